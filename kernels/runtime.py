@@ -1,0 +1,54 @@
+"""Where kernels run, decided once, before Triton is imported.
+
+A CUDA GPU that torch can use: kernels are compiled for it. Otherwise they run on the CPU in Triton's interpreter, which
+Triton turns on when it sees ``TRITON_INTERPRET=1`` at import. A value that the user has set wins.
+"""
+
+import os
+import platform
+import sys
+
+import torch
+
+# Triton changes this default in 3.10 and warns until it is set; 1 keeps fused multiply-add, as on every version so far.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+_TRUE = {"1", "true", "on", "yes"}
+_asked = os.environ.get("TRITON_INTERPRET")
+
+#: True when kernels run in Triton's interpreter on the CPU, False when they are compiled for a GPU.
+interpreted: bool = not torch.cuda.is_available() if _asked is None else _asked.strip().lower() in _TRUE
+
+if interpreted:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+_triton_was_imported = "triton" in sys.modules
+
+try:
+    import triton
+    import triton.language
+except ImportError as error:
+    raise ImportError(
+        f"Triton is not installed, and it has no wheel for {platform.system()}. On Linux run `make lab`; elsewhere open "
+        "the repository in its devcontainer or on Colab (see README.md)."
+        if platform.system() != "Linux"
+        else "Triton is not installed: run `make lab`, or `pip install -e .` in the repository."
+    ) from error
+
+# The mode Triton was imported in shows in its own library: `cdiv` became an interpreted or a compiled function then.
+_triton_is_interpreted = type(triton.language.cdiv).__name__ == "InterpretedFunction"
+if _triton_was_imported and _triton_is_interpreted != interpreted:
+    raise RuntimeError(
+        f"Triton was imported before kernels, in {'interpreter' if _triton_is_interpreted else 'compiled'} mode, but here "
+        f"kernels need {'interpreter' if interpreted else 'compiled'} mode. Restart Python and `import kernels` before triton."
+    )
+
+#: Where tensors for the kernels belong: the current CUDA GPU when compiled, the CPU when interpreted.
+device: torch.device = torch.device("cuda" if torch.cuda.is_available() and not interpreted else "cpu")
+
+
+def describe() -> str:
+    """One readable line: device, torch, triton and mode."""
+    name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU ({platform.machine()})"
+    mode = "interpreted, no GPU needed" if interpreted else "compiled"
+    return f"{name} · torch {torch.__version__} · triton {triton.__version__} · {mode}"
