@@ -1,0 +1,41 @@
+"""Launch configurations: tile sizes and warps, a pure function of shape, dtype and GPU name.
+
+Each room has a ``configs.json`` that ``python -m benchmarks.tune`` writes: ``{gpu name: {kernel: {key: {option: value}}}}``.
+Nothing is timed here, so the same call always gives the same bits.
+"""
+
+import functools
+import json
+from pathlib import Path
+
+import torch
+
+from kernels import runtime
+
+
+@functools.cache
+def _table(room):
+    return json.loads((Path(__file__).parent.parent / room / "configs.json").read_text())
+
+
+@functools.cache
+def _gpu_name(index):
+    return torch.cuda.get_device_name(index)
+
+
+def configuration(room, kernel, key, device):
+    """The options of ``kernel`` for the shape class ``key`` on ``device``.
+
+    Args:
+        room: the folder under ``kernels`` that holds ``configs.json``.
+        kernel: name of the kernel in the table.
+        key: shape and dtype class, such as ``"W4 16-bit"``; a key that is absent takes the kernel's ``"default"``.
+        device: torch.device of the tensors; a GPU that is absent takes the table's ``"any GPU"``.
+
+    Returns:
+        dict of constexpr arguments and ``num_warps``.
+    """
+    name = "interpreter" if runtime.interpreted else _gpu_name(device.index or 0)
+    table = _table(room)
+    options = table.get(name, table["any GPU"])[kernel]
+    return dict(options.get(key, options["default"]))

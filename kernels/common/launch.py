@@ -1,0 +1,50 @@
+"""Start a kernel on its tensors' own device, or in the interpreter with the interpreter's limits worked around."""
+
+import math
+
+import torch
+
+from kernels import runtime
+
+
+def launch(kernel, grid, *args, outputs=(), **meta):
+    """Run ``kernel[grid](*args, **meta)`` on the device of its tensors; an empty grid runs nothing.
+
+    Triton's interpreter multiplies and rounds bfloat16 wrongly, so there the kernel sees float32 copies, with the same
+    strides, of bfloat16 arguments; those named in ``outputs`` are rounded back by torch afterwards.
+
+    Args:
+        kernel: a ``@triton.jit`` function.
+        grid: tuple of 1 to 3 ints, the number of programs along each axis.
+        args: the kernel's positional arguments; ``None`` stands for a tensor the kernel does not use.
+        outputs: tensors among ``args`` that the kernel writes.
+        meta: constexpr arguments, ``num_warps``, ``num_stages``.
+    """
+    if math.prod(grid) == 0:
+        return
+    if not runtime.interpreted:
+        device = next(a.device for a in args if isinstance(a, torch.Tensor))
+        with torch.cuda.device(device):
+            kernel[grid](*args, **meta)
+        return
+
+    written = {id(t) for t in outputs}
+    back = []
+    shown = []
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and arg.dtype == torch.bfloat16:
+            memory = _memory(arg)
+            copy = memory.float()
+            if id(arg) in written:
+                back.append((memory, copy))
+            arg = copy.as_strided(arg.shape, arg.stride(), 0)
+        shown.append(arg)
+    kernel[grid](*shown, **meta)
+    for memory, copy in back:
+        memory.copy_(copy)
+
+
+def _memory(tensor):
+    """The stretch of memory a strided tensor spans, as a 1-D tensor; element (i, j, ...) lies at the sum of i * stride."""
+    length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.detach().as_strided((max(length, 0) if tensor.numel() else 0,), (1,))

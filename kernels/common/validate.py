@@ -1,0 +1,66 @@
+"""Checks of arguments, made before anything is launched: each error names the argument, what it got and what it needs."""
+
+import os
+
+import torch
+
+from kernels import runtime
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None):
+    """Raise ``ValueError`` unless ``tensor`` has the wanted shape, a dtype among ``dtypes`` and the device of ``like``.
+
+    Args:
+        name: the argument's name, for the message.
+        tensor: what was passed.
+        shape: sequence of ints; ``None`` stands for any size.
+        legend: the shape in symbols, such as ``"[B, T, D]"``.
+        dtypes: tuple of allowed torch dtypes.
+        like: ``(name, tensor)`` whose device this one must share, or ``None`` for the tensor that decides the device.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name} must be a tensor {legend}, got {type(tensor).__name__}")
+    fits = tensor.ndim == len(shape) and all(want in (None, got) for got, want in zip(tensor.shape, shape, strict=True))
+    if not fits:
+        wanted = "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
+        raise ValueError(f"{name} has shape {list(tensor.shape)}, needs {legend} = {wanted}")
+    if tensor.dtype not in dtypes:
+        needs = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise ValueError(f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}, needs one of {needs}")
+    if like is not None and tensor.device != like[1].device:
+        raise ValueError(f"{name} is on {tensor.device}, needs {like[1].device}, the device of {like[0]}")
+    if like is None and not runtime.interpreted and tensor.device.type != "cuda":
+        raise ValueError(
+            f"{name} is on {tensor.device}, needs a CUDA device, because kernels are compiled here; "
+            "start Python with TRITON_INTERPRET=1 to run on CPU tensors"
+        )
+
+
+def check_choice(name, value, choices):
+    """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}, needs one of {', '.join(repr(c) for c in choices)}")
+
+
+def values_checked(tensor):
+    """Whether the *values* of an index tensor may be read: on the CPU, or when ``KERNELS_CHECK=1`` asks for it.
+
+    Reading a GPU tensor's values waits for the GPU, and under ``torch.compile`` there are no values yet.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return tensor.device.type == "cpu" or os.environ.get("KERNELS_CHECK") == "1"
+
+
+def check_slots(name, slots, count, pool, like):
+    """Raise ``ValueError`` unless ``slots`` holds ``count`` different int64 indices into a pool of ``pool`` states."""
+    check_tensor(name, slots, (count,), "[B]", dtypes=(torch.int64,), like=like)
+    if not values_checked(slots) or count == 0:
+        return
+    low, high = slots.min().item(), slots.max().item()
+    if low < 0 or high >= pool:
+        raise ValueError(f"{name} holds values from {low} to {high}, needs 0 to {pool - 1}, the pool's last state")
+    if slots.unique().numel() != count:
+        raise ValueError(f"{name} holds a state twice, needs different states: each is updated by one sequence")
