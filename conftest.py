@@ -1,0 +1,52 @@
+"""Pytest for the whole course: the environment tests and notebook kernels run in, and two gaps of nbval closed."""
+
+import os
+import time
+from queue import Empty
+
+import pytest
+
+from tools.kernel_environment import kernel_environment
+
+# Unit tests draw without a screen; notebook kernels choose their own backend (kernel_environment drops this again).
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+def pytest_configure(config):
+    if config.getoption("nbval", default=False):
+        environment = kernel_environment()
+        os.environ.clear()
+        os.environ.update(environment)
+        fail_as_soon_as_the_kernel_dies()
+
+
+def fail_as_soon_as_the_kernel_dies():
+    """nbval waits its whole cell timeout for a kernel that is gone; ask twice a second whether it still lives."""
+    from nbval.kernel import RunningKernel
+
+    def get_message(self, stream, timeout=None):
+        channel = {"iopub": self.kc.get_iopub_msg, "shell": self.kc.get_shell_msg}[stream]
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            alive = self.is_alive()
+            left = 0.5 if end is None else min(0.5, end - time.monotonic())
+            try:
+                return channel(timeout=max(left, 0))
+            except Empty:
+                if not alive:
+                    raise RuntimeError("the kernel died while it ran this cell") from None
+                if end is not None and time.monotonic() >= end:
+                    raise
+
+    RunningKernel.get_message = get_message
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    """A code cell that was stored without being executed has nothing to compare with: nbval would let it pass."""
+    cell = getattr(item, "cell", None)
+    if cell is not None and cell.get("execution_count") is None and cell.get("source", "").strip():
+        raise pytest.fail.Exception(
+            f"cell {cell.get('id')!r} is stored without having been executed: run `make refresh`", pytrace=False
+        )
