@@ -44,6 +44,11 @@ def launch(kernel, grid, *args, outputs=(), **meta):
         memory.copy_(copy)
 
 
+def element_size(tensor):
+    """Bytes of one element as the kernel sees it."""
+    return 4 if runtime.interpreted and tensor.dtype == torch.bfloat16 else tensor.element_size()
+
+
 def _memory(tensor):
     """The stretch of memory a strided tensor spans, as a 1-D tensor; element (i, j, ...) lies at the sum of i * stride."""
     length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -39,14 +39,14 @@ def _shorten(values):
 
 
 @triton.jit
-def _sequence_of_token_kernel(cu_ptr, out_ptr, T, N, stride_cu, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+def _sequence_of_token_kernel(cu_ptr, out_ptr, T, N, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     offs_t = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # Bisection for the last n with cu[n] <= t: of several sequences that begin at t, all but that one are empty.
     low = tl.zeros([BLOCK], tl.int32)
     high = tl.zeros([BLOCK], tl.int32) + N
     for _ in range(STEPS):
         middle = (low + high) // 2
-        begins_before = tl.load(cu_ptr + middle.to(tl.int64) * stride_cu, mask=middle < N, other=0) <= offs_t
+        begins_before = tl.load(cu_ptr + middle, mask=middle < N, other=0) <= offs_t
         searching = high - low > 1
         low = tl.where(searching & begins_before, middle, low)
         high = tl.where(searching & (begins_before == 0), middle, high)
@@ -54,7 +54,7 @@ def _sequence_of_token_kernel(cu_ptr, out_ptr, T, N, stride_cu, STEPS: tl.conste
 
 
 def sequence_of_token(cu_seqlens, T):
-    """The sequence each packed token belongs to: int32 [T], computed on the GPU without waiting for it."""
+    """The sequence each packed token belongs to, int32 [T], from contiguous ``cu_seqlens``; the GPU is not waited for."""
     N = cu_seqlens.shape[0] - 1
     out = torch.empty(T, dtype=torch.int32, device=cu_seqlens.device)
     BLOCK = 1024
@@ -65,7 +65,6 @@ def sequence_of_token(cu_seqlens, T):
         out,
         T,
         N,
-        cu_seqlens.stride(0),
         outputs=(out,),
         STEPS=max(N, 1).bit_length(),
         BLOCK=BLOCK,

@@ -1,0 +1,5 @@
+"""Dynamic causal convolution: a short convolution whose kernel is different for every token."""
+
+from kernels.dynamic_conv.operator import dynamic_conv, dynamic_conv_step
+
+__all__ = ["dynamic_conv", "dynamic_conv_step"]

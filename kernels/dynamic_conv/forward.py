@@ -1,0 +1,260 @@
+"""Forward pass: y[t] = act(sum_w k[t, w] X[t-W+1+w] + b) + r, the final state, and the one-token step.
+
+A program owns a tile of [ROWS, BLOCK]: BLOCK words of channels (see ``words``) and ROWS runs of RUN consecutive time
+steps. It walks along its runs with the last W - 1 inputs in registers, so that x and the weights are read once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common.configs import configuration
+from kernels.common.launch import launch
+from kernels.common.sequences import sequence_of_token
+from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, word_strides
+
+
+@triton.jit
+def sequence_position(t, b, T, seq_ptr, cu_ptr, PACKED: tl.constexpr):
+    """The sequence that token t belongs to and its place in it: ``(n, p)``; unpacked, a batch row is a sequence."""
+    if PACKED:
+        n = tl.load(seq_ptr + t, mask=(t >= 0) & (t < T), other=0).to(tl.int64)
+        return n, t - tl.load(cu_ptr + n).to(tl.int64)
+    else:
+        return b, t
+
+
+@triton.jit
+def tap(
+    word, i: tl.constexpr, w: tl.constexpr, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
+    W: tl.constexpr, G: tl.constexpr, dtype: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """X[p-W+1+w] of channel i of a word: the input where p-W+1+w >= 0, else the state's slot p + w, else 0."""
+    value = lane(word, i, G, dtype)
+    if PACKED:
+        value = tl.where(p + w >= W - 1, value, 0.0)
+    if HAS_STATE and w < W - 1:
+        slot = state_ptr + n * stride_sn + (offs_d * G + i) * stride_sd + (p + w) * stride_si
+        value += tl.load(slot, mask=mask & (p + w < W - 1), other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def conv_forward_kernel(
+    x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, seq_ptr, cu_ptr, y_ptr,
+    T, C, tiles_t, tiles_d,
+    stride_xb, stride_xt, stride_xd,
+    stride_kb, stride_kt, stride_kd, stride_kw,
+    stride_bias,
+    stride_rb, stride_rt, stride_rd,
+    stride_sn, stride_sd, stride_si,
+    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
+    ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Strides of x, k, residual and y count words of G channels; C is the number of words in a row, D / G."""
+    pid = tl.program_id(0)
+    offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    first = ((pid // tiles_d % tiles_t).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]) * RUN
+    b = (pid // tiles_d // tiles_t).to(tl.int64)
+    mask_d = offs_d < C
+
+    x_type: tl.constexpr = x_ptr.dtype.element_ty
+    x_row = as_words(x_ptr, G) + b * stride_xb + offs_d * stride_xd
+    k_row = as_words(k_ptr, G) + b * stride_kb + offs_d * stride_kd
+    y_row = as_words(y_ptr, G) + b * T * C + offs_d
+    if HAS_RESIDUAL:
+        r_row = as_words(residual_ptr, G) + b * stride_rb + offs_d * stride_rd
+
+    bias = ()
+    if HAS_BIAS:
+        for i in tl.static_range(G):
+            bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
+
+    window = ()  # the words x[t-W+1] ... x[t-1]
+    for w in tl.static_range(W - 1):
+        j = first - (W - 1) + w
+        window += (tl.load(x_row + j * stride_xt, mask=mask_d & (j >= 0) & (j < T), other=0),)
+
+    for step in range(RUN):
+        t = first + step
+        mask = mask_d & (t < T)
+        n, p = sequence_position(t, b, T, seq_ptr, cu_ptr, PACKED)
+        window += (tl.load(x_row + t * stride_xt, mask=mask, other=0),)
+        k = ()
+        for m in tl.static_range(W):
+            k += (tl.load(k_row + t * stride_kt + m * stride_kw, mask=mask, other=0),)
+        if HAS_RESIDUAL:
+            residual = tl.load(r_row + t * stride_rt, mask=mask, other=0)
+
+        y = ()
+        for i in tl.static_range(G):
+            # u = sum_w k[t, w] X[t-W+1+w]
+            u = tl.zeros([ROWS, BLOCK], tl.float32)
+            for w in tl.static_range(W):
+                X = tap(window[w], i, w, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
+                        W, G, x_type, HAS_STATE, PACKED)  # fmt: skip
+                u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_ptr.dtype.element_ty) * X
+            if HAS_BIAS:
+                u += bias[i]
+            if SILU:
+                u *= tl.sigmoid(u)
+            if HAS_RESIDUAL:
+                u += lane(residual, i, G, residual_ptr.dtype.element_ty)
+            y += (u,)
+        tl.store(y_row + t * C, pack(y, G, y_ptr.dtype.element_ty), mask=mask)
+        window = window[1:]
+
+
+@triton.jit
+def final_state_kernel(
+    x_ptr, state_ptr, cu_ptr, out_ptr,
+    T, D, tiles_d,
+    stride_xb, stride_xt, stride_xd,
+    stride_sn, stride_sd, stride_si,
+    W: tl.constexpr, SLOTS: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Slot i of sequence n holds X[L-(W-1)+i]: an input, or where the sequence is that short, the old state's slot L+i."""
+    pid = tl.program_id(0)
+    n = (pid // tiles_d).to(tl.int64)
+    offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    offs_i = tl.arange(0, SLOTS).to(tl.int64)[None, :]
+    mask = (offs_d < D) & (offs_i < W - 1)
+    b, begin, L = sequence_span(n, T, cu_ptr, PACKED)
+    j = L - (W - 1) + offs_i
+    x_at = x_ptr + b * stride_xb + (begin + j) * stride_xt + offs_d * stride_xd
+    value = tl.load(x_at, mask=mask & (j >= 0), other=0.0).to(tl.float32)
+    if HAS_STATE:
+        state_at = state_ptr + n * stride_sn + offs_d * stride_sd + (L + offs_i) * stride_si
+        value += tl.load(state_at, mask=mask & (j < 0), other=0.0).to(tl.float32)
+    out_at = out_ptr + (n * D + offs_d) * (W - 1) + offs_i
+    tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def sequence_span(n, T, cu_ptr, PACKED: tl.constexpr):
+    """Where sequence n lies: ``(batch row, first token, length)``."""
+    if PACKED:
+        begin = tl.load(cu_ptr + n).to(tl.int64)
+        return n * 0, begin, tl.load(cu_ptr + n + 1).to(tl.int64) - begin
+    else:
+        return n, n * 0, T
+
+
+@triton.jit
+def conv_step_kernel(
+    x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, slots_ptr, y_ptr,
+    D, tiles_d,
+    stride_xb, stride_xd,
+    stride_kb, stride_kd, stride_kw,
+    stride_bias, stride_rb, stride_rd, stride_slots,
+    W: tl.constexpr, SILU: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One token: u = sum_w k[w] [s_0 ... s_{W-2}, x]_w, and the state moves up by one, in place."""
+    pid = tl.program_id(0)
+    b = (pid // tiles_d).to(tl.int64)
+    offs_d = (pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs_d < D
+    row = tl.load(slots_ptr + b * stride_slots) if HAS_SLOTS else b
+    state_row = state_ptr + (row * D + offs_d) * (W - 1)
+
+    window = ()
+    for w in tl.static_range(W - 1):
+        window += (tl.load(state_row + w, mask=mask, other=0.0).to(tl.float32),)
+    window += (tl.load(x_ptr + b * stride_xb + offs_d * stride_xd, mask=mask, other=0.0).to(tl.float32),)
+
+    u = tl.zeros([BLOCK], tl.float32)
+    for w in tl.static_range(W):
+        k = tl.load(k_ptr + b * stride_kb + offs_d * stride_kd + w * stride_kw, mask=mask, other=0.0)
+        u += k.to(tl.float32) * window[w]
+    if HAS_BIAS:
+        u += tl.load(bias_ptr + offs_d * stride_bias, mask=mask, other=0.0).to(tl.float32)
+    if SILU:
+        u *= tl.sigmoid(u)
+    if HAS_RESIDUAL:
+        u += tl.load(residual_ptr + b * stride_rb + offs_d * stride_rd, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y_ptr + b * D + offs_d, u.to(y_ptr.dtype.element_ty), mask=mask)
+
+    tl.debug_barrier()  # every slot has been read before any is overwritten, whichever threads own them
+    for w in tl.static_range(W - 1):
+        tl.store(state_row + w, window[w + 1].to(state_ptr.dtype.element_ty), mask=mask)
+
+
+def strides(tensor, rank):
+    """The strides of an optional tensor, zeros where there is none."""
+    return (0,) * rank if tensor is None else tensor.stride()
+
+
+def size_class(W, tensor):
+    """The key of a launch configuration: taps and bits per element."""
+    return f"W{W} {8 * tensor.element_size()}-bit"
+
+
+def forward(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
+    """Launch the forward pass; arguments as ``dynamic_conv`` has validated them. Returns ``(y, final_state or None)``."""
+    B, T, D = x.shape
+    W = weight.shape[-1]
+    y = torch.empty(B, T, D, dtype=x.dtype, device=x.device)
+    k = weight.expand(B, T, D, W)
+    rows = {"x": x, "y": y} | ({} if residual is None else {"residual": residual})
+    G, _ = channels_per_word(rows, {"weight": k})
+    if W > 16:
+        G = 1  # a window of W words in registers: wider words would spill
+    C = D // G
+    options = configuration("dynamic_conv", "forward", size_class(W, weight), x.device)
+    tiles_t = triton.cdiv(T, options["ROWS"] * options["RUN"])
+    tiles_d = triton.cdiv(C, options["BLOCK"])
+    packed = cu_seqlens is not None
+    launch(
+        conv_forward_kernel,
+        (B * tiles_t * tiles_d,),
+        x, k, bias, residual, initial_state, sequence_of_token(cu_seqlens, T) if packed else None, cu_seqlens, y,
+        T, C, tiles_t, tiles_d,
+        *word_strides(x, G), *word_strides(k, G, inner=2), *strides(bias, 1),
+        *((0, 0, 0) if residual is None else word_strides(residual, G)), *strides(initial_state, 3),
+        outputs=(y,),
+        W=W, G=G, SILU=activation == "silu",
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        HAS_STATE=initial_state is not None and W > 1, PACKED=packed,
+        **options,
+    )  # fmt: skip
+    if not output_final_state:
+        return y, None
+
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    dtype = x.dtype if initial_state is None else initial_state.dtype
+    state = torch.empty(N, D, W - 1, dtype=dtype, device=x.device)
+    BLOCK = 128
+    tiles_d = triton.cdiv(D, BLOCK) if W > 1 else 0
+    launch(
+        final_state_kernel,
+        (N * tiles_d,),
+        x, initial_state, cu_seqlens, state,
+        T, D, tiles_d,
+        *x.stride(), *strides(initial_state, 3),
+        outputs=(state,),
+        W=W, SLOTS=triton.next_power_of_2(max(W - 1, 1)), HAS_STATE=initial_state is not None, PACKED=packed, BLOCK=BLOCK,
+    )  # fmt: skip
+    return y, state
+
+
+def step(x, weight, state, bias, residual, activation, slots):
+    """Launch one token's step; arguments as ``dynamic_conv_step`` has validated them. Returns y, shifts ``state``."""
+    B, D = x.shape
+    W = weight.shape[-1]
+    y = torch.empty(B, D, dtype=x.dtype, device=x.device)
+    options = configuration("dynamic_conv", "step", size_class(W, weight), x.device)
+    tiles_d = triton.cdiv(D, options["BLOCK"])
+    launch(
+        conv_step_kernel,
+        (B * tiles_d,),
+        x, weight, bias, residual, state, slots, y,
+        D, tiles_d,
+        *x.stride(), *weight.expand(B, D, W).stride(), *strides(bias, 1), *strides(residual, 2), *strides(slots, 1),
+        outputs=(y, state),
+        W=W, SILU=activation == "silu",
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_SLOTS=slots is not None,
+        **options,
+    )  # fmt: skip
+    return y

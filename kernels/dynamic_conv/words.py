@@ -1,0 +1,86 @@
+"""Several channels as one memory word: why a weight with any number of taps can be read in full-width accesses.
+
+``G`` neighbouring channels of ``x`` are one word of G elements. Their weights, ``G * W`` neighbouring elements, are ``W``
+such words; the tap w of channel i is element ``i * W + w`` of them. So a thread that owns G channels reads and writes
+nothing but whole words, whatever W is: no padding to a power of two, no exchange between threads.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.common.launch import element_size
+
+
+def channels_per_word(channel_tensors, weights):
+    """How many channels one 64-bit word can hold for all these tensors at once, and the reason when it is 1.
+
+    Args:
+        channel_tensors: dict name -> tensor whose last dimension is the channels.
+        weights: dict name -> tensor whose last two dimensions are channels and taps.
+
+    Returns:
+        ``(G, reason)``; with G > 1 every tensor is aligned, contiguous in its last dimensions and divisible into words.
+    """
+    tensors = {**channel_tensors, **weights}
+    G = 8 // max(element_size(t) for t in tensors.values())
+    for name, t in tensors.items():
+        inner = 1 if name in channel_tensors else 2
+        W = 1 if name in channel_tensors else t.shape[-1]
+        D = t.shape[-inner]
+        if D % G:
+            return 1, f"the {D} channels do not divide into words of {G}"
+        if (t.stride(-1) != 1 and t.shape[-1] != 1) or (inner == 2 and t.stride(-2) != W and D != 1):
+            return 1, f"{name} has strides {t.stride()}, not contiguous in its last dimension{'s' * (inner - 1)}"
+        if t.data_ptr() % (G * t.element_size()) or any(s % G for s in t.stride()[:-inner]):
+            return 1, f"the rows of {name} do not all begin at a multiple of {G * t.element_size()} bytes"
+    return G, f"{G} channels of {8 // G} bytes fill 64 bits"
+
+
+def word_strides(tensor, G, inner=1):
+    """Strides of ``tensor`` counted in words of G elements; ``inner`` dimensions at the end lie inside or across words."""
+    if G == 1:
+        return tensor.stride()
+    outer = tuple(s // G for s in tensor.stride()[:-inner])
+    return outer + ((1,) if inner == 1 else (tensor.shape[-1], 1))
+
+
+@triton.jit
+def as_words(ptr, G: tl.constexpr):
+    """The same address, seen as a pointer to words of G elements."""
+    if G == 1:
+        return ptr
+    elif G * ptr.dtype.element_ty.primitive_bitwidth == 64:
+        return ptr.to(tl.pointer_type(tl.int64), bitcast=True)
+    else:
+        return ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+
+
+@triton.jit
+def lane(word, i: tl.constexpr, G: tl.constexpr, dtype: tl.constexpr):
+    """Element i of a word, in float32."""
+    if G == 1:
+        return word.to(tl.float32)
+    elif dtype.primitive_bitwidth == 16:
+        return (word >> (16 * i)).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+    else:
+        return (word >> (32 * i)).to(tl.int32).to(dtype, bitcast=True)
+
+
+@triton.jit
+def pack(lanes, G: tl.constexpr, dtype: tl.constexpr):
+    """The word that holds G float32 values, each rounded once to ``dtype``."""
+    if G == 1:
+        return lanes[0].to(dtype)
+    elif dtype.primitive_bitwidth == 16:
+        word = _bits16(lanes[0], dtype)
+        for i in tl.static_range(1, G):
+            word = word | (_bits16(lanes[i], dtype) << (16 * i))
+        return word if G == 4 else word.to(tl.int32)
+    else:
+        low = lanes[0].to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        return low | (lanes[1].to(tl.int32, bitcast=True).to(tl.int64) << 32)
+
+
+@triton.jit
+def _bits16(value, dtype: tl.constexpr):
+    return value.to(dtype).to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
