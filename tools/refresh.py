@@ -1,6 +1,7 @@
 """Re-execute notebooks from a fresh kernel and store their outputs.
 
-`make refresh` does all of them, `make refresh NB=notebooks/03_dynamic_conv_forward.ipynb` one. An unchanged notebook comes back without a diff:
+`make refresh` does all of them, `make refresh NB=notebooks/00_start_here.ipynb` one.
+An unchanged notebook comes back without a diff:
 
 * metadata that says who ran it and when is left out, and text goes through ``tools/nbval_sanitize.cfg``;
 * a cell tagged ``nbval-ignore-output`` keeps its stored output until its source changes (``--retake`` takes it anew);

@@ -1,0 +1,56 @@
+PYTHON ?= python3
+SETUP = @$(PYTHON) tools/bootstrap.py
+RUN = .venv/bin/python -m tools.run_tests
+NB ?=
+.PHONY: help lab test nbval nbval-portable bench release grade refresh test-full test-oldest test-browser lint
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
+
+lab:  ## set up, and open JupyterLab at lesson 00
+	$(SETUP)
+	.venv/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
+
+test:  ## set up, and run everything that CI runs
+	$(SETUP)
+	$(RUN) lint unit notebooks
+
+nbval:  ## execute every lesson and solution and compare the stored outputs; NB=... for one
+	$(SETUP)
+	$(RUN) notebooks -- $(NB)
+
+nbval-portable:  ## the same with another CPU's arithmetic: stored outputs must not depend on it
+	$(SETUP)
+	ATEN_CPU_CAPABILITY=default $(RUN) notebooks -- $(NB)
+
+bench:  ## measure the kernels on this machine's GPU, into benchmarks/results/
+	$(SETUP)
+	.venv/bin/python -m benchmarks
+
+release:  ## generate exercises/ from solutions/
+	$(SETUP)
+	.venv/bin/python -m tools.release
+
+grade:  ## grade what stands in submitted/, and export the marks to build/marks.csv
+	$(SETUP)
+	.venv/bin/python -m tools.grade
+
+refresh:  ## re-execute every lesson and solution and store the outputs; NB=... for one
+	$(SETUP)
+	.venv/bin/python -m tools.refresh $(NB)
+
+test-full:  ## the unit tests with the full products of options
+	$(SETUP)
+	$(RUN) full
+
+test-oldest:  ## unit tests and notebooks with the oldest Triton that CI runs
+	$(SETUP) --venv .venv-oldest --constraints oldest-triton
+	.venv-oldest/bin/python -m tools.run_tests unit notebooks
+
+test-browser:  ## open lesson 00 in headless Chromium, run all its cells, take a screenshot
+	$(SETUP)
+	$(RUN) browser
+
+lint:  ## ruff, over notebooks too
+	$(SETUP)
+	$(RUN) lint

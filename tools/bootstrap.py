@@ -1,0 +1,162 @@
+"""Create the course's virtual environment; takes well under a second when it stands already.
+
+Run by the system's Python, with nothing but the standard library; it parses on a Python too old for the course, too.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OLDEST_PYTHON = (3, 11)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where PyTorch keeps its builds without CUDA
+PROBE = """
+import importlib.metadata, importlib.util
+spec = importlib.util.find_spec("kernels")
+print(spec.origin if spec else None)
+try:
+    print("kernels", importlib.metadata.version("kernels"))
+except importlib.metadata.PackageNotFoundError:
+    print()
+"""
+
+
+class Problem(Exception):
+    """What stands in the way, in one line that says what to do."""
+
+
+def check_system(system, version):
+    if system != "Linux":
+        raise Problem(
+            f"Triton has no wheel for {'macOS' if system == 'Darwin' else system}: open the repository in its "
+            "devcontainer (VS Code: 'Reopen in Container'), or the lessons on Colab; README.md says how."
+        )
+    if version < OLDEST_PYTHON:
+        raise Problem(
+            f"This is Python {version[0]}.{version[1]}; the course needs {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or "
+            "newer: install one and say `make lab PYTHON=python3.12`."
+        )
+
+
+def check_modules():
+    for module in ("venv", "ensurepip"):
+        try:
+            __import__(module)
+        except ImportError:
+            raise Problem(
+                f"This Python has no `{module}` module: on Debian and Ubuntu `sudo apt install "
+                f"python{sys.version_info[0]}.{sys.version_info[1]}-venv`."
+            ) from None
+
+
+def has_nvidia_gpu():
+    """Whether the driver answers: nvidia-smi exists and exits with 0."""
+    try:
+        return (
+            subprocess.run(["nvidia-smi"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20).returncode
+            == 0
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def reachable(url):
+    """Whether a web server answers within three seconds; pip itself would retry an index for minutes."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(url + "/", method="HEAD"), timeout=3).close()
+    except (urllib.error.URLError, OSError):
+        return False
+    return True
+
+
+def fingerprint(choice, extras, venv):
+    """What the environment depends on; equal fingerprints need no work."""
+    digest = hashlib.sha256(repr((choice, extras, str(venv), sys.version_info[:2])).encode())
+    for path in [ROOT / "pyproject.toml", *sorted((ROOT / "constraints").glob("*.txt"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def create(venv):
+    """Make ``venv`` a working environment of this Python; one that was half made, or made by another, is made anew."""
+    python = venv / "bin" / "python"
+    check = f"import pip, sys; print(sys.version_info[:2] == {tuple(sys.version_info[:2])})"
+    try:
+        good = subprocess.run([python, "-c", check], capture_output=True, text=True).stdout.strip() == "True"
+    except OSError:
+        good = False
+    if not good:
+        check_modules()
+        print(f"Creating {venv.name} with Python {platform.python_version()}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+
+
+def install(venv, choice, extras):
+    command = [venv / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check"]
+    command += ["-c", ROOT / "constraints" / f"{choice}.txt", "-e", f"{ROOT}[{extras}]"]
+    if choice != "gpu":
+        if reachable(CPU_INDEX):
+            command += ["--extra-index-url", CPU_INDEX]
+        else:
+            print("PyTorch's CPU index does not answer: pip takes the CUDA build (2 GB more) unless it finds another.")
+    print(f"Installing with constraints/{choice}.txt", flush=True)
+    if subprocess.run(command, stdin=subprocess.DEVNULL).returncode != 0:
+        raise Problem("pip could not install the course (its reason is above); run the same command again to go on.")
+
+
+def check_kernels(venv):
+    """The name `kernels` must mean this repository; an unrelated distribution has it too."""
+    output = subprocess.run(
+        [venv / "bin" / "python", "-c", PROBE], cwd=venv, capture_output=True, text=True, check=True
+    )
+    origin, foreign = output.stdout.split("\n")[:2]
+    if foreign:
+        raise Problem(
+            f"An unrelated distribution, `{foreign}`, is installed in {venv.name} under this course's package name: "
+            f"`{venv.name}/bin/python -m pip uninstall kernels`, then run this again."
+        )
+    if origin != str(ROOT / "kernels" / "__init__.py"):
+        raise Problem(
+            f"`import kernels` finds {origin}, not this repository's kernels/: "
+            + ("unset PYTHONPATH." if os.environ.get("PYTHONPATH") else f"delete {venv.name} and run this again.")
+        )
+
+
+def set_up(venv, choice, extras):
+    check_system(platform.system(), tuple(sys.version_info[:2]))
+    if choice == "auto":
+        choice = "gpu" if has_nvidia_gpu() else "cpu"
+    stamp = venv / "course-stamp"
+    wanted = fingerprint(choice, extras, venv)
+    if not (stamp.is_file() and stamp.read_text() == wanted and (venv / "bin" / "python").exists()):
+        stamp.unlink(missing_ok=True)
+        create(venv)
+        install(venv, choice, extras)
+        check_kernels(venv)
+        stamp.write_text(wanted)  # last, so that an interrupted set-up goes on where it stopped
+    else:
+        check_kernels(venv)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--venv", type=Path, default=Path(".venv"), help="where, relative to the repository")
+    parser.add_argument("--constraints", default="auto", help="auto (by nvidia-smi), or a name in constraints/")
+    parser.add_argument("--extras", default="lab,test", help="the extras of pyproject.toml to install")
+    options = parser.parse_args(arguments)
+    try:
+        set_up(ROOT / options.venv, options.constraints, options.extras)
+    except Problem as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Run the course's suites one after the other, and end with what ran: `make test`."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+from tools.kernel_environment import ROOT
+
+BUILD = ROOT / "build"
+MUTANTS = "test_mutants"  # the file under tests/course whose every test is one planted bug
+CORES = ["-n", os.environ.get("TEST_CORES", "2")]
+PYTEST = {
+    "unit": [*CORES, "tests"],
+    "full": [*CORES, "-m", "not browser", "tests"],
+    "browser": ["-m", "browser", "-s", "tests/course/browser"],
+    "notebooks": [
+        *CORES, "--dist=loadscope",
+        "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "--nbval-sanitize-with=tools/nbval_sanitize.cfg",
+    ],
+}  # fmt: skip
+
+
+def count(junit: Path) -> dict[str, dict[str, int]]:
+    """Passed, failed and skipped tests of a junit file, mutants apart from the others."""
+    counts = {}
+    for case in xml.parse(junit).iter("testcase"):
+        kind = "mutants" if MUTANTS in case.get("classname", "") else "others"
+        tags = {child.tag for child in case}
+        outcome = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
+        counts.setdefault(kind, {"passed": 0, "failed": 0, "skipped": 0})[outcome] += 1
+    return counts
+
+
+def run_pytest(suite: str, rest: list[str]) -> tuple[int, dict[str, dict[str, int]]]:
+    junit = BUILD / f"{suite}.xml"
+    junit.unlink(missing_ok=True)
+    where = rest or (["notebooks", "solutions"] if suite == "notebooks" else [])
+    command = [sys.executable, "-m", "pytest", "-q", *PYTEST[suite], f"--junitxml={junit}", *where]
+    code = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+    return code, count(junit) if junit.exists() else {}
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="+", choices=["lint", *PYTEST])
+    arguments = sys.argv[1:] if arguments is None else arguments
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    suites, rest = parser.parse_args(arguments[:split]).suites, arguments[split + 1 :]
+    if shutil.which("git") is None:
+        print("The tests need git, to tell the repository's own files from others: install it.", file=sys.stderr)
+        return 1
+
+    BUILD.mkdir(exist_ok=True)
+    lines, passed, failed = [], 0, 0
+    for suite in suites:
+        print(f"== {suite}", flush=True)
+        start = time.monotonic()
+        if suite == "lint":
+            code = subprocess.run([sys.executable, "-m", "ruff", "check", "."], cwd=ROOT).returncode
+            counts = {"others": {"passed": int(code == 0), "failed": int(code != 0), "skipped": 0}}
+        else:
+            code, counts = run_pytest(suite, rest)
+        if code and not any(outcome["failed"] for outcome in counts.values()):  # a crash, or nothing that could be run
+            counts.setdefault("others", {"passed": 0, "failed": 0, "skipped": 0})["failed"] += 1
+        seconds = time.monotonic() - start
+        for kind, outcome in counts.items():
+            name = {"unit": "unit tests", "notebooks": "notebook cells"}.get(suite, suite) if kind == "others" else kind
+            skipped = f", {outcome['skipped']} skipped" if outcome["skipped"] else ""
+            lines.append(f"{name}: {outcome['passed']} passed, {outcome['failed']} failed{skipped}")
+            passed, failed = passed + outcome["passed"], failed + outcome["failed"]
+        lines[-1] += f" ({seconds:.0f} s)"
+    print("==", *lines, f"{passed} passed, {failed} failed", sep="\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
