@@ -1,0 +1,63 @@
+"""Compare a tensor with its reference and say so in one line that reads the same on every machine."""
+
+import torch
+
+
+def compare(name: str, ours, reference, *, ratio: float = 1e-5) -> bool:
+    """Print and return whether ‖ours − reference‖ ≤ ratio · ‖reference‖, computed in float64.
+
+    name: what is compared, the first word of the line.
+    ours, reference: tensors of one shape, any device. Two floating-point types may differ (a float32 kernel beside a
+        float64 reference); integers and booleans must agree exactly and in kind.
+    ratio: the largest relative root-mean-square error that passes.
+
+    NaN never passes, in either tensor. An infinity passes only beside the same infinity and is left out of the
+    norms. Beside a reference of zeros only zeros pass. On failure the line names the element that is furthest off.
+    Nothing is raised for a wrong ``ours``, so that a notebook runs on; ``ValueError`` if ``reference`` is not a
+    tensor or ``ratio`` not positive.
+    """
+    if not isinstance(reference, torch.Tensor):
+        raise ValueError(f"reference is a {type(reference).__name__}: compare needs a torch.Tensor")
+    if not ratio > 0:
+        raise ValueError(f"ratio is {ratio}: it must be positive")
+    difference, agreement = _verdict(ours, reference, ratio)
+    print(f"{name:<10} {'DIFFERS' if difference else 'ok     '} {difference or agreement}")
+    return not difference
+
+
+def _verdict(ours, reference, ratio: float) -> tuple[str, str]:
+    """What differs (empty when nothing does), and what to print when nothing does."""
+    if not isinstance(ours, torch.Tensor):
+        return f"got {ours!r}, expected a tensor of shape {tuple(reference.shape)}", ""
+    if ours.shape != reference.shape:
+        return f"shape {tuple(ours.shape)}, expected {tuple(reference.shape)}", ""
+    if ours.is_floating_point() != reference.is_floating_point():
+        return f"dtype {ours.dtype}, expected {reference.dtype}", ""
+    shape = f"shape {tuple(reference.shape)}"
+    if reference.numel() == 0:
+        return "", f"{shape}, no elements"
+    ours, reference = ours.detach().cpu(), reference.detach().cpu()
+    if not reference.is_floating_point():
+        wrong = ours != reference
+        return (_where(wrong.double(), ours, reference), "") if wrong.any() else ("", f"{shape}, equal")
+
+    ours, reference = ours.double(), reference.double()
+    nan = ours.isnan() | reference.isnan()
+    if nan.any():
+        return _where(nan.double(), ours, reference), ""
+    infinite = ours.isinf() | reference.isinf()
+    unequal = infinite & (ours != reference)
+    if unequal.any():
+        return _where(unequal.double(), ours, reference), ""
+    error = torch.where(infinite, 0.0, ours - reference)
+    if error.norm() > ratio * torch.where(infinite, 0.0, reference).norm():
+        return _where(error.abs(), ours, reference), ""
+    return "", f"{shape}, relative RMS error below {ratio:g}"
+
+
+def _where(badness: torch.Tensor, ours: torch.Tensor, reference: torch.Tensor) -> str:
+    """Name the (first) element with the largest badness."""
+    index = tuple(int(i) for i in torch.unravel_index(badness.argmax(), badness.shape))
+    got, expected = ours[index].item(), reference[index].item()
+    style = ".3g" if isinstance(expected, float) else ""
+    return f"at {index}: got {got:{style}}, expected {expected:{style}}"

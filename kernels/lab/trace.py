@@ -1,0 +1,422 @@
+"""Run a kernel and record which element every program loads, stores or updates, from the accesses themselves.
+
+Two ways in: ``trace(kernel, grid, *args, **kwargs)`` for one launch, ``with trace.recording() as t:`` for all
+launches made inside a block, for example by a finished operator. Both give a ``Trace``.
+
+Counts are *requests*: what the programs ask for. Caches answer repeated requests, so they are not DRAM traffic; the
+floor beside them (each element once) is what DRAM must at least deliver.
+
+How it works: the kernel runs in Triton's interpreter and is shown made-up addresses, one window of 16 TiB for each
+tensor argument. Every access is translated back just before it happens. So an address tells which argument it was
+computed from, even where two arguments share memory or lie side by side in it.
+"""
+
+import contextlib
+import linecache
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+SECTOR_BYTES = 32  # the unit in which an NVIDIA GPU moves data between L2, L1 and DRAM
+
+_WINDOW_BITS = 44
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A tensor argument of a launch: its name in the kernel, shape, strides (in elements) and bytes an element."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    dtype: str
+
+    def flat(self, offsets: np.ndarray) -> np.ndarray:
+        """Row-major flat indices of the elements at memory ``offsets`` (in elements), −1 where the tensor has none.
+
+        An element that several indices share (stride 0, overlapping windows) has the smallest of them.
+        """
+        if prod(self.shape) == 0:
+            return np.full(offsets.shape, -1)
+        if not self._nested:
+            addresses, first = self._table
+            slot = np.minimum(np.searchsorted(addresses, offsets), len(addresses) - 1)
+            return np.where(addresses[slot] == offsets, first[slot], -1)
+        flat, rest, inside = np.zeros_like(offsets), offsets, offsets >= 0
+        for size, stride, weight in self._dims:
+            index = rest // stride
+            inside = inside & (index < size)
+            flat, rest = flat + index * weight, rest - index * stride
+        return np.where(inside & (rest == 0), flat, -1)
+
+    def offsets(self, flat: np.ndarray) -> np.ndarray:
+        """Memory offsets (in elements) of the elements with row-major flat indices ``flat``."""
+        return sum((flat // weight % size * stride for size, stride, weight in self._dims), np.zeros_like(flat))
+
+    @cached_property
+    def elements(self) -> int:
+        """How many distinct elements the tensor has in memory."""
+        return prod(size for size, *_ in self._dims) if self._nested else len(self._table[0])
+
+    @property
+    def _dims(self) -> list[tuple[int, int, int]]:
+        """(size, stride, row-major weight) of each dimension that moves through memory, largest stride first."""
+        weights = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
+        dims = zip(self.shape, self.strides, weights, strict=True)
+        return sorted((d for d in dims if d[0] != 1 and d[1] != 0), key=lambda d: -d[1])
+
+    @cached_property
+    def _nested(self) -> bool:
+        """Whether each stride steps over all that smaller ones can reach, so that division takes an offset apart."""
+        dims = self._dims
+        return all(d[1] > sum((size - 1) * stride for size, stride, _ in dims[i + 1 :]) for i, d in enumerate(dims))
+
+    @cached_property
+    def _table(self) -> tuple[np.ndarray, np.ndarray]:
+        """For overlapping layouts: every memory offset, sorted, and the first flat index that has it."""
+        return np.unique(self.offsets(np.arange(prod(self.shape))), return_index=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """What one ``tl.load``, ``tl.store`` or atomic, executed once by one program, does to one tensor argument."""
+
+    kernel: str
+    program: tuple[int, int, int]
+    order: int  # the program's first access is number 0
+    kind: str  # "load", "store" or "atomic"
+    tensor: str | None  # the parameter's name; None when the address was computed from no tensor argument
+    offsets: np.ndarray  # row-major flat index of the element, for each active lane that hits one; repeats kept
+    outside: np.ndarray  # distance from the tensor's first element, in elements, for each active lane that hits none
+    nbytes: int  # bytes requested by the lanes that hit elements
+    sectors: int  # distinct 32-byte sectors that those lanes touch
+    line: int  # in the file or cell
+    source: str  # that line's text
+
+    def __repr__(self) -> str:
+        where = f"{self.kernel}, program {self.program}, line {self.line} `{self.source}`"
+        name = self.tensor or "an address that no tensor argument leads to"
+        text = f"{self.kind} {'of' if self.kind == 'load' else 'to'} {name}: {self.offsets.size} elements"
+        if self.outside.size:
+            text += f", {self.outside.size} lanes outside it (element {self.outside[0]} first)"
+        return f"<{text}; {where}>"
+
+
+@dataclass(eq=False)
+class Launch:
+    """One recorded launch: ``kernel`` (its name), ``grid``, ``operands`` by parameter name, ``accesses`` in order."""
+
+    kernel: str
+    grid: tuple[int, ...] = ()
+    operands: dict[str, Operand] = field(default_factory=dict)
+    accesses: list[Access] = field(default_factory=list)
+
+    @property
+    def requested_bytes(self) -> dict[str, int]:
+        """Bytes asked for, by tensor: active lanes times bytes a lane, summed over all accesses."""
+        return {name: sum(a.nbytes for a in self._of(name)) for name in self.operands}
+
+    @property
+    def sectors(self) -> dict[str, int]:
+        """32-byte sectors asked for, by tensor: the distinct sectors of each access, summed over all accesses."""
+        return {name: sum(a.sectors for a in self._of(name)) for name in self.operands}
+
+    @property
+    def unique_bytes(self) -> dict[str, int]:
+        """The floor, by tensor: bytes of the distinct elements read plus bytes of the distinct elements written."""
+        return {name: sum(self._unique(name, write) for write in (False, True)) for name in self.operands}
+
+    def _of(self, name: str, kind: str | None = None) -> list[Access]:
+        if name not in self.operands:
+            raise ValueError(f"name is {name!r}: the tensors of {self.kernel} are {', '.join(self.operands)}")
+        if kind not in (None, "load", "store", "atomic"):
+            raise ValueError(f'kind is {kind!r}: it must be "load", "store", "atomic" or None for all')
+        return [a for a in self.accesses if a.tensor == name and kind in (None, a.kind)]
+
+    def _unique(self, name: str, write: bool) -> int:
+        touched = [a.offsets for a in self._of(name) if (a.kind != "load") == write]
+        return len(np.unique(np.concatenate(touched))) * self.operands[name].itemsize if touched else 0
+
+    def programs(self, name: str, kind: str | None = None) -> dict[tuple[int, int, int], list[int]]:
+        """Which elements each program touches, program -> sorted flat indices: by loads, stores and atomics, or one
+        ``kind`` of them."""
+        touched: dict[tuple[int, int, int], list[np.ndarray]] = {}
+        for access in self._of(name, kind):
+            touched.setdefault(access.program, []).append(access.offsets)
+        return {program: np.unique(np.concatenate(parts)).tolist() for program, parts in touched.items()}
+
+    def outside(self) -> list[Access]:
+        """The accesses with active lanes outside their tensor: before it, past it, or in a strided view's gaps."""
+        return [a for a in self.accesses if a.outside.size]
+
+    def writes_everywhere(self, name: str) -> bool:
+        """Whether every element of the tensor is stored to (or atomically updated) by some program."""
+        return self._unique(name, write=True) == self.operands[name].elements * self.operands[name].itemsize
+
+    def races(self) -> dict[str, dict[int, list[tuple[int, int, int]]]]:
+        """Elements on which programs conflict: tensor -> flat index -> the programs.
+
+        Programs run in no fixed order, so an element that one program stores must not be loaded, stored or updated by
+        another. Two atomic updates are no conflict. Not seen: an order that programs agree on through an atomic flag,
+        and conflicts between two arguments that share memory.
+        """
+        found = {}
+        for name in self.operands:
+            stores, others = self.programs(name, "store"), self.programs(name)
+            stored = {i for elements in stores.values() for i in elements}
+            touching: dict[int, list] = {}
+            for program, elements in others.items():
+                for i in stored.intersection(elements):
+                    touching.setdefault(i, []).append(program)
+            conflicts = {i: touching[i] for i in sorted(touching) if len(touching[i]) > 1}
+            if conflicts:
+                found[name] = conflicts
+        return found
+
+    def table(self) -> None:
+        """Print what the launch requests of each tensor, beside the floor."""
+        head = (
+            "tensor",
+            "access",
+            "requested bytes",
+            "in 32-byte sectors",
+            "floor (unique bytes)",
+            "requested / floor",
+        )
+        rows = []
+        for name in self.operands:
+            for kind, write in (("read", False), ("written", True)):
+                accesses = [a for a in self._of(name) if (a.kind != "load") == write]
+                if accesses:
+                    requested = sum(a.nbytes for a in accesses)
+                    rows.append((name, kind, requested, sum(a.sectors for a in accesses), self._unique(name, write)))
+        rows.append(("total", "", *(sum(row[i] for row in rows) for i in (2, 3, 4))))
+        lines = [
+            (
+                name,
+                kind,
+                f"{requested:,}",
+                f"{sectors:,} = {sectors * SECTOR_BYTES:,} bytes",
+                f"{floor:,}",
+                _times(requested, floor),
+            )
+            for name, kind, requested, sectors, floor in rows
+        ]
+        widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
+        grid = " × ".join(map(str, self.grid))
+        print(f"{self.kernel}, grid {grid}: what its programs request (not DRAM traffic: caches serve repeats)")
+        for line in (head, *lines):
+            left, right = line[:2], line[2:]
+            cells = [f"{c:<{w}}" for c, w in zip(left, widths, strict=False)]
+            cells += [f"{c:>{w}}" for c, w in zip(right, widths[2:], strict=True)]
+            print("  ".join(cells).rstrip())
+        if self.outside():
+            print(f"{len(self.outside())} accesses reach outside their tensor: see outside()")
+
+    def picture(
+        self,
+        name: str,
+        *,
+        program: tuple[int, ...] | int | None = None,
+        index=None,
+        axes: tuple[str, ...] | None = None,
+    ):
+        """Draw which program touches which element of a tensor; with ``program``, which of its accesses touches what.
+
+        name: the parameter's name.
+        program: draw one program only (``(1, 0)``, or ``1`` on a 1-D grid): elements carry the number of the access
+            (1 is the program's first load of this tensor or store to it), in order.
+        index: for a tensor of more than two dimensions, the part to draw, as in ``tensor[index]``: ``index=0`` or
+            ``np.s_[0, :, :, 2]``. The part must have one or two dimensions.
+        axes: what the drawn dimensions mean, for the axis labels: ``("time t", "channel d")``.
+
+        Loads and stores have a panel each. Colour and number give the first program (or access) that touches an
+        element; ``×n`` says that n programs (accesses) do; blank elements are touched by none. Returns a matplotlib
+        figure.
+        """
+        from kernels.lab import _pictures
+
+        return _pictures.draw(self, name, program, index, axes)
+
+
+class Trace:
+    """Recorded launches; what a ``Launch`` can do, a ``Trace`` does for one of them, the first unless told."""
+
+    def __init__(self, launches: list[Launch] | None = None):
+        self.launches: list[Launch] = [] if launches is None else launches
+
+    def _launch(self, launch: int) -> Launch:
+        if not -len(self.launches) <= launch < len(self.launches):
+            raise ValueError(f"launch is {launch}, but {len(self.launches)} launches were recorded")
+        return self.launches[launch]
+
+    @property
+    def accesses(self) -> list[Access]:
+        """All accesses of all launches, in order."""
+        return [access for launch in self.launches for access in launch.accesses]
+
+    @property
+    def requested_bytes(self) -> dict[str, int]:
+        """``Launch.requested_bytes`` of the first launch."""
+        return self._launch(0).requested_bytes
+
+    @property
+    def unique_bytes(self) -> dict[str, int]:
+        """``Launch.unique_bytes`` of the first launch."""
+        return self._launch(0).unique_bytes
+
+    @property
+    def sectors(self) -> dict[str, int]:
+        """``Launch.sectors`` of the first launch."""
+        return self._launch(0).sectors
+
+    def outside(self) -> list[Access]:
+        """``Launch.outside``, over all launches."""
+        return [access for launch in self.launches for access in launch.outside()]
+
+    def programs(self, name: str, kind: str | None = None, *, launch: int = 0) -> dict[tuple[int, int, int], list[int]]:
+        """See ``Launch.programs``."""
+        return self._launch(launch).programs(name, kind)
+
+    def writes_everywhere(self, name: str, *, launch: int = 0) -> bool:
+        """See ``Launch.writes_everywhere``."""
+        return self._launch(launch).writes_everywhere(name)
+
+    def races(self, *, launch: int = 0) -> dict[str, dict[int, list[tuple[int, int, int]]]]:
+        """See ``Launch.races``."""
+        return self._launch(launch).races()
+
+    def table(self, *, launch: int = 0) -> None:
+        """See ``Launch.table``."""
+        self._launch(launch).table()
+
+    def picture(self, name: str, *, launch: int = 0, program=None, index=None, axes=None):
+        """See ``Launch.picture``."""
+        return self._launch(launch).picture(name, program=program, index=index, axes=axes)
+
+
+class _Recorder:
+    """The observer that turns launches and addresses into ``Launch`` and ``Access`` objects."""
+
+    def __init__(self, guard: bool):
+        self.guard = guard
+        self.launches: list[Launch] = []
+
+    def launch(self, kernel: str):
+        launch = Launch(kernel)
+        self.launches.append(launch)
+        self.windows: dict[int, tuple[Operand, int, int]] = {}  # window number -> operand, shown base, real base
+        self.order: dict[tuple[int, int, int], int] = {}
+
+        def finish(grid):
+            launch.grid = _trim(grid)
+
+        return finish
+
+    def operand(self, name: str, tensor, address: int) -> int:
+        operand = Operand(name, tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size(), str(tensor.dtype))
+        self.launches[-1].operands[name] = operand
+        window = len(self.windows) + 1
+        # Half a window of room on either side, and the real address's place in its page: alignment stays what it was.
+        shown = (window << _WINDOW_BITS) + (1 << (_WINDOW_BITS - 1)) + address % 4096
+        self.windows[window] = operand, shown, address
+        return shown
+
+    def access(self, kind: str, program, addresses: np.ndarray, active: np.ndarray, nbytes: int, frame):
+        launch = self.launches[-1]
+        order = self.order.get(program, 0)
+        self.order[program] = order + 1
+        flat, active = addresses.ravel(), active.ravel()
+        real, allowed = flat.copy(), active.copy()
+        line, name = frame.f_lineno, frame.f_code.co_filename
+        source = linecache.getline(name, line).strip()
+        lanes_window = (flat >> np.uint64(_WINDOW_BITS)).astype(np.int64)
+        for window in np.unique(lanes_window[active]).tolist():
+            lanes = np.flatnonzero(active & (lanes_window == window))
+            if window in self.windows:
+                operand, shown, base = self.windows[window]
+                distance = (flat[lanes] - np.uint64(shown)).view(np.int64)
+                elements = _elements(operand, distance, nbytes)
+                hit = (elements >= 0).all(axis=1)
+                real[lanes] = distance.view(np.uint64) + np.uint64(base)
+                start = real[lanes[hit]] // np.uint64(SECTOR_BYTES)
+                end = (real[lanes[hit]] + np.uint64(nbytes - 1)) // np.uint64(SECTOR_BYTES)
+                sectors = len(np.unique(np.concatenate((start, end))))
+                offsets, outside, tensor = elements[hit].ravel(), distance[~hit] // operand.itemsize, operand.name
+            else:
+                hit, sectors, tensor = np.zeros(len(lanes), dtype=bool), 0, None
+                offsets, outside = np.empty(0, dtype=np.int64), flat[lanes].view(np.int64)
+            if self.guard:
+                allowed[lanes[~hit]] = False
+            size = int(hit.sum()) * nbytes
+            launch.accesses.append(
+                Access(launch.kernel, program, order, kind, tensor, offsets, outside, size, sectors, line, source)
+            )
+        return real, allowed
+
+
+def _elements(operand: Operand, distance: np.ndarray, nbytes: int) -> np.ndarray:
+    """Flat indices [lanes, elements a lane] that lanes of ``nbytes`` touch at byte ``distance``; −1 outside.
+
+    A lane may be wider than an element (four 16-bit values read as one 64-bit word) or narrower.
+    """
+    width = operand.itemsize
+    parts = distance[:, None] + np.arange(0, max(nbytes, width), width) if nbytes > width else distance[:, None]
+    elements = operand.flat(parts // width)
+    return elements if nbytes < width else np.where(parts % width == 0, elements, -1)
+
+
+def _trim(grid) -> tuple[int, ...]:
+    """The grid without trailing ones, at least one-dimensional."""
+    grid = tuple(grid)
+    while len(grid) > 1 and grid[-1] == 1:
+        grid = grid[:-1]
+    return grid
+
+
+def _times(requested: int, floor: int) -> str:
+    return f"{requested / floor:.2f}×" if floor else "-"
+
+
+@contextlib.contextmanager
+def recording(*, guard: bool = True):
+    """Record every kernel launched in ``with trace.recording() as t:``, also those that an operator launches.
+
+    guard: leave out accesses outside their tensor (a load gives ``other``, or 0; a store does nothing), because one
+        that is far off kills the process; they are recorded either way. ``guard=False`` performs them, as a GPU
+        would.
+
+    Tensors are those passed at the launch: an operator may have made copies of what it was given (the interpreter
+    computes bfloat16 in float32). The trace fills up as launches happen, and stays readable if one raises.
+    """
+    from kernels.lab import _triton_private
+
+    recorder = _Recorder(guard)
+    with _triton_private.observed(recorder):
+        yield Trace(recorder.launches)
+
+
+def trace(kernel, grid, *args, **kwargs) -> Trace:
+    """Run ``kernel[grid](*args, **kwargs)`` in the interpreter and record what each program accesses.
+
+    kernel: a ``@triton.jit`` function, also one defined in a notebook cell.
+    grid: a tuple, or a function of the arguments.
+
+    The kernel does its work: tensors that it writes are written. Accesses outside a tensor are recorded and left out
+    (see ``trace.recording``, which can also perform them). Returns a ``Trace`` with one launch.
+
+    Raises ``ValueError`` if ``kernel`` is not a Triton kernel; what the kernel raises comes through.
+    """
+    if not hasattr(kernel, "run") or not hasattr(kernel, "__getitem__"):
+        raise ValueError(
+            f"kernel is {kernel!r}: trace needs a @triton.jit function, and its grid and arguments after it"
+        )
+    with recording() as recorded:
+        kernel[grid](*args, **kwargs)
+    return recorded
+
+
+trace.recording = recording

@@ -1,0 +1,108 @@
+"""The private names that the instruments rest on exist and mean what they meant: run on every supported Triton
+version."""
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels.lab import _triton_private
+
+
+class Watcher:
+    """An observer that changes nothing and keeps what it is shown."""
+
+    def __init__(self):
+        self.launches, self.operands, self.accesses = [], [], []
+
+    def launch(self, kernel):
+        return lambda grid: self.launches.append((kernel, tuple(grid)))
+
+    def operand(self, name, tensor, address):
+        assert tensor.data_ptr() == address
+        self.operands.append(name)
+        return address
+
+    def access(self, kind, program, addresses, active, nbytes, frame):
+        self.accesses.append((kind, program, addresses.tolist(), active.tolist(), nbytes, frame.f_code.co_name))
+        return addresses, active
+
+
+@triton.jit
+def every_access(src, dst, counter, flag, pair, N: tl.constexpr):
+    """One of each: masked and plain load and store, read-modify-write, compare-and-swap, a tuple, a helper."""
+    i = tl.arange(0, N)
+    x = tl.load(src + i, mask=i < N - 1, other=0.0)
+    tl.store(dst + i, helper(x, pair, i))
+    tl.atomic_add(counter + i, x, mask=i > 0)
+    tl.atomic_cas(flag, 0, 7)
+
+
+@triton.jit
+def helper(x, pair, i):
+    return x + tl.load(pair[1] + i)
+
+
+@triton.jit
+def through_descriptors(desc, dst, M: tl.constexpr, N: tl.constexpr):
+    out = tl.make_tensor_descriptor(dst, shape=[M, N], strides=[N, 1], block_shape=[4, 16])
+    out.store([0, 0], desc.load([0, 0]))
+
+
+def test_observing_changes_nothing_and_shows_every_access():
+    src, dst, counter = torch.arange(4.0), torch.zeros(4), torch.zeros(4)
+    flag, pair = torch.zeros(1, dtype=torch.int32), (torch.zeros(1), torch.full((4,), 10.0))
+    watcher = Watcher()
+    with _triton_private.observed(watcher):
+        every_access[(1, 1)](src, dst, counter, flag, pair, N=4, num_warps=8)
+    assert dst.tolist() == [10, 11, 12, 10] and counter.tolist() == [0, 1, 2, 0] and flag.item() == 7
+    assert watcher.launches == [("every_access", (1, 1, 1))]
+    assert watcher.operands == ["src", "dst", "counter", "flag", "pair[0]", "pair[1]"]
+    first = [tensor.data_ptr() for tensor in (src, pair[1], dst, counter, flag)]
+    kinds = ["load", "load", "store", "atomic", "atomic"]
+    active = [[True] * 3 + [False], [True] * 4, [True] * 4, [False] + [True] * 3, [True]]
+    frames = ["every_access", "helper", "every_access", "every_access", "every_access"]
+    assert [a[0] for a in watcher.accesses] == kinds
+    assert [a[2][0] for a in watcher.accesses] == first
+    assert [a[3] for a in watcher.accesses] == active
+    assert {(a[1], a[4]) for a in watcher.accesses} == {((0, 0, 0), 4)}
+    assert [a[5] for a in watcher.accesses] == frames
+
+
+def test_descriptors_are_seen_as_their_tensor():
+    src, dst = torch.arange(64.0).reshape(4, 16), torch.zeros(4, 16)
+    watcher = Watcher()
+    with _triton_private.observed(watcher):
+        through_descriptors[(1,)](
+            triton.tools.tensor_descriptor.TensorDescriptor.from_tensor(src, [4, 16]), dst, M=4, N=16
+        )
+    assert torch.equal(src, dst)
+    assert watcher.operands == ["desc", "dst"]
+    assert [a[0] for a in watcher.accesses] == ["load", "store"]
+
+
+def test_what_is_not_allowed_does_not_happen():
+    class Forbidding(Watcher):
+        def access(self, kind, program, addresses, active, nbytes, frame):
+            return np.full_like(addresses, 8), np.zeros_like(active)  # address 8: touching it would kill the process
+
+    src, dst, counter = torch.arange(4.0), torch.zeros(4), torch.zeros(4)
+    flag, pair = torch.zeros(1, dtype=torch.int32), (torch.zeros(1), torch.full((4,), 10.0))
+    with _triton_private.observed(Forbidding()):
+        every_access[(1,)](src, dst, counter, flag, pair, N=4)
+    assert not dst.any() and not counter.any() and not flag.any()
+
+
+def test_everything_is_put_back_also_after_an_exception():
+    from triton.runtime import interpreter
+
+    def snapshot():
+        methods = [getattr(interpreter.InterpreterBuilder, name) for name in _triton_private._ACCESSES]
+        return [interpreter.GridExecutor.__call__, interpreter._implicit_cvt, *methods]
+
+    before = snapshot()
+    with pytest.raises(KeyError), _triton_private.observed(Watcher()):
+        assert snapshot() != before
+        raise KeyError
+    assert snapshot() == before
