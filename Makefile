@@ -1,6 +1,7 @@
 PYTHON ?= python3
 SETUP = @$(PYTHON) tools/bootstrap.py
 RUN = .venv/bin/python -m tools.run_tests
+NBGRADER = .venv/bin/nbgrader
 NB ?=
 .PHONY: help lab test nbval nbval-portable bench release grade refresh test-full test-oldest test-browser lint
 
@@ -29,9 +30,9 @@ bench:  ## measure the kernels on this machine's GPU, into benchmarks/results/
 
 release:  ## generate exercises/ from solutions/
 	$(SETUP)
-	.venv/bin/python -m tools.release
+	@for name in $(notdir $(wildcard solutions/*)); do $(NBGRADER) generate_assignment $$name --create --force --no-db || exit 1; done
 
-grade:  ## grade what stands in submitted/, and export the marks to build/marks.csv
+grade:  ## grade what stands in submitted/STUDENT/ASSIGNMENT/, and export the marks to build/marks.csv
 	$(SETUP)
 	.venv/bin/python -m tools.grade
 

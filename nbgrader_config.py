@@ -1,0 +1,18 @@
+"""nbgrader's configuration: the sources of the assignments are solutions/, what students receive is exercises/."""
+
+import os
+
+c = get_config()
+
+c.CourseDirectory.course_id = "kernels-from-math"
+c.CourseDirectory.source_directory = "solutions"
+c.CourseDirectory.release_directory = "exercises"
+# SQLite beside the course, or a server's PostgreSQL: postgresql://user:password@host/database
+c.CourseDirectory.db_url = os.environ.get("NBGRADER_DATABASE_URL", "sqlite:///gradebook.db")
+
+# An unsolved exercise runs to its end: its checks say what is missing.
+c.ClearSolutions.code_stub = {"python": "# your lines here\npass"}
+c.ClearSolutions.text_stub = "*Your answer here.*"
+
+# A submission that never ends costs two minutes a cell; the rest of it is still graded.
+c.ExecutePreprocessor.timeout = 120
