@@ -1,0 +1,100 @@
+"""What every benchmark shares: the machine's ceilings, medians of event timings, and the record that is written."""
+
+import datetime
+import importlib.metadata
+import json
+import subprocess
+from pathlib import Path
+
+import torch
+import triton
+from tqdm import tqdm
+
+from kernels import runtime
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def require_gpu():
+    """Exit with one line where there is nothing to measure: the interpreter is not a machine whose speed means anything."""
+    if runtime.interpreted:
+        raise SystemExit("Benchmarks need a CUDA GPU; here kernels run in the interpreter, whose speed says nothing.")
+
+
+def milliseconds(fn):
+    """Median time of ``fn()`` on the GPU in ms: warm, with the L2 cache flushed before every call."""
+    return triton.testing.do_bench(fn, warmup=50, rep=200, return_mode="median")
+
+
+def alternately(fns, rounds=3):
+    """Time several functions in turn, ``rounds`` times, and take each one's median: drift of the clock hits all alike."""
+    times = {name: [] for name in fns}
+    for _ in range(rounds):
+        for name, fn in fns.items():
+            times[name].append(milliseconds(fn))
+    return {name: sorted(values)[rounds // 2] for name, values in times.items()}
+
+
+def copy_rate():
+    """Device-to-device copy in TB/s, bytes read plus bytes written: the ceiling of a kernel that only moves data."""
+    source = torch.empty(2**30, dtype=torch.float32, device=runtime.device).normal_()
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / milliseconds(lambda: target.copy_(source)) / 1e9
+
+
+def matmul_rate(n=8192):
+    """bf16 matrix product of n x n random matrices through torch, in TFLOP/s."""
+    a, b = (torch.randn(n, n, dtype=torch.bfloat16, device=runtime.device) for _ in range(2))
+    return 2 * n**3 / milliseconds(lambda: a @ b) / 1e9
+
+
+def relative_error(ours, reference):
+    """Root-mean-square error over root-mean-square of the reference, in float64."""
+    ours, reference = ours.double(), reference.double()
+    return ((ours - reference).norm() / reference.norm()).item()
+
+
+def machine():
+    """Where and with what the numbers were taken, and the two ceilings measured in this run."""
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True
+    ).stdout.split()[0]
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+        "copy_tb_per_s": round(copy_rate(), 3),
+        "matmul_tflop_per_s": round(matmul_rate(), 1),
+    }
+
+
+def commit():
+    """The commit measured, with "+changes" when the working tree differs from it; "unknown" outside a checkout."""
+    try:
+        git = ["git", "-C", str(RESULTS.parent)]
+        name = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain", "kernels", "benchmarks"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name + ("+changes" if changed.stdout.strip() else "")
+
+
+def version(distribution):
+    """Installed version of a peer."""
+    return importlib.metadata.version(distribution)
+
+
+def progress(items, total=None, **options):
+    """A progress bar over ``items``."""
+    return tqdm(items, total=total, **options)
+
+
+def write(name, record, folder=RESULTS):
+    """Write a record as ``<folder>/<name>.json`` and return the path."""
+    path = Path(folder) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
