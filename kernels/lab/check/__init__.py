@@ -1,0 +1,43 @@
+"""The checks of the exercises: each holds a learner's function to named properties and says what is wrong and why.
+
+>>> from kernels.lab import check
+>>> check.row_softmax(row_softmax)   # prints one line a property, returns the points earned
+
+Every check takes ``seed=`` (0 unless told, so that a second run sees the same numbers; None draws fresh ones) and
+``grading=True`` (other shapes). ``KERNELS_GRADING=1`` in the environment asks for fresh numbers and other shapes: so
+submissions are graded without a change in their notebooks. Points come from Triton's interpreter and from a GPU alike,
+but for the property "stays inside its tensors", which reads addresses: grade with ``TRITON_INTERPRET=1``.
+"""
+
+from kernels.lab.check import dynamic_conv as _dynamic_conv
+from kernels.lab.check import row_softmax as _row_softmax
+from kernels.lab.check import tiled_matmul as _tiled_matmul
+from kernels.lab.check.framework import check as _check
+
+__all__ = ["dynamic_conv_dweight", "dynamic_conv_dx", "dynamic_conv_forward", "row_softmax", "tiled_matmul"]
+
+
+# The functions take over names that the imports above gave to submodules.
+def row_softmax(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, out, BLOCK_N=None)``: out[m] = softmax(x[m]) for x, out [M, N]. Returns points, of 10."""
+    return _check(_row_softmax.EXERCISE, fn, seed=seed, grading=grading)
+
+
+def tiled_matmul(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = a @ b for a [M, K], b [K, N]. Returns points, of 10."""
+    return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading)
+
+
+def dynamic_conv_forward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, weight, y, BLOCK_T, BLOCK_D)``: y of x [B, T, D], weight [B, T, D, W]. Returns points, of 10."""
+    return _check(_dynamic_conv.FORWARD, fn, seed=seed, grading=grading)
+
+
+def dynamic_conv_dx(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(dy, weight, dx, BLOCK_T, BLOCK_D)``: the gradient of x [B, T, D]. Returns points, of 10."""
+    return _check(_dynamic_conv.DX, fn, seed=seed, grading=grading)
+
+
+def dynamic_conv_dweight(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(dy, x, dweight, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W]. Returns points, of 10."""
+    return _check(_dynamic_conv.DWEIGHT, fn, seed=seed, grading=grading)

@@ -1,0 +1,476 @@
+"""What every check does: run a learner's function on inputs that catch a known mistake, and name the mistake.
+
+A check is an :class:`Exercise`: a list of named :class:`Property` objects, each worth points. A property draws a few
+:class:`Case` objects, each one call of the learner's function together with the answer it must give. Three experiments,
+not guesses, lead from a wrong answer to its cause:
+
+* every tensor is the inner part of a larger buffer. What lies around an input is poison (NaN), what lies around and in
+  the output is a bit pattern that no arithmetic makes, so a store outside the output, and an element that was never
+  stored, are seen exactly;
+* after a wrong answer the call is repeated with harmless surroundings, then with poison beyond one end of one axis of
+  one input at a time: the run that goes wrong again names the mask that is missing;
+* failing that, the answer is compared with what known mistakes would give (:attr:`Exercise.suspects`).
+"""
+
+import os
+import random
+import secrets
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy
+import torch
+
+# Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
+from numpy import argwhere, array, errstate, float64, isnan, mean, prod, sqrt
+
+from kernels import runtime
+from kernels.lab.trace import trace
+
+MARGIN = 1 << 15  # elements before and after each buffer, so that an address gone astray still meets poison
+_UNTOUCHED = {  # NaNs with a payload that arithmetic does not produce
+    torch.float32: (torch.int32, 0x7FC0BAD5),
+    torch.float16: (torch.int16, 0x7EB5),
+    torch.bfloat16: (torch.int16, 0x7FEB),
+}
+_TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+_SIDES = ("before", "after")
+NAN = float("nan")
+
+
+class Draw:
+    """Where a property's numbers come from: fixed shapes while learning, fresh ones when grading."""
+
+    def __init__(self, seed, grading: bool):
+        self.grading = grading
+        self._random = random.Random(str(seed))
+        self._generator = torch.Generator().manual_seed(self._random.getrandbits(62))
+
+    def size(self, shown: int, low: int, high: int, *, multiple_of: int = 1, but_not_of: int = 0) -> int:
+        """``shown`` while learning; when grading, one of low..high that divides as asked."""
+        if not self.grading:
+            return shown
+        fits = [n for n in range(low, high + 1) if n % multiple_of == 0 and not (but_not_of and n % but_not_of == 0)]
+        return self._random.choice(fits)
+
+    def normal(self, *shape: int, dtype=torch.float32, scale: float = 1.0) -> torch.Tensor:
+        """Normal values of the given standard deviation, rounded to ``dtype``."""
+        return (torch.randn(shape, generator=self._generator, dtype=torch.float64) * scale).to(dtype)
+
+
+class Fenced:
+    """A tensor inside a larger buffer.
+
+    ``axes`` names the axes (``"MN"``); ``fence`` is the width kept free at both ends of every axis, or ``None`` for a
+    packed tensor. ``order`` lists the axes from outermost in memory to innermost: ``"NM"`` stores the transpose.
+    The axes in ``shared`` have stride 0: all their indices are one and the same element.
+    """
+
+    def __init__(self, name, axes, values, *, fence: dict[str, int] | None = None, order: str = "", shared: str = ""):
+        self.name, self.axes, self.shape, self.values = name, axes, tuple(values.shape), values
+        self._distinct = values[tuple(slice(0, 1) if axis in shared else slice(None) for axis in axes)]
+        order = order or axes
+        self._shared = shared
+        self._pads = [0 if fence is None or axis in shared else fence.get(axis, 2) for axis in axes]
+        outer = dict(zip(axes, (n + 2 * pad for n, pad in zip(self._distinct.shape, self._pads))))
+        elements = int(prod(list(outer.values())))
+        self.flat = torch.empty(2 * MARGIN + elements, dtype=values.dtype, device=runtime.device)
+        stored = self.flat[MARGIN : MARGIN + elements].view([outer[axis] for axis in order])
+        self._buffer = stored.permute([order.index(axis) for axis in axes])
+        self._core = self._buffer[tuple(slice(pad, pad + n) for pad, n in zip(self._pads, self._distinct.shape))]
+        self.view = self._core.expand(self.shape)
+
+    def size(self, axis: str) -> int:
+        """The tensor's length along ``axis``."""
+        return self.shape[self.axes.index(axis)]
+
+    def slab(self, axis: str, side: str, of=None):
+        """The part of the buffer beyond one end of one axis, within the tensor's range on every other axis."""
+        of = self._buffer if of is None else of
+        index = [slice(pad, pad + n) for pad, n in zip(self._pads, self._distinct.shape)]
+        i = self.axes.index(axis)
+        index[i] = slice(0, self._pads[i]) if side == "before" else slice(self._pads[i] + self._distinct.shape[i], None)
+        return of[tuple(index)]
+
+    def ends(self):
+        """Every (axis, side) that has a fence."""
+        return [(axis, side) for axis, pad in zip(self.axes, self._pads) if pad for side in _SIDES]
+
+    def fill(self, around: float, poisoned: tuple[str, str] | None = None):
+        """Write the values, ``around`` everywhere else, and NaN beyond one end of one axis if asked."""
+        self.flat.fill_(around)
+        if poisoned:
+            self.slab(*poisoned).fill_(NAN)
+        self._core.copy_(self._distinct)
+
+    def intact(self) -> bool:
+        """True while the tensor still holds its values."""
+        bits = _UNTOUCHED[self.flat.dtype][0]
+        return bool((self._core.cpu().view(bits).numpy() == self._distinct.contiguous().view(bits).numpy()).all())
+
+    def erase(self):
+        """Make every element untouched."""
+        bits, pattern = _UNTOUCHED[self.flat.dtype]
+        self.flat.view(bits).fill_(pattern)
+
+    def touched(self):
+        """Where something was stored: a boolean array over the tensor, and the ends beyond which it was stored."""
+        bits, pattern = _UNTOUCHED[self.flat.dtype]
+        flat = self.flat.cpu().view(bits) != pattern
+        buffer = flat.as_strided(self._buffer.shape, self._buffer.stride(), self._buffer.storage_offset())
+        core = flat.as_strided(self._core.shape, self._core.stride(), self._core.storage_offset())
+        spilled = [end for end in self.ends() if bool(self.slab(*end, of=buffer).any())]
+        if not spilled and int(flat.sum()) > int(core.sum()):
+            spilled = [("", "")]  # outside, but beyond no single end: in a corner, or far away
+        return core.numpy(), spilled
+
+    def locate(self, distance: int) -> dict[str, int] | None:
+        """The index, by axis, of what lies ``distance`` elements from the first one; None outside the buffer."""
+        place = self._core.storage_offset() + distance
+        if not 0 <= place < self.flat.numel():
+            return None
+        place, index = place - MARGIN, {}
+        moving = [i for i, axis in enumerate(self.axes) if axis not in self._shared]
+        for i in sorted(moving, key=lambda i: (-self._buffer.stride(i), -self._buffer.shape[i])):
+            index[self.axes[i]], place = divmod(place, self._buffer.stride(i))
+            index[self.axes[i]] -= self._pads[i]
+        return index
+
+
+class Stray(NamedTuple):
+    """Active lanes of one load or store that lie outside their tensor, beyond one end of one axis."""
+
+    kind: str  # "load" or "store"
+    tensor: str
+    axis: str  # empty: beyond no single end
+    side: str
+    source: str  # the learner's line
+    far: bool  # outside the buffer too: the access must not be performed
+
+
+class Run(NamedTuple):
+    """What one call left behind."""
+
+    got: numpy.ndarray  # the output in float64
+    stored: numpy.ndarray  # bool: this element was stored
+    spilled: list  # the ends of the output beyond which something was stored
+    changed: list  # names of inputs that were written to
+
+
+_NOTHING = "nothing is stored"
+_NO_KERNEL = "no Triton kernel stores anything"
+
+
+@dataclass
+class Case:
+    """One call of the learner's function, and the answer it must give."""
+
+    inputs: list[Fenced]
+    out: Fenced
+    expected: torch.Tensor  # float64
+    launch: dict = field(default_factory=dict)  # keyword arguments: the block sizes
+    neutral: float = 0.0  # a surrounding value that does not change the answer
+    tolerance: float | None = None
+
+    def __post_init__(self):
+        self.answer = array(self.expected.tolist(), dtype=float64).reshape(self.out.shape)
+        self.tolerance = self.tolerance or _TOLERANCE[self.out.flat.dtype]
+
+    @property
+    def sizes(self) -> str:
+        """The sizes and block sizes of this call, as text."""
+        sizes = {axis: n for tensor in [*self.inputs, self.out] for axis, n in zip(tensor.axes, tensor.shape)}
+        return ", ".join(f"{name} = {value}" for name, value in (sizes | self.launch).items())
+
+    def run(self, fn, around: float = NAN, poisoned: tuple[Fenced, str, str] | None = None) -> Run:
+        """Call ``fn`` with ``around`` around every input, and poison beyond one end of one input if asked."""
+        for tensor in self.inputs:
+            tensor.fill(around, poisoned[1:] if poisoned and poisoned[0] is tensor else None)
+        self.out.erase()
+        fn(*(tensor.view for tensor in self.inputs), self.out.view, **self.launch)
+        stored, spilled = self.out.touched()
+        got = array(self.out.view.cpu().double().tolist(), dtype=float64).reshape(self.out.shape)
+        return Run(got, stored, spilled, [tensor.name for tensor in self.inputs if not tensor.intact()])
+
+    def traced(self, fn) -> tuple[Run, list[Stray], bool]:
+        """The same, with accesses outside their tensors left out and listed; and whether a kernel stored anything."""
+        with trace.recording() as recorded:
+            run = self.run(fn)
+        outside = [(launch, access) for launch in recorded.launches for access in launch.outside()]
+        strays = [stray for launch, access in outside for stray in self._strays(launch.operands, access)]
+        return run, strays, any(access.kind != "load" for access in recorded.accesses)
+
+    def _strays(self, operands, access):
+        operand = operands.get(access.tensor)
+        name = (access.tensor or "an unknown tensor").removesuffix("_ptr")
+        tensors = [*self.inputs, self.out]
+        alike = [t for t in tensors if operand and (t.shape, t.view.stride()) == (operand.shape, operand.strides)]
+        tensor = next((t for t in alike if t.name == name), alike[0] if len(alike) == 1 else None)
+        if tensor is None:
+            return [Stray(access.kind, name, "", "", access.source, far=True)]
+        ends, far = {}, False
+        for distance in access.outside.tolist():
+            index = tensor.locate(distance)
+            far = far or index is None
+            beyond = [(axis, _SIDES[i >= 0]) for axis, i in (index or {}).items() if not 0 <= i < tensor.size(axis)]
+            ends.setdefault(beyond[0] if len(beyond) == 1 else ("", ""), None)
+        named = [end for end in ends if end[0]] or [("", "")]
+        return [Stray(access.kind, tensor.name, *end, access.source, far) for end in named]
+
+    def wrong(self, got: numpy.ndarray, answer: numpy.ndarray | None = None) -> numpy.ndarray:
+        """True at each element that is further from the answer than rounding explains; NaN is wrong unless expected."""
+        answer = self.answer if answer is None else answer
+        if not answer.size:
+            return answer != answer
+        with errstate(all="ignore"):
+            finite = answer[abs(answer) < float("inf")]
+            scale = sqrt(mean(finite**2)) if finite.size else 0.0
+            near = (abs(got - answer) <= self.tolerance * (abs(answer) + scale)) | (got == answer)
+            return ~(near | (isnan(got) & isnan(answer)))
+
+
+class Finding(NamedTuple):
+    """One failure: where, how much, and the likely cause."""
+
+    where: str
+    amount: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class Property:
+    """One thing that must hold.
+
+    ``cases(draw)`` gives the calls; ``otherwise`` is the likely cause when no experiment names one; ``lesson`` says
+    what to read again. ``after`` names a property this one builds on: when that failed, this one's failure says so.
+    ``needs`` is "gpu" or "interpreter" where the property can only be seen there; such a property is worth no points.
+    ``addresses`` asks for the addresses a call touches instead of its answer.
+    """
+
+    name: str
+    points: int
+    lesson: str
+    cases: Callable[[Draw], Iterable[Case]]
+    otherwise: str = "the answer is not the formula's"
+    after: str = ""
+    needs: str = ""
+    addresses: bool = False
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function that the learner writes, and what must hold for it."""
+
+    name: str
+    missing: str  # what an unsolved exercise lacks
+    properties: tuple[Property, ...]
+    suspects: Callable[[Case], Iterable[tuple[str, torch.Tensor]]]  # known mistakes and the answer each would give
+    masks: dict = field(default_factory=dict)  # (tensor, axis, side) -> the mask's name, where it is not mask_<axis>
+
+    @property
+    def points(self) -> int:
+        """The most a submission can earn."""
+        return sum(item.points for item in self.properties)
+
+    def mask(self, tensor: str, axis: str, side: str) -> str:
+        """The name of the mask that keeps an access to ``tensor`` from passing this end of ``axis``."""
+        named = self.masks.get((tensor, axis, side))
+        return named or (f"mask_{axis.lower()}" if side == "after" else f"offs_{axis.lower()} >= 0")
+
+
+def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None) -> int:
+    """Hold ``fn`` to every property of ``exercise``, print one line a property, return the points earned.
+
+    ``seed`` fixes the values; None draws a fresh one. ``grading=True`` draws other shapes too. Where ``grading`` is not
+    given, ``KERNELS_GRADING=1`` in the environment asks for both: so autograding needs no change in the notebook.
+    A learner's error is explained, never raised.
+    """
+    if grading is None:
+        grading = os.environ.get("KERNELS_GRADING") == "1"
+        seed = None if grading else seed
+    if seed is None:
+        seed = secrets.randbits(32)
+    if not callable(fn):
+        print(f"{exercise.name}: nothing to check, the function is {fn!r}. Run the cell that defines it first.")
+        return 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # poison makes numpy warn, and nbgrader counts anything on stderr as a failure
+        earned = _check(exercise, fn, seed, grading)
+    drawn = f" (graded with seed {seed})" if grading else ""
+    print(f"{exercise.name}: {earned} of {exercise.points} points{drawn}")
+    return earned
+
+
+def _check(exercise, fn, seed, grading) -> int:
+    earned, failed, last_error = 0, set(), None
+    for number, item in enumerate(exercise.properties):
+        if item.needs and (item.needs == "the interpreter") != runtime.interpreted:
+            print(f"not verified on this machine: {item.name} (needs {item.needs})")
+            continue
+        finding, error = None, None
+        for case in item.cases(Draw(f"{seed}, {exercise.name}, {item.name}", grading)):
+            try:
+                finding = (_touches if item.addresses else _judge)(exercise, item, fn, case)
+            except Exception as raised:
+                error = explain(raised)
+                finding = Finding(f"an error with {case.sizes}", *error)
+            if finding:
+                break
+        if number == 0 and finding and finding.where in (_NOTHING, _NO_KERNEL):
+            print(f"missing: {exercise.missing if finding.where is _NOTHING else 'no Triton kernel stores anything.'}")
+            return 0
+        if not finding:
+            earned += item.points
+            print(f"passed  {item.name} ({item.points} point{'s' * (item.points != 1)})")
+            continue
+        failed.add(item.name)
+        if error and error == last_error:
+            print(f"FAILED  {item.name}: the same error as above.")
+        else:
+            cause = f'mend "{item.after}" first, this property builds on it' if item.after in failed else finding.cause
+            print(f"FAILED  {item.name}: {finding.where}, {finding.amount}: {cause}. {item.lesson}.")
+        last_error = error
+    return earned
+
+
+def _judge(exercise, item, fn, case) -> Finding | None:
+    """Compare one call with its answer, and look for the cause of a difference."""
+    strays = []
+    if runtime.interpreted:
+        run, strays, launched = case.traced(fn)
+        if run.stored.any() and not launched:
+            return Finding(_NO_KERNEL, f"with {case.sizes}", "something else filled the output")
+        for stray in strays:
+            if stray.far:  # performing it could end the process
+                where = f"a {stray.kind} reaches far outside {stray.tensor}"
+                return Finding(where, f"`{stray.source}` (with {case.sizes})", item.otherwise)
+    if strays or not runtime.interpreted:
+        run = case.run(fn)
+    if run.changed:
+        names = " and ".join(run.changed)
+        return Finding(f"{names} changed", f"with {case.sizes}", f"the kernel stores into {names}, which is an input")
+    bad = case.wrong(run.got)
+    if not bad.any() and run.stored.all() and not run.spilled:
+        return None
+    if case.answer.size and not run.stored.any() and not run.spilled:
+        return Finding(_NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+
+    where, amount = _where(case, bad), _amount(case, run, bad)
+    clean = case.run(fn, around=case.neutral)
+    if not case.wrong(clean.got).any():
+        causes = [
+            f"the load of {tensor.name} is not masked along {axis} ({exercise.mask(tensor.name, axis, side)})"
+            for tensor in case.inputs
+            for axis, side in tensor.ends()
+            if bad.any() and case.wrong(case.run(fn, case.neutral, (tensor, axis, side)).got).any()
+        ]
+        if bad.any() and not causes:
+            causes = ["a load reads outside its tensor, and what it finds there enters the answer"]
+        causes += [
+            f"the store of {case.out.name} is not masked along {axis} ({exercise.mask(case.out.name, axis, side)})"
+            for axis, side in run.spilled
+            if axis
+        ] or ["a store reaches outside its tensor"] * bool(run.spilled)
+        if not bad.any():
+            where, amount = f"elements outside {case.out.name} were overwritten", f"with {case.sizes}"
+        return Finding(where, amount, "; ".join(causes))
+
+    for cause, answer in exercise.suspects(case):
+        if not case.wrong(clean.got, array(answer.tolist(), dtype=float64).reshape(case.out.shape)).any():
+            return Finding(where, amount, cause)
+    if not run.stored.all():
+        return Finding(
+            f"{_box(case, ~run.stored)} {_is(~run.stored)} never stored", f"with {case.sizes}", item.otherwise
+        )
+    return Finding(where, amount, item.otherwise)
+
+
+def _touches(exercise, item, fn, case) -> Finding | None:
+    """Look at the addresses that one call touches: all must lie inside their tensors."""
+    run, strays, _ = case.traced(fn)
+    if not run.stored.any():
+        return Finding(_NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    if not strays:
+        return None
+    causes = {}
+    for kind, tensor, axis, side, _, _ in strays:
+        if axis:
+            causes[f"the {kind} of {tensor} is not masked along {axis} ({exercise.mask(tensor, axis, side)})"] = None
+    first = strays[0]
+    where = f"a {first.kind} reaches outside {first.tensor}"
+    return Finding(where, f"`{first.source}` (with {case.sizes})", "; ".join(causes) or item.otherwise)
+
+
+def _where(case, bad) -> str:
+    return f"{_box(case, bad)} {_is(bad)} wrong"
+
+
+def _is(bad) -> str:
+    return "is" if int(bad.sum()) == 1 else "are"
+
+
+def _box(case, bad) -> str:
+    """The wrong elements as one block of indices where they fill it, else their number and the first of them."""
+    places = argwhere(bad)
+    if not len(places):
+        return f"{case.out.name}[]"
+    low, high = places.min(axis=0).tolist(), places.max(axis=0).tolist()
+    volume = 1
+    for first, last in zip(low, high):
+        volume *= last - first + 1
+    if volume == len(places):
+        inside = ", ".join(str(first) if first == last else f"{first}..{last}" for first, last in zip(low, high))
+        return f"{case.out.name}[{inside}]"
+    first = ", ".join(str(i) for i in places[0].tolist())
+    return f"{len(places)} of {bad.size} elements, the first {case.out.name}[{first}],"
+
+
+def _amount(case, run, bad) -> str:
+    places = argwhere(bad)
+    if not len(places):
+        return f"with {case.sizes}"
+    first = tuple(places[0].tolist())
+    got = f"{run.got[first]:.3g}" if run.stored[first] else "nothing stored"
+    return f"got {got}, expected {case.answer[first]:.3g} (with {case.sizes})"
+
+
+_EXPLAINED = (
+    ("is not defined", "a name is used that no line above defines"),
+    ("cannot access local variable", "a name is used before a line defines it"),
+    ("must be a power of 2", "a block's length must be a power of two: round it up and mask the rest"),
+    ("incompatible dimensions", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
+    ("must match", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
+    ("positional argument", "the launcher and the kernel's signature do not agree"),
+    ("unexpected keyword", "the launcher and the kernel's signature do not agree"),
+    ("outside of the scope of a kernel", "a kernel is launched as kernel[grid](...), not called"),
+    ("Did you forget to add @triton.jit", "tl functions work inside a function decorated with @triton.jit only"),
+    ("not subscriptable", "a kernel that is launched as kernel[grid](...) is decorated with @triton.jit"),
+)
+
+
+def explain(error: BaseException) -> tuple[str, str]:
+    """A learner's exception in two phrases: what and on which line of theirs, and what it usually means."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    text = str(root).strip() or type(root).__name__
+    said = f"{type(root).__name__}: {text.splitlines()[-1].strip()}"
+    chain, seen = error, None
+    while chain is not None:
+        theirs = [frame for frame in traceback.extract_tb(chain.__traceback__) if _is_theirs(frame.filename)]
+        seen = theirs[-1] if theirs else seen
+        chain = chain.__cause__
+    line = f" in line {seen.lineno} of your cell, `{seen.line}`" if seen else ""
+    means = next((means for part, means in _EXPLAINED if part in text), "Triton cannot run this line")
+    return f"{said}{line}", means
+
+
+_OURS = tuple(os.path.dirname(os.path.abspath(place)) + os.sep for place in (runtime.__file__, os.__file__))
+
+
+def _is_theirs(filename: str) -> bool:
+    installed = f"{os.sep}site-packages{os.sep}" in filename or f"{os.sep}dist-packages{os.sep}" in filename
+    return not installed and not filename.startswith(_OURS) and not filename.startswith("<frozen")
