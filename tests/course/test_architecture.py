@@ -1,0 +1,173 @@
+"""The arrows between the parts of the repository, read from the imports; and what else holds for all of its code.
+
+notebooks → lab, operators;  lab → runtime;  lab.check → reference.py of the rooms;  rooms → common → runtime;
+distributed → operators;  benchmarks → operators, lab.roofline.
+"""
+
+import ast
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.kernel_environment import ROOT
+
+FURNITURE = {"__init__.py", "reference.py", "forward.py", "backward.py", "operator.py"}
+ROOMS = sorted(
+    p.name for p in (ROOT / "kernels").iterdir() if (p / "__init__.py").exists() and p.name not in ("common", "lab")
+)
+SOURCES = sorted([*ROOT.glob("kernels/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
+NOTEBOOKS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*/*.ipynb")])
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def exists(module: str, root: Path = ROOT) -> bool:
+    path = root.joinpath(*module.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def imports(source: str, module: str, *, is_package: bool = False) -> set[str]:
+    """The modules of `kernels` that ``source`` imports, anywhere in it, by their full names."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                up = parts[: len(parts) - node.level + is_package]
+                base = ".".join([*up, *filter(None, [node.module])])
+            found |= {f"{base}.{a.name}" if exists(f"{base}.{a.name}") else base for a in node.names}
+    return {name for name in found if name.split(".")[0] == "kernels"}
+
+
+def may(importer: str, imported: str) -> bool:
+    """Whether an arrow from ``importer`` to ``imported`` is one of the architecture's."""
+    part = imported.split(".")[1] if "." in imported else "kernels"
+    if part in ("runtime", "kernels"):  # importing the package is importing the runtime
+        return True
+    top, *rest = importer.split(".")
+    if top == "notebooks":
+        return part in (*ROOMS, "lab", "distributed") and not any(p.startswith("_") for p in imported.split("."))
+    if top == "benchmarks":
+        return part in (*ROOMS, "distributed") or imported == "kernels.lab.roofline"
+    mine = rest[0] if rest else "kernels"
+    if mine in ("kernels", "runtime"):
+        return False
+    if mine == "common":
+        return part == "common"
+    if mine in ROOMS:
+        return part in ("common", mine)
+    if mine == "distributed":
+        return part in (*ROOMS, "common")
+    assert mine == "lab", f"{importer} belongs to no part of the architecture"
+    return part == "lab" or (rest[1:2] == ["check"] and part in ROOMS and imported.endswith(".reference"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_imports_follow_the_arrows(path):
+    found = imports(path.read_text(), module_of(path), is_package=path.name == "__init__.py")
+    assert [name for name in sorted(found) if not may(module_of(path), name)] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_imports_the_lab_and_the_operators(path):
+    for cell in json.loads(path.read_text())["cells"]:
+        lines = [line for line in "".join(cell["source"]).splitlines() if not line.lstrip().startswith(("%", "!"))]
+        if cell["cell_type"] == "code":
+            assert [n for n in sorted(imports("\n".join(lines), "notebooks")) if not may("notebooks", n)] == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "allowed"),
+    [
+        ("kernels.dynamic_conv.forward", "kernels.common.launch", True),
+        ("kernels.dynamic_conv.forward", "kernels.lab", False),
+        ("kernels.dynamic_conv.forward", "kernels.runtime", True),
+        ("kernels.common.launch", "kernels.dynamic_conv", False),
+        ("kernels.common.launch", "kernels.lab.trace", False),
+        ("kernels.runtime", "kernels.common.launch", False),
+        ("kernels.lab.trace", "kernels.common.launch", False),
+        ("kernels.lab.trace", "kernels.dynamic_conv.reference", False),
+        ("kernels.lab.check.framework", "kernels.dynamic_conv.reference", True),
+        ("kernels.lab.check.framework", "kernels.dynamic_conv", False),
+        ("benchmarks.dynamic_conv", "kernels.lab.trace", False),
+        ("benchmarks.dynamic_conv", "kernels.lab.roofline", True),
+        ("notebooks", "kernels.dynamic_conv", True),
+        ("notebooks", "kernels.lab._pictures", False),
+        ("notebooks", "kernels.common.launch", False),
+    ],
+)
+def test_the_arrows_are_those_of_the_architecture(importer, imported, allowed):
+    assert may(importer, imported) is allowed
+
+
+def test_every_way_of_importing_is_read():
+    source = "import kernels.lab\nfrom kernels import runtime\nfrom kernels.lab import compare, style\nimport torch"
+    assert imports(source, "x") == {"kernels.lab", "kernels.runtime", "kernels.lab.compare", "kernels.lab.style"}
+    assert imports("def f():\n    from . import forward", "kernels.dynamic_conv.operator") == {
+        "kernels.dynamic_conv.forward"
+    }
+    assert imports("from .forward import tap", "kernels.dynamic_conv", is_package=True) == {
+        "kernels.dynamic_conv.forward"
+    }
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_its_furniture(room):
+    assert FURNITURE - {path.name for path in (ROOT / "kernels" / room).glob("*.py")} == set()
+
+
+def calls(tree: ast.AST, name: str) -> list[int]:
+    """The lines that mention ``name``, a dotted name of any depth."""
+    return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.Name) and ast.unparse(n) == name]
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if module_of(p) != "kernels.runtime"], ids=module_of)
+def test_only_the_runtime_asks_whether_there_is_a_gpu(path):
+    assert calls(ast.parse(path.read_text()), "torch.cuda.is_available") == []
+
+
+def test_the_runtime_does_ask():
+    assert calls(ast.parse((ROOT / "kernels" / "runtime.py").read_text()), "torch.cuda.is_available")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in SOURCES if p.parent.name in (*ROOMS, "common") and p.parents[1].name == "kernels"],
+    ids=module_of,
+)
+def test_no_operator_prints_or_synchronises(path):
+    tree = ast.parse(path.read_text())
+    assert calls(tree, "print") + calls(tree, "torch.cuda.synchronize") == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_tritons_private_names_stay_in_one_file(path):
+    private = [
+        getattr(node, "module", None) or node.names[0].name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    private = [name for name in private if name.startswith(("triton.runtime.interpreter", "triton._C"))]
+    assert path.name == "_triton_private.py" or private == []
+
+
+def test_the_repository_stays_under_eight_megabytes():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: which files are the repository's own cannot be told")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sizes = {name: (ROOT / name).stat().st_size for name in listed.stdout.split("\0") if (ROOT / name).is_file()}
+    largest = sorted(sizes, key=sizes.get)[-5:]
+    assert sum(sizes.values()) < 8e6, f"the largest are {largest}"

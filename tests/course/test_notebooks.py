@@ -1,0 +1,125 @@
+"""Every stored notebook keeps to the rules, the README's table names every lesson, and every link leads somewhere."""
+
+import re
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from tests.course import notebook_rules as rules
+from tools.kernel_environment import ROOT
+from tools.refresh import lessons_and_solutions
+
+NOTEBOOKS = lessons_and_solutions()
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+def test_a_stored_notebook_keeps_to_the_rule(path, rule):
+    assert list(rule(nbformat.read(path, as_version=4))) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_smaller_than_a_megabyte(path):
+    assert path.stat().st_size < 1e6
+
+
+def lessons_in(readme: str) -> list[str]:
+    """The notebooks that the rows of the README's table link to, in its order."""
+    rows = [line for line in readme.splitlines() if line.startswith("|")]
+    return re.findall(r"\(notebooks/(\d\d_\w+\.ipynb)\)", "\n".join(rows))
+
+
+def test_the_readmes_table_names_every_lesson_and_no_other():
+    assert lessons_in((ROOT / "README.md").read_text()) == sorted(p.name for p in ROOT.glob("notebooks/*.ipynb"))
+
+
+def test_the_tables_rows_are_read():
+    table = "| [Start](notebooks/00_start_here.ipynb) | … |\n| later | `05_x` |\nnot a row: (notebooks/09_no.ipynb)"
+    assert lessons_in(table) == ["00_start_here.ipynb"]
+
+
+def documents():
+    yield from ((path, path.read_text()) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+    for path in [*NOTEBOOKS, *sorted(ROOT.glob("exercises/*/*.ipynb"))]:
+        cells = nbformat.read(path, as_version=4).cells
+        yield path, "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+@pytest.mark.parametrize(("path", "text"), list(documents()), ids=lambda value: getattr(value, "name", ""))
+def test_every_link_inside_the_repository_leads_somewhere(path, text):
+    targets = [target.split("#")[0] for target in LINK.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL))]
+    local = [target for target in targets if target and not re.match(r"\w+:", target)]
+    assert [target for target in local if not (path.parent / target).exists()] == []
+
+
+def code(source="1", *outputs, id="cell", count=1, tags=()):
+    return new_code_cell(source, id=id, execution_count=count, outputs=list(outputs), metadata={"tags": list(tags)})
+
+
+def prose(source, id="words"):
+    return new_markdown_cell(source, id=id)
+
+
+def text(value):
+    return new_output("stream", name="stdout", text=value)
+
+
+FIGURE = new_output("display_data", data={"image/png": "aGVsbG8="})
+CAPTION = "*Figure: two programs, each reading eight neighbouring elements.*"
+BROKEN = [
+    ("ids_are_unique_and_meaningful", [code(id="4f2a99c1")]),
+    ("ids_are_unique_and_meaningful", [code(id="b1f7a9de-0c1f-4d0a-9d3a-1f2e3d4c5b6a")]),
+    ("ids_are_unique_and_meaningful", [code(id="same"), prose("x", id="same")]),
+    ("executed_from_top_to_bottom", [code(count=None)]),
+    ("executed_from_top_to_bottom", [code(id="one", count=2), code(id="two", count=1)]),
+    ("no_errors_but_those_announced", [code("1/0", new_output("error", ename="E", evalue="", traceback=[]))]),
+    ("figures_have_alternative_text", [code("plot()", FIGURE)]),
+    ("figures_have_alternative_text", [code("plot()", FIGURE), prose("Some other words that are long enough.")]),
+    ("figures_have_alternative_text", [code("plot()", FIGURE), prose("*Figure: x*")]),
+    ("figures_have_alternative_text", [prose("![](picture.png)")]),
+    ("figures_have_alternative_text", [prose('<img src="picture.png">')]),
+    ("cells_are_short", [prose("A line.\n" * 11)]),
+    ("cells_are_short", [prose("word " * 300)]),
+    ("cells_are_short", [code("x = 1\n" * 41)]),
+    ("nothing_of_the_authors_machine", [code("open('/home/ada/data.json')")]),
+    ("nothing_of_the_authors_machine", [code("print(path)", text("in /Users/ada/course"))]),
+    ("timings_are_not_compared", [code("bench()", text("0.123 ms"))]),
+    ("timings_are_not_compared", [code("bench()", text("4.1 TB/s"))]),
+]
+SOUND = [
+    prose("# A lesson\n\n" + "| a | b |\n" * 20 + "$$\ny = x\n$$\n" + "```python\n" + "x\n" * 20 + "```\n", id="title"),
+    code("plot()", FIGURE, id="plot", count=1),
+    prose(CAPTION, id="plot-caption"),
+    code("bench()", text("0.123 ms"), id="time", count=2, tags=["nbval-ignore-output"]),
+    code("1/0", new_output("error", ename="E", evalue="", traceback=[]), id="bad", count=3, tags=["raises-exception"]),
+    code("x.shape", text("(2, 37, 20), 3 masks, https://example.org/home/x, ../kernels/lab"), id="shape", count=4),
+    prose("![A row of eight boxes, the first four shaded](boxes.png)", id="boxes"),
+]
+
+
+def notebook(cells):
+    spec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nb = new_notebook(metadata={"kernelspec": spec, "language_info": {"name": "python"}})
+    nb.cells = cells  # past nbformat's validation, which would mend what a rule shall find
+    return nb
+
+
+@pytest.mark.parametrize(("name", "cells"), BROKEN)
+def test_a_rule_sees_what_it_is_for(name, cells):
+    complaints = {rule.__name__: list(rule(notebook(cells))) for rule in rules.RULES}
+    assert complaints[name] != []
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_lets_a_sound_notebook_pass(rule):
+    assert list(rule(notebook(SOUND))) == []
+
+
+def test_metadata_that_says_who_and_when_is_seen():
+    nb = notebook([code()])
+    nb.metadata["language_info"]["version"] = "3.11.7"
+    nb.metadata["kernelspec"]["name"] = "my-env"
+    nb.cells[0].metadata["execution"] = {"iopub.execute_input": "2026-01-01"}
+    assert len(list(rules.nothing_of_the_authors_machine(nb))) == 3
