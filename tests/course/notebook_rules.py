@@ -39,9 +39,10 @@ def shows_a_figure(cell) -> bool:
 
 
 def prose_lines(source: str) -> int:
-    """Lines to read, wrapped at 120: not tables, displayed equations, code, folded hints or headings."""
+    """Lines to read, wrapped at 120; a list item is one, and tables, displayed equations, code, hints and headings none."""
     for aside in (r"<details>.*?</details>", r"\$\$.*?\$\$", r"```.*?```", r"\\begin\{.*?\\end\{.*?\}"):
         source = re.sub(aside, "", source, flags=re.DOTALL)
+    source = re.sub(r"^([*-] |\d+\. ).*(\n {2,}\S.*)*", "-", source, flags=re.MULTILINE)
     lines = [line for line in source.splitlines() if line.strip() and not re.match(r"\s*(\||#|---)", line)]
     return sum(-(-len(line) // 120) for line in lines)
 

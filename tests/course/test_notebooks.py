@@ -82,6 +82,7 @@ BROKEN = [
     ("figures_have_alternative_text", [prose('<img src="picture.png">')]),
     ("cells_are_short", [prose("A line.\n" * 11)]),
     ("cells_are_short", [prose("word " * 300)]),
+    ("cells_are_short", [prose("* item\n" * 11)]),
     ("cells_are_short", [code("x = 1\n" * 41)]),
     ("nothing_of_the_authors_machine", [code("open('/home/ada/data.json')")]),
     ("nothing_of_the_authors_machine", [code("print(path)", text("in /Users/ada/course"))]),
@@ -89,7 +90,16 @@ BROKEN = [
     ("timings_are_not_compared", [code("bench()", text("4.1 TB/s"))]),
 ]
 SOUND = [
-    prose("# A lesson\n\n" + "| a | b |\n" * 20 + "$$\ny = x\n$$\n" + "```python\n" + "x\n" * 20 + "```\n", id="title"),
+    prose(
+        "# A lesson\n\n"
+        + "| a | b |\n" * 20
+        + "$$\ny = x\n$$\n"
+        + "```python\n"
+        + "x\n" * 20
+        + "```\n"
+        + "* An item\n  of two lines\n" * 7,
+        id="title",
+    ),
     code("plot()", FIGURE, id="plot", count=1),
     prose(CAPTION, id="plot-caption"),
     code("bench()", text("0.123 ms"), id="time", count=2, tags=["nbval-ignore-output"]),
