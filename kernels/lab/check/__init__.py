@@ -12,12 +12,25 @@ but for the property "stays inside its tensors", which reads addresses: grade wi
 from kernels.lab.check import dynamic_conv as _dynamic_conv
 from kernels.lab.check import row_softmax as _row_softmax
 from kernels.lab.check import tiled_matmul as _tiled_matmul
+from kernels.lab.check import vector_add as _vector_add
 from kernels.lab.check.framework import check as _check
 
-__all__ = ["dynamic_conv_dweight", "dynamic_conv_dx", "dynamic_conv_forward", "row_softmax", "tiled_matmul"]
+__all__ = [
+    "dynamic_conv_dweight",
+    "dynamic_conv_dx",
+    "dynamic_conv_forward",
+    "row_softmax",
+    "tiled_matmul",
+    "vector_add",
+]
 
 
 # The functions take over names that the imports above gave to submodules.
+def vector_add(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, y, out, BLOCK=8)``: out = x + y for x, y, out [N]. Returns points, of 3. Lesson 00 shows it."""
+    return _check(_vector_add.EXERCISE, fn, seed=seed, grading=grading)
+
+
 def row_softmax(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
     """Check ``fn(x, out, BLOCK_N=None)``: out[m] = softmax(x[m]) for x, out [M, N]. Returns points, of 10."""
     return _check(_row_softmax.EXERCISE, fn, seed=seed, grading=grading)
