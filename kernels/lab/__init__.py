@@ -10,9 +10,10 @@ import importlib
 # Functions share their file's name, so they are bound here at once: a later `import kernels.lab.trace` cannot rebind
 # them.
 from kernels.lab.compare import compare
+from kernels.lab.compile_report import CompileError, CompileReport, compile_report
 from kernels.lab.trace import Trace, trace
 
-__all__ = ["Trace", "check", "compare", "trace"]
+__all__ = ["CompileError", "CompileReport", "Trace", "check", "compare", "compile_report", "trace"]
 
 
 def __getattr__(name: str):

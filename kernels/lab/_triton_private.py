@@ -1,5 +1,8 @@
 """Every private name of Triton that the instruments use, in this one file.
 
+Three parts: watching the interpreter's accesses, watching compiled launches, and describing a kernel for the
+compiler.
+
 The interpreter gives no public way to see a kernel's memory accesses. The names below are the same in Triton 3.6 to
 3.9; tests/lab/test_triton_private.py runs on each supported version and fails if one of them moves.
 """
@@ -9,12 +12,23 @@ import dataclasses
 import inspect
 import os
 import sys
+import types
 
 import numpy as np
 import triton
 import triton.language as tl
+from triton._C.libtriton import native_specialize_impl
+from triton._utils import find_paths_if, get_iterable_path
+from triton.backends.compiler import BaseBackend
 from triton.runtime import interpreter
-from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle, interpreter_builder
+from triton.runtime.interpreter import (
+    GridExecutor,
+    InterpretedFunction,
+    InterpreterBuilder,
+    TensorHandle,
+    interpreter_builder,
+)
+from triton.runtime.jit import ConstexprFunction, JITFunction
 
 _TRITON_FOLDER = os.path.dirname(triton.__file__) + os.sep
 
@@ -43,7 +57,7 @@ def observed(observer):
         finish = observer.launch(self.fn.__name__)
         interpreter_builder.grid_dim = ()
         tensors = iter(
-            [leaf for name, arg in bound.items() if name not in self.constexprs for leaf in _leaves(name, arg)]
+            [leaf for name, arg in bound.items() if name not in self.constexprs for leaf in leaves(name, arg)]
         )
         try:
             return original_call(self, *args, **kwargs)
@@ -110,13 +124,13 @@ def observed(observer):
 _ACCESSES = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
 
 
-def _leaves(name: str, arg):
+def leaves(name: str, arg):
     """The tensors inside one kernel argument, named: itself, a descriptor's base, or a tuple's members."""
     if isinstance(arg, tuple):
         for i, member in enumerate(arg):
-            yield from _leaves(f"{name}[{i}]", member)
+            yield from leaves(f"{name}[{i}]", member)
     elif isinstance(arg, interpreter.TensorDescriptor):
-        yield from _leaves(name, arg.base)
+        yield from leaves(name, arg.base)
     elif hasattr(arg, "data_ptr"):
         yield name, interpreter._unwrap_tensor(arg)
 
@@ -128,3 +142,79 @@ def _kernel_frame():
     while frame.f_code.co_filename == __file__ or frame.f_code.co_filename.startswith(_TRITON_FOLDER):
         frame = frame.f_back
     return frame
+
+
+@contextlib.contextmanager
+def before_compiled_launches(handler):
+    """Call ``handler(kernel, grid, args, kwargs) -> bool`` before each compiled launch; it says whether to go on."""
+    original = JITFunction.run
+
+    def run(self, *args, grid, warmup, **kwargs):
+        if warmup or handler(self, grid, args, kwargs):
+            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    try:
+        JITFunction.run = run
+        yield
+    finally:
+        JITFunction.run = original
+
+
+def is_kernel(value) -> bool:
+    """Whether a value is what ``@triton.jit`` returns, in either mode."""
+    gluon = getattr(value, "is_gluon", lambda: False)()
+    return isinstance(value, (JITFunction, InterpretedFunction)) and not gluon
+
+
+def python_function(value):
+    """The plain function behind a kernel, a helper or a compile-time function; None for anything else."""
+    if is_kernel(value) or isinstance(value, ConstexprFunction):
+        return value.fn
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def decorator(value) -> str:
+    """The decorator line that makes ``value`` again from its plain function; empty for a plain function."""
+    if isinstance(value, types.FunctionType):
+        return ""
+    if isinstance(value, ConstexprFunction):
+        return "@_triton.constexpr_function"
+    return f"@_triton.jit({', '.join(f'{name}={option!r}' for name, option in _jit_options(value).items())})"
+
+
+def _jit_options(kernel) -> dict:
+    """What a kernel's ``@triton.jit(...)`` was given and the compiler takes into account."""
+    given = kernel.kwargs if isinstance(kernel, InterpretedFunction) else vars(kernel)
+    names = ("do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline")
+    return {name: given[name] for name in names if given.get(name)}
+
+
+def specialize(kernel, arguments: dict) -> tuple[dict, dict, dict]:
+    """Signature, constants and attributes for ``ASTSource``, as a launch with these arguments would derive them.
+
+    arguments: every parameter's value by name. A string is taken for the type itself (``"*bf16"``, ``"i32"``), a
+    torch dtype for a pointer to it; such pointers count as aligned to 16 bytes, as those that torch allocates are.
+    """
+    params = JITFunction(kernel.fn, **_jit_options(kernel)).params
+    types_, keys = [], []
+    for param, value in zip(params, arguments.values(), strict=True):
+        if param.is_constexpr:
+            type_, key = "constexpr", value
+        elif isinstance(value, str):
+            type_, key = value, "D" if value.startswith("*") else ""
+        else:
+            value = triton.runtime.jit.MockTensor.wrap_dtype(value)
+            alignment = not param.do_not_specialize_on_alignment
+            type_, key = native_specialize_impl(
+                BaseBackend, value, param.is_const, not param.do_not_specialize, alignment
+            )
+        if param.annotation_type and type_ != "constexpr":
+            type_ = param.annotation_type
+            key = None if type_ == "u1" or type_[:2] in ("fp", "bf") else key
+        types_.append(type_)
+        keys.append("" if type_ == "constexpr" else key)
+    values = list(arguments.values())
+    constants = {path: get_iterable_path(values, path) for path in find_paths_if(types_, lambda _, t: t == "constexpr")}
+    marked = find_paths_if(keys, lambda _, key: isinstance(key, str))
+    attributes = {path: BaseBackend.parse_attr(get_iterable_path(keys, path)) for path in marked}
+    return dict(zip(arguments, types_, strict=True)), constants, attributes

@@ -11,13 +11,19 @@ tensor argument. Every access is translated back just before it happens. So an a
 computed from, even where two arguments share memory or lie side by side in it.
 """
 
+import bisect
 import contextlib
+import inspect
+import io
 import linecache
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
 import numpy as np
+import torch
+
+from kernels import runtime
 
 SECTOR_BYTES = 32  # the unit in which an NVIDIA GPU moves data between L2, L1 and DRAM
 
@@ -301,8 +307,12 @@ class Trace:
 class _Recorder:
     """The observer that turns launches and addresses into ``Launch`` and ``Access`` objects."""
 
-    def __init__(self, guard: bool):
+    def __init__(self, guard: bool, exported: str = "", origins: list[tuple[int, int]] | None = None):
         self.guard = guard
+        self.exported, self.origins = (
+            exported,
+            origins or [],
+        )  # see _child.export: lines of this file come from elsewhere
         self.launches: list[Launch] = []
 
     def launch(self, kernel: str):
@@ -333,6 +343,9 @@ class _Recorder:
         real, allowed = flat.copy(), active.copy()
         line, name = frame.f_lineno, frame.f_code.co_filename
         source = linecache.getline(name, line).strip()
+        if name == self.exported:
+            start, original = self.origins[bisect.bisect(self.origins, line, key=lambda pair: pair[0]) - 1]
+            line += original - start
         lanes_window = (flat >> np.uint64(_WINDOW_BITS)).astype(np.int64)
         for window in np.unique(lanes_window[active]).tolist():
             lanes = np.flatnonzero(active & (lanes_window == window))
@@ -390,13 +403,24 @@ def recording(*, guard: bool = True):
         would.
 
     Tensors are those passed at the launch: an operator may have made copies of what it was given (the interpreter
-    computes bfloat16 in float32). The trace fills up as launches happen, and stays readable if one raises.
+    computes bfloat16 in float32). The trace fills up as launches happen, and stays readable if one raises. Where
+    kernels are compiled, each launch is first recorded on copies, in a child process that interprets, then made.
     """
     from kernels.lab import _triton_private
 
-    recorder = _Recorder(guard)
-    with _triton_private.observed(recorder):
-        yield Trace(recorder.launches)
+    if runtime.interpreted:
+        recorder = _Recorder(guard)
+        with _triton_private.observed(recorder):
+            yield Trace(recorder.launches)
+        return
+    recorded = Trace()
+
+    def also_in_child(*launch) -> bool:
+        recorded.launches.extend(_record_in_child(*launch, guard=guard, write_back=False))
+        return True
+
+    with _triton_private.before_compiled_launches(also_in_child):
+        yield recorded
 
 
 def trace(kernel, grid, *args, **kwargs) -> Trace:
@@ -410,13 +434,68 @@ def trace(kernel, grid, *args, **kwargs) -> Trace:
 
     Raises ``ValueError`` if ``kernel`` is not a Triton kernel; what the kernel raises comes through.
     """
+    from kernels.lab import _triton_private
+
     if not hasattr(kernel, "run") or not hasattr(kernel, "__getitem__"):
         raise ValueError(
             f"kernel is {kernel!r}: trace needs a @triton.jit function, and its grid and arguments after it"
         )
-    with recording() as recorded:
+    if runtime.interpreted:
+        with recording() as recorded:
+            kernel[grid](*args, **kwargs)
+        return recorded
+    recorded = Trace()
+
+    def in_child_instead(*launch) -> bool:
+        recorded.launches.extend(_record_in_child(*launch, guard=True, write_back=True))
+        return False
+
+    with _triton_private.before_compiled_launches(in_child_instead):
         kernel[grid](*args, **kwargs)
     return recorded
+
+
+def _record_in_child(kernel, grid, args, kwargs, *, guard: bool, write_back: bool) -> list[Launch]:
+    """Record one launch in a child process that interprets; ``write_back``: copy what it wrote into our tensors."""
+    from kernels.lab import _child, _triton_private
+
+    signature = inspect.signature(kernel.fn)
+    bound = signature.bind(*args, **{name: value for name, value in kwargs.items() if name in signature.parameters})
+    bound.apply_defaults()
+    grid = grid(bound.arguments) if callable(grid) else grid
+    tensors = {name: value for name, value in bound.arguments.items() if any(_triton_private.leaves(name, value))}
+    values = {name: value for name, value in bound.arguments.items() if name not in tensors}
+    details = {"tensors": _packed(tensors), "order": list(bound.arguments), "grid": tuple(grid), "guard": guard}
+    answer = _child.run("trace", True, kernel, values, **details)
+    if "error" in answer:
+        raise RuntimeError(f"{kernel.fn.__name__} failed in the interpreter: {answer['error']}")
+    if write_back:
+        written = torch.load(io.BytesIO(answer["tensors"]), weights_only=False)
+        for name, value in tensors.items():
+            pairs = zip(_triton_private.leaves(name, value), _triton_private.leaves(name, written[name]), strict=True)
+            for (_, ours), (_, theirs) in pairs:
+                ours.untyped_storage().copy_(theirs.untyped_storage())
+    return answer["launches"]
+
+
+def record_exported(module, details: dict) -> dict:
+    """In the child: launch ``module.KERNEL`` as ``_record_in_child`` describes; returns the launches and the
+    tensors."""
+    from kernels.lab import _triton_private
+
+    tensors = torch.load(io.BytesIO(details["tensors"]), map_location="cpu", weights_only=False)
+    arguments = tensors | module.VALUES
+    recorder = _Recorder(details["guard"], module.__file__, details["lines"])
+    with _triton_private.observed(recorder):
+        module.KERNEL[details["grid"]](**{name: arguments[name] for name in details["order"]})
+    return {"launches": recorder.launches, "tensors": _packed(tensors)}
+
+
+def _packed(tensors: dict) -> bytes:
+    """Tensors as bytes; shared storage stays shared."""
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    return buffer.getvalue()
 
 
 trace.recording = recording

@@ -106,3 +106,59 @@ def test_everything_is_put_back_also_after_an_exception():
         assert snapshot() != before
         raise KeyError
     assert snapshot() == before
+
+
+@triton.jit(do_not_specialize=["plain"], do_not_specialize_on_alignment=["loose"])
+def many_kinds(
+    pointer,
+    shifted,
+    loose,
+    plain,
+    number,
+    one,
+    wide,
+    huge,
+    flag,
+    real,
+    nothing,
+    pair,
+    desc,
+    typed: tl.int64,
+    C: tl.constexpr,
+):
+    pass
+
+
+def test_specialisation_is_what_a_launch_derives():
+    from triton.backends.compiler import BaseBackend, GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    x = torch.zeros(64, dtype=torch.bfloat16)
+    desc = triton.tools.tensor_descriptor.TensorDescriptor.from_tensor(x.view(4, 16), [4, 16])
+    values = [x, x[1:], x, 16, 48, 1, 7, 2**40, True, 0.5, None, (x, 3, 1), desc, 32, "constant"]
+    arguments = dict(zip(many_kinds.arg_names, values, strict=True))
+    jit = JITFunction(many_kinds.fn, **_triton_private._jit_options(many_kinds))
+    binder = create_function_from_signature(jit.signature, jit.params, make_backend(GPUTarget("cuda", 90, 32)))
+    bound, specialization, options = binder(**arguments)
+    _, signature, constants, attributes = jit._pack_args(
+        make_backend(GPUTarget("cuda", 90, 32)), options, bound, specialization, {}
+    )
+    signature_, constants_, attributes_ = _triton_private.specialize(many_kinds, arguments)
+    assert signature_ == signature
+    assert constants_ == constants
+    drop_empty = lambda attrs: {path: attr for path, attr in attrs.items() if attr}
+    assert drop_empty(attributes_) == drop_empty(attributes)
+    assert signature_["pointer"] == "*bf16" and constants_[5,] == 1 and attributes_[0,] == BaseBackend.parse_attr("D")
+
+
+def test_compiled_launches_can_be_seen_and_held_back():
+    from triton.runtime.jit import JITFunction
+
+    seen = []
+    original = JITFunction.run
+    jit = JITFunction(many_kinds.fn)
+    with _triton_private.before_compiled_launches(lambda *launch: seen.append(launch) or False):
+        jit[(3,)](1, 2, C=4)
+    assert seen == [(jit, (3,), (1, 2), {"C": 4})]
+    assert JITFunction.run is original

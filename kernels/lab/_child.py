@@ -1,0 +1,204 @@
+"""Carry a kernel into another Python process: one that compiles although this one interprets, or the other way round.
+
+Triton fixes the mode of a process when it is imported, so the instruments that need the other mode start a child. A
+kernel that lives in an importable module is imported there. One that was defined in a notebook cell, in a script or
+inside a function is written into a module of its own, with every helper, constant and module that it uses.
+"""
+
+import ast
+import contextlib
+import dis
+import importlib.machinery
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import textwrap
+import types
+from pathlib import Path
+
+import torch
+import triton.language as tl
+
+from kernels.lab import _triton_private
+
+_TIMEOUT_SECONDS = 300
+
+
+def run(job: str, interpreted: bool, kernel, values: dict, **details) -> dict:
+    """Do ``job`` ("compile" or "trace", see _child_main.py) on ``kernel`` in a child process and return its answer.
+
+    values: what travels as source (constants, types, functions); details: what travels pickled.
+    The answer's "error" is the child's complaint, or its last words where it died. ``ValueError`` if something that
+    the kernel uses cannot be carried over.
+    """
+    source, lines = export(kernel, values)
+    with tempfile.TemporaryDirectory(prefix="kernels_lab_") as folder:
+        folder = Path(folder)
+        (folder / "exported_kernel.py").write_text(source)
+        (folder / "details.pickle").write_bytes(pickle.dumps(details | {"lines": lines}))
+        environment = os.environ | {
+            "TRITON_INTERPRET": str(int(interpreted)),
+            "TRITON_CACHE_DIR": str(folder / "cache"),
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        # -P: this folder holds a trace.py, which must not stand in for the standard library's.
+        command = [sys.executable, "-P", str(Path(__file__).with_name("_child_main.py")), job, str(folder)]
+        try:
+            child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return {"error": f"no answer within {_TIMEOUT_SECONDS} s"}
+        answer = folder / "answer.pickle"
+        if answer.exists():
+            return pickle.loads(answer.read_bytes())
+        last_words = "\n".join(child.stderr.strip().splitlines()[-12:])
+        return {"error": f"the process ended with status {child.returncode}:\n{last_words}"}
+
+
+def export(kernel, values: dict) -> tuple[str, list[tuple[int, int]]]:
+    """The text of a module that defines ``KERNEL`` and ``VALUES``, and where its functions' lines come from.
+
+    The second part is a list of (line in this text, line in the original file or cell), one a function, rising.
+    """
+    writer = _Writer()
+    writer.add(f"KERNEL = {writer.expression(kernel)}")
+    writer.add(f"VALUES = {writer.expression(values)}")
+    return "\n".join(writer.lines) + "\n", writer.origins
+
+
+class _Writer:
+    """Writes values as Python source, after everything that they need."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        self.origins: list[tuple[int, int]] = []
+        self.bound: dict[str, object] = {}  # names of the module and what they stand for
+        self.user = ""  # the function whose names are being written, for messages
+        self.add("import triton as _triton, triton.language as _tl")
+
+    def add(self, text: str) -> None:
+        self.lines += text.splitlines()
+
+    def bind(self, name: str, value) -> None:
+        """Make ``name`` stand for ``value`` in the module."""
+        if name in self.bound:
+            known = self.bound[name]
+            if known is not value and not (type(known) is type(value) and _plain(value) and known == value):
+                raise ValueError(f"kernel uses two things called {name!r}, in different functions: rename one of them")
+            return
+        self.bound[name] = value
+        if isinstance(value, types.ModuleType):
+            self.add(f"import {value.__name__} as {name}")
+            return
+        try:
+            expression = self.expression(value)
+        except ValueError as error:
+            raise ValueError(f"kernel uses {name!r}{self.user}: {error}") from None
+        if expression != name:
+            self.add(f"{name} = {expression}")
+
+    def expression(self, value) -> str:
+        """Source text that evaluates to ``value``."""
+        if value is None or isinstance(value, (bool, int, str, bytes)):
+            return repr(value)
+        if isinstance(value, float):
+            return f"float({str(value)!r})"
+        if isinstance(value, (tuple, list, set, frozenset)) and type(value).__module__ == "builtins":
+            return f"{type(value).__name__}([{', '.join(map(self.expression, value))}])"
+        if type(value) is dict:
+            return "{" + ", ".join(f"{self.expression(k)}: {self.expression(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, torch.dtype):
+            self.bind("torch", torch)
+            return str(value)
+        if isinstance(value, tl.constexpr):
+            return f"_tl.constexpr({self.expression(value.value)})"
+        if type(value) is tl.dtype:
+            return f"_tl.dtype({value.name!r})"
+        function = _triton_private.python_function(value)
+        module, path = _home(function if function is not None else value)
+        if module is not None:
+            self.add(f"import {module}")
+            return f"{module}.{path}"
+        if function is not None:
+            return self.function(value, function)
+        raise ValueError(f"a {type(value).__name__} cannot be carried into another process; make it a tl.constexpr")
+
+    def function(self, value, function) -> str:
+        """Write a function's source after everything that it names; returns its name."""
+        name = function.__name__
+        if self.bound.get(f"def {name}") is value:
+            return name
+        if f"def {name}" in self.bound:
+            raise ValueError(f"there are two functions called {name!r}: rename one of them")
+        self.bound[f"def {name}"] = value
+        try:
+            lines, start = inspect.getsourcelines(function)
+            definition = ast.parse(textwrap.dedent("".join(lines))).body[0]
+        except (OSError, SyntaxError) as error:
+            raise ValueError(f"the source of {name!r} cannot be read ({error})") from None
+        if not isinstance(definition, ast.FunctionDef):
+            raise ValueError(f"{name!r} is not defined by `def`")
+        outer, self.user = self.user, f" in {name!r}"
+        for used in _names(function, definition):
+            found, what = _look_up(function, used)
+            if found:
+                self.bind(used, what)
+        self.user = outer
+        self.bind(name, value)
+        self.add("")
+        self.add(_triton_private.decorator(value))
+        self.origins.append((len(self.lines) + 1, start + definition.lineno - 1))
+        self.add(textwrap.dedent("".join(lines[definition.lineno - 1 :])))
+        self.add("")
+        return name
+
+
+def _plain(value) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype, tl.dtype))
+
+
+def _names(function, definition: ast.FunctionDef) -> list[str]:
+    """The names that a function takes from outside: in its body, its annotations and its defaults."""
+    found = {}
+    pending = [function.__code__]
+    while pending:
+        code = pending.pop()
+        found |= dict.fromkeys(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        pending += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    found |= dict.fromkeys(function.__code__.co_freevars)
+    header = [definition.args, *filter(None, [definition.returns])]
+    found |= dict.fromkeys(n.id for part in header for n in ast.walk(part) if isinstance(n, ast.Name))
+    return list(found)
+
+
+def _look_up(function, name: str):
+    """(whether the function sees the name as anything but a builtin, what it is)."""
+    if name in function.__code__.co_freevars:
+        cell = function.__closure__[function.__code__.co_freevars.index(name)]
+        with contextlib.suppress(ValueError):  # a cell that is still empty: the compiler will complain, with the line
+            return True, cell.cell_contents
+    return name in function.__globals__, function.__globals__.get(name)
+
+
+def _home(value) -> tuple[str | None, str]:
+    """The module from which a fresh process can import a function or class, and its path in there; or (None, "")."""
+    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not path or "<" in path or module == "__main__" or module not in sys.modules:
+        return None, ""
+    found = sys.modules[module]
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if found is not value and _triton_private.python_function(found) is not value:
+        return None, ""  # defined there once, but something else goes by that name now
+    file = getattr(sys.modules[module], "__file__", None)
+    if file is None:
+        return (module, path) if module in sys.builtin_module_names else (None, "")
+    for entry in sys.path:
+        base = os.path.join(os.path.abspath(entry), *module.split("."))
+        for candidate in (base, os.path.join(base, "__init__")):
+            if any(candidate + suffix == os.path.abspath(file) for suffix in importlib.machinery.all_suffixes()):
+                return module, path
+    return None, ""

@@ -1,0 +1,193 @@
+"""Compile a kernel for a GPU that need not be there, and read registers, shared memory, spills and instructions.
+
+The compiler, the disassembler and ``cuobjdump`` are in Triton's wheel. Compilation runs in a child process, because a
+process that interprets kernels cannot compile them, and because the compiler may abort its process.
+"""
+
+import inspect
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+class CompileError(RuntimeError):
+    """The compiler refused the kernel, or died on it; the message is its own."""
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What the compiler made of a kernel for one architecture. ``print(report)`` shows it as a table.
+
+    registers: per thread. shared_bytes: shared memory a program. spill_bytes: stack and local memory a thread, where
+    registers that did not fit are kept. threads: per program. instructions: group -> mnemonic -> how often it stands
+    in the code (not how often it runs). ptx, sass: the code itself, as PTX and as the GPU's own instructions. asm:
+    all of the compiler's stages as text, by name ("ttir", "ttgir", "llir", "ptx").
+    """
+
+    kernel: str
+    arch: int
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+    threads: int
+    instructions: dict[str, dict[str, int]]
+    ptx: str = field(repr=False)
+    sass: str = field(repr=False)
+    asm: dict[str, str] = field(repr=False)
+
+    def count(self, prefix: str) -> int:
+        """How many instructions in ``sass`` begin with ``prefix``: ``report.count("HGMMA")``."""
+        return sum(opcode.startswith(prefix) for opcode, _ in _opcodes(self.sass))
+
+    def __str__(self) -> str:
+        return _table([self])
+
+    def _repr_pretty_(self, printer, cycle) -> None:
+        printer.text(str(self))  # a notebook shows the table, not the fields
+
+
+class CompileReports(dict):
+    """Reports by architecture: ``reports[90].registers``. ``print(reports)`` shows them side by side."""
+
+    def __str__(self) -> str:
+        return _table(list(self.values()))
+
+    def _repr_pretty_(self, printer, cycle) -> None:
+        printer.text(str(self))
+
+
+def compile_report(kernel, *args, arch=90, num_warps: int = 4, num_stages: int = 3, **constexprs):
+    """Compile ``kernel`` as a launch with these arguments would, without a GPU, and report what came out.
+
+    kernel: a ``@triton.jit`` function, also one defined in a notebook cell, with its helpers and constants.
+    args: the launch's arguments, in order: tensors (on any device), numbers, dtypes (``torch.bfloat16`` stands for
+        an aligned pointer to it) or Triton's own names of types (``"*bf16"``, ``"i32"``). As in a launch, a pointer
+        at a multiple of 16 bytes and an integer divisible by 16 are compiled as such, and the integer 1 as a
+    constant; ``"i32"`` is any integer. arch: 80 (Ampere), 90 (Hopper), 100 (Blackwell), …, or a tuple of them.
+    num_warps, num_stages: as in a launch.
+    constexprs: the remaining parameters by name.
+
+    Returns a ``CompileReport``, or ``CompileReports`` by architecture if ``arch`` is a tuple. Raises ``ValueError``
+    for arguments that don't fit the kernel or a kernel that cannot be carried into another process, ``CompileError``
+    with the compiler's message if it refuses.
+    """
+    from kernels.lab import _child, _triton_private
+
+    if not _triton_private.is_kernel(kernel):
+        raise ValueError(
+            f"kernel is {kernel!r}: compile_report needs a @triton.jit function, and its arguments after it"
+        )
+    arches = arch if isinstance(arch, (tuple, list)) else (arch,)
+    for one in arches:
+        if not isinstance(one, int) or one < 75:
+            raise ValueError(f"arch is {one!r}: it must be a compute capability times ten, such as 80, 90 or 100")
+    name = kernel.fn.__name__
+    try:
+        bound = inspect.signature(kernel.fn).bind(*args, **constexprs)
+    except TypeError as error:
+        raise ValueError(f"args do not fit {name}{inspect.signature(kernel.fn)}: {error}") from None
+    bound.apply_defaults()
+    try:
+        signature, constants, attributes = _triton_private.specialize(kernel, bound.arguments)
+    except TypeError as error:
+        raise ValueError(f"args do not fit {name}: {error}") from None
+    answer = _child.run(
+        "compile",
+        False,
+        kernel,
+        constants,
+        signature=signature,
+        attributes=attributes,
+        arches=tuple(arches),
+        options={"num_warps": num_warps, "num_stages": num_stages},
+    )
+    if "error" in answer:
+        raise CompileError(f"{name} does not compile: {answer['error']}")
+    reports = CompileReports({one: _report(name, one, answer[one]) for one in arches})
+    return reports if isinstance(arch, (tuple, list)) else reports[arch]
+
+
+def _report(kernel: str, arch: int, answer: dict) -> CompileReport:
+    usage = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", answer["usage"])}
+    return CompileReport(
+        kernel=kernel,
+        arch=arch,
+        registers=usage["REG"],
+        shared_bytes=answer["shared_bytes"],
+        spill_bytes=usage["STACK"] + usage["LOCAL"],
+        threads=int(re.search(r"\.reqntid\s+(\d+)", answer["asm"]["ptx"]).group(1)),
+        instructions=_instructions(answer["sass"]),
+        ptx=answer["asm"]["ptx"],
+        sass=answer["sass"],
+        asm=answer["asm"],
+    )
+
+
+#: What is counted: group, the opcodes that belong to it (up to their first dot), and how each is named from the
+# whole opcode.
+_GROUPS = (
+    ("matrix products", r"(UTC)?[A-Z]*MMA", "base"),
+    ("async copies and TMA", r"LDGSTS|UTMA(LDG|STG|REDG|PF)|UBLKCP", "base"),
+    ("global loads", r"LDG", "width"),
+    ("global stores", r"STG", "width"),
+    ("global atomics", r"ATOMG?|REDG?", "base"),
+    ("shared-memory loads", r"LDSM?", "base"),
+    ("shared-memory stores", r"STSM?", "base"),
+    ("tensor-memory moves", r"LDTM|STTM", "base"),
+    ("local memory (spills)", r"LDL|STL", "base"),
+    ("barriers", r"BAR|SYNCS", "base"),
+    ("multiply-adds", r"[FHD]FMA2?", "base"),
+    ("special functions", r"MUFU", "function"),
+)
+
+
+def _opcodes(sass: str):
+    """(opcode, operands) of every instruction in a disassembly, predicates left out."""
+    for line in sass.splitlines():
+        match = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);", line)
+        if match:
+            yield match.groups()
+
+
+def _instructions(sass: str) -> dict[str, dict[str, int]]:
+    counts = {group: Counter() for group, _, _ in _GROUPS}
+    for opcode, operands in _opcodes(sass):
+        base, *modifiers = opcode.split(".")
+        if base.startswith("HFMA2") and "-RZ, RZ" in operands:
+            continue  # 0 · 0 + c: how the compiler moves a constant, no arithmetic
+        for group, pattern, naming in _GROUPS:
+            if re.fullmatch(pattern, base):
+                counts[group][_named(base, modifiers, naming)] += 1
+    return {group: dict(sorted(count.items())) for group, count in counts.items()}
+
+
+def _named(base: str, modifiers: list[str], naming: str) -> str:
+    if (
+        naming == "width"
+    ):  # a modifier of 64, 128 or 256 is the width in bits, U8 to S16 a narrow one; otherwise it is 32
+        widths = [re.fullmatch(r"[US]?(8|16|64|128|256)", modifier) for modifier in modifiers]
+        return f"{base} {next((width.group(1) for width in widths if width), 32)} bits"
+    if naming == "function" and modifiers:
+        return f"{base}.{modifiers[0]}"
+    return base
+
+
+def _table(reports: list[CompileReport]) -> str:
+    rows = [
+        ("registers a thread", [r.registers for r in reports]),
+        ("shared memory, bytes", [r.shared_bytes for r in reports]),
+        ("spilled, bytes a thread", [r.spill_bytes for r in reports]),
+        ("threads a program", [r.threads for r in reports]),
+    ]
+    for group, _, _ in _GROUPS:
+        names = sorted({name for r in reports for name in r.instructions[group]})
+        rows += [(f"{group}: {name}", [r.instructions[group].get(name, 0) for r in reports]) for name in names]
+    title = f"{reports[0].kernel}"
+    width = max(len(title), *(len(label) for label, _ in rows))
+    columns = [max(len(f"sm_{r.arch}"), *(len(f"{row[i]:,}") for _, row in rows)) for i, r in enumerate(reports)]
+    lines = [
+        "  ".join([f"{title:<{width}}", *(f"{f'sm_{r.arch}':>{w}}" for r, w in zip(reports, columns, strict=True))])
+    ]
+    for label, row in rows:
+        lines.append("  ".join([f"{label:<{width}}", *(f"{n:>{w},}" for n, w in zip(row, columns, strict=True))]))
+    return "\n".join(lines)

@@ -1,0 +1,204 @@
+"""A kernel carried into another process is the same kernel: its helpers, constants and lines come along."""
+
+import functools
+import importlib
+import inspect
+import math
+import os
+import sys
+import textwrap
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+import triton.language.core as an_alias_of_core
+
+from kernels.lab import _child, trace
+from kernels.lab.trace import Trace, _record_in_child
+
+SCALE = tl.constexpr(2.5)
+FOUR = 4
+WIDTHS = tl.constexpr((1, 2))
+UNUSED = object()
+
+
+CELL = """
+    import math
+    FACTOR = tl.constexpr(3)
+
+    @triton.jit
+    def times(v, factor):
+        return v * factor
+
+
+    @triton.jit(noinline=False,
+                do_not_specialize=["n"])
+    def kernel(x, y, n, BLOCK: tl.constexpr = 8):  # a comment
+        '''Doc.'''
+        i = tl.arange(0, BLOCK)
+        tl.store(y + i, times(tl.load(x + i, mask=i < n, other=0.0), FACTOR), mask=i < n)
+"""
+
+
+def test_a_cell_comes_along_whole(cell):
+    names = cell(CELL)
+    x, y = torch.arange(8.0), torch.zeros(8)
+    text, origins = _child.export(names["kernel"], {"a": 1})
+    again = cell(text)
+    again["KERNEL"][(1,)](x, y, 6)
+    assert y.tolist() == [0, 3, 6, 9, 12, 15, 0, 0] and again["VALUES"] == {"a": 1}
+    assert "do_not_specialize=['n']" in text
+    cell_lines, new_lines = textwrap.dedent(CELL).splitlines(), text.splitlines()
+    assert len(origins) == 2
+    for new, original in origins:
+        assert new_lines[new - 1] == cell_lines[original - 1] and "def " in new_lines[new - 1]
+
+
+def test_only_what_is_used_comes_along_and_locals_hide_globals(cell):
+    names = cell(
+        """
+        @triton.jit
+        def kernel(x):
+            total = tl.load(x)
+            tl.store(x, total.to(tl.float32).sum)
+        """,
+        total=torch.zeros(3),  # hidden by the local
+        sum=torch.zeros(3),  # an attribute, not the global
+        other=torch.zeros(3),
+    )
+    text, _ = _child.export(names["kernel"], {})
+    assert "total =" not in text.replace("total = tl.load", "") and "sum =" not in text and "other" not in text
+
+
+def test_closures_aliases_modules_types_and_functions_as_values(cell):
+    OFFSET = tl.constexpr(7)
+
+    @triton.jit
+    def plus(v):
+        return v + OFFSET
+
+    alias = plus
+
+    @triton.jit
+    def kernel(x, y, F: tl.constexpr, DTYPE: an_alias_of_core.constexpr, N: tl.constexpr = FOUR):
+        v = F(alias(tl.load(x + tl.arange(0, N)))) * SCALE + WIDTHS[1] + math.pi
+        tl.store(y + tl.arange(0, N), (v * 0 + 1).to(DTYPE) + v)
+
+    values = {
+        "F": plus,
+        "DTYPE": tl.float32,
+        "types": [torch.bfloat16, tl.float16, float("inf"), -0.5, None, {"k": (True,)}],
+        (3,): {1, 2},
+    }
+    again = cell(_child.export(kernel, values)[0])
+    assert again["VALUES"]["types"] == values["types"] and again["VALUES"][3,] == {1, 2}
+    x, y = torch.arange(4.0), torch.zeros(4)
+    again["KERNEL"][(1,)](x, y, F=again["VALUES"]["F"], DTYPE=again["VALUES"]["DTYPE"])
+    torch.testing.assert_close(y, (x + 14) * 2.5 + 2 + math.pi + 1)
+
+
+def test_recursion_between_helpers_ends(cell):
+    names = cell(
+        """
+        @triton.jit
+        def even(n: tl.constexpr):
+            if n == 0:
+                return True
+            return odd(n - 1)
+
+        @triton.jit
+        def odd(n: tl.constexpr):
+            if n == 0:
+                return False
+            return even(n - 1)
+        """
+    )
+    assert cell(_child.export(names["even"], {})[0])["KERNEL"].fn(4) is True
+
+
+def test_what_a_fresh_process_can_import_is_imported(cell, tmp_path, monkeypatch):
+    package = tmp_path / "a_package_of_kernels"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "some.py").write_text(
+        "import triton\nimport triton.language as tl\nWEIGHT = object()  # could not be carried\n"
+        "@triton.jit\ndef helper(v):\n    return v + 1\n"
+        "@triton.jit\ndef kernel(x):\n    tl.store(x, helper(tl.load(x)))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    some = importlib.import_module("a_package_of_kernels.some")
+    text, origins = _child.export(some.kernel, {})
+    assert "KERNEL = a_package_of_kernels.some.kernel" in text and "def " not in text and origins == []
+    names = cell("@triton.jit\ndef user(x):\n    tl.store(x, helper(tl.load(x)))\n", helper=some.helper)
+    text, _ = _child.export(names["user"], {})
+    assert "helper = a_package_of_kernels.some.helper" in text and "def helper" not in text
+    monkeypatch.setattr(some, "helper", None)  # what goes by that name now is something else: carry the source
+    assert "def helper" in _child.export(names["user"], {})[0]
+
+
+def test_what_cannot_be_carried_is_named(cell):
+    def kernel_with(**names):
+        return cell("@triton.jit\ndef kernel(x):\n    tl.store(x, thing)\n", **names)["kernel"]
+
+    with pytest.raises(ValueError, match="kernel uses 'thing' in 'kernel': a Tensor cannot be carried"):
+        _child.export(kernel_with(thing=torch.zeros(1)), {})
+    with pytest.raises(
+        ValueError, match="kernel uses 'thing' in 'kernel': '<lambda>' is not defined by `def`|cannot be read"
+    ):
+        _child.export(kernel_with(thing=eval("lambda v: v")), {})
+    with pytest.raises(ValueError, match="a partial cannot be carried"):
+        _child.export(kernel_with(thing=functools.partial(int)), {})
+    # A name that nobody defined is the compiler's business.
+    assert "thing" in _child.export(kernel_with(), {})[0]
+
+
+def test_two_things_of_one_name_are_refused(cell):
+    one = cell("@triton.jit\ndef helper(v):\n    return v + SHIFT\n", SHIFT=tl.constexpr(1))["helper"]
+    body = "@triton.jit\ndef kernel(x):\n    tl.store(x, helper(SHIFT))\n"
+    two = cell(body, helper=one, SHIFT=tl.constexpr(2))["kernel"]
+    with pytest.raises(ValueError, match="two things called 'SHIFT'"):
+        _child.export(two, {})
+    other = cell("@triton.jit\ndef helper(v):\n    return v\n")["helper"]
+    with pytest.raises(ValueError, match="two functions called 'helper'"):
+        _child.export(other, {"F": one})
+
+
+def test_a_child_that_dies_leaves_its_last_words(cell):
+    names = cell(
+        "@triton.jit\ndef kernel(x, die: tl.constexpr):\n    die()\n",
+    )
+
+    def die():
+        sys.stderr.write("so long")
+        sys.stderr.flush()
+        os.abort()
+
+    die = cell(textwrap.dedent(inspect.getsource(die)), os=os, sys=sys)["die"]
+    x = torch.zeros(1)
+    with pytest.raises(RuntimeError, match=r"kernel failed in the interpreter: .* status -6:\nso long"):
+        _record_in_child(names["kernel"], (1,), (x, die), {}, guard=True, write_back=True)
+
+
+def test_tracing_in_a_child_is_tracing_here(cell):
+    kernel = cell(CELL)["kernel"]
+    x, storage = torch.arange(8.0), torch.full((12,), -1.0)
+    y = storage[2:8]
+    launches = _record_in_child(
+        kernel, lambda args: (args["n"] // 4,), (x, y), {"n": 8, "num_warps": 8}, guard=True, write_back=True
+    )
+    assert storage.tolist() == [-1, -1, 0, 3, 6, 9, 12, 15, -1, -1, -1, -1]  # the store past y's end was left out
+    there, again = Trace(launches), y.clone()
+    here = trace(kernel, (2,), x, again, 8)
+    assert torch.equal(again, y)
+    assert there.requested_bytes == here.requested_bytes and there.launches[0].grid == (2,)
+    assert [(a.program, a.kind, a.tensor, a.line, a.source) for a in there.accesses] == [
+        (a.program, a.kind, a.tensor, a.line, a.source) for a in here.accesses
+    ]
+    assert [a.outside.tolist() for a in there.outside()] == [[6, 7], [6, 7]]
+
+
+def test_a_failing_kernel_fails_here_with_its_message(cell):
+    names = cell("@triton.jit\ndef kernel(x):\n    tl.store(x, undefined_name)\n")
+    with pytest.raises(RuntimeError, match="kernel failed in the interpreter: .*undefined_name"):
+        _record_in_child(names["kernel"], (1,), (torch.zeros(1),), {}, guard=True, write_back=False)

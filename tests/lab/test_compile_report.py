@@ -1,0 +1,165 @@
+"""``compile_report`` reads what the compiler makes of a kernel, on a machine without a GPU.
+
+Register counts differ between Triton versions, so these tests hold on to structure.
+"""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.language import exp as renamed_exp
+
+from kernels.lab import CompileError, compile_report
+from kernels.lab.compile_report import CompileReport
+
+SCALE = tl.constexpr(1.5)
+
+
+@triton.jit
+def scaled(v):
+    return renamed_exp(v) * SCALE
+
+
+@triton.jit
+def matmul(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)[:, None]
+    n = tl.program_id(1) * BN + tl.arange(0, BN)[None, :]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k0 in range(0, K, BK):
+        k = k0 + tl.arange(0, BK)
+        tile_a = tl.load(a + m * K + k[None, :], mask=(m < M) & (k[None, :] < K), other=0.0)
+        tile_b = tl.load(b + k[:, None] * N + n, mask=(k[:, None] < K) & (n < N), other=0.0)
+        acc += tl.dot(tile_a, tile_b)
+    tl.store(c + m * N + n, scaled(acc), mask=(m < M) & (n < N))
+
+
+COPY = """
+@triton.jit
+def copy(src, dst, n, stride, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(dst + i * stride, tl.load(src + i * stride, mask=i < n, other=0.0), mask=i < n)
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(cell):
+    return cell(COPY)["copy"]
+
+
+@pytest.fixture(scope="module")
+def matmuls():
+    tiles = {"BM": 64, "BN": 64, "BK": 32}
+    return compile_report(matmul, "*bf16", torch.bfloat16, torch.zeros(4), 512, 512, 256, arch=(80, 90, 100), **tiles)
+
+
+def test_each_architecture_has_its_matrix_instruction(matmuls):
+    expected = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
+    assert list(matmuls) == [80, 90, 100]
+    for arch, mnemonic in expected.items():
+        products = matmuls[arch].instructions["matrix products"]
+        assert list(products) == [mnemonic] and products[mnemonic] > 0
+        assert matmuls[arch].count(mnemonic) == products[mnemonic]
+        assert matmuls[arch].arch == arch and matmuls[arch].kernel == "matmul"
+
+
+def test_resources(matmuls):
+    for report in matmuls.values():
+        assert isinstance(report, CompileReport)
+        assert 16 < report.registers <= 255 and report.spill_bytes == 0 and report.threads == 128
+        # Two tiles of 64 × 32 bf16 a stage are 8 KiB, and there are at least two stages of them.
+        assert report.shared_bytes >= 16384
+        assert report.instructions["async copies and TMA"]["LDGSTS"] > 0
+        assert report.instructions["special functions"]["MUFU.EX2"] > 0  # the helper's exponential
+        assert report.instructions["local memory (spills)"] == {}
+        assert f".target sm_{report.arch}" in report.ptx and "tt.dot" in report.asm["ttir"]
+
+
+def test_table(matmuls):
+    lines = str(matmuls).splitlines()
+    assert lines[0].split() == ["matmul", "sm_80", "sm_90", "sm_100"]
+    assert lines[1].startswith("registers a thread  ") and len(lines[1].split()) == 6
+    assert any(
+        line.startswith("matrix products: HGMMA ") and line.split()[-3] == line.split()[-1] == "0" for line in lines
+    )
+    assert len({len(line) for line in lines}) == 1
+    assert str(matmuls[90]).splitlines()[0].split() == ["matmul", "sm_90"]
+
+
+@pytest.fixture(scope="module")
+def widths(copy):
+    """Load and store widths of the copy for several sets of arguments."""
+    x = torch.zeros(1024)
+    cases = {
+        "aligned": (x, x, 1024, 1),
+        "types only": ("*fp32", torch.float32, 1024, 1),
+        "shifted": (x[1:], x[1:], 1024, 1),
+        "ragged": (x, x, 1023, 1),
+        "any stride": (x, x, 1024, "i32"),
+        "halves": (torch.float16, torch.float16, 1024, 2),
+    }
+    reports = {name: compile_report(copy, *args, arch=80, BLOCK=1024) for name, args in cases.items()}
+    return {name: (r.instructions["global loads"], r.instructions["global stores"]) for name, r in reports.items()}
+
+
+def test_arguments_are_specialised_as_in_a_launch(widths):
+    # 1024 floats over 128 threads: 8 each, two loads of 16 bytes where alignment and length allow, else eight of 4.
+    assert widths["aligned"] == widths["types only"] == ({"LDG 128 bits": 2}, {"STG 128 bits": 2})
+    assert widths["shifted"] == widths["ragged"] == widths["any stride"] == ({"LDG 32 bits": 8}, {"STG 32 bits": 8})
+    assert widths["halves"] == ({"LDG 16 bits": 8}, {"STG 16 bits": 8})
+
+
+def test_spills_are_seen():
+    tiles = {"BM": 128, "BN": 256, "BK": 64, "num_warps": 4}
+    report = compile_report(matmul, "*bf16", "*bf16", "*fp32", "i32", "i32", "i32", arch=90, **tiles)
+    assert report.registers == 255 and report.spill_bytes > 0
+    assert report.instructions["local memory (spills)"]["STL"] > 0
+
+
+def test_options_reach_the_compiler(copy):
+    report = compile_report(copy, "*fp32", "*fp32", "i32", 1, arch=80, num_warps=8, BLOCK=1024)
+    assert report.threads == 256
+
+
+def test_a_kernel_that_does_not_compile_raises_with_the_compilers_message(cell):
+    kernel = cell(
+        """
+        @triton.jit
+        def kernel(x, N: tl.constexpr):
+            i = tl.arange(0, N)
+            tl.store(x + i, nowhere)
+        """
+    )["kernel"]
+
+    with pytest.raises(
+        CompileError, match=r"(?s)kernel does not compile: for sm_90: .*arange's range must be a power of 2"
+    ):
+        compile_report(kernel, "*fp32", N=48)
+    with pytest.raises(CompileError, match=r"(?s)tl.store\(x \+ i, nowhere\).*nowhere is not defined"):
+        compile_report(kernel, "*fp32", N=64)
+
+
+def test_a_compiler_that_dies_is_an_exception_here(cell):
+    kernel = cell(
+        """
+        @triton.constexpr_function
+        def abort():
+            __import__("os").abort()
+
+        @triton.jit
+        def kernel(x):
+            tl.store(x, abort())
+        """
+    )["kernel"]
+    with pytest.raises(CompileError, match=r"(?s)kernel does not compile: .*status -6:.*compiling for sm_90"):
+        compile_report(kernel, "*fp32")
+
+
+def test_bad_arguments(copy):
+    with pytest.raises(ValueError, match="compile_report needs a @triton.jit function"):
+        compile_report(len, 1)
+    with pytest.raises(ValueError, match=r"args do not fit copy\(.*missing a required argument: 'BLOCK'"):
+        compile_report(copy, "*fp32", "*fp32", 4, 1)
+    with pytest.raises(ValueError, match="args do not fit copy"):
+        compile_report(copy, object(), "*fp32", 4, 1, BLOCK=16)
+    with pytest.raises(ValueError, match="arch is 'sm_90': it must be a compute capability times ten"):
+        compile_report(copy, "*fp32", "*fp32", 4, 1, BLOCK=16, arch="sm_90")
