@@ -39,7 +39,7 @@ def shows_a_figure(cell) -> bool:
 
 
 def prose_lines(source: str) -> int:
-    """Lines to read, wrapped at 120; a list item is one, and tables, displayed equations, code, hints and headings none."""
+    """Lines to read, wrapped at 120; a list item is one, and tables, equations, code, hints and headings none."""
     for aside in (r"<details>.*?</details>", r"\$\$.*?\$\$", r"```.*?```", r"\\begin\{.*?\\end\{.*?\}"):
         source = re.sub(aside, "", source, flags=re.DOTALL)
     source = re.sub(r"^([*-] |\d+\. ).*(\n {2,}\S.*)*", "-", source, flags=re.MULTILINE)

@@ -1,0 +1,83 @@
+"""`make test` says what ran, and fails whenever anything did."""
+
+import shutil
+
+import pytest
+
+from tools import run_tests
+from tools.kernel_environment import ROOT
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    (tmp_path / "tests" / "course").mkdir(parents=True)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "tests" / "test_a.py").write_text(
+        "import pytest\n\n\ndef test_one():\n    pass\n\n\n@pytest.mark.skip\ndef test_two():\n    pass\n"
+    )
+    (tmp_path / "tests" / "course" / "test_mutants.py").write_text("def test_no_mask():\n    pass\n")
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(run_tests, "BUILD", tmp_path / "build")
+    monkeypatch.setitem(run_tests.PYTEST, "unit", ["tests"])  # one process: workers cost seconds to start
+    return tmp_path
+
+
+def run(capfd, *suites):
+    code = run_tests.main(list(suites))
+    return code, capfd.readouterr().out.splitlines()
+
+
+def test_the_last_lines_count_tests_and_mutants_and_a_skip_is_no_pass(repository, capfd):
+    code, lines = run(capfd, "lint", "unit")
+    assert code == 0 and lines[-1] == "3 passed, 0 failed"
+    assert lines[-4].startswith("lint: 1 passed, 0 failed")
+    assert sorted(line.split(" (")[0] for line in lines[-3:-1]) == [
+        "mutants: 1 passed, 0 failed",
+        "unit tests: 1 passed, 0 failed, 1 skipped",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "summary"),
+    [
+        ("tests/test_b.py", "def test_bad():\n    assert False\n", "2 passed, 1 failed"),
+        ("tests/test_b.py", "import nothing_of_this_name  # noqa: F401\n", "0 passed, 1 failed"),
+        ("tests/course/test_mutants.py", "def test_no_mask():\n    assert False\n", "1 passed, 1 failed"),
+        ("tests/conftest.py", "raise SystemExit(3)\n", "0 passed, 1 failed"),
+    ],
+    ids=["a failing test", "a file that cannot be imported", "a mutant that lives", "a crash before any test"],
+)
+def test_any_failure_fails(repository, capfd, name, text, summary):
+    (repository / name).write_text(text)
+    code, lines = run(capfd, "unit")
+    assert code == 1 and lines[-1] == summary
+
+
+def test_nothing_to_run_is_a_failure(repository, capfd):
+    shutil.rmtree(repository / "tests")
+    (repository / "tests").mkdir()
+    code, lines = run(capfd, "unit")
+    assert code == 1 and lines[-1] == "0 passed, 1 failed"
+
+
+def test_an_old_report_is_not_counted(repository, capfd):
+    run(capfd, "unit")
+    (repository / "tests" / "conftest.py").write_text("raise SystemExit(3)\n")
+    code, lines = run(capfd, "unit")
+    assert code == 1 and lines[-1] == "0 passed, 1 failed"
+
+
+def test_the_linter_finds_a_name_that_only_tritons_interpreter_leaks_into_a_notebook(repository, capfd):
+    import nbformat
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    (repository / "notebooks").mkdir()
+    nbformat.write(new_notebook(cells=[new_code_cell("x = math.ceil(1.5)")]), repository / "notebooks" / "a.ipynb")
+    code, lines = run(capfd, "lint")
+    assert code == 1 and lines[-1] == "0 passed, 1 failed" and any("F821" in line for line in lines)
+
+
+def test_without_git_it_says_so(repository, capfd, monkeypatch):
+    monkeypatch.setattr(run_tests.shutil, "which", lambda name: None)
+    assert run_tests.main(["lint"]) == 1
+    assert "need git" in capfd.readouterr().err
