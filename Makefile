@@ -3,10 +3,13 @@ SETUP = @$(PYTHON) tools/bootstrap.py
 RUN = .venv/bin/python -m tools.run_tests
 NBGRADER = .venv/bin/nbgrader
 NB ?=
-.PHONY: help lab test nbval nbval-portable bench release grade refresh test-full test-oldest test-browser lint
+.PHONY: help setup lab test nbval nbval-portable bench release grade refresh test-full test-oldest test-browser lint
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
+
+setup:  ## create .venv, or bring it up to date
+	$(SETUP)
 
 lab:  ## set up, and open JupyterLab at lesson 00
 	$(SETUP)
