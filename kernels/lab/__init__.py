@@ -1,19 +1,31 @@
-"""The course's instruments: compare numbers, trace a kernel's memory accesses, read what it compiles to, place it on
-a roofline.
+"""The course's instruments: compare numbers, trace a kernel's accesses, read what it compiles to, see how fast it
+may be.
 
-``compare``, ``trace``, ``compile_report``, ``compile_only``, ``roofline``, ``bars``, ``measure``, and ``check``, the
-module that grades the exercises. Importing this package draws nothing: matplotlib is loaded by the first picture.
+``compare``, ``trace``, ``compile_report``, ``roofline`` with ``bars`` and ``measure``, and ``check``, the module
+that grades exercises. Importing this package draws nothing and compiles nothing: matplotlib is loaded by the first
+picture.
 """
 
 import importlib
 
-# Functions share their file's name, so they are bound here at once: a later `import kernels.lab.trace` cannot rebind
-# them.
+# Functions share their file's name, so they are bound at once: a later `import kernels.lab.trace` cannot rebind them.
 from kernels.lab.compare import compare
 from kernels.lab.compile_report import CompileError, CompileReport, compile_report
+from kernels.lab.roofline import bars, measure, roofline
 from kernels.lab.trace import Trace, trace
 
-__all__ = ["CompileError", "CompileReport", "Trace", "check", "compare", "compile_report", "trace"]
+__all__ = [
+    "CompileError",
+    "CompileReport",
+    "Trace",
+    "bars",
+    "check",
+    "compare",
+    "compile_report",
+    "measure",
+    "roofline",
+    "trace",
+]
 
 
 def __getattr__(name: str):

@@ -39,3 +39,21 @@ def picture(width: float, height: float, rows: int = 1, columns: int = 1):
         ax.xaxis.label.set_size(TEXT_SIZE)
         ax.yaxis.label.set_size(TEXT_SIZE)
     return figure, axes
+
+
+def points(ax, x, y, series: int, label: str, solid: bool) -> None:
+    """Scatter one series in its own colour and marker shape; hollow unless ``solid``."""
+    ink = INKS[series % len(INKS)]
+    marker = MARKERS[series % len(MARKERS)]
+    ax.scatter(x, y, s=36, marker=marker, facecolors=ink if solid else "white", edgecolors=ink, label=label, zorder=3)
+
+
+def bar(series: int) -> dict:
+    """Fill, edge and hatch of one series of bars."""
+    hatch = (None, "////", "....", "\\\\\\\\", "xxxx")[series % 5]
+    return {"facecolor": FILLS[series % len(FILLS)], "edgecolor": "black", "linewidth": 0.5, "hatch": hatch}
+
+
+def value() -> dict:
+    """A number beside a bar, readable where it crosses a line."""
+    return {"fontsize": NOTE_SIZE - 1, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}}

@@ -1,0 +1,187 @@
+"""Place a kernel on its machine's roofline: recorded results from a real GPU, and the learner's own point where
+there is one.
+
+A kernel that does f operations on b bytes cannot run faster than the slower of moving b bytes and doing f
+operations. The
+two ceilings were measured in the same run as the results: the rate of a device-to-device copy and of a large matrix
+product.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kernels import runtime
+
+RESULTS = Path(runtime.__file__).parent.parent / "benchmarks" / "results"
+
+
+def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None, ax=None):
+    """Draw recorded results under the roofline min(copy rate · f/b, matrix rate), both axes logarithmic, and print
+    them.
+
+    results: name of a file in ``benchmarks/results``, or a path to such a file.
+    select: which rows, by field: ``{"pass": "forward", "W": 4}``; a collection stands for any of its values.
+    learner: ``(label, seconds, flops, bytes)`` of one more point; left out while ``seconds`` is None (see
+        ``measure``).
+    ax: matplotlib axes to draw on, instead of a new figure.
+
+    Returns the figure. The printed lines come from the file alone, so they are the same everywhere. Raises
+    ``FileNotFoundError`` for results that were not recorded, ``ValueError`` for a ``select`` that fits no row.
+    """
+    from kernels.lab import style
+
+    record, rows = _read(results, select)
+    point = _learner(learner)
+    machine = record["machine"]
+    copy, matmul = machine["copy_tb_per_s"], machine["matmul_tflop_per_s"]
+    figure, ax = _axes(ax, style, 6.4, 4.2)
+
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        intensity = row["flops"] / row["bytes"]
+        for name, milliseconds in _timings(row):
+            series.setdefault(name, []).append((intensity, row["flops"] / milliseconds / 1e9))
+    if point:
+        label, seconds, flops, nbytes = point
+        series[label] = [(flops / nbytes, flops / seconds / 1e12)]
+
+    ridge = matmul / copy
+    intensities = [x for points in series.values() for x, _ in points]
+    x = np.geomspace(min(intensities + [ridge]) / 4, max(intensities + [ridge]) * 4, 200)
+    ax.plot(x, np.minimum(copy * x, matmul), color="black", linewidth=1.2, zorder=1)
+    note = {"textcoords": "offset points", "fontsize": style.NOTE_SIZE, "ha": "right"}
+    ax.annotate(f"copy {copy:.2f} TB/s", (ridge / 4, matmul / 4), (-6, 2), **note)
+    ax.annotate(f"matrix product {matmul:.0f} TFLOP/s", (x[-1], matmul), (0, 4), **note)
+    for i, (name, points) in enumerate(series.items()):
+        style.points(ax, *zip(*points, strict=True), i, name, solid=i == 0 or bool(point) and i == len(series) - 1)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("FLOP/byte")
+    ax.set_ylabel("TFLOP/s")
+    ax.set_title(_title(record).replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
+    ax.legend(fontsize=style.NOTE_SIZE, loc="lower right")
+    _print(record, rows)
+    return figure
+
+
+def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax=None):
+    """Draw each recorded row's speed as a fraction of the copy rate, ours beside the peers, and print the rows.
+
+    For operators that do little but move data this says more than the roofline, on which they all lie at one place.
+    The arguments are those of ``roofline``; the learner's bar is its bytes over its time, against the recorded copy
+    rate.
+    """
+    from kernels.lab import style
+
+    record, rows = _read(results, select)
+    point = _learner(learner)
+    groups = [(_describe(row), [(name, _fraction(row, ms)) for name, ms in _timings(row)]) for row in rows]
+    if point:
+        label, seconds, _, nbytes = point
+        groups.append((label, [(label, nbytes / seconds / 1e12 / record["machine"]["copy_tb_per_s"])]))
+    names = list(dict.fromkeys(name for _, group in groups for name, _ in group))
+    figure, ax = _axes(ax, style, 6.8, 1.2 + 0.17 * sum(len(group) + 1 for _, group in groups))
+    y, ticks = 0.0, []
+    for _, group in groups:
+        ticks.append(y + (len(group) - 1) / 2)
+        for name, fraction in group:
+            i = names.index(name)
+            ax.barh(y, fraction, height=0.9, label=name, **style.bar(i))
+            ax.text(fraction + 0.01, y, f"{fraction:.2f}", va="center", **style.value())
+            y += 1
+        y += 0.8
+    ax.axvline(1, color="black", linewidth=1, linestyle="--")
+    ax.set_yticks(ticks, [text for text, _ in groups])
+    ax.invert_yaxis()
+    ax.set_xlim(0, max(1.15, 1.15 * max(fraction for _, group in groups for _, fraction in group)))
+    ax.set_xlabel("fraction of the copy rate (dashed: 1)")
+    ax.set_title(_title(record).replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
+    handles, labels = ax.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    figure.legend(once.values(), once.keys(), fontsize=style.NOTE_SIZE, loc="outside lower center", ncols=3)
+    _print(record, rows)
+    return figure
+
+
+def measure(fn) -> float | None:
+    """Median seconds of ``fn()`` on the GPU; None, with a sentence that says so, where kernels are interpreted."""
+    if runtime.interpreted:
+        print("Not timed: kernels run in the interpreter here, whose speed says nothing about a GPU.")
+        return None
+    from triton.testing import do_bench
+
+    return do_bench(fn, return_mode="median") / 1e3
+
+
+def _read(results, select: dict | None) -> tuple[dict, list[dict]]:
+    """The record in a results file, and the rows that ``select`` leaves."""
+    path = Path(results)
+    path = path if path.suffix == ".json" else RESULTS / f"{results}.json"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.json"))) or "none"
+        missing = f"results is {str(results)!r}, but there is no {path.name} in {path.parent.name}/"
+        raise FileNotFoundError(f"{missing}: recorded are {known}")
+    record = json.loads(path.read_text())
+    rows = record["rows"]
+    for key, wanted in (select or {}).items():
+        allowed = wanted if isinstance(wanted, (list, tuple, set, range)) else (wanted,)
+        values = [row[key] if key in row else row["shape"].get(key) for row in rows]
+        rows = [row for row, value in zip(rows, values, strict=True) if value in allowed]
+        if not rows:
+            found = ", ".join(map(repr, dict.fromkeys(values)))
+            raise ValueError(f"select asks for {key} {wanted!r}: the rows have {found}")
+    return record, rows
+
+
+def _learner(learner):
+    """The learner's point, checked; None when there is nothing to draw."""
+    if learner is None:
+        return None
+    if len(learner) != 4:
+        raise ValueError(f"learner is {learner!r}: it must be (label, seconds, flops, bytes)")
+    label, seconds, flops, nbytes = learner
+    if seconds is None:
+        return None
+    if not (seconds > 0 and flops > 0 and nbytes > 0):
+        raise ValueError(f"learner is {learner!r}: seconds, flops and bytes must be positive")
+    where = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else None
+    return f"{label}, on {where}" if where else label, seconds, flops, nbytes
+
+
+def _timings(row: dict) -> list[tuple[str, float]]:
+    return [("ours", row["ours_ms"]), *((peer["name"], peer["ms"]) for peer in row["peers"])]
+
+
+def _fraction(row: dict, milliseconds: float) -> float:
+    """A timing as a fraction of the copy rate that was measured beside ours."""
+    return row["fraction_of_copy"] * row["ours_ms"] / milliseconds
+
+
+def _describe(row: dict) -> str:
+    shape = " ".join(f"{name}{size}" for name, size in row["shape"].items())
+    return f"{row['pass']:<8}  {shape}  {row['dtype']}  {row['variant']}"
+
+
+def _title(record: dict) -> str:
+    machine = record["machine"]
+    names = ", ".join(dict.fromkeys(row["kernel"] for row in record["rows"]))
+    return f"{names} on {machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}"
+
+
+def _print(record: dict, rows: list[dict]) -> None:
+    """The chosen rows as text: how near the copy rate, and how much faster than each peer."""
+    print(_title(record))
+    width = max(len(_describe(row)) for row in rows)
+    for row in rows:
+        peers = "".join(f", {peer['ms'] / row['ours_ms']:.2f}× {peer['name']}" for peer in row["peers"])
+        print(f"{_describe(row):<{width}}  {row['fraction_of_copy']:.2f} of the copy rate{peers}")
+
+
+def _axes(ax, style, width: float, height: float):
+    if ax is not None:
+        return ax.figure, ax
+    figure, axes = style.picture(width, height)
+    return figure, axes[0, 0]

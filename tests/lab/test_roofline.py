@@ -1,0 +1,169 @@
+"""``roofline`` and ``bars`` draw what was recorded, say where it was recorded, and type no number of their own."""
+
+import json
+
+import pytest
+from matplotlib.figure import Figure
+
+from kernels import runtime
+from kernels.lab import bars, measure, roofline
+from kernels.lab import roofline as roofline_function
+
+MACHINE = {
+    "gpu": "NVIDIA Made-Up",
+    "driver": "1.2",
+    "torch": "2.99.0",
+    "triton": "3.99.0",
+    "commit": "abc",
+    "date": "2026-01-02",
+    "copy_tb_per_s": 4.0,
+    "matmul_tflop_per_s": 800.0,
+}
+
+
+def row(pass_: str, W: int, ms: float, peers: dict[str, float]) -> dict:
+    nbytes, flops = 4_000_000_000, 8_000_000_000
+    return {
+        "kernel": "some_conv",
+        "pass": pass_,
+        "shape": {"B": 8, "T": 4096, "D": 2048, "W": W},
+        "dtype": "bfloat16",
+        "variant": "plain",
+        "ours_ms": ms,
+        "bytes": nbytes,
+        "flops": flops,
+        "fraction_of_copy": nbytes / (ms * 1e-3) / 4e12,
+        "relative_error": 1e-3,
+        "peers": [{"name": name, "version": "1", "ms": value, "relative_error": 1e-3} for name, value in peers.items()],
+    }
+
+
+@pytest.fixture
+def results(tmp_path):
+    rows = [
+        row("forward", 4, 1.25, {"torch.compile": 2.5, "published": 5.0}),
+        row("forward", 2, 1.0, {"torch.compile": 2.0}),
+        row("backward", 4, 2.0, {"torch.compile": 4.0}),
+    ]
+    path = tmp_path / "some_conv.json"
+    path.write_text(json.dumps({"machine": MACHINE, "rows": rows}))
+    return path
+
+
+def series(ax) -> dict[str, list[list[float]]]:
+    return {c.get_label(): c.get_offsets().tolist() for c in ax.collections}
+
+
+def test_points_and_roof(results, capsys):
+    figure = roofline(results)
+    (ax,) = figure.axes
+    assert series(ax) == {
+        "ours": [[2, 6.4], [2, 8], [2, 4]],
+        "torch.compile": [[2, 3.2], [2, 4], [2, 2]],
+        "published": [[2, pytest.approx(1.6)]],
+    }
+    (roof,) = ax.lines
+    for x, y in zip(*roof.get_data(), strict=True):
+        assert y == pytest.approx(min(4 * x, 800))
+    assert roof.get_xdata().max() > 200 and roof.get_xdata().min() < 2  # the ridge and the points are on it
+    assert (ax.get_xscale(), ax.get_yscale(), ax.get_xlabel(), ax.get_ylabel()) == (
+        "log",
+        "log",
+        "FLOP/byte",
+        "TFLOP/s",
+    )
+    assert ax.get_title() == "some_conv on NVIDIA Made-Up\ntorch 2.99.0, triton 3.99.0, 2026-01-02"
+    assert capsys.readouterr().out.splitlines() == [
+        "some_conv on NVIDIA Made-Up, torch 2.99.0, triton 3.99.0, 2026-01-02",
+        "forward   B8 T4096 D2048 W4  bfloat16  plain   0.80 of the copy rate, 2.00× torch.compile, 4.00× published",
+        "forward   B8 T4096 D2048 W2  bfloat16  plain   1.00 of the copy rate, 2.00× torch.compile",
+        "backward  B8 T4096 D2048 W4  bfloat16  plain  0.50 of the copy rate, 2.00× torch.compile",
+    ]
+
+
+def test_select(results):
+    assert series(roofline(results, select={"pass": "forward"}).axes[0])["ours"] == [[2, 6.4], [2, 8]]
+    assert series(roofline(results, select={"pass": "forward", "W": 2}).axes[0]) == {
+        "ours": [[2, 8]],
+        "torch.compile": [[2, 4]],
+    }
+    assert len(series(roofline(results, select={"W": [2, 4]}).axes[0])["ours"]) == 3
+    with pytest.raises(ValueError, match="select asks for pass 'sideways': the rows have 'forward', 'backward'"):
+        roofline(results, select={"pass": "sideways"})
+    with pytest.raises(ValueError, match="select asks for X 1: the rows have None"):
+        bars(results, select={"X": 1})
+
+
+def test_the_learners_point(results, capsys):
+    figure = roofline(results, learner=("mine", 2e-3, 4e9, 1e9))
+    label = next(name for name in series(figure.axes[0]) if name.startswith("mine"))
+    assert series(figure.axes[0])[label] == [[4, 2]]
+    with_point = capsys.readouterr().out
+    assert set(series(roofline(results, learner=("mine", None, 4e9, 1e9)).axes[0])) == {
+        "ours",
+        "torch.compile",
+        "published",
+    }
+    assert capsys.readouterr().out == with_point  # the text never depends on the machine
+    with pytest.raises(ValueError, match=r"learner is \('mine', 1.0\): it must be \(label, seconds, flops, bytes\)"):
+        roofline(results, learner=("mine", 1.0))
+    with pytest.raises(ValueError, match="must be positive"):
+        bars(results, learner=("mine", 0.0, 1, 1))
+
+
+def test_bars(results, capsys):
+    figure = bars(results, select={"W": 4}, learner=("mine", 1e-3, 1, 2e9))
+    (ax,) = figure.axes
+    widths = [bar.get_width() for bar in ax.patches]
+    assert widths == pytest.approx([0.8, 0.4, 0.2, 0.5, 0.25, 0.5])
+    assert [bar.get_hatch() for bar in ax.patches][:3] == [None, "////", "...."]
+    labels = [t.get_text() for t in ax.get_yticklabels()]
+    assert labels[:2] == [
+        "forward   B8 T4096 D2048 W4  bfloat16  plain",
+        "backward  B8 T4096 D2048 W4  bfloat16  plain",
+    ]
+    assert labels[2].startswith("mine") and "copy rate" in ax.get_xlabel()
+    assert [t.get_text() for t in figure.legends[0].get_texts()][:3] == ["ours", "torch.compile", "published"]
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_given_axes_are_used(results):
+    ax = Figure().subplots()
+    assert roofline(results, ax=ax) is ax.figure and ax.get_xlabel() == "FLOP/byte"
+
+
+def test_results_that_are_not_there(results):
+    with pytest.raises(FileNotFoundError, match="no other.json in .*: recorded are some_conv"):
+        roofline(results.with_name("other.json"))
+    with pytest.raises(
+        FileNotFoundError, match="results is 'no_such_kernel', but there is no no_such_kernel.json in results/"
+    ):
+        roofline("no_such_kernel")
+
+
+def test_figures_are_the_same_bytes_each_time(results):
+    first, second = (bars(results)._repr_png_() for _ in range(2))
+    assert first == second and len(first) < 60_000
+
+
+def test_the_name_is_the_function():
+    import kernels.lab.roofline  # noqa: F401
+
+    assert callable(roofline_function)
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="kernels are compiled here")
+def test_the_interpreter_is_not_timed(capsys):
+    assert measure(lambda: 1 / 0) is None
+    assert (
+        capsys.readouterr().out
+        == "Not timed: kernels run in the interpreter here, whose speed says nothing about a GPU.\n"
+    )
+
+
+@pytest.mark.gpu
+def test_measure_is_seconds():
+    import torch
+
+    x = torch.zeros(2**28, device="cuda")
+    assert 1e-5 < measure(lambda: x.add_(1)) < 1
