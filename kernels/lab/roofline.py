@@ -59,6 +59,7 @@ def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None
         style.points(ax, *zip(*points, strict=True), i, name, solid=i == 0 or bool(point) and i == len(series) - 1)
     ax.set_xscale("log")
     ax.set_yscale("log")
+    ax.set_ylim(top=3 * matmul)
     ax.set_xlabel("FLOP/byte")
     ax.set_ylabel("TFLOP/s")
     ax.set_title(_title(record).replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)

@@ -75,8 +75,8 @@ def test_points_and_roof(results, capsys):
     assert ax.get_title() == "some_conv on NVIDIA Made-Up\ntorch 2.99.0, triton 3.99.0, 2026-01-02"
     assert capsys.readouterr().out.splitlines() == [
         "some_conv on NVIDIA Made-Up, torch 2.99.0, triton 3.99.0, 2026-01-02",
-        "forward   B8 T4096 D2048 W4  bfloat16  plain   0.80 of the copy rate, 2.00× torch.compile, 4.00× published",
-        "forward   B8 T4096 D2048 W2  bfloat16  plain   1.00 of the copy rate, 2.00× torch.compile",
+        "forward   B8 T4096 D2048 W4  bfloat16  plain  0.80 of the copy rate, 2.00× torch.compile, 4.00× published",
+        "forward   B8 T4096 D2048 W2  bfloat16  plain  1.00 of the copy rate, 2.00× torch.compile",
         "backward  B8 T4096 D2048 W4  bfloat16  plain  0.50 of the copy rate, 2.00× torch.compile",
     ]
 
