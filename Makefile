@@ -3,6 +3,7 @@ SETUP = @$(PYTHON) tools/bootstrap.py
 RUN = .venv/bin/python -m tools.run_tests
 NBGRADER = .venv/bin/nbgrader
 NB ?=
+KERNEL ?= dynamic_conv
 .PHONY: help setup lab test nbval nbval-portable bench release grade refresh test-full test-oldest test-browser lint
 
 help:  ## this list
@@ -27,9 +28,9 @@ nbval-portable:  ## the same with another CPU's arithmetic: stored outputs must 
 	$(SETUP)
 	ATEN_CPU_CAPABILITY=default $(RUN) notebooks -- $(NB)
 
-bench:  ## measure the kernels on this machine's GPU, into benchmarks/results/
+bench:  ## measure a kernel on this GPU, into benchmarks/results/; KERNEL=dynamic_conv
 	$(SETUP)
-	.venv/bin/python -m benchmarks
+	.venv/bin/python -m benchmarks.$(KERNEL)
 
 release:  ## generate exercises/ from solutions/
 	$(SETUP)
