@@ -56,7 +56,7 @@ def least_bytes(B, T, D, W, variant):
 
 
 def measure(shape, variant, machine):
-    """The two rows, forward and backward, of one case."""
+    """The two rows, forward and backward, of one case; the GPU's time alone, replayed from CUDA graphs."""
     B, T, D, W = shape
     x, weight, options = arguments(*shape, variant)
     leaves = [x, weight] + [options[name] for name in ("initial_state",) if name in options]
@@ -70,16 +70,21 @@ def measure(shape, variant, machine):
             calls["one program per (batch, time)"] = lambda: PublishedDynamicConv.apply(x, weight)
             versions["one program per (batch, time)"] = "the published scheme, written here"
 
-    outputs = {name: call() for name, call in calls.items()}
-    outputs = {name: out if isinstance(out, tuple) else (out,) for name, out in outputs.items()}
-    gradients = [torch.randn_like(out) for out in outputs["ours"]]
-    forward_ms = harness.alternately(calls)
-    backward = {
-        name: lambda out=out: torch.autograd.grad(out, leaves, gradients, retain_graph=True)
-        for name, out in outputs.items()
-    }
-    backward_ms = harness.alternately(backward)
-    errors = {name: first_sequence_errors(x, weight, options, T, out, backward[name](), gradients) for name, out in outputs.items()}
+    # Graphs are captured on the stream whose autograd nodes they replay.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        outputs = {name: call() for name, call in calls.items()}
+        outputs = {name: out if isinstance(out, tuple) else (out,) for name, out in outputs.items()}
+        gradients = [torch.randn_like(out) for out in outputs["ours"]]
+        backward = {
+            name: lambda out=out: torch.autograd.grad(out, leaves, gradients, retain_graph=True)
+            for name, out in outputs.items()
+        }
+        errors = {
+            name: first_sequence_errors(x, weight, options, T, out, backward[name](), gradients)
+            for name, out in outputs.items()
+        }
+        forward_ms = harness.alternately({name: harness.captured(call) for name, call in calls.items()})
+        backward_ms = harness.alternately({name: harness.captured(call) for name, call in backward.items()})
 
     moved = least_bytes(*shape, variant)
     rows = []
@@ -128,14 +133,23 @@ def candidates(kernel):
     """Launch configurations worth timing: one word a thread, runs of few steps forward and of many backward."""
     if kernel == "step":
         return [{"BLOCK": block, "num_warps": warps} for block in (64, 128, 256, 512, 1024) for warps in (1, 2, 4, 8)]
-    # A backward program of one warp has each row's stores merged in L2 before the next warp's arrive: wider ones lose half.
-    warps, runs = ((1, 2, 4, 8), (1, 2, 4)) if kernel == "forward" else ((1, 2), (16, 32, 64, 128))
+    if kernel == "forward":
+        return [
+            {"G": 4, "ROWS": 32 * n // block, "RUN": run, "BLOCK": block, "num_warps": n}
+            for n in (1, 2, 4, 8)
+            for block in (32, 64, 128, 256)
+            if 1 <= 32 * n // block <= 4
+            for run in (1, 2, 4)
+        ]
     return [
-        {"ROWS": 32 * n // block, "RUN": run, "BLOCK": block, "num_warps": n}
-        for n in warps
-        for block in (16, 32, 64, 128, 256)
-        if 1 <= 32 * n // block <= 8
-        for run in runs
+        {"G": G, "ROWS": 32 * n // block, "RUN": run, "BLOCK": block, "PREFETCH": prefetch, "UNROLL": unroll, "num_warps": n}
+        for G in (2, 4)
+        for n in (1, 2, 4)
+        for block in (16, 32, 64, 128)
+        if 1 <= 32 * n // block <= 2
+        for run in (32, 64)
+        for prefetch in (False, True)
+        for unroll in (1, 2)
     ]
 
 
@@ -161,7 +175,8 @@ def tuned_call(kernel, W, bits, shape):
         module = forward_pass
     else:
         needs = (True, True, False, False)
-        run = lambda: backward_pass.backward(x, None, x, weight, None, None, None, None, needs)  # noqa: E731
+        dy = make(B, T, D)
+        run = lambda: backward_pass.backward(dy, None, x, weight, None, None, None, None, needs)  # noqa: E731
         module = backward_pass
 
     def call(options):

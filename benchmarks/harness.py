@@ -3,6 +3,7 @@
 import datetime
 import importlib.metadata
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -24,6 +25,19 @@ def require_gpu():
 def milliseconds(fn):
     """Median time of ``fn()`` on the GPU in ms: warm, with the L2 cache flushed before every call."""
     return triton.testing.do_bench(fn, warmup=50, rep=200, return_mode="median")
+
+
+def captured(fn):
+    """``fn()`` as a CUDA graph: replaying it times the GPU's work alone, without what Python adds to each launch.
+
+    Call it inside ``torch.cuda.stream(...)`` of the stream on which the graph's autograd nodes, if any, were recorded.
+    """
+    fn()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        fn()
+    return graph.replay
 
 
 def alternately(fns, rounds=3):
@@ -72,14 +86,13 @@ def machine():
 
 
 def commit():
-    """The commit measured, with "+changes" when the working tree differs from it; "unknown" outside a checkout."""
-    try:
-        git = ["git", "-C", str(RESULTS.parent)]
-        name = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain", "kernels", "benchmarks"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return name + ("+changes" if changed.stdout.strip() else "")
+    """The commit measured: of this checkout, or what the environment variable ``COMMIT`` says where git is absent."""
+    if "COMMIT" in os.environ:
+        return os.environ["COMMIT"]
+    git = ["git", "-C", str(RESULTS.parent)]
+    name = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+    changed = subprocess.run([*git, "status", "--porcelain", "kernels"], capture_output=True, text=True, check=True)
+    return name.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
 
 
 def version(distribution):

@@ -16,6 +16,7 @@ import torch
 
 from benchmarks import harness
 from kernels import runtime
+from kernels.common import configs
 
 SHAPE = (8, 4096, 2048)
 SMALL = (1, 256, 2048)
@@ -100,9 +101,10 @@ def main():
         if timed:
             mine.setdefault(kernel, {})[name] = timed[0][1]
             print(f"{kernel} {name}: {timed[0][0]:.4f} ms {timed[0][1]}; next {[(round(t, 4), list(o.values())) for t, o in timed[1:6]]}")
-    for kernel, entries in mine.items():
-        entries["default"] = entries.get("W4 16-bit", next(iter(entries.values())))
-    path.write_text(json.dumps(table, indent=1) + "\n")
+    for kernel, entries in mine.items():  # a class that was not tuned takes what any GPU takes
+        for name, options in table["any GPU"][kernel].items():
+            entries.setdefault(name, options)
+    path.write_text(configs.dump(table))
     if given.report:
         Path(given.report).write_text(json.dumps(report))
     print(runtime.describe())

@@ -39,3 +39,17 @@ def configuration(room, kernel, key, device):
     table = _table(room)
     options = table.get(name, table["any GPU"])[kernel]
     return dict(options.get(key, options["default"]))
+
+
+def dump(table):
+    """A table as text, one line a configuration."""
+
+    def block(items, depth):
+        pad = " " * (depth + 1)
+        lines = [
+            f"{pad}{json.dumps(name)}: {json.dumps(value) if depth == 2 else block(value, depth + 1)}"
+            for name, value in items.items()
+        ]
+        return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
+
+    return block(table, 0) + "\n"

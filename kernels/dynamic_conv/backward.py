@@ -17,8 +17,30 @@ import triton.language as tl
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
 from kernels.common.sequences import sequence_of_token
-from kernels.dynamic_conv.forward import sequence_position, sequence_span, size_class, strides, tap
-from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, word_strides
+from kernels.dynamic_conv.forward import (
+    sequence_position,
+    sequence_span,
+    size_class,
+    strides,
+    window_at_sequence_start,
+    window_before,
+)
+from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, store_side_by_side, word_strides
+
+
+@triton.jit
+def load_step(
+    dy_row, x_row, k_row, t, mask, own, stride_dyt, stride_xt, stride_kt, stride_kw,
+    W: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """The words of one time step: dy, x, and k's W."""
+    dy = tl.load(dy_row + t * stride_dyt, mask=mask, other=0)
+    # past the run's own steps x matters only to recompute u
+    x = tl.load(x_row + t * stride_xt, mask=mask if SILU else mask & own, other=0)
+    k = ()
+    for m in tl.static_range(W):
+        k += (tl.load(k_row + t * stride_kt + m * stride_kw, mask=mask, other=0),)
+    return dy, x, k
 
 
 @triton.jit
@@ -31,10 +53,10 @@ def conv_backward_kernel(
     stride_bias,
     stride_sn, stride_sd, stride_si,
     stride_fn, stride_fd, stride_fi,
-    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
+    W: tl.constexpr, TAPS: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_DFINAL: tl.constexpr, PACKED: tl.constexpr,
     NEED_DX: tl.constexpr, NEED_DK: tl.constexpr, NEED_DBIAS: tl.constexpr, STATIC: tl.constexpr,
-    ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, PREFETCH: tl.constexpr = True, UNROLL: tl.constexpr = 1,
 ):  # fmt: skip
     """Strides of dy, x and k count words of G channels. STATIC: k is one [D, W] for all tokens, and this program writes
     its share of the gradient to dk[program]; dbias likewise."""
@@ -45,7 +67,6 @@ def conv_backward_kernel(
     first = (tile % tiles_t * ROWS + tl.arange(0, ROWS)[:, None]) * RUN
     mask_d = offs_d < C
 
-    x_type: tl.constexpr = x_ptr.dtype.element_ty
     k_type: tl.constexpr = k_ptr.dtype.element_ty
     dy_row = as_words(dy_ptr, G) + b * stride_dyb + offs_d * stride_dyd
     x_row = as_words(x_ptr, G) + b * stride_xb + offs_d * stride_xd
@@ -57,13 +78,11 @@ def conv_backward_kernel(
             bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
 
     zero = tl.zeros([ROWS, BLOCK], tl.float32)
-    window = ()  # the words x[t-W+1] ... x[t-1]
-    dX = ()  # sums so far for X[t-W+1] ... X[t-1], channel by channel
-    for w in tl.static_range(W - 1):
-        j = first - (W - 1) + w
-        window += (tl.load(x_row + j * stride_xt, mask=mask_d & (j >= 0) & (j < T), other=0),)
-        for i in tl.static_range(G):
-            dX += (zero,)
+    X = window_before(first, b, T, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty, seq_ptr, cu_ptr,
+                      state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE, PACKED)  # fmt: skip
+    dX = ()  # sums so far for X[t-W+1] ... X[t-1], in the same order
+    for _ in tl.static_range((W - 1) * G):
+        dX += (zero,)
     dk_sum = ()
     dbias_sum = ()
     for i in tl.static_range(G):
@@ -71,36 +90,42 @@ def conv_backward_kernel(
         for w in tl.static_range(W):
             dk_sum += (zero,)
 
-    for step in range(RUN + W - 1 if NEED_DX else RUN):
+    STEPS: tl.constexpr = RUN + W - 1 if NEED_DX else RUN
+    if PREFETCH:
+        coming = load_step(dy_row, x_row, k_row, first, mask_d & (first < T), True,
+                           stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU)  # fmt: skip
+    for step in tl.range(STEPS, loop_unroll_factor=UNROLL):
         t = first + step
         mask = mask_d & (t < T)
         own = step < RUN
-        n, p = sequence_position(t, b, T, seq_ptr, cu_ptr, PACKED)
-        dy = tl.load(dy_row + t * stride_dyt, mask=mask, other=0)
-        # past the run's own steps x matters only to recompute u
-        window += (tl.load(x_row + t * stride_xt, mask=mask if SILU else mask & own, other=0),)
-        k = ()
-        for m in tl.static_range(W):
-            k += (tl.load(k_row + t * stride_kt + m * stride_kw, mask=mask, other=0),)
+        if PREFETCH:
+            dy, x, k = coming
+            coming = load_step(dy_row, x_row, k_row, t + 1, mask_d & (t + 1 < T) & (step + 1 < STEPS), step + 1 < RUN,
+                               stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU)  # fmt: skip
+        else:
+            dy, x, k = load_step(dy_row, x_row, k_row, t, mask, own,
+                               stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU)  # fmt: skip
+        if PACKED:
+            n, p = sequence_position(t, b, T, seq_ptr, cu_ptr, PACKED)
+            X = window_at_sequence_start(X, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
+                                         W, G, HAS_STATE)  # fmt: skip
+        for i in tl.static_range(G):
+            X += (lane(x, i, G, x_ptr.dtype.element_ty),)
 
         dk = ()
         dX_new = ()
         dbias_new = ()
         for i in tl.static_range(G):
             du = lane(dy, i, G, dy_ptr.dtype.element_ty)
-            X = ()
-            for w in tl.static_range(W):
-                X += (tap(window[w], i, w, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
-                          W, G, x_type, HAS_STATE, PACKED),)  # fmt: skip
             if SILU:
                 # du = dy s (1 + u (1 - s)), s = sigmoid(u), u recomputed
                 u = bias[i] if HAS_BIAS else zero
                 for w in tl.static_range(W):
-                    u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type) * X[w]
+                    u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type) * X[w * G + i]
                 s = tl.sigmoid(u)
                 du *= s * (1 + u * (1 - s))
             for w in tl.static_range(W):
-                dk += (du * X[w],)
+                dk += (du * X[w * G + i],)
                 # dX[t-W+1+w] += du[t] k[t, w], where t-W+1+w lies in t's sequence
                 share = du * lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type)
                 if PACKED:
@@ -117,11 +142,13 @@ def conv_backward_kernel(
                 dk_sum = sums
             else:
                 dk_at = as_words(dk_ptr, G) + ((b * T + t) * C + offs_d) * W
+                dk_words = ()
                 for m in tl.static_range(W):
-                    tl.store(dk_at + m, pack(dk[m * G : (m + 1) * G], G, dk_ptr.dtype.element_ty), mask=mask & own)
+                    dk_words += (pack(dk[m * G : (m + 1) * G], G, dk_ptr.dtype.element_ty),)
+                store_side_by_side(dk_at, dk_words, mask & own, W, TAPS)
 
         if NEED_DX:
-            # dX_new is ordered channel, tap; dX is ordered tap, channel, so that the oldest time leaves in one piece.
+            # shares are ordered channel, tap; dX is ordered time, channel, so that the oldest time leaves in one piece
             shifted = ()
             for w in tl.static_range(W):
                 for i in tl.static_range(G):
@@ -134,14 +161,16 @@ def conv_backward_kernel(
                 nj, pj = sequence_position(j, b, T, seq_ptr, cu_ptr, PACKED)
                 _, _, L = sequence_span(nj, T, cu_ptr, PACKED)
                 slot = pj - (L - (W - 1))
-                done = ()
-                for i in tl.static_range(G):
-                    at = dfinal_ptr + nj * stride_fn + (offs_d * G + i) * stride_fd + slot * stride_fi
-                    done += (shifted[i] + tl.load(at, mask=complete & (slot >= 0), other=0.0).to(tl.float32),)
+                if tl.max(slot) >= 0:
+                    final = ()
+                    for i in tl.static_range(G):
+                        at = dfinal_ptr + nj * stride_fn + (offs_d * G + i) * stride_fd + slot * stride_fi
+                        final += (shifted[i] + tl.load(at, mask=complete & (slot >= 0), other=0.0).to(tl.float32),)
+                    done = final
             dx_at = as_words(dx_ptr, G) + (b * T + j) * C + offs_d
             tl.store(dx_at, pack(done, G, dx_ptr.dtype.element_ty), mask=complete)
             dX = shifted[G:]
-        window = window[1:]
+        X = X[G:]
 
     for i in tl.static_range(G):
         offs_c = tile * C * G + offs_d * G + i
@@ -227,10 +256,9 @@ def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens,
 
     words = {"x": x, "dy": dy} | ({} if dx is None else {"dx": dx})
     G, _ = channels_per_word(words, {"weight": k})
-    if W > 16:
-        G = 1  # accumulators for W taps of every channel in registers: wider words would spill
-    C = D // G
     options = configuration("dynamic_conv", "backward", size_class(W, weight), x.device)
+    G = min(G, options.pop("G"))
+    C = D // G
     tiles_t = triton.cdiv(T, options["ROWS"] * options["RUN"])
     tiles_d = triton.cdiv(C, options["BLOCK"])
     if need_weight:
@@ -248,7 +276,7 @@ def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens,
             *word_strides(dy, G), *word_strides(x, G), *word_strides(k, G, inner=2),
             *strides(bias, 1), *strides(state, 3), *strides(dfinal, 3),
             outputs=(dx, dk, dbias),
-            W=W, G=G, SILU=silu,
+            W=W, TAPS=triton.next_power_of_2(W), G=G, SILU=silu,
             HAS_BIAS=bias is not None, HAS_STATE=state is not None, HAS_DFINAL=dfinal is not None, PACKED=packed,
             NEED_DX=dx is not None, NEED_DK=dk is not None, NEED_DBIAS=dbias is not None, STATIC=static,
             **options,

@@ -25,18 +25,56 @@ def sequence_position(t, b, T, seq_ptr, cu_ptr, PACKED: tl.constexpr):
 
 
 @triton.jit
-def tap(
-    word, i: tl.constexpr, w: tl.constexpr, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
-    W: tl.constexpr, G: tl.constexpr, dtype: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
+def state_lane(state_ptr, n, slot, channel, mask, stride_sn, stride_sd, stride_si):
+    """Slot of sequence n's state, in float32: the input at time slot - (W - 1)."""
+    at = state_ptr + n * stride_sn + channel * stride_sd + slot * stride_si
+    return tl.load(at, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def window_before(
+    first, b, T, offs_d, mask_d, x_row, stride_xt, dtype: tl.constexpr, seq_ptr, cu_ptr,
+    state_ptr, stride_sn, stride_sd, stride_si,
+    W: tl.constexpr, G: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """X[p-W+1+w] of channel i of a word: the input where p-W+1+w >= 0, else the state's slot p + w, else 0."""
-    value = lane(word, i, G, dtype)
-    if PACKED:
-        value = tl.where(p + w >= W - 1, value, 0.0)
-    if HAS_STATE and w < W - 1:
-        slot = state_ptr + n * stride_sn + (offs_d * G + i) * stride_sd + (p + w) * stride_si
-        value += tl.load(slot, mask=mask & (p + w < W - 1), other=0.0).to(tl.float32)
-    return value
+    """X[t-W+1] ... X[t-1] of the runs that begin at t = first, channel i of time w as element w * G + i."""
+    n, p = sequence_position(first, b, T, seq_ptr, cu_ptr, PACKED)
+    X = ()
+    for w in tl.static_range(W - 1):
+        j = first - (W - 1) + w
+        inside = mask_d & (p - (W - 1) + w >= 0) & (j < T)
+        word = tl.load(x_row + j * stride_xt, mask=inside, other=0)
+        for i in tl.static_range(G):
+            X += (lane(word, i, G, dtype),)
+    if HAS_STATE:
+        if tl.min(p) < W - 1:  # few runs begin that near to a sequence's first token: the others skip this
+            with_state = ()
+            for w in tl.static_range(W - 1):
+                outside = mask_d & (p + w < W - 1) & (first < T)
+                for i in tl.static_range(G):
+                    old = state_lane(state_ptr, n, p + w, offs_d * G + i, outside, stride_sn, stride_sd, stride_si)
+                    with_state += (X[w * G + i] + old,)
+            X = with_state
+    return X
+
+
+@triton.jit
+def window_at_sequence_start(
+    X, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
+    W: tl.constexpr, G: tl.constexpr, HAS_STATE: tl.constexpr,
+):  # fmt: skip
+    """The window X, but where p = 0 a packed sequence begins: there the last inputs are its state's, or zero."""
+    if tl.min(p) == 0:
+        fresh = ()
+        for w in tl.static_range(W - 1):
+            for i in tl.static_range(G):
+                old = 0.0
+                if HAS_STATE:
+                    at_start = mask & (p == 0)
+                    old = state_lane(state_ptr, n, p + w, offs_d * G + i, at_start, stride_sn, stride_sd, stride_si)
+                fresh += (tl.where(p == 0, old, X[w * G + i]),)
+        X = fresh
+    return X
 
 
 @triton.jit
@@ -59,7 +97,6 @@ def conv_forward_kernel(
     b = (pid // tiles_d // tiles_t).to(tl.int64)
     mask_d = offs_d < C
 
-    x_type: tl.constexpr = x_ptr.dtype.element_ty
     x_row = as_words(x_ptr, G) + b * stride_xb + offs_d * stride_xd
     k_row = as_words(k_ptr, G) + b * stride_kb + offs_d * stride_kd
     y_row = as_words(y_ptr, G) + b * T * C + offs_d
@@ -71,30 +108,30 @@ def conv_forward_kernel(
         for i in tl.static_range(G):
             bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
 
-    window = ()  # the words x[t-W+1] ... x[t-1]
-    for w in tl.static_range(W - 1):
-        j = first - (W - 1) + w
-        window += (tl.load(x_row + j * stride_xt, mask=mask_d & (j >= 0) & (j < T), other=0),)
-
+    X = window_before(first, b, T, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty, seq_ptr, cu_ptr,
+                      state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE, PACKED)  # fmt: skip
     for step in range(RUN):
         t = first + step
         mask = mask_d & (t < T)
-        n, p = sequence_position(t, b, T, seq_ptr, cu_ptr, PACKED)
-        window += (tl.load(x_row + t * stride_xt, mask=mask, other=0),)
+        x = tl.load(x_row + t * stride_xt, mask=mask, other=0)
         k = ()
         for m in tl.static_range(W):
             k += (tl.load(k_row + t * stride_kt + m * stride_kw, mask=mask, other=0),)
         if HAS_RESIDUAL:
             residual = tl.load(r_row + t * stride_rt, mask=mask, other=0)
+        if PACKED:
+            n, p = sequence_position(t, b, T, seq_ptr, cu_ptr, PACKED)
+            X = window_at_sequence_start(X, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
+                                         W, G, HAS_STATE)  # fmt: skip
+        for i in tl.static_range(G):
+            X += (lane(x, i, G, x_ptr.dtype.element_ty),)
 
         y = ()
         for i in tl.static_range(G):
             # u = sum_w k[t, w] X[t-W+1+w]
             u = tl.zeros([ROWS, BLOCK], tl.float32)
             for w in tl.static_range(W):
-                X = tap(window[w], i, w, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
-                        W, G, x_type, HAS_STATE, PACKED)  # fmt: skip
-                u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_ptr.dtype.element_ty) * X
+                u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_ptr.dtype.element_ty) * X[w * G + i]
             if HAS_BIAS:
                 u += bias[i]
             if SILU:
@@ -103,7 +140,7 @@ def conv_forward_kernel(
                 u += lane(residual, i, G, residual_ptr.dtype.element_ty)
             y += (u,)
         tl.store(y_row + t * C, pack(y, G, y_ptr.dtype.element_ty), mask=mask)
-        window = window[1:]
+        X = X[G:]
 
 
 @triton.jit
@@ -188,7 +225,7 @@ def strides(tensor, rank):
 
 def size_class(W, tensor):
     """The key of a launch configuration: taps and bits per element."""
-    return f"W{W} {8 * tensor.element_size()}-bit"
+    return f"W{W} {8 * tensor.element_size()}-bit" if W <= 8 else "many taps"
 
 
 def forward(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
@@ -199,10 +236,9 @@ def forward(x, weight, bias, residual, activation, initial_state, output_final_s
     k = weight.expand(B, T, D, W)
     rows = {"x": x, "y": y} | ({} if residual is None else {"residual": residual})
     G, _ = channels_per_word(rows, {"weight": k})
-    if W > 16:
-        G = 1  # a window of W words in registers: wider words would spill
-    C = D // G
     options = configuration("dynamic_conv", "forward", size_class(W, weight), x.device)
+    G = min(G, options.pop("G"))
+    C = D // G
     tiles_t = triton.cdiv(T, options["ROWS"] * options["RUN"])
     tiles_d = triton.cdiv(C, options["BLOCK"])
     packed = cu_seqlens is not None

@@ -84,3 +84,25 @@ def pack(lanes, G: tl.constexpr, dtype: tl.constexpr):
 @triton.jit
 def _bits16(value, dtype: tl.constexpr):
     return value.to(dtype).to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
+
+
+@triton.jit
+def store_side_by_side(ptr, words, mask, N: tl.constexpr, WIDTH: tl.constexpr):
+    """Store N words [ROWS, BLOCK] each at ptr, ptr + 1, ...: ``ptr`` [ROWS, BLOCK] steps by N words along BLOCK.
+
+    One store per word would write 8 bytes of every 32-byte sector at a time; L2 takes each of those pieces separately. As one
+    tile [ROWS, BLOCK, N] the same words leave in whole sectors, after an exchange between threads. WIDTH is the power of two
+    from N up.
+    """
+    for _ in tl.static_range(WIDTH - N):
+        words += (words[0],)
+    # tl.join adds a last dimension of two: pairing i with i + half first makes it the highest bit of the word's number
+    for level in tl.static_range(8):
+        if WIDTH >> level > 1:
+            joined = ()
+            for i in tl.static_range(WIDTH >> (level + 1)):
+                joined += (tl.join(words[i], words[i + (WIDTH >> (level + 1))]),)
+            words = joined
+    tile = tl.reshape(words[0], [words[0].shape[0], words[0].shape[1], WIDTH])
+    offs_n = tl.arange(0, WIDTH)[None, None, :]
+    tl.store(ptr[:, :, None] + offs_n, tile, mask=mask[:, :, None] & (offs_n < N))

@@ -46,11 +46,11 @@ def test_random_packings(lengths, W, state):
 
 
 TILES = [
-    {"ROWS": 1, "RUN": 1, "BLOCK": 16},
-    {"ROWS": 1, "RUN": 8, "BLOCK": 32},
-    {"ROWS": 2, "RUN": 3, "BLOCK": 16},
-    {"ROWS": 64, "RUN": 1, "BLOCK": 16},
-    {"ROWS": 1, "RUN": 64, "BLOCK": 4},
+    {"G": 1, "ROWS": 1, "RUN": 1, "BLOCK": 32},
+    {"G": 4, "ROWS": 1, "RUN": 8, "BLOCK": 32},
+    {"G": 1, "ROWS": 2, "RUN": 3, "BLOCK": 16},
+    {"G": 2, "ROWS": 64, "RUN": 1, "BLOCK": 16},
+    {"G": 4, "ROWS": 1, "RUN": 64, "BLOCK": 4},
 ]
 
 
