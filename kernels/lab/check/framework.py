@@ -8,7 +8,8 @@ not guesses, lead from a wrong answer to its cause:
   the output is a bit pattern that no arithmetic makes, so a store outside the output, and an element that was never
   stored, are seen exactly;
 * after a wrong answer the call is repeated with harmless surroundings, then with poison beyond one end of one axis of
-  one input at a time: the run that goes wrong again names the mask that is missing;
+  one input at a time: the run that goes wrong again names the mask that is missing. In the interpreter the addresses
+  themselves say which ends to try;
 * failing that, the answer is compared with what known mistakes would give (:attr:`Exercise.suspects`).
 """
 
@@ -99,11 +100,11 @@ class Fenced:
         """Every (axis, side) that has a fence."""
         return [(axis, side) for axis, pad in zip(self.axes, self._pads) if pad for side in _SIDES]
 
-    def fill(self, around: float, poisoned: tuple[str, str] | None = None):
-        """Write the values, ``around`` everywhere else, and NaN beyond one end of one axis if asked."""
+    def fill(self, around: float, poisoned: Iterable[tuple[str, str]] = ()):
+        """Write the values, ``around`` everywhere else, and poison beyond each of the given ends of axes."""
         self.flat.fill_(around)
-        if poisoned:
-            self.slab(*poisoned).fill_(NAN)
+        for end in poisoned:
+            self.slab(*end).fill_(NAN)
         self._core.copy_(self._distinct)
 
     def intact(self) -> bool:
@@ -166,13 +167,18 @@ _NO_KERNEL = "no Triton kernel stores anything"
 
 @dataclass
 class Case:
-    """One call of the learner's function, and the answer it must give."""
+    """One call of the learner's function, and the answer it must give.
+
+    ``neutral`` is a surrounding value that does not change the answer. ``poison`` lists the ends of axes beyond which
+    there is poison instead; None puts it all around every input. So each property looks for its own mistake.
+    """
 
     inputs: list[Fenced]
     out: Fenced
     expected: torch.Tensor  # float64
     launch: dict = field(default_factory=dict)  # keyword arguments: the block sizes
-    neutral: float = 0.0  # a surrounding value that does not change the answer
+    neutral: float = 0.0
+    poison: tuple[tuple[str, str], ...] | None = None
     tolerance: float | None = None
 
     def __post_init__(self):
@@ -185,10 +191,14 @@ class Case:
         sizes = {axis: n for tensor in [*self.inputs, self.out] for axis, n in zip(tensor.axes, tensor.shape)}
         return ", ".join(f"{name} = {value}" for name, value in (sizes | self.launch).items())
 
-    def run(self, fn, around: float = NAN, poisoned: tuple[Fenced, str, str] | None = None) -> Run:
-        """Call ``fn`` with ``around`` around every input, and poison beyond one end of one input if asked."""
+    def run(self, fn, only: dict[str, list[tuple[str, str]]] | None = None) -> Run:
+        """Call ``fn``. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says."""
         for tensor in self.inputs:
-            tensor.fill(around, poisoned[1:] if poisoned and poisoned[0] is tensor else None)
+            if only is None and self.poison is None:
+                tensor.fill(NAN)
+            else:
+                ends = self.poison if only is None else only.get(tensor.name, ())
+                tensor.fill(self.neutral, [end for end in ends if end in tensor.ends()])
         self.out.erase()
         fn(*(tensor.view for tensor in self.inputs), self.out.view, **self.launch)
         stored, spilled = self.out.touched()
@@ -305,18 +315,17 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None) -> int
 
 
 def _check(exercise, fn, seed, grading) -> int:
-    earned, failed, last_error = 0, set(), None
+    earned, failed, printed = 0, set(), set()
     for number, item in enumerate(exercise.properties):
         if item.needs and (item.needs == "the interpreter") != runtime.interpreted:
             print(f"not verified on this machine: {item.name} (needs {item.needs})")
             continue
-        finding, error = None, None
+        finding = None
         for case in item.cases(Draw(f"{seed}, {exercise.name}, {item.name}", grading)):
             try:
                 finding = (_touches if item.addresses else _judge)(exercise, item, fn, case)
             except Exception as raised:
-                error = explain(raised)
-                finding = Finding(f"an error with {case.sizes}", *error)
+                finding = Finding(f"an error with {case.sizes}", *explain(raised))
             if finding:
                 break
         if number == 0 and finding and finding.where in (_NOTHING, _NO_KERNEL):
@@ -326,13 +335,14 @@ def _check(exercise, fn, seed, grading) -> int:
             earned += item.points
             print(f"passed  {item.name} ({item.points} point{'s' * (item.points != 1)})")
             continue
-        failed.add(item.name)
-        if error and error == last_error:
-            print(f"FAILED  {item.name}: the same error as above.")
+        if finding.cause in printed:
+            print(f"FAILED  {item.name}: as above, {finding.cause}.")
+        elif finding.cause == item.otherwise and item.after in failed:
+            print(f'FAILED  {item.name}: {finding.where}; mend "{item.after}" first, this property builds on it.')
         else:
-            cause = f'mend "{item.after}" first, this property builds on it' if item.after in failed else finding.cause
-            print(f"FAILED  {item.name}: {finding.where}, {finding.amount}: {cause}. {item.lesson}.")
-        last_error = error
+            print(f"FAILED  {item.name}: {finding.where}, {finding.amount}: {finding.cause}. {item.lesson}.")
+        failed.add(item.name)
+        printed.add(finding.cause)
     return earned
 
 
@@ -359,13 +369,15 @@ def _judge(exercise, item, fn, case) -> Finding | None:
         return Finding(_NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
 
     where, amount = _where(case, bad), _amount(case, run, bad)
-    clean = case.run(fn, around=case.neutral)
+    clean = case.run(fn, only={})
     if not case.wrong(clean.got).any():
+        seen = {(stray.tensor, stray.axis, stray.side) for stray in strays}
         causes = [
             f"the load of {tensor.name} is not masked along {axis} ({exercise.mask(tensor.name, axis, side)})"
             for tensor in case.inputs
             for axis, side in tensor.ends()
-            if bad.any() and case.wrong(case.run(fn, case.neutral, (tensor, axis, side)).got).any()
+            if bad.any() and (not seen or (tensor.name, axis, side) in seen)
+            if case.wrong(case.run(fn, only={tensor.name: [(axis, side)]}).got).any()
         ]
         if bad.any() and not causes:
             causes = ["a load reads outside its tensor, and what it finds there enters the answer"]
@@ -438,6 +450,7 @@ def _amount(case, run, bad) -> str:
 
 
 _EXPLAINED = (
+    ("Expected dtype ['fp32'", "this function takes float32: convert right after the load"),
     ("is not defined", "a name is used that no line above defines"),
     ("cannot access local variable", "a name is used before a line defines it"),
     ("must be a power of 2", "a block's length must be a power of two: round it up and mask the rest"),

@@ -12,7 +12,7 @@ def expected(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x.double(), dim=1).nan_to_num(nan=0.0)
 
 
-def case(x, *, packed=False, order="", shared="", out_order="", out_dtype=None, tolerance=None, **launch) -> Case:
+def case(x, *, packed=False, order="", shared="", out_order="", out_dtype=None, poison=(), **launch) -> Case:
     """One call on ``x``, with a fence as wide as the widest block that the launch may use."""
     fence = None if packed else {"M": 2, "N": max(64, launch.get("BLOCK_N", 0))}
     out = torch.empty(x.shape, dtype=out_dtype or x.dtype)
@@ -22,7 +22,7 @@ def case(x, *, packed=False, order="", shared="", out_order="", out_dtype=None, 
         expected=expected(x),
         launch=launch,
         neutral=-INF,
-        tolerance=tolerance,
+        poison=poison,
     )
 
 
@@ -43,7 +43,7 @@ def strides(draw: Draw):
 def ragged(draw: Draw):
     """Widths that fill no block: a little less, one element, and more than a short block."""
     for shown, low, high in ((13, 9, 15), (1, 1, 1), (37, 33, 63)):
-        yield case(draw.normal(3, draw.size(shown, low, high)))
+        yield case(draw.normal(3, draw.size(shown, low, high)), poison=None)
 
 
 def blocks(draw: Draw):
@@ -91,11 +91,15 @@ def suspects(case: Case):
     def over_sum(p, extra=0.0):
         return p / (p.sum(dim=1, keepdim=True) + extra)
 
+    empty = over_sum(torch.exp(x - top))
+    yield "a row of -inf gives inf - inf or 0 / 0: the specification asks for zeros", empty
     padding = (block - N) * torch.exp(-top0)
     yield "the masked lanes count as zeros: their `other` must be -inf", over_sum(torch.exp(x - top0), padding)
-    yield "exp overflows, or is zero all along a row: subtract the row's maximum first", over_sum(torch.exp(x))
-    yield "what is subtracted is not the maximum of a row that is negative throughout", over_sum(torch.exp(x - top0))
-    yield "a row of -inf gives inf - inf or 0 / 0: the specification asks for zeros", over_sum(torch.exp(x - top))
+    for zero in (float("nan"), 0.0):  # what becomes of 0 / 0: a kernel may guard against it
+        bare = over_sum(torch.exp(x)).where(torch.exp(x).sum(1, keepdim=True) > 0, torch.tensor(zero))
+        low = over_sum(torch.exp(x - top0)).where(torch.exp(x - top0).sum(1, keepdim=True) > 0, torch.tensor(zero))
+        yield "exp overflows, or is zero all along a row: subtract the row's maximum first", bare
+        yield "what is subtracted is not the maximum of a row that is negative throughout", low
     yield "the row is not divided by its sum", torch.exp(x - top)
     yield "the sum runs down the columns, it must run along the row", torch.softmax(x, dim=0)
     yield "exp2 needs the factor log2(e)", over_sum(torch.exp2(x - top))

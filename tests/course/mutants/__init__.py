@@ -1,0 +1,128 @@
+"""Planted bugs: the solutions with one mistake each, and how the checks must catch them.
+
+A mutant is a patch of a solution's source, taken out of its notebook, so that it never drifts from it. Each runs to its
+end, passes a naive test (one aligned call, zeros around everything), and fails the property named for it.
+``python -m tests.course.mutants`` writes docs/kill_table.md.
+"""
+
+import contextlib
+import io
+import itertools
+import linecache
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import torch
+
+from kernels.lab import check
+
+ROOT = Path(__file__).resolve().parents[3]
+TABLE = ROOT / "docs" / "kill_table.md"
+
+torch.set_num_threads(1)  # small tensors, and one pytest worker a core
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``bug`` in words, the patch (old text, new text, ...), the property that must fail and a part of what it says."""
+
+    name: str
+    bug: str
+    patch: tuple[str, ...]
+    fails: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """A checked function: where its source is, the cell that mutants patch, a naive test of it, its mutants."""
+
+    assignment: str
+    function: str
+    cell: str
+    naive: Callable
+    mutants: tuple[Mutant, ...]
+
+    def check(self, fn) -> tuple[int, str]:
+        """Points and printed lines of this function's check."""
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            points = getattr(check, self.function)(fn)
+        return points, printed.getvalue()
+
+
+_SERIAL = itertools.count()
+
+
+def cells(assignment: str, folder: str = "solutions") -> dict[str, str]:
+    """The source of each code cell, by id."""
+    notebook = nbformat.read(ROOT / folder / assignment / f"{assignment}.ipynb", as_version=4)
+    return {cell.id: cell.source for cell in notebook.cells if cell.cell_type == "code"}
+
+
+def patched(source: str, patch: tuple[str, ...]) -> str:
+    """``source`` with each old text, which must occur once, replaced by its new text."""
+    for old, new in zip(patch[::2], patch[1::2], strict=True):
+        if source.count(old) != 1:
+            raise ValueError(f"patch: {old!r} occurs {source.count(old)} times, it must occur once")
+        source = source.replace(old, new)
+    return source
+
+
+def submission(target: Target, patch: tuple[str, ...] = (), folder: str = "solutions") -> Callable:
+    """The function as a notebook defines it, with the target's cell patched."""
+    sources = cells(target.assignment, folder)
+    sources[target.cell] = patched(sources[target.cell], patch)
+    namespace = {}
+    for name, source in sources.items():
+        if name in ("setup", "launcher") or name.endswith("kernel"):
+            filename = f"<{name} {next(_SERIAL)}>"  # Triton reads a kernel's source back by this name
+            linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+            exec(compile(source, filename, "exec"), namespace)
+    return namespace[target.function]
+
+
+def passes_naively(target: Target, fn) -> bool:
+    """Whether ``fn`` runs to its end and gives the right answer in the target's naive test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return target.naive(fn)
+
+
+def failures(printed: str) -> dict[str, str]:
+    """What a check printed: failed property -> its line."""
+    return dict(re.findall(r"^FAILED  (.+?): (.*)$", printed, flags=re.MULTILINE))
+
+
+def row(target: Target, mutant: Mutant, failed: dict[str, str]) -> str:
+    """The mutant's line of the kill table."""
+    also = ", ".join(name for name in failed if name != mutant.fails) or "–"
+    return f"| {mutant.name} | {mutant.bug} | {mutant.fails} | {mutant.says} | {also} |"
+
+
+def targets() -> tuple[Target, ...]:
+    """Every checked function."""
+    from tests.course.mutants import dynamic_conv, row_softmax, tiled_matmul
+
+    return (row_softmax.TARGET, tiled_matmul.TARGET, *dynamic_conv.TARGETS)
+
+
+def table() -> str:
+    """The kill table, made by running every mutant."""
+    lines = [
+        "# Which check catches which bug",
+        "",
+        "Made by `python -m tests.course.mutants`, proved line by line by `tests/course/test_mutants.py`. Each bug is",
+        "a patch of the solution that runs to its end and passes a naive test: one call whose sizes fill every block.",
+    ]
+    for target in targets():
+        lines += ["", f"## {target.assignment}: `{target.function}`", ""]
+        lines += ["| mutant | bug | fails | with the diagnosis | fails too |", "|---|---|---|---|---|"]
+        for mutant in target.mutants:
+            _, printed = target.check(submission(target, mutant.patch))
+            lines.append(row(target, mutant, failures(printed)))
+    return "\n".join(lines) + "\n"

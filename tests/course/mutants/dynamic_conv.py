@@ -1,0 +1,291 @@
+"""Bugs of exercise 03."""
+
+import torch
+
+from kernels.dynamic_conv.reference import dynamic_conv_reference
+from tests.course.mutants import Mutant, Target
+
+
+def inside(values: torch.Tensor) -> torch.Tensor:
+    """The same values, with zeros before and after them in memory, as ``F.pad`` leaves them."""
+    room = torch.zeros(values.numel() + 512)
+    room[256:-256] = values.flatten()
+    return room[256:-256].view(values.shape)
+
+
+def operands():
+    """One sequence of 16 tokens, 16 channels; four taps, the same for every token, as in a static convolution."""
+    draw = torch.Generator().manual_seed(1)
+    x, dy = (torch.randn(1, 16, 16, generator=draw) for _ in range(2))
+    weight = torch.randn(1, 1, 16, 4, generator=draw).expand(1, 16, 16, 4).contiguous()
+    return x.requires_grad_(), weight.requires_grad_(), dy
+
+
+def naive_forward(dynamic_conv_forward) -> bool:
+    """Against the reference."""
+    x, weight, _ = operands()
+    y = inside(torch.zeros_like(x))
+    dynamic_conv_forward(inside(x.detach()), inside(weight.detach()), y)
+    return torch.allclose(y, dynamic_conv_reference(x, weight), atol=1e-3)
+
+
+def naive_dx(dynamic_conv_dx) -> bool:
+    """Against autograd."""
+    x, weight, dy = operands()
+    dx = inside(torch.zeros_like(x))
+    dynamic_conv_dx(inside(dy), inside(weight.detach()), dx)
+    return torch.allclose(dx, torch.autograd.grad(dynamic_conv_reference(x, weight), x, dy)[0], atol=1e-2)
+
+
+def naive_dweight(dynamic_conv_dweight) -> bool:
+    """Against autograd."""
+    x, weight, dy = operands()
+    dweight = inside(torch.zeros_like(weight))
+    dynamic_conv_dweight(inside(dy), inside(x.detach()), dweight)
+    return torch.allclose(dweight, torch.autograd.grad(dynamic_conv_reference(x, weight), weight, dy)[0], atol=1e-3)
+
+
+STRIDES = "each axis of each tensor has its own stride, and some strides are 0"
+HALF = "products or sums are taken in float16: convert to tl.float32 right after each load"
+X_MASK = "mask=(time >= 0) & mask_t & mask_d, other=0.0).to(tl.float32)"
+TAPS = ("tl.static_range(W)", "tl.static_range(4)")
+
+FORWARD = Target(
+    "03_dynamic_conv",
+    "dynamic_conv_forward",
+    "forward-kernel",
+    naive_forward,
+    (
+        Mutant(
+            "the past leaks in",
+            "time is not masked at 0: the previous sequence of the batch is read",
+            ("(time >= 0) & ", ""),
+            "the first tokens",
+            "the load of x is not masked along T (time >= 0)",
+        ),
+        Mutant(
+            "off-by-one padding",
+            "one token before the start counts",
+            ("time >= 0", "time >= -1"),
+            "the first tokens",
+            "the load of x is not masked along T (time >= 0)",
+        ),
+        Mutant(
+            "missing load mask",
+            "whole blocks of weight are loaded; the surplus is never stored",
+            ("k = tl.load(k_ptrs, mask=mask_t & mask_d, other=0.0)", "k = tl.load(k_ptrs)"),
+            "stays inside its tensors",
+            "the load of weight is not masked along T (mask_t)",
+        ),
+        Mutant(
+            "missing store mask, T",
+            "whole blocks of times are stored",
+            ("acc, mask=mask_t & mask_d)", "acc, mask=mask_d)"),
+            "ragged length",
+            "the store of y is not masked along T (mask_t)",
+        ),
+        Mutant(
+            "missing store mask, D",
+            "whole blocks of channels are stored",
+            ("acc, mask=mask_t & mask_d)", "acc, mask=mask_t)"),
+            "ragged channels",
+            "the store of y is not masked along D (mask_d)",
+        ),
+        Mutant(
+            "swapped dims in a mask",
+            "channels are held against T",
+            ("mask_d = offs_d < D", "mask_d = offs_d < T"),
+            "ragged channels",
+            "the grid must cover the last, partial block of D, and mask_d must cut it",
+        ),
+        Mutant(
+            "batch stride left out",
+            "every sequence reads the first one",
+            ("x_ptr + b * stride_xb", "x_ptr"),
+            "strides",
+            "every sequence reads the first one's x: add b times its stride",
+        ),
+        Mutant(
+            "packed strides assumed",
+            "weight is taken to lie packed beside x",
+            ("offs_t * stride_kt", "offs_t * (stride_xt * W)"),
+            "strides",
+            STRIDES,
+        ),
+        Mutant(
+            "hard-coded width",
+            "four taps, whatever W is",
+            TAPS,
+            "number of taps",
+            "the load of weight is not masked along W (w runs over 0..W-1)",
+        ),
+        Mutant(
+            "swapped block sizes",
+            "times advance by BLOCK_D",
+            ("tl.program_id(1) * BLOCK_T", "tl.program_id(1) * BLOCK_D"),
+            "block sizes",
+            "the answer depends on the block sizes: offs_t takes BLOCK_T, offs_d BLOCK_D",
+        ),
+        Mutant(
+            "float16 products",
+            "each product is taken in the dtype of the tensors",
+            (
+                X_MASK,
+                X_MASK.removesuffix(".to(tl.float32)"),
+                "other=0.0).to(tl.float32)\n        acc",
+                "other=0.0)\n        acc",
+            ),
+            "float16",
+            HALF,
+        ),
+    ),
+)
+
+DX = Target(
+    "03_dynamic_conv",
+    "dynamic_conv_dx",
+    "dx-kernel",
+    naive_dx,
+    (
+        Mutant(
+            "wrong diagonal",
+            "the weight is read at the time of x, not at the time that saw it",
+            ("time * stride_kt", "offs_t * stride_kt"),
+            "whole blocks",
+            "weight is read at time t: it must be read at t + W - 1 - w, where tap w saw x[t]",
+        ),
+        Mutant(
+            "the future leaks in",
+            "dy is masked at the block's own times only",
+            ("dy = tl.load(dy_ptrs, mask=(time < T) & mask_d", "dy = tl.load(dy_ptrs, mask=mask_t & mask_d"),
+            "the last tokens",
+            "the load of dy is not masked along T (time < T)",
+        ),
+        Mutant(
+            "off-by-one padding",
+            "one weight past the end is read",
+            ("k = tl.load(k_ptrs, mask=(time < T)", "k = tl.load(k_ptrs, mask=(time <= T)"),
+            "the last tokens",
+            "the load of weight is not masked along T (time < T)",
+        ),
+        Mutant(
+            "missing load mask",
+            "whole blocks of channels of weight are loaded; the surplus is never stored",
+            ("k = tl.load(k_ptrs, mask=(time < T) & mask_d", "k = tl.load(k_ptrs, mask=time < T"),
+            "stays inside its tensors",
+            "the load of weight is not masked along D (mask_d)",
+        ),
+        Mutant(
+            "missing store mask, T",
+            "whole blocks of times are stored",
+            ("acc, mask=mask_t & mask_d)", "acc, mask=mask_d)"),
+            "ragged length",
+            "the store of dx is not masked along T (mask_t)",
+        ),
+        Mutant(
+            "missing store mask, D",
+            "whole blocks of channels are stored",
+            ("acc, mask=mask_t & mask_d)", "acc, mask=mask_t)"),
+            "ragged channels",
+            "the store of dx is not masked along D (mask_d)",
+        ),
+        Mutant(
+            "channel stride left out",
+            "the channels of dy are taken as neighbours, but y.sum() sends a dy of stride 0",
+            (
+                "dy_ptr + b * stride_yb + time * stride_yt + offs_d * stride_yd",
+                "dy_ptr + b * stride_yb + time * stride_yt + offs_d",
+            ),
+            "strides",
+            STRIDES,
+        ),
+        Mutant(
+            "hard-coded width",
+            "four taps, whatever W is",
+            TAPS,
+            "number of taps",
+            "the load of weight is not masked along W (w runs over 0..W-1)",
+        ),
+        Mutant(
+            "float16 accumulator",
+            "sums are kept in float16",
+            ("acc += k * dy", "acc = (acc + k * dy).to(tl.float16).to(tl.float32)"),
+            "float16",
+            HALF,
+        ),
+    ),
+)
+
+DWEIGHT = Target(
+    "03_dynamic_conv",
+    "dynamic_conv_dweight",
+    "dweight-kernel",
+    naive_dweight,
+    (
+        Mutant(
+            "the past leaks in",
+            "time is not masked at 0: the previous sequence of the batch is read",
+            ("(time >= 0) & ", ""),
+            "the first tokens",
+            "the load of x is not masked along T (time >= 0)",
+        ),
+        Mutant(
+            "slots left as they were",
+            "what lies before the start is not stored at all, right by luck in a zeroed output",
+            ("tl.store(k_ptrs, dy * x, mask=mask_t", "tl.store(k_ptrs, dy * x, mask=(time >= 0) & mask_t"),
+            "the first tokens",
+            "slots whose tap lies before the first token hold 0, and they are stored too",
+        ),
+        Mutant(
+            "missing load mask",
+            "whole blocks of dy are loaded; the surplus is never stored",
+            (", mask=mask_t & mask_d, other=0.0).to(tl.float32)\n    for", ").to(tl.float32)\n    for"),
+            "stays inside its tensors",
+            "the load of dy is not masked along T (mask_t)",
+        ),
+        Mutant(
+            "missing store mask, T",
+            "whole blocks of times are stored",
+            ("dy * x, mask=mask_t & mask_d)", "dy * x, mask=mask_d)"),
+            "ragged length",
+            "the store of dweight is not masked along T (mask_t)",
+        ),
+        Mutant(
+            "missing store mask, D",
+            "whole blocks of channels are stored",
+            ("dy * x, mask=mask_t & mask_d)", "dy * x, mask=mask_t)"),
+            "ragged channels",
+            "the store of dweight is not masked along D (mask_d)",
+        ),
+        Mutant(
+            "tap stride left out",
+            "the slots of a weight are taken as neighbours",
+            ("w * stride_kw", "w"),
+            "strides",
+            STRIDES,
+        ),
+        Mutant(
+            "batch stride left out",
+            "every sequence reads the first one's gradient",
+            ("dy_ptr + b * stride_yb", "dy_ptr"),
+            "strides",
+            "every sequence reads the first one's dy: add b times its stride",
+        ),
+        Mutant(
+            "hard-coded width",
+            "four slots, whatever W is",
+            TAPS,
+            "number of taps",
+            "the store of dweight is not masked along W (w runs over 0..W-1)",
+        ),
+        Mutant(
+            "float16 products",
+            "the product is taken in float16",
+            ("dy * x, mask", "(dy.to(dy_ptr.dtype.element_ty) * x.to(x_ptr.dtype.element_ty)), mask"),
+            "float16",
+            HALF,
+        ),
+    ),
+)
+
+TARGETS = (FORWARD, DX, DWEIGHT)

@@ -1,0 +1,107 @@
+"""Bugs of exercise 01."""
+
+import torch
+
+from tests.course.mutants import Mutant, Target
+
+
+def naive(row_softmax) -> bool:
+    """Four rows of sixteen, float32."""
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    out = torch.zeros_like(x)
+    row_softmax(x, out)
+    return torch.allclose(out, torch.softmax(x, dim=1), atol=1e-3)
+
+
+TARGET = Target(
+    "01_row_softmax",
+    "row_softmax",
+    "kernel",
+    naive,
+    (
+        Mutant(
+            "missing load mask",
+            "the whole block is loaded",
+            (', mask=mask_n, other=-float("inf")', ""),
+            "ragged width",
+            "the load of x is not masked along N (mask_n)",
+        ),
+        Mutant(
+            "missing store mask",
+            "the whole block is stored",
+            (", p, mask=mask_n)", ", p)"),
+            "ragged width",
+            "the store of out is not masked along N (mask_n)",
+        ),
+        Mutant(
+            "lanes count as zeros",
+            "masked lanes are loaded as 0",
+            ('other=-float("inf")', "other=0.0"),
+            "ragged width",
+            "the masked lanes count as zeros: their `other` must be -inf",
+        ),
+        Mutant(
+            "lanes nearly out",
+            "masked lanes are loaded as -10, small enough in a short block",
+            ('other=-float("inf")', "other=-10.0"),
+            "block length",
+            "the answer depends on BLOCK_N, it must not",
+        ),
+        Mutant(
+            "hard-coded width",
+            "the block is 16 lanes whatever BLOCK_N is",
+            ("tl.arange(0, BLOCK_N)", "tl.arange(0, 16)"),
+            "ragged width",
+            "the block must cover the row: its length is BLOCK_N, not a number",
+        ),
+        Mutant(
+            "no maximum",
+            "the exponential of x itself",
+            ("tl.exp(x - row_max)", "tl.exp(x)"),
+            "large values",
+            "exp overflows, or is zero all along a row: subtract the row's maximum first",
+        ),
+        Mutant(
+            "maximum from zero",
+            "the maximum is never below 0",
+            ("row_max = tl.max(x, axis=0)", "row_max = tl.maximum(tl.max(x, axis=0), 0.0)"),
+            "large values",
+            "what is subtracted is not the maximum of a row that is negative throughout",
+        ),
+        Mutant(
+            "empty row subtracts",
+            "a row of -inf subtracts -inf from itself",
+            ('    row_max = tl.where(row_max == -float("inf"), 0.0, row_max)\n', ""),
+            "excluded entries",
+            "a row of -inf gives inf - inf or 0 / 0: the specification asks for zeros",
+        ),
+        Mutant(
+            "empty row divides",
+            "a row of -inf is divided by its sum, 0",
+            ("tl.where(total == 0.0, 1.0, total)", "total"),
+            "excluded entries",
+            "a row of -inf gives inf - inf or 0 / 0: the specification asks for zeros",
+        ),
+        Mutant(
+            "column stride left out",
+            "the elements of a row of x are taken as neighbours",
+            ("offs_n * stride_xn", "offs_n"),
+            "strides",
+            "each address is row * stride_m + offs_n * stride_n, with the strides of that tensor",
+        ),
+        Mutant(
+            "the other tensor's stride",
+            "rows of out are placed with the stride of x",
+            ("row * stride_om", "row * stride_xm"),
+            "strides",
+            "each address is row * stride_m + offs_n * stride_n, with the strides of that tensor",
+        ),
+        Mutant(
+            "float16 arithmetic",
+            "the difference is rounded to the dtype of x",
+            ("tl.exp(x - row_max)", "tl.exp((x - row_max).to(x_ptr.dtype.element_ty).to(tl.float32))"),
+            "float16",
+            "the arithmetic is done in float16: convert to tl.float32 right after the load",
+        ),
+    ),
+)

@@ -1,0 +1,128 @@
+"""Bugs of exercise 02."""
+
+import torch
+
+from tests.course.mutants import Mutant, Target
+
+
+def naive(tiled_matmul) -> bool:
+    """Square float16 matrices, whole tiles, one step along K."""
+    a, b = (torch.randn(32, 32, generator=torch.Generator().manual_seed(seed)).half() for seed in (1, 2))
+    out = torch.zeros(32, 32)
+    tiled_matmul(a, b, out, BLOCK_M=16, BLOCK_N=16, BLOCK_K=32)
+    return torch.allclose(out, a.float() @ b.float(), atol=0.1)
+
+
+STRIDES = "each address is row * stride + column * stride, with the two strides of that tensor"
+
+TARGET = Target(
+    "02_tiled_matmul",
+    "tiled_matmul",
+    "kernel",
+    naive,
+    (
+        Mutant(
+            "missing load mask",
+            "whole tiles of a are loaded",
+            (", mask=mask_m & mask_k[None, :], other=0.0", ""),
+            "ragged depth",
+            "the load of a is not masked along K (mask_k)",
+        ),
+        Mutant(
+            "missing K mask",
+            "b is not masked along K",
+            ("mask=mask_k[:, None] & mask_n", "mask=mask_n"),
+            "ragged depth",
+            "the load of b is not masked along K (mask_k)",
+        ),
+        Mutant(
+            "rows beyond M loaded",
+            "a is not masked along M; the surplus is never stored",
+            ("mask=mask_m & mask_k[None, :]", "mask=mask_k[None, :]"),
+            "stays inside its tensors",
+            "the load of a is not masked along M (mask_m)",
+        ),
+        Mutant(
+            "columns beyond N loaded",
+            "b is not masked along N; the surplus is never stored",
+            ("mask=mask_k[:, None] & mask_n", "mask=mask_k[:, None]"),
+            "stays inside its tensors",
+            "the load of b is not masked along N (mask_n)",
+        ),
+        Mutant(
+            "missing store mask",
+            "whole tiles are stored",
+            (", acc, mask=mask_m & mask_n)", ", acc)"),
+            "ragged rows and columns",
+            "the store of out is not masked along M (mask_m)",
+        ),
+        Mutant(
+            "swapped dims in a mask",
+            "rows are held against N",
+            ("mask_m = offs_m < M", "mask_m = offs_m < N"),
+            "ragged rows and columns",
+            "the store of out is not masked along M (mask_m)",
+        ),
+        Mutant(
+            "dropped accumulate",
+            "each step replaces the accumulator",
+            ("acc = tl.dot(a, b, acc, ", "acc = tl.dot(a, b, "),
+            "whole tiles",
+            "only the last tile along K is left: add to the accumulator, do not replace it",
+        ),
+        Mutant(
+            "hard-coded step",
+            "the loop advances by 32 whatever BLOCK_K is",
+            ("range(0, K, BLOCK_K)", "range(0, K, 32)"),
+            "whole tiles",
+            "only the first tile along K is used: loop over all of K",
+        ),
+        Mutant(
+            "partial tile dropped",
+            "the number of steps is rounded down",
+            ("range(0, K, BLOCK_K)", "range(0, K // BLOCK_K * BLOCK_K, BLOCK_K)"),
+            "ragged depth",
+            "the partial tile at the end of K is left out: the loop must run to K",
+        ),
+        Mutant(
+            "float16 accumulator",
+            "sums are kept in float16",
+            (
+                "dtype=tl.float32)",
+                "dtype=tl.float16)",
+                "tl.dot(a, b, acc, ",
+                "tl.dot(a, b, acc, out_dtype=tl.float16, ",
+            ),
+            "float32 accumulation",
+            "sums are kept in float16: the accumulator must be tl.float32",
+        ),
+        Mutant(
+            "float16 products",
+            "the product of each pair of tiles is rounded to float16",
+            ("acc = tl.dot(a, b, acc, input_precision", "acc += tl.dot(a, b, out_dtype=tl.float16, input_precision"),
+            "float32 accumulation",
+            "sums are kept in float16: the accumulator must be tl.float32",
+        ),
+        Mutant(
+            "column stride left out",
+            "the elements of a row of b are taken as neighbours",
+            ("offs_n * stride_bn", "offs_n"),
+            "strides",
+            STRIDES,
+        ),
+        Mutant(
+            "the other tensor's stride",
+            "rows of out are placed with the stride of a",
+            ("offs_m * stride_om", "offs_m * stride_am"),
+            "strides",
+            STRIDES,
+        ),
+        Mutant(
+            "swapped block sizes",
+            "columns advance by BLOCK_M",
+            ("tl.program_id(1) * BLOCK_N", "tl.program_id(1) * BLOCK_M"),
+            "tile shapes",
+            "offs_m takes program_id(0) and BLOCK_M, offs_n program_id(1) and BLOCK_N",
+        ),
+    ),
+)

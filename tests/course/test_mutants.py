@@ -1,0 +1,64 @@
+"""Every planted bug passes a naive test and fails the property named for it, with that property's own diagnosis."""
+
+import ast
+
+import pytest
+
+from tests.course.mutants import TABLE, cells, failures, passes_naively, row, submission, targets
+
+PLANTED = [
+    pytest.param(target, mutant, id=f"{target.function}: {mutant.name}")
+    for target in targets()
+    for mutant in target.mutants
+]
+
+
+@pytest.mark.parametrize(("target", "mutant"), PLANTED)
+def test_mutant(target, mutant):
+    fn = submission(target, mutant.patch)
+    assert passes_naively(target, fn), "a naive test catches it already"
+    points, printed = target.check(fn)
+    failed = failures(printed)
+    assert mutant.fails in failed, printed
+    assert mutant.says in failed[mutant.fails], printed
+    assert 0 <= points < 10
+    assert row(target, mutant, failed) in TABLE.read_text(), "out of date: python -m tests.course.mutants"
+
+
+def masks():
+    """Each mask of each solution: taken away whole, and each of the conditions it is made of."""
+    for target in targets():
+        source = cells(target.assignment)[target.cell]
+        for call in ast.walk(ast.parse(source)):
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("tl.load", "tl.store"):
+                continue
+            mask = next(keyword for keyword in call.keywords if keyword.arg == "mask")
+            text = ast.get_source_segment(source, call)
+            bare = [keyword for keyword in call.keywords if keyword.arg not in ("mask", "other")]
+            yield target, text, ast.unparse(ast.Call(call.func, call.args, bare)), None
+            conditions = list(operands(mask.value))
+            for gone in conditions if len(conditions) > 1 else ():
+                left = " & ".join(f"({ast.unparse(kept)})" for kept in conditions if kept is not gone)
+                name = ast.unparse(gone.value if isinstance(gone, ast.Subscript) else gone)
+                yield target, text, text.replace(ast.get_source_segment(source, mask.value), left), name
+
+
+def operands(node):
+    """The conditions of ``a & b & c``."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+        yield from operands(node.left)
+        yield from operands(node.right)
+    else:
+        yield node
+
+
+@pytest.mark.parametrize(
+    ("target", "old", "new", "name"),
+    [pytest.param(*mask, id=f"{mask[0].function}: {mask[2]}") for mask in masks()],
+)
+def test_deleted_mask(target, old, new, name):
+    points, printed = target.check(submission(target, (old, new)))
+    access = "the load of" if old.startswith("tl.load") else "the store of"
+    lines = [line for line in failures(printed).values() if access in line and "not masked" in line]
+    assert lines, printed
+    assert name is None or any(f"({name})" in line for line in lines), printed
