@@ -137,6 +137,25 @@ def test_what_a_fresh_process_can_import_is_imported(cell, tmp_path, monkeypatch
     assert "def helper" in _child.export(names["user"], {})[0]
 
 
+def test_what_lives_in_main_is_carried(cell, tmp_path, monkeypatch):
+    names = cell(
+        """
+        @triton.jit
+        def helper(v):
+            return v
+
+        @triton.jit
+        def kernel(x):
+            tl.store(x, helper(1.0))
+        """
+    )
+    main = sys.modules["__main__"]  # as in `python folder/`: the child's __main__ would be another
+    monkeypatch.setattr(main, "helper", names["helper"], raising=False)
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "__main__.py"), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "def helper" in _child.export(names["kernel"], {})[0]
+
+
 def test_what_cannot_be_carried_is_named(cell):
     def kernel_with(**names):
         return cell("@triton.jit\ndef kernel(x):\n    tl.store(x, thing)\n", **names)["kernel"]

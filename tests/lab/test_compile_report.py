@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.language import exp as renamed_exp
 
 from kernels.lab import CompileError, compile_report
-from kernels.lab.compile_report import CompileReport
+from kernels.lab.compile_report import CompileReport, _instructions
 
 SCALE = tl.constexpr(1.5)
 
@@ -106,6 +106,35 @@ def test_arguments_are_specialised_as_in_a_launch(widths):
     assert widths["aligned"] == widths["types only"] == ({"LDG 128 bits": 2}, {"STG 128 bits": 2})
     assert widths["shifted"] == widths["ragged"] == widths["any stride"] == ({"LDG 32 bits": 8}, {"STG 32 bits": 8})
     assert widths["halves"] == ({"LDG 16 bits": 8}, {"STG 16 bits": 8})
+
+
+SASS = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/                   HFMA2 R5, -RZ, RZ, 0, 0 ;
+        /*0020*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;
+        /*0030*/                   LDG.E.U16 R4, desc[UR4][R2.64+0x2] ;
+        /*0040*/                   LDG.E R4, desc[UR4][R2.64] ;
+        /*0050*/             @UPT0 UTMALDG.2D.MULTICAST [UR8], [UR4], URZ ;
+        /*0060*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;
+        /*0070*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0080*/                   HFMA2.BF16_V2 R5, R4, R6, R7 ;
+        /*0090*/                   MUFU.EX2 R4, R4 ;
+        /*00a0*/                   @P1 STG.E.64 desc[UR4][R2.64], R4 ;
+.L_x_0:
+        /*00b0*/                   BRA `(.L_x_0) ;
+"""
+
+
+def test_instructions_are_read_by_group_width_and_function():
+    counts = {group: names for group, names in _instructions(SASS).items() if names}
+    assert counts == {
+        "matrix products": {"HGMMA": 1},
+        "async copies and TMA": {"UTMALDG": 1},
+        "global loads": {"LDG 128 bits": 1, "LDG 16 bits": 1, "LDG 32 bits": 1},
+        "global stores": {"STG 64 bits": 1},
+        "multiply-adds": {"HFMA2": 1},  # the first HFMA2 only moves a constant
+        "special functions": {"MUFU.EX2": 1},
+    }
 
 
 def test_spills_are_seen():

@@ -109,8 +109,33 @@ def test_wide_loads_count_the_elements_they_carry():
     assert torch.equal(src, dst)
     assert t.requested_bytes == t.unique_bytes == {"src": 128, "dst": 128}
     assert t.programs("src")[(1, 0, 0)] == list(range(32, 64))
+    shifted = trace(four_halves_as_one_word, (1,), src[2:], dst, BLOCK=8)
+    assert shifted.sectors == {"src": 3, "dst": 2}  # bytes 4 to 68: two words reach over the end of a sector
     short = trace(four_halves_as_one_word, (2,), src[:62], dst, BLOCK=8)
     assert [(a.tensor, a.outside.tolist()) for a in short.outside()] == [("src", [60])]
+
+
+def test_an_address_between_elements_is_outside():
+    @triton.jit
+    def one_byte_off(src, dst):
+        byte = src.to(tl.pointer_type(tl.int8)) + 1
+        tl.store(dst, tl.load(byte.to(tl.pointer_type(tl.int16))))
+
+    t = trace(one_byte_off, (1,), torch.ones(4, dtype=torch.int16), torch.zeros(1, dtype=torch.int16))
+    assert [a.tensor for a in t.outside()] == ["src"]
+
+
+def test_alignment_is_what_it_was():
+    @triton.jit
+    def describes(src, dst):
+        rows = tl.make_tensor_descriptor(src, shape=[4, 16], strides=[16, 1], block_shape=[4, 16])
+        tl.store(dst, tl.sum(rows.load([0, 0])))
+
+    storage, total = torch.ones(80), torch.zeros(1)
+    trace(describes, (1,), storage[4:], total)
+    assert total.item() == 64
+    with pytest.raises(Exception, match="base must be 16-byte aligned"):
+        trace(describes, (1,), storage[1:], total)
 
 
 def test_a_missing_mask_shows_even_where_the_next_tensor_lies_behind():

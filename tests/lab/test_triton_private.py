@@ -70,6 +70,17 @@ def test_observing_changes_nothing_and_shows_every_access():
     assert [a[5] for a in watcher.accesses] == frames
 
 
+def test_a_compile_time_tensor_is_no_operand():
+    @triton.jit
+    def kernel(like: tl.constexpr, x):
+        tl.store(x, 1.0)
+
+    watcher = Watcher()
+    with _triton_private.observed(watcher):
+        kernel[(1,)](torch.zeros(3), torch.zeros(1))
+    assert watcher.operands == ["x"]
+
+
 def test_descriptors_are_seen_as_their_tensor():
     src, dst = torch.arange(64.0).reshape(4, 16), torch.zeros(4, 16)
     watcher = Watcher()
