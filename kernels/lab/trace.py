@@ -86,7 +86,7 @@ class Operand:
         return np.unique(self.offsets(np.arange(prod(self.shape))), return_index=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Access:
     """What one ``tl.load``, ``tl.store`` or atomic, executed once by one program, does to one tensor argument."""
 
@@ -111,7 +111,7 @@ class Access:
         return f"<{text}; {where}>"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Launch:
     """One recorded launch: ``kernel`` (its name), ``grid``, ``operands`` by parameter name, ``accesses`` in order."""
 
@@ -119,6 +119,9 @@ class Launch:
     grid: tuple[int, ...] = ()
     operands: dict[str, Operand] = field(default_factory=dict)
     accesses: list[Access] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<{self.kernel}, grid {' × '.join(map(str, self.grid))}: {len(self.accesses)} accesses>"
 
     @property
     def requested_bytes(self) -> dict[str, int]:
@@ -253,6 +256,9 @@ class Trace:
 
     def __init__(self, launches: list[Launch] | None = None):
         self.launches: list[Launch] = [] if launches is None else launches
+
+    def __repr__(self) -> str:
+        return f"<Trace of {self.launches}>"
 
     def _launch(self, launch: int) -> Launch:
         if not -len(self.launches) <= launch < len(self.launches):

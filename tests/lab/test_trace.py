@@ -245,6 +245,7 @@ def test_recording_keeps_launches_apart(capsys):
     assert [launch.kernel for launch in t.launches] == ["copy", "strided"]
     assert len(t.accesses) == 10 and t.requested_bytes == {"src": 256, "dst": 256}
     assert t.programs("dst", launch=1)[(0, 0, 0)] == list(range(64))
+    assert repr(t) == "<Trace of [<copy, grid 4: 8 accesses>, <strided, grid 1: 2 accesses>]>"
     t.table(launch=1)
     assert "strided, grid 1:" in capsys.readouterr().out
     with pytest.raises(ValueError, match="launch is 2, but 2 launches"):
