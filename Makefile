@@ -14,7 +14,7 @@ setup:  ## create .venv, or bring it up to date
 
 lab:  ## set up, and open JupyterLab at lesson 00
 	$(SETUP)
-	.venv/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
+	.venv/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 test:  ## set up, and run everything that CI runs
 	$(SETUP)
