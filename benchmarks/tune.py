@@ -101,9 +101,6 @@ def main():
         if timed:
             mine.setdefault(kernel, {})[name] = timed[0][1]
             print(f"{kernel} {name}: {timed[0][0]:.4f} ms {timed[0][1]}; next {[(round(t, 4), list(o.values())) for t, o in timed[1:6]]}")
-    for kernel, entries in mine.items():  # a class that was not tuned takes what any GPU takes
-        for name, options in table["any GPU"][kernel].items():
-            entries.setdefault(name, options)
     path.write_text(configs.dump(table))
     if given.report:
         Path(given.report).write_text(json.dumps(report))

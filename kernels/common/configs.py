@@ -30,14 +30,14 @@ def configuration(room, kernel, key, device):
         room: the folder under ``kernels`` that holds ``configs.json``.
         kernel: name of the kernel in the table.
         key: shape and dtype class, such as ``"W4 16-bit"``; a key that is absent takes the kernel's ``"default"``.
-        device: torch.device of the tensors; a GPU that is absent takes the table's ``"any GPU"``.
+        device: torch.device of the tensors; what is not tuned for its GPU takes the table's ``"any GPU"``.
 
     Returns:
         dict of constexpr arguments and ``num_warps``.
     """
     name = "interpreter" if runtime.interpreted else _gpu_name(device.index or 0)
     table = _table(room)
-    options = table.get(name, table["any GPU"])[kernel]
+    options = table["any GPU"][kernel] | table.get(name, {}).get(kernel, {})
     return dict(options.get(key, options["default"]))
 
 

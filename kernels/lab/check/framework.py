@@ -315,7 +315,7 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None) -> int
 
 
 def _check(exercise, fn, seed, grading) -> int:
-    earned, failed, printed = 0, set(), set()
+    earned, failed, printed = 0, [], set()
     for number, item in enumerate(exercise.properties):
         if item.needs and (item.needs == "the interpreter") != runtime.interpreted:
             print(f"not verified on this machine: {item.name} (needs {item.needs})")
@@ -337,11 +337,11 @@ def _check(exercise, fn, seed, grading) -> int:
             continue
         if finding.cause in printed:
             print(f"FAILED  {item.name}: as above, {finding.cause}.")
-        elif finding.cause == item.otherwise and item.after in failed:
-            print(f'FAILED  {item.name}: {finding.where}; mend "{item.after}" first, this property builds on it.')
+        elif finding.cause == item.otherwise and (item.after in failed or exercise.properties[0].name in failed):
+            print(f'FAILED  {item.name}: {finding.where}; mend "{failed[0]}" first, this property builds on it.')
         else:
             print(f"FAILED  {item.name}: {finding.where}, {finding.amount}: {finding.cause}. {item.lesson}.")
-        failed.add(item.name)
+        failed.append(item.name)
         printed.add(finding.cause)
     return earned
 
@@ -394,9 +394,11 @@ def _judge(exercise, item, fn, case) -> Finding | None:
         if not case.wrong(clean.got, array(answer.tolist(), dtype=float64).reshape(case.out.shape)).any():
             return Finding(where, amount, cause)
     if not run.stored.all():
-        return Finding(
-            f"{_box(case, ~run.stored)} {_is(~run.stored)} never stored", f"with {case.sizes}", item.otherwise
-        )
+        missing = ~run.stored
+        return Finding(f"{_box(case, missing)} {_is(missing)} never stored", f"with {case.sizes}", item.otherwise)
+    factor = clean.got.sum() / case.answer.sum() if case.answer.sum() else NAN
+    if not case.wrong(clean.got, factor * case.answer).any() and abs(factor) < float("inf"):
+        return Finding(where, amount, f"every element is {factor:.3g} times what it should be")
     return Finding(where, amount, item.otherwise)
 
 
@@ -457,8 +459,10 @@ _EXPLAINED = (
     ("incompatible dimensions", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
     ("must match", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
     ("positional argument", "the launcher and the kernel's signature do not agree"),
+    ("multiple values for argument", "the launcher and the kernel's signature do not agree"),
     ("unexpected keyword", "the launcher and the kernel's signature do not agree"),
     ("outside of the scope of a kernel", "a kernel is launched as kernel[grid](...), not called"),
+    ("has no attribute 'is_ptr'", "a kernel is launched as kernel[grid](...), not called"),
     ("Did you forget to add @triton.jit", "tl functions work inside a function decorated with @triton.jit only"),
     ("not subscriptable", "a kernel that is launched as kernel[grid](...) is decorated with @triton.jit"),
 )

@@ -47,11 +47,11 @@ class Target:
     naive: Callable
     mutants: tuple[Mutant, ...]
 
-    def check(self, fn) -> tuple[int, str]:
+    def check(self, fn, **how) -> tuple[int, str]:
         """Points and printed lines of this function's check."""
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            points = getattr(check, self.function)(fn)
+            points = getattr(check, self.function)(fn, **how)
         return points, printed.getvalue()
 
 
