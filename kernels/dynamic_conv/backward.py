@@ -56,7 +56,7 @@ def conv_backward_kernel(
     W: tl.constexpr, TAPS: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_DFINAL: tl.constexpr, PACKED: tl.constexpr,
     NEED_DX: tl.constexpr, NEED_DK: tl.constexpr, NEED_DBIAS: tl.constexpr, STATIC: tl.constexpr,
-    ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, PREFETCH: tl.constexpr = True, UNROLL: tl.constexpr = 1,
+    ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, PREFETCH: tl.constexpr = True, UNROLL: tl.constexpr = 2, HINT: tl.constexpr = 0,
 ):  # fmt: skip
     """Strides of dy, x and k count words of G channels. STATIC: k is one [D, W] for all tokens, and this program writes
     its share of the gradient to dk[program]; dbias likewise."""
@@ -81,8 +81,9 @@ def conv_backward_kernel(
     X = window_before(first, b, T, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty, seq_ptr, cu_ptr,
                       state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE, PACKED)  # fmt: skip
     dX = ()  # sums so far for X[t-W+1] ... X[t-1], in the same order
-    for _ in tl.static_range((W - 1) * G):
-        dX += (zero,)
+    for w in tl.static_range(W - 1):
+        for i in tl.static_range(G):
+            dX += (zero,)
     dk_sum = ()
     dbias_sum = ()
     for i in tl.static_range(G):
@@ -145,7 +146,7 @@ def conv_backward_kernel(
                 dk_words = ()
                 for m in tl.static_range(W):
                     dk_words += (pack(dk[m * G : (m + 1) * G], G, dk_ptr.dtype.element_ty),)
-                store_side_by_side(dk_at, dk_words, mask & own, W, TAPS)
+                store_side_by_side(dk_at, dk_words, mask & own, W, TAPS, HINT)
 
         if NEED_DX:
             # shares are ordered channel, tap; dX is ordered time, channel, so that the oldest time leaves in one piece
@@ -159,7 +160,7 @@ def conv_backward_kernel(
             if HAS_DFINAL:
                 # the final state is a copy of the last W - 1 inputs: its gradient adds to theirs
                 nj, pj = sequence_position(j, b, T, seq_ptr, cu_ptr, PACKED)
-                _, _, L = sequence_span(nj, T, cu_ptr, PACKED)
+                row, begin, L = sequence_span(nj, T, cu_ptr, PACKED)
                 slot = pj - (L - (W - 1))
                 if tl.max(slot) >= 0:
                     final = ()
@@ -168,7 +169,7 @@ def conv_backward_kernel(
                         final += (shifted[i] + tl.load(at, mask=complete & (slot >= 0), other=0.0).to(tl.float32),)
                     done = final
             dx_at = as_words(dx_ptr, G) + (b * T + j) * C + offs_d
-            tl.store(dx_at, pack(done, G, dx_ptr.dtype.element_ty), mask=complete)
+            tl.store(dx_at, pack(done, G, dx_ptr.dtype.element_ty), mask=complete, cache_modifier=".cs" if HINT > 0 else "")
             dX = shifted[G:]
         X = X[G:]
 

@@ -1,0 +1,91 @@
+"""What the interpreter cannot show: every kernel compiles for real GPUs, whatever the options, without a spill."""
+
+import pytest
+import torch
+
+from kernels import runtime
+from kernels.common import configs
+from kernels.dynamic_conv import backward as backward_pass
+from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step
+from kernels.dynamic_conv import forward as forward_pass
+from kernels.lab import compile_report
+
+pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests compile every kernel")
+
+CASES = {
+    "plain": {},
+    "W = 8": {"W": 8},
+    "W = 3, all options": {"W": 3, "bias": True, "residual": True, "activation": "silu", "state": True, "final": True},
+    "packed": {"cu_seqlens": [0, 5, 5, 32]},
+    "packed, all options": {
+        "bias": True, "residual": True, "activation": "silu", "state": True, "final": True, "cu_seqlens": [0, 5, 5, 32],
+    },
+    "static, bias": {"static": True, "bias": True, "activation": "silu"},
+    "many taps": {"W": 17, "activation": "silu", "bias": True},
+    "elements": {"D": 61},
+    "float32": {"dtype": torch.float32, "activation": "silu"},
+}  # fmt: skip
+
+
+def launches(monkeypatch, *, W=4, D=64, dtype=torch.float16, static=False, bias=False, residual=False, activation=None,
+             state=False, final=False, cu_seqlens=None):  # fmt: skip
+    """Every kernel launched by a forward and backward pass and a step, with its arguments, for any GPU's configuration."""
+    seen = []
+    record = lambda kernel, grid, *args, outputs=(), **meta: seen.append((kernel, args, meta))  # noqa: E731
+    table = configs._table("dynamic_conv")["any GPU"]
+
+    def for_any_gpu(room, kernel, key, device):
+        return dict(table[kernel].get(key, table[kernel]["default"]))
+
+    for module in (forward_pass, backward_pass):
+        monkeypatch.setattr(module, "launch", record)
+        monkeypatch.setattr(module, "configuration", for_any_gpu)
+    B, T = (2, 32) if cu_seqlens is None else (1, cu_seqlens[-1])
+    N = B if cu_seqlens is None else len(cu_seqlens) - 1
+    tensor = lambda *shape: torch.zeros(shape, dtype=dtype, requires_grad=True)  # noqa: E731
+    x, weight = tensor(B, T, D), tensor(*((D, W) if static else (B, T, D, W)))
+    b, r, s = (tensor(*shape) if on else None for on, shape in ((bias, (D,)), (residual, (B, T, D)), (state, (N, D, W - 1))))
+    out = dynamic_conv(
+        x, weight, bias=b, residual=r, activation=activation, initial_state=s, output_final_state=final,
+        cu_seqlens=None if cu_seqlens is None else torch.tensor(cu_seqlens),
+    )  # fmt: skip
+    out = out if final else (out,)
+    torch.autograd.grad(out, [t for t in (x, weight, b, r, s) if t is not None], [torch.zeros_like(o) for o in out])
+    row = lambda t: None if t is None else t[:, 0]  # noqa: E731
+    with torch.no_grad():
+        state_now = torch.zeros(B, D, W - 1, dtype=dtype)
+        dynamic_conv_step(row(x), weight if static else row(weight), state_now, bias=b, residual=row(r), activation=activation)
+    return seen
+
+
+def check(monkeypatch, arch, case):
+    seen = launches(monkeypatch, **CASES[case])
+    assert {kernel.__name__ for kernel, _, _ in seen} >= {"conv_forward_kernel", "conv_backward_kernel", "conv_step_kernel"}
+    for kernel, args, meta in seen:
+        report = compile_report(kernel, *args, arch=arch, **meta)
+        assert report.spill_bytes == 0, f"{kernel.__name__}: {report}"
+        assert report.shared_bytes <= 48 * 1024
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiles_for_hopper(monkeypatch, case):
+    check(monkeypatch, 90, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("arch", [80, 100])
+def test_compiles_for_ampere_and_blackwell(monkeypatch, case, arch):
+    check(monkeypatch, arch, case)
+
+
+def test_memory_is_read_and_written_in_wide_accesses(monkeypatch):
+    """Plain float16: 8-byte loads and 8- or 16-byte stores, nothing narrower; the weight's gradient in 16-byte stores."""
+    reports = {
+        kernel.__name__: compile_report(kernel, *args, arch=90, **meta) for kernel, args, meta in launches(monkeypatch, D=256)
+    }
+    for name in ("conv_forward_kernel", "conv_backward_kernel"):
+        sass = reports[name].sass
+        assert reports[name].count("LDG.E.64") + reports[name].count("LDG.E.128") == reports[name].count("LDG"), sass
+        assert reports[name].count("STG.E.64") + reports[name].count("STG.E.128") == reports[name].count("STG"), sass
+    assert reports["conv_backward_kernel"].count("STG.E.128") > 0
