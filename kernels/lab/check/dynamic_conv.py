@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.dynamic_conv.reference import dynamic_conv_reference
-from kernels.lab.check.framework import Case, Draw, Exercise, Fenced, Property
+from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Property
 
 AXES = {"x": "BTD", "y": "BTD", "dx": "BTD", "dy": "BTD", "weight": "BTDW", "dweight": "BTDW"}
 
@@ -85,8 +85,9 @@ class Operator:
         for name, first in zip(self.inputs, ((p[:1].expand_as(p), q), (p, q[:1].expand_as(q)))):
             cause = f"every sequence reads the first one's {name}: add b times its stride"
             yield cause, self.combine([self.tap(*first, w, W, at) for w in range(W)])
-        yield "a neighbouring sequence of the batch is read", self.combine(
-            [self.tap(p, q, w, W, running_on) for w in range(W)]
+        yield (
+            "a neighbouring sequence of the batch is read",
+            self.combine([self.tap(p, q, w, W, running_on) for w in range(W)]),
         )
         if self.out == "dweight":
             holes = torch.stack([at(torch.ones_like(q), w - W + 1) == 0 for w in range(W)], dim=-1)
@@ -225,14 +226,13 @@ def _exercise(name: str, op: Operator) -> Exercise:
             Property(
                 "strides", 1, memory, strides, "each axis of each tensor has its own stride, and some strides are 0"
             ),
-            Property(reach, 1, masks, ends, f"a tap {past} adds nothing", after="strides"),
+            Property(reach, 1, masks, ends, f"a tap {past} adds nothing"),
             Property(
                 "ragged length",
                 1,
                 masks,
                 length,
                 "the grid must cover the last, partial block of T, and mask_t must cut it",
-                after="strides",
             ),
             Property(
                 "ragged channels",
@@ -240,16 +240,14 @@ def _exercise(name: str, op: Operator) -> Exercise:
                 masks,
                 channels,
                 "the grid must cover the last, partial block of D, and mask_d must cut it",
-                after="strides",
             ),
-            Property("number of taps", 1, equation, taps, "the loop must run over W taps, no more", after="strides"),
+            Property("number of taps", 1, equation, taps, "the loop must run over W taps, no more"),
             Property(
                 "block sizes",
                 1,
                 masks,
                 blocks,
                 "the answer depends on the block sizes: offs_t takes BLOCK_T, offs_d BLOCK_D",
-                after="strides",
             ),
             Property(
                 "float16",
@@ -257,9 +255,10 @@ def _exercise(name: str, op: Operator) -> Exercise:
                 memory,
                 half,
                 "products or sums are taken in float16: convert to tl.float32 right after each load",
-                after="strides",
             ),
-            Property("stays inside its tensors", 1, masks, everything, needs="the interpreter", addresses=True),
+            Property(
+                "stays inside its tensors", 1, masks, everything, ADDRESSES, needs="the interpreter", addresses=True
+            ),
             Property("bfloat16", 0, memory, bfloat, needs="a GPU"),
         ),
         suspects=op.suspects,

@@ -40,6 +40,7 @@ _UNTOUCHED = {  # NaNs with a payload that arithmetic does not produce
 _TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 _SIDES = ("before", "after")
 NAN = float("nan")
+ADDRESSES = "no mask can mend this: look at the strides and offsets in the address"
 
 
 class Draw:
@@ -255,7 +256,7 @@ class Property:
     """One thing that must hold.
 
     ``cases(draw)`` gives the calls; ``otherwise`` is the likely cause when no experiment names one; ``lesson`` says
-    what to read again. ``after`` names a property this one builds on: when that failed, this one's failure says so.
+    what to read again. Where an earlier property failed, a guess gives way to it: one bug, one cause.
     ``needs`` is "gpu" or "interpreter" where the property can only be seen there; such a property is worth no points.
     ``addresses`` asks for the addresses a call touches instead of its answer.
     """
@@ -265,7 +266,6 @@ class Property:
     lesson: str
     cases: Callable[[Draw], Iterable[Case]]
     otherwise: str = "the answer is not the formula's"
-    after: str = ""
     needs: str = ""
     addresses: bool = False
 
@@ -286,9 +286,8 @@ class Exercise:
         return sum(item.points for item in self.properties)
 
     def mask(self, tensor: str, axis: str, side: str) -> str:
-        """The name of the mask that keeps an access to ``tensor`` from passing this end of ``axis``."""
-        named = self.masks.get((tensor, axis, side))
-        return named or (f"mask_{axis.lower()}" if side == "after" else f"offs_{axis.lower()} >= 0")
+        """The name of the mask that keeps an access from passing this end of ``axis``, if there is one."""
+        return self.masks.get((tensor, axis, side), f"mask_{axis.lower()}" if side == "after" else "")
 
 
 def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None) -> int:
@@ -337,8 +336,8 @@ def _check(exercise, fn, seed, grading) -> int:
             continue
         if finding.cause in printed:
             print(f"FAILED  {item.name}: as above, {finding.cause}.")
-        elif finding.cause == item.otherwise and (item.after in failed or exercise.properties[0].name in failed):
-            print(f'FAILED  {item.name}: {finding.where}; mend "{failed[0]}" first, this property builds on it.')
+        elif finding.cause == item.otherwise and failed:
+            print(f'FAILED  {item.name}: {finding.where}; mend "{failed[0]}" first, then look again.')
         else:
             print(f"FAILED  {item.name}: {finding.where}, {finding.amount}: {finding.cause}. {item.lesson}.")
         failed.append(item.name)
@@ -376,7 +375,9 @@ def _judge(exercise, item, fn, case) -> Finding | None:
             f"the load of {tensor.name} is not masked along {axis} ({exercise.mask(tensor.name, axis, side)})"
             for tensor in case.inputs
             for axis, side in tensor.ends()
-            if bad.any() and (not seen or (tensor.name, axis, side) in seen)
+            if bad.any() and (case.poison is None or (axis, side) in case.poison)
+            if not seen or (tensor.name, axis, side) in seen
+            if exercise.mask(tensor.name, axis, side)
             if case.wrong(case.run(fn, only={tensor.name: [(axis, side)]}).got).any()
         ]
         if bad.any() and not causes:
@@ -384,7 +385,7 @@ def _judge(exercise, item, fn, case) -> Finding | None:
         causes += [
             f"the store of {case.out.name} is not masked along {axis} ({exercise.mask(case.out.name, axis, side)})"
             for axis, side in run.spilled
-            if axis
+            if exercise.mask(case.out.name, axis, side)
         ] or ["a store reaches outside its tensor"] * bool(run.spilled)
         if not bad.any():
             where, amount = f"elements outside {case.out.name} were overwritten", f"with {case.sizes}"
@@ -393,11 +394,10 @@ def _judge(exercise, item, fn, case) -> Finding | None:
     for cause, answer in exercise.suspects(case):
         if not case.wrong(clean.got, array(answer.tolist(), dtype=float64).reshape(case.out.shape)).any():
             return Finding(where, amount, cause)
-    if not run.stored.all():
-        missing = ~run.stored
-        return Finding(f"{_box(case, missing)} {_is(missing)} never stored", f"with {case.sizes}", item.otherwise)
+    if not run.stored.all() and not run.spilled:  # with spilled ones, they went elsewhere
+        return _never_stored(case, ~run.stored)
     factor = clean.got.sum() / case.answer.sum() if case.answer.sum() else NAN
-    if not case.wrong(clean.got, factor * case.answer).any() and abs(factor) < float("inf"):
+    if 0.01 < abs(factor - 1) < float("inf") and not case.wrong(clean.got, factor * case.answer).any():
         return Finding(where, amount, f"every element is {factor:.3g} times what it should be")
     return Finding(where, amount, item.otherwise)
 
@@ -411,11 +411,20 @@ def _touches(exercise, item, fn, case) -> Finding | None:
         return None
     causes = {}
     for kind, tensor, axis, side, _, _ in strays:
-        if axis:
-            causes[f"the {kind} of {tensor} is not masked along {axis} ({exercise.mask(tensor, axis, side)})"] = None
+        mask = exercise.mask(tensor, axis, side)
+        causes[f"the {kind} of {tensor} is not masked along {axis} ({mask})" if mask else item.otherwise] = None
     first = strays[0]
     where = f"a {first.kind} reaches outside {first.tensor}"
-    return Finding(where, f"`{first.source}` (with {case.sizes})", "; ".join(causes) or item.otherwise)
+    cause = item.otherwise if item.otherwise in causes else "; ".join(causes)
+    return Finding(where, f"`{first.source}` (with {case.sizes})", cause)
+
+
+def _never_stored(case, missing) -> Finding:
+    places = argwhere(missing)
+    extent = (places.max(axis=0) - places.min(axis=0) + 1).tolist()
+    axes = [axis for axis, n, size in zip(case.out.axes, extent, case.out.shape) if n < size] or list(case.out.axes)
+    cause = f"no program stores them: look at grid, offsets, strides and mask along {' and '.join(axes)}"
+    return Finding(f"{_box(case, missing)} {_is(missing)} never stored", f"with {case.sizes}", cause)
 
 
 def _where(case, bad) -> str:
@@ -447,8 +456,10 @@ def _amount(case, run, bad) -> str:
     if not len(places):
         return f"with {case.sizes}"
     first = tuple(places[0].tolist())
-    got = f"{run.got[first]:.3g}" if run.stored[first] else "nothing stored"
-    return f"got {got}, expected {case.answer[first]:.3g} (with {case.sizes})"
+    value, answer = float(run.got[first]), float(case.answer[first])
+    got, expected = f"{value:.3g}" if run.stored[first] else "nothing stored", f"{answer:.3g}"
+    error = f", a relative error of {abs(value / answer - 1):.0e}" if got == expected != "0" else ""
+    return f"got {got}, expected {expected}{error} (with {case.sizes})"
 
 
 _EXPLAINED = (

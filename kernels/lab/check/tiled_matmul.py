@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.lab.check.framework import Case, Draw, Exercise, Fenced, Property
+from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Property
 
 
 def case(a, b, *, packed=False, orders=("", "", ""), shared="", blocks=(16, 16, 16), poison=(), tolerance=5e-3) -> Case:
@@ -124,16 +124,14 @@ EXERCISE = Exercise(
             READ_MASK,
             ragged_output,
             "the grid must cover the last, partial tiles, and the masks must cut them at M and N",
-            after="strides",
         ),
-        Property("ragged depth", 2, READ_MASK, ragged_depth, "lanes beyond K must add nothing", after="strides"),
+        Property("ragged depth", 2, READ_MASK, ragged_depth, "lanes beyond K must add nothing"),
         Property(
             "tile shapes",
             1,
             READ_LOOP,
             tiles,
             "offs_m takes program_id(0) and BLOCK_M, offs_n program_id(1) and BLOCK_N",
-            after="strides",
         ),
         Property(
             "float32 accumulation",
@@ -141,9 +139,10 @@ EXERCISE = Exercise(
             READ_FP32,
             accumulation,
             "sums are kept in float16: the accumulator must be tl.float32",
-            after="strides",
         ),
-        Property("stays inside its tensors", 1, READ_MASK, both_ragged, needs="the interpreter", addresses=True),
+        Property(
+            "stays inside its tensors", 1, READ_MASK, both_ragged, ADDRESSES, needs="the interpreter", addresses=True
+        ),
         Property("float32 without TF32", 0, READ_FP32, float32, 'say input_precision="ieee"', needs="a GPU"),
     ),
     suspects=suspects,

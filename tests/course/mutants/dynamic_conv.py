@@ -96,7 +96,7 @@ FORWARD = Target(
             "channels are held against T",
             ("mask_d = offs_d < D", "mask_d = offs_d < T"),
             "ragged channels",
-            "the grid must cover the last, partial block of D, and mask_d must cut it",
+            "no program stores them: look at grid, offsets, strides and mask along D",
         ),
         Mutant(
             "batch stride left out",
@@ -124,7 +124,7 @@ FORWARD = Target(
             "times advance by BLOCK_D",
             ("tl.program_id(1) * BLOCK_T", "tl.program_id(1) * BLOCK_D"),
             "block sizes",
-            "the answer depends on the block sizes: offs_t takes BLOCK_T, offs_d BLOCK_D",
+            "no program stores them: look at grid, offsets, strides and mask along T",
         ),
         Mutant(
             "float16 products",

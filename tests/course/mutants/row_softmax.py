@@ -52,7 +52,7 @@ TARGET = Target(
             "the block is 16 lanes whatever BLOCK_N is",
             ("tl.arange(0, BLOCK_N)", "tl.arange(0, 16)"),
             "ragged width",
-            "the block must cover the row: its length is BLOCK_N, not a number",
+            "no program stores them: look at grid, offsets, strides and mask along N",
         ),
         Mutant(
             "no maximum",

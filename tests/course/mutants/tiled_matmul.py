@@ -122,7 +122,7 @@ TARGET = Target(
             "columns advance by BLOCK_M",
             ("tl.program_id(1) * BLOCK_N", "tl.program_id(1) * BLOCK_M"),
             "tile shapes",
-            "offs_m takes program_id(0) and BLOCK_M, offs_n program_id(1) and BLOCK_N",
+            "no program stores them: look at grid, offsets, strides and mask along N",
         ),
     ),
 )

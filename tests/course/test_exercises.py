@@ -1,0 +1,195 @@
+"""The exercises are what nbgrader makes of the solutions; an unsolved one runs to its end and earns nothing."""
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from kernels.lab.check.dynamic_conv import DWEIGHT, DX, FORWARD
+from kernels.lab.check.row_softmax import EXERCISE as ROW_SOFTMAX
+from kernels.lab.check.tiled_matmul import EXERCISE as TILED_MATMUL
+from tests.course.mutants import ROOT, TABLE, submission, targets
+from tools.kernel_environment import kernel_environment
+
+NAMES = sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_dir())
+CHECKED = [ROW_SOFTMAX, TILED_MATMUL, FORWARD, DX, DWEIGHT]
+HINT = re.compile(r"<details><summary>Hint (\d): ([^<]+)</summary>\n\n.+?\n\n</details>", flags=re.DOTALL)
+REGION = re.compile(r"^ *### BEGIN SOLUTION\n(.*?)^ *### END SOLUTION(?:\n|\Z)", flags=re.MULTILINE | re.DOTALL)
+STUB = re.compile(r"^ *# your lines here\n *pass(?:\n|\Z)", flags=re.MULTILINE)
+each_assignment = pytest.mark.parametrize("name", NAMES)
+each_target = pytest.mark.parametrize("target", targets(), ids=lambda target: target.function)
+
+
+def read(folder, name):
+    return nbformat.read(ROOT / folder / name / f"{name}.ipynb", as_version=4)
+
+
+def prose(notebook) -> str:
+    return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+
+
+def graded(notebook):
+    return [cell for cell in notebook.cells if cell.metadata.get("nbgrader", {}).get("grade")]
+
+
+def nbgrader(folder: Path, *arguments: str, **environ: str):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # it calls `alembic` by name
+    environment = kernel_environment({**os.environ, "PATH": path, "TRITON_INTERPRET": "1", **environ})
+    command = [sys.executable, "-m", "nbgrader", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def course(tmp_path):
+    """A course folder with the solutions and no exercises."""
+    shutil.copy(ROOT / "nbgrader_config.py", tmp_path)
+    shutil.copytree(ROOT / "solutions", tmp_path / "solutions", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    return tmp_path
+
+
+@each_assignment
+def test_the_exercise_is_what_nbgrader_makes_of_the_solution(course, name):
+    nbgrader(course, "generate_assignment", name, "--create", "--force", "--no-db")
+    made, stored = (folder / "exercises" / name / f"{name}.ipynb" for folder in (course, ROOT))
+    assert made.read_bytes() == stored.read_bytes(), "out of date: make release"
+
+
+def test_no_exercise_lacks_its_solution():
+    assert sorted(path.name for path in (ROOT / "exercises").iterdir() if not path.name.startswith(".")) == NAMES
+
+
+@each_assignment
+def test_solving_only_replaces_marked_lines(name):
+    solution, exercise = read("solutions", name), read("exercises", name)
+    assert [cell.id for cell in solution.cells] == [cell.id for cell in exercise.cells]
+    for solved, unsolved in zip(solution.cells, exercise.cells, strict=True):
+        regions = len(REGION.findall(solved.source))
+        assert regions == len(STUB.findall(unsolved.source))
+        assert bool(regions) == bool(solved.metadata.get("nbgrader", {}).get("solution")), solved.id
+        assert REGION.sub("@", solved.source).strip() == STUB.sub("@", unsolved.source).strip()
+
+
+@each_assignment
+def test_each_gap_says_how_long_its_answer_is(name):
+    for cell in read("solutions", name).cells:
+        for found in REGION.finditer(cell.source):
+            said = re.search(r"# .*\(roughly (\d+) lines?\)$", cell.source[: found.start()].rstrip())
+            assert said, f"{cell.id}: no (roughly N lines) above a gap"
+            assert abs(int(said[1]) - len(found[1].splitlines())) <= 2, cell.id
+
+
+@each_assignment
+def test_the_title_says_minutes_points_difficulty_and_lesson(name):
+    notebook = read("exercises", name)
+    title = notebook.cells[0].source
+    assert re.match(rf"# Exercise {name[:2]} · ", title)
+    said = re.search(r"\*\*(\d+) minutes · (\d+) points · difficulty (●+)(○*)\*\* · after lessons? \[", title)
+    assert said, title
+    assert len(said[3] + said[4]) == 5
+    assert int(said[2]) == sum(cell.metadata.nbgrader.points for cell in graded(notebook))
+
+
+@each_assignment
+def test_three_hints_come_after_each_check(name):
+    notebook = read("exercises", name)
+    ladder = [("1", "what to look at"), ("2", "which equation"), ("3", "the shape of the lines")]
+    assert HINT.findall(prose(notebook)) == ladder * len(graded(notebook))
+
+
+@each_assignment
+def test_the_specification_the_symptoms_and_what_comes_next_are_there(name):
+    text = prose(read("exercises", name))
+    for heading in ("## What it computes", "## By hand", "## When it goes wrong", "## What next"):
+        assert heading in text
+    assert text.count("$$") >= 2
+    symptoms = text.split("## When it goes wrong")[1].split("## What next")[0]
+    assert len(re.findall(r"^\* \*\*.+?\*\*", symptoms, flags=re.MULTILINE)) >= 5
+
+
+@cache
+def executed(name):
+    """The exercise as released, run to its end; an exception in a cell raises here."""
+    notebook = read("exercises", name)
+    folder = {"metadata": {"path": str(ROOT / "exercises" / name)}}
+    NotebookClient(notebook, timeout=110, kernel_name="python3", resources=folder, coalesce_streams=True).execute(
+        env=kernel_environment({**os.environ, "TRITON_INTERPRET": "1"})
+    )
+    return notebook
+
+
+@each_assignment
+def test_an_unsolved_exercise_runs_to_its_end_and_earns_nothing(name):
+    notebook = executed(name)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error" and output.get("name") != "stderr", output
+    for cell in graded(notebook):
+        printed, points = cell.outputs
+        assert printed.text.startswith("missing: ")
+        assert points.data["text/plain"] == "0"
+
+
+@each_assignment
+def test_it_says_beforehand_what_the_unsolved_check_prints(name):
+    notebook = executed(name)
+    announced = re.findall(r"Before you solve it.*?\n```\n(.*?)```", prose(notebook), flags=re.DOTALL)
+    assert announced == [cell.outputs[0].text for cell in graded(notebook)]
+
+
+@each_assignment
+def test_the_solution_earns_every_point(name):
+    notebook = read("solutions", name)
+    for cell in graded(notebook):
+        assert cell.outputs[-1].data["text/plain"] == str(cell.metadata.nbgrader.points)
+
+
+@each_target
+@pytest.mark.parametrize("seed", range(3))
+def test_the_solution_passes_with_other_numbers_and_shapes(target, seed):
+    points, printed = target.check(submission(target), seed=seed, grading=True)
+    assert points == 10, printed
+
+
+def test_half_a_solution_earns_part_of_the_points(course):
+    """nbgrader from release to mark: the store is not masked, so three properties fail."""
+    name = "01_row_softmax"
+    nbgrader(course, "generate_assignment", name, "--create", "--force")
+    submitted = course / "submitted" / "ada" / name / f"{name}.ipynb"
+    submitted.parent.mkdir(parents=True)
+    notebook = read("exercises", name)
+    for cell, solved in zip(notebook.cells, read("solutions", name).cells, strict=True):
+        if cell.id == "kernel":
+            cell.source = solved.source.replace(", p, mask=mask_n)", ", p)")
+        if cell.id == "check-row-softmax":
+            cell.source = "10"  # an edited check is put back
+    nbformat.write(notebook, submitted)
+    nbgrader(course, "autograde", name, KERNELS_GRADING="1")
+    nbgrader(course, "export", "--to", "marks.csv")
+    with open(course / "marks.csv") as marks:
+        (row,) = csv.DictReader(marks)
+    assert (row["student_id"], float(row["score"]), float(row["max_score"])) == ("ada", 6, 10)
+
+
+@pytest.mark.parametrize("exercise", CHECKED, ids=lambda exercise: exercise.name)
+def test_each_property_points_to_a_step_that_exists(exercise):
+    for item in exercise.properties:
+        lesson, step = re.fullmatch(r"Lesson (\d\d), step (\d)", item.lesson).groups()
+        (path,) = ROOT.glob(f"notebooks/{lesson}_*.ipynb")
+        assert f"## Step {step}: " in prose(nbformat.read(path, as_version=4)), f"{item.name}: {item.lesson}"
+
+
+def test_the_kill_table_lists_the_mutants_that_there_are():
+    text = TABLE.read_text()
+    assert re.findall(r"^## (.+): `(.+)`$", text, re.MULTILINE) == [(t.assignment, t.function) for t in targets()]
+    rows = [line.split(" | ")[:4] for line in text.splitlines() if line.startswith("| ") and line[2:8] != "mutant"]
+    assert rows == [[f"| {m.name}", m.bug, m.fails, m.says] for t in targets() for m in t.mutants]
+    assert min(len(t.mutants) for t in targets()) >= 8

@@ -1,0 +1,200 @@
+"""The framework of the checks: what it sees of a call, and what it says of a learner's error."""
+
+import pytest
+import torch
+
+from kernels import runtime
+from kernels.lab import check
+from kernels.lab.check.framework import NAN, Draw, Fenced
+from tests.course.mutants import failures, submission, targets
+
+KERNEL = """
+@triton.jit
+def kernel(x_ptr, out_ptr, N, stride_xm, stride_xn, stride_om, stride_on, BLOCK_N: tl.constexpr):
+    row = tl.program_id(0)
+    offs_n = tl.arange(0, BLOCK_N)
+    mask_n = offs_n < N
+    x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n, other=-float("inf")).to(tl.float32)
+    top = tl.max(x, axis=0)
+    p = tl.exp(x - tl.where(top == -float("inf"), 0.0, top))
+    total = tl.sum(p, axis=0)
+    tl.store(out_ptr + row * stride_om + offs_n * stride_on, p / tl.where(total == 0.0, 1.0, total), mask=mask_n)
+
+
+def row_softmax(x, out, BLOCK_N=None):
+    M, N = x.shape
+    kernel[(M,)](x, out, N, *x.stride(), *out.stride(), BLOCK_N=BLOCK_N or triton.next_power_of_2(N))
+"""
+
+
+@pytest.fixture
+def softmax(cell):
+    """A row softmax with some of its text replaced."""
+
+    def build(old="", new=""):
+        assert old in KERNEL
+        return cell(KERNEL.replace(old, new) if old else KERNEL)["row_softmax"]
+
+    return build
+
+
+def test_a_right_answer_earns_every_point_and_says_so(softmax, capsys):
+    assert check.row_softmax(softmax()) == 10
+    printed = capsys.readouterr()
+    assert printed.out.endswith("row_softmax: 10 of 10 points\n")
+    assert printed.out.count("passed  ") == 8
+    assert printed.err == ""  # nbgrader takes anything there for a failure
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="a GPU verifies it")
+def test_what_is_not_verified_is_said_and_is_not_passed(softmax, capsys):
+    check.row_softmax(softmax())
+    assert "not verified on this machine: bfloat16 (needs a GPU)" in capsys.readouterr().out
+
+
+def test_poison_makes_no_noise(softmax, capsys):
+    assert check.row_softmax(softmax(', mask=mask_n, other=-float("inf")')) < 10
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("fn", [None, 3, "row_softmax"])
+def test_without_a_function_there_is_nothing_to_check(fn, capsys):
+    assert check.row_softmax(fn) == 0
+    assert capsys.readouterr().out == (
+        f"row_softmax: nothing to check, the function is {fn!r}. Run the cell that defines it first.\n"
+    )
+
+
+def test_an_error_is_shortened_to_the_learners_line_and_explained(softmax, capsys):
+    assert check.row_softmax(softmax("mask_n = offs_n < N", "mask = offs_n < N")) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert "NameError: name 'mask_n' is not defined in line 7 of your cell, `x = tl.load(" in first
+    assert "a name is used that no line above defines" in first
+    assert second == "FAILED  strides: as above, a name is used that no line above defines."
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "means"),
+    [
+        ("offs_n = tl.arange(0, BLOCK_N)", "offs_n = tl.arange(0, 7)", "must be a power of two"),
+        ("mask_n = offs_n < N", "mask_n = tl.arange(0, 2 * BLOCK_N) < N", "two blocks of different shapes meet"),
+        ("stride_xm, stride_xn, stride_om", "stride_xm, stride_om", "the launcher and the kernel's signature do not"),
+        ("kernel[(M,)](x", "kernel(x", "launched as kernel[grid](...)"),
+        ("@triton.jit\n", "", "decorated with @triton.jit"),
+    ],
+)  # fmt: skip
+def test_common_errors_are_explained(softmax, capsys, old, new, means):
+    assert check.row_softmax(softmax(old, new)) == 0
+    assert means in capsys.readouterr().out
+
+
+def test_an_input_that_is_written_to_is_a_failure(softmax, capsys):
+    fn = softmax("    p = tl.exp", "    tl.store(x_ptr + row * stride_xm, 0.0)\n    p = tl.exp")
+    assert check.row_softmax(fn) <= 1
+    assert "x changed" in capsys.readouterr().out
+
+
+def test_an_answer_without_a_kernel_earns_nothing(capsys):
+    assert check.row_softmax(lambda x, out, BLOCK_N=None: out.copy_(torch.softmax(x, 1))) == 0
+    assert capsys.readouterr().out.startswith("missing: no Triton kernel stores anything.")
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="addresses are read in the interpreter")
+def test_an_access_that_would_end_the_process_is_not_performed(softmax, capsys):
+    assert check.row_softmax(softmax("x_ptr + row * stride_xm", "x_ptr + row * 500_000_000")) <= 2
+    assert "a load reaches far outside x, `x = tl.load(" in capsys.readouterr().out
+
+
+def test_the_same_seed_draws_the_same_and_grading_draws_anew(softmax):
+    def drawn(**how):
+        seen = []
+        fn = softmax()
+        check.row_softmax(lambda x, out, **block: (seen.append(x.clone().nan_to_num(7.0)), fn(x, out, **block)), **how)
+        return seen
+
+    first = drawn()
+    assert all(torch.equal(a, b) for a, b in zip(first, drawn(), strict=True))
+    assert not all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, drawn(seed=1)))
+    assert [a.shape for a in first] == [a.shape for a in drawn(seed=1)]
+    assert any([a.shape for a in first] != [a.shape for a in drawn(seed=seed, grading=True)] for seed in range(3))
+
+
+def test_the_environment_asks_for_grading(softmax, capsys, monkeypatch):
+    monkeypatch.setenv("KERNELS_GRADING", "1")
+    assert check.row_softmax(softmax()) == 10
+    first = capsys.readouterr().out.splitlines()[-1]
+    check.row_softmax(softmax())
+    assert first.startswith("row_softmax: 10 of 10 points (graded with seed ")
+    assert capsys.readouterr().out.splitlines()[-1] != first
+
+
+def test_rebinding_what_compares_earns_nothing(softmax, monkeypatch):
+    import numpy
+
+    wrong = softmax("p / tl.where", "2 * p / tl.where")
+    before = check.row_softmax(wrong)
+    for module in (torch, numpy):
+        for name in ("equal", "allclose", "isclose", "isnan", "abs", "mean", "argwhere"):
+            monkeypatch.setattr(module, name, lambda *args, **kwargs: True, raising=False)
+    monkeypatch.setattr(torch.testing, "assert_close", lambda *args, **kwargs: None)
+    assert check.row_softmax(wrong) <= before < 3
+
+
+@pytest.mark.parametrize("target", targets(), ids=lambda target: target.function)
+def test_without_addresses_poison_names_the_load_mask(target, monkeypatch):
+    """As on a GPU: the same verdict from the values alone, but for the property that reads addresses."""
+    monkeypatch.setattr(runtime, "interpreted", False)
+    for mutant in target.mutants:
+        if "not masked" in mutant.says and mutant.fails != "stays inside its tensors":
+            _, printed = target.check(submission(target, mutant.patch))
+            assert mutant.says in failures(printed)[mutant.fails], printed
+            assert "not verified on this machine: stays inside its tensors (needs the interpreter)" in printed
+
+
+class TestFenced:
+    def tensor(self, **how):
+        return Fenced("x", "MN", torch.arange(6.0).view(2, 3), fence={"M": 1, "N": 4}, **how)
+
+    @pytest.mark.parametrize("order", ["MN", "NM"])
+    def test_holds_its_values_and_what_is_around_them(self, order):
+        x = self.tensor(order=order)
+        x.fill(7.0, [("N", "after")])
+        assert x.view.tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert x.slab("N", "after").isnan().all() and x.slab("N", "after").shape == (2, 4)
+        assert (x.slab("N", "before") == 7).all() and (x.slab("M", "after") == 7).all()
+        assert x.intact()
+        x.view[1, 2] = 0
+        assert not x.intact()
+
+    @pytest.mark.parametrize("order", ["MN", "NM"])
+    @pytest.mark.parametrize("index", [(0, 0), (1, 2), (1, 3), (-1, 0), (2, 6), (0, -4)])
+    def test_finds_the_index_of_an_address(self, order, index):
+        x = self.tensor(order=order)
+        distance = sum(i * stride for i, stride in zip(index, x.view.stride()))
+        assert x.locate(distance) == dict(zip("MN", index))
+        assert x.locate(1 << 40) is None
+
+    def test_repeats_one_element_along_a_shared_axis(self):
+        x = Fenced("x", "MN", torch.ones(1, 3).expand(2, 3), fence={"N": 1}, shared="M")
+        assert x.view.shape == (2, 3) and x.view.stride(0) == 0
+        assert x.ends() == [("N", "before"), ("N", "after")]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    def test_knows_what_was_stored_even_where_nan_was(self, dtype):
+        x = Fenced("out", "MN", torch.empty(2, 3, dtype=dtype), fence={"M": 1, "N": 4})
+        x.erase()
+        assert not x.touched()[0].any() and x.touched()[1] == []
+        x.view[0, 1] = NAN
+        assert x.touched()[0].tolist() == [[False, True, False], [False] * 3]
+        x.slab("N", "after")[1, 0] = 1.0
+        assert x.touched()[1] == [("N", "after")]
+        x.erase()
+        x.flat[0] = 0.0
+        assert x.touched()[1] == [("", "")]
+
+
+def test_a_size_divides_as_asked():
+    shown = Draw(0, grading=False)
+    assert shown.size(13, 9, 15) == 13
+    graded = [Draw(seed, grading=True).size(20, 17, 47, but_not_of=16) for seed in range(50)]
+    assert set(graded) <= set(range(17, 48)) - {32} and len(set(graded)) > 5
