@@ -13,6 +13,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from kernels import runtime
 from kernels.lab.check.dynamic_conv import DWEIGHT, DX, FORWARD
 from kernels.lab.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.lab.check.tiled_matmul import EXERCISE as TILED_MATMUL
@@ -152,6 +153,7 @@ def test_the_solution_earns_every_point(name):
         assert cell.outputs[-1].data["text/plain"] == str(cell.metadata.nbgrader.points)
 
 
+@pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
 @each_target
 @pytest.mark.parametrize("seed", range(3))
 def test_the_solution_passes_with_other_numbers_and_shapes(target, seed):

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy
 import torch
+import triton
 
 # Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
 from numpy import argwhere, array, errstate, float64, isnan, mean, prod, sqrt
@@ -473,7 +474,6 @@ _EXPLAINED = (
     ("multiple values for argument", "the launcher and the kernel's signature do not agree"),
     ("unexpected keyword", "the launcher and the kernel's signature do not agree"),
     ("outside of the scope of a kernel", "a kernel is launched as kernel[grid](...), not called"),
-    ("has no attribute 'is_ptr'", "a kernel is launched as kernel[grid](...), not called"),
     ("Did you forget to add @triton.jit", "tl functions work inside a function decorated with @triton.jit only"),
     ("not subscriptable", "a kernel that is launched as kernel[grid](...) is decorated with @triton.jit"),
 )
@@ -496,7 +496,8 @@ def explain(error: BaseException) -> tuple[str, str]:
     return f"{said}{line}", means
 
 
-_OURS = tuple(os.path.dirname(os.path.abspath(place)) + os.sep for place in (runtime.__file__, os.__file__))
+_LIBRARIES = (runtime.__file__, triton.__file__, torch.__file__, os.__file__)
+_OURS = tuple(os.path.dirname(os.path.abspath(place)) + os.sep for place in _LIBRARIES)
 
 
 def _is_theirs(filename: str) -> bool:
