@@ -39,8 +39,9 @@ def _shorten(values):
 
 
 @triton.jit
-def _sequence_of_token_kernel(cu_ptr, out_ptr, T, N, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+def _locate_tokens_kernel(cu_ptr, sequence_ptr, position_ptr, T, N, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     offs_t = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs_t < T
     # Bisection for the last n with cu[n] <= t: of several sequences that begin at t, all but that one are empty.
     low = tl.zeros([BLOCK], tl.int32)
     high = tl.zeros([BLOCK], tl.int32) + N
@@ -50,23 +51,36 @@ def _sequence_of_token_kernel(cu_ptr, out_ptr, T, N, STEPS: tl.constexpr, BLOCK:
         searching = high - low > 1
         low = tl.where(searching & begins_before, middle, low)
         high = tl.where(searching & (begins_before == 0), middle, high)
-    tl.store(out_ptr + offs_t, low, mask=offs_t < T)
+    begin = tl.load(cu_ptr + low, mask=mask, other=0)
+    tl.store(sequence_ptr + offs_t, low, mask=mask)
+    tl.store(position_ptr + offs_t, (offs_t - begin).to(tl.int32), mask=mask)
 
 
-def sequence_of_token(cu_seqlens, T):
-    """The sequence each packed token belongs to, int32 [T], from contiguous ``cu_seqlens``; the GPU is not waited for."""
+def locate_tokens(cu_seqlens, T):
+    """Which sequence each packed token belongs to and its place there; the GPU is not waited for.
+
+    Args:
+        cu_seqlens: contiguous int [N+1], or ``None``.
+        T: number of tokens.
+
+    Returns:
+        ``(sequence, position)``, each int32 [T]; ``(None, None)`` without ``cu_seqlens``.
+    """
+    if cu_seqlens is None:
+        return None, None
     N = cu_seqlens.shape[0] - 1
-    out = torch.empty(T, dtype=torch.int32, device=cu_seqlens.device)
+    sequence, position = (torch.empty(T, dtype=torch.int32, device=cu_seqlens.device) for _ in range(2))
     BLOCK = 1024
     launch(
-        _sequence_of_token_kernel,
+        _locate_tokens_kernel,
         (triton.cdiv(T, BLOCK),),
         cu_seqlens,
-        out,
+        sequence,
+        position,
         T,
         N,
-        outputs=(out,),
+        outputs=(sequence, position),
         STEPS=max(N, 1).bit_length(),
         BLOCK=BLOCK,
     )
-    return out
+    return sequence, position

@@ -16,9 +16,11 @@ import triton.language as tl
 
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.sequences import sequence_of_token
+from kernels.common.sequences import locate_tokens
 from kernels.dynamic_conv.forward import (
-    sequence_position,
+    load_taps,
+    position,
+    sequence,
     sequence_span,
     size_class,
     strides,
@@ -30,22 +32,19 @@ from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, 
 
 @triton.jit
 def load_step(
-    dy_row, x_row, k_row, t, mask, own, stride_dyt, stride_xt, stride_kt, stride_kw,
-    W: tl.constexpr, SILU: tl.constexpr,
+    dy_row, x_row, k_row, k_static, t, mask, own, stride_dyt, stride_xt, stride_kt, stride_kw,
+    W: tl.constexpr, SILU: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
-    """The words of one time step: dy, x, and k's W."""
+    """The words of one time step: dy, x, and k's W unless all tokens share them."""
     dy = tl.load(dy_row + t * stride_dyt, mask=mask, other=0)
     # past the run's own steps x matters only to recompute u
     x = tl.load(x_row + t * stride_xt, mask=mask if SILU else mask & own, other=0)
-    k = ()
-    for m in tl.static_range(W):
-        k += (tl.load(k_row + t * stride_kt + m * stride_kw, mask=mask, other=0),)
-    return dy, x, k
+    return dy, x, k_static if STATIC else load_taps(k_row + t * stride_kt, mask, stride_kw, W)
 
 
 @triton.jit
 def conv_backward_kernel(
-    dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, dfinal_ptr, seq_ptr, cu_ptr, dx_ptr, dk_ptr, dbias_ptr,
+    dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, dfinal_ptr, sequence_ptr, position_ptr, cu_ptr, dx_ptr, dk_ptr, dbias_ptr,
     T, C, tiles_t, tiles_d,
     stride_dyb, stride_dyt, stride_dyd,
     stride_xb, stride_xt, stride_xd,
@@ -56,7 +55,7 @@ def conv_backward_kernel(
     W: tl.constexpr, TAPS: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_DFINAL: tl.constexpr, PACKED: tl.constexpr,
     NEED_DX: tl.constexpr, NEED_DK: tl.constexpr, NEED_DBIAS: tl.constexpr, STATIC: tl.constexpr,
-    ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, PREFETCH: tl.constexpr = True, UNROLL: tl.constexpr = 2, HINT: tl.constexpr = 0,
+    ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Strides of dy, x and k count words of G channels. STATIC: k is one [D, W] for all tokens, and this program writes
     its share of the gradient to dk[program]; dbias likewise."""
@@ -78,11 +77,11 @@ def conv_backward_kernel(
             bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
 
     zero = tl.zeros([ROWS, BLOCK], tl.float32)
-    X = window_before(first, b, T, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty, seq_ptr, cu_ptr,
+    X = window_before(first, b, T, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty, sequence_ptr, position_ptr,
                       state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE, PACKED)  # fmt: skip
     dX = ()  # sums so far for X[t-W+1] ... X[t-1], in the same order
-    for w in tl.static_range(W - 1):
-        for i in tl.static_range(G):
+    for w in tl.static_range(W - 1):  # noqa: B007
+        for i in tl.static_range(G):  # noqa: B007
             dX += (zero,)
     dk_sum = ()
     dbias_sum = ()
@@ -92,24 +91,21 @@ def conv_backward_kernel(
             dk_sum += (zero,)
 
     STEPS: tl.constexpr = RUN + W - 1 if NEED_DX else RUN
-    if PREFETCH:
-        coming = load_step(dy_row, x_row, k_row, first, mask_d & (first < T), True,
-                           stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU)  # fmt: skip
-    for step in tl.range(STEPS, loop_unroll_factor=UNROLL):
+    k_static = load_taps(k_row, mask_d, stride_kw, W) if STATIC else ()
+    # The words of a step are asked for one step before they are used: memory answers while the step before is computed.
+    coming = load_step(dy_row, x_row, k_row, k_static, first, mask_d & (first < T), True,
+                       stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU, STATIC)  # fmt: skip
+    for step in tl.range(STEPS, loop_unroll_factor=2):
         t = first + step
         mask = mask_d & (t < T)
         own = step < RUN
-        if PREFETCH:
-            dy, x, k = coming
-            coming = load_step(dy_row, x_row, k_row, t + 1, mask_d & (t + 1 < T) & (step + 1 < STEPS), step + 1 < RUN,
-                               stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU)  # fmt: skip
-        else:
-            dy, x, k = load_step(dy_row, x_row, k_row, t, mask, own,
-                               stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU)  # fmt: skip
+        dy, x, k = coming
+        coming = load_step(dy_row, x_row, k_row, k_static, t + 1, mask_d & (t + 1 < T) & (step + 1 < STEPS), step + 1 < RUN,
+                           stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU, STATIC)  # fmt: skip
         if PACKED:
-            n, p = sequence_position(t, b, T, seq_ptr, cu_ptr, PACKED)
-            X = window_at_sequence_start(X, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
-                                         W, G, HAS_STATE)  # fmt: skip
+            p = position(t, T, position_ptr, PACKED)
+            X = window_at_sequence_start(X, t, p, b, T, offs_d, mask, sequence_ptr, state_ptr,
+                                         stride_sn, stride_sd, stride_si, W, G, HAS_STATE)  # fmt: skip
         for i in tl.static_range(G):
             X += (lane(x, i, G, x_ptr.dtype.element_ty),)
 
@@ -146,7 +142,7 @@ def conv_backward_kernel(
                 dk_words = ()
                 for m in tl.static_range(W):
                     dk_words += (pack(dk[m * G : (m + 1) * G], G, dk_ptr.dtype.element_ty),)
-                store_side_by_side(dk_at, dk_words, mask & own, W, TAPS, HINT)
+                store_side_by_side(dk_at, dk_words, mask & own, W, TAPS)
 
         if NEED_DX:
             # shares are ordered channel, tap; dX is ordered time, channel, so that the oldest time leaves in one piece
@@ -159,17 +155,18 @@ def conv_backward_kernel(
             done = shifted[:G]
             if HAS_DFINAL:
                 # the final state is a copy of the last W - 1 inputs: its gradient adds to theirs
-                nj, pj = sequence_position(j, b, T, seq_ptr, cu_ptr, PACKED)
-                row, begin, L = sequence_span(nj, T, cu_ptr, PACKED)
-                slot = pj - (L - (W - 1))
-                if tl.max(slot) >= 0:
-                    final = ()
+                ended = tl.min(p) < W - 1 if PACKED else tl.max(t) >= T
+                if ended:  # t is no longer in the sequence of some j = t - (W - 1): that one is among its last
+                    n = sequence(j, b, T, sequence_ptr, PACKED)
+                    row, begin, L = sequence_span(n, T, cu_ptr, PACKED)
+                    slot = j - begin - (L - (W - 1))
+                    last = ()
                     for i in tl.static_range(G):
-                        at = dfinal_ptr + nj * stride_fn + (offs_d * G + i) * stride_fd + slot * stride_fi
-                        final += (shifted[i] + tl.load(at, mask=complete & (slot >= 0), other=0.0).to(tl.float32),)
-                    done = final
+                        at = dfinal_ptr + n * stride_fn + (offs_d * G + i) * stride_fd + slot * stride_fi
+                        last += (done[i] + tl.load(at, mask=complete & (slot >= 0), other=0.0).to(tl.float32),)
+                    done = last
             dx_at = as_words(dx_ptr, G) + (b * T + j) * C + offs_d
-            tl.store(dx_at, pack(done, G, dx_ptr.dtype.element_ty), mask=complete, cache_modifier=".cs" if HINT > 0 else "")
+            tl.store(dx_at, pack(done, G, dx_ptr.dtype.element_ty), mask=complete)
             dX = shifted[G:]
         X = X[G:]
 
@@ -257,7 +254,7 @@ def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens,
 
     words = {"x": x, "dy": dy} | ({} if dx is None else {"dx": dx})
     G, _ = channels_per_word(words, {"weight": k})
-    options = configuration("dynamic_conv", "backward", size_class(W, weight), x.device)
+    options = configuration("dynamic_conv", "backward", size_class(weight), x.device)
     G = min(G, options.pop("G"))
     C = D // G
     tiles_t = triton.cdiv(T, options["ROWS"] * options["RUN"])
@@ -272,7 +269,7 @@ def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens,
             conv_backward_kernel,
             (B * tiles_t * tiles_d,),
             dy, x, k, bias, state, dfinal,
-            sequence_of_token(cu_seqlens, T) if packed else None, cu_seqlens, dx, dk, dbias,
+            *locate_tokens(cu_seqlens, T), cu_seqlens, dx, dk, dbias,
             T, C, tiles_t, tiles_d,
             *word_strides(dy, G), *word_strides(x, G), *word_strides(k, G, inner=2),
             *strides(bias, 1), *strides(state, 3), *strides(dfinal, 3),

@@ -10,18 +10,35 @@ import triton.language as tl
 
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.sequences import sequence_of_token
+from kernels.common.sequences import locate_tokens
 from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, word_strides
 
 
 @triton.jit
-def sequence_position(t, b, T, seq_ptr, cu_ptr, PACKED: tl.constexpr):
-    """The sequence that token t belongs to and its place in it: ``(n, p)``; unpacked, a batch row is a sequence."""
+def position(t, T, position_ptr, PACKED: tl.constexpr):
+    """Place of token t in its sequence; 0 where there is no token t."""
     if PACKED:
-        n = tl.load(seq_ptr + t, mask=(t >= 0) & (t < T), other=0).to(tl.int64)
-        return n, t - tl.load(cu_ptr + n).to(tl.int64)
+        return tl.load(position_ptr + t, mask=(t >= 0) & (t < T), other=0).to(tl.int64)
     else:
-        return b, t
+        return tl.where(t < T, t, 0)
+
+
+@triton.jit
+def sequence(t, b, T, sequence_ptr, PACKED: tl.constexpr):
+    """The sequence that token t belongs to; unpacked, a batch row is a sequence."""
+    if PACKED:
+        return tl.load(sequence_ptr + t, mask=(t >= 0) & (t < T), other=0).to(tl.int64)
+    else:
+        return b
+
+
+@triton.jit
+def load_taps(k_at, mask, stride_kw, W: tl.constexpr):
+    """The W words of weights of a tile."""
+    k = ()
+    for m in tl.static_range(W):
+        k += (tl.load(k_at + m * stride_kw, mask=mask, other=0),)
+    return k
 
 
 @triton.jit
@@ -33,12 +50,12 @@ def state_lane(state_ptr, n, slot, channel, mask, stride_sn, stride_sd, stride_s
 
 @triton.jit
 def window_before(
-    first, b, T, offs_d, mask_d, x_row, stride_xt, dtype: tl.constexpr, seq_ptr, cu_ptr,
+    first, b, T, offs_d, mask_d, x_row, stride_xt, dtype: tl.constexpr, sequence_ptr, position_ptr,
     state_ptr, stride_sn, stride_sd, stride_si,
     W: tl.constexpr, G: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """X[t-W+1] ... X[t-1] of the runs that begin at t = first, channel i of time w as element w * G + i."""
-    n, p = sequence_position(first, b, T, seq_ptr, cu_ptr, PACKED)
+    p = position(first, T, position_ptr, PACKED)
     X = ()
     for w in tl.static_range(W - 1):
         j = first - (W - 1) + w
@@ -48,6 +65,7 @@ def window_before(
             X += (lane(word, i, G, dtype),)
     if HAS_STATE:
         if tl.min(p) < W - 1:  # few runs begin that near to a sequence's first token: the others skip this
+            n = sequence(first, b, T, sequence_ptr, PACKED)
             with_state = ()
             for w in tl.static_range(W - 1):
                 outside = mask_d & (p + w < W - 1) & (first < T)
@@ -60,11 +78,12 @@ def window_before(
 
 @triton.jit
 def window_at_sequence_start(
-    X, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
+    X, t, p, b, T, offs_d, mask, sequence_ptr, state_ptr, stride_sn, stride_sd, stride_si,
     W: tl.constexpr, G: tl.constexpr, HAS_STATE: tl.constexpr,
 ):  # fmt: skip
     """The window X, but where p = 0 a packed sequence begins: there the last inputs are its state's, or zero."""
     if tl.min(p) == 0:
+        n = sequence(t, b, T, sequence_ptr, True)
         fresh = ()
         for w in tl.static_range(W - 1):
             for i in tl.static_range(G):
@@ -79,18 +98,19 @@ def window_at_sequence_start(
 
 @triton.jit
 def conv_forward_kernel(
-    x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, seq_ptr, cu_ptr, y_ptr,
+    x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, sequence_ptr, position_ptr, y_ptr,
     T, C, tiles_t, tiles_d,
     stride_xb, stride_xt, stride_xd,
     stride_kb, stride_kt, stride_kd, stride_kw,
     stride_bias,
     stride_rb, stride_rt, stride_rd,
     stride_sn, stride_sd, stride_si,
-    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr, STATIC: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
     ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Strides of x, k, residual and y count words of G channels; C is the number of words in a row, D / G."""
+    """Strides of x, k and residual count words of G channels; C is the number of words in a row, D / G. STATIC: k is one
+    [D, W] for all tokens."""
     pid = tl.program_id(0)
     offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
     first = ((pid // tiles_d % tiles_t).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]) * RUN
@@ -108,21 +128,22 @@ def conv_forward_kernel(
         for i in tl.static_range(G):
             bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
 
-    X = window_before(first, b, T, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty, seq_ptr, cu_ptr,
+    X = window_before(first, b, T, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty, sequence_ptr, position_ptr,
                       state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE, PACKED)  # fmt: skip
+    if STATIC:
+        k = load_taps(k_row, mask_d, stride_kw, W)
     for step in range(RUN):
         t = first + step
         mask = mask_d & (t < T)
         x = tl.load(x_row + t * stride_xt, mask=mask, other=0)
-        k = ()
-        for m in tl.static_range(W):
-            k += (tl.load(k_row + t * stride_kt + m * stride_kw, mask=mask, other=0),)
+        if not STATIC:
+            k = load_taps(k_row + t * stride_kt, mask, stride_kw, W)
         if HAS_RESIDUAL:
             residual = tl.load(r_row + t * stride_rt, mask=mask, other=0)
         if PACKED:
-            n, p = sequence_position(t, b, T, seq_ptr, cu_ptr, PACKED)
-            X = window_at_sequence_start(X, n, p, offs_d, mask, state_ptr, stride_sn, stride_sd, stride_si,
-                                         W, G, HAS_STATE)  # fmt: skip
+            p = position(t, T, position_ptr, PACKED)
+            X = window_at_sequence_start(X, t, p, b, T, offs_d, mask, sequence_ptr, state_ptr,
+                                         stride_sn, stride_sd, stride_si, W, G, HAS_STATE)  # fmt: skip
         for i in tl.static_range(G):
             X += (lane(x, i, G, x_ptr.dtype.element_ty),)
 
@@ -223,9 +244,12 @@ def strides(tensor, rank):
     return (0,) * rank if tensor is None else tensor.stride()
 
 
-def size_class(W, tensor):
-    """The key of a launch configuration: taps and bits per element."""
-    return f"W{W} {8 * tensor.element_size()}-bit" if W <= 8 else "many taps"
+def size_class(weight):
+    """The key of a launch configuration: taps, bits per element, and whether all tokens share one kernel."""
+    W = weight.shape[-1]
+    if W > 8:
+        return "many taps"
+    return f"W{W} {8 * weight.element_size()}-bit" + (" static" if weight.ndim == 2 else "")
 
 
 def forward(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
@@ -236,7 +260,7 @@ def forward(x, weight, bias, residual, activation, initial_state, output_final_s
     k = weight.expand(B, T, D, W)
     rows = {"x": x, "y": y} | ({} if residual is None else {"residual": residual})
     G, _ = channels_per_word(rows, {"weight": k})
-    options = configuration("dynamic_conv", "forward", size_class(W, weight), x.device)
+    options = configuration("dynamic_conv", "forward", size_class(weight), x.device)
     G = min(G, options.pop("G"))
     C = D // G
     tiles_t = triton.cdiv(T, options["ROWS"] * options["RUN"])
@@ -245,12 +269,12 @@ def forward(x, weight, bias, residual, activation, initial_state, output_final_s
     launch(
         conv_forward_kernel,
         (B * tiles_t * tiles_d,),
-        x, k, bias, residual, initial_state, sequence_of_token(cu_seqlens, T) if packed else None, cu_seqlens, y,
+        x, k, bias, residual, initial_state, *locate_tokens(cu_seqlens, T), y,
         T, C, tiles_t, tiles_d,
         *word_strides(x, G), *word_strides(k, G, inner=2), *strides(bias, 1),
         *((0, 0, 0) if residual is None else word_strides(residual, G)), *strides(initial_state, 3),
         outputs=(y,),
-        W=W, G=G, SILU=activation == "silu",
+        W=W, G=G, SILU=activation == "silu", STATIC=weight.ndim == 2,
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         HAS_STATE=initial_state is not None and W > 1, PACKED=packed,
         **options,
@@ -280,7 +304,7 @@ def step(x, weight, state, bias, residual, activation, slots):
     B, D = x.shape
     W = weight.shape[-1]
     y = torch.empty(B, D, dtype=x.dtype, device=x.device)
-    options = configuration("dynamic_conv", "step", size_class(W, weight), x.device)
+    options = configuration("dynamic_conv", "step", size_class(weight), x.device)
     tiles_d = triton.cdiv(D, options["BLOCK"])
     launch(
         conv_step_kernel,

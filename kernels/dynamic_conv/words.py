@@ -87,7 +87,7 @@ def _bits16(value, dtype: tl.constexpr):
 
 
 @triton.jit
-def store_side_by_side(ptr, words, mask, N: tl.constexpr, WIDTH: tl.constexpr, HINT: tl.constexpr = 0):
+def store_side_by_side(ptr, words, mask, N: tl.constexpr, WIDTH: tl.constexpr):
     """Store N words [ROWS, BLOCK] each at ptr, ptr + 1, ...: ``ptr`` [ROWS, BLOCK] steps by N words along BLOCK.
 
     One store per word would write 8 bytes of every 32-byte sector at a time; L2 takes each of those pieces separately. As one
@@ -105,4 +105,4 @@ def store_side_by_side(ptr, words, mask, N: tl.constexpr, WIDTH: tl.constexpr, H
             words = joined
     tile = tl.reshape(words[0], [words[0].shape[0], words[0].shape[1], WIDTH])
     offs_n = tl.arange(0, WIDTH)[None, None, :]
-    tl.store(ptr[:, :, None] + offs_n, tile, mask=mask[:, :, None] & (offs_n < N), cache_modifier=".cs" if HINT > 0 else "")
+    tl.store(ptr[:, :, None] + offs_n, tile, mask=mask[:, :, None] & (offs_n < N))
