@@ -128,62 +128,52 @@ def first_sequence_errors(x, weight, options, T, out, grads, gradients):
     return harness.relative_error(out[0][:1, :T], y64[0]), max(harness.relative_error(a, b) for a, b in pairs)
 
 
-# What ``benchmarks.tune`` tries: kernel -> candidates, and a call that uses them.
-def candidates(kernel):
-    """Launch configurations worth timing: one word a thread, runs of few steps forward and of many backward."""
-    if kernel == "step":
-        return [{"BLOCK": block, "num_warps": warps} for block in (64, 128, 256, 512, 1024) for warps in (1, 2, 4, 8)]
-    if kernel == "forward":
-        return [
-            {"G": 4, "ROWS": 32 * n // block, "RUN": run, "BLOCK": block, "num_warps": n}
-            for n in (1, 2, 4, 8)
-            for block in (32, 64, 128, 256)
-            if 1 <= 32 * n // block <= 4
-            for run in (1, 2, 4)
-        ]
-    return [
-        {"G": G, "ROWS": 32 * n // block, "RUN": run, "BLOCK": block, "PREFETCH": prefetch, "UNROLL": unroll, "num_warps": n}
-        for G in (2, 4)
-        for n in (1, 2, 4)
-        for block in (16, 32, 64, 128)
-        if 1 <= 32 * n // block <= 2
-        for run in (64,)
-        for prefetch in (False, True)
-        for unroll in (1, 2)
-    ]
+# What ``benchmarks.tune`` asks for: the classes to tune, the candidates, a call that uses one.
 
-
-KEYS = {
-    "forward": [(W, bits) for bits in (16, 32) for W in (2, 3, 4, 8)],
-    "backward": [(W, bits) for bits in (16, 32) for W in (2, 3, 4, 8)],
+CLASSES = {
+    "forward": [(2, 16), (3, 16), (4, 16), (8, 16), (4, 32), (4, 16, "static")],
+    "backward": [(2, 16), (3, 16), (4, 16), (8, 16), (4, 32), (4, 16, "static")],
     "step": [(4, 16), (4, 32)],
 }
 
 
-def tuned_call(kernel, W, bits, shape):
-    """``call(options)`` that runs ``kernel`` for weights of W taps and ``bits`` a element with the given configuration."""
+def candidates(kernel):
+    """Launch configurations worth timing: one word a thread; runs of few steps forward, of many backward."""
+    if kernel == "step":
+        return [{"BLOCK": block, "num_warps": warps} for block in (64, 128, 256, 512) for warps in (1, 2, 4, 8)]
+    runs, words = ((1, 2, 4, 8, 16), (4, 2)) if kernel == "forward" else ((64, 96, 128, 192), (4, 2))
+    return [
+        {"G": G, "ROWS": 1, "RUN": run, "BLOCK": 32 * warps, "num_warps": warps}
+        for G in words
+        for warps in (1, 2, 4, 8)
+        for run in runs
+        if (kernel, warps) != ("backward", 8)
+    ]
+
+
+def tuned_call(kernel, shape, W, bits, static=None):
+    """``(name of the class, call(options))``: run ``kernel`` on random inputs with the given launch configuration."""
     B, T, D = shape
     dtype = torch.bfloat16 if bits == 16 else torch.float32
     make = lambda *size: torch.randn(size, device=runtime.device, dtype=dtype)  # noqa: E731
-    x, weight = make(B, T, D), make(B, T, D, W)
+    rows = (B * T // 32,) if kernel == "step" else (B, T)
+    x, weight = make(*rows, D), make(D, W) if static else make(*rows, D, W)
+    module = backward_pass if kernel == "backward" else forward_pass
     if kernel == "step":
-        x, weight, state = make(B * 128, D), make(B * 128, D, W), make(B * 128, D, W - 1)
+        state = make(*rows, D, W - 1)
         run = lambda: forward_pass.step(x, weight, state, None, None, None, None)  # noqa: E731
-        module = forward_pass
     elif kernel == "forward":
         run = lambda: forward_pass.forward(x, weight, None, None, None, None, False, None)  # noqa: E731
-        module = forward_pass
     else:
-        needs = (True, True, False, False)
         dy = make(B, T, D)
+        needs = (True, True, False, False)
         run = lambda: backward_pass.backward(dy, None, x, weight, None, None, None, None, needs)  # noqa: E731
-        module = backward_pass
 
     def call(options):
         module.configuration = lambda *_: dict(options)
         run()
 
-    return call
+    return forward_pass.size_class(weight), call
 
 
 def main():

@@ -22,9 +22,9 @@ def require_gpu():
         raise SystemExit("Benchmarks need a CUDA GPU; here kernels run in the interpreter, whose speed says nothing.")
 
 
-def milliseconds(fn):
-    """Median time of ``fn()`` on the GPU in ms: warm, with the L2 cache flushed before every call."""
-    return triton.testing.do_bench(fn, warmup=50, rep=200, return_mode="median")
+def milliseconds(fn, warmup=50, rep=200):
+    """Median time of ``fn()`` on the GPU in ms, over ``rep`` ms: warm, with the L2 cache flushed before every call."""
+    return triton.testing.do_bench(fn, warmup=warmup, rep=rep, return_mode="median")
 
 
 def captured(fn):
