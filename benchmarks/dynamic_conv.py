@@ -141,7 +141,7 @@ def candidates(kernel):
     """Launch configurations worth timing: one word a thread; runs of few steps forward, of many backward."""
     if kernel == "step":
         return [{"BLOCK": block, "num_warps": warps} for block in (64, 128, 256, 512) for warps in (1, 2, 4, 8)]
-    runs, words = ((1, 2, 4, 8, 16), (4, 2)) if kernel == "forward" else ((64, 96, 128, 192), (4, 2))
+    runs, words = ((1, 2, 4, 8, 16), (4,)) if kernel == "forward" else ((64, 96, 128, 192), (4, 2))
     return [
         {"G": G, "ROWS": 1, "RUN": run, "BLOCK": 32 * warps, "num_warps": warps}
         for G in words
