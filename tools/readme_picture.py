@@ -1,0 +1,37 @@
+"""Draw the README's picture with lesson 03's own kernel: `.venv/bin/python -m tools.readme_picture`."""
+
+import io
+
+import nbformat
+from IPython.core.interactiveshell import InteractiveShell
+from PIL import Image
+
+from tools.kernel_environment import ROOT
+
+LESSON = ROOT / "notebooks" / "03_dynamic_conv_forward.ipynb"
+PICTURE = ROOT / "docs" / "images" / "dynamic_conv_reads.png"
+CELLS = ("setup", "kernel")  # the lesson's imports, and its kernel
+
+
+def main() -> None:
+    shell = InteractiveShell.instance()  # Triton reads a kernel's source, which cells of a shell have
+    cells = {cell.id: cell.source for cell in nbformat.read(LESSON, as_version=4).cells}
+    for name in CELLS:
+        shell.run_cell(cells[name]).raise_error()
+    lesson = shell.user_ns
+    torch, device = lesson["torch"], lesson["device"]
+
+    B, T, D, W, BLOCK_T, BLOCK_D = 1, 14, 20, 4, 8, 8  # the last tiles overhang
+    x, weight = torch.randn(B, T, D, device=device), torch.randn(B, T, D, W, device=device)
+    grid = (B, -(-T // BLOCK_T), -(-D // BLOCK_D))
+    trace = lesson["trace"](
+        lesson["forward_kernel"], grid, x, weight, torch.empty_like(x), T, D, W=W, BLOCK_T=BLOCK_T, BLOCK_D=BLOCK_D
+    )
+    picture = trace.picture("x_ptr", index=0, axes=("time t", "channel d"))
+    PICTURE.parent.mkdir(exist_ok=True)
+    image = Image.open(io.BytesIO(picture._repr_png_())).convert("RGB")
+    image.quantize(64).save(PICTURE, optimize=True)  # a few flat colours: a third of the bytes
+
+
+if __name__ == "__main__":
+    main()
