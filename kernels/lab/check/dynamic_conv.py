@@ -170,11 +170,17 @@ _DWEIGHT = Operator(
     masks=_PAST | _TAPS,
 )
 
-READ = {"y": "Lesson 03, step {}", "dx": "Lesson 04, step {}", "dweight": "Lesson 04, step {}"}
+# Where each output's equation, its masks, the use of its strides and its kernel are explained.
+READ = {
+    "y": ("Lesson 03, step 1", "Lesson 03, step 3", "Lesson 01, step 4", "Lesson 03, step 2"),
+    "dx": ("Lesson 04, step 3", "Lesson 04, step 6", "Lesson 04, step 9", "Lesson 04, step 6"),
+    "dweight": ("Lesson 04, step 2", "Lesson 03, step 3", "Lesson 04, step 9", "Lesson 04, step 6"),
+}
+READ_FP32 = "Lesson 03, step 2"
 
 
 def _exercise(name: str, op: Operator) -> Exercise:
-    equation, masks, memory = (READ[op.out].format(step) for step in (4, 5, 6))
+    equation, masks, memory, kernel = READ[op.out]
     reach = "the last tokens" if op.out == "dx" else "the first tokens"
     past = "after the last token" if op.out == "dx" else "before the first token"
 
@@ -241,25 +247,25 @@ def _exercise(name: str, op: Operator) -> Exercise:
                 channels,
                 "the grid must cover the last, partial block of D, and mask_d must cut it",
             ),
-            Property("number of taps", 1, equation, taps, "the loop must run over W taps, no more"),
+            Property("number of taps", 1, kernel, taps, "the loop must run over W taps, no more"),
             Property(
                 "block sizes",
                 1,
-                masks,
+                kernel,
                 blocks,
                 "the answer depends on the block sizes: offs_t takes BLOCK_T, offs_d BLOCK_D",
             ),
             Property(
                 "float16",
                 1,
-                memory,
+                READ_FP32,
                 half,
                 "products or sums are taken in float16: convert to tl.float32 right after each load",
             ),
             Property(
                 "stays inside its tensors", 1, masks, everything, ADDRESSES, needs="the interpreter", addresses=True
             ),
-            Property("bfloat16", 0, memory, bfloat, needs="a GPU"),
+            Property("bfloat16", 0, READ_FP32, bfloat, needs="a GPU"),
         ),
         suspects=op.suspects,
         masks=op.masks,
