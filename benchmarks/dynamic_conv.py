@@ -138,16 +138,22 @@ CLASSES = {
 
 
 def candidates(kernel):
-    """Launch configurations worth timing: one word a thread; runs of few steps forward, of many backward."""
+    """Launch configurations worth timing: one word a thread; forward, runs of few steps; backward, as many programs as the
+    GPU holds at once with 3 to 6 times 128 threads on each of its multiprocessors."""
     if kernel == "step":
         return [{"BLOCK": block, "num_warps": warps} for block in (64, 128, 256, 512) for warps in (1, 2, 4, 8)]
-    runs, words = ((1, 2, 4, 8, 16), (4,)) if kernel == "forward" else ((64, 96, 128, 192), (4, 2))
+    if kernel == "forward":
+        return [
+            {"G": 4, "ROWS": 1, "RUN": run, "BLOCK": 32 * warps, "num_warps": warps}
+            for warps in (1, 2, 4, 8)
+            for run in (1, 2, 4, 8, 16)
+        ]
+    processors = torch.cuda.get_device_properties(runtime.device).multi_processor_count
     return [
-        {"G": G, "ROWS": 1, "RUN": run, "BLOCK": 32 * warps, "num_warps": warps}
-        for G in words
-        for warps in (1, 2, 4, 8)
-        for run in runs
-        if (kernel, warps) != ("backward", 8)
+        {"G": G, "ROWS": 1, "HELD": processors * groups * 4 // warps, "BLOCK": 32 * warps, "num_warps": warps}
+        for G in (4, 2)
+        for warps in (1, 2, 4)
+        for groups in (3, 4, 5, 6)
     ]
 
 

@@ -38,49 +38,79 @@ def _shorten(values):
     return str(values) if len(values) <= 12 else f"[{', '.join(map(str, values[:6]))}, ..., {values[-1]}]"
 
 
+# Packed time is cut into runs of RUN tokens that never cross a sequence's end. Sequence n owns the places of a common list
+# that begin at cu[n] // RUN + n: it has at most cu[n+1] // RUN - cu[n] // RUN + 1 runs, so places never collide, their number
+# T // RUN + N is known without reading cu, and nothing waits for the GPU. A place whose run begins past the end is empty.
+
+
 @triton.jit
-def _locate_tokens_kernel(cu_ptr, sequence_ptr, position_ptr, T, N, STEPS: tl.constexpr, BLOCK: tl.constexpr):
-    offs_t = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs_t < T
-    # Bisection for the last n with cu[n] <= t: of several sequences that begin at t, all but that one are empty.
+def _sequence_of_run_kernel(cu_ptr, out_ptr, N, RUN, places, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    offs_r = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    # Bisection for the last n whose places begin at or before r.
     low = tl.zeros([BLOCK], tl.int32)
     high = tl.zeros([BLOCK], tl.int32) + N
     for _ in range(STEPS):
         middle = (low + high) // 2
-        begins_before = tl.load(cu_ptr + middle, mask=middle < N, other=0) <= offs_t
+        begins = tl.load(cu_ptr + middle, mask=middle < N, other=0).to(tl.int64) // RUN + middle
         searching = high - low > 1
-        low = tl.where(searching & begins_before, middle, low)
-        high = tl.where(searching & (begins_before == 0), middle, high)
-    begin = tl.load(cu_ptr + low, mask=mask, other=0)
-    tl.store(sequence_ptr + offs_t, low, mask=mask)
-    tl.store(position_ptr + offs_t, (offs_t - begin).to(tl.int32), mask=mask)
+        low = tl.where(searching & (begins <= offs_r), middle, low)
+        high = tl.where(searching & (begins > offs_r), middle, high)
+    tl.store(out_ptr + offs_r, low, mask=offs_r < places)
 
 
-def locate_tokens(cu_seqlens, T):
-    """Which sequence each packed token belongs to and its place there; the GPU is not waited for.
+def cut_into_runs(cu_seqlens, N, T, RUN):
+    """Cut N sequences into runs of RUN consecutive tokens.
 
     Args:
-        cu_seqlens: contiguous int [N+1], or ``None``.
-        T: number of tokens.
+        cu_seqlens: contiguous int [N+1], or ``None``: N sequences of T tokens each.
+        N: number of sequences.
+        T: tokens along time.
+        RUN: tokens in a run; a sequence's last run may be shorter.
 
     Returns:
-        ``(sequence, position)``, each int32 [T]; ``(None, None)`` without ``cu_seqlens``.
+        ``(runs, sequence_of_run)``: how many, and for packed sequences the sequence of each, int32 [runs], else ``None``.
     """
     if cu_seqlens is None:
-        return None, None
-    N = cu_seqlens.shape[0] - 1
-    sequence, position = (torch.empty(T, dtype=torch.int32, device=cu_seqlens.device) for _ in range(2))
+        return N * triton.cdiv(T, RUN), None
+    places = T // RUN + N if N else 0
+    out = torch.empty(places, dtype=torch.int32, device=cu_seqlens.device)
     BLOCK = 1024
     launch(
-        _locate_tokens_kernel,
-        (triton.cdiv(T, BLOCK),),
+        _sequence_of_run_kernel,
+        (triton.cdiv(places, BLOCK),),
         cu_seqlens,
-        sequence,
-        position,
-        T,
+        out,
         N,
-        outputs=(sequence, position),
+        RUN,
+        places,
+        outputs=(out,),
         STEPS=max(N, 1).bit_length(),
         BLOCK=BLOCK,
     )
-    return sequence, position
+    return places, out
+
+
+@triton.jit
+def locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED: tl.constexpr):
+    """Where run r lies: ``(n, row, begin, L, first)``: its sequence, which is L tokens of batch row ``row`` from token
+    ``begin`` on, and its own first token, counted from there. ``first >= L`` where there is no such run."""
+    if PACKED:
+        n = tl.load(sequence_of_run_ptr + r, mask=r < runs, other=0).to(tl.int64)
+        begin = tl.load(cu_ptr + n).to(tl.int64)
+        L = tl.where(r < runs, tl.load(cu_ptr + n + 1).to(tl.int64) - begin, 0)
+        return n, n * 0, begin, L, (r - (begin // RUN + n)) * RUN
+    else:
+        per_sequence = tl.cdiv(T, RUN)
+        L = tl.where(r < runs, T, 0)
+        n = tl.where(r < runs, r // per_sequence, 0)
+        return n, n, n * 0, L, r % per_sequence * RUN
+
+
+@triton.jit
+def sequence_span(n, T, cu_ptr, PACKED: tl.constexpr):
+    """Where sequence n lies: ``(batch row, first token, length)``."""
+    if PACKED:
+        begin = tl.load(cu_ptr + n).to(tl.int64)
+        return n * 0, begin, tl.load(cu_ptr + n + 1).to(tl.int64) - begin
+    else:
+        return n, n * 0, T

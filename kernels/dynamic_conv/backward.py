@@ -1,4 +1,4 @@
-"""Backward pass: dx, dweight and dbias in one walk along time, and the gradient of the initial state.
+"""Backward pass: dx, dweight and dbias in one walk along time, and the gradients where states enter and leave.
 
 With du = dy act'(u + b), and X the input with its state in front:
 
@@ -6,9 +6,14 @@ With du = dy act'(u + b), and X the input with its state in front:
     dX[j]    = sum_w du[j+W-1-w] k[j+W-1-w, w]           the W outputs that saw X[j]; j+W-1-w in the same sequence
 
 The walk keeps W accumulators, one for each X[t-W+1] ... X[t]. Step t adds du[t] k[t, w] to accumulator w; then the
-oldest is complete, is stored, and leaves. A run of RUN steps owns the gradients of its own tokens; it walks W - 1 steps
+oldest is complete, is stored, and leaves. A run of RUN tokens owns the gradients of its own tokens; it walks W - 1 steps
 further to complete its last dx. So dy, x and k are read once (a little more at the ends of runs), dx and dk written once.
+
+States touch only the W - 1 times before a sequence and its last W - 1 tokens. A second, tiny kernel has the same sum for
+these, with the final state's gradient added, so that the walk need not know of them.
 """
+
+import functools
 
 import torch
 import triton
@@ -16,17 +21,8 @@ import triton.language as tl
 
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.sequences import locate_tokens
-from kernels.dynamic_conv.forward import (
-    load_taps,
-    position,
-    sequence,
-    sequence_span,
-    size_class,
-    strides,
-    window_at_sequence_start,
-    window_before,
-)
+from kernels.common.sequences import cut_into_runs, locate_run, sequence_span
+from kernels.dynamic_conv.forward import load_taps, size_class, strides, window_before
 from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, store_side_by_side, word_strides
 
 
@@ -44,32 +40,32 @@ def load_step(
 
 @triton.jit
 def conv_backward_kernel(
-    dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, dfinal_ptr, sequence_ptr, position_ptr, cu_ptr, dx_ptr, dk_ptr, dbias_ptr,
-    T, C, tiles_t, tiles_d,
+    dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, dx_ptr, dk_ptr, dbias_ptr,
+    T, C, runs, RUN, tiles_d,
     stride_dyb, stride_dyt, stride_dyd,
     stride_xb, stride_xt, stride_xd,
     stride_kb, stride_kt, stride_kd, stride_kw,
     stride_bias,
     stride_sn, stride_sd, stride_si,
-    stride_fn, stride_fd, stride_fi,
     W: tl.constexpr, TAPS: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_DFINAL: tl.constexpr, PACKED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
     NEED_DX: tl.constexpr, NEED_DK: tl.constexpr, NEED_DBIAS: tl.constexpr, STATIC: tl.constexpr,
-    ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Strides of dy, x and k count words of G channels. STATIC: k is one [D, W] for all tokens, and this program writes
     its share of the gradient to dk[program]; dbias likewise."""
     pid = tl.program_id(0)
     tile = (pid // tiles_d).to(tl.int64)
-    b = tile // tiles_t
     offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    first = (tile % tiles_t * ROWS + tl.arange(0, ROWS)[:, None]) * RUN
     mask_d = offs_d < C
+    r = tile * ROWS + tl.arange(0, ROWS)[:, None]
+    n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED)
 
     k_type: tl.constexpr = k_ptr.dtype.element_ty
-    dy_row = as_words(dy_ptr, G) + b * stride_dyb + offs_d * stride_dyd
-    x_row = as_words(x_ptr, G) + b * stride_xb + offs_d * stride_xd
-    k_row = as_words(k_ptr, G) + b * stride_kb + offs_d * stride_kd
+    dy_row = as_words(dy_ptr, G) + row * stride_dyb + begin * stride_dyt + offs_d * stride_dyd
+    x_row = as_words(x_ptr, G) + row * stride_xb + begin * stride_xt + offs_d * stride_xd
+    k_row = as_words(k_ptr, G) + row * stride_kb + begin * stride_kt + offs_d * stride_kd
+    out_row = (row * T + begin) * C + offs_d  # dx and dk are contiguous
 
     bias = ()
     if SILU and HAS_BIAS:
@@ -77,35 +73,31 @@ def conv_backward_kernel(
             bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
 
     zero = tl.zeros([ROWS, BLOCK], tl.float32)
-    X = window_before(first, b, T, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty, sequence_ptr, position_ptr,
-                      state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE, PACKED)  # fmt: skip
+    X = window_before(n, first, L, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty,
+                      state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE)  # fmt: skip
     dX = ()  # sums so far for X[t-W+1] ... X[t-1], in the same order
     for w in tl.static_range(W - 1):  # noqa: B007
         for i in tl.static_range(G):  # noqa: B007
             dX += (zero,)
     dk_sum = ()
     dbias_sum = ()
-    for i in tl.static_range(G):
+    for i in tl.static_range(G):  # noqa: B007
         dbias_sum += (zero,)
-        for w in tl.static_range(W):
+        for w in tl.static_range(W):  # noqa: B007
             dk_sum += (zero,)
 
-    STEPS: tl.constexpr = RUN + W - 1 if NEED_DX else RUN
+    steps = RUN + W - 1 if NEED_DX else RUN
     k_static = load_taps(k_row, mask_d, stride_kw, W) if STATIC else ()
     # The words of a step are asked for one step before they are used: memory answers while the step before is computed.
-    coming = load_step(dy_row, x_row, k_row, k_static, first, mask_d & (first < T), True,
+    coming = load_step(dy_row, x_row, k_row, k_static, first, mask_d & (first < L), first < L,
                        stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU, STATIC)  # fmt: skip
-    for step in tl.range(STEPS, loop_unroll_factor=2):
+    for step in tl.range(steps, loop_unroll_factor=2):
         t = first + step
-        mask = mask_d & (t < T)
-        own = step < RUN
+        mask = mask_d & (t < L)
+        own = t < first + RUN
         dy, x, k = coming
-        coming = load_step(dy_row, x_row, k_row, k_static, t + 1, mask_d & (t + 1 < T) & (step + 1 < STEPS), step + 1 < RUN,
+        coming = load_step(dy_row, x_row, k_row, k_static, t + 1, mask_d & (t + 1 < L) & (t + 1 < first + steps), t + 1 < first + RUN,
                            stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU, STATIC)  # fmt: skip
-        if PACKED:
-            p = position(t, T, position_ptr, PACKED)
-            X = window_at_sequence_start(X, t, p, b, T, offs_d, mask, sequence_ptr, state_ptr,
-                                         stride_sn, stride_sd, stride_si, W, G, HAS_STATE)  # fmt: skip
         for i in tl.static_range(G):
             X += (lane(x, i, G, x_ptr.dtype.element_ty),)
 
@@ -123,11 +115,8 @@ def conv_backward_kernel(
                 du *= s * (1 + u * (1 - s))
             for w in tl.static_range(W):
                 dk += (du * X[w * G + i],)
-                # dX[t-W+1+w] += du[t] k[t, w], where t-W+1+w lies in t's sequence
-                share = du * lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type)
-                if PACKED:
-                    share = tl.where(p + w >= W - 1, share, 0.0)
-                dX_new += (share,)
+                # dX[t-W+1+w] += du[t] k[t, w]
+                dX_new += (du * lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type),)
             dbias_new += (dbias_sum[i] + tl.where(own, du, 0.0),)
         dbias_sum = dbias_new
 
@@ -138,7 +127,7 @@ def conv_backward_kernel(
                     sums += (dk_sum[f] + tl.where(own, dk[f], 0.0),)
                 dk_sum = sums
             else:
-                dk_at = as_words(dk_ptr, G) + ((b * T + t) * C + offs_d) * W
+                dk_at = as_words(dk_ptr, G) + (out_row + t * C) * W
                 dk_words = ()
                 for m in tl.static_range(W):
                     dk_words += (pack(dk[m * G : (m + 1) * G], G, dk_ptr.dtype.element_ty),)
@@ -151,22 +140,8 @@ def conv_backward_kernel(
                 for i in tl.static_range(G):
                     shifted += (dX_new[i * W + w] + (dX[w * G + i] if w < W - 1 else 0.0),)
             j = t - (W - 1)
-            complete = mask_d & (j >= first) & (j < T)
-            done = shifted[:G]
-            if HAS_DFINAL:
-                # the final state is a copy of the last W - 1 inputs: its gradient adds to theirs
-                ended = tl.min(p) < W - 1 if PACKED else tl.max(t) >= T
-                if ended:  # t is no longer in the sequence of some j = t - (W - 1): that one is among its last
-                    n = sequence(j, b, T, sequence_ptr, PACKED)
-                    row, begin, L = sequence_span(n, T, cu_ptr, PACKED)
-                    slot = j - begin - (L - (W - 1))
-                    last = ()
-                    for i in tl.static_range(G):
-                        at = dfinal_ptr + n * stride_fn + (offs_d * G + i) * stride_fd + slot * stride_fi
-                        last += (done[i] + tl.load(at, mask=complete & (slot >= 0), other=0.0).to(tl.float32),)
-                    done = last
-            dx_at = as_words(dx_ptr, G) + (b * T + j) * C + offs_d
-            tl.store(dx_at, pack(done, G, dx_ptr.dtype.element_ty), mask=complete)
+            complete = mask_d & (j >= first) & (j < L)
+            tl.store(as_words(dx_ptr, G) + out_row + j * C, pack(shifted[:G], G, dx_ptr.dtype.element_ty), mask=complete)
             dX = shifted[G:]
         X = X[G:]
 
@@ -180,8 +155,8 @@ def conv_backward_kernel(
 
 
 @triton.jit
-def initial_state_grad_kernel(
-    dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, dfinal_ptr, cu_ptr, dstate_ptr,
+def ends_kernel(
+    dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, dfinal_ptr, cu_ptr, out_ptr,
     T, D, tiles_d,
     stride_dyb, stride_dyt, stride_dyd,
     stride_xb, stride_xt, stride_xd,
@@ -189,43 +164,73 @@ def initial_state_grad_kernel(
     stride_bias,
     stride_sn, stride_sd, stride_si,
     stride_fn, stride_fd, stride_fi,
-    W: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_DFINAL: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr, FINAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_DFINAL: tl.constexpr, PACKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ds[i] = sum_{p <= i, p < L} du[p] k[p, i-p], plus dfinal[i-L] where the sequence is too short to push slot i out."""
+    """dX[j] of W - 1 neighbouring times: before the sequence, the gradient of its initial state, [N, D, W-1]; or FINAL, its
+    last tokens, a part of dx. dfinal adds where j >= L-(W-1): the final state is a copy of those times' inputs."""
     pid = tl.program_id(0)
     n = (pid // tiles_d).to(tl.int64)
     offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]
-    offs_w = tl.arange(0, TAPS).to(tl.int64)[None, :]  # taps of a token, and slots of the state
+    offs_w = tl.arange(0, TAPS).to(tl.int64)[None, :]  # taps of a token, and the times j
     mask_d = offs_d < D
-    b, begin, L = sequence_span(n, T, cu_ptr, PACKED)
-    state_row = state_ptr + n * stride_sn + offs_d * stride_sd
+    row, begin, L = sequence_span(n, T, cu_ptr, PACKED)
+    j = offs_w - (W - 1) + (L if FINAL else 0)
 
-    ds = tl.zeros([BLOCK, TAPS], tl.float32)
-    for p in range(tl.minimum(L, W - 1)):
+    dX = tl.zeros([BLOCK, TAPS], tl.float32)
+    first = tl.maximum(L - (W - 1), 0) if FINAL else 0
+    last = L if FINAL else tl.minimum(L, W - 1)
+    for p in range(first, last):
         t = begin + p
-        du = tl.load(dy_ptr + b * stride_dyb + t * stride_dyt + offs_d * stride_dyd, mask=mask_d, other=0.0)
+        du = tl.load(dy_ptr + row * stride_dyb + t * stride_dyt + offs_d * stride_dyd, mask=mask_d, other=0.0)
         du = du.to(tl.float32)
-        k_row = k_ptr + b * stride_kb + t * stride_kt + offs_d * stride_kd
+        k_row = k_ptr + row * stride_kb + t * stride_kt + offs_d * stride_kd
         if SILU:
-            j = p - (W - 1) + offs_w
-            x_at = x_ptr + b * stride_xb + (begin + j) * stride_xt + offs_d * stride_xd
-            X = tl.load(x_at, mask=mask_d & (offs_w < W) & (j >= 0), other=0.0).to(tl.float32)
-            before = tl.load(state_row + (p + offs_w) * stride_si, mask=mask_d & (j < 0), other=0.0)
+            i = p - (W - 1) + offs_w
+            x_at = x_ptr + row * stride_xb + (begin + i) * stride_xt + offs_d * stride_xd
+            X = tl.load(x_at, mask=mask_d & (offs_w < W) & (i >= 0), other=0.0).to(tl.float32)
+            if HAS_STATE:
+                slot = state_ptr + n * stride_sn + offs_d * stride_sd + (p + offs_w) * stride_si
+                X += tl.load(slot, mask=mask_d & (i < 0), other=0.0).to(tl.float32)
             k = tl.load(k_row + offs_w * stride_kw, mask=mask_d & (offs_w < W), other=0.0).to(tl.float32)
-            u = tl.sum(k * (X + before.to(tl.float32)), 1)[:, None]
+            u = tl.sum(k * X, 1)[:, None]
             if HAS_BIAS:
                 u += tl.load(bias_ptr + offs_d * stride_bias, mask=mask_d, other=0.0).to(tl.float32)
             s = tl.sigmoid(u)
             du *= s * (1 + u * (1 - s))
-        seen = mask_d & (offs_w >= p) & (offs_w < W - 1)
-        ds += du * tl.load(k_row + (offs_w - p) * stride_kw, mask=seen, other=0.0).to(tl.float32)
+        # token p saw X[j] through its tap w = j - p + W - 1
+        w = j - p + W - 1
+        dX += du * tl.load(k_row + w * stride_kw, mask=mask_d & (w >= 0) & (w < W), other=0.0).to(tl.float32)
 
     mask = mask_d & (offs_w < W - 1)
     if HAS_DFINAL:
-        at = dfinal_ptr + n * stride_fn + offs_d * stride_fd + (offs_w - L) * stride_fi
-        ds += tl.load(at, mask=mask & (offs_w >= L), other=0.0).to(tl.float32)
-    tl.store(dstate_ptr + (n * D + offs_d) * (W - 1) + offs_w, ds.to(dstate_ptr.dtype.element_ty), mask=mask)
+        slot = j - (L - (W - 1))
+        at = dfinal_ptr + n * stride_fn + offs_d * stride_fd + slot * stride_fi
+        dX += tl.load(at, mask=mask & (slot >= 0), other=0.0).to(tl.float32)
+    if FINAL:
+        out_at = out_ptr + (row * T + begin + j) * D + offs_d
+        mask = mask & (j >= 0)
+    else:
+        out_at = out_ptr + (n * D + offs_d) * (W - 1) + offs_w
+    tl.store(out_at, dX.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@functools.cache
+def balanced_run(T, sequences, held, W):
+    """Tokens in a run, so that the programs come in full waves: ``held`` of them run on the GPU at once.
+
+    Args:
+        T: tokens of a sequence.
+        sequences: programs that work side by side on the same tokens (sequences x channel tiles).
+        held: programs that the GPU holds at once.
+        W: taps; a run costs W - 1 steps more than its tokens.
+    """
+
+    def cost(pieces):
+        return triton.cdiv(sequences * pieces, held) * (triton.cdiv(T, pieces) + W - 1)
+
+    most = max(1, T // 32)
+    return triton.cdiv(T, min(range(1, min(most, 4 * held) + 1), key=cost))
 
 
 def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs):
@@ -257,25 +262,27 @@ def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens,
     options = configuration("dynamic_conv", "backward", size_class(weight), x.device)
     G = min(G, options.pop("G"))
     C = D // G
-    tiles_t = triton.cdiv(T, options["ROWS"] * options["RUN"])
     tiles_d = triton.cdiv(C, options["BLOCK"])
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    held = options.pop("HELD", None)
+    RUN = options.pop("RUN", None) or balanced_run(T, B * tiles_d, held, W)
+    runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, RUN)
+    tiles = triton.cdiv(runs, options["ROWS"])
     if need_weight:
-        shape = (B * tiles_t, D, W) if static else (B, T, D, W)
+        shape = (tiles, D, W) if static else (B, T, D, W)
         dk = torch.empty(shape, dtype=torch.float32 if static else weight.dtype, device=x.device)
     if need_bias:
-        dbias = torch.empty(B * tiles_t, D, dtype=torch.float32, device=x.device)
+        dbias = torch.empty(tiles, D, dtype=torch.float32, device=x.device)
     if need_x or need_weight or need_bias:
         launch(
             conv_backward_kernel,
-            (B * tiles_t * tiles_d,),
-            dy, x, k, bias, state, dfinal,
-            *locate_tokens(cu_seqlens, T), cu_seqlens, dx, dk, dbias,
-            T, C, tiles_t, tiles_d,
-            *word_strides(dy, G), *word_strides(x, G), *word_strides(k, G, inner=2),
-            *strides(bias, 1), *strides(state, 3), *strides(dfinal, 3),
+            (tiles * tiles_d,),
+            dy, x, k, bias, state, sequence_of_run, cu_seqlens, dx, dk, dbias,
+            T, C, runs, RUN, tiles_d,
+            *word_strides(dy, G), *word_strides(x, G), *word_strides(k, G, inner=2), *strides(bias, 1), *strides(state, 3),
             outputs=(dx, dk, dbias),
             W=W, TAPS=triton.next_power_of_2(W), G=G, SILU=silu,
-            HAS_BIAS=bias is not None, HAS_STATE=state is not None, HAS_DFINAL=dfinal is not None, PACKED=packed,
+            HAS_BIAS=bias is not None, HAS_STATE=state is not None, PACKED=packed,
             NEED_DX=dx is not None, NEED_DK=dk is not None, NEED_DBIAS=dbias is not None, STATIC=static,
             **options,
         )  # fmt: skip
@@ -284,18 +291,23 @@ def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens,
     if dbias is not None:
         dbias = dbias.sum(0).to(bias.dtype)
 
-    if need_state:
-        dstate = torch.empty(initial_state.shape, dtype=initial_state.dtype, device=x.device)
+    def ends(out, final):
         BLOCK = 64
-        tiles_d = triton.cdiv(D, BLOCK) if W > 1 else 0
+        tiles_d = triton.cdiv(D, BLOCK)
         launch(
-            initial_state_grad_kernel,
-            (initial_state.shape[0] * tiles_d,),
-            dy, x, k, bias, state, dfinal, cu_seqlens, dstate,
+            ends_kernel,
+            (N * tiles_d if W > 1 else 0,),
+            dy, x, k, bias, state, dfinal, cu_seqlens, out,
             T, D, tiles_d,
             *dy.stride(), *x.stride(), *k.stride(), *strides(bias, 1), *strides(state, 3), *strides(dfinal, 3),
-            outputs=(dstate,),
-            W=W, TAPS=triton.next_power_of_2(W), SILU=silu,
-            HAS_BIAS=bias is not None, HAS_DFINAL=dfinal is not None, PACKED=packed, BLOCK=BLOCK,
+            outputs=(out,),
+            W=W, TAPS=triton.next_power_of_2(W), SILU=silu, FINAL=final,
+            HAS_BIAS=bias is not None, HAS_STATE=state is not None, HAS_DFINAL=dfinal is not None, PACKED=packed, BLOCK=BLOCK,
         )  # fmt: skip
+
+    if need_x and dfinal is not None:
+        ends(dx, final=True)
+    if need_state:
+        dstate = torch.empty(initial_state.shape, dtype=initial_state.dtype, device=x.device)
+        ends(dstate, final=False)
     return dx, dk, dbias, dstate

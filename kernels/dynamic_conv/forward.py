@@ -1,7 +1,7 @@
 """Forward pass: y[t] = act(sum_w k[t, w] X[t-W+1+w] + b) + r, the final state, and the one-token step.
 
-A program owns a tile of [ROWS, BLOCK]: BLOCK words of channels (see ``words``) and ROWS runs of RUN consecutive time
-steps. It walks along its runs with the last W - 1 inputs in registers, so that x and the weights are read once.
+A program owns a tile of [ROWS, BLOCK]: BLOCK words of channels (see ``words``) and ROWS runs of RUN consecutive tokens of
+one sequence. It walks along its runs with the last W - 1 inputs in registers, so that x and the weights are read once.
 """
 
 import torch
@@ -10,26 +10,8 @@ import triton.language as tl
 
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.sequences import locate_tokens
+from kernels.common.sequences import cut_into_runs, locate_run, sequence_span
 from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, word_strides
-
-
-@triton.jit
-def position(t, T, position_ptr, PACKED: tl.constexpr):
-    """Place of token t in its sequence; 0 where there is no token t."""
-    if PACKED:
-        return tl.load(position_ptr + t, mask=(t >= 0) & (t < T), other=0).to(tl.int64)
-    else:
-        return tl.where(t < T, t, 0)
-
-
-@triton.jit
-def sequence(t, b, T, sequence_ptr, PACKED: tl.constexpr):
-    """The sequence that token t belongs to; unpacked, a batch row is a sequence."""
-    if PACKED:
-        return tl.load(sequence_ptr + t, mask=(t >= 0) & (t < T), other=0).to(tl.int64)
-    else:
-        return b
 
 
 @triton.jit
@@ -42,64 +24,33 @@ def load_taps(k_at, mask, stride_kw, W: tl.constexpr):
 
 
 @triton.jit
-def state_lane(state_ptr, n, slot, channel, mask, stride_sn, stride_sd, stride_si):
-    """Slot of sequence n's state, in float32: the input at time slot - (W - 1)."""
-    at = state_ptr + n * stride_sn + channel * stride_sd + slot * stride_si
-    return tl.load(at, mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def window_before(
-    first, b, T, offs_d, mask_d, x_row, stride_xt, dtype: tl.constexpr, sequence_ptr, position_ptr,
-    state_ptr, stride_sn, stride_sd, stride_si,
-    W: tl.constexpr, G: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
+    n, first, L, offs_d, mask_d, x_row, stride_xt, dtype: tl.constexpr, state_ptr, stride_sn, stride_sd, stride_si,
+    W: tl.constexpr, G: tl.constexpr, HAS_STATE: tl.constexpr,
 ):  # fmt: skip
     """X[t-W+1] ... X[t-1] of the runs that begin at t = first, channel i of time w as element w * G + i."""
-    p = position(first, T, position_ptr, PACKED)
     X = ()
     for w in tl.static_range(W - 1):
         j = first - (W - 1) + w
-        inside = mask_d & (p - (W - 1) + w >= 0) & (j < T)
-        word = tl.load(x_row + j * stride_xt, mask=inside, other=0)
+        word = tl.load(x_row + j * stride_xt, mask=mask_d & (j >= 0) & (j < L), other=0)
         for i in tl.static_range(G):
             X += (lane(word, i, G, dtype),)
     if HAS_STATE:
-        if tl.min(p) < W - 1:  # few runs begin that near to a sequence's first token: the others skip this
-            n = sequence(first, b, T, sequence_ptr, PACKED)
+        if tl.min(first) < W - 1:  # few runs begin that near to a sequence's first token: the others skip this
             with_state = ()
             for w in tl.static_range(W - 1):
-                outside = mask_d & (p + w < W - 1) & (first < T)
+                before = mask_d & (first + w < W - 1) & (first < L)
                 for i in tl.static_range(G):
-                    old = state_lane(state_ptr, n, p + w, offs_d * G + i, outside, stride_sn, stride_sd, stride_si)
-                    with_state += (X[w * G + i] + old,)
+                    slot = state_ptr + n * stride_sn + (offs_d * G + i) * stride_sd + (first + w) * stride_si
+                    with_state += (X[w * G + i] + tl.load(slot, mask=before, other=0.0).to(tl.float32),)
             X = with_state
     return X
 
 
 @triton.jit
-def window_at_sequence_start(
-    X, t, p, b, T, offs_d, mask, sequence_ptr, state_ptr, stride_sn, stride_sd, stride_si,
-    W: tl.constexpr, G: tl.constexpr, HAS_STATE: tl.constexpr,
-):  # fmt: skip
-    """The window X, but where p = 0 a packed sequence begins: there the last inputs are its state's, or zero."""
-    if tl.min(p) == 0:
-        n = sequence(t, b, T, sequence_ptr, True)
-        fresh = ()
-        for w in tl.static_range(W - 1):
-            for i in tl.static_range(G):
-                old = 0.0
-                if HAS_STATE:
-                    at_start = mask & (p == 0)
-                    old = state_lane(state_ptr, n, p + w, offs_d * G + i, at_start, stride_sn, stride_sd, stride_si)
-                fresh += (tl.where(p == 0, old, X[w * G + i]),)
-        X = fresh
-    return X
-
-
-@triton.jit
 def conv_forward_kernel(
-    x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, sequence_ptr, position_ptr, y_ptr,
-    T, C, tiles_t, tiles_d,
+    x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, y_ptr,
+    T, C, runs, tiles_d,
     stride_xb, stride_xt, stride_xd,
     stride_kb, stride_kt, stride_kd, stride_kw,
     stride_bias,
@@ -113,37 +64,33 @@ def conv_forward_kernel(
     [D, W] for all tokens."""
     pid = tl.program_id(0)
     offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    first = ((pid // tiles_d % tiles_t).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]) * RUN
-    b = (pid // tiles_d // tiles_t).to(tl.int64)
     mask_d = offs_d < C
+    r = (pid // tiles_d).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED)
 
-    x_row = as_words(x_ptr, G) + b * stride_xb + offs_d * stride_xd
-    k_row = as_words(k_ptr, G) + b * stride_kb + offs_d * stride_kd
-    y_row = as_words(y_ptr, G) + b * T * C + offs_d
+    x_row = as_words(x_ptr, G) + row * stride_xb + begin * stride_xt + offs_d * stride_xd
+    k_row = as_words(k_ptr, G) + row * stride_kb + begin * stride_kt + offs_d * stride_kd
+    y_row = as_words(y_ptr, G) + (row * T + begin) * C + offs_d
     if HAS_RESIDUAL:
-        r_row = as_words(residual_ptr, G) + b * stride_rb + offs_d * stride_rd
+        r_row = as_words(residual_ptr, G) + row * stride_rb + begin * stride_rt + offs_d * stride_rd
 
     bias = ()
     if HAS_BIAS:
         for i in tl.static_range(G):
             bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
 
-    X = window_before(first, b, T, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty, sequence_ptr, position_ptr,
-                      state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE, PACKED)  # fmt: skip
+    X = window_before(n, first, L, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty,
+                      state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE)  # fmt: skip
     if STATIC:
         k = load_taps(k_row, mask_d, stride_kw, W)
     for step in range(RUN):
         t = first + step
-        mask = mask_d & (t < T)
+        mask = mask_d & (t < L)
         x = tl.load(x_row + t * stride_xt, mask=mask, other=0)
         if not STATIC:
             k = load_taps(k_row + t * stride_kt, mask, stride_kw, W)
         if HAS_RESIDUAL:
             residual = tl.load(r_row + t * stride_rt, mask=mask, other=0)
-        if PACKED:
-            p = position(t, T, position_ptr, PACKED)
-            X = window_at_sequence_start(X, t, p, b, T, offs_d, mask, sequence_ptr, state_ptr,
-                                         stride_sn, stride_sd, stride_si, W, G, HAS_STATE)  # fmt: skip
         for i in tl.static_range(G):
             X += (lane(x, i, G, x_ptr.dtype.element_ty),)
 
@@ -187,16 +134,6 @@ def final_state_kernel(
         value += tl.load(state_at, mask=mask & (j < 0), other=0.0).to(tl.float32)
     out_at = out_ptr + (n * D + offs_d) * (W - 1) + offs_i
     tl.store(out_at, value.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def sequence_span(n, T, cu_ptr, PACKED: tl.constexpr):
-    """Where sequence n lies: ``(batch row, first token, length)``."""
-    if PACKED:
-        begin = tl.load(cu_ptr + n).to(tl.int64)
-        return n * 0, begin, tl.load(cu_ptr + n + 1).to(tl.int64) - begin
-    else:
-        return n, n * 0, T
 
 
 @triton.jit
@@ -263,14 +200,15 @@ def forward(x, weight, bias, residual, activation, initial_state, output_final_s
     options = configuration("dynamic_conv", "forward", size_class(weight), x.device)
     G = min(G, options.pop("G"))
     C = D // G
-    tiles_t = triton.cdiv(T, options["ROWS"] * options["RUN"])
     tiles_d = triton.cdiv(C, options["BLOCK"])
     packed = cu_seqlens is not None
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, options["RUN"])
     launch(
         conv_forward_kernel,
-        (B * tiles_t * tiles_d,),
-        x, k, bias, residual, initial_state, *locate_tokens(cu_seqlens, T), y,
-        T, C, tiles_t, tiles_d,
+        (triton.cdiv(runs, options["ROWS"]) * tiles_d,),
+        x, k, bias, residual, initial_state, sequence_of_run, cu_seqlens, y,
+        T, C, runs, tiles_d,
         *word_strides(x, G), *word_strides(k, G, inner=2), *strides(bias, 1),
         *((0, 0, 0) if residual is None else word_strides(residual, G)), *strides(initial_state, 3),
         outputs=(y,),
@@ -282,7 +220,6 @@ def forward(x, weight, bias, residual, activation, initial_state, output_final_s
     if not output_final_state:
         return y, None
 
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dtype = x.dtype if initial_state is None else initial_state.dtype
     state = torch.empty(N, D, W - 1, dtype=dtype, device=x.device)
     BLOCK = 128

@@ -94,7 +94,7 @@ def store_side_by_side(ptr, words, mask, N: tl.constexpr, WIDTH: tl.constexpr):
     tile [ROWS, BLOCK, N] the same words leave in whole sectors, after an exchange between threads. WIDTH is the power of two
     from N up.
     """
-    for extra in tl.static_range(WIDTH - N):
+    for extra in tl.static_range(WIDTH - N):  # noqa: B007
         words += (words[0],)
     # tl.join adds a last dimension of two: pairing i with i + half first makes it the highest bit of the word's number
     for level in tl.static_range(8):
