@@ -1,5 +1,9 @@
 """Grade every submission in submitted/STUDENT/ASSIGNMENT/ with nbgrader and export the marks: `make grade`.
 
+Checks draw fresh numbers and other shapes (KERNELS_GRADING=1), and kernels run in Triton's interpreter, GPU or not:
+marks do not depend on the machine, and every property that carries points is verified. TRITON_INTERPRET=0 asks for the
+GPU.
+
 A submission that cannot be run (it ends its own process, say) stays ungraded, its assignment is named, the others are
 graded and exported.
 """
@@ -9,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.kernel_environment import ROOT
+from tools.kernel_environment import ROOT, kernel_environment
 
 MARKS = Path("build/marks.csv")
 
@@ -17,8 +21,9 @@ MARKS = Path("build/marks.csv")
 def nbgrader(*arguments: str) -> int:
     # nbgrader calls `alembic` by name, which lies beside this Python.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = kernel_environment({"TRITON_INTERPRET": "1", **os.environ, "KERNELS_GRADING": "1", "PATH": path})
     command = [sys.executable, "-m", "nbgrader", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL).returncode
+    return subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL).returncode
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """Releasing, grading and exporting, on an assignment of one function and two points."""
 
 import csv
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from tools.kernel_environment import ROOT
 
 ANSWER = "def double(x):\n    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION"
+CHECK = """import os
+graded = os.environ.get("KERNELS_GRADING") == os.environ.get("TRITON_INTERPRET") == "1"
+2 if graded and double(3) == 6 else 0"""  # full marks only with fresh numbers and in the interpreter
 
 
 def nbgrader_cell(id, source, **wanted):
@@ -30,7 +34,7 @@ def course(tmp_path):
     cells = [
         new_markdown_cell("Double a number.", id="task"),
         nbgrader_cell("answer", ANSWER, solution=True),
-        nbgrader_cell("check", "2 if double(3) == 6 else 0", grade=True, locked=True, points=2),
+        nbgrader_cell("check", CHECK, grade=True, locked=True, points=2),
     ]
     spec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": spec}), source / "01_double.ipynb")
@@ -38,9 +42,9 @@ def course(tmp_path):
 
 
 def grade(course):
-    return subprocess.run(
-        [sys.executable, "-m", "tools.grade"], cwd=course, capture_output=True, text=True, timeout=110
-    )
+    environ = {name: value for name, value in os.environ.items() if name not in ("KERNELS_GRADING", "TRITON_INTERPRET")}
+    command = [sys.executable, "-m", "tools.grade"]
+    return subprocess.run(command, cwd=course, env=environ, capture_output=True, text=True, timeout=110)
 
 
 def submit(course, student, source):
