@@ -99,11 +99,16 @@ def measure(shape, variant, machine):
                 "variant": variant if variant not in ("float16", "float32") else "plain",
                 "ours_ms": round(ms["ours"], 4),
                 "bytes": moved[name],
-                "flops": (2 if name == "forward" else 4) * W * B * T * D,
+                "flops": (2 if name == "forward" else 3) * W * B * T * D,
                 "fraction_of_copy": round(rate / machine["copy_tb_per_s"], 4),
                 "relative_error": float(f"{errors['ours'][i]:.3g}"),
                 "peers": [
-                    {"name": peer, "version": versions[peer], "ms": round(ms[peer], 4), "relative_error": float(f"{errors[peer][i]:.3g}")}
+                    {
+                        "name": peer,
+                        "version": versions[peer],
+                        "ms": round(ms[peer], 4),
+                        "relative_error": float(f"{errors[peer][i]:.3g}"),
+                    }
                     for peer in versions
                 ],
             }
@@ -116,7 +121,9 @@ def first_sequence_errors(x, weight, options, T, out, grads, gradients):
     kept = dict(options)
     if kept.pop("cu_seqlens", None) is not None:
         kept["cu_seqlens"] = torch.tensor([0, T], device=x.device)
-    first = lambda t: t.detach()[:1, :T].double().requires_grad_() if t.ndim > 2 else t.detach().double().requires_grad_()  # noqa: E731
+    first = lambda t: (
+        t.detach()[:1, :T].double().requires_grad_() if t.ndim > 2 else t.detach().double().requires_grad_()
+    )  # noqa: E731
     x64, k64 = first(x), first(weight)
     if "initial_state" in kept:
         kept["initial_state"] = kept["initial_state"].detach()[:1].double()

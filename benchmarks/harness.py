@@ -71,7 +71,10 @@ def relative_error(ours, reference):
 def machine():
     """Where and with what the numbers were taken, and the two ceilings measured in this run."""
     driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()[0]
     return {
         "gpu": torch.cuda.get_device_name(),

@@ -6,6 +6,7 @@ has the smallest product of its times over the shapes.
 """
 
 import argparse
+import functools
 import importlib
 import json
 import math
@@ -48,7 +49,7 @@ def _time(room, kernel, key, candidates, answers):
     answers.put(calls[0][0])
     for options in candidates:
         signal.alarm(ALARM_S)
-        times = [harness.milliseconds(lambda call=call: call(options), warmup=20, rep=80) for _, call in calls]
+        times = [harness.milliseconds(functools.partial(call, options), warmup=20, rep=80) for _, call in calls]
         answers.put((times, options))
         signal.alarm(0)
     answers.put(None)
@@ -64,7 +65,9 @@ def tune(room, kernel, key, candidates, context):
         while (item := answers.get(timeout=ALARM_S + 45)) is not None:
             got.append(item)
     except queue.Empty:
-        print(f"{kernel} {key}: the child stopped after {len(got) - 1} of {len(candidates)} candidates", file=sys.stderr)
+        print(
+            f"{kernel} {key}: the child stopped after {len(got) - 1} of {len(candidates)} candidates", file=sys.stderr
+        )
         child.kill()
     child.join()
     return (got[0] if got else None), sorted(got[1:], key=lambda pair: math.prod(pair[0]))
@@ -73,7 +76,9 @@ def tune(room, kernel, key, candidates, context):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("room", choices=["dynamic_conv"])
-    parser.add_argument("--only", default="", help="only kernels and classes whose text contains this, as 'forward (4, 16)'")
+    parser.add_argument(
+        "--only", default="", help="only kernels and classes whose text contains this, as 'forward (4, 16)'"
+    )
     parser.add_argument("--report", help="file for every timing, as JSON")
     given = parser.parse_args()
     harness.require_gpu()

@@ -86,7 +86,9 @@ def conv_backward_kernel(
         for w in tl.static_range(W):  # noqa: B007
             dk_sum += (zero,)
 
-    steps = RUN + W - 1 if NEED_DX else RUN
+    # the longest of this tile's runs, and W - 1 steps more; nothing where no run begins
+    tokens = tl.maximum(tl.minimum(tl.max(L - first), RUN), 0)
+    steps = tl.where(tokens > 0, tokens + W - 1, 0) if NEED_DX else tokens
     k_static = load_taps(k_row, mask_d, stride_kw, W) if STATIC else ()
     # The words of a step are asked for one step before they are used: memory answers while the step before is computed.
     coming = load_step(dy_row, x_row, k_row, k_static, first, mask_d & (first < L), first < L,
@@ -96,7 +98,8 @@ def conv_backward_kernel(
         mask = mask_d & (t < L)
         own = t < first + RUN
         dy, x, k = coming
-        coming = load_step(dy_row, x_row, k_row, k_static, t + 1, mask_d & (t + 1 < L) & (t + 1 < first + steps), t + 1 < first + RUN,
+        more = mask_d & (t + 1 < L) & (t + 1 < first + steps)
+        coming = load_step(dy_row, x_row, k_row, k_static, t + 1, more, t + 1 < first + RUN,
                            stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU, STATIC)  # fmt: skip
         for i in tl.static_range(G):
             X += (lane(x, i, G, x_ptr.dtype.element_ty),)
@@ -141,7 +144,9 @@ def conv_backward_kernel(
                     shifted += (dX_new[i * W + w] + (dX[w * G + i] if w < W - 1 else 0.0),)
             j = t - (W - 1)
             complete = mask_d & (j >= first) & (j < L)
-            tl.store(as_words(dx_ptr, G) + out_row + j * C, pack(shifted[:G], G, dx_ptr.dtype.element_ty), mask=complete)
+            tl.store(
+                as_words(dx_ptr, G) + out_row + j * C, pack(shifted[:G], G, dx_ptr.dtype.element_ty), mask=complete
+            )
             dX = shifted[G:]
         X = X[G:]
 
@@ -216,21 +221,22 @@ def ends_kernel(
 
 
 @functools.cache
-def balanced_run(T, sequences, held, W):
+def balanced_run(T, rows, packed, columns, held, W):
     """Tokens in a run, so that the programs come in full waves: ``held`` of them run on the GPU at once.
 
     Args:
-        T: tokens of a sequence.
-        sequences: programs that work side by side on the same tokens (sequences x channel tiles).
+        T: tokens along time.
+        rows: batch rows that T tokens are cut in.
+        packed: further sequences that share a row; each may leave one run unfilled.
+        columns: programs side by side for one run.
         held: programs that the GPU holds at once.
         W: taps; a run costs W - 1 steps more than its tokens.
     """
 
     def cost(pieces):
-        return triton.cdiv(sequences * pieces, held) * (triton.cdiv(T, pieces) + W - 1)
+        return triton.cdiv((rows * pieces + packed) * columns, held) * (triton.cdiv(T, pieces) + W - 1)
 
-    most = max(1, T // 32)
-    return triton.cdiv(T, min(range(1, min(most, 4 * held) + 1), key=cost))
+    return triton.cdiv(T, min(range(1, min(max(1, T // 32), 4 * held) + 1), key=cost))
 
 
 def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs):
@@ -263,9 +269,9 @@ def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens,
     G = min(G, options.pop("G"))
     C = D // G
     tiles_d = triton.cdiv(C, options["BLOCK"])
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    N = cu_seqlens.shape[0] - 1 if packed else B
     held = options.pop("HELD", None)
-    RUN = options.pop("RUN", None) or balanced_run(T, B * tiles_d, held, W)
+    RUN = options.pop("RUN", None) or balanced_run(T, B, N if packed else 0, tiles_d, held, W)
     runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, RUN)
     tiles = triton.cdiv(runs, options["ROWS"])
     if need_weight:

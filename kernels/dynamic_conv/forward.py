@@ -202,7 +202,7 @@ def forward(x, weight, bias, residual, activation, initial_state, output_final_s
     C = D // G
     tiles_d = triton.cdiv(C, options["BLOCK"])
     packed = cu_seqlens is not None
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    N = cu_seqlens.shape[0] - 1 if packed else B
     runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, options["RUN"])
     launch(
         conv_forward_kernel,

@@ -118,7 +118,10 @@ def explain(
     G, reason = channels_per_word(rows, {"weight": weight.expand(*x.shape, weight.shape[-1])})
     limit = forward_pass.configuration("dynamic_conv", "forward", forward_pass.size_class(weight), x.device)["G"]
     if limit < G:
-        G, reason = limit, f"the table of configurations says so for {weight.shape[-1]} taps, whose window lives in registers"
+        G, reason = (
+            limit,
+            f"the table of configurations says so for {weight.shape[-1]} taps, whose window lives in registers",
+        )
     return f"{'whole words' if G > 1 else 'one element at a time'}: {reason}"
 
 

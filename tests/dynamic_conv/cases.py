@@ -56,11 +56,15 @@ def check(
     exact = {k: None if v is None else v.detach().cpu().double().requires_grad_() for k, v in inputs.items()}
 
     ours = dynamic_conv(**inputs, **options)
-    want = dynamic_conv_reference(**exact, **{**options, "cu_seqlens": None if cu_seqlens is None else torch.tensor(cu_seqlens)})
+    want = dynamic_conv_reference(
+        **exact, **{**options, "cu_seqlens": None if cu_seqlens is None else torch.tensor(cu_seqlens)}
+    )
     ours, want = (out if final else (out,) for out in (ours, want))
     gradients = [torch.randn(out.shape, generator=generator) for out in want]
     leaves = {name: tensor for name, tensor in inputs.items() if tensor is not None}
-    grads = torch.autograd.grad(ours, leaves.values(), [place(g.to(o.dtype), layout) for g, o in zip(gradients, ours, strict=True)])
+    grads = torch.autograd.grad(
+        ours, leaves.values(), [place(g.to(o.dtype), layout) for g, o in zip(gradients, ours, strict=True)]
+    )
     rounded = [g.to(o.dtype).double() for g, o in zip(gradients, ours, strict=True)]
     wanted = torch.autograd.grad(want, [exact[name] for name in leaves], rounded, materialize_grads=True)
 

@@ -56,7 +56,8 @@ TILES = [
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_tile_is_no_part_of_the_answer(monkeypatch, packed):
-    """Any rows, run and block give the same bits: each sum is taken in the order of time, whoever takes it."""
+    """Any word, rows, run and block give the same bits: each sum is taken in the order of time, whoever takes it. Compiled
+    for a GPU, products and sums may be fused differently from tile to tile, so there the last bit is free."""
     torch.manual_seed(0)
     B, T, D, W = 1, 21, 20, 4
     x, weight = torch.randn(B, T, D, device=runtime.device), torch.randn(B, T, D, W, device=runtime.device)
@@ -70,7 +71,24 @@ def test_the_tile_is_no_part_of_the_answer(monkeypatch, packed):
         y = dynamic_conv(*leaves, activation="silu", cu_seqlens=cu_seqlens)
         results.append((y, *torch.autograd.grad(y, leaves, dy)))
     for result in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
+        for got, want in zip(result, results[0], strict=True):
+            if runtime.interpreted:
+                assert torch.equal(got, want)
+            else:
+                assert cases.relative_error(got, want) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "T, rows, packed, columns",
+    [(4096, 8, 0, 4), (8192, 4, 0, 3), (2048, 16, 0, 2), (32768, 1, 8, 4), (1, 1, 0, 1), (40, 3, 2, 1)],
+)
+def test_balanced_runs_cover_time_and_fill_waves(T, rows, packed, columns):
+    held = 660
+    RUN = backward_pass.balanced_run(T, rows, packed, columns, held, 4)
+    assert 1 <= RUN <= T
+    programs = (rows * -(-T // RUN) + packed) * columns
+    if programs > held // 2:
+        assert programs / held / -(-programs // held) > 0.9
 
 
 @pytest.mark.parametrize("stride_zero", ["x", "weight", "dy"])

@@ -79,7 +79,10 @@ def test_step_updates_only_its_slots_of_the_pool(static):
 def test_the_state_keeps_its_own_dtype():
     state = randn(1, 4, 2)
     y, final = dynamic_conv(
-        randn(1, 5, 4, dtype=torch.bfloat16), randn(1, 5, 4, 3, dtype=torch.bfloat16), initial_state=state, output_final_state=True
+        randn(1, 5, 4, dtype=torch.bfloat16),
+        randn(1, 5, 4, 3, dtype=torch.bfloat16),
+        initial_state=state,
+        output_final_state=True,
     )
     assert (y.dtype, final.dtype) == (torch.bfloat16, torch.float32)
     _, final = dynamic_conv(randn(1, 5, 4, dtype=torch.float16), randn(4, 3), output_final_state=True)

@@ -32,7 +32,10 @@ CALLS = [
     (lambda: dynamic_conv(X, K, bias=zeros(3)), r"bias has shape \[3\], needs \[D\] = \[4\]"),
     (lambda: dynamic_conv(X, K, residual=zeros(2, 5, 3)), "residual has shape"),
     (lambda: dynamic_conv(X, K, activation="relu"), "activation is 'relu', needs one of None, 'silu'"),
-    (lambda: dynamic_conv(X, K, initial_state=zeros(2, 4, 3)), r"initial_state has shape \[2, 4, 3\], needs .* \[2, 4, 2\]"),
+    (
+        lambda: dynamic_conv(X, K, initial_state=zeros(2, 4, 3)),
+        r"initial_state has shape \[2, 4, 3\], needs .* \[2, 4, 2\]",
+    ),
     (lambda: dynamic_conv(X, K, initial_state=zeros(1, 4, 2)), "initial_state has shape"),
     (lambda: dynamic_conv(X, K, cu_seqlens=ints(0, 5)), "batch of 1"),
     (lambda: dynamic_conv(X[:1], K[:1], cu_seqlens=[0, 5]), "cu_seqlens must be a tensor"),
@@ -46,17 +49,29 @@ CALLS = [
     (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(2, 4, 3)), r"state has shape \[2, 4, 3\], needs .* \[2, 4, 2\]"),
     (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(3, 4, 2)), "state has shape"),
     (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(2, 4, 2).requires_grad_()), "state requires a gradient"),
-    (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(1)), r"slots has shape \[1\], needs \[B\] = \[2\]"),
-    (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(1, 9)), "slots holds values from 1 to 9, needs 0 to 8"),
+    (
+        lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(1)),
+        r"slots has shape \[1\], needs \[B\] = \[2\]",
+    ),
+    (
+        lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(1, 9)),
+        "slots holds values from 1 to 9, needs 0 to 8",
+    ),
     (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(-1, 3)), "slots holds values from -1"),
     (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(3, 3)), "a state twice"),
-    (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(1, 2, dtype=torch.int32)), "slots has dtype int32"),
+    (
+        lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(1, 2, dtype=torch.int32)),
+        "slots has dtype int32",
+    ),
     (lambda: DynamicShortConvolution(0, 4), "hidden_size is 0"),
     (lambda: DynamicShortConvolution(8, 0), "kernel_size is 0"),
     (lambda: DynamicShortConvolution(8, 4, generator_reduction=16), "generator_reduction is 16"),
     (lambda: DynamicShortConvolution(8, 4, activation="relu"), "activation is 'relu'"),
     (lambda: DynamicShortConvolution(8, 4).to(runtime.device)(zeros(2, 5, 7)), r"x has shape \[2, 5, 7\]"),
-    (lambda: DynamicShortConvolution(8, 4).to(runtime.device)(zeros(2, 5, 8), generator_input=zeros(2, 4, 8)), "generator_input has shape"),
+    (
+        lambda: DynamicShortConvolution(8, 4).to(runtime.device)(zeros(2, 5, 8), generator_input=zeros(2, 4, 8)),
+        "generator_input has shape",
+    ),
 ]
 
 
