@@ -40,7 +40,8 @@ _triton_is_interpreted = type(triton.language.cdiv).__name__ == "InterpretedFunc
 if _triton_was_imported and _triton_is_interpreted != interpreted:
     raise RuntimeError(
         f"Triton was imported before kernels, in {'interpreter' if _triton_is_interpreted else 'compiled'} mode, but here "
-        f"kernels need {'interpreter' if interpreted else 'compiled'} mode. Restart Python and `import kernels` before triton."
+        f"kernels need {'interpreter' if interpreted else 'compiled'} mode. Restart Python and `import kernels` before "
+        "triton."
     )
 
 #: Where tensors for the kernels belong: the current CUDA GPU when compiled, the CPU when interpreted.

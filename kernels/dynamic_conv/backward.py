@@ -86,9 +86,7 @@ def conv_backward_kernel(
         for w in tl.static_range(W):  # noqa: B007
             dk_sum += (zero,)
 
-    # the longest of this tile's runs, and W - 1 steps more; nothing where no run begins
-    tokens = tl.maximum(tl.minimum(tl.max(L - first), RUN), 0)
-    steps = tl.where(tokens > 0, tokens + W - 1, 0) if NEED_DX else tokens
+    steps = RUN + W - 1 if NEED_DX else RUN
     k_static = load_taps(k_row, mask_d, stride_kw, W) if STATIC else ()
     # The words of a step are asked for one step before they are used: memory answers while the step before is computed.
     coming = load_step(dy_row, x_row, k_row, k_static, first, mask_d & (first < L), first < L,

@@ -34,8 +34,8 @@ def relative_error(ours, reference):
 
 
 def check(
-    B=2, T=13, D=12, W=4, *, dtype=torch.float32, weight_dtype=None, static=False, bias=False, residual=False, activation=None,
-    state=False, final=False, cu_seqlens=None, layout="flat", seed=0,
+    B=2, T=13, D=12, W=4, *, dtype=torch.float32, weight_dtype=None, static=False, bias=False, residual=False,
+    activation=None, state=False, final=False, cu_seqlens=None, layout="flat", seed=0,
 ):  # fmt: skip
     """Forward and all gradients of one case against the float64 reference."""
     generator = torch.Generator().manual_seed(seed)

@@ -31,8 +31,8 @@ def test_every_product_of_options():
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
-    B=st.integers(1, 3), T=st.integers(1, 40), D=st.integers(1, 70), W=st.integers(1, 9), layout=st.sampled_from(cases.LAYOUTS),
-    state=st.booleans(), silu=st.booleans(), seed=st.integers(0, 2**16),
+    B=st.integers(1, 3), T=st.integers(1, 40), D=st.integers(1, 70), W=st.integers(1, 9),
+    layout=st.sampled_from(cases.LAYOUTS), state=st.booleans(), silu=st.booleans(), seed=st.integers(0, 2**16),
 )  # fmt: skip
 def test_random_shapes_and_layouts(B, T, D, W, layout, state, silu, seed):
     cases.check(B, T, D, W, layout=layout, state=state, final=state, activation="silu" if silu else None, seed=seed)
