@@ -1,0 +1,95 @@
+"""The launcher hides the interpreter's bfloat16; runs are cut and found; tables fall back in order."""
+
+import json
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import runtime
+from kernels.common import configs
+from kernels.common.launch import launch
+from kernels.common.sequences import cut_into_runs
+
+
+@triton.jit
+def _square_kernel(x_ptr, y_ptr, n, stride_x, stride_y, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs * stride_x, mask=offs < n, other=0.0).to(tl.float32)
+    tl.store(y_ptr + offs * stride_y, (x * x).to(y_ptr.dtype.element_ty), mask=offs < n)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_bfloat16_rounds_as_torch_does_and_strides_are_kept(dtype):
+    buffer = torch.full((64,), 7.0, dtype=dtype, device=runtime.device)
+    x = torch.linspace(0.1, 3.0, 20, device=runtime.device).to(dtype)[::2]
+    y = buffer[3:33:3]
+    launch(_square_kernel, (2,), x, y, 10, x.stride(0), y.stride(0), outputs=(y,), BLOCK=8)
+    assert torch.equal(y, (x.float() ** 2).to(dtype))
+    untouched = torch.ones(64, dtype=torch.bool)
+    untouched[3:33:3] = False
+    assert (buffer.cpu()[untouched] == 7).all()
+
+
+def test_an_expanded_bfloat16_input():
+    x = torch.tensor([1.5], dtype=torch.bfloat16, device=runtime.device).expand(10)
+    y = torch.empty(10, dtype=torch.bfloat16, device=runtime.device)
+    launch(_square_kernel, (2,), x, y, 10, x.stride(0), 1, outputs=(y,), BLOCK=8)
+    assert (y == 2.25).all()
+
+
+def test_an_empty_grid_runs_nothing():
+    y = torch.full((4,), 7.0, device=runtime.device)
+    launch(_square_kernel, (0,), y, y, 0, 1, 1, outputs=(y,), BLOCK=8)
+    assert (y == 7).all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=8), RUN=st.integers(1, 17))
+def test_runs_cover_every_token_of_every_sequence_once(lengths, RUN):
+    """The rule the kernels use, spelled out: place r of sequence n holds tokens (r - (cu[n] // RUN + n)) * RUN onward."""
+    cu = torch.tensor([0, *lengths], device=runtime.device).cumsum(0)
+    N, T = len(lengths), sum(lengths)
+    runs, sequence = cut_into_runs(cu, N, T, RUN)
+    assert runs == T // RUN + N == len(sequence)
+    covered = []
+    for r, n in enumerate(sequence.tolist()):
+        begin, end = cu[n].item(), cu[n + 1].item()
+        first = (r - (begin // RUN + n)) * RUN
+        assert first >= 0
+        covered += range(begin + first, min(begin + first + RUN, end))
+    assert covered == list(range(T))
+
+
+def test_unpacked_runs_are_counted_without_a_list():
+    assert cut_into_runs(None, 3, 10, 4) == (9, None)
+    assert cut_into_runs(None, 3, 0, 4) == (0, None)
+    assert cut_into_runs(torch.zeros(1, dtype=torch.int64), 0, 0, 4)[0] == 0
+
+
+def test_configurations_fall_back_from_gpu_and_class(monkeypatch):
+    table = {
+        "any GPU": {"a": {"default": {"X": 1}, "W4": {"X": 2}}, "b": {"default": {"X": 3}}},
+        "GPU Z": {"a": {"W4": {"X": 4}}},
+    }
+    monkeypatch.setattr(configs, "_table", lambda room: table)
+    monkeypatch.setattr(configs, "_gpu_name", lambda index: "GPU Z" if index == 0 else "GPU Y")
+
+    class Compiled:
+        interpreted = False
+
+    monkeypatch.setattr(configs, "runtime", Compiled)
+    here, there = torch.device("cuda", 0), torch.device("cuda", 1)
+    pick = lambda kernel, key, device: configs.configuration("room", kernel, key, device)["X"]  # noqa: E731
+    assert [pick("a", "W4", here), pick("a", "W9", here), pick("b", "W4", here)] == [4, 1, 3]
+    assert [pick("a", "W4", there), pick("a", "W9", there)] == [2, 1]
+
+
+def test_the_committed_table_is_as_the_tuner_writes_it():
+    path = configs.Path(configs.__file__).parent.parent / "dynamic_conv" / "configs.json"
+    table = json.loads(path.read_text())
+    assert configs.dump(table) == path.read_text()
+    assert {"interpreter", "any GPU", "NVIDIA H200"} <= table.keys()

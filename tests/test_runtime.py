@@ -1,0 +1,74 @@
+"""Where kernels run is decided once: each case in a process of its own, because the decision cannot be taken twice."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+
+def python(code, **environment):
+    """Run ``code`` in a fresh process without the decision this process has taken."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION")}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean, **environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+SHOW = "from kernels import runtime as r; print(r.device.type, r.interpreted, '|', r.describe())"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_kernels_are_interpreted():
+    result = python(SHOW)
+    assert result.stdout.startswith("cpu True | CPU (") and result.stdout.rstrip().endswith("interpreted, no GPU needed")
+
+
+@pytest.mark.parametrize("value", ["1", "true", "ON"])
+def test_the_users_wish_for_the_interpreter_wins(value):
+    result = python(SHOW + "; import os; print(os.environ['TRITON_INTERPRET'])", TRITON_INTERPRET=value)
+    assert result.stdout.startswith("cpu True") and result.stdout.splitlines()[-1] == "1"
+
+
+def test_the_users_wish_for_compiled_kernels_wins():
+    result = python(SHOW, TRITON_INTERPRET="0")
+    assert "False |" in result.stdout and "compiled" in result.stdout, result.stderr
+
+
+def test_triton_imported_first_in_the_wrong_mode_is_an_error_that_says_what_to_do():
+    result = python("import triton, os; os.environ['TRITON_INTERPRET'] = '1'; import kernels")
+    assert result.returncode != 0
+    assert "Triton was imported before kernels, in compiled mode" in result.stderr
+    assert "`import kernels` before" in result.stderr
+    result = python(
+        "import os; os.environ['TRITON_INTERPRET'] = '1'; import triton; os.environ['TRITON_INTERPRET'] = '0'; import kernels"
+    )
+    assert "in interpreter mode, but here kernels need compiled mode" in result.stderr
+
+
+def test_triton_imported_first_in_the_right_mode_is_fine():
+    assert python("import triton; import kernels; print('fine')", TRITON_INTERPRET="1").stdout == "fine\n"
+
+
+def test_a_missing_triton_is_one_clear_line():
+    result = python("import sys; sys.modules['triton'] = None; import kernels", TRITON_INTERPRET="1")
+    assert "Triton is not installed: run `make lab`" in result.stderr
+    result = python(
+        "import torch, sys, platform; sys.modules['triton'] = None; platform.system = lambda: 'Darwin'; import kernels",
+        TRITON_INTERPRET="1",
+    )
+    assert "no wheel for Darwin" in result.stderr and "devcontainer" in result.stderr
+
+
+def test_fused_multiply_add_is_decided_unless_the_user_did():
+    show = "import kernels, os; print(os.environ['TRITON_DEFAULT_FP_FUSION'])"
+    assert python(show, TRITON_INTERPRET="1").stdout == "1\n"
+    assert python(show, TRITON_INTERPRET="1", TRITON_DEFAULT_FP_FUSION="0").stdout == "0\n"
