@@ -100,10 +100,9 @@ def locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED: tl.constexp
         L = tl.where(r < runs, tl.load(cu_ptr + n + 1).to(tl.int64) - begin, 0)
         return n, n * 0, begin, L, (r - (begin // RUN + n)) * RUN
     else:
-        per_sequence = tl.cdiv(T, RUN)
-        L = tl.where(r < runs, T, 0)
-        n = tl.where(r < runs, r // per_sequence, 0)
-        return n, n, n * 0, L, r % per_sequence * RUN
+        per_sequence = tl.cdiv(T, RUN)  # r is 32-bit: GPUs have no 64-bit division, they run a routine for it
+        n = tl.where(r < runs, r // per_sequence, 0).to(tl.int64)
+        return n, n, n * 0, tl.where(r < runs, T, 0), (r % per_sequence).to(tl.int64) * RUN
 
 
 @triton.jit

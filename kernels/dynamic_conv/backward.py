@@ -55,7 +55,7 @@ def conv_backward_kernel(
     """Strides of dy, x and k count words of G channels. STATIC: k is one [D, W] for all tokens, and this program writes
     its share of the gradient to dk[program]; dbias likewise."""
     pid = tl.program_id(0)
-    tile = (pid // tiles_d).to(tl.int64)
+    tile = pid // tiles_d
     offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask_d = offs_d < C
     r = tile * ROWS + tl.arange(0, ROWS)[:, None]
@@ -149,7 +149,7 @@ def conv_backward_kernel(
         X = X[G:]
 
     for i in tl.static_range(G):
-        offs_c = tile * C * G + offs_d * G + i
+        offs_c = tile.to(tl.int64) * C * G + offs_d * G + i
         if NEED_DBIAS:
             tl.store(dbias_ptr + offs_c, tl.sum(dbias_sum[i], 0)[None, :], mask=mask_d)
         if NEED_DK and STATIC:

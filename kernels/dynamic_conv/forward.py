@@ -65,7 +65,7 @@ def conv_forward_kernel(
     pid = tl.program_id(0)
     offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask_d = offs_d < C
-    r = (pid // tiles_d).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    r = pid // tiles_d * ROWS + tl.arange(0, ROWS)[:, None]
     n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED)
 
     x_row = as_words(x_ptr, G) + row * stride_xb + begin * stride_xt + offs_d * stride_xd
