@@ -27,14 +27,13 @@ def _dx_kernel(dy_ptr, k_ptr, dx_ptr, T, D, W: tl.constexpr, BLOCK: tl.constexpr
     bt = tl.program_id(0).to(tl.int64)
     t = bt % T
     offs_d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask_d = offs_d < D
     dx = tl.zeros([BLOCK], tl.float32)
     for w in tl.static_range(W):
-        seen = mask_d & (t + W - 1 - w < T)
+        seen = offs_d < tl.where(t + W - 1 - w < T, D, 0)
         row = (bt + W - 1 - w) * D + offs_d
         dy = tl.load(dy_ptr + row, mask=seen, other=0.0).to(tl.float32)
         dx += dy * tl.load(k_ptr + row * W + w, mask=seen, other=0.0).to(tl.float32)
-    tl.store(dx_ptr + bt * D + offs_d, dx.to(dx_ptr.dtype.element_ty), mask=mask_d)
+    tl.store(dx_ptr + bt * D + offs_d, dx.to(dx_ptr.dtype.element_ty), mask=offs_d < D)
 
 
 @triton.jit
