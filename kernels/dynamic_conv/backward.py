@@ -27,6 +27,13 @@ from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, 
 
 
 @triton.jit
+def silu_derivative(u):
+    """s (1 + u (1 - s)) with s = sigmoid(u)."""
+    s = tl.sigmoid(u)
+    return s * (1 + u * (1 - s))
+
+
+@triton.jit
 def load_step(
     dy_row, x_row, k_row, k_static, t, mask, own, stride_dyt, stride_xt, stride_kt, stride_kw,
     W: tl.constexpr, SILU: tl.constexpr, STATIC: tl.constexpr,
@@ -108,12 +115,11 @@ def conv_backward_kernel(
         for i in tl.static_range(G):
             du = lane(dy, i, G, dy_ptr.dtype.element_ty)
             if SILU:
-                # du = dy s (1 + u (1 - s)), s = sigmoid(u), u recomputed
+                # du = dy act'(u), u recomputed
                 u = bias[i] if HAS_BIAS else zero
                 for w in tl.static_range(W):
                     u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type) * X[w * G + i]
-                s = tl.sigmoid(u)
-                du *= s * (1 + u * (1 - s))
+                du *= silu_derivative(u)
             for w in tl.static_range(W):
                 dk += (du * X[w * G + i],)
                 # dX[t-W+1+w] += du[t] k[t, w]
@@ -199,8 +205,7 @@ def ends_kernel(
             u = tl.sum(k * X, 1)[:, None]
             if HAS_BIAS:
                 u += tl.load(bias_ptr + offs_d * stride_bias, mask=mask_d, other=0.0).to(tl.float32)
-            s = tl.sigmoid(u)
-            du *= s * (1 + u * (1 - s))
+            du *= silu_derivative(u)
         # token p saw X[j] through its tap w = j - p + W - 1
         w = j - p + W - 1
         dX += du * tl.load(k_row + w * stride_kw, mask=mask_d & (w >= 0) & (w < W), other=0.0).to(tl.float32)
