@@ -239,7 +239,7 @@ def balanced_run(T, rows, packed, columns, held, W):
     def cost(pieces):
         return triton.cdiv((rows * pieces + packed) * columns, held) * (triton.cdiv(T, pieces) + W - 1)
 
-    return triton.cdiv(T, min(range(1, min(max(1, T // 32), 4 * held) + 1), key=cost))
+    return max(1, triton.cdiv(T, min(range(1, min(max(1, T // 32), 4 * held) + 1), key=cost)))
 
 
 def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs):

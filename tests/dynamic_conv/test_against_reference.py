@@ -11,6 +11,7 @@ from kernels import runtime
 from kernels.dynamic_conv import backward as backward_pass
 from kernels.dynamic_conv import dynamic_conv
 from kernels.dynamic_conv import forward as forward_pass
+from kernels.dynamic_conv.reference import dynamic_conv_reference
 from tests.dynamic_conv import cases
 
 PAIRS = list(cases.pairwise(cases.CHOICES))
@@ -89,6 +90,20 @@ def test_balanced_runs_cover_time_and_fill_waves(T, rows, packed, columns):
     programs = (rows * -(-T // RUN) + packed) * columns
     if programs > held // 2:
         assert programs / held / -(-programs // held) > 0.9
+
+
+@pytest.mark.parametrize("B, T", [(2, 0), (0, 5), (2, 1), (2, 40)])
+def test_runs_balanced_for_a_gpu_serve_every_size(monkeypatch, B, T):
+    """A GPU's table gives HELD, from which the run's length follows, where the interpreter's gives the length."""
+    options = {"G": 4, "ROWS": 1, "HELD": 660, "BLOCK": 16, "num_warps": 1}
+    monkeypatch.setattr(backward_pass, "configuration", lambda *_: dict(options))
+    x, weight = (torch.randn(s, device=runtime.device, requires_grad=True) for s in ((B, T, 12), (B, T, 12, 4)))
+    dy = torch.randn(B, T, 12, device=runtime.device)
+    dx, dk = torch.autograd.grad(dynamic_conv(x, weight), (x, weight), dy)
+    assert (dx.shape, dk.shape) == (x.shape, weight.shape)
+    if x.numel():
+        want = torch.autograd.grad(dynamic_conv_reference(x, weight), (x, weight), dy)
+        assert cases.relative_error(dx, want[0]) <= 2e-6 and cases.relative_error(dk, want[1]) <= 2e-6
 
 
 @pytest.mark.parametrize("stride_zero", ["x", "weight", "dy"])
