@@ -22,7 +22,7 @@ import triton.language as tl
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
 from kernels.common.sequences import cut_into_runs, locate_run, sequence_span
-from kernels.dynamic_conv.forward import load_taps, size_class, strides, window_before
+from kernels.dynamic_conv.forward import load_bias, load_taps, size_class, strides, window_before
 from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, store_side_by_side, word_strides
 
 
@@ -74,10 +74,7 @@ def conv_backward_kernel(
     k_row = as_words(k_ptr, G) + row * stride_kb + begin * stride_kt + offs_d * stride_kd
     out_row = (row * T + begin) * C + offs_d  # dx and dk are contiguous
 
-    bias = ()
-    if SILU and HAS_BIAS:
-        for i in tl.static_range(G):
-            bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
+    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if SILU and HAS_BIAS else ()
 
     zero = tl.zeros([ROWS, BLOCK], tl.float32)
     X = window_before(n, first, L, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty,

@@ -24,6 +24,15 @@ def load_taps(k_at, mask, stride_kw, W: tl.constexpr):
 
 
 @triton.jit
+def load_bias(bias_ptr, offs_d, mask_d, stride_bias, G: tl.constexpr):
+    """The bias of a tile's channels in float32, one tensor for each channel of a word."""
+    bias = ()
+    for i in tl.static_range(G):
+        bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
+    return bias
+
+
+@triton.jit
 def window_before(
     n, first, L, offs_d, mask_d, x_row, stride_xt, dtype: tl.constexpr, state_ptr, stride_sn, stride_sd, stride_si,
     W: tl.constexpr, G: tl.constexpr, HAS_STATE: tl.constexpr,
@@ -74,10 +83,7 @@ def conv_forward_kernel(
     if HAS_RESIDUAL:
         r_row = as_words(residual_ptr, G) + row * stride_rb + begin * stride_rt + offs_d * stride_rd
 
-    bias = ()
-    if HAS_BIAS:
-        for i in tl.static_range(G):
-            bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
+    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if HAS_BIAS else ()
 
     X = window_before(n, first, L, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty,
                       state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE)  # fmt: skip
