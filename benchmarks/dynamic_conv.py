@@ -165,26 +165,36 @@ def candidates(kernel):
 
 
 def tuned_call(kernel, shape, W, bits, static=None):
-    """``(name of the class, call(options))``: run ``kernel`` on random inputs with the given launch configuration."""
+    """``(name of the class, call(options))``: run ``kernel`` on random inputs with the given launch configuration.
+
+    The passes run twice, on a batch and on the same tokens packed: a packed kernel holds more in registers, so fewer of
+    its threads fit on the GPU, and one line of the table has to serve both.
+    """
     B, T, D = shape
     dtype = torch.bfloat16 if bits == 16 else torch.float32
     make = lambda *size: torch.randn(size, device=runtime.device, dtype=dtype)  # noqa: E731
     rows = (B * T // 32,) if kernel == "step" else (B, T)
     x, weight = make(*rows, D), make(D, W) if static else make(*rows, D, W)
     module = backward_pass if kernel == "backward" else forward_pass
-    if kernel == "step":
-        state = make(*rows, D, W - 1)
-        run = lambda: forward_pass.step(x, weight, state, None, None, None, None)  # noqa: E731
-    elif kernel == "forward":
-        run = lambda: forward_pass.forward(x, weight, None, None, None, None, False, None)  # noqa: E731
-    else:
-        dy = make(B, T, D)
-        needs = (True, True, False, False)
-        run = lambda: backward_pass.backward(dy, None, x, weight, None, None, None, None, needs)  # noqa: E731
+    state = make(*rows, D, W - 1) if kernel == "step" else None
+    dy = make(B, T, D) if kernel == "backward" else None
+    cu_seqlens = torch.arange(B + 1, device=runtime.device) * T
+    end_to_end = lambda t: t if t.ndim == 2 else t.view(1, B * T, *t.shape[2:])  # noqa: E731
+
+    def run(pack, cu):
+        if kernel == "forward":
+            forward_pass.forward(pack(x), pack(weight), None, None, None, None, False, cu)
+        else:
+            needs = (True, True, False, False)
+            backward_pass.backward(pack(dy), None, pack(x), pack(weight), None, None, None, cu, needs)
 
     def call(options):
         module.configuration = lambda *_: dict(options)
-        run()
+        if kernel == "step":
+            forward_pass.step(x, weight, state, None, None, None, None)
+        else:
+            run(lambda t: t, None)
+            run(end_to_end, cu_seqlens)
 
     return forward_pass.size_class(weight), call
 

@@ -1,8 +1,9 @@
 """Find launch configurations offline and write them to the committed table: ``python -m benchmarks.tune dynamic_conv``.
 
-Candidates are compiled in parallel on a small problem, then timed one after another on large ones, each kernel and size
-class in a child process with a time limit, so that a configuration that hangs or fails costs itself alone. The winner
-has the smallest product of its times over the shapes.
+Candidates are compiled in parallel, then timed one after another, each kernel and size class in a child process with a
+time limit, so that a configuration that hangs or fails costs itself alone. The winner has the smallest product of its
+times over the shapes. Compiling runs the same shapes as timing, because a kernel is compiled anew for integers that are
+divisible by 16.
 """
 
 import argparse
@@ -23,18 +24,19 @@ from kernels import runtime
 from kernels.common import configs
 
 SHAPES = [(8, 4096, 2048), (4, 8192, 1536), (16, 2048, 1024)]
-SMALL = (1, 256, 2048)
 ALARM_S = 15
 
 
 def _compile(job):
-    """Compile one candidate by running it on a small problem; returns the error as text, or ``None``."""
+    """Compile one candidate by running it on every shape; returns the error as text, or ``None``."""
     room, kernel, key, options = job
-    signal.alarm(60)
+    signal.alarm(120)
     bench = importlib.import_module(f"benchmarks.{room}")
     try:
-        bench.tuned_call(kernel, SMALL, *key)[1](options)
-        torch.cuda.synchronize()
+        for shape in SHAPES:
+            bench.tuned_call(kernel, shape, *key)[1](options)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # many of these processes share one GPU
     except Exception as error:  # listed with its configuration; the candidate is left out
         return job, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     finally:
@@ -43,13 +45,22 @@ def _compile(job):
 
 
 def _time(room, kernel, key, candidates, answers):
-    """Child process: the times in ms of every candidate on every shape, one answer a candidate, ``None`` at the end."""
+    """Child process: the times in ms of every candidate on every shape, one answer a candidate, ``None`` at the end.
+
+    They are times of the GPU alone, replayed from CUDA graphs, as the benchmark takes them.
+    """
     bench = importlib.import_module(f"benchmarks.{room}")
     calls = [bench.tuned_call(kernel, shape, *key) for shape in SHAPES]
     answers.put(calls[0][0])
     for options in candidates:
         signal.alarm(ALARM_S)
-        times = [harness.milliseconds(functools.partial(call, options), warmup=20, rep=80) for _, call in calls]
+        times = []
+        for _, call in calls:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                replay = harness.captured(functools.partial(call, options))
+            times.append(harness.milliseconds(replay, warmup=20, rep=80))
+            del replay
+            torch.cuda.empty_cache()  # a graph's memory is its own
         answers.put((times, options))
         signal.alarm(0)
     answers.put(None)
@@ -105,8 +116,8 @@ def main():
         if timed:
             mine.setdefault(kernel, {})[name] = timed[0][1]
             path.write_text(configs.dump(table))
-    if given.report:
-        Path(given.report).write_text(json.dumps(report))
+        if given.report:
+            Path(given.report).write_text(json.dumps(report))
     print(runtime.describe())
 
 

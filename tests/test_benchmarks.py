@@ -52,6 +52,28 @@ def test_every_variant_runs_and_its_errors_are_small(variant):
     assert 0 < forward < 6e-3 and 0 < backward < 6e-3
 
 
+@pytest.mark.parametrize(("kernel", "key"), [(kernel, key) for kernel, keys in bench.CLASSES.items() for key in keys])
+def test_the_tuner_times_the_given_configuration_plain_and_packed(monkeypatch, kernel, key):
+    module = bench.backward_pass if kernel == "backward" else bench.forward_pass
+    seen, launch = [], module.launch
+
+    def record(kernel, grid, *args, outputs=(), **meta):
+        seen.append((kernel.__name__, meta))
+        launch(kernel, grid, *args, outputs=outputs, **meta)
+
+    monkeypatch.setattr(module, "launch", record)
+    monkeypatch.setattr(module, "configuration", module.configuration)  # the call replaces it; this puts it back
+    options = {"BLOCK": 32, "num_warps": 1} | {
+        "forward": {"G": 2, "ROWS": 1, "RUN": 4}, "backward": {"G": 2, "ROWS": 1, "HELD": 8}, "step": {},
+    }[kernel]  # fmt: skip
+    name, call = bench.tuned_call(kernel, (2, 32, 64), *key)
+    call(options)
+    assert name == f"W{key[0]} {key[1]}-bit" + (" static" if key[2:] else "")
+    assert {launched for launched, _ in seen} == {f"conv_{kernel}_kernel"}
+    assert all(meta["BLOCK"] == 32 and meta["num_warps"] == 1 and meta.get("G", 2) == 2 for _, meta in seen)
+    assert [meta["PACKED"] for _, meta in seen if kernel != "step"] == ([] if kernel == "step" else [False, True])
+
+
 def test_the_record_is_complete():
     machine = {"gpu", "driver", "torch", "triton", "commit", "date", "copy_tb_per_s", "matmul_tflop_per_s"}
     assert machine <= RECORD["machine"].keys()
