@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.dynamic_conv.reference import dynamic_conv_reference
-from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Property
+from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
 
 AXES = {"x": "BTD", "y": "BTD", "dx": "BTD", "dy": "BTD", "weight": "BTDW", "dweight": "BTDW"}
 
@@ -66,19 +66,20 @@ class Operator:
             values = draw.normal(*one, dtype=dtype, scale=how.get("scale", 1.0)).expand(self.shape(name, sizes))
             tensors.append(Fenced(name, AXES[name], values, fence=fence, order=orders.get(AXES[name], ""), shared=axes))
         order = how.get("out_order", {}).get(AXES[self.out], "")
+        out = Fenced(self.out, AXES[self.out], torch.empty(self.shape(self.out, sizes)), fence=fence, order=order)
+        answer = self.answer(*(tensor.values.double() for tensor in tensors), W)
         return Case(
             inputs=tensors,
-            out=Fenced(self.out, AXES[self.out], torch.empty(self.shape(self.out, sizes)), fence=fence, order=order),
-            expected=self.answer(*(tensor.values.double() for tensor in tensors), W),
+            # The precision property alone looks at the last digits.
+            outs=[Output(out, answer, tolerance=how.get("tolerance", 5e-3))],
             launch={"BLOCK_T": BLOCK_T, "BLOCK_D": BLOCK_D},
             poison=how.get("poison", ()),
-            tolerance=how.get("tolerance", 5e-3),  # the precision property alone looks at the last digits
         )
 
-    def suspects(self, case: Case):
+    def suspects(self, case: Case, out: Output):
         """Known mistakes, as formulas."""
         p, q = (tensor.values.double() for tensor in case.inputs)
-        W = next(tensor.size("W") for tensor in [*case.inputs, case.out] if "W" in tensor.axes)
+        W = next(tensor.size("W") for tensor in case.tensors if "W" in tensor.axes)
         taps = [self.tap(p, q, w, W, at) for w in range(W)]
         for cause, tap in self.mistakes.items():
             yield cause, self.combine([tap(p, q, w, W) for w in range(W)])

@@ -154,13 +154,73 @@ class Stray(NamedTuple):
     far: bool  # outside the buffer too: the access must not be performed
 
 
+@dataclass
+class Output:
+    """A tensor that the call writes, and the answer it must hold; None where the case does not judge it.
+
+    An element is wrong where it is further from the answer than ``tolerance`` times its own size and the root mean
+    square of its group: ``groups``, a tensor of integers, keeps small elements that matter apart from large ones.
+    """
+
+    tensor: Fenced
+    expected: torch.Tensor | None  # float64
+    groups: torch.Tensor | None = None
+    tolerance: float | None = None
+
+    def __post_init__(self):
+        self.tolerance = self.tolerance or _TOLERANCE[self.tensor.flat.dtype]
+        if self.expected is not None:
+            self.answer = self.array(self.expected)
+            self._groups = array([] if self.groups is None else self.groups.tolist())
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor."""
+        return self.tensor.name
+
+    def array(self, values: torch.Tensor) -> numpy.ndarray:
+        """Values of this output in float64, for numpy."""
+        return array(values.tolist(), dtype=float64).reshape(self.tensor.shape)
+
+    def wrong(self, got: numpy.ndarray, answer: numpy.ndarray | None = None) -> numpy.ndarray:
+        """True at each element that is further from the answer than rounding explains; NaN is wrong unless expected."""
+        answer = self.answer if answer is None else answer
+        if not self._groups.size:
+            return self._wrong(got, answer)
+        bad = answer != answer
+        for group in set(self._groups.ravel().tolist()):
+            members = self._groups == group
+            bad[members] = self._wrong(got[members], answer[members])
+        return bad
+
+    def _wrong(self, got, answer):
+        if not answer.size:
+            return answer != answer
+        with errstate(all="ignore"):
+            finite = answer[abs(answer) < float("inf")]
+            scale = sqrt(mean(finite**2)) if finite.size else 0.0
+            near = (abs(got - answer) <= self.tolerance * (abs(answer) + scale)) | (got == answer)
+            return ~(near | (isnan(got) & isnan(answer)))
+
+
+class Seen(NamedTuple):
+    """What one call left in one output."""
+
+    got: numpy.ndarray  # in float64
+    stored: numpy.ndarray  # bool: this element was stored
+    spilled: list  # the ends beyond which something was stored
+
+
 class Run(NamedTuple):
     """What one call left behind."""
 
-    got: numpy.ndarray  # the output in float64
-    stored: numpy.ndarray  # bool: this element was stored
-    spilled: list  # the ends of the output beyond which something was stored
+    seen: dict[str, Seen]  # by the output's name
     changed: list  # names of inputs that were written to
+
+    @property
+    def stored(self) -> bool:
+        """Whether anything was stored inside an output."""
+        return any(seen.stored.any() for seen in self.seen.values())
 
 
 _NOTHING = "nothing is stored"
@@ -169,29 +229,28 @@ _NO_KERNEL = "no Triton kernel stores anything"
 
 @dataclass
 class Case:
-    """One call of the learner's function, and the answer it must give.
+    """One call of the learner's function, and the answers it must give.
 
     ``neutral`` is a surrounding value that does not change the answer. ``poison`` lists the ends of axes beyond which
     there is poison instead; None puts it all around every input. So each property looks for its own mistake.
     """
 
     inputs: list[Fenced]
-    out: Fenced
-    expected: torch.Tensor  # float64
-    launch: dict = field(default_factory=dict)  # keyword arguments: the block sizes
+    outs: list[Output]
+    launch: dict = field(default_factory=dict)  # keyword arguments: block sizes, and what else is no fenced tensor
     neutral: float = 0.0
     poison: tuple[tuple[str, str], ...] | None = None
-    tolerance: float | None = None
 
-    def __post_init__(self):
-        self.answer = array(self.expected.tolist(), dtype=float64).reshape(self.out.shape)
-        self.tolerance = self.tolerance or _TOLERANCE[self.out.flat.dtype]
+    @property
+    def tensors(self) -> list[Fenced]:
+        """The call's positional arguments."""
+        return [*self.inputs, *(out.tensor for out in self.outs)]
 
     @property
     def sizes(self) -> str:
         """The sizes and block sizes of this call, as text."""
-        sizes = {axis: n for tensor in [*self.inputs, self.out] for axis, n in zip(tensor.axes, tensor.shape)}
-        return ", ".join(f"{name} = {value}" for name, value in (sizes | self.launch).items())
+        sizes = {axis: n for tensor in self.tensors for axis, n in zip(tensor.axes, tensor.shape)}
+        return ", ".join(f"{name} = {_text(value)}" for name, value in (sizes | self.launch).items())
 
     def run(self, fn, only: dict[str, list[tuple[str, str]]] | None = None) -> Run:
         """Call ``fn``. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says."""
@@ -201,11 +260,11 @@ class Case:
             else:
                 ends = self.poison if only is None else only.get(tensor.name, ())
                 tensor.fill(self.neutral, [end for end in ends if end in tensor.ends()])
-        self.out.erase()
-        fn(*(tensor.view for tensor in self.inputs), self.out.view, **self.launch)
-        stored, spilled = self.out.touched()
-        got = array(self.out.view.cpu().double().tolist(), dtype=float64).reshape(self.out.shape)
-        return Run(got, stored, spilled, [tensor.name for tensor in self.inputs if not tensor.intact()])
+        for out in self.outs:
+            out.tensor.erase()
+        fn(*(tensor.view for tensor in self.tensors), **self.launch)
+        seen = {out.name: Seen(out.array(out.tensor.view.cpu().double()), *out.tensor.touched()) for out in self.outs}
+        return Run(seen, [tensor.name for tensor in self.inputs if not tensor.intact()])
 
     def traced(self, fn) -> tuple[Run, list[Stray], bool]:
         """The same, with accesses outside their tensors left out and listed; and whether a kernel stored anything."""
@@ -218,8 +277,7 @@ class Case:
     def _strays(self, operands, access):
         operand = operands.get(access.tensor)
         name = (access.tensor or "an unknown tensor").removesuffix("_ptr")
-        tensors = [*self.inputs, self.out]
-        alike = [t for t in tensors if operand and (t.shape, t.view.stride()) == (operand.shape, operand.strides)]
+        alike = [t for t in self.tensors if operand and (t.shape, t.view.stride()) == (operand.shape, operand.strides)]
         tensor = next((t for t in alike if t.name == name), alike[0] if len(alike) == 1 else None)
         if tensor is None:
             return [Stray(access.kind, name, "", "", access.source, far=True)]
@@ -232,16 +290,12 @@ class Case:
         named = [end for end in ends if end[0]] or [("", "")]
         return [Stray(access.kind, tensor.name, *end, access.source, far) for end in named]
 
-    def wrong(self, got: numpy.ndarray, answer: numpy.ndarray | None = None) -> numpy.ndarray:
-        """True at each element that is further from the answer than rounding explains; NaN is wrong unless expected."""
-        answer = self.answer if answer is None else answer
-        if not answer.size:
-            return answer != answer
-        with errstate(all="ignore"):
-            finite = answer[abs(answer) < float("inf")]
-            scale = sqrt(mean(finite**2)) if finite.size else 0.0
-            near = (abs(got - answer) <= self.tolerance * (abs(answer) + scale)) | (got == answer)
-            return ~(near | (isnan(got) & isnan(answer)))
+
+def _text(value) -> str:
+    """A keyword argument in a message: tensors as lists, numbers to three digits."""
+    if isinstance(value, torch.Tensor):
+        return str(value.tolist())
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 class Finding(NamedTuple):
@@ -278,7 +332,7 @@ class Exercise:
     name: str
     missing: str  # what an unsolved exercise lacks
     properties: tuple[Property, ...]
-    suspects: Callable[[Case], Iterable[tuple[str, torch.Tensor]]]  # known mistakes and the answer each would give
+    suspects: Callable[[Case, Output], Iterable[tuple[str, torch.Tensor]]]  # known mistakes, the answer each would give
     masks: dict = field(default_factory=dict)  # (tensor, axis, side) -> the mask's name, where it is not mask_<axis>
 
     @property
@@ -347,11 +401,11 @@ def _check(exercise, fn, seed, grading) -> int:
 
 
 def _judge(exercise, item, fn, case) -> Finding | None:
-    """Compare one call with its answer, and look for the cause of a difference."""
+    """Compare one call with its answers, and look for the cause of a difference."""
     strays = []
     if runtime.interpreted:
         run, strays, launched = case.traced(fn)
-        if run.stored.any() and not launched:
+        if run.stored and not launched:
             return Finding(_NO_KERNEL, f"with {case.sizes}", "something else filled the output")
         for stray in strays:
             if stray.far:  # performing it could end the process
@@ -362,43 +416,52 @@ def _judge(exercise, item, fn, case) -> Finding | None:
     if run.changed:
         names = " and ".join(run.changed)
         return Finding(f"{names} changed", f"with {case.sizes}", f"the kernel stores into {names}, which is an input")
-    bad = case.wrong(run.got)
-    if not bad.any() and run.stored.all() and not run.spilled:
-        return None
-    if case.answer.size and not run.stored.any() and not run.spilled:
+    judged = [out for out in case.outs if out.expected is not None]
+    if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
         return Finding(_NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    findings = (_judge_output(exercise, item, fn, case, out, run.seen[out.name], strays) for out in judged)
+    return next(filter(None, findings), None)
 
-    where, amount = _where(case, bad), _amount(case, run, bad)
-    clean = case.run(fn, only={})
-    if not case.wrong(clean.got).any():
-        seen = {(stray.tensor, stray.axis, stray.side) for stray in strays}
+
+def _judge_output(exercise, item, fn, case, out, seen, strays) -> Finding | None:
+    """Compare one output with its answer, and look for the cause of a difference."""
+    bad = out.wrong(seen.got)
+    if not bad.any() and seen.stored.all() and not seen.spilled:
+        return None
+    if out.answer.size and not seen.stored.any() and not seen.spilled:
+        return Finding(f"nothing is stored in {out.name}", f"with {case.sizes}", f"no tl.store reaches {out.name}")
+
+    where, amount = _where(out, bad), _amount(case, out, seen, bad)
+    clean = case.run(fn, only={}).seen[out.name]
+    if not out.wrong(clean.got).any():
+        reached = {(stray.tensor, stray.axis, stray.side) for stray in strays}
         causes = [
             f"the load of {tensor.name} is not masked along {axis} ({exercise.mask(tensor.name, axis, side)})"
             for tensor in case.inputs
             for axis, side in tensor.ends()
             if bad.any() and (case.poison is None or (axis, side) in case.poison)
-            if not seen or (tensor.name, axis, side) in seen
+            if not reached or (tensor.name, axis, side) in reached
             if exercise.mask(tensor.name, axis, side)
-            if case.wrong(case.run(fn, only={tensor.name: [(axis, side)]}).got).any()
+            if out.wrong(case.run(fn, only={tensor.name: [(axis, side)]}).seen[out.name].got).any()
         ]
         if bad.any() and not causes:
             causes = ["a load reads outside its tensor, and what it finds there enters the answer"]
         causes += [
-            f"the store of {case.out.name} is not masked along {axis} ({exercise.mask(case.out.name, axis, side)})"
-            for axis, side in run.spilled
-            if exercise.mask(case.out.name, axis, side)
-        ] or ["a store reaches outside its tensor"] * bool(run.spilled)
+            f"the store of {out.name} is not masked along {axis} ({exercise.mask(out.name, axis, side)})"
+            for axis, side in seen.spilled
+            if exercise.mask(out.name, axis, side)
+        ] or ["a store reaches outside its tensor"] * bool(seen.spilled)
         if not bad.any():
-            where, amount = f"elements outside {case.out.name} were overwritten", f"with {case.sizes}"
+            where, amount = f"elements outside {out.name} were overwritten", f"with {case.sizes}"
         return Finding(where, amount, "; ".join(causes))
 
-    for cause, answer in exercise.suspects(case):
-        if not case.wrong(clean.got, array(answer.tolist(), dtype=float64).reshape(case.out.shape)).any():
+    for cause, answer in exercise.suspects(case, out):
+        if not out.wrong(clean.got, out.array(answer)).any():
             return Finding(where, amount, cause)
-    if not run.stored.all() and not run.spilled:  # with spilled ones, they went elsewhere
-        return _never_stored(case, ~run.stored)
-    factor = clean.got.sum() / case.answer.sum() if case.answer.sum() else NAN
-    if 0.01 < abs(factor - 1) < float("inf") and not case.wrong(clean.got, factor * case.answer).any():
+    if not seen.stored.all() and not seen.spilled:  # with spilled ones, they went elsewhere
+        return _never_stored(case, out, ~seen.stored)
+    factor = clean.got.sum() / out.answer.sum() if out.answer.sum() else NAN
+    if 0.01 < abs(factor - 1) < float("inf") and not out.wrong(clean.got, factor * out.answer).any():
         return Finding(where, amount, f"every element is {factor:.3g} times what it should be")
     return Finding(where, amount, item.otherwise)
 
@@ -406,7 +469,7 @@ def _judge(exercise, item, fn, case) -> Finding | None:
 def _touches(exercise, item, fn, case) -> Finding | None:
     """Look at the addresses that one call touches: all must lie inside their tensors."""
     run, strays, _ = case.traced(fn)
-    if not run.stored.any():
+    if not run.stored:
         return Finding(_NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
     if not strays:
         return None
@@ -420,45 +483,45 @@ def _touches(exercise, item, fn, case) -> Finding | None:
     return Finding(where, f"`{first.source}` (with {case.sizes})", cause)
 
 
-def _never_stored(case, missing) -> Finding:
+def _never_stored(case, out, missing) -> Finding:
     places = argwhere(missing)
-    extent = (places.max(axis=0) - places.min(axis=0) + 1).tolist()
-    axes = [axis for axis, n, size in zip(case.out.axes, extent, case.out.shape) if n < size] or list(case.out.axes)
+    extent, axes = (places.max(axis=0) - places.min(axis=0) + 1).tolist(), out.tensor.axes
+    axes = [axis for axis, n, size in zip(axes, extent, missing.shape) if n < size] or list(axes)
     cause = f"no program stores them: look at grid, offsets, strides and mask along {' and '.join(axes)}"
-    return Finding(f"{_box(case, missing)} {_is(missing)} never stored", f"with {case.sizes}", cause)
+    return Finding(f"{_box(out, missing)} {_is(missing)} never stored", f"with {case.sizes}", cause)
 
 
-def _where(case, bad) -> str:
-    return f"{_box(case, bad)} {_is(bad)} wrong"
+def _where(out, bad) -> str:
+    return f"{_box(out, bad)} {_is(bad)} wrong"
 
 
 def _is(bad) -> str:
     return "is" if int(bad.sum()) == 1 else "are"
 
 
-def _box(case, bad) -> str:
+def _box(out, bad) -> str:
     """The wrong elements as one block of indices where they fill it, else their number and the first of them."""
     places = argwhere(bad)
     if not len(places):
-        return f"{case.out.name}[]"
+        return f"{out.name}[]"
     low, high = places.min(axis=0).tolist(), places.max(axis=0).tolist()
     volume = 1
     for first, last in zip(low, high):
         volume *= last - first + 1
     if volume == len(places):
         inside = ", ".join(str(first) if first == last else f"{first}..{last}" for first, last in zip(low, high))
-        return f"{case.out.name}[{inside}]"
+        return f"{out.name}[{inside}]"
     first = ", ".join(str(i) for i in places[0].tolist())
-    return f"{len(places)} of {bad.size} elements, the first {case.out.name}[{first}],"
+    return f"{len(places)} of {bad.size} elements, the first {out.name}[{first}],"
 
 
-def _amount(case, run, bad) -> str:
+def _amount(case, out, seen, bad) -> str:
     places = argwhere(bad)
     if not len(places):
         return f"with {case.sizes}"
     first = tuple(places[0].tolist())
-    value, answer = float(run.got[first]), float(case.answer[first])
-    got, expected = f"{value:.3g}" if run.stored[first] else "nothing stored", f"{answer:.3g}"
+    value, answer = float(seen.got[first]), float(out.answer[first])
+    got, expected = f"{value:.3g}" if seen.stored[first] else "nothing stored", f"{answer:.3g}"
     error = f", a relative error of {abs(value / answer - 1):.0e}" if got == expected != "0" else ""
     return f"got {got}, expected {expected}{error} (with {case.sizes})"
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Property
+from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
 
 INF = float("inf")
 
@@ -15,11 +15,10 @@ def expected(x: torch.Tensor) -> torch.Tensor:
 def case(x, *, packed=False, order="", shared="", out_order="", out_dtype=None, poison=(), **launch) -> Case:
     """One call on ``x``, with a fence as wide as the widest block that the launch may use."""
     fence = None if packed else {"M": 2, "N": max(64, launch.get("BLOCK_N", 0))}
-    out = torch.empty(x.shape, dtype=out_dtype or x.dtype)
+    out = Fenced("out", "MN", torch.empty(x.shape, dtype=out_dtype or x.dtype), fence=fence, order=out_order)
     return Case(
         inputs=[Fenced("x", "MN", x, fence=fence, order=order, shared=shared)],
-        out=Fenced("out", "MN", out, fence=fence, order=out_order),
-        expected=expected(x),
+        outs=[Output(out, expected(x))],
         launch=launch,
         neutral=-INF,
         poison=poison,
@@ -80,7 +79,7 @@ def bfloat(draw: Draw):
     yield case(draw.normal(4, 64, dtype=torch.bfloat16))
 
 
-def suspects(case: Case):
+def suspects(case: Case, out: Output):
     """Known mistakes, as formulas."""
     x = case.inputs[0].values.float()
     N = x.shape[1]

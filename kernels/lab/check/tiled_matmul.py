@@ -2,24 +2,23 @@
 
 import torch
 
-from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Property
+from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
 
 
 def case(a, b, *, packed=False, orders=("", "", ""), shared="", blocks=(16, 16, 16), poison=(), tolerance=5e-3) -> Case:
     """One call on ``a`` and ``b``, with fences as wide as the blocks."""
     launch = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), blocks))
     fence = None if packed else dict(zip("MNK", blocks))
-    out = torch.empty(a.shape[0], b.shape[1])
+    out = Fenced("out", "MN", torch.empty(a.shape[0], b.shape[1]), fence=fence, order=orders[2])
     return Case(
         inputs=[
             Fenced("a", "MK", a, fence=fence, order=orders[0], shared=shared),
             Fenced("b", "KN", b, fence=fence, order=orders[1]),
         ],
-        out=Fenced("out", "MN", out, fence=fence, order=orders[2]),
-        expected=a.double() @ b.double(),
+        # The precision properties alone look at the last digits.
+        outs=[Output(out, a.double() @ b.double(), tolerance=tolerance)],
         launch=launch,
         poison=poison,
-        tolerance=tolerance,  # the precision properties alone look at the last digits
     )
 
 
@@ -76,7 +75,7 @@ def float32(draw: Draw):
     yield case(*normal(draw, 32, 32, 64, dtype=torch.float32), tolerance=None)
 
 
-def suspects(case: Case):
+def suspects(case: Case, out: Output):
     """Known mistakes, as formulas."""
     a, b = (tensor.values.double() for tensor in case.inputs)
     (M, K), N, step = a.shape, b.shape[1], case.launch["BLOCK_K"]

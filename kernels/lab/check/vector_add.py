@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Property
+from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
 
 
 def case(draw: Draw, N: int, *, packed=False, **launch) -> Case:
@@ -11,8 +11,7 @@ def case(draw: Draw, N: int, *, packed=False, **launch) -> Case:
     fence = None if packed else {"N": launch.get("BLOCK", 8)}
     return Case(
         inputs=[Fenced("x", "N", x, fence=fence), Fenced("y", "N", y, fence=fence)],
-        out=Fenced("out", "N", torch.empty(N), fence=fence),
-        expected=x.double() + y.double(),
+        outs=[Output(Fenced("out", "N", torch.empty(N), fence=fence), x.double() + y.double())],
         launch=launch,
     )
 
@@ -34,7 +33,7 @@ def blocks(draw: Draw):
         yield case(draw, draw.size(13, 9, 15), BLOCK=BLOCK)
 
 
-def suspects(case: Case):
+def suspects(case: Case, out: Output):
     """Known mistakes, as formulas."""
     x, y = (tensor.values for tensor in case.inputs)
     yield "the vectors are subtracted", x - y
