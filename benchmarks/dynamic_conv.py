@@ -45,13 +45,13 @@ def arguments(B, T, D, W, variant):
     if variant == "silu":
         options["activation"] = "silu"
     rows = (1, B * T) if "packed" in variant else (B, T)
-    return make(*rows, D), make(D, W) if variant == "static" else make(*rows, D, W), options
+    return make(*rows, D), make(D, W) if "static" in variant else make(*rows, D, W), options
 
 
 def least_bytes(B, T, D, W, variant):
     """Bytes that must move, forward and backward: every input read once, every output written once."""
     element = 4 if variant == "float32" else 2
-    weight = D * W if variant == "static" else B * T * D * W
+    weight = D * W if "static" in variant else B * T * D * W
     return {"forward": element * (2 * B * T * D + weight), "backward": element * (3 * B * T * D + 2 * weight)}
 
 
@@ -137,9 +137,10 @@ def first_sequence_errors(x, weight, options, T, out, grads, gradients):
 
 # What ``benchmarks.tune`` asks for: the classes to tune, the candidates, a call that uses one.
 
+CONVOLUTIONS = [(2, 16), (3, 16), (4, 16), (8, 16), (4, 32), (4, 16, "static")]
 CLASSES = {
-    "forward": [(2, 16), (3, 16), (4, 16), (8, 16), (4, 32), (4, 16, "static")],
-    "backward": [(2, 16), (3, 16), (4, 16), (8, 16), (4, 32), (4, 16, "static")],
+    "forward": CONVOLUTIONS,
+    "backward": [(*key, *also) for key in CONVOLUTIONS for also in ((), ("packed",))],
     "step": [(4, 16), (4, 32)],
 }
 
@@ -164,39 +165,31 @@ def candidates(kernel):
     ]
 
 
-def tuned_call(kernel, shape, W, bits, static=None):
-    """``(name of the class, call(options))``: run ``kernel`` on random inputs with the given launch configuration.
-
-    The passes run twice, on a batch and on the same tokens packed: a packed kernel holds more in registers, so fewer of
-    its threads fit on the GPU, and one line of the table has to serve both.
-    """
+def tuned_call(kernel, shape, W, bits, *variant):
+    """``(name of the class, call(options))``: run ``kernel`` on random inputs with the given launch configuration."""
     B, T, D = shape
     dtype = torch.bfloat16 if bits == 16 else torch.float32
     make = lambda *size: torch.randn(size, device=runtime.device, dtype=dtype)  # noqa: E731
-    rows = (B * T // 32,) if kernel == "step" else (B, T)
-    x, weight = make(*rows, D), make(D, W) if static else make(*rows, D, W)
+    packed = "packed" in variant
+    cu_seqlens = torch.arange(B + 1, device=runtime.device) * T if packed else None
+    rows = (B * T // 32,) if kernel == "step" else (1, B * T) if packed else (B, T)
+    x, weight = make(*rows, D), make(D, W) if "static" in variant else make(*rows, D, W)
     module = backward_pass if kernel == "backward" else forward_pass
-    state = make(*rows, D, W - 1) if kernel == "step" else None
-    dy = make(B, T, D) if kernel == "backward" else None
-    cu_seqlens = torch.arange(B + 1, device=runtime.device) * T
-    end_to_end = lambda t: t if t.ndim == 2 else t.view(1, B * T, *t.shape[2:])  # noqa: E731
-
-    def run(pack, cu):
-        if kernel == "forward":
-            forward_pass.forward(pack(x), pack(weight), None, None, None, None, False, cu)
-        else:
-            needs = (True, True, False, False)
-            backward_pass.backward(pack(dy), None, pack(x), pack(weight), None, None, None, cu, needs)
+    if kernel == "step":
+        state = make(*rows, D, W - 1)
+        run = lambda: forward_pass.step(x, weight, state, None, None, None, None)  # noqa: E731
+    elif kernel == "forward":
+        run = lambda: forward_pass.forward(x, weight, None, None, None, None, False, cu_seqlens)  # noqa: E731
+    else:
+        dy = make(*rows, D)
+        needs = (True, True, False, False)
+        run = lambda: backward_pass.backward(dy, None, x, weight, None, None, None, cu_seqlens, needs)  # noqa: E731
 
     def call(options):
         module.configuration = lambda *_: dict(options)
-        if kernel == "step":
-            forward_pass.step(x, weight, state, None, None, None, None)
-        else:
-            run(lambda t: t, None)
-            run(end_to_end, cu_seqlens)
+        run()
 
-    return forward_pass.size_class(weight), call
+    return forward_pass.size_class(weight, packed), call
 
 
 def main():

@@ -265,7 +265,8 @@ def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens,
 
     words = {"x": x, "dy": dy} | ({} if dx is None else {"dx": dx})
     G, _ = channels_per_word(words, {"weight": k})
-    options = configuration("dynamic_conv", "backward", size_class(weight), x.device)
+    # a packed kernel holds more in registers: fewer of its programs fit on the GPU at once
+    options = configuration("dynamic_conv", "backward", size_class(weight, packed), x.device)
     G = min(G, options.pop("G"))
     C = D // G
     tiles_d = triton.cdiv(C, options["BLOCK"])

@@ -187,12 +187,12 @@ def strides(tensor, rank):
     return (0,) * rank if tensor is None else tensor.stride()
 
 
-def size_class(weight):
-    """The key of a launch configuration: taps, bits per element, and whether all tokens share one kernel."""
+def size_class(weight, packed=False):
+    """The key of a launch configuration: taps, bits per element, whether all tokens share one kernel, whether packed."""
     W = weight.shape[-1]
     if W > 8:
         return "many taps"
-    return f"W{W} {8 * weight.element_size()}-bit" + (" static" if weight.ndim == 2 else "")
+    return f"W{W} {8 * weight.element_size()}-bit" + " static" * (weight.ndim == 2) + " packed" * packed
 
 
 def forward(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
