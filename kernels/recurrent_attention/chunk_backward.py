@@ -19,69 +19,59 @@ from kernels.common.launch import launch
 from kernels.common.sequences import locate_run
 from kernels.recurrent_attention.chunk_forward import (
     chunk_rows,
-    decay,
     decay_matrix,
-    load_gates,
+    level_of_rows,
     load_rows,
     load_state,
+    pairs_of_level,
     plan,
     prepare,
-    scalar_decay,
     store_rows,
     strides,
-    subchunk,
     walk,
 )
 
 
 @triton.jit
 def _gradients_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, g_ptr, gamma_ptr, scores_ptr, chunk_decay_ptr, states_ptr, costates_ptr,
-    dq_ptr, dk_ptr, dv_ptr, dg_ptr, products_ptr, sequence_of_chunk_ptr, cu_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, scores_ptr, chunk_decay_ptr,
+    states_ptr, costates_ptr, dq_ptr, dk_ptr, dv_ptr, dg_ptr, products_ptr, sequence_of_chunk_ptr, cu_ptr,
     places, T, H, K, V, heads_per_k, heads_per_v, scale,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
     stride_v_b, stride_v_t, stride_v_h, stride_v_v, stride_do_b, stride_do_t, stride_do_h, stride_do_v,
-    stride_g_b, stride_g_t, stride_g_h, stride_gamma,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, VECTOR: tl.constexpr, GATES: tl.constexpr,
-    PACKED: tl.constexpr, REVERSE: tl.constexpr,
+    GATED: tl.constexpr, VECTOR: tl.constexpr, GATES: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """dq, dk, dv and (with GATES) the gate gradients dg of one chunk of one head.
 
     With VECTOR, q and k come decayed; what is written is P, dv, and of dq, dk and the gates only the part through the states,
     without the decays in front of it: ``_inside_kernel`` adds the rest.
     """
-    GATED: tl.constexpr = USE_G or USE_GAMMA
     pid = tl.program_id(0)
     h = (pid % H).to(tl.int64)
-    place = pid // H
-    n, b, begin, L, first = locate_run(place, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
-    rows, exists = chunk_rows(begin, L, first, C, REVERSE)
+    n, b, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    where = chunk_rows(begin, L, first, C, REVERSE)
+    place = pid.to(tl.int64)  # of this chunk and head
     offs_c = tl.arange(0, C)
     offs_k = tl.arange(0, BLOCK_K)
-    state = (place.to(tl.int64) * H + h) * K * V
+    q_base = q_ptr + b * stride_q_b + h * stride_q_h
+    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
     v_base = v_ptr + b * stride_v_b + h // heads_per_v * stride_v_h
     do_base = do_ptr + b * stride_do_b + h * stride_do_h
     head = b * T * H + h
 
-    q = load_rows(q_ptr + b * stride_q_b + h * stride_q_h, stride_q_t, stride_q_k, rows, exists, 0, K, BLOCK_K, DTYPE)
-    k = load_rows(
-        k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h, stride_k_t, stride_k_k, rows, exists, 0, K, BLOCK_K, DTYPE
-    )  # fmt: skip
+    q = load_rows(q_base, stride_q_t, stride_q_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
+    k = load_rows(k_base, stride_k_t, stride_k_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
     if VECTOR:
-        A = load_rows(scores_ptr + head * C, H * C, 1, rows, exists, 0, C, C, tl.float32)
+        A = load_rows(scores_ptr + head * C, H * C, 1, where, 0, C, C, tl.float32, False)
     else:
         A = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if GATED:
-            gamma, gamma_C, resets, resets_C = scalar_decay(
-                g_ptr, gamma_ptr, stride_g_b, stride_g_t, stride_g_h, stride_gamma, b, h, rows, exists, C, USE_G, USE_GAMMA
-            )  # fmt: skip
-            M = decay_matrix(gamma, resets, C, True)
-            from_start = decay(gamma, resets == 0)
-            to_end = decay(gamma_C - gamma, resets == resets_C)
-        else:
-            M = decay_matrix(0, 0, C, False)
+        M = decay_matrix(gamma_ptr, resets_ptr, place, C, GATED)
         A *= M
+    if GATED:
+        from_start = tl.load(from_start_ptr + place * C + offs_c)
+        to_end = tl.load(to_end_ptr + place * C + offs_c)
     back_scores = tl.trans((A * scale).to(DTYPE))
 
     P = tl.zeros([C, C], tl.float32)
@@ -89,11 +79,11 @@ def _gradients_kernel(
     dk = tl.zeros([C, BLOCK_K], tl.float32)
     through = tl.zeros([BLOCK_K], tl.float32)  # sum_j S_ij Z_ij
     for start_v in range(0, V, BLOCK_V):
-        v = load_rows(v_base, stride_v_t, stride_v_v, rows, exists, start_v, V, BLOCK_V, DTYPE)
-        do = load_rows(do_base, stride_do_t, stride_do_v, rows, exists, start_v, V, BLOCK_V, DTYPE)
+        v = load_rows(v_base, stride_v_t, stride_v_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
+        do = load_rows(do_base, stride_do_t, stride_do_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
         offs_v = start_v + tl.arange(0, BLOCK_V)
-        S = load_state(states_ptr + state, offs_k, offs_v, K, V).to(DTYPE)
-        Z = load_state(costates_ptr + state, offs_k, offs_v, K, V).to(DTYPE)
+        S = load_state(states_ptr + place * K * V, offs_k, offs_v, K, V).to(DTYPE)
+        Z = load_state(costates_ptr + place * K * V, offs_k, offs_v, K, V).to(DTYPE)
         P += tl.dot(do, tl.trans(v), input_precision=PRECISION)
         dq += tl.dot(do, tl.trans(S), input_precision=PRECISION)
         dk += tl.dot(v, tl.trans(Z), input_precision=PRECISION)
@@ -101,7 +91,7 @@ def _gradients_kernel(
         if GATED:
             dv *= to_end[:, None]
         dv += tl.dot(back_scores, do, input_precision=PRECISION)
-        store_rows(dv_ptr + head * V, H * V, rows, exists, start_v, V, dv, BLOCK_V)
+        store_rows(dv_ptr + head * V, H * V, where, start_v, V, dv, BLOCK_V)
         if GATES:
             through += tl.sum(S.to(tl.float32) * Z.to(tl.float32), 1)
     dq *= scale
@@ -109,155 +99,104 @@ def _gradients_kernel(
         dq *= from_start[:, None]
         dk *= to_end[:, None]
 
-    row = offs_c[:, None]
-    column = offs_c[None, :]
+    t = offs_c[:, None]
+    s = offs_c[None, :]
     if VECTOR:
-        store_rows(products_ptr + head * C, H * C, rows, exists, 0, C, P, C)
+        store_rows(products_ptr + head * C, H * C, where, 0, C, P, C)
         if GATES:
-            whole = tl.load(chunk_decay_ptr + (place.to(tl.int64) * H + h) * K + offs_k, mask=offs_k < K, other=0.0)
+            whole = tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)
             # sums over r >= t and over s < t, as products with triangles of ones
-            from_t_on = (column >= row).to(DTYPE)
-            before_t = (column < row).to(DTYPE)
+            from_t_on = (s >= t).to(DTYPE)
+            before_t = (s < t).to(DTYPE)
             dg = tl.dot(from_t_on, (q * dq).to(DTYPE), input_precision=PRECISION)
             dg += tl.dot(before_t, (k * dk).to(DTYPE), input_precision=PRECISION)
-            store_rows(dg_ptr + head * K, H * K, rows, exists, 0, K, dg + (whole * through)[None, :], BLOCK_K)
+            store_rows(dg_ptr + head * K, H * K, where, 0, K, dg + (whole * through)[None, :], BLOCK_K)
     else:
         if GATES:
-            W = tl.where(row > column, A * P, 0.0) * scale
-            from_t_on = (column >= row).to(DTYPE)
+            W = tl.where(t > s, A * P, 0.0) * scale
+            from_t_on = (s >= t).to(DTYPE)
             inside = tl.dot(from_t_on, W.to(DTYPE), input_precision=PRECISION)  # over r >= t, for every s
             after = tl.sum(k * dk, 1)
             before = tl.sum(q * dq, 1)
-            dg = tl.sum(tl.where(column < row, inside + after[None, :], 0.0), 1)
-            dg += tl.sum(tl.where(column >= row, before[None, :], 0.0), 1)
-            dg += decay(gamma_C, resets_C == 0) * tl.sum(through, 0)
-            tl.store(dg_ptr + head + rows * H, dg, mask=exists)
+            dg = tl.sum(tl.where(s < t, inside + after[None, :], 0.0), 1)
+            dg += tl.sum(tl.where(s >= t, before[None, :], 0.0), 1)
+            dg += tl.load(chunk_decay_ptr + place) * tl.sum(through, 0)
+            row, rows, exists = where
+            tl.store(dg_ptr + head + (row + rows) * H, dg, mask=exists)
         PM = (P * M * scale).to(DTYPE)
         dq += tl.dot(PM, k, input_precision=PRECISION)
         dk += tl.dot(tl.trans(PM), q, input_precision=PRECISION)
-    store_rows(dq_ptr + head * K, H * K, rows, exists, 0, K, dq, BLOCK_K)
-    store_rows(dk_ptr + head * K, H * K, rows, exists, 0, K, dk, BLOCK_K)
+    store_rows(dq_ptr + head * K, H * K, where, 0, K, dq, BLOCK_K)
+    store_rows(dk_ptr + head * K, H * K, where, 0, K, dk, BLOCK_K)
 
 
 @triton.jit
 def _inside_kernel(
-    q_ptr, k_ptr, g_ptr, gamma_ptr, gk_ptr, products_ptr, dq_through_ptr, dk_through_ptr, dg_through_ptr,
+    q_ptr, k_ptr, gamma_ptr, products_ptr, dq_through_ptr, dk_through_ptr, dg_through_ptr,
     dq_ptr, dk_ptr, dg_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k, scale,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
-    stride_g_b, stride_g_t, stride_g_h, stride_gamma, stride_gk_b, stride_gk_t, stride_gk_h, stride_gk_k,
-    C: tl.constexpr, SUB: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, GATES: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr,
+    C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    GATES: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """For gates on key components: what a chunk's own pairs of tokens add to dq, dk and the gate gradients, SUB rows a program.
+    """For gates on key components: what a chunk's own pairs of tokens add to dq, dk and the gate gradients.
 
-    As for A: matrix products against the other sub-chunks, with the exponent cut in two at the own one's edge, and
-    element-wise inside. The decays in front of what came through the states are applied here, too.
+    Level by level, as A was made: with X_l the rows of a level (q behind the edge, k before it, each with its decay) and P_l
+    those P_ts that the level parts, in either order, Y = P_l X_l is all that both sides need: dq = e^{..} . Y behind the edge,
+    dk = e^{..} . Y before it, and a gate between the edge and token t is crossed by what X_l . Y has in row t.
+    The decays in front of what came through the states are applied here, too.
     """
-    SUBS: tl.constexpr = C // SUB
     tiles_k = tl.cdiv(K, BLOCK_K)
     pid = tl.program_id(0)
     start_k = pid % tiles_k * BLOCK_K
-    m = pid // tiles_k % SUBS
-    h = (pid // tiles_k // SUBS % H).to(tl.int64)
-    place = pid // tiles_k // SUBS // H
-    n, b, begin, L, first = locate_run(place, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
-    offs_t = tl.arange(0, SUB)
-    left = K - start_k  # components from here on
-    q_base = q_ptr + b * stride_q_b + h * stride_q_h + start_k * stride_q_k
-    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h + start_k * stride_k_k
-    g_base = g_ptr + b * stride_g_b + h * stride_g_h if USE_G else g_ptr
-    gk_base = gk_ptr + b * stride_gk_b + h * stride_gk_h + start_k * stride_gk_k
-    gamma = tl.load(gamma_ptr + h * stride_gamma).to(tl.float32) if USE_GAMMA else 0.0
-    products_base = products_ptr + (b * T * H + h) * C
-    offset = (b * T * H + h) * K + start_k
+    h = (pid // tiles_k % H).to(tl.int64)
+    n, b, begin, L, first = locate_run(pid // tiles_k // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    where = chunk_rows(begin, L, first, C, REVERSE)
+    head = b * T * H + h
+    q_base = q_ptr + b * stride_q_b + h * stride_q_h
+    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
 
-    t0 = first + m * SUB
-    rows, exists, to_here, to_end, whole = subchunk(
-        g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, begin, L, t0, left, SUB, BLOCK_K, USE_G, USE_GAMMA, REVERSE
-    )  # fmt: skip
-    q = load_rows(q_base, stride_q_t, stride_q_k, rows, exists, 0, left, BLOCK_K, tl.float32)
-    k = load_rows(k_base, stride_k_t, stride_k_k, rows, exists, 0, left, BLOCK_K, tl.float32)
+    q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+    k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+    gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+    # P in either order: P_ts where s <= t, P_st elsewhere
+    row, rows, exists = where
+    own = products_ptr + head * C + (row + rows) * H * C
+    pair = exists[:, None] & exists[None, :]
+    offs_c = tl.arange(0, C)
+    below = tl.load(own[:, None] + offs_c[None, :], mask=pair & (s <= t), other=0.0)
+    above = tl.load(own[None, :] + offs_c[:, None], mask=pair & (s > t), other=0.0)
+    P = (below + above).to(tl.float32) * scale
+    itself = tl.sum(tl.where(s == t, P, 0.0), 1)[:, None]
 
-    dq = tl.zeros([SUB, BLOCK_K], tl.float32)
-    before = tl.zeros([BLOCK_K], tl.float32)
-    for back in range(m):
-        j = m - 1 - back
-        rows_j, exists_j, to_here_j, to_end_j, whole_j = subchunk(
-            g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, begin, L, first + j * SUB, left, SUB, BLOCK_K,
-            USE_G, USE_GAMMA, REVERSE,
+    dq = itself * k
+    dk = itself * q
+    dg = tl.zeros([C, BLOCK_K], tl.float32)
+    for LEVEL in tl.static_range(LEVELS):
+        behind = (offs_c >> LEVEL) % 2 == 1
+        X, factor = level_of_rows(
+            q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
         )  # fmt: skip
-        k_j = load_rows(k_base, stride_k_t, stride_k_k, rows_j, exists_j, 0, left, BLOCK_K, tl.float32)
-        P = load_rows(products_base, H * C, 1, rows, exists, j * SUB, C, SUB, DTYPE)
-        dq += tl.dot(P, (k_j * tl.exp(to_end_j + before[None, :])).to(DTYPE), input_precision=PRECISION)
-        before += whole_j
-    dq *= tl.exp(to_here)
-
-    dk = tl.zeros([SUB, BLOCK_K], tl.float32)
-    across = tl.zeros([BLOCK_K], tl.float32)  # pairs with one token before the sub-chunk and one behind it
-    after = tl.zeros([BLOCK_K], tl.float32)
-    for i in range(m + 1, SUBS):
-        rows_i, exists_i, to_here_i, to_end_i, whole_i = subchunk(
-            g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, begin, L, first + i * SUB, left, SUB, BLOCK_K,
-            USE_G, USE_GAMMA, REVERSE,
-        )  # fmt: skip
-        q_i = load_rows(q_base, stride_q_t, stride_q_k, rows_i, exists_i, 0, left, BLOCK_K, tl.float32)
-        q_i = q_i * tl.exp(to_here_i + after[None, :])
-        P = load_rows(products_base, H * C, 1, rows_i, exists_i, m * SUB, C, SUB, DTYPE)
-        dk += tl.dot(tl.trans(P), q_i.to(DTYPE), input_precision=PRECISION)
+        P_l = tl.where(pairs_of_level(LEVEL, C), P, 0.0).to(DTYPE)
+        Y = tl.dot(P_l, X.to(DTYPE), input_precision=PRECISION)
+        dq += tl.where(behind[:, None], factor * Y, 0.0)
+        dk += tl.where(behind[:, None], 0.0, factor * Y)
         if GATES:
-            behind = tl.zeros([SUB, BLOCK_K], tl.float32)
-            between = whole
-            for back in range(m):
-                j = m - 1 - back
-                rows_j, exists_j, to_here_j, to_end_j, whole_j = subchunk(
-                    g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, begin, L, first + j * SUB, left, SUB, BLOCK_K,
-                    USE_G, USE_GAMMA, REVERSE,
-                )  # fmt: skip
-                k_j = load_rows(k_base, stride_k_t, stride_k_k, rows_j, exists_j, 0, left, BLOCK_K, tl.float32)
-                P = load_rows(products_base, H * C, 1, rows_i, exists_i, j * SUB, C, SUB, DTYPE)
-                behind += tl.dot(P, (k_j * tl.exp(to_end_j + between[None, :])).to(DTYPE), input_precision=PRECISION)
-                between += whole_j
-            across += tl.sum(q_i * behind, 0)
-        after += whole_i
-    dk *= tl.exp(to_end)
+            # Row t's terms cross the gates from the edge to t: u <= t behind it (gate u comes before token u), u > t before it.
+            crossed = (s >> LEVEL == t >> LEVEL) & tl.where(behind[:, None], s >= t, s < t)  # by terms s, the gates t
+            dg += tl.dot(crossed.to(DTYPE), (X * Y).to(DTYPE), input_precision=PRECISION)
 
-    row = offs_t[:, None]
-    column = offs_t[None, :]
-    dg = tl.zeros([SUB, BLOCK_K], tl.float32)
+    last = tl.minimum(L - 1 - first, C - 1).to(tl.int32) + tl.zeros([1], tl.int32)
+    last = (row, -last if REVERSE else last, last >= 0)
+    gamma_C = load_rows(gamma_ptr + head * K, H * K, 1, last, start_k, K, BLOCK_K, tl.float32, False)
+    dq_through = load_rows(dq_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+    dk_through = load_rows(dk_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+    store_rows(dq_ptr + head * K, H * K, where, start_k, K, dq + tl.exp(gamma) * dq_through, BLOCK_K)
+    store_rows(dk_ptr + head * K, H * K, where, start_k, K, dk + tl.exp(gamma_C - gamma) * dk_through, BLOCK_K)
     if GATES:
-        from_t_on = (column >= row).to(tl.float32)
-        before_t = (column < row).to(tl.float32)
-        dg += tl.dot(from_t_on, q * dq, input_precision=PRECISION) + tl.dot(before_t, k * dk, input_precision=PRECISION)
-        dg += across[None, :]
-    # The own sub-chunk, s from last to first: ``between`` is the sum of the gates s+1..t, grown by one gate a step.
-    between = tl.zeros([SUB, BLOCK_K], tl.float32)
-    for back in range(SUB):
-        s = SUB - 1 - back
-        row_s, exists_s = chunk_rows(begin, L, t0 + s, 1, REVERSE)
-        k_s = load_rows(k_base, stride_k_t, stride_k_k, row_s, exists_s, 0, left, BLOCK_K, tl.float32)  # [1, BLOCK_K]
-        row_s, exists_s = chunk_rows(begin, L, t0 + s + 1, 1, REVERSE)
-        next_gate = load_gates(
-            g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, row_s, exists_s, left, 1, BLOCK_K, USE_G, USE_GAMMA
-        )  # fmt: skip
-        between = tl.where(row > s, between + next_gate, 0.0)
-        P_s = tl.load(products_base + rows * (H * C) + m * SUB + s, mask=exists, other=0.0).to(tl.float32)
-        weight = tl.where(row >= s, P_s[:, None] * tl.exp(between), 0.0)
-        dk_s = tl.sum(weight * q, 0)
-        dk += tl.where(row == s, dk_s[None, :], 0.0)
-        dq += weight * k_s
-        if GATES:
-            crossing = tl.cumsum(tl.where(row > s, weight * q * k_s, 0.0), 0, reverse=True)  # over r >= t
-            dg += tl.where(row > s, crossing, 0.0)
-
-    dq_through = load_rows(dq_through_ptr + offset, H * K, 1, rows, exists, 0, left, BLOCK_K, tl.float32)
-    dk_through = load_rows(dk_through_ptr + offset, H * K, 1, rows, exists, 0, left, BLOCK_K, tl.float32)
-    dq = dq * scale + dq_through * tl.exp(to_here + before[None, :])
-    dk = dk * scale + dk_through * tl.exp(to_end + after[None, :])
-    store_rows(dq_ptr + offset, H * K, rows, exists, 0, left, dq, BLOCK_K)
-    store_rows(dk_ptr + offset, H * K, rows, exists, 0, left, dk, BLOCK_K)
-    if GATES:
-        dg_through = load_rows(dg_through_ptr + offset, H * K, 1, rows, exists, 0, left, BLOCK_K, tl.float32)
-        store_rows(dg_ptr + offset, H * K, rows, exists, 0, left, dg * scale + dg_through, BLOCK_K)
+        dg_through = load_rows(dg_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+        store_rows(dg_ptr + head * K, H * K, where, start_k, K, dg + dg_through, BLOCK_K)
 
 
 def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens, needs):
@@ -273,53 +212,49 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         their gradients, ``None`` for those not needed, each in its tensor's dtype.
     """
     need_q, need_k, need_v, need_g, need_gamma, need_gk, need_initial = needs
-    gates = need_g or need_gamma or need_gk
-    p = plan(q, v, g, g_gamma, gk, reverse, cu_seqlens)
+    p = plan([x for x in (q, k, v, do, gk) if x is not None], g, g_gamma, reverse, cu_seqlens)
     if p.T == 0:
         given = (q, k, v, g, g_gamma, gk)
         zeros = [torch.zeros_like(x) if need else None for x, need in zip(given, needs[:-1], strict=True)]
         return *zeros, p.untouched(dfinal).to(initial_state.dtype) if need_initial else None
 
-    x_q, x_k, scores, chunk_decay = q, k, None, None
-    if gk is not None:
-        x_q, x_k, scores, chunk_decay = prepare(p, q, k, g, g_gamma, gk)
+    gates = prepare(p, q, k, g, g_gamma, gk)
     edge = torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32
-    states, _ = walk(p, x_k, v, g, g_gamma, chunk_decay, initial_state, 1.0, costate=False, each=edge, end=False)
-    costates, dinitial = walk(
-        p, x_q, do, g, g_gamma, chunk_decay, dfinal, scale, costate=True, each=edge, end=need_initial
-    )
+    states, _ = walk(p, gates, gates.k, v, initial_state, 1.0, costate=False, each=edge, end=False)
+    costates, dinitial = walk(p, gates, gates.q, do, dfinal, scale, costate=True, each=edge, end=need_initial)
 
     vector = gk is not None
-    places, sequence_of_chunk = p.chunks()
-    through = torch.float32 if vector else q.dtype
-    dq = torch.empty(p.B, p.T, p.H, p.K, dtype=through, device=q.device)
-    dk = torch.empty(p.B, p.T, p.H, p.K, dtype=through if p.H == k.shape[2] else torch.float32, device=q.device)
-    dv = torch.empty(p.B, p.T, p.H, p.V, dtype=v.dtype if p.H == v.shape[2] else torch.float32, device=q.device)
-    products = torch.empty(p.B, p.T, p.H, p.C, dtype=edge, device=q.device) if vector else None
-    dg = torch.empty(dq.shape if vector else dq.shape[:3], dtype=torch.float32, device=q.device) if gates else None
-    options = p.options("chunk_gradients") | {"VECTOR": vector, "GATES": gates}
+    new = lambda *shape, dtype: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
+    rows = (p.B, p.T, p.H)
+    dq = new(*rows, p.K, dtype=q.dtype)
+    dk = new(*rows, p.K, dtype=k.dtype if p.H == k.shape[2] else torch.float32)
+    dv = new(*rows, p.V, dtype=v.dtype if p.H == v.shape[2] else torch.float32)
+    wanted = need_g or need_gamma or need_gk
+    dg = new(*rows, *([p.K] if vector else []), dtype=torch.float32) if wanted else None
+    products = new(*rows, p.C, dtype=edge) if vector else None
     if vector:
-        options |= {"USE_G": False, "USE_GAMMA": False}
+        through = new(3, *rows, p.K, dtype=torch.float32)
+        dq_through, dk_through, dg_through = through
+    else:
+        dq_through, dk_through, dg_through = dq, dk, dg
+    places, sequence_of_chunk = p.chunks()
     launch(
         _gradients_kernel, (places * p.H,),
-        x_q, x_k, v, do, g, g_gamma, scores, chunk_decay, states, costates, dq, dk, dv, dg, products,
-        sequence_of_chunk, p.cu_seqlens, places, p.T, p.H, p.K, p.V, p.H // x_k.shape[2], p.H // v.shape[2], scale,
-        *strides(x_q), *strides(x_k), *strides(v), *strides(do), *strides(g, 3), *strides(g_gamma, 1),
-        outputs=[t for t in (dq, dk, dv, dg, products) if t is not None], **options,
+        gates.q, gates.k, v, do, gates.gamma, gates.resets, gates.from_start, gates.to_end, gates.scores, gates.chunk_decay,
+        states, costates, dq_through, dk_through, dv, dg_through, products, sequence_of_chunk, p.cu_seqlens,
+        places, p.T, p.H, p.K, p.V, p.H // gates.k.shape[2], p.H // v.shape[2], scale,
+        *strides(gates.q), *strides(gates.k), *strides(v), *strides(do),
+        outputs=[x for x in (dq_through, dk_through, dv, dg_through, products) if x is not None],
+        GATES=wanted, **gates.switches(), **p.options("chunk_gradients"),
     )  # fmt: skip
     if vector:
-        dq_through, dk_through, dg_through = dq, dk, dg
-        dq = torch.empty_like(dq, dtype=q.dtype)
-        dk = torch.empty_like(dk, dtype=k.dtype if p.H == k.shape[2] else torch.float32)
-        dg = torch.empty_like(dg) if gates else None
         options = p.options("chunk_inside")
         options.pop("BLOCK_V")
         launch(
-            _inside_kernel, (places * p.H * (p.C // options["SUB"]) * triton.cdiv(p.K, options["BLOCK_K"]),),
-            q, k, g, g_gamma, gk, products, dq_through, dk_through, dg_through, dq, dk, dg, sequence_of_chunk, p.cu_seqlens,
-            places, p.T, p.H, p.K, p.H // k.shape[2], scale,
-            *strides(q), *strides(k), *strides(g, 3), *strides(g_gamma, 1), *strides(gk),
-            outputs=[t for t in (dq, dk, dg) if t is not None], GATES=gates, **options,
+            _inside_kernel, (places * p.H * triton.cdiv(p.K, options["BLOCK_K"]),),
+            q, k, gates.gamma, products, dq_through, dk_through, dg_through, dq, dk, dg, sequence_of_chunk, p.cu_seqlens,
+            places, p.T, p.H, p.K, p.H // k.shape[2], scale, *strides(q), *strides(k),
+            outputs=[x for x in (dq, dk, dg) if x is not None], GATES=wanted, LEVELS=p.C.bit_length() - 1, **options,
         )  # fmt: skip
 
     dgk = dg.to(gk.dtype) if need_gk else None

@@ -21,51 +21,62 @@ from kernels.common.launch import launch
 from kernels.common.sequences import cut_into_runs, locate_run, sequence_span
 
 
+# Where a tile lies: the chunk's first row is a 64-bit offset, the rows and components counted from there are 32-bit unless a
+# stride is so large that WIDE says otherwise. Addresses are what these kernels spend most registers on.
+
+
 @triton.jit
 def chunk_rows(begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr):
-    """The batch row's time steps of the chunk whose first token is ``first``, and which of them exist."""
-    t = first + tl.arange(0, C)
+    """The chunk that begins with token ``first``: ``(its first row, the rows counted from there, which of them exist)``."""
+    offs_c = tl.arange(0, C)
     if REVERSE:
-        return begin + L - 1 - t, t < L
-    return begin + t, t < L
+        return begin + L - 1 - first, -offs_c, first + offs_c < L
+    return begin + first, offs_c, first + offs_c < L
 
 
 @triton.jit
-def load_rows(base, stride_t, stride_d, rows, exists, start, size, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+def tile_offsets(stride_t, stride_d, rows, offs_d, WIDE: tl.constexpr):
+    """Offsets [rows, components] from a tile's first element."""
+    if WIDE:
+        rows = rows.to(tl.int64)
+        offs_d = offs_d.to(tl.int64)
+    return rows[:, None] * stride_t + offs_d[None, :] * stride_d
+
+
+@triton.jit
+def load_rows(
+    base, stride_t, stride_d, where, start, size, BLOCK: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr
+):
     """A tile [C, BLOCK] of one head: components ``start`` to ``start + BLOCK`` of ``size``, zero where there is none."""
+    row, rows, exists = where
     offs_d = start + tl.arange(0, BLOCK)
     mask = exists[:, None] & (offs_d < size)[None, :]
-    return tl.load(base + rows[:, None] * stride_t + offs_d[None, :] * stride_d, mask=mask, other=0.0).to(DTYPE)
+    base += row * stride_t
+    return tl.load(base + tile_offsets(stride_t, stride_d, rows, offs_d, WIDE), mask=mask, other=0.0).to(DTYPE)
 
 
 @triton.jit
-def store_rows(base, stride_t, rows, exists, start, size, values, BLOCK: tl.constexpr):
-    """The reverse of ``load_rows``, for a tensor whose last dimension is contiguous."""
+def store_rows(base, stride_t, where, start, size, values, BLOCK: tl.constexpr):
+    """The reverse of ``load_rows``, for a tensor of our own, whose last dimension is contiguous."""
+    row, rows, exists = where
     offs_d = start + tl.arange(0, BLOCK)
     mask = exists[:, None] & (offs_d < size)[None, :]
+    base += row * stride_t
     tl.store(base + rows[:, None] * stride_t + offs_d[None, :], values.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def scalar_decay(
-    g_ptr, gamma_ptr, stride_g_b, stride_g_t, stride_g_h, stride_gamma, b, h, rows, exists,
-    C: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr,
-):  # fmt: skip
-    """Gamma [C], its last value, and the same two for the count of resets.
-
-    A gate of -inf erases the state. It adds nothing to Gamma but one to the count, and a factor between tokens whose
-    counts differ is zero: no infinity is ever subtracted from another.
-    """
-    log_decay = tl.zeros([C], tl.float32)
+def load_scalar_gates(
+    g_base, stride_g_t, gamma_ptr, stride_gamma, h, where, C: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr
+):
+    """The log-decays g + gamma of a chunk's tokens, [C], zero where there is none."""
+    row, rows, exists = where
+    gates = tl.zeros([C], tl.float32)
     if USE_G:
-        log_decay += tl.load(g_ptr + b * stride_g_b + h * stride_g_h + rows * stride_g_t, mask=exists, other=0.0).to(tl.float32)
+        gates += tl.load(g_base + (row + rows) * stride_g_t, mask=exists, other=0.0).to(tl.float32)
     if USE_GAMMA:
-        log_decay += tl.where(exists, tl.load(gamma_ptr + h * stride_gamma).to(tl.float32), 0.0)
-    reset = log_decay == float("-inf")
-    gamma = tl.cumsum(tl.where(reset, 0.0, log_decay), 0)
-    resets = tl.cumsum(reset.to(tl.int32), 0)
-    last = tl.arange(0, C) == C - 1
-    return gamma, tl.sum(tl.where(last, gamma, 0.0), 0), resets, tl.sum(tl.where(last, resets, 0), 0)
+        gates += tl.where(exists, tl.load(gamma_ptr + h * stride_gamma).to(tl.float32), 0.0)
+    return gates
 
 
 @triton.jit
@@ -75,11 +86,14 @@ def decay(difference, alive):
 
 
 @triton.jit
-def decay_matrix(gamma, resets, C: tl.constexpr, GATED: tl.constexpr):
+def decay_matrix(gamma_ptr, resets_ptr, place, C: tl.constexpr, GATED: tl.constexpr):
     """M_ts = e^{Gamma_t - Gamma_s} for s <= t, else 0."""
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
+    offs_c = tl.arange(0, C)
+    t = offs_c[:, None]
+    s = offs_c[None, :]
     if GATED:
+        gamma = tl.load(gamma_ptr + place * C + offs_c)
+        resets = tl.load(resets_ptr + place * C + offs_c)
         return decay(gamma[:, None] - gamma[None, :], (s <= t) & (resets[:, None] == resets[None, :]))
     return (s <= t).to(tl.float32)
 
@@ -108,17 +122,16 @@ def place_of_chunk(n, begin, first, T, C: tl.constexpr, PACKED: tl.constexpr):
 
 @triton.jit
 def _states_kernel(
-    x_ptr, y_ptr, g_ptr, gamma_ptr, chunk_decay_ptr, start_ptr, each_ptr, end_ptr, run_decay_ptr, sequence_of_run_ptr, cu_ptr,
+    x_ptr, y_ptr, row_decay_ptr, chunk_decay_ptr, start_ptr, each_ptr, end_ptr, run_decay_ptr, sequence_of_run_ptr, cu_ptr,
     runs, T, RUN, H, K, V, heads_per_x, heads_per_y, scale,
     stride_x_b, stride_x_t, stride_x_h, stride_x_k, stride_y_b, stride_y_t, stride_y_h, stride_y_v,
-    stride_g_b, stride_g_t, stride_g_h, stride_gamma,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, VECTOR: tl.constexpr, COSTATE: tl.constexpr, ONE_RUN: tl.constexpr,
-    START: tl.constexpr, EACH: tl.constexpr, END: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr,
+    GATED: tl.constexpr, VECTOR: tl.constexpr, COSTATE: tl.constexpr, ONE_RUN: tl.constexpr, START: tl.constexpr,
+    EACH: tl.constexpr, END: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Walk a tile of the state over one run of tokens, chunk by chunk.
 
-    A state goes forward in time: S' = e^{Gamma_C} . S + sum_s (k_s e^{Gamma_C - Gamma_s}) v_s^T with x = k, y = v.
+    A state goes forward in time: S' = e^{Gamma_C} . S + sum_s k_s (v_s e^{Gamma_C - Gamma_s})^T with x = k, y = v.
     A costate (the gradient at a state) goes back: the same with x = q, y = do and the factor c e^{Gamma_t}.
     ``each`` takes what enters every chunk in the walk's direction, ``end`` what leaves the run.
     """
@@ -144,26 +157,20 @@ def _states_kernel(
     chunks = tl.cdiv(tl.maximum(tl.minimum(L - run_first, RUN), 0), C).to(tl.int32)
     for step in range(chunks):
         first = run_first + ((chunks - 1 - step) if COSTATE else step) * C
-        place = place_of_chunk(n, begin, first, T, C, PACKED)
+        place = place_of_chunk(n, begin, first, T, C, PACKED) * H + h
         if EACH:
-            store_state(each_ptr + (place * H + h) * K * V, offs_k, offs_v, K, V, S)
-        rows, exists = chunk_rows(begin, L, first, C, REVERSE)
-        x = load_rows(x_base, stride_x_t, stride_x_k, rows, exists, start_k, K, BLOCK_K, DTYPE)
-        y = load_rows(y_base, stride_y_t, stride_y_v, rows, exists, start_v, V, BLOCK_V, DTYPE)
+            store_state(each_ptr + place * K * V, offs_k, offs_v, K, V, S)
+        where = chunk_rows(begin, L, first, C, REVERSE)
+        x = load_rows(x_base, stride_x_t, stride_x_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+        y = load_rows(y_base, stride_y_t, stride_y_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
         if VECTOR:  # x is decayed already
-            whole = tl.load(chunk_decay_ptr + (place * H + h) * K + offs_k, mask=offs_k < K, other=0.0)
+            whole = tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)
             S *= whole[:, None]
             total *= whole
-        elif USE_G or USE_GAMMA:
-            gamma, gamma_C, resets, resets_C = scalar_decay(
-                g_ptr, gamma_ptr, stride_g_b, stride_g_t, stride_g_h, stride_gamma, b, h, rows, exists, C, USE_G, USE_GAMMA
-            )  # fmt: skip
-            if COSTATE:
-                factor = decay(gamma, resets == 0)
-            else:
-                factor = decay(gamma_C - gamma, resets == resets_C)
+        elif GATED:
+            factor = tl.load(row_decay_ptr + place * C + tl.arange(0, C))
             y = (y * factor[:, None]).to(DTYPE)
-            whole = decay(gamma_C, resets_C == 0)
+            whole = tl.load(chunk_decay_ptr + place)
             S *= whole
             total *= whole
         product = tl.dot(tl.trans(x), y, input_precision=PRECISION)
@@ -213,13 +220,13 @@ def _chain_kernel(
 
 @triton.jit
 def _outputs_kernel(
-    q_ptr, k_ptr, v_ptr, g_ptr, gamma_ptr, scores_ptr, chunk_decay_ptr, start_ptr, o_ptr, end_ptr, sequence_of_run_ptr, cu_ptr,
-    runs, T, RUN, H, K, V, heads_per_k, heads_per_v, scale,
+    q_ptr, k_ptr, v_ptr, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, scores_ptr, chunk_decay_ptr, start_ptr, o_ptr,
+    end_ptr, sequence_of_run_ptr, cu_ptr, runs, T, RUN, H, K, V, heads_per_k, heads_per_v, scale,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
-    stride_v_b, stride_v_t, stride_v_h, stride_v_v, stride_g_b, stride_g_t, stride_g_h, stride_gamma,
+    stride_v_b, stride_v_t, stride_v_h, stride_v_v,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, VECTOR: tl.constexpr, ONE_RUN: tl.constexpr,
-    START: tl.constexpr, END: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr,
+    GATED: tl.constexpr, VECTOR: tl.constexpr, ONE_RUN: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One run of one head for BLOCK_V value components: the state stays on chip from chunk to chunk."""
     tiles_v = tl.cdiv(V, BLOCK_V)
@@ -228,10 +235,10 @@ def _outputs_kernel(
     h = (pid // tiles_v % H).to(tl.int64)
     r = pid // tiles_v // H
     n, b, begin, L, run_first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED)
+    offs_c = tl.arange(0, C)
     offs_k = tl.arange(0, BLOCK_K)
     offs_v = start_v + tl.arange(0, BLOCK_V)
     index = n if ONE_RUN else r.to(tl.int64)
-    GATED: tl.constexpr = USE_G or USE_GAMMA
 
     S = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if START:
@@ -239,168 +246,174 @@ def _outputs_kernel(
     q_base = q_ptr + b * stride_q_b + h * stride_q_h
     k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
     v_base = v_ptr + b * stride_v_b + h // heads_per_v * stride_v_h
-    o_base = o_ptr + (b * T * H + h) * V
     chunks = tl.cdiv(tl.maximum(tl.minimum(L - run_first, RUN), 0), C).to(tl.int32)
     for step in range(chunks):
         first = run_first + step * C
-        rows, exists = chunk_rows(begin, L, first, C, REVERSE)
-        q = load_rows(q_base, stride_q_t, stride_q_k, rows, exists, 0, K, BLOCK_K, DTYPE)
-        k = load_rows(k_base, stride_k_t, stride_k_k, rows, exists, 0, K, BLOCK_K, DTYPE)
-        v = load_rows(v_base, stride_v_t, stride_v_v, rows, exists, start_v, V, BLOCK_V, DTYPE)
+        place = place_of_chunk(n, begin, first, T, C, PACKED) * H + h
+        where = chunk_rows(begin, L, first, C, REVERSE)
+        q = load_rows(q_base, stride_q_t, stride_q_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
+        k = load_rows(k_base, stride_k_t, stride_k_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
+        v = load_rows(v_base, stride_v_t, stride_v_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
         o = tl.dot(q, S.to(DTYPE), input_precision=PRECISION)
+        decayed_v = v
         if VECTOR:  # q and k are decayed already
-            place = place_of_chunk(n, begin, first, T, C, PACKED)
-            scores = load_rows(scores_ptr + (b * T * H + h) * C, H * C, 1, rows, exists, 0, C, C, DTYPE)
-            S *= tl.load(chunk_decay_ptr + (place * H + h) * K + offs_k, mask=offs_k < K, other=0.0)[:, None]
-            decayed_v = v
+            scores = load_rows(scores_ptr + (b * T * H + h) * C, H * C, 1, where, 0, C, C, DTYPE, False)
+            S *= tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)[:, None]
         else:
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            scores *= decay_matrix(gamma_ptr, resets_ptr, place, C, GATED)
             if GATED:
-                gamma, gamma_C, resets, resets_C = scalar_decay(
-                    g_ptr, gamma_ptr, stride_g_b, stride_g_t, stride_g_h, stride_gamma, b, h, rows, exists, C, USE_G, USE_GAMMA
-                )  # fmt: skip
-                scores *= decay_matrix(gamma, resets, C, True)
-                o *= decay(gamma, resets == 0)[:, None]
-                S *= decay(gamma_C, resets_C == 0)
-                decayed_v = (v * decay(gamma_C - gamma, resets == resets_C)[:, None]).to(DTYPE)
-            else:
-                scores *= decay_matrix(0, 0, C, False)
-                decayed_v = v
+                o *= tl.load(from_start_ptr + place * C + offs_c)[:, None]
+                S *= tl.load(chunk_decay_ptr + place)
+                decayed_v = (v * tl.load(to_end_ptr + place * C + offs_c)[:, None]).to(DTYPE)
         o += tl.dot(scores.to(DTYPE), v, input_precision=PRECISION)
         S += tl.dot(tl.trans(k), decayed_v, input_precision=PRECISION)
-        store_rows(o_base, H * V, rows, exists, start_v, V, o * scale, BLOCK_V)
+        store_rows(o_ptr + (b * T * H + h) * V, H * V, where, start_v, V, o * scale, BLOCK_V)
     if END:
         if run_first == 0:
             store_state(end_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, S)
 
 
 @triton.jit
-def load_gates(
-    g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, rows, exists, K,
-    SIZE: tl.constexpr, BLOCK_K: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr,
+def _scalar_decay_kernel(
+    g_ptr, gamma_h_ptr, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, chunk_decay_ptr, sequence_of_chunk_ptr, cu_ptr,
+    places, T, H, stride_g_b, stride_g_t, stride_g_h, stride_gamma,
+    C: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """The log-decays g + gamma + g^k of some rows, [SIZE, BLOCK_K], zero where there is none."""
-    gates = load_rows(gk_base, stride_gk_t, stride_gk_k, rows, exists, 0, K, BLOCK_K, tl.float32)
-    scalar = tl.zeros([SIZE], tl.float32)
-    if USE_G:
-        scalar += tl.load(g_base + rows * stride_g_t, mask=exists, other=0.0).to(tl.float32)
-    if USE_GAMMA:
-        scalar += tl.where(exists, gamma, 0.0)
-    return gates + scalar[:, None]
+    """Of one chunk with a gate a token: Gamma_t, e^{Gamma_t}, e^{Gamma_C - Gamma_t}, e^{Gamma_C}, and the count of resets.
 
-
-@triton.jit
-def subchunk(
-    g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, begin, L, t0, K,
-    SUB: tl.constexpr, BLOCK_K: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, REVERSE: tl.constexpr,
-):  # fmt: skip
-    """The SUB tokens from t0 on: ``(rows, exists, to_here, to_end, whole)``.
-
-    Log-decays [SUB, BLOCK_K] from before the sub-chunk's first token to after token t (to_here), from after token t to
-    after its last (to_end), and of all of it (whole, [BLOCK_K]). Both are sums of their own, so a gate of -inf is no trouble.
+    A gate of -inf erases the state. It adds nothing to Gamma but one to the count, and a factor between tokens whose
+    counts differ is zero: no infinity is ever subtracted from another.
     """
-    offs = tl.arange(0, SUB)
-    rows, exists = chunk_rows(begin, L, t0, SUB, REVERSE)
-    gates = load_gates(
-        g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, rows, exists, K, SIZE=SUB, BLOCK_K=BLOCK_K,
-        USE_G=USE_G, USE_GAMMA=USE_GAMMA,
-    )  # fmt: skip
-    next_rows, next_exists = chunk_rows(begin, L, t0 + 1, SUB, REVERSE)
-    next_gates = load_gates(
-        g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, next_rows, next_exists & (offs < SUB - 1), K, SIZE=SUB,
-        BLOCK_K=BLOCK_K, USE_G=USE_G, USE_GAMMA=USE_GAMMA,
-    )  # fmt: skip
-    return rows, exists, tl.cumsum(gates, 0), tl.cumsum(next_gates, 0, reverse=True), tl.sum(gates, 0)
+    pid = tl.program_id(0)
+    h = (pid % H).to(tl.int64)
+    n, b, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    where = chunk_rows(begin, L, first, C, REVERSE)
+    g_base = g_ptr + b * stride_g_b + h * stride_g_h if USE_G else g_ptr
+    gates = load_scalar_gates(g_base, stride_g_t, gamma_h_ptr, stride_gamma, h, where, C, USE_G, USE_GAMMA)
+    reset = gates == float("-inf")
+    gamma = tl.cumsum(tl.where(reset, 0.0, gates), 0)
+    resets = tl.cumsum(reset.to(tl.int32), 0)
+    offs_c = tl.arange(0, C)
+    gamma_C = tl.sum(tl.where(offs_c == C - 1, gamma, 0.0), 0)
+    resets_C = tl.sum(tl.where(offs_c == C - 1, resets, 0), 0)
+    offset = pid.to(tl.int64) * C + offs_c
+    tl.store(gamma_ptr + offset, gamma)
+    tl.store(resets_ptr + offset, resets)
+    tl.store(from_start_ptr + offset, decay(gamma, resets == 0))
+    tl.store(to_end_ptr + offset, decay(gamma_C - gamma, resets == resets_C))
+    tl.store(chunk_decay_ptr + pid, decay(gamma_C, resets_C == 0))
 
 
 @triton.jit
-def _prepare_kernel(
-    q_ptr, k_ptr, g_ptr, gamma_ptr, gk_ptr, decayed_q_ptr, decayed_k_ptr, scores_ptr, chunk_decay_ptr,
+def _vector_decay_kernel(
+    q_ptr, k_ptr, g_ptr, gamma_h_ptr, gk_ptr, gamma_ptr, decayed_q_ptr, decayed_k_ptr, chunk_decay_ptr,
     sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
     stride_g_b, stride_g_t, stride_g_h, stride_gamma, stride_gk_b, stride_gk_t, stride_gk_h, stride_gk_k,
-    C: tl.constexpr, SUB: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
-    """For gates on key components: q_t e^{Gamma_t}, k_s e^{Gamma_C - Gamma_s}, e^{Gamma_C} and A, SUB rows a program.
+    """Of one chunk with a gate for every key component: Gamma_t, q_t e^{Gamma_t}, k_t e^{Gamma_C - Gamma_t}, e^{Gamma_C}.
 
-    A against an earlier sub-chunk is a matrix product, with the start of the own one as the point where the exponent is cut
-    in two: (q_t e^{Gamma_t - Gamma_ref}) . (k_s e^{Gamma_ref - Gamma_s}), both exponents <= 0. Against the own: element-wise.
+    The two exponents are sums of their own, with nothing subtracted. The Gamma that is stored, for differences inside the
+    chunk, takes gates below LOWEST, whose exponential is zero, as LOWEST: differences across a reset stay finite.
     """
-    SUBS: tl.constexpr = C // SUB
+    tiles_k = tl.cdiv(K, BLOCK_K)
     pid = tl.program_id(0)
-    m = pid % SUBS
-    h = (pid // SUBS % H).to(tl.int64)
-    place = pid // SUBS // H
+    start_k = pid % tiles_k * BLOCK_K
+    h = (pid // tiles_k % H).to(tl.int64)
+    place = pid // tiles_k // H
     n, b, begin, L, first = locate_run(place, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
-    offs_k = tl.arange(0, BLOCK_K)
-    offs_t = tl.arange(0, SUB)
     offs_c = tl.arange(0, C)
+    where = chunk_rows(begin, L, first, C, REVERSE)
+    row, rows, exists = chunk_rows(begin, L, first + 1, C, REVERSE)
+    following = (row, rows, exists & (offs_c < C - 1))
+    gk_base = gk_ptr + b * stride_gk_b + h * stride_gk_h
+    gates = load_rows(gk_base, stride_gk_t, stride_gk_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+    next_gates = load_rows(gk_base, stride_gk_t, stride_gk_k, following, start_k, K, BLOCK_K, tl.float32, WIDE)
+    if USE_G or USE_GAMMA:
+        g_base = g_ptr + b * stride_g_b + h * stride_g_h if USE_G else g_ptr
+        gates += load_scalar_gates(g_base, stride_g_t, gamma_h_ptr, stride_gamma, h, where, C, USE_G, USE_GAMMA)[:, None]
+        next_gates += load_scalar_gates(
+            g_base, stride_g_t, gamma_h_ptr, stride_gamma, h, following, C, USE_G, USE_GAMMA
+        )[:, None]  # fmt: skip
     q_base = q_ptr + b * stride_q_b + h * stride_q_h
     k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
-    g_base = g_ptr + b * stride_g_b + h * stride_g_h if USE_G else g_ptr
-    gk_base = gk_ptr + b * stride_gk_b + h * stride_gk_h
-    gamma = tl.load(gamma_ptr + h * stride_gamma).to(tl.float32) if USE_GAMMA else 0.0
+    q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+    k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+    head = (b * T * H + h) * K
+    from_start = tl.exp(tl.cumsum(gates, 0))
+    store_rows(decayed_q_ptr + head, H * K, where, start_k, K, q * from_start, BLOCK_K)
+    to_end = tl.exp(tl.cumsum(next_gates, 0, reverse=True))
+    store_rows(decayed_k_ptr + head, H * K, where, start_k, K, k * to_end, BLOCK_K)
+    store_rows(gamma_ptr + head, H * K, where, start_k, K, tl.cumsum(tl.maximum(gates, LOWEST), 0), BLOCK_K)
+    offs_k = start_k + tl.arange(0, BLOCK_K)
+    whole = tl.exp(tl.sum(gates, 0))
+    tl.store(chunk_decay_ptr + (place.to(tl.int64) * H + h) * K + offs_k, whole, mask=offs_k < K)
 
-    t0 = first + m * SUB
-    rows, exists, to_here, to_end, whole = subchunk(
-        g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, begin, L, t0, K, SUB, BLOCK_K, USE_G, USE_GAMMA, REVERSE
-    )  # fmt: skip
-    q = load_rows(q_base, stride_q_t, stride_q_k, rows, exists, 0, K, BLOCK_K, tl.float32)
-    k = load_rows(k_base, stride_k_t, stride_k_k, rows, exists, 0, K, BLOCK_K, tl.float32)
-    q_from_start = (q * tl.exp(to_here)).to(DTYPE)
 
-    # Earlier sub-chunks, from the nearest back; ``before`` is the log-decay of what lies between.
-    scores = tl.zeros([SUB, C], tl.float32)
-    before = tl.zeros([BLOCK_K], tl.float32)
-    for back in range(m):
-        j = m - 1 - back
-        rows_j, exists_j, to_here_j, to_end_j, whole_j = subchunk(
-            g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, begin, L, first + j * SUB, K, SUB, BLOCK_K,
-            USE_G, USE_GAMMA, REVERSE,
-        )  # fmt: skip
-        k_j = load_rows(k_base, stride_k_t, stride_k_k, rows_j, exists_j, 0, K, BLOCK_K, tl.float32)
-        k_j = (k_j * tl.exp(to_end_j + before[None, :])).to(DTYPE)
-        block = tl.dot(q_from_start, tl.trans(k_j), input_precision=PRECISION)
-        scores += spread(block, j * SUB, SUB, C)
-        before += whole_j
-    # The own sub-chunk, s from last to first: ``between`` is sum of the gates s+1..t, grown by one gate a step.
-    between = tl.zeros([SUB, BLOCK_K], tl.float32)
-    for back in range(SUB):
-        s = SUB - 1 - back
-        row_s, exists_s = chunk_rows(begin, L, t0 + s, 1, REVERSE)
-        k_s = load_rows(k_base, stride_k_t, stride_k_k, row_s, exists_s, 0, K, BLOCK_K, tl.float32)  # [1, BLOCK_K]
-        row_s, exists_s = chunk_rows(begin, L, t0 + s + 1, 1, REVERSE)
-        next_gate = load_gates(
-            g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, row_s, exists_s, K, 1, BLOCK_K, USE_G, USE_GAMMA
-        )  # fmt: skip
-        between = tl.where((offs_t > s)[:, None], between + next_gate, 0.0)
-        column = tl.sum(q * (k_s * tl.exp(between)), 1)
-        column = tl.where(offs_t >= s, column, 0.0)
-        scores = tl.where((offs_c == m * SUB + s)[None, :], column[:, None], scores)
-    store_rows(scores_ptr + (b * T * H + h) * C, H * C, rows, exists, 0, C, scores, C)
-
-    after = tl.zeros([BLOCK_K], tl.float32)
-    for j in range(m + 1, SUBS):
-        rows_j, exists_j = chunk_rows(begin, L, first + j * SUB, SUB, REVERSE)
-        after += tl.sum(
-            load_gates(
-                g_base, stride_g_t, gamma, gk_base, stride_gk_t, stride_gk_k, rows_j, exists_j, K, SUB, BLOCK_K, USE_G, USE_GAMMA
-            ), 0,
-        )  # fmt: skip
-    offset = (b * T * H + h) * K
-    store_rows(decayed_q_ptr + offset, H * K, rows, exists, 0, K, q * tl.exp(to_here + before[None, :]), BLOCK_K)
-    store_rows(decayed_k_ptr + offset, H * K, rows, exists, 0, K, k * tl.exp(to_end + after[None, :]), BLOCK_K)
-    if m == 0:
-        tl.store(chunk_decay_ptr + (place.to(tl.int64) * H + h) * K + offs_k, tl.exp(whole + after), mask=offs_k < K)
+# Two tokens s < t of a chunk of C = 2^n are parted by the edge in the middle of exactly one of its aligned blocks of 2, 4, ..., C
+# tokens: the smallest that holds both. Measured from that edge both exponents, Gamma_t - Gamma_edge and Gamma_edge - Gamma_s,
+# are <= 0, whatever the gates. So a level (a block size) is one matrix product of rows that are q behind the edge and k before
+# it, of which the pairs in one block, on different sides, are kept.
 
 
 @triton.jit
-def spread(block, start, SUB: tl.constexpr, C: tl.constexpr):
-    """[SUB, C] with ``block`` [SUB, SUB] in the columns from ``start`` on, zero elsewhere."""
-    tiled = tl.reshape(tl.broadcast_to(block[:, None, :], [SUB, C // SUB, SUB]), [SUB, C])
+def level_of_rows(
+    q, k, gamma, gamma_base, stride_gamma_t, begin, L, first, start_k, K, LEVEL: tl.constexpr,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """The rows of a level with half-blocks of 2^LEVEL tokens, [C, BLOCK_K]: ``(q or k with its decay, the decay)``."""
     offs_c = tl.arange(0, C)
-    return tl.where(((offs_c >= start) & (offs_c < start + SUB))[None, :], tiled, 0.0)
+    behind = (offs_c >> LEVEL) % 2 == 1
+    # The last token before the edge; behind a sequence's end Gamma would not grow, so its last token will do.
+    edge = tl.minimum((offs_c >> LEVEL | 1) * (1 << LEVEL) - 1, (L - 1 - first).to(tl.int32))
+    row, rows, exists = chunk_rows(begin, L, first, C, REVERSE)
+    rows = -edge if REVERSE else edge
+    gamma_edge = load_rows(gamma_base, stride_gamma_t, 1, (row, rows, exists), start_k, K, BLOCK_K, tl.float32, False)
+    factor = tl.exp(tl.where(behind[:, None], gamma - gamma_edge, gamma_edge - gamma))
+    return tl.where(behind[:, None], q, k) * factor, factor
+
+
+@triton.jit
+def pairs_of_level(LEVEL: tl.constexpr, C: tl.constexpr):
+    """Which pairs of tokens [C, C] this level parts, in either order."""
+    offs_c = tl.arange(0, C)
+    return (offs_c[:, None] >> LEVEL) ^ (offs_c[None, :] >> LEVEL) == 1
+
+
+@triton.jit
+def _scores_kernel(
+    q_ptr, k_ptr, gamma_ptr, scores_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k,
+    stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
+    C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A_ts = sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]} of one chunk, level by level."""
+    pid = tl.program_id(0)
+    h = (pid % H).to(tl.int64)
+    n, b, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    where = chunk_rows(begin, L, first, C, REVERSE)
+    head = b * T * H + h
+    q_base = q_ptr + b * stride_q_b + h * stride_q_h
+    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    scores = tl.zeros([C, C], tl.float32)
+    for start_k in range(0, K, BLOCK_K):
+        q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+        k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+        gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+        scores += tl.where(t == s, tl.sum(q * k, 1)[:, None], 0.0)
+        for LEVEL in tl.static_range(LEVELS):
+            rows, factor = level_of_rows(
+                q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
+            )  # fmt: skip
+            rows = rows.to(DTYPE)
+            product = tl.dot(rows, tl.trans(rows), input_precision=PRECISION)
+            scores += tl.where(pairs_of_level(LEVEL, C) & (s < t), product, 0.0)
+    store_rows(scores_ptr + head * C, H * C, where, 0, C, scores, C)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -421,7 +434,8 @@ class Plan:
     cu_seqlens: torch.Tensor | None
     size_class: str
     device: torch.device
-    switches: dict  # what every kernel is told about the gates, the packing and the numbers' format
+    switches: dict  # what the kernels are told about the packing, the strides and the numbers' format
+    gates: dict  # which scalar gates there are
 
     def options(self, kernel):
         """Constexpr arguments of ``kernel``: switches and what the table of configurations says."""
@@ -429,6 +443,10 @@ class Plan:
         tiles = {"BLOCK_K": block(self.K), "BLOCK_V": block(self.V)}
         tiles = {name: min(size, options.get(name, size)) for name, size in tiles.items()}
         return self.switches | {"C": self.C} | options | tiles
+
+    def gate_switches(self):
+        """What a kernel that reads the gates themselves is told."""
+        return {name: self.switches[name] for name in ("PACKED", "REVERSE")} | self.gates
 
     def untouched(self, state):
         """A fp32 copy of the state that no token changed; zeros where there is none."""
@@ -446,8 +464,9 @@ def block(size):
     return max(16, triton.next_power_of_2(size))
 
 
-def plan(q, v, g, g_gamma, gk, reverse, cu_seqlens):
+def plan(tensors, g, g_gamma, reverse, cu_seqlens):
     """Cut the call. A sequence is one run when there are heads enough to fill the GPU, else several, chained afterwards."""
+    q, _, v, *_ = tensors
     B, T, H, K = q.shape
     V = v.shape[-1]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -467,12 +486,14 @@ def plan(q, v, g, g_gamma, gk, reverse, cu_seqlens):
     switches = {
         "DTYPE": tl.bfloat16 if half else tl.float32,
         "PRECISION": precision,
-        "USE_G": g is not None,
-        "USE_GAMMA": g_gamma is not None,
         "PACKED": cu_seqlens is not None,
         "REVERSE": reverse,
+        "WIDE": any(C * x.stride(1) + x.shape[3] * x.stride(3) >= 2**31 for x in tensors if x.ndim == 4),
     }
-    return Plan(B, T, H, K, V, N, C, RUN, runs, one_run, sequence_of_run, cu_seqlens, size_class, q.device, switches)
+    gates = {"USE_G": g is not None, "USE_GAMMA": g_gamma is not None}
+    return Plan(
+        B, T, H, K, V, N, C, RUN, runs, one_run, sequence_of_run, cu_seqlens, size_class, q.device, switches, gates
+    )
 
 
 def strides(tensor, ndim=4):
@@ -480,14 +501,81 @@ def strides(tensor, ndim=4):
     return tensor.stride() if tensor is not None else (0,) * ndim
 
 
-def walk(p, x, y, g, g_gamma, chunk_decay, start, scale, *, costate, each, end):
+@dataclasses.dataclass(frozen=True)
+class Gates:
+    """What the gates come to in every chunk; what is not there is ``None``.
+
+    One gate a token: gamma, resets, from_start, to_end [chunks, H, C] and chunk_decay [chunks, H].
+    A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores [B, T, H, C], and q and k decayed.
+    """
+
+    gamma: torch.Tensor | None = None
+    resets: torch.Tensor | None = None
+    from_start: torch.Tensor | None = None
+    to_end: torch.Tensor | None = None
+    chunk_decay: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
+    q: torch.Tensor | None = None
+    k: torch.Tensor | None = None
+
+    def switches(self):
+        """What the kernels that use the decays are told."""
+        return {"GATED": self.from_start is not None, "VECTOR": self.scores is not None}
+
+
+LOWEST = -104.0  # e^-104 is below float32's smallest number
+
+
+def prepare(p, q, k, g, g_gamma, gk):
+    """Run the kernels that turn gates into decays."""
+    new = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
+    places, sequence_of_chunk = p.chunks()
+    if gk is None:
+        if g is None and g_gamma is None:
+            return Gates(q=q, k=k)
+        gamma, from_start, to_end = new(3, places, p.H, p.C)
+        resets = new(places, p.H, p.C, dtype=torch.int32)
+        chunk_decay = new(places, p.H)
+        launch(
+            _scalar_decay_kernel, (places * p.H,),
+            g, g_gamma, gamma, resets, from_start, to_end, chunk_decay, sequence_of_chunk, p.cu_seqlens,
+            places, p.T, p.H, *strides(g, 3), *strides(g_gamma, 1),
+            outputs=(gamma, resets, from_start, to_end, chunk_decay), C=p.C, num_warps=1, **p.gate_switches(),
+        )  # fmt: skip
+        return Gates(gamma, resets, from_start, to_end, chunk_decay, None, q, k)
+
+    stored = torch.float32 if p.switches["DTYPE"] == tl.float32 else torch.bfloat16
+    decayed_q, decayed_k = new(2, p.B, p.T, p.H, p.K, dtype=stored)
+    gamma = new(p.B, p.T, p.H, p.K)
+    scores = new(p.B, p.T, p.H, p.C, dtype=stored)
+    chunk_decay = new(places, p.H, p.K)
+    options = p.options("chunk_decay")
+    launch(
+        _vector_decay_kernel, (places * p.H * triton.cdiv(p.K, options["BLOCK_K"]),),
+        q, k, g, g_gamma, gk, gamma, decayed_q, decayed_k, chunk_decay, sequence_of_chunk, p.cu_seqlens,
+        places, p.T, p.H, p.K, p.H // k.shape[2],
+        *strides(q), *strides(k), *strides(g, 3), *strides(g_gamma, 1), *strides(gk),
+        outputs=(gamma, decayed_q, decayed_k, chunk_decay),
+        C=p.C, BLOCK_K=options["BLOCK_K"], num_warps=options["num_warps"], WIDE=p.switches["WIDE"], LOWEST=LOWEST,
+        **p.gate_switches(),
+    )  # fmt: skip
+    options = p.options("chunk_scores")
+    options.pop("BLOCK_V")
+    launch(
+        _scores_kernel, (places * p.H,),
+        q, k, gamma, scores, sequence_of_chunk, p.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2],
+        *strides(q), *strides(k), outputs=(scores,), LEVELS=p.C.bit_length() - 1, **options,
+    )  # fmt: skip
+    return Gates(gamma, chunk_decay=chunk_decay, scores=scores, q=decayed_q, k=decayed_k)
+
+
+def walk(p, gates, x, y, start, scale, *, costate, each, end):
     """States (or costates) of every sequence: those entering the chunks, those leaving the sequences, or both.
 
     Args:
         p: the call's ``Plan``.
+        gates: its ``Gates``.
         x, y: [B, T, heads, K] and [B, T, heads, V]; the state grows by their outer products.
-        g, g_gamma: scalar gates, or ``None``.
-        chunk_decay: [chunks, H, K], e^{Gamma_C} where x is decayed already, or ``None``.
         start: state [N, H, K, V] before the first token (after the last, for costates), or ``None``.
         scale: factor of the outer products of costates.
         costate: walk back in time.
@@ -495,7 +583,8 @@ def walk(p, x, y, g, g_gamma, chunk_decay, start, scale, *, costate, each, end):
         end: whether the states that leave the sequences are wanted.
 
     Returns:
-        ``(states [chunks, H, K, V] or None, final [N, H, K, V] float32 or None)``.
+        ``(states, final)``: [chunks, H, K, V] and [N, H, K, V] float32, ``None`` where not wanted. Without ``each``, and where
+        a sequence is several runs, states [runs, H, K, V] are those that enter the runs.
     """
     options = p.options("chunk_states")
     tiles = triton.cdiv(p.K, options["BLOCK_K"]) * triton.cdiv(p.V, options["BLOCK_V"])
@@ -503,17 +592,16 @@ def walk(p, x, y, g, g_gamma, chunk_decay, start, scale, *, costate, each, end):
     places, _ = p.chunks()
     states = None if each is None else torch.empty(places, p.H, p.K, p.V, dtype=each, device=x.device)
     final = torch.empty(p.N, p.H, p.K, p.V, dtype=torch.float32, device=x.device) if end else None
-    vector = chunk_decay is not None
 
     def launch_walk(start, states, end, run_decay):
         launch(
             _states_kernel, (p.runs * p.H * tiles,),
-            x, y, g, g_gamma, chunk_decay, start, states, end, run_decay, p.sequence_of_run, p.cu_seqlens,
-            p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // x.shape[2], p.H // y.shape[2], scale,
-            *strides(x), *strides(y), *strides(g, 3), *strides(g_gamma, 1),
+            x, y, gates.from_start if costate else gates.to_end, gates.chunk_decay, start, states, end, run_decay,
+            p.sequence_of_run, p.cu_seqlens,
+            p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // x.shape[2], p.H // y.shape[2], scale, *strides(x), *strides(y),
             outputs=[t for t in (states, end, run_decay) if t is not None],
-            VECTOR=vector, COSTATE=costate, ONE_RUN=p.one_run,
-            START=start is not None, EACH=states is not None, END=end is not None, **options,
+            COSTATE=costate, ONE_RUN=p.one_run, START=start is not None, EACH=states is not None, END=end is not None,
+            **gates.switches(), **options,
         )  # fmt: skip
 
     if p.one_run:
@@ -529,29 +617,10 @@ def walk(p, x, y, g, g_gamma, chunk_decay, start, scale, *, costate, each, end):
         BLOCK_K=options["BLOCK_K"], BLOCK_V=options["BLOCK_V"], COSTATE=costate,
         START=start is not None, END=end, PACKED=p.cu_seqlens is not None,
     )  # fmt: skip
-    if each is not None:
-        launch_walk(run_states, states, None, None)
-        return states, final
-    return run_states, final
-
-
-def prepare(p, q, k, g, g_gamma, gk):
-    """Decayed q and k [B, T, H, K], scores A [B, T, H, C] and the chunks' decays [chunks, H, K], for gates on components."""
-    options = p.options("chunk_prepare")
-    options.pop("BLOCK_V")
-    places, sequence_of_chunk = p.chunks()
-    stored = torch.float32 if options["DTYPE"] == tl.float32 else torch.bfloat16
-    decayed_q, decayed_k = torch.empty(2, p.B, p.T, p.H, p.K, dtype=stored, device=q.device)
-    scores = torch.empty(p.B, p.T, p.H, p.C, dtype=stored, device=q.device)
-    chunk_decay = torch.empty(places, p.H, p.K, dtype=torch.float32, device=q.device)
-    launch(
-        _prepare_kernel, (places * p.H * (p.C // options["SUB"]),),
-        q, k, g, g_gamma, gk, decayed_q, decayed_k, scores, chunk_decay, sequence_of_chunk, p.cu_seqlens,
-        places, p.T, p.H, p.K, p.H // k.shape[2],
-        *strides(q), *strides(k), *strides(g, 3), *strides(g_gamma, 1), *strides(gk),
-        outputs=(decayed_q, decayed_k, scores, chunk_decay), **options,
-    )  # fmt: skip
-    return decayed_q, decayed_k, scores, chunk_decay
+    if each is None:
+        return run_states, final
+    launch_walk(run_states, states, None, None)
+    return states, final
 
 
 def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, reverse, cu_seqlens):
@@ -560,30 +629,25 @@ def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, r
     Returns:
         ``(o [B, T, H, V] in q's dtype, final state [N, H, K, V] float32 or None)``.
     """
-    p = plan(q, v, g, g_gamma, gk, reverse, cu_seqlens)
+    p = plan([x for x in (q, k, v, gk) if x is not None], g, g_gamma, reverse, cu_seqlens)
     o = torch.empty(p.B, p.T, p.H, p.V, dtype=q.dtype, device=q.device)
     if p.T == 0:
         return o, p.untouched(initial_state) if output_final_state else None
-    scores = chunk_decay = None
-    if gk is not None:
-        q, k, scores, chunk_decay = prepare(p, q, k, g, g_gamma, gk)
-        g = g_gamma = None
+    gates = prepare(p, q, k, g, g_gamma, gk)
+    q, k = gates.q, gates.k
     start = None if initial_state is None else initial_state.contiguous()
     final = None
     if not p.one_run:
-        start, final = walk(
-            p, k, v, g, g_gamma, chunk_decay, start, 1.0, costate=False, each=None, end=output_final_state
-        )
+        start, final = walk(p, gates, k, v, start, 1.0, costate=False, each=None, end=output_final_state)
     elif output_final_state:
         final = torch.empty(p.N, p.H, p.K, p.V, dtype=torch.float32, device=q.device)
-    options = p.options("chunk_outputs") | {"USE_G": g is not None, "USE_GAMMA": g_gamma is not None}
+    options = p.options("chunk_outputs")
     launch(
         _outputs_kernel, (p.runs * p.H * triton.cdiv(p.V, options["BLOCK_V"]),),
-        q, k, v, g, g_gamma, scores, chunk_decay, start, o, final, p.sequence_of_run, p.cu_seqlens,
-        p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale,
-        *strides(q), *strides(k), *strides(v), *strides(g, 3), *strides(g_gamma, 1),
+        q, k, v, gates.gamma, gates.resets, gates.from_start, gates.to_end, gates.scores, gates.chunk_decay, start, o, final,
+        p.sequence_of_run, p.cu_seqlens,
+        p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale, *strides(q), *strides(k), *strides(v),
         outputs=(o,) if final is None else (o, final),
-        VECTOR=scores is not None, ONE_RUN=p.one_run, START=start is not None, END=p.one_run and output_final_state,
-        **options,
+        ONE_RUN=p.one_run, START=start is not None, END=p.one_run and output_final_state, **gates.switches(), **options,
     )  # fmt: skip
     return o, final
