@@ -165,6 +165,11 @@ def candidates(kernel):
     ]
 
 
+def tuning_shapes(kernel):
+    """B, T, D of the problems that candidates are timed on."""
+    return SHAPES
+
+
 def tuned_call(kernel, shape, W, bits, *variant):
     """``(name of the class, call(options))``: run ``kernel`` on random inputs with the given launch configuration."""
     B, T, D = shape

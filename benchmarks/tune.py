@@ -4,6 +4,9 @@ Candidates are compiled in parallel, then timed one after another, each kernel a
 time limit, so that a configuration that hangs or fails costs itself alone. The winner has the smallest product of its
 times over the shapes. Compiling runs the same shapes as timing, because a kernel is compiled anew for integers that are
 divisible by 16.
+
+A benchmark says what there is to tune: ``CLASSES`` holds each kernel's size classes, ``candidates(kernel)`` its
+configurations, ``tuning_shapes(kernel)`` the problems; ``tuned_call(kernel, shape, *key)`` runs one with a configuration.
 """
 
 import argparse
@@ -23,7 +26,7 @@ from benchmarks import harness
 from kernels import runtime
 from kernels.common import configs
 
-SHAPES = [(8, 4096, 2048), (4, 8192, 1536), (16, 2048, 1024)]
+ROOMS = ["dynamic_conv", "recurrent_attention"]
 ALARM_S = 15
 
 
@@ -33,7 +36,7 @@ def _compile(job):
     signal.alarm(120)
     bench = importlib.import_module(f"benchmarks.{room}")
     try:
-        for shape in SHAPES:
+        for shape in bench.tuning_shapes(kernel):
             bench.tuned_call(kernel, shape, *key)[1](options)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()  # many of these processes share one GPU
@@ -50,7 +53,7 @@ def _time(room, kernel, key, candidates, answers):
     They are times of the GPU alone, replayed from CUDA graphs, as the benchmark takes them.
     """
     bench = importlib.import_module(f"benchmarks.{room}")
-    calls = [bench.tuned_call(kernel, shape, *key) for shape in SHAPES]
+    calls = [bench.tuned_call(kernel, shape, *key) for shape in bench.tuning_shapes(kernel)]
     answers.put(calls[0][0])
     for options in candidates:
         signal.alarm(ALARM_S)
@@ -86,7 +89,7 @@ def tune(room, kernel, key, candidates, context):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("room", choices=["dynamic_conv"])
+    parser.add_argument("room", choices=ROOMS)
     parser.add_argument(
         "--only", default="", help="only kernels and classes whose text contains this, as 'forward (4, 16)'"
     )
