@@ -1,0 +1,35 @@
+"""Flex attention: attention with any Python function of score and position, derived, differentiated, compiled."""
+
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
+
+from kernels.flex_attention import mods
+from kernels.flex_attention.block_mask import (
+    BlockMask,
+    and_masks,
+    causal_block_mask,
+    create_block_mask,
+    create_mask,
+    document_block_mask,
+    noop_mask,
+    or_masks,
+    sliding_window_block_mask,
+)
+from kernels.flex_attention.operator import flex_attention
+from kernels.flex_attention.score_mod_compiler import ModError
+
+__all__ = [
+    "AuxOutput",
+    "AuxRequest",
+    "BlockMask",
+    "ModError",
+    "and_masks",
+    "causal_block_mask",
+    "create_block_mask",
+    "create_mask",
+    "document_block_mask",
+    "flex_attention",
+    "mods",
+    "noop_mask",
+    "or_masks",
+    "sliding_window_block_mask",
+]

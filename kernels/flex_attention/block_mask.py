@@ -1,0 +1,119 @@
+"""Block masks: torch's own structure, built analytically here where torch's builder would make the whole M x N mask.
+
+A block of keys is *empty* for a block of queries (skipped), *full* (no mask code runs) or *partial* (``mask_mod`` runs).
+A ``BlockMask`` lists for every block of queries its partial and its full blocks of keys, and the same transposed.
+"""
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
+
+from kernels import runtime
+from kernels.flex_attention import mods
+
+__all__ = [
+    "BlockMask",
+    "and_masks",
+    "block_mask_from_dense",
+    "causal_block_mask",
+    "create_block_mask",
+    "create_mask",
+    "document_block_mask",
+    "noop_mask",
+    "or_masks",
+    "sliding_window_block_mask",
+]
+
+
+def ordered_lists(blocks):
+    """``(num_blocks [..., R], indices [..., R, C])`` int32 of the true entries of ``blocks``, bool [..., R, C]."""
+    indices = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), indices.to(torch.int32)
+
+
+def dense_blocks(num_blocks, indices, columns):
+    """The inverse of ``ordered_lists``: bool [..., R, columns]; entries past ``num_blocks`` and past the end don't count."""
+    listed = torch.arange(indices.shape[-1], device=indices.device) < num_blocks[..., None]
+    blocks = torch.zeros(*indices.shape[:-1], columns + 1, dtype=torch.bool, device=indices.device)
+    blocks.scatter_(-1, torch.where(listed & (indices < columns), indices, columns).long(), True)
+    return blocks[..., :columns]
+
+
+def block_mask_from_dense(some, full, mask_mod, M, N, BLOCK_SIZE):
+    """A ``BlockMask`` from what is known of each block.
+
+    Args:
+        some: bool [B or 1, H or 1, R, C], whether the block holds any allowed pair.
+        full: the same shape, whether all of its pairs are allowed; a block that reaches past M or N is never full.
+        mask_mod: what decides within blocks that hold some pairs and are not full.
+        M, N: queries and keys.
+        BLOCK_SIZE: ``(queries, keys)`` in a block, R = ceil(M / queries), C = ceil(N / keys).
+    """
+    partial = some & ~full
+    return BlockMask(
+        (M, N),
+        *ordered_lists(partial),
+        *ordered_lists(full),
+        *ordered_lists(partial.mT),
+        *ordered_lists(full.mT),
+        BLOCK_SIZE=BLOCK_SIZE,
+        mask_mod=mask_mod,
+    )
+
+
+def _edges(M, N, BLOCK_SIZE, device):
+    """First and last query of each block of queries [R, 1], first and last key of each block of keys [1, C], and whether
+    the block lies inside M x N."""
+    BLOCK_M, BLOCK_N = BLOCK_SIZE
+    q0 = torch.arange(0, max(M, 1), BLOCK_M, device=device)[:, None]
+    k0 = torch.arange(0, max(N, 1), BLOCK_N, device=device)[None, :]
+    inside = (q0 + BLOCK_M <= M) & (k0 + BLOCK_N <= N)
+    return q0, (q0 + BLOCK_M - 1).clamp_max(M - 1), k0, (k0 + BLOCK_N - 1).clamp_max(N - 1), inside
+
+
+def _pair(BLOCK_SIZE):
+    return (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+
+
+def causal_block_mask(M, N=None, *, BLOCK_SIZE=128, device=None):
+    """The block mask of ``mods.causal`` for M queries and N keys (M if not given), in O(blocks) memory.
+
+    Args:
+        M, N: queries and keys.
+        BLOCK_SIZE: tokens in a block, one int or ``(queries, keys)``.
+        device: where the lists lie; the kernels' device if not given.
+    """
+    N, BLOCK_SIZE = M if N is None else N, _pair(BLOCK_SIZE)
+    q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
+    return block_mask_from_dense(
+        (k0 <= q1)[None, None], ((k1 <= q0) & inside)[None, None], mods.causal, M, N, BLOCK_SIZE
+    )
+
+
+def sliding_window_block_mask(window, M, N=None, *, BLOCK_SIZE=128, device=None):
+    """The block mask of ``mods.sliding_window(window)``, in O(blocks) memory; arguments as ``causal_block_mask``."""
+    N, BLOCK_SIZE = M if N is None else N, _pair(BLOCK_SIZE)
+    q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
+    some = (k0 <= q1) & (k1 >= q0 - window)
+    full = (k1 <= q0) & (k0 >= q1 - window) & inside
+    return block_mask_from_dense(some[None, None], full[None, None], mods.sliding_window(window), M, N, BLOCK_SIZE)
+
+
+def document_block_mask(ids, *, causal=True, BLOCK_SIZE=128):
+    """The block mask of packed documents, ``mods.document``, in O(T + blocks) memory.
+
+    Args:
+        ids: which document each token belongs to, int [T] or [B, T], never falling along T.
+        causal: whether tokens see only what came before them in their document.
+        BLOCK_SIZE: as ``causal_block_mask``.
+    """
+    BLOCK_SIZE = _pair(BLOCK_SIZE)
+    T = ids.shape[-1]
+    q0, q1, k0, k1, inside = _edges(T, T, BLOCK_SIZE, ids.device)
+    rows = ids.reshape(-1, T)
+    q_first, q_last, k_first, k_last = (rows[:, edge] for edge in (q0, q1, k0, k1))  # [B, R, 1] and [B, 1, C]
+    some = (k_first <= q_last) & (k_last >= q_first)
+    full = (q_first == q_last) & (k_first == k_last) & (q_first == k_first) & inside
+    if causal:
+        some, full = some & (k0 <= q1), full & (k1 <= q0)
+    mask_mod = mods.document(ids, mods.causal if causal else None)
+    return block_mask_from_dense(some[:, None], full[:, None], mask_mod, T, T, BLOCK_SIZE)

@@ -1,0 +1,117 @@
+"""What Triton lacks of torch's arithmetic: the functions that generated mods call."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def floor_divide(a, b):
+    """Integer division that rounds down, as in Python; Triton's rounds towards zero."""
+    q = a // b
+    r = a - q * b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
+
+
+@triton.jit
+def remainder(a, b):
+    """What ``floor_divide`` leaves: it has the sign of b, as in Python."""
+    return a - floor_divide(a, b) * b
+
+
+@triton.jit
+def float_remainder(a, b):
+    """a - floor(a / b) b."""
+    return a - tl.floor(a / b) * b
+
+
+@triton.jit
+def truncate(x):
+    """Towards zero."""
+    return tl.where(x < 0, tl.ceil(x), tl.floor(x))
+
+
+@triton.jit
+def round_half_even(x):
+    """To the nearest integer, halves to the even one."""
+    down = tl.floor(x)
+    rest = x - down
+    odd = down - 2 * tl.floor(down * 0.5)
+    return tl.where((rest > 0.5) | ((rest == 0.5) & (odd == 1)), down + 1, down)
+
+
+@triton.jit
+def tanh(x):
+    """1 - 2 / (1 + e^2x): two special-function instructions, absolute error 1e-7."""
+    return 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))  # 2 log2 e
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x), exact for small x: the rounding of 1 + x is divided out again."""
+    u = 1.0 + x
+    return tl.where(u == 1.0, x, tl.log(u) * (x / tl.where(u == 1.0, 1.0, u - 1.0)))
+
+
+@triton.jit
+def expm1(x):
+    """e^x - 1, exact for small x: the rounding of e^x is divided out again."""
+    u = tl.exp(x)
+    small = (u - 1.0) * (x / tl.where(u == 1.0, 1.0, tl.log(u)))
+    return tl.where(u == 1.0, x, tl.where((u == 0.0) | (x > 16.0), u - 1.0, small))
+
+
+@triton.jit
+def power(a, b):
+    """a^b; of a negative a for whole b."""
+    whole = b == tl.floor(b)
+    odd = b - 2 * tl.floor(b * 0.5) == 1
+    size = tl.exp2(b * tl.log2(tl.abs(a)))
+    signed = tl.where(whole, tl.where(odd, -size, size), float("nan"))
+    return tl.where(b == 0.0, 1.0, tl.where(a < 0.0, signed, size))
+
+
+@triton.jit
+def whole_power(a, b):
+    """a^b of integers, b >= 0, by squaring."""
+    result = a * 0 + 1
+    for bit in tl.static_range(5):
+        result = tl.where(((b >> bit) & 1) != 0, result * a, result)
+        a = a * a
+    return result
+
+
+@triton.jit
+def sign(x):
+    """-1, 0 or 1."""
+    return tl.where(x > 0, 1, tl.where(x < 0, -1, 0))
+
+
+@triton.jit
+def wrap(index, size):
+    """An index counted from the end where it is negative."""
+    return tl.where(index < 0, index + size, index)
+
+
+@triton.jit
+def add_to_sink(
+    sink, index, value, live, OVER_Q: tl.constexpr, OVER_KV: tl.constexpr, PASS: tl.constexpr
+):  # fmt: skip
+    """Add ``value`` to ``sink[index]`` wherever ``live``, summed first along the axes that the index does not depend on.
+
+    sink is ``(sums, scale)``. PASS ``"add"``: sums are float32 and the order of the additions is free. Two more passes give
+    the same bits every time, because integers can be added in any order: ``"measure"`` keeps the largest addend in scale,
+    ``"count"`` adds ``value * scale`` to int64 sums.
+    """
+    value = tl.where(live, value, 0.0)
+    if OVER_Q:
+        value = tl.sum(value, 0, keep_dims=True)
+    if OVER_KV:
+        value = tl.sum(value, 1, keep_dims=True)
+    index = tl.zeros(value.shape, tl.int32) + index
+    if PASS == "measure":
+        tl.atomic_max(sink[1], tl.max(tl.abs(value)), sem="relaxed")
+    elif PASS == "count":
+        counts = (value * tl.load(sink[1])).to(tl.int64)
+        tl.atomic_add(sink[0] + index, counts, mask=counts != 0, sem="relaxed")
+    else:
+        tl.atomic_add(sink[0] + index, value, mask=value != 0, sem="relaxed")

@@ -1,0 +1,195 @@
+"""The public function: validates, compiles the mods, chooses, wires autograd. Its docstring is the one of record."""
+
+import math
+
+import torch
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
+
+from kernels.common.validate import check_tensor
+from kernels.flex_attention import backward as backward_pass
+from kernels.flex_attention import forward as forward_pass
+from kernels.flex_attention.block_mask import BlockMask
+from kernels.flex_attention.problem import OPTIONS, Problem
+from kernels.flex_attention.score_mod_compiler import bind, source
+
+LN2 = math.log(2)
+KNOWN_OPTIONS = (*OPTIONS, *(f"bwd_{name}" for name in OPTIONS), "DETERMINISTIC")
+
+
+@torch.compiler.disable
+def flex_attention(
+    query,
+    key,
+    value,
+    score_mod=None,
+    block_mask=None,
+    scale=None,
+    enable_gqa=False,
+    return_lse=False,
+    kernel_options=None,
+    *,
+    return_aux=None,
+):
+    """Attention with any function of score and position, skipping the blocks that a mask leaves out.
+
+    .. math::
+        z_{mn} = f(c\\, q_m \\cdot k_n, b, h, m, n) \\text{ where the mask allows, else } -\\infty, \\qquad
+        \\ell_m = \\log \\sum_n e^{z_{mn}}, \\qquad o_m = \\sum_n e^{z_{mn} - \\ell_m} v_n
+
+    The signature of ``torch.nn.attention.flex_attention.flex_attention``, without ``torch.compile``: ``score_mod`` and the
+    mask are traced, differentiated and compiled here. Products of 16-bit inputs are summed in float32, everything else is
+    float32. Differentiable once in query, key, value, in the tensors that ``score_mod`` captures, and through the lse. A row
+    without an allowed key has o = 0, lse = minus infinity and no gradient.
+
+    Args:
+        query: [B, Hq, M, D], float32, float16 or bfloat16; any strides, any sizes.
+        key: [B or 1, Hkv, N, D]; with ``enable_gqa`` Hq may be a multiple G Hkv: query head h reads key head h // G.
+        value: [B or 1, Hkv, N, Dv].
+        score_mod: ``f(score, b, h, q_idx, kv_idx)`` on tensors without dimensions, or ``None``. ``score`` is float32.
+        block_mask: a ``BlockMask`` made for (M, N), its batch 1 or B, its heads 1 or Hq; or ``None``: all keys.
+        scale: c; 1 / sqrt(D) if ``None``.
+        enable_gqa: whether Hq and Hkv may differ.
+        return_lse: return ``(o, lse)``.
+        kernel_options: dict of BLOCK_M, BLOCK_N, num_warps, num_stages, the same with the prefix ``bwd_`` for the backward
+            pass, and DETERMINISTIC: gradients of captured tensors with the same bits every time, in two passes; default
+            ``torch.are_deterministic_algorithms_enabled()``. All other results have the same bits every time anyway.
+        return_aux: an ``AuxRequest``: return ``(o, AuxOutput)`` with the lse, the largest logit of each row, or both.
+
+    Returns:
+        o [B, Hq, M, Dv] in query's dtype and order of strides; lse and max_scores are float32 [B, Hq, M].
+
+    Raises:
+        ValueError: an argument does not fit; a mod cannot be compiled (``ModError``, which shows the user's line).
+
+    ``flex_attention.source(score_mod, mask_mod)`` is the generated Triton text, ``flex_attention.explain(...)`` with the same
+    arguments says what would run and why.
+
+    Source: Dong et al., 2024, arXiv:2412.05496; Dao, 2023, arXiv:2307.08691.
+    """
+    problem = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
+    if return_lse and return_aux is not None:
+        raise ValueError("return_lse and return_aux are both given, need one: return_aux=AuxRequest(lse=True)")
+    if return_aux is not None and not isinstance(return_aux, AuxRequest):
+        raise ValueError(f"return_aux is {return_aux!r}, needs an AuxRequest")
+    want_top = return_aux is not None and return_aux.max_scores
+    learned = [] if problem.score is None else problem.score.learned
+    o, lse, top = _Attention.apply(problem, want_top, query, key, value, *learned)
+    if return_aux is not None:
+        return o, AuxOutput(lse * LN2 if return_aux.lse else None, top * LN2 if want_top else None)
+    return (o, lse * LN2) if return_lse else o
+
+
+class _Attention(torch.autograd.Function):
+    """Arguments: problem, whether row maxima are wanted, query, key, value, captured tensors that get a gradient."""
+
+    @staticmethod
+    def forward(ctx, problem, want_top, query, key, value, *learned):
+        o, lse, top = forward_pass.forward(problem, query, key, value, want_top)
+        ctx.problem = problem
+        ctx.save_for_backward(query, key, value, o, lse, *learned)
+        ctx.set_materialize_grads(False)
+        if top is not None:
+            ctx.mark_non_differentiable(top)
+        return o, lse, top
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, do, dlse, dtop):
+        query, key, value, o, lse, *learned = ctx.saved_tensors
+        do = torch.zeros_like(o) if do is None else do
+        needs = ctx.needs_input_grad[2:]
+        grads = backward_pass.backward(ctx.problem, do, dlse, query, key, value, o, lse, needs[:3], any(needs[3:]))
+        return None, None, *grads
+
+
+def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
+    """The checked call."""
+    check_tensor("query", query, (None, None, None, None), "[B, Hq, M, D]")
+    B, Hq, M, D = query.shape
+    same = {"dtypes": (query.dtype,), "like": ("query", query)}
+    check_tensor("key", key, (None, None, None, D), "[B or 1, Hkv, N, D]", **same)
+    Bkv, Hkv, N, _ = key.shape
+    check_tensor("value", value, (Bkv, Hkv, N, None), "[B or 1, Hkv, N, Dv]", **same)
+    if Bkv not in (1, B):
+        raise ValueError(f"key has a batch of {Bkv}, needs 1 or {B}, the batch of query")
+    if D == 0:
+        raise ValueError("query has a head dimension of 0, needs at least 1")
+    if Hq != Hkv and not enable_gqa:
+        raise ValueError(f"key has {Hkv} heads, needs {Hq}, those of query; with enable_gqa=True a divisor of {Hq}")
+    if (Hkv == 0) != (Hq == 0) or (Hkv and Hq % Hkv):
+        raise ValueError(f"key has {Hkv} heads, needs a divisor of {Hq}, the heads of query")
+    if scale is not None and not isinstance(scale, int | float):
+        raise ValueError(f"scale is {scale!r}, needs a number or None")
+    for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", getattr(block_mask, "mask_mod", None))):
+        if mod is not None and not callable(mod):
+            raise ValueError(f"{name} is {mod!r}, needs a function")
+    options = _check_options(kernel_options)
+    if block_mask is not None:
+        _check_block_mask(block_mask, B, Hq, M, N, query.device)
+    gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    score = mask = None
+    if score_mod is not None:
+        score = bind(score_mod, "score_mod", query.device, gradient)
+        if torch.is_grad_enabled() and not gradient and any(t.requires_grad for t in score.captured):
+            score = bind(score_mod, "score_mod", query.device, True)
+    if block_mask is not None:
+        mask = bind(block_mask.mask_mod, "mask_mod", query.device)
+    scale = 1 / math.sqrt(D) if scale is None else float(scale)
+    return Problem(
+        B, Hq, Hkv, M, N, D, value.shape[-1], query.dtype, query.device, scale, score, mask, block_mask, options
+    )
+
+
+def _check_options(kernel_options):
+    options = dict(kernel_options or {})
+    for name, value in options.items():
+        if name not in KNOWN_OPTIONS:
+            raise ValueError(f"kernel_options has {name!r}, knows {', '.join(KNOWN_OPTIONS)}")
+        if name == "DETERMINISTIC":
+            fits, needs = isinstance(value, bool), "True or False"
+        elif name.endswith("num_stages"):
+            fits, needs = isinstance(value, int) and value >= 1, "an integer of at least 1"
+        else:
+            least = 1 if name.endswith("num_warps") else 16
+            fits = isinstance(value, int) and value >= least and value & (value - 1) == 0
+            needs = f"a power of two of at least {least}"
+        if not fits:
+            raise ValueError(f"kernel_options[{name!r}] is {value!r}, needs {needs}")
+    options.setdefault("DETERMINISTIC", torch.are_deterministic_algorithms_enabled())
+    return options
+
+
+def _check_block_mask(block_mask, B, Hq, M, N, device):
+    if not isinstance(block_mask, BlockMask):
+        raise ValueError(f"block_mask is {type(block_mask).__name__}, needs a BlockMask or None")
+    if getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
+        raise ValueError(
+            "block_mask was sliced and lost its mask_mod, needs one for the part that is left: "
+            "set block_mask.mask_mod, with the positions shifted by where the part begins"
+        )
+    if tuple(block_mask.seq_lengths) != (M, N):
+        raise ValueError(
+            f"block_mask was made for {block_mask.seq_lengths[0]} queries and {block_mask.seq_lengths[1]} keys, needs "
+            f"{M} and {N}: make another, or cut it with block_mask._adjust({M}, {N})"
+        )
+    lists = {name: getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices")}
+    if block_mask.full_kv_num_blocks is not None:
+        lists |= {name: getattr(block_mask, name) for name in ("full_kv_num_blocks", "full_kv_indices")}
+    rows = -(-M // block_mask.BLOCK_SIZE[0])
+    for name, tensor in lists.items():
+        legend = "[B or 1, Hq or 1, blocks of queries, ...]"
+        if (
+            tensor.ndim != 3 + name.endswith("indices")
+            or tensor.shape[0] not in (1, B)
+            or tensor.shape[1] not in (1, Hq)
+        ):
+            raise ValueError(
+                f"block_mask.{name} has shape {list(tensor.shape)}, needs {legend} with B = {B}, Hq = {Hq}"
+            )
+        if tensor.shape[2] < rows:
+            raise ValueError(f"block_mask.{name} has {tensor.shape[2]} blocks of queries, needs {rows} for {M} queries")
+        if tensor.device != device:
+            raise ValueError(f"block_mask is on {tensor.device}, needs {device}, the device of query")
+
+
+flex_attention.source = source
