@@ -1,7 +1,7 @@
 """Backward pass of the recurrence: the same walk from the last token to the first, C tokens at a time, nothing subtracted.
 
 Gamma and Phi are the log-decays of the state's rows and columns, summed from the block's first token on; S is the state that
-enters the block and Z the costate (the gradient at the state) that enters it from behind. P_rs = do_r . v_s e^{Phi_r - Phi_s},
+enters the block, Z the costate (the gradient at the state) that enters it from behind. P_rs = do_r . v_s e^{Phi_r - Phi_s},
 A_rs = c q_r e^{Gamma_r - Gamma_s} . k_s, and
 
     dq_r = c [ e^{Gamma_r} . S (do_r e^{Phi_r})              + sum_{s <= r} P_rs e^{Gamma_r - Gamma_s} . k_s ]
@@ -24,70 +24,39 @@ import triton.language as tl
 from kernels.common.launch import launch
 from kernels.common.sequences import sequence_span
 from kernels.recurrent_attention.chunk_backward import over_group
-from kernels.recurrent_attention.chunk_forward import chunk_rows, load_state, store_state, strides
+from kernels.recurrent_attention.chunk_forward import load_state, store_state, strides
 from kernels.recurrent_attention.forward import configured, heads_per_kv
-
-
-@triton.jit
-def load_tile(at, stride_t, rows, mask_t, mask):
-    """float32 rows of a tile: ``at`` [D] points to the components of time 0."""
-    tile = tl.load(at[None, :] + rows[:, None] * stride_t, mask=mask_t[:, None] & mask[None, :], other=0.0)
-    return tile.to(tl.float32)
-
-
-@triton.jit
-def store_tile(at, stride_t, rows, mask_t, mask, tile):
-    """The reverse of ``load_tile``."""
-    at = at[None, :] + rows[:, None] * stride_t
-    tl.store(at, tile.to(at.dtype.element_ty), mask=mask_t[:, None] & mask[None, :])
-
-
-@triton.jit
-def load_log_decay(g_at, stride_gt, gamma, gates_at, stride_gates_t, rows, mask_t, mask):
-    """Log-decays of some rows: [rows, D] with a gate for every component, else [rows, 1]; 0 where there is no token."""
-    log_decay = tl.where(mask_t, gamma, 0.0)[:, None]
-    if g_at is not None:
-        log_decay += tl.load(g_at + rows * stride_gt, mask=mask_t, other=0.0).to(tl.float32)[:, None]
-    if gates_at is not None:
-        log_decay += load_tile(gates_at, stride_gates_t, rows, mask_t, mask)
-    return log_decay
-
-
-@triton.jit
-def decays_to_edges(
-    g_at, stride_gt, gamma, gates_at, stride_gates_t, mask, begin, L, t0, C: tl.constexpr, REVERSE: tl.constexpr
-):  # fmt: skip
-    """``(from_edge, to_edge, whole)``: decays from before the block to after token t, from there to its end, and of all of it.
-
-    Each is the exponential of a sum over just the gates it spans: no sum is subtracted from another.
-    """
-    rows, mask_t = chunk_rows(begin, L, t0, C, REVERSE)
-    here = load_log_decay(g_at, stride_gt, gamma, gates_at, stride_gates_t, rows, mask_t, mask)
-    rows, mask_t = chunk_rows(begin, L, t0 + 1, C, REVERSE)
-    mask_t &= tl.arange(0, C) < C - 1
-    after = load_log_decay(g_at, stride_gt, gamma, gates_at, stride_gates_t, rows, mask_t, mask)
-    return tl.exp(tl.cumsum(here, 0)), tl.exp(tl.cumsum(after, 0, reverse=True)), tl.exp(tl.sum(here, 0))
+from kernels.recurrent_attention.gates import (
+    block_columns,
+    decay_matrix,
+    decays_to_edges,
+    decays_to_middle,
+    load_columns,
+    load_log_decays,
+    store_columns,
+    sum_over_paths,
+)
 
 
 @triton.jit
 def advance(
     S, k_at, stride_kt, v_at, stride_vt, g_at, stride_gt, gamma, gk_at, stride_gkt, gv_at, stride_gvt, mask_k, mask_v,
-    begin, L, t0, C: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
+    begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state behind a block: e^{Gamma_C} . S . e^{Phi_C} + sum_s (k_s e^{Gamma_C - Gamma_s}) (v_s e^{Phi_C - Phi_s})^T."""
-    rows, mask_t = chunk_rows(begin, L, t0, C, REVERSE)
-    k = load_tile(k_at, stride_kt, rows, mask_t, mask_k)
-    v = load_tile(v_at, stride_vt, rows, mask_t, mask_v)
-    from_edge, to_edge, whole = decays_to_edges(
-        g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, t0, C, REVERSE
-    )
+    times, mask_t = block_columns(begin, L, first, C, REVERSE)
+    k = load_columns(k_at, stride_kt, times, mask_t, mask_k)
+    v = load_columns(v_at, stride_vt, times, mask_t, mask_v)
+    here, after = load_log_decays(g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, first, C, REVERSE)
+    unused, to_edge, whole = decays_to_edges(here, after)
     S *= whole[:, None]
     k *= to_edge
     if gv_at is not None:
-        from_edge, to_edge, whole = decays_to_edges(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, t0, C, REVERSE)
+        here, after = load_log_decays(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, first, C, REVERSE)
+        unused, to_edge, whole = decays_to_edges(here, after)
         S *= whole[None, :]
         v *= to_edge
-    return S + tl.dot(tl.trans(k), v, input_precision=PRECISION)
+    return S + tl.dot(k, tl.trans(v), input_precision=PRECISION)
 
 
 @triton.jit
@@ -161,7 +130,10 @@ def recurrent_backward_kernel(
 ):  # fmt: skip
     """dq, dk, dg and dgk are [tiles_v, tokens = B T, H, ...], one partial sum for each tile of columns. What is None is not
     wanted; dg stands for g and g_gamma."""
-    NEED_KEY_GATES: tl.constexpr = dg_ptr is not None or dgk_ptr is not None
+    GK: tl.constexpr = gk_ptr is not None
+    GV: tl.constexpr = gv_ptr is not None
+    NEED_K: tl.constexpr = dg_ptr is not None or dgk_ptr is not None
+    NEED_V: tl.constexpr = dgv_ptr is not None
     pid = tl.program_id(0)
     tile = (pid % tiles_v).to(tl.int64)
     h = pid // tiles_v % H
@@ -187,12 +159,12 @@ def recurrent_backward_kernel(
         at = dfinal_ptr + n * stride_fn + h * stride_fh + offs_k[:, None] * stride_fk + offs_v[None, :] * stride_fv
         Z = tl.load(at, mask=mask_k[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
     place = place_of_checkpoint(n, begin, T, C * EVERY, PACKED)
-    before_t = (offs_t[:, None] > offs_t[None, :]).to(tl.float32)  # products with it sum over s < t,
-    from_t_on = (offs_t[:, None] <= offs_t[None, :]).to(tl.float32)  # and with this one over r >= t
+    u = offs_t[:, None]
+    t = offs_t[None, :]
     blocks = tl.cdiv(L, C)
     for back in range(blocks):
         block = blocks - 1 - back
-        t0 = block * C
+        first = block * C
         S = load_state(states_ptr + ((place + block // EVERY) * H + h) * K * V, offs_k, offs_v, K, V)
         for i in range(block // EVERY * EVERY, block):
             S = advance(
@@ -200,88 +172,103 @@ def recurrent_backward_kernel(
                 mask_k, mask_v, begin, L, i * C, C, REVERSE, PRECISION,
             )  # fmt: skip
 
-        rows, mask_t = chunk_rows(begin, L, t0, C, REVERSE)
-        q = load_tile(q_at, stride_qt, rows, mask_t, mask_k) * scale
-        k = load_tile(k_at, stride_kt, rows, mask_t, mask_k)
-        v = load_tile(v_at, stride_vt, rows, mask_t, mask_v)
-        do = load_tile(do_at, stride_dot, rows, mask_t, mask_v)
-
-        # Paths that cross the block's edges.
-        q_from, k_to, whole_k = decays_to_edges(
-            g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, t0, C, REVERSE
+        times, mask_t = block_columns(begin, L, first, C, REVERSE)
+        q = load_columns(q_at, stride_qt, times, mask_t, mask_k) * scale
+        k = load_columns(k_at, stride_kt, times, mask_t, mask_k)
+        v = load_columns(v_at, stride_vt, times, mask_t, mask_v)
+        do = load_columns(do_at, stride_dot, times, mask_t, mask_v)
+        here_k, after_k = load_log_decays(
+            g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, first, C, REVERSE
         )
-        if gv_ptr is not None:
-            v_from, v_to, whole_v = decays_to_edges(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, t0, C, REVERSE)
-            do_decayed = do * v_from
-            v_decayed = v * v_to
-        else:
-            whole_v = tl.full([1], 1.0, tl.float32)
-            do_decayed = do
-            v_decayed = v
-        dq = q_from * tl.dot(do_decayed, tl.trans(S), input_precision=PRECISION)
-        dk = k_to * tl.dot(v_decayed, tl.trans(Z), input_precision=PRECISION)
-        dv = tl.dot(k * k_to, Z, input_precision=PRECISION)
-        across = S * Z * whole_k[:, None] * whole_v[None, :]
-        if NEED_KEY_GATES:
-            gate_k = tl.dot(from_t_on, q * dq, input_precision=PRECISION)
-            gate_k += tl.dot(before_t, k * dk, input_precision=PRECISION)
-            gate_k += tl.sum(across, 1)[None, :]
-        if gv_ptr is not None:
+        q_from, k_to, whole_k = decays_to_edges(here_k, after_k)
+        q_decayed = q * q_from
+        do_decayed = do
+        v_decayed = v
+        Z_decayed = Z * whole_k[:, None]
+        if GV:
+            here_v, after_v = load_log_decays(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, first, C, REVERSE)
+            o_from, v_to, whole_v = decays_to_edges(here_v, after_v)
+            do_decayed *= o_from
+            v_decayed *= v_to
+            Z_decayed *= whole_v[None, :]
+
+        # Paths that cross the block's edges: a read from S, a write that Z reads, and the passage from S to Z.
+        dq = q_from * tl.dot(S, do_decayed, input_precision=PRECISION)
+        dk = k_to * tl.dot(Z, v_decayed, input_precision=PRECISION)
+        dv = tl.dot(tl.trans(Z), k * k_to, input_precision=PRECISION)
+        if GV:
             dv *= v_to
-        if dgv_ptr is not None:
-            o = v_from * tl.dot(q * q_from, S, input_precision=PRECISION)
-            gate_v = tl.dot(from_t_on, do * o, input_precision=PRECISION)
-            gate_v += tl.dot(before_t, v * dv, input_precision=PRECISION)
-            gate_v += tl.sum(across, 0)[None, :]
-        Z = Z * whole_k[:, None] * whole_v[None, :] + tl.dot(
-            tl.trans(q * q_from), do_decayed, input_precision=PRECISION
-        )
+        if NEED_K:
+            gate_k = sum_over_paths(q * dq, u >= t, GK, PRECISION) + sum_over_paths(k * dk, u < t, GK, PRECISION)
+            through = tl.sum(S * Z_decayed, 1)
+            gate_k += through[:, None] if GK else tl.sum(through, 0)
+        if NEED_V:
+            o = o_from * tl.dot(tl.trans(S), q_decayed, input_precision=PRECISION)
+            gate_v = sum_over_paths(do * o, u >= t, True, PRECISION) + sum_over_paths(v * dv, u < t, True, PRECISION)
+            gate_v += tl.sum(S * Z_decayed, 0)[:, None]
+        Z = Z_decayed + tl.dot(q_decayed, tl.trans(do_decayed), input_precision=PRECISION)
 
-        # Paths inside the block, from every s to all r >= s; ``between`` sums the gates s+1 ... r, grown by one a step.
-        between_k = tl.zeros([C, BK if gk_ptr is not None else 1], tl.float32)
-        if gv_ptr is not None:
-            between_v = tl.zeros([C, BV], tl.float32)
-        for step in range(C):
-            s = C - 1 - step
-            after = (offs_t > s)[:, None]
-            is_s = (offs_t == s)[:, None]
-            rows_s, mask_s = chunk_rows(begin, L, t0 + s + 1, 1, REVERSE)
-            next_gate = load_log_decay(g_at, stride_gt, gamma, gk_at, stride_gkt, rows_s, mask_s, mask_k)
-            between_k = tl.where(after, between_k + next_gate, 0.0)
-            decay_k = tl.where(after | is_s, tl.exp(between_k), 0.0)
-            if gv_ptr is not None:
-                between_v = tl.where(after, between_v + load_tile(gv_at, stride_gvt, rows_s, mask_s, mask_v), 0.0)
-                decay_v = tl.exp(between_v)
-            else:
-                decay_v = tl.full([C, 1], 1.0, tl.float32)
-            rows_s, mask_s = chunk_rows(begin, L, t0 + s, 1, REVERSE)
-            k_s = load_tile(k_at, stride_kt, rows_s, mask_s, mask_k)
-            v_s = load_tile(v_at, stride_vt, rows_s, mask_s, mask_v)
-            P_s = decay_k * tl.sum(do * decay_v * v_s, 1)[:, None]
-            A_s = decay_v * tl.sum(q * decay_k * k_s, 1)[:, None]
-            dq += P_s * k_s
-            dk += tl.where(is_s, tl.sum(P_s * q, 0)[None, :], 0.0)
-            dv += tl.where(is_s, tl.sum(A_s * do, 0)[None, :], 0.0)
-            if NEED_KEY_GATES:
-                paths = tl.where(after, P_s * q * k_s, 0.0)
-                gate_k += tl.where(after, tl.cumsum(paths, 0, reverse=True), 0.0)
-            if dgv_ptr is not None:
-                paths = tl.where(after, A_s * do * v_s, 0.0)
-                gate_v += tl.where(after, tl.cumsum(paths, 0, reverse=True), 0.0)
+        # Paths inside the block, from s to r.
+        if GK or GV:
+            # s = r, then the pairs whose numbers first differ in the same binary digit: s left of a middle, r right of it.
+            P_tt = tl.sum(do * v, 0)[None, :]
+            dq += P_tt * k
+            dk += P_tt * q
+            dv += tl.sum(q * k, 0)[None, :] * do
+            for digit in tl.static_range(4):
+                right = (t >> digit) % 2 == 1
+                pairs = (u >> digit) ^ (t >> digit) == 1  # in either order
+                crossed = (u >> digit == t >> digit) & (
+                    right == (u >= t)
+                )  # the gate at t, by paths that end or begin at u
+                x = tl.where(right, q, k)
+                y = tl.where(right, do, v)
+                decay_k = decays_to_middle(here_k, after_k, digit)
+                x_decayed = x * decay_k
+                y_decayed = y
+                if GV:
+                    decay_v = decays_to_middle(here_v, after_v, digit)
+                    y_decayed *= decay_v
+                A = tl.where(pairs, tl.dot(tl.trans(x_decayed), x_decayed, input_precision=PRECISION), 0.0)
+                P = tl.where(pairs, tl.dot(tl.trans(y_decayed), y_decayed, input_precision=PRECISION), 0.0)
+                dx = decay_k * tl.dot(x_decayed, P, input_precision=PRECISION)
+                dy = tl.dot(y_decayed, A, input_precision=PRECISION)
+                if GV:
+                    dy *= decay_v
+                dq += tl.where(right, dx, 0.0)
+                dk += tl.where(right, 0.0, dx)
+                dv += tl.where(right, 0.0, dy)
+                if NEED_K:
+                    gate_k += sum_over_paths(x * dx, crossed, GK, PRECISION)
+                if NEED_V:
+                    gate_v += sum_over_paths(y * dy, crossed, True, PRECISION)
+        else:
+            # One decay for each pair of tokens: everything is C x C.
+            M = decay_matrix(here_k)
+            A = M * tl.dot(tl.trans(q), k, input_precision=PRECISION)  # [r, s]
+            products = tl.dot(tl.trans(do), v, input_precision=PRECISION)
+            P = M * products
+            dq += tl.dot(k, tl.trans(P), input_precision=PRECISION)
+            dk += tl.dot(q, P, input_precision=PRECISION)
+            dv += tl.dot(do, A, input_precision=PRECISION)
+            if NEED_K:
+                paths = tl.where(u > t, A * products, 0.0)  # from s to r, both inside
+                paths = tl.dot((u <= t).to(tl.float32), paths, input_precision=PRECISION)  # over r >= the first index
+                gate_k += tl.sum(tl.where(u > t, paths, 0.0), 1)[None, :]  # and over s < it
 
         partial = tile * tokens * H + head
         if dq_ptr is not None:
-            store_tile(dq_ptr + partial * K + offs_k, H * K, rows, mask_t, mask_k, dq * scale)
+            store_columns(dq_ptr + partial * K + offs_k, H * K, times, mask_t, mask_k, dq * scale)
         if dk_ptr is not None:
-            store_tile(dk_ptr + partial * K + offs_k, H * K, rows, mask_t, mask_k, dk)
+            store_columns(dk_ptr + partial * K + offs_k, H * K, times, mask_t, mask_k, dk)
         if dv_ptr is not None:
-            store_tile(dv_ptr + head * V + offs_v, H * V, rows, mask_t, mask_v, dv)
+            store_columns(dv_ptr + head * V + offs_v, H * V, times, mask_t, mask_v, dv)
         if dg_ptr is not None:
-            tl.store(dg_ptr + partial + rows * H, tl.sum(gate_k, 1), mask=mask_t)
+            tl.store(dg_ptr + partial + times * H, tl.sum(gate_k, 0), mask=mask_t)
         if dgk_ptr is not None:
-            store_tile(dgk_ptr + partial * K + offs_k, H * K, rows, mask_t, mask_k, gate_k)
+            store_columns(dgk_ptr + partial * K + offs_k, H * K, times, mask_t, mask_k, gate_k)
         if dgv_ptr is not None:
-            store_tile(dgv_ptr + head * V + offs_v, H * V, rows, mask_t, mask_v, gate_v)
+            store_columns(dgv_ptr + head * V + offs_v, H * V, times, mask_t, mask_v, gate_v)
 
     if dinitial_ptr is not None:
         store_state(dinitial_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, Z)
