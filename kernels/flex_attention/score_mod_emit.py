@@ -224,7 +224,8 @@ class _Function:
 
     def users_name(self, node, line):
         """The name on the left of the user's line, if this node is what the line computes."""
-        match = re.match(r"([A-Za-z_]\w*)\s*=(?!=)", source_line(line)) if self.trace.last.get(line) is node else None
+        mine = line and self.trace.last.get(line) is node
+        match = re.match(r"([A-Za-z_]\w*)\s*=(?!=)", source_line(line)) if mine else None
         return match and not keyword.iskeyword(match[1]) and match[1]
 
     def is_short(self, text):
@@ -310,6 +311,8 @@ def _binary(symbol, *, reverse=False):
     def rule(f, node):
         kind = f.kind(node)
         a, b = node.args[:2][:: -1 if reverse else 1]
+        if symbol == "*" and f.is_constant(b) and f.constant(b) == 1:
+            return f.cast(a, kind)
         alpha = node.kwargs.get("alpha", 1)
         a, b = _operand(f.cast(a, kind)), _operand(f.cast(b, kind))
         return f"({a} {symbol} {b if alpha == 1 else f'{b} * {_literal(alpha, kind)}'})"
@@ -380,6 +383,12 @@ def _where(f, node):
     return f"tl.where({_bare(f.cast(condition, BOOL))}, {_bare(f.cast(a, kind))}, {_bare(f.cast(b, kind))})"
 
 
+def _masked_fill(f, node):
+    a, condition, value = node.args
+    kind = f.kind(node)
+    return f"tl.where({_bare(f.cast(condition, BOOL))}, {_bare(f.cast(value, kind))}, {_bare(f.cast(a, kind))})"
+
+
 def _divide(f, node):
     mode = node.kwargs.get("rounding_mode")
     a, b = node.args[:2]
@@ -429,6 +438,8 @@ def _power(f, node):
     kind = f.kind(node)
     exponent = f.constant(b) if f.is_constant(b) else None
     base = _operand(f.cast(a, kind))
+    if exponent == 1:
+        return base
     if exponent == 2 and base.isidentifier():
         return f"({base} * {base})"
     if exponent == 3 and base.isidentifier():
@@ -539,6 +550,7 @@ RULES = {
     aten.__lshift__: _binary("<<"),
     aten.__rshift__: _binary(">>"),
     aten.where: _where,
+    aten.masked_fill: _masked_fill,
     aten.clamp: _clamp,
     aten.clamp_min: lambda f, node: _pick("maximum", *(f.cast(a, f.kind(node)) for a in node.args), f.kind(node)),
     aten.clamp_max: lambda f, node: _pick("minimum", *(f.cast(a, f.kind(node)) for a in node.args), f.kind(node)),

@@ -91,9 +91,11 @@ def trace(mod, kind, device="cpu", differentiate=False):
     learned = [differentiate and real.requires_grad and real.is_floating_point() for real, _ in captured]
 
     def record(grad, *inputs):
+        score = None
         inputs, stand_ins = list(inputs[: len(arguments)]), list(inputs[len(arguments) :])
         if differentiate:
-            inputs[0] = inputs[0].detach().requires_grad_()
+            score = inputs[0].detach().requires_grad_()
+            inputs[0] = score.clone()  # a mod may write `score += ...`, which is not allowed on a leaf
             stand_ins = [
                 stand_in.detach().requires_grad_() if is_learned else stand_in.detach()
                 for stand_in, is_learned in zip(stand_ins, learned)
@@ -108,7 +110,8 @@ def trace(mod, kind, device="cpu", differentiate=False):
                 f"{_name(mod)} returns shape {list(value.shape)} for one query and one key, needs a single number: "
                 "index every dimension of the tensors it captures"
             )
-        leaves = [t for t, on in ((inputs[0], differentiate), *zip(stand_ins, learned)) if on]
+        leaves = [t for t, on in zip(stand_ins, learned) if on]
+        leaves = [score, *leaves] if differentiate else leaves
         if not value.requires_grad:
             return value, *[None] * len(leaves)
         return value, *torch.autograd.grad(value, leaves, grad.to(value.dtype).reshape(value.shape), allow_unused=True)
@@ -186,6 +189,22 @@ _FILLED = {
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
 
 
+def _without_writing(graph):
+    """Turn each operation that overwrites its first argument into one that makes a new value, used from there on."""
+    for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        packet, _, overload = str(node.target).removeprefix("aten.").partition("_.")
+        written = node.args[0]
+        after = set()
+        later = node.next
+        while later.op != "root":
+            after.add(later)
+            later = later.next
+        node.target = getattr(getattr(aten, packet), overload)
+        written.replace_all_uses_with(node, delete_user_cb=lambda user, after=after: user in after)
+
+
 def _merge_equal(graph):
     """Let equal operations on equal inputs be one node: the gradient recomputes parts of the value."""
     first = {}
@@ -200,6 +219,7 @@ def _merge_equal(graph):
 def _take_apart(graph, kind, captured, learned, differentiate):
     """The ``Trace`` of a recording whose inputs are grad, the mod's arguments, and the captured tensors."""
     last = {(node.meta.get("custom") or {}).get("line"): node for node in graph.nodes if "val" in node.meta}
+    _without_writing(graph)
     for node in list(graph.nodes):
         if node.target in _OTHER_NAMES:
             node.replace_all_uses_with(node.args[0])
@@ -254,13 +274,15 @@ def _take_apart(graph, kind, captured, learned, differentiate):
 
 def _part(t, node, inputs):
     """Which of the four parts a node belongs to."""
-    whole = _shape(node) is not None and len(_shape(node)) > 0
-    if any(t.where[i] in ("sink", "after") for i in inputs):
-        return "after"
+    many = _shape(node) is not None and _numel(node) != 1
     if node.target is aten.index_put.default or node.target is aten._unsafe_index_put.default:
         return "sink"
+    # Gradients are linear in ``grad``: what is whole and comes from grad alone can follow the sum over positions.
+    late = any(t.where[i] in ("sink", "after") for i in inputs) or (many and "grad" in t.depends[node])
+    if late and all("grad" in t.depends[i] or not t.depends[i] for i in inputs):
+        return "after"
     if t.depends[node]:
-        if whole and _numel(node) != 1:
+        if late or many:
             raise ModError(
                 f"a mod makes a tensor of shape {list(_shape(node))} for one query and one key ({node.target})"
                 f"{_at(t.lines.get(node))}: index every dimension, so that each step is a single number"
@@ -269,8 +291,8 @@ def _part(t, node, inputs):
     if node in t.inputs or node.op == "get_attr":
         return "before"
     # Single numbers from single numbers are computed where they are used; whatever has dimensions, by torch.
-    reads_whole = any(len(_shape(i) or ()) > 0 for i in inputs)
-    return "before" if whole or (reads_whole and node.target is not aten.index.Tensor) else "position"
+    whole = any(len(_shape(i) or ()) > 0 for i in (node, *inputs))
+    return "before" if whole else "position"
 
 
 def _shape(node):
