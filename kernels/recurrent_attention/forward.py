@@ -179,10 +179,10 @@ def size_class(q, v):
 
 
 def configured(kernel, q, v):
-    """``(options, tiles_v)``: constexpr arguments of a kernel that takes BV columns of the state, and how often it must."""
+    """``(options, tiles_v)``: arguments of a kernel for BV columns of the state (all, if none are set), and how many such."""
     K, V = q.shape[-1], v.shape[-1]
     options = configuration("recurrent_attention", kernel, size_class(q, v), q.device)
-    options |= {"K": K, "V": V, "BK": block(K), "BV": min(options["BV"], block(V))}
+    options |= {"K": K, "V": V, "BK": block(K), "BV": min(options.get("BV", block(V)), block(V))}
     return options, triton.cdiv(V, options["BV"])
 
 
