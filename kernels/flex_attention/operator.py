@@ -7,6 +7,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.validate import check_tensor
 from kernels.flex_attention import backward as backward_pass
+from kernels.flex_attention import decoding
 from kernels.flex_attention import forward as forward_pass
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.problem import OPTIONS, Problem
@@ -84,7 +85,11 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, problem, want_top, query, key, value, *learned):
-        o, lse, top = forward_pass.forward(problem, query, key, value, want_top)
+        splits, pack, _ = decoding.choose(problem)
+        if splits:
+            o, lse, top = decoding.decode(problem, query, key, value, splits, pack, want_top)
+        else:
+            o, lse, top = forward_pass.forward(problem, query, key, value, want_top)
         ctx.problem = problem
         ctx.save_for_backward(query, key, value, o, lse, *learned)
         ctx.set_materialize_grads(False)
@@ -192,4 +197,28 @@ def _check_block_mask(block_mask, B, Hq, M, N, device):
             raise ValueError(f"block_mask is on {tensor.device}, needs {device}, the device of query")
 
 
+def explain(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, kernel_options=None):
+    """How ``flex_attention`` would run these arguments, and why, as text. Reads the block mask's counts: waits for the GPU."""
+    p = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
+    splits, _, reason = decoding.choose(p)
+    way = f"{'decoding' if splits else 'one program a tile of queries'}: {reason}"
+    kernels = ["decoding" if splits else "forward", "backward_dq", "backward_dkdv"]
+    lines = [way, *(f"{name}: {', '.join(f'{k} {v}' for k, v in p.launch_options(name).items())}" for name in kernels)]
+    if p.score_mod is None:
+        lines.append("score: no code runs, the scale is folded into the exponent")
+    else:
+        lines.append("score: " + ("a negative or zero scale" if p.score is None else "the score mod runs in every tile"))
+    if block_mask is None:
+        lines.append("mask: none, every block of keys is visited and no mask code runs")
+    else:
+        blocks = [0 if t is None else int(t.sum()) for t in (block_mask.kv_num_blocks, block_mask.full_kv_num_blocks)]
+        total = block_mask.kv_num_blocks.numel() * -(-p.N // block_mask.BLOCK_SIZE[1])
+        lines.append(
+            f"mask: of {total} blocks {blocks[1]} are full (no mask code), {blocks[0]} partial (the mask mod runs), "
+            f"{total - sum(blocks)} are skipped"
+        )
+    return "\n".join(lines)
+
+
 flex_attention.source = source
+flex_attention.explain = explain

@@ -156,10 +156,14 @@ class Problem:
 
     def launch_options(self, kernel):
         """BLOCK_M, BLOCK_N, num_warps, num_stages of ``kernel``: the table's, the caller's over them, cut to the problem."""
-        options = configuration("flex_attention", kernel, self.key, self.device)
+        table = configuration("flex_attention", kernel, self.key, self.device)
+        options = {name: table[name] for name in OPTIONS if name in table}
         prefix = "bwd_" if kernel.startswith("backward") else ""
         options |= {name: self.options[prefix + name] for name in OPTIONS if prefix + name in self.options}
-        options["BLOCK_M"] = _fit(options["BLOCK_M"], self.M, self.SPARSE_M)
+        if kernel == "decoding":  # its tile holds all rows
+            options.pop("BLOCK_M", None)
+        else:
+            options["BLOCK_M"] = _fit(options["BLOCK_M"], self.M, self.SPARSE_M)
         options["BLOCK_N"] = _fit(options["BLOCK_N"], self.N, self.SPARSE_N)
         return options
 
