@@ -23,7 +23,6 @@ from kernels.recurrent_attention.chunk_forward import (
     level_of_rows,
     load_rows,
     load_state,
-    pairs_of_level,
     plan,
     prepare,
     store_rows,
@@ -40,7 +39,7 @@ def _gradients_kernel(
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
     stride_v_b, stride_v_t, stride_v_h, stride_v_v, stride_do_b, stride_do_t, stride_do_h, stride_do_v,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GATED: tl.constexpr, VECTOR: tl.constexpr, GATES: tl.constexpr,
+    GATED: tl.constexpr, COUNTED: tl.constexpr, VECTOR: tl.constexpr, GATES: tl.constexpr,
     PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """dq, dk, dv and (with GATES) the gate gradients dg of one chunk of one head.
@@ -67,7 +66,7 @@ def _gradients_kernel(
         A = load_rows(scores_ptr + head * C, H * C, 1, where, 0, C, C, tl.float32, False)
     else:
         A = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        M = decay_matrix(gamma_ptr, resets_ptr, place, C, GATED)
+        M = decay_matrix(gamma_ptr, resets_ptr, place, C, GATED, COUNTED)
         A *= M
     if GATED:
         from_start = tl.load(from_start_ptr + place * C + offs_c)
@@ -135,7 +134,7 @@ def _inside_kernel(
     q_ptr, k_ptr, gamma_ptr, products_ptr, dq_through_ptr, dk_through_ptr, dg_through_ptr,
     dq_ptr, dk_ptr, dg_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k, scale,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
-    C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, LEVELS: tl.constexpr, STAGES: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
     GATES: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """For gates on key components: what a chunk's own pairs of tokens add to dq, dk and the gate gradients.
@@ -157,8 +156,8 @@ def _inside_kernel(
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
 
-    q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
-    k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+    q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+    k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
     gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
     # P in either order: P_ts where s <= t, P_st elsewhere
     row, rows, exists = where
@@ -168,23 +167,24 @@ def _inside_kernel(
     below = tl.load(own[:, None] + offs_c[None, :], mask=pair & (s <= t), other=0.0)
     above = tl.load(own[None, :] + offs_c[:, None], mask=pair & (s > t), other=0.0)
     P = (below + above).to(tl.float32) * scale
+    parted = s ^ t
     itself = tl.sum(tl.where(s == t, P, 0.0), 1)[:, None]
 
     dq = itself * k
     dk = itself * q
     dg = tl.zeros([C, BLOCK_K], tl.float32)
-    for LEVEL in tl.static_range(LEVELS):
+    for LEVEL in tl.range(LEVELS, num_stages=STAGES):
         behind = (offs_c >> LEVEL) % 2 == 1
         X, factor = level_of_rows(
             q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
         )  # fmt: skip
-        P_l = tl.where(pairs_of_level(LEVEL, C), P, 0.0).to(DTYPE)
+        P_l = tl.where(parted >> LEVEL == 1, P, 0.0).to(DTYPE)
         Y = tl.dot(P_l, X.to(DTYPE), input_precision=PRECISION)
         dq += tl.where(behind[:, None], factor * Y, 0.0)
         dk += tl.where(behind[:, None], 0.0, factor * Y)
         if GATES:
-            # Row t's terms cross the gates from the edge to t: u <= t behind it (gate u comes before token u), u > t before it.
-            crossed = (s >> LEVEL == t >> LEVEL) & tl.where(behind[:, None], s >= t, s < t)  # by terms s, the gates t
+            # The gates a term of row s crosses lie between it and the edge; gate t comes before token t.
+            crossed = (s >> LEVEL == t >> LEVEL) & ((s < t) ^ behind[:, None])
             dg += tl.dot(crossed.to(DTYPE), (X * Y).to(DTYPE), input_precision=PRECISION)
 
     last = tl.minimum(L - 1 - first, C - 1).to(tl.int32) + tl.zeros([1], tl.int32)
@@ -192,8 +192,8 @@ def _inside_kernel(
     gamma_C = load_rows(gamma_ptr + head * K, H * K, 1, last, start_k, K, BLOCK_K, tl.float32, False)
     dq_through = load_rows(dq_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
     dk_through = load_rows(dk_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
-    store_rows(dq_ptr + head * K, H * K, where, start_k, K, dq + tl.exp(gamma) * dq_through, BLOCK_K)
-    store_rows(dk_ptr + head * K, H * K, where, start_k, K, dk + tl.exp(gamma_C - gamma) * dk_through, BLOCK_K)
+    store_rows(dq_ptr + head * K, H * K, where, start_k, K, dq + tl.exp2(gamma) * dq_through, BLOCK_K)
+    store_rows(dk_ptr + head * K, H * K, where, start_k, K, dk + tl.exp2(gamma_C - gamma) * dk_through, BLOCK_K)
     if GATES:
         dg_through = load_rows(dg_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
         store_rows(dg_ptr + head * K, H * K, where, start_k, K, dg + dg_through, BLOCK_K)
@@ -245,7 +245,7 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         places, p.T, p.H, p.K, p.V, p.H // gates.k.shape[2], p.H // v.shape[2], scale,
         *strides(gates.q), *strides(gates.k), *strides(v), *strides(do),
         outputs=[x for x in (dq_through, dk_through, dv, dg_through, products) if x is not None],
-        GATES=wanted, **gates.switches(), **p.options("chunk_gradients"),
+        GATED=gates.scalar(), COUNTED=gates.resets is not None, VECTOR=vector, GATES=wanted, **p.options("chunk_gradients"),
     )  # fmt: skip
     if vector:
         options = p.options("chunk_inside")

@@ -10,6 +10,7 @@ not factor, so a first kernel writes A and the decayed q and k, and what follows
 """
 
 import dataclasses
+import math
 
 import torch
 import triton
@@ -19,6 +20,10 @@ from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
 from kernels.common.sequences import cut_into_runs, locate_run, sequence_span
+
+
+LOG2_E = tl.constexpr(math.log2(math.e))  # log-decays are turned into powers of two at once: e^x = 2^(x log2 e)
+LOWEST = tl.constexpr(-150.0)  # a power of two below float32's smallest number
 
 
 # Where a tile lies: the chunk's first row is a 64-bit offset, the rows and components counted from there are 32-bit unless a
@@ -67,35 +72,41 @@ def store_rows(base, stride_t, where, start, size, values, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_scalar_gates(
-    g_base, stride_g_t, gamma_ptr, stride_gamma, h, where, C: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr
+    g_base, stride_g_t, stride_g_h, gamma_ptr, stride_gamma, heads, H, where, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr
 ):
-    """The log-decays g + gamma of a chunk's tokens, [C], zero where there is none."""
+    """The log-decays g + gamma of a chunk's tokens for some heads, [C, heads], zero where there is none."""
     row, rows, exists = where
-    gates = tl.zeros([C], tl.float32)
+    mask = exists[:, None] & (heads < H)[None, :]
+    gates = tl.zeros(mask.shape, tl.float32)
     if USE_G:
-        gates += tl.load(g_base + (row + rows) * stride_g_t, mask=exists, other=0.0).to(tl.float32)
+        offsets = (row + rows)[:, None] * stride_g_t + heads[None, :] * stride_g_h
+        gates += tl.load(g_base + offsets, mask=mask, other=0.0).to(tl.float32)
     if USE_GAMMA:
-        gates += tl.where(exists, tl.load(gamma_ptr + h * stride_gamma).to(tl.float32), 0.0)
-    return gates
+        gamma = tl.load(gamma_ptr + heads * stride_gamma, mask=heads < H, other=0.0).to(tl.float32)
+        gates += tl.where(mask, gamma[None, :], 0.0)
+    return gates * LOG2_E
 
 
 @triton.jit
 def decay(difference, alive):
-    """e^difference where no reset lies between, else 0."""
-    return tl.exp(tl.where(alive, difference, float("-inf")))
+    """2^difference where no reset lies between, else 0."""
+    return tl.exp2(tl.where(alive, difference, float("-inf")))
 
 
 @triton.jit
-def decay_matrix(gamma_ptr, resets_ptr, place, C: tl.constexpr, GATED: tl.constexpr):
+def decay_matrix(gamma_ptr, resets_ptr, place, C: tl.constexpr, GATED: tl.constexpr, COUNTED: tl.constexpr):
     """M_ts = e^{Gamma_t - Gamma_s} for s <= t, else 0."""
     offs_c = tl.arange(0, C)
     t = offs_c[:, None]
     s = offs_c[None, :]
-    if GATED:
-        gamma = tl.load(gamma_ptr + place * C + offs_c)
+    if not GATED:
+        return (s <= t).to(tl.float32)
+    gamma = tl.load(gamma_ptr + place * C + offs_c)
+    alive = s <= t
+    if COUNTED:
         resets = tl.load(resets_ptr + place * C + offs_c)
-        return decay(gamma[:, None] - gamma[None, :], (s <= t) & (resets[:, None] == resets[None, :]))
-    return (s <= t).to(tl.float32)
+        alive &= resets[:, None] == resets[None, :]
+    return decay(gamma[:, None] - gamma[None, :], alive)
 
 
 @triton.jit
@@ -225,8 +236,8 @@ def _outputs_kernel(
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
     stride_v_b, stride_v_t, stride_v_h, stride_v_v,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GATED: tl.constexpr, VECTOR: tl.constexpr, ONE_RUN: tl.constexpr, START: tl.constexpr, END: tl.constexpr,
-    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
+    GATED: tl.constexpr, COUNTED: tl.constexpr, VECTOR: tl.constexpr, ONE_RUN: tl.constexpr, START: tl.constexpr,
+    END: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One run of one head for BLOCK_V value components: the state stays on chip from chunk to chunk."""
     tiles_v = tl.cdiv(V, BLOCK_V)
@@ -254,20 +265,21 @@ def _outputs_kernel(
         q = load_rows(q_base, stride_q_t, stride_q_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
         k = load_rows(k_base, stride_k_t, stride_k_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
         v = load_rows(v_base, stride_v_t, stride_v_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
+        if VECTOR:
+            scores = load_rows(scores_ptr + (b * T * H + h) * C, H * C, 1, where, 0, C, C, DTYPE, False)
+        else:
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            scores = (scores * decay_matrix(gamma_ptr, resets_ptr, place, C, GATED, COUNTED)).to(DTYPE)
         o = tl.dot(q, S.to(DTYPE), input_precision=PRECISION)
         decayed_v = v
         if VECTOR:  # q and k are decayed already
-            scores = load_rows(scores_ptr + (b * T * H + h) * C, H * C, 1, where, 0, C, C, DTYPE, False)
             S *= tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)[:, None]
-        else:
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            scores *= decay_matrix(gamma_ptr, resets_ptr, place, C, GATED)
-            if GATED:
-                o *= tl.load(from_start_ptr + place * C + offs_c)[:, None]
-                S *= tl.load(chunk_decay_ptr + place)
-                decayed_v = (v * tl.load(to_end_ptr + place * C + offs_c)[:, None]).to(DTYPE)
-        o += tl.dot(scores.to(DTYPE), v, input_precision=PRECISION)
-        S += tl.dot(tl.trans(k), decayed_v, input_precision=PRECISION)
+        elif GATED:
+            o *= tl.load(from_start_ptr + place * C + offs_c)[:, None]
+            S *= tl.load(chunk_decay_ptr + place)
+            decayed_v = (v * tl.load(to_end_ptr + place * C + offs_c)[:, None]).to(DTYPE)
+        o = tl.dot(scores, v, o, input_precision=PRECISION)
+        S = tl.dot(tl.trans(k), decayed_v, S, input_precision=PRECISION)
         store_rows(o_ptr + (b * T * H + h) * V, H * V, where, start_v, V, o * scale, BLOCK_V)
     if END:
         if run_first == 0:
@@ -278,31 +290,41 @@ def _outputs_kernel(
 def _scalar_decay_kernel(
     g_ptr, gamma_h_ptr, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, chunk_decay_ptr, sequence_of_chunk_ptr, cu_ptr,
     places, T, H, stride_g_b, stride_g_t, stride_g_h, stride_gamma,
-    C: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr,
+    C: tl.constexpr, BLOCK_H: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, COUNTED: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk with a gate a token: Gamma_t, e^{Gamma_t}, e^{Gamma_C - Gamma_t}, e^{Gamma_C}, and the count of resets.
+    """Of a chunk with a gate a token: Gamma_t, e^{Gamma_t}, e^{Gamma_C - Gamma_t}, e^{Gamma_C}, and the count of resets.
 
     A gate of -inf erases the state. It adds nothing to Gamma but one to the count, and a factor between tokens whose
-    counts differ is zero: no infinity is ever subtracted from another.
+    counts differ is zero: no infinity is ever subtracted from another. Where numbers have 16 bits, counting is not worth
+    the registers: the Gamma that is stored takes the gate as LOWEST, whose power of two is zero all the same.
     """
-    pid = tl.program_id(0)
-    h = (pid % H).to(tl.int64)
-    n, b, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    place = tl.program_id(0)
+    heads = tl.program_id(1).to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)
+    n, b, begin, L, first = locate_run(place, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
     where = chunk_rows(begin, L, first, C, REVERSE)
-    g_base = g_ptr + b * stride_g_b + h * stride_g_h if USE_G else g_ptr
-    gates = load_scalar_gates(g_base, stride_g_t, gamma_h_ptr, stride_gamma, h, where, C, USE_G, USE_GAMMA)
+    gates = load_scalar_gates(
+        g_ptr + b * stride_g_b if USE_G else g_ptr, stride_g_t, stride_g_h, gamma_h_ptr, stride_gamma, heads, H, where,
+        USE_G, USE_GAMMA,
+    )  # fmt: skip
     reset = gates == float("-inf")
     gamma = tl.cumsum(tl.where(reset, 0.0, gates), 0)
     resets = tl.cumsum(reset.to(tl.int32), 0)
-    offs_c = tl.arange(0, C)
+    offs_c = tl.arange(0, C)[:, None]
     gamma_C = tl.sum(tl.where(offs_c == C - 1, gamma, 0.0), 0)
     resets_C = tl.sum(tl.where(offs_c == C - 1, resets, 0), 0)
-    offset = pid.to(tl.int64) * C + offs_c
-    tl.store(gamma_ptr + offset, gamma)
-    tl.store(resets_ptr + offset, resets)
-    tl.store(from_start_ptr + offset, decay(gamma, resets == 0))
-    tl.store(to_end_ptr + offset, decay(gamma_C - gamma, resets == resets_C))
-    tl.store(chunk_decay_ptr + pid, decay(gamma_C, resets_C == 0))
+    places_h = place.to(tl.int64) * H + heads
+    exists = heads < H
+    offsets = places_h[None, :] * C + offs_c
+    if COUNTED:
+        tl.store(gamma_ptr + offsets, gamma, mask=exists[None, :])
+        tl.store(resets_ptr + offsets, resets, mask=exists[None, :])
+    else:
+        tl.store(gamma_ptr + offsets, tl.cumsum(tl.maximum(gates, LOWEST), 0), mask=exists[None, :])
+    tl.store(from_start_ptr + offsets, decay(gamma, resets == 0), mask=exists[None, :])
+    to_end = decay(gamma_C[None, :] - gamma, resets == resets_C[None, :])
+    tl.store(to_end_ptr + offsets, to_end, mask=exists[None, :])
+    tl.store(chunk_decay_ptr + places_h, decay(gamma_C, resets_C == 0), mask=exists)
 
 
 @triton.jit
@@ -312,12 +334,11 @@ def _vector_decay_kernel(
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
     stride_g_b, stride_g_t, stride_g_h, stride_gamma, stride_gk_b, stride_gk_t, stride_gk_h, stride_gk_k,
     C: tl.constexpr, BLOCK_K: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr,
-    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr, LOWEST: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk with a gate for every key component: Gamma_t, q_t e^{Gamma_t}, k_t e^{Gamma_C - Gamma_t}, e^{Gamma_C}.
+    """Of a chunk with a gate for every key component: Gamma_t, q_t e^{Gamma_t}, k_t e^{Gamma_C - Gamma_t}, e^{Gamma_C}.
 
-    The two exponents are sums of their own, with nothing subtracted. The Gamma that is stored, for differences inside the
-    chunk, takes gates below LOWEST, whose exponential is zero, as LOWEST: differences across a reset stay finite.
+    Gates below LOWEST, whose power of two is zero, count as LOWEST: then no difference is of infinities.
     """
     tiles_k = tl.cdiv(K, BLOCK_K)
     pid = tl.program_id(0)
@@ -325,32 +346,27 @@ def _vector_decay_kernel(
     h = (pid // tiles_k % H).to(tl.int64)
     place = pid // tiles_k // H
     n, b, begin, L, first = locate_run(place, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
-    offs_c = tl.arange(0, C)
     where = chunk_rows(begin, L, first, C, REVERSE)
-    row, rows, exists = chunk_rows(begin, L, first + 1, C, REVERSE)
-    following = (row, rows, exists & (offs_c < C - 1))
     gk_base = gk_ptr + b * stride_gk_b + h * stride_gk_h
-    gates = load_rows(gk_base, stride_gk_t, stride_gk_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
-    next_gates = load_rows(gk_base, stride_gk_t, stride_gk_k, following, start_k, K, BLOCK_K, tl.float32, WIDE)
+    gates = load_rows(gk_base, stride_gk_t, stride_gk_k, where, start_k, K, BLOCK_K, tl.float32, WIDE) * LOG2_E
     if USE_G or USE_GAMMA:
-        g_base = g_ptr + b * stride_g_b + h * stride_g_h if USE_G else g_ptr
-        gates += load_scalar_gates(g_base, stride_g_t, gamma_h_ptr, stride_gamma, h, where, C, USE_G, USE_GAMMA)[:, None]
-        next_gates += load_scalar_gates(
-            g_base, stride_g_t, gamma_h_ptr, stride_gamma, h, following, C, USE_G, USE_GAMMA
-        )[:, None]  # fmt: skip
-    q_base = q_ptr + b * stride_q_b + h * stride_q_h
-    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
-    q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
-    k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+        gates += load_scalar_gates(
+            g_ptr + b * stride_g_b if USE_G else g_ptr, stride_g_t, stride_g_h, gamma_h_ptr, stride_gamma,
+            h + tl.arange(0, 1), H, where, USE_G, USE_GAMMA,
+        )  # fmt: skip
+    gates = tl.maximum(gates, LOWEST)
+    gamma = tl.cumsum(gates, 0)
+    gamma_C = tl.sum(gates, 0)
     head = (b * T * H + h) * K
-    from_start = tl.exp(tl.cumsum(gates, 0))
-    store_rows(decayed_q_ptr + head, H * K, where, start_k, K, q * from_start, BLOCK_K)
-    to_end = tl.exp(tl.cumsum(next_gates, 0, reverse=True))
-    store_rows(decayed_k_ptr + head, H * K, where, start_k, K, k * to_end, BLOCK_K)
-    store_rows(gamma_ptr + head, H * K, where, start_k, K, tl.cumsum(tl.maximum(gates, LOWEST), 0), BLOCK_K)
+    store_rows(gamma_ptr + head, H * K, where, start_k, K, gamma, BLOCK_K)
+    q_base = q_ptr + b * stride_q_b + h * stride_q_h
+    q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+    store_rows(decayed_q_ptr + head, H * K, where, start_k, K, q * tl.exp2(gamma), BLOCK_K)
+    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
+    k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+    store_rows(decayed_k_ptr + head, H * K, where, start_k, K, k * tl.exp2(gamma_C[None, :] - gamma), BLOCK_K)
     offs_k = start_k + tl.arange(0, BLOCK_K)
-    whole = tl.exp(tl.sum(gates, 0))
-    tl.store(chunk_decay_ptr + (place.to(tl.int64) * H + h) * K + offs_k, whole, mask=offs_k < K)
+    tl.store(chunk_decay_ptr + (place.to(tl.int64) * H + h) * K + offs_k, tl.exp2(gamma_C), mask=offs_k < K)
 
 
 # Two tokens s < t of a chunk of C = 2^n are parted by the edge in the middle of exactly one of its aligned blocks of 2, 4, ..., C
@@ -361,7 +377,7 @@ def _vector_decay_kernel(
 
 @triton.jit
 def level_of_rows(
-    q, k, gamma, gamma_base, stride_gamma_t, begin, L, first, start_k, K, LEVEL: tl.constexpr,
+    q, k, gamma, gamma_base, stride_gamma_t, begin, L, first, start_k, K, LEVEL,
     C: tl.constexpr, BLOCK_K: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """The rows of a level with half-blocks of 2^LEVEL tokens, [C, BLOCK_K]: ``(q or k with its decay, the decay)``."""
@@ -372,22 +388,15 @@ def level_of_rows(
     row, rows, exists = chunk_rows(begin, L, first, C, REVERSE)
     rows = -edge if REVERSE else edge
     gamma_edge = load_rows(gamma_base, stride_gamma_t, 1, (row, rows, exists), start_k, K, BLOCK_K, tl.float32, False)
-    factor = tl.exp(tl.where(behind[:, None], gamma - gamma_edge, gamma_edge - gamma))
-    return tl.where(behind[:, None], q, k) * factor, factor
-
-
-@triton.jit
-def pairs_of_level(LEVEL: tl.constexpr, C: tl.constexpr):
-    """Which pairs of tokens [C, C] this level parts, in either order."""
-    offs_c = tl.arange(0, C)
-    return (offs_c[:, None] >> LEVEL) ^ (offs_c[None, :] >> LEVEL) == 1
+    factor = tl.exp2((gamma - gamma_edge) * tl.where(behind, 1.0, -1.0)[:, None])
+    return tl.where(behind[:, None], q, k).to(tl.float32) * factor, factor
 
 
 @triton.jit
 def _scores_kernel(
     q_ptr, k_ptr, gamma_ptr, scores_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
-    C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, LEVELS: tl.constexpr, STAGES: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
     PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A_ts = sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]} of one chunk, level by level."""
@@ -400,19 +409,20 @@ def _scores_kernel(
     k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
+    parted = tl.where(s < t, s ^ t, 0)  # the highest bit in which s and t differ is the level that parts them
     scores = tl.zeros([C, C], tl.float32)
     for start_k in range(0, K, BLOCK_K):
-        q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
-        k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+        q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+        k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
-        scores += tl.where(t == s, tl.sum(q * k, 1)[:, None], 0.0)
-        for LEVEL in tl.static_range(LEVELS):
+        scores += tl.where(t == s, tl.sum(q.to(tl.float32) * k, 1)[:, None], 0.0)
+        for LEVEL in tl.range(LEVELS, num_stages=STAGES):
             rows, factor = level_of_rows(
                 q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
             )  # fmt: skip
             rows = rows.to(DTYPE)
             product = tl.dot(rows, tl.trans(rows), input_precision=PRECISION)
-            scores += tl.where(pairs_of_level(LEVEL, C) & (s < t), product, 0.0)
+            scores += tl.where(parted >> LEVEL == 1, product, 0.0)
     store_rows(scores_ptr + head * C, H * C, where, 0, C, scores, C)
 
 
@@ -518,12 +528,13 @@ class Gates:
     q: torch.Tensor | None = None
     k: torch.Tensor | None = None
 
-    def switches(self):
-        """What the kernels that use the decays are told."""
-        return {"GATED": self.from_start is not None, "VECTOR": self.scores is not None}
+    def scalar(self):
+        """Whether there is one gate a token."""
+        return self.from_start is not None
 
-
-LOWEST = -104.0  # e^-104 is below float32's smallest number
+    def vector(self):
+        """Whether there is a gate for every key component."""
+        return self.scores is not None
 
 
 def prepare(p, q, k, g, g_gamma, gk):
@@ -534,13 +545,15 @@ def prepare(p, q, k, g, g_gamma, gk):
         if g is None and g_gamma is None:
             return Gates(q=q, k=k)
         gamma, from_start, to_end = new(3, places, p.H, p.C)
-        resets = new(places, p.H, p.C, dtype=torch.int32)
+        resets = new(places, p.H, p.C, dtype=torch.int32) if q.dtype == torch.float32 else None
         chunk_decay = new(places, p.H)
+        BLOCK_H = min(16, triton.next_power_of_2(p.H))
         launch(
-            _scalar_decay_kernel, (places * p.H,),
+            _scalar_decay_kernel, (places, triton.cdiv(p.H, BLOCK_H)),
             g, g_gamma, gamma, resets, from_start, to_end, chunk_decay, sequence_of_chunk, p.cu_seqlens,
             places, p.T, p.H, *strides(g, 3), *strides(g_gamma, 1),
-            outputs=(gamma, resets, from_start, to_end, chunk_decay), C=p.C, num_warps=1, **p.gate_switches(),
+            outputs=[x for x in (gamma, resets, from_start, to_end, chunk_decay) if x is not None],
+            C=p.C, BLOCK_H=BLOCK_H, COUNTED=resets is not None, **p.gate_switches(),
         )  # fmt: skip
         return Gates(gamma, resets, from_start, to_end, chunk_decay, None, q, k)
 
@@ -556,7 +569,7 @@ def prepare(p, q, k, g, g_gamma, gk):
         places, p.T, p.H, p.K, p.H // k.shape[2],
         *strides(q), *strides(k), *strides(g, 3), *strides(g_gamma, 1), *strides(gk),
         outputs=(gamma, decayed_q, decayed_k, chunk_decay),
-        C=p.C, BLOCK_K=options["BLOCK_K"], num_warps=options["num_warps"], WIDE=p.switches["WIDE"], LOWEST=LOWEST,
+        C=p.C, BLOCK_K=options["BLOCK_K"], num_warps=options["num_warps"], WIDE=p.switches["WIDE"],
         **p.gate_switches(),
     )  # fmt: skip
     options = p.options("chunk_scores")
@@ -601,7 +614,7 @@ def walk(p, gates, x, y, start, scale, *, costate, each, end):
             p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // x.shape[2], p.H // y.shape[2], scale, *strides(x), *strides(y),
             outputs=[t for t in (states, end, run_decay) if t is not None],
             COSTATE=costate, ONE_RUN=p.one_run, START=start is not None, EACH=states is not None, END=end is not None,
-            **gates.switches(), **options,
+            GATED=gates.scalar(), VECTOR=gates.vector(), **options,
         )  # fmt: skip
 
     if p.one_run:
@@ -648,6 +661,7 @@ def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, r
         p.sequence_of_run, p.cu_seqlens,
         p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale, *strides(q), *strides(k), *strides(v),
         outputs=(o,) if final is None else (o, final),
-        ONE_RUN=p.one_run, START=start is not None, END=p.one_run and output_final_state, **gates.switches(), **options,
+        ONE_RUN=p.one_run, START=start is not None, END=p.one_run and output_final_state,
+        GATED=gates.scalar(), COUNTED=gates.resets is not None, VECTOR=gates.vector(), **options,
     )  # fmt: skip
     return o, final
