@@ -2,11 +2,13 @@
 
 import argparse
 import itertools
+import json
 import math
 import multiprocessing
 import queue
 import re
 import sys
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -217,7 +219,7 @@ def measure(case, machine, rounds):
                 "ours_ms": round(ms["ours"], 4),
                 "bytes": moved,
                 "flops": flops,
-                "fraction_of_copy": round(moved / ms["ours"] / 1e9 / machine["copy_tb_per_s"], 4),
+                "fraction_of_copy": float(f"{moved / ms['ours'] / 1e9 / machine['copy_tb_per_s']:.4g}"),
                 "relative_error": max(short["ours"].values()),
                 "errors": short["ours"],
                 "peers": [
@@ -298,73 +300,66 @@ def _answer(child, answers):
 
 # What ``benchmarks.tune`` asks for: the classes to tune, the candidates, the problems, a call that uses a candidate.
 
-TUNED = {  # kernel: the mode it serves, the passes that launch it, and the gates it is timed with
-    "forward": ("recurrent", ["forward"], ["g", "gk"]),
-    "checkpoints": ("recurrent", ["backward"], ["g", "gk"]),
-    "backward": ("recurrent", ["backward"], ["g", "gk"]),
-    "step": ("step", ["forward"], ["g", "gk"]),
-    "chunk": ("chunk", ["forward", "backward"], ["none", "g", "gk"]),
-    "chunk_states": ("chunk", ["forward", "backward"], ["none", "g", "gk"]),
-    "chunk_prepare": ("chunk", ["forward"], ["gk"]),
-    "chunk_outputs": ("chunk", ["forward"], ["none", "g", "gk"]),
-    "chunk_gradients": ("chunk", ["backward"], ["none", "g", "gk"]),
-    "chunk_inside": ("chunk", ["backward"], ["gk"]),
+TABLE = json.loads((Path(forward_pass.__file__).parent / "configs.json").read_text())["any GPU"]
+CLASSES = {kernel: [(size,) for size in SIZES] for kernel in TABLE}
+CHOICES = {  # values of an option worth timing; an option without any keeps the table's value
+    "BV": [8, 16, 32, 64],
+    "C": [16, 32],
+    "EVERY": [4, 8],
+    "BLOCK_K": [32, 64, 128],
+    "BLOCK_V": [32, 64, 128],
+    "STAGES": [1, 2, 3],
+    "num_stages": [1, 2, 3],
+    "num_warps": [4, 8],
+    ("forward", "num_warps"): [1, 2, 4],
+    ("step", "num_warps"): [1, 2, 4, 8],
+    ("backward", "BV"): [16, 32, 64],
+    ("chunk", "C"): [32, 64, 128],
+    ("chunk", "runs"): [64, 128, 256, 512],
 }
-CLASSES = {kernel: [(size,) for size in SIZES] for kernel in TUNED}
-OPTIONS = {
-    "forward": {"BV": [8, 16, 32, 64], "num_warps": [1, 2, 4]},
-    "checkpoints": {"BV": [16, 32, 64], "num_warps": [2, 4, 8]},
-    "backward": {
-        "BV": [16, 32, 64],
-        "C": [16, 32],
-        "EVERY": [4, 8],
-        "PRECISION": ["tf32x3"],
-        "num_warps": [2, 4, 8],
-    },  # fmt: skip
-    "step": {"BV": [16, 32, 64, 128], "num_warps": [1, 2, 4, 8]},
-    "chunk": {"C": [32, 64, 128], "runs": [64, 128, 256, 512]},
-    "chunk_states": {"BLOCK_K": [32, 64, 128], "BLOCK_V": [32, 64, 128], "num_warps": [4, 8], "num_stages": [2, 3]},
-    "chunk_prepare": {"SUB": [16], "num_warps": [1, 2, 4, 8]},
-    "chunk_outputs": {"BLOCK_V": [32, 64, 128], "num_warps": [4, 8], "num_stages": [1, 2, 3]},
-    "chunk_gradients": {"BLOCK_V": [32, 64, 128], "num_warps": [4, 8], "num_stages": [1, 2]},
-    "chunk_inside": {"SUB": [16], "num_warps": [1, 2, 4, 8]},
-}
+ONLY_GK = ["chunk_decay", "chunk_scores", "chunk_inside"]  # kernels that a call without gk does not launch
 
 
 def candidates(kernel):
-    """Launch configurations worth timing: every choice of the kernel's options."""
-    names, choices = zip(*OPTIONS[kernel].items(), strict=True)
-    return [dict(zip(names, choice, strict=True)) for choice in itertools.product(*choices)]
+    """Launch configurations worth timing: every choice of the options that the table has for this kernel."""
+    default = TABLE[kernel]["default"]
+    choices = [CHOICES.get((kernel, name), CHOICES.get(name, [value])) for name, value in default.items()]
+    return [dict(zip(default, choice, strict=True)) for choice in itertools.product(*choices)]
 
 
 def tuning_shapes(kernel):
     """``(B, T, H, gate)`` of the problems that candidates are timed on: many short sequences, and one long."""
-    mode, _, gates = TUNED[kernel]
-    return [(*shape, gate) for shape in ([STEP] if mode == "step" else SHAPES[:2]) for gate in gates]
+    if kernel == "step":
+        return [(*STEP, gate) for gate in ("g", "gk")]
+    gates = ["gk"] if kernel in ONLY_GK else ["none", "g", "gk"] if kernel.startswith("chunk") else ["g", "gk"]
+    return [(*shape, gate) for shape in SHAPES[:2] for gate in gates]
 
 
 def tuned_call(kernel, shape, size):
-    """``(name of the class, call(options))``: run ``kernel`` on random inputs with the given launch configuration."""
+    """``(name of the class, call(options))``: run ``kernel`` on random inputs with the given launch configuration.
+
+    What is timed is the recurrence's pass that launches the kernel, or both passes of the chunked form.
+    """
     *shape, gate = shape
-    mode, passes, _ = TUNED[kernel]
+    mode = "step" if kernel == "step" else "chunk" if kernel.startswith("chunk") else "recurrent"
     given, calls = problem(mode, gate, (*shape, size, size), peers=False)
     gates = ("g", "g_gamma", "gk") if mode == "chunk" else ("g", "g_gamma", "gk", "gv")
     tensors = [given.get(name) for name in ("q", "k", "v", *gates)]
     rest = size**-0.5, None, False, None  # scale, initial state, reverse, cu_seqlens
     needs = [*(tensor is not None for tensor in tensors), False]
     do = torch.randn_like(given["v"])
-    forward, backward = {
-        "chunk": (chunk_forward.forward, chunk_backward.backward),
-        "recurrent": (forward_pass.forward, backward_pass.backward),
-        "step": (lambda *_: calls["ours"](), None),
-    }[mode]
 
     def call(options):
         use(kernel, options)
-        if "forward" in passes:
-            forward(*tensors, *rest[:2], False, *rest[2:])
-        if "backward" in passes:
-            backward(do, None, *tensors, *rest, needs)
+        if mode == "step":
+            calls["ours"]()
+        elif mode == "chunk":
+            chunk_forward.forward(*tensors, *rest[:2], False, *rest[2:])
+            chunk_backward.backward(do, None, *tensors, *rest, needs)
+        elif kernel == "forward":
+            forward_pass.forward(*tensors, *rest[:2], False, *rest[2:])
+        else:
+            backward_pass.backward(do, None, *tensors, *rest, needs)
 
     return forward_pass.size_class(given["q"], given["v"]), torch.no_grad()(call)
 
