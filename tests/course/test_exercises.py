@@ -14,14 +14,18 @@ import pytest
 from nbclient import NotebookClient
 
 from kernels import runtime
-from kernels.lab.check.dynamic_conv import DWEIGHT, DX, FORWARD
+from kernels.lab.check import dynamic_conv as conv
+from kernels.lab.check import recurrent_attention as recurrent
 from kernels.lab.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.lab.check.tiled_matmul import EXERCISE as TILED_MATMUL
 from tests.course.mutants import ROOT, TABLE, submission, targets
 from tools.kernel_environment import kernel_environment
 
 NAMES = sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_dir())
-CHECKED = [ROW_SOFTMAX, TILED_MATMUL, FORWARD, DX, DWEIGHT]
+CHECKED = [
+    *(ROW_SOFTMAX, TILED_MATMUL, conv.FORWARD, conv.DX, conv.DWEIGHT),
+    *(recurrent.FORWARD, recurrent.BACKWARD, recurrent.GATE),
+]
 HINT = re.compile(r"<details><summary>Hint (\d): ([^<]+)</summary>\n\n.+?\n\n</details>", flags=re.DOTALL)
 REGION = re.compile(r"^ *### BEGIN SOLUTION\n(.*?)^ *### END SOLUTION(?:\n|\Z)", flags=re.MULTILINE | re.DOTALL)
 STUB = re.compile(r"^ *# your lines here\n *pass(?:\n|\Z)", flags=re.MULTILINE)

@@ -18,7 +18,7 @@ PLANTED = [
 
 @pytest.mark.parametrize(("target", "mutant"), PLANTED)
 def test_mutant(target, mutant):
-    fn = submission(target, mutant.patch)
+    fn = submission(target, mutant.patch, mutant.cell)
     assert passes_naively(target, fn), "a naive test catches it already"
     points, printed = target.check(fn)
     failed = failures(printed)
@@ -31,19 +31,26 @@ def test_mutant(target, mutant):
 def masks():
     """Each mask of each solution: taken away whole, and each of the conditions it is made of."""
     for target in targets():
-        source = cells(target.assignment)[target.cell]
-        for call in ast.walk(ast.parse(source)):
-            if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("tl.load", "tl.store"):
-                continue
-            mask = next(keyword for keyword in call.keywords if keyword.arg == "mask")
-            text = ast.get_source_segment(source, call)
-            bare = [keyword for keyword in call.keywords if keyword.arg not in ("mask", "other")]
-            yield target, text, ast.unparse(ast.Call(call.func, call.args, bare)), None
-            conditions = list(operands(mask.value))
-            for gone in conditions if len(conditions) > 1 else ():
-                left = " & ".join(f"({ast.unparse(kept)})" for kept in conditions if kept is not gone)
-                name = ast.unparse(gone.value if isinstance(gone, ast.Subscript) else gone)
-                yield target, text, text.replace(ast.get_source_segment(source, mask.value), left), name
+        for cell in target.cells:
+            source = cells(target.assignment)[cell]
+            for call in ast.walk(ast.parse(source)):
+                if isinstance(call, ast.Call) and ast.unparse(call.func) in ("tl.load", "tl.store"):
+                    yield from ((target, cell, *deletion) for deletion in deletions(source, call))
+
+
+def deletions(source, call):
+    """The text of a load or store, the same without its mask or a condition of it, and that condition."""
+    mask = next((keyword for keyword in call.keywords if keyword.arg == "mask"), None)
+    if mask is None:  # one number, whose place is always inside
+        return
+    text = ast.get_source_segment(source, call)
+    bare = [keyword for keyword in call.keywords if keyword.arg not in ("mask", "other")]
+    yield text, ast.unparse(ast.Call(call.func, call.args, bare)), None
+    conditions = list(operands(mask.value))
+    for gone in conditions if len(conditions) > 1 else ():
+        left = " & ".join(f"({ast.unparse(kept)})" for kept in conditions if kept is not gone)
+        name = ast.unparse(gone.value if isinstance(gone, ast.Subscript) else gone)
+        yield text, text.replace(ast.get_source_segment(source, mask.value), left), name
 
 
 def operands(node):
@@ -56,11 +63,11 @@ def operands(node):
 
 
 @pytest.mark.parametrize(
-    ("target", "old", "new", "name"),
-    [pytest.param(*mask, id=f"{mask[0].function}: {mask[2]}") for mask in masks()],
+    ("target", "cell", "old", "new", "name"),
+    [pytest.param(*mask, id=f"{mask[0].function}: {mask[3]}") for mask in masks()],
 )
-def test_deleted_mask(target, old, new, name):
-    points, printed = target.check(submission(target, (old, new)))
+def test_deleted_mask(target, cell, old, new, name):
+    points, printed = target.check(submission(target, (old, new), cell))
     access = "the load of" if old.startswith("tl.load") else "the store of"
     lines = [line for line in failures(printed).values() if access in line and "not masked" in line]
     assert lines, printed

@@ -5,7 +5,8 @@ import torch
 
 from kernels import runtime
 from kernels.lab import check
-from kernels.lab.check.framework import NAN, Draw, Fenced
+from kernels.lab.check import dynamic_conv, recurrent_attention, row_softmax, tiled_matmul, vector_add
+from kernels.lab.check.framework import NAN, Draw, Exercise, Fenced, Output
 from tests.course.mutants import failures, submission, targets
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
@@ -145,9 +146,34 @@ def test_without_addresses_poison_names_the_load_mask(target, monkeypatch):
     monkeypatch.setattr(runtime, "interpreted", False)
     for mutant in target.mutants:
         if "not masked" in mutant.says and mutant.fails != "stays inside its tensors":
-            _, printed = target.check(submission(target, mutant.patch))
+            _, printed = target.check(submission(target, mutant.patch, mutant.cell))
             assert mutant.says in failures(printed)[mutant.fails], printed
             assert "not verified on this machine: stays inside its tensors (needs the interpreter)" in printed
+
+
+MODULES = (vector_add, row_softmax, tiled_matmul, dynamic_conv, recurrent_attention)
+EXERCISES = [value for module in MODULES for value in vars(module).values() if isinstance(value, Exercise)]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+@pytest.mark.parametrize("grading", [False, True])
+def test_each_known_mistake_gives_an_answer_in_each_case(exercise, grading):
+    """What a suspect raised would be taken for the learner's error."""
+    for item in exercise.properties:
+        for case in item.cases(Draw(1, grading)):
+            for out in case.outs:
+                causes = [cause for cause, answer in exercise.suspects(case, out) if out.array(answer) is not None]
+                assert len(set(causes)) == len(causes) > 2
+
+
+def test_small_elements_that_matter_are_judged_among_themselves():
+    values = torch.tensor([1.0, 2.0, 1e-8, 2e-8], dtype=torch.float64)
+    tensor = Fenced("out", "N", torch.empty(4))
+    got = Output(tensor, values).array(values + torch.tensor([0.0, 0.0, 0.0, 2e-8]))
+    assert Output(tensor, values).wrong(got).tolist() == [False] * 4
+    groups = torch.tensor([0, 0, 1, 1])
+    assert Output(tensor, values, groups).wrong(got).tolist() == [False, False, False, True]
+    assert Output(tensor, 0 * values, groups).wrong(got * 0).tolist() == [False] * 4
 
 
 class TestFenced:

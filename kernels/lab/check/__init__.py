@@ -10,6 +10,7 @@ but for the property "stays inside its tensors", which reads addresses: grade wi
 """
 
 from kernels.lab.check import dynamic_conv as _dynamic_conv
+from kernels.lab.check import recurrent_attention as _recurrent_attention
 from kernels.lab.check import row_softmax as _row_softmax
 from kernels.lab.check import tiled_matmul as _tiled_matmul
 from kernels.lab.check import vector_add as _vector_add
@@ -19,6 +20,9 @@ __all__ = [
     "dynamic_conv_dweight",
     "dynamic_conv_dx",
     "dynamic_conv_forward",
+    "recurrent_backward",
+    "recurrent_forward",
+    "recurrent_gate_gradient",
     "row_softmax",
     "tiled_matmul",
     "vector_add",
@@ -54,3 +58,21 @@ def dynamic_conv_dx(fn, *, seed: int | None = 0, grading: bool | None = None) ->
 def dynamic_conv_dweight(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
     """Check ``fn(dy, x, dweight, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W]. Returns points, of 10."""
     return _check(_dynamic_conv.DWEIGHT, fn, seed=seed, grading=grading)
+
+
+def recurrent_forward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, g, gk, S0, o, ST, cu_seqlens, scale, BLOCK_V)``. Returns points, of 10."""
+    return _check(_recurrent_attention.FORWARD, fn, seed=seed, grading=grading)
+
+
+def recurrent_backward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, g, gk, S0, do, dST, dq, dk, dv, dS0, cu_seqlens, scale)``.
+
+    Returns points, of 10.
+    """
+    return _check(_recurrent_attention.BACKWARD, fn, seed=seed, grading=grading)
+
+
+def recurrent_gate_gradient(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, g, S0, do, dST, dg, cu_seqlens, scale, BLOCK_T)``. Returns points, of 10."""
+    return _check(_recurrent_attention.GATE, fn, seed=seed, grading=grading)

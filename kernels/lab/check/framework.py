@@ -27,7 +27,7 @@ import torch
 import triton
 
 # Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
-from numpy import argwhere, array, errstate, float64, isnan, mean, prod, sqrt
+from numpy import argwhere, array, errstate, float64, isfinite, isnan, mean, prod, sqrt
 
 from kernels import runtime
 from kernels.lab.trace import trace
@@ -281,7 +281,7 @@ class Case:
         tensor = next((t for t in alike if t.name == name), alike[0] if len(alike) == 1 else None)
         if tensor is None:
             return [Stray(access.kind, name, "", "", access.source, far=True)]
-        ends, far = {}, False
+        ends, far = {}, not tensor.view.numel()  # the address of an empty tensor is 0
         for distance in access.outside.tolist():
             index = tensor.locate(distance)
             far = far or index is None
@@ -310,8 +310,9 @@ class Finding(NamedTuple):
 class Property:
     """One thing that must hold.
 
-    ``cases(draw)`` gives the calls; ``otherwise`` is the likely cause when no experiment names one; ``lesson`` says
-    what to read again. Where an earlier property failed, a guess gives way to it: one bug, one cause.
+    ``cases(draw)`` gives the calls; ``otherwise`` is the likely cause when no experiment names one, ``not_finite`` that
+    of NaN or infinity where a number is due; ``lesson`` says what to read again. Where an earlier property failed, a
+    guess gives way to it: one bug, one cause.
     ``needs`` is "gpu" or "interpreter" where the property can only be seen there; such a property is worth no points.
     ``addresses`` asks for the addresses a call touches instead of its answer.
     """
@@ -321,6 +322,7 @@ class Property:
     lesson: str
     cases: Callable[[Draw], Iterable[Case]]
     otherwise: str = "the answer is not the formula's"
+    not_finite: str = ""
     needs: str = ""
     addresses: bool = False
 
@@ -460,6 +462,8 @@ def _judge_output(exercise, item, fn, case, out, seen, strays) -> Finding | None
             return Finding(where, amount, cause)
     if not seen.stored.all() and not seen.spilled:  # with spilled ones, they went elsewhere
         return _never_stored(case, out, ~seen.stored)
+    if item.not_finite and not isfinite(clean.got[isfinite(out.answer)]).all():
+        return Finding(where, amount, item.not_finite)
     factor = clean.got.sum() / out.answer.sum() if out.answer.sum() else NAN
     if 0.01 < abs(factor - 1) < float("inf") and not out.wrong(clean.got, factor * out.answer).any():
         return Finding(where, amount, f"every element is {factor:.3g} times what it should be")

@@ -28,22 +28,26 @@ torch.set_num_threads(1)  # small tensors, and one pytest worker a core
 
 @dataclass(frozen=True)
 class Mutant:
-    """``bug`` in words, the patch (old text, new text, ...), the property that must fail and a part of what it says."""
+    """``bug`` in words, the patch (old text, new text, ...), the property that must fail and a part of what it says.
+
+    ``cell`` is the cell that is patched, the target's first unless named.
+    """
 
     name: str
     bug: str
     patch: tuple[str, ...]
     fails: str
     says: str
+    cell: str = ""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A checked function: where its source is, the cell that mutants patch, a naive test of it, its mutants."""
+    """A checked function: where its source is, the cells that hold its kernels, a naive test of it, its mutants."""
 
     assignment: str
     function: str
-    cell: str
+    cells: tuple[str, ...]
     naive: Callable
     mutants: tuple[Mutant, ...]
 
@@ -73,10 +77,10 @@ def patched(source: str, patch: tuple[str, ...]) -> str:
     return source
 
 
-def submission(target: Target, patch: tuple[str, ...] = (), folder: str = "solutions") -> Callable:
-    """The function as a notebook defines it, with the target's cell patched."""
-    sources = cells(target.assignment, folder)
-    sources[target.cell] = patched(sources[target.cell], patch)
+def submission(target: Target, patch: tuple[str, ...] = (), cell: str = "", folder: str = "solutions") -> Callable:
+    """The function as a notebook defines it, with one of the target's cells patched."""
+    sources, cell = cells(target.assignment, folder), cell or target.cells[0]
+    sources[cell] = patched(sources[cell], patch)
     namespace = {}
     for name, source in sources.items():
         if name in ("setup", "launcher") or name.endswith("kernel"):
@@ -106,9 +110,9 @@ def row(target: Target, mutant: Mutant, failed: dict[str, str]) -> str:
 
 def targets() -> tuple[Target, ...]:
     """Every checked function."""
-    from tests.course.mutants import dynamic_conv, row_softmax, tiled_matmul
+    from tests.course.mutants import dynamic_conv, recurrent_attention, row_softmax, tiled_matmul
 
-    return (row_softmax.TARGET, tiled_matmul.TARGET, *dynamic_conv.TARGETS)
+    return (row_softmax.TARGET, tiled_matmul.TARGET, *dynamic_conv.TARGETS, *recurrent_attention.TARGETS)
 
 
 def table() -> str:
@@ -123,6 +127,6 @@ def table() -> str:
         lines += ["", f"## {target.assignment}: `{target.function}`", ""]
         lines += ["| mutant | bug | fails | with the diagnosis | fails too |", "|---|---|---|---|---|"]
         for mutant in target.mutants:
-            _, printed = target.check(submission(target, mutant.patch))
+            _, printed = target.check(submission(target, mutant.patch, mutant.cell))
             lines.append(row(target, mutant, failures(printed)))
     return "\n".join(lines) + "\n"

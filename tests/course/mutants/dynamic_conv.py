@@ -53,7 +53,7 @@ TAPS = ("tl.static_range(W)", "tl.static_range(4)")
 FORWARD = Target(
     "03_dynamic_conv",
     "dynamic_conv_forward",
-    "forward-kernel",
+    ("forward-kernel",),
     naive_forward,
     (
         Mutant(
@@ -144,7 +144,7 @@ FORWARD = Target(
 DX = Target(
     "03_dynamic_conv",
     "dynamic_conv_dx",
-    "dx-kernel",
+    ("dx-kernel",),
     naive_dx,
     (
         Mutant(
@@ -219,7 +219,7 @@ DX = Target(
 DWEIGHT = Target(
     "03_dynamic_conv",
     "dynamic_conv_dweight",
-    "dweight-kernel",
+    ("dweight-kernel",),
     naive_dweight,
     (
         Mutant(

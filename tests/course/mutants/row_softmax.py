@@ -16,7 +16,7 @@ def naive(row_softmax) -> bool:
 TARGET = Target(
     "01_row_softmax",
     "row_softmax",
-    "kernel",
+    ("kernel",),
     naive,
     (
         Mutant(

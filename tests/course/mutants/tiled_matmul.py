@@ -18,7 +18,7 @@ STRIDES = "each address is row * stride + column * stride, with the two strides 
 TARGET = Target(
     "02_tiled_matmul",
     "tiled_matmul",
-    "kernel",
+    ("kernel",),
     naive,
     (
         Mutant(
