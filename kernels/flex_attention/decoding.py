@@ -1,8 +1,8 @@
-"""Decoding: few queries, many keys. The heads that share keys are packed into one tile, and the keys are split among programs.
+"""Decoding: few queries, many keys. Heads that share keys are packed into one tile, and the keys are split among programs.
 
 With few queries the plain pass has too few programs to fill a GPU, and each reads the keys again for every head that shares
-them. Here a tile's rows are (head, query) pairs, so keys are read once; each of S programs attends to its part of the keys and
-leaves a normalised o_s and lse_s, and a second, tiny kernel puts the parts together:
+them. Here a tile's rows are (head, query) pairs, so keys are read once; each of S programs attends to its part of the keys
+and leaves a normalised o_s and lse_s, and a second, tiny kernel puts the parts together:
 
     lse = log2 sum_s 2^lse_s,   o = sum_s 2^(lse_s - lse) o_s
 """

@@ -5,6 +5,18 @@ import triton.language as tl
 
 
 @triton.jit
+def unchanged(score, b, h, q_idx, kv_idx, tables):
+    """The score mod that changes nothing."""
+    return score
+
+
+@triton.jit
+def unchanged_gradient(score, b, h, q_idx, kv_idx, grad, tables):
+    """Its derivative."""
+    return grad
+
+
+@triton.jit
 def floor_divide(a, b):
     """Integer division that rounds down, as in Python; Triton's rounds towards zero."""
     q = a // b

@@ -198,7 +198,7 @@ def _check_block_mask(block_mask, B, Hq, M, N, device):
 
 
 def explain(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, kernel_options=None):
-    """How ``flex_attention`` would run these arguments, and why, as text. Reads the block mask's counts: waits for the GPU."""
+    """How ``flex_attention`` would run these arguments, and why, as text. Reads the mask's counts: waits for the GPU."""
     p = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     splits, _, reason = decoding.choose(p)
     way = f"{'decoding' if splits else 'one program a tile of queries'}: {reason}"
@@ -207,7 +207,9 @@ def explain(query, key, value, score_mod=None, block_mask=None, scale=None, enab
     if p.score_mod is None:
         lines.append("score: no code runs, the scale is folded into the exponent")
     else:
-        lines.append("score: " + ("a negative or zero scale" if p.score is None else "the score mod runs in every tile"))
+        lines.append(
+            "score: " + ("a negative or zero scale" if p.score is None else "the score mod runs in every tile")
+        )
     if block_mask is None:
         lines.append("mask: none, every block of keys is visited and no mask code runs")
     else:

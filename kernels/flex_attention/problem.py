@@ -9,22 +9,11 @@ import triton
 
 from kernels.common.configs import configuration
 from kernels.flex_attention import block_mask as masks
+from kernels.flex_attention import mod_ops
 from kernels.flex_attention.score_mod_compiler import BoundMod
 
 LOG2E = math.log2(math.e)
 OPTIONS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
-
-
-@triton.jit
-def unchanged(score, b, h, q_idx, kv_idx, tables):
-    """The score mod that changes nothing."""
-    return score
-
-
-@triton.jit
-def unchanged_gradient(score, b, h, q_idx, kv_idx, grad, tables):
-    """Its derivative."""
-    return grad
 
 
 @dataclass
@@ -49,7 +38,7 @@ class Problem:
     @property
     def G(self):
         """Query heads that share a key head."""
-        return self.Hq // self.Hkv
+        return self.Hq // max(self.Hkv, 1)
 
     # The kernels' compile-time arguments.
 
@@ -58,14 +47,14 @@ class Problem:
         """Triton's score mod. ``None``, and the scale folded into ``unit``, needs a scale above zero: the running maximum of
         scale * s is then scale times the maximum of s."""
         if self.score is None or self.score.compiled.value is None:
-            return None if self.scale > 0 else unchanged
+            return None if self.scale > 0 else mod_ops.unchanged
         return self.score.compiled.value
 
     @property
     def score_gradient(self):
         """Triton's derivative of the score mod."""
         if self.score is None or self.score.compiled.value is None:
-            return unchanged_gradient
+            return mod_ops.unchanged_gradient
         return self.score.compiled.gradient
 
     @property

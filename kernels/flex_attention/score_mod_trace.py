@@ -107,8 +107,8 @@ def trace(mod, kind, device="cpu", differentiate=False):
             value = torch.full((), value)
         if value.numel() != 1:
             raise ModError(
-                f"{_name(mod)} returns shape {list(value.shape)} for one query and one key, needs a single number: "
-                "index every dimension of the tensors it captures"
+                f"{_name(mod)} returns shape {list(value.shape)} for one query and one key:{_at(captures.line)}"
+                "index every dimension of the tensors it captures, so that a single number is left"
             )
         leaves = [t for t, on in zip(stand_ins, learned) if on]
         leaves = [score, *leaves] if differentiate else leaves
@@ -131,6 +131,7 @@ class _Captures(TorchFunctionMode):
         super().__init__()
         self.fake = fake
         self.stand_ins = {}  # id of the real tensor -> (real tensor, stand-in)
+        self.line = None  # the user's line that runs
         self.parts = {}  # id of a partly indexed tensor -> (itself, what was indexed, its index)
 
     def stand_in(self, tensor):
@@ -142,7 +143,8 @@ class _Captures(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         args, kwargs = tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
-        with fx_traceback.annotate({"line": _user_line()}):
+        self.line = _user_line()
+        with fx_traceback.annotate({"line": self.line}):
             if function is torch.Tensor.__getitem__:
                 return self.index(*args)
             return function(*args, **kwargs)

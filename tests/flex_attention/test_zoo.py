@@ -1,4 +1,4 @@
-"""Every mod of the zoo, forward and backward, against the float64 reference, and forward against torch's own flex_attention."""
+"""Every mod of the zoo: forward and backward against the float64 reference, forward against torch's own flex_attention."""
 
 import pytest
 import torch

@@ -1,0 +1,117 @@
+"""Gradients of captured tensors: by atomics, in two deterministic passes, alone, and in every dtype."""
+
+import pytest
+import torch
+
+from kernels import runtime
+from kernels.flex_attention import causal_block_mask, flex_attention, mods
+from kernels.flex_attention.reference import flex_attention_reference
+from tests.flex_attention import cases
+
+LEARNED = [name for name in cases.ZOO if cases.zoo(name)[1]]
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_by_atomics(name):
+    """The zoo's own test takes the two passes, because it runs with torch's deterministic algorithms on."""
+    cases.check(name, DETERMINISTIC=False)
+
+
+def test_there_are_learned_cases_of_every_kind():
+    assert {"learned alibi", "relative bias", "temperature", "same tensor twice", "chained"} <= set(LEARNED)
+
+
+def gradients(score_mod, learned, **options):
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 2, 50, 16, generator=generator).to(runtime.device) for _ in range(3))
+    o = flex_attention(q, k, v, score_mod, causal_block_mask(50, BLOCK_SIZE=32), kernel_options=options)
+    return torch.autograd.grad(o.square().sum(), learned)
+
+
+def test_deterministic_sums_do_not_depend_on_the_order_of_programs():
+    """Tiles of another size add in another order: integers give the same sums, up to the addends' own rounding."""
+    slopes = torch.rand(2, device=runtime.device, requires_grad=True)
+    table = torch.rand(2, 99, device=runtime.device, requires_grad=True)
+    for learned, mod in (([slopes], mods.learned_alibi(slopes)), ([table], mods.relative_table(table))):
+        (one,) = gradients(mod, learned, DETERMINISTIC=True)
+        (same,) = gradients(mod, learned, DETERMINISTIC=True)
+        assert torch.equal(one, same)
+        (other,) = gradients(mod, learned, DETERMINISTIC=True, bwd_BLOCK_M=16, bwd_BLOCK_N=16)
+        (atomic,) = gradients(mod, learned, DETERMINISTIC=False)
+        assert cases.relative_error(other, one) < 1e-6 and cases.relative_error(atomic, one) < 1e-6
+
+
+def test_the_default_follows_torch(monkeypatch):
+    from kernels.flex_attention import backward
+
+    passes = []
+    launch = backward.launch
+    monkeypatch.setattr(backward, "launch", lambda *a, **meta: (passes.append(meta.get("PASS")), launch(*a, **meta)))
+    slopes = torch.rand(2, device=runtime.device, requires_grad=True)
+    for deterministic in (True, False):
+        torch.use_deterministic_algorithms(deterministic)
+        gradients(mods.learned_alibi(slopes), [slopes])
+    assert [p for p in passes if p] == ["measure", "count", "add"]
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1e6, 1e25])
+def test_the_unit_of_deterministic_sums_fits_the_addends(size):
+    scales = (torch.rand(2, device=runtime.device) * size).requires_grad_()
+    q, k, v = (torch.randn(1, 2, 20, 16, device=runtime.device) / (1 if i else size) for i in range(3))
+    k = k * min(1, 1 / size)
+    mod = mods.head_scale(scales)
+    do = torch.randn(1, 2, 20, 16, device=runtime.device)
+    o = flex_attention(q, k, v, mod, kernel_options={"DETERMINISTIC": True})
+    want = flex_attention_reference(q.double(), k.double(), v.double(), mod)
+    (got,), (expected,) = (torch.autograd.grad(out, scales, do.to(out.dtype)) for out in (o, want))
+    assert (
+        cases.relative_error(got / got.abs().max(), expected / expected.abs().max()) < 1e-3 or expected.abs().max() == 0
+    )
+
+
+def test_a_gradient_that_is_not_finite_stays_so():
+    scales = torch.ones(2, device=runtime.device, requires_grad=True)
+    q, k, v = (torch.randn(1, 2, 20, 16, device=runtime.device) for _ in range(3))
+    o = flex_attention(q, k, v, mods.head_scale(scales), kernel_options={"DETERMINISTIC": True})
+    do = torch.ones_like(o)
+    do[0, 1, 3] = float("inf")
+    (got,) = torch.autograd.grad(o, scales, do)
+    assert not got.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("table_dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_of_inputs_and_tables_are_independent(dtype, table_dtype):
+    bias = torch.rand(2, 30, 30, device=runtime.device).to(table_dtype).requires_grad_()
+    q, k, v = (torch.randn(1, 2, 30, 16, device=runtime.device).to(dtype) for _ in range(3))
+    do = torch.randn(1, 2, 30, 16, device=runtime.device).to(dtype)
+    (got,) = torch.autograd.grad(flex_attention(q, k, v, mods.relative_bias(bias)), bias, do)
+    exact = bias.detach().double().requires_grad_()
+    want = flex_attention_reference(q.double(), k.double(), v.double(), mods.relative_bias(exact))
+    (expected,) = torch.autograd.grad(want, exact, do.double())
+    assert got.dtype == table_dtype
+    assert cases.relative_error(got, expected) <= max(cases.TOLERANCE[dtype], cases.TOLERANCE[table_dtype])
+
+
+@pytest.mark.parametrize("needed", [("q",), ("k",), ("v",), ("slopes",), ("q", "slopes"), ("k", "v")])
+def test_only_what_is_needed_is_launched(needed, monkeypatch):
+    from kernels.flex_attention import backward
+
+    launched = []
+    launch = backward.launch
+    monkeypatch.setattr(backward, "launch", lambda kernel, *a, **m: (launched.append(kernel), launch(kernel, *a, **m)))
+    tensors = {name: torch.randn(1, 2, 9, 16, device=runtime.device) for name in "qkv"}
+    tensors["slopes"] = torch.rand(2, device=runtime.device)
+    for name in needed:
+        tensors[name].requires_grad_()
+    flex_attention(*(tensors[n] for n in "qkv"), mods.learned_alibi(tensors["slopes"])).sum().backward()
+    assert all((t.grad is not None) == (name in needed) for name, t in tensors.items())
+    assert (backward.attention_dq_kernel in launched) == ("q" in needed or "slopes" in needed)
+    assert (backward.attention_dkdv_kernel in launched) == ("k" in needed or "v" in needed)
+
+
+def test_a_tensor_captured_by_the_mask_needs_no_gradient():
+    weights = torch.ones(9, device=runtime.device, requires_grad=True)
+    q = torch.randn(1, 1, 9, 16, device=runtime.device, requires_grad=True)
+    cases.check(mask_mod=lambda b, h, q_idx, kv_idx: weights[kv_idx] > 0, shape=(1, 1, 1, 9, 9, 16, 16))
+    assert weights.grad is None and q.grad is None

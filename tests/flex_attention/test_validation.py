@@ -1,0 +1,108 @@
+"""Bad input: a ValueError that names the argument, what it got and what it needs, before anything is launched."""
+
+import pytest
+import torch
+
+from kernels import runtime
+from kernels.flex_attention import (
+    AuxRequest,
+    backward,
+    causal_block_mask,
+    create_block_mask,
+    decoding,
+    flex_attention,
+    forward,
+    mods,
+)
+
+
+def zeros(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype, device=runtime.device)
+
+
+Q, K = zeros(2, 4, 8, 16), zeros(2, 4, 9, 16)
+
+
+def sliced():
+    return create_block_mask(mods.causal, 1, 1, 64, 9, device=runtime.device, BLOCK_SIZE=8)[:, :, 0]
+
+
+def mask(**changes):
+    block_mask = causal_block_mask(8, 9)
+    for name, value in changes.items():
+        setattr(block_mask, name, value)
+    return block_mask
+
+
+CALLS = [
+    (lambda: flex_attention(None, K, K), "query must be a tensor"),
+    (lambda: flex_attention(Q[0], K, K), r"query has shape \[4, 8, 16\], needs \[B, Hq, M, D\]"),
+    (lambda: flex_attention(Q.double(), K, K), "query has dtype float64, needs one of float32"),
+    (lambda: flex_attention(Q, K.half(), K), "key has dtype float16, needs one of float32"),
+    (lambda: flex_attention(Q, zeros(2, 4, 9, 15), K), r"key has shape \[2, 4, 9, 15\]"),
+    (lambda: flex_attention(Q, K, zeros(2, 4, 8, 16)), r"value has shape \[2, 4, 8, 16\]"),
+    (lambda: flex_attention(Q, K, K.to("meta")), "value is on meta, needs"),
+    (lambda: flex_attention(Q, K[:0], K[:0]), "key has a batch of 0, needs 1 or 2"),
+    (lambda: flex_attention(zeros(3, 4, 8, 16), K, K), "key has a batch of 2, needs 1 or 3"),
+    (lambda: flex_attention(zeros(2, 4, 8, 0), zeros(2, 4, 9, 0), K), "head dimension of 0"),
+    (lambda: flex_attention(Q, K[:, :2], K[:, :2]), "key has 2 heads, needs 4.*enable_gqa"),
+    (lambda: flex_attention(Q, K[:, :3], K[:, :3], enable_gqa=True), "key has 3 heads, needs a divisor of 4"),
+    (lambda: flex_attention(Q, K[:, :0], K[:, :0], enable_gqa=True), "key has 0 heads"),
+    (lambda: flex_attention(Q, K, K, scale="1"), "scale is '1', needs a number"),
+    (lambda: flex_attention(Q, K, K, 3), "score_mod is 3, needs a function"),
+    (lambda: flex_attention(Q, K, K, mods.causal), "score_mod must take score, b, h, q_idx, kv_idx"),
+    (lambda: flex_attention(Q, K, K, block_mask=mods.causal), "block_mask is function, needs a BlockMask"),
+    (lambda: flex_attention(Q, K, K, block_mask=causal_block_mask(8)), "made for 8 queries and 8 keys, needs 8 and 9"),
+    (lambda: flex_attention(Q, K, K, block_mask=sliced()), "block_mask was sliced and lost its mask_mod"),
+    (lambda: flex_attention(Q, K, K, block_mask=mask(kv_num_blocks=zeros(3, 1, 1))), r"has shape \[3, 1, 1\].* B = 2"),
+    (lambda: flex_attention(Q, K, K, block_mask=mask(kv_indices=zeros(1, 2, 1, 1))), r"kv_indices .* Hq = 4"),
+    (
+        lambda: flex_attention(Q, K, K, block_mask=mask(full_kv_num_blocks=zeros(1, 1, 0))),
+        "0 blocks of queries, needs 1",
+    ),
+    (lambda: flex_attention(Q, K, K, block_mask=causal_block_mask(8, 9, device="meta")), "block_mask is on meta"),
+    (lambda: flex_attention(Q, K, K, mods.head_scale(zeros(4).to("meta"))), "captures a tensor .* on meta, needs"),
+    (
+        lambda: flex_attention(Q, K, K, kernel_options={"BLOCK_K": 16}),
+        "kernel_options has 'BLOCK_K', knows BLOCK_M, BLOCK_N",
+    ),
+    (lambda: flex_attention(Q, K, K, kernel_options={"PRESCALE_QK": True}), "kernel_options has 'PRESCALE_QK'"),
+    (
+        lambda: flex_attention(Q, K, K, kernel_options={"BLOCK_M": 24}),
+        "'BLOCK_M'.* is 24, needs a power of two",
+    ),
+    (lambda: flex_attention(Q, K, K, kernel_options={"bwd_BLOCK_N": 8}), "'bwd_BLOCK_N'.* is 8"),
+    (lambda: flex_attention(Q, K, K, kernel_options={"num_warps": 3}), "'num_warps'.* is 3"),
+    (lambda: flex_attention(Q, K, K, kernel_options={"num_stages": 0}), "'num_stages'.* is 0"),
+    (
+        lambda: flex_attention(Q, K, K, kernel_options={"DETERMINISTIC": 1}),
+        "'DETERMINISTIC'.* is 1, needs True or False",
+    ),
+    (
+        lambda: flex_attention(Q, K, K, return_lse=True, return_aux=AuxRequest()),
+        "return_lse and return_aux are both given",
+    ),
+    (lambda: flex_attention(Q, K, K, return_aux=True), "return_aux is True, needs an AuxRequest"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS, ids=range(len(CALLS)))
+def test_bad_input_is_refused_before_a_launch(call, message, monkeypatch):
+    launched = []
+    for module in (forward, backward, decoding):
+        monkeypatch.setattr(module, "launch", lambda *a, **k: launched.append(a))
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert not launched
+
+
+def test_cpu_tensors_are_refused_where_kernels_are_compiled(monkeypatch):
+    from kernels.common import validate
+
+    class Compiled:
+        interpreted = False
+
+    monkeypatch.setattr(validate, "runtime", Compiled)
+    q = torch.zeros(1, 1, 2, 3)
+    with pytest.raises(ValueError, match="query is on cpu, needs a CUDA device.*TRITON_INTERPRET=1"):
+        flex_attention(q, q, q)
