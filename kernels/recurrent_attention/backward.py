@@ -28,13 +28,14 @@ from kernels.recurrent_attention.chunk_forward import load_state, store_state, s
 from kernels.recurrent_attention.forward import configured, heads_per_kv
 from kernels.recurrent_attention.gates import (
     block_columns,
+    crossed_to_middle,
+    decay,
     decay_matrix,
     decays_to_edges,
-    decays_to_middle,
     load_columns,
-    load_log_decays,
+    load_gates,
     store_columns,
-    sum_over_paths,
+    sum_over,
 )
 
 
@@ -53,13 +54,13 @@ def advance(
     times, mask_t = block_columns(begin, L, first, C, REVERSE)
     k = load_columns(k_at, stride_kt, times, mask_t, mask_k)
     v = load_columns(v_at, stride_vt, times, mask_t, mask_v)
-    here, after = load_log_decays(g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, first, C, REVERSE)
-    unused, to_edge, whole = decays_to_edges(here, after)
+    unused, to_edge, whole = decays_to_edges(
+        g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, first, C, REVERSE
+    )
     S *= whole[:, None]
     k *= to_edge
     if gv_at is not None:
-        here, after = load_log_decays(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, first, C, REVERSE)
-        unused, to_edge, whole = decays_to_edges(here, after)
+        unused, to_edge, whole = decays_to_edges(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, first, C, REVERSE)
         S *= whole[None, :]
         v *= to_edge
     return S + dot(k, tl.trans(v), PRECISION)
@@ -181,14 +182,14 @@ def through_kernel(
         k = load_columns(k_at, stride_kt, times, mask_t, mask_k)
         v = load_columns(v_at, stride_vt, times, mask_t, mask_v)
         do = load_columns(do_at, stride_dot, times, mask_t, mask_v)
-        here, after = load_log_decays(g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, first, C, REVERSE)
-        q_from, k_to, whole = decays_to_edges(here, after)
+        q_from, k_to, whole = decays_to_edges(
+            g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, first, C, REVERSE
+        )
         q *= q_from * scale
         k *= k_to
         Z_before = Z * whole[:, None]
         if gv_ptr is not None:
-            here, after = load_log_decays(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, first, C, REVERSE)
-            o_from, v_to, whole = decays_to_edges(here, after)
+            o_from, v_to, whole = decays_to_edges(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, first, C, REVERSE)
             do *= o_from
             v *= v_to
             Z_before *= whole[None, :]
@@ -265,10 +266,10 @@ def pairs_kernel(
     g_at = None if g_ptr is None else g_ptr + row * stride_gb + h * stride_gh
     gk_at = None if gk_ptr is None else gk_ptr + row * stride_gkb + h * stride_gkh + offs_k * stride_gkk
     gamma = 0.0 if gamma_ptr is None else tl.load(gamma_ptr + h * stride_gamma).to(tl.float32)
-    here_k, after_k = load_log_decays(g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, first, C, REVERSE)
+    gates_k = load_gates(g_at, stride_gt, gamma, gk_at, stride_gkt, times, mask_t, mask_k)
     if GV:
         gv_at = gv_ptr + row * stride_gvb + h * stride_gvh + offs_v * stride_gvv
-        here_v, after_v = load_log_decays(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, first, C, REVERSE)
+        gates_v = load_gates(None, 0, 0.0, gv_at, stride_gvt, times, mask_t, mask_v)
 
     dq = tl.zeros([BK, C], tl.float32)
     dk = tl.zeros([BK, C], tl.float32)
@@ -287,11 +288,11 @@ def pairs_kernel(
         passing_at += places * H
     dv = load_columns(dv_through_ptr + head * V + offs_v, H * V, times, mask_t, mask_v)
     if NEED_K:
-        gate_k = passing + sum_over_paths(q * dq, u >= t, GK, PRECISION) + sum_over_paths(k * dk, u < t, GK, PRECISION)
+        gate_k = passing + sum_over(q * dq, u >= t, GK, PRECISION) + sum_over(k * dk, u < t, GK, PRECISION)
     if NEED_V:
         o = load_columns(o_through_ptr + head * V + offs_v, H * V, times, mask_t, mask_v)
         gate_v = tl.load(passing_v_ptr + at * V + offs_v, mask=mask_v, other=0.0)[:, None]
-        gate_v += sum_over_paths(do * o, u >= t, True, PRECISION) + sum_over_paths(v * dv, u < t, True, PRECISION)
+        gate_v += sum_over(do * o, u >= t, True, PRECISION) + sum_over(v * dv, u < t, True, PRECISION)
 
     if GK or GV:
         # s = r, then the pairs whose numbers first differ in the same binary digit: s left of a middle, r right of it.
@@ -299,17 +300,16 @@ def pairs_kernel(
         dq += P_tt * k
         dk += P_tt * q
         dv += tl.sum(q * k, 0)[None, :] * do
-        for digit in tl.static_range(DIGITS):
+        for digit in range(DIGITS):
             right = (t >> digit) % 2 == 1
             pairs = (u >> digit) ^ (t >> digit) == 1  # in either order
-            crossed = (u >> digit == t >> digit) & (right == (u >= t))  # the gate at t, by paths that end or begin at u
+            decay_k = decay(gates_k, crossed_to_middle(u, t, digit), GK)
             x = tl.where(right, q, k)
             y = tl.where(right, do, v)
-            decay_k = decays_to_middle(here_k, after_k, digit)
             x_decayed = x * decay_k
             y_decayed = y
             if GV:
-                decay_v = decays_to_middle(here_v, after_v, digit)
+                decay_v = decay(gates_v, crossed_to_middle(u, t, digit), True)
                 y_decayed *= decay_v
             A = tl.where(pairs, dot(tl.trans(x_decayed), x_decayed, PRECISION), 0.0)
             P = tl.where(pairs, dot(tl.trans(y_decayed), y_decayed, PRECISION), 0.0)
@@ -321,12 +321,12 @@ def pairs_kernel(
             dk += tl.where(right, 0.0, dx)
             dv += tl.where(right, 0.0, dy)
             if NEED_K:
-                gate_k += sum_over_paths(x * dx, crossed, GK, PRECISION)
+                gate_k += sum_over(x * dx, crossed_to_middle(t, u, digit), GK, PRECISION)
             if NEED_V:
-                gate_v += sum_over_paths(y * dy, crossed, True, PRECISION)
+                gate_v += sum_over(y * dy, crossed_to_middle(t, u, digit), True, PRECISION)
     else:
         # One decay for each pair of tokens: everything is C x C, [r, s].
-        M = decay_matrix(here_k)
+        M = decay_matrix(gates_k)
         A = M * dot(tl.trans(q), k, PRECISION)
         products = dot(tl.trans(do), v, PRECISION)
         P = M * products

@@ -1,11 +1,15 @@
 """Tiles of a block of tokens, one column a token, and the decays between its tokens.
 
-Each decay is the exponential of a sum over the very gates it spans. No sum is subtracted from another, so nothing cancels,
-nothing positive is exponentiated, and a gate of -inf needs no care: every decay across it is 0.
+A decay is the exponential of a sum over the very gates that it spans. No sum is subtracted from another, so nothing cancels
+and nothing positive is exponentiated. Sums over some of the tokens are matrix products with zeros and ones.
 """
 
 import triton
 import triton.language as tl
+
+LOWEST = tl.constexpr(
+    -1e4
+)  # stands for gates below it, and for -inf: the exponential of any is 0, but 0 times this one is 0
 
 
 @triton.jit
@@ -30,69 +34,75 @@ def store_columns(at, stride_t, times, mask_t, mask, tile):
 
 
 @triton.jit
-def load_log_decay(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask):
-    """Log-decays [D, C], or [1, C] where components have no gates of their own; 0 where there is no token."""
-    log_decay = tl.where(mask_t, gamma, 0.0)[None, :]
+def load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask):
+    """Log-decays [D, C], or a column [C, 1] where components have no gates of their own; 0 where there is no token."""
+    gates = tl.where(mask_t, gamma, 0.0)
     if g_at is not None:
-        log_decay += tl.load(g_at + times * stride_gt, mask=mask_t, other=0.0).to(tl.float32)[None, :]
+        gates += tl.load(g_at + times * stride_gt, mask=mask_t, other=0.0).to(tl.float32)
     if gates_at is not None:
-        log_decay += load_columns(gates_at, stride_gates_t, times, mask_t, mask)
-    return log_decay
+        gates = load_columns(gates_at, stride_gates_t, times, mask_t, mask) + gates[None, :]
+    else:
+        gates = gates[:, None]
+    return tl.maximum(gates, LOWEST)
 
 
 @triton.jit
-def load_log_decays(
+def decay(gates, crossed, VECTOR: tl.constexpr):
+    """exp(sum of the gates u where crossed[u, t]), [D, C] or [1, C]; the sums have float32's bits, whatever products have."""
+    if VECTOR:
+        sums = tl.dot(gates, crossed.to(tl.float32), input_precision="tf32x3")
+    else:
+        sums = tl.sum(tl.where(crossed, gates, 0.0), 0)[None, :]
+    return tl.exp(sums)
+
+
+@triton.jit
+def decays_to_edges(
     g_at, stride_gt, gamma, gates_at, stride_gates_t, mask, begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr
 ):  # fmt: skip
-    """``(here, after)``: the log-decays of a block's tokens, and those of their followers in the block, 0 for its last."""
+    """``(from_edge, to_edge, whole)``: decays from before the block to after token t, from there to its end, of all of it;
+    [D, C], [D, C] and [D], or [1, C], [1, C] and [1]."""
     times, mask_t = block_columns(begin, L, first, C, REVERSE)
-    here = load_log_decay(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask)
-    times, mask_t = block_columns(begin, L, first + 1, C, REVERSE)
-    mask_t &= tl.arange(0, C) < C - 1
-    return here, load_log_decay(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask)
+    gates = load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask)
+    if gates_at is not None:
+        u = tl.arange(0, C)[:, None]
+        t = tl.arange(0, C)[None, :]
+        from_edge = decay(gates, u <= t, True)
+        to_edge = decay(gates, u > t, True)
+        whole = tl.exp(tl.sum(gates, 1))
+    else:
+        times, mask_t = block_columns(begin, L, first + 1, C, REVERSE)
+        mask_t &= tl.arange(0, C) < C - 1
+        behind = load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask)
+        from_edge = tl.exp(tl.trans(tl.cumsum(gates, 0)))
+        to_edge = tl.exp(tl.trans(tl.cumsum(behind, 0, reverse=True)))
+        whole = tl.exp(tl.sum(gates, 0))
+    return from_edge, to_edge, whole
 
 
 @triton.jit
-def decays_to_edges(here, after):
-    """``(from_edge, to_edge, whole)``: decays from before the block to after token t, from there to its end, of all of it."""
-    return tl.exp(tl.cumsum(here, 1)), tl.exp(tl.cumsum(after, 1, reverse=True)), tl.exp(tl.sum(here, 1))
-
-
-@triton.jit
-def decays_to_middle(here, after, DIGIT: tl.constexpr):
-    """For tokens cut into pairs of halves of 2^DIGIT, the decay between each token and its pair's middle.
-
-    For a token of the right half that is from the half's start to after the token, of the left half from after it to the end.
-    So a left s and a right r of one pair are exp(sum of gates s+1 ... r) = decay[s] decay[r] apart.
-    """
-    C: tl.constexpr = here.shape[1]
-    HALF: tl.constexpr = 1 << DIGIT
-    t = tl.arange(0, C)[None, :]
-    right = t // HALF % 2 == 1
-    here = tl.where(right, here, 0.0)
-    if HALF > 1:
-        after = tl.where(right | (t % HALF == HALF - 1), 0.0, after)
-        halves: tl.constexpr = [here.shape[0], C // HALF, HALF]
-        sums = tl.cumsum(tl.reshape(here, halves), 2) + tl.cumsum(tl.reshape(after, halves), 2, reverse=True)
-        here = tl.reshape(sums, here.shape)
-    return tl.exp(here)
-
-
-@triton.jit
-def decay_matrix(here):
-    """[C, C], from one gate a token [1, C]: exp(sum of gates s+1 ... r) for s <= r, else 0."""
-    C: tl.constexpr = here.shape[1]
+def decay_matrix(gates):
+    """[C, C], from one gate a token [C, 1]: exp(sum of gates s+1 ... r) for s <= r, else 0."""
+    C: tl.constexpr = gates.shape[0]
     r = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    between = tl.cumsum(tl.where(r > s, tl.trans(here), 0.0), 0)
+    between = tl.cumsum(tl.where(r > s, gates, 0.0), 0)
     return tl.where(r >= s, tl.exp(between), 0.0)
 
 
 @triton.jit
-def sum_over_paths(x, crossed, VECTOR: tl.constexpr, PRECISION: tl.constexpr):
-    """sum_u x[:, u] over the u where crossed[u, t]: [D, C] for gates on components, else over all components, too, [1, C]."""
+def sum_over(x, chosen, VECTOR: tl.constexpr, PRECISION: tl.constexpr):
+    """sum_u x[:, u] over the u where chosen[u, t]: [D, C], or unless VECTOR over all components of x, too, [1, C]."""
     if VECTOR:
-        sums = tl.dot(x, crossed.to(tl.float32), input_precision=PRECISION)
+        sums = tl.dot(x, chosen.to(tl.float32), input_precision=PRECISION)
     else:
-        sums = tl.sum(tl.where(crossed, tl.sum(x, 0)[:, None], 0.0), 0)[None, :]
+        sums = tl.sum(tl.where(chosen, tl.sum(x, 0)[:, None], 0.0), 0)[None, :]
     return sums
+
+
+@triton.jit
+def crossed_to_middle(gate, token, digit):
+    """Which gates lie between a token and the middle of its aligned 2^(digit+1) tokens: on its side, up to its own if it is
+    right of the middle, behind it if left. So the gates of a left s and those of a right r are all that part the two."""
+    same_side = gate >> digit == token >> digit
+    return same_side & (((token >> digit) % 2 == 1) == (gate <= token))
