@@ -21,28 +21,14 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.sequences import cut_into_runs, locate_run, sequence_span
+from kernels.common.sequences import cut_into_runs, sequence_span
+from kernels.recurrent_attention.backward_pairs import pairs_kernel
 from kernels.recurrent_attention.chunk_backward import over_group
-from kernels.recurrent_attention.chunk_forward import load_state, store_state, strides
-from kernels.recurrent_attention.forward import configured, heads_per_kv
-from kernels.recurrent_attention.gates import (
-    block_columns,
-    crossed_to_middle,
-    decay,
-    decay_matrix,
-    decays_to_edges,
-    load_columns,
-    load_gates,
-    store_columns,
-    sum_over,
-)
-
-
-@triton.jit
-def dot(a, b, PRECISION: tl.constexpr):
-    """The matrix product of float32 tiles: in tensor cores, with as many of its operands' bits as PRECISION says."""
-    return tl.dot(a, b, input_precision=PRECISION)
+from kernels.recurrent_attention.chunk_forward import block, load_state, store_state, strides
+from kernels.recurrent_attention.forward import configured, heads_per_kv, size_class
+from kernels.recurrent_attention.gates import block_columns, decays_to_edges, dot, load_columns, store_columns
 
 
 @triton.jit
@@ -218,140 +204,6 @@ def through_kernel(
         store_state(dinitial_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, Z)
 
 
-@triton.jit
-def pairs_kernel(
-    do_ptr, q_ptr, k_ptr, v_ptr, g_ptr, gamma_ptr, gk_ptr, gv_ptr, sequence_of_block_ptr, cu_ptr,
-    dq_through_ptr, dk_through_ptr, dv_through_ptr, o_through_ptr, passing_k_ptr, passing_v_ptr,
-    dq_ptr, dk_ptr, dv_ptr, dg_ptr, dgk_ptr, dgv_ptr,
-    scale, T, H, group, tiles_v, tokens, places,
-    stride_dob, stride_dot, stride_doh, stride_dov,
-    stride_qb, stride_qt, stride_qh, stride_qk,
-    stride_kb, stride_kt, stride_kh, stride_kk,
-    stride_vb, stride_vt, stride_vh, stride_vv,
-    stride_gb, stride_gt, stride_gh,
-    stride_gamma,
-    stride_gkb, stride_gkt, stride_gkh, stride_gkk,
-    stride_gvb, stride_gvt, stride_gvh, stride_gvv,
-    K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
-    C: tl.constexpr, DIGITS: tl.constexpr, PRECISION: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """What ``through_kernel`` left, added up, and the pairs of tokens inside one block, for all of its rows and columns.
-
-    What is None is not wanted; dg stands for g and g_gamma."""
-    GK: tl.constexpr = gk_ptr is not None
-    GV: tl.constexpr = gv_ptr is not None
-    NEED_K: tl.constexpr = dg_ptr is not None or dgk_ptr is not None
-    NEED_V: tl.constexpr = dgv_ptr is not None
-    pid = tl.program_id(0)
-    h = pid % H
-    n, row, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_block_ptr, cu_ptr, PACKED)
-    times, mask_t = block_columns(begin, L, first, C, REVERSE)
-    offs_t = tl.arange(0, C)
-    u = offs_t[:, None]
-    t = offs_t[None, :]
-    offs_k = tl.arange(0, BK).to(tl.int64)
-    offs_v = tl.arange(0, BV).to(tl.int64)
-    mask_k = offs_k < K
-    mask_v = offs_v < V
-    at = (pid // H).to(tl.int64) * H + h
-    head = row * T * H + h
-    q_at = q_ptr + row * stride_qb + h * stride_qh + offs_k * stride_qk
-    k_at = k_ptr + row * stride_kb + h // group * stride_kh + offs_k * stride_kk
-    v_at = v_ptr + row * stride_vb + h // group * stride_vh + offs_v * stride_vv
-    do_at = do_ptr + row * stride_dob + h * stride_doh + offs_v * stride_dov
-    q = load_columns(q_at, stride_qt, times, mask_t, mask_k) * scale
-    k = load_columns(k_at, stride_kt, times, mask_t, mask_k)
-    v = load_columns(v_at, stride_vt, times, mask_t, mask_v)
-    do = load_columns(do_at, stride_dot, times, mask_t, mask_v)
-    g_at = None if g_ptr is None else g_ptr + row * stride_gb + h * stride_gh
-    gk_at = None if gk_ptr is None else gk_ptr + row * stride_gkb + h * stride_gkh + offs_k * stride_gkk
-    gamma = 0.0 if gamma_ptr is None else tl.load(gamma_ptr + h * stride_gamma).to(tl.float32)
-    gates_k = load_gates(g_at, stride_gt, gamma, gk_at, stride_gkt, times, mask_t, mask_k)
-    if GV:
-        gv_at = gv_ptr + row * stride_gvb + h * stride_gvh + offs_v * stride_gvv
-        gates_v = load_gates(None, 0, 0.0, gv_at, stride_gvt, times, mask_t, mask_v)
-
-    dq = tl.zeros([BK, C], tl.float32)
-    dk = tl.zeros([BK, C], tl.float32)
-    passing = tl.zeros([BK, 1] if GK else [1, 1], tl.float32)
-    partial = head
-    passing_at = at
-    for tile in range(tiles_v):  # noqa: B007
-        dq += load_columns(dq_through_ptr + partial * K + offs_k, H * K, times, mask_t, mask_k)
-        dk += load_columns(dk_through_ptr + partial * K + offs_k, H * K, times, mask_t, mask_k)
-        if NEED_K:
-            if GK:
-                passing += tl.load(passing_k_ptr + passing_at * K + offs_k, mask=mask_k, other=0.0)[:, None]
-            else:
-                passing += tl.load(passing_k_ptr + passing_at)
-        partial += tokens * H
-        passing_at += places * H
-    dv = load_columns(dv_through_ptr + head * V + offs_v, H * V, times, mask_t, mask_v)
-    if NEED_K:
-        gate_k = passing + sum_over(q * dq, u >= t, GK, PRECISION) + sum_over(k * dk, u < t, GK, PRECISION)
-    if NEED_V:
-        o = load_columns(o_through_ptr + head * V + offs_v, H * V, times, mask_t, mask_v)
-        gate_v = tl.load(passing_v_ptr + at * V + offs_v, mask=mask_v, other=0.0)[:, None]
-        gate_v += sum_over(do * o, u >= t, True, PRECISION) + sum_over(v * dv, u < t, True, PRECISION)
-
-    if GK or GV:
-        # s = r, then the pairs whose numbers first differ in the same binary digit: s left of a middle, r right of it.
-        P_tt = tl.sum(do * v, 0)[None, :]
-        dq += P_tt * k
-        dk += P_tt * q
-        dv += tl.sum(q * k, 0)[None, :] * do
-        for digit in range(DIGITS):
-            right = (t >> digit) % 2 == 1
-            pairs = (u >> digit) ^ (t >> digit) == 1  # in either order
-            decay_k = decay(gates_k, crossed_to_middle(u, t, digit), GK)
-            x = tl.where(right, q, k)
-            y = tl.where(right, do, v)
-            x_decayed = x * decay_k
-            y_decayed = y
-            if GV:
-                decay_v = decay(gates_v, crossed_to_middle(u, t, digit), True)
-                y_decayed *= decay_v
-            A = tl.where(pairs, dot(tl.trans(x_decayed), x_decayed, PRECISION), 0.0)
-            P = tl.where(pairs, dot(tl.trans(y_decayed), y_decayed, PRECISION), 0.0)
-            dx = decay_k * dot(x_decayed, P, PRECISION)
-            dy = dot(y_decayed, A, PRECISION)
-            if GV:
-                dy *= decay_v
-            dq += tl.where(right, dx, 0.0)
-            dk += tl.where(right, 0.0, dx)
-            dv += tl.where(right, 0.0, dy)
-            if NEED_K:
-                gate_k += sum_over(x * dx, crossed_to_middle(t, u, digit), GK, PRECISION)
-            if NEED_V:
-                gate_v += sum_over(y * dy, crossed_to_middle(t, u, digit), True, PRECISION)
-    else:
-        # One decay for each pair of tokens: everything is C x C, [r, s].
-        M = decay_matrix(gates_k)
-        A = M * dot(tl.trans(q), k, PRECISION)
-        products = dot(tl.trans(do), v, PRECISION)
-        P = M * products
-        dq += dot(k, tl.trans(P), PRECISION)
-        dk += dot(q, P, PRECISION)
-        dv += dot(do, A, PRECISION)
-        if NEED_K:
-            paths = tl.where(u > t, A * products, 0.0)
-            paths = dot((u <= t).to(tl.float32), paths, PRECISION)  # [gate, s]: over the r from the gate on
-            gate_k += tl.sum(tl.where(u > t, paths, 0.0), 1)[None, :]  # and over the s before it
-
-    if dq_ptr is not None:
-        store_columns(dq_ptr + head * K + offs_k, H * K, times, mask_t, mask_k, dq * scale)
-    if dk_ptr is not None:
-        store_columns(dk_ptr + head * K + offs_k, H * K, times, mask_t, mask_k, dk)
-    if dv_ptr is not None:
-        store_columns(dv_ptr + head * V + offs_v, H * V, times, mask_t, mask_v, dv)
-    if dg_ptr is not None:
-        tl.store(dg_ptr + head + times * H, tl.sum(gate_k, 0), mask=mask_t)
-    if dgk_ptr is not None:
-        store_columns(dgk_ptr + head * K + offs_k, H * K, times, mask_t, mask_k, gate_k)
-    if dgv_ptr is not None:
-        store_columns(dgv_ptr + head * V + offs_v, H * V, times, mask_t, mask_v, gate_v)
-
-
 def backward(do, dfinal, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, needs):
     """Launch the backward pass of the recurrence.
 
@@ -416,12 +268,14 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reve
         room(need_gk, B, T, H, K, dtype=gk.dtype if need_gk else None),
         room(need_gv, B, T, H, V, dtype=gv.dtype if need_gv else None),
     )
-    pairs, unused = configured("backward_pairs", q, v)
+    pairs = configuration("recurrent_attention", "backward_pairs", size_class(q, v), q.device)
+    SLICE = pairs.pop("SLICE")
     launch(
         pairs_kernel, (places * H,),
         do, q, k, v, *gates, sequence_of_block, cu_seqlens, *through, *outputs, scale, T, H, group, tiles_v, B * T, places,
         *do.stride(), *q.stride(), *k.stride(), *v.stride(), *gate_strides,
-        outputs=[t for t in outputs if t is not None], DIGITS=C.bit_length() - 1, **shared | pairs,
+        outputs=[t for t in outputs if t is not None], K=K, V=V,
+        DIGITS=C.bit_length() - 1, SLICE_K=min(SLICE, block(K)), SLICE_V=min(SLICE, block(V)), **shared | pairs,
     )  # fmt: skip
 
     dq, dk, dv, dg, dgk, dgv = outputs

@@ -13,6 +13,12 @@ LOWEST = tl.constexpr(
 
 
 @triton.jit
+def dot(a, b, PRECISION: tl.constexpr):
+    """The matrix product of float32 tiles: in tensor cores, with as many of its operands' bits as PRECISION says."""
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
 def block_columns(begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr):
     """``(times, mask)``: time steps of the C tokens from ``first`` on, in the walk's direction, and which of them exist."""
     t = first + tl.arange(0, C)
@@ -47,13 +53,9 @@ def load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, 
 
 
 @triton.jit
-def decay(gates, crossed, VECTOR: tl.constexpr):
-    """exp(sum of the gates u where crossed[u, t]), [D, C] or [1, C]; the sums have float32's bits, whatever products have."""
-    if VECTOR:
-        sums = tl.dot(gates, crossed.to(tl.float32), input_precision="tf32x3")
-    else:
-        sums = tl.sum(tl.where(crossed, gates, 0.0), 0)[None, :]
-    return tl.exp(sums)
+def decay(gates, crossed):
+    """[D, C]: exp(sum of the gates u where crossed[u, t]). These sums have float32's bits, whatever other products have."""
+    return tl.exp(tl.dot(gates, crossed.to(tl.float32), input_precision="tf32x3"))
 
 
 @triton.jit
@@ -67,8 +69,8 @@ def decays_to_edges(
     if gates_at is not None:
         u = tl.arange(0, C)[:, None]
         t = tl.arange(0, C)[None, :]
-        from_edge = decay(gates, u <= t, True)
-        to_edge = decay(gates, u > t, True)
+        from_edge = decay(gates, u <= t)
+        to_edge = decay(gates, u > t)
         whole = tl.exp(tl.sum(gates, 1))
     else:
         times, mask_t = block_columns(begin, L, first + 1, C, REVERSE)
@@ -94,15 +96,7 @@ def decay_matrix(gates):
 def sum_over(x, chosen, VECTOR: tl.constexpr, PRECISION: tl.constexpr):
     """sum_u x[:, u] over the u where chosen[u, t]: [D, C], or unless VECTOR over all components of x, too, [1, C]."""
     if VECTOR:
-        sums = tl.dot(x, chosen.to(tl.float32), input_precision=PRECISION)
+        sums = dot(x, chosen.to(tl.float32), PRECISION)
     else:
         sums = tl.sum(tl.where(chosen, tl.sum(x, 0)[:, None], 0.0), 0)[None, :]
     return sums
-
-
-@triton.jit
-def crossed_to_middle(gate, token, digit):
-    """Which gates lie between a token and the middle of its aligned 2^(digit+1) tokens: on its side, up to its own if it is
-    right of the middle, behind it if left. So the gates of a left s and those of a right r are all that part the two."""
-    same_side = gate >> digit == token >> digit
-    return same_side & (((token >> digit) % 2 == 1) == (gate <= token))
