@@ -14,6 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from kernels import runtime
+from kernels.lab.check import chunked_attention as chunked
 from kernels.lab.check import dynamic_conv as conv
 from kernels.lab.check import recurrent_attention as recurrent
 from kernels.lab.check.row_softmax import EXERCISE as ROW_SOFTMAX
@@ -24,7 +25,7 @@ from tools.kernel_environment import kernel_environment
 NAMES = sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_dir())
 CHECKED = [
     *(ROW_SOFTMAX, TILED_MATMUL, conv.FORWARD, conv.DX, conv.DWEIGHT),
-    *(recurrent.FORWARD, recurrent.BACKWARD, recurrent.GATE),
+    *(recurrent.FORWARD, recurrent.BACKWARD, recurrent.GATE, chunked.STATES, chunked.OUTPUTS),
 ]
 HINT = re.compile(r"<details><summary>Hint (\d): ([^<]+)</summary>\n\n.+?\n\n</details>", flags=re.DOTALL)
 REGION = re.compile(r"^ *### BEGIN SOLUTION\n(.*?)^ *### END SOLUTION(?:\n|\Z)", flags=re.MULTILINE | re.DOTALL)

@@ -5,7 +5,14 @@ import torch
 
 from kernels import runtime
 from kernels.lab import check
-from kernels.lab.check import dynamic_conv, recurrent_attention, row_softmax, tiled_matmul, vector_add
+from kernels.lab.check import (
+    chunked_attention,
+    dynamic_conv,
+    recurrent_attention,
+    row_softmax,
+    tiled_matmul,
+    vector_add,
+)
 from kernels.lab.check.framework import NAN, Draw, Exercise, Fenced, Output
 from tests.course.mutants import failures, submission, targets
 
@@ -151,7 +158,7 @@ def test_without_addresses_poison_names_the_load_mask(target, monkeypatch):
             assert "not verified on this machine: stays inside its tensors (needs the interpreter)" in printed
 
 
-MODULES = (vector_add, row_softmax, tiled_matmul, dynamic_conv, recurrent_attention)
+MODULES = (vector_add, row_softmax, tiled_matmul, dynamic_conv, recurrent_attention, chunked_attention)
 EXERCISES = [value for module in MODULES for value in vars(module).values() if isinstance(value, Exercise)]
 
 

@@ -9,6 +9,7 @@ submissions are graded without a change in their notebooks. Points come from Tri
 but for the property "stays inside its tensors", which reads addresses: grade with ``TRITON_INTERPRET=1``.
 """
 
+from kernels.lab.check import chunked_attention as _chunked_attention
 from kernels.lab.check import dynamic_conv as _dynamic_conv
 from kernels.lab.check import recurrent_attention as _recurrent_attention
 from kernels.lab.check import row_softmax as _row_softmax
@@ -17,6 +18,8 @@ from kernels.lab.check import vector_add as _vector_add
 from kernels.lab.check.framework import check as _check
 
 __all__ = [
+    "chunk_outputs",
+    "chunk_states",
     "dynamic_conv_dweight",
     "dynamic_conv_dx",
     "dynamic_conv_forward",
@@ -76,3 +79,13 @@ def recurrent_backward(fn, *, seed: int | None = 0, grading: bool | None = None)
 def recurrent_gate_gradient(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
     """Check ``fn(q, k, v, g, S0, do, dST, dg, cu_seqlens, scale, BLOCK_T)``. Returns points, of 10."""
     return _check(_recurrent_attention.GATE, fn, seed=seed, grading=grading)
+
+
+def chunk_states(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(k, v, g, S0, states, C, BLOCK_V)``: the states [B, H, N, K, V] between chunks. Returns points, of 10."""
+    return _check(_chunked_attention.STATES, fn, seed=seed, grading=grading)
+
+
+def chunk_outputs(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, g, states, o, scale, C, BLOCK_V)``: o [B, T, H, V] inside the chunks. Returns points, of 10."""
+    return _check(_chunked_attention.OUTPUTS, fn, seed=seed, grading=grading)
