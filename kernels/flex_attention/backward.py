@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.flex_attention.forward import like_strided, list_row, load_rows, logits
+from kernels.flex_attention.forward import like_strided, list_row, load_rows, logits, source_of, sources
 
 
 @triton.jit
@@ -35,9 +35,10 @@ def delta_kernel(
     bh = (pid // tiles).to(tl.int64)
     b, h = bh // H, bh % H
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, BLOCK_DV)
-    o = load_rows(o_ptr + b * stride_ob + h * stride_oh, m0, offs_m, offs_d, stride_om, stride_od, M, DV, True)
-    do = load_rows(do_ptr + b * stride_db + h * stride_dh, m0, offs_m, offs_d, stride_dm, stride_dd, M, DV, True)
+    o_source = source_of(o_ptr, b, h, stride_ob, stride_oh, stride_om, stride_od, False)
+    do_source = source_of(do_ptr, b, h, stride_db, stride_dh, stride_dm, stride_dd, False)
+    o = load_rows(o_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
+    do = load_rows(do_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     mask = m0 + offs_m < M
     if HAS_DLSE:
@@ -61,16 +62,15 @@ def load_lse_and_delta(lse_base, delta_base, m, end, EDGE: tl.constexpr):
 
 @triton.jit
 def dq_tile(
-    dq, q, do, lse, delta, k_base, v_base, n0, n_end, N, scale, unit, b, h, m, mask_m, score_tables, mask_tables, sinks,
-    stride_kn, stride_kd, stride_vn, stride_vd,
+    dq, q, do, lse, delta, k_source, v_source, n0, n_end, N, scale, unit, b, h, m, mask_m, score_tables, mask_tables, sinks,
     SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, SINKS: tl.constexpr, MASK_MOD: tl.constexpr, PASS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """What one tile of keys adds to dq, and to the captured tensors' sums."""
     offs_n = tl.arange(0, BLOCK_N)
-    k = load_rows(k_base, n0.to(tl.int64), offs_n, tl.arange(0, BLOCK_D), stride_kn, stride_kd, n_end, D, EDGE)
-    v = load_rows(v_base, n0.to(tl.int64), offs_n, tl.arange(0, BLOCK_DV), stride_vn, stride_vd, n_end, DV, EDGE)
+    k = load_rows(k_source, n0, n_end, D, EDGE, TMA, BLOCK_N, BLOCK_D)
+    v = load_rows(v_source, n0, n_end, DV, EDGE, TMA, BLOCK_N, BLOCK_DV)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     n = (n0 + offs_n)[None, :]
     inside = None
@@ -91,10 +91,9 @@ def dq_tile(
 
 @triton.jit
 def dq_list(
-    dq, q, do, lse, delta, k_base, v_base, lists, r, N, scale, unit, b, h, m, mask_m, score_tables, mask_tables, sinks,
-    stride_kn, stride_kd, stride_vn, stride_vd,
+    dq, q, do, lse, delta, k_source, v_source, lists, r, N, scale, unit, b, h, m, mask_m, score_tables, mask_tables, sinks,
     SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, SINKS: tl.constexpr, MASK_MOD: tl.constexpr, PASS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr, SPARSE_N: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr, SPARSE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """All tiles of one row's list of blocks."""
@@ -108,9 +107,9 @@ def dq_list(
         n_end = tl.minimum((block + 1) * SPARSE_N, N)
         block = tl.load(blocks_ptr + (i + 1) // TILES, mask=i + 1 < end, other=0)
         dq = dq_tile(
-            dq, q, do, lse, delta, k_base, v_base, n0, n_end, N, scale, unit, b, h, m, mask_m,
-            score_tables, mask_tables, sinks, stride_kn, stride_kd, stride_vn, stride_vd,
-            SCORE_MOD, SCORE_GRADIENT, SINKS, MASK_MOD, PASS, D, DV, EDGE, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+            dq, q, do, lse, delta, k_source, v_source, n0, n_end, N, scale, unit, b, h, m, mask_m,
+            score_tables, mask_tables, sinks,
+            SCORE_MOD, SCORE_GRADIENT, SINKS, MASK_MOD, PASS, D, DV, EDGE, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
     return dq
 
@@ -118,7 +117,7 @@ def dq_list(
 @triton.jit
 def attention_dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, partial, full, score_tables, mask_tables, sinks,
-    scale, unit, M, N, Hkv, G, tiles_m,
+    scale, unit, M, N, Hkv, G, tiles_m, shared,
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
@@ -127,7 +126,7 @@ def attention_dq_kernel(
     SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, SINKS: tl.constexpr, MASK_MOD: tl.constexpr, PASS: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr,
     SPARSE: tl.constexpr, HAS_FULL: tl.constexpr, SPARSE_M: tl.constexpr, SPARSE_N: tl.constexpr,
-    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries; programs in the forward kernel's order. stride_o* are those of do, stride_d* those of dq."""
@@ -144,14 +143,14 @@ def attention_dq_kernel(
     m_end = tl.minimum(M, (r + 1) * SPARSE_M) if SPARSE else M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
-    offs_dv = tl.arange(0, BLOCK_DV)
     mask_m = m0 + offs_m < m_end
-    q_base = q_ptr + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
-    do_base = do_ptr + b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
-    k_base = k_ptr + b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
-    v_base = v_ptr + b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
-    q = load_rows(q_base, m0.to(tl.int64), offs_m, offs_d, stride_qm, stride_qd, m_end, D, EDGE_M)
-    do = load_rows(do_base, m0.to(tl.int64), offs_m, offs_dv, stride_om, stride_od, m_end, DV, EDGE_M)
+    b_kv = b // shared
+    k_source = source_of(k_ptr, b_kv, h_kv, stride_kb, stride_kh, stride_kn, stride_kd, TMA)
+    v_source = source_of(v_ptr, b_kv, h_kv, stride_vb, stride_vh, stride_vn, stride_vd, TMA)
+    q_source = source_of(q_ptr, b, h, stride_qb, stride_qh, stride_qm, stride_qd, False)
+    do_source = source_of(do_ptr, b, h, stride_ob, stride_oh, stride_om, stride_od, False)
+    q = load_rows(q_source, m0, m_end, D, EDGE_M, False, BLOCK_M, BLOCK_D)
+    do = load_rows(do_source, m0, m_end, DV, EDGE_M, False, BLOCK_M, BLOCK_DV)
     rows = (b.to(tl.int64) * Hkv * G + h) * M
     lse, delta = load_lse_and_delta(lse_ptr + rows, delta_ptr + rows, m0 + offs_m, m_end, EDGE_M)
     m = tl.minimum(m0 + offs_m, M - 1)[:, None]
@@ -159,30 +158,30 @@ def attention_dq_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if SPARSE:
         dq = dq_list(
-            dq, q, do, lse, delta, k_base, v_base, partial, r, N, scale, unit, b, h, m, mask_m,
-            score_tables, mask_tables, sinks, stride_kn, stride_kd, stride_vn, stride_vd,
-            SCORE_MOD, SCORE_GRADIENT, SINKS, MASK_MOD, PASS, D, DV, EDGE_N, SPARSE_N, PRECISION,
+            dq, q, do, lse, delta, k_source, v_source, partial, r, N, scale, unit, b, h, m, mask_m,
+            score_tables, mask_tables, sinks,
+            SCORE_MOD, SCORE_GRADIENT, SINKS, MASK_MOD, PASS, D, DV, EDGE_N, SPARSE_N, TMA, PRECISION,
             BLOCK_N, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
         if HAS_FULL:
             dq = dq_list(
-                dq, q, do, lse, delta, k_base, v_base, full, r, N, scale, unit, b, h, m, mask_m,
-                score_tables, mask_tables, sinks, stride_kn, stride_kd, stride_vn, stride_vd,
-                SCORE_MOD, SCORE_GRADIENT, SINKS, None, PASS, D, DV, EDGE_N, SPARSE_N, PRECISION,
+                dq, q, do, lse, delta, k_source, v_source, full, r, N, scale, unit, b, h, m, mask_m,
+                score_tables, mask_tables, sinks,
+                SCORE_MOD, SCORE_GRADIENT, SINKS, None, PASS, D, DV, EDGE_N, SPARSE_N, TMA, PRECISION,
                 BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
     else:
         for n0 in range(0, N // BLOCK_N * BLOCK_N, BLOCK_N):
             dq = dq_tile(
-                dq, q, do, lse, delta, k_base, v_base, tl.cast(n0, tl.int32), N, N, scale, unit, b, h, m, mask_m,
-                score_tables, mask_tables, sinks, stride_kn, stride_kd, stride_vn, stride_vd,
-                SCORE_MOD, SCORE_GRADIENT, SINKS, None, PASS, D, DV, False, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                dq, q, do, lse, delta, k_source, v_source, tl.cast(n0, tl.int32), N, N, scale, unit, b, h, m, mask_m,
+                score_tables, mask_tables, sinks,
+                SCORE_MOD, SCORE_GRADIENT, SINKS, None, PASS, D, DV, False, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
         if EDGE_N:
             dq = dq_tile(
-                dq, q, do, lse, delta, k_base, v_base, tl.cast(N // BLOCK_N * BLOCK_N, tl.int32), N, N, scale, unit, b, h, m,
-                mask_m, score_tables, mask_tables, sinks, stride_kn, stride_kd, stride_vn, stride_vd,
-                SCORE_MOD, SCORE_GRADIENT, SINKS, None, PASS, D, DV, True, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                dq, q, do, lse, delta, k_source, v_source, tl.cast(N // BLOCK_N * BLOCK_N, tl.int32), N, N,
+                scale, unit, b, h, m, mask_m, score_tables, mask_tables, sinks,
+                SCORE_MOD, SCORE_GRADIENT, SINKS, None, PASS, D, DV, True, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
 
     at = dq_ptr + b.to(tl.int64) * stride_db + h.to(tl.int64) * stride_dh
@@ -192,15 +191,15 @@ def attention_dq_kernel(
 
 @triton.jit
 def dkdv_tile(
-    dk, dv, k, v, q_base, do_base, lse_base, delta_base, m0, m_end, M, scale, unit, b, h, n, score_tables, mask_tables,
-    stride_qm, stride_qd, stride_om, stride_od,
+    dk, dv, k, v, q_source, do_source, lse_base, delta_base, m0, m_end, M, scale, unit, b, h, n, score_tables, mask_tables,
     SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    EDGE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    EDGE: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """What one tile of queries adds to dk and dv; every matrix of scores stands transposed, [keys, queries]."""
     offs_m = tl.arange(0, BLOCK_M)
-    q = load_rows(q_base, m0.to(tl.int64), offs_m, tl.arange(0, BLOCK_D), stride_qm, stride_qd, m_end, D, EDGE)
-    do = load_rows(do_base, m0.to(tl.int64), offs_m, tl.arange(0, BLOCK_DV), stride_om, stride_od, m_end, DV, EDGE)
+    q = load_rows(q_source, m0, m_end, D, EDGE, TMA, BLOCK_M, BLOCK_D)
+    do = load_rows(do_source, m0, m_end, DV, EDGE, TMA, BLOCK_M, BLOCK_DV)
     lse, delta = load_lse_and_delta(lse_base, delta_base, m0 + offs_m, m_end, EDGE)
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     m = (m0 + offs_m)[None, :]
@@ -221,10 +220,9 @@ def dkdv_tile(
 
 @triton.jit
 def dkdv_list(
-    dk, dv, k, v, q_base, do_base, lse_base, delta_base, lists, r, M, scale, unit, b, h, n, score_tables, mask_tables,
-    stride_qm, stride_qd, stride_om, stride_od,
+    dk, dv, k, v, q_source, do_source, lse_base, delta_base, lists, r, M, scale, unit, b, h, n, score_tables, mask_tables,
     SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    EDGE: tl.constexpr, SPARSE_M: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE: tl.constexpr, SPARSE_M: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """All tiles of one row's list of blocks of queries."""
@@ -238,9 +236,9 @@ def dkdv_list(
         m_end = tl.minimum((block + 1) * SPARSE_M, M)
         block = tl.load(blocks_ptr + (i + 1) // TILES, mask=i + 1 < end, other=0)
         dk, dv = dkdv_tile(
-            dk, dv, k, v, q_base, do_base, lse_base, delta_base, m0, m_end, M, scale, unit, b, h, n,
-            score_tables, mask_tables, stride_qm, stride_qd, stride_om, stride_od,
-            SCORE_MOD, SCORE_GRADIENT, MASK_MOD, D, DV, EDGE, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
+            dk, dv, k, v, q_source, do_source, lse_base, delta_base, m0, m_end, M, scale, unit, b, h, n,
+            score_tables, mask_tables,
+            SCORE_MOD, SCORE_GRADIENT, MASK_MOD, D, DV, EDGE, TMA, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
     return dk, dv
 
@@ -257,7 +255,7 @@ def attention_dkdv_kernel(
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
     SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     SPARSE: tl.constexpr, HAS_FULL: tl.constexpr, SPARSE_M: tl.constexpr, SPARSE_N: tl.constexpr,
-    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys, over ``batches`` batch rows (one, or all that share the keys) and G heads."""
@@ -274,10 +272,10 @@ def attention_dkdv_kernel(
     offs_d = tl.arange(0, BLOCK_D)
     offs_dv = tl.arange(0, BLOCK_DV)
     mask_n = n0 + offs_n < n_end
-    k_base = k_ptr + b_kv.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
-    v_base = v_ptr + b_kv.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
-    k = load_rows(k_base, n0.to(tl.int64), offs_n, offs_d, stride_kn, stride_kd, n_end, D, EDGE_N)
-    v = load_rows(v_base, n0.to(tl.int64), offs_n, offs_dv, stride_vn, stride_vd, n_end, DV, EDGE_N)
+    k_source = source_of(k_ptr, b_kv, h_kv, stride_kb, stride_kh, stride_kn, stride_kd, False)
+    v_source = source_of(v_ptr, b_kv, h_kv, stride_vb, stride_vh, stride_vn, stride_vd, False)
+    k = load_rows(k_source, n0, n_end, D, EDGE_N, False, BLOCK_N, BLOCK_D)
+    v = load_rows(v_source, n0, n_end, DV, EDGE_N, False, BLOCK_N, BLOCK_DV)
     n = tl.minimum(n0 + offs_n, N - 1)[:, None]
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -285,34 +283,34 @@ def attention_dkdv_kernel(
     for j in range(0, batches * G):
         b = b_kv * batches + j // G
         h = h_kv * G + j % G
-        q_base = q_ptr + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
-        do_base = do_ptr + b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
+        q_source = source_of(q_ptr, b, h, stride_qb, stride_qh, stride_qm, stride_qd, TMA)
+        do_source = source_of(do_ptr, b, h, stride_ob, stride_oh, stride_om, stride_od, TMA)
         lse_base = lse_ptr + (b.to(tl.int64) * Hkv * G + h) * M
         delta_base = delta_ptr + (b.to(tl.int64) * Hkv * G + h) * M
         if SPARSE:
             dk, dv = dkdv_list(
-                dk, dv, k, v, q_base, do_base, lse_base, delta_base, partial, r, M, scale, unit, b, h, n,
-                score_tables, mask_tables, stride_qm, stride_qd, stride_om, stride_od,
-                SCORE_MOD, SCORE_GRADIENT, MASK_MOD, D, DV, EDGE_M, SPARSE_M, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
+                dk, dv, k, v, q_source, do_source, lse_base, delta_base, partial, r, M, scale, unit, b, h, n,
+                score_tables, mask_tables,
+                SCORE_MOD, SCORE_GRADIENT, MASK_MOD, D, DV, EDGE_M, SPARSE_M, TMA, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
             if HAS_FULL:
                 dk, dv = dkdv_list(
-                    dk, dv, k, v, q_base, do_base, lse_base, delta_base, full, r, M, scale, unit, b, h, n,
-                    score_tables, mask_tables, stride_qm, stride_qd, stride_om, stride_od,
-                    SCORE_MOD, SCORE_GRADIENT, None, D, DV, EDGE_M, SPARSE_M, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
+                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, full, r, M, scale, unit, b, h, n,
+                    score_tables, mask_tables,
+                    SCORE_MOD, SCORE_GRADIENT, None, D, DV, EDGE_M, SPARSE_M, TMA, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         else:
             for m0 in range(0, M // BLOCK_M * BLOCK_M, BLOCK_M):
                 dk, dv = dkdv_tile(
-                    dk, dv, k, v, q_base, do_base, lse_base, delta_base, tl.cast(m0, tl.int32), M, M, scale, unit, b, h, n,
-                    score_tables, mask_tables, stride_qm, stride_qd, stride_om, stride_od,
-                    SCORE_MOD, SCORE_GRADIENT, None, D, DV, False, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
+                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, tl.cast(m0, tl.int32), M, M,
+                    scale, unit, b, h, n, score_tables, mask_tables,
+                    SCORE_MOD, SCORE_GRADIENT, None, D, DV, False, TMA, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
             if EDGE_M:
                 dk, dv = dkdv_tile(
-                    dk, dv, k, v, q_base, do_base, lse_base, delta_base, tl.cast(M // BLOCK_M * BLOCK_M, tl.int32), M, M,
-                    scale, unit, b, h, n, score_tables, mask_tables, stride_qm, stride_qd, stride_om, stride_od,
-                    SCORE_MOD, SCORE_GRADIENT, None, D, DV, True, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
+                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, tl.cast(M // BLOCK_M * BLOCK_M, tl.int32), M, M,
+                    scale, unit, b, h, n, score_tables, mask_tables,
+                    SCORE_MOD, SCORE_GRADIENT, None, D, DV, True, TMA, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
 
     at = dk_ptr + b_kv.to(tl.int64) * stride_dkb + h_kv.to(tl.int64) * stride_dkh
@@ -349,18 +347,18 @@ def backward(problem, do, dlse, query, key, value, o, lse, needs, need_learned):
         HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=BLOCK_DV,
     )  # fmt: skip
 
-    k_strides, v_strides = (t.expand(p.B, -1, -1, -1).stride() for t in (key, value))
     mods = {"SCORE_MOD": p.score_mod, "SCORE_GRADIENT": p.score_gradient, "MASK_MOD": p.mask_mod}
 
     def queries(dq, sinks, PASS):
         meta = p.launch_options("backward_dq")
         tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
+        meta["TMA"], (k, v) = sources(meta["TMA"], meta["BLOCK_N"], key, value)
         launch(
             attention_dq_kernel,
             (p.B * p.Hq * tiles_m,),
-            query, key, value, do, lse, delta, dq, p.partial, p.full, p.score_tables, p.mask_tables, sinks,
-            p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m,
-            *query.stride(), *k_strides, *v_strides, *do.stride(), *dq.stride(),
+            query, k, v, do, lse, delta, dq, p.partial, p.full, p.score_tables, p.mask_tables, sinks,
+            p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared(key),
+            *query.stride(), *key.stride(), *value.stride(), *do.stride(), *dq.stride(),
             outputs=(dq,),
             SINKS=p.score.compiled.sinks if sinks else None, PASS=PASS,
             HAS_FULL=p.full is not None, **mods, **p.static(meta), **meta,
@@ -379,13 +377,14 @@ def backward(problem, do, dlse, query, key, value, o, lse, needs, need_learned):
         partial, full = p.transposed
         meta = p.launch_options("backward_dkdv")
         tiles_n = p.tiles(p.N, p.SPARSE_N, meta["BLOCK_N"])
-        Bkv = key.shape[0]
+        do_strides = do.stride()
+        meta["TMA"], (q, do) = sources(meta["TMA"], meta["BLOCK_M"], query, do)
         launch(
             attention_dkdv_kernel,
-            (Bkv * p.Hkv * tiles_n,),
-            query, key, value, do, lse, delta, dk, dv, partial, full, p.score_tables, p.mask_tables,
-            p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.B // max(Bkv, 1),
-            *query.stride(), *key.stride(), *value.stride(), *do.stride(), *dk.stride(), *dv.stride(),
+            (key.shape[0] * p.Hkv * tiles_n,),
+            q, key, value, do, lse, delta, dk, dv, partial, full, p.score_tables, p.mask_tables,
+            p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared(key),
+            *query.stride(), *key.stride(), *value.stride(), *do_strides, *dk.stride(), *dv.stride(),
             outputs=(dk, dv),
             HAS_FULL=full is not None, **mods, **p.static(meta), **meta,
         )  # fmt: skip

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.flex_attention.forward import attend_list, attend_tile, like_strided, list_row
+from kernels.flex_attention.forward import attend_list, attend_tile, like_strided, list_row, source_of, sources
 
 ROWS = 64  # (head, query) pairs that fit a tile
 
@@ -21,13 +21,13 @@ ROWS = 64  # (head, query) pairs that fit a tile
 @triton.jit
 def decode_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
-    scale, unit, M, N, Hkv, G, PACK, rows_total, splits,
+    scale, unit, M, N, Hkv, G, PACK, rows_total, splits, shared,
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     SPARSE: tl.constexpr, HAS_FULL: tl.constexpr, SPARSE_M: tl.constexpr, SPARSE_N: tl.constexpr,
-    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """One split of the keys for PACK heads: o [splits, rows, DV], lse and top [splits, rows], rows = (batch, head, query)."""
@@ -46,8 +46,8 @@ def decode_kernel(
     m = offs_r % M
     at = q_ptr + b.to(tl.int64) * stride_qb + (h.to(tl.int64) * stride_qh + m.to(tl.int64) * stride_qm)[:, None]
     q = tl.load(at + offs_d[None, :].to(tl.int64) * stride_qd, mask=mask_r[:, None] & (offs_d < D)[None, :], other=0.0)
-    k_base = k_ptr + b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
-    v_base = v_ptr + b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
+    k_source = source_of(k_ptr, b // shared, h_kv, stride_kb, stride_kh, stride_kn, stride_kd, TMA)
+    v_source = source_of(v_ptr, b // shared, h_kv, stride_vb, stride_vh, stride_vn, stride_vd, TMA)
 
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
@@ -65,18 +65,18 @@ def decode_kernel(
         begin = tl.minimum(split * share, tiles)
         end = tl.minimum(begin + share, tiles)
         acc, l, top = attend_list(
-            acc, l, top, q, k_base, v_base, partial, row, tl.minimum(begin, tiles_partial), tl.minimum(end, tiles_partial),
-            N, scale, unit, b, h[:, None], m[:, None],
-            score_tables, mask_tables, stride_kn, stride_kd, stride_vn, stride_vd,
-            SCORE_MOD, MASK_MOD, D, DV, EDGE_N, SPARSE_N, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+            acc, l, top, q, k_source, v_source, partial, row,
+            tl.minimum(begin, tiles_partial), tl.minimum(end, tiles_partial), N, scale, unit, b, h[:, None], m[:, None],
+            score_tables, mask_tables,
+            SCORE_MOD, MASK_MOD, D, DV, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
         if HAS_FULL:
             begin = tl.maximum(begin - tiles_partial, 0)
             end = tl.maximum(end - tiles_partial, 0)
             acc, l, top = attend_list(
-                acc, l, top, q, k_base, v_base, full, row_full, begin, end, N, scale, unit, b, h[:, None], m[:, None],
-                score_tables, mask_tables, stride_kn, stride_kd, stride_vn, stride_vd,
-                SCORE_MOD, None, D, DV, EDGE_N, SPARSE_N, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                acc, l, top, q, k_source, v_source, full, row_full, begin, end, N, scale, unit, b, h[:, None], m[:, None],
+                score_tables, mask_tables,
+                SCORE_MOD, None, D, DV, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
     else:
         tiles = tl.cdiv(N, BLOCK_N)
@@ -84,9 +84,9 @@ def decode_kernel(
         begin = tl.minimum(split * share, tiles)
         for i in range(begin, tl.minimum(begin + share, tiles)):
             acc, l, top = attend_tile(
-                acc, l, top, q, k_base, v_base, tl.cast(i * BLOCK_N, tl.int32), N, N, scale, unit, b, h[:, None], m[:, None],
-                score_tables, mask_tables, stride_kn, stride_kd, stride_vn, stride_vd,
-                SCORE_MOD, None, D, DV, EDGE_N, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                acc, l, top, q, k_source, v_source, tl.cast(i * BLOCK_N, tl.int32), N, N,
+                scale, unit, b, h[:, None], m[:, None], score_tables, mask_tables,
+                SCORE_MOD, None, D, DV, EDGE_N, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
 
     l = tl.where(l == 0.0, 1.0, l)
@@ -162,12 +162,13 @@ def decode(problem, query, key, value, splits, pack, want_top=False):
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=query.device)  # noqa: E731
     part, lse_part, top_part = new(splits, rows, p.Dv), new(splits, rows), new(splits, rows) if want_top else None
     meta = p.launch_options("decoding") | {"BLOCK_M": max(16, triton.next_power_of_2(pack * p.M))}
+    meta["TMA"], (k, v) = sources(meta["TMA"], meta["BLOCK_N"], key, value)
     launch(
         decode_kernel,
         (p.B * p.Hq // pack * splits,),
-        query, key, value, part, lse_part, top_part, p.partial, p.full, p.score_tables, p.mask_tables,
-        p.scale, p.unit, p.M, p.N, p.Hkv, p.G, pack, rows, splits,
-        *query.stride(), *key.expand(p.B, -1, -1, -1).stride(), *value.expand(p.B, -1, -1, -1).stride(),
+        query, k, v, part, lse_part, top_part, p.partial, p.full, p.score_tables, p.mask_tables,
+        p.scale, p.unit, p.M, p.N, p.Hkv, p.G, pack, rows, splits, p.shared(key),
+        *query.stride(), *key.stride(), *value.stride(),
         outputs=(),
         SCORE_MOD=p.score_mod, MASK_MOD=p.mask_mod, HAS_FULL=p.full is not None, **p.static(meta), **meta,
     )  # fmt: skip

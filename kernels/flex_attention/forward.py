@@ -13,21 +13,41 @@ and at the end o = a / l, lse = m + log2 l. Blocks come in two lists: in full bl
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.launch import launch
 
 
 @triton.jit
-def load_rows(base, row, offs_r, offs_d, stride_r, stride_d, end, D: tl.constexpr, EDGE: tl.constexpr):
-    """Rows ``row + offs_r`` of a matrix [., D], as a tile; zero past ``end`` (where EDGE) and past D."""
-    at = base + (row + offs_r.to(tl.int64))[:, None] * stride_r + offs_d[None, :].to(tl.int64) * stride_d
-    if EDGE:
-        mask = (row + offs_r < end)[:, None] & (offs_d < D)[None, :]
-        return tl.load(at, mask=mask, other=0.0)
-    elif offs_d.shape[0] != D:
-        return tl.load(at, mask=(offs_d < D)[None, :], other=0.0)
+def load_rows(
+    source, row, end, D: tl.constexpr, EDGE: tl.constexpr, TMA: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """Rows row ... row + BLOCK - 1 of a matrix [., D], zero from ``end`` on (where EDGE) and past D.
+
+    source: ``(pointer, stride of rows, stride of columns)``; with TMA ``(descriptor of [B, H, ., D], b, h)``: one thread asks
+    the GPU's copy engine for the whole tile, and no thread computes an address.
+    """
+    if TMA:
+        return source[0].load([source[1], source[2], row, 0]).reshape([BLOCK, BLOCK_D])
     else:
-        return tl.load(at)
+        offs_r = row.to(tl.int64) + tl.arange(0, BLOCK)
+        offs_d = tl.arange(0, BLOCK_D)
+        at = source[0] + offs_r[:, None] * source[1] + offs_d[None, :].to(tl.int64) * source[2]
+        if EDGE:
+            return tl.load(at, mask=(offs_r < end)[:, None] & (offs_d < D)[None, :], other=0.0)
+        elif BLOCK_D != D:
+            return tl.load(at, mask=(offs_d < D)[None, :], other=0.0)
+        else:
+            return tl.load(at)
+
+
+@triton.jit
+def source_of(x, b, h, stride_b, stride_h, stride_r, stride_d, TMA: tl.constexpr):
+    """What ``load_rows`` reads of x [B, H, ., D]: the matrix of batch b and head h."""
+    if TMA:
+        return x, b, h
+    else:
+        return x + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h, stride_r, stride_d
 
 
 @triton.jit
@@ -44,14 +64,13 @@ def logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD: t
 
 @triton.jit
 def attend_tile(
-    acc, l, top, q, k_base, v_base, n0, n_end, N, scale, unit, b, h, m, score_tables, mask_tables,
-    stride_kn, stride_kd, stride_vn, stride_vd,
+    acc, l, top, q, k_source, v_source, n0, n_end, N, scale, unit, b, h, m, score_tables, mask_tables,
     SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax: keys n0 ... n0 + BLOCK_N - 1, of which those from n_end on don't count (EDGE)."""
     offs_n = tl.arange(0, BLOCK_N)
-    k = load_rows(k_base, n0.to(tl.int64), offs_n, tl.arange(0, BLOCK_D), stride_kn, stride_kd, n_end, D, EDGE)
+    k = load_rows(k_source, n0, n_end, D, EDGE, TMA, BLOCK_N, BLOCK_D)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     n = (n0 + offs_n)[None, :]
     inside = None
@@ -65,17 +84,16 @@ def attend_tile(
     p = tl.exp2(x * unit - shift[:, None])
     alpha = tl.exp2(top - shift)
     l = l * alpha + tl.sum(p, 1)
-    v = load_rows(v_base, n0.to(tl.int64), offs_n, tl.arange(0, BLOCK_DV), stride_vn, stride_vd, n_end, DV, EDGE)
+    v = load_rows(v_source, n0, n_end, DV, EDGE, TMA, BLOCK_N, BLOCK_DV)
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
     return acc, l, new_top
 
 
 @triton.jit
 def attend_list(
-    acc, l, top, q, k_base, v_base, lists, row, begin, end, N, scale, unit, b, h, m, score_tables, mask_tables,
-    stride_kn, stride_kd, stride_vn, stride_vd,
+    acc, l, top, q, k_source, v_source, lists, row, begin, end, N, scale, unit, b, h, m, score_tables, mask_tables,
     SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr,
-    SPARSE_N: tl.constexpr, PRECISION: tl.constexpr,
+    SPARSE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """Tiles begin ... end - 1 of one row's list of blocks."""
@@ -88,9 +106,8 @@ def attend_list(
         n_end = tl.minimum((block + 1) * SPARSE_N, N)
         block = tl.load(blocks_ptr + (i + 1) // TILES, mask=i + 1 < end, other=0)
         acc, l, top = attend_tile(
-            acc, l, top, q, k_base, v_base, n0, n_end, N, scale, unit, b, h, m, score_tables, mask_tables,
-            stride_kn, stride_kd, stride_vn, stride_vd,
-            SCORE_MOD, MASK_MOD, D, DV, EDGE, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+            acc, l, top, q, k_source, v_source, n0, n_end, N, scale, unit, b, h, m, score_tables, mask_tables,
+            SCORE_MOD, MASK_MOD, D, DV, EDGE, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
     return acc, l, top
 
@@ -104,18 +121,19 @@ def list_row(lists, b, h, r):
 @triton.jit
 def attention_forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
-    scale, unit, M, N, Hkv, G, tiles_m,
+    scale, unit, M, N, Hkv, G, tiles_m, shared,
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_om, stride_od,
     SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     SPARSE: tl.constexpr, HAS_FULL: tl.constexpr, SPARSE_M: tl.constexpr, SPARSE_N: tl.constexpr,
-    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, PRECISION: tl.constexpr,
+    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """SPARSE: walk over the lists ``partial`` and ``full``; otherwise over all keys. EDGE_M, EDGE_N: some tile of queries
-    (keys) reaches past the end or past its block."""
+    (keys) reaches past the end or past its block. TMA: k_ptr and v_ptr are descriptors. shared: batch rows that share
+    keys."""
     # Heads that share keys run side by side, and rows with the most keys (the last ones, under a causal mask) come first.
     pid = tl.program_id(0)
     g = pid % G
@@ -129,12 +147,12 @@ def attention_forward_kernel(
     m0 = r * SPARSE_M + (tile % TILES_M) * BLOCK_M if SPARSE else tile * BLOCK_M
     m_end = tl.minimum(M, (r + 1) * SPARSE_M) if SPARSE else M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, BLOCK_D)
     offs_dv = tl.arange(0, BLOCK_DV)
-    q_base = q_ptr + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
-    k_base = k_ptr + b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
-    v_base = v_ptr + b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
-    q = load_rows(q_base, m0.to(tl.int64), offs_m, offs_d, stride_qm, stride_qd, m_end, D, EDGE_M)
+    b_kv = b // shared
+    k_source = source_of(k_ptr, b_kv, h_kv, stride_kb, stride_kh, stride_kn, stride_kd, TMA)
+    v_source = source_of(v_ptr, b_kv, h_kv, stride_vb, stride_vh, stride_vn, stride_vd, TMA)
+    q_source = source_of(q_ptr, b, h, stride_qb, stride_qh, stride_qm, stride_qd, False)
+    q = load_rows(q_source, m0, m_end, D, EDGE_M, False, BLOCK_M, BLOCK_D)
     m = tl.minimum(m0 + offs_m, M - 1)[:, None]
 
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -144,29 +162,29 @@ def attention_forward_kernel(
         TILES_N: tl.constexpr = (SPARSE_N + BLOCK_N - 1) // BLOCK_N
         row = list_row(partial, b, h, r)
         acc, l, top = attend_list(
-            acc, l, top, q, k_base, v_base, partial, row, 0, tl.load(partial[0] + row) * TILES_N, N, scale, unit, b, h, m,
-            score_tables, mask_tables, stride_kn, stride_kd, stride_vn, stride_vd,
-            SCORE_MOD, MASK_MOD, D, DV, EDGE_N, SPARSE_N, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+            acc, l, top, q, k_source, v_source, partial, row, 0, tl.load(partial[0] + row) * TILES_N, N, scale, unit, b, h, m,
+            score_tables, mask_tables,
+            SCORE_MOD, MASK_MOD, D, DV, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
         if HAS_FULL:
             row = list_row(full, b, h, r)
             acc, l, top = attend_list(
-                acc, l, top, q, k_base, v_base, full, row, 0, tl.load(full[0] + row) * TILES_N, N, scale, unit, b, h, m,
-                score_tables, mask_tables, stride_kn, stride_kd, stride_vn, stride_vd,
-                SCORE_MOD, None, D, DV, EDGE_N, SPARSE_N, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                acc, l, top, q, k_source, v_source, full, row, 0, tl.load(full[0] + row) * TILES_N, N, scale, unit, b, h, m,
+                score_tables, mask_tables,
+                SCORE_MOD, None, D, DV, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
     else:
         for n0 in range(0, N // BLOCK_N * BLOCK_N, BLOCK_N):
             acc, l, top = attend_tile(
-                acc, l, top, q, k_base, v_base, tl.cast(n0, tl.int32), N, N, scale, unit, b, h, m, score_tables, mask_tables,
-                stride_kn, stride_kd, stride_vn, stride_vd,
-                SCORE_MOD, None, D, DV, False, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                acc, l, top, q, k_source, v_source, tl.cast(n0, tl.int32), N, N, scale, unit, b, h, m,
+                score_tables, mask_tables,
+                SCORE_MOD, None, D, DV, False, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
         if EDGE_N:
             acc, l, top = attend_tile(
-                acc, l, top, q, k_base, v_base, tl.cast(N // BLOCK_N * BLOCK_N, tl.int32), N, N, scale, unit, b, h, m,
-                score_tables, mask_tables, stride_kn, stride_kd, stride_vn, stride_vd,
-                SCORE_MOD, None, D, DV, True, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+                acc, l, top, q, k_source, v_source, tl.cast(N // BLOCK_N * BLOCK_N, tl.int32), N, N, scale, unit, b, h, m,
+                score_tables, mask_tables,
+                SCORE_MOD, None, D, DV, True, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
 
     # A row without any allowed key: o = 0, lse = -inf.
@@ -189,6 +207,20 @@ def like_strided(x, shape, dtype=None):
     return memory.permute([order.index(i) for i in range(len(shape))])
 
 
+def sources(TMA, BLOCK, *tensors):
+    """``(TMA, kernel arguments)``: descriptors of tensors [B, H, ., D] in tiles of BLOCK rows, if ``TMA`` asks for them and
+    the copy engine can read them all (columns side by side, all else at multiples of 16 bytes); else the tensors."""
+
+    def fits(t):
+        steps = [stride * t.element_size() for stride in t.stride()[:-1]]
+        return t.stride(-1) == 1 and t.data_ptr() % 16 == 0 and t.numel() and all(s % 16 == 0 and s > 0 for s in steps)
+
+    if not (TMA and all(map(fits, tensors))):
+        return False, tensors
+    tiles = ([1, 1, BLOCK, max(16, triton.next_power_of_2(t.shape[-1]))] for t in tensors)
+    return True, [TensorDescriptor(t, list(t.shape), list(t.stride()), tile) for t, tile in zip(tensors, tiles)]
+
+
 def forward(problem, query, key, value, want_top=False):
     """Launch the forward pass.
 
@@ -207,12 +239,13 @@ def forward(problem, query, key, value, want_top=False):
     top = torch.empty_like(lse) if want_top else None
     meta = p.launch_options("forward")
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
+    meta["TMA"], (k, v) = sources(meta["TMA"], meta["BLOCK_N"], key, value)
     launch(
         attention_forward_kernel,
         (p.B * p.Hq * tiles_m,),
-        query, key, value, o, lse, top, p.partial, p.full, p.score_tables, p.mask_tables,
-        p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m,
-        *query.stride(), *key.expand(p.B, -1, -1, -1).stride(), *value.expand(p.B, -1, -1, -1).stride(), *o.stride(),
+        query, k, v, o, lse, top, p.partial, p.full, p.score_tables, p.mask_tables,
+        p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared(key),
+        *query.stride(), *key.stride(), *value.stride(), *o.stride(),
         outputs=(o,),
         SCORE_MOD=p.score_mod, MASK_MOD=p.mask_mod, HAS_FULL=p.full is not None, **p.static(meta), **meta,
     )  # fmt: skip

@@ -139,6 +139,14 @@ def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
             score = bind(score_mod, "score_mod", query.device, True)
     if block_mask is not None:
         mask = bind(block_mask.mask_mod, "mask_mod", query.device)
+    for kind, bound in (("score_mod", score), ("block_mask.mask_mod", mask)):
+        for name, size in {"b": B, "h": Hq, "q_idx": M, "kv_idx": N}.items():
+            least = size if bound is None else bound.compiled.bounds.get(name, size)
+            if least < size:
+                raise ValueError(
+                    f"{kind} indexes a captured dimension of size {least} with {name}, needs {size}: "
+                    f"{name} goes up to {size - 1}"
+                )
     scale = 1 / math.sqrt(D) if scale is None else float(scale)
     return Problem(
         B, Hq, Hkv, M, N, D, value.shape[-1], query.dtype, query.device, scale, score, mask, block_mask, options

@@ -40,6 +40,10 @@ class Problem:
         """Query heads that share a key head."""
         return self.Hq // max(self.Hkv, 1)
 
+    def shared(self, key):
+        """Batch rows that share a batch row of ``key``."""
+        return self.B // max(key.shape[0], 1)
+
     # The kernels' compile-time arguments.
 
     @property
@@ -146,7 +150,7 @@ class Problem:
     def launch_options(self, kernel):
         """BLOCK_M, BLOCK_N, num_warps, num_stages of ``kernel``: the table's, the caller's over them, cut to the problem."""
         table = configuration("flex_attention", kernel, self.key, self.device)
-        options = {name: table[name] for name in OPTIONS if name in table}
+        options = {name: table[name] for name in OPTIONS if name in table} | {"TMA": table.get("TMA", False)}
         prefix = "bwd_" if kernel.startswith("backward") else ""
         options |= {name: self.options[prefix + name] for name in OPTIONS if prefix + name in self.options}
         if kernel == "decoding":  # its tile holds all rows

@@ -32,7 +32,8 @@ class CompiledMod:
     value: ``score_mod(score, b, h, q_idx, kv_idx, tables)`` or ``mask_mod(b, h, q_idx, kv_idx, tables)`` in Triton; ``None``
     for a score mod that changes nothing and a mask mod that allows everything. gradient: ``score_gradient(..., grad,
     tables)``. sinks: ``sink_gradients(..., grad, live, tables, sinks, PASS)``, ``None`` if no captured tensor requires a
-    gradient. before: tables from captured tensors, a torch function. after: gradients of captured tensors from sinks and
+    gradient. bounds: for ``b``, ``h``, ``q_idx`` and ``kv_idx`` the smallest dimension that they index by themselves. before:
+    tables from captured tensors, a torch function. after: gradients of captured tensors from sinks and
     captured tensors. sink_shapes: of each sink. learned: for each captured tensor whether it gets a gradient.
     """
 
@@ -41,6 +42,7 @@ class CompiledMod:
     value: object
     gradient: object
     sinks: object
+    bounds: dict
     before: object
     after: object
     sink_shapes: tuple
@@ -93,6 +95,7 @@ def compile_mod(mod, kind, device="cpu", differentiate=False):
         None if changes_nothing else getattr(module[kind], kind),
         module["score_gradient"].score_gradient if differentiate and not changes_nothing else None,
         module["sink_gradients"].sink_gradients if "sink_gradients" in functions else None,
+        _bounds(t),
         _before(t),
         _after(t),
         tuple(tuple(node.meta["val"].shape) for node in t.sinks),
@@ -104,6 +107,18 @@ def compile_mod(mod, kind, device="cpu", differentiate=False):
 def _always_true(t):
     writer = score_mod_emit._Function(t)
     return writer.is_constant(t.value) and bool(writer.constant(t.value))
+
+
+def _bounds(t):
+    """For each argument the smallest dimension of a captured tensor that it indexes by itself."""
+    bounds = {}
+    for node in t.graph.nodes:
+        if node.target is torch.ops.aten.index.Tensor:
+            table, indices = node.args
+            for index, size in zip(indices, table.meta["val"].shape, strict=False):
+                if index is not None and index.op == "placeholder":
+                    bounds[index.name] = min(size, bounds.get(index.name, size))
+    return bounds
 
 
 # Torch's parts: before and after the kernel.

@@ -62,6 +62,12 @@ CALLS = [
     ),
     (lambda: flex_attention(Q, K, K, block_mask=causal_block_mask(8, 9, device="meta")), "block_mask is on meta"),
     (lambda: flex_attention(Q, K, K, mods.head_scale(zeros(4).to("meta"))), "captures a tensor .* on meta, needs"),
+    (lambda: flex_attention(Q, K, K, mods.head_scale(zeros(3))), "score_mod indexes .* size 3 with h, needs 4"),
+    (lambda: flex_attention(Q, K, K, mods.relative_bias(zeros(4, 9, 8))), "size 8 with kv_idx, needs 9"),
+    (
+        lambda: flex_attention(Q, K, K, block_mask=mask(mask_mod=mods.document(zeros(8, dtype=torch.int64)))),
+        "block_mask.mask_mod indexes .* size 8 with kv_idx",
+    ),
     (
         lambda: flex_attention(Q, K, K, kernel_options={"BLOCK_K": 16}),
         "kernel_options has 'BLOCK_K', knows BLOCK_M, BLOCK_N",

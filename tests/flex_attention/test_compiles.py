@@ -1,0 +1,96 @@
+"""What the interpreter cannot show: every kernel compiles for real GPUs, whatever the mod, without a spill."""
+
+import pytest
+import torch
+
+from kernels import runtime
+from kernels.common import configs
+from kernels.flex_attention import backward, create_block_mask, decoding, flex_attention, forward, problem
+from kernels.lab import compile_report
+from tests.flex_attention import cases
+
+pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests compile every kernel")
+
+# Shared memory of one program, in bytes: 99 KiB on the smallest GPUs with bfloat16, 227 KiB on Hopper.
+SHARED = {"any GPU": 99 * 1024, "NVIDIA H200": 227 * 1024}
+
+
+def launches(monkeypatch, name, *, gpu="any GPU", D=64, dtype=torch.bfloat16, M=256, N=256, **options):
+    """Every kernel launched by a forward and backward pass, with its arguments, for the configurations of ``gpu``."""
+    seen = []
+    record = lambda kernel, grid, *args, outputs=(), **meta: seen.append((kernel, args, meta))  # noqa: E731
+
+    def for_gpu(room, kernel, key, device):
+        table = configs._table(room)
+        known = table["any GPU"][kernel] | table.get(gpu, {}).get(kernel, {})
+        return dict(known.get(key, known["default"]))
+
+    for module in (forward, backward, decoding):
+        monkeypatch.setattr(module, "launch", record)
+    for module in (problem, decoding):
+        monkeypatch.setattr(module, "configuration", for_gpu)
+    case, learned = cases.zoo(name)
+    q, k, v = (torch.zeros(2, h, n, D, dtype=dtype, requires_grad=True) for h, n in ((2, M), (1, N), (1, N)))
+    mask = None
+    if "mask_mod" in case:  # its lists decide nothing at compile time
+        mask = create_block_mask(lambda b, h, m, n: m >= n, 2, 2 if "mask_heads" in case else None, M, N, device="cpu")
+        mask.mask_mod = case["mask_mod"]
+    o, lse = flex_attention(
+        q, k, v, case.get("score_mod"), mask, enable_gqa=True, return_lse=True, kernel_options=options
+    )
+    torch.autograd.grad((o, lse), (q, k, v, *learned), (torch.zeros_like(o), torch.zeros_like(lse)))
+    return seen
+
+
+def check(monkeypatch, arch, name, gpu="any GPU", **options):
+    seen = launches(monkeypatch, name, gpu=gpu, **options)
+    assert len({kernel.__name__ for kernel, *_ in seen}) >= 4
+    for kernel, args, meta in {
+        (kernel, meta.get("PASS")): (kernel, args, meta) for kernel, args, meta in seen
+    }.values():
+        report = compile_report(kernel, *args, arch=arch, **meta)
+        reports.append(report)
+        assert report.spill_bytes == 0, f"{kernel.__name__} {meta}: {report}"
+        assert report.shared_bytes <= SHARED[gpu], (
+            f"{kernel.__name__} {meta}: {report.shared_bytes} bytes of shared memory"
+    return reports
+        )
+
+
+def test_compiles_for_hopper_on_matrix_units(monkeypatch):
+    reports = check(monkeypatch, 90, "causal", gpu="NVIDIA H200", D=128)
+    assert all(report.count("HGMMA") and report.count("UTMALDG") for report in reports if "attention" in report.kernel)
+
+
+@pytest.mark.slow
+def test_decoding_compiles_for_hopper(monkeypatch):
+    check(monkeypatch, 90, "alibi", gpu="NVIDIA H200", D=128, M=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases.ZOO)
+def test_all_of_the_zoo_compiles_for_hopper(monkeypatch, name):
+    check(monkeypatch, 90, name, gpu="NVIDIA H200")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nothing", "causal", "alibi", "softcap", "document causal"])
+@pytest.mark.parametrize("D", [64, 128])
+def test_no_spill_with_the_tuned_tiles(monkeypatch, name, D):
+    check(monkeypatch, 90, name, gpu="NVIDIA H200", D=D)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases.ZOO)
+@pytest.mark.parametrize("arch", [80, 100])
+def test_all_of_the_zoo_compiles_for_ampere_and_blackwell(monkeypatch, name, arch):
+    check(monkeypatch, arch, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nothing", "relative bias", "softcap"])
+@pytest.mark.parametrize("D", [16, 128, 256, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_every_class_of_sizes_compiles(monkeypatch, name, D, dtype):
+    check(monkeypatch, 80, name, D=D, dtype=dtype)
+
