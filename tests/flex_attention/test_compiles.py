@@ -45,16 +45,15 @@ def launches(monkeypatch, name, *, gpu="any GPU", D=64, dtype=torch.bfloat16, M=
 def check(monkeypatch, arch, name, gpu="any GPU", **options):
     seen = launches(monkeypatch, name, gpu=gpu, **options)
     assert len({kernel.__name__ for kernel, *_ in seen}) >= 4
+    reports = []
     for kernel, args, meta in {
         (kernel, meta.get("PASS")): (kernel, args, meta) for kernel, args, meta in seen
     }.values():
         report = compile_report(kernel, *args, arch=arch, **meta)
-        reports.append(report)
         assert report.spill_bytes == 0, f"{kernel.__name__} {meta}: {report}"
-        assert report.shared_bytes <= SHARED[gpu], (
-            f"{kernel.__name__} {meta}: {report.shared_bytes} bytes of shared memory"
+        assert report.shared_bytes <= SHARED[gpu], f"{kernel.__name__} {meta}: {report.shared_bytes} bytes shared"
+        reports.append(report)
     return reports
-        )
 
 
 def test_compiles_for_hopper_on_matrix_units(monkeypatch):
@@ -93,4 +92,3 @@ def test_all_of_the_zoo_compiles_for_ampere_and_blackwell(monkeypatch, name, arc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_every_class_of_sizes_compiles(monkeypatch, name, D, dtype):
     check(monkeypatch, 80, name, D=D, dtype=dtype)
-
