@@ -21,6 +21,7 @@ from kernels.recurrent_attention.chunk_forward import (
     chunk_rows,
     decay_matrix,
     level_of_rows,
+    load_mask,
     load_rows,
     load_state,
     plan,
@@ -101,7 +102,9 @@ def _gradients_kernel(
     t = offs_c[:, None]
     s = offs_c[None, :]
     if VECTOR:
-        store_rows(products_ptr + head * C, H * C, where, 0, C, P, C)
+        # P_ts where s <= t and P_st elsewhere: what the pairs inside the chunk need, whichever of the two comes first
+        products = tl.where(s <= t, P, 0.0) + tl.trans(tl.where(s < t, P, 0.0))
+        store_rows(products_ptr + head * C, H * C, where, 0, C, products * scale, C)
         if GATES:
             whole = tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)
             # sums over r >= t and over s < t, as products with triangles of ones
@@ -131,10 +134,10 @@ def _gradients_kernel(
 
 @triton.jit
 def _inside_kernel(
-    q_ptr, k_ptr, gamma_ptr, products_ptr, dq_through_ptr, dk_through_ptr, dg_through_ptr,
+    q_ptr, k_ptr, gamma_ptr, parted_ptr, crossed_ptr, products_ptr, dq_through_ptr, dk_through_ptr, dg_through_ptr,
     dq_ptr, dk_ptr, dg_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k, scale,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
-    C: tl.constexpr, LEVELS: tl.constexpr, STAGES: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
     GATES: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """For gates on key components: what a chunk's own pairs of tokens add to dq, dk and the gate gradients.
@@ -159,36 +162,27 @@ def _inside_kernel(
     q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
     k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
     gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
-    # P in either order: P_ts where s <= t, P_st elsewhere
-    row, rows, exists = where
-    own = products_ptr + head * C + (row + rows) * H * C
-    pair = exists[:, None] & exists[None, :]
-    offs_c = tl.arange(0, C)
-    below = tl.load(own[:, None] + offs_c[None, :], mask=pair & (s <= t), other=0.0)
-    above = tl.load(own[None, :] + offs_c[:, None], mask=pair & (s > t), other=0.0)
-    P = (below + above).to(tl.float32) * scale
-    parted = s ^ t
-    itself = tl.sum(tl.where(s == t, P, 0.0), 1)[:, None]
+    P = load_rows(products_ptr + head * C, H * C, 1, where, 0, C, C, DTYPE, False)
+    itself = tl.sum(tl.where(s == t, P, 0.0).to(tl.float32), 1)[:, None]
 
     dq = itself * k
     dk = itself * q
     dg = tl.zeros([C, BLOCK_K], tl.float32)
-    for LEVEL in tl.range(LEVELS, num_stages=STAGES):
-        behind = (offs_c >> LEVEL) % 2 == 1
+    for LEVEL in tl.range(LEVELS, num_stages=1):
+        behind = (t >> LEVEL) % 2 == 1
         X, factor = level_of_rows(
             q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
         )  # fmt: skip
-        P_l = tl.where(parted >> LEVEL == 1, P, 0.0).to(DTYPE)
+        P_l = P * load_mask(parted_ptr, LEVEL, C, DTYPE)
         Y = tl.dot(P_l, X.to(DTYPE), input_precision=PRECISION)
-        dq += tl.where(behind[:, None], factor * Y, 0.0)
-        dk += tl.where(behind[:, None], 0.0, factor * Y)
+        dq += tl.where(behind, factor * Y, 0.0)
+        dk += tl.where(behind, 0.0, factor * Y)
         if GATES:
-            # The gates a term of row s crosses lie between it and the edge; gate t comes before token t.
-            crossed = (s >> LEVEL == t >> LEVEL) & ((s < t) ^ behind[:, None])
-            dg += tl.dot(crossed.to(DTYPE), (X * Y).to(DTYPE), input_precision=PRECISION)
+            crossed = load_mask(crossed_ptr, LEVEL, C, DTYPE)
+            dg += tl.dot(crossed, (X * Y).to(DTYPE), input_precision=PRECISION)
 
     last = tl.minimum(L - 1 - first, C - 1).to(tl.int32) + tl.zeros([1], tl.int32)
-    last = (row, -last if REVERSE else last, last >= 0)
+    last = (where[0], -last if REVERSE else last, last >= 0)
     gamma_C = load_rows(gamma_ptr + head * K, H * K, 1, last, start_k, K, BLOCK_K, tl.float32, False)
     dq_through = load_rows(dq_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
     dk_through = load_rows(dk_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
@@ -248,13 +242,12 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         GATED=gates.scalar(), COUNTED=gates.resets is not None, VECTOR=vector, GATES=wanted, **p.options("chunk_gradients"),
     )  # fmt: skip
     if vector:
-        options = p.options("chunk_inside")
-        options.pop("BLOCK_V")
+        options = p.options("chunk_inside", without=("BLOCK_V",))
         launch(
             _inside_kernel, (places * p.H * triton.cdiv(p.K, options["BLOCK_K"]),),
-            q, k, gates.gamma, products, dq_through, dk_through, dg_through, dq, dk, dg, sequence_of_chunk, p.cu_seqlens,
+            q, k, gates.gamma, gates.parted, gates.crossed, products, dq_through, dk_through, dg_through, dq, dk, dg, sequence_of_chunk, p.cu_seqlens,
             places, p.T, p.H, p.K, p.H // k.shape[2], scale, *strides(q), *strides(k),
-            outputs=[x for x in (dq, dk, dg) if x is not None], GATES=wanted, LEVELS=p.C.bit_length() - 1, **options,
+            outputs=[x for x in (dq, dk, dg) if x is not None], GATES=wanted, LEVELS=gates.parted.shape[0], **options,
         )  # fmt: skip
 
     dgk = dg.to(gk.dtype) if need_gk else None

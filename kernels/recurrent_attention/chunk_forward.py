@@ -99,14 +99,15 @@ def decay_matrix(gamma_ptr, resets_ptr, place, C: tl.constexpr, GATED: tl.conste
     offs_c = tl.arange(0, C)
     t = offs_c[:, None]
     s = offs_c[None, :]
-    if not GATED:
-        return (s <= t).to(tl.float32)
-    gamma = tl.load(gamma_ptr + place * C + offs_c)
     alive = s <= t
-    if COUNTED:
-        resets = tl.load(resets_ptr + place * C + offs_c)
-        alive &= resets[:, None] == resets[None, :]
-    return decay(gamma[:, None] - gamma[None, :], alive)
+    matrix = alive.to(tl.float32)
+    if GATED:  # no early return: the compiler goes on into what follows one
+        gamma = tl.load(gamma_ptr + place * C + offs_c)
+        if COUNTED:
+            resets = tl.load(resets_ptr + place * C + offs_c)
+            alive &= resets[:, None] == resets[None, :]
+        matrix = decay(gamma[:, None] - gamma[None, :], alive)
+    return matrix
 
 
 @triton.jit
@@ -393,10 +394,34 @@ def level_of_rows(
 
 
 @triton.jit
+def _level_masks_kernel(parted_ptr, crossed_ptr, C: tl.constexpr):
+    """Ones and zeros for one level, [C, C] each; loading them is cheaper than comparing indices in every program.
+
+    parted: the level parts tokens t and s, in either order.
+    crossed: the gate in front of token t lies between token s and the edge of their half-block.
+    """
+    LEVEL = tl.program_id(0)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    parted = (s >> LEVEL) ^ (t >> LEVEL) == 1
+    crossed = (s >> LEVEL == t >> LEVEL) & ((s < t) ^ ((t >> LEVEL) % 2 == 1))
+    offsets = (LEVEL * C + t) * C + s
+    tl.store(parted_ptr + offsets, parted.to(parted_ptr.dtype.element_ty))
+    tl.store(crossed_ptr + offsets, crossed.to(crossed_ptr.dtype.element_ty))
+
+
+@triton.jit
+def load_mask(masks_ptr, LEVEL, C: tl.constexpr, DTYPE: tl.constexpr):
+    """A level's mask."""
+    offs_c = tl.arange(0, C)
+    return tl.load(masks_ptr + (LEVEL * C + offs_c[:, None]) * C + offs_c[None, :]).to(DTYPE)
+
+
+@triton.jit
 def _scores_kernel(
-    q_ptr, k_ptr, gamma_ptr, scores_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k,
+    q_ptr, k_ptr, gamma_ptr, parted_ptr, scores_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
-    C: tl.constexpr, LEVELS: tl.constexpr, STAGES: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
     PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A_ts = sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]} of one chunk, level by level."""
@@ -409,21 +434,21 @@ def _scores_kernel(
     k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    parted = tl.where(s < t, s ^ t, 0)  # the highest bit in which s and t differ is the level that parts them
     scores = tl.zeros([C, C], tl.float32)
-    for start_k in range(0, K, BLOCK_K):
+    for start_k in tl.range(0, K, BLOCK_K, num_stages=1):
         q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
         scores += tl.where(t == s, tl.sum(q.to(tl.float32) * k, 1)[:, None], 0.0)
-        for LEVEL in tl.range(LEVELS, num_stages=STAGES):
+        for LEVEL in tl.range(LEVELS, num_stages=1):
             rows, factor = level_of_rows(
                 q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
             )  # fmt: skip
             rows = rows.to(DTYPE)
             product = tl.dot(rows, tl.trans(rows), input_precision=PRECISION)
-            scores += tl.where(parted >> LEVEL == 1, product, 0.0)
-    store_rows(scores_ptr + head * C, H * C, where, 0, C, scores, C)
+            scores += product * load_mask(parted_ptr, LEVEL, C, tl.float32)
+    # a product of rows has the pair (t, s) at (s, t), too
+    store_rows(scores_ptr + head * C, H * C, where, 0, C, tl.where(s <= t, scores, 0.0), C)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -447,16 +472,13 @@ class Plan:
     switches: dict  # what the kernels are told about the packing, the strides and the numbers' format
     gates: dict  # which scalar gates there are
 
-    def options(self, kernel):
-        """Constexpr arguments of ``kernel``: switches and what the table of configurations says."""
+    def options(self, kernel, without=()):
+        """Constexpr arguments of ``kernel``: switches and what the table of configurations says, but for some."""
         options = configuration("recurrent_attention", kernel, self.size_class, self.device)
         tiles = {"BLOCK_K": block(self.K), "BLOCK_V": block(self.V)}
         tiles = {name: min(size, options.get(name, size)) for name, size in tiles.items()}
-        return self.switches | {"C": self.C} | options | tiles
-
-    def gate_switches(self):
-        """What a kernel that reads the gates themselves is told."""
-        return {name: self.switches[name] for name in ("PACKED", "REVERSE")} | self.gates
+        options = self.switches | {"C": self.C} | options | tiles
+        return {name: value for name, value in options.items() if name not in without}
 
     def untouched(self, state):
         """A fp32 copy of the state that no token changed; zeros where there is none."""
@@ -480,15 +502,14 @@ def plan(tensors, g, g_gamma, reverse, cu_seqlens):
     B, T, H, K = q.shape
     V = v.shape[-1]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    bits = "16-bit" if q.element_size() == 2 else "32-bit"
-    size_class = f"K{block(K)} V{block(V)} {bits}"
+    half = q.dtype == torch.bfloat16 and not runtime.interpreted
+    size_class = f"K{max(64, block(K))} {'16-bit' if half else '32-bit'}"  # of the products' operands
     table = configuration("recurrent_attention", "chunk", size_class, q.device)
     C = table["C"]
     wanted = triton.cdiv(table["runs"], max(N * H if cu_seqlens is None else H, 1))  # runs a sequence, or a head
     RUN = max(triton.cdiv(triton.cdiv(T, wanted), C), 1) * C
     one_run = RUN >= T
     runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, RUN)
-    half = q.dtype == torch.bfloat16 and not runtime.interpreted
     if q.dtype == torch.float32:
         precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     else:
@@ -516,7 +537,8 @@ class Gates:
     """What the gates come to in every chunk; what is not there is ``None``.
 
     One gate a token: gamma, resets, from_start, to_end [chunks, H, C] and chunk_decay [chunks, H].
-    A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores [B, T, H, C], and q and k decayed.
+    A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores [B, T, H, C], the levels' masks
+    [levels, C, C], and q and k decayed.
     """
 
     gamma: torch.Tensor | None = None
@@ -525,6 +547,8 @@ class Gates:
     to_end: torch.Tensor | None = None
     chunk_decay: torch.Tensor | None = None
     scores: torch.Tensor | None = None
+    parted: torch.Tensor | None = None
+    crossed: torch.Tensor | None = None
     q: torch.Tensor | None = None
     k: torch.Tensor | None = None
 
@@ -553,33 +577,37 @@ def prepare(p, q, k, g, g_gamma, gk):
             g, g_gamma, gamma, resets, from_start, to_end, chunk_decay, sequence_of_chunk, p.cu_seqlens,
             places, p.T, p.H, *strides(g, 3), *strides(g_gamma, 1),
             outputs=[x for x in (gamma, resets, from_start, to_end, chunk_decay) if x is not None],
-            C=p.C, BLOCK_H=BLOCK_H, COUNTED=resets is not None, **p.gate_switches(),
+            C=p.C, BLOCK_H=BLOCK_H, COUNTED=resets is not None,
+            PACKED=p.switches["PACKED"], REVERSE=p.switches["REVERSE"], **p.gates,
         )  # fmt: skip
-        return Gates(gamma, resets, from_start, to_end, chunk_decay, None, q, k)
+        return Gates(gamma, resets, from_start, to_end, chunk_decay, q=q, k=k)
 
     stored = torch.float32 if p.switches["DTYPE"] == tl.float32 else torch.bfloat16
     decayed_q, decayed_k = new(2, p.B, p.T, p.H, p.K, dtype=stored)
     gamma = new(p.B, p.T, p.H, p.K)
     scores = new(p.B, p.T, p.H, p.C, dtype=stored)
     chunk_decay = new(places, p.H, p.K)
-    options = p.options("chunk_decay")
+    options = p.options("chunk_decay", without=("BLOCK_V", "DTYPE", "PRECISION"))
     launch(
         _vector_decay_kernel, (places * p.H * triton.cdiv(p.K, options["BLOCK_K"]),),
         q, k, g, g_gamma, gk, gamma, decayed_q, decayed_k, chunk_decay, sequence_of_chunk, p.cu_seqlens,
         places, p.T, p.H, p.K, p.H // k.shape[2],
         *strides(q), *strides(k), *strides(g, 3), *strides(g_gamma, 1), *strides(gk),
         outputs=(gamma, decayed_q, decayed_k, chunk_decay),
-        C=p.C, BLOCK_K=options["BLOCK_K"], num_warps=options["num_warps"], WIDE=p.switches["WIDE"],
-        **p.gate_switches(),
+        **options, **p.gates,
     )  # fmt: skip
-    options = p.options("chunk_scores")
-    options.pop("BLOCK_V")
+    LEVELS = p.C.bit_length() - 1
+    parted, crossed = new(2, LEVELS, p.C, p.C, dtype=stored)
+    launch(_level_masks_kernel, (LEVELS,), parted, crossed, outputs=(parted, crossed), C=p.C)
+    options = p.options("chunk_scores", without=("BLOCK_V",))
     launch(
         _scores_kernel, (places * p.H,),
-        q, k, gamma, scores, sequence_of_chunk, p.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2],
-        *strides(q), *strides(k), outputs=(scores,), LEVELS=p.C.bit_length() - 1, **options,
+        q, k, gamma, parted, scores, sequence_of_chunk, p.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2],
+        *strides(q), *strides(k), outputs=(scores,), LEVELS=LEVELS, **options,
     )  # fmt: skip
-    return Gates(gamma, chunk_decay=chunk_decay, scores=scores, q=decayed_q, k=decayed_k)
+    return Gates(
+        gamma, chunk_decay=chunk_decay, scores=scores, parted=parted, crossed=crossed, q=decayed_q, k=decayed_k
+    )
 
 
 def walk(p, gates, x, y, start, scale, *, costate, each, end):
