@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
 from kernels.common.sequences import cut_into_runs, sequence_span
@@ -148,8 +149,10 @@ def through_kernel(
 
     Z = tl.zeros([BK, BV], tl.float32)
     if dfinal_ptr is not None:
-        at = dfinal_ptr + n * stride_fn + h * stride_fh + offs_k[:, None] * stride_fk + offs_v[None, :] * stride_fv
-        Z = tl.load(at, mask=mask_k[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
+        dfinal_at = (
+            dfinal_ptr + n * stride_fn + h * stride_fh + offs_k[:, None] * stride_fk + offs_v[None, :] * stride_fv
+        )
+        Z = tl.load(dfinal_at, mask=mask_k[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
     kept = first_place(n, begin, T, C * EVERY, PACKED)
     place = first_place(n, begin, T, C, PACKED)
     blocks = tl.cdiv(L, C)
@@ -188,16 +191,16 @@ def through_kernel(
         store_columns(dv_ptr + head * V + offs_v, H * V, times, mask_t, mask_v, dv)
         if passing_k_ptr is not None:
             passing = tl.sum(S * Z_before, 1)
-            at = (tile * places + place + block) * H + h
+            index = (tile * places + place + block) * H + h
             if gk_ptr is not None:
-                tl.store(passing_k_ptr + at * K + offs_k, passing, mask=mask_k)
+                tl.store(passing_k_ptr + index * K + offs_k, passing, mask=mask_k)
             else:
-                tl.store(passing_k_ptr + at, tl.sum(passing, 0))
+                tl.store(passing_k_ptr + index, tl.sum(passing, 0))
         if o_ptr is not None:
             o = o_from * dot(tl.trans(S), q, PRECISION)
             store_columns(o_ptr + head * V + offs_v, H * V, times, mask_t, mask_v, o)
-            at = passing_v_ptr + ((place + block) * H + h) * V + offs_v
-            tl.store(at, tl.sum(S * Z_before, 0), mask=mask_v)
+            passing_v_at = passing_v_ptr + ((place + block) * H + h) * V + offs_v
+            tl.store(passing_v_at, tl.sum(S * Z_before, 0), mask=mask_v)
         Z = Z_before + dot(q, tl.trans(do), PRECISION)
 
     if dinitial_ptr is not None:
@@ -230,7 +233,9 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reve
 
     options, tiles_v = configured("backward", q, v)
     C, EVERY = options["C"], options["EVERY"]
-    shared = {"C": C, "PRECISION": options["PRECISION"], "REVERSE": reverse, "PACKED": packed}
+    # 22 or 16 of float32's 24 bits; the interpreter has all of them, and knows only the first name
+    precision = "tf32x3" if q.dtype == torch.float32 or runtime.interpreted else "bf16x3"
+    shared = {"C": C, "PRECISION": precision, "REVERSE": reverse, "PACKED": packed}
     kept, unused = cut_into_runs(cu_seqlens, N, T, C * EVERY)
     states = room(True, kept, H, K, V)
     walk, tiles = configured("backward_states", q, v)
@@ -268,7 +273,7 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reve
         room(need_gk, B, T, H, K, dtype=gk.dtype if need_gk else None),
         room(need_gv, B, T, H, V, dtype=gv.dtype if need_gv else None),
     )
-    pairs = configuration("recurrent_attention", "backward_pairs", size_class(q, v), q.device)
+    pairs = configuration("recurrent_attention", "backward_pairs", size_class(q), q.device)
     SLICE = pairs.pop("SLICE")
     launch(
         pairs_kernel, (places * H,),

@@ -173,15 +173,15 @@ def recurrent_step_kernel(
     tl.store(o_ptr + (b * H + h) * V + offs_v, o.to(o_ptr.dtype.element_ty), mask=mask_v)
 
 
-def size_class(q, v):
-    """The key of a launch configuration: padded head sizes, and bits per element of q, k and v."""
-    return f"K{block(q.shape[-1])} V{block(v.shape[-1])} {8 * q.element_size()}-bit"
+def size_class(q):
+    """The key of a launch configuration: rows of the padded state, and bits per element of q, k and v."""
+    return f"K{block(q.shape[-1])} {8 * q.element_size()}-bit"
 
 
 def configured(kernel, q, v):
     """``(options, tiles_v)``: arguments of a kernel for BV columns of the state (all, if none are set), and how many such."""
     K, V = q.shape[-1], v.shape[-1]
-    options = configuration("recurrent_attention", kernel, size_class(q, v), q.device)
+    options = configuration("recurrent_attention", kernel, size_class(q), q.device)
     options |= {"K": K, "V": V, "BK": block(K), "BV": min(options.get("BV", block(V)), block(V))}
     return options, triton.cdiv(V, options["BV"])
 
