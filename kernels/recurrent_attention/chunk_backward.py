@@ -36,44 +36,37 @@ from kernels.recurrent_attention.chunk_forward import (
 def _gradients_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, scores_ptr, chunk_decay_ptr,
     states_ptr, costates_ptr, dq_ptr, dk_ptr, dv_ptr, dg_ptr, products_ptr, sequence_of_chunk_ptr, cu_ptr,
-    places, T, H, K, V, heads_per_k, heads_per_v, scale,
+    places, T, H, K, V, heads_per_k, heads_per_v, dg_per_tile, scale,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
     stride_v_b, stride_v_t, stride_v_h, stride_v_v, stride_do_b, stride_do_t, stride_do_h, stride_do_v,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
     GATED: tl.constexpr, COUNTED: tl.constexpr, VECTOR: tl.constexpr, GATES: tl.constexpr,
     PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk, dv and (with GATES) the gate gradients dg of one chunk of one head.
+    """BLOCK_K components of dq and dk and BLOCK_V of dv of one chunk of one head, and (with GATES) their part of dg.
 
     With VECTOR, q and k come decayed; what is written is P, dv, and of dq, dk and the gates only the part through the states,
     without the decays in front of it: ``_inside_kernel`` adds the rest.
     """
     pid = tl.program_id(0)
-    h = (pid % H).to(tl.int64)
-    n, b, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    tiles = tl.maximum(tl.cdiv(K, BLOCK_K), tl.cdiv(V, BLOCK_V))
+    tile = pid % tiles
+    place = (pid // tiles).to(tl.int64)  # of this chunk and head
+    h = place % H
+    n, b, begin, L, first = locate_run(pid // tiles // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
     where = chunk_rows(begin, L, first, C, REVERSE)
-    place = pid.to(tl.int64)  # of this chunk and head
     offs_c = tl.arange(0, C)
-    offs_k = tl.arange(0, BLOCK_K)
+    own_k = tile * BLOCK_K
+    own_v = tile * BLOCK_V
+    offs_k = own_k + tl.arange(0, BLOCK_K)
+    offs_v = own_v + tl.arange(0, BLOCK_V)
     q_base = q_ptr + b * stride_q_b + h * stride_q_h
     k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
     v_base = v_ptr + b * stride_v_b + h // heads_per_v * stride_v_h
     do_base = do_ptr + b * stride_do_b + h * stride_do_h
     head = b * T * H + h
 
-    q = load_rows(q_base, stride_q_t, stride_q_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
-    k = load_rows(k_base, stride_k_t, stride_k_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
-    if VECTOR:
-        A = load_rows(scores_ptr + head * C, H * C, 1, where, 0, C, C, tl.float32, False)
-    else:
-        A = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        M = decay_matrix(gamma_ptr, resets_ptr, place, C, GATED, COUNTED)
-        A *= M
-    if GATED:
-        from_start = tl.load(from_start_ptr + place * C + offs_c)
-        to_end = tl.load(to_end_ptr + place * C + offs_c)
-    back_scores = tl.trans((A * scale).to(DTYPE))
-
+    # Along the value components: P = do v^T, and what comes to the own components of dq and dk through the states.
     P = tl.zeros([C, C], tl.float32)
     dq = tl.zeros([C, BLOCK_K], tl.float32)
     dk = tl.zeros([C, BLOCK_K], tl.float32)
@@ -81,55 +74,73 @@ def _gradients_kernel(
     for start_v in range(0, V, BLOCK_V):
         v = load_rows(v_base, stride_v_t, stride_v_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
         do = load_rows(do_base, stride_do_t, stride_do_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
-        offs_v = start_v + tl.arange(0, BLOCK_V)
-        S = load_state(states_ptr + place * K * V, offs_k, offs_v, K, V).to(DTYPE)
-        Z = load_state(costates_ptr + place * K * V, offs_k, offs_v, K, V).to(DTYPE)
-        P += tl.dot(do, tl.trans(v), input_precision=PRECISION)
-        dq += tl.dot(do, tl.trans(S), input_precision=PRECISION)
-        dk += tl.dot(v, tl.trans(Z), input_precision=PRECISION)
-        dv = tl.dot(k, Z, input_precision=PRECISION)
-        if GATED:
-            dv *= to_end[:, None]
-        dv += tl.dot(back_scores, do, input_precision=PRECISION)
-        store_rows(dv_ptr + head * V, H * V, where, start_v, V, dv, BLOCK_V)
+        S = load_state(states_ptr + place * K * V, offs_k, start_v + tl.arange(0, BLOCK_V), K, V).to(DTYPE)
+        Z = load_state(costates_ptr + place * K * V, offs_k, start_v + tl.arange(0, BLOCK_V), K, V).to(DTYPE)
+        P = tl.dot(do, tl.trans(v), P, input_precision=PRECISION)
+        dq = tl.dot(do, tl.trans(S), dq, input_precision=PRECISION)
+        dk = tl.dot(v, tl.trans(Z), dk, input_precision=PRECISION)
         if GATES:
             through += tl.sum(S.to(tl.float32) * Z.to(tl.float32), 1)
+
+    # Along the key components: A = q k^T with its decays, and what comes to the own components of dv through the costate.
+    A = tl.zeros([C, C], tl.float32)
+    dv = tl.zeros([C, BLOCK_V], tl.float32)
+    for start_k in range(0, K, BLOCK_K):
+        k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+        Z = load_state(costates_ptr + place * K * V, start_k + tl.arange(0, BLOCK_K), offs_v, K, V).to(DTYPE)
+        dv = tl.dot(k, Z, dv, input_precision=PRECISION)
+        if not VECTOR:
+            q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+            A = tl.dot(q, tl.trans(k), A, input_precision=PRECISION)
+    if VECTOR:
+        A = load_rows(scores_ptr + head * C, H * C, 1, where, 0, C, C, tl.float32, False)
+    else:
+        M = decay_matrix(gamma_ptr, resets_ptr, place, C, GATED, COUNTED)
+        A *= M
     dq *= scale
     if GATED:
-        dq *= from_start[:, None]
+        to_end = tl.load(to_end_ptr + place * C + offs_c)
+        dq *= tl.load(from_start_ptr + place * C + offs_c)[:, None]
         dk *= to_end[:, None]
+        dv *= to_end[:, None]
+    do = load_rows(do_base, stride_do_t, stride_do_v, where, own_v, V, BLOCK_V, DTYPE, WIDE)
+    dv = tl.dot(tl.trans((A * scale).to(DTYPE)), do, dv, input_precision=PRECISION)
+    store_rows(dv_ptr + head * V, H * V, where, own_v, V, dv, BLOCK_V)
 
+    q = load_rows(q_base, stride_q_t, stride_q_k, where, own_k, K, BLOCK_K, DTYPE, WIDE)
+    k = load_rows(k_base, stride_k_t, stride_k_k, where, own_k, K, BLOCK_K, DTYPE, WIDE)
     t = offs_c[:, None]
     s = offs_c[None, :]
     if VECTOR:
         # P_ts where s <= t and P_st elsewhere: what the pairs inside the chunk need, whichever of the two comes first
         products = tl.where(s <= t, P, 0.0) + tl.trans(tl.where(s < t, P, 0.0))
-        store_rows(products_ptr + head * C, H * C, where, 0, C, products * scale, C)
+        if tile == 0:
+            store_rows(products_ptr + head * C, H * C, where, 0, C, products * scale, C)
         if GATES:
             whole = tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)
             # sums over r >= t and over s < t, as products with triangles of ones
             from_t_on = (s >= t).to(DTYPE)
             before_t = (s < t).to(DTYPE)
             dg = tl.dot(from_t_on, (q * dq).to(DTYPE), input_precision=PRECISION)
-            dg += tl.dot(before_t, (k * dk).to(DTYPE), input_precision=PRECISION)
-            store_rows(dg_ptr + head * K, H * K, where, 0, K, dg + (whole * through)[None, :], BLOCK_K)
+            dg = tl.dot(before_t, (k * dk).to(DTYPE), dg, input_precision=PRECISION)
+            store_rows(dg_ptr + head * K, H * K, where, own_k, K, dg + (whole * through)[None, :], BLOCK_K)
     else:
         if GATES:
-            W = tl.where(t > s, A * P, 0.0) * scale
-            from_t_on = (s >= t).to(DTYPE)
-            inside = tl.dot(from_t_on, W.to(DTYPE), input_precision=PRECISION)  # over r >= t, for every s
             after = tl.sum(k * dk, 1)
             before = tl.sum(q * dq, 1)
-            dg = tl.sum(tl.where(s < t, inside + after[None, :], 0.0), 1)
-            dg += tl.sum(tl.where(s >= t, before[None, :], 0.0), 1)
-            dg += tl.load(chunk_decay_ptr + place) * tl.sum(through, 0)
+            crossing = tl.where(s < t, after[None, :], 0.0) + tl.where(s >= t, before[None, :], 0.0)
+            if tile == 0:  # pairs inside the chunk, which are no tile's own
+                W = tl.where(s < t, A * P, 0.0) * scale
+                inside = tl.dot((s >= t).to(DTYPE), W.to(DTYPE), input_precision=PRECISION)  # over r >= t, for every s
+                crossing += tl.where(s < t, inside, 0.0)
+            dg = tl.sum(crossing, 1) + tl.load(chunk_decay_ptr + place) * tl.sum(through, 0)
             row, rows, exists = where
-            tl.store(dg_ptr + head + (row + rows) * H, dg, mask=exists)
+            tl.store(dg_ptr + tile.to(tl.int64) * dg_per_tile + head + (row + rows) * H, dg, mask=exists)
         PM = (P * M * scale).to(DTYPE)
-        dq += tl.dot(PM, k, input_precision=PRECISION)
-        dk += tl.dot(tl.trans(PM), q, input_precision=PRECISION)
-    store_rows(dq_ptr + head * K, H * K, where, 0, K, dq, BLOCK_K)
-    store_rows(dk_ptr + head * K, H * K, where, 0, K, dk, BLOCK_K)
+        dq = tl.dot(PM, k, dq, input_precision=PRECISION)
+        dk = tl.dot(tl.trans(PM), q, dk, input_precision=PRECISION)
+    store_rows(dq_ptr + head * K, H * K, where, own_k, K, dq, BLOCK_K)
+    store_rows(dk_ptr + head * K, H * K, where, own_k, K, dk, BLOCK_K)
 
 
 @triton.jit
@@ -224,7 +235,11 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
     dk = new(*rows, p.K, dtype=k.dtype if p.H == k.shape[2] else torch.float32)
     dv = new(*rows, p.V, dtype=v.dtype if p.H == v.shape[2] else torch.float32)
     wanted = need_g or need_gamma or need_gk
-    dg = new(*rows, *([p.K] if vector else []), dtype=torch.float32) if wanted else None
+    options = p.options("chunk_gradients")
+    tiles = max(triton.cdiv(p.K, options["BLOCK_K"]), triton.cdiv(p.V, options["BLOCK_V"]))
+    dg = None
+    if wanted:
+        dg = new(*([*rows, p.K] if vector else [tiles, *rows]), dtype=torch.float32)
     products = new(*rows, p.C, dtype=edge) if vector else None
     if vector:
         through = new(3, *rows, p.K, dtype=torch.float32)
@@ -233,13 +248,13 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         dq_through, dk_through, dg_through = dq, dk, dg
     places, sequence_of_chunk = p.chunks()
     launch(
-        _gradients_kernel, (places * p.H,),
+        _gradients_kernel, (places * p.H * tiles,),
         gates.q, gates.k, v, do, gates.gamma, gates.resets, gates.from_start, gates.to_end, gates.scores, gates.chunk_decay,
         states, costates, dq_through, dk_through, dv, dg_through, products, sequence_of_chunk, p.cu_seqlens,
-        places, p.T, p.H, p.K, p.V, p.H // gates.k.shape[2], p.H // v.shape[2], scale,
+        places, p.T, p.H, p.K, p.V, p.H // gates.k.shape[2], p.H // v.shape[2], p.B * p.T * p.H, scale,
         *strides(gates.q), *strides(gates.k), *strides(v), *strides(do),
         outputs=[x for x in (dq_through, dk_through, dv, dg_through, products) if x is not None],
-        GATED=gates.scalar(), COUNTED=gates.resets is not None, VECTOR=vector, GATES=wanted, **p.options("chunk_gradients"),
+        GATED=gates.scalar(), COUNTED=gates.resets is not None, VECTOR=vector, GATES=wanted, **options,
     )  # fmt: skip
     if vector:
         options = p.options("chunk_inside", without=("BLOCK_V",))
@@ -252,7 +267,7 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
 
     dgk = dg.to(gk.dtype) if need_gk else None
     if need_g or need_gamma:
-        dg = dg.sum(-1) if vector else dg  # a scalar gate is added to every component's
+        dg = dg.sum(-1 if vector else 0)  # over the components, all of which it decays, or over the tiles' parts
     return (
         dq if need_q else None,
         over_group(dk, k) if need_k else None,
