@@ -21,6 +21,7 @@ from kernels.recurrent_attention.gates import (
     dot,
     load_columns,
     load_gates,
+    load_scalar_gates,
     store_columns,
     sum_over,
 )
@@ -196,7 +197,7 @@ def pairs_kernel(
         None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t, V, C, DIGITS, SLICE_V, PRECISION,
     )  # fmt: skip
     if gk_ptr is None:
-        M = decay_matrix(load_gates(g_at, stride_gt, gamma, None, 0, times, mask_t, mask_t))
+        M = decay_matrix(load_scalar_gates(g_at, stride_gt, gamma, times, mask_t))
         M = tl.where(u >= t, M, tl.trans(M))
         A *= M
         paths = tl.where(u > t, A * P, 0.0)  # [r, s]

@@ -40,16 +40,19 @@ def store_columns(at, stride_t, times, mask_t, mask, tile):
 
 
 @triton.jit
-def load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask):
-    """Log-decays [D, C], or a column [C, 1] where components have no gates of their own; 0 where there is no token."""
+def load_scalar_gates(g_at, stride_gt, gamma, times, mask_t):
+    """Log-decays [C] from one gate a token; 0 where there is no token."""
     gates = tl.where(mask_t, gamma, 0.0)
     if g_at is not None:
         gates += tl.load(g_at + times * stride_gt, mask=mask_t, other=0.0).to(tl.float32)
-    if gates_at is not None:
-        gates = load_columns(gates_at, stride_gates_t, times, mask_t, mask) + gates[None, :]
-    else:
-        gates = gates[:, None]
     return tl.maximum(gates, LOWEST)
+
+
+@triton.jit
+def load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask):
+    """Log-decays [D, C] from gates for components, and one a token for all of them; 0 where there is no token."""
+    gates = load_columns(gates_at, stride_gates_t, times, mask_t, mask)
+    return tl.maximum(gates + load_scalar_gates(g_at, stride_gt, gamma, times, mask_t)[None, :], LOWEST)
 
 
 @triton.jit
@@ -65,30 +68,30 @@ def decays_to_edges(
     """``(from_edge, to_edge, whole)``: decays from before the block to after token t, from there to its end, of all of it;
     [D, C], [D, C] and [D], or [1, C], [1, C] and [1]."""
     times, mask_t = block_columns(begin, L, first, C, REVERSE)
-    gates = load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask)
     if gates_at is not None:
+        gates = load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask)
         u = tl.arange(0, C)[:, None]
         t = tl.arange(0, C)[None, :]
         from_edge = decay(gates, u <= t)
         to_edge = decay(gates, u > t)
         whole = tl.exp(tl.sum(gates, 1))
     else:
+        gates = load_scalar_gates(g_at, stride_gt, gamma, times, mask_t)
         times, mask_t = block_columns(begin, L, first + 1, C, REVERSE)
-        mask_t &= tl.arange(0, C) < C - 1
-        behind = load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask)
-        from_edge = tl.exp(tl.trans(tl.cumsum(gates, 0)))
-        to_edge = tl.exp(tl.trans(tl.cumsum(behind, 0, reverse=True)))
-        whole = tl.exp(tl.sum(gates, 0))
+        behind = load_scalar_gates(g_at, stride_gt, gamma, times, mask_t & (tl.arange(0, C) < C - 1))
+        from_edge = tl.exp(tl.cumsum(gates, 0))[None, :]
+        to_edge = tl.exp(tl.cumsum(behind, 0, reverse=True))[None, :]
+        whole = tl.exp(tl.sum(gates, 0))[None]
     return from_edge, to_edge, whole
 
 
 @triton.jit
 def decay_matrix(gates):
-    """[C, C], from one gate a token [C, 1]: exp(sum of gates s+1 ... r) for s <= r, else 0."""
+    """[C, C], from one gate a token [C]: exp(sum of gates s+1 ... r) for s <= r, else 0."""
     C: tl.constexpr = gates.shape[0]
     r = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    between = tl.cumsum(tl.where(r > s, gates, 0.0), 0)
+    between = tl.cumsum(tl.where(r > s, gates[:, None], 0.0), 0)
     return tl.where(r >= s, tl.exp(between), 0.0)
 
 
