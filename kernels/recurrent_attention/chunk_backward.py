@@ -24,6 +24,7 @@ from kernels.recurrent_attention.chunk_forward import (
     load_mask,
     load_rows,
     load_state,
+    operand_dtype,
     plan,
     prepare,
     store_rows,
@@ -204,7 +205,7 @@ def _inside_kernel(
         store_rows(dg_ptr + head * K, H * K, where, start_k, K, dg + dg_through, BLOCK_K)
 
 
-def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens, needs):
+def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens, needs, scores=None):
     """Launch the chunked backward pass.
 
     Args:
@@ -212,6 +213,7 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         dfinal: gradient of the final state [N, H, K, V], or ``None``.
         q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens: as the operator got them.
         needs: whether q, k, v, g, g_gamma, gk and initial_state need a gradient.
+        scores: what the forward pass made, so as not to make it again, or ``None``.
 
     Returns:
         their gradients, ``None`` for those not needed, each in its tensor's dtype.
@@ -223,8 +225,8 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         zeros = [torch.zeros_like(x) if need else None for x, need in zip(given, needs[:-1], strict=True)]
         return *zeros, p.untouched(dfinal).to(initial_state.dtype) if need_initial else None
 
-    gates = prepare(p, q, k, g, g_gamma, gk)
-    edge = torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32
+    gates = prepare(p, q, k, g, g_gamma, gk, scores)
+    edge = operand_dtype(q)
     states, _ = walk(p, gates, gates.k, v, initial_state, 1.0, costate=False, each=edge, end=False)
     costates, dinitial = walk(p, gates, gates.q, do, dfinal, scale, costate=True, each=edge, end=need_initial)
 

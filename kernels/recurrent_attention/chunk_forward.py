@@ -496,17 +496,30 @@ def block(size):
     return max(16, triton.next_power_of_2(size))
 
 
+def operand_dtype(q):
+    """The dtype of the matrix products' operands: float16 becomes float32, whose range what sums up along time may need."""
+    return torch.bfloat16 if q.dtype == torch.bfloat16 and not runtime.interpreted else torch.float32
+
+
+def size_class(q):
+    """The key of the chunk kernels' tables of configurations."""
+    return f"K{max(64, block(q.shape[-1]))} {'16-bit' if operand_dtype(q) == torch.bfloat16 else '32-bit'}"
+
+
+def chunk_length(q):
+    """C, the number of tokens in a chunk."""
+    return configuration("recurrent_attention", "chunk", size_class(q), q.device)["C"]
+
+
 def plan(tensors, g, g_gamma, reverse, cu_seqlens):
     """Cut the call. A sequence is one run when there are heads enough to fill the GPU, else several, chained afterwards."""
     q, _, v, *_ = tensors
     B, T, H, K = q.shape
     V = v.shape[-1]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    half = q.dtype == torch.bfloat16 and not runtime.interpreted
-    size_class = f"K{max(64, block(K))} {'16-bit' if half else '32-bit'}"  # of the products' operands
-    table = configuration("recurrent_attention", "chunk", size_class, q.device)
-    C = table["C"]
-    wanted = triton.cdiv(table["runs"], max(N * H if cu_seqlens is None else H, 1))  # runs a sequence, or a head
+    C = chunk_length(q)
+    wanted = configuration("recurrent_attention", "chunk", size_class(q), q.device)["runs"]
+    wanted = triton.cdiv(wanted, max(N * H if cu_seqlens is None else H, 1))  # runs a sequence, or a head
     RUN = max(triton.cdiv(triton.cdiv(T, wanted), C), 1) * C
     one_run = RUN >= T
     runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, RUN)
@@ -515,7 +528,7 @@ def plan(tensors, g, g_gamma, reverse, cu_seqlens):
     else:
         precision = "tf32"  # as many bits as float16 has, with float32's range for what sums up
     switches = {
-        "DTYPE": tl.bfloat16 if half else tl.float32,
+        "DTYPE": tl.bfloat16 if operand_dtype(q) == torch.bfloat16 else tl.float32,
         "PRECISION": precision,
         "PACKED": cu_seqlens is not None,
         "REVERSE": reverse,
@@ -523,7 +536,7 @@ def plan(tensors, g, g_gamma, reverse, cu_seqlens):
     }
     gates = {"USE_G": g is not None, "USE_GAMMA": g_gamma is not None}
     return Plan(
-        B, T, H, K, V, N, C, RUN, runs, one_run, sequence_of_run, cu_seqlens, size_class, q.device, switches, gates
+        B, T, H, K, V, N, C, RUN, runs, one_run, sequence_of_run, cu_seqlens, size_class(q), q.device, switches, gates
     )
 
 
@@ -561,8 +574,8 @@ class Gates:
         return self.scores is not None
 
 
-def prepare(p, q, k, g, g_gamma, gk):
-    """Run the kernels that turn gates into decays."""
+def prepare(p, q, k, g, g_gamma, gk, scores=None):
+    """Run the kernels that turn gates into decays, and those that make the scores unless they are given."""
     new = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
     places, sequence_of_chunk = p.chunks()
     if gk is None:
@@ -582,10 +595,9 @@ def prepare(p, q, k, g, g_gamma, gk):
         )  # fmt: skip
         return Gates(gamma, resets, from_start, to_end, chunk_decay, q=q, k=k)
 
-    stored = torch.float32 if p.switches["DTYPE"] == tl.float32 else torch.bfloat16
+    stored = operand_dtype(q)
     decayed_q, decayed_k = new(2, p.B, p.T, p.H, p.K, dtype=stored)
     gamma = new(p.B, p.T, p.H, p.K)
-    scores = new(p.B, p.T, p.H, p.C, dtype=stored)
     chunk_decay = new(places, p.H, p.K)
     options = p.options("chunk_decay", without=("BLOCK_V", "DTYPE", "PRECISION"))
     launch(
@@ -599,12 +611,14 @@ def prepare(p, q, k, g, g_gamma, gk):
     LEVELS = p.C.bit_length() - 1
     parted, crossed = new(2, LEVELS, p.C, p.C, dtype=stored)
     launch(_level_masks_kernel, (LEVELS,), parted, crossed, outputs=(parted, crossed), C=p.C)
-    options = p.options("chunk_scores", without=("BLOCK_V",))
-    launch(
-        _scores_kernel, (places * p.H,),
-        q, k, gamma, parted, scores, sequence_of_chunk, p.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2],
-        *strides(q), *strides(k), outputs=(scores,), LEVELS=LEVELS, **options,
-    )  # fmt: skip
+    if scores is None:
+        scores = new(p.B, p.T, p.H, p.C, dtype=stored)
+        options = p.options("chunk_scores", without=("BLOCK_V",))
+        launch(
+            _scores_kernel, (places * p.H,),
+            q, k, gamma, parted, scores, sequence_of_chunk, p.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2],
+            *strides(q), *strides(k), outputs=(scores,), LEVELS=LEVELS, **options,
+        )  # fmt: skip
     return Gates(
         gamma, chunk_decay=chunk_decay, scores=scores, parted=parted, crossed=crossed, q=decayed_q, k=decayed_k
     )
@@ -668,12 +682,13 @@ def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, r
     """Launch the chunked forward pass; the arguments are checked by the operator.
 
     Returns:
-        ``(o [B, T, H, V] in q's dtype, final state [N, H, K, V] float32 or None)``.
+        ``(o [B, T, H, V] in q's dtype, final state [N, H, K, V] float32 or None, scores)``; with gates on components the
+        scores [B, T, H, C] are worth keeping for the backward pass, else they are ``None``.
     """
     p = plan([x for x in (q, k, v, gk) if x is not None], g, g_gamma, reverse, cu_seqlens)
     o = torch.empty(p.B, p.T, p.H, p.V, dtype=q.dtype, device=q.device)
     if p.T == 0:
-        return o, p.untouched(initial_state) if output_final_state else None
+        return o, p.untouched(initial_state) if output_final_state else None, None
     gates = prepare(p, q, k, g, g_gamma, gk)
     q, k = gates.q, gates.k
     start = None if initial_state is None else initial_state.contiguous()
@@ -692,4 +707,4 @@ def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, r
         ONE_RUN=p.one_run, START=start is not None, END=p.one_run and output_final_state,
         GATED=gates.scalar(), COUNTED=gates.resets is not None, VECTOR=gates.vector(), **options,
     )  # fmt: skip
-    return o, final
+    return o, final, gates.scores

@@ -86,7 +86,7 @@ def recurrent_attention(
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.contiguous()
     scale = _scale(scale, q)
-    o, final_state = _forward(
+    o, final_state, _ = _forward(
         q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, mode
     )
     return o, final_state if output_final_state else None
@@ -229,13 +229,15 @@ def _forward(
     output_final_state: bool,
     reverse: bool,
     mode: str,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``(o, final state, scores)``, empty where there is none; the scores are for the backward pass of chunk mode."""
+    scores = None
     rest = (scale, initial_state, output_final_state, reverse, cu_seqlens)
     if mode == "chunk":
-        o, final_state = chunk_forward.forward(q, k, v, g, g_gamma, gk, *rest)
+        o, final_state, scores = chunk_forward.forward(q, k, v, g, g_gamma, gk, *rest)
     else:
         o, final_state = forward_pass.forward(q, k, v, g, g_gamma, gk, gv, *rest)
-    return o, q.new_empty(0) if final_state is None else final_state
+    return o, *(q.new_empty(0) if x is None else x for x in (final_state, scores))
 
 
 @_forward.register_fake
@@ -243,10 +245,13 @@ def _(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_fina
     B, T, H, K = q.shape
     V = v.shape[-1]
     o = q.new_empty(B, T, H, V)
+    scores = q.new_empty(0)
+    if mode == "chunk" and gk is not None and T > 0:
+        scores = q.new_empty(B, T, H, chunk_forward.chunk_length(q), dtype=chunk_forward.operand_dtype(q))
     if not output_final_state:
-        return o, q.new_empty(0)
+        return o, q.new_empty(0), scores
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return o, q.new_empty(N, H, K, V, dtype=torch.float32)
+    return o, q.new_empty(N, H, K, V, dtype=torch.float32), scores
 
 
 @torch.library.custom_op("kernels_from_math::recurrent_attention_backward", mutates_args=())
@@ -262,6 +267,7 @@ def _backward(
     gv: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    scores: Tensor,
     scale: float,
     reverse: bool,
     mode: str,
@@ -270,8 +276,9 @@ def _backward(
     if mode == "chunk":
         chunk_needs = needs[:6] + needs[7:]
         grads = chunk_backward.backward(
-            do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens, chunk_needs
-        )
+            do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens, chunk_needs,
+            scores if scores.numel() else None,
+        )  # fmt: skip
         grads = *grads[:6], None, grads[6]
     else:
         grads = backward_pass.backward(
@@ -281,27 +288,27 @@ def _backward(
 
 
 @_backward.register_fake
-def _(do, dfinal, q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, reverse, mode, needs):
+def _(do, dfinal, q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scores, scale, reverse, mode, needs):
     given = (q, k, v, g, g_gamma, gk, gv, initial_state)
     return tuple(t.new_empty(t.shape) if need else q.new_empty(0) for t, need in zip(given, needs, strict=True))
 
 
 def _save(ctx, inputs, output):
     *tensors, scale, output_final_state, reverse, mode = inputs
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(*tensors, output[2])
     ctx.scale, ctx.reverse, ctx.mode = scale, reverse, mode
     ctx.final_state = output_final_state
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx, do, dfinal):
-    q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens = ctx.saved_tensors
+def _differentiate(ctx, do, dfinal, _):
+    q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scores = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:8])
     if do is None:  # only the final state was used
         do = q.new_zeros(()).expand(*q.shape[:3], v.shape[-1])
     grads = _backward(
         do, dfinal if ctx.final_state else None, q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens,
-        ctx.scale, ctx.reverse, ctx.mode, needs,
+        scores, ctx.scale, ctx.reverse, ctx.mode, needs,
     )  # fmt: skip
     grads = (grad if need else None for grad, need in zip(grads, needs, strict=True))
     return *grads, None, None, None, None, None
