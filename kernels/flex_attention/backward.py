@@ -15,6 +15,7 @@ transposed, so that keys are the rows of every tile. Each sum has one owner and 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.launch import launch
 from kernels.flex_attention.forward import like_strided, list_row, load_rows, logits, source_of, sources
@@ -190,11 +191,29 @@ def attention_dq_kernel(
 
 
 @triton.jit
+def stored_ds(ds_ptr, slot, rows, columns, TMA: tl.constexpr):
+    """One head's matrix of a workspace [slots, rows, columns]: ``(descriptor, slot)`` or ``(pointer, stride of rows)``."""
+    if TMA:
+        return ds_ptr, slot
+    else:
+        return ds_ptr + slot.to(tl.int64) * rows * columns, columns
+
+
+@triton.jit
+def at_ds(ds, n0, m0, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Addresses of its tile of keys n0 ... and queries m0 ..."""
+    offs_n = n0.to(tl.int64) + tl.arange(0, BLOCK_N)
+    return ds[0] + offs_n[:, None] * ds[1] + (m0 + tl.arange(0, BLOCK_M))[None, :]
+
+
+@triton.jit
 def dkdv_tile(
-    dk, dv, k, v, q_source, do_source, lse_base, delta_base, m0, m_end, M, scale, unit, b, h, n, score_tables, mask_tables,
-    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0,
+    m0, m_end, M, scale, unit, b, h, n, score_tables, mask_tables,
+    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, STORE: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr,
     EDGE: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """What one tile of queries adds to dk and dv; every matrix of scores stands transposed, [keys, queries]."""
     offs_m = tl.arange(0, BLOCK_M)
@@ -214,16 +233,24 @@ def dkdv_tile(
     ds = p * (dp - delta[None, :])
     if SCORE_MOD is not None:
         ds = tl.where(x != float("-inf"), SCORE_GRADIENT(s * scale, b, h, m, n, ds, score_tables), 0.0)
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    ds = ds.to(q.dtype)
+    if STORE:
+        if TMA:
+            ds_sink[0].store([ds_sink[1], n0, m0], ds.reshape([1, BLOCK_N, BLOCK_M]))
+        else:
+            tl.store(at_ds(ds_sink, n0, m0, BLOCK_N, BLOCK_M), ds)
+    dk = tl.dot(ds, q, dk, input_precision=PRECISION)
     return dk, dv
 
 
 @triton.jit
 def dkdv_list(
-    dk, dv, k, v, q_source, do_source, lse_base, delta_base, lists, r, M, scale, unit, b, h, n, score_tables, mask_tables,
-    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0, lists, r,
+    M, scale, unit, b, h, n, score_tables, mask_tables,
+    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, STORE: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr,
     EDGE: tl.constexpr, SPARSE_M: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """All tiles of one row's list of blocks of queries."""
     TILES: tl.constexpr = (SPARSE_M + BLOCK_M - 1) // BLOCK_M
@@ -236,33 +263,36 @@ def dkdv_list(
         m_end = tl.minimum((block + 1) * SPARSE_M, M)
         block = tl.load(blocks_ptr + (i + 1) // TILES, mask=i + 1 < end, other=0)
         dk, dv = dkdv_tile(
-            dk, dv, k, v, q_source, do_source, lse_base, delta_base, m0, m_end, M, scale, unit, b, h, n,
-            score_tables, mask_tables,
-            SCORE_MOD, SCORE_GRADIENT, MASK_MOD, D, DV, EDGE, TMA, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
+            dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0,
+            m0, m_end, M, scale, unit, b, h, n, score_tables, mask_tables,
+            SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, EDGE, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
     return dk, dv
 
 
 @triton.jit
 def attention_dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, partial, full, score_tables, mask_tables,
-    scale, unit, M, N, Hkv, G, tiles_n, batches,
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, ds_ptr, partial, full, score_tables, mask_tables,
+    scale, unit, M, N, Hkv, G, tiles_n, batches, first, ds_rows, ds_columns,
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_om, stride_od,
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, STORE: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr,
     SPARSE: tl.constexpr, HAS_FULL: tl.constexpr, SPARSE_M: tl.constexpr, SPARSE_N: tl.constexpr,
     EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of BLOCK_N keys, over ``batches`` batch rows (one, or all that share the keys) and G heads."""
+    """dk and dv of BLOCK_N keys, over ``batches`` batch rows (one, or all that share the keys) and G heads. STORE: keep ds
+    for ``dq_from_ds_kernel``; (batch, key head) pairs are counted from ``first`` on."""
     pid = tl.program_id(0)
     tile = pid % tiles_n  # the first keys, which a causal mask lets the most queries see, come first
-    b_kv = pid // tiles_n // Hkv
-    h_kv = pid // tiles_n % Hkv
+    group = first + pid // tiles_n
+    b_kv = group // Hkv
+    h_kv = group % Hkv
 
     TILES_N: tl.constexpr = (SPARSE_N + BLOCK_N - 1) // BLOCK_N
     r = tile // TILES_N if SPARSE else 0
@@ -271,7 +301,6 @@ def attention_dkdv_kernel(
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     offs_dv = tl.arange(0, BLOCK_DV)
-    mask_n = n0 + offs_n < n_end
     k_source = source_of(k_ptr, b_kv, h_kv, stride_kb, stride_kh, stride_kn, stride_kd, False)
     v_source = source_of(v_ptr, b_kv, h_kv, stride_vb, stride_vh, stride_vn, stride_vd, False)
     k = load_rows(k_source, n0, n_end, D, EDGE_N, False, BLOCK_N, BLOCK_D)
@@ -287,38 +316,124 @@ def attention_dkdv_kernel(
         do_source = source_of(do_ptr, b, h, stride_ob, stride_oh, stride_om, stride_od, TMA)
         lse_base = lse_ptr + (b.to(tl.int64) * Hkv * G + h) * M
         delta_base = delta_ptr + (b.to(tl.int64) * Hkv * G + h) * M
+        ds_sink = stored_ds(ds_ptr, (group - first) * batches * G + j, ds_rows, ds_columns, TMA) if STORE else ()
         if SPARSE:
             dk, dv = dkdv_list(
-                dk, dv, k, v, q_source, do_source, lse_base, delta_base, partial, r, M, scale, unit, b, h, n,
-                score_tables, mask_tables,
-                SCORE_MOD, SCORE_GRADIENT, MASK_MOD, D, DV, EDGE_M, SPARSE_M, TMA, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
+                dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0, partial, r,
+                M, scale, unit, b, h, n, score_tables, mask_tables,
+                SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, EDGE_M, SPARSE_M, TMA, PRECISION,
+                BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
             if HAS_FULL:
                 dk, dv = dkdv_list(
-                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, full, r, M, scale, unit, b, h, n,
-                    score_tables, mask_tables,
-                    SCORE_MOD, SCORE_GRADIENT, None, D, DV, EDGE_M, SPARSE_M, TMA, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
+                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0, full, r,
+                    M, scale, unit, b, h, n, score_tables, mask_tables,
+                    SCORE_MOD, SCORE_GRADIENT, None, STORE, D, DV, EDGE_M, SPARSE_M, TMA, PRECISION,
+                    BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         else:
             for m0 in range(0, M // BLOCK_M * BLOCK_M, BLOCK_M):
                 dk, dv = dkdv_tile(
-                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, tl.cast(m0, tl.int32), M, M,
-                    scale, unit, b, h, n, score_tables, mask_tables,
-                    SCORE_MOD, SCORE_GRADIENT, None, D, DV, False, TMA, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
+                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0,
+                    tl.cast(m0, tl.int32), M, M, scale, unit, b, h, n, score_tables, mask_tables,
+                    SCORE_MOD, SCORE_GRADIENT, None, STORE, D, DV, False, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
             if EDGE_M:
                 dk, dv = dkdv_tile(
-                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, tl.cast(M // BLOCK_M * BLOCK_M, tl.int32), M, M,
-                    scale, unit, b, h, n, score_tables, mask_tables,
-                    SCORE_MOD, SCORE_GRADIENT, None, D, DV, True, TMA, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV,
+                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0,
+                    tl.cast(M // BLOCK_M * BLOCK_M, tl.int32), M, M, scale, unit, b, h, n, score_tables, mask_tables,
+                    SCORE_MOD, SCORE_GRADIENT, None, STORE, D, DV, True, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
 
+    mask_n = n0 + offs_n < n_end
     at = dk_ptr + b_kv.to(tl.int64) * stride_dkb + h_kv.to(tl.int64) * stride_dkh
     at += (n0.to(tl.int64) + offs_n)[:, None] * stride_dkn + offs_d[None, :].to(tl.int64) * stride_dkd
     tl.store(at, (dk * scale).to(dk_ptr.dtype.element_ty), mask=mask_n[:, None] & (offs_d < D)[None, :])
     at = dv_ptr + b_kv.to(tl.int64) * stride_dvb + h_kv.to(tl.int64) * stride_dvh
     at += (n0.to(tl.int64) + offs_n)[:, None] * stride_dvn + offs_dv[None, :].to(tl.int64) * stride_dvd
     tl.store(at, dv.to(dv_ptr.dtype.element_ty), mask=mask_n[:, None] & (offs_dv < DV)[None, :])
+
+
+@triton.jit
+def dq_from_ds_list(
+    dq, ds, k_source, lists, r, b, h, m0, N, D: tl.constexpr, EDGE: tl.constexpr, SPARSE_N: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dq of all tiles of one row's list of blocks."""
+    TILES: tl.constexpr = (SPARSE_N + BLOCK_N - 1) // BLOCK_N
+    row = list_row(lists, b, h, r)
+    blocks_ptr = lists[1] + row * lists[4]
+    end = tl.load(lists[0] + row) * TILES
+    block = tl.load(blocks_ptr, mask=end > 0, other=0)
+    for i in range(0, end):
+        n0 = block * SPARSE_N + (i % TILES) * BLOCK_N
+        block = tl.load(blocks_ptr + (i + 1) // TILES, mask=i + 1 < end, other=0)
+        dq = dq_from_ds_tile(dq, ds, k_source, n0, m0, N, D, EDGE, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D)
+    return dq
+
+
+@triton.jit
+def dq_from_ds_tile(
+    dq, ds, k_source, n0, m0, N, D: tl.constexpr, EDGE: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dq += ds k; what stands in queries that do not exist stays in their rows."""
+    k = load_rows(k_source, n0, N, D, EDGE, TMA, BLOCK_N, BLOCK_D)
+    if TMA:
+        tile = ds[0].load([ds[1], n0, m0]).reshape([BLOCK_N, BLOCK_M])
+    else:
+        tile = tl.load(at_ds(ds, n0, m0, BLOCK_N, BLOCK_M))
+    if EDGE:  # of keys that do not exist anything may stand there
+        tile = tl.where((n0 + tl.arange(0, BLOCK_N) < N)[:, None], tile, 0.0).to(k.dtype)
+    return tl.dot(tl.trans(tile), k, dq, input_precision=PRECISION)
+
+
+@triton.jit
+def dq_from_ds_kernel(
+    ds_ptr, k_ptr, dq_ptr, partial, full, scale, M, N, Hkv, G, tiles_m, batches, first, ds_rows, ds_columns,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_db, stride_dh, stride_dm, stride_dd,
+    D: tl.constexpr, DV: tl.constexpr, SPARSE: tl.constexpr, HAS_FULL: tl.constexpr,
+    SPARSE_M: tl.constexpr, SPARSE_N: tl.constexpr,
+    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """dq of BLOCK_M queries from the ds that ``attention_dkdv_kernel`` stored: one product instead of three."""
+    pid = tl.program_id(0)
+    tile = tiles_m - 1 - pid % tiles_m
+    slot = pid // tiles_m
+    group = first + slot // (batches * G)
+    j = slot % (batches * G)
+    h_kv = group % Hkv
+    b_kv = group // Hkv
+    b = b_kv * batches + j // G
+    h = h_kv * G + j % G
+
+    TILES_M: tl.constexpr = (SPARSE_M + BLOCK_M - 1) // BLOCK_M
+    r = tile // TILES_M if SPARSE else 0
+    m0 = r * SPARSE_M + (tile % TILES_M) * BLOCK_M if SPARSE else tile * BLOCK_M
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    k_source = source_of(k_ptr, b_kv, h_kv, stride_kb, stride_kh, stride_kn, stride_kd, TMA)
+    ds = stored_ds(ds_ptr, slot, ds_rows, ds_columns, TMA)
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if SPARSE:
+        dq = dq_from_ds_list(
+            dq, ds, k_source, partial, r, b, h, m0, N, D, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D
+        )
+        if HAS_FULL:
+            dq = dq_from_ds_list(
+                dq, ds, k_source, full, r, b, h, m0, N, D, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D
+            )
+    else:
+        for i in range(0, tl.cdiv(N, BLOCK_N)):
+            n0 = tl.cast(i * BLOCK_N, tl.int32)
+            dq = dq_from_ds_tile(dq, ds, k_source, n0, m0, N, D, EDGE_N, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D)
+
+    at = dq_ptr + b.to(tl.int64) * stride_db + h.to(tl.int64) * stride_dh
+    at += (m0.to(tl.int64) + offs_m)[:, None] * stride_dm + offs_d[None, :].to(tl.int64) * stride_dd
+    mask = (m0 + offs_m < M)[:, None] & (offs_d < D)[None, :]
+    tl.store(at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=mask)
 
 
 def backward(problem, do, dlse, query, key, value, o, lse, needs, need_learned):
@@ -365,10 +480,12 @@ def backward(problem, do, dlse, query, key, value, o, lse, needs, need_learned):
         )  # fmt: skip
 
     dq = like_strided(query, query.shape) if need_q or need_learned else None
+    groups, shared = key.shape[0] * p.Hkv, p.shared(key)
+    stored = heads_with_stored_ds(p, groups, shared) if need_q and (need_k or need_v) and not need_learned else 0
     learned = []
     if need_learned:
         learned = p.score.gradients(sums_of_sinks(p, lambda sinks, PASS: queries(dq, sinks, PASS)))
-    elif need_q:
+    elif need_q and not stored:
         queries(dq, (), "add")
 
     dk = dv = None
@@ -377,18 +494,68 @@ def backward(problem, do, dlse, query, key, value, o, lse, needs, need_learned):
         partial, full = p.transposed
         meta = p.launch_options("backward_dkdv")
         tiles_n = p.tiles(p.N, p.SPARSE_N, meta["BLOCK_N"])
-        do_strides = do.stride()
-        meta["TMA"], (q, do) = sources(meta["TMA"], meta["BLOCK_M"], query, do)
-        launch(
-            attention_dkdv_kernel,
-            (key.shape[0] * p.Hkv * tiles_n,),
-            q, key, value, do, lse, delta, dk, dv, partial, full, p.score_tables, p.mask_tables,
-            p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared(key),
-            *query.stride(), *key.stride(), *value.stride(), *do_strides, *dk.stride(), *dv.stride(),
-            outputs=(dk, dv),
-            HAS_FULL=full is not None, **mods, **p.static(meta), **meta,
-        )  # fmt: skip
+        TMA, (q, do_rows) = sources(meta["TMA"], meta["BLOCK_M"], query, do)
+        ds, size = None, (0, 0)
+        if stored:
+            size = tuple(triton.cdiv(length, DS_MULTIPLE) * DS_MULTIPLE for length in (p.N, p.M))
+            ds = torch.empty(min(stored, groups) * shared * p.G, *size, dtype=query.dtype, device=query.device)
+        for first in range(0, groups, stored or max(groups, 1)):
+            count = min(stored or groups, groups - first)
+            launch(
+                attention_dkdv_kernel,
+                (count * tiles_n,),
+                q, key, value, do_rows, lse, delta, dk, dv, described(ds, TMA, meta),
+                partial, full, p.score_tables, p.mask_tables,
+                p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, shared, first, *size,
+                *query.stride(), *key.stride(), *value.stride(), *do.stride(), *dk.stride(), *dv.stride(),
+                outputs=(dk, dv, ds),
+                HAS_FULL=full is not None, STORE=stored > 0, **mods, **p.static(meta), **meta | {"TMA": TMA},
+            )  # fmt: skip
+            if stored:
+                dq_from_ds(p, ds, size, key, dq, first, count, shared)
     return [dq if need_q else None, dk if need_k else None, dv if need_v else None, *learned]
+
+
+DS_MULTIPLE = 128  # stored matrices are whole tiles, of any size up to this
+
+
+def heads_with_stored_ds(problem, groups, shared):
+    """How many key heads' ds fit the workspace that the table allows, at most all; 0: dq recomputes everything it needs.
+
+    Stored, the backward pass is five matrix products instead of seven, at the price of writing and reading ds once.
+    """
+    p = problem
+    tiles = [p.launch_options(name) for name in ("backward_dkdv", "backward_dq_from_ds")]
+    whole = all(
+        o["BLOCK_M"] <= DS_MULTIPLE >= o["BLOCK_N"] and p.SPARSE_M % o["BLOCK_M"] == 0 == p.SPARSE_N % o["BLOCK_N"]
+        for o in tiles
+    )
+    rows, columns = (triton.cdiv(length, DS_MULTIPLE) * DS_MULTIPLE for length in (p.N, p.M))
+    head = rows * columns * p.dtype.itemsize * shared * p.G
+    return min(groups, p.workspace // head) if whole and head else 0
+
+
+def described(ds, TMA, options):
+    """The workspace as kernels take it."""
+    if ds is None or not TMA:
+        return ds
+    return TensorDescriptor(ds, list(ds.shape), list(ds.stride()), [1, options["BLOCK_N"], options["BLOCK_M"]])
+
+
+def dq_from_ds(problem, ds, size, key, dq, first, count, shared):
+    """Launch the product for the queries of ``count`` key heads from ``first`` on."""
+    p = problem
+    meta = p.launch_options("backward_dq_from_ds")
+    tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
+    meta["TMA"], (k,) = sources(meta["TMA"], meta["BLOCK_N"], key)
+    launch(
+        dq_from_ds_kernel,
+        (count * shared * p.G * tiles_m,),
+        described(ds, meta["TMA"], meta), k, dq, p.partial, p.full,
+        p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, shared, first, *size, *key.stride(), *dq.stride(),
+        outputs=(dq,),
+        HAS_FULL=p.full is not None, **p.static(meta), **meta,
+    )  # fmt: skip
 
 
 def sums_of_sinks(problem, run):

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common.configs import configuration
 from kernels.common.launch import launch
+from kernels.flex_attention import problem
 from kernels.flex_attention.forward import attend_list, attend_tile, like_strided, list_row, source_of, sources
 
 ROWS = 64  # (head, query) pairs that fit a tile
@@ -136,9 +136,8 @@ def combine_kernel(
     tl.store(o_at, (acc / l[:, None]).to(o_ptr.dtype.element_ty), mask=mask)
 
 
-def choose(problem):
+def choose(p):
     """``(splits, heads packed in a tile, reason)``: 0 splits where the plain pass is the better one."""
-    p = problem
     # Heads whose lists of blocks differ cannot share a tile.
     same_lists = p.block_mask is None or p.block_mask.kv_num_blocks.shape[1] == 1
     pack = p.G if same_lists else 1
@@ -146,7 +145,7 @@ def choose(problem):
         return 0, pack, f"{pack} heads x {p.M} queries do not fit one tile of {ROWS} rows"
     if p.SPARSE_M and p.M > p.SPARSE_M:
         return 0, pack, "the queries lie in several blocks of the mask"
-    options = configuration("flex_attention", "decoding", p.key, p.device)
+    options = problem.table_options("decoding", p.key, p.device)
     tiles = triton.cdiv(p.N, p.launch_options("decoding")["BLOCK_N"])
     programs = p.B * p.Hq // pack
     splits = max(1, min(options["PROGRAMS"] // max(programs, 1), tiles // options["LEAST_TILES"]))

@@ -210,8 +210,14 @@ def explain(query, key, value, score_mod=None, block_mask=None, scale=None, enab
     p = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     splits, _, reason = decoding.choose(p)
     way = f"{'decoding' if splits else 'one program a tile of queries'}: {reason}"
-    kernels = ["decoding" if splits else "forward", "backward_dq", "backward_dkdv"]
+    stored = backward_pass.heads_with_stored_ds(p, key.shape[0] * p.Hkv, p.shared(key))
+    dq = "backward_dq_from_ds" if stored else "backward_dq"
+    kernels = ["decoding" if splits else "forward", "backward_dkdv", dq]
     lines = [way, *(f"{name}: {', '.join(f'{k} {v}' for k, v in p.launch_options(name).items())}" for name in kernels)]
+    if stored:
+        lines.append(f"dq: ds of {stored} key heads at a time fits the workspace, five matrix products in all")
+    else:
+        lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
     if p.score_mod is None:
         lines.append("score: no code runs, the scale is folded into the exponent")
     else:

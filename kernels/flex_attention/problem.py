@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 import triton
 
+from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention import mod_ops
@@ -14,6 +15,11 @@ from kernels.flex_attention.score_mod_compiler import BoundMod
 
 LOG2E = math.log2(math.e)
 OPTIONS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+
+
+def table_options(kernel, key, device):
+    """What the table of configurations says; the interpreter takes the same tiles for all classes."""
+    return configuration("flex_attention", kernel, "default" if runtime.interpreted else key, device)
 
 
 @dataclass
@@ -147,9 +153,14 @@ class Problem:
         bits = 8 * self.dtype.itemsize
         return f"d{head} {bits}-bit {'plain' if self.score_mod is None else 'mod'}" if head else "default"
 
+    @property
+    def workspace(self):
+        """Bytes that the backward pass may use to keep ds."""
+        return table_options("backward_dq_from_ds", self.key, self.device)["WORKSPACE"]
+
     def launch_options(self, kernel):
         """BLOCK_M, BLOCK_N, num_warps, num_stages of ``kernel``: the table's, the caller's over them, cut to the problem."""
-        table = configuration("flex_attention", kernel, self.key, self.device)
+        table = table_options(kernel, self.key, self.device)
         options = {name: table[name] for name in OPTIONS if name in table} | {"TMA": table.get("TMA", False)}
         prefix = "bwd_" if kernel.startswith("backward") else ""
         options |= {name: self.options[prefix + name] for name in OPTIONS if prefix + name in self.options}
