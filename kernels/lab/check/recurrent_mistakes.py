@@ -154,6 +154,16 @@ _STEPS_BACK = {
     "dS does not decay": lambda dS, D, own: (dS + own,) * 2,
     "the reads are never added to dS": lambda dS, D, own: (D * dS,) * 2,
 }
+_AXES = {
+    "o": ("the product with q is summed over the columns: o_t = scale * S_t^T q_t sums over the rows, axis=0", "q", -1),
+    "dq": (
+        "the product with do is summed over the rows: dq_t = scale * S_t do_t sums over the columns, axis=1",
+        "do",
+        -2,
+    ),
+    "dk": ("the product with v is summed over the rows: dk_t = dS_t v_t sums over the columns, axis=1", "v", -2),
+    "dv": ("the product with k is summed over the columns: dv_t = dS_t^T k_t sums over the rows, axis=0", "k", -1),
+}
 _SPANS = {
     "every sequence is taken to start at token 0: t runs from cu_seqlens[n]": lambda begin, end, T: (0, end - begin),
     "the walk ends a token early: t runs to the last before cu_seqlens[n + 1]": (
@@ -194,6 +204,10 @@ def walk_suspects(case: Case, out: Output):
         yield cause, from_walk(p, name, step=step)
     for cause, D in _decays(p):
         yield cause, from_walk(p, name, D=D)
+    if name in _AXES and p.x["k"].shape == p.x["v"].shape:
+        cause, factor, axis = _AXES[name]
+        states = walk_back(p)[0] if back else p.scale * walk(p)[0]
+        yield cause, p.x[factor] * states.sum(axis)
     for cause, moved in _SPANS.items():
         yield cause, from_walk(p.but(spans=[moved(*span, T) for span in p.spans]), name)
     if back:
@@ -230,7 +244,7 @@ def rectangles(p: Problem, counted=lambda r, s, t, end: (s < t) & (t <= r), weig
         W[:, L, 1:] = ((k @ dST) * v).sum(-1)
         W[:, L, 0] = (S0 * dST).sum((-1, -2))
         between = torch.where((s < t) & (t <= r), g[:, None, None, :], 0.0).sum(-1)
-        W = W * weight(between) * (s < r)[..., 0]
+        W = W * weight(between) * (s <= r)[..., 0]
         counts = counted(r, s, t, L + 1).double().expand(L + 1, L + 1, L)
         dg[begin:end] = torch.einsum("hrs,rst->th", W, counts)
     return dg
@@ -260,6 +274,9 @@ _COUNTED = {
     "only s = t - 1 is summed: every write before t has passed the gate": lambda r, s, t, end: (s == t - 1) & (t <= r),
     "reads before t are counted: they have not passed the gate, r >= t": lambda r, s, t, end: s < t,
     "writes from t on are counted: they do not pass the gate, s < t": lambda r, s, t, end: t <= r,
+    "the running sum over r starts at the first row: it starts at the last, reverse=True": (
+        lambda r, s, t, end: (s < t) & (r <= t)
+    ),
     "the term of dST counts s = t: a token writes after its gate, s < t strictly": (
         lambda r, s, t, end: (s < t) & (t <= r) | (s == t) & (r == end)
     ),
