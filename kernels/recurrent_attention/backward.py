@@ -156,7 +156,7 @@ def through_kernel(
     kept = first_place(n, begin, T, C * EVERY, PACKED)
     place = first_place(n, begin, T, C, PACKED)
     blocks = tl.cdiv(L, C)
-    for back in range(blocks):
+    for back in tl.range(blocks, disable_licm=True):  # else every address in shared memory is kept in a register
         block = blocks - 1 - back
         S = load_state(states_ptr + ((kept + block // EVERY) * H + h) * K * V, offs_k, offs_v, K, V)
         for i in range(block // EVERY * EVERY, block):
