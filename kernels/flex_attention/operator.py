@@ -139,18 +139,22 @@ def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
             score = bind(score_mod, "score_mod", query.device, True)
     if block_mask is not None:
         mask = bind(block_mask.mask_mod, "mask_mod", query.device)
-    for kind, bound in (("score_mod", score), ("block_mask.mask_mod", mask)):
-        for name, size in {"b": B, "h": Hq, "q_idx": M, "kv_idx": N}.items():
-            least = size if bound is None else bound.compiled.bounds.get(name, size)
-            if least < size:
-                raise ValueError(
-                    f"{kind} indexes a captured dimension of size {least} with {name}, needs {size}: "
-                    f"{name} goes up to {size - 1}"
-                )
+    for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
+        if mod is not None:
+            _check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
     scale = 1 / math.sqrt(D) if scale is None else float(scale)
     return Problem(
         B, Hq, Hkv, M, N, D, value.shape[-1], query.dtype, query.device, scale, score, mask, block_mask, options
     )
+
+
+def _check_captured(name, mod, sizes):
+    for argument, least in mod.compiled.bounds.items():
+        if least < sizes[argument]:
+            raise ValueError(
+                f"{name} indexes a captured dimension of size {least} with {argument}, needs {sizes[argument]}: "
+                f"{argument} goes up to {sizes[argument] - 1}"
+            )
 
 
 def _check_options(kernel_options):
