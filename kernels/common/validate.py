@@ -22,7 +22,9 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
     """
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name} must be a tensor {legend}, got {type(tensor).__name__}")
-    fits = tensor.ndim == len(shape) and all(want in (None, got) for got, want in zip(tensor.shape, shape, strict=True))
+    fits = tensor.ndim == len(shape) and all(
+        want is None or want == got for got, want in zip(tensor.shape, shape, strict=True)
+    )
     if not fits:
         wanted = "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
         raise ValueError(f"{name} has shape {list(tensor.shape)}, needs {legend} = {wanted}")

@@ -78,14 +78,16 @@ def states_kernel(
     """states[place, h]: the state before every EVERY-th block of C tokens."""
     pid = tl.program_id(0)
     h = pid // tiles_v % H
+    kv_head = (h // group).to(tl.int64)
+    h = h.to(tl.int64)
     n = (pid // tiles_v // H).to(tl.int64)
     row, begin, L = sequence_span(n, T, cu_ptr, PACKED)
     offs_k = tl.arange(0, BK).to(tl.int64)
     offs_v = (pid % tiles_v).to(tl.int64) * BV + tl.arange(0, BV)
     mask_k = offs_k < K
     mask_v = offs_v < V
-    k_at = k_ptr + row * stride_kb + h // group * stride_kh + offs_k * stride_kk
-    v_at = v_ptr + row * stride_vb + h // group * stride_vh + offs_v * stride_vv
+    k_at = k_ptr + row * stride_kb + kv_head * stride_kh + offs_k * stride_kk
+    v_at = v_ptr + row * stride_vb + kv_head * stride_vh + offs_v * stride_vv
     g_at = None if g_ptr is None else g_ptr + row * stride_gb + h * stride_gh
     gk_at = None if gk_ptr is None else gk_ptr + row * stride_gkb + h * stride_gkh + offs_k * stride_gkk
     gv_at = None if gv_ptr is None else gv_ptr + row * stride_gvb + h * stride_gvh + offs_v * stride_gvv
@@ -130,6 +132,8 @@ def through_kernel(
     pid = tl.program_id(0)
     tile = (pid % tiles_v).to(tl.int64)
     h = pid // tiles_v % H
+    kv_head = (h // group).to(tl.int64)
+    h = h.to(tl.int64)
     n = (pid // tiles_v // H).to(tl.int64)
     row, begin, L = sequence_span(n, T, cu_ptr, PACKED)
     offs_k = tl.arange(0, BK).to(tl.int64)
@@ -137,8 +141,8 @@ def through_kernel(
     mask_k = offs_k < K
     mask_v = offs_v < V
     q_at = q_ptr + row * stride_qb + h * stride_qh + offs_k * stride_qk
-    k_at = k_ptr + row * stride_kb + h // group * stride_kh + offs_k * stride_kk
-    v_at = v_ptr + row * stride_vb + h // group * stride_vh + offs_v * stride_vv
+    k_at = k_ptr + row * stride_kb + kv_head * stride_kh + offs_k * stride_kk
+    v_at = v_ptr + row * stride_vb + kv_head * stride_vh + offs_v * stride_vv
     do_at = do_ptr + row * stride_dob + h * stride_doh + offs_v * stride_dov
     g_at = None if g_ptr is None else g_ptr + row * stride_gb + h * stride_gh
     gk_at = None if gk_ptr is None else gk_ptr + row * stride_gkb + h * stride_gkh + offs_k * stride_gkk

@@ -173,6 +173,8 @@ def pairs_kernel(
     """One block of one head. What is None is not wanted; dg stands for g and g_gamma."""
     pid = tl.program_id(0)
     h = pid % H
+    kv_head = (h // group).to(tl.int64)
+    h = h.to(tl.int64)
     n, row, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_block_ptr, cu_ptr, PACKED)
     times, mask_t = block_columns(begin, L, first, C, REVERSE)
     u = tl.arange(0, C)[:, None]
@@ -180,8 +182,8 @@ def pairs_kernel(
     head = row * T * H + h
     place = (pid // H).to(tl.int64) * H + h
     q_at = q_ptr + row * stride_qb + h * stride_qh
-    k_at = k_ptr + row * stride_kb + h // group * stride_kh
-    v_at = v_ptr + row * stride_vb + h // group * stride_vh
+    k_at = k_ptr + row * stride_kb + kv_head * stride_kh
+    v_at = v_ptr + row * stride_vb + kv_head * stride_vh
     do_at = do_ptr + row * stride_dob + h * stride_doh
     g_at = None if g_ptr is None else g_ptr + row * stride_gb + h * stride_gh
     gk_at = None if gk_ptr is None else gk_ptr + row * stride_gkb + h * stride_gkh

@@ -62,6 +62,8 @@ def recurrent_forward_kernel(
     pid = tl.program_id(0)
     nh = pid // tiles_v
     h = nh % H
+    kv_head = (h // group).to(tl.int64)
+    h = h.to(tl.int64)
     row, begin, L = sequence_span((nh // H).to(tl.int64), T, cu_ptr, PACKED)
     n = (nh // H).to(tl.int64)
     offs_k = tl.arange(0, BK).to(tl.int64)
@@ -72,8 +74,8 @@ def recurrent_forward_kernel(
     step = -1 if REVERSE else 1
     first = begin + (L - 1 if REVERSE else 0)
     q_at = q_ptr + row * stride_qb + first * stride_qt + h * stride_qh + offs_k * stride_qk
-    k_at = k_ptr + row * stride_kb + first * stride_kt + h // group * stride_kh + offs_k * stride_kk
-    v_at = v_ptr + row * stride_vb + first * stride_vt + h // group * stride_vh + offs_v * stride_vv
+    k_at = k_ptr + row * stride_kb + first * stride_kt + kv_head * stride_kh + offs_k * stride_kk
+    v_at = v_ptr + row * stride_vb + first * stride_vt + kv_head * stride_vh + offs_v * stride_vv
     o_at = o_ptr + ((row * T + first) * H + h) * V + offs_v
     g_at = None
     gk_at = None
@@ -138,6 +140,8 @@ def recurrent_step_kernel(
     """One token: the state is read, decayed, written to, read by q, and stored where it was."""
     pid = tl.program_id(0)
     h = pid // tiles_v % H
+    kv_head = (h // group).to(tl.int64)
+    h = h.to(tl.int64)
     b = (pid // tiles_v // H).to(tl.int64)
     offs_k = tl.arange(0, BK).to(tl.int64)
     offs_v = (pid % tiles_v).to(tl.int64) * BV + tl.arange(0, BV)
@@ -162,8 +166,8 @@ def recurrent_step_kernel(
     S = tl.load(s_at, mask=mask_s, other=0.0)
     q, k, v, g, gk, gv = load_token(
         q_ptr + b * stride_qb + h * stride_qh + offs_k * stride_qk,
-        k_ptr + b * stride_kb + h // group * stride_kh + offs_k * stride_kk,
-        v_ptr + b * stride_vb + h // group * stride_vh + offs_v * stride_vv,
+        k_ptr + b * stride_kb + kv_head * stride_kh + offs_k * stride_kk,
+        v_ptr + b * stride_vb + kv_head * stride_vh + offs_v * stride_vv,
         g_at, gk_at, gv_at, mask_k, mask_v,
     )  # fmt: skip
     S = decayed(S, g, gamma, gk, gv, g_ptr is not None or gamma_ptr is not None, gk_ptr is not None, gv_ptr is not None)

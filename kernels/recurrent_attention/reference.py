@@ -29,7 +29,7 @@ def recurrent_attention_reference(
     B, T, H, K = q.shape
     V = v.shape[-1]
     c = K**-0.5 if scale is None else scale
-    k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
+    k, v = (x.repeat_interleave(H // max(x.shape[2], 1), dim=2) for x in (k, v))
     if cu_seqlens is None:
         spans = [(b, 0, T) for b in range(B)]
     else:
