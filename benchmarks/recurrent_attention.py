@@ -307,15 +307,17 @@ CHOICES = {  # values of an option worth timing; an option without any keeps the
     "C": [16, 32],
     "EVERY": [4, 8],
     "BLOCK_K": [32, 64, 128],
-    "BLOCK_V": [32, 64, 128],
+    "BLOCK_V": [16, 32, 64, 128],
     "STAGES": [1, 2, 3],
     "num_stages": [1, 2, 3],
     "num_warps": [4, 8],
     ("forward", "num_warps"): [1, 2, 4],
     ("step", "num_warps"): [1, 2, 4, 8],
     ("backward", "BV"): [16, 32, 64],
-    ("chunk", "C"): [32, 64, 128],
-    ("chunk", "runs"): [64, 128, 256, 512],
+    ("backward", "EVERY"): [4],
+    ("backward", "C"): [16],
+    ("chunk", "C"): [16, 32, 64, 128],
+    ("chunk", "runs"): [64, 128, 256, 528],
 }
 ONLY_GK = ["chunk_decay", "chunk_scores", "chunk_inside"]  # kernels that a call without gk does not launch
 
@@ -361,7 +363,8 @@ def tuned_call(kernel, shape, size):
         else:
             backward_pass.backward(do, None, *tensors, *rest, needs)
 
-    return forward_pass.size_class(given["q"], given["v"]), torch.no_grad()(call)
+    size_class = chunk_forward.size_class(given["q"]) if mode == "chunk" else forward_pass.size_class(given["q"])
+    return size_class, torch.no_grad()(call)
 
 
 def use(kernel, options):

@@ -410,7 +410,7 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
     gate = bench.tuning_shapes(kernel)[-1][-1]
     shape = (3, 1, 1, gate) if kernel == "step" else (1, 40, 1, gate)
     name, call = bench.tuned_call(kernel, shape, 32)
-    assert name == "K32 V32 16-bit"
+    assert name == ("K64 32-bit" if kernel.startswith("chunk") else "K32 16-bit")  # bfloat16 is float32 when interpreted
     options = table_says("recurrent_attention", kernel, name, runtime.device)
     asked.clear()
     call(options | {"num_warps": 16} if kernel != "chunk" else {"C": 16, "runs": 1})
@@ -425,4 +425,4 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
 def test_candidates_are_the_table_s_own_options_and_a_choice(kernel):
     default, candidates = bench.TABLE[kernel]["default"], bench.candidates(kernel)
     assert {tuple(candidate) for candidate in candidates} == {tuple(default)}
-    assert default in candidates and 1 < len(candidates) <= 60
+    assert default in candidates and 1 < len(candidates) <= 72
