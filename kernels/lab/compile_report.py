@@ -56,7 +56,9 @@ class CompileReports(dict):
         printer.text(str(self))
 
 
-def compile_report(kernel, *args, arch=90, num_warps: int = 4, num_stages: int = 3, **constexprs):
+def compile_report(
+    kernel, *args, arch=90, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **constexprs
+):
     """Compile ``kernel`` as a launch with these arguments would, without a GPU, and report what came out.
 
     kernel: a ``@triton.jit`` function, also one defined in a notebook cell, with its helpers and constants.
@@ -64,7 +66,7 @@ def compile_report(kernel, *args, arch=90, num_warps: int = 4, num_stages: int =
         an aligned pointer to it) or Triton's own names of types (``"*bf16"``, ``"i32"``). As in a launch, a pointer
         at a multiple of 16 bytes and an integer divisible by 16 are compiled as such, and the integer 1 as a
     constant; ``"i32"`` is any integer. arch: 80 (Ampere), 90 (Hopper), 100 (Blackwell), …, or a tuple of them.
-    num_warps, num_stages: as in a launch.
+    num_warps, num_stages, maxnreg: as in a launch.
     constexprs: the remaining parameters by name.
 
     Returns a ``CompileReport``, or ``CompileReports`` by architecture if ``arch`` is a tuple. Raises ``ValueError``
@@ -99,7 +101,7 @@ def compile_report(kernel, *args, arch=90, num_warps: int = 4, num_stages: int =
         signature=signature,
         attributes=attributes,
         arches=tuple(arches),
-        options={"num_warps": num_warps, "num_stages": num_stages},
+        options={"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg},
     )
     if "error" in answer:
         raise CompileError(f"{name} does not compile: {answer['error']}")

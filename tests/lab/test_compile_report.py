@@ -62,6 +62,13 @@ def test_each_architecture_has_its_matrix_instruction(matmuls):
         assert matmuls[arch].arch == arch and matmuls[arch].kernel == "matmul"
 
 
+def test_registers_can_be_limited_as_in_a_launch(matmuls):
+    tiles = {"BM": 64, "BN": 64, "BK": 32}
+    few = compile_report(matmul, "*bf16", torch.bfloat16, torch.zeros(4), 512, 512, 256, arch=90, maxnreg=64, **tiles)
+    assert ".maxnreg 64" in few.ptx and few.registers <= 64
+    assert ".maxnreg" not in matmuls[90].ptx
+
+
 def test_resources(matmuls):
     for report in matmuls.values():
         assert isinstance(report, CompileReport)
