@@ -17,7 +17,13 @@ from benchmarks import ahead, harness
 from benchmarks import flash_linear_attention as fla
 from kernels import runtime
 from kernels.recurrent_attention import backward as backward_pass
-from kernels.recurrent_attention import chunk_backward, chunk_forward, recurrent_attention, recurrent_attention_step
+from kernels.recurrent_attention import (
+    chunk_backward,
+    chunk_decays,
+    chunk_forward,
+    recurrent_attention,
+    recurrent_attention_step,
+)
 from kernels.recurrent_attention import forward as forward_pass
 from kernels.recurrent_attention.reference import recurrent_attention_step_reference
 
@@ -363,13 +369,13 @@ def tuned_call(kernel, shape, size):
         else:
             backward_pass.backward(do, None, *tensors, *rest, needs)
 
-    size_class = chunk_forward.size_class(given["q"]) if mode == "chunk" else forward_pass.size_class(given["q"])
+    size_class = chunk_decays.size_class(given["q"]) if mode == "chunk" else forward_pass.size_class(given["q"])
     return size_class, torch.no_grad()(call)
 
 
 def use(kernel, options):
     """From here on ``kernel`` is launched with these options, and the others as the table says."""
-    for module in (forward_pass, backward_pass, chunk_forward, chunk_backward):
+    for module in (forward_pass, backward_pass, chunk_decays):
         if hasattr(module, "configuration"):
             module.configuration = lambda room, name, key, device: (
                 dict(options) if name == kernel else table_says(room, name, key, device)

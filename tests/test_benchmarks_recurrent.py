@@ -401,7 +401,7 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
         asked.append((name, key))
         return configuration(room, name, key, device)
 
-    for module in (bench.forward_pass, bench.backward_pass, bench.chunk_forward, bench.chunk_backward):
+    for module in (bench.forward_pass, bench.backward_pass, bench.chunk_decays, bench.chunk_forward, bench.chunk_backward):
         for name in ("configuration", "launch"):  # put back afterwards
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, getattr(module, name))

@@ -1,14 +1,14 @@
 """The chunked form, backward: the states and costates at the chunks' edges, then every chunk by itself.
 
-With P_ts = do_t . v_s, the state S that enters a chunk and the costate Z (the gradient at the state) that enters it from behind:
+With P_ts = do_t . v_s, the state S that enters a chunk, and the costate Z (the state's gradient) that enters from behind:
 
     dq_t = c e^{Gamma_t} . (S do_t)           + c sum_{s <= t} P_ts e^{Gamma_t - Gamma_s} . k_s
     dk_s = e^{Gamma_C - Gamma_s} . (Z v_s)    + c sum_{t >= s} P_ts e^{Gamma_t - Gamma_s} . q_t
     dv_s = Z^T (k_s e^{Gamma_C - Gamma_s})    + c sum_{t >= s} A_ts do_t
 
-The gradient of a gate is the sum over all pairs of tokens whose path crosses it, s < t <= r, one term for each place the two
-can be: both inside the chunk, s before it, r behind it, or both outside. All four are sums of products; nothing is subtracted,
-so that a gate of -20 has a gradient with as many right digits as any other.
+A gate's gradient is the sum over all pairs of tokens whose path crosses it, s < t <= r, a term for each place the two can
+be: both inside the chunk, s before it, r behind it, or both outside. All four are sums of products and nothing is subtracted:
+a gate of -20 has a gradient with as many right digits as any other.
 """
 
 import torch
@@ -17,7 +17,7 @@ import triton.language as tl
 
 from kernels.common.launch import launch
 from kernels.common.sequences import locate_run
-from kernels.recurrent_attention.chunk_forward import (
+from kernels.recurrent_attention.chunk_decays import (
     chunk_rows,
     decay_matrix,
     level_of_rows,
@@ -29,8 +29,8 @@ from kernels.recurrent_attention.chunk_forward import (
     prepare,
     store_rows,
     strides,
-    walk,
 )
+from kernels.recurrent_attention.chunk_forward import walk
 
 
 @triton.jit
@@ -155,8 +155,8 @@ def _inside_kernel(
     """For gates on key components: what a chunk's own pairs of tokens add to dq, dk and the gate gradients.
 
     Level by level, as A was made: with X_l the rows of a level (q behind the edge, k before it, each with its decay) and P_l
-    those P_ts that the level parts, in either order, Y = P_l X_l is all that both sides need: dq = e^{..} . Y behind the edge,
-    dk = e^{..} . Y before it, and a gate between the edge and token t is crossed by what X_l . Y has in row t.
+    those P_ts that the level parts, in either order, Y = P_l X_l is all that both sides need: dq = e^{..} . Y behind the
+    edge, dk = e^{..} . Y before it, and a gate between the edge and token t is crossed by what X_l . Y has in row t.
     The decays in front of what came through the states are applied here, too.
     """
     tiles_k = tl.cdiv(K, BLOCK_K)
@@ -262,7 +262,8 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         options = p.options("chunk_inside", without=("BLOCK_V",))
         launch(
             _inside_kernel, (places * p.H * triton.cdiv(p.K, options["BLOCK_K"]),),
-            q, k, gates.gamma, gates.parted, gates.crossed, products, dq_through, dk_through, dg_through, dq, dk, dg, sequence_of_chunk, p.cu_seqlens,
+            q, k, gates.gamma, gates.parted, gates.crossed, products, dq_through, dk_through, dg_through, dq, dk, dg,
+            sequence_of_chunk, p.cu_seqlens,
             places, p.T, p.H, p.K, p.H // k.shape[2], scale, *strides(q), *strides(k),
             outputs=[x for x in (dq, dk, dg) if x is not None], GATES=wanted, LEVELS=gates.parted.shape[0], **options,
         )  # fmt: skip
