@@ -85,20 +85,23 @@ def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax
         groups.append((label, [(label, nbytes / seconds / 1e12 / record["machine"]["copy_tb_per_s"])]))
     names = list(dict.fromkeys(name for _, group in groups for name, _ in group))
     figure, ax = _axes(ax, style, 6.8, 1.2 + 0.17 * sum(len(group) + 1 for _, group in groups))
+    longest = max(fraction for _, group in groups for _, fraction in group)
+    limit = 1.15 * (max(1, longest) if longest > 0.1 else longest)  # without the line at 1 where bars would be slivers
     y, ticks = 0.0, []
     for _, group in groups:
         ticks.append(y + (len(group) - 1) / 2)
         for name, fraction in group:
             i = names.index(name)
             ax.barh(y, fraction, height=0.9, label=name, **style.bar(i))
-            ax.text(fraction + 0.01, y, f"{fraction:.2f}", va="center", **style.value())
+            ax.text(fraction + limit / 115, y, _short(fraction), va="center", **style.value())
             y += 1
         y += 0.8
-    ax.axvline(1, color="black", linewidth=1, linestyle="--")
     ax.set_yticks(ticks, [text for text, _ in groups])
     ax.invert_yaxis()
-    ax.set_xlim(0, max(1.15, 1.15 * max(fraction for _, group in groups for _, fraction in group)))
-    ax.set_xlabel("fraction of the copy rate (dashed: 1)")
+    ax.set_xlim(0, limit)
+    ax.set_xlabel("fraction of the copy rate" + " (dashed: 1)" * (limit > 1))
+    if limit > 1:
+        ax.axvline(1, color="black", linewidth=1, linestyle="--")
     ax.set_title(_title(record).replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
     handles, labels = ax.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
@@ -161,6 +164,11 @@ def _fraction(row: dict, milliseconds: float) -> float:
     return row["fraction_of_copy"] * row["ours_ms"] / milliseconds
 
 
+def _short(fraction: float) -> str:
+    """Two decimals; below 0.1 two digits, for there two decimals would say little more than that it is small."""
+    return f"{fraction:.2f}" if fraction >= 0.0995 else f"{fraction:#.2g}"
+
+
 def _describe(row: dict) -> str:
     shape = " ".join(f"{name}{size}" for name, size in row["shape"].items())
     return f"{row['pass']:<8}  {shape}  {row['dtype']}  {row['variant']}"
@@ -178,7 +186,7 @@ def _print(record: dict, rows: list[dict]) -> None:
     width = max(len(_describe(row)) for row in rows)
     for row in rows:
         peers = "".join(f", {peer['ms'] / row['ours_ms']:.2f}× {peer['name']}" for peer in row["peers"])
-        print(f"{_describe(row):<{width}}  {row['fraction_of_copy']:.2f} of the copy rate{peers}")
+        print(f"{_describe(row):<{width}}  {_short(row['fraction_of_copy'])} of the copy rate{peers}")
 
 
 def _axes(ax, style, width: float, height: float):

@@ -127,6 +127,17 @@ def test_bars(results, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+def test_bars_far_from_the_copy_rate_have_an_axis_of_their_own(results, capsys):
+    slow = results.with_name("slow.json")
+    slow.write_text(json.dumps({"machine": MACHINE, "rows": [row("forward", 4, 250.0, {"published": 1000.0})]}))
+    (ax,) = bars(slow).axes
+    assert ax.get_xlim() == pytest.approx((0, 0.0046)) and not ax.lines and "dashed" not in ax.get_xlabel()
+    assert [text.get_text() for text in ax.texts] == ["0.0040", "0.0010"]
+    assert "0.0040 of the copy rate, 4.00× published" in capsys.readouterr().out
+    (ax,) = bars(results).axes
+    assert ax.get_xlim() == pytest.approx((0, 1.15)) and len(ax.lines) == 1 and "dashed" in ax.get_xlabel()
+
+
 def test_given_axes_are_used(results):
     ax = Figure().subplots()
     assert roofline(results, ax=ax) is ax.figure and ax.get_xlabel() == "FLOP/byte"
