@@ -36,9 +36,8 @@ def place(values, layout="flat"):
         view = buffer[tuple(slice(4, 4 + size) for size in values.shape)]
     elif layout == "transposed":  # the last dimension is the slowest
         view = place(values.permute(*reversed(range(values.ndim))).contiguous()).permute(*reversed(range(values.ndim)))
-    else:  # stride 0 along the second dimension, so that ``values`` are not those it was given
-        row = values[:, :1] if values.ndim > 1 else values[:1]
-        return place(row, "padded").expand(values.shape)
+    else:  # stride 0 along the heads, so that ``values`` are not those it was given
+        return place(values.narrow(min(2, values.ndim - 1), 0, 1), "padded").expand(values.shape)
     return view.copy_(values)
 
 
@@ -49,12 +48,12 @@ def relative_error(ours, reference):
 
 
 def some_gates(shape, strength, generator):
-    """Logarithms of decays: between exp(-0.5) and 1, down to exp(-25), or one in eight an erased memory."""
+    """Logarithms of decays: between exp(-0.5) and 1, down to exp(-25), or one in sixteen an erased memory."""
     gates = -0.5 * torch.rand(shape, generator=generator)
     if strength == "strong":
         gates = 50 * gates
     elif strength == "resets":
-        gates[torch.rand(shape, generator=generator) < 1 / 8] = -math.inf
+        gates[torch.rand(shape, generator=generator) < 1 / 16] = -math.inf
     return gates
 
 
@@ -189,7 +188,7 @@ def recorded(run=True):
 
 
 CHOICES = {
-    "sizes": [(2, 13, 1, 1, 12, 20), (1, 37, 2, 1, 20, 7), (2, 5, 4, 2, 33, 16)],
+    "sizes": [(2, 13, 1, 1, 12, 20), (1, 21, 2, 1, 20, 7), (2, 5, 4, 2, 33, 16)],
     "mode": ["recurrent", "chunk"],
     "g": [False, True],
     "g_gamma": [False, True],
@@ -199,11 +198,12 @@ CHOICES = {
     "initial": [False, True],
     "final": [False, True],
     "reverse": [False, True],
-    "packing": [None, [0, 3, 3, 4, 13, 18], [0, 0, 16], [0, 1, 2], [0, 35]],
+    "packing": [None, [0, 3, 3, 4, 13, 18], [0, 0, 16], [0, 1, 2], [0, 33]],
     "dtype": [torch.float32, torch.float16, torch.bfloat16],
     "gate_dtype": [None, torch.float32],
     "layout": LAYOUTS,
     "scale": [None, 0.7],
+    "runs": [1, 3],
 }
 
 
@@ -234,7 +234,8 @@ def pairwise(choices, seed=0):
 
 
 def run(case):
-    """``check`` of a case drawn from ``CHOICES``."""
-    rest = {name: value for name, value in case.items() if name not in ("sizes", "packing", *GATES)}
+    """``check`` of a case drawn from ``CHOICES``, in chunks so short that most have several."""
+    rest = {name: value for name, value in case.items() if name not in ("sizes", "packing", "runs", *GATES)}
     gates = [name for name in GATES if case[name]]
-    return check(*case["sizes"], gates=gates, cu_seqlens=case["packing"], **rest)
+    with configured(chunk={"C": 16, "runs": case["runs"]}):
+        return check(*case["sizes"], gates=gates, cu_seqlens=case["packing"], **rest)

@@ -7,7 +7,7 @@ import torch
 
 from kernels import runtime
 from kernels.lab import trace
-from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
+from kernels.recurrent_attention import operator, recurrent_attention, recurrent_attention_step
 from tests.recurrent_attention import cases
 
 MODES = ["recurrent", "chunk"]
@@ -81,7 +81,7 @@ def test_R6_a_strong_gates_gradient_does_not_cancel(mode):
 
 
 @BOTH
-@pytest.mark.parametrize(("K", "V"), [(20, 48), (48, 20), (60, 100), (100, 60), (256, 320), (320, 512), (512, 256)])
+@pytest.mark.parametrize(("K", "V"), [(20, 48), (48, 20), (60, 100), (256, 320), (512, 60)])
 def test_R7_any_size_of_keys_and_values(K, V, mode):
     cases.check(1, 3, 1, 1, K, V, mode=mode, gates=["gk"] if K < 100 else ["g"], initial=True, final=True)
 
@@ -97,6 +97,7 @@ def test_R8_the_default_scale_is_the_same_with_gradients(mode):
     do = randn(*default.shape)
     grads = [torch.autograd.grad(o, leaves.values(), do) for o in (default, explicit)]
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    cases.compare(leaves, mode=mode)
 
 
 @BOTH
@@ -117,23 +118,36 @@ def test_R10_g_has_one_value_a_token_and_head(mode):
 
 @BOTH
 def test_R11_partial_sums_are_fp32(mode):
-    """K = 256 in float16: rounding the result alone costs 2.1e-4, rounding every tile's sum would cost 2.9e-3."""
-    leaves, _ = cases.problem(1, 20, 1, 1, 256, 16, dtype=torch.float16, gates=["g"])
-    tiles = {"chunk_states": {"BLOCK_K": 64}, "chunk_gradients": {"BLOCK_K": 64}, "backward": {"BV": 16}}
-    with cases.configured(**tiles):
-        pairs = cases.measure(leaves, mode=mode)
-    for name, (got, exact) in pairs.items():
-        error = cases.relative_error(got, exact)
-        assert error <= (3e-4 if runtime.interpreted else cases.TOLERANCE[torch.float16]), f"{name}: {error:.1e}"
+    """float16 differs from float32 by one rounding of each result, though each is summed over several tiles."""
+    leaves, _ = cases.problem(1, 20, 1, 1, 40, 64, dtype=torch.float16, gates=["g"])
+    tiles = {"chunk_states": {"BLOCK_K": 16}, "chunk_gradients": {"BLOCK_K": 16, "BLOCK_V": 16}, "backward": {"BV": 16}}
+    do = randn(1, 20, 1, 64, dtype=torch.float16)
+    results = []
+    for dtype in (torch.float16, torch.float32):
+        inputs = {name: leaf.detach().to(dtype).requires_grad_() for name, leaf in leaves.items()}
+        with cases.configured(**tiles):
+            o, _ = recurrent_attention(**inputs, mode=mode)
+            results.append((o, *torch.autograd.grad(o, inputs.values(), do.to(dtype))))
+    for half, single in zip(*results, strict=True):
+        if runtime.interpreted:
+            assert torch.equal(half, single.half())
+        else:
+            assert cases.relative_error(half, single) <= cases.TOLERANCE[torch.float16]
 
 
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rest", [torch.float32, torch.bfloat16])
-def test_R12_gradients_have_their_tensors_dtypes(rest, dtype, mode):
+def test_R12_gradients_have_their_tensors_dtypes(rest, dtype, mode, monkeypatch):
+    """The operator's own results, before autograd would convert them."""
+    made = []
+    backward = operator._backward
+    monkeypatch.setattr(operator, "_backward", lambda *args: (made.append(backward(*args)), made[-1])[1])
     leaves, _ = cases.problem(1, 6, 2, 1, 5, 4, dtype=dtype, gate_dtype=rest, gates=EVERY[mode], initial=True)
     leaves["initial_state"] = leaves["initial_state"].detach().to(rest).requires_grad_()
     cases.compare(leaves, mode=mode, final=True)
+    grads = [grad for grad in made[0] if grad.numel()]
+    assert [grad.dtype for grad in grads] == [leaf.dtype for leaf in leaves.values()]
 
 
 @BOTH

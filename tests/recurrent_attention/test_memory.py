@@ -84,13 +84,14 @@ def far_apart(shape, strides, dtype=torch.float32):
 def test_offsets_are_64_bit(dimension, mode):
     """Rows, tokens, heads or components 2^30 elements apart: the third lies beyond the reach of a 32-bit offset."""
     gates = ["g", "gk"] + ["gv"] * (mode == "recurrent")
-    leaves, _ = cases.problem(3, 3, 3, 3, 3, 3, gates=gates)
+    B, T, H, K = (3 if place == dimension else 1 for place in range(4))
+    leaves, _ = cases.problem(B, T, H, H, K, K, gates=gates)
     far = {}
     for name, leaf in leaves.items():
         if name == "g" and dimension == 3:
             far[name] = leaf
             continue
-        strides = [100, 10, 3, 1][: leaf.ndim]
+        strides = [9, 9, 9, 1][: leaf.ndim]
         strides[dimension] = 2**30
         far[name] = far_apart(leaf.shape, strides, torch.float16).copy_(leaf.detach())
         leaves[name] = far[name].clone(memory_format=torch.contiguous_format)

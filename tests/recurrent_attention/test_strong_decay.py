@@ -34,7 +34,7 @@ def erased(shape, generator):
 
 def gradients(mode, gate, pattern, dtype=torch.float32, **options):
     """The gate, and ``compare``'s pairs, with a nonzero initial state and gradient of the final state."""
-    leaves, packing = cases.problem(1, 40, 2, 2, 12, 16, gates=[gate], initial=True, dtype=dtype)
+    leaves, packing = cases.problem(1, 40, 1, 1, 12, 16, gates=[gate], initial=True, dtype=dtype)
     with torch.no_grad():
         leaves[gate].copy_(pattern(leaves[gate].shape, torch.Generator().manual_seed(3)))
     pairs = cases.compare(leaves, mode=mode, final=True, **options, **packing)
@@ -86,7 +86,7 @@ def test_the_gradient_of_a_head_of_constant_strong_decay(mode):
 @pytest.mark.parametrize("mode", ["recurrent", "chunk"])
 def test_a_running_sum_of_differences_would_fail_here(mode):
     """The published identity, in float32 on the same numbers: its error on the strong gates is what these tests refuse."""
-    leaves, _ = cases.problem(1, 40, 2, 2, 12, 16, gates=["g"])
+    leaves, _ = cases.problem(1, 40, 1, 1, 12, 16, gates=["g"])
     with torch.no_grad():
         leaves["g"].copy_(one_in_16(leaves["g"].shape, torch.Generator().manual_seed(3)))
     pairs = cases.compare(leaves, mode=mode)

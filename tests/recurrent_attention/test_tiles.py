@@ -9,7 +9,6 @@ CHUNKED = {name: {"BLOCK_K": 16} for name in ("chunk_decay", "chunk_scores", "ch
 CHUNKED |= {name: {"BLOCK_K": 16, "BLOCK_V": 16} for name in ("chunk_states", "chunk_gradients")}
 CHUNKED["chunk_outputs"] = {"BLOCK_V": 16}  # holds all rows of the state
 CHUNKS = [
-    {"chunk": {"C": 16, "runs": 1}},
     {"chunk": {"C": 64, "runs": 1}},
     {"chunk": {"C": 16, "runs": 8}, **CHUNKED},
     {"chunk": {"C": 32, "runs": 8}, **CHUNKED},
