@@ -19,7 +19,8 @@ LAYOUTS = ("flat", "padded", "transposed", "expanded")
 STRENGTHS = ("mild", "strong", "resets")
 
 # Relative root-mean-square error: about three times the largest measured. Sums are fp32; what is left in float16 and bfloat16
-# is the rounding of a result. On a GPU float32 products are three tf32 products in tensor cores, and lose two bits.
+# is the rounding of a result. On a GPU float32 products are three tf32 products in tensor cores:
+# the bound there is an allowance of two bits, not a measurement.
 TOLERANCE = {torch.float32: 1.5e-6 if runtime.interpreted else 6e-6, torch.float16: 8e-4, torch.bfloat16: 6e-3}
 
 # Every module of the room by name: tables and launches are patched wherever they are used.
