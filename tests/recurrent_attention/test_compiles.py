@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the ot
 
 # Shared memory of one program, in bytes: what runs on an A100 must also run on its smaller relatives, which have 99 KiB.
 SHARED = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-# Bytes of stack a thread, at most over all gates and options, as the compiler reported them for K = V = 64 and 128 in bfloat16.
+# Bytes of stack a thread, at most over all gates and options, as the compiler reported for K = V = 64 and 128 in bfloat16.
 # Every other kernel has none. These are no goals: a kernel that spills less deserves a smaller number here. On the H200
 # ``_inside_kernel`` and ``_gradients_kernel`` (K = 128) run under a limit on registers that its table sets.
 SPILLS = {
