@@ -30,15 +30,15 @@ def configuration(room, kernel, key, device):
         room: the folder under ``kernels`` that holds ``configs.json``.
         kernel: name of the kernel in the table.
         key: shape and dtype class, such as ``"W4 16-bit"``; a key that is absent takes the kernel's ``"default"``.
-        device: torch.device of the tensors; what is not tuned for its GPU takes the table's ``"any GPU"``.
+        device: torch.device of the tensors; what its GPU's table has neither key nor default for is taken from ``"any GPU"``.
 
     Returns:
         dict of constexpr arguments and ``num_warps``.
     """
     name = "interpreter" if runtime.interpreted else _gpu_name(device.index or 0)
     table = _table(room)
-    options = table["any GPU"][kernel] | table.get(name, {}).get(kernel, {})
-    return dict(options.get(key, options["default"]))
+    own, rest = table.get(name, {}).get(kernel, {}), table["any GPU"][kernel]
+    return dict(own.get(key) or own.get("default") or rest.get(key) or rest["default"])
 
 
 def dump(table):

@@ -220,7 +220,7 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
     """
     need_q, need_k, need_v, need_g, need_gamma, need_gk, need_initial = needs
     p = plan([x for x in (q, k, v, do, gk) if x is not None], g, g_gamma, reverse, cu_seqlens)
-    if p.T == 0:
+    if p.T == 0 or p.H == 0:
         given = (q, k, v, g, g_gamma, gk)
         zeros = [torch.zeros_like(x) if need else None for x, need in zip(given, needs[:-1], strict=True)]
         return *zeros, p.untouched(dfinal).to(initial_state.dtype) if need_initial else None
@@ -287,4 +287,4 @@ def over_group(gradient, tensor):
     B, T, heads, size = tensor.shape
     if gradient.shape[2] == heads:
         return gradient
-    return gradient.view(B, T, heads, -1, size).sum(3).to(tensor.dtype)
+    return gradient.view(B, T, heads, gradient.shape[2] // heads, size).sum(3).to(tensor.dtype)

@@ -246,7 +246,7 @@ def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, r
     """
     p = plan([x for x in (q, k, v, gk) if x is not None], g, g_gamma, reverse, cu_seqlens)
     o = torch.empty(p.B, p.T, p.H, p.V, dtype=q.dtype, device=q.device)
-    if p.T == 0:
+    if p.T == 0 or p.H == 0:
         return o, p.untouched(initial_state) if output_final_state else None, None
     gates = prepare(p, q, k, g, g_gamma, gk)
     q, k = gates.q, gates.k

@@ -72,8 +72,12 @@ def test_unpacked_runs_are_counted_without_a_list():
 
 def test_configurations_fall_back_from_gpu_and_class(monkeypatch):
     table = {
-        "any GPU": {"a": {"default": {"X": 1}, "W4": {"X": 2}}, "b": {"default": {"X": 3}}},
-        "GPU Z": {"a": {"W4": {"X": 4}}},
+        "any GPU": {
+            "a": {"default": {"X": 1}, "W4": {"X": 2}},
+            "b": {"default": {"X": 3}},
+            "c": {"default": {"X": 5}, "W4": {"X": 6}},
+        },
+        "GPU Z": {"a": {"W4": {"X": 4}}, "c": {"default": {"X": 7}}},
     }
     monkeypatch.setattr(configs, "_table", lambda room: table)
     monkeypatch.setattr(configs, "_gpu_name", lambda index: "GPU Z" if index == 0 else "GPU Y")
@@ -86,6 +90,10 @@ def test_configurations_fall_back_from_gpu_and_class(monkeypatch):
     pick = lambda kernel, key, device: configs.configuration("room", kernel, key, device)["X"]  # noqa: E731
     assert [pick("a", "W4", here), pick("a", "W9", here), pick("b", "W4", here)] == [4, 1, 3]
     assert [pick("a", "W4", there), pick("a", "W9", there)] == [2, 1]
+    assert [pick("c", "W4", here), pick("c", "W4", there)] == [
+        7,
+        6,
+    ]  # a GPU's own default says more than another's class
 
 
 def test_the_committed_table_is_as_the_tuner_writes_it():
