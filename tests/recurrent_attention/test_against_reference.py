@@ -174,7 +174,7 @@ def test_expanded_inputs_give_the_bits_of_dense_ones(name, mode):
     for inputs, gradient in ((leaves, do), (dense, do.contiguous())):
         o, _ = recurrent_attention(**inputs, mode=mode)
         results.append((o, *torch.autograd.grad(o, inputs.values(), gradient)))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert all(cases.same(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("mode", MODES)
