@@ -106,6 +106,16 @@ def locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED: tl.constexp
 
 
 @triton.jit
+def first_run(n, begin, T, RUN, PACKED: tl.constexpr):
+    """Where sequence n's runs begin in the list of ``cut_into_runs``; ``begin`` is the sequence's first token."""
+    if PACKED:
+        place = begin // RUN + n
+    else:
+        place = n * tl.cdiv(T, RUN)
+    return place
+
+
+@triton.jit
 def sequence_span(n, T, cu_ptr, PACKED: tl.constexpr):
     """Where sequence n lies: ``(batch row, first token, length)``."""
     if PACKED:

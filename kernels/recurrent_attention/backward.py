@@ -24,7 +24,7 @@ import triton.language as tl
 from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.sequences import cut_into_runs, sequence_span
+from kernels.common.sequences import cut_into_runs, first_run, sequence_span
 from kernels.recurrent_attention.backward_pairs import pairs_kernel
 from kernels.recurrent_attention.chunk_backward import over_group
 from kernels.recurrent_attention.chunk_decays import block, load_state, store_state, strides
@@ -51,14 +51,6 @@ def advance(
         S *= whole[None, :]
         v *= to_edge
     return S + dot(k, tl.trans(v), PRECISION)
-
-
-@triton.jit
-def first_place(n, begin, T, RUN: tl.constexpr, PACKED: tl.constexpr):
-    """Where sequence n's runs of RUN tokens begin in the list that ``cut_into_runs`` makes."""
-    if PACKED:
-        return begin // RUN + n
-    return n * tl.cdiv(T, RUN)
 
 
 @triton.jit
@@ -97,7 +89,7 @@ def states_kernel(
     if initial_ptr is not None:
         at = initial_ptr + n * stride_sn + h * stride_sh + offs_k[:, None] * stride_sk + offs_v[None, :] * stride_sv
         S = tl.load(at, mask=mask_k[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
-    place = first_place(n, begin, T, C * EVERY, PACKED)
+    place = first_run(n, begin, T, C * EVERY, PACKED)
     for checkpoint in range(tl.cdiv(L, C * EVERY)):
         store_state(states_ptr + ((place + checkpoint) * H + h) * K * V, offs_k, offs_v, K, V, S)
         for i in range(EVERY):
@@ -157,8 +149,8 @@ def through_kernel(
             dfinal_ptr + n * stride_fn + h * stride_fh + offs_k[:, None] * stride_fk + offs_v[None, :] * stride_fv
         )
         Z = tl.load(dfinal_at, mask=mask_k[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
-    kept = first_place(n, begin, T, C * EVERY, PACKED)
-    place = first_place(n, begin, T, C, PACKED)
+    kept = first_run(n, begin, T, C * EVERY, PACKED)
+    place = first_run(n, begin, T, C, PACKED)
     blocks = tl.cdiv(L, C)
     for back in tl.range(blocks, disable_licm=True):  # else every address in shared memory is kept in a register
         block = blocks - 1 - back

@@ -248,7 +248,7 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         dq_through, dk_through, dg_through = through
     else:
         dq_through, dk_through, dg_through = dq, dk, dg
-    places, sequence_of_chunk = p.chunks()
+    places, sequence_of_chunk = p.chunks
     launch(
         _gradients_kernel, (places * p.H * tiles,),
         gates.q, gates.k, v, do, gates.gamma, gates.resets, gates.from_start, gates.to_end, gates.scores, gates.chunk_decay,

@@ -9,6 +9,7 @@ are made here, level by level, and what follows sees decayed q and k, A, and no 
 """
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -129,14 +130,6 @@ def store_state(base, offs_k, offs_v, K, V, values):
     """The reverse of ``load_state``."""
     mask = (offs_k < K)[:, None] & (offs_v < V)[None, :]
     tl.store(base + offs_k[:, None] * V + offs_v[None, :], values.to(base.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def place_of_chunk(n, begin, first, T, C: tl.constexpr, PACKED: tl.constexpr):
-    """Where the chunk lies in the list that ``cut_into_runs(cu_seqlens, N, T, C)`` makes."""
-    if PACKED:
-        return begin // C + n + first // C
-    return n * tl.cdiv(T, C) + first // C
 
 
 @triton.jit
@@ -338,8 +331,9 @@ class Plan:
             return torch.zeros(self.N, self.H, self.K, self.V, dtype=torch.float32, device=self.device)
         return state.to(torch.float32, copy=True).contiguous()
 
+    @functools.cached_property
     def chunks(self):
-        """``(number of chunks, sequence of each or None)``."""
+        """``(number of chunks, sequence of each or None)``; for packed sequences a kernel finds them, once a call."""
         return cut_into_runs(self.cu_seqlens, self.N, self.T, self.C)
 
 
@@ -358,9 +352,9 @@ def size_class(q):
     return f"K{max(64, block(q.shape[-1]))} {'16-bit' if operand_dtype(q) == torch.bfloat16 else '32-bit'}"
 
 
-def chunk_length(q):
-    """C, the number of tokens in a chunk."""
-    return configuration("recurrent_attention", "chunk", size_class(q), q.device)["C"]
+def cuts(q):
+    """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``."""
+    return configuration("recurrent_attention", "chunk", size_class(q), q.device)
 
 
 def plan(tensors, g, g_gamma, reverse, cu_seqlens):
@@ -369,9 +363,9 @@ def plan(tensors, g, g_gamma, reverse, cu_seqlens):
     B, T, H, K = q.shape
     V = v.shape[-1]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    C = chunk_length(q)
-    wanted = configuration("recurrent_attention", "chunk", size_class(q), q.device)["runs"]
-    wanted = triton.cdiv(wanted, max(N * H if cu_seqlens is None else H, 1))  # runs a sequence, or a head
+    table = cuts(q)
+    C = table["C"]
+    wanted = triton.cdiv(table["runs"], max(N * H if cu_seqlens is None else H, 1))  # runs a sequence, or a head
     RUN = max(triton.cdiv(triton.cdiv(T, wanted), C), 1) * C
     one_run = RUN >= T
     runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, RUN)
@@ -429,7 +423,7 @@ class Gates:
 def prepare(p, q, k, g, g_gamma, gk, scores=None):
     """Run the kernels that turn gates into decays, and those that make the scores unless they are given."""
     new = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
-    places, sequence_of_chunk = p.chunks()
+    places, sequence_of_chunk = p.chunks
     if gk is None:
         if g is None and g_gamma is None:
             return Gates(q=q, k=k)

@@ -13,13 +13,12 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.common.sequences import locate_run, sequence_span
+from kernels.common.sequences import first_run, locate_run, sequence_span
 from kernels.recurrent_attention.chunk_decays import (
     chunk_rows,
     decay_matrix,
     load_rows,
     load_state,
-    place_of_chunk,
     plan,
     prepare,
     store_rows,
@@ -62,10 +61,11 @@ def _states_kernel(
     total = tl.zeros([BLOCK_K], tl.float32) + 1.0  # the decay of the whole run
     x_base = x_ptr + b * stride_x_b + h // heads_per_x * stride_x_h
     y_base = y_ptr + b * stride_y_b + h // heads_per_y * stride_y_h
+    places = first_run(n, begin, T, C, PACKED)  # of the sequence's chunks
     chunks = tl.cdiv(tl.maximum(tl.minimum(L - run_first, RUN), 0), C).to(tl.int32)
     for step in range(chunks):
         first = run_first + ((chunks - 1 - step) if COSTATE else step) * C
-        place = place_of_chunk(n, begin, first, T, C, PACKED) * H + h
+        place = (places + first // C) * H + h
         if EACH:
             store_state(each_ptr + place * K * V, offs_k, offs_v, K, V, S)
         where = chunk_rows(begin, L, first, C, REVERSE)
@@ -112,15 +112,12 @@ def _chain_kernel(
     if START:
         S = load_state(start_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V).to(tl.float32)
     count = tl.cdiv(L, RUN).to(tl.int32)
-    if PACKED:
-        first_run = begin // RUN + n
-    else:
-        first_run = n * count
+    run = first_run(n, begin, T, RUN, PACKED)
     for step in range(count):
-        r = first_run + ((count - 1 - step) if COSTATE else step)
-        run = runs_ptr + (r * H + h) * K * V
-        added = load_state(run, offs_k, offs_v, K, V)
-        store_state(run, offs_k, offs_v, K, V, S)
+        r = run + ((count - 1 - step) if COSTATE else step)
+        entering = runs_ptr + (r * H + h) * K * V
+        added = load_state(entering, offs_k, offs_v, K, V)
+        store_state(entering, offs_k, offs_v, K, V, S)
         S = S * tl.load(run_decay_ptr + (r * H + h) * K + offs_k, mask=offs_k < K, other=0.0)[:, None] + added
     if END:
         store_state(end_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, S)
@@ -154,10 +151,11 @@ def _outputs_kernel(
     q_base = q_ptr + b * stride_q_b + h * stride_q_h
     k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
     v_base = v_ptr + b * stride_v_b + h // heads_per_v * stride_v_h
+    places = first_run(n, begin, T, C, PACKED)  # of the sequence's chunks
     chunks = tl.cdiv(tl.maximum(tl.minimum(L - run_first, RUN), 0), C).to(tl.int32)
     for step in range(chunks):
         first = run_first + step * C
-        place = place_of_chunk(n, begin, first, T, C, PACKED) * H + h
+        place = (places + first // C) * H + h
         where = chunk_rows(begin, L, first, C, REVERSE)
         q = load_rows(q_base, stride_q_t, stride_q_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
         k = load_rows(k_base, stride_k_t, stride_k_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
@@ -203,7 +201,7 @@ def walk(p, gates, x, y, start, scale, *, costate, each, end):
     options = p.options("chunk_states")
     tiles = triton.cdiv(p.K, options["BLOCK_K"]) * triton.cdiv(p.V, options["BLOCK_V"])
     start = None if start is None else start.contiguous()
-    places, _ = p.chunks()
+    places, _ = p.chunks
     states = None if each is None else torch.empty(places, p.H, p.K, p.V, dtype=each, device=x.device)
     final = torch.empty(p.N, p.H, p.K, p.V, dtype=torch.float32, device=x.device) if end else None
 

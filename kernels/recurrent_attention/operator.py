@@ -247,7 +247,7 @@ def _(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_fina
     o = q.new_empty(B, T, H, V)
     scores = q.new_empty(0)
     if mode == "chunk" and gk is not None and T > 0 and H > 0:
-        scores = q.new_empty(B, T, H, chunk_decays.chunk_length(q), dtype=chunk_decays.operand_dtype(q))
+        scores = q.new_empty(B, T, H, chunk_decays.cuts(q)["C"], dtype=chunk_decays.operand_dtype(q))
     if not output_final_state:
         return o, q.new_empty(0), scores
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
