@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kernels.common.autograd import refuse_second_derivative
 from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_slots, check_tensor
 from kernels.dynamic_conv import backward as backward_pass
@@ -222,15 +223,8 @@ def _differentiate(ctx, dy, dfinal):
     return dx, dweight, dbias, dresidual, None, dstate, None, None
 
 
-def _refuse_second_derivative(ctx, *grads):
-    raise RuntimeError(
-        "dynamic_conv has no second derivative: its backward pass is a kernel without a gradient of its own. "
-        "For double backward use kernels.dynamic_conv.reference.dynamic_conv_reference."
-    )
-
-
 _forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(_refuse_second_derivative)
+_backward.register_autograd(refuse_second_derivative("dynamic_conv"))
 
 
 @torch.library.custom_op("kernels_from_math::dynamic_conv_step", mutates_args=("state",))

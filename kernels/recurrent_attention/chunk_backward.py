@@ -31,6 +31,7 @@ from kernels.recurrent_attention.chunk_decays import (
     strides,
 )
 from kernels.recurrent_attention.chunk_forward import walk
+from kernels.recurrent_attention.gates import right_of_middle
 
 
 @triton.jit
@@ -181,7 +182,7 @@ def _inside_kernel(
     dk = itself * q
     dg = tl.zeros([C, BLOCK_K], tl.float32)
     for LEVEL in tl.range(LEVELS, num_stages=1):
-        behind = (t >> LEVEL) % 2 == 1
+        behind = right_of_middle(t, LEVEL)
         X, factor = level_of_rows(
             q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
         )  # fmt: skip

@@ -20,6 +20,7 @@ from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
 from kernels.common.sequences import cut_into_runs, locate_run
+from kernels.recurrent_attention.gates import crossed_to_middle, parted, right_of_middle
 
 LOG2_E = tl.constexpr(math.log2(math.e))  # log-decays are turned into powers of two at once: e^x = 2^(x log2 e)
 LOWEST = tl.constexpr(-150.0)  # a power of two below float32's smallest number
@@ -228,7 +229,7 @@ def level_of_rows(
 ):  # fmt: skip
     """The rows of a level with half-blocks of 2^LEVEL tokens, [C, BLOCK_K]: ``(q or k with its decay, the decay)``."""
     offs_c = tl.arange(0, C)
-    behind = (offs_c >> LEVEL) % 2 == 1
+    behind = right_of_middle(offs_c, LEVEL)
     # The last token before the edge; behind a sequence's end Gamma would not grow, so its last token will do.
     edge = tl.minimum((offs_c >> LEVEL | 1) * (1 << LEVEL) - 1, (L - 1 - first).to(tl.int32))
     row, rows, exists = chunk_rows(begin, L, first, C, REVERSE)
@@ -248,11 +249,9 @@ def _level_masks_kernel(parted_ptr, crossed_ptr, C: tl.constexpr):
     LEVEL = tl.program_id(0)
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
-    parted = (s >> LEVEL) ^ (t >> LEVEL) == 1
-    crossed = (s >> LEVEL == t >> LEVEL) & ((s < t) ^ ((t >> LEVEL) % 2 == 1))
     offsets = (LEVEL * C + t) * C + s
-    tl.store(parted_ptr + offsets, parted.to(parted_ptr.dtype.element_ty))
-    tl.store(crossed_ptr + offsets, crossed.to(crossed_ptr.dtype.element_ty))
+    tl.store(parted_ptr + offsets, parted(s, t, LEVEL).to(parted_ptr.dtype.element_ty))
+    tl.store(crossed_ptr + offsets, crossed_to_middle(t, s, LEVEL).to(crossed_ptr.dtype.element_ty))
 
 
 @triton.jit

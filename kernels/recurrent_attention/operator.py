@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kernels.common.autograd import refuse_second_derivative
 from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_slots, check_tensor
 from kernels.recurrent_attention import backward as backward_pass
@@ -314,15 +315,8 @@ def _differentiate(ctx, do, dfinal, _):
     return *grads, None, None, None, None, None
 
 
-def _refuse_second_derivative(ctx, *grads):
-    raise RuntimeError(
-        "recurrent_attention has no second derivative: its backward pass is a kernel without a gradient of its own. "
-        "For double backward use kernels.recurrent_attention.reference.recurrent_attention_reference."
-    )
-
-
 _forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(_refuse_second_derivative)
+_backward.register_autograd(refuse_second_derivative("recurrent_attention"))
 
 
 @torch.library.custom_op("kernels_from_math::recurrent_attention_step", mutates_args=("state",))
