@@ -15,6 +15,8 @@ import torch
 
 from kernels import runtime
 
+#: What a row's speed is recorded as a fraction of: the ceiling of what moves data, or of what multiplies matrices.
+CEILINGS = {"fraction_of_copy": "the copy rate", "fraction_of_matmul": "a matrix product's rate"}
 RESULTS = Path(runtime.__file__).parent.parent / "benchmarks" / "results"
 
 
@@ -69,20 +71,25 @@ def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None
 
 
 def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax=None):
-    """Draw each recorded row's speed as a fraction of the copy rate, ours beside the peers, and print the rows.
+    """Draw each recorded row's speed as a fraction of a ceiling, ours beside the peers, and print the rows.
 
-    For operators that do little but move data this says more than the roofline, on which they all lie at one place.
-    The arguments are those of ``roofline``; the learner's bar is its bytes over its time, against the recorded copy
-    rate.
+    The ceiling is the one that the rows were recorded with: the copy rate for operators that do little but move data,
+    a matrix product's rate for those that do little but multiply. There all rows lie at one place of the roofline.
+    The arguments are those of ``roofline``; the learner's bar is its bytes, or its operations, over its time, against
+    the recorded ceiling. Raises ``ValueError`` also where ``select`` leaves rows of both kinds.
     """
     from kernels.lab import style
 
     record, rows = _read(results, select)
     point = _learner(learner)
+    (ceiling, *others) = dict.fromkeys(map(_ceiling, rows))
+    if others:
+        raise ValueError(f"select leaves rows with {ceiling} and rows with {others[0]}: bars needs one kind")
     groups = [(_describe(row), [(name, _fraction(row, ms)) for name, ms in _timings(row)]) for row in rows]
     if point:
-        label, seconds, _, nbytes = point
-        groups.append((label, [(label, nbytes / seconds / 1e12 / record["machine"]["copy_tb_per_s"])]))
+        label, seconds, flops, nbytes = point
+        done, rate = (flops, "matmul_tflop_per_s") if ceiling == "fraction_of_matmul" else (nbytes, "copy_tb_per_s")
+        groups.append((label, [(label, done / seconds / 1e12 / record["machine"][rate])]))
     names = list(dict.fromkeys(name for _, group in groups for name, _ in group))
     figure, ax = _axes(ax, style, 6.8, 1.2 + 0.17 * sum(len(group) + 1 for _, group in groups))
     longest = max(fraction for _, group in groups for _, fraction in group)
@@ -99,7 +106,7 @@ def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax
     ax.set_yticks(ticks, [text for text, _ in groups])
     ax.invert_yaxis()
     ax.set_xlim(0, limit)
-    ax.set_xlabel("fraction of the copy rate" + " (dashed: 1)" * (limit > 1))
+    ax.set_xlabel(f"fraction of {CEILINGS[ceiling]}" + " (dashed: 1)" * (limit > 1))
     if limit > 1:
         ax.axvline(1, color="black", linewidth=1, linestyle="--")
     ax.set_title(_title(record).replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
@@ -159,9 +166,14 @@ def _timings(row: dict) -> list[tuple[str, float]]:
     return [("ours", row["ours_ms"]), *((peer["name"], peer["ms"]) for peer in row["peers"])]
 
 
+def _ceiling(row: dict) -> str:
+    """The field that says how near its ceiling a row came."""
+    return next(field for field in CEILINGS if field in row)
+
+
 def _fraction(row: dict, milliseconds: float) -> float:
-    """A timing as a fraction of the copy rate that was measured beside ours."""
-    return row["fraction_of_copy"] * row["ours_ms"] / milliseconds
+    """A timing as a fraction of the ceiling that was measured beside ours."""
+    return row[_ceiling(row)] * row["ours_ms"] / milliseconds
 
 
 def _short(fraction: float) -> str:
@@ -181,12 +193,13 @@ def _title(record: dict) -> str:
 
 
 def _print(record: dict, rows: list[dict]) -> None:
-    """The chosen rows as text: how near the copy rate, and how much faster than each peer."""
+    """The chosen rows as text: how near their ceiling, and how much faster than each peer."""
     print(_title(record))
     width = max(len(_describe(row)) for row in rows)
     for row in rows:
         peers = "".join(f", {peer['ms'] / row['ours_ms']:.2f}× {peer['name']}" for peer in row["peers"])
-        print(f"{_describe(row):<{width}}  {_short(row['fraction_of_copy'])} of the copy rate{peers}")
+        ceiling = _ceiling(row)
+        print(f"{_describe(row):<{width}}  {_short(row[ceiling])} of {CEILINGS[ceiling]}{peers}")
 
 
 def _axes(ax, style, width: float, height: float):

@@ -138,6 +138,30 @@ def test_bars_far_from_the_copy_rate_have_an_axis_of_their_own(results, capsys):
     assert ax.get_xlim() == pytest.approx((0, 1.15)) and len(ax.lines) == 1 and "dashed" in ax.get_xlabel()
 
 
+@pytest.fixture
+def arithmetic(tmp_path):
+    """Two rows recorded beside a matrix product, and one beside a copy."""
+    rows = [row("forward", 4, 1.25, {"peer": 2.5}), row("backward", 4, 2.0, {}), row("forward", 2, 1.0, {})]
+    for each in rows[:2]:
+        del each["fraction_of_copy"]
+        each["fraction_of_matmul"] = each["flops"] / (each["ours_ms"] * 1e-3) / 800e12
+    path = tmp_path / "arithmetic.json"
+    path.write_text(json.dumps({"machine": MACHINE, "rows": rows}))
+    return path
+
+
+def test_bars_beside_a_matrix_product(arithmetic, capsys):
+    (ax,) = bars(arithmetic, select={"W": 4}, learner=("mine", 1e-4, 4e10, 1e6)).axes
+    assert ax.get_xlabel().startswith("fraction of a matrix product's rate")
+    assert [patch.get_width() for patch in ax.patches] == pytest.approx([0.008, 0.004, 0.005, 0.5])
+    assert "0.0080 of a matrix product's rate, 2.00× peer" in capsys.readouterr().out
+
+
+def test_bars_of_two_kinds_are_refused(arithmetic):
+    with pytest.raises(ValueError, match="fraction_of_matmul and rows with fraction_of_copy"):
+        bars(arithmetic)
+
+
 def test_given_axes_are_used(results):
     ax = Figure().subplots()
     assert roofline(results, ax=ax) is ax.figure and ax.get_xlabel() == "FLOP/byte"
