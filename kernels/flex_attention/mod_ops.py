@@ -3,6 +3,10 @@
 import triton
 import triton.language as tl
 
+from kernels import runtime
+
+COMPILED = tl.constexpr(not runtime.interpreted)
+
 
 @triton.jit
 def unchanged(score, b, h, q_idx, kv_idx, tables):
@@ -14,6 +18,22 @@ def unchanged(score, b, h, q_idx, kv_idx, tables):
 def unchanged_gradient(score, b, h, q_idx, kv_idx, grad, tables):
     """Its derivative."""
     return grad
+
+
+@triton.jit
+def whole_abs(x):
+    """|x| of integers, by the instruction.
+
+    LLVM writes the absolute values of a vector as max(x, -x), and of two of those compared with one bound it makes one
+    maximum of four; from it ptxas 12.8 and 12.9 build a three-way maximum for sm_90 that has lost the minus sign: of
+    ``(abs(y) <= 1) & (abs(x) <= 1)`` only y < -1 is still noticed. An instruction that LLVM cannot see through stays whole.
+    """
+    if COMPILED and x.dtype.primitive_bitwidth == 64:
+        return tl.inline_asm_elementwise("abs.s64 $0, $1;", "=l,l", [x], tl.int64, is_pure=True, pack=1)
+    elif COMPILED:
+        return tl.inline_asm_elementwise("abs.s32 $0, $1;", "=r,r", [x.to(tl.int32)], tl.int32, is_pure=True, pack=1)
+    else:
+        return tl.abs(x)
 
 
 @triton.jit

@@ -206,6 +206,15 @@ _compiled: OrderedDict = OrderedDict()
 _MOST = 512
 
 
+def _check_devices(kind, mod, captured, device):
+    for tensor in captured:
+        if tensor.device != device:
+            name = getattr(mod, "__name__", type(mod).__name__)
+            raise ValueError(
+                f"{kind} {name} captures a tensor {list(tensor.shape)} on {tensor.device}, needs {device}, query's device"
+            )
+
+
 def bind(mod, kind, device, differentiate=False):
     """``mod`` compiled, with the tensors that it captures now.
 
@@ -228,13 +237,12 @@ def bind(mod, kind, device, differentiate=False):
         _compiled.move_to_end(key)
         compiled, places = _compiled[key]
         return BoundMod(compiled, tuple(look.tensors[i] for i in places))
-    compiled, captured = compile_mod(mod, kind, device, differentiate)
-    for tensor in captured:
-        if tensor.device != device:
-            name = getattr(mod, "__name__", type(mod).__name__)
-            raise ValueError(
-                f"{kind} {name} captures a tensor {list(tensor.shape)} on {tensor.device}, needs {device}, query's device"
-            )
+    try:
+        compiled, captured = compile_mod(mod, kind, device, differentiate)
+    except ModError:
+        _check_devices(kind, mod, look.tensors, device)  # tracing fails where devices meet; say so rather than how
+        raise
+    _check_devices(kind, mod, captured, device)
     places = [next((i for i, t in enumerate(look.tensors) if t is tensor), None) for tensor in captured]
     if key is not None and None not in places:
         _compiled[key] = compiled, places

@@ -308,6 +308,11 @@ def _unary(pattern, kind=None):
     return rule
 
 
+def _absolute(f, node):
+    text = _bare(f.cast(node.args[0], f.kind(node)))
+    return f"tl.abs({text})" if f.kind(node) == FLOAT else f"whole_abs({text})"
+
+
 def _binary(symbol, *, reverse=False):
     def rule(f, node):
         kind = f.kind(node)
@@ -507,7 +512,7 @@ RULES = {
     aten.fmod: _fmod,
     aten.pow: _power,
     aten.neg: _unary("(-{})"),
-    aten.abs: _unary("tl.abs({})"),
+    aten.abs: _absolute,
     aten.sign: _unary("sign({})"),
     aten.sgn: _unary("sign({})"),
     aten.reciprocal: _unary("(1.0 / {})", FLOAT),

@@ -123,12 +123,15 @@ def test_never_waits_for_the_gpu():
 @pytest.mark.parametrize("name", ["causal", "alibi", "softcap", "document causal", "learned alibi", "relative bias"])
 def test_large_tiles(name, D, dtype):
     """The tiles of the GPU's own table, on lengths that none of them divides."""
+    # A slope's gradient weighs ds with distances up to 517. A row's ds sum to zero but for delta's rounding, which is that of
+    # o, stored in 16 bits: what is left of it is weighed, too.
+    tolerance = {torch.float16: 1e-2, torch.bfloat16: 6e-2}.get(dtype) if name == "learned alibi" else None
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        cases.check(name, shape=(2, 2, 1, 37, 41, D, D), dtype=dtype, BLOCK_SIZE=128)
+        cases.check(name, shape=(2, 2, 1, 37, 41, D, D), dtype=dtype, BLOCK_SIZE=128, tolerance=tolerance)
         if name not in ("document causal", "relative bias"):
-            cases.check(name, shape=(1, 2, 1, 517, 523, D, D), dtype=dtype, BLOCK_SIZE=128)
+            cases.check(name, shape=(1, 2, 1, 517, 523, D, D), dtype=dtype, BLOCK_SIZE=128, tolerance=tolerance)
     finally:
         torch.set_float32_matmul_precision(before)
 

@@ -1,5 +1,7 @@
 """What the interpreter cannot show: every kernel compiles for real GPUs, whatever the mod, without a spill."""
 
+import re
+
 import pytest
 import torch
 import triton
@@ -68,6 +70,14 @@ def test_compiles_for_hopper_on_matrix_units(monkeypatch):
 @pytest.mark.slow
 def test_decoding_compiles_for_hopper(monkeypatch):
     check(monkeypatch, 90, "alibi", gpu="NVIDIA H200", D=128, M=1, HKV=1)
+
+
+def test_absolute_values_of_indices_stay_instructions(monkeypatch):
+    """``mod_ops.whole_abs`` says what becomes of them otherwise."""
+    for report in check(monkeypatch, 90, "natten"):
+        assert report.kernel not in ("attention_forward_kernel", "attention_dq_kernel") or "abs.s32" in report.ptx
+        maxima = re.findall(r"VIMNMX3\S* \w+, (\w+), (\w+), (\w+)", report.sass.replace(".reuse", ""))
+        assert all(len(set(operands)) == 3 for operands in maxima)
 
 
 @pytest.mark.slow

@@ -33,14 +33,16 @@ from kernels import runtime
 from kernels.lab.trace import trace
 
 MARGIN = 1 << 15  # elements before and after each buffer, so that an address gone astray still meets poison
-_UNTOUCHED = {  # NaNs with a payload that arithmetic does not produce
+_UNTOUCHED = {  # NaNs with a payload that arithmetic does not produce; for integers, one far from any index
+    torch.int32: (torch.int32, 0x7FC0BAD5),
     torch.float32: (torch.int32, 0x7FC0BAD5),
     torch.float16: (torch.int16, 0x7EB5),
     torch.bfloat16: (torch.int16, 0x7FEB),
 }
-_TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+_TOLERANCE = {torch.int32: 0.0, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 _SIDES = ("before", "after")
 NAN = float("nan")
+_POISON = {torch.bool: True, torch.int64: 7, torch.int32: 7}  # for what cannot be NaN
 ADDRESSES = "no mask can mend this: look at the strides and offsets in the address"
 
 
@@ -102,17 +104,18 @@ class Fenced:
         """Every (axis, side) that has a fence."""
         return [(axis, side) for axis, pad in zip(self.axes, self._pads) if pad for side in _SIDES]
 
-    def fill(self, around: float, poisoned: Iterable[tuple[str, str]] = ()):
-        """Write the values, ``around`` everywhere else, and poison beyond each of the given ends of axes."""
-        self.flat.fill_(around)
+    def fill(self, around: float | None, poisoned: Iterable[tuple[str, str]] = ()):
+        """Write the values, ``around`` (None: poison) everywhere else, and poison beyond each of the given ends of axes."""
+        poison = _POISON.get(self.flat.dtype, NAN)
+        self.flat.fill_(poison if around is None else around)
         for end in poisoned:
-            self.slab(*end).fill_(NAN)
+            self.slab(*end).fill_(poison)
         self._core.copy_(self._distinct)
 
     def intact(self) -> bool:
         """True while the tensor still holds its values."""
-        bits = _UNTOUCHED[self.flat.dtype][0]
-        return bool((self._core.cpu().view(bits).numpy() == self._distinct.contiguous().view(bits).numpy()).all())
+        now, then = (x.cpu().flatten().view(torch.uint8).numpy() for x in (self._core, self._distinct))
+        return bool((now == then).all())
 
     def erase(self):
         """Make every element untouched."""
@@ -160,18 +163,21 @@ class Output:
 
     An element is wrong where it is further from the answer than ``tolerance`` times its own size and the root mean
     square of its group: ``groups``, a tensor of integers, keeps small elements that matter apart from large ones.
+    Where ``free``, a tensor of booleans, is true, anything may be stored, or nothing.
     """
 
     tensor: Fenced
     expected: torch.Tensor | None  # float64
     groups: torch.Tensor | None = None
     tolerance: float | None = None
+    free: torch.Tensor | None = None
 
     def __post_init__(self):
         self.tolerance = self.tolerance or _TOLERANCE[self.tensor.flat.dtype]
         if self.expected is not None:
             self.answer = self.array(self.expected)
             self._groups = array([] if self.groups is None else self.groups.tolist())
+            self._free = False if self.free is None else self.free.numpy()
 
     @property
     def name(self) -> str:
@@ -186,12 +192,16 @@ class Output:
         """True at each element that is further from the answer than rounding explains; NaN is wrong unless expected."""
         answer = self.answer if answer is None else answer
         if not self._groups.size:
-            return self._wrong(got, answer)
+            return self._wrong(got, answer) & ~array(self._free)
         bad = answer != answer
         for group in set(self._groups.ravel().tolist()):
             members = self._groups == group
             bad[members] = self._wrong(got[members], answer[members])
         return bad
+
+    def unstored(self, seen: "Seen") -> numpy.ndarray:
+        """True at each element that had to be stored and was not."""
+        return ~(seen.stored | self._free)
 
     def _wrong(self, got, answer):
         if not answer.size:
@@ -256,7 +266,7 @@ class Case:
         """Call ``fn``. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says."""
         for tensor in self.inputs:
             if only is None and self.poison is None:
-                tensor.fill(NAN)
+                tensor.fill(None)
             else:
                 ends = self.poison if only is None else only.get(tensor.name, ())
                 tensor.fill(self.neutral, [end for end in ends if end in tensor.ends()])
@@ -292,10 +302,10 @@ class Case:
 
 
 def _text(value) -> str:
-    """A keyword argument in a message: tensors as lists, numbers to three digits."""
+    """A keyword argument in a message: tensors as lists, numbers to three digits, functions by name."""
     if isinstance(value, torch.Tensor):
         return str(value.tolist())
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else getattr(value, "__name__", str(value))
 
 
 class Finding(NamedTuple):
@@ -428,7 +438,7 @@ def _judge(exercise, item, fn, case) -> Finding | None:
 def _judge_output(exercise, item, fn, case, out, seen, strays) -> Finding | None:
     """Compare one output with its answer, and look for the cause of a difference."""
     bad = out.wrong(seen.got)
-    if not bad.any() and seen.stored.all() and not seen.spilled:
+    if not bad.any() and not out.unstored(seen).any() and not seen.spilled:
         return None
     if out.answer.size and not seen.stored.any() and not seen.spilled:
         return Finding(f"nothing is stored in {out.name}", f"with {case.sizes}", f"no tl.store reaches {out.name}")
@@ -460,8 +470,8 @@ def _judge_output(exercise, item, fn, case, out, seen, strays) -> Finding | None
     for cause, answer in exercise.suspects(case, out):
         if not out.wrong(clean.got, out.array(answer)).any():
             return Finding(where, amount, cause)
-    if not seen.stored.all() and not seen.spilled:  # with spilled ones, they went elsewhere
-        return _never_stored(case, out, ~seen.stored)
+    if out.unstored(seen).any() and not seen.spilled:  # with spilled ones, they went elsewhere
+        return _never_stored(case, out, out.unstored(seen))
     if item.not_finite and not isfinite(clean.got[isfinite(out.answer)]).all():
         return Finding(where, amount, item.not_finite)
     factor = clean.got.sum() / out.answer.sum() if out.answer.sum() else NAN
