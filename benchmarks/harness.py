@@ -1,10 +1,14 @@
 """What every benchmark shares: the machine's ceilings, medians of event timings, and the record that is written."""
 
 import datetime
+import importlib
 import importlib.metadata
 import json
+import multiprocessing
 import os
+import queue
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -14,6 +18,7 @@ from tqdm import tqdm
 from kernels import runtime
 
 RESULTS = Path(__file__).parent / "results"
+CASE_S = 150  # a case that takes longer than this hangs
 
 
 def require_gpu():
@@ -47,6 +52,56 @@ def alternately(fns, rounds=3):
         for name, fn in fns.items():
             times[name].append(milliseconds(fn))
     return {name: sorted(values)[rounds // 2] for name, values in times.items()}
+
+
+def timed(calls, rounds):
+    """``({name: ms}, how)``: replayed from CUDA graphs, or all of them launched, when one cannot be captured."""
+    try:
+        return alternately({name: captured(call) for name, call in calls.items()}, rounds), "graph"
+    except RuntimeError as error:
+        print(f"not captured, so launched: {str(error).splitlines()[0]}", file=sys.stderr)
+        return alternately(calls, rounds), "launched"
+
+
+def measure_all(benchmark, selected, machine, rounds):
+    """``(case, rows, error or None)`` of every case, as ``benchmark.measure`` gives its rows in a child process.
+
+    A case that fails, hangs or crashes costs itself and a new process.
+    """
+    context = multiprocessing.get_context("spawn")
+    left = list(selected)
+    while left:
+        answers = context.Queue()
+        child = context.Process(target=_measure_all, args=(benchmark, left, machine, rounds, answers))
+        child.start()
+        error = None
+        while left and error is None:
+            rows, error = _answer(child, answers)
+            yield left.pop(0), rows, error
+        child.kill()
+        child.join()
+
+
+def _measure_all(benchmark, selected, machine, rounds, answers):
+    """Child process: the rows of every case, in order; it ends with the first case that fails, its GPU in doubt."""
+    measure = importlib.import_module(benchmark).measure
+    for case in selected:
+        try:
+            answers.put((measure(case, machine, rounds), None))
+        except Exception as error:
+            answers.put(([], f"{type(error).__name__}: {str(error)[:500]}"))
+            return
+        torch.cuda.empty_cache()
+
+
+def _answer(child, answers):
+    for _ in range(CASE_S):
+        try:
+            return answers.get(timeout=1)
+        except queue.Empty:
+            if not child.is_alive():
+                return [], f"the process ended with code {child.exitcode}"
+    return [], f"no answer in {CASE_S} s"
 
 
 def copy_rate():

@@ -4,10 +4,7 @@ import argparse
 import itertools
 import json
 import math
-import multiprocessing
-import queue
 import re
-import sys
 from pathlib import Path
 
 import torch
@@ -42,7 +39,6 @@ PEERS = {  # (mode, gate): flash-linear-attention's function, what it calls the 
     ("step", "g"): ("fused_recurrent_simple_gla", {}, {}),
     ("step", "gk"): ("fused_recurrent_gla", {}, {}),
 }
-CASE_S = 150  # a case that takes longer than this hangs
 
 
 def cases():
@@ -181,15 +177,6 @@ def step_errors_of(given, calls, few=4):
     return errors
 
 
-def timed(calls, rounds):
-    """``({name: ms}, how)``: replayed from CUDA graphs, or all of them launched, when one cannot be captured."""
-    try:
-        return harness.alternately({name: harness.captured(call) for name, call in calls.items()}, rounds), "graph"
-    except RuntimeError as error:
-        print(f"not captured, so launched: {str(error).splitlines()[0]}", file=sys.stderr)
-        return harness.alternately(calls, rounds), "launched"
-
-
 def measure(case, machine, rounds):
     """The rows of one case: forward and backward, or the step."""
     mode, gate, shape = case
@@ -208,7 +195,7 @@ def measure(case, machine, rounds):
             }
             errors = errors_of(given, do, outputs, {name: call() for name, call in backward.items()})
             passes = {"forward": calls, "backward": backward}
-        times = {name: timed(functions, rounds) for name, functions in passes.items()}
+        times = {name: harness.timed(functions, rounds) for name, functions in passes.items()}
 
     rows = []
     for i, (name, (ms, how)) in enumerate(times.items()):
@@ -265,43 +252,6 @@ def compile_jobs(selected):
         for shares in [4 if mode == "chunk" else 1]
         for share in range(shares)
     ]
-
-
-def _measure_all(selected, machine, rounds, answers):
-    """Child process: the rows of every case, in order; it ends with the first case that fails, its GPU in doubt."""
-    for case in selected:
-        try:
-            answers.put((measure(case, machine, rounds), None))
-        except Exception as error:
-            answers.put(([], f"{type(error).__name__}: {str(error)[:500]}"))
-            return
-        torch.cuda.empty_cache()
-
-
-def measure_all(selected, machine, rounds):
-    """``(case, rows, error or None)`` of every case; one that fails, hangs or crashes costs itself and a new process."""
-    context = multiprocessing.get_context("spawn")
-    left = list(selected)
-    while left:
-        answers = context.Queue()
-        child = context.Process(target=_measure_all, args=(left, machine, rounds, answers))
-        child.start()
-        error = None
-        while left and error is None:
-            rows, error = _answer(child, answers)
-            yield left.pop(0), rows, error
-        child.kill()
-        child.join()
-
-
-def _answer(child, answers):
-    for _ in range(CASE_S):
-        try:
-            return answers.get(timeout=1)
-        except queue.Empty:
-            if not child.is_alive():
-                return [], f"the process ended with code {child.exitcode}"
-    return [], f"no answer in {CASE_S} s"
 
 
 # What ``benchmarks.tune`` asks for: the classes to tune, the candidates, the problems, a call that uses a candidate.
@@ -406,7 +356,7 @@ def main():
     machine = harness.machine()
     torch.cuda.empty_cache()
     record = {"machine": machine, "rows": [], "failed": []}
-    results = measure_all(selected, machine, rounds=1 if given.quick else 3)
+    results = harness.measure_all("benchmarks.recurrent_attention", selected, machine, 1 if given.quick else 3)
     for case, rows, error in harness.progress(results, total=len(selected), desc="recurrent_attention"):
         record["rows"] += rows
         if error:

@@ -127,7 +127,7 @@ def test_what_cannot_be_captured_is_launched_ours_and_the_peer(monkeypatch, caps
     calls = {"ours": object(), "peer": object()}
     monkeypatch.setattr(harness, "captured", captured)
     monkeypatch.setattr(harness, "alternately", lambda functions, rounds: functions)
-    assert bench.timed(calls, 3) == (calls, "launched")
+    assert harness.timed(calls, 3) == (calls, "launched")
     assert "not captured" in capsys.readouterr().err
 
 
@@ -181,14 +181,14 @@ def test_one_failing_case_costs_itself_alone(monkeypatch):
         return [case]
 
     monkeypatch.setattr(bench, "measure", measure)
-    monkeypatch.setattr(bench.multiprocessing, "get_context", lambda method: in_this_process)
-    results = list(bench.measure_all(["a", "bad", "b"], MACHINE, 1))
+    monkeypatch.setattr(harness.multiprocessing, "get_context", lambda method: in_this_process)
+    results = list(harness.measure_all("benchmarks.recurrent_attention", ["a", "bad", "b"], MACHINE, 1))
     assert results == [("a", ["a"], None), ("bad", [], "ValueError: no such thing"), ("b", ["b"], None)]
 
 
 def test_a_process_that_dies_costs_the_case_it_was_at():
     dead = types.SimpleNamespace(is_alive=lambda: False, exitcode=-11)
-    assert bench._answer(dead, queue.Queue()) == ([], "the process ended with code -11")
+    assert harness._answer(dead, queue.Queue()) == ([], "the process ended with code -11")
 
 
 class in_this_process:
@@ -216,7 +216,7 @@ class in_this_process:
 def test_the_record_is_written_after_every_case_and_failures_are_told(monkeypatch, tmp_path, fake_timer, capsys):
     path = tmp_path / "recurrent_attention.json"
 
-    def measure_all(selected, machine, rounds):
+    def measure_all(benchmark, selected, machine, rounds):
         assert [bench.describe(case)[:22] for case in selected] == ["step g B1024 T1 H16 K1", "step gk B1024 T1 H16 K"]
         yield selected[0], bench.measure(("step", "g", (6, 1, 2, 16, 16)), machine, rounds), None
         assert len(json.loads(path.read_text())["rows"]) == 1
@@ -226,7 +226,7 @@ def test_the_record_is_written_after_every_case_and_failures_are_told(monkeypatc
     monkeypatch.setattr(harness, "require_gpu", lambda: None)
     monkeypatch.setattr(harness, "machine", lambda: MACHINE)
     monkeypatch.setattr(ahead, "compile_ahead", lambda module, jobs: None)
-    monkeypatch.setattr(bench, "measure_all", measure_all)
+    monkeypatch.setattr(harness, "measure_all", measure_all)
     with pytest.raises(SystemExit) as ended:
         bench.main()
     assert ended.value.code == 1
