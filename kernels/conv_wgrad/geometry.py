@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -154,5 +156,5 @@ def _pair(name, value):
 
 def _integers(name, values, least, given):
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < least:
             raise ValueError(f"{name} is {given!r}, needs whole numbers of at least {least}")

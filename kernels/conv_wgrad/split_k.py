@@ -1,6 +1,7 @@
-"""Split-K: how many pieces a reduction is cut into, which blocks each piece owns, and their sum in a fixed order."""
+"""Split-K: how a reduction is cut into pieces that different programs sum, and the pieces' sum in a fixed order."""
 
 import functools
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -9,14 +10,55 @@ import triton.language as tl
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
 
-# What a piece costs beside its blocks, in blocks: filling the pipeline, and storing a tile; its partial sums written and read.
+# What a piece costs beside its blocks, in blocks: filling the pipeline and storing a tile; writing and reading partial sums.
 START = 6
 PARTIAL = 3
 MOST = 256
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A launch of ``tiles`` * ``pieces`` programs: each sums one tile over ``per`` of the reduction's ``blocks``.
+
+    ``options`` are the kernel's constexpr arguments and number of warps; ``tile`` its extent along rows, columns, reduction.
+    """
+
+    options: dict
+    tile: tuple[int, int, int]
+    tiles: int
+    blocks: int
+    pieces: int
+    per: int
+
+
+def cut(sizes, kernel, key, device, groups=1, split_k=None):
+    """The ``Cut`` of a sum with these sizes by the table of configurations: a pure function of sizes, key and GPU name.
+
+    Args:
+        sizes: (rows, columns, reduction) of one group. A kernel without BLOCK_N has a program for each column.
+        kernel, key: in the table. ``HELD`` there is how many programs the GPU runs at once.
+        device: torch.device.
+        groups: how many such sums there are.
+        split_k: pieces of the reduction, or ``None`` for as many as cost least.
+    """
+    options = configuration("conv_wgrad", kernel, key, device)
+    held = options.pop("HELD")
+    # no tile is more than twice as long as what it covers, but matrix units need 16
+    tile = tuple(
+        min(options.get(name, 1), max(16, triton.next_power_of_2(size)))
+        for name, size in zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), sizes, strict=True)
+    )
+    options |= {
+        name: size for name, size in zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True) if name in options
+    }
+    rows, columns, blocks = (triton.cdiv(size, width) for size, width in zip(sizes, tile, strict=True))
+    tiles = rows * columns * groups
+    active, per = pieces(blocks, choose_split(tiles, blocks, held) if split_k is None else split_k)
+    return Cut(options, tile, tiles, blocks, active, per)
+
+
 def pieces(blocks, splits):
-    """``(active, per)``: piece i of ``active`` owns blocks i * per to (i + 1) * per - 1; none is empty, the last may be shorter.
+    """``(active, per)``: piece i of ``active`` owns ``per`` blocks from i * per on; none is empty, the last may have fewer.
 
     Args:
         blocks: length of the reduction in blocks.
@@ -24,8 +66,8 @@ def pieces(blocks, splits):
     """
     if blocks == 0:
         return 0, 0
-    per = -(-blocks // min(splits, blocks))
-    return -(-blocks // per), per
+    per = triton.cdiv(blocks, min(splits, blocks))
+    return triton.cdiv(blocks, per), per
 
 
 @functools.cache
@@ -40,7 +82,7 @@ def choose_split(tiles, blocks, held):
 
     def cost(splits):
         active, per = pieces(blocks, splits)
-        waves = -(-tiles * active // held)
+        waves = triton.cdiv(tiles * active, held)
         return waves * (per + START) + (PARTIAL * tiles * active / held if active > 1 else 0)
 
     return min(range(1, min(max(blocks, 1), MOST) + 1), key=cost)
@@ -48,56 +90,52 @@ def choose_split(tiles, blocks, held):
 
 @triton.jit
 def sum_kernel(partial_ptr, out_ptr, numel, count, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr):
-    """out (+)= sum of ``count`` partial sums of ``numel`` elements each, in fp32, from the first to the last."""
+    """out (+)= the sum of ``count`` partial sums of ``numel`` elements each, in fp32, from the first to the last."""
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < numel
+    partial_at = partial_ptr + offs
     total = tl.zeros([BLOCK], tl.float32)
-    for i in range(count):
-        total += tl.load(partial_ptr + offs, mask=mask, other=0.0)
-        partial_ptr += numel
+    for _piece in range(count):
+        total += tl.load(partial_at, mask=mask, other=0.0)
+        partial_at += numel
     if ACCUMULATE:
         total += tl.load(out_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + offs, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def sum_partials(partials, out, accumulate):
-    """Sum partial results in order and round once to ``out``'s dtype.
+def sum_pieces(partials, out, accumulate):
+    """Sum partial results in order, in fp32, and round once to ``out``'s dtype.
 
     Args:
         partials: fp32 [pieces, ...], contiguous; no pieces sum to zero.
-        out: any strides; written, or with ``accumulate`` added to, in fp32.
+        out: any strides; written, or with ``accumulate`` added to.
         accumulate: bool.
     """
     if not out.is_contiguous():
         total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        sum_partials(partials, total, False)
+        sum_pieces(partials, total, False)
         out.add_(total) if accumulate else out.copy_(total)
         return
     options = configuration("conv_wgrad", "sum", "default", out.device)
-    grid = (triton.cdiv(out.numel(), options["BLOCK"]),)
     launch(
         sum_kernel,
-        grid,
-        partials,
-        out,
-        out.numel(),
-        partials.shape[0],
+        (triton.cdiv(out.numel(), options["BLOCK"]),),
+        partials, out, out.numel(), partials.shape[0],
         outputs=(out,),
-        ACCUMULATE=accumulate,
-        **options,
-    )
+        ACCUMULATE=accumulate, **options,
+    )  # fmt: skip
 
 
-def reduce_into(out, accumulate, active, run):
-    """Let ``run(target)`` write ``active`` pieces and bring their sum into ``out``.
+def reduce_into(out, accumulate, pieces, run):
+    """Let ``run(target)`` write that many pieces, and bring their sum into ``out``.
 
-    With one piece to write, ``run`` is given ``out`` itself, with none nothing runs; otherwise an fp32 workspace
-    [active, *out.shape].
+    ``target`` is ``out`` itself where there is one piece to write and nothing to add, otherwise an fp32 workspace
+    [pieces, *out.shape]; without pieces nothing runs.
     """
-    if active == 1 and not accumulate and out.is_contiguous():
+    if pieces == 1 and not accumulate and out.is_contiguous():
         run(out)
         return
-    partials = torch.empty((active, *out.shape), dtype=torch.float32, device=out.device)
-    if active:
+    partials = torch.empty((pieces, *out.shape), dtype=torch.float32, device=out.device)
+    if pieces:
         run(partials)
-    sum_partials(partials, out, accumulate)
+    sum_pieces(partials, out, accumulate)

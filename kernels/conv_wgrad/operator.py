@@ -1,0 +1,350 @@
+"""The public functions: validate, choose a backend, wire autograd. Their docstrings are the ones of record."""
+
+import torch
+from torch import Tensor
+
+from kernels.common.autograd import refuse_second_derivative
+from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor
+from kernels.conv_wgrad import backward as portable
+from kernels.conv_wgrad.forward import forward, input_grad
+from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.pixels import channels_adjacent, rows_of
+
+# Fastest first. Each is a module with ``reason_not``, ``describe`` and ``wgrad``, documented where the portable one has them.
+BACKENDS = {"triton": portable}
+
+
+def conv2d_wgrad(
+    input,
+    grad_output,
+    R,
+    S,
+    stride=1,
+    padding=0,
+    dilation=1,
+    groups=1,
+    *,
+    backend="auto",
+    split_k=None,
+    out=None,
+    accumulate=False,
+    out_dtype=None,
+):
+    """The gradient of a 2-D convolution's weight, from its input and the gradient of its output, channels last.
+
+    .. math:: \\bar w_{o,r,s,c} = \\sum_{n,p,q} \\bar y_{n,p,q,o}\\;x_{n,h,w,c}
+        \\qquad h = p\\,\\sigma_h + r\\,\\delta_h - p_t, \\quad w = q\\,\\sigma_w + s\\,\\delta_w - p_l
+
+    with x zero outside the image, and c running over the channels of o's group. Sums are fp32, with one rounding to the
+    result's dtype; float32 is multiplied in tf32 where torch does so (``torch.backends.cudnn.conv.fp32_precision``). The
+    order of the sums is fixed: bit-identical from run to run. Never waits for the GPU. Not differentiable itself.
+
+    Args:
+        input: x [N, H, W, Ci], float32, float16 or bfloat16; any strides. It is read in place where its channels are adjacent
+            in memory, and copied first where they are not.
+        grad_output: [N, P, Q, Co], in input's dtype; the same, and its pixels must be evenly spaced to be read in place.
+        R, S: height and width of the filter.
+        stride: :math:`\\sigma`, int or (h, w).
+        padding: rows and columns of zeros around x: int, (h, w) or (top, bottom, left, right).
+        dilation: :math:`\\delta`, int or (h, w).
+        groups: number of groups that the channels are cut into; Ci of them: depthwise.
+        backend: ``"auto"``, or one by name; ``conv2d_wgrad.explain`` with the same arguments says which, and why.
+        split_k: how many pieces the sum over pixels is cut into, each summed by programs of its own; no more than it has
+            blocks. ``None``: as many as fill the GPU.
+        out: [Co, R, S, Ci/groups] to write, any strides; ``None`` allocates.
+        accumulate: add to ``out``, in fp32, rather than overwrite it.
+        out_dtype: dtype of the result; ``None``: that of ``out``, else input's.
+
+    Returns:
+        [Co, R, S, Ci/groups], ``out`` itself where given. Zero where there are no pixels.
+
+    Raises:
+        ValueError: an argument's type, shape, dtype or device does not fit; the backend cannot do this.
+
+    Source: the implicit product and split-K follow Triton's Gluon example ``02-conv-wgrad``.
+    """
+    g = _check(
+        input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype
+    )
+    rest = (R, S, g.stride, g.padding, g.dilation, groups, backend, split_k)
+    if out is None:
+        return _wgrad(input, grad_output, *rest, out_dtype)
+    _wgrad_into(out, input.detach(), grad_output.detach(), *rest, accumulate)
+    return out
+
+
+def explain(
+    input,
+    grad_output,
+    R,
+    S,
+    stride=1,
+    padding=0,
+    dilation=1,
+    groups=1,
+    *,
+    backend="auto",
+    split_k=None,
+    out=None,
+    accumulate=False,
+    out_dtype=None,
+):
+    """What ``conv2d_wgrad`` would run for these arguments, and why, as text: the backend, its tiles and split-K, the share of
+    work on padding (tile waste, 1.00 for none), and which tensors it copies first."""
+    g = _check(
+        input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype
+    )
+    name, passed_over = _choose(backend, g, input.dtype, input.device)
+    lines = [f"{name}: {BACKENDS[name].describe(g, input.dtype, input.device, split_k)}"]
+    lines += [f"not {other}: {reason}" for other, reason in passed_over.items()]
+    if channels_adjacent(input) is not input:
+        lines.append(f"copies input: strides {input.stride()}, its channels are not adjacent")
+    if grad_output.numel() and rows_of(grad_output).data_ptr() != grad_output.data_ptr():
+        lines.append(
+            f"copies grad_output: strides {grad_output.stride()}, not rows of adjacent channels one step apart"
+        )
+    return "\n".join(lines)
+
+
+conv2d_wgrad.explain = explain
+
+
+def conv2d_bias_grad(grad_output, *, out=None, accumulate=False):
+    """The gradient of a convolution's bias: :math:`\\bar b_o = \\sum_{n,p,q} \\bar y_{n,p,q,o}`, summed in fp32.
+
+    Bit-identical from run to run; never waits for the GPU; not differentiable itself.
+
+    Args:
+        grad_output: [N, P, Q, Co], float32, float16 or bfloat16.
+        out: [Co] to write; ``None`` allocates, in grad_output's dtype.
+        accumulate: add to ``out``, in fp32, rather than overwrite it.
+
+    Returns:
+        [Co], ``out`` itself where given.
+
+    Raises:
+        ValueError: an argument's type, shape, dtype or device does not fit.
+    """
+    check_tensor("grad_output", grad_output, (None, None, None, None), "[N, P, Q, Co]")
+    _check_out(out, (grad_output.shape[-1],), "[Co]", accumulate, None, ("grad_output", grad_output))
+    if out is None:
+        return _bias_grad(grad_output)
+    _bias_grad_into(out, grad_output.detach(), accumulate)
+    return out
+
+
+def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    """A 2-D convolution of images with channels last, whose weight and bias gradients are this room's kernels.
+
+    .. math:: y_{n,p,q,o} = b_o + \\sum_{r,s,c} w_{o,r,s,c}\\;x_{n,h,w,c}
+        \\qquad h = p\\,\\sigma_h + r\\,\\delta_h - p_t, \\quad w = q\\,\\sigma_w + s\\,\\delta_w - p_l
+
+    The forward pass and the input gradient are torch's. Differentiable once in every tensor; follows autocast.
+
+    Args:
+        input: x [N, H, W, Ci], float32, float16 or bfloat16.
+        weight: [Co, R, S, Ci/groups], in input's dtype.
+        bias: [Co], in input's dtype, or ``None``.
+        stride, padding, dilation, groups: as in ``conv2d_wgrad``.
+
+    Returns:
+        y [N, P, Q, Co], contiguous, in input's dtype.
+
+    Raises:
+        ValueError: an argument's type, shape, dtype or device does not fit; the filter is larger than the padded input.
+    """
+    if isinstance(input, Tensor) and torch.is_autocast_enabled(input.device.type):
+        dtype = torch.get_autocast_dtype(input.device.type)
+        input, weight, bias = (t.to(dtype) if isinstance(t, Tensor) else t for t in (input, weight, bias))
+    check_tensor("input", input, (None, None, None, None), "[N, H, W, Ci]")
+    like = {"dtypes": (input.dtype,), "like": ("input", input)}
+    check_tensor("weight", weight, (None, None, None, None), "[Co, R, S, Ci/groups]", **like)
+    g = geometry(input.shape, *weight.shape[:3], stride, padding, dilation, groups)
+    check_tensor("weight", weight, g.weight_shape, "[Co, R, S, Ci/groups]", **like)
+    if bias is not None:
+        check_tensor("bias", bias, (g.Co,), "[Co]", **like)
+    g.check_output()
+    return _conv2d(input, weight, bias, g.stride, g.padding, g.dilation, groups)
+
+
+def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype):
+    check_tensor("input", input, (None, None, None, None), "[N, H, W, Ci]")
+    like = ("input", input)
+    check_tensor(
+        "grad_output", grad_output, (None, None, None, None), "[N, P, Q, Co]", dtypes=(input.dtype,), like=like
+    )
+    g = geometry(input.shape, grad_output.shape[-1], R, S, stride, padding, dilation, groups)
+    check_tensor("grad_output", grad_output, g.output_shape, "[N, P, Q, Co]", dtypes=(input.dtype,), like=like)
+    check_choice("backend", backend, ("auto", *BACKENDS))
+    if split_k is not None and (isinstance(split_k, bool) or not isinstance(split_k, int) or split_k < 1):
+        raise ValueError(f"split_k is {split_k!r}, needs a whole number of at least 1, or None")
+    _check_out(out, g.weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, like)
+    if backend != "auto" and (reason := BACKENDS[backend].reason_not(g, input.dtype, input.device)):
+        raise ValueError(f"backend is {backend!r}, needs another here: {reason}")
+    return g
+
+
+def _check_out(out, shape, legend, accumulate, out_dtype, like):
+    if out_dtype is not None and out_dtype not in FLOAT_DTYPES:
+        raise ValueError(f"out_dtype is {out_dtype}, needs one of float32, float16, bfloat16")
+    if out is None:
+        if accumulate:
+            raise ValueError("accumulate is True, needs out to add to")
+        return
+    check_tensor("out", out, shape, legend, dtypes=FLOAT_DTYPES if out_dtype is None else (out_dtype,), like=like)
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ValueError("out requires a gradient, needs none: it is written in place")
+    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError(f"out has strides {out.stride()}, needs a place of its own for every element")
+
+
+def _choose(backend, g, dtype, device):
+    """``(name, {faster backend: why it cannot})``."""
+    if backend != "auto":
+        return backend, {}
+    reasons = {}
+    for name, module in BACKENDS.items():
+        reason = module.reason_not(g, dtype, device)
+        if reason is None:
+            break
+        reasons[name] = reason
+    return name, reasons
+
+
+def _run(input, grad_output, out, accumulate, R, S, stride, padding, dilation, groups, backend, split_k):
+    g = geometry(input.shape, grad_output.shape[-1], R, S, tuple(stride), tuple(padding), tuple(dilation), groups)
+    name, _ = _choose(backend, g, input.dtype, input.device)
+    BACKENDS[name].wgrad(input, grad_output, g, out, accumulate, split_k)
+
+
+# Custom operators, so that torch.compile sees one opaque call with known output shapes instead of breaking the graph.
+
+
+@torch.library.custom_op("kernels_from_math::conv2d_wgrad", mutates_args=())
+def _wgrad(
+    input: Tensor,
+    grad_output: Tensor,
+    R: int,
+    S: int,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    backend: str,
+    split_k: int | None,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    shape = (grad_output.shape[-1], R, S, input.shape[-1] // groups)
+    out = torch.empty(shape, dtype=out_dtype or input.dtype, device=input.device)
+    _run(input, grad_output, out, False, R, S, stride, padding, dilation, groups, backend, split_k)
+    return out
+
+
+@_wgrad.register_fake
+def _(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out_dtype):
+    return input.new_empty(grad_output.shape[-1], R, S, input.shape[-1] // groups, dtype=out_dtype or input.dtype)
+
+
+@torch.library.custom_op("kernels_from_math::conv2d_wgrad_into", mutates_args=("out",))
+def _wgrad_into(
+    out: Tensor,
+    input: Tensor,
+    grad_output: Tensor,
+    R: int,
+    S: int,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    backend: str,
+    split_k: int | None,
+    accumulate: bool,
+) -> None:
+    _run(input, grad_output, out, accumulate, R, S, stride, padding, dilation, groups, backend, split_k)
+
+
+@torch.library.custom_op("kernels_from_math::conv2d_bias_grad", mutates_args=())
+def _bias_grad(grad_output: Tensor) -> Tensor:
+    out = grad_output.new_empty(grad_output.shape[-1])
+    portable.bias_grad(grad_output, out, False)
+    return out
+
+
+@_bias_grad.register_fake
+def _(grad_output):
+    return grad_output.new_empty(grad_output.shape[-1])
+
+
+@torch.library.custom_op("kernels_from_math::conv2d_bias_grad_into", mutates_args=("out",))
+def _bias_grad_into(out: Tensor, grad_output: Tensor, accumulate: bool) -> None:
+    portable.bias_grad(grad_output, out, accumulate)
+
+
+@torch.library.custom_op("kernels_from_math::conv2d", mutates_args=())
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    g = geometry(input.shape, *weight.shape[:3], tuple(stride), tuple(padding), tuple(dilation), groups)
+    return forward(input, weight, bias, g)
+
+
+@_conv2d.register_fake
+def _(input, weight, bias, stride, padding, dilation, groups):
+    g = geometry(input.shape, *weight.shape[:3], tuple(stride), tuple(padding), tuple(dilation), groups)
+    return input.new_empty(g.output_shape)
+
+
+@torch.library.custom_op("kernels_from_math::conv2d_backward", mutates_args=())
+def _conv2d_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of input, weight and bias, empty where not needed."""
+    g = geometry(input.shape, *weight.shape[:3], tuple(stride), tuple(padding), tuple(dilation), groups)
+    need_input, need_weight, need_bias = needs
+    dx, dw, db = (input.new_empty(0) for _ in needs)
+    if need_input:
+        dx = input_grad(grad_output, weight, g)
+    if need_weight:
+        dw = input.new_empty(g.weight_shape)
+        _run(input, grad_output, dw, False, g.R, g.S, stride, padding, dilation, groups, "auto", None)
+    if need_bias:
+        db = input.new_empty(g.Co)
+        portable.bias_grad(grad_output, db, False)
+    return dx, dw, db
+
+
+@_conv2d_backward.register_fake
+def _(grad_output, input, weight, stride, padding, dilation, groups, needs):
+    shapes = (input.shape, weight.shape, weight.shape[:1])
+    return tuple(input.new_empty(shape if need else 0) for shape, need in zip(shapes, needs, strict=True))
+
+
+def _save(ctx, inputs, output):
+    input, weight, _, *ctx.geometry = inputs
+    ctx.save_for_backward(input, weight)
+
+
+def _differentiate(ctx, grad_output):
+    input, weight = ctx.saved_tensors
+    needs = list(ctx.needs_input_grad[:3])
+    grads = _conv2d_backward(grad_output, input, weight, *ctx.geometry, needs)
+    return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), None, None, None, None
+
+
+_conv2d.register_autograd(_differentiate, setup_context=_save)
+_conv2d_backward.register_autograd(refuse_second_derivative("conv2d", room="conv_wgrad"))
+_wgrad.register_autograd(refuse_second_derivative("conv2d_wgrad", room="conv_wgrad"))
+_bias_grad.register_autograd(refuse_second_derivative("conv2d_bias_grad", room="conv_wgrad"))

@@ -1,0 +1,69 @@
+"""From an output pixel's number to the input pixels it sees: the index map on the device, and tensors it can walk."""
+
+import math
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def first_pixels(m, P, Q, sh, sw, pt, pl, BLOCK_K: tl.constexpr):
+    """Image n and input coordinates (h, w) of tap (0, 0) for the output pixels m ... m + BLOCK_K - 1."""
+    image = m // (P * Q)  # of a scalar: the only division in 64 bits
+    rest = (m - image * (P * Q)).to(tl.int32) + tl.arange(0, BLOCK_K)
+    p = rest // Q
+    q = rest - p * Q
+    n = image.to(tl.int32) + p // P
+    return n, (p % P) * sh - pt, q * sw - pl
+
+
+@triton.jit
+def next_pixels(n, h, w, P, Q, sh, sw, pt, pl, step_n, step_h, step_w):
+    """The same a block later: an addition with carries, as in a number whose digits are n, p and q."""
+    w += step_w
+    carry = w >= Q * sw - pl
+    w = tl.where(carry, w - Q * sw, w)
+    h += tl.where(carry, step_h + sh, step_h)
+    carry = h >= P * sh - pt
+    h = tl.where(carry, h - P * sh, h)
+    n += tl.where(carry, step_n + 1, step_n)
+    return n, h, w
+
+
+@triton.jit
+def pixel_offset(n, h, w, stride_n, stride_h, stride_w):
+    """Where pixel (h, w) of image n lies, in 64 bits."""
+    return n.to(tl.int64) * stride_n + h.to(tl.int64) * stride_h + w.to(tl.int64) * stride_w
+
+
+@triton.jit
+def inside(i, size):
+    """0 <= i < size in one comparison: as an unsigned number, -1 is large."""
+    return i.to(tl.uint32) < tl.cast(size, tl.uint32)
+
+
+def walk(g, BLOCK_K):
+    """The arguments of ``first_pixels`` and ``next_pixels`` that a geometry and a block decide.
+
+    Returns:
+        ``((sh, sw, pt, pl), (step_n, step_h, step_w))``: BLOCK_K output pixels further is step_n images, step_h rows and
+        step_w columns of the input further, and what carries.
+    """
+    n, rest = divmod(BLOCK_K, g.P * g.Q)
+    p, q = divmod(rest, g.Q)
+    return (*g.stride, g.padding[0], g.padding[2]), (n, p * g.stride[0], q * g.stride[1])
+
+
+def channels_adjacent(x):
+    """``x`` itself where its last dimension is adjacent in memory, else a contiguous copy: it is read once for every tap."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def rows_of(grad_output):
+    """``grad_output`` as [N * P * Q, Co] with rows one step apart: a view where there is one, else a copy."""
+    return channels_adjacent(grad_output.reshape(math.prod(grad_output.shape[:3]), grad_output.shape[-1]))
+
+
+def common_unit(most, *sizes):
+    """The largest power of two up to ``most`` that divides all sizes."""
+    return math.gcd(most, *sizes)
