@@ -51,24 +51,29 @@ class Locator:
     def place(self) -> Place:
         """The statement that the kernel is executing."""
         frame = self._frame()
-        if frame is None:
-            return NOWHERE
-        key = (id(frame.f_code), frame.f_lasti)
+        return NOWHERE if frame is None else self.of(frame, frame.f_lasti)
+
+    def of(self, frame, instruction: int) -> Place | None:
+        """The statement at one instruction of a frame; None if the frame is not the kernel's."""
+        code = frame.f_code
+        if id(code) not in self._codes:
+            return None
+        key = (id(code), instruction)
         if key not in self._places:
-            first, last = _span(frame)[:2]
-            self._places[key] = Place(frame.f_code.co_filename, first, _text(frame.f_code.co_filename, first, last))
+            first, last = _span(code, instruction)[:2]
+            self._places[key] = Place(code.co_filename, first, _text(code.co_filename, first, last))
         return self._places[key]
 
     def target(self) -> str | None:
         """The variable, or the keyword, that the value of the running call goes to; None if there is none."""
         frame = self._frame()
-        return None if frame is None else _targets(frame.f_code.co_filename).get(_span(frame))
+        return frame and _targets(frame.f_code.co_filename).get(_span(frame.f_code, frame.f_lasti))
 
 
-def _span(frame) -> tuple[int, int, int, int]:
-    """First and last line, first and last column of the expression that a frame is evaluating."""
-    positions = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    return positions if None not in positions else (frame.f_lineno, frame.f_lineno, -1, -1)
+def _span(code, instruction: int) -> tuple[int, int, int, int]:
+    """First and last line, first and last column of the expression that an instruction evaluates."""
+    first, last, *columns = next(itertools.islice(code.co_positions(), instruction // 2, None))
+    return first or code.co_firstlineno, last or first or code.co_firstlineno, *columns
 
 
 def _text(file: str, first: int, last: int) -> str:

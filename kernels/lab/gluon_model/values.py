@@ -1,10 +1,11 @@
 """What a kernel computes with: tensors and pointers that follow Triton's types and C's integers, on torch."""
 
+import math
 import operator
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
-import triton.experimental.gluon.language as gl
 import triton.language as tl
 
 TORCH = {
@@ -38,6 +39,25 @@ def poison(shape, dtype: torch.dtype) -> torch.Tensor:
     return torch.full(shape, 1, dtype=dtype) if dtype == torch.bool else torch.full(shape, 113, dtype=dtype)
 
 
+class Shape(tuple):
+    """Sizes, which Gluon lets a kernel compare with lists and lengthen by them."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other):
+        return tuple(self) == tuple(other)
+
+    def __ne__(self, other):
+        return not self == other
+
+    def __add__(self, other):
+        return Shape((*self, *other))
+
+    def __radd__(self, other):
+        return Shape((*other, *self))
+
+
 class Tensor:
     """A block of numbers, or one number (shape ``()``), in registers.
 
@@ -61,15 +81,18 @@ class Tensor:
         return self._data
 
     @property
-    def shape(self) -> list[int]:
-        return list(self._data.shape)
+    def shape(self) -> Shape:
+        """The sizes; empty for one number."""
+        return Shape(self._data.shape)
 
     @property
     def numel(self) -> int:
+        """How many elements."""
         return self._data.numel()
 
     @property
     def type(self):
+        """Layout, sizes and dtype, as kernels ask a type for them."""
         return SimpleNamespace(layout=self.layout, shape=self.shape, element_ty=self.dtype, scalar=self.dtype)
 
     def like(self, data: torch.Tensor, layout=None) -> "Tensor":
@@ -86,28 +109,35 @@ class Tensor:
         return self.like(self.data[index], layout)
 
     def reshape(self, *shape) -> "Tensor":
+        """The same elements in other sizes."""
         return self.like(self.data.reshape(_flat(shape)))
 
     def permute(self, *order) -> "Tensor":
+        """The dimensions in another order."""
         return self.like(self.data.permute(_flat(order)))
 
     def trans(self, *order) -> "Tensor":
+        """The transpose."""
         return self.permute(*order) if order else self.like(self.data.T)
 
     T = property(trans)
 
     def broadcast_to(self, *shape) -> "Tensor":
+        """Repeated along the dimensions of size 1."""
         return self.like(self.data.broadcast_to(_flat(shape)), self.layout)
 
     def expand_dims(self, axis: int) -> "Tensor":
+        """With a dimension of size 1 more."""
         return self.like(self.data.unsqueeze(axis), getattr(self.layout, "parent", None))
 
     def split(self) -> tuple["Tensor", "Tensor"]:
+        """The two halves of a last dimension of size 2."""
         return self.like(self.data[..., 0]), self.like(self.data[..., 1])
 
     # Types.
 
     def to(self, dtype, fp_downcast_rounding=None, bitcast: bool = False) -> "Tensor":
+        """In another dtype, rounded to nearest even; ``bitcast``: the same bits."""
         if not isinstance(dtype, tl.dtype):
             raise ModelError(f".to() needs a dtype such as gl.float32, not {dtype!r}")
         data = self.data.view(TORCH[dtype]) if bitcast else self.data.to(TORCH[dtype])
@@ -164,6 +194,7 @@ class Pointer(Tensor):
         self.base, self.name = base, name
 
     def like(self, data: torch.Tensor, layout=None) -> "Pointer":
+        """Other offsets into the same tensor."""
         return Pointer(self.base, self.name, data, layout)
 
     def __add__(self, offset):
@@ -314,6 +345,19 @@ def wrap_argument(name: str, value):
     return value
 
 
-def block_type(dtype, shape):
-    """Triton's own type of a block, whose ``nbytes`` kernels ask for."""
-    return gl.block_type(dtype, list(shape))
+@dataclass(frozen=True)
+class BlockType:
+    """The type of a block, as a descriptor tells it to a kernel."""
+
+    element_ty: tl.dtype
+    shape: Shape
+
+    @property
+    def numel(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.numel * max(self.element_ty.primitive_bitwidth // 8, 1)
