@@ -17,10 +17,12 @@ from kernels.common.launch import launch
 from kernels.conv_wgrad.depthwise import column_sums, depthwise
 from kernels.conv_wgrad.geometry import tile_waste
 from kernels.conv_wgrad.pixels import (
+    WALK,
     channels_adjacent,
     common_unit,
     first_pixels,
     inside,
+    is_wide,
     next_pixels,
     pixel_offset,
     rows_of,
@@ -28,18 +30,22 @@ from kernels.conv_wgrad.pixels import (
 )
 from kernels.conv_wgrad.split_k import cut, reduce_into
 
-FAR = tl.constexpr(1 << 30)  # a coordinate that no image has
+FAR = tl.constexpr(1 << 30)  # a coordinate outside every image; so is twice as much, in 32 unsigned bits
+
+# Integers that the compiler gains nothing from knowing: without this it would compile anew for every geometry.
+SIZES = ["M", "P", "Q", "H", "W", "R", "S", "groups", "blocks", "per", *WALK]
+UNITS = ["o_units", "c_units", "m_units", "n_units", "h_units", "w_units"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*SIZES, *UNITS])
 def wgrad_kernel(
     dy_ptr, x_ptr, out_ptr,
-    M, N, P, Q, H, W, R, S, groups,
+    M, P, Q, H, W, R, S, groups,
     o_units, c_units, blocks, per,
     m_units, n_units, h_units, w_units,
     sh, sw, pt, pl, dh, dw,
     step_n, step_h, step_w,
-    UNIT_O: tl.constexpr, UNIT_C: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT_O: tl.constexpr, UNIT_C: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One tile [BLOCK_M output channels, BLOCK_N columns] of one group, summed over one piece of the pixels.
@@ -73,22 +79,23 @@ def wgrad_kernel(
     tap = offs_j // Ci
     r_h = tap // S * dh
     s_w = tap % S * dw
-    x_column = x_ptr + group * Ci + (pixel_offset(0 * tap, r_h, s_w, 0, h_units, w_units) * UNIT_C + offs_j % Ci)
+    x_column = x_ptr + group * Ci + (pixel_offset(r_h, s_w, h_units, w_units, WIDE=True) * UNIT_C + offs_j % Ci)
     r_h = tl.where(mask_j, r_h, FAR)
 
-    n, h, w = first_pixels(m, P, Q, sh, sw, pt, pl, BLOCK_K)
+    image, h, w = first_pixels(m, n_units, P, Q, sh, sw, pt, pl, BLOCK_K)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=STAGES):
-        dy = tl.load(dy_row + dy_at, mask=(offs_k < M - m)[:, None] & mask_o[None, :], other=0.0)
+        left = tl.minimum(M - m, BLOCK_K).to(tl.int32)
+        dy = tl.load(dy_row + dy_at, mask=(offs_k < left)[:, None] & mask_o[None, :], other=0.0)
         # the part of m: pixel (h, w) may lie outside the image while (h + r δh, w + s δw) does not
-        x_row = pixel_offset(n, h, w, n_units, h_units, w_units) * UNIT_C
-        h_or_far = tl.where(n < N, h, -FAR)
+        x_row = (image + pixel_offset(h, w, h_units, w_units, WIDE)) * UNIT_C
+        h_or_far = tl.where(offs_k < left, h, FAR)
         mask_x = inside(h_or_far[:, None] + r_h[None, :], H) & inside(w[:, None] + s_w[None, :], W)
         x = tl.load(x_column[None, :] + x_row[:, None], mask=mask_x, other=0.0)
         acc = tl.dot(tl.trans(dy), x, acc, input_precision=PRECISION)
         dy_row += step * BLOCK_K
         m += BLOCK_K
-        n, h, w = next_pixels(n, h, w, P, Q, sh, sw, pt, pl, step_n, step_h, step_w)
+        image, h, w = next_pixels(image, h, w, n_units, P, Q, sh, sw, pt, pl, step_n, step_h, step_w)
 
     rows = (piece.to(tl.int64) * groups + group) * Co + offs_o
     out_at = out_ptr + rows[:, None] * columns + offs_j[None, :]
@@ -114,13 +121,14 @@ def product(input, grad_output, g, cut, out):
         wgrad_kernel,
         (cut.tiles * cut.pieces,),
         dy, x, out,
-        g.M, g.N, g.P, g.Q, g.H, g.W, g.R, g.S, g.groups,
+        g.M, g.P, g.Q, g.H, g.W, g.R, g.S, g.groups,
         g.Co_group // unit_o, g.Ci_group // unit_c, cut.blocks, cut.per,
         dy.stride(0) // unit_o, *(stride // unit_c for stride in x.stride()[:3]),
         *start, *g.dilation,
         *step,
         outputs=(out,),
-        UNIT_O=unit_o, UNIT_C=unit_c, PRECISION=float32_precision() if x.dtype == torch.float32 else None,
+        UNIT_O=unit_o, UNIT_C=unit_c, WIDE=is_wide(g, x.stride(1), x.stride(2)),
+        PRECISION=float32_precision() if x.dtype == torch.float32 else None,
         **cut.options,
     )  # fmt: skip
 

@@ -5,9 +5,11 @@ import triton.language as tl
 
 from kernels.common.launch import launch
 from kernels.conv_wgrad.pixels import (
+    WALK,
     channels_adjacent,
     first_pixels,
     inside,
+    is_wide,
     next_pixels,
     pixel_offset,
     rows_of,
@@ -15,15 +17,15 @@ from kernels.conv_wgrad.pixels import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "P", "Q", "H", "W", "S", "taps", "multiplier", "blocks", "per", *WALK])
 def depthwise_kernel(
     dy_ptr, x_ptr, out_ptr,
-    M, N, P, Q, H, W, S, taps, multiplier,
+    M, P, Q, H, W, S, taps, multiplier,
     Co, blocks, per,
     stride_m, stride_xn, stride_xh, stride_xw,
     sh, sw, pt, pl, dh, dw,
     step_n, step_h, step_w,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One tap of BLOCK_M output channels, summed over one piece of the pixels. Output channel o sees input channel
     o // multiplier alone: dw[o, tap] = sum_m dy[m, o] x[m's pixel under the tap, o // multiplier]."""
@@ -40,23 +42,24 @@ def depthwise_kernel(
     dy_at = dy_ptr + (m + offs_k)[:, None] * step + offs_o[None, :]
     r_h = tap // S * dh
     s_w = tap % S * dw
-    x_column = x_ptr + (pixel_offset(0 * tap, r_h, s_w, 0, stride_xh, stride_xw) + offs_o // multiplier)
-    n, h, w = first_pixels(m, P, Q, sh, sw, pt, pl, BLOCK_K)
+    x_column = x_ptr + (pixel_offset(r_h, s_w, stride_xh, stride_xw, WIDE=True) + offs_o // multiplier)
+    image, h, w = first_pixels(m, stride_xn, P, Q, sh, sw, pt, pl, BLOCK_K)
     acc = tl.zeros([BLOCK_K, BLOCK_M], tl.float32)
     for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=STAGES):
-        dy = tl.load(dy_at, mask=(offs_k < M - m)[:, None] & mask_o[None, :], other=0.0)
-        mask_k = (n < N) & inside(h + r_h, H) & inside(w + s_w, W)
-        x_row = pixel_offset(n, h, w, stride_xn, stride_xh, stride_xw)
+        mask_k = offs_k < M - m
+        dy = tl.load(dy_at, mask=mask_k[:, None] & mask_o[None, :], other=0.0)
+        mask_k = mask_k & inside(h + r_h, H) & inside(w + s_w, W)
+        x_row = image + pixel_offset(h, w, stride_xh, stride_xw, WIDE)
         x = tl.load(x_column[None, :] + x_row[:, None], mask=mask_k[:, None] & mask_o[None, :], other=0.0)
         acc += dy.to(tl.float32) * x.to(tl.float32)
         dy_at += step * BLOCK_K
         m += BLOCK_K
-        n, h, w = next_pixels(n, h, w, P, Q, sh, sw, pt, pl, step_n, step_h, step_w)
+        image, h, w = next_pixels(image, h, w, stride_xn, P, Q, sh, sw, pt, pl, step_n, step_h, step_w)
     out_at = out_ptr + (piece.to(tl.int64) * Co + offs_o) * taps + tap
     tl.store(out_at, tl.sum(acc, 0).to(out_ptr.dtype.element_ty), mask=mask_o)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "blocks", "per"])
 def bias_kernel(
     dy_ptr, out_ptr, M, Co, blocks, per, stride_m,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
@@ -96,13 +99,13 @@ def depthwise(input, grad_output, g, cut, out):
         depthwise_kernel,
         (cut.tiles * cut.pieces,),
         dy, x, out,
-        g.M, g.N, g.P, g.Q, g.H, g.W, g.S, g.R * g.S, g.Co_group,
+        g.M, g.P, g.Q, g.H, g.W, g.S, g.R * g.S, g.Co_group,
         g.Co, cut.blocks, cut.per,
         dy.stride(0), *x.stride()[:3],
         *start, *g.dilation,
         *step,
         outputs=(out,),
-        **cut.options,
+        WIDE=is_wide(g, x.stride(1), x.stride(2)), **cut.options,
     )  # fmt: skip
 
 

@@ -5,20 +5,23 @@ import math
 import triton
 import triton.language as tl
 
+# What kernels that walk along the output pixels are told of the geometry, beside its sizes: see ``walk``.
+WALK = ["sh", "sw", "pt", "pl", "dh", "dw", "step_n", "step_h", "step_w"]
+
 
 @triton.jit
-def first_pixels(m, P, Q, sh, sw, pt, pl, BLOCK_K: tl.constexpr):
-    """Image n and input coordinates (h, w) of tap (0, 0) for the output pixels m ... m + BLOCK_K - 1."""
-    image = m // (P * Q)  # of a scalar: the only division in 64 bits
-    rest = (m - image * (P * Q)).to(tl.int32) + tl.arange(0, BLOCK_K)
+def first_pixels(m, stride_n, P, Q, sh, sw, pt, pl, BLOCK_K: tl.constexpr):
+    """``(image, h, w)`` of the output pixels m ... m + BLOCK_K - 1: their images' offsets in 64 bits, and the input pixel
+    under tap (0, 0), which may lie outside the image."""
+    n = m // (P * Q)  # of a scalar: the only division in 64 bits
+    rest = (m - n * (P * Q)).to(tl.int32) + tl.arange(0, BLOCK_K)
     p = rest // Q
     q = rest - p * Q
-    n = image.to(tl.int32) + p // P
-    return n, (p % P) * sh - pt, q * sw - pl
+    return (n + p // P) * stride_n, p % P * sh - pt, q * sw - pl
 
 
 @triton.jit
-def next_pixels(n, h, w, P, Q, sh, sw, pt, pl, step_n, step_h, step_w):
+def next_pixels(image, h, w, stride_n, P, Q, sh, sw, pt, pl, step_n, step_h, step_w):
     """The same a block later: an addition with carries, as in a number whose digits are n, p and q."""
     w += step_w
     carry = w >= Q * sw - pl
@@ -26,20 +29,29 @@ def next_pixels(n, h, w, P, Q, sh, sw, pt, pl, step_n, step_h, step_w):
     h += tl.where(carry, step_h + sh, step_h)
     carry = h >= P * sh - pt
     h = tl.where(carry, h - P * sh, h)
-    n += tl.where(carry, step_n + 1, step_n)
-    return n, h, w
+    step = tl.cast(step_n, tl.int64) * stride_n
+    image += tl.where(carry, step + stride_n, step)
+    return image, h, w
 
 
 @triton.jit
-def pixel_offset(n, h, w, stride_n, stride_h, stride_w):
-    """Where pixel (h, w) of image n lies, in 64 bits."""
-    return n.to(tl.int64) * stride_n + h.to(tl.int64) * stride_h + w.to(tl.int64) * stride_w
+def pixel_offset(h, w, stride_h, stride_w, WIDE: tl.constexpr):
+    """Where pixel (h, w) lies in its image, with 64 bits if WIDE, else 32: GPUs multiply 32 bits in one instruction."""
+    if WIDE:
+        return h.to(tl.int64) * stride_h + w.to(tl.int64) * stride_w
+    else:
+        return h * stride_h + w * stride_w
 
 
 @triton.jit
 def inside(i, size):
     """0 <= i < size in one comparison: as an unsigned number, -1 is large."""
     return i.to(tl.uint32) < tl.cast(size, tl.uint32)
+
+
+def is_wide(g, stride_h, stride_w):
+    """Whether offsets of pixels within a padded image need 64 bits."""
+    return (g.padded[0] + 1) * stride_h + (g.padded[1] + 1) * stride_w >= 2**31
 
 
 def walk(g, BLOCK_K):

@@ -88,7 +88,7 @@ def choose_split(tiles, blocks, held):
     return min(range(1, min(max(blocks, 1), MOST) + 1), key=cost)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def sum_kernel(partial_ptr, out_ptr, numel, count, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr):
     """out (+)= the sum of ``count`` partial sums of ``numel`` elements each, in fp32, from the first to the last."""
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
