@@ -1,0 +1,87 @@
+"""What the interpreter cannot show: every kernel compiles for real GPUs, whatever the geometry, on their matrix units."""
+
+import re
+
+import pytest
+import torch
+
+from kernels import runtime
+from kernels.common import configs
+from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
+from kernels.lab import compile_report
+from tests.conv_wgrad import cases
+
+pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests compile every kernel")
+
+CASES = {
+    "16-bit": dict(Ci=64, Co=128),
+    "16-bit narrow": dict(Ci=64, Co=64),
+    "a multiple of 8 channels": dict(Ci=24, Co=136),
+    "odd channels": dict(Ci=3, Co=7),
+    "grouped": dict(Ci=64, Co=64, groups=8),
+    "depthwise": dict(Ci=64, Co=64, groups=64),
+    "tf32": dict(Ci=64, Co=128, dtype=torch.float32, precision="tf32"),
+    "ieee": dict(Ci=64, Co=128, dtype=torch.float32, precision="ieee"),
+}
+
+
+def report(monkeypatch, arch, case, gpu="any GPU", kernel=None):
+    """What becomes of one kernel (``None``: the weight gradient's) of those that the gradients launch by this GPU's table."""
+    options = {"groups": 1, "dtype": torch.bfloat16, "precision": "ieee"} | CASES[case]
+
+    def of_that_gpu(room, kernel, key, device):
+        table = configs._table(room)
+        own, rest = table[gpu].get(kernel, {}), table["any GPU"][kernel]
+        return dict(own.get(key) or own.get("default") or rest.get(key) or rest["default"])
+
+    monkeypatch.setattr(split_k, "configuration", of_that_gpu)
+    torch.backends.cudnn.conv.fp32_precision = options["precision"]
+    x, dy = (torch.zeros(2, 9, 9, options[channels], dtype=options["dtype"]) for channels in ("Ci", "Co"))
+    with cases.launches() as seen:
+        conv2d_wgrad(x, dy, 3, 3, 1, 1, 1, options["groups"], split_k=2)
+        conv2d_bias_grad(dy)
+    launched = {launch[0].__name__: launch for launch in seen}
+    main = "depthwise_kernel" if case == "depthwise" else "wgrad_kernel"
+    assert launched.keys() == {main, "bias_kernel", "sum_kernel"}
+    function, _, args, meta = launched[kernel or main]
+    args = [
+        a.dtype if isinstance(a, torch.Tensor) else a for a in args
+    ]  # the dtype, not the interpreter's float32 copy
+    compiled = compile_report(function, *args, arch=arch, **meta)
+    assert compiled.spill_bytes == 0, str(compiled)
+    assert compiled.shared_bytes <= {80: 163, 90: 227, 100: 227}[arch] * 1024
+    if function.__name__ == "wgrad_kernel" and case != "ieee":
+        assert compiled.count("HMMA") + compiled.count("HGMMA") + compiled.count("UTC") > 0, str(compiled)
+    return compiled
+
+
+def test_the_h200s_products_are_of_warp_groups_and_its_copies_whole_vectors(monkeypatch):
+    """Operands come from shared memory, where asynchronous copies of 16 bytes a thread have put them, no other load."""
+    compiled = report(monkeypatch, 90, "16-bit", "NVIDIA H200")
+    assert compiled.count("HGMMA") > 0 and compiled.count("HMMA") == 0
+    copies = [opcode for opcode in re.findall(r"LDGSTS[.\w]*", compiled.sass)]
+    assert copies and all(opcode.endswith(".128") for opcode in copies) and compiled.count("LDG.") == 0
+
+
+def test_channels_that_are_a_multiple_of_8_are_copied_in_whole_vectors(monkeypatch):
+    """24 is no multiple of 16, which is all that the compiler asks an integer for by itself."""
+    compiled = report(monkeypatch, 90, "a multiple of 8 channels")
+    assert compiled.count("LDGSTS") > 0 and compiled.count("LDG.") == 0
+
+
+@pytest.mark.parametrize("kernel", ["depthwise_kernel", "bias_kernel", "sum_kernel"])
+def test_sums_compile_for_hopper(monkeypatch, kernel):
+    report(monkeypatch, 90, "depthwise", kernel=kernel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_every_case_compiles_for_ampere_hopper_and_blackwell(monkeypatch, case, arch):
+    report(monkeypatch, arch, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_compiles_for_the_h200(monkeypatch, case):
+    report(monkeypatch, 90, case, "NVIDIA H200")
