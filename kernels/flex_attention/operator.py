@@ -7,7 +7,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.validate import check_tensor
 from kernels.flex_attention import backward as backward_pass
-from kernels.flex_attention import decoding
+from kernels.flex_attention import decoding, hopper
 from kernels.flex_attention import forward as forward_pass
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.problem import OPTIONS, Problem
@@ -88,6 +88,8 @@ class _Attention(torch.autograd.Function):
         splits, pack, _ = decoding.choose(problem)
         if splits:
             o, lse, top = decoding.decode(problem, query, key, value, splits, pack, want_top)
+        elif hopper.reason_not(problem, query, key, value) is None:
+            o, lse, top = hopper.forward(problem, query, key, value, want_top)
         else:
             o, lse, top = forward_pass.forward(problem, query, key, value, want_top)
         ctx.problem = problem
@@ -216,8 +218,15 @@ def explain(query, key, value, score_mod=None, block_mask=None, scale=None, enab
     way = f"{'decoding' if splits else 'one program a tile of queries'}: {reason}"
     stored = backward_pass.heads_with_stored_ds(p, key.shape[0] * p.Hkv, p.shared(key))
     dq = "backward_dq_from_ds" if stored else "backward_dq"
+    why_plain = hopper.reason_not(p, query, key, value)
+    lines = [way]
+    if not splits and why_plain is None:
+        lines.append(f"forward: warp-specialised for Hopper, tiles of {hopper.BLOCK_M} x {hopper.BLOCK_N}")
+    elif not splits:
+        lines.append(f"forward: the kernel for any GPU, because {why_plain}")
     kernels = ["decoding" if splits else "forward", "backward_dkdv", dq]
-    lines = [way, *(f"{name}: {', '.join(f'{k} {v}' for k, v in p.launch_options(name).items())}" for name in kernels)]
+    kernels = kernels if splits or why_plain else kernels[1:]
+    lines += [*(f"{name}: {', '.join(f'{k} {v}' for k, v in p.launch_options(name).items())}" for name in kernels)]
     if stored:
         lines.append(f"dq: ds of {stored} key heads at a time fits the workspace, five matrix products in all")
     else:

@@ -110,9 +110,16 @@ def row(target: Target, mutant: Mutant, failed: dict[str, str]) -> str:
 
 def targets() -> tuple[Target, ...]:
     """Every checked function."""
-    from tests.course.mutants import chunked_attention, dynamic_conv, recurrent_attention, row_softmax, tiled_matmul
+    from tests.course.mutants import (
+        chunked_attention,
+        dynamic_conv,
+        flash_attention,
+        recurrent_attention,
+        row_softmax,
+        tiled_matmul,
+    )
 
-    several = (dynamic_conv, recurrent_attention, chunked_attention)
+    several = (dynamic_conv, recurrent_attention, chunked_attention, flash_attention)
     return (row_softmax.TARGET, tiled_matmul.TARGET, *(target for module in several for target in module.TARGETS))
 
 

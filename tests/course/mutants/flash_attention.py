@@ -1,0 +1,441 @@
+"""Bugs of exercise 06."""
+
+import torch
+
+from kernels.lab.check.flash_mistakes import every_pair
+from tests.course.mutants import Mutant, Target
+from tests.course.mutants.dynamic_conv import inside
+
+
+def operands():
+    """q, k, v, do of one head, 16 queries and 16 keys; queries near 0 and values that cancel, so that lse is log 16."""
+    draw = torch.Generator().manual_seed(1)
+    q, k, v, do = (torch.randn(1, 16, 16, generator=draw) for _ in range(4))
+    return 0.02 * q, k, torch.cat((v[:, :8], -v[:, :8]), dim=1), do
+
+
+def lists(num, idx):
+    """One row of lists in int32."""
+    return torch.tensor([[num[0]], [num[1]]], dtype=torch.int32), torch.tensor([[[idx]], [[idx]]], dtype=torch.int32)
+
+
+def naive_lists(block_lists) -> bool:
+    """One block, some of whose pairs are allowed."""
+    found = [x for _ in range(2) for x in lists((7, 7), 7)]
+    block_lists(torch.ones(16, 16, dtype=torch.bool).tril(), *found)
+    return all(num.flatten().tolist() == [1, 0] and idx[0].item() == 0 for num, idx in (found[:2], found[2:]))
+
+
+def naive_forward(flash_forward) -> bool:
+    """o of one block, all of whose pairs are allowed, against the softmax; scale 1."""
+    q, k, v, _ = operands()
+    o = inside(torch.zeros(1, 16, 16))
+    flash_forward(*map(inside, (q, k, v)), *lists((1, 0), 0), o, torch.zeros(1, 16), scale=1.0, mask_mod=every_pair)
+    return torch.allclose(o, (q @ k.mT).softmax(-1) @ v, atol=0.1)
+
+
+def naive_backward(flash_backward) -> bool:
+    """The same block's gradients against autograd, scale 1."""
+    q, k, v, do = operands()
+    wanted = [x.requires_grad_() for x in (q, k, v)]
+    z = q @ k.mT
+    o = z.softmax(-1) @ v
+    expected = torch.autograd.grad(o, wanted, do)
+    found = [inside(torch.zeros(1, 16, 16)) for _ in range(3)]
+    given = map(inside, (x.detach() for x in (q, k, v, o, z.logsumexp(-1), do)))
+    listed = (*lists((1, 0), 0), *lists((1, 0), 0))
+    flash_backward(*given, *listed, inside(torch.zeros(1, 16)), *found, scale=1.0, mask_mod=every_pair)
+    return all(torch.allclose(a, b, atol=0.3) for a, b in zip(found, expected, strict=True))
+
+
+FULL_COUNT = "if count == BLOCK_M * BLOCK_N:"
+
+LISTS = Target(
+    "06_flash_attention",
+    "block_lists",
+    ("lists-kernel", "lists-launcher-kernel"),
+    naive_lists,
+    (
+        Mutant(
+            "full blocks partial",
+            "a block goes to list 0 as soon as it has a pair",
+            (FULL_COUNT, "if count > BLOCK_M * BLOCK_N:"),
+            "partial, full, empty",
+            "full blocks are listed as partial",
+        ),
+        Mutant(
+            "empty blocks listed",
+            "whatever is not full is taken for partial",
+            ("elif count > 0:", "elif count >= 0:"),
+            "partial, full, empty",
+            "empty blocks are listed",
+        ),
+        Mutant(
+            "in both lists",
+            "a full block is listed as partial too",
+            (
+                "        elif count > 0:\n            tl.store(idx_ptr + r * C + partial, c)",
+                "        if count > 0:\n            tl.store(idx_ptr + r * C + partial, c)",
+            ),
+            "partial, full, empty",
+            "full blocks are listed as partial too: a block is in one list",
+        ),
+        Mutant(
+            "empty row not stored",
+            "a row without blocks leaves its count of 0 to whoever made the tensor",
+            (
+                "    tl.store(num_ptr + r, partial)",
+                "    if partial + full > 0:\n        tl.store(num_ptr + r, partial)",
+            ),
+            "rows without pairs",
+            "no program stores them",
+        ),
+        Mutant(
+            "holes in the lists",
+            "block c stands at place c, as in a matrix",
+            (
+                "idx_ptr + (R + r) * C + full, c",
+                "idx_ptr + (R + r) * C + c, c",
+                "idx_ptr + r * C + partial, c",
+                "idx_ptr + r * C + c, c",
+            ),
+            "partial, full, empty",
+            "block c stands at place c: blocks stand side by side, each at the place that counts those before it",
+        ),
+        Mutant(
+            "ragged block full",
+            "a block is full if all its pairs that exist are allowed",
+            (FULL_COUNT, "if count == tl.minimum(BLOCK_M, M - r * BLOCK_M) * tl.minimum(BLOCK_N, N - c * BLOCK_N):"),
+            "ragged sizes",
+            "a block that reaches past M or N is taken for full: all BLOCK_M * BLOCK_N pairs must be allowed",
+        ),
+        Mutant(
+            "keys' lists not transposed",
+            "the second launch is the first once more, right for symmetric masks",
+            (
+                "(mask, num_t, idx_t, stride_n, stride_m, N, M, C, R, BLOCK_N, BLOCK_M)",
+                "(mask, num_t, idx_t, stride_m, stride_n, M, N, R, C, BLOCK_M, BLOCK_N)",
+            ),
+            "lists of the keys",
+            "the keys' lists are the queries' once more: swap the strides, and the sizes",
+            "lists-launcher-kernel",
+        ),
+        Mutant(
+            "missing load mask",
+            "pairs beyond N are read",
+            ("mask=mask_m[:, None] & mask_n, other=0)", "mask=mask_m[:, None], other=0)"),
+            "ragged sizes",
+            "the load of mask is not masked along N (mask_n)",
+        ),
+        Mutant(
+            "hard-coded block",
+            "columns advance by 16",
+            ("offs_n = c * BLOCK_N", "offs_n = c * 16"),
+            "block sizes",
+            "block (r, c) begins at row r * BLOCK_M, column c * BLOCK_N",
+        ),
+        Mutant(
+            "packed rows assumed",
+            "rows of the mask are taken to lie N apart",
+            (
+                "(stride_m, stride_n) = mask.shape, mask.stride()",
+                "(stride_m, stride_n) = mask.shape, (mask.shape[1], 1)",
+            ),
+            "strides",
+            "the mask has its own strides, and some are 0",
+            "lists-launcher-kernel",
+        ),
+    ),
+)
+
+SCALE = ("s = scale * tl.dot(", "s = tl.dot(")
+STRIDES = "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x"
+F16 = "something is rounded to float16: tile gives float32, and all sums stay float32"
+BLOCKS = "the answer depends on BLOCK_M or BLOCK_N, it must not"
+HALF = ".to(tl.float16).to(tl.float32)"
+
+FORWARD = Target(
+    "06_flash_attention",
+    "flash_forward",
+    ("forward-kernel", "logits-kernel", "online-kernel"),
+    naive_forward,
+    (
+        Mutant(
+            "accumulator not rescaled",
+            "what was summed before keeps the old maximum",
+            ("acc = acc * alpha[:, None] + ", "acc = acc + "),
+            "blocks of keys",
+            "the numerator is not rescaled: acc = acc * alpha + p v, alpha = exp(top - new_top)",
+            "online-kernel",
+        ),
+        Mutant(
+            "denominator not rescaled",
+            "only the numerator is",
+            ("l = l * alpha + ", "l = l + "),
+            "blocks of keys",
+            "the denominator is not rescaled: l = l * alpha + sum of p, alpha = exp(top - new_top)",
+            "online-kernel",
+        ),
+        Mutant(
+            "running maximum not updated",
+            "the new maximum is used and forgotten: every block is the first",
+            ("return acc, l, new_top", "return acc, l, top"),
+            "blocks of keys",
+            "only the last block counts: acc, l and top are carried from block to block",
+            "online-kernel",
+        ),
+        Mutant(
+            "maximum falls",
+            "each block takes its own maximum; the algebra is right, the exponents are not",
+            ("new_top = tl.maximum(top, tl.max(z, axis=1))", "new_top = tl.max(z, axis=1)"),
+            "large logits",
+            "a positive number is exponentiated: top is the largest logit so far, it never falls",
+            "online-kernel",
+        ),
+        Mutant(
+            "minus infinity less itself",
+            "a row that has seen no key yet is shifted by its maximum",
+            ('shift = tl.where(new_top == -float("inf"), 0.0, new_top)', "shift = new_top"),
+            "rows without keys",
+            "-inf - -inf or 0 / 0 is NaN: shift by 0 where the maximum is -inf, divide by 1 where l is 0",
+            "online-kernel",
+        ),
+        Mutant(
+            "masked row divides by zero",
+            "the numerator of a row without keys is divided by its denominator",
+            ("    l = tl.where(l == 0.0, 1.0, l)\n", ""),
+            "rows without keys",
+            "-inf - -inf or 0 / 0 is NaN: shift by 0 where the maximum is -inf, divide by 1 where l is 0",
+        ),
+        Mutant(
+            "lse without the maximum",
+            "only o is looked at",
+            ("top + tl.log(l)", "tl.log(l)"),
+            "blocks of keys",
+            "the maximum is left out: lse = top + log l",
+        ),
+        Mutant(
+            "lse in base 2",
+            "the logarithm of the hardware",
+            ("top + tl.log(l)", "top * 1.4426950408889634 + tl.log2(l)"),
+            "blocks of keys",
+            "lse is in base 2: it is natural, top + log l",
+        ),
+        Mutant(
+            "missing scale",
+            "scores are not scaled; with scale=1.0 they need not be",
+            SCALE,
+            "large logits",
+            "the scale is left out: s = scale * q k^T",
+            "logits-kernel",
+        ),
+        Mutant(
+            "scale after the score mod",
+            "the mod sees the bare product",
+            (*SCALE, "z = SCORE_MOD(s, m, n)", "z = scale * SCORE_MOD(s, m, n)"),
+            "score mods",
+            "the scale is applied after the score mod: the mod takes scale * q k^T",
+            "logits-kernel",
+        ),
+        Mutant(
+            "mask left out",
+            "all pairs of a partial block count that exist",
+            ("MASK_MOD(m, n) & (m < M)", "(m < M)"),
+            "block lists",
+            "the mask is not applied in partial blocks",
+            "logits-kernel",
+        ),
+        Mutant(
+            "mask in full blocks",
+            "the mask is evaluated in every block",
+            ("M, N, kind == 0, SCORE_MOD", "M, N, True, SCORE_MOD"),
+            "block lists",
+            "the mask is applied in full blocks: there every pair counts",
+        ),
+        Mutant(
+            "full list left out",
+            "only list 0 is walked along",
+            ("tl.static_range(2)", "tl.static_range(1)"),
+            "block lists",
+            "the full blocks are left out: list 1 comes after list 0",
+        ),
+        Mutant(
+            "ragged tail not masked",
+            "keys beyond N are zeros, and count",
+            (" & (n < N)", ""),
+            "ragged sizes",
+            "keys beyond N count: where n >= N, z is -inf",
+            "logits-kernel",
+        ),
+        Mutant(
+            "another axis' mask",
+            "the values' rows are masked as if there were BLOCK_N of them",
+            ("v = tile(v_ptr, stride_v, h // G, offs_n, offs_v, mask_n, mask_v)",)
+            + ("v = tile(v_ptr, stride_v, h // G, offs_n, offs_v, offs_n >= 0, mask_v)",),
+            "ragged sizes",
+            "the load of v is not masked along N (mask_n)",
+        ),
+        Mutant(
+            "missing store mask",
+            "whole blocks of rows of o are stored",
+            ("mask=mask_m[:, None] & mask_v)", "mask=mask_v)"),
+            "ragged sizes",
+            "the store of o is not masked along M (mask_m)",
+        ),
+        Mutant(
+            "wrong key head",
+            "query heads are dealt out to key heads in turn",
+            ("tile(k_ptr, stride_k, h // G", "tile(k_ptr, stride_k, h % (tl.num_programs(1) // G)")
+            + ("tile(v_ptr, stride_v, h // G", "tile(v_ptr, stride_v, h % (tl.num_programs(1) // G)"),
+            "heads and strides",
+            "query head h reads key head h % J: heads that share keys are neighbours, h // G",
+        ),
+        Mutant(
+            "another tensor's strides",
+            "v is read with the strides of k",
+            ("tile(v_ptr, stride_v,", "tile(v_ptr, stride_k,"),
+            "heads and strides",
+            STRIDES,
+        ),
+        Mutant(
+            "hard-coded block",
+            "keys advance by 16",
+            ("offs_n = c * BLOCK_N", "offs_n = c * 16"),
+            "block sizes",
+            BLOCKS,
+        ),
+        Mutant(
+            "float16 accumulator",
+            "the numerator is rounded to float16 after every block",
+            ("return acc, l, new_top", f"return acc{HALF}, l, new_top"),
+            "float16",
+            F16,
+            "online-kernel",
+        ),
+    ),
+)
+
+BACKWARD = Target(
+    "06_flash_attention",
+    "flash_backward",
+    ("dkv-kernel", "dq-kernel", "gradients-kernel", "backward-launcher-kernel"),
+    naive_backward,
+    (
+        Mutant(
+            "delta left out",
+            "the softmax is differentiated as if its denominator were a constant",
+            (" - delta[:, None])", ")"),
+            "queries",
+            "delta is left out: dz = p * (do v^T - delta)",
+            "gradients-kernel",
+        ),
+        Mutant(
+            "delta added",
+            "delta has the wrong sign",
+            (" - delta[:, None])", " + delta[:, None])"),
+            "queries",
+            "delta is added: dz = p * (do v^T - delta)",
+            "gradients-kernel",
+        ),
+        Mutant(
+            "missing scale in dq",
+            "dq is not scaled; with scale=1.0 it need not be",
+            ("scale * dq, mask", "dq, mask"),
+            "queries",
+            "the scale is left out: dq is scale * the product with ds",
+            "dq-kernel",
+        ),
+        Mutant(
+            "missing scale in dk",
+            "dk is not scaled",
+            ("scale * dk, mask", "dk, mask"),
+            "keys and values",
+            "the scale is left out: dk is scale * the product with ds",
+        ),
+        Mutant(
+            "derivative left out",
+            "the gradient passes the score mod unchanged",
+            ("ds = SCORE_GRADIENT(s, offs_m[:, None], offs_n[None, :], dz)", "ds = dz"),
+            "score mods",
+            "the score mod's derivative is left out: ds = SCORE_GRADIENT(s, m, n, dz)",
+            "gradients-kernel",
+        ),
+        Mutant(
+            "dead rows",
+            "minus infinity is subtracted from minus infinity in rows without keys",
+            ('shift = tl.where(lse == -float("inf"), 0.0, lse)', "shift = lse"),
+            "rows without keys",
+            "a row without keys has z = lse = -inf, and -inf - -inf is NaN: take 0 for such an lse",
+            "gradients-kernel",
+        ),
+        Mutant(
+            "ragged tail not masked",
+            "rows beyond M are zeros, and count: with score + 100 their p is infinite",
+            (" & (m < M)", ""),
+            "ragged sizes",
+            "rows beyond M count: z must be -inf there, and ds 0 wherever z is -inf, whatever the gradient is",
+            "logits-kernel",
+        ),
+        Mutant(
+            "derivative after the mask",
+            "the score mod's derivative, infinite at a score of 0, is multiplied with zeros",
+            ('    ds = tl.where(z == -float("inf"), 0.0, ds)\n', ""),
+            "ragged sizes",
+            "rows beyond M count: z must be -inf there, and ds 0 wherever z is -inf, whatever the gradient is",
+            "gradients-kernel",
+        ),
+        Mutant(
+            "transposed lists swapped",
+            "the keys' kernel gets the lists of the queries, right for symmetric masks",
+            ("*for_dkv, num_t, idx_t,", "*for_dkv, num, idx,"),
+            "block lists",
+            "the keys' kernel walks along the queries' lists: row c of num_t and idx_t lists blocks of queries",
+            "backward-launcher-kernel",
+        ),
+        Mutant(
+            "full list left out",
+            "dk and dv come from partial blocks only",
+            ("tl.static_range(2)", "tl.static_range(1)"),
+            "block lists",
+            "the full blocks are left out: list 1 comes after list 0",
+        ),
+        Mutant(
+            "one head of the group",
+            "of the heads that share keys only the first gives them gradients",
+            ("for g in range(G)", "for g in range(1)"),
+            "heads and strides",
+            "only the first of the heads that share keys counts: add up all G",
+        ),
+        Mutant(
+            "another tensor's strides",
+            "o is read with the strides of do; o.sum() sends a do of stride 0",
+            ("tile(o_ptr, stride_o,", "tile(o_ptr, stride_do,"),
+            "heads and strides",
+            STRIDES,
+            "dq-kernel",
+        ),
+        Mutant(
+            "missing store mask",
+            "whole blocks of rows of dk are stored",
+            ("scale * dk, mask=mask_n[:, None] & mask_d)", "scale * dk, mask=mask_d)"),
+            "ragged sizes",
+            "the store of dk is not masked along N (mask_n)",
+        ),
+        Mutant(
+            "hard-coded block",
+            "queries advance by 16",
+            ("idx_ptr + (kind * C + c) * R + i) * BLOCK_M", "idx_ptr + (kind * C + c) * R + i) * 16"),
+            "block sizes",
+            BLOCKS,
+        ),
+        Mutant(
+            "float16 ds",
+            "ds is rounded to float16 before it is multiplied with q",
+            ("tl.trans(ds), q", f"tl.trans(ds{HALF}), q"),
+            "float16",
+            F16,
+        ),
+    ),
+)
+
+TARGETS = (FORWARD, LISTS, BACKWARD)
