@@ -1,9 +1,9 @@
 """The course's instruments: compare numbers, trace a kernel's accesses, read what it compiles to, see how fast it
 may be.
 
-``compare``, ``trace``, ``compile_report``, ``roofline`` with ``bars`` and ``measure``, and ``check``, the module
-that grades exercises. Importing this package draws nothing and compiles nothing: matplotlib is loaded by the first
-picture.
+``compare``, ``trace``, ``compile_report``, ``roofline`` with ``bars`` and ``measure``; ``check``, the module that grades
+exercises; ``gluon_model``, which runs Gluon kernels on the CPU and finds their deadlocks and races. Importing this
+package draws nothing and compiles nothing: matplotlib is loaded by the first picture.
 """
 
 import importlib
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    """Load ``check`` when it is first asked for: it needs the rooms' references, the instruments do not."""
-    if name == "check":
-        return importlib.import_module("kernels.lab.check")
+    """Load on first use: ``check`` needs the rooms' references, ``gluon_model`` needs Triton 3.8."""
+    if name in ("check", "gluon_model"):
+        return importlib.import_module(f"kernels.lab.{name}")
     raise AttributeError(f"module 'kernels.lab' has no attribute {name!r}")

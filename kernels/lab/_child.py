@@ -7,6 +7,7 @@ inside a function is written into a module of its own, with every helper, consta
 
 import ast
 import contextlib
+import dataclasses
 import dis
 import importlib.machinery
 import inspect
@@ -78,6 +79,7 @@ class _Writer:
         self.bound: dict[str, object] = {}  # names of the module and what they stand for
         self.user = ""  # the function whose names are being written, for messages
         self.add("import triton as _triton, triton.language as _tl")
+        self.add("from triton.experimental import gluon as _gluon")
 
     def add(self, text: str) -> None:
         self.lines += text.splitlines()
@@ -122,6 +124,9 @@ class _Writer:
         if module is not None:
             self.add(f"import {module}")
             return f"{module}.{path}"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):  # Gluon's layouts are such values
+            fields = [f"{f.name}={self.expression(getattr(value, f.name))}" for f in dataclasses.fields(value) if f.init]
+            return f"{self.expression(type(value))}({', '.join(fields)})"
         if function is not None:
             return self.function(value, function)
         raise ValueError(f"a {type(value).__name__} cannot be carried into another process; make it a tl.constexpr")

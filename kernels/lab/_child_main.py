@@ -29,13 +29,15 @@ def compile_all(module, details: dict, folder: Path) -> dict:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
+    front_end = GluonASTSource if module.KERNEL.is_gluon() else ASTSource
     answer = {}
     for arch in details["arches"]:
         print(
             f"compiling for sm_{arch}", file=sys.stderr, flush=True
         )  # among the last words, should the compiler abort
-        source = ASTSource(module.KERNEL, details["signature"], module.VALUES, details["attributes"])
+        source = front_end(module.KERNEL, details["signature"], module.VALUES, details["attributes"])
         try:
             compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=details["options"])
         except Exception as error:

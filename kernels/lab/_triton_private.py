@@ -161,9 +161,13 @@ def before_compiled_launches(handler):
 
 
 def is_kernel(value) -> bool:
-    """Whether a value is what ``@triton.jit`` returns, in either mode."""
-    gluon = getattr(value, "is_gluon", lambda: False)()
-    return isinstance(value, (JITFunction, InterpretedFunction)) and not gluon
+    """Whether a value is what ``@triton.jit`` returns, in either mode, or ``@gluon.jit``."""
+    return isinstance(value, (JITFunction, InterpretedFunction))
+
+
+def is_gluon(value) -> bool:
+    """Whether a kernel is written in Gluon, which has a front end of its own and no interpreter."""
+    return isinstance(value, JITFunction) and value.is_gluon()
 
 
 def python_function(value):
@@ -179,7 +183,8 @@ def decorator(value) -> str:
         return ""
     if isinstance(value, ConstexprFunction):
         return "@_triton.constexpr_function"
-    return f"@_triton.jit({', '.join(f'{name}={option!r}' for name, option in _jit_options(value).items())})"
+    home = "_gluon" if is_gluon(value) else "_triton"
+    return f"@{home}.jit({', '.join(f'{name}={option!r}' for name, option in _jit_options(value).items())})"
 
 
 def _jit_options(kernel) -> dict:

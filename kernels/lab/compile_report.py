@@ -61,9 +61,11 @@ def compile_report(
 ):
     """Compile ``kernel`` as a launch with these arguments would, without a GPU, and report what came out.
 
-    kernel: a ``@triton.jit`` function, also one defined in a notebook cell, with its helpers and constants.
-    args: the launch's arguments, in order: tensors (on any device), numbers, dtypes (``torch.bfloat16`` stands for
-        an aligned pointer to it) or Triton's own names of types (``"*bf16"``, ``"i32"``). As in a launch, a pointer
+    kernel: a ``@triton.jit`` or ``@gluon.jit`` function, also one defined in a notebook cell, with its helpers and
+        constants (Gluon's aggregates must live in a module).
+    args: the launch's arguments, in order: tensors (on any device), tensor descriptors, numbers, dtypes
+        (``torch.bfloat16`` stands for an aligned pointer to it) or Triton's own names of types (``"*bf16"``,
+        ``"i32"``). As in a launch, a pointer
         at a multiple of 16 bytes and an integer divisible by 16 are compiled as such, and the integer 1 as a
     constant; ``"i32"`` is any integer. arch: 80 (Ampere), 90 (Hopper), 100 (Blackwell), …, or a tuple of them.
     num_warps, num_stages, maxnreg: as in a launch.
@@ -77,7 +79,7 @@ def compile_report(
 
     if not _triton_private.is_kernel(kernel):
         raise ValueError(
-            f"kernel is {kernel!r}: compile_report needs a @triton.jit function, and its arguments after it"
+            f"kernel is {kernel!r}: compile_report needs a @triton.jit function (or Gluon's), and its arguments after it"
         )
     arches = arch if isinstance(arch, (tuple, list)) else (arch,)
     for one in arches:

@@ -57,7 +57,8 @@ class Descriptor:
             first, last = max(start, 0), min(start + length, size)
             yield slice(first, max(last, first)), slice(first - start, max(last, first) - start)
 
-    def _check(self, coord, mode: str) -> list[int]:
+    def coordinates(self, coord, mode: str) -> list[int]:
+        """The coordinates of a copy as numbers, checked against the descriptor."""
         coord = [int(c) for c in coord]
         if (self.lower is not None) != (mode == "im2col"):
             raise ModelError(f"{self.name} is not a descriptor for {mode} copies")
@@ -67,7 +68,6 @@ class Descriptor:
 
     def tile(self, coord) -> torch.Tensor:
         """The block that begins at ``coord``; elements outside the tensor are the padding value."""
-        coord = self._check(coord, "tiled")
         out = torch.full(self.block_shape, self.fill, dtype=self.base.dtype)
         there, here = zip(*self._ranges(coord))
         out[here] = self._global()[there]
@@ -75,7 +75,7 @@ class Descriptor:
 
     def put(self, coord, block: torch.Tensor, add: bool = False) -> None:
         """Write a block that begins at ``coord``; what lies outside the tensor is dropped."""
-        there, here = zip(*self._ranges(self._check(coord, "tiled")))
+        there, here = zip(*self._ranges(coord))
         target, block = self._global()[there], block.reshape(self.block_shape)[here]
         target.copy_(target + block if add else block)
 
@@ -97,12 +97,8 @@ class Descriptor:
 
     def patch(self, coord, offsets) -> torch.Tensor:
         """The im2col block [pixels, channels]: each pixel of the walk shifted by ``offsets``, outside the padding."""
-        coord = self._check(coord, "im2col")
-        offsets = [0] + [int(o) for o in offsets]
-        if len(offsets) != len(self.sizes) - 1:
-            raise ModelError(f"{self.name} needs {len(self.sizes) - 2} offsets, not {len(offsets) - 1}")
         count, channels = self.block_shape
-        walk = torch.tensor(list(self.pixels(coord, count))) + torch.tensor(offsets)
+        walk = torch.tensor(list(self.pixels(coord, count))) + torch.tensor([0, *offsets])
         inside = ((walk >= 0) & (walk < torch.tensor(self.sizes[:-1]))).all(dim=1)
         first, last = max(coord[-1], 0), min(coord[-1] + channels, self.sizes[-1])
         out = torch.full((count, channels), self.fill, dtype=self.base.dtype)
@@ -139,7 +135,7 @@ def load(machine, descriptor: Descriptor, barrier_view, result: View, fetch) -> 
 
 def store(machine, descriptor: Descriptor, coord, source: View, add: bool = False) -> None:
     """Start a copy from shared to global memory; ``store_wait`` waits for it."""
-    coord = [int(c) for c in coord]
+    coord = descriptor.coordinates(coord, "tiled")
     if source.numel != descriptor.block_type.numel:
         raise ModelError(f"{descriptor.name} stores blocks {descriptor.block_shape}, {source.label} has {source.shape}")
 
@@ -254,11 +250,12 @@ def commit(machine, barrier_view) -> None:
         machine.arrive(barrier, 1, operation)
 
     phase = barrier.known(machine.me)
-    earlier = [o for o in machine.me.products.operations if not o.signals and o.what != "commit"]
+    earlier = reversed(machine.me.products.operations)
+    signals = [(barrier, phase)]
+    for one in itertools.takewhile(lambda o: all(known is not barrier for known, _ in o.signals), list(earlier)):
+        one.signals.append(signals[0])
     operation = machine.issue("commit", TENSOR_CORE, land, [barrier_view], queue=machine.me.products)
-    for one in earlier:
-        one.signals.append((barrier, phase))
-    operation.signals.append((barrier, phase))
+    operation.signals = signals
 
 
 def global_access(machine, pointer: Pointer, mask, what: str):

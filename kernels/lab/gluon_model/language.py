@@ -450,17 +450,19 @@ def make_tensor_descriptor(base, shape, strides, block_shape, layout, padding_op
 
 @models("nvidia.hopper.tma.async_load", "nvidia.hopper.tma.async_copy_global_to_shared")
 def async_load(tensor_desc, coord, barrier, result, pred=True, multicast=False, cache_policy=None):
-    coord = _sizes(coord)
     if pred:
         machine().step()
+        coord = tensor_desc.coordinates(coord, "tiled")
         engines.load(machine(), tensor_desc, barrier, result, lambda: tensor_desc.tile(coord))
 
 
 @models("nvidia.hopper.tma.async_load_im2col", "nvidia.hopper.tma.async_copy_global_to_shared_im2col")
 def async_load_im2col(tensor_desc, coord, offsets, barrier, result, pred=True, multicast=False, cache_policy=None):
-    coord, offsets = _sizes(coord), _sizes(offsets)
     if pred:
         machine().step()
+        coord, offsets = tensor_desc.coordinates(coord, "im2col"), _sizes(offsets)
+        if len(offsets) != len(coord) - 2:
+            raise ModelError(f"{tensor_desc.name} needs {len(coord) - 2} offsets, not {len(offsets)}")
         engines.load(machine(), tensor_desc, barrier, result, lambda: tensor_desc.patch(coord, offsets))
 
 

@@ -285,6 +285,8 @@ class Conflicts:
             lines.append(f"  {_granted(-1)} lets that pass: nothing need have been loaded.")
             self._add("wrong phase", new.partition, wait.place, "\n".join(lines), wait.barrier.label, step=self._step)
         else:
+            if wait is None:
+                lines.append(f"  {new.partition.name} has not waited for any barrier before it.")
             self._add("uninitialized", new.partition, new.place, "\n".join(lines), step=self._step)
 
     def _unfinished(self, operation) -> None:
@@ -375,12 +377,20 @@ class Conflicts:
 
     def _load_and_read(self, reader, writer) -> None:
         """An operation writes what somebody reads, unordered: who was to wait for whom shows in the waits made."""
-        barrier, phase = writer.operation.signals[0] if writer.operation.signals else (None, 0)
+        barrier, phase = self._signal(writer.operation, reader)
         waits = [w for w in reader.partition.waits[: reader.waits] if w.barrier is barrier]
         if barrier is not None and 0 < len(waits) <= phase:
             self._overwrite(reader, writer, "reads")
         else:
             self._early(reader, writer, barrier, phase, waits)
+
+    @staticmethod
+    def _signal(operation, reader):
+        """The barrier by which the reader was to learn of an operation, and its phase: one that it does wait for."""
+        before = {w.barrier for w in reader.partition.waits[: reader.waits]}
+        ever = {w.barrier for w in reader.partition.waits}
+        ranked = sorted(operation.signals, key=lambda s: (s[0] in before, s[0] in ever))
+        return ranked[-1] if ranked else (None, 0)
 
     def _early(self, reader, writer, barrier, phase, waits) -> None:
         doing = f"starts {reader.operation.what}, which reads" if reader.operation else "reads"
@@ -423,35 +433,25 @@ class Conflicts:
             _line(first.partition.name, first.place, f"{doing} {first.label}"),
             _line(second.partition.name, second.place, f"{into} {second.label}"),
         ]
-        release = self._release(first, second)
-        barrier = None
-        if release is not None:
+        release, barrier = self._release(first, second), None
+        me, other = second.partition.name, first.partition.name
+        if first.operation is not None and first.operation.what == "TMA store":
+            lines.append("  store_wait is missing between them, or allows too many pending stores.")
+        elif release is not None:
             wait, arrival = release
             barrier = wait.barrier.label
-            lines.append(
-                f"  {second.partition.name} waited for {barrier} ({wait.place.where}), which {arrival.partition.name} "
-                f"signalled at {arrival.place.where}: "
-                + (
-                    f"but the {first.operation.what} of {first.place.where} is not waited for before that."
-                    if first.operation
-                    else "but that says nothing about this read."
+            waited = f"  {me} waited for {_parity(wait.parity)} of {barrier} ({wait.place.where})"
+            if wait.phase < 0:
+                lines.append(f"{waited}. {_granted(-1)} lets that pass.")
+            else:
+                why = f"the {first.operation.what} of {first.place.where}" if first.operation else "the read"
+                lines.append(
+                    f"{waited}, which {other} signalled at {arrival.place.where}: {why} need not be over then."
                 )
-                if wait.phase >= 0
-                else f"  {second.partition.name} waited for {_parity(wait.parity)} of {barrier} ({wait.place.where}). "
-                f"{_granted(wait.phase)} lets that pass."
-            )
-        elif first.operation is not None and first.operation.what == "TMA store":
-            lines.append("  store_wait is missing between them, or allows too many pending stores.")
         elif does == "writes" and first.operation is not None:
-            ends = (
-                f"{first.operation.signals[0][0].label}, which says that"
-                if first.operation.signals
-                else "anything after"
-            )
             barrier = first.operation.signals[0][0].label if first.operation.signals else None
             lines.append(
-                f"  Before it, {second.partition.name} waits neither for {ends} the first is complete nor for anything "
-                "that follows."
+                f"  Before it, {me} waits neither for {barrier or 'a barrier'} nor for anything that follows it."
             )
         else:
             lines.append(

@@ -14,7 +14,7 @@ from triton.experimental.gluon import GluonJITFunction
 from kernels.lab.gluon_model.engines import Descriptor
 from kernels.lab.gluon_model.machine import Machine
 from kernels.lab.gluon_model.report import Finding, Findings
-from kernels.lab.gluon_model.schedule import SCHEDULES, Policy, Stopped
+from kernels.lab.gluon_model.schedule import SCHEDULES, EndlessLoop, Policy, Stopped
 from kernels.lab.gluon_model.source import Locator
 from kernels.lab.gluon_model.substitution import Substitution
 from kernels.lab.gluon_model.values import ModelError, wrap_argument
@@ -164,10 +164,10 @@ def _execute(machine: Machine, function, arguments: dict) -> bool:
     Machine.current = machine
     try:
         function(**arguments)
+    except EndlessLoop as error:
+        raise ModelError(str(error)) from None
     except Stopped:
         return False
-    except TimeoutError as error:
-        raise ModelError(str(error)) from None
     except Exception as error:
         place = _place_of(error, machine)
         raise ModelError(
@@ -252,7 +252,8 @@ def executing(**options):
 
     def launch(self, *args, grid, warmup=False, **kwargs):
         if callable(grid):
-            grid = grid(inspect.signature(self.fn).bind_partial(*args, **kwargs).arguments)
+            own = {name: value for name, value in kwargs.items() if name in self.arg_names}
+            grid = grid(inspect.signature(self.fn).bind_partial(*args, **own).arguments)
         results.append(run(self, grid, *args, **options, **kwargs))
 
     GluonJITFunction.run = launch

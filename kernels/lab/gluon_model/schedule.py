@@ -13,6 +13,10 @@ class Stopped(BaseException):
     """Unwinds a partition's stack after a deadlock or an error elsewhere; kernels cannot catch it by accident."""
 
 
+class EndlessLoop(Stopped):
+    """The program has taken more steps than a run allows."""
+
+
 class Policy:
     """One of the schedules.
 
@@ -60,7 +64,8 @@ class Scheduler:
             self.failure = self.failure or Stopped()
             if me is not self.machine.partitions[0]:
                 self._pass(self.machine.partitions[0])
-            raise Stopped
+                raise Stopped
+            raise self.failure
         if chosen is not me:
             self._pass(chosen)
             me.baton.acquire()
@@ -77,7 +82,7 @@ class Scheduler:
         while True:
             self.steps_left -= 1
             if self.steps_left < 0:
-                self.failure = TimeoutError("the kernel does not end: raise most_steps if it is meant to run that long")
+                self.failure = EndlessLoop("the kernel does not end: raise most_steps if it is meant to run that long")
                 return None
             movable = [p for p in self.machine.partitions if not p.ended and (p.ready is None or p.ready())]
             landing = [o for o in self.machine.in_flight if o.first_in_line]
