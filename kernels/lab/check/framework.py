@@ -33,9 +33,10 @@ from kernels import runtime
 from kernels.lab.trace import trace
 
 MARGIN = 1 << 15  # elements before and after each buffer, so that an address gone astray still meets poison
-_UNTOUCHED = {  # NaNs with a payload that arithmetic does not produce; for integers, one far from any index
-    torch.int32: (torch.int32, 0x7FC0BAD5),
-    torch.float32: (torch.int32, 0x7FC0BAD5),
+UNTOUCHED = 0x7FC0BAD5  # as an integer far from any index, as float32 a NaN
+_UNTOUCHED = {  # NaNs with a payload that arithmetic does not produce
+    torch.int32: (torch.int32, UNTOUCHED),
+    torch.float32: (torch.int32, UNTOUCHED),
     torch.float16: (torch.int16, 0x7EB5),
     torch.bfloat16: (torch.int16, 0x7FEB),
 }
@@ -114,7 +115,8 @@ class Fenced:
 
     def intact(self) -> bool:
         """True while the tensor still holds its values."""
-        now, then = (x.cpu().flatten().view(torch.uint8).numpy() for x in (self._core, self._distinct))
+        bits = (torch.int8, torch.int16, torch.int32, torch.int64)[self.flat.element_size().bit_length() - 1]
+        now, then = (x.cpu().contiguous().view(bits).numpy() for x in (self._core, self._distinct))
         return bool((now == then).all())
 
     def erase(self):
