@@ -139,9 +139,11 @@ def float32_precision():
 
 
 def size_class(g, dtype):
-    """The product's key in the table: the arithmetic, and whether few output channels limit the tile."""
+    """The product's key in the table: the arithmetic, and which tiles the output channels fill."""
     arithmetic = float32_precision() if dtype == torch.float32 else "16-bit"
-    return f"{arithmetic} narrow" if g.Co_group <= 64 else arithmetic
+    if g.Co_group <= 64:
+        return f"{arithmetic} narrow"
+    return f"{arithmetic} wide" if g.Co_group % 256 == 0 else arithmetic
 
 
 def is_depthwise(g):

@@ -10,9 +10,9 @@ import triton.language as tl
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
 
-# What a piece costs beside its blocks, in blocks: filling the pipeline and storing a tile; writing and reading partial sums.
-START = 6
-PARTIAL = 3
+# What a program costs beside its pixels, in pixels: filling the pipeline and storing its tile; partial sums written and read.
+START = 256
+PARTIAL = 800
 MOST = 256
 
 
@@ -45,15 +45,15 @@ def cut(sizes, kernel, key, device, groups=1, split_k=None):
     held = options.pop("HELD")
     # no tile is more than twice as long as what it covers, but matrix units need 16
     tile = tuple(
-        min(options.get(name, 1), max(16, triton.next_power_of_2(size)))
+        min(options.get(name, 1), max(16, 1 << max(0, size - 1).bit_length()))
         for name, size in zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), sizes, strict=True)
     )
     options |= {
         name: size for name, size in zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True) if name in options
     }
-    rows, columns, blocks = (triton.cdiv(size, width) for size, width in zip(sizes, tile, strict=True))
+    rows, columns, blocks = (-(-size // width) for size, width in zip(sizes, tile, strict=True))
     tiles = rows * columns * groups
-    active, per = pieces(blocks, choose_split(tiles, blocks, held) if split_k is None else split_k)
+    active, per = pieces(blocks, choose_split(tiles, blocks, tile[2], held) if split_k is None else split_k)
     return Cut(options, tile, tiles, blocks, active, per)
 
 
@@ -66,24 +66,25 @@ def pieces(blocks, splits):
     """
     if blocks == 0:
         return 0, 0
-    per = triton.cdiv(blocks, min(splits, blocks))
-    return triton.cdiv(blocks, per), per
+    per = -(-blocks // min(splits, blocks))
+    return -(-blocks // per), per
 
 
 @functools.cache
-def choose_split(tiles, blocks, held):
+def choose_split(tiles, blocks, block, held):
     """The number of pieces with the smallest modelled time: full waves of programs, few partial sums.
 
     Args:
         tiles: output tiles, each a program a piece.
         blocks: length of the reduction in blocks.
+        block: pixels in a block.
         held: programs that the GPU runs at once.
     """
 
     def cost(splits):
         active, per = pieces(blocks, splits)
-        waves = triton.cdiv(tiles * active, held)
-        return waves * (per + START) + (PARTIAL * tiles * active / held if active > 1 else 0)
+        waves = -(-tiles * active // held)
+        return waves * (per * block + START) + (PARTIAL * tiles * active / held if active > 1 else 0)
 
     return min(range(1, min(max(blocks, 1), MOST) + 1), key=cost)
 
@@ -119,7 +120,7 @@ def sum_pieces(partials, out, accumulate):
     options = configuration("conv_wgrad", "sum", "default", out.device)
     launch(
         sum_kernel,
-        (triton.cdiv(out.numel(), options["BLOCK"]),),
+        (-(-out.numel() // options["BLOCK"]),),
         partials, out, out.numel(), partials.shape[0],
         outputs=(out,),
         ACCUMULATE=accumulate, **options,

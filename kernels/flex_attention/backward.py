@@ -18,6 +18,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.launch import launch
+from kernels.flex_attention import hopper_backward
 from kernels.flex_attention.forward import like_strided, list_row, load_rows, logits, source_of, sources
 
 
@@ -452,17 +453,14 @@ def backward(problem, do, dlse, query, key, value, o, lse, needs, need_learned):
     """
     p = problem
     need_q, need_k, need_v = needs
-    delta = torch.empty_like(lse)
-    BLOCK_M, BLOCK_DV = 64, max(16, triton.next_power_of_2(p.Dv))
-    launch(
-        delta_kernel,
-        (p.B * p.Hq * triton.cdiv(p.M, BLOCK_M),),
-        o, do, dlse, delta, p.M, p.Hq,
-        *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride()),
-        HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=BLOCK_DV,
-    )  # fmt: skip
-
     mods = {"SCORE_MOD": p.score_mod, "SCORE_GRADIENT": p.score_gradient, "MASK_MOD": p.mask_mod}
+    groups, shared = key.shape[0] * p.Hkv, p.shared(key)
+    stored = heads_with_stored_ds(p, groups, shared) if need_q and (need_k or need_v) and not need_learned else 0
+    on_hopper = (need_k or need_v) and hopper_backward.reason_not(p, query, key, value, do) is None
+    rows = hopper_backward.rows_of(p, do, dlse, o, lse) if on_hopper else None
+    delta = None
+    if not on_hopper or need_learned or (need_q and not stored):
+        delta = delta_of(p, do, dlse, o, lse)
 
     def queries(dq, sinks, PASS):
         meta = p.launch_options("backward_dq")
@@ -480,8 +478,6 @@ def backward(problem, do, dlse, query, key, value, o, lse, needs, need_learned):
         )  # fmt: skip
 
     dq = like_strided(query, query.shape) if need_q or need_learned else None
-    groups, shared = key.shape[0] * p.Hkv, p.shared(key)
-    stored = heads_with_stored_ds(p, groups, shared) if need_q and (need_k or need_v) and not need_learned else 0
     learned = []
     if need_learned:
         learned = p.score.gradients(sums_of_sinks(p, lambda sinks, PASS: queries(dq, sinks, PASS)))
@@ -491,29 +487,51 @@ def backward(problem, do, dlse, query, key, value, o, lse, needs, need_learned):
     dk = dv = None
     if need_k or need_v:
         dk, dv = like_strided(key, key.shape), like_strided(value, value.shape)
-        partial, full = p.transposed
-        meta = p.launch_options("backward_dkdv")
-        tiles_n = p.tiles(p.N, p.SPARSE_N, meta["BLOCK_N"])
-        TMA, (q, do_rows) = sources(meta["TMA"], meta["BLOCK_M"], query, do)
         ds, size = None, (0, 0)
         if stored:
             size = tuple(triton.cdiv(length, DS_MULTIPLE) * DS_MULTIPLE for length in (p.N, p.M))
             ds = torch.empty(min(stored, groups) * shared * p.G, *size, dtype=query.dtype, device=query.device)
         for first in range(0, groups, stored or max(groups, 1)):
             count = min(stored or groups, groups - first)
-            launch(
-                attention_dkdv_kernel,
-                (count * tiles_n,),
-                q, key, value, do_rows, lse, delta, dk, dv, described(ds, TMA, meta),
-                partial, full, p.score_tables, p.mask_tables,
-                p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, shared, first, *size,
-                *query.stride(), *key.stride(), *value.stride(), *do.stride(), *dk.stride(), *dv.stride(),
-                outputs=(dk, dv, ds),
-                HAS_FULL=full is not None, STORE=stored > 0, **mods, **p.static(meta), **meta | {"TMA": TMA},
-            )  # fmt: skip
+            if on_hopper:
+                hopper_backward.launch_dkdv(p, query, key, value, do, rows, dk, dv, ds, first, count)
+            else:
+                launch_dkdv(p, query, key, value, do, lse, delta, dk, dv, ds, size, first, count, mods)
             if stored:
                 dq_from_ds(p, ds, size, key, dq, first, count, shared)
     return [dq if need_q else None, dk if need_k else None, dv if need_v else None, *learned]
+
+
+def delta_of(p, do, dlse, o, lse):
+    """Launch ``delta_kernel``."""
+    delta = torch.empty_like(lse)
+    BLOCK_M, BLOCK_DV = 64, max(16, triton.next_power_of_2(p.Dv))
+    launch(
+        delta_kernel,
+        (p.B * p.Hq * triton.cdiv(p.M, BLOCK_M),),
+        o, do, dlse, delta, p.M, p.Hq,
+        *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride()),
+        HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=BLOCK_DV,
+    )  # fmt: skip
+    return delta
+
+
+def launch_dkdv(p, query, key, value, do, lse, delta, dk, dv, ds, size, first, count, mods):
+    """Launch ``attention_dkdv_kernel`` for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace."""
+    partial, full = p.transposed
+    meta = p.launch_options("backward_dkdv")
+    tiles_n = p.tiles(p.N, p.SPARSE_N, meta["BLOCK_N"])
+    TMA, (q, do_rows) = sources(meta["TMA"], meta["BLOCK_M"], query, do)
+    launch(
+        attention_dkdv_kernel,
+        (count * tiles_n,),
+        q, key, value, do_rows, lse, delta, dk, dv, described(ds, TMA, meta),
+        partial, full, p.score_tables, p.mask_tables,
+        p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared(key), first, *size,
+        *query.stride(), *key.stride(), *value.stride(), *do.stride(), *dk.stride(), *dv.stride(),
+        outputs=(dk, dv, ds),
+        HAS_FULL=full is not None, STORE=ds is not None, **mods, **p.static(meta), **meta | {"TMA": TMA},
+    )  # fmt: skip
 
 
 DS_MULTIPLE = 128  # stored matrices are whole tiles, of any size up to this

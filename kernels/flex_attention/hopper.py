@@ -17,7 +17,6 @@ import triton
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.forward import like_strided, list_row, logits, sources
-from kernels.flex_attention.problem import OPTIONS
 
 try:
     from triton.experimental import gluon
@@ -35,30 +34,31 @@ BLOCK_M = GROUPS * ROWS
 BLOCK_N = 128
 
 
-def reason_not(p, query, key, value):
-    """Why this kernel cannot take the call, as text, or ``None``."""
-    if p.options.keys() & set(OPTIONS):
+def unfit(p, kernel, prefix, *tensors):
+    """Why the Hopper version of ``kernel`` cannot take the call whatever its blocks, as text, or ``None``."""
+    if p.options.keys() & {prefix + name for name in problem.OPTIONS}:
         return "kernel_options ask for tiles or warps of their own"
     if gluon is None or tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
         return f"Triton is {triton.__version__}, needs 3.8 for Gluon's copy engine"
-    if query.device.type != "cuda" or torch.cuda.get_device_capability(query.device)[0] != 9:
+    if p.device.type != "cuda" or torch.cuda.get_device_capability(p.device)[0] != 9:
         return "the GPU is not a Hopper"
     if p.dtype.itemsize != 2:
         return f"{p.dtype} has no 16-bit matrix instruction"
     if max(p.D, p.Dv) > 128:
         return f"heads of {max(p.D, p.Dv)} do not fit the registers"
-    if p.block_mask is not None and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
-        return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
-    if not sources(True, BLOCK_N, query, key, value)[0]:
-        return "the copy engine cannot read these strides"
-    if not stages(p):
+    if not problem.table_options(kernel, p.key, p.device)["STAGES"]:
         return f"for {p.key} the plain kernel is faster"
+    if not sources(True, BLOCK_N, *tensors)[0]:
+        return "the copy engine cannot read these strides"
     return None
 
 
-def stages(p):
-    """Tiles of keys, and of values, that the ring in shared memory holds; 0 where the plain kernel is faster."""
-    return problem.table_options("forward_hopper", p.key, p.device)["STAGES"]
+def reason_not(p, query, key, value):
+    """Why this kernel cannot take the call, as text, or ``None``."""
+    why = unfit(p, "forward_hopper", "", query, key, value)
+    if why is None and p.block_mask is not None and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
+        return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
+    return why
 
 
 if gluon is not None:
@@ -71,31 +71,31 @@ if gluon is not None:
         return bh // Hkv, bh % Hkv, bh % Hkv * G + item % G, tile
 
     @gluon.jit
-    def lists_of(b, h, tile, partial, full, N, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr,
-                 TILES_N: gl.constexpr, BLOCK_N: gl.constexpr):  # fmt: skip
-        """``(tiles to mask, all tiles, where the lists of their blocks begin)``."""
+    def lists_of(b, h, r, partial, full, length, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES: gl.constexpr,
+                 BLOCK: gl.constexpr):  # fmt: skip
+        """``(tiles to mask, all tiles, where the two lists begin)`` of block row r; of all ``length`` rows if not SPARSE."""
         if SPARSE:
-            row = list_row(partial, b, h, tile // TILES_M)
-            some = gl.load(partial[0] + row) * TILES_N
+            row = list_row(partial, b, h, r)
+            some = gl.load(partial[0] + row) * TILES
             at = partial[1] + row * partial[4]
             if HAS_FULL:
-                row_full = list_row(full, b, h, tile // TILES_M)
-                return some, some + gl.load(full[0] + row_full) * TILES_N, at, full[1] + row_full * full[4]
+                row_full = list_row(full, b, h, r)
+                return some, some + gl.load(full[0] + row_full) * TILES, at, full[1] + row_full * full[4]
             else:
                 return some, some, at, at
         else:
-            return 0, gl.cdiv(N, BLOCK_N), 0, 0
+            return 0, gl.cdiv(length, BLOCK), 0, 0
 
     @gluon.jit
-    def first_key(i, some, end, at, at_full, SPARSE: gl.constexpr, SPARSE_N: gl.constexpr, TILES_N: gl.constexpr,
-                  BLOCK_N: gl.constexpr):  # fmt: skip
-        """Where tile i of the two lists end to end begins; any key for i behind their end."""
+    def first_row(i, some, end, at, at_full, SPARSE: gl.constexpr, SPARSE_ROWS: gl.constexpr, TILES: gl.constexpr,
+                  BLOCK: gl.constexpr):  # fmt: skip
+        """Where tile i of the two lists end to end begins; any row for i behind their end."""
         if SPARSE:
-            chosen = gl.where(i < some, at + i // TILES_N, at_full + (i - some) // TILES_N)
+            chosen = gl.where(i < some, at + i // TILES, at_full + (i - some) // TILES)
             block = gl.load(chosen, mask=i < end, other=0)
-            return block * SPARSE_N + i % TILES_N * BLOCK_N  # ``some`` is a multiple of TILES_N
+            return block * SPARSE_ROWS + i % TILES * BLOCK  # ``some`` is a multiple of TILES
         else:
-            return i * BLOCK_N
+            return i * BLOCK
 
     @gluon.jit
     def copy_tile(desc, b, h, row, buffers, ready, free, count, STAGES: gl.constexpr):
@@ -118,7 +118,7 @@ if gluon is not None:
         for item in range(gl.program_id(0), items, gl.num_programs(0)):
             b, h_kv, h, tile = item_of(item, tiles_m, G, Hkv)
             some, end, at, at_full = lists_of(
-                b, h, tile, partial, full, N, SPARSE, HAS_FULL, TILES_M, TILES_N, BLOCK_N
+                b, h, tile // TILES_M, partial, full, N, SPARSE, HAS_FULL, TILES_N, BLOCK_N
             )
             if end > 0:
                 mbarrier.wait(q_free, (visits + 1) & 1)
@@ -127,9 +127,9 @@ if gluon is not None:
                     row = (tile * GROUPS + group) * ROWS
                     tma.async_load(q_desc, [b, h, row, 0], q_ready, q_s.index(group))
                 visits += 1
-                n0 = first_key(0, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
+                n0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
                 for i in range(0, end):
-                    following = first_key(i + 1, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
+                    following = first_row(i + 1, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
                     copy_tile(k_desc, b // shared, h_kv, n0, k_s, k_ready, k_free, count, STAGES)
                     copy_tile(v_desc, b // shared, h_kv, n0, v_s, v_ready, v_free, count, STAGES)
                     n0 = following
@@ -173,7 +173,7 @@ if gluon is not None:
         layout_s: gl.constexpr = m.type.layout
         q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free = ring
         for i in range(begin, end):
-            following = first_key(i + 1, some, stop, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
+            following = first_row(i + 1, some, stop, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
             stage = count % STAGES
             before = (count - 1) % STAGES
             mbarrier.wait(k_ready.index(stage), count // STAGES & 1)
@@ -220,7 +220,7 @@ if gluon is not None:
         for item in range(gl.program_id(0), items, gl.num_programs(0)):
             b, h_kv, h, tile = item_of(item, tiles_m, G, Hkv)
             some, end, at, at_full = lists_of(
-                b, h, tile, partial, full, N, SPARSE, HAS_FULL, TILES_M, TILES_N, BLOCK_N
+                b, h, tile // TILES_M, partial, full, N, SPARSE, HAS_FULL, TILES_N, BLOCK_N
             )
             m0 = (tile * GROUPS + GROUP) * ROWS
             m = gl.minimum(gl.expand_dims(m0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout_s)), 1), M - 1)
@@ -230,8 +230,8 @@ if gluon is not None:
             if end > 0:
                 # The first tile, partial or full: only its scores, in wait for nothing.
                 mbarrier.wait(q_ready, visits & 1)
-                n0 = first_key(0, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
-                first = first_key(1, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
+                n0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
+                first = first_row(1, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
                 stage = count % STAGES
                 mbarrier.wait(k_ready.index(stage), count // STAGES & 1)
                 s = gl.zeros([ROWS, BLOCK_N], gl.float32, layout_s)
@@ -375,7 +375,7 @@ def compile_time(p):
         "BLOCK_DV": columns(p.Dv),
         "ROWS": ROWS,
         "GROUPS": GROUPS,
-        "STAGES": stages(p),
+        "STAGES": problem.table_options("forward_hopper", p.key, p.device)["STAGES"],
     }
 
 
@@ -387,6 +387,10 @@ def columns(D):
 def described(x, rows):
     """x [B, H, ., D] as the copy engine reads it, in tiles of ``rows``."""
     tile = [1, 1, rows, columns(x.shape[-1])]
-    dtype = gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for(tile, dtype)
+    layout = gl.NVMMASharedLayout.get_default_for(tile, element(x))
     return TensorDescriptor(x, list(x.shape), list(x.stride()), tile, layout)
+
+
+def element(x):
+    """The type of a tensor's elements, in Gluon's terms."""
+    return gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16

@@ -11,6 +11,7 @@ but for the property "stays inside its tensors", which reads addresses: grade wi
 
 from kernels.lab.check import chunked_attention as _chunked_attention
 from kernels.lab.check import dynamic_conv as _dynamic_conv
+from kernels.lab.check import flash_attention as _flash_attention
 from kernels.lab.check import recurrent_attention as _recurrent_attention
 from kernels.lab.check import row_softmax as _row_softmax
 from kernels.lab.check import tiled_matmul as _tiled_matmul
@@ -18,11 +19,14 @@ from kernels.lab.check import vector_add as _vector_add
 from kernels.lab.check.framework import check as _check
 
 __all__ = [
+    "block_lists",
     "chunk_outputs",
     "chunk_states",
     "dynamic_conv_dweight",
     "dynamic_conv_dx",
     "dynamic_conv_forward",
+    "flash_backward",
+    "flash_forward",
     "recurrent_backward",
     "recurrent_forward",
     "recurrent_gate_gradient",
@@ -89,3 +93,21 @@ def chunk_states(fn, *, seed: int | None = 0, grading: bool | None = None) -> in
 def chunk_outputs(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
     """Check ``fn(q, k, v, g, states, o, scale, C, BLOCK_V)``: o [B, T, H, V] inside the chunks. Returns points, of 10."""
     return _check(_chunked_attention.OUTPUTS, fn, seed=seed, grading=grading)
+
+
+def block_lists(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(mask, num, idx, num_t, idx_t, BLOCK_M, BLOCK_N)``: a mask [M, N] as lists. Returns points, of 10."""
+    return _check(_flash_attention.LISTS, fn, seed=seed, grading=grading)
+
+
+def flash_forward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, num, idx, o, lse, scale, score_mod, mask_mod, BLOCK_M, BLOCK_N)``. Returns points, of 10."""
+    return _check(_flash_attention.FORWARD, fn, seed=seed, grading=grading)
+
+
+def flash_backward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv, scale, score_mod, ...)``.
+
+    Returns points, of 10.
+    """
+    return _check(_flash_attention.BACKWARD, fn, seed=seed, grading=grading)

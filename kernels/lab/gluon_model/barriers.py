@@ -61,6 +61,7 @@ class Barrier:
         """Start a fresh phase 0 that takes ``count`` arrivals."""
         self._reset(count)
         self.ready = True
+        self._log()
 
     def known(self, partition) -> int:
         """How many phases have completed for certain, by all that a partition knows now."""
@@ -83,6 +84,7 @@ class Barrier:
     def expect(self, nbytes: int) -> None:
         """Let the phase last until so many more bytes have landed."""
         self.bytes += nbytes
+        self._log()
 
     def land(self, nbytes: int, clock: dict, fenced: dict) -> None:
         """Bytes of a copy have landed."""
@@ -97,9 +99,12 @@ class Barrier:
             self.clock, self.fenced = {}, {}
             self.pending = self.count
             self.phase += 1
-            self.machine.log("phase", self.label, self.phase)
             self._overtaken([wait for wait in self.waits if wait.phase == self.phase - 2])
             self.waits = [wait for wait in self.waits if wait.phase >= self.phase - 1]
+        self._log()
+
+    def _log(self) -> None:
+        self.machine.log("barrier", self.label, (self.phase, self.pending, self.bytes))
 
     def passes(self, parity: int) -> bool:
         """Whether a wait for this parity passes now."""

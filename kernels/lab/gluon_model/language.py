@@ -481,7 +481,9 @@ def async_atomic_add(tensor_desc, coord, src):
 @models("nvidia.hopper.tma.store_wait")
 def store_wait(pendings, read_only=True):
     machine().step()
+    machine().log("wait", "stores")
     engines.store_wait(machine(), int(pendings))
+    machine().log("pass", "stores")
 
 
 # The tensor core.
@@ -502,8 +504,9 @@ def warpgroup_mma_wait(num_outstanding=0, deps=None):
     if deps is None:
         raise ModelError("warpgroup_mma_wait needs deps: the accumulators that are read after it")
     machine().step()
+    machine().log("wait", "products")
     engines.product_wait(machine(), int(num_outstanding))
-    machine().log("pass", "matrix products", int(num_outstanding))
+    machine().log("pass", "products")
     return deps[0] if len(deps) == 1 else tuple(deps)
 
 

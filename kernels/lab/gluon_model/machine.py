@@ -62,11 +62,11 @@ class Event(NamedTuple):
     """One line of the log behind the timeline."""
 
     step: int
-    kind: str  # wait, pass, arrive, expect, issue, land, read, write, phase, fence
+    kind: str  # one of picture.LETTERS; pass: a wait that is over; land: an operation that is; barrier: a new state
     who: str
     what: str
     place: Place
-    detail: object
+    detail: object  # the wait, the operation, or the barrier's (phase, arrivals missing, bytes missing)
 
 
 class Machine:

@@ -52,14 +52,24 @@ class Result:
     def _repr_pretty_(self, printer, cycle) -> None:
         printer.text(str(self))
 
-    def picture(self, program: int = 0, until: int | None = None):
-        """The timeline of one program, a static figure; see ``kernels.lab.gluon_model.picture``."""
+    def picture(self, program: int = 0, first: int = 0, last: int | None = None, cursor: int | None = None):
+        """The timeline of one program as a static figure: partitions, operations in flight, buffers, step by step.
+
+        program: its place in the order in which programs ran. first, last: the steps to draw, all without them.
+        cursor: a step to mark.
+        """
         from kernels.lab.gluon_model import picture
 
-        return picture.timeline(self.machines[program], until)
+        return picture.timeline(self.machines[program], first, last, cursor)
+
+    def state(self, step: int, program: int = 0) -> str:
+        """Where each partition is at a step, what is in flight, and how every barrier and buffer stands, as text."""
+        from kernels.lab.gluon_model import picture
+
+        return picture.state(self.machines[program], step)
 
     def player(self, program: int = 0):
-        """A slider that steps through one program; ``picture(until=step)`` is its static twin."""
+        """A slider that steps through one program; ``picture(cursor=step)`` and ``state(step)`` are its static twins."""
         from kernels.lab.gluon_model import picture
 
         return picture.player(self.machines[program])
