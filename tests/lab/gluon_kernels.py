@@ -148,6 +148,53 @@ def gemm_ring(a_desc, b_desc, c, M, N, K, layout: gl.constexpr, STAGES: gl.const
 
 
 @gluon.jit
+def half_consumer(ring, c, M, N, K, half: gl.constexpr, layout: gl.constexpr):
+    """One of two consumers that share a ring: the upper or the lower half of the rows of every tile."""
+    BLOCK_M: gl.constexpr = ring.a.shape[1]
+    BLOCK_K: gl.constexpr = ring.a.shape[2]
+    BLOCK_N: gl.constexpr = ring.b.shape[2]
+    HALF: gl.constexpr = BLOCK_M // 2
+    across = gl.cdiv(N, BLOCK_N)
+    step = 0
+    for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * across, gl.num_programs(0)):
+        first = step
+        acc = hopper.warpgroup_mma_init(gl.zeros([HALF, BLOCK_N], gl.float32, layout))
+        for k in range(0, K, BLOCK_K):
+            slot = step % ring.stages
+            mbarrier.wait(ring.ready.index(slot), (step // ring.stages) & 1)
+            a = ring.a.index(slot).slice(half * HALF, HALF)
+            acc = hopper.warpgroup_mma(a, ring.b.index(slot), acc, use_acc=k > 0, is_async=True)
+            acc = hopper.warpgroup_mma_init(hopper.warpgroup_mma_wait(1, deps=(acc,)))
+            mbarrier.arrive(ring.empty.index((step + ring.stages - 1) % ring.stages), count=1, pred=step > first)
+            step += 1
+        result = hopper.warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(ring.empty.index((step - 1) % ring.stages), count=1)
+        store_tile(c, result, tile // across * BLOCK_M + half * HALF, tile % across * BLOCK_N, M, N, layout)
+
+
+@gluon.jit
+def gemm_two_consumers(a_desc, b_desc, c, M, N, K, layout: gl.constexpr, STAGES: gl.constexpr):
+    """c = a · b, persistent: one loader, two consumers that each take half of a tile and both release a buffer."""
+    a = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_type.shape, a_desc.layout)
+    b = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout)
+    bars = mbarrier.allocate_mbarrier(batch=2 * STAGES)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(STAGES + i), count=2)
+    ring = Ring(a, b, bars.slice(0, STAGES), bars.slice(STAGES, STAGES), STAGES)
+    gl.warp_specialize(
+        [
+            (half_consumer, (ring, c, M, N, K, 0, layout)),
+            (half_consumer, (ring, c, M, N, K, 1, layout)),
+            (tiles_loader, (a_desc, b_desc, ring, M, N, K)),
+        ],
+        [4, 1],
+        [152, 24],
+    )
+    free_ring(ring)
+
+
+@gluon.jit
 def wgrad_loader(
     dy_desc, x_desc, ring, pixels, P, Q, first, r, s, o, c, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w
 ):

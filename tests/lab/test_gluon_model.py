@@ -23,7 +23,7 @@ from tests.lab.gluon_cases import ACC, descriptor, gemm, im2col, tensor_memory_g
 
 
 @pytest.mark.parametrize("schedule", gluon_model.SCHEDULES)
-@pytest.mark.parametrize("name", ["gemm_single", "gemm_ring"])
+@pytest.mark.parametrize("name", ["gemm_single", "gemm_ring", "gemm_two_consumers"])
 def test_products_are_right_and_nothing_is_found(name, schedule):
     call, check = gemm(getattr(gluon_kernels, name), M=100, N=72, K=136)
     result = call(schedule=schedule)
@@ -55,7 +55,7 @@ def test_copies_in_and_out(schedule):
 @settings(max_examples=25, deadline=None)
 @given(stages=st.integers(2, 5), steps=st.integers(1, 9), seed=st.integers(0, 10**6))
 def test_no_false_alarm_whatever_the_ring(stages, steps, seed):
-    for kernel in (gluon_kernels.gemm_ring, gluon_kernels.gemm_single):
+    for kernel in (gluon_kernels.gemm_ring, gluon_kernels.gemm_single, gluon_kernels.gemm_two_consumers):
         call, check = gemm(kernel, M=32, N=32, K=32 * steps, stages=stages, block=(32, 32, 32))
         result = call(schedule="random", seed=seed)
         assert result.ok, result
@@ -141,7 +141,7 @@ def compile_arguments(name: str):
         return descriptor(a, [32, 32]), descriptor(a, [32, 32]), 256, gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     if name == "gemm_single":
         return *both, c, 128, 256, 256, wide
-    if name == "gemm_ring":
+    if name in ("gemm_ring", "gemm_two_consumers"):
         return *both, c, 128, 256, 256, wide, 3
     if name == "gemm_tensor_memory":
         return *both, descriptor(a, [128, 64]), 128, 256, 256, 3
@@ -175,6 +175,7 @@ def compile_arguments(name: str):
         ("copy_tiles", 90, None, "cp.async.bulk.tensor.2d"),
         ("gemm_single", 90, "HGMMA", "cp.async.bulk.tensor.2d"),
         ("gemm_ring", 90, "HGMMA", "cp.async.bulk.tensor.2d"),
+        ("gemm_two_consumers", 90, "HGMMA", "cp.async.bulk.tensor.2d"),
         ("wgrad_tile", 90, "HGMMA", "cp.async.bulk.tensor.4d.shared::cta.global.im2col"),
         ("gemm_tensor_memory", 100, "UTCHMMA", "cp.async.bulk.tensor.2d"),
     ],

@@ -34,6 +34,8 @@ def planted(function: str, *edits: str) -> dict:
 
 def launch(name: str, kernel):
     """A launch of the kernel whose rings turn three times; the good one finds nothing in it."""
+    if name == "gemm_two_consumers":
+        return gemm(kernel, M=32, N=32 * 3, K=32 * 4, stages=3, block=(32, 32, 32))[0]
     if name in ("gemm_ring", "gemm_single"):
         return gemm(kernel, M=32, N=32, K=32 * 8, stages=3, block=(32, 32, 32))[0]
     if name == "gemm_tensor_memory":
@@ -168,6 +170,30 @@ FAULTS = {
             "mbarrier.invalidate(ring.empty.index(2))\n    mbarrier.wait(ring.ready.index(0), 0)",
         ),
         ("barrier", "ring_consumer", "mbarrier.invalidate(ring.empty.index(2))", "empty[2]", "ring_loader may use it"),
+    ),
+    "two consumers: one of them is enough to release a buffer": (
+        ("gemm_two_consumers", "gemm_two_consumers", "count=2)", "count=1)"),
+        ("early overwrite or barrier", None, "", "bars[", "half_consumer"),
+    ),
+    "two consumers: they release the buffer that they are reading": (
+        (
+            "gemm_two_consumers",
+            "half_consumer",
+            "mbarrier.arrive(ring.empty.index((step + ring.stages - 1) % ring.stages), count=1, pred=step > first)",
+            "mbarrier.arrive(ring.empty.index(slot), count=1)",
+            "        mbarrier.arrive(ring.empty.index((step - 1) % ring.stages), count=1)\n",
+            "",
+        ),
+        ("early overwrite", "tiles_loader", "tma.async_load", "bars[", "half_consumer signalled at line"),
+    ),
+    "two consumers: a product is read while it runs": (
+        (
+            "gemm_two_consumers",
+            "half_consumer",
+            "result = hopper.warpgroup_mma_wait(0",
+            "result = hopper.warpgroup_mma_wait(1",
+        ),
+        ("missing wait", None, "acc.to(", None, "uses the accumulator"),
     ),
     "single: the phase is never turned": (
         ("gemm_single", "gemm_single", "phase ^= 1", "pass"),
@@ -354,7 +380,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["copy_tiles", "gemm_single", "gemm_ring", "wgrad_tile", "gemm_tensor_memory"])
+@pytest.mark.parametrize(
+    "name", ["copy_tiles", "gemm_single", "gemm_ring", "gemm_two_consumers", "wgrad_tile", "gemm_tensor_memory"]
+)
 def test_without_a_fault_nothing_is_found(name):
     for schedule in gluon_model.SCHEDULES:
         assert launch(name, getattr(gluon_kernels, name))(schedule=schedule).ok
