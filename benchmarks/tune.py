@@ -26,7 +26,7 @@ from benchmarks import harness
 from kernels import runtime
 from kernels.common import configs
 
-ROOMS = ["dynamic_conv", "recurrent_attention"]
+ROOMS = ["dynamic_conv", "recurrent_attention", "conv_wgrad"]
 ALARM_S = 15
 
 

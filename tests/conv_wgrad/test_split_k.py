@@ -24,13 +24,13 @@ def test_pieces_cover_every_block_once():
 )
 def test_the_choice_fills_the_gpu(tiles, blocks, held):
     """Nine tenths of all program slots of all waves have work, if there is that much of it."""
-    active, per = pieces(blocks, choose_split(tiles, blocks, held))
+    active, per = pieces(blocks, choose_split(tiles, blocks, 64, held))
     waves = -(-tiles * active // held)
     assert tiles * blocks / (waves * held * per) > 0.9 or active == blocks
 
 
 def test_one_tile_a_program_and_no_workspace_when_there_are_enough_tiles():
-    assert choose_split(132, 4, 132) == 1
+    assert choose_split(132, 4, 64, 132) == 1
 
 
 def test_partial_sums_are_added_from_the_first_to_the_last():

@@ -1,0 +1,92 @@
+"""The convolution's benchmark compares equal things, and its tuner times the class it names with the options it gives."""
+
+import pytest
+import torch
+
+from benchmarks import conv_wgrad as bench
+from benchmarks import harness
+from kernels.conv_wgrad import split_k
+from tests.conv_wgrad import cases
+
+MACHINE = {"matmul_tflop_per_s": 700.0}
+SMALL = (2, 8, 16, 9, 3, 2, 1, 1)
+
+
+def test_every_way_gives_the_same_gradient():
+    x, dy, g = bench.problem(SMALL, torch.float32)
+    ours, *others = (call() for call in bench.calls_of(x, dy, g).values())
+    for other in others:
+        torch.testing.assert_close(other, ours, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", [SMALL, (2, 8, 8, 9, 3, 1, 1, 8)])
+def test_errors_are_those_of_the_whole_sum(case, monkeypatch):
+    x, dy, g = bench.problem(case, torch.float32)
+    dw = bench.ours(x, dy, g)
+    assert bench.errors_of(x, dy, g, {"right": dw, "wrong": 2 * dw}) == pytest.approx(
+        {"right": 0, "wrong": 1}, abs=1e-5
+    )
+
+
+def test_a_row_is_complete(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: __import__("contextlib").nullcontext())
+    monkeypatch.setattr(
+        harness, "timed", lambda calls, rounds: (dict(zip(calls, (2.0, 1.0, 4.0), strict=True)), "graph")
+    )
+    row = bench.measure(SMALL, MACHINE, rounds=1)
+    moved, flops = bench.cost(SMALL)
+    assert flops == 2 * 2 * 5 * 5 * 16 * 8 * 9 and moved == 2 * (2 * 81 * 8 + 2 * 25 * 16 + 16 * 72)
+    assert row["bytes"] == moved and row["flops"] == flops and row["ours_ms"] == 2.0
+    assert row["fraction_of_matmul"] == pytest.approx(flops / 2e-3 / 700e12, rel=1e-3)
+    assert [peer["name"] for peer in row["peers"]] == ["cuDNN nhwc", "cuDNN nchw"] and row["peers"][0]["ms"] == 1.0
+    assert row["relative_error"] < 5e-3 and row["explained"].startswith("triton: product")
+    assert "0.50x cuDNN nhwc" in bench.line(row)
+
+
+@pytest.mark.parametrize(("kernel", "key"), [(kernel, key) for kernel, keys in bench.CLASSES.items() for key in keys])
+def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatch, kernel, key):
+    """What the launcher asks the table for is the name that the tuner writes; what it then launches are the options."""
+    asked, table_says = [], split_k.configuration
+
+    def record(room, name, key, device):
+        asked.append((name, key))
+        return table_says(room, name, key, device)
+
+    monkeypatch.setattr(split_k, "configuration", record)
+    shape, options = (2, 4, 3, 1), options_of(kernel)
+    name, call = bench.tuned_call(kernel, shape, *key)
+    with cases.launches() as seen:
+        call(options)
+    assert kernel not in {asked_for for asked_for, _ in asked}
+    meta = {launched.__name__: meta for launched, _, _, meta in seen}[NAMES[kernel]]
+    whole = ("BLOCK", "BLOCK_K", "num_warps")  # what no size of the problem makes smaller
+    assert {name: meta.get(name) for name in whole} == {name: options.get(name) for name in whole}
+
+    x, dy, g = bench.problem((2, *key[1:3], 4, 3, 1, 1, key[3]), key[0])
+    bench.ours(x, dy, g)
+    bench.conv2d_wgrad(x, dy, 3, 3, 1, 1, 1, g.groups, split_k=4, out=torch.zeros(g.weight_shape), accumulate=True)
+    bench.conv2d_bias_grad(dy)
+    assert (kernel, name) in asked
+
+
+NAMES = {kernel: f"{kernel}_kernel" for kernel in bench.CLASSES} | {"product": "wgrad_kernel"}
+
+
+def options_of(kernel):
+    """Other options than the table's, as large: the interpreter's time goes by programs."""
+    options = {"BLOCK": 1 << 16} if kernel == "sum" else {"BLOCK_M": 512, "BLOCK_K": 32, "STAGES": 1, "HELD": 4}
+    return options | ({"BLOCK_N": 1024} if kernel == "product" else {}) | {"num_warps": 2}
+
+
+def test_candidates_fit_on_a_multiprocessor(monkeypatch):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"multi_processor_count": 132})
+    )
+    for kernel in bench.CLASSES:
+        found = bench.candidates(kernel)
+        assert 4 < len(found) <= 48 and len({tuple(options.items()) for options in found}) == len(found)
+    for options in bench.candidates("product"):
+        m, n, k = (options[f"BLOCK_{axis}"] for axis in "MNK")
+        programs = options["HELD"] // 132
+        assert programs * options["STAGES"] * 2 * k * (m + n) <= bench.SHARED_BYTES
