@@ -346,8 +346,8 @@ def _atomic(name: str, update) -> None:
 
 
 _atomic("add", lambda flat, at, value: flat.index_put_((at,), value, accumulate=True))
-_atomic("max", lambda flat, at, value: flat.index_reduce_(0, at, value, "amax"))
-_atomic("min", lambda flat, at, value: flat.index_reduce_(0, at, value, "amin"))
+_atomic("max", lambda flat, at, value: flat.scatter_reduce_(0, at, value, "amax"))
+_atomic("min", lambda flat, at, value: flat.scatter_reduce_(0, at, value, "amin"))
 
 
 # On-chip memory.

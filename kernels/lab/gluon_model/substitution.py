@@ -29,19 +29,23 @@ class Module:
 
 
 class Substitution:
-    """Replaces what a kernel names, once for each object."""
+    """Replaces what a kernel names, once for each object, so that functions and classes may name each other."""
 
     def __init__(self, locator: Locator):
         self._locator = locator
-        self._done: dict[int, tuple] = {}
+        self._done: dict[int, tuple] = {}  # by id: the stand-in, and the original to keep its id its own
 
     def of(self, value, name: str = ""):
         """What stands for ``value`` in the model: often the value itself."""
         if id(value) in TABLE:
             return TABLE[id(value)]
         if id(value) not in self._done:
-            self._done[id(value)] = (self._replace(value, name), value)
+            self._remember(value, self._replace(value, name))
         return self._done[id(value)][0]
+
+    def _remember(self, value, stand_in):
+        self._done[id(value)] = stand_in, value
+        return stand_in
 
     def _replace(self, value, name: str):
         if isinstance(value, tl.constexpr):
@@ -49,56 +53,53 @@ class Substitution:
         if isinstance(value, types.ModuleType) and value.__name__.split(".")[0] == "triton":
             return Module(value, self)
         if isinstance(value, (JITFunction, ConstexprFunction)):
-            return self.function(value.fn)
+            return self._function(value, value.fn)
         if isinstance(value, type) and getattr(value, "__triton_aggregate__", False):
             return self._aggregate(value)
-        if isinstance(value, tuple) and type(value) is tuple:
+        if type(value) is tuple:
             return tuple(self.of(member) for member in value)
         if callable(value) and not isinstance(value, type) and getattr(value, "__triton_builtin__", False):
             return _Unknown(name or value.__name__)
         return value
 
-    def function(self, original: types.FunctionType) -> types.FunctionType:
+    def _function(self, value, original: types.FunctionType) -> types.FunctionType:
         """The function with the same code, whose globals, defaults and closure are those of the model."""
         self._locator.adopt(original.__code__)
         own = {"__builtins__": vars(builtins) | {"range": loop}, "__name__": original.__module__}
-        function = types.FunctionType(
-            original.__code__,
-            own,
-            original.__name__,
-            original.__defaults__ and tuple(self.of(value) for value in original.__defaults__),
-            tuple(types.CellType(self.of(cell.cell_contents)) for cell in original.__closure__ or ()) or None,
+        cells = tuple(types.CellType() for _ in original.__closure__ or ())
+        function = self._remember(
+            value, types.FunctionType(original.__code__, own, original.__name__, None, cells or None)
         )
-        if original.__kwdefaults__:
-            function.__kwdefaults__ = {key: self.of(value) for key, value in original.__kwdefaults__.items()}
-        self._done[id(original)] = (function, original)
-        pending = [original.__code__]
-        while pending:
-            code = pending.pop()
-            for name in code.co_names:
-                if name in original.__globals__:
-                    value = original.__globals__[name]
-                    # a function may name itself, and two may name each other
-                    self._done.setdefault(id(original), (function, original))
-                    own[name] = self.of(value, name)
-            pending += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        function.__defaults__ = original.__defaults__ and tuple(self.of(default) for default in original.__defaults__)
+        function.__kwdefaults__ = {key: self.of(default) for key, default in (original.__kwdefaults__ or {}).items()}
+        for cell, theirs in zip(cells, original.__closure__ or ()):
+            cell.cell_contents = self.of(theirs.cell_contents)
+        for name in _names(original.__code__):
+            if name in original.__globals__:
+                own[name] = self.of(original.__globals__[name], name)
         return function
 
     def _aggregate(self, cls):
         """The class behind ``@gluon.aggregate`` with its methods on the model; fields hold model values."""
-        fields = cls.__aggregate_fields__
-        members = {"fields": fields, "__module__": cls.__module__, "__setattr__": _name_and_set}
+        stand_in = self._remember(cls, type(cls.__name__, (), {"fields": cls.__aggregate_fields__}))
         for name, member in vars(cls).items():
             if isinstance(member, (JITFunction, ConstexprFunction)):
-                members[name] = self.function(member.fn)
+                setattr(stand_in, name, self.of(member))
             elif isinstance(member, types.FunctionType) and name not in _MACHINERY:
-                members[name] = self.function(member)
+                setattr(stand_in, name, self._function(member, member))
         init = cls.hash_attrs[0]
         if getattr(init, "__triton_builtin__", False):
-            members["__init__"] = _fill_fields(cls.__name__, fields, cls.__aggregate_defaults__, self)
+            stand_in.__init__ = _fill_fields(cls.__name__, stand_in.fields, cls.__aggregate_defaults__, self)
         else:
-            members["__init__"] = self.function(getattr(init, "fn", init))
-        return type(cls.__name__, (), members)
+            stand_in.__init__ = self._function(init, getattr(init, "fn", init))
+        stand_in.__setattr__ = _name_and_set
+        return stand_in
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Every global that a function, or a function inside it, may name."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 _MACHINERY = {"__new__", "__setattr__", "_set_name", "_flatten_ir", "_get_instance", "__init__"}

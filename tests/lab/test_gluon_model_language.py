@@ -1,0 +1,211 @@
+"""Pieces of the language that the larger kernels do not use: aggregates with methods, device descriptors, slices, atomics."""
+
+import pytest
+import torch
+import triton
+
+if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
+    pytest.skip("the model needs Triton 3.8", allow_module_level=True)
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from kernels.lab import gluon_model
+from tests.lab.gluon_cases import descriptor
+
+ROW = gl.BlockedLayout([1], [32], [4], [0])
+TILE = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+SCALE = gl.constexpr(3)
+
+
+@gluon.constexpr_function
+def doubled(n):
+    return 2 * n
+
+
+@gluon.aggregate
+class Counter:
+    """A ring index and its phase, advanced together."""
+
+    index: gl.tensor
+    phase: gl.tensor
+    depth: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, index, phase, depth):
+        self.index = index
+        self.phase = phase
+        self.depth = gl.constexpr(depth)
+
+    @gluon.jit
+    def next(self):
+        wraps = self.index == self.depth - 1
+        return Counter(gl.where(wraps, 0, self.index + 1), gl.where(wraps, self.phase ^ 1, self.phase), self.depth)
+
+
+@gluon.jit
+def counting(out, steps, layout: gl.constexpr):
+    at = Counter(gl.to_tensor(0), gl.to_tensor(0), 3)
+    for i in range(steps):
+        gl.store(out + 2 * i, at.index)
+        gl.store(out + 2 * i + 1, at.phase * SCALE + doubled(5))
+        at = at.next()
+
+
+def test_aggregates_with_methods_constants_and_compile_time_functions():
+    out = torch.zeros(14, dtype=torch.int32)
+    assert gluon_model.run(counting, 1, out, 7, ROW).ok
+    assert out.view(7, 2).tolist() == [[i % 3, 10 + 3 * (i // 3 % 2)] for i in range(7)]
+
+
+@gluon.jit
+def scaled_rows(x, y, M, N, layout: gl.constexpr, shared: gl.constexpr):
+    x_desc = tma.make_tensor_descriptor(x, [M, N], [N, 1], [16, 16], shared)
+    y_desc = tma.make_tensor_descriptor(y + 16, [M, N - 16], [N, 1], [16, 16], shared)
+    tile = gl.allocate_shared_memory(gl.float32, [16, 16], shared)
+    loaded = mbarrier.allocate_mbarrier()
+    mbarrier.init(loaded, count=1)
+    mbarrier.expect(loaded, x_desc.nbytes_per_cta)
+    tma.async_load(x_desc, [8, -4], loaded, tile)
+    mbarrier.wait(loaded, 0)
+    tile.store(tile.load(layout) * 2)
+    fence_async_shared()
+    tma.async_store(y_desc, [-3, 0], tile)
+    tma.store_wait(0, read_only=False)
+    tma.async_atomic_add(y_desc, [-3, 0], tile)
+    tma.store_wait(0)
+    mbarrier.invalidate(loaded)
+
+
+def test_descriptors_made_on_the_device_clip_at_every_edge():
+    x, y = torch.randn(20, 24), torch.zeros(20, 40)
+    shared = gl.NVMMASharedLayout.get_default_for([16, 16], gl.float32)
+    for schedule in gluon_model.SCHEDULES:
+        y.zero_()
+        # y's rows are 24 elements long here: its memory is used as a [20, 24] tensor.
+        assert gluon_model.run(scaled_rows, 1, x, y, 20, 24, TILE, shared, schedule=schedule).ok
+        tile = torch.zeros(16, 16)
+        tile[:12, 4:] = x[8:20, :12]
+        expected = torch.zeros(20, 24)
+        expected[:13, 16:] = 4 * tile[3:, :8]
+        assert torch.equal(y.view(-1)[: 20 * 24].view(20, 24), expected)
+
+
+@gluon.jit
+def writer(buffer, layout: gl.constexpr):
+    buffer.slice(0, 8).store(gl.full([8, 16], 1.0, gl.float32, layout))
+
+
+@gluon.jit
+def reader(buffer, out, FIRST: gl.constexpr, layout: gl.constexpr):
+    values = buffer.slice(FIRST, 8).load(layout)
+    gl.store(out + gl.arange(0, 16, gl.SliceLayout(0, layout)), gl.sum(values, 0))
+
+
+@gluon.jit
+def halves(out, FIRST: gl.constexpr, layout: gl.constexpr, shared: gl.constexpr):
+    buffer = gl.allocate_shared_memory(gl.float32, [16, 16], shared)
+    buffer.slice(8, 8).store(gl.full([8, 16], 2.0, gl.float32, layout))
+    gl.warp_specialize([(reader, (buffer, out, FIRST, layout)), (writer, (buffer, layout))], [4])
+
+
+@pytest.mark.parametrize("schedule", gluon_model.SCHEDULES)
+def test_slices_that_do_not_overlap_are_no_race_and_overlapping_ones_are(schedule):
+    shared = gl.NVMMASharedLayout.get_default_for([16, 16], gl.float32)
+    out = torch.zeros(16)
+    assert gluon_model.run(halves, 1, out, 8, TILE, shared, schedule=schedule).ok
+    assert out.tolist() == [16.0] * 16
+    result = gluon_model.run(halves, 1, out, 4, TILE, shared, schedule=schedule)
+    kinds = {finding.kind for finding in result.findings}
+    assert "race" in kinds and kinds <= {"race", "uninitialized"}
+    race = next(finding for finding in result.findings if finding.kind == "race")
+    assert "buffer[4:12, :]" in race.message and "reader" in race.message and "writer" in race.message
+
+
+@gluon.jit
+def eager_arriver(bar):
+    mbarrier.arrive(bar, count=1)
+    mbarrier.arrive(bar, count=1)
+
+
+@gluon.jit
+def late_arriver(bar):
+    mbarrier.arrive(bar, count=1)
+    mbarrier.arrive(bar, count=1)
+
+
+@gluon.jit
+def two_arrive(x):
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=2)
+    gl.warp_specialize([(eager_arriver, (bar,)), (late_arriver, (bar,))], [1])
+
+
+@pytest.mark.parametrize("schedule", gluon_model.SCHEDULES)
+def test_an_arrival_that_may_count_for_an_earlier_phase_is_found(schedule):
+    result = gluon_model.run(two_arrive, 1, torch.zeros(1), schedule=schedule)
+    assert [finding.kind for finding in result.findings] and {f.kind for f in result.findings} == {"barrier"}
+    assert "without knowing that phase 0 of it is complete" in result.findings[0].message
+
+
+@gluon.jit
+def atomics(total, largest, layout: gl.constexpr):
+    i = gl.arange(0, 8, layout)
+    gl.atomic_add(total + i % 2, i.to(gl.float32), mask=i < 6)
+    gl.atomic_max(largest, gl.program_id(0) * 7 % 5)
+
+
+def test_atomics_of_many_programs():
+    total, largest = torch.zeros(2), torch.zeros(1, dtype=torch.int32)
+    assert gluon_model.run(atomics, (2, 2), total, largest, ROW).ok
+    assert total.tolist() == [4 * 6.0, 4 * 9.0] and largest.tolist() == [2]
+
+
+def test_the_text_of_a_cell_without_a_file_gives_its_line(cell):
+    source = """
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+    @gluon.jit
+    def stuck(x):
+        full = mbarrier.allocate_mbarrier(
+            batch=2,
+        )
+        mbarrier.init(full.index(1), count=1)
+        mbarrier.wait(
+            full.index(1),
+            0,
+        )
+    """
+    result = gluon_model.run(cell(source)["stuck"], 1, torch.zeros(1))
+    (finding,) = result.findings
+    assert finding.kind == "deadlock" and finding.barrier == "full[1]" and finding.place.line == 12
+    assert "stuck, line 12: waits for parity 0 of full[1]\n      mbarrier.wait(full.index(1), 0)" in finding.message
+
+
+def test_memory_gets_its_name_from_the_variable_or_the_field():
+    x = torch.randn(16, 16)
+    result = gluon_model.run(naming, 1, descriptor(x, [16, 16]))
+    assert [allocation.name for allocation in result.machines[0].allocations] == ["left", "right", "alone", "empty"]
+
+
+@gluon.aggregate
+class Pair:
+    left: gl.shared_memory_descriptor
+    right: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def naming(x_desc):
+    Pair(
+        gl.allocate_shared_memory(x_desc.dtype, x_desc.block_shape, x_desc.layout),
+        right=gl.allocate_shared_memory(x_desc.dtype, x_desc.block_shape, x_desc.layout),
+    )
+    alone, empty = (
+        gl.allocate_shared_memory(x_desc.dtype, x_desc.block_shape, x_desc.layout),
+        mbarrier.allocate_mbarrier(),
+    )
+    mbarrier.init(empty, count=1)
+    alone._keep_alive()
