@@ -12,6 +12,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from kernels.lab import gluon_model
+from kernels.lab.gluon_model.races import Access, History
+from kernels.lab.gluon_model.source import NOWHERE
 from tests.lab.gluon_cases import descriptor
 
 ROW = gl.BlockedLayout([1], [32], [4], [0])
@@ -121,6 +123,19 @@ def test_slices_that_do_not_overlap_are_no_race_and_overlapping_ones_are(schedul
     assert "race" in kinds and kinds <= {"race", "uninitialized"}
     race = next(finding for finding in result.findings if finding.kind == "race")
     assert "buffer[4:12, :]" in race.message and "reader" in race.message and "writer" in race.message
+
+
+def test_a_write_over_part_of_a_box_leaves_the_rest_of_its_history():
+    def access(lane, write):
+        return Access(write, "x", None, None, lane, 1, NOWHERE, 0)
+
+    history, whole, upper, lower = History(), ((0, 16),), ((0, 8),), ((8, 16),)
+    first, second, third = access(0, True), access(1, True), access(2, False)
+    assert list(history.access(whole, first, {0: 1})) == []
+    assert list(history.access(upper, second, {0: 1, 1: 1})) == []
+    assert list(history.access(lower, third, {2: 1})) == [first]
+    assert list(history.access(upper, access(3, False), {0: 1, 3: 1})) == [second]
+    assert set(history.access(whole, access(4, True), {4: 1})) >= {first, second, third}
 
 
 @gluon.jit

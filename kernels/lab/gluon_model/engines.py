@@ -250,10 +250,12 @@ def commit(machine, barrier_view) -> None:
         machine.arrive(barrier, 1, operation)
 
     phase = barrier.known(machine.me)
-    earlier = reversed(machine.me.products.operations)
     signals = [(barrier, phase)]
-    for one in itertools.takewhile(lambda o: all(known is not barrier for known, _ in o.signals), list(earlier)):
-        one.signals.append(signals[0])
+    unsignalled = itertools.takewhile(
+        lambda o: all(known is not barrier for known, _ in o.signals), reversed(machine.me.products.operations)
+    )
+    for one in unsignalled:
+        one.signals += signals
     operation = machine.issue("commit", TENSOR_CORE, land, [barrier_view], queue=machine.me.products)
     operation.signals = signals
 

@@ -33,7 +33,7 @@ class Queue:
     """Operations of one partition that complete in the order in which they were issued."""
 
     def __init__(self, engine: str):
-        self.engine, self.operations, self.lane, self.clock, self.fenced = engine, [], None, {}, {}
+        self.engine, self.operations, self.lane = engine, [], None
 
 
 class Operation:
@@ -170,15 +170,11 @@ class Machine:
         if queue is None:
             new.lane = self.lanes.borrow(new.clock)
         else:
-            join(new.clock, queue.clock)
-            join(new.fenced, queue.fenced)
             if queue.lane is None:
                 queue.lane = self.lanes.own()
             new.lane = queue.lane
-        new.tick = self.lanes.tick(new.lane, new.clock)
-        if queue is not None:
-            queue.clock, queue.fenced = new.clock, new.fenced
             queue.operations.append(new)
+        new.tick = self.lanes.tick(new.lane, new.clock)
         for view in reads:
             self.touch(view, False, new)
         for view in writes:
@@ -193,6 +189,7 @@ class Machine:
         self.in_flight.remove(operation)
         operation.landed = True
         operation.act(operation)
+        operation.act = None  # it holds on to the numbers
         self.log("land", operation.what, operation, operation.issuer.name, operation.place)
 
     def join(self, operation: Operation) -> None:

@@ -19,6 +19,7 @@ from kernels.lab.gluon_model.source import Locator
 from kernels.lab.gluon_model.substitution import Substitution
 from kernels.lab.gluon_model.values import ModelError, wrap_argument
 
+_KEPT = 16  # programs whose logs and memory a result keeps
 _LAUNCH_OPTIONS = {"num_stages", "maxnreg", "num_ctas"}
 
 
@@ -27,7 +28,8 @@ class Result:
     """What a run on the model found. ``print(result)`` reads it out.
 
     kernel, grid, schedule: what was run. findings: everything that is wrong, most basic first; empty if nothing is.
-    completed: whether every program came to its end. machines: one a program, with its log of events.
+    completed: whether every program came to its end. machines: those of the first 16 programs and of one that did not
+    end, with their logs, for ``picture``, ``state`` and ``player``.
     """
 
     kernel: str
@@ -158,9 +160,10 @@ def run(
     result = Result(shared.name, grid, name)
     for program in itertools.product(*(range(n) for n in reversed((*grid, 1, 1)[:3]))):
         machine = Machine(shared, tuple(reversed(program)), policy, num_warps, most_steps)
-        result.machines.append(machine)
         result.completed = _execute(machine, function, arguments)
         machine.conflicts.finish(result.completed)
+        if len(result.machines) < _KEPT or not result.completed:
+            result.machines.append(machine)
         if not result.completed:
             break
     result.findings = list(shared.findings)
