@@ -27,7 +27,8 @@ __all__ = [
 def ordered_lists(blocks):
     """``(num_blocks [..., R], indices [..., R, C])`` int32 of the true entries of ``blocks``, bool [..., R, C]."""
     indices = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
-    return blocks.sum(-1, dtype=torch.int32), indices.to(torch.int32)
+    # A transposed matrix's argsort has transposed strides, which torch's own kernels do not look at.
+    return blocks.sum(-1, dtype=torch.int32), indices.to(torch.int32).contiguous()
 
 
 def dense_blocks(num_blocks, indices, columns):

@@ -165,10 +165,11 @@ if hopper.gluon is not None:
             ds = ds.to(q.dtype)
             dk = warpgroup_mma(gl.convert_layout(ds, layout_a), q, dk, is_async=True)
             if STORE:
-                tma.store_wait(0)
-                ds_s.index(GROUP).reshape([k.shape[0], BLOCK_M]).store(ds)
+                mine = ds_s.index(2 * GROUP + count % 2)
+                tma.store_wait(1)  # the one before last has left this buffer
+                mine.reshape([k.shape[0], BLOCK_M]).store(ds)
                 fence_async_shared()
-                tma.async_store(ds_desc, [slot, n0, m0], ds_s.index(GROUP))
+                tma.async_store(ds_desc, [slot, n0, m0], mine)
             dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
             mbarrier.arrive(free.index(stage))
             m0 = following
@@ -266,7 +267,7 @@ if hopper.gluon is not None:
         lse_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], lse_desc.layout)
         delta_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], delta_desc.layout)
         if STORE:
-            ds_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, ROWS, BLOCK_M], ds_desc.layout)
+            ds_s = gl.allocate_shared_memory(dtype, [2 * GROUPS, 1, ROWS, BLOCK_M], ds_desc.layout)
         else:
             ds_s = ()
         kv_ready = mbarrier.allocate_mbarrier()
