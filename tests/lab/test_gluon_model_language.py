@@ -1,5 +1,6 @@
 """Pieces of the language that the larger kernels do not use: aggregates with methods, device descriptors, slices, atomics."""
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -175,6 +176,12 @@ def test_atomics_of_many_programs():
     total, largest = torch.zeros(2), torch.zeros(1, dtype=torch.int32)
     assert gluon_model.run(atomics, (2, 2), total, largest, ROW).ok
     assert total.tolist() == [4 * 6.0, 4 * 9.0] and largest.tolist() == [2]
+
+
+def test_numpy_arrays_are_written_in_place():
+    total, largest = np.zeros(2, dtype=np.float32), np.zeros(1, dtype=np.int32)
+    assert gluon_model.check_all_schedules(atomics, 3, total, largest, ROW).ok
+    assert total.tolist() == [3 * 6.0, 3 * 9.0] and largest.tolist() == [4]
 
 
 def test_the_text_of_a_cell_without_a_file_gives_its_line(cell):

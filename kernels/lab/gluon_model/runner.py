@@ -8,6 +8,7 @@ import inspect
 import itertools
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from triton.experimental.gluon import GluonJITFunction
 
@@ -137,7 +138,7 @@ def run(
     """Execute a ``@gluon.jit`` kernel's own source on the CPU and report every deadlock and race in it.
 
     kernel: the decorated function. grid: the number of programs, an int or a tuple of up to three; programs run one
-    after the other. args: the launch's arguments in order: CPU tensors, numbers, ``TensorDescriptor`` and
+    after the other. args: the launch's arguments in order: CPU tensors, NumPy arrays, numbers, ``TensorDescriptor`` and
     ``TensorDescriptorIm2Col`` on CPU tensors, constants; what the kernel stores is in the tensors afterwards.
     schedule: "round-robin", "greedy", "eager" or "random" (from ``seed``), who goes next where several could; it
     changes what is executed, and not what is found. num_warps: of the kernel. most_steps: an endless loop ends there.
@@ -244,6 +245,8 @@ def check_all_schedules(kernel, grid, *args, schedules=None, **options) -> Sweep
 
 
 def _tensors(arg):
+    if isinstance(arg, np.ndarray):
+        arg = torch.from_numpy(arg)
     if isinstance(arg, torch.Tensor):
         yield arg.detach().contiguous().reshape(-1)
     elif isinstance(arg, tuple):

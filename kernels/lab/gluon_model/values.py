@@ -5,6 +5,7 @@ import operator
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 import triton.language as tl
 
@@ -333,7 +334,9 @@ def combine(a, b, operation) -> Tensor:
 
 
 def wrap_argument(name: str, value):
-    """A launch's runtime argument as the kernel sees it."""
+    """A launch's runtime argument as the kernel sees it; a NumPy array shares its memory."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device}: the model runs on the CPU, give it CPU tensors")
