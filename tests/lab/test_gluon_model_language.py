@@ -231,3 +231,20 @@ def naming(x_desc):
     )
     mbarrier.init(empty, count=1)
     alone._keep_alive()
+
+
+@gluon.jit
+def apply(x, function: gl.constexpr, layout: gl.constexpr):
+    at = gl.arange(0, 4, layout)
+    gl.store(x + at, function(gl.load(x + at)))
+
+
+@gluon.jit
+def one_less(x):
+    return gl.maximum(x, 0.0) - 1
+
+
+def test_a_compile_time_argument_may_be_a_function():
+    x = torch.tensor([-2.0, 0.0, 1.0, 5.0])
+    assert gluon_model.run(apply, 1, x, one_less, ROW).ok
+    assert x.tolist() == [-1.0, -1.0, 0.0, 4.0]

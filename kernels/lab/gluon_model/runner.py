@@ -154,8 +154,9 @@ def run(
         raise ValueError(f"grid is {grid!r}: it must be one to three numbers of programs")
     constexprs = {name: value for name, value in constexprs.items() if name not in _LAUNCH_OPTIONS}
     shared = _Run(kernel.fn.__name__, grid)
-    function = Substitution(shared.locator).of(kernel)
-    arguments = _arguments(kernel, args, constexprs)
+    substitution = Substitution(shared.locator)
+    function = substitution.of(kernel)
+    arguments = _arguments(kernel, args, constexprs, substitution)
     policy = Policy(schedule, seed)
     name = f"{schedule}, seed {seed}" if schedule == "random" else schedule
     result = Result(shared.name, grid, name)
@@ -202,7 +203,7 @@ def _place_of(error: Exception, machine: Machine) -> str:
     return place
 
 
-def _arguments(kernel, args, constexprs: dict) -> dict:
+def _arguments(kernel, args, constexprs: dict, substitution: Substitution) -> dict:
     try:
         bound = inspect.signature(kernel.fn).bind(*args, **constexprs)
     except TypeError as error:
@@ -210,7 +211,7 @@ def _arguments(kernel, args, constexprs: dict) -> dict:
     bound.apply_defaults()
     constants = {param.name for param in kernel.params if param.is_constexpr}
     return {
-        name: getattr(value, "value", value) if name in constants else _argument(name, value)
+        name: substitution.of(value) if name in constants else _argument(name, value)
         for name, value in bound.arguments.items()
     }
 
