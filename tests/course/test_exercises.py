@@ -18,6 +18,7 @@ from kernels.lab.check import chunked_attention as chunked
 from kernels.lab.check import dynamic_conv as conv
 from kernels.lab.check import flash_attention as flash
 from kernels.lab.check import recurrent_attention as recurrent
+from kernels.lab.check import score_mod_compiler as compiler
 from kernels.lab.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.lab.check.tiled_matmul import EXERCISE as TILED_MATMUL
 from tests.course.mutants import ROOT, TABLE, submission, targets
@@ -27,7 +28,7 @@ NAMES = sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_d
 CHECKED = [
     *(ROW_SOFTMAX, TILED_MATMUL, conv.FORWARD, conv.DX, conv.DWEIGHT),
     *(recurrent.FORWARD, recurrent.BACKWARD, recurrent.GATE, chunked.STATES, chunked.OUTPUTS),
-    *(flash.FORWARD, flash.LISTS, flash.BACKWARD),
+    *(flash.FORWARD, flash.LISTS, flash.BACKWARD, compiler.VALUE, compiler.GRADIENT),
 ]
 HINT = re.compile(r"<details><summary>Hint (\d): ([^<]+)</summary>\n\n.+?\n\n</details>", flags=re.DOTALL)
 REGION = re.compile(r"^ *### BEGIN SOLUTION\n(.*?)^ *### END SOLUTION(?:\n|\Z)", flags=re.MULTILINE | re.DOTALL)

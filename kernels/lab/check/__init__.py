@@ -14,6 +14,7 @@ from kernels.lab.check import dynamic_conv as _dynamic_conv
 from kernels.lab.check import flash_attention as _flash_attention
 from kernels.lab.check import recurrent_attention as _recurrent_attention
 from kernels.lab.check import row_softmax as _row_softmax
+from kernels.lab.check import score_mod_compiler as _score_mod_compiler
 from kernels.lab.check import tiled_matmul as _tiled_matmul
 from kernels.lab.check import vector_add as _vector_add
 from kernels.lab.check.framework import check as _check
@@ -25,6 +26,8 @@ __all__ = [
     "dynamic_conv_dweight",
     "dynamic_conv_dx",
     "dynamic_conv_forward",
+    "emit_gradient",
+    "emit_value",
     "flash_backward",
     "flash_forward",
     "recurrent_backward",
@@ -111,3 +114,13 @@ def flash_backward(fn, *, seed: int | None = 0, grading: bool | None = None) -> 
     Returns points, of 10.
     """
     return _check(_flash_attention.BACKWARD, fn, seed=seed, grading=grading)
+
+
+def emit_value(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(mod)``, the text of a Triton function ``score_mod``. Returns points, of 10."""
+    return _check(_score_mod_compiler.VALUE, _score_mod_compiler.run_value(fn), seed=seed, grading=grading)
+
+
+def emit_gradient(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(mod)``, the text of a Triton function ``score_gradient``. Returns points, of 10."""
+    return _check(_score_mod_compiler.GRADIENT, _score_mod_compiler.run_gradient(fn), seed=seed, grading=grading)

@@ -18,6 +18,7 @@ import random
 import secrets
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -326,7 +327,8 @@ class Property:
     of NaN or infinity where a number is due; ``lesson`` says what to read again. Where an earlier property failed, a
     guess gives way to it: one bug, one cause.
     ``needs`` is "gpu" or "interpreter" where the property can only be seen there; such a property is worth no points.
-    ``addresses`` asks for the addresses a call touches instead of its answer.
+    ``addresses`` asks for the addresses a call touches instead of its answer, ``shared_updates`` for elements of an
+    output that several programs of one launch update: they come in no fixed order.
     """
 
     name: str
@@ -337,6 +339,7 @@ class Property:
     not_finite: str = ""
     needs: str = ""
     addresses: bool = False
+    shared_updates: bool = False
 
 
 @dataclass(frozen=True)
@@ -385,13 +388,14 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None) -> int
 def _check(exercise, fn, seed, grading) -> int:
     earned, failed, printed = 0, [], set()
     for number, item in enumerate(exercise.properties):
+        experiment = _touches if item.addresses else _shares if item.shared_updates else _judge
         if item.needs and (item.needs == "the interpreter") != runtime.interpreted:
             print(f"not verified on this machine: {item.name} (needs {item.needs})")
             continue
         finding = None
         for case in item.cases(Draw(f"{seed}, {exercise.name}, {item.name}", grading)):
             try:
-                finding = (_touches if item.addresses else _judge)(exercise, item, fn, case)
+                finding = experiment(exercise, item, fn, case)
             except Exception as raised:
                 finding = Finding(f"an error with {case.sizes}", *explain(raised))
             if finding:
@@ -499,6 +503,28 @@ def _touches(exercise, item, fn, case) -> Finding | None:
     return Finding(where, f"`{first.source}` (with {case.sizes})", cause)
 
 
+def _shares(exercise, item, fn, case) -> Finding | None:
+    """Look for elements of an output that several programs of one launch update, atomically or by load and store."""
+    with trace.recording() as recorded:
+        run = case.run(fn)
+    if not run.stored:
+        return Finding(_NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    for out in case.outs:
+        kinds = {access.kind for access in recorded.accesses if access.tensor == f"{out.name}_ptr"}
+        if kinds <= {"load"} and out.answer.size:
+            return Finding(f"no program stores {out.name}", f"with {case.sizes}", "the sum is a kernel's work")
+        for launch in recorded.launches:
+            if f"{out.name}_ptr" not in launch.operands:
+                continue
+            updates = launch.programs(f"{out.name}_ptr", "atomic")
+            counts = Counter(i for elements in updates.values() for i in elements)
+            shared = {i for i, n in counts.items() if n > 1} | set(launch.races().get(f"{out.name}_ptr", ()))
+            if shared:
+                where = f"{len(shared)} of {out.answer.size} elements of {out.name} are updated by several programs"
+                return Finding(where, f"with {case.sizes}", item.otherwise)
+    return None
+
+
 def _never_stored(case, out, missing) -> Finding:
     places = argwhere(missing)
     extent, axes = (places.max(axis=0) - places.min(axis=0) + 1).tolist(), out.tensor.axes
@@ -558,6 +584,13 @@ _EXPLAINED = (
     ("unexpected keyword", "the launcher and the kernel's signature do not agree"),
     ("outside of the scope of a kernel", "a kernel is launched as kernel[grid](...), not called"),
     ("Did you forget to add @triton.jit", "tl functions work inside a function decorated with @triton.jit only"),
+    (
+        "does not fill the tile",
+        "a result has the shape of what it depends on: add it to tl.zeros(score.shape, tl.float32)",
+    ),
+    ("KeyError", "a table lacks this entry: each operation needs its own"),
+    ("is no Python", "the text must be a function that Python can read: print it"),
+    ("defines no function", "the text must define the function that the exercise names"),
     ("not subscriptable", "a kernel that is launched as kernel[grid](...) is decorated with @triton.jit"),
 )
 
@@ -574,8 +607,10 @@ def explain(error: BaseException) -> tuple[str, str]:
         theirs = [frame for frame in traceback.extract_tb(chain.__traceback__) if _is_theirs(frame.filename)]
         seen = theirs[-1] if theirs else seen
         chain = chain.__cause__
-    line = f" in line {seen.lineno} of your cell, `{seen.line}`" if seen else ""
-    means = next((means for part, means in _EXPLAINED if part in text), "Triton cannot run this line")
+    place = "text" if seen and seen.filename.startswith("<generated") else "cell"
+    line = f" in line {seen.lineno} of your {place}, `{seen.line}`" if seen else ""
+    named = f"{type(root).__name__}: {text}"
+    means = next((means for part, means in _EXPLAINED if part in named), "Triton cannot run this line")
     return f"{said}{line}", means
 
 

@@ -116,10 +116,11 @@ def targets() -> tuple[Target, ...]:
         flash_attention,
         recurrent_attention,
         row_softmax,
+        score_mod_compiler,
         tiled_matmul,
     )
 
-    several = (dynamic_conv, recurrent_attention, chunked_attention, flash_attention)
+    several = (dynamic_conv, recurrent_attention, chunked_attention, flash_attention, score_mod_compiler)
     return (row_softmax.TARGET, tiled_matmul.TARGET, *(target for module in several for target in module.TARGETS))
 
 
