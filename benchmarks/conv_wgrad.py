@@ -137,16 +137,19 @@ def measure(case, machine, rounds):
 
 # What ``benchmarks.tune`` asks for: the classes to tune, the candidates, the problems, a call that uses a candidate.
 
-CLASSES = {  # dtype, input and output channels, groups
+CLASSES = {  # dtype, input and output channels, groups, height and width of the filter
     "product": [
-        (torch.bfloat16, 384, 384, 1),
-        (torch.bfloat16, 256, 512, 1),
-        (torch.bfloat16, 64, 64, 1),
-        (torch.float32, 128, 384, 1),
+        ("bfloat16", 384, 384, 1, 3),
+        ("bfloat16", 256, 512, 1, 3),
+        ("bfloat16", 64, 64, 1, 3),
+        ("bfloat16", 384, 384, 1, 1),
+        ("bfloat16", 256, 512, 1, 1),
+        ("bfloat16", 256, 64, 1, 1),
+        ("float32", 128, 384, 1, 3),
     ],
-    "depthwise": [(torch.bfloat16, 384, 384, 384)],
-    "bias": [(torch.bfloat16, 384, 384, 1)],
-    "sum": [(torch.bfloat16, 384, 384, 1)],
+    "depthwise": [("bfloat16", 384, 384, 384, 3)],
+    "bias": [("bfloat16", 384, 384, 1, 3)],
+    "sum": [("bfloat16", 384, 384, 1, 3)],
 }
 SHARED_BYTES = 227 * 1024
 TILES = [(128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64)]
@@ -170,23 +173,23 @@ def candidates(kernel):
     for (m, n), k, programs, warps in itertools.product(TILES, (32, 64), (1, 2), (4, 8)):
         stages = min(6, SHARED_BYTES // programs // (2 * k * (m + n)))
         accumulators = m * n // (32 * warps)
-        if stages >= 3 and 16 <= accumulators <= 128 and programs * warps * accumulators <= 1024:
+        if stages >= 3 and 32 <= accumulators <= 128 and programs * warps * accumulators <= 1024:
             options = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages}
-            found.append(options | {"HELD": processors * programs, "num_warps": warps})
+            rest = {"HELD": processors * programs, "num_warps": warps}
+            found += [options | {"TMA": tma} | rest for tma in (False, True)]
     return found
 
 
 def tuning_shapes(kernel):
-    """``(N, H, R, stride)`` of the problems that candidates are timed on."""
-    if kernel == "depthwise":
-        return [(64, 28, 7, 1), (64, 56, 3, 1)]
-    return [(64, 56, 3, 1), (64, 28, 3, 1), (128, 56, 3, 2), (128, 64, 1, 1)]
+    """``(N, H)`` of the problems that candidates are timed on."""
+    return [(128, 64), (64, 56), (64, 28)]
 
 
-def tuned_call(kernel, shape, dtype, Ci, Co, groups):
+def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     """``(name of the class, call(options))``: the gradient that launches ``kernel`` on random inputs, with these options."""
-    N, H, R, stride = shape
-    x, dy, g = problem((N, Ci, Co, H, R, stride, R // 2, groups), dtype)
+    N, H = shape
+    dtype = getattr(torch, dtype)
+    x, dy, g = problem((N, Ci, Co, H, R, 1, R // 2, groups), dtype)
     table_says = split_k.configuration
     run = {"bias": lambda: conv2d_bias_grad(dy), "sum": lambda: split_k.sum_pieces(partials, out, False)}.get(
         kernel, lambda: ours(x, dy, g)

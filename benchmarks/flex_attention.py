@@ -96,6 +96,7 @@ def calls_of(variant, q, k, v, peers=True):
     arguments = (q, k, v, score_mod, block_mask)
     calls = {"ours": lambda: flex_attention(*arguments, enable_gqa=grouped)}
     if peers and not runtime.interpreted:
+        torch._dynamo.reset()  # after a few recompilations it would run the rest uncompiled
         calls["torch.compile(flex_attention)"] = lambda: compiled_flex_attention(*arguments, enable_gqa=grouped)
         for name, backend in SDPA.items() if variant in ("full", "causal") else ():
             calls[name] = lambda backend=backend: sdpa(backend, q, k, v, variant == "causal", grouped)

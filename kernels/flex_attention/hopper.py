@@ -31,7 +31,7 @@ ROWS = 64  # queries of a group of four warps: the rows of one matrix instructio
 BLOCK_M = GROUPS * ROWS
 
 
-BLOCK_N = 128
+MANY = 32  # heads from which on going through one after another deals equal shares of a causal mask, too
 
 
 def unfit(p, kernel, prefix, *tensors):
@@ -48,7 +48,7 @@ def unfit(p, kernel, prefix, *tensors):
         return f"heads of {max(p.D, p.Dv)} do not fit the registers"
     if not problem.table_options(kernel, p.key, p.device)["STAGES"]:
         return f"for {p.key} the plain kernel is faster"
-    if not sources(True, BLOCK_N, *tensors)[0]:
+    if not sources(True, ROWS, *tensors)[0]:
         return "the copy engine cannot read these strides"
     return None
 
@@ -56,18 +56,49 @@ def unfit(p, kernel, prefix, *tensors):
 def reason_not(p, query, key, value):
     """Why this kernel cannot take the call, as text, or ``None``."""
     why = unfit(p, "forward_hopper", "", query, key, value)
+    BLOCK_N = options(p)["BLOCK_N"]
     if why is None and p.block_mask is not None and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
     return why
 
 
+def options(p):
+    """BLOCK_N, STAGES, REGISTERS of a multiplying thread, and maxnreg, of the table."""
+    return problem.table_options("forward_hopper", p.key, p.device)
+
+
 if gluon is not None:
 
     @gluon.jit
-    def item_of(item, tiles_m, G, Hkv):
-        """``(b, h_kv, h, tile of queries)`` of a work item: heads that share keys side by side, the last queries first."""
-        tile = tiles_m - 1 - (item // G) % tiles_m
-        bh = item // (G * tiles_m)
+    def items_of_program(items):
+        """How many of the items, handed out back and forth, this program gets: 0 1 2 .. P-1, P-1 .. 2 1 0, 0 1 2 ..
+
+        Under a causal mask each item is a little shorter than the one before. Handed out always from the first program on,
+        the first programs would have the longer item every time.
+        """
+        programs = gl.num_programs(0)
+        rounds = items // programs
+        return rounds + (place(rounds) < items % programs).to(gl.int32)
+
+    @gluon.jit
+    def place(turn):
+        """This program's place in a round."""
+        return gl.where(turn % 2 == 0, gl.program_id(0), gl.num_programs(0) - 1 - gl.program_id(0))
+
+    @gluon.jit
+    def item_of(item, items, tiles_m, G, Hkv, TILES_FIRST: gl.constexpr):
+        """``(b, h_kv, h, tile of queries)`` of a work item: the last queries, which see the most keys, come first.
+
+        Where heads are many, all tiles of those that share keys come one after another, so that the keys stay in the cache.
+        TILES_FIRST: a tile of all heads before the next tile, which deals equal shares where heads are few.
+        """
+        if TILES_FIRST:
+            heads = items // tiles_m
+            tile = tiles_m - 1 - item // heads
+            bh = item % heads // G
+        else:
+            tile = tiles_m - 1 - (item // G) % tiles_m
+            bh = item // (G * tiles_m)
         return bh // Hkv, bh % Hkv, bh % Hkv * G + item % G, tile
 
     @gluon.jit
@@ -110,13 +141,14 @@ if gluon is not None:
         q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        TILES_FIRST: gl.constexpr,
     ):  # fmt: skip
         """The copying warp: queries, then keys and values, in the order in which they are used."""
         q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free = ring
         count = 0
         visits = 0
-        for item in range(gl.program_id(0), items, gl.num_programs(0)):
-            b, h_kv, h, tile = item_of(item, tiles_m, G, Hkv)
+        for turn in range(0, items_of_program(items)):
+            b, h_kv, h, tile = item_of(turn * gl.num_programs(0) + place(turn), items, tiles_m, G, Hkv, TILES_FIRST)
             some, end, at, at_full = lists_of(
                 b, h, tile // TILES_M, partial, full, N, SPARSE, HAS_FULL, TILES_N, BLOCK_N
             )
@@ -205,6 +237,7 @@ if gluon is not None:
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        TILES_FIRST: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: 64 queries of every item."""
         layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -217,8 +250,8 @@ if gluon is not None:
         offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout_s))
         count = 0
         visits = 0
-        for item in range(gl.program_id(0), items, gl.num_programs(0)):
-            b, h_kv, h, tile = item_of(item, tiles_m, G, Hkv)
+        for turn in range(0, items_of_program(items)):
+            b, h_kv, h, tile = item_of(turn * gl.num_programs(0) + place(turn), items, tiles_m, G, Hkv, TILES_FIRST)
             some, end, at, at_full = lists_of(
                 b, h, tile // TILES_M, partial, full, N, SPARSE, HAS_FULL, TILES_N, BLOCK_N
             )
@@ -275,7 +308,8 @@ if gluon is not None:
             offs_m = m0 + gl.arange(0, ROWS, layout_r)
             offs_d = gl.arange(0, BLOCK_DV, gl.SliceLayout(0, layout_o))
             o_base = o_ptr + b.to(gl.int64) * stride_ob + h.to(gl.int64) * stride_oh
-            o_at = gl.expand_dims(offs_m.to(gl.int64) * stride_om, 1) + gl.expand_dims(offs_d.to(gl.int64) * stride_od, 0)
+            o_at = gl.expand_dims(offs_m.to(gl.int64) * stride_om, 1)
+            o_at += gl.expand_dims(offs_d.to(gl.int64) * stride_od, 0)
             mask = gl.expand_dims(offs_m < M, 1) & gl.expand_dims(offs_d < DV, 0)
             gl.store(o_base + o_at, o.to(o_ptr.dtype.element_ty), mask=mask)
 
@@ -287,6 +321,7 @@ if gluon is not None:
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        TILES_FIRST: gl.constexpr, REGISTERS: gl.constexpr,
     ):  # fmt: skip
         """Every program takes items (tile of queries, head, batch row) a grid apart, until there are none left."""
         dtype: gl.constexpr = q_desc.dtype
@@ -312,20 +347,20 @@ if gluon is not None:
                 (attend, (
                     ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
                     tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
-                    TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
+                    TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES, TILES_FIRST,
                 )),
                 (attend, (
                     ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
                     tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
-                    TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
+                    TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES, TILES_FIRST,
                 )),
                 (load_tiles, (
                     q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared, SPARSE, HAS_FULL,
-                    TILES_M, TILES_N, SPARSE_N, BLOCK_N, ROWS, GROUPS, STAGES,
+                    TILES_M, TILES_N, SPARSE_N, BLOCK_N, ROWS, GROUPS, STAGES, TILES_FIRST,
                 )),
             ],
             [4, 1],
-            [240, 24],
+            [REGISTERS, 24],
         )  # fmt: skip
 
 
@@ -336,7 +371,8 @@ def forward(p, query, key, value, want_top=False):
     top = torch.empty_like(lse) if want_top else None
     tiles_m = triton.cdiv(p.M, BLOCK_M)
     items = p.B * p.Hq * tiles_m
-    programs = min(items, torch.cuda.get_device_properties(query.device).multi_processor_count)
+    at_once = 65536 // (options(p)["maxnreg"] * 32 * 12)  # programs that share a multiprocessor's registers
+    programs = min(items, at_once * multiprocessors(p.device))
     launch(
         attention_forward_hopper_kernel,
         (programs,),
@@ -344,14 +380,14 @@ def forward(p, query, key, value, want_top=False):
         outputs=(o,),
         **compile_time(p),
         num_warps=4,
-        maxnreg=168,
+        maxnreg=options(p)["maxnreg"],
     )
     return o, lse, top
 
 
 def kernel_arguments(p, query, key, value, o, lse, top, tiles_m, items):
     """What the kernel is launched with: descriptors in place of query, key and value."""
-    descriptors = [described(query, ROWS), described(key, BLOCK_N), described(value, BLOCK_N)]
+    descriptors = [described(query, ROWS), *(described(x, options(p)["BLOCK_N"]) for x in (key, value))]
     return (
         *descriptors, o, lse, top, p.partial, p.full, p.score_tables, p.mask_tables,
         p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, items, p.shared(key), *o.stride(),
@@ -360,6 +396,7 @@ def kernel_arguments(p, query, key, value, o, lse, top, tiles_m, items):
 
 def compile_time(p):
     """The kernel's compile-time arguments."""
+    BLOCK_N, STAGES, REGISTERS, _ = (options(p)[name] for name in ("BLOCK_N", "STAGES", "REGISTERS", "maxnreg"))
     return {
         "SCORE_MOD": p.score_mod,
         "MASK_MOD": p.mask_mod,
@@ -375,8 +412,15 @@ def compile_time(p):
         "BLOCK_DV": columns(p.Dv),
         "ROWS": ROWS,
         "GROUPS": GROUPS,
-        "STAGES": problem.table_options("forward_hopper", p.key, p.device)["STAGES"],
+        "TILES_FIRST": p.B * p.Hq < MANY,
+        "STAGES": STAGES,
+        "REGISTERS": REGISTERS,
     }
+
+
+def multiprocessors(device):
+    """How many there are."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def columns(D):

@@ -31,9 +31,10 @@ if hopper.gluon is not None:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from kernels.flex_attention.hopper import first_row, lists_of
+    from kernels.flex_attention.hopper import first_row, items_of_program, lists_of, place
 
 BLOCK_N = hopper.GROUPS * hopper.ROWS
+KEPT = 2  # items' keys and values in shared memory: the next item's come while this one's gradients are stored
 MULTIPLE = 128  # rows are whole tiles, of any size up to this
 
 
@@ -82,27 +83,40 @@ def options(p):
 if hopper.gluon is not None:
 
     @gluon.jit
+    def item_of(item, tiles_n, items, TILES_FIRST: gl.constexpr):
+        """``(tile of keys, pair of batch row and key head)``; the first keys, seen by the most queries, come first.
+
+        TILES_FIRST: a tile of all pairs before the next tile, as in ``hopper.item_of``.
+        """
+        if TILES_FIRST:
+            pairs = items // tiles_n
+            return item // pairs, item % pairs
+        else:
+            return item % tiles_n, item // tiles_n
+
+    @gluon.jit
     def load_tiles(
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, partial, full, M, Hkv, G, tiles_n, batches, first, items,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_M: gl.constexpr, BLOCK_M: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr,
     ):  # fmt: skip
         """The copying warp: an item's keys and values, then tiles of queries with their rows' lse, and of gradients with
         delta."""
         q_s, do_s, k_s, v_s, lse_s, delta_s, ds_s, kv_ready, kv_free, q_ready, do_ready, free = ring
         count = 0
-        visits = 0
-        for item in range(gl.program_id(0), items, gl.num_programs(0)):
-            tile = item % tiles_n
-            b_kv = (first + item // tiles_n) // Hkv
-            h_kv = (first + item // tiles_n) % Hkv
-            mbarrier.wait(kv_free, (visits + 1) & 1)
-            mbarrier.expect(kv_ready, GROUPS * (k_desc.nbytes_per_cta + v_desc.nbytes_per_cta))
+        for turn in range(0, items_of_program(items)):
+            tile, pair = item_of(turn * gl.num_programs(0) + place(turn), tiles_n, items, TILES_FIRST)
+            b_kv = (first + pair) // Hkv
+            h_kv = (first + pair) % Hkv
+            held = turn % KEPT
+            ready = kv_ready.index(held)
+            mbarrier.wait(kv_free.index(held), (turn // KEPT + 1) & 1)
+            mbarrier.expect(ready, GROUPS * (k_desc.nbytes_per_cta + v_desc.nbytes_per_cta))
             for group in gl.static_range(GROUPS):
                 row = (tile * GROUPS + group) * ROWS
-                tma.async_load(k_desc, [b_kv, h_kv, row, 0], kv_ready, k_s.index(group))
-                tma.async_load(v_desc, [b_kv, h_kv, row, 0], kv_ready, v_s.index(group))
-            visits += 1
+                tma.async_load(k_desc, [b_kv, h_kv, row, 0], ready, k_s.index(held * GROUPS + group))
+                tma.async_load(v_desc, [b_kv, h_kv, row, 0], ready, v_s.index(held * GROUPS + group))
             for j in range(0, batches * G):
                 b = b_kv * batches + j // G
                 h = h_kv * G + j % G
@@ -186,6 +200,7 @@ if hopper.gluon is not None:
         TILES_M: gl.constexpr, TILES_N: gl.constexpr, SPARSE_M: gl.constexpr, EDGE_M: gl.constexpr,
         BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, ROWS: gl.constexpr,
         GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: 64 keys of every item, over the queries of all heads (and batch rows) that share them."""
         layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
@@ -194,25 +209,24 @@ if hopper.gluon is not None:
         layout_a: gl.constexpr = gl.DotOperandLayout(0, layout_k, 2)
         layout_b: gl.constexpr = gl.DotOperandLayout(0, layout_v, 2)
         q_s, do_s, k_s, v_s, lse_s, delta_s, ds_s, kv_ready, kv_free, q_ready, do_ready, free = ring
-        k = k_s.index(GROUP).reshape([ROWS, BLOCK_D])
-        v = v_s.index(GROUP).reshape([ROWS, BLOCK_DV])
         offs_m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout_s))
         count = 0
-        visits = 0
-        for item in range(gl.program_id(0), items, gl.num_programs(0)):
-            tile = item % tiles_n
-            b_kv = (first + item // tiles_n) // Hkv
-            h_kv = (first + item // tiles_n) % Hkv
+        for turn in range(0, items_of_program(items)):
+            tile, pair = item_of(turn * gl.num_programs(0) + place(turn), tiles_n, items, TILES_FIRST)
+            b_kv = (first + pair) // Hkv
+            h_kv = (first + pair) % Hkv
             n0 = (tile * GROUPS + GROUP) * ROWS
             n = gl.minimum(gl.expand_dims(n0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout_s)), 1), N - 1)
             dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout_k)
             dv = gl.zeros([ROWS, BLOCK_DV], gl.float32, layout_v)
-            mbarrier.wait(kv_ready, visits & 1)
-            visits += 1
+            held = turn % KEPT
+            k = k_s.index(held * GROUPS + GROUP).reshape([ROWS, BLOCK_D])
+            v = v_s.index(held * GROUPS + GROUP).reshape([ROWS, BLOCK_DV])
+            mbarrier.wait(kv_ready.index(held), turn // KEPT & 1)
             for j in range(0, batches * G):
                 b = b_kv * batches + j // G
                 h = h_kv * G + j % G
-                slot = item // tiles_n * batches * G + j
+                slot = pair * batches * G + j
                 some, end, at, at_full = lists_of(
                     b, h, tile // TILES_N, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M
                 )
@@ -230,7 +244,7 @@ if hopper.gluon is not None:
                     SCORE_MOD, SCORE_GRADIENT, None, STORE, EDGE_M, SPARSE, SPARSE_M, TILES_M, BLOCK_M, STAGES,
                     layout_a, layout_b,
                 )  # fmt: skip
-            mbarrier.arrive(kv_free)
+            mbarrier.arrive(kv_free.index(held))
             store_rows(dk * scale, dk_ptr, b_kv, h_kv, n0, N, D, stride_dkb, stride_dkh, stride_dkn, stride_dkd)
             store_rows(dv, dv_ptr, b_kv, h_kv, n0, N, DV, stride_dvb, stride_dvh, stride_dvn, stride_dvd)
         if STORE:
@@ -257,26 +271,28 @@ if hopper.gluon is not None:
         TILES_M: gl.constexpr, TILES_N: gl.constexpr, SPARSE_M: gl.constexpr, EDGE_M: gl.constexpr,
         BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, ROWS: gl.constexpr,
         GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr,
     ):  # fmt: skip
         """Every program takes items (tile of keys, key head, batch row of keys) a grid apart. STORE: keep ds."""
         dtype: gl.constexpr = q_desc.dtype
         q_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, BLOCK_D], q_desc.layout)
         do_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, BLOCK_DV], do_desc.layout)
-        k_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, BLOCK_D], k_desc.layout)
-        v_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, BLOCK_DV], v_desc.layout)
+        k_s = gl.allocate_shared_memory(dtype, [KEPT * GROUPS, 1, 1, ROWS, BLOCK_D], k_desc.layout)
+        v_s = gl.allocate_shared_memory(dtype, [KEPT * GROUPS, 1, 1, ROWS, BLOCK_DV], v_desc.layout)
         lse_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], lse_desc.layout)
         delta_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], delta_desc.layout)
         if STORE:
             ds_s = gl.allocate_shared_memory(dtype, [2 * GROUPS, 1, ROWS, BLOCK_M], ds_desc.layout)
         else:
             ds_s = ()
-        kv_ready = mbarrier.allocate_mbarrier()
-        kv_free = mbarrier.allocate_mbarrier()
+        kv_ready = mbarrier.allocate_mbarrier(batch=KEPT)
+        kv_free = mbarrier.allocate_mbarrier(batch=KEPT)
         q_ready = mbarrier.allocate_mbarrier(batch=STAGES)
         do_ready = mbarrier.allocate_mbarrier(batch=STAGES)
         free = mbarrier.allocate_mbarrier(batch=STAGES)
-        mbarrier.init(kv_ready, count=1)
-        mbarrier.init(kv_free, count=GROUPS)
+        for held in gl.static_range(KEPT):
+            mbarrier.init(kv_ready.index(held), count=1)
+            mbarrier.init(kv_free.index(held), count=GROUPS)
         for stage in gl.static_range(STAGES):
             mbarrier.init(q_ready.index(stage), count=1)
             mbarrier.init(do_ready.index(stage), count=1)
@@ -290,6 +306,7 @@ if hopper.gluon is not None:
                     stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 0,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M,
                     EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
+                    KEPT, TILES_FIRST,
                 )),
                 (gradients, (
                     ring, ds_desc, dk_ptr, dv_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
@@ -297,10 +314,12 @@ if hopper.gluon is not None:
                     stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 1,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M,
                     EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
+                    KEPT, TILES_FIRST,
                 )),
                 (load_tiles, (
                     q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, partial, full, M, Hkv, G, tiles_n, batches,
                     first, items, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M, BLOCK_M, ROWS, GROUPS, STAGES,
+                    KEPT, TILES_FIRST,
                 )),
             ],
             [4, 1],
@@ -328,13 +347,14 @@ def launch_dkdv(p, query, key, value, do, rows, dk, dv, ds, first, count):
     partial, full = p.transposed
     tiles_n = triton.cdiv(p.N, BLOCK_N)
     items = count * tiles_n
-    programs = min(items, torch.cuda.get_device_properties(query.device).multi_processor_count)
+    programs = min(items, hopper.multiprocessors(p.device))
     launch(
         attention_dkdv_hopper_kernel,
         (programs,),
         *arguments(p, query, key, value, do, rows, dk, dv, ds, first, items),
         outputs=(dk, dv, ds),
-        HAS_FULL=full is not None, STORE=ds is not None, **compile_time(p), num_warps=4, maxnreg=168,
+        HAS_FULL=full is not None, STORE=ds is not None, TILES_FIRST=count < hopper.MANY,
+        **compile_time(p), num_warps=4, maxnreg=168,
     )  # fmt: skip
 
 
@@ -358,7 +378,7 @@ def arguments(p, query, key, value, do, rows, dk, dv, ds, first, items):
 
 
 def compile_time(p):
-    """The kernel's compile-time arguments but HAS_FULL and STORE."""
+    """The kernel's compile-time arguments but HAS_FULL, STORE and TILES_FIRST."""
     BLOCK_M, STAGES = options(p)["BLOCK_M"], options(p)["STAGES"]
     return {
         "SCORE_MOD": p.score_mod,
@@ -377,4 +397,5 @@ def compile_time(p):
         "ROWS": hopper.ROWS,
         "GROUPS": hopper.GROUPS,
         "STAGES": STAGES,
+        "KEPT": KEPT,
     }

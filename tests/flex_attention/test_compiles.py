@@ -8,7 +8,17 @@ import triton
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.flex_attention import backward, create_block_mask, decoding, flex_attention, forward, operator, problem
+from kernels.flex_attention import (
+    backward,
+    create_block_mask,
+    decoding,
+    flex_attention,
+    forward,
+    hopper,
+    hopper_backward,
+    operator,
+    problem,
+)
 from kernels.lab import compile_report
 from tests.flex_attention import cases
 
@@ -21,7 +31,7 @@ SHARED = {"any GPU": 99 * 1024, "NVIDIA H200": 227 * 1024}
 SPILL = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 64
 
 
-def launches(monkeypatch, name, *, gpu="any GPU", D=64, dtype=torch.bfloat16, M=256, N=256, HKV=2, **options):
+def launches(monkeypatch, name, *, gpu="any GPU", D=64, dtype=torch.bfloat16, M=256, N=256, HKV=2, warp_specialised=False, **options):
     """Every kernel launched by a forward and backward pass, with its arguments, for the configurations of ``gpu``."""
     seen = []
     record = lambda kernel, grid, *args, outputs=(), **meta: seen.append((kernel, args, meta))  # noqa: E731
@@ -31,8 +41,11 @@ def launches(monkeypatch, name, *, gpu="any GPU", D=64, dtype=torch.bfloat16, M=
         known = table["any GPU"][kernel] | table.get(gpu, {}).get(kernel, {})
         return dict(known.get(key, known["default"]))
 
-    for module in (forward, backward, decoding):
+    for module in (forward, backward, decoding, hopper, hopper_backward):
         monkeypatch.setattr(module, "launch", record)
+    if warp_specialised:
+        monkeypatch.setattr(hopper, "unfit", lambda *_: None)
+        monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(problem, "table_options", for_gpu)
     monkeypatch.setattr(operator, "_check_captured", lambda *_: None)  # the zoo's tables are made for small problems
     case, learned = cases.zoo(name)
@@ -65,6 +78,30 @@ def check(monkeypatch, arch, name, gpu="any GPU", **options):
 def test_compiles_for_hopper_on_matrix_units(monkeypatch):
     reports = check(monkeypatch, 90, "causal", gpu="NVIDIA H200", D=128)
     assert all(report.count("HGMMA") and report.count("UTMALDG") for report in reports if "attention" in report.kernel)
+
+
+@pytest.mark.skipif(hopper.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
+@pytest.mark.parametrize(
+    ("name", "D", "most"),
+    [("nothing", 128, 40), ("causal", 64, 0)]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [("causal", 128, 296), ("softcap", 128, 136), ("alibi", 128, 136), ("document causal", 128, 336)]
+        + [(name, 64, 64) for name in ("document causal", "natten", "sliding window")]
+    ],
+)
+def test_warp_specialised_kernels_compile(monkeypatch, name, D, most):
+    """Two groups multiply with 240 registers a thread, the copying warp has 24. ``most`` bytes are spilled, outside the
+    loops but for D = 128 under a mask, where tiles this large were faster than tiles that spill nothing."""
+    seen = launches(monkeypatch, name, D=D, warp_specialised=True)
+    kernels = {kernel.__name__: (kernel, args, meta) for kernel, args, meta in seen if "hopper" in kernel.__name__}
+    assert kernels.keys() == {"attention_forward_hopper_kernel", "attention_dkdv_hopper_kernel"}
+    for kernel, args, meta in kernels.values():
+        report = compile_report(kernel, *args, arch=90, **meta)
+        assert report.count("HGMMA") and report.count("UTMALDG")
+        assert re.search(r"setmaxnreg.inc.sync.aligned.u32\s+240;", report.ptx)
+        assert re.search(r"setmaxnreg.dec.sync.aligned.u32\s+24;", report.ptx)
+        assert report.spill_bytes <= most and report.shared_bytes <= SHARED["NVIDIA H200"], report
 
 
 @pytest.mark.slow
