@@ -78,7 +78,7 @@ def _span(code, instruction: int) -> tuple[int, int, int, int]:
 
 def _text(file: str, first: int, last: int) -> str:
     lines = [linecache.getline(file, n).strip() for n in range(first, last + 1)]
-    text = " ".join(lines).replace("( ", "(").replace(", )", ")").replace(",)", ")")
+    text = " ".join(lines).replace("( ", "(").replace(", )", ")")
     return text if len(text) <= 110 else text[:107] + "..."
 
 
