@@ -12,7 +12,9 @@ with additions and carries. Since j runs over taps too, a tile is as full for 3 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels import runtime
 from kernels.common.launch import launch
 from kernels.conv_wgrad.depthwise import column_sums, depthwise
 from kernels.conv_wgrad.geometry import tile_waste
@@ -22,6 +24,7 @@ from kernels.conv_wgrad.pixels import (
     common_unit,
     first_pixels,
     inside,
+    is_rows,
     is_wide,
     next_pixels,
     pixel_offset,
@@ -45,13 +48,17 @@ def wgrad_kernel(
     m_units, n_units, h_units, w_units,
     sh, sw, pt, pl, dh, dw,
     step_n, step_h, step_w,
-    UNIT_O: tl.constexpr, UNIT_C: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT_O: tl.constexpr, UNIT_C: tl.constexpr, POINTWISE: tl.constexpr, TMA: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One tile [BLOCK_M output channels, BLOCK_N columns] of one group, summed over one piece of the pixels.
 
     A group's channels and the strides of dy (m_units) and x are given in units of UNIT_O and UNIT_C elements: the compiler
-    then knows that they are multiples, and loads whole vectors. Pieces lie outermost in the grid: programs that run at the
+    then knows that they are multiples, and loads whole vectors. POINTWISE: A is x itself, rows one step (w_units) apart.
+    TMA: dy_ptr, and x_ptr if POINTWISE, are descriptors of such rows, of which the tensor memory accelerator copies whole
+    blocks, zeros past their end; a row of dy is then as long as all groups' channels, and what a tile reads of the next
+    group it does not store. WIDE: offsets in x need 64 bits. Pieces lie outermost in the grid: programs that run at the
     same time read the same pixels.
     """
     Co = o_units * UNIT_O
@@ -62,40 +69,56 @@ def wgrad_kernel(
     pid = tl.program_id(0)
     piece = pid // (tiles * groups)
     group = pid // tiles % groups
-    offs_o = pid % tiles % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_j = pid % tiles // tiles_m * BLOCK_N + tl.arange(0, BLOCK_N)
+    o = pid % tiles % tiles_m * BLOCK_M
+    j = pid % tiles // tiles_m * BLOCK_N
+    offs_o = o + tl.arange(0, BLOCK_M)
+    offs_j = j + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     mask_o = offs_o < Co
     mask_j = offs_j < columns
     first = piece * per
     m = first.to(tl.int64) * BLOCK_K
 
-    # dy[m, o]: rows one step apart
-    step = tl.cast(m_units, tl.int64) * UNIT_O
-    dy_row = dy_ptr + group * Co + m * step
-    dy_at = offs_k[:, None] * step + offs_o[None, :]
+    if not TMA:  # dy[m, o]: rows one step apart
+        step = tl.cast(m_units, tl.int64) * UNIT_O
+        dy_row = dy_ptr + group * Co + m * step
+        dy_at = offs_k[:, None] * step + offs_o[None, :]
 
-    # A[m, j], the part of j = (r, s, c); a column that does not exist lies outside every image
-    tap = offs_j // Ci
-    r_h = tap // S * dh
-    s_w = tap % S * dw
-    x_column = x_ptr + group * Ci + (pixel_offset(r_h, s_w, h_units, w_units, WIDE=True) * UNIT_C + offs_j % Ci)
-    r_h = tl.where(mask_j, r_h, FAR)
-
-    image, h, w = first_pixels(m, n_units, P, Q, sh, sw, pt, pl, BLOCK_K)
+    if POINTWISE and not TMA:
+        x_step = tl.cast(w_units, tl.int64) * UNIT_C
+        x_row = x_ptr + group * Ci + m * x_step
+        x_at = offs_k[:, None] * x_step + offs_j[None, :]
+    if not POINTWISE:
+        # A[m, j], the part of j = (r, s, c); a column that does not exist lies outside every image
+        tap = offs_j // Ci
+        r_h = tap // S * dh
+        s_w = tap % S * dw
+        x_column = x_ptr + group * Ci + (pixel_offset(r_h, s_w, h_units, w_units, WIDE=True) * UNIT_C + offs_j % Ci)
+        r_h = tl.where(mask_j, r_h, FAR)
+        image, h, w = first_pixels(m, n_units, P, Q, sh, sw, pt, pl, BLOCK_K, WIDE)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=STAGES):
         left = tl.minimum(M - m, BLOCK_K).to(tl.int32)
-        dy = tl.load(dy_row + dy_at, mask=(offs_k < left)[:, None] & mask_o[None, :], other=0.0)
-        # the part of m: pixel (h, w) may lie outside the image while (h + r δh, w + s δw) does not
-        x_row = (image + pixel_offset(h, w, h_units, w_units, WIDE)) * UNIT_C
-        h_or_far = tl.where(offs_k < left, h, FAR)
-        mask_x = inside(h_or_far[:, None] + r_h[None, :], H) & inside(w[:, None] + s_w[None, :], W)
-        x = tl.load(x_column[None, :] + x_row[:, None], mask=mask_x, other=0.0)
+        mask_k = offs_k < left
+        if TMA:
+            dy = dy_ptr.load([m.to(tl.int32), group * Co + o])
+        else:
+            dy = tl.load(dy_row + dy_at, mask=mask_k[:, None] & mask_o[None, :], other=0.0)
+            dy_row += step * BLOCK_K
+        if POINTWISE and TMA:
+            x = x_ptr.load([m.to(tl.int32), group * Ci + j])
+        elif POINTWISE:
+            x = tl.load(x_row + x_at, mask=mask_k[:, None] & mask_j[None, :], other=0.0)
+            x_row += x_step * BLOCK_K
+        else:
+            # the part of m: pixel (h, w) may lie outside the image while (h + r δh, w + s δw) does not
+            at = (image + pixel_offset(h, w, h_units, w_units, WIDE)).to(tl.int64) * UNIT_C
+            h_or_far = tl.where(mask_k, h, FAR)
+            mask_x = inside(h_or_far[:, None] + r_h[None, :], H) & inside(w[:, None] + s_w[None, :], W)
+            x = tl.load(x_column[None, :] + at[:, None], mask=mask_x, other=0.0)
+            image, h, w = next_pixels(image, h, w, n_units, P, Q, sh, sw, pt, pl, step_n, step_h, step_w)
         acc = tl.dot(tl.trans(dy), x, acc, input_precision=PRECISION)
-        dy_row += step * BLOCK_K
         m += BLOCK_K
-        image, h, w = next_pixels(image, h, w, n_units, P, Q, sh, sw, pt, pl, step_n, step_h, step_w)
 
     rows = (piece.to(tl.int64) * groups + group) * Co + offs_o
     out_at = out_ptr + rows[:, None] * columns + offs_j[None, :]
@@ -116,21 +139,41 @@ def product(input, grad_output, g, cut, out):
     vector = 16 // x.element_size()
     unit_o = common_unit(vector, g.Co_group, dy.stride(0))
     unit_c = common_unit(vector, g.Ci_group, *x.stride()[:3])
-    start, step = walk(g, cut.options["BLOCK_K"])
+    x_units = [stride // unit_c for stride in x.stride()[:3]]
+    options = dict(cut.options)
+    BLOCK_M, BLOCK_N, BLOCK_K = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    start, step = walk(g, BLOCK_K)
+
+    pointwise = is_rows(g, x)
+    dy_source, x_source = dy, x.as_strided((g.M, g.Ci), (x.stride(2), 1)) if pointwise else x
+    described = [(dy_source, unit_o)] + [(x_source, unit_c)] * pointwise
+    options["TMA"] &= all(unit == vector and has_descriptor(rows) for rows, unit in described)
+    if options["TMA"]:
+        dy_source = TensorDescriptor.from_tensor(dy_source, [BLOCK_K, BLOCK_M])
+        x_source = TensorDescriptor.from_tensor(x_source, [BLOCK_K, BLOCK_N]) if pointwise else x_source
     launch(
         wgrad_kernel,
         (cut.tiles * cut.pieces,),
-        dy, x, out,
+        dy_source, x_source, out,
         g.M, g.P, g.Q, g.H, g.W, g.R, g.S, g.groups,
         g.Co_group // unit_o, g.Ci_group // unit_c, cut.blocks, cut.per,
-        dy.stride(0) // unit_o, *(stride // unit_c for stride in x.stride()[:3]),
+        dy.stride(0) // unit_o, *x_units,
         *start, *g.dilation,
         *step,
         outputs=(out,),
-        UNIT_O=unit_o, UNIT_C=unit_c, WIDE=is_wide(g, x.stride(1), x.stride(2)),
+        UNIT_O=unit_o, UNIT_C=unit_c, POINTWISE=pointwise, WIDE=is_wide(g, BLOCK_K, *x_units),
         PRECISION=float32_precision() if x.dtype == torch.float32 else None,
-        **cut.options,
+        **options,
     )  # fmt: skip
+
+
+def has_descriptor(rows):
+    """Whether the tensor memory accelerator can copy blocks of ``rows`` [M, C], whose length is a multiple of 16 bytes."""
+    if runtime.interpreted:
+        there = rows.dtype != torch.bfloat16  # the interpreter's float32 copies are made of tensors, not of descriptors
+    else:
+        there = torch.cuda.get_device_capability(rows.device)[0] >= 9
+    return there and rows.data_ptr() % 16 == 0 and rows.stride(0) >= rows.shape[1] and rows.shape[0] < 2**31
 
 
 def float32_precision():
@@ -139,11 +182,17 @@ def float32_precision():
 
 
 def size_class(g, dtype):
-    """The product's key in the table: the arithmetic, and which tiles the output channels fill."""
-    arithmetic = float32_precision() if dtype == torch.float32 else "16-bit"
+    """The product's key in the table: the arithmetic, whether x is im2col already, which tiles the channels fill."""
+    if dtype == torch.float32:
+        return float32_precision()
+    words = ["16-bit"]
+    if g.pointwise:
+        words.append("pointwise")
     if g.Co_group <= 64:
-        return f"{arithmetic} narrow"
-    return f"{arithmetic} wide" if g.Co_group % 256 == 0 else arithmetic
+        words.append("narrow")
+    elif g.Co_group % 256 == 0:
+        words.append("wide")
+    return " ".join(words)
 
 
 def is_depthwise(g):

@@ -43,7 +43,7 @@ def depthwise_kernel(
     r_h = tap // S * dh
     s_w = tap % S * dw
     x_column = x_ptr + (pixel_offset(r_h, s_w, stride_xh, stride_xw, WIDE=True) + offs_o // multiplier)
-    image, h, w = first_pixels(m, stride_xn, P, Q, sh, sw, pt, pl, BLOCK_K)
+    image, h, w = first_pixels(m, stride_xn, P, Q, sh, sw, pt, pl, BLOCK_K, WIDE)
     acc = tl.zeros([BLOCK_K, BLOCK_M], tl.float32)
     for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=STAGES):
         mask_k = offs_k < M - m
@@ -105,7 +105,7 @@ def depthwise(input, grad_output, g, cut, out):
         *start, *g.dilation,
         *step,
         outputs=(out,),
-        WIDE=is_wide(g, x.stride(1), x.stride(2)), **cut.options,
+        WIDE=is_wide(g, cut.options["BLOCK_K"], *x.stride()[:3]), **cut.options,
     )  # fmt: skip
 
 

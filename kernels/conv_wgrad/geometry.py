@@ -75,6 +75,11 @@ class Geometry:
         return self.R * self.S * self.Ci_group
 
     @property
+    def pointwise(self):
+        """Whether output pixel (p, q) sees input pixel (p, q) alone: the input is im2col already."""
+        return (self.R, self.S, *self.stride, *self.padding) == (1, 1, 1, 1, 0, 0, 0, 0)
+
+    @property
     def input_shape(self):
         """[N, H, W, Ci]."""
         return self.N, self.H, self.W, self.Ci

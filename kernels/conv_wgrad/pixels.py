@@ -10,14 +10,15 @@ WALK = ["sh", "sw", "pt", "pl", "dh", "dw", "step_n", "step_h", "step_w"]
 
 
 @triton.jit
-def first_pixels(m, stride_n, P, Q, sh, sw, pt, pl, BLOCK_K: tl.constexpr):
-    """``(image, h, w)`` of the output pixels m ... m + BLOCK_K - 1: their images' offsets in 64 bits, and the input pixel
-    under tap (0, 0), which may lie outside the image."""
+def first_pixels(m, stride_n, P, Q, sh, sw, pt, pl, BLOCK_K: tl.constexpr, WIDE: tl.constexpr):
+    """``(image, h, w)`` of the output pixels m ... m + BLOCK_K - 1: their images' offsets, and the input pixel under tap
+    (0, 0), which may lie outside the image. Offsets have 64 bits if WIDE, else 32."""
     n = m // (P * Q)  # of a scalar: the only division in 64 bits
     rest = (m - n * (P * Q)).to(tl.int32) + tl.arange(0, BLOCK_K)
     p = rest // Q
     q = rest - p * Q
-    return (n + p // P) * stride_n, p % P * sh - pt, q * sw - pl
+    image = (n + p // P) * stride_n
+    return image if WIDE else image.to(tl.int32), p % P * sh - pt, q * sw - pl
 
 
 @triton.jit
@@ -29,14 +30,14 @@ def next_pixels(image, h, w, stride_n, P, Q, sh, sw, pt, pl, step_n, step_h, ste
     h += tl.where(carry, step_h + sh, step_h)
     carry = h >= P * sh - pt
     h = tl.where(carry, h - P * sh, h)
-    step = tl.cast(step_n, tl.int64) * stride_n
+    step = tl.cast(step_n, image.dtype) * stride_n
     image += tl.where(carry, step + stride_n, step)
     return image, h, w
 
 
 @triton.jit
 def pixel_offset(h, w, stride_h, stride_w, WIDE: tl.constexpr):
-    """Where pixel (h, w) lies in its image, with 64 bits if WIDE, else 32: GPUs multiply 32 bits in one instruction."""
+    """Where pixel (h, w) lies in its image, with 64 bits if WIDE, else 32, which GPUs multiply in one instruction."""
     if WIDE:
         return h.to(tl.int64) * stride_h + w.to(tl.int64) * stride_w
     else:
@@ -49,9 +50,10 @@ def inside(i, size):
     return i.to(tl.uint32) < tl.cast(size, tl.uint32)
 
 
-def is_wide(g, stride_h, stride_w):
-    """Whether offsets of pixels within a padded image need 64 bits."""
-    return (g.padded[0] + 1) * stride_h + (g.padded[1] + 1) * stride_w >= 2**31
+def is_wide(g, BLOCK_K, stride_n, stride_h, stride_w):
+    """Whether offsets of pixels need 64 bits, those under padding and up to a block past the last image included."""
+    images = g.N + BLOCK_K // (g.P * g.Q) + 2
+    return images * stride_n + (g.padded[0] + 1) * stride_h + (g.padded[1] + 1) * stride_w >= 2**31
 
 
 def walk(g, BLOCK_K):
@@ -64,6 +66,11 @@ def walk(g, BLOCK_K):
     n, rest = divmod(BLOCK_K, g.P * g.Q)
     p, q = divmod(rest, g.Q)
     return (*g.stride, g.padding[0], g.padding[2]), (n, p * g.stride[0], q * g.stride[1])
+
+
+def is_rows(g, x):
+    """Whether output pixel m is input pixel m, and those are one step apart in memory: x is then a matrix [M, Ci]."""
+    return g.pointwise and x.stride(1) == g.W * x.stride(2) and (g.N == 1 or x.stride(0) == g.H * x.stride(1))
 
 
 def channels_adjacent(x):

@@ -100,8 +100,8 @@ def test_digits_are_learned_as_with_torch():
     """A small network on scikit-learn's digits: the loss of every epoch agrees to three digits, and it falls."""
     datasets = pytest.importorskip("sklearn.datasets")
     digits = datasets.load_digits()
-    images = torch.tensor(digits.images[:512] / 16, dtype=torch.float32, device=runtime.device)[:, None]
-    labels = torch.tensor(digits.target[:512], device=runtime.device)
+    images = torch.tensor(digits.images[:256] / 16, dtype=torch.float32, device=runtime.device)[:, None]
+    labels = torch.tensor(digits.target[:256], device=runtime.device)
 
     def train(convolution):
         torch.manual_seed(0)
@@ -111,7 +111,7 @@ def test_digits_are_learned_as_with_torch():
             convolution(32, 32, 3, padding=1, groups=32), convolution(32, 32, 1), nn.ReLU(),
             nn.Flatten(), nn.Linear(32 * 16, 10),
         ).to(runtime.device)  # fmt: skip
-        optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+        optimizer = torch.optim.Adam(network.parameters(), lr=2e-2)
         losses = []
         for _ in range(6):
             total = 0.0
@@ -120,10 +120,10 @@ def test_digits_are_learned_as_with_torch():
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                total += loss.item() / 4
+                total += loss.item() / 2
             losses.append(total)
         return losses
 
     ours, theirs = train(Conv2d), train(nn.Conv2d)
-    assert ours[-1] < 0.5 * ours[0]
-    assert [f"{loss:.2e}" for loss in ours] == [f"{loss:.2e}" for loss in theirs]
+    assert ours[-1] < 0.7 * ours[0]
+    assert ours == pytest.approx(theirs, rel=5e-4)
