@@ -8,12 +8,14 @@ from kernels.lab import check
 from kernels.lab.check import (
     chunked_attention,
     dynamic_conv,
+    flash_attention,
     recurrent_attention,
     row_softmax,
+    score_mod_compiler,
     tiled_matmul,
     vector_add,
 )
-from kernels.lab.check.framework import NAN, Draw, Exercise, Fenced, Output
+from kernels.lab.check.framework import NAN, Draw, Exercise, Fenced, Output, Seen
 from tests.course.mutants import failures, submission, targets
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
@@ -159,6 +161,7 @@ def test_without_addresses_poison_names_the_load_mask(target, monkeypatch):
 
 
 MODULES = (vector_add, row_softmax, tiled_matmul, dynamic_conv, recurrent_attention, chunked_attention)
+MODULES += (flash_attention, score_mod_compiler)
 EXERCISES = [value for module in MODULES for value in vars(module).values() if isinstance(value, Exercise)]
 
 
@@ -181,6 +184,17 @@ def test_small_elements_that_matter_are_judged_among_themselves():
     groups = torch.tensor([0, 0, 1, 1])
     assert Output(tensor, values, groups).wrong(got).tolist() == [False, False, False, True]
     assert Output(tensor, 0 * values, groups).wrong(got * 0).tolist() == [False] * 4
+
+
+def test_entries_that_are_free_may_hold_anything_or_nothing():
+    tensor = Fenced("idx", "C", torch.empty(3, dtype=torch.int32))
+    out = Output(tensor, torch.tensor([4.0, 7.0, 0.0]), free=torch.tensor([False, False, True]))
+    tensor.erase()
+    tensor.view[0] = 4
+    seen = Seen(out.array(tensor.view.double()), *tensor.touched())
+    assert out.wrong(seen.got).tolist() == out.unstored(seen).tolist() == [False, True, False]
+    tensor.view[1:] = torch.tensor([7, 9], dtype=torch.int32)
+    assert not out.wrong(out.array(tensor.view.double())).any()
 
 
 class TestFenced:
@@ -210,6 +224,16 @@ class TestFenced:
         x = Fenced("x", "MN", torch.ones(1, 3).expand(2, 3), fence={"N": 1}, shared="M")
         assert x.view.shape == (2, 3) and x.view.stride(0) == 0
         assert x.ends() == [("N", "before"), ("N", "after")]
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64])
+    def test_what_cannot_be_nan_has_another_poison(self, dtype):
+        x = Fenced("mask", "MN", torch.zeros(1, 3, dtype=dtype).expand(2, 3), fence={"N": 4}, shared="M")
+        x.fill(0, [("N", "after")])
+        assert x.slab("N", "after").all() and not x.slab("N", "before").any() and x.intact()
+        x.fill(None)
+        assert x.slab("N", "before").all() and x.intact()
+        x.view[0, 0] = 1
+        assert not x.intact()
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
     def test_knows_what_was_stored_even_where_nan_was(self, dtype):

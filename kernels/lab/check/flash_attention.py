@@ -293,7 +293,7 @@ def _large(draw):
     yield forward(draw, M=32, N=64, mod=fm.plus_100, mask=fm.every_pair)
 
 
-STRIDES = "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x"
+STRIDES = "query head h reads key head h // G, and each tensor has its own strides, some of them 0: at(stride_x, ...)"
 F16 = "something is rounded to float16: tile gives float32, and all sums stay float32"
 BLOCK_SIZES = "the answer depends on BLOCK_M or BLOCK_N, it must not"
 ONLINE, DEAD, WALK, HEADS = "Lesson 08, step 2", "Lesson 08, step 4", "Lesson 08, step 5", "Lesson 10, step 8"

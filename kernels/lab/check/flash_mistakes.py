@@ -232,7 +232,7 @@ def answers(p: Problem) -> dict[str, torch.Tensor]:
 def walk(p: Problem, step: Callable) -> tuple[torch.Tensor, torch.Tensor]:
     """o and lse by ``step(acc, l, top, z, v) -> acc, l, top`` over the listed blocks, partial ones first."""
     z, v, (BLOCK_M, BLOCK_N) = p.z(p.scores()), p.x["v"][p.heads], p.blocks
-    o, lse = torch.zeros(*z.shape[:2], v.shape[-1], dtype=z.dtype), torch.zeros_like(z[..., 0])
+    o, lse = z.new_zeros(*z.shape[:2], v.shape[-1]), z.new_zeros(z.shape[:2])
     for r, row in enumerate(p.kinds):
         rows = slice(r * BLOCK_M, (r + 1) * BLOCK_M)
         acc, l, top = 0 * o[:, rows], 0 * lse[:, rows], lse[:, rows] - INF
@@ -274,11 +274,12 @@ def _first_block(acc, l, top, z, v):
     return *_last_block(acc, l, top, z, v)[:2], top
 
 
-CARRIED = "only the last block counts: acc, l and top are carried from block to block"
 _STEPS = {
     "the numerator is not rescaled: acc = acc * alpha + p v, alpha = exp(top - new_top)": _no_rescale,
     "the denominator is not rescaled: l = l * alpha + sum of p, alpha = exp(top - new_top)": _no_rescaled_sum,
     "neither sum is rescaled: both are multiplied by alpha = exp(top - new_top) first": _none_rescaled,
+    "only the last block counts: acc, l and top are carried from block to block": _last_block,
+    "top is not carried from block to block: a step returns new_top": _first_block,
 }
 LISTS = {
     "the mask is not applied in partial blocks": (PARTIAL, FULL),
@@ -329,7 +330,7 @@ def forward_suspects(case: Case, out: Output):
         yield "the maximum is left out: lse = top + log l", torch.where(lse == -INF, 0, lse - top)
         yield "lse is in base 2: it is natural, top + log l", lse / torch.tensor(2.0, dtype=lse.dtype).log()
         yield "rows without keys have an lse of -inf: top stays -inf there", torch.where(lse == -INF, 0, lse)
-    for cause, step in (*_STEPS.items(), (CARRIED, _last_block), (CARRIED, _first_block)):
+    for cause, step in _STEPS.items():
         yield cause, walk(p, step)[which]
     for cause, changed in (*_changed(p), (TAIL, _padded(p))):
         yield cause, attend(changed.z(changed.scores()), changed.x["v"][changed.heads])[which]
@@ -372,7 +373,10 @@ def backward_suspects(case: Case, out: Output):
     """Known mistakes of the backward kernels, and the gradients they give."""
     p, name = Problem.of(case), out.name
     if name == "delta":
-        yield "delta is the sum over the value channels of o * do", p.x["do"].square().sum(-1)
+        o, do = p.x["o"], p.x["do"]
+        yield "delta is the sum of o * do, not of do * do", (do * do).sum(-1)
+        yield "delta is the sum of o * do, not of o * o", (o * o).sum(-1)
+        yield "delta is a sum over the value channels, not their mean", (o * do).mean(-1)
         return
     if name in ("dq", "dk"):
         yield f"the scale is left out: {name} is scale * the product with ds", gradients(p, scaled=())[name]
@@ -388,7 +392,7 @@ def backward_suspects(case: Case, out: Output):
         )
     else:
         yield "dv is scaled: dv = p^T do", gradients(p, scaled=("dv",))[name]
-    yield "lse is left out: p = exp(z - lse)", gradients(p, lse=0 * p.scores()[..., 0])[name]
+    yield "lse is left out: p = exp(z - lse)", gradients(p, lse=torch.zeros_like(p.x["lse"]))[name]
     if name in ("dk", "dv") and p.kinds.shape[0] == p.kinds.shape[1]:
         yield (
             "the keys' kernel walks along the queries' lists: row c of num_t and idx_t lists blocks of queries",

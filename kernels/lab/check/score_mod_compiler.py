@@ -137,6 +137,9 @@ def defined(write, text: str, name: str):
 def run_value(write):
     """A launcher ``(score, *tables, out, mod, BLOCK)`` of what ``write(mod)`` emits."""
 
+    if not callable(write):
+        return write
+
     @functools.wraps(write)
     def launch(score, *rest, mod, BLOCK):
         (*tables, out), (B, H, M, N) = rest, score.shape
@@ -152,6 +155,9 @@ def run_value(write):
 
 def run_gradient(write):
     """A launcher ``(score, *tables, grad, out, mod, BLOCK)`` of what ``write(mod)`` emits."""
+
+    if not callable(write):
+        return write
 
     @functools.wraps(write)
     def launch(score, *rest, mod, BLOCK):
@@ -171,11 +177,11 @@ def run_gradient(write):
 
 
 class _Instead(TorchFunctionMode):
-    """Calls replacements, by the name of the function that they replace."""
+    """Calls replacements, by the name of the function that they replace; what goes astray is folded into its axis."""
 
     def __init__(self, replacements):
         super().__init__()
-        self.replacements = replacements
+        self.replacements = {"getitem": _index(lambda i, size: torch.where(i < 0, i + size, i))} | replacements
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         replacement = self.replacements.get(function.__name__.strip("_"))
@@ -210,7 +216,7 @@ def _truncated(a, b):
 def _index(change):
     def replaced(table, index):
         indices = index if isinstance(index, tuple) else (index,)
-        return table[tuple(change(i, size) for i, size in zip(indices, table.shape))]
+        return table[tuple(change(i, size).clamp(0, size - 1) for i, size in zip(indices, table.shape))]
 
     return replaced
 
@@ -230,7 +236,7 @@ VALUE_MISTAKES = {
         _compared(lambda x: x.bool())
     ),
     "integers are compared as floats: they need the dtype that holds both sides": _compared(lambda x: x.float()),
-    "a negative index counts from the end: -1 is the last": {"getitem": _index(lambda i, size: i.clamp(0, size - 1))},
+    "a negative index counts from the end: -1 is the last": {"getitem": _index(lambda i, size: i)},
     "the branches of where are exchanged": {"where": lambda c, a, b: torch.where(c, b, a)},
     "maximum and minimum are exchanged": {"maximum": torch.minimum, "minimum": torch.maximum},
     "tanh(x) is 1 - 2 / (1 + exp(2 x)): the 2 in the exponent is missing": {"tanh": lambda x: torch.tanh(x / 2)},
@@ -337,10 +343,10 @@ def gradient_suspects(case: Case, out: Output):
 # Cases and properties.
 
 
-def case(draw: Draw, text: str, *, gradient=False, magnitude=1.0, orders=None, M=None, N=None, BLOCK=16) -> Case:
-    """One mod, on two batch rows, two heads, and a ragged number of queries and keys."""
+def case(draw: Draw, text: str, *, gradient=False, magnitude=1.0, orders=None, B=1, BLOCK=32) -> Case:
+    """One mod, on two heads and a ragged number of queries and keys."""
     mod = Mod(text)
-    sizes = {"B": 2, "H": 2, "M": M or draw.size(13, 9, 15), "N": N or draw.size(19, 17, 23), "S": 3, "U": 5}
+    sizes = {"B": B, "H": 2, "M": draw.size(13, 9, 15), "N": draw.size(19, 17, 23), "S": 3, "U": 5}
     sizes["L"] = max(sizes["M"], sizes["N"])
     fence = {axis: 1 for axis in "BH"} | {axis: BLOCK for axis in "MN"}
 
@@ -419,6 +425,8 @@ VALUE = Exercise(
                 "score * (q_idx / 4) + h",
                 "(q_idx >= kv_idx) * score - 0.25 * b",
                 "torch.exp(-q_idx) * score",
+                B=2,
+                BLOCK=16,
             ),
             "operands are cast to their operation's dtype, which the graph knows",
         ),

@@ -149,7 +149,7 @@ LISTS = Target(
 )
 
 SCALE = ("s = scale * tl.dot(", "s = tl.dot(")
-STRIDES = "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x"
+STRIDES = "query head h reads key head h // G, and each tensor has its own strides, some of them 0: at(stride_x, ...)"
 F16 = "something is rounded to float16: tile gives float32, and all sums stay float32"
 BLOCKS = "the answer depends on BLOCK_M or BLOCK_N, it must not"
 HALF = ".to(tl.float16).to(tl.float32)"
@@ -181,7 +181,7 @@ FORWARD = Target(
             "the new maximum is used and forgotten: every block is the first",
             ("return acc, l, new_top", "return acc, l, top"),
             "blocks of keys",
-            "only the last block counts: acc, l and top are carried from block to block",
+            "top is not carried from block to block: a step returns new_top",
             "online-kernel",
         ),
         Mutant(
