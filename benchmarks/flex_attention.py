@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention as torchs_flex_attention
 
@@ -28,6 +29,8 @@ DECODING = [(32, 32, 8, 1, 8192, 128), (1, 32, 8, 1, 131072, 128)]  # B, Hq, Hkv
 VARIANTS = ["full", "causal", "window 1024", "alibi causal", "softcap causal", "documents causal"]
 DOCUMENTS = [1, 2, 3, 1, 4, 2, 2, 1]  # lengths of the eight documents, in sixteenths of the sequence
 SDPA = {"cuDNN SDPA": SDPBackend.CUDNN_ATTENTION, "FlashAttention-2 SDPA": SDPBackend.FLASH_ATTENTION}
+# torch 2.11's kernel for few queries needs block pointers, which Triton 3.9 no longer has.
+BLOCK_POINTERS_GONE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 compiled_flex_attention = torch.compile(torchs_flex_attention, dynamic=False)
 
 
@@ -97,8 +100,9 @@ def calls_of(variant, q, k, v, peers=True):
     calls = {"ours": lambda: flex_attention(*arguments, enable_gqa=grouped)}
     if peers and not runtime.interpreted:
         torch._dynamo.reset()  # after a few recompilations it would run the rest uncompiled
-        calls["torch.compile(flex_attention)"] = lambda: compiled_flex_attention(*arguments, enable_gqa=grouped)
-        for name, backend in SDPA.items() if variant in ("full", "causal") else ():
+        if variant != "decoding" or not BLOCK_POINTERS_GONE:
+            calls["torch.compile(flex_attention)"] = lambda: compiled_flex_attention(*arguments, enable_gqa=grouped)
+        for name, backend in SDPA.items() if variant in ("full", "causal", "decoding") else ():
             calls[name] = lambda backend=backend: sdpa(backend, q, k, v, variant == "causal", grouped)
     return calls
 

@@ -11,6 +11,8 @@ Programs stay: while a group stores one tile of queries, the next tile's keys ar
 ``forward.attention_forward_kernel``'s, whose mods, masks and lists it takes.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 
@@ -31,7 +33,8 @@ ROWS = 64  # queries of a group of four warps: the rows of one matrix instructio
 BLOCK_M = GROUPS * ROWS
 
 
-MANY = 32  # heads from which on going through one after another deals equal shares of a causal mask, too
+# Orders of the items, the ones that are kinder to the cache first: (TILES_FIRST, BACK_AND_FORTH).
+ORDERS = [(False, False), (False, True), (True, True)]
 
 
 def unfit(p, kernel, prefix, *tensors):
@@ -70,27 +73,23 @@ def options(p):
 if gluon is not None:
 
     @gluon.jit
-    def items_of_program(items):
-        """How many of the items, handed out back and forth, this program gets: 0 1 2 .. P-1, P-1 .. 2 1 0, 0 1 2 ..
-
-        Under a causal mask each item is a little shorter than the one before. Handed out always from the first program on,
-        the first programs would have the longer item every time.
-        """
-        programs = gl.num_programs(0)
-        rounds = items // programs
-        return rounds + (place(rounds) < items % programs).to(gl.int32)
+    def place(turn, BACK_AND_FORTH: gl.constexpr):
+        """This program's place in a round of items: 0 1 2 .. every time, or 0 1 2 .. and .. 2 1 0 by turns."""
+        back = BACK_AND_FORTH and turn % 2 == 1
+        return gl.where(back, gl.num_programs(0) - 1 - gl.program_id(0), gl.program_id(0))
 
     @gluon.jit
-    def place(turn):
-        """This program's place in a round."""
-        return gl.where(turn % 2 == 0, gl.program_id(0), gl.num_programs(0) - 1 - gl.program_id(0))
+    def items_of_program(items, BACK_AND_FORTH: gl.constexpr):
+        """How many of the items this program gets."""
+        rounds = items // gl.num_programs(0)
+        return rounds + (place(rounds, BACK_AND_FORTH) < items % gl.num_programs(0)).to(gl.int32)
 
     @gluon.jit
     def item_of(item, items, tiles_m, G, Hkv, TILES_FIRST: gl.constexpr):
         """``(b, h_kv, h, tile of queries)`` of a work item: the last queries, which see the most keys, come first.
 
-        Where heads are many, all tiles of those that share keys come one after another, so that the keys stay in the cache.
-        TILES_FIRST: a tile of all heads before the next tile, which deals equal shares where heads are few.
+        All tiles of heads that share keys come one after another, so that the keys stay in the cache; with TILES_FIRST a tile
+        of all heads comes before the next tile.
         """
         if TILES_FIRST:
             heads = items // tiles_m
@@ -141,14 +140,15 @@ if gluon is not None:
         q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr,
+        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """The copying warp: queries, then keys and values, in the order in which they are used."""
         q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free = ring
         count = 0
         visits = 0
-        for turn in range(0, items_of_program(items)):
-            b, h_kv, h, tile = item_of(turn * gl.num_programs(0) + place(turn), items, tiles_m, G, Hkv, TILES_FIRST)
+        for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
+            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
+            b, h_kv, h, tile = item_of(item, items, tiles_m, G, Hkv, TILES_FIRST)
             some, end, at, at_full = lists_of(
                 b, h, tile // TILES_M, partial, full, N, SPARSE, HAS_FULL, TILES_N, BLOCK_N
             )
@@ -237,7 +237,7 @@ if gluon is not None:
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr,
+        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: 64 queries of every item."""
         layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -250,8 +250,9 @@ if gluon is not None:
         offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout_s))
         count = 0
         visits = 0
-        for turn in range(0, items_of_program(items)):
-            b, h_kv, h, tile = item_of(turn * gl.num_programs(0) + place(turn), items, tiles_m, G, Hkv, TILES_FIRST)
+        for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
+            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
+            b, h_kv, h, tile = item_of(item, items, tiles_m, G, Hkv, TILES_FIRST)
             some, end, at, at_full = lists_of(
                 b, h, tile // TILES_M, partial, full, N, SPARSE, HAS_FULL, TILES_N, BLOCK_N
             )
@@ -321,7 +322,7 @@ if gluon is not None:
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr, REGISTERS: gl.constexpr,
+        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, REGISTERS: gl.constexpr,
     ):  # fmt: skip
         """Every program takes items (tile of queries, head, batch row) a grid apart, until there are none left."""
         dtype: gl.constexpr = q_desc.dtype
@@ -347,16 +348,19 @@ if gluon is not None:
                 (attend, (
                     ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
                     tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
-                    TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES, TILES_FIRST,
+                    TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
+                    TILES_FIRST, BACK_AND_FORTH,
                 )),
                 (attend, (
                     ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
                     tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
-                    TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES, TILES_FIRST,
+                    TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
+                    TILES_FIRST, BACK_AND_FORTH,
                 )),
                 (load_tiles, (
                     q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared, SPARSE, HAS_FULL,
-                    TILES_M, TILES_N, SPARSE_N, BLOCK_N, ROWS, GROUPS, STAGES, TILES_FIRST,
+                    TILES_M, TILES_N, SPARSE_N, BLOCK_N, ROWS, GROUPS, STAGES,
+                    TILES_FIRST, BACK_AND_FORTH,
                 )),
             ],
             [4, 1],
@@ -378,6 +382,7 @@ def forward(p, query, key, value, want_top=False):
         (programs,),
         *kernel_arguments(p, query, key, value, o, lse, top, tiles_m, items),
         outputs=(o,),
+        **order(p.B * p.Hkv, tiles_m, p.G, programs),
         **compile_time(p),
         num_warps=4,
         maxnreg=options(p)["maxnreg"],
@@ -395,7 +400,7 @@ def kernel_arguments(p, query, key, value, o, lse, top, tiles_m, items):
 
 
 def compile_time(p):
-    """The kernel's compile-time arguments."""
+    """The kernel's compile-time arguments but the order of items."""
     BLOCK_N, STAGES, REGISTERS, _ = (options(p)[name] for name in ("BLOCK_N", "STAGES", "REGISTERS", "maxnreg"))
     return {
         "SCORE_MOD": p.score_mod,
@@ -412,10 +417,32 @@ def compile_time(p):
         "BLOCK_DV": columns(p.Dv),
         "ROWS": ROWS,
         "GROUPS": GROUPS,
-        "TILES_FIRST": p.B * p.Hq < MANY,
         "STAGES": STAGES,
         "REGISTERS": REGISTERS,
     }
+
+
+@lru_cache
+def order(groups, tiles, together, programs):
+    """The compile-time arguments that say how items are dealt to the programs.
+
+    The first of ``ORDERS`` whose longest share of a causal mask, in which each tile is a block shorter than the one before,
+    is at most 5 % longer than the best one's. Items of ``together`` heads that share keys are equally long.
+    """
+    lengths = torch.arange(tiles, 0, -1) + 1  # an item costs a block's time for what is not its blocks
+    per_head = lengths.repeat_interleave(together).repeat(groups)
+    per_tile = lengths.repeat_interleave(together * groups)
+
+    def longest(TILES_FIRST, BACK_AND_FORTH):
+        dealt = per_tile if TILES_FIRST else per_head
+        rounds = torch.nn.functional.pad(dealt, (0, -len(dealt) % max(programs, 1))).view(-1, max(programs, 1))
+        if BACK_AND_FORTH:
+            rounds[1::2] = rounds[1::2].flip(1)
+        return rounds.sum(0).max().item()
+
+    shares = {names: longest(*names) for names in ORDERS}
+    best = next(names for names in ORDERS if shares[names] <= 1.05 * min(shares.values()))
+    return dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), best, strict=True))
 
 
 def multiprocessors(device):

@@ -99,14 +99,15 @@ if hopper.gluon is not None:
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, partial, full, M, Hkv, G, tiles_n, batches, first, items,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_M: gl.constexpr, BLOCK_M: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """The copying warp: an item's keys and values, then tiles of queries with their rows' lse, and of gradients with
         delta."""
         q_s, do_s, k_s, v_s, lse_s, delta_s, ds_s, kv_ready, kv_free, q_ready, do_ready, free = ring
         count = 0
-        for turn in range(0, items_of_program(items)):
-            tile, pair = item_of(turn * gl.num_programs(0) + place(turn), tiles_n, items, TILES_FIRST)
+        for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
+            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
+            tile, pair = item_of(item, tiles_n, items, TILES_FIRST)
             b_kv = (first + pair) // Hkv
             h_kv = (first + pair) % Hkv
             held = turn % KEPT
@@ -200,7 +201,7 @@ if hopper.gluon is not None:
         TILES_M: gl.constexpr, TILES_N: gl.constexpr, SPARSE_M: gl.constexpr, EDGE_M: gl.constexpr,
         BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, ROWS: gl.constexpr,
         GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: 64 keys of every item, over the queries of all heads (and batch rows) that share them."""
         layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
@@ -211,8 +212,9 @@ if hopper.gluon is not None:
         q_s, do_s, k_s, v_s, lse_s, delta_s, ds_s, kv_ready, kv_free, q_ready, do_ready, free = ring
         offs_m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout_s))
         count = 0
-        for turn in range(0, items_of_program(items)):
-            tile, pair = item_of(turn * gl.num_programs(0) + place(turn), tiles_n, items, TILES_FIRST)
+        for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
+            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
+            tile, pair = item_of(item, tiles_n, items, TILES_FIRST)
             b_kv = (first + pair) // Hkv
             h_kv = (first + pair) % Hkv
             n0 = (tile * GROUPS + GROUP) * ROWS
@@ -271,7 +273,7 @@ if hopper.gluon is not None:
         TILES_M: gl.constexpr, TILES_N: gl.constexpr, SPARSE_M: gl.constexpr, EDGE_M: gl.constexpr,
         BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, ROWS: gl.constexpr,
         GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """Every program takes items (tile of keys, key head, batch row of keys) a grid apart. STORE: keep ds."""
         dtype: gl.constexpr = q_desc.dtype
@@ -306,7 +308,7 @@ if hopper.gluon is not None:
                     stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 0,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M,
                     EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
-                    KEPT, TILES_FIRST,
+                    KEPT, TILES_FIRST, BACK_AND_FORTH,
                 )),
                 (gradients, (
                     ring, ds_desc, dk_ptr, dv_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
@@ -314,12 +316,12 @@ if hopper.gluon is not None:
                     stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 1,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M,
                     EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
-                    KEPT, TILES_FIRST,
+                    KEPT, TILES_FIRST, BACK_AND_FORTH,
                 )),
                 (load_tiles, (
                     q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, partial, full, M, Hkv, G, tiles_n, batches,
                     first, items, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M, BLOCK_M, ROWS, GROUPS, STAGES,
-                    KEPT, TILES_FIRST,
+                    KEPT, TILES_FIRST, BACK_AND_FORTH,
                 )),
             ],
             [4, 1],
@@ -353,7 +355,7 @@ def launch_dkdv(p, query, key, value, do, rows, dk, dv, ds, first, count):
         (programs,),
         *arguments(p, query, key, value, do, rows, dk, dv, ds, first, items),
         outputs=(dk, dv, ds),
-        HAS_FULL=full is not None, STORE=ds is not None, TILES_FIRST=count < hopper.MANY,
+        HAS_FULL=full is not None, STORE=ds is not None, **hopper.order(count, tiles_n, 1, programs),
         **compile_time(p), num_warps=4, maxnreg=168,
     )  # fmt: skip
 
@@ -378,7 +380,7 @@ def arguments(p, query, key, value, do, rows, dk, dv, ds, first, items):
 
 
 def compile_time(p):
-    """The kernel's compile-time arguments but HAS_FULL, STORE and TILES_FIRST."""
+    """The kernel's compile-time arguments but HAS_FULL, STORE and the order of items."""
     BLOCK_M, STAGES = options(p)["BLOCK_M"], options(p)["STAGES"]
     return {
         "SCORE_MOD": p.score_mod,

@@ -221,7 +221,9 @@ def explain(query, key, value, score_mod=None, block_mask=None, scale=None, enab
     why_plain = hopper.reason_not(p, query, key, value)
     lines = [way]
     if not splits and why_plain is None:
-        lines.append(f"forward: warp-specialised for Hopper, tiles of {hopper.BLOCK_M} x {hopper.options(p)['BLOCK_N']}")
+        lines.append(
+            f"forward: warp-specialised for Hopper, tiles of {hopper.BLOCK_M} x {hopper.options(p)['BLOCK_N']}"
+        )
     elif not splits:
         lines.append(f"forward: the kernel for any GPU, because {why_plain}")
     kernels = ["decoding" if splits else "forward", "backward_dkdv", dq]
