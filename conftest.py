@@ -1,4 +1,4 @@
-"""Pytest for the whole course: the environment tests and notebook kernels run in, and two gaps of nbval closed."""
+"""Pytest for the whole course: the environment tests and notebook kernels run in, and three gaps of nbval closed."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from queue import Empty
 
 import pytest
 
-from tools.kernel_environment import kernel_environment
+from tools.kernel_environment import kernel_environment, too_old_for
 
 # Unit tests draw without a screen; notebook kernels choose their own backend (kernel_environment drops this again).
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -40,6 +40,13 @@ def fail_as_soon_as_the_kernel_dies():
                     raise
 
     RunningKernel.get_message = get_message
+
+
+def pytest_collection_modifyitems(items):
+    """A notebook that needs a newer Triton than the oldest of the course is skipped there, cell by cell."""
+    for item in items:
+        if item.path.suffix == ".ipynb" and (why := too_old_for(item.path)):
+            item.add_marker(pytest.mark.skip(reason=why))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,9 @@
 """The environment every notebook kernel of the course starts in, for nbval and `make refresh` alike."""
 
+import importlib.metadata
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,3 +22,12 @@ def kernel_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
     }
     wanted.pop("MPLBACKEND", None)  # a backend chosen for scripts would keep figures out of the notebook
     return wanted
+
+
+@cache
+def too_old_for(notebook: Path) -> str:
+    """Why the installed Triton cannot run a notebook, as text: the model of Gluon needs 3.8. Empty if it can."""
+    installed = importlib.metadata.version("triton")
+    if "gluon_model" in notebook.read_text() and tuple(map(int, installed.split(".")[:2])) < (3, 8):
+        return f"{notebook.stem} needs Triton 3.8 for the model of Gluon, this is {installed}"
+    return ""
