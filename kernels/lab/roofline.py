@@ -74,18 +74,19 @@ def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax
     """Draw each recorded row's speed as a fraction of a ceiling, ours beside the peers, and print the rows.
 
     The ceiling is the one that the rows were recorded with: the copy rate for operators that do little but move data,
-    a matrix product's rate for those that do little but multiply. There all rows lie at one place of the roofline.
-    The arguments are those of ``roofline``; the learner's bar is its bytes, or its operations, over its time, against
-    the recorded ceiling. Raises ``ValueError`` also where ``select`` leaves rows of both kinds.
+    a matrix product's rate for those that do little but multiply. There all rows lie at one place of the roofline. Of
+    two that all rows have, it is the one that any row comes nearest to. The arguments are those of ``roofline``; the
+    learner's bar is its bytes, or its operations, over its time, against the recorded ceiling. Raises ``ValueError``
+    also where ``select`` leaves rows without a ceiling in common.
     """
     from kernels.lab import style
 
     record, rows = _read(results, select)
     point = _learner(learner)
-    (ceiling, *others) = dict.fromkeys(map(_ceiling, rows))
-    if others:
-        raise ValueError(f"select leaves rows with {ceiling} and rows with {others[0]}: bars needs one kind")
-    groups = [(_describe(row), [(name, _fraction(row, ms)) for name, ms in _timings(row)]) for row in rows]
+    ceiling = _ceiling(rows)
+    groups = [
+        (_describe(row), [(name, row[ceiling] * row["ours_ms"] / ms) for name, ms in _timings(row)]) for row in rows
+    ]
     if point:
         label, seconds, flops, nbytes = point
         done, rate = (flops, "matmul_tflop_per_s") if ceiling == "fraction_of_matmul" else (nbytes, "copy_tb_per_s")
@@ -113,7 +114,7 @@ def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax
     handles, labels = ax.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     figure.legend(once.values(), once.keys(), fontsize=style.NOTE_SIZE, loc="outside lower center", ncols=3)
-    _print(record, rows)
+    _print(record, rows, ceiling)
     return figure
 
 
@@ -166,14 +167,14 @@ def _timings(row: dict) -> list[tuple[str, float]]:
     return [("ours", row["ours_ms"]), *((peer["name"], peer["ms"]) for peer in row["peers"])]
 
 
-def _ceiling(row: dict) -> str:
-    """The field that says how near its ceiling a row came."""
-    return next(field for field in CEILINGS if field in row)
-
-
-def _fraction(row: dict, milliseconds: float) -> float:
-    """A timing as a fraction of the ceiling that was measured beside ours."""
-    return row[_ceiling(row)] * row["ours_ms"] / milliseconds
+def _ceiling(rows: list[dict]) -> str:
+    """The field that says how near their ceiling the rows came; of two, the one with the largest fraction."""
+    fields = [[field for field in CEILINGS if field in row] for row in rows]
+    common = [field for field in CEILINGS if all(field in of_row for of_row in fields)]
+    if not common:
+        kinds = " and rows with ".join(dict.fromkeys(field for of_row in fields for field in of_row))
+        raise ValueError(f"select leaves rows with {kinds}: bars needs one kind")
+    return max(common, key=lambda field: max(row[field] for row in rows))
 
 
 def _short(fraction: float) -> str:
@@ -192,14 +193,14 @@ def _title(record: dict) -> str:
     return f"{names} on {machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}"
 
 
-def _print(record: dict, rows: list[dict]) -> None:
-    """The chosen rows as text: how near their ceiling, and how much faster than each peer."""
+def _print(record: dict, rows: list[dict], ceiling: str | None = None) -> None:
+    """The chosen rows as text: how near the ceiling, or else each its own, and how much faster than each peer."""
     print(_title(record))
     width = max(len(_describe(row)) for row in rows)
     for row in rows:
         peers = "".join(f", {peer['ms'] / row['ours_ms']:.2f}× {peer['name']}" for peer in row["peers"])
-        ceiling = _ceiling(row)
-        print(f"{_describe(row):<{width}}  {_short(row[ceiling])} of {CEILINGS[ceiling]}{peers}")
+        field = ceiling or _ceiling([row])
+        print(f"{_describe(row):<{width}}  {_short(row[field])} of {CEILINGS[field]}{peers}")
 
 
 def _axes(ax, style, width: float, height: float):

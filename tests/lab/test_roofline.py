@@ -162,6 +162,23 @@ def test_bars_of_two_kinds_are_refused(arithmetic):
         bars(arithmetic)
 
 
+def test_of_two_ceilings_the_nearer_one_is_drawn_for_all_rows(tmp_path, capsys):
+    rows = [row("forward", 4, 1.25, {"peer": 2.5}), row("backward", 4, 2.0, {})]
+    for each, copy, matmul in zip(
+        rows, (0.1, 0.4), (0.8, 0.3), strict=True
+    ):  # the second row is nearer to the copy rate
+        each |= {"fraction_of_copy": copy, "fraction_of_matmul": matmul}
+    path = tmp_path / "both.json"
+    path.write_text(json.dumps({"machine": MACHINE, "rows": rows}))
+    (ax,) = bars(path).axes
+    assert [patch.get_width() for patch in ax.patches] == pytest.approx([0.8, 0.4, 0.3])
+    assert capsys.readouterr().out.count("of a matrix product's rate") == 2
+    roofline(path)  # draws both ceilings: each row is told its own
+    assert "0.40 of the copy rate" in capsys.readouterr().out
+    (ax,) = bars(path, select={"pass": "backward"}).axes
+    assert [patch.get_width() for patch in ax.patches] == pytest.approx([0.4])
+
+
 def test_given_axes_are_used(results):
     ax = Figure().subplots()
     assert roofline(results, ax=ax) is ax.figure and ax.get_xlabel() == "FLOP/byte"
