@@ -21,13 +21,13 @@ MEANINGS = {
     "missing wait": ("the sums are in the accumulator once warpgroup_mma_wait has returned", "step 4"),
     "early read": ("wait for the barrier that this copy completes before you read", "step 2"),
     "wrong phase": ("another round than the one that is meant lets this wait pass: the parity turns once a round", "step 2"),
-    "early overwrite": ("a buffer is free when its last reader is done, and has said so on a barrier that is waited for", "step 8"),
+    "early overwrite": ("a buffer is free when its last reader is done and has said so on a barrier", "step 8"),
     "race": ("one arrives after its access, the other waits before its own", "step 8"),
     "uninitialized": ("wait for the barrier of what fills this memory before you read", "step 2"),
     "barrier": ("init asks for as many arrivals as come in a phase, no more and no fewer", "step 2"),
     "out of bounds": ("mask what lies past the end", "step 4"),
-    "unfinished": ("whoever starts an operation, somebody waits for it: see whether both sides count the same steps", "step 2"),
-    "deadlock": ("nobody does what this wait asks for: see who should signal the barrier, and which phase is meant", "step 7"),
+    "unfinished": ("nobody waits for it: see whether both sides count the same steps", "step 2"),
+    "deadlock": ("nobody does what this wait asks for: see who should signal it, and which phase is meant", "step 7"),
 }  # fmt: skip
 #: What the model says of a barrier whose two sides have lost each other, mostly because of another finding.
 CONSEQUENCES = ("nothing keeps the barrier from", "without knowing that phase", "more often than it was initialized")
@@ -144,7 +144,9 @@ def _judge(gluon_model, item: Property, kernel, launch: Launch) -> _Wrong | None
         got, answer = launch.out[tuple(at)].item(), launch.expected[tuple(at)].item()
         where = f"{int(wrong.sum())} of {wrong.numel()} numbers are wrong"
         amount = f"the first at {at}: {got:.4g} for {answer:.4g}, {amount}"
-        return _Wrong(where, amount, "every wait is in order, so look at which tile goes where, and at the sums", item.lesson)
+        return _Wrong(
+            where, amount, "every wait is in order, so look at which tile goes where, and at the sums", item.lesson
+        )
     return None
 
 
@@ -178,7 +180,7 @@ def relay(draw: Draw, stages: int, steps: int, rows: int = 16, cut: int = 0) -> 
     width = 16 * steps - cut
     x, y = draw.normal(rows, width), torch.full((rows, width), float("nan"))
     args = _described(x, 16, 16), _described(y, 16, 16), width, _layout("rows"), stages
-    sizes = f"STAGES = {stages}, {steps} steps" + f", {rows} × {width} elements" * bool(cut)
+    sizes = f"STAGES = {stages}, steps = {steps}, elements = {rows} × {width}"
     return Launch(-(-rows // 16), args, y, x.double() ** 2, sizes)
 
 
@@ -188,7 +190,7 @@ def product(draw: Draw, stages: int, M: int, N: int, K: int, programs: int = 1) 
     c = torch.full((M, N), float("nan"))
     args = _described(a, 32, 16), _described(b, 16, 32), c, M, N, K, _layout("product"), stages
     tiles, steps = -(-M // 32) * -(-N // 32), -(-K // 16)
-    sizes = f"STAGES = {stages}, {tiles} tile{'s' * (tiles > 1)} of {steps} step{'s' * (steps > 1)} in {programs} program{'s' * (programs > 1)}"
+    sizes = f"STAGES = {stages}, tiles = {tiles}, steps of each = {steps}, programs = {programs}"
     return Launch(programs, args, c, a.double() @ b.double(), sizes)
 
 
