@@ -326,6 +326,16 @@ def _binary(symbol, *, reverse=False):
     return rule
 
 
+def _add(f, node):
+    """a + b; of two conditions "or", as torch adds them: Triton would add single bits and lose the carry."""
+    return _logical("|")(f, node) if f.kind(node) == BOOL else _binary("+")(f, node)
+
+
+def _multiply(f, node):
+    """a * b; of two conditions "and"."""
+    return _logical("&")(f, node) if f.kind(node) == BOOL else _binary("*")(f, node)
+
+
 def _bits(symbol):
     """& | ^; of a condition with a constant, the condition or the constant itself."""
 
@@ -502,10 +512,10 @@ def _common(f, a, b):
 
 
 RULES = {
-    aten.add: _binary("+"),
+    aten.add: _add,
     aten.sub: _binary("-"),
     aten.rsub: _binary("-", reverse=True),
-    aten.mul: _binary("*"),
+    aten.mul: _multiply,
     aten.div: _divide,
     aten.floor_divide: _floor_divide,
     aten.remainder: _remainder,

@@ -101,6 +101,11 @@ def dead_rows(score, b, h, q_idx, kv_idx):
     return torch.where(q_idx % 5 == 0, -float("inf"), score)
 
 
+def added_conditions(score, b, h, q_idx, kv_idx):
+    """torch's sum of two conditions is "or", their product "and"."""
+    return score + ((q_idx >= kv_idx) + (kv_idx < 4)) - 0.5 * ((q_idx < 9) * (kv_idx < 9))
+
+
 def squared(score, b, h, q_idx, kv_idx):
     return score * score
 
@@ -162,6 +167,7 @@ ZOO = {
     "without the score": lambda tensor: {"score_mod": without_score(tensor(N))},
     "plus 100": lambda tensor: {"score_mod": lambda score, b, h, q_idx, kv_idx: score + 100},
     "squared": lambda tensor: {"score_mod": squared, "scale": 0.1},
+    "added conditions": lambda tensor: {"score_mod": added_conditions},
     "mixed": lambda tensor: {"score_mod": mixed},
     "elementary": lambda tensor: {"score_mod": elementary},
     "dead rows": lambda tensor: {"score_mod": dead_rows, "mask_mod": mods.causal},
