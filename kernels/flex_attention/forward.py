@@ -207,15 +207,16 @@ def like_strided(x, shape, dtype=None):
     return memory.permute([order.index(i) for i in range(len(shape))])
 
 
+def fits_copy_engine(t):
+    """Whether the copy engine can read a tensor: columns side by side, all else at multiples of 16 bytes."""
+    steps = [stride * t.element_size() for stride in t.stride()[:-1]]
+    return t.numel() > 0 and t.stride(-1) == 1 and t.data_ptr() % 16 == 0 and all(s % 16 == 0 and s > 0 for s in steps)
+
+
 def sources(TMA, BLOCK, *tensors):
     """``(TMA, kernel arguments)``: descriptors of tensors [B, H, ., D] in tiles of BLOCK rows, if ``TMA`` asks for them and
-    the copy engine can read them all (columns side by side, all else at multiples of 16 bytes); else the tensors."""
-
-    def fits(t):
-        steps = [stride * t.element_size() for stride in t.stride()[:-1]]
-        return t.stride(-1) == 1 and t.data_ptr() % 16 == 0 and t.numel() and all(s % 16 == 0 and s > 0 for s in steps)
-
-    if not (TMA and all(map(fits, tensors))):
+    the copy engine can read them all; else the tensors."""
+    if not (TMA and all(map(fits_copy_engine, tensors))):
         return False, tensors
     tiles = ([1, 1, BLOCK, max(16, triton.next_power_of_2(t.shape[-1]))] for t in tensors)
     return True, [TensorDescriptor(t, list(t.shape), list(t.stride()), tile) for t, tile in zip(tensors, tiles)]

@@ -18,7 +18,7 @@ import triton
 
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
-from kernels.flex_attention.forward import like_strided, list_row, logits, sources
+from kernels.flex_attention.forward import fits_copy_engine, like_strided, list_row, logits
 
 try:
     from triton.experimental import gluon
@@ -51,7 +51,7 @@ def unfit(p, kernel, prefix, *tensors):
         return f"heads of {max(p.D, p.Dv)} do not fit the registers"
     if not problem.table_options(kernel, p.key, p.device)["STAGES"]:
         return f"for {p.key} the plain kernel is faster"
-    if not sources(True, ROWS, *tensors)[0]:
+    if not all(map(fits_copy_engine, tensors)):
         return "the copy engine cannot read these strides"
     return None
 
@@ -279,14 +279,16 @@ if gluon is not None:
                 weights, alpha, l, top = softmax_step(x, l, top, unit, SAFE)
                 p = gl.convert_layout(weights.to(v_s.dtype), layout_p)
                 count += 1
+                begin = 1
                 if MASK_MOD is not None:
+                    begin = gl.maximum(some, 1)
                     first, p, acc, l, top, count = attend_tiles(
                         1, some, end, first, p, acc, l, top, count, q, ring,
                         some, at, at_full, N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
                         SCORE_MOD, MASK_MOD, EDGE_N, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
                     )  # fmt: skip
                 first, p, acc, l, top, count = attend_tiles(
-                    gl.maximum(some, 1), end, end, first, p, acc, l, top, count, q, ring,
+                    begin, end, end, first, p, acc, l, top, count, q, ring,
                     some, at, at_full, N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
                     SCORE_MOD, None, EDGE_N, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
                 )  # fmt: skip

@@ -233,7 +233,9 @@ if hopper.gluon is not None:
                     b, h, tile // TILES_N, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M
                 )
                 m0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+                begin = 0
                 if MASK_MOD is not None:
+                    begin = some
                     m0, dk, dv, count = gradient_tiles(
                         0, some, end, m0, dk, dv, count, k, v, ring, GROUP, ds_desc, slot, n0, some, at, at_full,
                         M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
@@ -241,7 +243,7 @@ if hopper.gluon is not None:
                         layout_a, layout_b,
                     )  # fmt: skip
                 m0, dk, dv, count = gradient_tiles(
-                    some, end, end, m0, dk, dv, count, k, v, ring, GROUP, ds_desc, slot, n0, some, at, at_full,
+                    begin, end, end, m0, dk, dv, count, k, v, ring, GROUP, ds_desc, slot, n0, some, at, at_full,
                     M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
                     SCORE_MOD, SCORE_GRADIENT, None, STORE, EDGE_M, SPARSE, SPARSE_M, TILES_M, BLOCK_M, STAGES,
                     layout_a, layout_b,
