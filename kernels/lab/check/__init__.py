@@ -12,6 +12,7 @@ but for the property "stays inside its tensors", which reads addresses: grade wi
 from kernels.lab.check import chunked_attention as _chunked_attention
 from kernels.lab.check import dynamic_conv as _dynamic_conv
 from kernels.lab.check import flash_attention as _flash_attention
+from kernels.lab.check import pipeline_clinic as _pipeline_clinic
 from kernels.lab.check import recurrent_attention as _recurrent_attention
 from kernels.lab.check import row_softmax as _row_softmax
 from kernels.lab.check import score_mod_compiler as _score_mod_compiler
@@ -30,6 +31,9 @@ __all__ = [
     "emit_value",
     "flash_backward",
     "flash_forward",
+    "mended_halves",
+    "mended_relay",
+    "mended_tiles",
     "recurrent_backward",
     "recurrent_forward",
     "recurrent_gate_gradient",
@@ -124,3 +128,18 @@ def emit_value(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
 def emit_gradient(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
     """Check ``fn(mod)``, the text of a Triton function ``score_gradient``. Returns points, of 10."""
     return _check(_score_mod_compiler.GRADIENT, _score_mod_compiler.run_gradient(fn), seed=seed, grading=grading)
+
+
+def mended_relay(kernel, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check a Gluon kernel of three partitions, y = x², on the model of Gluon. Returns points, of 10."""
+    return _pipeline_clinic.check(_pipeline_clinic.RELAY, kernel, seed=seed, grading=grading)
+
+
+def mended_tiles(kernel, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check a persistent product in Gluon, c = a · b in tiles, on the model of Gluon. Returns points, of 10."""
+    return _pipeline_clinic.check(_pipeline_clinic.TILES, kernel, seed=seed, grading=grading)
+
+
+def mended_halves(kernel, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check a product in Gluon with two multipliers that share a ring, on its model. Returns points, of 10."""
+    return _pipeline_clinic.check(_pipeline_clinic.HALVES, kernel, seed=seed, grading=grading)

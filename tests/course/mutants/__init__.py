@@ -114,13 +114,21 @@ def targets() -> tuple[Target, ...]:
         chunked_attention,
         dynamic_conv,
         flash_attention,
+        pipeline_clinic,
         recurrent_attention,
         row_softmax,
         score_mod_compiler,
         tiled_matmul,
     )
 
-    several = (dynamic_conv, recurrent_attention, chunked_attention, flash_attention, score_mod_compiler)
+    several = (
+        dynamic_conv,
+        recurrent_attention,
+        chunked_attention,
+        flash_attention,
+        score_mod_compiler,
+        pipeline_clinic,
+    )
     return (row_softmax.TARGET, tiled_matmul.TARGET, *(target for module in several for target in module.TARGETS))
 
 
