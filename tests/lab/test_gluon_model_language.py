@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
     pytest.skip("the model needs Triton 3.8", allow_module_level=True)
@@ -248,3 +249,92 @@ def test_a_compile_time_argument_may_be_a_function():
     x = torch.tensor([-2.0, 0.0, 1.0, 5.0])
     assert gluon_model.run(apply, 1, x, one_less, ROW).ok
     assert x.tolist() == [-1.0, -1.0, 0.0, 4.0]
+
+
+COMPILED = tl.constexpr(True)
+
+
+@triton.jit
+def plus_reciprocal(x, y):
+    if COMPILED:
+        inverse = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=r,r", [y], tl.float32, is_pure=True, pack=1)
+    else:
+        inverse = 1.0 / y
+    return x + inverse
+
+
+@triton.jit
+def in_plain_triton(x, SCALE: tl.constexpr):
+    columns = tl.broadcast_to(tl.arange(0, 4)[None, :], x.shape)
+    total = tl.zeros([4], tl.float32) + tl.sum(tl.trans(x) * columns.to(tl.float32), 0)
+    for i in tl.static_range(2):
+        total = tl.where(tl.maximum(total, 0.0) == total, plus_reciprocal(total, total + i), tl.sigmoid(total))
+    return total * SCALE
+
+
+@gluon.jit
+def calls_plain_triton(x, out, layout: gl.constexpr):
+    rows, columns = gl.arange(0, 4, gl.SliceLayout(1, layout)), gl.arange(0, 4, gl.SliceLayout(0, layout))
+    values = gl.load(x + gl.expand_dims(rows * 4, 1) + gl.expand_dims(columns, 0))
+    gl.store(out + columns, in_plain_triton(values, 2.0))
+
+
+def test_functions_of_plain_triton_run_without_a_gpus_own_instructions():
+    x, out = torch.randn(4, 4), torch.zeros(4)
+    assert gluon_model.run(calls_plain_triton, 1, x, out, TILE).ok
+    total = (x.T * torch.arange(4.0)).sum(0)
+    for i in range(2):
+        total = torch.where(total >= 0, total + 1 / (total + i), total.sigmoid())
+    torch.testing.assert_close(out, total * 2)
+
+
+@gluon.jit
+def choose_address(x, y, out, layout: gl.constexpr):
+    at = gl.arange(0, 4, layout)
+    for i in range(2):
+        gl.store(out + 4 * i + at, gl.load(gl.where(i == 0, x + 3, y + i) + at))
+    gl.store(out + 8 + at, gl.load(gl.where(at < 2, x + at, x)))
+
+
+@gluon.jit
+def mix_addresses(x, y, out, layout: gl.constexpr):
+    at = gl.arange(0, 4, layout)
+    gl.store(out + at, gl.load(gl.where(at < 2, x + at, y + at)))
+
+
+def test_one_number_chooses_between_addresses_in_two_tensors():
+    x, y, out = torch.arange(8), 100 + torch.arange(8), torch.zeros(12, dtype=torch.int64)
+    assert gluon_model.run(choose_address, 1, x, y, out, ROW).ok
+    assert out.tolist() == [3, 4, 5, 6, 101, 102, 103, 104, 0, 1, 0, 0]
+    with pytest.raises(gluon_model.ModelError, match="mixes addresses in x and y in one block"):
+        gluon_model.run(mix_addresses, 1, x, y, out, ROW)
+
+
+def test_a_kernel_knows_nothing_of_autograd():
+    x, y = torch.randn(16, 16, requires_grad=True), torch.zeros(16, 16, requires_grad=True)
+    result = gluon_model.run(copies, 1, descriptor(x, [16, 16]), y, TILE)
+    assert result.ok and torch.equal(x, y) and y.grad_fn is None
+    assert not any(allocation.data.requires_grad for allocation in result.machines[0].allocations)
+
+
+@gluon.jit
+def copying(x_desc, y, tile, loaded, layout: gl.constexpr):
+    mbarrier.wait(loaded, 0)
+    rows, columns = gl.arange(0, 16, gl.SliceLayout(1, layout)), gl.arange(0, 16, gl.SliceLayout(0, layout))
+    at = gl.expand_dims(rows * 16, 1) + gl.expand_dims(columns, 0)
+    gl.store(y + at, tile.load(layout))
+
+
+@gluon.jit
+def loading(x_desc, y, tile, loaded, layout: gl.constexpr):
+    mbarrier.expect(loaded, x_desc.nbytes_per_cta)
+    tma.async_load(x_desc, [0, 0], loaded, tile)
+
+
+@gluon.jit
+def copies(x_desc, y, layout: gl.constexpr):
+    tile = gl.allocate_shared_memory(x_desc.dtype, [16, 16], x_desc.layout)
+    loaded = mbarrier.allocate_mbarrier()
+    mbarrier.init(loaded, count=1)
+    arguments = (x_desc, y, tile, loaded, layout)
+    gl.warp_specialize([(copying, arguments), (loading, arguments)], [1])

@@ -108,10 +108,10 @@ class Descriptor:
 
 
 def wrap_cpu(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that the model can read."""
+    """A tensor that the model can read; a kernel knows nothing of autograd."""
     if tensor.device.type != "cpu":
         raise ValueError(f"{name} is on {tensor.device}: the model runs on the CPU, give it CPU tensors")
-    return tensor
+    return tensor.detach()
 
 
 def load(machine, descriptor: Descriptor, barrier_view, result: View, fetch) -> None:

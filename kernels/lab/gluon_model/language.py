@@ -1,8 +1,8 @@
 """Gluon's language, function by function, as the model executes it.
 
-Each function here stands for the Triton builtin of the name that it is registered under; ``TABLE`` maps the one to the
-other by identity. What is not here is not modelled, and a kernel that uses it is told so. Layouts, cache hints and
-multicast flags are accepted and ignored.
+Each function here stands for the builtins of Gluon and of Triton that have the name that it is registered under;
+``TABLE`` maps the one to the other by identity. What is not here is not modelled, and a kernel that uses it is told
+so. Layouts, cache hints and multicast flags are accepted and ignored.
 """
 
 # ruff: noqa: D103 (what each function does is what Triton documents for the builtin it stands for)
@@ -31,16 +31,20 @@ _KEEP: list = []  # the originals, so that their ids stay theirs
 
 
 def models(*names: str):
-    """Register a function as what the kernel calls when it names one of these, below ``gluon.language``."""
+    """Register a function as what the kernel calls when it names one of these, below ``gluon.language``.
+
+    Where ``triton.language`` has a function of that name it stands for that, too: a kernel may call ``@triton.jit``
+    functions.
+    """
 
     def register(function):
         for name in names:
-            original = gl
-            for part in name.split("."):
-                original = getattr(original, part, None)
-            if original is not None:
-                TABLE[id(original)] = function
-                _KEEP.append(original)
+            for original in (gl, tl):
+                for part in name.split("."):
+                    original = getattr(original, part, None)
+                if original is not None:
+                    TABLE[id(original)] = function
+                    _KEEP.append(original)
         return function
 
     return register
@@ -212,6 +216,16 @@ def broadcast(a, b):
     return a.like(x), b.like(y)
 
 
+@models("broadcast_to")
+def broadcast_to(input, *shape):
+    return tensor_of(input).broadcast_to(*shape)
+
+
+@models("trans")
+def trans(input, *dims):
+    return input.trans(*dims)
+
+
 @models("join")
 def join(a, b):
     return a.like(torch.stack(torch.broadcast_tensors(a.data, b.data), dim=-1))
@@ -229,10 +243,20 @@ def cast(input, dtype, fp_downcast_rounding=None, bitcast=False):
 
 @models("where")
 def where(condition, x, y):
+    if isinstance(x, Pointer) and isinstance(y, Pointer):
+        return _where_pointer(tensor_of(condition), x, y)
     dtype = None if isinstance(x, Tensor) and isinstance(y, Tensor) and x.dtype == y.dtype else _common(x, y)
     x, y = (tensor_of(value) for value in (x, y))
     data = torch.where(tensor_of(condition).data.bool(), *(_as(value, dtype) for value in (x, y)))
     return Tensor(data, dtype or x.dtype, x.layout or y.layout)
+
+
+def _where_pointer(condition: Tensor, x: Pointer, y: Pointer) -> Pointer:
+    if not condition.shape:
+        return x if condition else y
+    if x.base is not y.base:
+        raise ModelError(f"gl.where mixes addresses in {x.name} and {y.name} in one block: choose by one number")
+    return x.like(torch.where(condition.data.bool(), x.data, y.data), x.layout or y.layout)
 
 
 def _common(x, y):

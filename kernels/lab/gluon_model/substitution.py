@@ -10,6 +10,7 @@ import types
 
 import triton
 import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
 from kernels.lab.gluon_model.language import TABLE, loop
@@ -52,7 +53,7 @@ class Substitution:
             return self.of(value.value)
         if isinstance(value, types.ModuleType) and value.__name__.split(".")[0] == "triton":
             return Module(value, self)
-        if isinstance(value, (JITFunction, ConstexprFunction)):
+        if isinstance(value, (JITFunction, InterpretedFunction, ConstexprFunction)):
             return self._function(value, value.fn)
         if isinstance(value, type) and getattr(value, "__triton_aggregate__", False):
             return self._aggregate(value)
@@ -76,7 +77,7 @@ class Substitution:
             cell.cell_contents = self.of(theirs.cell_contents)
         for name in _names(original.__code__):
             if name in original.__globals__:
-                own[name] = self.of(original.__globals__[name], name)
+                own[name] = name != _ON_A_GPU and self.of(original.__globals__[name], name)
         return function
 
     def _aggregate(self, cls):
@@ -101,6 +102,9 @@ def _names(code: types.CodeType) -> set[str]:
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
+
+#: A global of this name chooses between a GPU's own instructions and what they compute: here it is false.
+_ON_A_GPU = "COMPILED"
 
 _MACHINERY = {"__new__", "__setattr__", "_set_name", "_flatten_ir", "_get_instance", "__init__"}
 

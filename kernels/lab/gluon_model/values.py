@@ -340,7 +340,7 @@ def wrap_argument(name: str, value):
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device}: the model runs on the CPU, give it CPU tensors")
-        return Pointer(value, name)
+        return Pointer(value.detach(), name)  # a kernel knows nothing of autograd
     if isinstance(value, (bool, int, float)):
         return tensor_of(value)
     if isinstance(value, tuple):
