@@ -15,6 +15,7 @@ from nbclient import NotebookClient
 
 from kernels import runtime
 from kernels.lab.check import chunked_attention as chunked
+from kernels.lab.check import conv_wgrad as wgrad
 from kernels.lab.check import dynamic_conv as conv
 from kernels.lab.check import flash_attention as flash
 from kernels.lab.check import pipeline_clinic as clinic
@@ -30,6 +31,7 @@ CHECKED = [
     *(ROW_SOFTMAX, TILED_MATMUL, conv.FORWARD, conv.DX, conv.DWEIGHT),
     *(recurrent.FORWARD, recurrent.BACKWARD, recurrent.GATE, chunked.STATES, chunked.OUTPUTS),
     *(flash.FORWARD, flash.LISTS, flash.BACKWARD, compiler.VALUE, compiler.GRADIENT),
+    *(wgrad.IM2COL, wgrad.WGRAD, wgrad.SPLIT),
     *(clinic.RELAY, clinic.TILES, clinic.HALVES),
 ]
 HINT = re.compile(r"<details><summary>Hint (\d): ([^<]+)</summary>\n\n.+?\n\n</details>", flags=re.DOTALL)

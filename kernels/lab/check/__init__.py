@@ -10,6 +10,7 @@ but for the property "stays inside its tensors", which reads addresses: grade wi
 """
 
 from kernels.lab.check import chunked_attention as _chunked_attention
+from kernels.lab.check import conv_wgrad as _conv_wgrad
 from kernels.lab.check import dynamic_conv as _dynamic_conv
 from kernels.lab.check import flash_attention as _flash_attention
 from kernels.lab.check import pipeline_clinic as _pipeline_clinic
@@ -31,6 +32,7 @@ __all__ = [
     "emit_value",
     "flash_backward",
     "flash_forward",
+    "im2col",
     "mended_halves",
     "mended_relay",
     "mended_tiles",
@@ -40,6 +42,8 @@ __all__ = [
     "row_softmax",
     "tiled_matmul",
     "vector_add",
+    "wgrad",
+    "wgrad_split",
 ]
 
 
@@ -128,6 +132,30 @@ def emit_value(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
 def emit_gradient(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
     """Check ``fn(mod)``, the text of a Triton function ``score_gradient``. Returns points, of 10."""
     return _check(_score_mod_compiler.GRADIENT, _score_mod_compiler.run_gradient(fn), seed=seed, grading=grading)
+
+
+def im2col(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, A, R, S, stride, padding, dilation, BLOCK_N, BLOCK_K)``: A [M, J] of x [N, H, W, C].
+
+    Returns points, of 10.
+    """
+    return _check(_conv_wgrad.IM2COL, fn, seed=seed, grading=grading)
+
+
+def wgrad(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, dy, dweight, R, S, stride, padding, dilation, BLOCK_M, BLOCK_N, BLOCK_K)``: dweight [O, J].
+
+    Returns points, of 10.
+    """
+    return _check(_conv_wgrad.WGRAD, fn, seed=seed, grading=grading)
+
+
+def wgrad_split(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, dy, partials, dweight, R, S, ...)``: partials [Z, O, J], and their sum dweight [O, J].
+
+    Returns points, of 10.
+    """
+    return _check(_conv_wgrad.SPLIT, fn, seed=seed, grading=grading)
 
 
 def mended_relay(kernel, *, seed: int | None = 0, grading: bool | None = None) -> int:

@@ -287,12 +287,16 @@ class Case:
         strays = [stray for launch, access in outside for stray in self._strays(launch.operands, access)]
         return run, strays, any(access.kind != "load" for access in recorded.accesses)
 
-    def _strays(self, operands, access):
-        operand = operands.get(access.tensor)
-        name = (access.tensor or "an unknown tensor").removesuffix("_ptr")
+    def tensor_of(self, operand) -> Fenced | None:
+        """Which of the call's tensors a launch's operand is: by shape and strides, and by name where several fit."""
         alike = [t for t in self.tensors if operand and (t.shape, t.view.stride()) == (operand.shape, operand.strides)]
-        tensor = next((t for t in alike if t.name == name), alike[0] if len(alike) == 1 else None)
+        named = (t for t in alike if t.name == operand.name.removesuffix("_ptr"))
+        return next(named, alike[0] if len(alike) == 1 else None)
+
+    def _strays(self, operands, access):
+        tensor = self.tensor_of(operands.get(access.tensor))
         if tensor is None:
+            name = (access.tensor or "an unknown tensor").removesuffix("_ptr")
             return [Stray(access.kind, name, "", "", access.source, far=True)]
         ends, far = {}, not tensor.view.numel()  # the address of an empty tensor is 0
         for distance in access.outside.tolist():
@@ -471,7 +475,7 @@ def _judge_output(exercise, item, fn, case, out, seen, strays) -> Finding | None
         ] or ["a store reaches outside its tensor"] * bool(seen.spilled)
         if not bad.any():
             where, amount = f"elements outside {out.name} were overwritten", f"with {case.sizes}"
-        return Finding(where, amount, "; ".join(causes))
+        return Finding(where, amount, "; ".join(dict.fromkeys(causes)))
 
     for cause, answer in exercise.suspects(case, out):
         if not out.wrong(clean.got, out.array(answer)).any():
@@ -509,20 +513,23 @@ def _shares(exercise, item, fn, case) -> Finding | None:
         run = case.run(fn)
     if not run.stored:
         return Finding(_NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
-    for out in case.outs:
-        kinds = {access.kind for access in recorded.accesses if access.tensor == f"{out.name}_ptr"}
-        if kinds <= {"load"} and out.answer.size:
-            return Finding(f"no program stores {out.name}", f"with {case.sizes}", "the sum is a kernel's work")
-        for launch in recorded.launches:
-            if f"{out.name}_ptr" not in launch.operands:
+    written = set()
+    for launch in recorded.launches:
+        races = launch.races()
+        for name, operand in launch.operands.items():
+            out = next((out for out in case.outs if out.tensor is case.tensor_of(operand)), None)
+            if out is None:
                 continue
-            updates = launch.programs(f"{out.name}_ptr", "atomic")
-            counts = Counter(i for elements in updates.values() for i in elements)
-            shared = {i for i, n in counts.items() if n > 1} | set(launch.races().get(f"{out.name}_ptr", ()))
+            if launch.programs(name, "store") or launch.programs(name, "atomic"):
+                written.add(out.name)
+            updates = Counter(i for elements in launch.programs(name, "atomic").values() for i in elements)
+            shared = {i for i, programs in updates.items() if programs > 1} | races.get(name, {}).keys()
             if shared:
                 where = f"{len(shared)} of {out.answer.size} elements of {out.name} are updated by several programs"
                 return Finding(where, f"with {case.sizes}", item.otherwise)
-    return None
+    unwritten = [out.name for out in case.outs if out.answer.size and out.name not in written]
+    where = f"no Triton kernel stores {' and '.join(unwritten)}"
+    return Finding(where, f"with {case.sizes}", "something else filled it") if unwritten else None
 
 
 def _never_stored(case, out, missing) -> Finding:

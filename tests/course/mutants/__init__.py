@@ -112,6 +112,7 @@ def targets() -> tuple[Target, ...]:
     """Every checked function."""
     from tests.course.mutants import (
         chunked_attention,
+        conv_wgrad,
         dynamic_conv,
         flash_attention,
         pipeline_clinic,
@@ -127,6 +128,7 @@ def targets() -> tuple[Target, ...]:
         chunked_attention,
         flash_attention,
         score_mod_compiler,
+        conv_wgrad,
         pipeline_clinic,
     )
     return (row_softmax.TARGET, tiled_matmul.TARGET, *(target for module in several for target in module.TARGETS))

@@ -1,0 +1,468 @@
+"""Bugs of exercise 08."""
+
+import torch
+
+from tests.course.mutants import Mutant, Target
+from tests.course.mutants.dynamic_conv import inside
+
+EVERY_SECOND = {"R": 1, "S": 1, "stride": (2, 2), "dilation": (2, 2)}
+
+
+def operands():
+    """Two images of 8 x 8 pixels in one colour of 16 channels; dy for every second pixel, 16 by 16, a symmetric matrix."""
+    draw = torch.Generator().manual_seed(1)
+    colour, dy = torch.randn(16, generator=draw), torch.randn(2, 16, 16, generator=draw)
+    return colour.expand(2, 8, 8, 16).contiguous(), (dy + dy.mT).view(2, 4, 4, 16)
+
+
+def naive_im2col(im2col) -> bool:
+    """The first image alone: each row of A is its colour."""
+    x, _ = operands()
+    A = inside(torch.zeros(16, 16))
+    im2col(inside(x[:1]), A, **EVERY_SECOND)
+    return torch.equal(A, x[0, 0, :1].expand(16, 16))
+
+
+def naive_wgrad(wgrad) -> bool:
+    """The first image alone."""
+    x, dy = operands()
+    dweight = inside(torch.zeros(16, 16))
+    wgrad(inside(x[:1]), inside(dy[:1]), dweight, **EVERY_SECOND)
+    return torch.allclose(dweight, dy[0].sum((0, 1))[:, None] * x[0, 0, 0], atol=0.1)
+
+
+def naive_split(wgrad_split) -> bool:
+    """Both images, a piece for each."""
+    x, dy = operands()
+    dweight = inside(torch.zeros(16, 16))
+    wgrad_split(inside(x), inside(dy), inside(torch.zeros(2, 16, 16)), dweight, **EVERY_SECOND)
+    return torch.allclose(dweight, dy.sum((0, 1, 2))[:, None] * x[0, 0, 0], atol=0.1)
+
+
+MEMORY = "each tensor has its own strides, and some are 0: an address takes those of its own"
+BLOCKS = "the answer depends on a block size: offsets of block i are i * BLOCK + tl.arange(0, BLOCK)"
+F16 = "something is rounded to float16: acc, partials and total stay float32"
+HALF = ".to(tl.float16).to(tl.float32)"
+
+IM2COL = Target(
+    "08_conv_wgrad",
+    "im2col",
+    ("tile-kernel", "im2col-kernel"),
+    naive_im2col,
+    (
+        Mutant(
+            "images not told apart",
+            "p counts the rows of all images; the first one is right",
+            ("m // g.Q % g.P", "m // g.Q"),
+            "pixels and taps",
+            "p runs on into the next image: p = m // Q % P",
+        ),
+        Mutant(
+            "p and q swapped",
+            "pixels are numbered column by column",
+            ("p = m // g.Q % g.P", "p = m % g.P", "q = m % g.Q", "q = m // g.P % g.Q"),
+            "pixels and taps",
+            "p and q are swapped: q is the fastest digit of m = (n P + p) Q + q",
+        ),
+        Mutant(
+            "r and s swapped",
+            "taps are numbered column by column, as a filter of one tap is too",
+            (
+                "r = offs_j // (g.S * g.C)",
+                "r = offs_j // g.C % g.R",
+                "s = offs_j // g.C % g.S",
+                "s = offs_j // (g.R * g.C)",
+            ),
+            "pixels and taps",
+            "r and s are swapped: s is the faster digit of j = (r S + s) C + c",
+        ),
+        Mutant(
+            "channels first",
+            "columns are numbered as PyTorch's weights lie in memory",
+            (
+                "r = offs_j // (g.S * g.C)",
+                "r = offs_j // g.S % g.R",
+                "s = offs_j // g.C % g.S",
+                "s = offs_j % g.S",
+                "c = offs_j % g.C",
+                "c = offs_j // (g.R * g.S)",
+            ),
+            "pixels and taps",
+            "channels come first: c is the fastest digit of j = (r S + s) C + c",
+        ),
+        Mutant(
+            "rows and columns swapped in the address",
+            "h moves by the stride of columns, w by that of rows",
+            ("at(stride_x, n[:, None], h, w, c)", "at(stride_x, n[:, None], w, h, c)"),
+            "pixels and taps",
+            "rows and columns are swapped in the address: h moves by stride_x[1], w by stride_x[2]",
+        ),
+        Mutant(
+            "padding off by one",
+            "the image begins one row and one column earlier",
+            ("p * g.sh - g.pt", "p * g.sh - g.pt + 1", "q * g.sw - g.pl", "q * g.sw - g.pl + 1"),
+            "pixels and taps",
+            "h and w are 1 too large: h = p * sh + r * dil_h - pt",
+        ),
+        Mutant(
+            "padding left out",
+            "there is none to be seen where the filter fits",
+            ("p * g.sh - g.pt", "p * g.sh", "q * g.sw - g.pl", "q * g.sw"),
+            "padding",
+            "the padding is left out: h = ... - pt",
+        ),
+        Mutant(
+            "paddings swapped",
+            "the left padding is taken for rows, the top one for columns",
+            ("p * g.sh - g.pt", "p * g.sh - g.pl", "q * g.sw - g.pl", "q * g.sw - g.pt"),
+            "padding",
+            "the paddings of rows and columns are swapped: pt goes with h, pl with w",
+        ),
+        Mutant(
+            "border not masked",
+            "left and right of the image lies the neighbouring row",
+            ("mask_m[:, None] & mask_h & mask_w", "mask_m[:, None] & mask_h"),
+            "padding",
+            "the load of x is not masked along W (mask_w)",
+        ),
+        Mutant(
+            "border off by one",
+            "one row too many is inside",
+            ("(h < g.H)", "(h <= g.H)"),
+            "padding",
+            "the load of x is not masked along H (mask_h)",
+        ),
+        Mutant(
+            "last column masked",
+            "column W - 1 is taken for padding; a stride of 2 does not come to it",
+            ("(w < g.W)", "(w < g.W - 1)"),
+            "pixels and taps",
+            "the image's last column is taken for padding: look at the comparison in mask_w",
+        ),
+        Mutant(
+            "stride and dilation swapped",
+            "with both 2 it makes no difference",
+            (
+                "p * g.sh - g.pt)[:, None] + r * g.dil_h",
+                "p * g.dil_h - g.pt)[:, None] + r * g.sh",
+                "q * g.sw - g.pl)[:, None] + s * g.dil_w",
+                "q * g.dil_w - g.pl)[:, None] + s * g.sw",
+            ),
+            "stride and dilation",
+            "stride and dilation are swapped: the stride goes with p and q, the dilation with r and s",
+        ),
+        Mutant(
+            "one stride for both",
+            "columns move by the stride of rows",
+            ("q * g.sw", "q * g.sh"),
+            "stride and dilation",
+            "columns take the stride of rows: sw goes with q",
+        ),
+        Mutant(
+            "dilation left out",
+            "taps are neighbours; one alone has none",
+            ("r * g.dil_h", "r", "s * g.dil_w", "s"),
+            "stride and dilation",
+            "the dilation is left out: h = ... + r * dil_h",
+        ),
+        Mutant(
+            "pixels beyond M loaded",
+            "the last, partial block reads on into images that do not exist; the surplus is never stored",
+            ("mask=mask_m[:, None] & mask_h", "mask=mask_h"),
+            "stays inside its tensors",
+            "the load of x is not masked along N (mask_m)",
+        ),
+        Mutant(
+            "missing store mask",
+            "whole tiles of A are stored",
+            ("tile, mask=mask_m[:, None] & mask_j)", "tile, mask=mask_m[:, None])"),
+            "ragged sizes",
+            "the store of A is not masked along J (mask_j)",
+            "im2col-kernel",
+        ),
+        Mutant(
+            "hard-coded block",
+            "columns advance by 16",
+            ("tl.program_id(1) * BLOCK_N", "tl.program_id(1) * 16"),
+            "block sizes",
+            "no program stores them: look at grid, offsets, strides and mask along J",
+            "im2col-kernel",
+        ),
+        Mutant(
+            "packed pixels assumed",
+            "channels are taken for neighbours in memory",
+            ("at(stride_x, n[:, None], h, w, c)", "at(stride_x, n[:, None], h, w, 0) + c"),
+            "strides in memory",
+            MEMORY,
+        ),
+    ),
+)
+
+DOT = 'acc = tl.dot(tl.trans(dy), tile, acc, input_precision="ieee")'
+
+WGRAD = Target(
+    "08_conv_wgrad",
+    "wgrad",
+    ("product-kernel",),
+    naive_wgrad,
+    (
+        Mutant(
+            "dropped accumulate",
+            "each block replaces the accumulator",
+            ("tl.dot(tl.trans(dy), tile, acc, ", "tl.dot(tl.trans(dy), tile, "),
+            "whole blocks",
+            "only the last block of pixels is left: add to acc, do not replace it",
+        ),
+        Mutant(
+            "dropped transposition",
+            "the sum runs over channels instead of pixels",
+            ("tl.dot(tl.trans(dy), tile", "tl.dot(dy, tile"),
+            "whole blocks",
+            "dy is not transposed: the sum runs over its rows, tl.trans(dy)",
+        ),
+        Mutant(
+            "pixels stand still",
+            "each step reads the first block",
+            ("offs_m = block * BLOCK_K", "offs_m = first * BLOCK_K"),
+            "whole blocks",
+            "every step adds the first block's pixels: offs_m moves by BLOCK_K",
+        ),
+        Mutant(
+            "one image summed",
+            "the reduction runs over P Q pixels",
+            ("blocks = tl.cdiv(g.M, BLOCK_K)", "blocks = tl.cdiv(g.P * g.Q, BLOCK_K)"),
+            "whole blocks",
+            "only the first image counts: the sum runs over all M = N P Q pixels",
+        ),
+        Mutant(
+            "dy column by column",
+            "dy is read at (q, p); in an image of one colour it makes no difference",
+            ("n[:, None], p[:, None], q[:, None]", "n[:, None], q[:, None], p[:, None]"),
+            "whole blocks",
+            "dy is read at another pixel than A: both take (n, p, q) of the same m",
+        ),
+        Mutant(
+            "partial block dropped",
+            "the number of blocks is rounded down",
+            ("blocks = tl.cdiv(g.M, BLOCK_K)", "blocks = g.M // BLOCK_K"),
+            "ragged pixels",
+            "the partial block at the end is left out: there are cdiv(M, BLOCK_K)",
+        ),
+        Mutant(
+            "missing load mask",
+            "dy is loaded beyond the last pixel; A is 0 there, but 0 times NaN is NaN",
+            ("mask=mask_m[:, None] & mask_o, other", "mask=mask_o, other"),
+            "ragged pixels",
+            "the load of dy is not masked along N (mask_m)",
+        ),
+        Mutant(
+            "missing load mask in A",
+            "the same for x; dy is 0 there",
+            ("mask=mask_m[:, None] & mask_h & mask_w", "mask=mask_h & mask_w"),
+            "ragged pixels",
+            "the load of x is not masked along N (mask_m)",
+            "tile-kernel",
+        ),
+        Mutant(
+            "channels beyond O loaded",
+            "whole blocks of dy are loaded; the surplus is never stored",
+            ("mask=mask_m[:, None] & mask_o, other", "mask=mask_m[:, None], other"),
+            "stays inside its tensors",
+            "the load of dy is not masked along O (mask_o)",
+        ),
+        Mutant(
+            "missing store mask",
+            "the tail of a tile is stored over the next output channel's weights",
+            ("acc, mask=mask_o[:, None] & mask_j)", "acc, mask=mask_o[:, None])"),
+            "ragged channels",
+            "the store of dweight is not masked along J (mask_j)",
+        ),
+        Mutant(
+            "swapped sizes in a mask",
+            "output channels are held against C",
+            ("    mask_o = offs_o < O\n    mask_j", "    mask_o = offs_o < g.C\n    mask_j"),
+            "ragged channels",
+            "no program stores them: look at grid, offsets, strides and mask along O",
+        ),
+        Mutant(
+            "hard-coded block",
+            "pixels advance by 16, whatever BLOCK_K is",
+            ("offs_m = block * BLOCK_K", "offs_m = block * 16"),
+            "block sizes",
+            BLOCKS,
+        ),
+        Mutant(
+            "packed rows assumed",
+            "pixel m of dy is taken to lie m steps from the first",
+            (
+                "at(stride_dy, n[:, None], p[:, None], q[:, None], offs_o)",
+                "offs_m[:, None] * stride_dy[2] + offs_o * stride_dy[3]",
+            ),
+            "strides in memory",
+            MEMORY,
+        ),
+        Mutant(
+            "float16 accumulator",
+            "the sum is rounded to float16 after every block",
+            (DOT, DOT + f"\n        acc = acc{HALF}"),
+            "float16",
+            F16,
+        ),
+        Mutant(
+            "float16 products",
+            "the product of each pair of tiles is rounded to float16",
+            (DOT, f'acc += tl.dot(tl.trans(dy), tile, input_precision="ieee"){HALF}'),
+            "float16",
+            F16,
+        ),
+    ),
+)
+
+OWN = "piece z owns the blocks z * per ... (z + 1) * per - 1, per = cdiv(blocks, Z)"
+STORE = "    tl.store(ptrs, acc, mask=mask_o[:, None] & mask_j)"
+FIRST, LAST = "first = z * per", "last = tl.minimum(first + per, blocks)"
+ADD = """    for _piece in range(Z):
+        total += tl.load(ptrs, mask=mask_o[:, None] & mask_j, other=0.0)
+        ptrs += stride_z
+    tl.store(dweight_ptr + at_tile(stride_dweight, offs_o, offs_j), total, mask=mask_o[:, None] & mask_j)"""
+LAUNCH = "    sum_kernel[tiles](partials,"
+LOAD_Z = "tl.load(ptrs + tl.program_id(2) * stride_z, mask=mask_o[:, None] & mask_j, other=0.0)"
+UNORDERED = "programs come in no fixed order, so the last bits change from run to run: one program adds up all pieces"
+
+SPLIT = Target(
+    "08_conv_wgrad",
+    "wgrad_split",
+    ("split-kernel", "sum-kernel"),
+    naive_split,
+    (
+        Mutant(
+            "a gap",
+            "the number of blocks in a piece is rounded down",
+            ("per = tl.cdiv(blocks, Z)", "per = blocks // Z"),
+            "unequal pieces",
+            "blocks at the end belong to no piece: round up, per = cdiv(blocks, Z)",
+        ),
+        Mutant(
+            "an overlap",
+            "ranges are rounded outwards at both ends",
+            (FIRST, "first = z * blocks // Z", LAST, "last = tl.cdiv((z + 1) * blocks, Z)"),
+            "unequal pieces",
+            "the ranges overlap: the block where one piece ends begins the next",
+        ),
+        Mutant(
+            "the last piece takes the rest",
+            "it may be much longer than the others",
+            ("per = tl.cdiv(blocks, Z)", "per = blocks // Z", LAST, "last = tl.where(z == Z - 1, blocks, first + per)"),
+            "unequal pieces",
+            f"the last piece adds all that is left over: {OWN}",
+        ),
+        Mutant(
+            "one block a piece",
+            "piece z is block z",
+            (FIRST, "first = z", LAST, "last = tl.minimum(z + 1, blocks)"),
+            "equal pieces",
+            f"each piece adds one block, number z: {OWN}",
+        ),
+        Mutant(
+            "hard-coded number of pieces",
+            "there are two",
+            ("for _piece in range(Z):", "for _piece in range(2):"),
+            "equal pieces",
+            "only the first 2 of the 4 pieces are added: z runs over all Z",
+            "sum-kernel",
+        ),
+        Mutant(
+            "empty piece not stored",
+            "a program without blocks returns at once",
+            (STORE, f"    if first < last:\n    {STORE}"),
+            "pieces without blocks",
+            "a piece without blocks is not stored: it is the sum of nothing, zeros",
+        ),
+        Mutant(
+            "sum from the last piece",
+            "the pieces are added in the other direction",
+            (
+                "offs_o, offs_j)\n    total",
+                "offs_o, offs_j) + (Z - 1) * stride_z\n    total",
+                "ptrs += stride_z",
+                "ptrs -= stride_z",
+            ),
+            "order of the sum",
+            "the pieces are not added from the first to the last: total starts at 0, z runs up",
+            "sum-kernel",
+        ),
+        Mutant(
+            "atomics",
+            "each piece has a program that adds it to dweight atomically: the right sum, in any order",
+            (
+                ADD,
+                f"    tl.atomic_add(dweight_ptr + at_tile(stride_dweight, offs_o, offs_j), {LOAD_Z},"
+                " mask=mask_o[:, None] & mask_j)",
+                LAUNCH,
+                "    dweight.zero_()\n    sum_kernel[*tiles, Z](partials,",
+            ),
+            "the same bits every time",
+            UNORDERED,
+            "sum-kernel",
+        ),
+        Mutant(
+            "summed by torch",
+            "no kernel adds up the pieces; in which order torch does is torch's business",
+            (
+                f"{LAUNCH} dweight, *strides[2:], dweight.stride(), Z, O, g.J, BLOCK_M, BLOCK_N)",
+                "    dweight.copy_(partials.sum(0))",
+            ),
+            "the same bits every time",
+            "something else filled it",
+            "sum-kernel",
+        ),
+        Mutant(
+            "load, add, store",
+            "the same without atomics: on a GPU whole pieces get lost",
+            (
+                ADD,
+                "    dweight_ptrs = dweight_ptr + at_tile(stride_dweight, offs_o, offs_j)\n"
+                f"    total = {LOAD_Z}\n"
+                "    total += tl.load(dweight_ptrs, mask=mask_o[:, None] & mask_j, other=0.0)\n"
+                "    tl.store(dweight_ptrs, total, mask=mask_o[:, None] & mask_j)",
+                LAUNCH,
+                "    dweight.zero_()\n    sum_kernel[*tiles, Z](partials,",
+            ),
+            "the same bits every time",
+            UNORDERED,
+            "sum-kernel",
+        ),
+        Mutant(
+            "missing load mask",
+            "whole tiles of the pieces are loaded; the surplus is never stored",
+            ("mask=mask_o[:, None] & mask_j, other", "mask=mask_o[:, None], other"),
+            "stays inside its tensors",
+            "the load of partials is not masked along J (mask_j)",
+            "sum-kernel",
+        ),
+        Mutant(
+            "missing store mask",
+            "a piece's tile is stored over the next piece",
+            ("acc, mask=mask_o[:, None] & mask_j)", "acc, mask=mask_j)"),
+            "ragged sizes",
+            "the store of partials is not masked along O (mask_o)",
+        ),
+        Mutant(
+            "packed pieces assumed",
+            "partials is taken to be one piece of memory",
+            ("stride_z, *stride_piece = partials.stride()", "stride_z, *stride_piece = O * g.J, g.J, 1"),
+            "strides in memory",
+            MEMORY,
+            "sum-kernel",
+        ),
+        Mutant(
+            "float16 pieces",
+            "each piece is rounded to float16 before it is stored",
+            ("tl.store(ptrs, acc,", f"tl.store(ptrs, acc{HALF},"),
+            "order of the sum",
+            F16,
+        ),
+    ),
+)
+
+TARGETS = (IM2COL, WGRAD, SPLIT)
