@@ -1,0 +1,112 @@
+"""Exercise 09 beyond its mutants: the kernels as found are sick, the mended ones compile, and errors are explained."""
+
+import contextlib
+import io
+import linecache
+import re
+import sys
+
+import nbformat
+import pytest
+import torch
+import triton
+
+from kernels.lab import check, compile_report
+from kernels.lab.check import pipeline_clinic as clinic
+from tests.course.mutants import ROOT, cells
+
+NAME = "09_pipeline_clinic"
+needs_the_model = pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8), reason="the model of Gluon needs Triton 3.8"
+)
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    """The names that the solution's cells define, those of the kernels as found among them."""
+    names = {}
+    for cell, source in cells(NAME).items():
+        if cell in ("setup", "launcher") or cell.endswith(("kernel", "found")):
+            file = f"<clinic {cell}>"
+            linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(source, file, "exec"), names)
+    return names
+
+
+def printed(function, *arguments, **how) -> tuple[int, str]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        points = function(*arguments, **how)
+    return points, out.getvalue()
+
+
+@needs_the_model
+def test_every_kind_of_finding_has_a_meaning_and_a_step():
+    from kernels.lab import gluon_model
+
+    assert clinic.MEANINGS.keys() == gluon_model.KINDS.keys()
+    (path,) = ROOT.glob("notebooks/14_*.ipynb")
+    prose = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+    for _, step in clinic.MEANINGS.values():
+        number = re.fullmatch(r"step (\d)", step)[1]
+        assert f"## Step {number}: " in prose, step
+
+
+@needs_the_model
+def test_the_kernels_as_found_earn_what_they_did_right(notebook):
+    relay = notebook["relay_of"](notebook["worker_found"])
+    points, text = printed(check.mended_relay, relay)
+    assert points == 0 and "FAILED  first round: deadlock" in text
+    tiles = notebook["tiles_of"](notebook["loader_found"], notebook["multiplier_found"])
+    points, text = printed(check.mended_tiles, tiles)
+    assert points == 4 and "passed  more steps than buffers" in text and "FAILED  several tiles" in text
+    halves = notebook["halves_of"](notebook["make_barriers_found"], notebook["half_found"])
+    points, text = printed(check.mended_halves, halves)
+    assert points == 3 and "FAILED  three rounds: early overwrite" in text and "half_found 2" in text
+
+
+@needs_the_model
+@pytest.mark.parametrize("name", ["mended_relay", "mended_tiles", "mended_halves"])
+def test_the_mended_kernels_compile_for_hopper(notebook, name):
+    described = notebook["described"]
+    if name == "mended_relay":
+        x = torch.zeros(64, 256)
+        arguments = described(x, 16, 64), described(x, 16, 64), 256, notebook["ROWS"], 3
+    else:
+        rows = 128 if name == "mended_halves" else 64
+        a, b, c = torch.zeros(256, 256).half(), torch.zeros(256, 256).half(), torch.zeros(256, 256)
+        arguments = described(a, rows, 64), described(b, 64, 32), c, 256, 256, 256, notebook["SUMS"], 3
+    report = compile_report(notebook[name], *arguments)
+    assert report.spill_bytes == 0 and report.count("UTMALDG") == 2
+    assert report.count("HGMMA") == {"mended_relay": 0, "mended_tiles": 4, "mended_halves": 8}[name]
+
+
+@needs_the_model
+def test_an_error_in_the_learners_lines_is_explained(notebook):
+    names = dict(notebook)
+    source = cells(NAME)["worker-kernel"].replace("x_tiles.index(s)", "x_tile.index(s)")
+    linecache.cache["<typo>"] = (len(source), None, source.splitlines(keepends=True), "<typo>")
+    exec(compile(source, "<typo>", "exec"), names)
+    points, text = printed(check.mended_relay, names["mended_relay"])
+    assert points == 0 and "NameError" in text and "x_tile.index(s).load(layout)" in text
+    assert "a name is used that no line above defines" in text
+
+
+@needs_the_model
+def test_what_is_no_kernel_is_explained():
+    points, text = printed(check.mended_relay, lambda: None)
+    assert points == 0 and "the model runs @gluon.jit functions" in text
+
+
+@needs_the_model
+def test_a_grade_prints_its_seed(notebook):
+    points, text = printed(check.mended_halves, notebook["mended_halves"], seed=5, grading=True)
+    assert points == 10 and text.endswith("mended_halves: 10 of 10 points (graded with seed 5)\n")
+
+
+def test_without_the_model_nothing_is_verified(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kernels.lab.gluon_model", None)
+    monkeypatch.delattr("kernels.lab.gluon_model", raising=False)
+    points, text = printed(check.mended_relay, None)
+    assert points == 0 and text.startswith("not verified on this machine: ")
