@@ -1,9 +1,8 @@
 """Flex attention on this GPU beside torch's compiled flex_attention and SDPA: ``python -m benchmarks.flex_attention``."""
 
-import argparse
 import itertools
 import json
-import re
+import sys
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention as torchs_flex_attention
 
-from benchmarks import ahead, harness
+from benchmarks import command, harness
 from kernels import runtime
 from kernels.flex_attention import (
     causal_block_mask,
@@ -199,6 +198,11 @@ def launches(variant, shape):
         torch.autograd.grad(o, (q, k, v), o.detach())
 
 
+def compile_jobs(selected):
+    """What ``ahead.compile_ahead`` is given."""
+    return [(case, 0, 1) for case in selected]
+
+
 # What ``benchmarks.tune`` asks for: the classes to tune, the candidates, the problems, a call that uses a candidate.
 
 TABLE = json.loads((Path(problem.__file__).parent / "configs.json").read_text())["NVIDIA H200"]
@@ -257,29 +261,7 @@ def line(row):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default=harness.RESULTS, help="folder for flex_attention.json")
-    parser.add_argument("--only", default="", help="only the cases this regular expression is found in, as 'causal B4'")
-    parser.add_argument("--quick", action="store_true", help="time each once instead of in three alternating rounds")
-    given = parser.parse_args()
-    harness.require_gpu()
-    selected = [case for case in cases() if re.search(given.only, describe(case))]
-    ahead.compile_ahead("benchmarks.flex_attention", [(case, 0, 1) for case in selected])
-    machine = harness.machine()
-    torch.cuda.empty_cache()
-    record = {"machine": machine, "rows": [], "failed": []}
-    results = harness.measure_all("benchmarks.flex_attention", selected, machine, 1 if given.quick else 3)
-    for case, rows, error in harness.progress(results, total=len(selected), desc="flex_attention"):
-        record["rows"] += rows
-        if error:
-            record["failed"].append({"case": describe(case), "error": error})
-        path = harness.write("flex_attention", record, given.out)
-    print(*map(line, record["rows"]), sep="\n")
-    for failure in record["failed"]:
-        print(f"FAILED {failure['case']}: {failure['error']}")
-    print(machine, path)
-    if record["failed"]:
-        raise SystemExit(1)
+    command.main(sys.modules[__name__], "flex_attention", example="causal B4")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 """Recurrent attention on this GPU beside flash-linear-attention: ``python -m benchmarks.recurrent_attention``."""
 
-import argparse
 import itertools
 import json
 import math
-import re
+import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks import ahead, harness
+from benchmarks import command, harness
 from benchmarks import flash_linear_attention as fla
 from kernels import runtime
 from kernels.recurrent_attention import backward as backward_pass
@@ -343,31 +342,7 @@ def line(row):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default=harness.RESULTS, help="folder for recurrent_attention.json")
-    parser.add_argument(
-        "--only", default="", help="only the cases this regular expression is found in, as 'chunk g B8'"
-    )
-    parser.add_argument("--quick", action="store_true", help="time each once instead of in three alternating rounds")
-    given = parser.parse_args()
-    harness.require_gpu()
-    selected = [case for case in cases() if re.search(given.only, describe(case))]
-    ahead.compile_ahead("benchmarks.recurrent_attention", compile_jobs(selected))
-    machine = harness.machine()
-    torch.cuda.empty_cache()
-    record = {"machine": machine, "rows": [], "failed": []}
-    results = harness.measure_all("benchmarks.recurrent_attention", selected, machine, 1 if given.quick else 3)
-    for case, rows, error in harness.progress(results, total=len(selected), desc="recurrent_attention"):
-        record["rows"] += rows
-        if error:
-            record["failed"].append({"case": describe(case), "error": error})
-        path = harness.write("recurrent_attention", record, given.out)
-    print(*map(line, record["rows"]), sep="\n")
-    for failure in record["failed"]:
-        print(f"FAILED {failure['case']}: {failure['error']}")
-    print(machine, path)
-    if record["failed"]:
-        raise SystemExit(1)
+    command.main(sys.modules[__name__], "recurrent_attention", example="chunk g B8")
 
 
 if __name__ == "__main__":

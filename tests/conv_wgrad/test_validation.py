@@ -67,12 +67,6 @@ def test_refused_before_any_launch(call, message):
     assert not seen
 
 
-def test_cpu_tensors_are_refused_where_kernels_are_compiled(monkeypatch):
-    from kernels.common import validate
-
-    class Compiled:
-        interpreted = False
-
-    monkeypatch.setattr(validate, "runtime", Compiled)
+def test_cpu_tensors_are_refused_where_kernels_are_compiled(as_if_compiled):
     with pytest.raises(ValueError, match="input is on cpu, needs a CUDA device.*TRITON_INTERPRET=1"):
         conv2d_wgrad(torch.zeros(1, 3, 3, 2), torch.zeros(1, 1, 1, 2), 3, 3)

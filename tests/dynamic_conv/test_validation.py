@@ -88,12 +88,6 @@ def test_refused_before_any_launch(call, message, monkeypatch):
     assert not launched
 
 
-def test_cpu_tensors_are_refused_where_kernels_are_compiled(monkeypatch):
-    from kernels.common import validate
-
-    class Compiled:
-        interpreted = False
-
-    monkeypatch.setattr(validate, "runtime", Compiled)
+def test_cpu_tensors_are_refused_where_kernels_are_compiled(as_if_compiled):
     with pytest.raises(ValueError, match="x is on cpu, needs a CUDA device.*TRITON_INTERPRET=1"):
         dynamic_conv(torch.zeros(1, 2, 3), torch.zeros(3, 2))

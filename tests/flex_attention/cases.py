@@ -124,7 +124,9 @@ ZOO = {
         "mask_mod": mods.document(torch.stack([document_ids(5, 1, 20, 15), document_ids(40, 1)]), mods.causal)
     },
     "dilated window": lambda tensor: {"mask_mod": mods.dilated_sliding_window(12, 3)},
-    "global and window": lambda tensor: {"mask_mod": mods.global_and_window(torch.arange(41, device=runtime.device) % 11 == 0, 4)},
+    "global and window": lambda tensor: {
+        "mask_mod": mods.global_and_window(torch.arange(41, device=runtime.device) % 11 == 0, 4)
+    },
     "natten": lambda tensor: {"mask_mod": mods.natten(6, 6, 3), "shape": (1, 1, 1, 36, 36, 16, 16)},
     "morton natten": lambda tensor: {"mask_mod": morton_neighbours},
     "block diffusion": lambda tensor: {"mask_mod": mods.block_diffusion(20, 4)},

@@ -31,7 +31,9 @@ SHARED = {"any GPU": 99 * 1024, "NVIDIA H200": 227 * 1024}
 SPILL = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 64
 
 
-def launches(monkeypatch, name, *, gpu="any GPU", D=64, dtype=torch.bfloat16, M=256, N=256, HKV=2, warp_specialised=False, **options):
+def launches(
+    monkeypatch, name, *, gpu="any GPU", D=64, dtype=torch.bfloat16, M=256, N=256, HKV=2, warp_specialised=False, **options
+):  # fmt: skip
     """Every kernel launched by a forward and backward pass, with its arguments, for the configurations of ``gpu``."""
     seen = []
     record = lambda kernel, grid, *args, outputs=(), **meta: seen.append((kernel, args, meta))  # noqa: E731

@@ -102,13 +102,7 @@ def test_bad_input_is_refused_before_a_launch(call, message, monkeypatch):
     assert not launched
 
 
-def test_cpu_tensors_are_refused_where_kernels_are_compiled(monkeypatch):
-    from kernels.common import validate
-
-    class Compiled:
-        interpreted = False
-
-    monkeypatch.setattr(validate, "runtime", Compiled)
+def test_cpu_tensors_are_refused_where_kernels_are_compiled(as_if_compiled):
     q = torch.zeros(1, 1, 2, 3)
     with pytest.raises(ValueError, match="query is on cpu, needs a CUDA device.*TRITON_INTERPRET=1"):
         flex_attention(q, q, q)

@@ -92,13 +92,7 @@ def test_refused_before_any_launch(call, message, monkeypatch):
     assert not launched
 
 
-def test_cpu_tensors_are_refused_where_kernels_are_compiled(monkeypatch):
-    from kernels.common import validate
-
-    class Compiled:
-        interpreted = False
-
-    monkeypatch.setattr(validate, "runtime", Compiled)
+def test_cpu_tensors_are_refused_where_kernels_are_compiled(as_if_compiled):
     x = torch.zeros(1, 2, 1, 3)
     with pytest.raises(ValueError, match="q is on cpu, needs a CUDA device.*TRITON_INTERPRET=1"):
         ra(x, x, x)
