@@ -3,7 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.geometry import Geometry, geometry
+
+__all__ = ["Geometry", "conv2d_bias_grad_reference", "conv2d_reference", "conv2d_wgrad_reference", "geometry", "im2col"]
 
 
 def im2col(input, g):

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.conv_wgrad.geometry import Geometry, geometry
-from kernels.conv_wgrad.reference import conv2d_wgrad_reference
+from kernels.conv_wgrad.reference import Geometry, conv2d_wgrad_reference, geometry
 from kernels.conv_wgrad.reference import im2col as im2col_reference
 from kernels.lab.check.framework import Case, Output
 

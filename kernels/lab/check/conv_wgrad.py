@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.reference import geometry
 from kernels.lab.check.conv_mistakes import OWN, Problem, by_reference, suspects
 from kernels.lab.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
 

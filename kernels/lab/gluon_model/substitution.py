@@ -10,9 +10,9 @@ import types
 
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
+from kernels.lab._triton_private import InterpretedFunction
 from kernels.lab.gluon_model.language import TABLE, loop
 from kernels.lab.gluon_model.memory import View
 from kernels.lab.gluon_model.source import Locator
