@@ -20,12 +20,12 @@ from kernels.common.launch import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.forward import fits_copy_engine, like_strided, list_row, logits
 
-try:
+if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8):
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-except ImportError:  # an older Triton: ``reason_not`` says so
+else:  # ``unfit`` says so
     gluon = None
 
 GROUPS = 2
@@ -41,7 +41,7 @@ def unfit(p, kernel, prefix, *tensors):
     """Why the Hopper version of ``kernel`` cannot take the call whatever its blocks, as text, or ``None``."""
     if p.options.keys() & {prefix + name for name in problem.OPTIONS}:
         return "kernel_options ask for tiles or warps of their own"
-    if gluon is None or tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
+    if gluon is None:
         return f"Triton is {triton.__version__}, needs 3.8 for Gluon's copy engine"
     if p.device.type != "cuda" or torch.cuda.get_device_capability(p.device)[0] != 9:
         return "the GPU is not a Hopper"
@@ -279,7 +279,7 @@ if gluon is not None:
                 weights, alpha, l, top = softmax_step(x, l, top, unit, SAFE)
                 p = gl.convert_layout(weights.to(v_s.dtype), layout_p)
                 count += 1
-                begin = 1
+                begin = 1  # with no mask mod a partial block is as good as a full one
                 if MASK_MOD is not None:
                     begin = gl.maximum(some, 1)
                     first, p, acc, l, top, count = attend_tiles(

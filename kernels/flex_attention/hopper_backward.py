@@ -233,7 +233,7 @@ if hopper.gluon is not None:
                     b, h, tile // TILES_N, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M
                 )
                 m0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
-                begin = 0
+                begin = 0  # with no mask mod a partial block is as good as a full one
                 if MASK_MOD is not None:
                     begin = some
                     m0, dk, dv, count = gradient_tiles(
