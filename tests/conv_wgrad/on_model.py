@@ -1,0 +1,122 @@
+"""The kernels for Hopper and Blackwell on the CPU: launched by their own host code, executed by the model of the GPU."""
+
+import contextlib
+import linecache
+import pathlib
+from unittest import mock
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from kernels.conv_wgrad import copy_engine
+from kernels.conv_wgrad.copy_engine import segment_of, share_of
+from kernels.conv_wgrad.reference import conv2d_wgrad_reference
+from kernels.lab import gluon_model
+from tests.conv_wgrad import cases
+from tests.dynamic_conv.cases import relative_error
+
+# Small tiles, so that small problems have several of them: many programs' work, and rings that turn often.
+SMALL = {"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 16, "STAGES": 3}
+SWEEP = [{"schedule": name} for name in gluon_model.SCHEDULES] + [{"schedule": "random", "seed": 1}]
+TWO, THREE = {"GROUPS": 2}, {"GROUPS": 3}
+
+# name: image batch, output channels, filter, convolution. The first three are the published example's special cases.
+GEOMETRIES = {
+    "padded channels": ((4, 8, 8, 5), 96, 3, 3, dict(padding=1)),
+    "asymmetric stride": ((4, 1, 8, 96), 128, 1, 2, dict(stride=(1, 2))),
+    "small images": ((16, 2, 2, 48), 136, 2, 2, dict(stride=2)),
+    "1x1": ((2, 9, 11, 40), 72, 1, 1, {}),
+    "1x1, stride 2": ((2, 9, 11, 32), 24, 1, 1, dict(stride=2)),
+    "asymmetric padding": ((2, 9, 11, 24), 40, 3, 3, dict(padding=(0, 2, 1, 3))),
+    "dilation": ((2, 9, 11, 16), 72, 3, 2, dict(padding=(2, 1), dilation=(2, 3))),
+    "stride 2": ((2, 9, 11, 16), 24, 3, 3, dict(stride=2, padding=1)),
+    "stride 3": ((3, 9, 11, 16), 24, 3, 3, dict(stride=(3, 1), padding=2)),
+    "stride, padding, dilation": ((2, 9, 11, 24), 72, 3, 2, dict(stride=(2, 1), padding=(2, 0, 0, 2), dilation=(1, 2))),
+    "ragged tiles": ((2, 7, 5, 33), 67, 3, 3, dict(padding=1)),
+    "odd channels": ((2, 7, 5, 3), 7, 3, 3, {}),
+}
+
+
+@contextlib.contextmanager
+def tiles(**options):
+    """Within this the table says these options, small tiles otherwise."""
+
+    def says(room, kernel, key, device):
+        return SMALL | {"GROUPS": int(key[0])} | options
+
+    with mock.patch.object(copy_engine, "configuration", says):
+        yield
+
+
+@contextlib.contextmanager
+def shared_out(pieces, per):
+    """Within this every tile is cut into this many pieces of ``per`` blocks, and its rest is shared end to end."""
+
+    def cut(tiles, blocks, block, programs, split_k=None):
+        return copy_engine.Work(tiles, blocks, pieces, per)
+
+    with mock.patch.object(copy_engine, "share_out", cut):
+        yield
+
+
+def gradient(backend, x, dy, g, *, out=None, accumulate=False, split_k=None, **model):
+    """``(weight gradient in fp32, what the model found)`` of a backend's own host code."""
+    out = torch.full(g.weight_shape, float("nan")) if out is None else out
+    with gluon_model.executing(**model) as results:
+        backend.wgrad(x, dy, g, out, accumulate, split_k)
+    (result,) = results
+    return out, result
+
+
+def check(backend, shape, Co, R, S, convolution, *, dtype=torch.bfloat16, layout="flat", **options):
+    """One gradient against the float64 reference, without any finding; returns the launch's ``Result``."""
+    x, dy, g = cases.problem(shape, Co, R, S, dtype=dtype, layout=layout, **convolution)
+    dw, result = gradient(backend, x, dy, g, **options)
+    assert result.ok, str(result)
+    error = relative_error(dw, conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution))
+    assert error < 1e-6, f"relative error {error:.1e}"
+    return result
+
+
+def plant(monkeypatch, backend, kernel, module, function, old, new):
+    """Replace a piece of a function that a backend's kernel is made of, in ``module``, for one test."""
+    path = pathlib.Path(module.__file__)
+    text = path.read_text()
+    start = text.index(f"def {function}(")
+    end = text.find("\n    @gluon", start)
+    assert text[start:end].count(old) == 1, (function, old)
+    source = text[:start] + text[start:end].replace(old, new) + text[end:]
+    file = f"/planted/{path.name}"  # findings quote their lines from here
+    monkeypatch.setitem(linecache.cache, file, (len(source), None, source.splitlines(True), file))
+    space = {"__name__": module.__name__, "__file__": file}
+    exec(compile(source, file, "exec"), space)
+    if module is backend:
+        monkeypatch.setattr(backend, kernel, space[kernel])
+    else:
+        monkeypatch.setattr(backend, function, space[function])
+
+
+def assert_found(backend, finding, **options):
+    """Every schedule finds this: (kind, partition, part of the text, barrier)."""
+    kind, partition, text, barrier = finding
+    x, dy, g = cases.problem((2, 9, 8, 24), 72, 3, 3, dtype=torch.bfloat16)
+    for schedule in SWEEP:
+        with tiles(**options):
+            _, result = gradient(backend, x, dy, g, **schedule)
+        found = [str(f) for f in result.findings if f.kind == kind and f.partition.startswith(partition)]
+        assert any(text in one and barrier in one for one in found), f"{schedule}: {result}"
+
+
+@gluon.jit
+def cover(blocks_seen, slots_seen, work, slots):
+    """How often a program's shares meet every block of every tile, and every slot."""
+    items, programs, whole, tiles, tiles_m, blocks, per = work
+    for item in range(gl.program_id(0), items, programs):
+        position, end, length, first = share_of(item, work)
+        while position < end:
+            tile, block, n, slot = segment_of(position, end, length, first, per)
+            for i in range(n):
+                gl.atomic_add(blocks_seen + tile * blocks + block + i, 1)
+            gl.atomic_add(slots_seen + tile * slots + slot, 1)
+            position += n

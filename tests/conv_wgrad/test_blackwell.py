@@ -1,0 +1,118 @@
+"""The kernel for Blackwell, on the model of the GPU and in the compiler: on a GPU it has not run yet."""
+
+import re
+
+import pytest
+import torch
+
+from kernels import runtime
+from kernels.conv_wgrad import blackwell, conv2d_wgrad, copy_engine
+from kernels.conv_wgrad.geometry import geometry
+
+if not runtime.interpreted:
+    pytest.skip("the model and the compiler's report are for the CPU", allow_module_level=True)
+if copy_engine.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
+    pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
+
+from kernels.lab import compile_report
+from tests.conv_wgrad import cases, on_model
+from tests.conv_wgrad.on_model import GEOMETRIES, SWEEP
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_geometries_on_the_model(name):
+    with on_model.tiles(GROUPS=2):
+        on_model.check(blackwell, *GEOMETRIES[name])
+
+
+@pytest.mark.parametrize("split_k", [1, 3, 1000])
+def test_split_k_on_the_model(split_k):
+    with on_model.tiles(GROUPS=2):
+        on_model.check(blackwell, *GEOMETRIES["asymmetric padding"], dtype=torch.float16, split_k=split_k)
+
+
+@pytest.mark.parametrize("pieces, per", [(0, 20), (1, 8), (2, 5)])
+def test_rests_end_to_end_on_the_model(pieces, per):
+    """Many tiles a program: both accumulators in turn, several times."""
+    with on_model.tiles(GROUPS=2), on_model.shared_out(pieces, per):
+        on_model.check(blackwell, (2, 9, 11, 24), 72, 3, 3, dict(padding=1))
+
+
+def test_the_tables_own_tiles_on_the_model():
+    on_model.check(blackwell, (2, 16, 16, 192), 130, 3, 1, dict(padding=1))
+
+
+def test_every_schedule_gives_the_same_bits_and_no_finding():
+    x, dy, g = cases.problem((2, 9, 8, 24), 72, 3, 3, padding=(0, 2, 1, 3), dtype=torch.bfloat16)
+    with on_model.tiles(GROUPS=2), on_model.shared_out(2, 4):
+        found = [on_model.gradient(blackwell, x, dy, g, **schedule) for schedule in SWEEP]
+    assert all(result.ok for _, result in found), "\n".join(str(result) for _, result in found)
+    assert all(torch.equal(dw, found[0][0]) for dw, _ in found)
+
+
+MULTIPLY, STORE = "multiply_tiles", "store_tiles"
+FAULTS = {  # function, old text, new text; kind of finding, partition, text of the report, barrier
+    "an accumulator is written before it is stored": (
+        (MULTIPLY, "(visits // 2 + 1) & 1)", "visits // 2 & 1)"),
+        ("deadlock", MULTIPLY, "mbarrier.wait(stored.index(half), visits // 2 & 1)", "stored[0]"),
+    ),
+    "an accumulator is released before it is read": (
+        (
+            STORE,
+            "mbarrier.wait(done.index(half), visits // 2 & 1)",
+            "mbarrier.wait(done.index(half), (visits // 2 + 1) & 1)",
+        ),
+        ("wrong phase", STORE, "mbarrier.wait(done.index(half)", "done["),
+    ),
+    "buffers are released before they are multiplied": (
+        (MULTIPLY, "tcgen05_commit(free.index(stage))", "mbarrier.arrive(free.index(stage))"),
+        ("early overwrite", "load_blocks", "may still read it", "free[0]"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_model_finds_planted_faults(monkeypatch, name):
+    fault, finding = FAULTS[name]
+    on_model.plant(monkeypatch, blackwell, "wgrad_blackwell_kernel", blackwell, *fault)
+    on_model.assert_found(blackwell, finding, GROUPS=2)
+
+
+@pytest.mark.parametrize(
+    "Ci, Co, R, dtype",
+    [(384, 384, 3, torch.float32)]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [
+            (384, 384, 1, torch.float32),
+            (384, 256, 3, torch.bfloat16),
+            (100, 130, 3, torch.float32),
+            (16, 24, 3, torch.float32),
+        ]
+    ],
+)
+def test_W9_the_epilogue_is_split_and_nothing_spills(Ci, Co, R, dtype):
+    """The published kernel brings 128 x 256 sums to registers at once: 255 registers a thread and 656 bytes of stack."""
+    x, dy, g = cases.problem((2, 32, 32, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
+    options = copy_engine.plan("blackwell", g, x.device).options
+    tile = options["BLOCK_N"]
+    compiled = compile_report(
+        blackwell.wgrad_blackwell_kernel,
+        *copy_engine.descriptors(x, dy, g, options), dtype,
+        (7,) * 7, (7,) * 10, (Co, Ci, R * R, g.columns),
+        arch=100, POINTWISE=R == 1, **options, SLICE=blackwell.slice_of(options), num_warps=4,
+    )  # fmt: skip
+    assert compiled.spill_bytes == 0 and compiled.shared_bytes <= 227 * 1024, str(compiled)
+    assert compiled.count("UTCHMMA") == options["GROUPS"] * options["BLOCK_K"] // 16
+    assert compiled.count("LDTM") == options["GROUPS"] * -(-tile // 32)
+    chunks, rows = options["GROUPS"] * -(-tile // 64), options["BLOCK_M"] // 64
+    copies = compiled.count("UTMALDG.4D.IM2COL"), compiled.count("UTMALDG.2D")
+    assert copies == ((0, rows + chunks) if R == 1 else (chunks, rows))
+    assert re.search(r"setmaxnreg.dec.sync.aligned.u32 \t48;", compiled.ptx)
+
+
+def test_auto_passes_over_what_has_not_run_on_a_gpu():
+    x, dy, g = cases.problem((1, 5, 5, 64), 64, 3, 3, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="backend is 'blackwell', needs another here: the GPU is not"):
+        conv2d_wgrad(x, dy, 3, 3, backend="blackwell")
+    assert 'backend="blackwell"' in blackwell.reason_slower(g)

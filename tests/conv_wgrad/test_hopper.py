@@ -1,0 +1,259 @@
+"""The warp-specialised kernel for Hopper: on the model of the GPU, in the compiler, and on the GPU itself."""
+
+import itertools
+
+import pytest
+import torch
+
+from benchmarks import conv_wgrad as benchmark
+from kernels import runtime
+from kernels.conv_wgrad import conv2d_wgrad, copy_engine, hopper
+from kernels.conv_wgrad.geometry import geometry
+
+if copy_engine.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
+    pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
+
+from kernels.lab import compile_report, gluon_model
+from tests.conv_wgrad import cases, on_model
+from tests.conv_wgrad.on_model import GEOMETRIES, SWEEP, THREE, TWO
+
+interpreted = pytest.mark.skipif(not runtime.interpreted, reason="the model and the compiler's report are for the CPU")
+hopper_only = pytest.mark.skipif(
+    runtime.interpreted or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
+)
+
+
+@interpreted
+@pytest.mark.parametrize("groups", [TWO, THREE], ids=["2 groups", "3 groups"])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_geometries_on_the_model(name, groups):
+    with on_model.tiles(**groups):
+        on_model.check(hopper, *GEOMETRIES[name])
+
+
+@interpreted
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("name", ["asymmetric padding", "1x1"])
+def test_layouts_on_the_model(name, layout):
+    with on_model.tiles():
+        on_model.check(hopper, *GEOMETRIES[name], layout=layout, dtype=torch.float16)
+
+
+@interpreted
+@pytest.mark.parametrize("split_k", [1, 2, 3, 1000])
+def test_split_k_on_the_model(split_k):
+    with on_model.tiles():
+        on_model.check(hopper, *GEOMETRIES["asymmetric padding"], split_k=split_k)
+
+
+@interpreted
+@pytest.mark.parametrize("pieces, per", [(0, 13), (0, 20), (0, 100), (1, 8), (2, 5), (2, 6), (6, 2)])
+def test_rests_end_to_end_on_the_model(pieces, per):
+    """13 blocks a tile: rests in one share and in two, shares of several tiles, and a last one that is shorter."""
+    with on_model.tiles(), on_model.shared_out(pieces, per):
+        on_model.check(hopper, (2, 9, 11, 24), 72, 3, 3, dict(padding=1))
+
+
+@interpreted
+def test_the_tables_own_tiles_on_the_model():
+    on_model.check(hopper, (2, 16, 16, 192), 130, 3, 1, dict(padding=1))
+
+
+@interpreted
+@pytest.mark.parametrize("groups", [TWO, THREE], ids=["2 groups", "3 groups"])
+def test_every_schedule_gives_the_same_bits_and_no_finding(groups):
+    """Rings that turn several times, shares of several tiles, a program with several shares."""
+    x, dy, g = cases.problem((2, 9, 8, 24), 72, 3, 3, padding=(0, 2, 1, 3), dtype=torch.bfloat16)
+    with on_model.tiles(**groups), on_model.shared_out(2, 4):
+        found = [on_model.gradient(hopper, x, dy, g, **schedule) for schedule in SWEEP]
+    assert all(result.ok for _, result in found), "\n".join(str(result) for _, result in found)
+    assert all(torch.equal(dw, found[0][0]) for dw, _ in found)
+
+
+@interpreted
+def test_accumulates_and_casts_once_on_the_model():
+    x, dy, g = cases.problem((2, 7, 5, 16), 24, 3, 3, dtype=torch.float16)
+    with on_model.tiles():
+        want, _ = on_model.gradient(hopper, x, dy, g)
+        out = torch.ones(g.weight_shape, dtype=torch.float16)
+        on_model.gradient(hopper, x, dy, g, out=out, accumulate=True, split_k=3)
+    assert torch.allclose(out.float(), (want + 1).half().float(), rtol=1e-3)
+
+
+# Faults planted in the source.
+
+FAULTS = {  # module, function, old text, new text; kind of finding, partition, text of the line, barrier
+    "the loader waits for the wrong parity": (
+        (copy_engine, "load_blocks", "(count // STAGES + 1) & 1)", "(count // STAGES) & 1)"),
+        ("deadlock", "load_blocks", "mbarrier.wait(free.index(stage), (count // STAGES) & 1)", "free[0]"),
+    ),
+    "the multipliers wait for the wrong parity": (
+        (hopper, "multiply_blocks", "count // STAGES & 1)", "(count // STAGES + 1) & 1)"),
+        ("wrong phase", "multiply_blocks", "mbarrier.wait(ready.index(stage)", "ready["),
+    ),
+    "a buffer is released while it is multiplied": (
+        (hopper, "multiply_blocks", "free.index(before), pred=count > 0", "free.index(stage)"),
+        ("early overwrite", "load_blocks", "which multiply_blocks signalled", "free[0]"),
+    ),
+    "the sum is stored while it is computed": (
+        (hopper, "multiply_blocks", "acc = warpgroup_mma_wait(0, deps=(acc,))", "pass"),
+        ("missing wait", "multiply_blocks", "values.to(where.dtype.element_ty)", ""),
+    ),
+    "fewer bytes are expected than come": (
+        (copy_engine, "load_blocks", "+ GROUPS * x_desc.nbytes_per_cta", "+ x_desc.nbytes_per_cta"),
+        ("byte count", "load_blocks", "mbarrier.expect", "ready["),
+    ),
+}
+
+
+@interpreted
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_model_finds_planted_faults(monkeypatch, name):
+    fault, finding = FAULTS[name]
+    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", *fault)
+    on_model.assert_found(hopper, finding)
+
+
+# What the compiler makes of it.
+
+COMPILED = {  # input and output channels, filter, dtype of what is stored
+    "3 groups": (384, 384, 3, torch.float32),
+    "3 groups, one piece": (384, 384, 3, torch.bfloat16),
+    "3 groups, 1x1": (384, 384, 1, torch.float32),
+    "short rows": (512, 512, 3, torch.float32),
+    "2 groups": (256, 256, 1, torch.float32),
+    "2 groups, odd channels": (100, 130, 3, torch.float32),
+    "narrow": (64, 64, 3, torch.float32),
+}
+
+
+def report(name):
+    Ci, Co, R, dtype = COMPILED[name]
+    size = 16 if name == "short rows" else 32
+    x, dy, g = cases.problem((2, size, size, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
+    options = copy_engine.plan("hopper", g, x.device).options
+    assert options["GROUPS"] == (2 if "2 groups" in name else 3)
+    return options, compile_report(
+        hopper.wgrad_hopper_kernel,
+        *copy_engine.descriptors(x, dy, g, options), dtype,
+        (7,) * 7, (7,) * 10, (Co, Ci, R * R, g.columns),
+        arch=90, POINTWISE=R == 1, **options, num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
+    )  # fmt: skip
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "name", ["3 groups", *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED if name != "3 groups")]
+)
+def test_compiles_without_a_spill(name):
+    """A block of pixels is a copy for each 64 channels of dy and of a chunk, and a product for each 64 output channels and 16
+    pixels of a group."""
+    options, compiled = report(name)
+    BLOCK_M, BLOCK_N, BLOCK_K, GROUPS = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS"))
+    assert compiled.spill_bytes == 0 and compiled.shared_bytes <= 227 * 1024, str(compiled)
+    assert compiled.count("HGMMA") == GROUPS * (BLOCK_M // 64) * (BLOCK_K // 16)
+    chunks, rows = GROUPS * -(-BLOCK_N // 64), BLOCK_M // 64
+    pointwise = "1x1" in name or name == "2 groups"
+    copies = compiled.count("UTMALDG.4D.IM2COL"), compiled.count("UTMALDG.2D")
+    assert copies == ((0, rows + chunks) if pointwise else (chunks, rows))
+    registers = {2: 240, 3: 160}[GROUPS]
+    assert f"setmaxnreg.inc.sync.aligned.u32 \t{registers};" in compiled.ptx
+    assert "setmaxnreg.dec.sync.aligned.u32 \t24;" in compiled.ptx and compiled.count("USETMAXREG") > 0
+
+
+# Which geometries, and which shares.
+
+REFUSED = {
+    "float32": (dict(), torch.float32, "torch.float32 has no 16-bit"),
+    "groups": (dict(groups=2), torch.bfloat16, "not 2 groups"),
+    "stride": (dict(stride=9), torch.bfloat16, "steps over 8 pixels"),
+    "padding": (dict(padding=129), torch.bfloat16, "more than 8 bits"),
+    "span": (dict(dilation=(1, 130), padding=(1, 1, 120, 140)), torch.bfloat16, "the filter spans (3, 261) pixels"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_copy_engine_cannot_bring_is_refused_with_a_reason(name):
+    convolution, dtype, reason = REFUSED[name]
+    g = geometry((2, 20, 20, 64), 64, 3, 3, **{"padding": 1} | convolution)
+    assert reason in copy_engine.unfit(g, dtype)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4, 8), (1, 4, 4, 0), (1, 2, 2, 8)])
+def test_nothing_to_sum_is_left_to_others(shape):
+    assert copy_engine.unfit(geometry(shape, 8, 3, 3), torch.bfloat16) == "there is nothing to sum"
+
+
+@interpreted
+def test_a_cpu_is_no_hopper_and_auto_says_so():
+    x, dy, _ = cases.problem((1, 5, 5, 64), 64, 3, 3, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="backend is 'hopper', needs another here: the GPU is not a Hopper"):
+        conv2d_wgrad(x, dy, 3, 3, backend="hopper")
+    assert "not hopper: the GPU is not a Hopper" in conv2d_wgrad.explain(x, dy, 3, 3).splitlines()
+
+
+def test_copies_are_announced():
+    """5 channels of 2 bytes are no 16; 8 are. A window of an image is read where it is."""
+    x, dy, _ = cases.problem((2, 6, 6, 5), 8, 3, 3, dtype=torch.bfloat16)
+    (line,) = hopper.copies(x, dy)
+    assert line.startswith("copies input, 720 bytes: strides (180, 30, 5, 1)")
+    x, dy, _ = cases.problem((2, 6, 6, 8), 12, 3, 3, dtype=torch.bfloat16)
+    assert hopper.copies(x[:, 1:5], dy[:, :2])[0].startswith("copies grad_output, 384 bytes")
+    assert hopper.copies(x[:, 1:5], dy[..., :8].contiguous()) == []
+
+
+def test_few_channels_are_passed_over_but_not_refused():
+    g = geometry((1, 9, 9, 3), 64, 3, 3)
+    assert copy_engine.unfit(g, torch.bfloat16) is None and "3 input" in hopper.reason_slower(g)
+    assert hopper.reason_slower(geometry((1, 9, 9, 64), 64, 3, 3)) is None
+
+
+@interpreted
+@pytest.mark.parametrize("tiles, blocks", [(1, 1), (1, 7), (3, 5), (5, 4), (4, 13)])
+def test_shares_cover_every_block_once_and_every_slot_at_most_once(tiles, blocks):
+    """The kernels' own arithmetic, for every length of a share, dealt to three programs."""
+    for per in range(1, 2 * blocks + 2):
+        for pieces in {blocks // per, -(-blocks // per)}:
+            work = copy_engine.Work(tiles, blocks, pieces, per)
+            blocks_seen, slots_seen = (torch.zeros(tiles, n, dtype=torch.int32) for n in (blocks, work.slots))
+            numbers = work.items, 3, work.whole, tiles, 1, blocks, per
+            assert gluon_model.run(on_model.cover, 3, blocks_seen, slots_seen, numbers, work.slots).ok
+            assert torch.all(blocks_seen == 1) and torch.all(slots_seen <= 1), work
+            assert torch.all(slots_seen[:, : work.pieces] == 1)
+
+
+@pytest.mark.parametrize("tiles, blocks", [(27, 8192), (3, 8192), (12, 3136), (48, 784), (24, 1568), (3, 1024)])
+def test_no_program_has_much_more_than_its_share(tiles, blocks):
+    """Of 132 programs, with hardly more partial sums than programs."""
+    work = copy_engine.share_out(tiles, blocks, 64, 132)
+    waves = -(-work.items // 132)
+    assert tiles * blocks / (132 * waves * work.per) > 0.9
+    assert work.slots * tiles <= 132 + 2 * tiles
+
+
+# On the GPU.
+
+
+@hopper_only
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_geometries_on_the_gpu(name, dtype):
+    shape, Co, R, S, convolution = GEOMETRIES[name]
+    for split_k, layout in itertools.product((None, 1, 3), cases.LAYOUTS):
+        x, dy, g = cases.problem(shape, Co, R, S, dtype=dtype, layout=layout, **convolution)
+        got = conv2d_wgrad(
+            x.cuda(), dy.cuda(), R, S, **convolution, backend="hopper", split_k=split_k, out_dtype=torch.float32
+        )
+        want = conv2d_wgrad(x.cuda(), dy.cuda(), R, S, **convolution, backend="triton", out_dtype=torch.float32)
+        assert cases.relative_error(got, want) < 1e-5
+
+
+@hopper_only
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", benchmark.CASES[:7], ids=benchmark.describe)
+def test_the_same_bits_twenty_times(case):
+    x, dy, g = benchmark.problem(case)
+    first, *others = (benchmark.ours(x, dy, g) for _ in range(20))
+    assert all(torch.equal(first, other) for other in others)
+    assert benchmark.errors_of(x, dy, g, {"ours": first})["ours"] < 3e-3
