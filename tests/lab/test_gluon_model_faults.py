@@ -1,8 +1,5 @@
 """Faults planted in the kernels' source: each is found under every schedule, with its partition, line and barrier."""
 
-import linecache
-import pathlib
-
 import pytest
 import torch
 import triton
@@ -14,22 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from kernels.lab import gluon_model
 from tests.lab import gluon_kernels
-from tests.lab.gluon_cases import descriptor, gemm, tensor_memory_gemm, wgrad
-
-SOURCE = pathlib.Path(gluon_kernels.__file__).read_text()
-
-
-def planted(function: str, *edits: str) -> dict:
-    """The kernels with pieces of one function replaced (old, new, old, ...), as a module that linecache knows."""
-    text, start = SOURCE, SOURCE.index(f"def {function}(")
-    for old, new in zip(edits[::2], edits[1::2], strict=True):
-        assert text[start:].split("\n@gluon")[0].count(old) == 1, (function, old)
-        text = text[:start] + text[start:].replace(old, new, 1)
-    file = f"/planted/{len(linecache.cache)}.py"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    namespace = {"__name__": "planted"}
-    exec(compile(text, file, "exec"), namespace)
-    return namespace
+from tests.lab.gluon_cases import descriptor, gemm, planted, tensor_memory_gemm, wgrad
 
 
 def launch(name: str, kernel):
@@ -391,7 +373,7 @@ def test_without_a_fault_nothing_is_found(name):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(fault):
     (kernel, *edits), (kind, partition, line, barrier, words) = FAULTS[fault]
-    call = launch(kernel, planted(*edits)[kernel])
+    call = launch(kernel, planted(gluon_kernels, *edits)[kernel])
     for schedule, seed in [(name, 0) for name in gluon_model.SCHEDULES] + [("random", 1), ("random", 2)]:
         result = call(schedule=schedule, seed=seed)
         fitting = [

@@ -1,0 +1,549 @@
+"""The warp-specialised kernels' own source on the model: right numbers, no race under any schedule, planted faults found."""
+
+import dataclasses
+
+import pytest
+import torch
+import triton
+
+from kernels import runtime
+from kernels.common import configs
+from kernels.flex_attention import (
+    BlockMask,
+    causal_block_mask,
+    flex_attention,
+    hopper,
+    hopper_backward,
+    operator,
+    problem,
+)
+from tests.flex_attention import cases
+
+if hopper.gluon is None:
+    pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from kernels.flex_attention.hopper import item_of, items_of_program, place
+from kernels.lab import gluon_model
+from tests.lab.gluon_cases import planted
+
+pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
+
+RAGGED = (1, 4, 2, 200, 300, 64, 64)  # B, Hq, Hkv, M, N, D, Dv
+KERNELS = ["attention_forward_hopper_kernel", "attention_dkdv_hopper_kernel"]
+SCHEDULES = [("round-robin", 0), ("greedy", 0), ("eager", 0), ("random", 0), ("random", 1), ("random", 2)]
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """The Hopper kernels take every call, in the tiles that any GPU takes and 3 programs; yields {kernel: other options}."""
+    changes = {"backward_dq_from_ds": {"WORKSPACE": 2**31}}
+
+    def options(kernel, key, device):
+        known = configs._table("flex_attention")["any GPU" if "hopper" in kernel else "interpreter"][kernel]
+        return known.get(key, known["default"]) | changes.get(kernel, {})
+
+    monkeypatch.setattr(problem, "table_options", options)
+    monkeypatch.setattr(hopper, "unfit", lambda *_: None)
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 3)
+    return changes
+
+
+def check(name="nothing", schedule="round-robin", seed=0, launches=1, **options):
+    """A case of the zoo, forward and backward, against float64; the model ran both kernels and found nothing."""
+    with gluon_model.executing(schedule=schedule, seed=seed) as results:
+        o, grads = cases.check(name, **{"shape": RAGGED, "dtype": torch.bfloat16, "BLOCK_SIZE": 128} | options)
+    assert [result.kernel for result in results] == KERNELS[:1] + KERNELS[1:] * launches
+    assert all(result.ok for result in results), "\n\n".join(map(str, results))
+    return (o.detach(), *grads), results
+
+
+def stores(result):
+    return any(operation.what == "TMA store" for machine in result.machines for operation in machine.operations)
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nothing", "causal", "sliding window", "prefix", "natten", "heads differ", "nothing allowed", "no mask, no score"]
+    + ["causal as a score mod", "alibi", "softcap", "squared", "mixed", "elementary", "dead rows"],
+)
+def test_the_zoo(table, name):
+    _, results = check(name, shape=RAGGED)
+    assert stores(results[1]) == (name != "nothing allowed")
+
+
+@pytest.mark.parametrize("name", ["nothing", "alibi"])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (torch.float16, (1, 2, 1, 256, 256, 64, 64)),
+        (torch.float16, (1, 1, 1, 130, 70, 16, 128)),
+        (torch.float16, (2, 2, 1, 200, 300, 80, 48)),
+        (torch.bfloat16, (2, 2, 1, 200, 300, 80, 48)),
+        (torch.bfloat16, (1, 3, 1, 129, 257, 128, 128)),
+    ],
+)
+def test_sizes(table, name, dtype, shape):
+    check(name, shape=shape, dtype=dtype, schedule="random")
+
+
+def test_strides(table):
+    check("causal", layout="heads inside")
+
+
+def test_keys_that_serve_the_whole_batch(table):
+    check("causal", shape=(2, 2, 1, 200, 300, 64, 64), kv_batch=1)
+
+
+def test_a_negative_scale(table):
+    check(scale=-0.2)
+
+
+def test_captured_tensors_that_learn_take_dq_from_its_own_kernel(table):
+    _, results = check("learned alibi", shape=(1, 2, 1, 200, 300, 64, 64))
+    assert not stores(results[1])
+
+
+def test_a_workspace_of_one_head_is_filled_head_by_head(table):
+    whole, _ = check("causal")
+    B, Hq, Hkv, *_ = RAGGED
+    table["backward_dq_from_ds"] = {"WORKSPACE": 384 * 256 * 2 * Hq // Hkv}
+    parts, results = check("causal", launches=B * Hkv)
+    assert all(map(stores, results[1:])) and all(map(torch.equal, parts, whole))
+
+
+def test_rows_and_columns_without_any_block(table):
+    def corner(b, h, q_idx, kv_idx):
+        return (q_idx >= 128) & (kv_idx < 100) | (q_idx >= 256) & (kv_idx >= 300)
+
+    (o, dq, dk, dv), _ = check(mask_mod=corner, shape=(1, 2, 2, 400, 400, 64, 64))
+    assert not o[:, :, :128].any() and not dq[:, :, :128].any()
+    assert not dk[:, :, 128:256].any() and not dv[:, :, 128:256].any() and dk[:, :, 300:].any()
+
+
+@pytest.mark.parametrize("sizes", [(256, 256), (128, 384)])
+def test_partial_blocks_without_a_mask_mod(table, sizes):
+    """A block mask made of lists alone: all blocks are partial, and nothing is masked in them."""
+    counts = torch.tensor([2, 0, 1], dtype=torch.int32)[None, None]
+    indices = torch.tensor([[2, 0, 1], [0, 1, 2], [1, 0, 2]], dtype=torch.int32)[None, None]
+    M, N = (3 * size - 50 for size in sizes)
+    mask = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=sizes, seq_lengths=(M, N))
+    check(block_mask=mask, shape=(1, 2, 1, M, N, 64, 64), schedule="random")
+
+
+@pytest.mark.parametrize("name", ["causal", "softcap"])
+def test_other_tiles_and_rings(table, name):
+    table["forward_hopper"] = {"BLOCK_N": 64, "STAGES": 3}
+    table["backward_dkdv_hopper"] = {"BLOCK_M": 32, "STAGES": 2}
+    check(name, shape=(1, 2, 1, 250, 700, 64, 64), schedule="random")
+
+
+# Schedules, programs, orders.
+
+
+def call(shape):
+    """``(problem, query, key, value)`` under a causal mask."""
+    B, Hq, Hkv, M, N, D, Dv = shape
+    generator = torch.Generator().manual_seed(0)
+    tensors = [
+        torch.randn(size, generator=generator).bfloat16() for size in ((B, Hq, M, D), (B, Hkv, N, D), (B, Hkv, N, Dv))
+    ]
+    return operator._problem(*tensors, None, causal_block_mask(M, N), None, True, None), *tensors
+
+
+def forward_alone(schedule="round-robin", seed=0, shape=RAGGED):
+    """``(what the forward kernel leaves, as bits; what the model found)``."""
+    p, q, k, v = call(shape)
+    with gluon_model.executing(schedule=schedule, seed=seed) as results:
+        o, lse, top = hopper.forward(p, q, k, v)
+    assert top is None
+    return [x.view(torch.uint8) for x in (o, lse)], results[0]
+
+
+def backward_alone(schedule="round-robin", seed=0, shape=RAGGED):
+    """The same of the backward kernel, for rows whose lse and delta are zero."""
+    p, q, k, v = call(shape)
+    rows, columns = (triton.cdiv(length, 128) * 128 for length in (p.N, p.M))
+    zeros, ds = torch.zeros(p.B * p.Hq, columns), torch.empty(p.B * p.Hq, rows, columns, dtype=q.dtype)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    with gluon_model.executing(schedule=schedule, seed=seed) as results:
+        hopper_backward.launch_dkdv(p, q, k, v, q, [zeros, zeros], dk, dv, ds, 0, p.B * p.Hkv)
+    return [x.view(torch.uint8) for x in (dk, dv, ds)], results[0]
+
+
+ALONE = {hopper: forward_alone, hopper_backward: backward_alone}
+ITEMS = {hopper: 8, hopper_backward: 6}  # of RAGGED
+
+
+@pytest.mark.parametrize("module", ALONE)
+def test_every_schedule_leaves_the_same_bits(table, module):
+    first, result = ALONE[module]()
+    assert result.grid == (3,)
+    for schedule, seed in SCHEDULES:
+        again, result = ALONE[module](schedule, seed)
+        assert result.ok, result
+        assert all(map(torch.equal, first, again)), (schedule, seed)
+
+
+@pytest.mark.parametrize("module", ALONE)
+@pytest.mark.parametrize("names", hopper.ORDERS)
+def test_every_order_and_number_of_programs_leaves_the_same_bits(table, monkeypatch, module, names):
+    first, _ = ALONE[module]()
+    monkeypatch.setattr(hopper, "order", lambda *_: dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), names, strict=True)))
+    for programs in (1, 2, 3, 5, 100):
+        monkeypatch.setattr(hopper, "multiprocessors", lambda device, n=programs: n)
+        again, result = ALONE[module]("random")
+        assert result.grid == (min(programs, ITEMS[module]),)
+        assert result.ok, result
+        assert all(map(torch.equal, first, again)), programs
+
+
+@gluon.jit
+def forward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr):
+    """Who gets which [b, h, tile]."""
+    for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
+        item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
+        b, h_kv, h, tile = item_of(item, items, tiles, G, Hkv, TILES_FIRST)
+        gl.device_assert(h // G == h_kv)
+        at = (b * Hkv * G + h) * tiles + tile
+        gl.atomic_add(visits + at, 1)
+        gl.store(owner + at, gl.program_id(0))
+
+
+@gluon.jit
+def backward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr):
+    """Who gets which [pair, tile]; the first tile is the longest, so they are counted from the end."""
+    for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
+        item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
+        tile, pair = backward_item_of(item, tiles, items, TILES_FIRST)
+        at = pair * tiles + tiles - 1 - tile
+        gl.atomic_add(visits + at, 1)
+        gl.store(owner + at, gl.program_id(0))
+
+
+backward_item_of = hopper_backward.item_of
+
+
+def shares(kernel, groups, tiles, together, programs, order):
+    """The time of each program's items under a causal mask, in blocks; every item is somebody's, once."""
+    items = groups * tiles * together
+    visits, owner = torch.zeros(items, dtype=torch.int32), torch.zeros(items, dtype=torch.int32)
+    assert gluon_model.run(kernel, programs, visits, owner, items, tiles, together, max(groups // 2, 1), **order).ok
+    assert (visits == 1).all()
+    lengths = torch.arange(2, tiles + 2).repeat(groups * together)
+    return torch.zeros(programs, dtype=torch.int64).index_add(0, owner, lengths)
+
+
+@pytest.mark.parametrize("kernel", [forward_items, backward_items])
+@pytest.mark.parametrize("names", hopper.ORDERS)
+@pytest.mark.parametrize("programs", [1, 5, 24])
+def test_every_item_is_dealt_once(kernel, names, programs):
+    order = dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), names, strict=True))
+    shares(kernel, 4, 3, 2 if kernel is forward_items else 1, programs, order)
+
+
+@pytest.mark.parametrize("kernel", [forward_items, backward_items])
+@pytest.mark.parametrize("sizes", [(64, 32, 1, 132), (16, 64, 4, 132), (4, 64, 1, 132)])
+def test_the_shares_of_a_causal_mask_are_equal(kernel, sizes):
+    groups, tiles, together, programs = sizes
+    if kernel is backward_items:  # heads that share keys are one item
+        together = 1
+    times = shares(kernel, groups, tiles, together, programs, hopper.order(groups, tiles, together, programs))
+    assert times.max() <= 1.05 * times.double().mean()
+
+
+def test_the_order_kindest_to_the_cache_is_taken_where_all_are_equal():
+    assert hopper.order(132, 1, 1, 132) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
+    assert hopper.order(3, 8, 1, 24) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 1, 0), (0, 4, 1, 0), (2, 0, 1, 0), (0, 4, 2, 132)])
+def test_nothing_can_be_dealt(sizes):
+    assert hopper.order(*sizes) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
+
+
+# Planted faults.
+
+RELEASE = "mbarrier.arrive(v_free.index(before))"
+WAIT = "acc = warpgroup_mma_wait(0, deps=(acc,))"
+FREE = "mbarrier.arrive(free.index(stage))"
+LAST = "dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))"
+
+#: module, function that is edited, old text, new text, ...; then what must be found: kind, partition, part of the line,
+#: barrier (up to its index), and words of the message.
+FAULTS = {
+    "values released before their product is over": (
+        (hopper, "attend_tiles", f"{WAIT}\n            {RELEASE}", f"{RELEASE}\n            {WAIT}"),
+        ("early overwrite", "load_tiles", "tma.async_load(desc", "v_free[", "v_s["),
+    ),
+    "the last values released before their product is over": (
+        (hopper, "attend", f"{WAIT}\n                {RELEASE}", f"{RELEASE}\n                {WAIT}"),
+        ("early overwrite", "load_tiles", "tma.async_load(desc", "v_free[", "v_s["),
+    ),
+    "scores read while they are multiplied": (
+        (hopper, "attend_tiles", "s = warpgroup_mma_wait(1", "s = warpgroup_mma_wait(2"),
+        ("missing wait", "attend", "new_top = gl.maximum(", None, "uses the accumulator"),
+    ),
+    "the first keys waited for with the wrong parity": (
+        (
+            hopper,
+            "attend",
+            "k_ready.index(stage), count // STAGES & 1",
+            "k_ready.index(stage), (count // STAGES + 1) & 1",
+        ),
+        ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[0]", "A fresh barrier"),
+    ),
+    "the next keys waited for with the wrong parity": (
+        (hopper, "attend_tiles", "count // STAGES & 1)\n            s", "(count // STAGES + 1) & 1)\n            s"),
+        ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[1]", "A fresh barrier"),
+    ),
+    "values waited for in the wrong buffer": (
+        (
+            hopper,
+            "attend_tiles",
+            "v_ready.index(before), (count - 1) // STAGES & 1",
+            "k_ready.index(before), (count - 1) // STAGES & 1",
+        ),
+        ("early read", "attend", "warpgroup_mma(p, v", "v_ready[", "v_s["),
+    ),
+    "queries released before the last product with them": (
+        (
+            hopper,
+            "attend",
+            "mbarrier.arrive(q_free)\n",
+            "pass\n",
+            "count += 1\n",
+            "count += 1\n                mbarrier.arrive(q_free)\n",
+        ),
+        ("early overwrite", "load_tiles", "tma.async_load(q_desc", "q_free", "q_s["),
+    ),
+    "queries never released": (
+        (hopper, "attend", "mbarrier.arrive(q_free)\n", "pass\n"),
+        ("deadlock", "load_tiles", "mbarrier.wait(q_free", "q_free", "phase 0 lacks 2 of 2 arrivals"),
+    ),
+    "the loader waits for queries that nobody has had": (
+        (hopper, "load_tiles", "(visits + 1) & 1", "visits & 1"),
+        ("deadlock", "load_tiles", "mbarrier.wait(q_free, visits & 1)", "q_free", "Parity 1 would pass at once"),
+    ),
+    "half the queries expected": (
+        (hopper, "load_tiles", "GROUPS * q_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
+        (
+            "byte count",
+            "load_tiles",
+            "mbarrier.expect(q_ready",
+            "q_ready",
+            "expect 8192 bytes, and its loads bring 16384",
+        ),
+    ),
+    "one group is enough to release values": (
+        (
+            hopper,
+            "attention_forward_hopper_kernel",
+            "mbarrier.init(v_free.index(stage), count=GROUPS)",
+            "mbarrier.init(v_free.index(stage), count=1)",
+        ),
+        ("early overwrite or barrier", None, "", "v_free[", "attend"),
+    ),
+    "queries released before the products with them": (
+        (hopper_backward, "gradient_tiles", f"{LAST}\n            {FREE}", f"{FREE}\n            {LAST}"),
+        ("early overwrite", "load_tiles", "tma.async_load(q_desc", "free[", "q_s["),
+    ),
+    "the last product not waited for": (
+        (hopper_backward, "gradient_tiles", LAST, "dv = warpgroup_mma_wait(1, deps=(dv,))"),
+        ("missing wait", "gradients", "dk * scale", None, "uses the accumulator"),
+    ),
+    "ds written before the copy has read it": (
+        (hopper_backward, "gradient_tiles", "tma.store_wait(1)", "pass"),
+        ("early overwrite", "gradients", ".store(ds)", None, "store_wait is missing between them"),
+    ),
+    "one copy of ds too many in flight": (
+        (hopper_backward, "gradient_tiles", "tma.store_wait(1)", "tma.store_wait(2)"),
+        ("early overwrite", "gradients", ".store(ds)", None, "allows too many pending stores"),
+    ),
+    "no fence before the copy of ds": (
+        (hopper_backward, "gradient_tiles", "fence_async_shared()", "pass"),
+        ("missing fence", "gradients", ".store(ds)", None, "must call fence_async_shared()"),
+    ),
+    "the last copies of ds not waited for": (
+        (hopper_backward, "gradients", "tma.store_wait(0)", "pass"),
+        ("unfinished", "gradients", "tma.async_store(ds_desc", None, "store_wait(0) is missing at the end"),
+    ),
+    "both groups copy ds from one buffer": (
+        (hopper_backward, "gradient_tiles", "2 * GROUP + count % 2", "count % 2"),
+        ("early overwrite or race", None, ".store(ds)", None, "ds_s["),
+    ),
+    "the bytes of lse forgotten": (
+        (hopper_backward, "load_tiles", "q_desc.nbytes_per_cta + lse_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
+        (
+            "byte count",
+            "load_tiles",
+            "mbarrier.expect(q_ready",
+            "q_ready[",
+            "expect 8192 bytes, and its loads bring 8448",
+        ),
+    ),
+    "gradients read before they have come": (
+        (hopper_backward, "gradient_tiles", "mbarrier.wait(do_ready.index(stage), phase)", "pass"),
+        ("early read or uninitialized", "gradients", "warpgroup_mma(v, do", "do_ready[", "do_s["),
+    ),
+    "kept keys counted as if there were one pair": (
+        (hopper_backward, "gradients", "turn // KEPT & 1", "turn & 1"),
+        ("wrong phase", "gradients", "mbarrier.wait(kv_ready.index(held), turn & 1)", "kv_ready[1]", "A fresh barrier"),
+    ),
+    "kept keys never released": (
+        (hopper_backward, "gradients", "mbarrier.arrive(kv_free.index(held))", "pass"),
+        ("deadlock", "load_tiles", "mbarrier.wait(kv_free", "kv_free[0]", "phase 0 lacks 2 of 2 arrivals"),
+    ),
+}
+
+
+@pytest.fixture
+def small_rings(table, monkeypatch):
+    """One program for all items, rings of two: everything is used again."""
+    table["forward_hopper"] = table["backward_dkdv_hopper"] = {"STAGES": 2}
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 1)
+
+
+PLANTED = (1, 2, 1, 384, 384, 64, 64)  # 6 items forward, of up to 3 tiles, and 3 backward, of up to 12
+
+
+@pytest.mark.parametrize("module", ALONE)
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+def test_without_a_fault_nothing_is_found(small_rings, module, schedule, seed):
+    _, result = ALONE[module](schedule, seed, PLANTED)
+    assert result.ok, result
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch, fault):
+    (module, *edits), (kind, partition, line, barrier, words) = FAULTS[fault]
+    copy, kernel = planted(module, *edits), KERNELS[module is hopper_backward]
+    monkeypatch.setattr(module, kernel, copy[kernel])
+    for schedule, seed in SCHEDULES[:4]:
+        _, result = ALONE[module](schedule, seed, PLANTED)
+        fitting = [
+            finding
+            for finding in result.findings
+            if finding.kind in kind
+            and partition in (None, finding.partition.split(" ")[0])  # "gradients 2" is the other group
+            and line in finding.place.text
+            and finding.place.file == copy["__file__"]
+            and (barrier is None or (finding.barrier or "").startswith(barrier))
+            and words in finding.message
+            and f"{finding.partition}, line {finding.place.line}" in finding.message
+        ]
+        assert fitting, f"{schedule}, seed {seed}:\n{result}"
+
+
+# What the kernels do not take.
+
+
+def on_gpu(capability=(9, 0), shape=(1, 2, 2, 256, 256, 64, 64), dtype=torch.bfloat16, mask=None, **options):
+    """``(problem, (query, key, value))`` of a call on a GPU that is not there."""
+    b, hq, hkv, m, n, d, dv = shape
+    tensors = [torch.zeros(b, *size, dtype=dtype) for size in ((hq, m, d), (hkv, n, d), (hkv, n, dv))]
+    p = operator._problem(*tensors, None, mask, None, hq != hkv, options)
+    return dataclasses.replace(p, device=torch.device("cuda")), tensors
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """What is known of an H200, where there is none; yields a function that makes it another GPU."""
+
+    def options(kernel, key, device):
+        tables = configs._table("flex_attention")
+        known = tables["any GPU"][kernel] | tables["NVIDIA H200"].get(kernel, {})
+        return dict(known.get(key, known["default"]))
+
+    def become(*capability):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+
+    become(9, 0)
+    monkeypatch.setattr(problem, "table_options", options)
+    return become
+
+
+def reasons(p, query, key, value):
+    return hopper.reason_not(p, query, key, value), hopper_backward.reason_not(p, query, key, value, query)
+
+
+def test_a_hopper_takes_16_bit_heads_of_up_to_128(gpu):
+    for D, dtype in [(64, torch.bfloat16), (80, torch.float16), (128, torch.bfloat16)]:
+        p, tensors = on_gpu(shape=(1, 2, 2, 256, 256, D, D), dtype=dtype)
+        assert reasons(p, *tensors) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ({"dtype": torch.float32}, "torch.float32 has no 16-bit matrix instruction"),
+        ({"shape": (1, 2, 2, 256, 256, 64, 136)}, "heads of 136 do not fit the registers"),
+        ({"shape": (1, 2, 2, 256, 256, 136, 64)}, "heads of 136 do not fit the registers"),
+        ({"shape": (1, 2, 2, 256, 256, 60, 64)}, "the copy engine cannot read these strides"),
+        ({"shape": (1, 2, 2, 256, 0, 64, 64)}, "the copy engine cannot read these strides"),
+    ],
+)
+def test_what_neither_kernel_takes(gpu, call, why):
+    p, tensors = on_gpu(**call)
+    assert reasons(p, *tensors) == (why, why)
+
+
+def test_blocks_must_hold_whole_tiles(gpu):
+    p, tensors = on_gpu(mask=causal_block_mask(256, BLOCK_SIZE=(64, 128)))
+    assert reasons(p, *tensors) == ("blocks of 64 x 128 are no multiples of 128 x 128", None)
+    p, tensors = on_gpu(mask=causal_block_mask(256, BLOCK_SIZE=(128, 64)))
+    assert reasons(p, *tensors) == tuple(f"blocks of 128 x 64 are no multiples of {m} x 128" for m in (128, 64))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_other_gpus(gpu, capability):
+    gpu(*capability)
+    p, tensors = on_gpu()
+    assert reasons(p, *tensors) == ("the GPU is not a Hopper",) * 2
+    p, tensors = dataclasses.replace(p, device=torch.device("cpu")), tensors
+    assert reasons(p, *tensors) == ("the GPU is not a Hopper",) * 2
+
+
+def test_the_callers_own_tiles_are_the_plain_kernels(gpu):
+    p, tensors = on_gpu(BLOCK_N=64)
+    assert reasons(p, *tensors) == ("kernel_options ask for tiles or warps of their own", None)
+    p, tensors = on_gpu(bwd_num_warps=4)
+    assert reasons(p, *tensors) == (None, "kernel_options ask for tiles or warps of their own")
+    p, tensors = on_gpu(DETERMINISTIC=True)
+    assert reasons(p, *tensors) == (None, None)
+
+
+def test_a_table_without_stages_says_that_the_plain_kernel_is_faster(gpu, monkeypatch):
+    monkeypatch.setattr(problem, "table_options", lambda *_: {"BLOCK_N": 128, "BLOCK_M": 64, "STAGES": 0})
+    p, tensors = on_gpu()
+    assert reasons(p, *tensors) == ("for d64 16-bit plain the plain kernel is faster",) * 2
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
+def test_an_older_triton(gpu, monkeypatch, version):
+    monkeypatch.setattr(hopper, "gluon", None)
+    monkeypatch.setattr(triton, "__version__", version)
+    p, tensors = on_gpu()
+    assert reasons(p, *tensors) == (f"Triton is {version}, needs 3.8 for Gluon's copy engine",) * 2
+
+
+def explained(monkeypatch, **call):
+    p, tensors = on_gpu(**call)
+    with monkeypatch.context() as patch:
+        patch.setattr(operator, "_problem", lambda *_: p)
+        return flex_attention.explain(*tensors).splitlines()
+
+
+def test_explain_says_which_forward_kernel_runs(gpu, monkeypatch):
+    lines = explained(monkeypatch)
+    assert lines[1] == "forward: warp-specialised for Hopper, tiles of 128 x 128"
+    assert not any(line.startswith("forward: BLOCK_M") for line in lines)
+    lines = explained(monkeypatch, dtype=torch.float32)
+    assert lines[1] == "forward: the kernel for any GPU, because torch.float32 has no 16-bit matrix instruction"
+    assert lines[2].startswith("forward: BLOCK_M 64, BLOCK_N 32")
+    assert not any(line.startswith("forward") for line in explained(monkeypatch, shape=(1, 2, 2, 1, 4096, 64, 64)))
