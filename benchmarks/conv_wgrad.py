@@ -5,10 +5,11 @@ import itertools
 import re
 
 import torch
+import triton
 
 from benchmarks import harness
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
+from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, copy_engine, split_k
 from kernels.conv_wgrad.backward import size_class
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
@@ -48,9 +49,9 @@ def problem(case, dtype=torch.bfloat16):
     return make(g.input_shape), make(g.output_shape), g
 
 
-def ours(x, dy, g):
+def ours(x, dy, g, backend="auto"):
     """Our weight gradient, [Co, R, S, Ci/groups]."""
-    return conv2d_wgrad(x, dy, g.R, g.S, g.stride, g.padding, g.dilation, g.groups)
+    return conv2d_wgrad(x, dy, g.R, g.S, g.stride, g.padding, g.dilation, g.groups, backend=backend)
 
 
 def by_torch(x, dy, g, memory_format):
@@ -69,9 +70,12 @@ def by_torch(x, dy, g, memory_format):
 
 
 def calls_of(x, dy, g):
-    """``{name: function of nothing that gives the gradient}``."""
+    """``{name: function of nothing that gives the gradient}``; the portable kernel's, too, where another is faster."""
+    chosen = conv2d_wgrad.explain(x, dy, g.R, g.S, g.stride, g.padding, g.dilation, g.groups)
+    portable = {} if chosen.startswith("triton: ") else {"ours, portable": lambda: ours(x, dy, g, "triton")}
     return {
         "ours": lambda: ours(x, dy, g),
+        **portable,
         "cuDNN nhwc": by_torch(x, dy, g, torch.channels_last),
         "cuDNN nchw": by_torch(x, dy, g, torch.contiguous_format),
     }
@@ -125,7 +129,10 @@ def measure(case, machine, rounds):
         "peers": [
             {
                 "name": peer,
-                "version": f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}",
+                "version": f"torch {torch.__version__}"
+                + (
+                    f", cuDNN {torch.backends.cudnn.version()}" if "cuDNN" in peer else f", Triton {triton.__version__}"
+                ),
                 "ms": round(ms[peer], 4),
                 "relative_error": short[peer],
             }
@@ -147,6 +154,8 @@ CLASSES = {  # dtype, input and output channels, groups, height and width of the
         ("bfloat16", 256, 64, 1, 1),
         ("float32", 128, 384, 1, 3),
     ],
+    "hopper": [("bfloat16", 384, 384, 1, 3)],
+    "hopper, short rows": [("bfloat16", 384, 384, 1, 3)],
     "depthwise": [("bfloat16", 384, 384, 384, 3)],
     "bias": [("bfloat16", 384, 384, 1, 3)],
     "sum": [("bfloat16", 384, 384, 1, 3)],
@@ -157,7 +166,7 @@ TILES = [(128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64)]
 
 def candidates(kernel):
     """Launch configurations worth timing: of the product, tiles that fit in registers with as many stages as fit in shared
-    memory, for one program or two on a multiprocessor."""
+    memory, for one program or two on a multiprocessor; of Hopper's, tiles of all registers with fewer stages, too."""
     processors = torch.cuda.get_device_properties(runtime.device).multi_processor_count
     if kernel == "sum":
         return [{"BLOCK": block, "num_warps": warps} for block in (256, 512, 1024, 2048) for warps in (2, 4, 8)]
@@ -168,6 +177,11 @@ def candidates(kernel):
             for warps in (2, 4, 8)
             for programs in (4, 8)
             if 8 <= m * k // (32 * warps) <= 64
+        ]
+    if kernel.startswith("hopper"):
+        return [
+            {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": k, "GROUPS": 3, "STAGES": stages}
+            for k, stages in ((32, 6), (32, 5), (32, 4), (64, 3), (64, 2))
         ]
     found = []
     for (m, n), k, programs, warps in itertools.product(TILES, (32, 64), (1, 2), (4, 8)):
@@ -182,6 +196,8 @@ def candidates(kernel):
 
 def tuning_shapes(kernel):
     """``(N, H)`` of the problems that candidates are timed on."""
+    if kernel.startswith("hopper"):
+        return [(64, 28), (256, 14)] if "short rows" in kernel else [(128, 64), (64, 56)]
     return [(128, 64), (64, 56), (64, 28)]
 
 
@@ -191,19 +207,23 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     dtype = getattr(torch, dtype)
     x, dy, g = problem((N, Ci, Co, H, R, 1, R // 2, groups), dtype)
     table_says = split_k.configuration
+    backend = "hopper" if kernel.startswith("hopper") else "triton"
     run = {"bias": lambda: conv2d_bias_grad(dy), "sum": lambda: split_k.sum_pieces(partials, out, False)}.get(
-        kernel, lambda: ours(x, dy, g)
+        kernel, lambda: ours(x, dy, g, backend)
     )
     out = torch.empty(g.weight_shape, dtype=dtype, device=x.device)
     partials = torch.randn(8, *g.weight_shape, device=x.device) if kernel == "sum" else None
 
     def call(options):
-        split_k.configuration = lambda room, name, key, device: (
-            dict(options) if name == kernel else table_says(room, name, key, device)
-        )
-        run()
-        split_k.configuration = table_says
+        def says(room, name, key, device):
+            return dict(options) if name == kernel else table_says(room, name, key, device)
 
+        split_k.configuration = copy_engine.configuration = says
+        run()
+        split_k.configuration = copy_engine.configuration = table_says
+
+    if backend == "hopper":
+        return "3 chunks", call
     return size_class(g, dtype) if kernel == "product" else "default", call
 
 

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import conv_wgrad as bench
 from benchmarks import harness
-from kernels.conv_wgrad import split_k
+from kernels.conv_wgrad import copy_engine, hopper, split_k
 from tests.conv_wgrad import cases
 
 MACHINE = {"matmul_tflop_per_s": 700.0}
@@ -47,6 +47,8 @@ def test_a_row_is_complete(monkeypatch):
 @pytest.mark.parametrize(("kernel", "key"), [(kernel, key) for kernel, keys in bench.CLASSES.items() for key in keys])
 def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatch, kernel, key):
     """What the launcher asks the table for is the name that the tuner writes; what it then launches are the options."""
+    if "hopper" in kernel and copy_engine.gluon is None:
+        pytest.skip("Gluon's im2col copies need Triton 3.8")
     asked, table_says = [], split_k.configuration
 
     def record(room, name, key, device):
@@ -54,8 +56,11 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
         return table_says(room, name, key, device)
 
     monkeypatch.setattr(split_k, "configuration", record)
-    shape, options = (2, 4), options_of(kernel)
+    monkeypatch.setattr(copy_engine, "configuration", record)
+    shape, options = (1, 32) if kernel == "hopper" else (2, 4), options_of(kernel)
     name, call = bench.tuned_call(kernel, shape, *key)
+    if "hopper" in kernel:
+        return check_hopper(monkeypatch, kernel, key, shape, name, call, options, asked)
     with cases.launches() as seen:
         call(options)
     assert kernel not in {asked_for for asked_for, _ in asked}
@@ -71,11 +76,25 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
     assert (kernel, name) in asked
 
 
+def check_hopper(monkeypatch, kernel, key, shape, name, call, options, asked):
+    """The same, with its launch recorded only: what it computes is tested on the model."""
+    launched = []
+    monkeypatch.setattr(hopper, "reason_not", lambda *_: None)
+    monkeypatch.setattr(hopper, "launch", lambda kernel, grid, *args, outputs=(), **meta: launched.append(meta))
+    call(options)
+    assert kernel not in {asked_for for asked_for, _ in asked} and options.items() <= launched[0].items()
+    dtype, Ci, Co, groups, R = key
+    bench.ours(*bench.problem((*shape[:1], Ci, Co, shape[1], R, 1, R // 2, groups), getattr(torch, dtype)), "hopper")
+    assert (kernel, name) in asked and launched[1]["GROUPS"] == options["GROUPS"] == 3
+
+
 NAMES = {kernel: f"{kernel}_kernel" for kernel in bench.CLASSES} | {"product": "wgrad_kernel"}
 
 
 def options_of(kernel):
     """Other options than the table's, as large: the interpreter's time goes by programs."""
+    if "hopper" in kernel:
+        return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 16, "GROUPS": 3, "STAGES": 7}
     options = {"BLOCK": 1 << 16} if kernel == "sum" else {"BLOCK_M": 512, "BLOCK_K": 32, "STAGES": 1, "HELD": 4}
     return options | ({"BLOCK_N": 1024, "TMA": False} if kernel == "product" else {}) | {"num_warps": 2}
 

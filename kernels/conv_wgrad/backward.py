@@ -213,7 +213,12 @@ def plan(g, dtype, device, split_k=None):
 
 
 def reason_not(g, dtype, device):
-    """Why this backend cannot compute a geometry: it always can."""
+    """Why this backend cannot compute a geometry, as text, or ``None``: it always can."""
+    return None
+
+
+def reason_slower(g):
+    """Why ``"auto"`` passes over this backend although it can, as text, or ``None``: it is the last."""
     return None
 
 
@@ -228,6 +233,18 @@ def describe(g, dtype, device, split_k=None):
     options = ", ".join(f"{name} {value}" for name, value in chosen.options.items())
     waste = f"{tile_waste(sizes, chosen.tile):.2f}" if 0 not in sizes else "none, there is nothing to sum"
     return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.pieces}; tile waste {waste}"
+
+
+def copies(input, grad_output):
+    """Lines of text: which tensors ``wgrad`` copies before it reads them, and why."""
+    lines = []
+    if channels_adjacent(input) is not input:
+        lines.append(f"copies input: strides {input.stride()}, its channels are not adjacent")
+    if grad_output.numel() and rows_of(grad_output).data_ptr() != grad_output.data_ptr():
+        lines.append(
+            f"copies grad_output: strides {grad_output.stride()}, not rows of adjacent channels one step apart"
+        )
+    return lines
 
 
 def wgrad(input, grad_output, g, out, accumulate, split_k=None):

@@ -110,10 +110,9 @@ def plan(kernel, g, device, split_k=None):
     """The ``Plan`` for a geometry: three chunks a tile, or two.
 
     Two where that wastes clearly less, and where the input channels are no multiple of 16: sums are then stored one by one,
-    which takes more registers than three groups have. Rows of fewer than 32 pixels have keys of their own: on an H200,
-    longer blocks were faster there, shorter ones elsewhere.
+    which takes more registers than three groups have.
     """
-    three, two = (_plan(kernel, f"{n} chunks" + ", short rows" * (g.Q < 32), g, device, split_k) for n in (3, 2))
+    three, two = (_plan(kernel, f"{n} chunks", g, device, split_k) for n in (3, 2))
     return two if g.Ci % 16 or two.waste < 0.9 * three.waste else three
 
 
@@ -179,7 +178,7 @@ def is_aligned(x):
 
 
 def aligned(x):
-    """``x``, or where the copy engine cannot read it a copy, its pixels a multiple of 8 channels apart; nothing reads gaps."""
+    """``x`` or, where the copy engine cannot read it, a copy with gaps: pixels a multiple of 8 channels apart."""
     if is_aligned(x):
         return x
     return x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 8) * 8)[..., : x.shape[-1]].copy_(x)

@@ -6,12 +6,13 @@ from torch import Tensor
 from kernels.common.autograd import refuse_second_derivative
 from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor
 from kernels.conv_wgrad import backward as portable
+from kernels.conv_wgrad import blackwell, hopper
 from kernels.conv_wgrad.forward import forward, input_grad
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.pixels import channels_adjacent, rows_of
 
-# Fastest first. Each is a module with ``reason_not``, ``describe`` and ``wgrad``, documented where the portable one has them.
-BACKENDS = {"triton": portable}
+# Fastest first. Each is a module with ``reason_not``, ``reason_slower``, ``describe``, ``copies`` and ``wgrad``, documented
+# where the portable one has them.
+BACKENDS = {"blackwell": blackwell, "hopper": hopper, "triton": portable}
 
 
 def conv2d_wgrad(
@@ -41,7 +42,7 @@ def conv2d_wgrad(
 
     Args:
         input: x [N, H, W, Ci], float32, float16 or bfloat16; any strides. It is read in place where its channels are adjacent
-            in memory, and copied first where they are not.
+            in memory (and, by Hopper's backend, its pixels a multiple of 16 bytes apart), and copied first where not.
         grad_output: [N, P, Q, Co], in input's dtype; the same, and its pixels must be evenly spaced to be read in place.
         R, S: height and width of the filter.
         stride: :math:`\\sigma`, int or (h, w).
@@ -97,12 +98,7 @@ def explain(
     name, passed_over = _choose(backend, g, input.dtype, input.device)
     lines = [f"{name}: {BACKENDS[name].describe(g, input.dtype, input.device, split_k)}"]
     lines += [f"not {other}: {reason}" for other, reason in passed_over.items()]
-    if channels_adjacent(input) is not input:
-        lines.append(f"copies input: strides {input.stride()}, its channels are not adjacent")
-    if grad_output.numel() and rows_of(grad_output).data_ptr() != grad_output.data_ptr():
-        lines.append(
-            f"copies grad_output: strides {grad_output.stride()}, not rows of adjacent channels one step apart"
-        )
+    lines += BACKENDS[name].copies(input, grad_output)
     return "\n".join(lines)
 
 
@@ -199,12 +195,12 @@ def _check_out(out, shape, legend, accumulate, out_dtype, like):
 
 
 def _choose(backend, g, dtype, device):
-    """``(name, {faster backend: why it cannot})``."""
+    """``(name, {faster backend: why not it})``."""
     if backend != "auto":
         return backend, {}
     reasons = {}
     for name, module in BACKENDS.items():
-        reason = module.reason_not(g, dtype, device)
+        reason = module.reason_not(g, dtype, device) or module.reason_slower(g)
         if reason is None:
             break
         reasons[name] = reason

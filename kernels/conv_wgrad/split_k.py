@@ -14,6 +14,7 @@ from kernels.common.launch import launch
 START = 256
 PARTIAL = 800
 MOST = 256
+AT_ONCE = tl.constexpr(16)
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,21 @@ def choose_split(tiles, blocks, block, held):
 
 @triton.jit(do_not_specialize=["count"])
 def sum_kernel(partial_ptr, out_ptr, numel, count, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr):
-    """out (+)= the sum of ``count`` partial sums of ``numel`` elements each, in fp32, from the first to the last."""
+    """out (+)= the sum of ``count`` partial sums of ``numel`` elements each, in fp32, from the first to the last.
+
+    AT_ONCE loads are under way before the first addition waits. That takes a register an element: a thread has one element.
+    """
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < numel
     partial_at = partial_ptr + offs
     total = tl.zeros([BLOCK], tl.float32)
-    for _piece in range(count):
-        total += tl.load(partial_at, mask=mask, other=0.0)
-        partial_at += numel
+    for first in range(0, count, AT_ONCE):
+        parts = ()
+        for i in tl.static_range(AT_ONCE):
+            parts = parts + (tl.load(partial_at, mask=offs < tl.where(first + i < count, numel, 0), other=0.0),)
+            partial_at += numel
+        for i in tl.static_range(AT_ONCE):
+            total += parts[i]
     if ACCUMULATE:
         total += tl.load(out_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + offs, total.to(out_ptr.dtype.element_ty), mask=mask)
