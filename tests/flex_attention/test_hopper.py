@@ -126,6 +126,23 @@ def test_rows_and_columns_without_any_block(table):
     assert not dk[:, :, 128:256].any() and not dv[:, :, 128:256].any() and dk[:, :, 300:].any()
 
 
+def test_what_a_mod_captures_is_read_inside_its_bounds(table):
+    per_query, per_key = torch.randn(200), torch.randn(300)
+    check(score_mod=lambda score, b, h, q_idx, kv_idx: score + per_query[q_idx] * per_key[kv_idx])
+
+
+def test_a_derivative_that_is_infinite_where_the_mask_forbids(table):
+    """The reference has no number there: 0 times infinity."""
+    q, k, v = (torch.randn(1, 2, 256, 64).bfloat16().requires_grad_() for _ in range(3))
+    with gluon_model.executing() as results:
+        o = flex_attention(
+            q, k, v, lambda score, b, h, q_idx, kv_idx: score / (q_idx - kv_idx + 1), causal_block_mask(256)
+        )
+        grads = torch.autograd.grad(o, (q, k, v), torch.randn_like(o))
+    assert [result.kernel for result in results] == KERNELS and all(result.ok for result in results)
+    assert all(x.isfinite().all() and x.any() for x in (o, *grads))
+
+
 @pytest.mark.parametrize("sizes", [(256, 256), (128, 384)])
 def test_partial_blocks_without_a_mask_mod(table, sizes):
     """A block mask made of lists alone: all blocks are partial, and nothing is masked in them."""
