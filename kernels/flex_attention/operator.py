@@ -7,7 +7,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.validate import check_tensor
 from kernels.flex_attention import backward as backward_pass
-from kernels.flex_attention import decoding, hopper
+from kernels.flex_attention import decoding, hopper, hopper_backward
 from kernels.flex_attention import forward as forward_pass
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.problem import OPTIONS, Problem
@@ -218,17 +218,24 @@ def explain(query, key, value, score_mod=None, block_mask=None, scale=None, enab
     way = f"{'decoding' if splits else 'one program a tile of queries'}: {reason}"
     stored = backward_pass.heads_with_stored_ds(p, key.shape[0] * p.Hkv, p.shared(key))
     dq = "backward_dq_from_ds" if stored else "backward_dq"
-    why_plain = hopper.reason_not(p, query, key, value)
     lines = [way]
-    if not splits and why_plain is None:
-        lines.append(
-            f"forward: warp-specialised for Hopper, tiles of {hopper.BLOCK_M} x {hopper.options(p)['BLOCK_N']}"
-        )
-    elif not splits:
-        lines.append(f"forward: the kernel for any GPU, because {why_plain}")
-    kernels = ["decoding" if splits else "forward", "backward_dkdv", dq]
-    kernels = kernels if splits or why_plain else kernels[1:]
-    lines += [*(f"{name}: {', '.join(f'{k} {v}' for k, v in p.launch_options(name).items())}" for name in kernels)]
+
+    def says(kernel, why_plain=None, tiles=None):
+        if tiles and why_plain is None:
+            lines.append(f"{kernel}: warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
+            return
+        if tiles:
+            lines.append(f"{kernel}: the kernel for any GPU, because {why_plain}")
+        lines.append(f"{kernel}: {', '.join(f'{k} {v}' for k, v in p.launch_options(kernel).items())}")
+
+    if splits:
+        says("decoding")
+    else:
+        tiles = hopper.BLOCK_M, hopper.options(p)["BLOCK_N"]
+        says("forward", hopper.reason_not(p, query, key, value), tiles)
+    tiles = hopper_backward.options(p)["BLOCK_M"], hopper_backward.BLOCK_N
+    says("backward_dkdv", hopper_backward.reason_not(p, query, key, value, query), tiles)  # o's gradient lies as query
+    says(dq)
     if stored:
         lines.append(f"dq: ds of {stored} key heads at a time fits the workspace, five matrix products in all")
     else:

@@ -559,7 +559,8 @@ def explained(monkeypatch, **call):
 def test_explain_says_which_forward_kernel_runs(gpu, monkeypatch):
     lines = explained(monkeypatch)
     assert lines[1] == "forward: warp-specialised for Hopper, tiles of 128 x 128"
-    assert not any(line.startswith("forward: BLOCK_M") for line in lines)
+    assert lines[2] == "backward_dkdv: warp-specialised for Hopper, tiles of 64 x 128"
+    assert not any(line.startswith(("forward: BLOCK_M", "backward_dkdv: BLOCK_M")) for line in lines)
     lines = explained(monkeypatch, dtype=torch.float32)
     assert lines[1] == "forward: the kernel for any GPU, because torch.float32 has no 16-bit matrix instruction"
     assert lines[2].startswith("forward: BLOCK_M 64, BLOCK_N 32")
