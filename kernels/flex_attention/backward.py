@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.launch import launch
 from kernels.flex_attention import hopper_backward
+from kernels.flex_attention.delta import delta_of_rows
 from kernels.flex_attention.forward import like_strided, list_row, load_rows, logits, source_of, sources
 
 
@@ -30,22 +31,21 @@ def delta_kernel(
     stride_lb, stride_lh, stride_lm,
     HAS_DLSE: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """delta [B, H, M] = sum_d o do - dlse / ln 2, because the kernels' lse counts in base 2."""
+    """delta [B, H, M], in float32."""
     tiles = tl.cdiv(M, BLOCK_M)
     pid = tl.program_id(0)
     m0 = (pid % tiles).to(tl.int64) * BLOCK_M
     bh = (pid // tiles).to(tl.int64)
     b, h = bh // H, bh % H
     offs_m = tl.arange(0, BLOCK_M)
-    o_source = source_of(o_ptr, b, h, stride_ob, stride_oh, stride_om, stride_od, False)
-    do_source = source_of(do_ptr, b, h, stride_db, stride_dh, stride_dm, stride_dd, False)
-    o = load_rows(o_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
-    do = load_rows(do_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
-    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = delta_of_rows(
+        o_ptr, do_ptr, dlse_ptr, b, h, m0, M,
+        stride_ob, stride_oh, stride_om, stride_od,
+        stride_db, stride_dh, stride_dm, stride_dd,
+        stride_lb, stride_lh, stride_lm,
+        HAS_DLSE, DV, BLOCK_M, BLOCK_DV,
+    )  # fmt: skip
     mask = m0 + offs_m < M
-    if HAS_DLSE:
-        at = dlse_ptr + b * stride_lb + h * stride_lh + (m0 + offs_m) * stride_lm
-        delta -= tl.load(at, mask=mask, other=0.0) * 1.4426950408889634
     tl.store(delta_ptr + bh * M + m0 + offs_m, delta, mask=mask)
 
 

@@ -17,7 +17,8 @@ import triton.language as tl
 
 from kernels.common.launch import launch
 from kernels.flex_attention import hopper, problem
-from kernels.flex_attention.forward import load_rows, logits, source_of
+from kernels.flex_attention.delta import delta_of_rows
+from kernels.flex_attention.forward import logits
 
 if hopper.gluon is not None:
     from triton.experimental import gluon
@@ -53,15 +54,14 @@ def rows_kernel(
     bh = (pid // tiles).to(tl.int64)
     b, h = bh // H, bh % H
     offs_m = tl.arange(0, BLOCK_M)
-    o_source = source_of(o_ptr, b, h, stride_ob, stride_oh, stride_om, stride_od, False)
-    do_source = source_of(do_ptr, b, h, stride_db, stride_dh, stride_dm, stride_dd, False)
-    o = load_rows(o_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
-    do = load_rows(do_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
-    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    delta = delta_of_rows(
+        o_ptr, do_ptr, dlse_ptr, b, h, m0, M,
+        stride_ob, stride_oh, stride_om, stride_od,
+        stride_db, stride_dh, stride_dm, stride_dd,
+        stride_lb, stride_lh, stride_lm,
+        HAS_DLSE, DV, BLOCK_M, BLOCK_DV,
+    )  # fmt: skip
     mask = m0 + offs_m < M
-    if HAS_DLSE:
-        at = dlse_ptr + b * stride_lb + h * stride_lh + (m0 + offs_m) * stride_lm
-        delta -= tl.load(at, mask=mask, other=0.0) * 1.4426950408889634  # the kernels' lse counts in base 2
     lse = tl.load(lse_ptr + bh * M + m0 + offs_m, mask=mask, other=float("inf"))
     tl.store(rows_lse_ptr + bh * MP + m0 + offs_m, tl.where(lse == float("-inf"), 0.0, lse))
     tl.store(rows_delta_ptr + bh * MP + m0 + offs_m, delta)
