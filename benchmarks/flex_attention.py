@@ -172,19 +172,7 @@ def measure(case, machine, rounds):
                 "tflop_per_s": round(flops / ms["ours"] / 1e9, 1),
                 "fraction_of_copy": float(f"{moved / ms['ours'] / 1e9 / machine['copy_tb_per_s']:.4g}"),
                 "fraction_of_matmul": float(f"{flops / ms['ours'] / 1e9 / machine['matmul_tflop_per_s']:.4g}"),
-                "relative_error": max(short["ours"].values()),
-                "errors": short["ours"],
-                "peers": [
-                    {
-                        "name": peer,
-                        "version": f"torch {torch.__version__}",
-                        "ms": round(ms[peer], 4),
-                        "relative_error": max(short[peer].values()),
-                        "errors": short[peer],
-                    }
-                    for peer in calls
-                    if peer != "ours"
-                ],
+                **harness.beside_peers(ms, short, lambda: f"torch {torch.__version__}"),
             }
         )
     return rows

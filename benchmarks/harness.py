@@ -163,6 +163,28 @@ def progress(items, total=None, **options):
     return tqdm(items, total=total, **options)
 
 
+def beside_peers(ms, errors, version):
+    """What a row says of errors and peers.
+
+    Args:
+        ms: time of ``"ours"`` and of each peer, by name.
+        errors: ``{name: {tensor: relative error}}``.
+        version: function that gives the version of the peers' library, asked only where there are peers.
+    """
+    peers = [
+        {
+            "name": name,
+            "version": version(),
+            "ms": round(time, 4),
+            "relative_error": max(errors[name].values()),
+            "errors": errors[name],
+        }
+        for name, time in ms.items()
+        if name != "ours"
+    ]
+    return {"relative_error": max(errors["ours"].values()), "errors": errors["ours"], "peers": peers}
+
+
 def write(name, record, folder=RESULTS):
     """Write a record as ``<folder>/<name>.json`` and return the path."""
     path = Path(folder) / f"{name}.json"

@@ -212,19 +212,7 @@ def measure(case, machine, rounds):
                 "bytes": moved,
                 "flops": flops,
                 "fraction_of_copy": float(f"{moved / ms['ours'] / 1e9 / machine['copy_tb_per_s']:.4g}"),
-                "relative_error": max(short["ours"].values()),
-                "errors": short["ours"],
-                "peers": [
-                    {
-                        "name": peer,
-                        "version": f"flash-linear-attention {fla.version()}",
-                        "ms": round(ms[peer], 4),
-                        "relative_error": max(short[peer].values()),
-                        "errors": short[peer],
-                    }
-                    for peer in calls
-                    if peer != "ours"
-                ],
+                **harness.beside_peers(ms, short, lambda: f"flash-linear-attention {fla.version()}"),
             }
         )
     return rows
