@@ -16,9 +16,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import runtime
 from kernels.common.launch import launch
-from kernels.conv_wgrad.depthwise import column_sums, depthwise
+from kernels.conv_wgrad.depthwise import column_sums, depthwise, taps_at_once
 from kernels.conv_wgrad.geometry import tile_waste
 from kernels.conv_wgrad.pixels import (
+    UNITS,
     WALK,
     channels_adjacent,
     common_unit,
@@ -36,8 +37,7 @@ from kernels.conv_wgrad.split_k import cut, reduce_into
 FAR = tl.constexpr(1 << 30)  # a coordinate outside every image; so is twice as much, in 32 unsigned bits
 
 # Integers that the compiler gains nothing from knowing: without this it would compile anew for every geometry.
-SIZES = ["M", "P", "Q", "H", "W", "R", "S", "groups", "blocks", "per", *WALK]
-UNITS = ["o_units", "c_units", "m_units", "n_units", "h_units", "w_units"]
+SIZES = ["M", "P", "Q", "H", "W", "R", "S", "groups", "o_units", "c_units", "blocks", "per", *WALK]
 
 
 @triton.jit(do_not_specialize=[*SIZES, *UNITS])
@@ -203,8 +203,8 @@ def is_depthwise(g):
 def plan(g, dtype, device, split_k=None):
     """``(sizes of the sum, Cut)`` of a geometry."""
     if is_depthwise(g):
-        sizes = (g.Co, g.R * g.S, g.M)
-        return sizes, cut(sizes, "depthwise", "default", device, 1, split_k)
+        shares = -(-g.S // taps_at_once(g.S))
+        return (g.Co, g.R * g.S, g.M), cut((g.Co, g.R * shares, g.M), "depthwise", "default", device, 1, split_k)
     sizes = (g.Co_group, g.columns, g.M)
     return sizes, cut(sizes, "product", size_class(g, dtype), device, g.groups, split_k)
 
@@ -226,12 +226,14 @@ def describe(g, dtype, device, split_k=None):
     """What ``wgrad`` would launch, in words: sizes, configuration, split-K and tile waste."""
     sizes, chosen = plan(g, dtype, device, split_k)
     rows, columns, pixels = sizes
+    tile = chosen.tile
     if is_depthwise(g):
         what = f"sums of {rows} channels and {columns} taps over {pixels} pixels, no product"
+        sizes, tile = (rows, g.R, g.S, pixels), (tile[0], 1, taps_at_once(g.S), tile[2])
     else:
         what = f"product [{rows} x {pixels}][{pixels} x {columns}]" + (f" in {g.groups} groups" * (g.groups > 1))
     options = ", ".join(f"{name} {value}" for name, value in chosen.options.items())
-    waste = f"{tile_waste(sizes, chosen.tile):.2f}" if 0 not in sizes else "none, there is nothing to sum"
+    waste = f"{tile_waste(sizes, tile):.2f}" if 0 not in sizes else "none, there is nothing to sum"
     return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.pieces}; tile waste {waste}"
 
 

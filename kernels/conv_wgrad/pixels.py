@@ -7,6 +7,7 @@ import triton.language as tl
 
 # What kernels that walk along the output pixels are told of the geometry, beside its sizes: see ``walk``.
 WALK = ["sh", "sw", "pt", "pl", "dh", "dw", "step_n", "step_h", "step_w"]
+UNITS = ["m_units", "n_units", "h_units", "w_units"]  # strides of dy and of x, in units of several elements
 
 
 @triton.jit

@@ -55,8 +55,8 @@ def test_the_published_matrix_in_full(case):
     g = geometry((N, H, W, Ci), Co, R, S, stride, padding)
     x, dy = (cases.randn(*shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape))
     ours = conv2d_wgrad(x, dy, R, S, stride, padding, out_dtype=torch.float32)
-    some = slice(-5, None)  # float64 for all channels would take the GPU's memory
-    g = geometry((N, H, W, x[..., some].shape[-1]), 5, R, S, stride, padding)
+    some = slice(-benchmark.CHANNELS_COMPARED, None)  # float64 for all channels would take the GPU's memory
+    g = geometry((N, H, W, x[..., some].shape[-1]), benchmark.CHANNELS_COMPARED, R, S, stride, padding)
     assert benchmark.errors_of(x[..., some], dy[..., some], g, {"ours": ours[some, ..., some]})["ours"] < 3e-4
 
 
@@ -73,6 +73,7 @@ GEOMETRIES = {
     "the whole image at once": dict(R=9, S=11),
     "two groups": dict(groups=2, padding=1),
     "depthwise": dict(groups=8, padding=1),
+    "depthwise, rows of 11 taps": dict(R=2, S=11, groups=8, stride=(1, 2), padding=(0, 1, 4, 5)),
 }
 
 
@@ -121,7 +122,7 @@ def test_blocks_copied_by_the_tensor_memory_accelerator(name):
     for kernel, _, (dy, x, *_), meta in seen:
         if kernel.__name__ == "wgrad_kernel":
             assert (
-                meta["TMA"] == isinstance(dy, TensorDescriptor) == (name != "depthwise")
+                meta["TMA"] == isinstance(dy, TensorDescriptor) == ("depthwise" not in name)
             )  # 4 channels a group: 8 bytes
             pointwise = name.startswith("1x1") and "stride" not in name
             assert isinstance(x, TensorDescriptor) == meta["POINTWISE"] == pointwise

@@ -15,6 +15,7 @@ if copy_engine.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
 
 from kernels.lab import compile_report, gluon_model
 from tests.conv_wgrad import cases, on_model
+from tests.conv_wgrad.faults import FAULTS
 from tests.conv_wgrad.on_model import GEOMETRIES, SWEEP, THREE, TWO
 
 interpreted = pytest.mark.skipif(not runtime.interpreted, reason="the model and the compiler's report are for the CPU")
@@ -81,29 +82,6 @@ def test_accumulates_and_casts_once_on_the_model():
 
 
 # Faults planted in the source.
-
-FAULTS = {  # module, function, old text, new text; kind of finding, partition, text of the line, barrier
-    "the loader waits for the wrong parity": (
-        (copy_engine, "load_blocks", "(count // STAGES + 1) & 1)", "(count // STAGES) & 1)"),
-        ("deadlock", "load_blocks", "mbarrier.wait(free.index(stage), (count // STAGES) & 1)", "free[0]"),
-    ),
-    "the multipliers wait for the wrong parity": (
-        (hopper, "multiply_blocks", "count // STAGES & 1)", "(count // STAGES + 1) & 1)"),
-        ("wrong phase", "multiply_blocks", "mbarrier.wait(ready.index(stage)", "ready["),
-    ),
-    "a buffer is released while it is multiplied": (
-        (hopper, "multiply_blocks", "free.index(before), pred=count > 0", "free.index(stage)"),
-        ("early overwrite", "load_blocks", "which multiply_blocks signalled", "free[0]"),
-    ),
-    "the sum is stored while it is computed": (
-        (hopper, "multiply_blocks", "acc = warpgroup_mma_wait(0, deps=(acc,))", "pass"),
-        ("missing wait", "multiply_blocks", "values.to(where.dtype.element_ty)", ""),
-    ),
-    "fewer bytes are expected than come": (
-        (copy_engine, "load_blocks", "+ GROUPS * x_desc.nbytes_per_cta", "+ x_desc.nbytes_per_cta"),
-        ("byte count", "load_blocks", "mbarrier.expect", "ready["),
-    ),
-}
 
 
 @interpreted
