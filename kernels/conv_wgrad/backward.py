@@ -188,7 +188,7 @@ def size_class(g, dtype):
     words = ["16-bit"]
     if g.pointwise:
         words.append("pointwise")
-    if g.Co_group <= 64:
+    if 0 < g.Co_group % 128 <= 64:
         words.append("narrow")
     elif g.Co_group % 256 == 0:
         words.append("wide")
@@ -217,7 +217,7 @@ def reason_not(g, dtype, device):
     return None
 
 
-def reason_slower(g):
+def reason_slower(g, dtype, device):
     """Why ``"auto"`` passes over this backend although it can, as text, or ``None``: it is the last."""
     return None
 
@@ -226,15 +226,21 @@ def describe(g, dtype, device, split_k=None):
     """What ``wgrad`` would launch, in words: sizes, configuration, split-K and tile waste."""
     sizes, chosen = plan(g, dtype, device, split_k)
     rows, columns, pixels = sizes
-    tile = chosen.tile
     if is_depthwise(g):
         what = f"sums of {rows} channels and {columns} taps over {pixels} pixels, no product"
-        sizes, tile = (rows, g.R, g.S, pixels), (tile[0], 1, taps_at_once(g.S), tile[2])
     else:
         what = f"product [{rows} x {pixels}][{pixels} x {columns}]" + (f" in {g.groups} groups" * (g.groups > 1))
     options = ", ".join(f"{name} {value}" for name, value in chosen.options.items())
-    waste = f"{tile_waste(sizes, tile):.2f}" if 0 not in sizes else "none, there is nothing to sum"
+    waste = f"{waste_of(g, sizes, chosen.tile):.2f}" if 0 not in sizes else "none, there is nothing to sum"
     return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.pieces}; tile waste {waste}"
+
+
+def waste_of(g, sizes, tile):
+    """``tile_waste`` of what ``plan`` says; a depthwise sum's tiles are taps along a row of the filter."""
+    if is_depthwise(g):
+        rows, _, pixels = sizes
+        return tile_waste((rows, g.R, g.S, pixels), (tile[0], 1, taps_at_once(g.S), tile[2]))
+    return tile_waste(sizes, tile)
 
 
 def copies(input, grad_output):

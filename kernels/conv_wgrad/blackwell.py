@@ -120,7 +120,7 @@ def reason_not(g, dtype, device):
     return copy_engine.unfit(g, dtype)
 
 
-def reason_slower(g):
+def reason_slower(g, dtype, device):
     """Why ``"auto"`` passes over this backend although it can, as text."""
     return 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"'
 

@@ -13,6 +13,7 @@ import torch
 import triton
 
 from kernels.common.configs import configuration
+from kernels.conv_wgrad import backward as portable
 from kernels.conv_wgrad.pixels import is_rows, rows_of
 from kernels.conv_wgrad.split_k import MOST, pieces, reduce_into
 
@@ -150,10 +151,23 @@ def unfit(g, dtype):
     return None
 
 
-def slower(g):
-    """Why the portable kernel is preferred although the copy engine would do, as text, or ``None``."""
+def slower(chosen, g, dtype, device):
+    """Why the portable kernel is preferred although the copy engine would do, as text, or ``None``.
+
+    Args:
+        chosen: the ``Plan`` of what the copy engine would bring.
+        g, dtype, device: of the problem.
+    """
     if min(g.Ci, g.Co) < 64:
         return f"{g.Ci} input and {g.Co} output channels leave its tiles mostly empty"
+    sizes, cut = portable.plan(g, dtype, device)
+    waste = portable.waste_of(g, sizes, cut.tile)
+    if chosen.waste > 1.1 * waste:
+        return f"its tiles are {chosen.waste:.2f} times the product, the portable kernel's {waste:.2f} times"
+    work = chosen.work
+    pixels = -(-work.items // multiprocessors(device)) * work.per * chosen.options["BLOCK_K"]
+    if work.slots > 1 and pixels < 2 * (START + PARTIAL):
+        return f"its programs sum {pixels} pixels each, not enough to pay for partial sums of its larger tiles"
     return None
 
 

@@ -97,9 +97,9 @@ def reason_not(g, dtype, device):
     return copy_engine.unfit(g, dtype)
 
 
-def reason_slower(g):
+def reason_slower(g, dtype, device):
     """Why ``"auto"`` passes over this backend although it can, as text, or ``None``."""
-    return copy_engine.slower(g)
+    return copy_engine.slower(plan(kernel_of(g), g, device), g, dtype, device)
 
 
 def describe(g, dtype, device, split_k=None):

@@ -200,7 +200,7 @@ def _choose(backend, g, dtype, device):
         return backend, {}
     reasons = {}
     for name, module in BACKENDS.items():
-        reason = module.reason_not(g, dtype, device) or module.reason_slower(g)
+        reason = module.reason_not(g, dtype, device) or module.reason_slower(g, dtype, device)
         if reason is None:
             break
         reasons[name] = reason
