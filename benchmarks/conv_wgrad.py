@@ -41,10 +41,15 @@ def variant(case):
     return "depthwise" if groups > 1 else f"{R}x{R}"
 
 
+def geometry_of(case):
+    """The ``Geometry`` of a case."""
+    N, Ci, Co, H, R, stride, padding, groups = case
+    return geometry((N, H, H, Ci), Co, R, R, stride, padding, 1, groups)
+
+
 def problem(case, dtype=torch.bfloat16):
     """``(input, grad_output, Geometry)`` with random values, channels last."""
-    N, Ci, Co, H, R, stride, padding, groups = case
-    g = geometry((N, H, H, Ci), Co, R, R, stride, padding, 1, groups)
+    g = geometry_of(case)
     make = lambda shape: torch.randn(shape, device=runtime.device).to(dtype)  # noqa: E731
     return make(g.input_shape), make(g.output_shape), g
 
@@ -83,9 +88,8 @@ def calls_of(x, dy, g):
 
 def cost(case, element=2):
     """``(bytes, flops)``: both tensors read once and the gradient written once; a multiplication and an addition a term."""
-    N, Ci, Co, H, R, stride, padding, groups = case
-    g = geometry((N, H, H, Ci), Co, R, R, stride, padding, 1, groups)
-    return element * (N * H * H * Ci + g.M * Co + Co * g.columns), g.flops
+    g = geometry_of(case)
+    return element * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns), g.flops
 
 
 def errors_of(x, dy, g, results):
@@ -152,6 +156,7 @@ CLASSES = {  # dtype, input and output channels, groups, height and width of the
         ("bfloat16", 384, 384, 1, 1),
         ("bfloat16", 256, 512, 1, 1),
         ("bfloat16", 256, 64, 1, 1),
+        ("bfloat16", 3, 64, 1, 7),
         ("float32", 128, 384, 1, 3),
     ],
     "hopper": [("bfloat16", 384, 384, 1, 3)],
@@ -173,10 +178,10 @@ def candidates(kernel):
     if kernel in ("depthwise", "bias"):
         return [
             {"BLOCK_M": m, "BLOCK_K": k, "STAGES": 1, "HELD": processors * programs, "num_warps": warps}
-            for m, k in itertools.product((32, 64, 128), (32, 64, 128))
+            for m, k in itertools.product((32, 64, 128), (16, 32, 64, 128))
             for warps in (2, 4, 8)
             for programs in (4, 8)
-            if 8 <= m * k // (32 * warps) <= 64
+            if 8 <= m * k // (32 * warps) <= (16 if kernel == "depthwise" else 64)  # taps multiply a thread's sums
         ]
     if kernel.startswith("hopper"):
         return [

@@ -182,13 +182,16 @@ def float32_precision():
 
 
 def size_class(g, dtype):
-    """The product's key in the table: the arithmetic, whether x is im2col already, which tiles the channels fill."""
+    """The product's key in the table: the arithmetic, whether x is read by single channels, whether it is im2col already,
+    which tiles the channels fill."""
     if dtype == torch.float32:
         return float32_precision()
+    if g.Ci_group % 4:
+        return "16-bit scalar"
     words = ["16-bit"]
     if g.pointwise:
         words.append("pointwise")
-    if 0 < g.Co_group % 128 <= 64:
+    if g.Co_group <= 64:
         words.append("narrow")
     elif g.Co_group % 256 == 0:
         words.append("wide")

@@ -62,6 +62,17 @@ def configuration(**options):
     return mock.patch("kernels.conv_wgrad.split_k.configuration", changed)
 
 
+def table_of(gpu):
+    """``configuration`` as it is on a GPU of this name."""
+
+    def says(room, kernel, key, device):
+        table = configs._table(room)
+        own, rest = table[gpu].get(kernel, {}), table["any GPU"][kernel]
+        return dict(own.get(key) or own.get("default") or rest.get(key) or rest["default"])
+
+    return says
+
+
 @contextlib.contextmanager
 def launches():
     """The list of ``(kernel, grid, arguments, options)`` that is launched within this, in order; each runs, too."""

@@ -116,4 +116,4 @@ def test_auto_passes_over_what_has_not_run_on_a_gpu():
     x, dy, g = cases.problem((1, 5, 5, 64), 64, 3, 3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="backend is 'blackwell', needs another here: the GPU is not"):
         conv2d_wgrad(x, dy, 3, 3, backend="blackwell")
-    assert 'backend="blackwell"' in blackwell.reason_slower(g)
+    assert 'backend="blackwell"' in blackwell.reason_slower(g, torch.bfloat16, torch.device("cpu"))

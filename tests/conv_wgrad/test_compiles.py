@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common import configs
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
 from kernels.lab import compile_report
 from tests.conv_wgrad import cases
@@ -23,6 +22,7 @@ CASES = {
     "odd channels": dict(Ci=3, Co=7),
     "grouped": dict(Ci=64, Co=64, groups=8),
     "depthwise": dict(Ci=64, Co=64, groups=64),
+    "depthwise, 7 taps": dict(Ci=64, Co=64, groups=64, R=7),
     "tf32": dict(Ci=64, Co=128, dtype=torch.float32, precision="tf32"),
     "ieee": dict(Ci=64, Co=128, dtype=torch.float32, precision="ieee"),
 }
@@ -32,10 +32,8 @@ def report(monkeypatch, arch, case, gpu="any GPU", kernel=None, tma=False):
     """What becomes of one kernel (``None``: the weight gradient's) of those that the gradients launch by this GPU's table."""
     options = {"groups": 1, "dtype": torch.float16, "precision": "ieee", "R": 3} | CASES[case]
 
-    def of_that_gpu(room, kernel, key, device):
-        table = configs._table(room)
-        own, rest = table[gpu].get(kernel, {}), table["any GPU"][kernel]
-        found = own.get(key) or own.get("default") or rest.get(key) or rest["default"]
+    def of_that_gpu(*names):
+        found = cases.table_of(gpu)(*names)
         return found | ({"TMA": tma} if "TMA" in found else {})
 
     monkeypatch.setattr(split_k, "configuration", of_that_gpu)
@@ -45,7 +43,7 @@ def report(monkeypatch, arch, case, gpu="any GPU", kernel=None, tma=False):
         conv2d_wgrad(x, dy, options["R"], options["R"], 1, options["R"] // 2, 1, options["groups"], split_k=2)
         conv2d_bias_grad(dy)
     launched = {launch[0].__name__: launch for launch in seen}
-    main = "depthwise_kernel" if case == "depthwise" else "wgrad_kernel"
+    main = "depthwise_kernel" if "depthwise" in case else "wgrad_kernel"
     assert launched.keys() == {main, "bias_kernel", "sum_kernel"}
     function, _, args, meta = launched[kernel or main]
     compiled = compile_report(function, *args, arch=arch, **meta)
@@ -83,6 +81,13 @@ def test_channels_that_are_a_multiple_of_8_are_copied_in_whole_vectors(monkeypat
 @pytest.mark.parametrize("kernel", ["depthwise_kernel", "bias_kernel", "sum_kernel"])
 def test_sums_compile_for_hopper(monkeypatch, kernel):
     report(monkeypatch, 90, "depthwise", kernel=kernel)
+
+
+@pytest.mark.parametrize("gpu", ["any GPU", "NVIDIA H200"])
+def test_a_depthwise_program_loads_dy_once_for_a_row_of_taps_and_whole_vectors(monkeypatch, gpu):
+    compiled = report(monkeypatch, 90, "depthwise, 7 taps", gpu)
+    vectors = compiled.count("LDG.E.128")
+    assert vectors % 8 == 0 and vectors == compiled.count("LDG.") > 0
 
 
 @pytest.mark.slow

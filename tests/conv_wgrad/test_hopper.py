@@ -8,6 +8,7 @@ import torch
 from benchmarks import conv_wgrad as benchmark
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_wgrad, copy_engine, hopper
+from kernels.conv_wgrad import split_k as split_k_module
 from kernels.conv_wgrad.geometry import geometry
 
 if copy_engine.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
@@ -180,10 +181,34 @@ def test_copies_are_announced():
     assert hopper.copies(x[:, 1:5], dy[..., :8].contiguous()) == []
 
 
-def test_few_channels_are_passed_over_but_not_refused():
-    g = geometry((1, 9, 9, 3), 64, 3, 3)
-    assert copy_engine.unfit(g, torch.bfloat16) is None and "3 input" in hopper.reason_slower(g)
-    assert hopper.reason_slower(geometry((1, 9, 9, 64), 64, 3, 3)) is None
+@pytest.fixture
+def on_an_h200(monkeypatch):
+    """Backends plan by the H200's table, and for its multiprocessors."""
+    for module in (split_k_module, copy_engine):
+        monkeypatch.setattr(module, "configuration", cases.table_of("NVIDIA H200"))
+    monkeypatch.setattr(copy_engine, "multiprocessors", lambda device: 132)
+
+
+PREFERRED = {  # N, Ci, Co, H = W, R = S, stride, padding, groups; why not Hopper's
+    "few channels": ((1, 3, 64, 9, 3, 1, 0, 1), "3 input and 64 output channels"),
+    "chunks that are not full": ((16, 96, 128, 64, 3, 1, 1, 1), "1.33 times the product, the portable kernel's 1.04"),
+    "a chunk for two groups": ((64, 64, 256, 56, 1, 1, 0, 1), "2.00 times the product, the portable kernel's 1.00"),
+    "short sums": ((64, 128, 128, 28, 3, 1, 1, 1), "sum 1152 pixels each"),
+}
+
+
+@pytest.mark.parametrize("name", PREFERRED)
+def test_auto_passes_over_tiles_that_do_not_pay(on_an_h200, name):
+    """In each of these the portable kernel was faster, or as fast, on an H200."""
+    case, reason = PREFERRED[name]
+    g = benchmark.geometry_of(case)
+    assert copy_engine.unfit(g, torch.bfloat16) is None
+    assert reason in hopper.reason_slower(g, torch.bfloat16, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("case", benchmark.CASES[:6], ids=benchmark.describe)
+def test_auto_takes_long_sums_of_full_tiles(on_an_h200, case):
+    assert hopper.reason_slower(benchmark.geometry_of(case), torch.bfloat16, torch.device("cpu")) is None
 
 
 @interpreted
