@@ -22,7 +22,7 @@ def main(bench, name, example):
     parser.add_argument(
         "--only", default="", help=f"only the cases this regular expression is found in, as {example!r}"
     )
-    parser.add_argument("--quick", action="store_true", help="time each once instead of in three alternating rounds")
+    parser.add_argument("--quick", action="store_true", help="a third of the calls")
     given = parser.parse_args()
     harness.require_gpu()
     selected = [case for case in bench.cases() if re.search(given.only, bench.describe(case))]

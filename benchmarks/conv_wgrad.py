@@ -248,7 +248,7 @@ def main():
     parser.add_argument(
         "--only", default="", help="only the cases this regular expression is found in, as 'R3 stride1'"
     )
-    parser.add_argument("--quick", action="store_true", help="time each once instead of in three alternating rounds")
+    parser.add_argument("--quick", action="store_true", help="a third of the calls")
     given = parser.parse_args()
     harness.require_gpu()
     torch.backends.cudnn.benchmark = True

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import conv_wgrad as bench
-from benchmarks import harness
+from benchmarks import harness, planted_faults
 from kernels.conv_wgrad import copy_engine, hopper, split_k
 from tests.conv_wgrad import cases
 
@@ -110,3 +110,51 @@ def test_candidates_fit_on_a_multiprocessor(monkeypatch):
         m, n, k = (options[f"BLOCK_{axis}"] for axis in "MNK")
         programs = options["HELD"] // 132
         assert programs * options["STAGES"] * 2 * k * (m + n) <= bench.SHARED_BYTES
+
+
+def test_functions_take_turns_call_by_call(monkeypatch):
+    """With a clock that only the functions advance: 3 ms a call of one, 1 ms of the other."""
+    clock, order = [0.0], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = clock[0]
+
+        def elapsed_time(self, other):
+            return other.at - self.at
+
+    def function(name, ms):
+        def call():
+            order.append(name)
+            clock[0] += ms
+
+        return call
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(harness, "milliseconds", lambda fn, warmup, rep: 40.0)
+    assert harness.alternately({"slow": function("slow", 3.0), "fast": function("fast", 1.0)}, rounds=3) == {
+        "slow": 3.0,
+        "fast": 1.0,
+    }
+    assert order == ["slow", "fast"] * 15  # 600 ms of each
+
+
+PLAIN = "noise\nerrors: [0.001, 0.2, 0.001]\nmore noise"
+
+
+def test_a_planted_fault_is_recorded_as_it_ended():
+    found = "file:1: kernel: block: [0,0,0] Assertion `Buffer being accessed has outstanding writes` failed."
+    name = "two buffers are swapped"
+    assert planted_faults.row(name, (0, PLAIN), (-6, found)) == {
+        "fault": name, "model": "early read", "sanitizer": "Buffer being accessed has outstanding writes",
+        "gpu": "wrong", "runs": 3, "wrong_runs": 1, "largest_error": 0.2,
+    }  # fmt: skip
+    assert planted_faults.row("none", (-14, ""), (0, "errors: [0.001]"))["gpu"] == "hangs"
+    assert planted_faults.row("none", (0, "errors: [NaN]"), (0, "errors: [0.001]"))["wrong_runs"] == 1
+    assert planted_faults.row("none", (1, "no such"), (0, "errors: [0.001]")) == {
+        "fault": "none", "model": None, "sanitizer": "right", "gpu": "ends with code 1"
+    }  # fmt: skip
