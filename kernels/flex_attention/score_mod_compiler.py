@@ -322,16 +322,24 @@ def _names(code):
     return names
 
 
-def source(score_mod=None, mask_mod=None, *, device="cpu"):
+def source(score_mod=None, mask_mod=None, *, device=None):
     """The Triton text generated for a score mod with its gradients, and for a mask mod.
 
     Args:
         score_mod: ``(score, b, h, q_idx, kv_idx)``, or ``None``.
         mask_mod: ``(b, h, q_idx, kv_idx)``, or ``None``.
-        device: the torch.device of the attention's tensors, for mods that capture tensors of a GPU.
+        device: the torch.device of the attention's tensors; ``None``: that of the tensors a mod captures, or the CPU.
     """
     texts = []
     for mod, kind in ((score_mod, "score_mod"), (mask_mod, "mask_mod")):
         if mod is not None:
-            texts.append(bind(mod, kind, torch.device(device), differentiate=kind == "score_mod").compiled.text)
+            there = torch.device(device or _device_of(mod))
+            texts.append(bind(mod, kind, there, differentiate=kind == "score_mod").compiled.text)
     return "\n\n".join(texts)
+
+
+def _device_of(mod):
+    """Of the first tensor that ``mod`` captures."""
+    look = _Fingerprint()
+    look.of(mod)
+    return look.tensors[0].device if look.tensors else "cpu"

@@ -249,6 +249,17 @@ def test_a_mod_with_the_wrong_arguments():
         flex_attention.source(mods.causal)
 
 
+def test_source_is_traced_where_the_captured_tensors_are():
+    table = torch.ones(8, device="meta")
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score * table[h]
+
+    with pytest.raises(ValueError, match="on meta, needs cpu"):
+        flex_attention.source(mod, device="cpu")
+    assert "tables[0]" in flex_attention.source(mod)
+
+
 def test_an_error_inside_the_mod_shows_its_line():
     def mod(score, b, h, q_idx, kv_idx):
         return score + undefined_name  # noqa: F821
