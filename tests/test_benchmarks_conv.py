@@ -1,5 +1,7 @@
 """The convolution's benchmark compares equal things, and its tuner times the class it names with the options it gives."""
 
+import json
+
 import pytest
 import torch
 
@@ -158,3 +160,20 @@ def test_a_planted_fault_is_recorded_as_it_ended():
     assert planted_faults.row("none", (1, "no such"), (0, "errors: [0.001]")) == {
         "fault": "none", "model": None, "sanitizer": "right", "gpu": "ends with code 1"
     }  # fmt: skip
+
+
+def test_the_records_are_complete():
+    record = json.loads((harness.RESULTS / "conv_wgrad.json").read_text())
+    assert record["machine"]["gpu"] == "NVIDIA H200" and record["machine"]["commit"]
+    assert [tuple(row["shape"].values()) for row in record["rows"]] == bench.CASES
+    for row in record["rows"]:
+        assert row["timed"] == "graph" and {"cuDNN nhwc", "cuDNN nchw"} <= {peer["name"] for peer in row["peers"]}
+        assert (row["bytes"], row["flops"]) == bench.cost(tuple(row["shape"].values()))
+        assert row["relative_error"] < 1.1 * max(peer["relative_error"] for peer in row["peers"])
+
+
+def test_the_faults_that_were_run_on_a_gpu_are_those_that_the_model_is_tested_with():
+    record = json.loads((harness.RESULTS / "planted_faults.json").read_text())
+    assert [(row["fault"], row["model"]) for row in record["rows"]] == [
+        (planted_faults.NONE, None), *((name, finding[0]) for name, (_, finding) in planted_faults.FAULTS.items())
+    ]  # fmt: skip

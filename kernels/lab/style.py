@@ -8,6 +8,7 @@ import io
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 #: Light fills that black text stands on (Paul Tol's "light" scheme).
 FILLS = ("#77AADD", "#EE8866", "#EEDD88", "#99DDFF", "#BBCC33", "#FFAABB", "#44BB99", "#DDDDDD")
@@ -24,9 +25,12 @@ class Picture(Figure):
     """A figure that a notebook shows when it is a cell's last value, once, whether or not pyplot is in use."""
 
     def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", metadata={"Software": None})
-        return buffer.getvalue()
+        """Of 128 colours, which are enough for flat fills and their smoothed edges, and take a third of the bytes."""
+        full, small = io.BytesIO(), io.BytesIO()
+        self.savefig(full, format="png", metadata={"Software": None})
+        image = Image.open(full).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        image.save(small, "png", optimize=True)
+        return small.getvalue()
 
 
 def picture(width: float, height: float, rows: int = 1, columns: int = 1):

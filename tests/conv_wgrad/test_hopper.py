@@ -1,6 +1,8 @@
 """The warp-specialised kernel for Hopper: on the model of the GPU, in the compiler, and on the GPU itself."""
 
+import importlib
 import itertools
+import pathlib
 
 import pytest
 import torch
@@ -91,6 +93,22 @@ def test_the_model_finds_planted_faults(monkeypatch, name):
     fault, finding = FAULTS[name]
     on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", *fault)
     on_model.assert_found(hopper, finding)
+
+
+@interpreted
+def test_the_assembler_mends_a_missing_wait_and_serialises_all_products(tmp_path, monkeypatch):
+    """The one planted fault that a GPU does not show: a wait for *all* products stands behind each of them instead."""
+    source = pathlib.Path(hopper.__file__).read_text()
+    wait = "acc = warpgroup_mma_wait(0, deps=(acc,))"
+    assert source.count(wait) == 1
+    (tmp_path / "unwaited.py").write_text(source.replace(wait, "pass"))
+    monkeypatch.syspath_prepend(tmp_path)
+    waits_for_all = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    _, right = report("3 groups")
+    monkeypatch.setattr(hopper, "wgrad_hopper_kernel", importlib.import_module("unwaited").wgrad_hopper_kernel)
+    _, serial = report("3 groups")
+    assert right.sass.count(waits_for_all) == 3 and right.count("HGMMA") == serial.count("HGMMA") == 12
+    assert serial.sass.count(waits_for_all) == 12
 
 
 # What the compiler makes of it.
