@@ -1,9 +1,10 @@
 """The course's instruments: compare numbers, trace a kernel's accesses, read what it compiles to, see how fast it
 may be.
 
-``compare``, ``trace``, ``compile_report``, ``roofline`` with ``bars`` and ``measure``; ``check``, the module that grades
-exercises; ``gluon_model``, which runs Gluon kernels on the CPU and finds their deadlocks and races. Importing this
-package draws nothing and compiles nothing: matplotlib is loaded by the first picture.
+``compare``, ``trace``, ``compile_report``; ``recorded`` with ``roofline`` and ``bars``, which draw records, and
+``measure``; ``check``, the module that grades exercises; ``gluon_model``, which runs Gluon kernels on the CPU and finds
+their deadlocks and races. Importing this package draws nothing and compiles nothing: matplotlib is loaded by the first
+picture.
 """
 
 import importlib
@@ -11,7 +12,7 @@ import importlib
 # Functions share their file's name, so they are bound at once: a later `import kernels.lab.trace` cannot rebind them.
 from kernels.lab.compare import compare
 from kernels.lab.compile_report import CompileError, CompileReport, compile_report
-from kernels.lab.roofline import bars, measure, roofline
+from kernels.lab.roofline import bars, measure, recorded, roofline
 from kernels.lab.trace import Trace, trace
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "compare",
     "compile_report",
     "measure",
+    "recorded",
     "roofline",
     "trace",
 ]

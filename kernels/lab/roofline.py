@@ -128,15 +128,26 @@ def measure(fn) -> float | None:
     return do_bench(fn, return_mode="median") / 1e3
 
 
-def _read(results, select: dict | None) -> tuple[dict, list[dict]]:
-    """The record in a results file, and the rows that ``select`` leaves."""
+def recorded(results) -> dict:
+    """What a benchmark recorded on a real GPU: the machine, and a row for each measurement.
+
+    results: name of a file in ``benchmarks/results``, wherever this runs, or a path to such a file.
+
+    Returns the file's contents, ``{"machine": {...}, "rows": [{...}, ...], ...}``. Raises ``FileNotFoundError`` for
+    results that were not recorded.
+    """
     path = Path(results)
     path = path if path.suffix == ".json" else RESULTS / f"{results}.json"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.json"))) or "none"
         missing = f"results is {str(results)!r}, but there is no {path.name} in {path.parent.name}/"
         raise FileNotFoundError(f"{missing}: recorded are {known}")
-    record = json.loads(path.read_text())
+    return json.loads(path.read_text())
+
+
+def _read(results, select: dict | None) -> tuple[dict, list[dict]]:
+    """A record, and the rows of it that ``select`` leaves."""
+    record = recorded(results)
     rows = record["rows"]
     for key, wanted in (select or {}).items():
         allowed = wanted if isinstance(wanted, (list, tuple, set, range)) else (wanted,)

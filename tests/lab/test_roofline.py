@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from kernels import runtime
-from kernels.lab import bars, measure, roofline
+from kernels.lab import bars, measure, recorded, roofline
 from kernels.lab import roofline as roofline_function
 
 MACHINE = {
@@ -219,3 +219,12 @@ def test_measure_is_seconds():
 
     x = torch.zeros(2**28, device="cuda")
     assert 1e-5 < measure(lambda: x.add_(1)) < 1
+
+
+def test_records_are_found_from_any_folder(tmp_path, monkeypatch):
+    """A lesson opened elsewhere, as in Colab, has no ../benchmarks."""
+    monkeypatch.chdir(tmp_path)
+    record = recorded("dynamic_conv")
+    assert record["rows"] and record["machine"]["gpu"] == "NVIDIA H200"
+    with pytest.raises(FileNotFoundError, match="no_such.json in results/: recorded are .*dynamic_conv"):
+        recorded("no_such")
