@@ -158,8 +158,8 @@ def slower(chosen, g, dtype, device):
         chosen: the ``Plan`` of what the copy engine would bring.
         g, dtype, device: of the problem.
     """
-    if min(g.Ci, g.Co) < 64:
-        return f"{g.Ci} input and {g.Co} output channels leave its tiles mostly empty"
+    if min(g.Ci, g.Co) < 64 or max(g.Ci, g.Co) <= 64:
+        return f"{g.Ci} input and {g.Co} output channels make its tiles small"
     sizes, cut = portable.plan(g, dtype, device)
     waste = portable.waste_of(g, sizes, cut.tile)
     if chosen.waste > 1.1 * waste:

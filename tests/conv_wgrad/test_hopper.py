@@ -208,7 +208,8 @@ def on_an_h200(monkeypatch):
 
 
 PREFERRED = {  # N, Ci, Co, H = W, R = S, stride, padding, groups; why not Hopper's
-    "few channels": ((1, 3, 64, 9, 3, 1, 0, 1), "3 input and 64 output channels"),
+    "few channels": ((1, 3, 64, 9, 3, 1, 0, 1), "3 input and 64 output channels make its tiles small"),
+    "few channels on both sides": ((64, 64, 64, 56, 3, 1, 1, 1), "64 input and 64 output channels"),
     "chunks that are not full": ((16, 96, 128, 64, 3, 1, 1, 1), "1.33 times the product, the portable kernel's 1.04"),
     "a chunk for two groups": ((64, 64, 256, 56, 1, 1, 0, 1), "2.00 times the product, the portable kernel's 1.00"),
     "short sums": ((64, 128, 128, 28, 3, 1, 1, 1), "sum 1152 pixels each"),
