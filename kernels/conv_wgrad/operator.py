@@ -1,5 +1,7 @@
 """The public functions: validate, choose a backend, wire autograd. Their docstrings are the ones of record."""
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -194,8 +196,9 @@ def _check_out(out, shape, legend, accumulate, out_dtype, like):
         raise ValueError(f"out has strides {out.stride()}, needs a place of its own for every element")
 
 
+@functools.lru_cache(4096)
 def _choose(backend, g, dtype, device):
-    """``(name, {faster backend: why not it})``."""
+    """``(name, {faster backend: why not it})``; remembered, since weighing two plans takes as long as a launch."""
     if backend != "auto":
         return backend, {}
     reasons = {}
