@@ -1,5 +1,7 @@
 """Pictures show what the accesses say: read back from the figure's own rectangles and texts."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import triton
 import triton.language as tl
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
+from PIL import Image
 
 from kernels.lab import style, trace
 
@@ -142,3 +145,17 @@ def test_figures_are_the_same_bytes_each_time():
     first, second = (trace_every_second().picture("src")._repr_png_() for _ in range(2))
     assert first == second and first.startswith(b"\x89PNG") and b"Software" not in first
     assert len(first) < 20_000
+
+
+def test_a_rare_colour_survives_the_small_file():
+    """Markers of a few pixels among smooth shades, each in its own ink."""
+    figure, axes = style.picture(5, 3)
+    axes[0, 0].imshow(np.linspace(0, 1, 300).reshape(10, 30), cmap="viridis", aspect="auto", alpha=0.5)
+    for series in range(len(style.INKS)):
+        style.points(axes[0, 0], [4 * series + 3], [5], series, str(series), solid=False)
+    full = io.BytesIO()
+    figure.savefig(full, format="png")
+    want, got = (
+        np.asarray(Image.open(png).convert("RGB"), dtype=int) for png in (full, io.BytesIO(figure._repr_png_()))
+    )
+    assert abs(want - got).max() <= 24
