@@ -35,7 +35,11 @@ def configuration(room, kernel, key, device):
     Returns:
         dict of constexpr arguments and ``num_warps``.
     """
-    name = "interpreter" if runtime.interpreted else _gpu_name(device.index or 0)
+    return of_gpu("interpreter" if runtime.interpreted else _gpu_name(device.index or 0), room, kernel, key)
+
+
+def of_gpu(name, room, kernel, key):
+    """The same on the GPU of this name, or on the ``"interpreter"``."""
     table = _table(room)
     own, rest = table.get(name, {}).get(kernel, {}), table["any GPU"][kernel]
     return dict(own.get(key) or own.get("default") or rest.get(key) or rest["default"])

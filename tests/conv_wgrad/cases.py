@@ -64,13 +64,7 @@ def configuration(**options):
 
 def table_of(gpu):
     """``configuration`` as it is on a GPU of this name."""
-
-    def says(room, kernel, key, device):
-        table = configs._table(room)
-        own, rest = table[gpu].get(kernel, {}), table["any GPU"][kernel]
-        return dict(own.get(key) or own.get("default") or rest.get(key) or rest["default"])
-
-    return says
+    return lambda room, kernel, key, device: configs.of_gpu(gpu, room, kernel, key)
 
 
 @contextlib.contextmanager
