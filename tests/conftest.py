@@ -1,5 +1,7 @@
-"""What tests of several folders share: marks, freshly allocated memory full of NaN, the guise of a compiled kernel."""
+"""What several folders share: marks, fresh memory full of NaN, a notebook's cell, the guise of a compiled kernel."""
 
+import linecache
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,23 @@ def uninitialized_memory_is_nan(request):
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(scope="session")
+def cell():
+    """``cell(source, **names) -> namespace``: execute source as IPython does a cell, known to linecache only."""
+    import triton
+    import triton.language as tl
+
+    def execute(source: str, **names) -> dict:
+        filename = f"/cell/{len(linecache.cache)}.py"
+        source = textwrap.dedent(source)
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        namespace = {"__name__": "__main__", "tl": tl, "triton": triton, **names}
+        exec(compile(source, filename, "exec"), namespace)
+        return namespace
+
+    return execute
 
 
 @pytest.fixture

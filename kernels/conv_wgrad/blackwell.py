@@ -8,7 +8,7 @@
 The accumulators lie in tensor memory, two of them, so that a tile is stored while the next is multiplied. A slice of SLICE
 columns is all that the storing warps have in registers: 128 x 256 sums at once would be more than they hold.
 
-This is the design of Triton's Gluon example ``02-conv-wgrad``. It has run on ``kernels.lab.gluon_model`` and compiles for
+This is the design of Triton's Gluon example ``02-conv-wgrad``. It has run on ``kernels.gluon_model`` and compiles for
 sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 """
 

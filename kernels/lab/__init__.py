@@ -2,12 +2,8 @@
 may be.
 
 ``compare``, ``trace``, ``compile_report``; ``recorded`` with ``roofline`` and ``bars``, which draw records, and
-``measure``; ``check``, the module that grades exercises; ``gluon_model``, which runs Gluon kernels on the CPU and finds
-their deadlocks and races. Importing this package draws nothing and compiles nothing: matplotlib is loaded by the first
-picture.
+``measure``. Importing this package draws nothing and compiles nothing: matplotlib is loaded by the first picture.
 """
-
-import importlib
 
 # Functions share their file's name, so they are bound at once: a later `import kernels.lab.trace` cannot rebind them.
 from kernels.lab.compare import compare
@@ -20,7 +16,6 @@ __all__ = [
     "CompileReport",
     "Trace",
     "bars",
-    "check",
     "compare",
     "compile_report",
     "measure",
@@ -29,9 +24,3 @@ __all__ = [
     "trace",
 ]
 
-
-def __getattr__(name: str):
-    """Load on first use: ``check`` needs the rooms' references, ``gluon_model`` needs Triton 3.8."""
-    if name in ("check", "gluon_model"):
-        return importlib.import_module(f"kernels.lab.{name}")
-    raise AttributeError(f"module 'kernels.lab' has no attribute {name!r}")

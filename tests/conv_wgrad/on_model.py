@@ -9,10 +9,10 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kernels import gluon_model
 from kernels.conv_wgrad import copy_engine
 from kernels.conv_wgrad.copy_engine import segment_of, share_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
-from kernels.lab import gluon_model
 from tests.conv_wgrad import cases
 from tests.dynamic_conv.cases import relative_error
 

@@ -16,7 +16,8 @@ from kernels.conv_wgrad.geometry import geometry
 if copy_engine.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
 
-from kernels.lab import compile_report, gluon_model
+from kernels import gluon_model
+from kernels.lab import compile_report
 from tests.conv_wgrad import cases, on_model
 from tests.conv_wgrad.faults import FAULTS
 from tests.conv_wgrad.on_model import GEOMETRIES, SWEEP, THREE, TWO

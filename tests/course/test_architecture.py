@@ -1,6 +1,7 @@
 """The arrows between the parts of the repository, read from the imports; and what else holds for all of its code.
 
-notebooks → lab, operators;  lab → runtime;  lab.check → reference.py of the rooms;  rooms → common → runtime;
+notebooks → lab, check, gluon_model, operators;  check → lab, gluon_model, reference.py of the rooms;
+gluon_model → lab (how figures look, Triton's private names);  lab → runtime;  rooms → common → runtime;
 distributed → operators;  benchmarks → operators, lab.roofline, and the tuner → common.configs, whose tables it writes.
 """
 
@@ -14,8 +15,11 @@ import pytest
 from tools.kernel_environment import ROOT
 
 FURNITURE = {"__init__.py", "reference.py", "forward.py", "backward.py", "operator.py"}
+INSTRUMENTS = ("lab", "check", "gluon_model")
 ROOMS = sorted(
-    p.name for p in (ROOT / "kernels").iterdir() if (p / "__init__.py").exists() and p.name not in ("common", "lab")
+    p.name
+    for p in (ROOT / "kernels").iterdir()
+    if (p / "__init__.py").exists() and p.name not in ("common", *INSTRUMENTS)
 )
 SOURCES = sorted([*ROOT.glob("kernels/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 NOTEBOOKS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*/*.ipynb")])
@@ -53,7 +57,7 @@ def may(importer: str, imported: str) -> bool:
         return True
     top, *rest = importer.split(".")
     if top == "notebooks":
-        return part in (*ROOMS, "lab", "distributed") and not any(p.startswith("_") for p in imported.split("."))
+        return part in (*ROOMS, *INSTRUMENTS, "distributed") and not any(p.startswith("_") for p in imported.split("."))
     if top == "benchmarks":
         if importer == "benchmarks.tune" and imported == "kernels.common.configs":
             return True  # the tuner writes the table that is read there
@@ -67,8 +71,12 @@ def may(importer: str, imported: str) -> bool:
         return part in ("common", mine)
     if mine == "distributed":
         return part in (*ROOMS, "common")
+    if mine == "check":
+        return part in INSTRUMENTS or (part in ROOMS and imported.endswith(".reference"))
+    if mine == "gluon_model":
+        return part in ("gluon_model", "lab")
     assert mine == "lab", f"{importer} belongs to no part of the architecture"
-    return part == "lab" or (rest[1:2] == ["check"] and part in ROOMS and imported.endswith(".reference"))
+    return part == "lab"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_of)
@@ -96,8 +104,13 @@ def test_a_notebook_imports_the_lab_and_the_operators(path):
         ("kernels.runtime", "kernels.common.launch", False),
         ("kernels.lab.trace", "kernels.common.launch", False),
         ("kernels.lab.trace", "kernels.dynamic_conv.reference", False),
-        ("kernels.lab.check.framework", "kernels.dynamic_conv.reference", True),
-        ("kernels.lab.check.framework", "kernels.dynamic_conv", False),
+        ("kernels.check.framework", "kernels.dynamic_conv.reference", True),
+        ("kernels.check.framework", "kernels.dynamic_conv", False),
+        ("kernels.check.framework", "kernels.lab.trace", True),
+        ("kernels.lab.trace", "kernels.check.framework", False),
+        ("kernels.gluon_model.picture", "kernels.lab.style", True),
+        ("kernels.gluon_model.picture", "kernels.check.framework", False),
+        ("kernels.dynamic_conv.forward", "kernels.check", False),
         ("benchmarks.dynamic_conv", "kernels.lab.trace", False),
         ("benchmarks.dynamic_conv", "kernels.lab.roofline", True),
         ("benchmarks.dynamic_conv", "kernels.common.configs", False),

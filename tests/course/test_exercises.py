@@ -14,15 +14,15 @@ import pytest
 from nbclient import NotebookClient
 
 from kernels import runtime
-from kernels.lab.check import chunked_attention as chunked
-from kernels.lab.check import conv_wgrad as wgrad
-from kernels.lab.check import dynamic_conv as conv
-from kernels.lab.check import flash_attention as flash
-from kernels.lab.check import pipeline_clinic as clinic
-from kernels.lab.check import recurrent_attention as recurrent
-from kernels.lab.check import score_mod_compiler as compiler
-from kernels.lab.check.row_softmax import EXERCISE as ROW_SOFTMAX
-from kernels.lab.check.tiled_matmul import EXERCISE as TILED_MATMUL
+from kernels.check import chunked_attention as chunked
+from kernels.check import conv_wgrad as wgrad
+from kernels.check import dynamic_conv as conv
+from kernels.check import flash_attention as flash
+from kernels.check import pipeline_clinic as clinic
+from kernels.check import recurrent_attention as recurrent
+from kernels.check import score_mod_compiler as compiler
+from kernels.check.row_softmax import EXERCISE as ROW_SOFTMAX
+from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
 from tests.course.mutants import ROOT, TABLE, submission, targets
 from tools.kernel_environment import kernel_environment, too_old_for
 

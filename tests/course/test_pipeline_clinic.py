@@ -11,9 +11,9 @@ import pytest
 import torch
 import triton
 
-from kernels import lab
-from kernels.lab import check, compile_report
-from kernels.lab.check import pipeline_clinic as clinic
+from kernels import check, lab
+from kernels.check import pipeline_clinic as clinic
+from kernels.lab import compile_report
 from tests.course.mutants import ROOT, cells
 
 NAME = "09_pipeline_clinic"
@@ -44,7 +44,7 @@ def printed(function, *arguments, **how) -> tuple[int, str]:
 
 @needs_the_model
 def test_every_kind_of_finding_has_a_meaning_and_a_step():
-    from kernels.lab import gluon_model
+    from kernels import gluon_model
 
     assert clinic.MEANINGS.keys() == gluon_model.KINDS.keys()
     (path,) = ROOT.glob("notebooks/14_*.ipynb")
@@ -107,7 +107,7 @@ def test_a_grade_prints_its_seed(notebook):
 
 
 def test_without_the_model_nothing_is_verified(monkeypatch):
-    monkeypatch.setitem(sys.modules, "kernels.lab.gluon_model", None)
+    monkeypatch.setitem(sys.modules, "kernels.gluon_model", None)
     monkeypatch.delitem(vars(lab), "gluon_model", raising=False)
     points, text = printed(check.mended_relay, None)
     assert points == 0 and text.startswith("not verified on this machine: ")

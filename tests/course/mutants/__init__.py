@@ -18,7 +18,7 @@ from pathlib import Path
 import nbformat
 import torch
 
-from kernels.lab import check
+from kernels import check
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "docs" / "kill_table.md"

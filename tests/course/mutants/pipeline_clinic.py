@@ -2,8 +2,8 @@
 
 import torch
 
-from kernels.lab.check.framework import Draw
-from kernels.lab.check.pipeline_clinic import product, relay
+from kernels.check.framework import Draw
+from kernels.check.pipeline_clinic import product, relay
 from tests.course.mutants import Mutant, Target
 
 LUCKY = 40  # how often a test is run again until its numbers are right
@@ -13,7 +13,7 @@ def lucky(launch):
     """A naive test: one round of the ring, in some order of events; numbers alone count, findings do not."""
 
     def passes(kernel) -> bool:
-        from kernels.lab import gluon_model
+        from kernels import gluon_model
 
         for seed in range(LUCKY):
             grid, args, out, expected, _ = launch(Draw(1, False))

@@ -1,0 +1,173 @@
+"""The checks of the exercises: each holds a learner's function to named properties and says what is wrong and why.
+
+>>> from kernels.lab import check
+>>> check.row_softmax(row_softmax)   # prints one line a property, returns the points earned
+
+Every check takes ``seed=`` (0 unless told, so that a second run sees the same numbers; None draws fresh ones) and
+``grading=True`` (other shapes). ``KERNELS_GRADING=1`` in the environment asks for fresh numbers and other shapes: so
+submissions are graded without a change in their notebooks. Points come from Triton's interpreter and from a GPU alike,
+but for the property "stays inside its tensors", which reads addresses: grade with ``TRITON_INTERPRET=1``.
+"""
+
+from kernels.check import chunked_attention as _chunked_attention
+from kernels.check import conv_wgrad as _conv_wgrad
+from kernels.check import dynamic_conv as _dynamic_conv
+from kernels.check import flash_attention as _flash_attention
+from kernels.check import pipeline_clinic as _pipeline_clinic
+from kernels.check import recurrent_attention as _recurrent_attention
+from kernels.check import row_softmax as _row_softmax
+from kernels.check import score_mod_compiler as _score_mod_compiler
+from kernels.check import tiled_matmul as _tiled_matmul
+from kernels.check import vector_add as _vector_add
+from kernels.check.framework import check as _check
+
+__all__ = [
+    "block_lists",
+    "chunk_outputs",
+    "chunk_states",
+    "dynamic_conv_dweight",
+    "dynamic_conv_dx",
+    "dynamic_conv_forward",
+    "emit_gradient",
+    "emit_value",
+    "flash_backward",
+    "flash_forward",
+    "im2col",
+    "mended_halves",
+    "mended_relay",
+    "mended_tiles",
+    "recurrent_backward",
+    "recurrent_forward",
+    "recurrent_gate_gradient",
+    "row_softmax",
+    "tiled_matmul",
+    "vector_add",
+    "wgrad",
+    "wgrad_split",
+]
+
+
+# The functions take over names that the imports above gave to submodules.
+def vector_add(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, y, out, BLOCK=8)``: out = x + y for x, y, out [N]. Returns points, of 3. Lesson 00 shows it."""
+    return _check(_vector_add.EXERCISE, fn, seed=seed, grading=grading)
+
+
+def row_softmax(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, out, BLOCK_N=None)``: out[m] = softmax(x[m]) for x, out [M, N]. Returns points, of 10."""
+    return _check(_row_softmax.EXERCISE, fn, seed=seed, grading=grading)
+
+
+def tiled_matmul(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = a @ b for a [M, K], b [K, N]. Returns points, of 10."""
+    return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading)
+
+
+def dynamic_conv_forward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, weight, y, BLOCK_T, BLOCK_D)``: y of x [B, T, D], weight [B, T, D, W]. Returns points, of 10."""
+    return _check(_dynamic_conv.FORWARD, fn, seed=seed, grading=grading)
+
+
+def dynamic_conv_dx(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(dy, weight, dx, BLOCK_T, BLOCK_D)``: the gradient of x [B, T, D]. Returns points, of 10."""
+    return _check(_dynamic_conv.DX, fn, seed=seed, grading=grading)
+
+
+def dynamic_conv_dweight(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(dy, x, dweight, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W]. Returns points, of 10."""
+    return _check(_dynamic_conv.DWEIGHT, fn, seed=seed, grading=grading)
+
+
+def recurrent_forward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, g, gk, S0, o, ST, cu_seqlens, scale, BLOCK_V)``. Returns points, of 10."""
+    return _check(_recurrent_attention.FORWARD, fn, seed=seed, grading=grading)
+
+
+def recurrent_backward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, g, gk, S0, do, dST, dq, dk, dv, dS0, cu_seqlens, scale)``.
+
+    Returns points, of 10.
+    """
+    return _check(_recurrent_attention.BACKWARD, fn, seed=seed, grading=grading)
+
+
+def recurrent_gate_gradient(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, g, S0, do, dST, dg, cu_seqlens, scale, BLOCK_T)``. Returns points, of 10."""
+    return _check(_recurrent_attention.GATE, fn, seed=seed, grading=grading)
+
+
+def chunk_states(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(k, v, g, S0, states, C, BLOCK_V)``: the states [B, H, N, K, V] between chunks. Returns points, of 10."""
+    return _check(_chunked_attention.STATES, fn, seed=seed, grading=grading)
+
+
+def chunk_outputs(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, g, states, o, scale, C, BLOCK_V)``: o [B, T, H, V] inside the chunks. Returns points, of 10."""
+    return _check(_chunked_attention.OUTPUTS, fn, seed=seed, grading=grading)
+
+
+def block_lists(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(mask, num, idx, num_t, idx_t, BLOCK_M, BLOCK_N)``: a mask [M, N] as lists. Returns points, of 10."""
+    return _check(_flash_attention.LISTS, fn, seed=seed, grading=grading)
+
+
+def flash_forward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, num, idx, o, lse, scale, score_mod, mask_mod, BLOCK_M, BLOCK_N)``. Returns points, of 10."""
+    return _check(_flash_attention.FORWARD, fn, seed=seed, grading=grading)
+
+
+def flash_backward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(q, k, v, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv, scale, score_mod, ...)``.
+
+    Returns points, of 10.
+    """
+    return _check(_flash_attention.BACKWARD, fn, seed=seed, grading=grading)
+
+
+def emit_value(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(mod)``, the text of a Triton function ``score_mod``. Returns points, of 10."""
+    return _check(_score_mod_compiler.VALUE, _score_mod_compiler.run_value(fn), seed=seed, grading=grading)
+
+
+def emit_gradient(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(mod)``, the text of a Triton function ``score_gradient``. Returns points, of 10."""
+    return _check(_score_mod_compiler.GRADIENT, _score_mod_compiler.run_gradient(fn), seed=seed, grading=grading)
+
+
+def im2col(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, A, R, S, stride, padding, dilation, BLOCK_N, BLOCK_K)``: A [M, J] of x [N, H, W, C].
+
+    Returns points, of 10.
+    """
+    return _check(_conv_wgrad.IM2COL, fn, seed=seed, grading=grading)
+
+
+def wgrad(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, dy, dweight, R, S, stride, padding, dilation, BLOCK_M, BLOCK_N, BLOCK_K)``: dweight [O, J].
+
+    Returns points, of 10.
+    """
+    return _check(_conv_wgrad.WGRAD, fn, seed=seed, grading=grading)
+
+
+def wgrad_split(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check ``fn(x, dy, partials, dweight, R, S, ...)``: partials [Z, O, J], and their sum dweight [O, J].
+
+    Returns points, of 10.
+    """
+    return _check(_conv_wgrad.SPLIT, fn, seed=seed, grading=grading)
+
+
+def mended_relay(kernel, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check a Gluon kernel of three partitions, y = x², on the model of Gluon. Returns points, of 10."""
+    return _pipeline_clinic.check(_pipeline_clinic.RELAY, kernel, seed=seed, grading=grading)
+
+
+def mended_tiles(kernel, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check a persistent product in Gluon, c = a · b in tiles, on the model of Gluon. Returns points, of 10."""
+    return _pipeline_clinic.check(_pipeline_clinic.TILES, kernel, seed=seed, grading=grading)
+
+
+def mended_halves(kernel, *, seed: int | None = 0, grading: bool | None = None) -> int:
+    """Check a product in Gluon with two multipliers that share a ring, on its model. Returns points, of 10."""
+    return _pipeline_clinic.check(_pipeline_clinic.HALVES, kernel, seed=seed, grading=grading)

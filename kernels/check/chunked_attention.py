@@ -1,0 +1,411 @@
+"""The checks of exercise 05: gated attention in chunks, the states between them and the outputs inside them.
+
+``chunk_states(k, v, g, S0, states)`` writes the state that enters each of the N - 1 chunks of C tokens, and the one
+after the last; ``chunk_outputs(q, k, v, g, states, o, scale)`` reads them. Both take ``C=, BLOCK_V=``; q, k
+[B, T, H, K], v, o [B, T, H, V], g [B, T, H], S0 [B, H, K, V], states [B, H, N, K, V].
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.recurrent_attention.reference import recurrent_attention_reference
+
+INF = float("inf")
+AXES = {"q": "BTHK", "k": "BTHK", "v": "BTHV", "o": "BTHV", "g": "BTH", "S0": "BHKV", "states": "BHNKV"}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One chunk's tensors in float64, heads before tokens: q, k [B, H, C, K], v [B, H, C, V], S [B, H, K, V].
+
+    ``between[t, s]`` is the decay from token s to token t, 0 for s > t; ``from_start`` and ``to_end`` are those from the
+    chunk's start to each token and from each to its end, ``through`` that of all its gates, ``own`` each gate's own.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    S: torch.Tensor
+    after: torch.Tensor  # the state that leaves
+    between: torch.Tensor
+    from_start: torch.Tensor
+    to_end: torch.Tensor
+    through: torch.Tensor
+    own: torch.Tensor
+
+
+def chunks(x: dict[str, torch.Tensor], C: int, entering: Callable):
+    """Every chunk of one call; ``entering(n, S)`` is the state that enters chunk n, where chunk n - 1 left S."""
+    T, S = x["k"].shape[1], None
+    for n, begin in enumerate(range(0, T, C)):
+        part = {name: x[name][:, begin : begin + C].transpose(1, 2) for name in ("q", "k", "v", "g") if name in x}
+        g, L = part["g"], min(C, T - begin)
+        t, s, u = torch.arange(L)[:, None, None], torch.arange(L)[:, None], torch.arange(L)
+        between = torch.where((s < u) & (u <= t), g[:, :, None, None], 0.0).sum(-1).exp().tril()
+        from_start, to_end = g.cumsum(-1).exp(), between[..., -1, :]
+        S, through = entering(n, S), from_start[..., -1:, None]
+        after = through * S + (part["k"] * to_end[..., None]).mT @ part["v"]
+        decays = (between, from_start[..., None], to_end[..., None], through, g.exp()[..., None])
+        yield Chunk(part.get("q"), part["k"], part["v"], S, after, *decays)
+        S = after
+
+
+def states_of(x: dict[str, torch.Tensor], C: int, leave: Callable = lambda c, S: None) -> torch.Tensor:
+    """The states that enter each chunk and the last one; ``leave(chunk, S)`` may say what leaves it instead."""
+    S, states = x["S0"], [x["S0"]]
+    for c in chunks(x, C, lambda n, _: states[n]):
+        S = leave(c, S)
+        states.append(c.after if S is None else S)
+    return torch.stack(states, dim=2)
+
+
+def outputs_of(x: dict[str, torch.Tensor], C: int, scale: float, read: Callable) -> torch.Tensor:
+    """o of a call where ``read(chunk)`` is what the tokens of a chunk read, [B, H, C, V]."""
+    read_all = [read(c) for c in chunks(x, C, lambda n, _: x["states"][:, :, n])]
+    return scale * torch.cat(read_all, dim=2).transpose(1, 2)
+
+
+def by_reference(x: dict[str, torch.Tensor], C: int, scale: float) -> torch.Tensor:
+    """The right answer: states where S0 is given, o where the states are."""
+    S, states, outputs = x.get("S0"), [x.get("S0")], []
+    for n, begin in enumerate(range(0, x["k"].shape[1], C)):
+        k, v, g = (x[name][:, begin : begin + C] for name in ("k", "v", "g"))
+        q = x["q"][:, begin : begin + C] if "q" in x else k
+        S = x["states"][:, :, n] if "states" in x else S
+        o, S = recurrent_attention_reference(q, k, v, g=g, scale=scale, initial_state=S, output_final_state=True)
+        outputs.append(o)
+        states.append(S)
+    return torch.cat(outputs, dim=1) if "states" in x else torch.stack(states, dim=2)
+
+
+def inside(c: Chunk) -> torch.Tensor:
+    """What the tokens read of their own chunk."""
+    return (c.between * (c.q @ c.k.mT)) @ c.v
+
+
+def before(c: Chunk) -> torch.Tensor:
+    """What they read of the state that enters."""
+    return c.from_start * (c.q @ c.S)
+
+
+def _grown(c: Chunk) -> torch.Tensor:
+    return c.through * c.S + (c.k * c.from_start).mT @ c.v
+
+
+_LEAVE = {
+    "the state is not carried on: S = through * S + ...": lambda c, S: (c.k * c.to_end).mT @ c.v,
+    "the old state does not decay: through = exp(gamma_C)": lambda c, S: c.S + (c.k * c.to_end).mT @ c.v,
+    "the writes do not decay: to_end = exp(gamma_C - gamma_s)": lambda c, S: c.through * c.S + c.k.mT @ c.v,
+    "a write decays by its own gate too: to_end = exp(gamma_C - gamma_s), gamma_s includes it": (
+        lambda c, S: c.through * c.S + (c.k * c.to_end * c.own).mT @ c.v
+    ),
+    "the writes decay from the chunk's start: they decay to its end, exp(gamma_C - gamma_s)": (
+        lambda c, S: c.through * c.S + (c.k * c.from_start).mT @ c.v
+    ),
+    "the new writes decay through the whole chunk": lambda c, S: c.through * (c.S + c.k.mT @ c.v),
+    "nothing is written to the state": lambda c, S: c.through * c.S,
+}
+_READ = {
+    "the state that enters is left out: from_start * (q @ S)": inside,
+    "the chunk's own tokens are left out: A @ v": before,
+    "the token's own pair is left out: s <= t": lambda c: ((c.between * (c.q @ c.k.mT)).tril(-1)) @ c.v + before(c),
+    "the pairs do not decay: exp(gamma_t - gamma_s)": lambda c: (c.q @ c.k.mT).tril() @ c.v + before(c),
+    "a write decays by its own gate too: exp(gamma_t - gamma_s), gamma_s includes it": (
+        lambda c: (c.between * (c.q @ c.k.mT) * c.own.mT) @ c.v + before(c)
+    ),
+    "tokens read the future: A is 0 for s > t": lambda c: (c.q @ c.k.mT) @ c.v + before(c),
+    "the state that enters does not decay: from_start = exp(gamma_t)": lambda c: inside(c) + c.q @ c.S,
+    "the state that enters decays to the chunk's end: to token t, exp(gamma_t)": (
+        lambda c: inside(c) + c.through * (c.q @ c.S)
+    ),
+    "token t's own gate is not on the way of the state that enters: gamma_t includes it": (
+        lambda c: inside(c) + c.from_start / c.own * (c.q @ c.S)
+    ),
+}
+
+
+def _firsts(x: dict[str, torch.Tensor]):
+    """A stride left out: the first head, or batch entry, of one input stands for all."""
+    for name, value in x.items():
+        for axis, who, index in (("H", "head", "h"), ("B", "sequence", "b")):
+            i = AXES[name].index(axis)
+            cause = f"every {who} reads the first one's {name}: {index} moves by its stride"
+            yield cause, x | {name: value.narrow(i, 0, 1).expand_as(value)}
+
+
+def suspects(case: Case, out: Output):
+    """Known mistakes of either function, and the answers they give."""
+    x = {tensor.name: tensor.values.double() for tensor in case.inputs}
+    C, scale = case.launch["C"], case.launch.get("scale", 1.0)
+    square, empty = x["k"].shape[-1] == x["v"].shape[-1], x["k"].shape[1] == 0
+    if out.name == "states":
+        right = states_of(x, C)
+        yield "S0 is left out: S starts as S0[b, h]", states_of(x | {"S0": 0 * x["S0"]}, C)
+        yield (
+            "each slot holds the state that leaves its chunk: states[b, h, n] enters chunk n",
+            torch.cat([right[:, :, 1:], right[:, :, -1:]], dim=2),
+        )
+        if whole := right.shape[2] - 2 if x["k"].shape[1] % C else 0:
+            dropped = right.clone()
+            dropped[:, :, whole], dropped[:, :, -1] = float("nan"), right[:, :, whole]
+            yield "the last, partial chunk is left out: there are cdiv(T, C) chunks", dropped
+        for cause, leave in _LEAVE.items():
+            yield cause, states_of(x, C, leave)
+        if square:
+            yield (
+                "k^T v is transposed: rows of the state are key channels",
+                states_of(x, C, lambda c, S: c.through * c.S + c.v.mT @ (c.k * c.to_end)),
+            )
+        yield (
+            "every chunk reads the first one's tokens: t = n * C + ...",
+            states_of({name: value if name == "S0" else _first_chunk(value, C) for name, value in x.items()}, C),
+        )
+        for cause, changed in _firsts(x):
+            yield cause, states_of(changed, C)
+    elif not empty:
+        for cause, read in _READ.items():
+            yield cause, outputs_of(x, C, scale, read)
+        yield "the scale is left out: o_t = scale * (...)", outputs_of(x, C, 1.0, lambda c: inside(c) + before(c))
+        yield (
+            "the chunk's own part is not scaled: scale * (both parts)",
+            outputs_of(x, C, 1.0, lambda c: inside(c) + scale * before(c)),
+        )
+        yield (
+            "the entering state's part is not scaled: scale * (both parts)",
+            outputs_of(x, C, 1.0, lambda c: scale * inside(c) + before(c)),
+        )
+        if square:
+            yield (
+                "the state is read transposed: q @ S sums over its rows, the key channels",
+                outputs_of(x, C, scale, lambda c: inside(c) + c.from_start * (c.q @ c.S.mT)),
+            )
+        slots = x["states"]
+        moved = {
+            "every chunk reads states[b, h, 0]: n moves by its stride": slots[:, :, :1].expand_as(slots),
+            "the states of slot n + 1 are read: states[b, h, n] enters chunk n": slots.roll(-1, dims=2),
+        }
+        for cause, changed in [*((cause, x | {"states": value}) for cause, value in moved.items()), *_firsts(x)]:
+            yield cause, outputs_of(changed, C, scale, lambda c: inside(c) + before(c))
+
+
+def _first_chunk(value: torch.Tensor, C: int) -> torch.Tensor:
+    """Tokens of the first chunk wherever there should be those of a later one."""
+    T = value.shape[1]
+    return value[:, torch.arange(T) % C] if T else value
+
+
+@dataclass(frozen=True)
+class Function:
+    """One of the two functions: its inputs and its output."""
+
+    inputs: tuple[str, ...]
+    out: str
+
+    def case(self, draw: Draw, *, B=1, T=32, H=1, K=16, V=16, C=16, BLOCK_V=16, poison=(), **how) -> Case:
+        """One call of these sizes.
+
+        ``how``: ``gates(shape)`` makes g, ``state=False`` leaves the states zero, ``half`` is the dtype of q, k and v,
+        ``magnitude`` multiplies them; ``orders``, ``shared``, ``out_orders`` and ``packed`` say how tensors lie in
+        memory.
+        """
+        sizes = {"B": B, "T": T, "H": H, "K": K, "V": V, "N": -(-T // C) + 1}
+        fence = None if how.get("packed") else {"T": C, "K": 32, "V": max(32, BLOCK_V), "B": 1, "H": 1, "N": 1}
+        tensors = []
+        for name in self.inputs:
+            axes, still = AXES[name], how.get("shared", {}).get(name, "")
+            shape = [sizes[axis] for axis in axes]
+            one = [1 if axis in still else sizes[axis] for axis in axes]
+            if name == "g":
+                values = how["gates"](one) if "gates" in how else -0.25 * draw.normal(*one).abs()
+            elif name in ("S0", "states"):
+                values = draw.normal(*one) if how.get("state", True) else torch.zeros(one)
+            else:
+                values = draw.normal(*one, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
+            order = how.get("orders", {}).get(axes, "")
+            tensors.append(Fenced(name, axes, values.expand(shape), fence=fence, order=order, shared=still))
+        launch = {"C": C, "BLOCK_V": BLOCK_V} | ({"scale": K**-0.5} if self.out == "o" else {})
+        empty = torch.empty([sizes[axis] for axis in AXES[self.out]])
+        out = Fenced(self.out, AXES[self.out], empty, fence=fence, order=how.get("out_order", ""))
+        answer = by_reference({t.name: t.values.double() for t in tensors}, C, K**-0.5)
+        # The precision property alone looks at the last digits.
+        return Case(tensors, [Output(out, answer, tolerance=how.get("tolerance", 5e-3))], launch, poison=poison)
+
+    # Both functions are held to these. Where a head or a sequence of the batch ends is no mask's business.
+
+    def strides(self, draw):
+        """Heads and a batch; axes in other orders; keys and gates that all heads share, values that stand still."""
+        T = draw.size(32, 16, 48, multiple_of=16)
+        yield self.case(draw, B=2, H=2, T=T)
+        yield self.case(
+            draw, B=2, H=2, T=T, orders={"BTHK": "HKBT", "BTHV": "VTHB", "BTH": "HTB", "BHKV": "VKHB", "BHNKV": "NHBVK"}
+        )
+        yield self.case(draw, B=2, H=2, T=T, out_order={"o": "HVBT", "states": "VNBKH"}[self.out])
+        yield self.case(draw, B=2, H=2, T=T, shared={"k": "H", "g": "HB", "v": "T", "S0": "BH", "states": "B"})
+
+    def length(self, draw):
+        """Lengths that fill no chunk, a single token, and fewer tokens than a chunk has."""
+        for shown, low, high in ((37, 33, 47), (5, 2, 15), (1, 1, 1)):
+            yield self.case(draw, T=draw.size(shown, low, high), poison=(("T", "before"), ("T", "after")))
+
+    def channels(self, draw):
+        """Numbers of channels that fill no block, and fewer than a block has."""
+        ends = tuple((axis, side) for axis in "KV" for side in ("before", "after"))
+        for K, V in (((20, 17, 31), (5, 1, 15)), ((3, 1, 15), (20, 17, 31))):
+            yield self.case(draw, K=draw.size(*K), V=draw.size(*V), poison=ends)
+
+    def lengths_of_chunks(self, draw):
+        """The same number of tokens in chunks of several lengths."""
+        T = draw.size(70, 65, 95)
+        for C, BLOCK_V in ((32, 16), (64, 32), (16, 64), (128, 16)):
+            yield self.case(draw, T=T, V=32, C=C, BLOCK_V=BLOCK_V)
+
+    def strong(self, draw):
+        """Gates that sum to less than -88 in a chunk: one in four at -20, all at -20, anything down to -25."""
+        spread = -25 * torch.distributions.Normal(0, 1).cdf(draw.normal(1, 32, 1))
+        for gates in (_one_in_four(-20.0), lambda shape: torch.full(shape, -20.0), lambda shape: spread):
+            yield self.case(draw, gates=gates)
+
+    def resets(self, draw):
+        """Gates of -inf: the first token of all, two in a row, the first and the last of a chunk."""
+        yield self.case(draw, gates=_one_in_four(-INF))
+        yield self.case(draw, T=48, gates=_awkward)
+
+    def half(self, draw):
+        """float16 values, whose products float16 cannot hold, then some whose last digits it cannot."""
+        yield self.case(draw, half=torch.float16, magnitude=300.0, tolerance=2e-5)
+        yield self.case(draw, half=torch.float16, tolerance=2e-5)
+
+    def bfloat(self, draw):
+        """bfloat16 values."""
+        yield self.case(draw, half=torch.bfloat16)
+
+    def everything(self, draw):
+        """Everything ragged at once, for the addresses."""
+        sizes = {"T": draw.size(37, 17, 47), "K": draw.size(20, 17, 31), "V": draw.size(5, 3, 15)}
+        yield self.case(draw, B=2, H=2, **sizes)
+
+    def exercise(self, name: str, missing: str, read: dict[str, str], *first: Property) -> Exercise:
+        """The exercise of this function: its ``first`` properties, then what both are held to."""
+        masks = {(tensor, axis, "after"): "" for tensor in AXES for axis in "BHN"}
+        return Exercise(
+            name,
+            missing,
+            (
+                *first,
+                Property(
+                    "strides",
+                    1,
+                    "Lesson 01, step 4",
+                    self.strides,
+                    "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x",
+                ),
+                Property("ragged length", 1, read["kernel"], self.length, "the last chunk may be partial (mask_t)"),
+                Property("ragged K and V", 1, read["kernel"], self.channels, "rows beyond K, columns beyond V stay 0"),
+                Property(
+                    "chunk lengths",
+                    1,
+                    read["cut"],
+                    self.lengths_of_chunks,
+                    "the answer depends on C or BLOCK_V: tokens of chunk n are n * C + tl.arange(0, C)",
+                ),
+                Property(
+                    "strong decay",
+                    1,
+                    "Lesson 07, step 3",
+                    self.strong,
+                    "exponentiate only gamma_t, gamma_C - gamma_s, and gamma_t - gamma_s for s <= t",
+                    not_finite="a positive number is exponentiated: only differences of gates that are <= 0 may be",
+                ),
+                Property(
+                    "resets",
+                    1,
+                    "Lesson 07, step 3",
+                    self.resets,
+                    "nothing crosses a gate of -inf: where the counts of resets differ, the factor is exactly 0",
+                    not_finite="-inf - -inf is NaN: take gamma and the counts of resets from cumulated",
+                ),
+                Property(
+                    "float16",
+                    1,
+                    read["kernel"],
+                    self.half,
+                    "something is rounded to float16: convert right after each load, keep S and every sum float32",
+                ),
+                Property(
+                    "stays inside its tensors",
+                    1,
+                    read["kernel"],
+                    self.everything,
+                    ADDRESSES,
+                    needs="the interpreter",
+                    addresses=True,
+                ),
+                Property("bfloat16", 0, read["kernel"], self.bfloat, needs="a GPU"),
+            ),
+            suspects,
+            masks,
+        )
+
+
+def _one_in_four(gate):
+    def gates(shape):
+        values = torch.full(shape, -0.05)
+        values[:, 2::4] = gate
+        return values
+
+    return gates
+
+
+def _awkward(shape):
+    values = torch.full(shape, -0.5)
+    for t in (0, 15, 16, 20, 21, 32):
+        values[:, t] = -INF
+    return values
+
+
+_STATES = Function(("k", "v", "g", "S0"), "states")
+_OUTPUTS = Function(("q", "k", "v", "g", "states"), "o")
+
+
+def _whole(draw):
+    yield _STATES.case(draw, T=draw.size(48, 32, 64, multiple_of=16), state=False, packed=True)
+
+
+def _first_state(draw):
+    yield _STATES.case(draw, T=draw.size(32, 16, 48, multiple_of=16), H=2)
+    yield _STATES.case(draw, T=0)
+
+
+def _inside(draw):
+    yield _OUTPUTS.case(draw, T=16, state=False, packed=True)
+
+
+def _entering(draw):
+    yield _OUTPUTS.case(draw, T=draw.size(32, 32, 64, multiple_of=16))
+
+
+CUT, KERNEL = "Lesson 07, step 2", "Lesson 07, step 5"
+
+STATES = _STATES.exercise(
+    "chunk_states",
+    "the kernel stores nothing yet. It needs a store of the state that enters each chunk, and of the last one.",
+    {"cut": CUT, "kernel": KERNEL},
+    Property("whole chunks", 1, CUT, _whole, "S = exp(gamma_C) * S + sum over s of exp(gamma_C - gamma_s) k_s v_s^T"),
+    Property("initial state", 1, CUT, _first_state, "states[b, h, 0] is S0[b, h], and without tokens the last one too"),
+)
+OUTPUTS = _OUTPUTS.exercise(
+    "chunk_outputs",
+    "the kernel stores nothing yet. It needs the chunk's scores, two products that read with them, and a store of o.",
+    {"cut": CUT, "kernel": KERNEL},
+    Property("one chunk", 1, "Lesson 07, step 1", _inside, "o_t = scale * sum over s <= t of A_ts v_s"),
+    Property(
+        "the state that enters",
+        1,
+        CUT,
+        _entering,
+        "token t reads exp(gamma_t) * S^T q_t of the state that enters its chunk",
+    ),
+)

@@ -1,0 +1,305 @@
+"""What the mistakes that the checks of exercise 08 know would give: its index map, sums and pieces in plain PyTorch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels.check.framework import Case, Output
+from kernels.conv_wgrad.reference import Geometry, conv2d_wgrad_reference, geometry
+from kernels.conv_wgrad.reference import im2col as im2col_reference
+
+
+def pixel(m, g: Geometry):
+    """(n, p, q) of output pixels m."""
+    return m // (g.P * g.Q), m // g.Q % g.P, m % g.Q
+
+
+def tap(j, g: Geometry):
+    """(r, s, c) of columns j."""
+    return j // (g.S * g.Ci), j // g.Ci % g.S, j % g.Ci
+
+
+def place(p, q, r, s, g: Geometry):
+    """(h, w): where output pixel (p, q) looks through tap (r, s)."""
+    top, _, left, _ = g.padding
+    return p * g.stride[0] + r * g.dilation[0] - top, q * g.stride[1] + s * g.dilation[1] - left
+
+
+def gathered(x: torch.Tensor, *index) -> torch.Tensor:
+    """``x`` at the given indices of its axes, 0 where one of them does not exist."""
+    index = torch.broadcast_tensors(*index)
+    inside = torch.stack([(i >= 0) & (i < size) for i, size in zip(index, x.shape)]).all(0)
+    return torch.where(inside, x[tuple(torch.where(inside, i, 0) for i in index)], 0.0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call: its tensors in float64 (dy is None for im2col), its sizes, blocks of pixels, and pieces."""
+
+    x: torch.Tensor
+    dy: torch.Tensor | None
+    g: Geometry
+    block: int
+    pieces: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of pixels, the last one perhaps partial."""
+        return -(-self.g.M // self.block)
+
+    @property
+    def per(self) -> int:
+        """Blocks in a piece."""
+        return -(-self.blocks // self.pieces)
+
+    def columns(self, pixel=pixel, tap=tap, place=place) -> torch.Tensor:
+        """A [M, J] by these parts of the index map."""
+        n, p, q = pixel(torch.arange(self.g.M)[:, None], self.g)
+        r, s, c = tap(torch.arange(self.g.columns), self.g)
+        return gathered(self.x, n, *place(p, q, r, s, self.g), c)
+
+    def rows(self, pixel=pixel) -> torch.Tensor:
+        """dy as [M, O] by this part of the index map."""
+        return gathered(self.dy, *(i[:, None] for i in pixel(torch.arange(self.g.M), self.g)), torch.arange(self.g.Co))
+
+    def owned(self, blocks) -> torch.Tensor:
+        """The pixels of these blocks that exist."""
+        m = torch.tensor(list(blocks), dtype=torch.long)[:, None] * self.block + torch.arange(self.block)
+        return m[(m >= 0) & (m < self.g.M)]
+
+    def pieces_of(self, A, dy, blocks_of: Callable) -> torch.Tensor:
+        """Partial sums [Z, O, J] where ``blocks_of(z)`` are the blocks that piece z sums."""
+        owned = [self.owned(blocks_of(z)) for z in range(self.pieces)]
+        return torch.stack([dy[m].mT @ A[m] for m in owned])
+
+    def mine(self, z: int) -> range:
+        """The blocks that piece z owns."""
+        return range(min(z * self.per, self.blocks), min((z + 1) * self.per, self.blocks))
+
+    def answer(self, name: str, A=None, dy=None) -> torch.Tensor:
+        """What the output of this name holds, from A and from the rows of dy."""
+        A = self.columns() if A is None else A
+        if name == "A":
+            return A
+        dy = self.rows() if dy is None else dy
+        return dy.mT @ A if name == "dweight" else self.pieces_of(A, dy, self.mine)
+
+
+def by_reference(problem: Problem) -> dict[str, torch.Tensor]:
+    """The right answers, by the package's reference."""
+    g = problem.g
+    if problem.dy is None:
+        return {"A": im2col_reference(problem.x, g).reshape(g.M, g.columns)}
+    how = (g.R, g.S, g.stride, g.padding, g.dilation)
+    images = [conv2d_wgrad_reference(problem.x, problem.dy, *how)]
+    for z in range(problem.pieces):
+        own = torch.zeros(g.M, 1, dtype=torch.float64)
+        own[problem.owned(problem.mine(z))] = 1.0
+        images.append(conv2d_wgrad_reference(problem.x, problem.dy * own.view(g.N, g.P, g.Q, 1), *how))
+    dweight, *partials = (image.reshape(g.Co, g.columns) for image in images)
+    return {"dweight": dweight, "partials": torch.stack(partials)}
+
+
+# What known mistakes give. Each is a part of the index map, or other operands, or other blocks.
+
+_PIXELS = {
+    "p runs on into the next image: p = m // Q % P": lambda m, g: (m // (g.P * g.Q), m // g.Q, m % g.Q),
+    "p and q are swapped: q is the fastest digit of m = (n P + p) Q + q": (
+        lambda m, g: (m // (g.P * g.Q), m % g.P, m // g.P % g.Q)
+    ),
+    "p and q are swapped where the pixel is used: rows take p, columns q": (
+        lambda m, g: (m // (g.P * g.Q), m % g.Q, m // g.Q % g.P)
+    ),
+    "every image is taken for the first: n = m // (P Q)": lambda m, g: (0 * m, *pixel(m, g)[1:]),
+    "n is the fastest digit: it is the slowest of m = (n P + p) Q + q": (
+        lambda m, g: (m % g.N, m // g.N // g.Q % g.P, m // g.N % g.Q)
+    ),
+}
+_TAPS = {
+    "r and s are swapped: s is the faster digit of j = (r S + s) C + c": (
+        lambda j, g: (j // g.Ci % g.R, j // (g.R * g.Ci), j % g.Ci)
+    ),
+    "channels come first: c is the fastest digit of j = (r S + s) C + c": (
+        lambda j, g: (j // g.S % g.R, j % g.S, j // (g.R * g.S))
+    ),
+    "s runs on into the next row of the filter: s = j // C % S": (
+        lambda j, g: (j // (g.S * g.Ci), j // g.Ci, j % g.Ci)
+    ),
+    "every column looks through tap (0, 0): r and s move it": lambda j, g: (0 * j, 0 * j, j % g.Ci),
+}
+
+
+def _by(**changes) -> Callable:
+    """Where the convolution with other sizes looks: ``changes`` maps a field to a function of the geometry."""
+    return lambda p, q, r, s, g: place(p, q, r, s, replace(g, **{name: change(g) for name, change in changes.items()}))
+
+
+def _moved(rows, columns) -> Callable:
+    def moved(p, q, r, s, g):
+        h, w = place(p, q, r, s, g)
+        return h + rows, w + columns
+
+    return moved
+
+
+_PLACES = {
+    "stride and dilation are swapped: the stride goes with p and q, the dilation with r and s": (
+        _by(stride=lambda g: g.dilation, dilation=lambda g: g.stride)
+    ),
+    "the stride is left out: h = p * sh + ...": _by(stride=lambda g: (1, 1)),
+    "the dilation is left out: h = ... + r * dil_h": _by(dilation=lambda g: (1, 1)),
+    "the strides of rows and columns are swapped: sh goes with p": _by(stride=lambda g: g.stride[::-1]),
+    "the dilations of rows and columns are swapped: dil_h goes with r": _by(dilation=lambda g: g.dilation[::-1]),
+    "columns take the stride of rows: sw goes with q": _by(stride=lambda g: (g.stride[0],) * 2),
+    "rows take the stride of columns: sh goes with p": _by(stride=lambda g: (g.stride[1],) * 2),
+    "columns take the dilation of rows: dil_w goes with s": _by(dilation=lambda g: (g.dilation[0],) * 2),
+    "rows take the dilation of columns: dil_h goes with r": _by(dilation=lambda g: (g.dilation[1],) * 2),
+    "columns take the padding of rows: pl goes with w": _by(padding=lambda g: (g.padding[0],) * 4),
+    "rows take the padding of columns: pt goes with h": _by(padding=lambda g: (g.padding[2],) * 4),
+    "the padding is left out: h = ... - pt": _by(padding=lambda g: (0, 0, 0, 0)),
+    "the padding is added: it is subtracted, h = ... - pt": _by(padding=lambda g: tuple(-n for n in g.padding)),
+    "the paddings of rows and columns are swapped: pt goes with h, pl with w": (
+        _by(padding=lambda g: (g.padding[2], 0, g.padding[0], 0))
+    ),
+    "the padding is multiplied by the stride: h = p * sh - pt + ...": (
+        _by(padding=lambda g: (g.padding[0] * g.stride[0], 0, g.padding[2] * g.stride[1], 0))
+    ),
+    "h and w are 1 too small: h = p * sh + r * dil_h - pt": _moved(-1, -1),
+    "h and w are 1 too large: h = p * sh + r * dil_h - pt": _moved(1, 1),
+    "h is 1 too large: h = p * sh + r * dil_h - pt": _moved(1, 0),
+    "h is 1 too small: h = p * sh + r * dil_h - pt": _moved(-1, 0),
+    "w is 1 too large: w = q * sw + s * dil_w - pl": _moved(0, 1),
+    "w is 1 too small: w = q * sw + s * dil_w - pl": _moved(0, -1),
+}
+
+
+def _without_row_or_column(problem: Problem):
+    """Masks that keep too little: the image's first or last row or column counts as padding."""
+    for axis, name in ((1, "row"), (2, "column")):
+        for which, index in (("first", 0), ("last", -1)):
+            x = problem.x.clone()
+            x.select(axis, index).zero_()
+            yield f"the image's {which} {name} is taken for padding: look at the comparison in mask_{'hw'[axis - 1]}", x
+
+
+def _pairs(problem: Problem):
+    """Mistaken operands: (cause, A, rows of dy), None for the right ones."""
+    for cause, wrong in _PIXELS.items():
+        yield cause, problem.columns(pixel=wrong), None if problem.dy is None else problem.rows(wrong)
+    for cause, wrong in _TAPS.items():
+        yield cause, problem.columns(tap=wrong), None
+    for cause, wrong in _PLACES.items():
+        yield cause, problem.columns(place=wrong), None
+    if problem.g.H == problem.g.W:
+        cause = "rows and columns are swapped in the address: h moves by stride_x[1], w by stride_x[2]"
+        yield cause, replace(problem, x=problem.x.transpose(1, 2)).columns(), None
+    if problem.g.H > 1 and problem.g.W > 1:
+        for cause, x in _without_row_or_column(problem):
+            yield cause, replace(problem, x=x).columns(), None
+    if problem.dy is None:
+        return
+    for wrong in _PIXELS.values():
+        yield "dy is read at another pixel than A: both take (n, p, q) of the same m", None, problem.rows(wrong)
+        yield (
+            "A is taken at another pixel than dy: both take (n, p, q) of the same m",
+            problem.columns(pixel=wrong),
+            None,
+        )
+
+
+def _loops(problem: Problem):
+    """Mistaken loops over all pixels: (cause, dweight)."""
+    g, blocks, A, dy = problem.g, problem.blocks, problem.columns(), problem.rows()
+    subsets = {
+        "only the last block of pixels is left: add to acc, do not replace it": problem.owned([blocks - 1]),
+        "the partial block at the end is left out: there are cdiv(M, BLOCK_K)": problem.owned(
+            range(g.M // problem.block)
+        ),
+        "only the first image counts: the sum runs over all M = N P Q pixels": torch.arange(min(g.M, g.P * g.Q)),
+        "only the first row of the output counts: the sum runs over all M = N P Q pixels": torch.arange(min(g.M, g.Q)),
+        "the last block of pixels is left out: there are cdiv(M, BLOCK_K)": problem.owned(range(blocks - 1)),
+        "the first block of pixels is left out": problem.owned(range(1, blocks)),
+        "only the first block of pixels is added: loop over all": problem.owned([0]),
+        "every step adds the first block's pixels: offs_m moves by BLOCK_K": problem.owned([0] * blocks),
+    }
+    for cause, m in subsets.items():
+        yield cause, dy[m].mT @ A[m]
+    if g.Co == problem.block and g.M % problem.block == 0:
+        tiles = (x.unflatten(0, (blocks, problem.block)) for x in (dy, A))
+        yield "dy is not transposed: the sum runs over its rows, tl.trans(dy)", torch.matmul(*tiles).sum(0)
+
+
+OWN = "piece z owns the blocks z * per ... (z + 1) * per - 1, per = cdiv(blocks, Z)"
+
+
+def _shares(problem: Problem):
+    """Mistaken pieces: (cause, the blocks of piece z)."""
+    Z, B, per = problem.pieces, problem.blocks, problem.per
+    down = B // Z
+    yield (
+        "blocks at the end belong to no piece: round up, per = cdiv(blocks, Z)",
+        lambda z: range(z * down, (z + 1) * down),
+    )
+    yield (
+        f"the ranges overlap: the block where one piece ends begins the next; {OWN}",
+        lambda z: range(z * B // Z, -(-(z + 1) * B // Z)),
+    )
+    yield (
+        f"the ranges overlap: each piece adds one block too many; {OWN}",
+        lambda z: range(z * per, min((z + 1) * per + 1, B)),
+    )
+    yield f"each piece leaves out its last block; {OWN}", lambda z: problem.mine(z)[:-1]
+    yield f"each piece leaves out its first block; {OWN}", lambda z: problem.mine(z)[1:]
+    yield f"each piece adds one block, number z: {OWN}", lambda z: [z] if z < B else []
+    yield f"every piece adds the blocks of the first: {OWN}", lambda z: problem.mine(0)
+    yield f"every piece adds all blocks: {OWN}", lambda z: range(B)
+    yield f"a piece runs on to the last block: {OWN}", lambda z: range(z * per, B)
+    yield f"the blocks are dealt out in turn: {OWN}", lambda z: range(z, B, Z)
+    rest = lambda z: range(z * down, (z + 1) * down if z < Z - 1 else B)  # noqa: E731
+    yield f"the last piece adds all that is left over: {OWN}", rest
+    yield f"the ranges are not those of the exercise: {OWN}", lambda z: range(z * B // Z, (z + 1) * B // Z)
+
+
+def _sums(problem: Problem, partials: torch.Tensor):
+    """Mistaken sums of the pieces: (cause, dweight)."""
+    Z = problem.pieces
+    order = "the pieces are not added from the first to the last: total starts at 0, z runs up"
+    backwards = torch.zeros_like(partials[0], dtype=torch.float32)
+    for piece in reversed(partials.float()):
+        backwards = backwards + piece
+    yield order, backwards.double()
+    yield "only the last piece is left: add to total, do not replace it", partials[-1]
+    for n in range(1, Z):
+        yield f"only the first {n} of the {Z} pieces are added: z runs over all Z", partials[:n].sum(0)
+    yield "the first piece is left out", partials[1:].sum(0)
+    yield "every step adds the first piece: the address moves by stride_z", Z * partials[0]
+    yield "the sum is divided by Z: it is no mean", partials.mean(0)
+
+
+def suspects(case: Case, out: Output):
+    """Known mistakes of the three functions, and the answers they give."""
+    problem = problem_of(case)
+    if out.name == "dweight":
+        if len(case.outs) > 1:  # its pieces are judged before it, so their sum is wrong
+            yield from _sums(problem, problem.answer("partials"))
+            return
+        yield from _loops(problem)
+    for cause, A, dy in _pairs(problem):
+        yield cause, problem.answer(out.name, A, dy)
+    if out.name == "partials":
+        holes = problem.answer("partials")
+        holes[[z for z in range(problem.pieces) if not problem.mine(z)]] = float("nan")
+        yield "a piece without blocks is not stored: it is the sum of nothing, zeros", holes
+        for cause, blocks_of in _shares(problem):
+            yield cause, problem.pieces_of(problem.columns(), problem.rows(), blocks_of)
+
+
+def problem_of(case: Case) -> Problem:
+    """The problem that a case poses."""
+    tensors = {tensor.name: tensor for tensor in case.tensors}
+    values = {tensor.name: tensor.values.double() for tensor in case.inputs}
+    names = ("R", "S", "stride", "padding", "dilation")
+    g = geometry(values["x"].shape, tensors["dy"].size("O") if "dy" in tensors else 1, *(case.launch[n] for n in names))
+    pieces = tensors["partials"].size("Z") if "partials" in tensors else 1
+    return Problem(values["x"], values.get("dy"), g, case.launch["BLOCK_K"], pieces)

@@ -1,0 +1,288 @@
+"""The checks of exercise 08: im2col, a convolution's weight gradient as a product with it, and the same in pieces.
+
+``im2col(x, A)`` writes what each output pixel sees, ``wgrad(x, dy, dweight)`` the weight gradient, ``wgrad_split(x, dy,
+partials, dweight)`` the sums of Z pieces of the pixels and their sum. All take ``R=, S=, stride=, padding=, dilation=`` and
+block sizes; x [N, H, W, C], dy [N, P, Q, O], A [M, J], dweight [O, J], partials [Z, O, J], with m = (n, p, q), j = (r, s, c).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.check.conv_mistakes import OWN, Problem, by_reference, suspects
+from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.conv_wgrad.reference import geometry
+
+AXES = {"x": "NHWC", "dy": "NPQO", "A": "MJ", "dweight": "OJ", "partials": "ZOJ"}
+BORDER = tuple((axis, side) for axis in "HW" for side in ("before", "after"))
+
+
+@dataclass(frozen=True)
+class Function:
+    """One of the three functions: its inputs, its outputs, its block sizes."""
+
+    inputs: tuple[str, ...]
+    outs: tuple[str, ...]
+    blocks: tuple[str, ...]
+
+    def case(
+        self, draw: Draw, *, N=2, H=5, W=5, C=8, O=16, R=2, S=2, stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1),
+        Z=2, blocks=(16, 16, 16), **how,
+    ) -> Case:  # fmt: skip
+        """One call of these sizes; ``blocks`` are BLOCK_M, BLOCK_N and BLOCK_K.
+
+        ``how``: ``values`` replaces normal ones by name, ``half`` is the inputs' dtype, ``magnitude`` multiplies them;
+        ``orders``, ``shared``, ``out_order`` and ``packed`` say how tensors lie in memory; ``poison`` and ``tolerance``
+        go to the case and its outputs.
+        """
+        g = geometry((N, H, W, C), O, R, S, stride, padding, dilation)
+        sizes = {"N": N, "H": H, "W": W, "C": C, "P": g.P, "Q": g.Q, "O": O, "M": g.M, "J": g.columns, "Z": Z}
+        fence = {"N": 2, "H": 4, "W": 4, "O": blocks[0], "J": blocks[1], "M": blocks[2], "Z": 1}
+        fence = None if how.get("packed") else fence
+        inputs = []
+        for name in self.inputs:
+            axes, still = AXES[name], how.get("shared", {}).get(name, "")
+            one = [1 if axis in still else sizes[axis] for axis in axes]
+            values = how.get("values", {}).get(name)
+            if values is None:
+                values = draw.normal(*one, scale=how.get("magnitude", 1.0), dtype=how.get("half", torch.float32))
+            values = values.expand([sizes[axis] for axis in axes])
+            inputs.append(
+                Fenced(name, axes, values, fence=fence, order=how.get("orders", {}).get(name, ""), shared=still)
+            )
+        launch = {"R": R, "S": S, "stride": stride, "padding": padding, "dilation": dilation}
+        launch |= {f"BLOCK_{axis}": n for axis, n in zip("MNK", blocks) if f"BLOCK_{axis}" in self.blocks}
+        case = Case(inputs, [], launch, poison=how.get("poison", ()))
+        x, *dy = (tensor.values.double() for tensor in inputs)
+        answers = by_reference(Problem(x, dy[0] if dy else None, g, blocks[2], Z))
+        for name in self.outs:
+            tensor = Fenced(
+                name, AXES[name], torch.empty([sizes[axis] for axis in AXES[name]]), fence=fence,
+                order=how.get("out_order", {}).get(name, ""),
+            )  # fmt: skip
+            # The precision property alone looks at the last digits.
+            case.outs.append(Output(tensor, answers[name], tolerance=how.get("tolerance", 5e-3)))
+        return case
+
+    # What more than one of the functions is held to.
+
+    def whole(self, draw):
+        """Sizes that fill every block, several images; a square image, so that what is swapped has the right shape."""
+        yield self.case(draw, N=draw.size(2, 2, 3), H=9, W=9, packed=True)
+        yield self.case(draw, N=draw.size(2, 2, 4), W=10, S=3, packed=True)
+
+    def padded(self, draw):
+        """Padding on all sides, on each side another one, and around a filter larger than the image."""
+        yield self.case(draw, N=1, H=6, W=6, C=16, R=3, S=3, padding=(2, 2, 2, 2), poison=BORDER)
+        yield self.case(draw, H=4, W=6, R=3, padding=(0, draw.size(2, 1, 2), draw.size(2, 2, 3), 1), poison=BORDER)
+        yield self.case(draw, N=4, H=2, W=3, R=5, S=4, padding=(3, draw.size(2, 2, 3), 2, 2), poison=BORDER)
+
+    def spread(self, draw):
+        """Strides and dilations, each for rows and columns its own; a stride larger than the filter."""
+        H = draw.size(9, 8, 11)
+        yield self.case(draw, H=H, W=11, stride=(3, 2))
+        yield self.case(draw, H=H, W=11, R=3, dilation=(2, 3))
+        yield self.case(draw, H=H, W=11, stride=(2, 3), dilation=(3, 1), poison=BORDER)
+        yield self.case(draw, H=12, W=11, stride=(4, 3), padding=(1, 0, 1, 0), poison=BORDER)
+
+    def everywhere(self, draw):
+        """All of it at once."""
+        for H, W in ((7, 9), (9, 6)):
+            how = {"stride": (2, 1), "padding": (1, 0, 2, 1), "dilation": (1, 2)}
+            yield self.case(draw, H=draw.size(H, H, H + 2), W=W, C=draw.size(8, 4, 8), R=3, **how, poison=BORDER)
+
+    def pixels(self, draw):
+        """Numbers of pixels that fill no block, fewer than a block has, a single one."""
+        after = (("N", "before"), ("N", "after"))
+        yield self.case(draw, N=3, H=draw.size(6, 5, 7), W=6, poison=after)
+        yield self.case(draw, N=1, H=3, W=draw.size(4, 3, 6), poison=after)
+        yield self.case(draw, N=1, H=1, W=1, C=16, R=1, S=1, poison=after)
+
+    def channels(self, draw):
+        """Numbers of channels and columns that fill no block, and fewer than a block has."""
+        ends = tuple((axis, side) for axis in "OCJ" for side in ("before", "after"))
+        yield self.case(draw, C=draw.size(3, 3, 7, but_not_of=4), O=draw.size(20, 17, 31), S=3, poison=ends)
+        yield self.case(draw, C=draw.size(3, 1, 7), O=draw.size(5, 1, 15), R=1, S=1, poison=ends)
+
+    def tiles(self, draw):
+        """The same problem in blocks of several sizes."""
+        H = draw.size(9, 9, 13)
+        for blocks in ((16, 32, 64), (32, 64, 16), (64, 16, 32)):
+            yield self.case(draw, H=H, W=9, C=16, O=64, blocks=blocks)
+
+    def memory(self, draw):
+        """Channels first in memory, as NCHW has them; other orders; images and gradients that stand still."""
+        sizes = {"W": draw.size(6, 5, 9), "S": 3}
+        yield self.case(draw, **sizes)
+        yield self.case(draw, **sizes, orders={"x": "NCHW", "dy": "NOPQ"})
+        yield self.case(draw, **sizes, orders={"x": "WCNH", "dy": "QPON"})
+        yield self.case(draw, **sizes, out_order={"A": "JM", "dweight": "JO", "partials": "JZO"})
+        yield self.case(draw, **sizes, shared={"x": "N", "dy": "NPQ"})
+
+    def half(self, draw):
+        """float16 values whose products float16 cannot hold, then sums whose last digits it cannot."""
+        for magnitude in (300.0, 1.0):
+            yield self.case(draw, N=8, half=torch.float16, magnitude=magnitude, tolerance=2e-5)
+
+    def bfloat(self, draw):
+        """bfloat16 values."""
+        yield self.case(draw, half=torch.bfloat16)
+
+    def single(self, draw):
+        """float32 values: a GPU's tl.dot rounds them to TF32 unless told otherwise, the interpreter never does."""
+        yield self.case(draw, N=8, tolerance=2e-5)
+
+    def everything(self, draw):
+        """Everything ragged at once, for the addresses."""
+        how = {"stride": (2, 1), "padding": (1, 2, 0, 1), "dilation": (1, 2)}
+        yield self.case(draw, N=3, H=draw.size(6, 5, 7), W=7, C=3, O=draw.size(20, 17, 31), R=3, **how)
+
+
+_IM2COL = Function(("x",), ("A",), ("BLOCK_N", "BLOCK_K"))
+_WGRAD = Function(("x", "dy"), ("dweight",), ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+_SPLIT = Function(("x", "dy"), ("partials", "dweight"), ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+
+
+def _ragged(draw):
+    yield from _IM2COL.pixels(draw)
+    yield from _IM2COL.channels(draw)
+
+
+def _no_pixels(draw):
+    yield from _WGRAD.pixels(draw)
+    yield _WGRAD.case(draw, N=0)
+
+
+def _even(draw):
+    for Z in (2, 4, 1):
+        yield _SPLIT.case(draw, N=draw.size(2, 1, 3), H=9, W=9, Z=Z, packed=True)
+
+
+def _uneven(draw):
+    """Blocks that the pieces do not share evenly, and a partial one; each piece has some."""
+    yield _SPLIT.case(draw, N=draw.size(5, 3, 9, but_not_of=2), Z=2)
+    yield _SPLIT.case(draw, N=7, Z=4)
+    yield _SPLIT.case(draw, N=3, H=6, W=6, Z=3)
+
+
+def _more_pieces(draw):
+    """More pieces than blocks; pieces without blocks though there are fewer; no blocks at all."""
+    yield _SPLIT.case(draw, N=2, Z=draw.size(5, 3, 6))
+    yield _SPLIT.case(draw, N=9, Z=7)
+    yield _SPLIT.case(draw, N=0, Z=3)
+
+
+def _cancelling(draw):
+    """Three pieces, of which the second undoes the large first: in order, the third is left to its last digit."""
+    x, dy = draw.normal(3, 5, 5, 8), draw.normal(3, 4, 4, 16)
+    x[1], dy[0], dy[1] = x[0], 2.0**30 * dy[0], -(2.0**30) * dy[0]
+    yield _SPLIT.case(draw, N=3, Z=3, values={"x": x, "dy": dy})
+
+
+def _split_ragged(draw):
+    yield from _SPLIT.pixels(draw)
+    yield from _SPLIT.channels(draw)
+
+
+def _several_pieces(draw):
+    yield _SPLIT.case(draw, N=6, C=draw.size(5, 3, 7), O=draw.size(20, 17, 31), Z=4)
+
+
+MASKS = {(tensor, axis, "after"): "" for tensor, axes in AXES.items() for axis in axes}
+MASKS |= {("x", axis, side): f"mask_{axis.lower()}" for axis, side in BORDER}
+MASKS |= {(tensor, "N", "after"): "mask_m" for tensor in ("x", "dy")}
+MASKS |= {("A", "M", "after"): "mask_m", ("dy", "O", "after"): "mask_o"}
+MASKS |= {(tensor, "J", "after"): "mask_j" for tensor in ("A", "dweight", "partials")}
+MASKS |= {(tensor, "O", "after"): "mask_o" for tensor in ("dweight", "partials")}
+
+READ_STRIDES, READ_FP32 = "Lesson 01, step 4", "Lesson 02, step 5"
+PIXEL, MAP, TILE = (f"Lesson 12, step {step}" for step in (1, 2, 3))
+PRODUCT, LOOP, PIECES, ORDER = (f"Lesson 13, step {step}" for step in (1, 2, 4, 5))
+
+MEMORY = "each tensor has its own strides, and some are 0: an address takes those of its own"
+BLOCKS = "the answer depends on a block size: offsets of block i are i * BLOCK + tl.arange(0, BLOCK)"
+F16 = "something is rounded to float16: acc, partials and total stay float32"
+
+
+def _inside(function, lesson):
+    return Property(
+        "stays inside its tensors", 1, lesson, function.everything, ADDRESSES, needs="the interpreter", addresses=True
+    )
+
+
+IM2COL = Exercise(
+    "im2col",
+    "the kernel stores nothing yet. It needs the index map, a load of the pixels it points to, and a store of A.",
+    (
+        Property(
+            "pixels and taps",
+            2,
+            MAP,
+            _IM2COL.whole,
+            "A[m, j] = x[n, p + r, q + s, c], m = (n P + p) Q + q, j = (r S + s) C + c",
+        ),
+        Property("strides in memory", 1, READ_STRIDES, _IM2COL.memory, MEMORY),
+        Property(
+            "ragged sizes", 1, TILE, _ragged, "rows beyond M and columns beyond J are not stored (mask_m, mask_j)"
+        ),
+        Property("padding", 2, PIXEL, _IM2COL.padded, "h = p * sh + r * dil_h - pt, and x is 0 outside the image"),
+        Property(
+            "stride and dilation", 2, PIXEL, _IM2COL.spread, "h = p * sh + r * dil_h - pt, w = q * sw + s * dil_w - pl"
+        ),
+        Property("block sizes", 1, TILE, _IM2COL.tiles, BLOCKS),
+        _inside(_IM2COL, TILE),
+    ),
+    suspects,
+    MASKS,
+)
+WGRAD = Exercise(
+    "wgrad",
+    "the kernel stores nothing yet. It needs a loop over the blocks of pixels, and a store of dweight.",
+    (
+        Property(
+            "whole blocks", 2, PRODUCT, _WGRAD.whole, "dweight[o, j] = sum over m of dy[m, o] A[m, j], that is dy^T A"
+        ),
+        Property("strides in memory", 1, READ_STRIDES, _WGRAD.memory, MEMORY),
+        Property("ragged pixels", 2, LOOP, _no_pixels, "pixels beyond M add nothing: dy and A are 0 there (mask_m)"),
+        Property("ragged channels", 1, LOOP, _WGRAD.channels, "channels beyond O and columns beyond J are not stored"),
+        Property("padding, stride, dilation", 1, PIXEL, _WGRAD.everywhere, "the tile of A is im2col_tile's"),
+        Property("block sizes", 1, LOOP, _WGRAD.tiles, BLOCKS),
+        Property("float16", 1, READ_FP32, _WGRAD.half, F16),
+        _inside(_WGRAD, LOOP),
+        Property("bfloat16", 0, READ_FP32, _WGRAD.bfloat, needs="a GPU"),
+        Property("float32 without TF32", 0, READ_FP32, _WGRAD.single, 'say input_precision="ieee"', needs="a GPU"),
+    ),
+    suspects,
+    MASKS,
+)
+SPLIT = Exercise(
+    "wgrad_split",
+    "the kernels store nothing yet. They need the blocks of each piece, their sum, and the sum of the pieces.",
+    (
+        Property("equal pieces", 2, PIECES, _even, OWN),
+        Property("strides in memory", 1, READ_STRIDES, _SPLIT.memory, MEMORY),
+        Property("unequal pieces", 2, PIECES, _uneven, OWN),
+        Property("pieces without blocks", 1, PIECES, _more_pieces, "a piece without blocks is stored too, as zeros"),
+        Property(
+            "order of the sum",
+            1,
+            ORDER,
+            _cancelling,
+            "the pieces are added from the first to the last, in float32",
+            F16,
+        ),
+        Property(
+            "the same bits every time",
+            1,
+            ORDER,
+            _several_pieces,
+            "programs come in no fixed order, so the last bits change from run to run: one program adds up all pieces",
+            needs="the interpreter",
+            shared_updates=True,
+        ),
+        Property("ragged sizes", 1, PIECES, _split_ragged, "each program's tile ends at O and J (mask_o, mask_j)"),
+        _inside(_SPLIT, PIECES),
+    ),
+    suspects,
+    MASKS,
+)

@@ -1,0 +1,278 @@
+"""The checks of exercise 03: the dynamic causal convolution, forward, dx and dweight.
+
+``dynamic_conv_forward(x, weight, y)``, ``dynamic_conv_dx(dy, weight, dx)``, ``dynamic_conv_dweight(dy, x, dweight)``,
+each with ``BLOCK_T=, BLOCK_D=``, write their last tensor: x, y, dx, dy [B, T, D], weight, dweight [B, T, D, W].
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.dynamic_conv.reference import dynamic_conv_reference
+
+AXES = {"x": "BTD", "y": "BTD", "dx": "BTD", "dy": "BTD", "weight": "BTDW", "dweight": "BTDW"}
+
+
+def at(x: torch.Tensor, offset: int) -> torch.Tensor:
+    """``x[:, t + offset]`` at every t, zero where t + offset is outside 0..T-1."""
+    T, shifted = x.shape[1], torch.zeros_like(x)
+    first, last = max(0, -offset), min(T, T - offset)
+    if first < last:
+        shifted[:, first:last] = x[:, first + offset : last + offset]
+    return shifted
+
+
+def running_on(x: torch.Tensor, offset: int) -> torch.Tensor:
+    """The same without a mask on the time: past its end, a sequence runs on into the next one of the batch."""
+    return at(x.flatten(0, 1)[None], offset)[0].view_as(x)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One of the three functions: its two inputs p and q, its output, its equation, its usual mistakes.
+
+    ``answer(p, q, W)`` is the equation by the reference and autograd. ``tap(p, q, w, W, at)`` is what tap w
+    contributes, and ``mistakes`` gives, by cause, the same for a mistaken kernel. ``shared`` are the axes that the
+    strides property gives stride 0, for p and for q; ``masks`` names the masks that are not mask_t or mask_d.
+    """
+
+    inputs: tuple[str, str]
+    out: str
+    answer: Callable
+    tap: Callable
+    mistakes: dict[str, Callable]
+    shared: tuple[str, str]
+    masks: dict
+
+    def shape(self, name: str, sizes: dict[str, int]) -> list[int]:
+        """The shape of one of the tensors."""
+        return [sizes[axis] for axis in AXES[name]]
+
+    def combine(self, taps: list[torch.Tensor]) -> torch.Tensor:
+        """The output from the taps' contributions: dweight keeps each in its slot, the others add them."""
+        return torch.stack(taps, dim=-1) if self.out == "dweight" else sum(taps)
+
+    def case(self, draw: Draw, *, B=2, T=16, D=16, W=4, BLOCK_T=16, BLOCK_D=16, **how) -> Case:
+        """One call of these sizes on normal values; ``how`` says how the tensors lie in memory (see the code)."""
+        sizes = {"B": B, "T": T, "D": D, "W": W}
+        packed, orders = how.get("packed", False), how.get("orders", {})
+        dtypes, shared = how.get("dtypes", (torch.float32, torch.float32)), how.get("shared", ("", ""))
+        fence = None if packed else {"B": 1, "T": BLOCK_T + W, "D": BLOCK_D, "W": 6}
+        tensors = []
+        for name, dtype, axes in zip(self.inputs, dtypes, shared):
+            one = [1 if axis in axes else sizes[axis] for axis in AXES[name]]
+            values = draw.normal(*one, dtype=dtype, scale=how.get("scale", 1.0)).expand(self.shape(name, sizes))
+            tensors.append(Fenced(name, AXES[name], values, fence=fence, order=orders.get(AXES[name], ""), shared=axes))
+        order = how.get("out_order", {}).get(AXES[self.out], "")
+        out = Fenced(self.out, AXES[self.out], torch.empty(self.shape(self.out, sizes)), fence=fence, order=order)
+        answer = self.answer(*(tensor.values.double() for tensor in tensors), W)
+        return Case(
+            inputs=tensors,
+            # The precision property alone looks at the last digits.
+            outs=[Output(out, answer, tolerance=how.get("tolerance", 5e-3))],
+            launch={"BLOCK_T": BLOCK_T, "BLOCK_D": BLOCK_D},
+            poison=how.get("poison", ()),
+        )
+
+    def suspects(self, case: Case, out: Output):
+        """Known mistakes, as formulas."""
+        p, q = (tensor.values.double() for tensor in case.inputs)
+        W = next(tensor.size("W") for tensor in case.tensors if "W" in tensor.axes)
+        taps = [self.tap(p, q, w, W, at) for w in range(W)]
+        for cause, tap in self.mistakes.items():
+            yield cause, self.combine([tap(p, q, w, W) for w in range(W)])
+        for name, first in zip(self.inputs, ((p[:1].expand_as(p), q), (p, q[:1].expand_as(q)))):
+            cause = f"every sequence reads the first one's {name}: add b times its stride"
+            yield cause, self.combine([self.tap(*first, w, W, at) for w in range(W)])
+        yield (
+            "a neighbouring sequence of the batch is read",
+            self.combine([self.tap(p, q, w, W, running_on) for w in range(W)]),
+        )
+        if self.out == "dweight":
+            holes = torch.stack([at(torch.ones_like(q), w - W + 1) == 0 for w in range(W)], dim=-1)
+            cause = "slots whose tap lies before the first token hold 0, and they are stored too"
+            yield cause, self.combine(taps).masked_fill(holes, float("nan"))
+        else:
+            yield "only the last tap is left: add to the accumulator, do not replace it", taps[-1]
+            for n in range(1, W):
+                yield f"only the first {n} of the {W} taps are added: loop over W", sum(taps[:n])
+                yield f"only the last {W - n} of the {W} taps are added: loop over W", sum(taps[n:])
+
+
+def _dx(dy, weight, W):
+    x = torch.zeros_like(dy).requires_grad_()
+    return torch.autograd.grad(dynamic_conv_reference(x, weight), x, dy)[0]
+
+
+def _dweight(dy, x, W):
+    weight = x.new_zeros(*x.shape, W).requires_grad_()
+    return torch.autograd.grad(dynamic_conv_reference(x, weight), weight, dy)[0]
+
+
+_PAST = {("x", "T", "before"): "time >= 0"}
+_TAPS = {(name, "W", side): "w runs over 0..W-1" for name in ("weight", "dweight") for side in ("before", "after")}
+
+_FORWARD = Operator(
+    inputs=("x", "weight"),
+    out="y",
+    answer=lambda x, weight, W: dynamic_conv_reference(x, weight),
+    tap=lambda x, weight, w, W, at: at(x, w - W + 1) * weight[..., w],
+    mistakes={
+        "the taps are reversed: tap w multiplies x[t - W + 1 + w]": lambda x, k, w, W: at(x, -w) * k[..., w],
+        "the window is one step late: tap w reads time t - W + 1 + w": lambda x, k, w, W: at(x, w - W + 2) * k[..., w],
+        "the window is one step early: tap w reads time t - W + 1 + w": lambda x, k, w, W: at(x, w - W) * k[..., w],
+        "the window looks ahead: tap w reads time t - W + 1 + w": lambda x, k, w, W: at(x, w) * k[..., w],
+        "weight is read at the time of x: it must be read at time t": lambda x, k, w, W: at(x * k[..., w], w - W + 1),
+    },
+    shared=("B", "BT"),
+    masks=_PAST | _TAPS,
+)
+
+_DX = Operator(
+    inputs=("dy", "weight"),
+    out="dx",
+    answer=_dx,
+    tap=lambda dy, weight, w, W, at: at(dy * weight[..., w], W - 1 - w),
+    mistakes={
+        "weight is read at time t: it must be read at t + W - 1 - w, where tap w saw x[t]": (
+            lambda dy, k, w, W: at(dy, W - 1 - w) * k[..., w]
+        ),
+        "the diagonal is reversed: tap w goes with time t + W - 1 - w": lambda dy, k, w, W: at(dy * k[..., w], w),
+        "the past is gathered, dx needs the future: tap w goes with time t + W - 1 - w": (
+            lambda dy, k, w, W: at(dy * k[..., w], w - W + 1)
+        ),
+        "the window is one step late: tap w goes with time t + W - 1 - w": (
+            lambda dy, k, w, W: at(dy * k[..., w], W - w)
+        ),
+        "the window is one step early: tap w goes with time t + W - 1 - w": (
+            lambda dy, k, w, W: at(dy * k[..., w], W - 2 - w)
+        ),
+        "dy is read at time t: it must be read at t + W - 1 - w": lambda dy, k, w, W: dy * at(k[..., w], W - 1 - w),
+    },
+    shared=("BTD", "BT"),
+    masks={(name, "T", "after"): "time < T" for name in ("dy", "weight")} | _TAPS,
+)
+
+_DWEIGHT = Operator(
+    inputs=("dy", "x"),
+    out="dweight",
+    answer=_dweight,
+    tap=lambda dy, x, w, W, at: dy * at(x, w - W + 1),
+    mistakes={
+        "the taps are reversed: slot w holds dy[t] * x[t - W + 1 + w]": lambda dy, x, w, W: dy * at(x, -w),
+        "the window is one step late: slot w holds dy[t] * x[t - W + 1 + w]": lambda dy, x, w, W: dy * at(x, w - W + 2),
+        "the window is one step early: slot w holds dy[t] * x[t - W + 1 + w]": lambda dy, x, w, W: dy * at(x, w - W),
+        "the window looks ahead: slot w holds dy[t] * x[t - W + 1 + w]": lambda dy, x, w, W: dy * at(x, w),
+        "dy is read at the time of x: it must be read at time t": lambda dy, x, w, W: at(dy * x, w - W + 1),
+    },
+    shared=("BTD", "B"),
+    masks=_PAST | _TAPS,
+)
+
+# Where each output's equation, its masks, the use of its strides and its kernel are explained.
+READ = {
+    "y": ("Lesson 03, step 1", "Lesson 03, step 3", "Lesson 01, step 4", "Lesson 03, step 2"),
+    "dx": ("Lesson 04, step 3", "Lesson 04, step 6", "Lesson 04, step 9", "Lesson 04, step 6"),
+    "dweight": ("Lesson 04, step 2", "Lesson 03, step 3", "Lesson 04, step 9", "Lesson 04, step 6"),
+}
+READ_FP32 = "Lesson 03, step 2"
+
+
+def _exercise(name: str, op: Operator) -> Exercise:
+    equation, masks, memory, kernel = READ[op.out]
+    reach = "the last tokens" if op.out == "dx" else "the first tokens"
+    past = "after the last token" if op.out == "dx" else "before the first token"
+
+    def aligned(draw):
+        yield op.case(draw, B=1, T=draw.size(16, 16, 48, multiple_of=16), packed=True)
+
+    def strides(draw):
+        T = draw.size(16, 16, 32, multiple_of=16)
+        yield op.case(draw, T=T)
+        yield op.case(draw, T=T, orders={"BTD": "BDT", "BTDW": "BTWD"})
+        yield op.case(draw, T=T, out_order={"BTD": "TBD", "BTDW": "WBTD"})
+        yield op.case(draw, T=T, shared=op.shared)
+
+    def ends(draw):
+        yield op.case(draw, T=draw.size(16, 16, 32, multiple_of=16), W=draw.size(4, 3, 6), poison=None)
+
+    def length(draw):
+        for shown, low, high in ((13, 9, 15), (2, 1, 3), (37, 33, 47)):
+            yield op.case(draw, T=draw.size(shown, low, high))
+
+    def channels(draw):
+        for shown, low, high in ((20, 17, 31), (3, 1, 7)):
+            yield op.case(draw, D=draw.size(shown, low, high))
+
+    def taps(draw):
+        for W in (1, 2, 3, draw.size(6, 5, 9)):
+            yield op.case(draw, W=W, poison=(("W", "before"), ("W", "after")))
+
+    def blocks(draw):
+        T, D = draw.size(64, 64, 128, multiple_of=64), 32
+        for BLOCK_T, BLOCK_D in ((8, 32), (32, 8), (64, 16)):
+            yield op.case(draw, B=1, T=T, D=D, BLOCK_T=BLOCK_T, BLOCK_D=BLOCK_D)
+
+    def half(draw):
+        yield op.case(draw, dtypes=(torch.float16, torch.float16), scale=300.0, tolerance=2e-5)
+        yield op.case(draw, dtypes=(torch.float32, torch.float16), tolerance=2e-5)
+
+    def everything(draw):
+        yield op.case(draw, T=draw.size(37, 17, 47), D=draw.size(20, 17, 31), W=draw.size(4, 3, 6))
+
+    def bfloat(draw):
+        yield op.case(draw, dtypes=(torch.bfloat16, torch.bfloat16))
+
+    return Exercise(
+        name=name,
+        missing=f"the kernel stores nothing yet. It needs a loop over the W taps, and a store of {op.out}.",
+        properties=(
+            Property("whole blocks", 2, equation, aligned),
+            Property(
+                "strides", 1, memory, strides, "each axis of each tensor has its own stride, and some strides are 0"
+            ),
+            Property(reach, 1, masks, ends, f"a tap {past} adds nothing"),
+            Property(
+                "ragged length",
+                1,
+                masks,
+                length,
+                "the grid must cover the last, partial block of T, and mask_t must cut it",
+            ),
+            Property(
+                "ragged channels",
+                1,
+                masks,
+                channels,
+                "the grid must cover the last, partial block of D, and mask_d must cut it",
+            ),
+            Property("number of taps", 1, kernel, taps, "the loop must run over W taps, no more"),
+            Property(
+                "block sizes",
+                1,
+                kernel,
+                blocks,
+                "the answer depends on the block sizes: offs_t takes BLOCK_T, offs_d BLOCK_D",
+            ),
+            Property(
+                "float16",
+                1,
+                READ_FP32,
+                half,
+                "products or sums are taken in float16: convert to tl.float32 right after each load",
+            ),
+            Property(
+                "stays inside its tensors", 1, masks, everything, ADDRESSES, needs="the interpreter", addresses=True
+            ),
+            Property("bfloat16", 0, READ_FP32, bfloat, needs="a GPU"),
+        ),
+        suspects=op.suspects,
+        masks=op.masks,
+    )
+
+
+FORWARD = _exercise("dynamic_conv_forward", _FORWARD)
+DX = _exercise("dynamic_conv_dx", _DX)
+DWEIGHT = _exercise("dynamic_conv_dweight", _DWEIGHT)

@@ -1,0 +1,447 @@
+"""Exercise 06's answers, and the answers that known mistakes would give: float64, dense, in plain PyTorch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.check.framework import UNTOUCHED, Case, Output
+
+INF = float("inf")
+AXES = (
+    dict.fromkeys(("q", "dq"), "HMD")
+    | dict.fromkeys(("k", "dk"), "JND")
+    | dict.fromkeys(("v", "dv"), "JNV")
+    | dict.fromkeys(("o", "do"), "HMV")
+    | dict.fromkeys(("lse", "delta"), "HM")
+    | {"num": "LR", "idx": "LRC", "num_t": "LC", "idx_t": "LCR", "mask": "MN"}
+)
+
+# Score mods and mask mods, in Triton and, under the same name, in PyTorch.
+
+
+@triton.jit
+def same(s, m, n):
+    """The score itself."""
+    return s
+
+
+@triton.jit
+def same_gradient(s, m, n, dz):
+    """Its gradient."""
+    return dz
+
+
+@triton.jit
+def plus_100(s, m, n):
+    """A padded row, whose q is 0, has scores of 100: exp overflows there."""
+    return s + 100.0
+
+
+@triton.jit
+def alibi(s, m, n):
+    """A bias that grows with the key's position."""
+    return s + 0.25 * (n - m)
+
+
+@triton.jit
+def softcap(s, m, n):
+    """2 tanh(s / 2)."""
+    return 4.0 * tl.sigmoid(s) - 2.0
+
+
+@triton.jit
+def softcap_gradient(s, m, n, dz):
+    """Its gradient."""
+    t = 2.0 * tl.sigmoid(s) - 1.0
+    return dz * (1.0 - t * t)
+
+
+@triton.jit
+def log_abs(s, m, n):
+    """A padded row, whose q is 0, has no derivative."""
+    return tl.log(tl.abs(s))
+
+
+@triton.jit
+def log_abs_gradient(s, m, n, dz):
+    """Its gradient."""
+    return dz / s
+
+
+@triton.jit
+def every_pair(m, n):
+    """No mask."""
+    return (m >= 0) & (n >= 0)
+
+
+@triton.jit
+def causal(m, n):
+    """Keys up to the query."""
+    return n <= m
+
+
+@triton.jit
+def window(m, n):
+    """The twelve keys up to the query: in a block of 16, some rows have none."""
+    return (n <= m) & (m - n < 12)
+
+
+@triton.jit
+def dead_rows(m, n):
+    """Every third query has no key."""
+    return (m % 3 != 1) & (n <= m + 5)
+
+
+GRADIENTS = {plus_100: same_gradient, alibi: same_gradient, softcap: softcap_gradient, log_abs: log_abs_gradient}
+_SCORES = {
+    "same": lambda s, m, n: s,
+    "plus_100": lambda s, m, n: s + 100,
+    "alibi": lambda s, m, n: s + 0.25 * (n - m),
+    "softcap": lambda s, m, n: 2 * torch.tanh(s / 2),
+    "log_abs": lambda s, m, n: s.abs().log(),
+}
+_MASKS = {
+    "every_pair": lambda m, n: (m >= 0) & (n >= 0),
+    "causal": lambda m, n: n <= m,
+    "window": lambda m, n: (n <= m) & (m - n < 12),
+    "dead_rows": lambda m, n: (m % 3 != 1) & (n <= m + 5),
+}
+EMPTY, PARTIAL, FULL = 0, 1, 2
+
+
+def dense(mask_mod, M: int, N: int) -> torch.Tensor:
+    """The mask mod at every pair, bool [M, N]."""
+    return _MASKS[mask_mod.__name__](torch.arange(M)[:, None], torch.arange(N))
+
+
+def pairs(mask: torch.Tensor, BLOCK_M: int, BLOCK_N: int) -> torch.Tensor:
+    """How many pairs of each block are allowed, int [R, C]."""
+    M, N = mask.shape
+    padded = torch.nn.functional.pad(mask.int(), (0, -N % BLOCK_N, 0, -M % BLOCK_M))
+    return padded.view(-(-M // BLOCK_M), BLOCK_M, -(-N // BLOCK_N), BLOCK_N).sum((1, 3))
+
+
+def kinds_of(mask: torch.Tensor, BLOCK_M: int, BLOCK_N: int) -> torch.Tensor:
+    """What each block is, int [R, C]; one that reaches past M or N is never full."""
+    counts = pairs(mask, BLOCK_M, BLOCK_N)
+    return torch.where(counts == BLOCK_M * BLOCK_N, FULL, (counts > 0).int())
+
+
+def lists_of(kinds: torch.Tensor, beyond: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """num [2, R] and idx [2, R, C] int32, ``beyond`` in the entries that no count reaches."""
+    R, C = kinds.shape
+    num, idx = torch.zeros(2, R, dtype=torch.int32), torch.full((2, R, C), beyond, dtype=torch.int32)
+    for which, kind in enumerate((PARTIAL, FULL)):
+        for r in range(R):
+            listed = torch.nonzero(kinds[r] == kind).flatten()
+            num[which, r], idx[which, r, : len(listed)] = len(listed), listed
+    return num, idx
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call's tensors in float64 by name, what its mods are in PyTorch, what its lists say each block is."""
+
+    x: dict[str, torch.Tensor]
+    kinds: torch.Tensor  # [R, C]
+    scale: float
+    score: Callable
+    mask: Callable
+    blocks: tuple[int, int]
+    key_head: Callable = lambda h, J, G: h // G
+
+    @classmethod
+    def of(cls, case: Case) -> "Problem":
+        """The problem that ``case`` sets."""
+        x = {tensor.name: tensor.values for tensor in case.inputs}
+        num, idx = x.pop("num"), x.pop("idx")
+        kinds = torch.zeros(idx.shape[1:], dtype=torch.int32)
+        for which, kind in enumerate((PARTIAL, FULL)):
+            for r, count in enumerate(num[which].tolist()):
+                kinds[r, idx[which, r, :count].long()] = kind
+        x = {name: value.double() for name, value in x.items() if name not in ("num_t", "idx_t")}
+        how = case.launch
+        score, mask = _SCORES[how["score_mod"].__name__], _MASKS[how["mask_mod"].__name__]
+        return cls(x, kinds, how["scale"], score, mask, (how["BLOCK_M"], how["BLOCK_N"]))
+
+    def but(self, **changed) -> "Problem":
+        """The same with something changed."""
+        return replace(self, **changed)
+
+    def where(self, kind: int, becomes: int) -> "Problem":
+        """The same with blocks of one kind taken for another."""
+        return self.but(kinds=torch.where(self.kinds == kind, becomes, self.kinds))
+
+    @property
+    def heads(self) -> list[int]:
+        """The key head of each query head."""
+        H, J = self.x["q"].shape[0], self.x["k"].shape[0]
+        return [self.key_head(h, J, H // J) for h in range(H)]
+
+    @property
+    def positions(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """m [M, 1] and n [N]."""
+        return torch.arange(self.x["q"].shape[1])[:, None], torch.arange(self.x["k"].shape[1])
+
+    def counts(self) -> torch.Tensor:
+        """Which pairs count, bool [M, N]."""
+        m, n = self.positions
+        kinds = self.kinds.repeat_interleave(self.blocks[0], 0).repeat_interleave(self.blocks[1], 1)
+        kinds = kinds[: len(m), : len(n)]
+        return (kinds == FULL) | ((kinds == PARTIAL) & self.mask(m, n))
+
+    def scores(self, q=None, k=None) -> torch.Tensor:
+        """s [H, M, N]."""
+        q, k = self.x["q"] if q is None else q, self.x["k"] if k is None else k
+        return self.scale * q @ k[self.heads].mT
+
+    def modified(self, s: torch.Tensor) -> torch.Tensor:
+        """The score mod's value at every pair."""
+        return self.score(s, *self.positions)
+
+    def z(self, s: torch.Tensor) -> torch.Tensor:
+        """The logits, -inf where a pair does not count."""
+        return self.modified(s).masked_fill(~self.counts(), -INF)
+
+
+def attend(z: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """o and lse; 0 and -inf for rows without keys."""
+    dead = (z == -INF).all(-1, keepdim=True)
+    alive = z.masked_fill(dead, 0)
+    lse = alive.logsumexp(-1) if z.shape[-1] else z.new_zeros(z.shape[:-1])
+    return (alive.softmax(-1) @ v).masked_fill(dead, 0), lse.masked_fill(dead[..., 0], -INF)
+
+
+def answers(p: Problem) -> dict[str, torch.Tensor]:
+    """o and lse, and where the problem has do the gradients, by autograd on the dense equation."""
+    q, k, v = (p.x[name].clone().requires_grad_() for name in "qkv")
+    o, lse = attend(p.z(p.scores(q, k)), v[p.heads])
+    found = {"o": o.detach(), "lse": lse.detach()}
+    if "do" in p.x:
+        found |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad((o * p.x["do"]).sum(), (q, k, v))))
+        found["delta"] = (found["o"] * p.x["do"]).sum(-1)
+    return found
+
+
+# Forward: the walk over the blocks, each step of which may be mistaken.
+
+
+def walk(p: Problem, step: Callable) -> tuple[torch.Tensor, torch.Tensor]:
+    """o and lse by ``step(acc, l, top, z, v) -> acc, l, top`` over the listed blocks, partial ones first."""
+    z, v, (BLOCK_M, BLOCK_N) = p.z(p.scores()), p.x["v"][p.heads], p.blocks
+    o, lse = z.new_zeros(*z.shape[:2], v.shape[-1]), z.new_zeros(z.shape[:2])
+    for r, row in enumerate(p.kinds):
+        rows = slice(r * BLOCK_M, (r + 1) * BLOCK_M)
+        acc, l, top = 0 * o[:, rows], 0 * lse[:, rows], lse[:, rows] - INF
+        for c in [*torch.nonzero(row == PARTIAL).flatten().tolist(), *torch.nonzero(row == FULL).flatten().tolist()]:
+            columns = slice(c * BLOCK_N, (c + 1) * BLOCK_N)
+            acc, l, top = step(acc, l, top, z[:, rows, columns], v[:, columns])
+        o[:, rows] = acc / torch.where(l == 0, 1, l)[..., None]
+        lse[:, rows] = top + torch.where(l == 0, 1, l).log()
+    return o, lse
+
+
+def _parts(top, z):
+    new_top = torch.maximum(top, z.amax(-1))
+    shift = torch.where(new_top == -INF, 0, new_top)
+    return new_top, (z - shift[..., None]).exp(), (top - shift).exp()
+
+
+def _no_rescale(acc, l, top, z, v):
+    new_top, p, alpha = _parts(top, z)
+    return acc + p @ v, l * alpha + p.sum(-1), new_top
+
+
+def _no_rescaled_sum(acc, l, top, z, v):
+    new_top, p, alpha = _parts(top, z)
+    return acc * alpha[..., None] + p @ v, l + p.sum(-1), new_top
+
+
+def _none_rescaled(acc, l, top, z, v):
+    new_top, p, _ = _parts(top, z)
+    return acc + p @ v, l + p.sum(-1), new_top
+
+
+def _last_block(acc, l, top, z, v):
+    new_top, p, _ = _parts(top - INF, z)
+    return p @ v, p.sum(-1), new_top
+
+
+def _first_block(acc, l, top, z, v):
+    return *_last_block(acc, l, top, z, v)[:2], top
+
+
+_STEPS = {
+    "the numerator is not rescaled: acc = acc * alpha + p v, alpha = exp(top - new_top)": _no_rescale,
+    "the denominator is not rescaled: l = l * alpha + sum of p, alpha = exp(top - new_top)": _no_rescaled_sum,
+    "neither sum is rescaled: both are multiplied by alpha = exp(top - new_top) first": _none_rescaled,
+    "only the last block counts: acc, l and top are carried from block to block": _last_block,
+    "top is not carried from block to block: a step returns new_top": _first_block,
+}
+LISTS = {
+    "the mask is not applied in partial blocks": (PARTIAL, FULL),
+    "the mask is applied in full blocks: there every pair counts": (FULL, PARTIAL),
+    "the partial blocks are left out": (PARTIAL, EMPTY),
+    "the full blocks are left out: list 1 comes after list 0": (FULL, EMPTY),
+    "blocks that no list names are visited": (EMPTY, PARTIAL),
+}
+SCALE = "the scale is left out: s = scale * q k^T"
+SCALE_LATE = "the scale is applied after the score mod: the mod takes scale * q k^T"
+NO_MOD = "the score mod is left out: z = SCORE_MOD(s, m, n)"
+HEADS = "query head h reads key head h % J: heads that share keys are neighbours, h // G"
+FIRST_HEAD = "every query head reads the first key head: h // G"
+TAIL = "keys beyond N count: where n >= N, z is -inf"
+
+
+def _changed(p: Problem):
+    """Problems that a mistaken kernel may solve instead."""
+    yield SCALE, p.but(scale=1.0)
+    yield SCALE_LATE, p.but(scale=1.0, score=lambda s, m, n: p.scale * p.score(s, m, n))
+    yield NO_MOD, p.but(score=_SCORES["same"])
+    for cause, change in LISTS.items():
+        yield cause, p.where(*change)
+    yield (
+        "every row of blocks walks along the first one's lists: row r of either list",
+        p.but(kinds=p.kinds[:1].expand_as(p.kinds)),
+    )
+    yield HEADS, p.but(key_head=lambda h, J, G: h % J)
+    yield FIRST_HEAD, p.but(key_head=lambda h, J, G: 0)
+
+
+def _padded(p: Problem) -> Problem:
+    """The problem where the keys that the last block lacks are there, as zeros."""
+    short = (0, 0, 0, -p.x["k"].shape[1] % p.blocks[1])
+    return p.but(x=p.x | {name: torch.nn.functional.pad(p.x[name], short) for name in "kv"})
+
+
+def forward_suspects(case: Case, out: Output):
+    """Known mistakes of the forward kernel, and the o or lse they give."""
+    p, which = Problem.of(case), ("o", "lse").index(out.name)
+    o, lse = attend(z := p.z(p.scores()), p.x["v"][p.heads])
+    if out.name == "o":
+        top = torch.where(z.amax(-1) == -INF, 0, z.amax(-1)) if z.shape[-1] else lse
+        yield "the numerator is not divided by l: o = acc / l", o * (lse - top).exp().nan_to_num(0)[..., None]
+    else:
+        top = z.amax(-1) if z.shape[-1] else lse
+        yield "log l is left out: lse = top + log l", top
+        yield "the maximum is left out: lse = top + log l", torch.where(lse == -INF, 0, lse - top)
+        yield "lse is in base 2: it is natural, top + log l", lse / torch.tensor(2.0, dtype=lse.dtype).log()
+        yield "rows without keys have an lse of -inf: top stays -inf there", torch.where(lse == -INF, 0, lse)
+    for cause, step in _STEPS.items():
+        yield cause, walk(p, step)[which]
+    for cause, changed in (*_changed(p), (TAIL, _padded(p))):
+        yield cause, attend(changed.z(changed.scores()), changed.x["v"][changed.heads])[which]
+
+
+# Backward: the formulas, each factor of which may be mistaken.
+
+
+def gradients(p: Problem, kinds_t: torch.Tensor | None = None, **mistake) -> dict[str, torch.Tensor]:
+    """dq, dk, dv by the formulas of lesson 11; ``kinds_t`` [C, R] is what the keys' lists say, if not the transpose.
+
+    ``mistake``: ``lse`` and ``prime`` (the score mod's derivative) in place of the right ones, ``through(P, dP, delta)``
+    the softmax's, ``scaled`` which gradients are multiplied by the scale, ``group(grouped)`` how query heads are added.
+    """
+    if kinds_t is not None:
+        own = gradients(p.but(kinds=kinds_t.T), **mistake)
+        return gradients(p, **mistake) | {name: own[name] for name in ("dk", "dv")}
+    q, k, v, do = (p.x[name] for name in ("q", "k", "v", "do"))
+    k, v = k[p.heads], v[p.heads]
+    s = p.scores().requires_grad_()
+    t = p.modified(s)
+    prime = mistake.get("prime", torch.autograd.grad(t.sum(), s)[0] if t.requires_grad else torch.zeros_like(s))
+    counts, s, t = p.counts(), s.detach(), t.detach()
+    lse, delta = mistake.get("lse", p.x["lse"]), (p.x["o"] * do).sum(-1, keepdim=True)
+    P = (t.masked_fill(~counts, -INF) - torch.where(lse == -INF, 0, lse)[..., None]).exp()
+    dz = mistake.get("through", lambda P, dP, delta: P * (dP - delta))(P, do @ v.mT, delta)
+    ds = (prime * dz).masked_fill(~counts, 0)
+    scaled = mistake.get("scaled", ("dq", "dk"))
+    group = mistake.get("group", lambda grouped: grouped.sum(1))
+    found = {"dq": ds @ k, "dk": group(_by_key_head(p, ds.mT @ q)), "dv": group(_by_key_head(p, P.mT @ do))}
+    return {name: value * (p.scale if name in scaled else 1) for name, value in found.items()}
+
+
+def _by_key_head(p: Problem, value: torch.Tensor) -> torch.Tensor:
+    """[H, ...] as [J, G, ...]."""
+    return value.unflatten(0, (p.x["k"].shape[0], -1))
+
+
+def backward_suspects(case: Case, out: Output):
+    """Known mistakes of the backward kernels, and the gradients they give."""
+    p, name = Problem.of(case), out.name
+    if name == "delta":
+        o, do = p.x["o"], p.x["do"]
+        yield "delta is the sum of o * do, not of do * do", (do * do).sum(-1)
+        yield "delta is the sum of o * do, not of o * o", (o * o).sum(-1)
+        yield "delta is a sum over the value channels, not their mean", (o * do).mean(-1)
+        return
+    if name in ("dq", "dk"):
+        yield f"the scale is left out: {name} is scale * the product with ds", gradients(p, scaled=())[name]
+        yield "delta is left out: dz = p * (do v^T - delta)", gradients(p, through=lambda P, dP, delta: P * dP)[name]
+        yield (
+            "delta is added: dz = p * (do v^T - delta)",
+            gradients(p, through=lambda P, dP, delta: P * (dP + delta))[name],
+        )
+        yield "p is left out: dz = p * (do v^T - delta)", gradients(p, through=lambda P, dP, delta: dP - delta)[name]
+        yield (
+            "the score mod's derivative is left out: ds = SCORE_GRADIENT(s, m, n, dz)",
+            gradients(p, prime=torch.ones_like(p.scores()))[name],
+        )
+    else:
+        yield "dv is scaled: dv = p^T do", gradients(p, scaled=("dv",))[name]
+    yield "lse is left out: p = exp(z - lse)", gradients(p, lse=torch.zeros_like(p.x["lse"]))[name]
+    if name in ("dk", "dv") and p.kinds.shape[0] == p.kinds.shape[1]:
+        yield (
+            "the keys' kernel walks along the queries' lists: row c of num_t and idx_t lists blocks of queries",
+            gradients(p, kinds_t=p.kinds)[name],
+        )
+    for cause, which in (
+        ("only the last of the heads that share keys counts: add up all G", -1),
+        ("only the first of the heads that share keys counts: add up all G", 0),
+    ):
+        yield cause, gradients(p, group=lambda grouped, which=which: grouped[:, which])[name]
+    for cause, changed in _changed(p):
+        if cause not in (NO_MOD, FIRST_HEAD, HEADS):
+            yield cause, gradients(changed)[name]
+
+
+# Lists: what a block is taken for may be mistaken, or where it is written.
+
+
+def list_answers(mask: torch.Tensor, kinds: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The four outputs."""
+    return dict(zip(("num", "idx", "num_t", "idx_t"), (*lists_of(kinds), *lists_of(kinds.T))))
+
+
+def list_suspects(case: Case, out: Output):
+    """Known mistakes of the lists, and what they hold then."""
+    mask, (BLOCK_M, BLOCK_N) = case.inputs[0].values, (case.launch["BLOCK_M"], case.launch["BLOCK_N"])
+    counts, there = (pairs(x, BLOCK_M, BLOCK_N) for x in (mask, torch.ones_like(mask)))
+    right, size = kinds_of(mask, BLOCK_M, BLOCK_N), BLOCK_M * BLOCK_N
+    yield (
+        "a block that reaches past M or N is taken for full: all BLOCK_M * BLOCK_N pairs must be allowed",
+        list_answers(mask, torch.where(counts == there, FULL, (counts > 0).int()))[out.name],
+    )
+    yield "empty blocks are listed", list_answers(mask, torch.where(counts == size, FULL, PARTIAL))[out.name]
+    yield "full blocks are listed as partial", list_answers(mask, (counts > 0).int())[out.name]
+    yield "list 0 holds the partial blocks, list 1 the full ones", list_answers(mask, (3 - right) % 3)[out.name]
+    both = list_answers(mask, (counts > 0).int())[out.name].clone()
+    both[1] = list_answers(mask, right)[out.name][1]
+    yield "full blocks are listed as partial too: a block is in one list", both
+    if out.name.startswith("idx"):
+        holes = torch.full_like(both, UNTOUCHED)  # what is never stored
+        for which, kind in enumerate((PARTIAL, FULL)):
+            for r, c in torch.nonzero((right if out.name == "idx" else right.T) == kind).tolist():
+                holes[which, r, c] = c
+        yield (
+            "block c stands at place c: blocks stand side by side, each at the place that counts those before it",
+            holes,
+        )
+    if out.name.endswith("_t") and right.shape[0] == right.shape[1]:
+        yield (
+            "the keys' lists are the queries' once more: swap the strides, and the sizes",
+            list_answers(mask, right.T)[out.name],
+        )

@@ -1,0 +1,352 @@
+"""The checks of exercise 04: gated recurrent attention, forward, backward, and the gradient of the scalar gate.
+
+``recurrent_forward(q, k, v, g, gk, S0, o, ST)``, ``recurrent_backward(q, k, v, g, gk,
+S0, do, dST, dq, dk, dv, dS0)`` and ``recurrent_gate_gradient(q, k, v, g, S0,
+do, dST, dg)`` write the last of their tensors; all take ``cu_seqlens=, scale=``. The sequences lie end to end
+along T: q, k, gk [T, H, K], v, o [T, H, V], g [T, H], states [N, H, K, V].
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kernels import runtime
+from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.recurrent_mistakes import AXES, STATES, Problem, answers, gate_suspects, walk_suspects
+
+INF = float("inf")
+
+ENDS = {axis: ((axis, "before"), (axis, "after")) for axis in "TKV"}
+
+
+@dataclass(frozen=True)
+class Function:
+    """One of the three functions: its tensors, its block size if it has one, the known mistakes."""
+
+    inputs: tuple[str, ...]
+    outs: tuple[str, ...]
+    block: str
+    suspects: Callable
+
+    def case(self, draw: Draw, *, lengths=(6,), H=1, K=16, V=16, BLOCK=16, poison=(), judge=None, **how) -> Case:
+        """One call of these sizes; ``judge`` names the outputs that are judged, all unless told.
+
+        ``how``: ``gates(name, shape)`` makes g and gk, ``states`` names those that are not zero, ``half`` is the dtype
+        of q, k, v and do, ``magnitude`` multiplies them; ``orders``, ``shared`` and ``packed`` say how tensors lie in
+        memory; ``tolerance`` and ``apart``, gates whose gradients are judged among themselves, go to the outputs.
+        """
+        sizes = {"T": sum(lengths), "H": H, "K": K, "V": V, "N": len(lengths)}
+        fence = None if how.get("packed") else {"T": BLOCK, "K": 32, "V": 32, "H": 1, "N": 1}
+        tensors = []
+        for name in self.inputs:
+            axes, still = AXES[name], how.get("shared", {}).get(name, "")
+            shape = [sizes[axis] for axis in axes]
+            one = [1 if axis in still else sizes[axis] for axis in axes]
+            if name in ("g", "gk"):
+                values = how["gates"](name, one) if "gates" in how else -0.25 * draw.normal(*one).abs()
+            elif name in STATES:
+                values = draw.normal(*one) if name in how.get("states", STATES) else torch.zeros(one)
+            else:
+                values = draw.normal(*one, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
+            order = how.get("orders", {}).get(axes, "")
+            tensors.append(Fenced(name, axes, values.expand(shape), fence=fence, order=order, shared=still))
+        ends = torch.tensor([sum(lengths[:n]) for n in range(len(lengths) + 1)], dtype=torch.int32)
+        launch = {"cu_seqlens": ends.to(runtime.device), "scale": how.get("scale", K**-0.5)}
+        case = Case(tensors, [], launch | ({self.block: BLOCK} if self.block else {}), poison=poison)
+        expected = answers(Problem.of(case))
+        groups = how["apart"](Problem.of(case).x["g"]).int() if "apart" in how else None
+        for name in self.outs:
+            empty = torch.empty([sizes[axis] for axis in AXES[name]])
+            tensor = Fenced(name, AXES[name], empty, fence=fence, order=how.get("out_orders", {}).get(AXES[name], ""))
+            answer = expected[name] if judge is None or name in judge else None
+            # The precision property alone looks at the last digits.
+            case.outs.append(Output(tensor, answer, groups, how.get("tolerance", 5e-3)))
+        return case
+
+    # What all three have in common. A head's or a sequence's end is no mask's business.
+
+    def exercise(self, name: str, missing: str, *properties: Property) -> Exercise:
+        """The exercise of this function."""
+        masks = {(tensor, axis, "after"): "" for tensor in AXES for axis in "HN"}
+        return Exercise(name, missing, properties, self.suspects, masks)
+
+    def strides(self, draw):
+        """Several heads and sequences; axes in other orders; keys and gates that all heads share, one gradient."""
+        lengths = (draw.size(3, 2, 5), draw.size(2, 2, 5))
+        yield self.case(draw, lengths=lengths, H=2)
+        yield self.case(draw, lengths=lengths, H=2, orders={"THK": "HTK", "THV": "VHT", "TH": "HT", "NHKV": "HVNK"})
+        yield self.case(draw, lengths=lengths, H=2, out_orders={"THK": "KTH", "THV": "HVT", "TH": "HT", "NHKV": "VNHK"})
+        yield self.case(draw, lengths=lengths, H=2, shared={"k": "H", "g": "H", "gk": "TH", "do": "THV", "v": "T"})
+
+    def sequences(self, draw):
+        """Sequences end to end, empty ones first, last and in between; nothing but empty ones."""
+        yield self.case(draw, lengths=(draw.size(3, 2, 5), draw.size(2, 1, 4)))
+        yield self.case(draw, lengths=(0, draw.size(2, 1, 4), 0, 0, draw.size(3, 1, 4), 0), H=1)
+        yield self.case(draw, lengths=(0, 0))
+
+    def keys(self, draw):
+        """Numbers of key channels that fill no block, and fewer than a block has."""
+        for shown, low, high in ((20, 17, 31), (3, 1, 7)):
+            yield self.case(draw, lengths=(3,), K=draw.size(shown, low, high), poison=ENDS["K"])
+
+    def values(self, draw):
+        """The same for value channels."""
+        for shown, low, high in ((20, 17, 31), (3, 1, 7)):
+            yield self.case(draw, lengths=(3,), V=draw.size(shown, low, high), poison=ENDS["V"])
+
+    def half(self, draw):
+        """float16 values, whose products float16 cannot hold, then some whose last digits it cannot."""
+        yield self.case(draw, half=torch.float16, magnitude=300.0, tolerance=2e-5)
+        yield self.case(draw, half=torch.float16, tolerance=2e-5)
+
+    def bfloat(self, draw):
+        """bfloat16 values."""
+        yield self.case(draw, half=torch.bfloat16)
+
+    def everything(self, draw):
+        """Everything ragged at once, for the addresses."""
+        lengths = (draw.size(5, 2, 7), 0, draw.size(3, 2, 7))
+        yield self.case(draw, lengths=lengths, H=2, K=draw.size(20, 17, 31), V=draw.size(5, 3, 15))
+
+
+def no_gates(name, shape):
+    """Gates that keep everything."""
+    return torch.zeros(shape)
+
+
+def strong_gates(name, shape):
+    """Every third token at -20, every fourth at -inf, but not the first; of gk, some channels at -inf."""
+    gates = torch.full(shape, -0.05)
+    if name == "g":
+        gates[2::3], gates[1::4] = -20.0, -INF
+    else:
+        gates[:, :, ::5] = -INF
+    return gates
+
+
+F16 = "products or sums are taken in float16: convert to tl.float32 right after each load"
+STRIDES = "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x"
+READ_STRIDES, READ_PACKED = "Lesson 01, step 4", "Lesson 05, step 7"
+
+_FORWARD = Function(("q", "k", "v", "g", "gk", "S0"), ("o", "ST"), "BLOCK_V", walk_suspects)
+
+
+def _plain(draw):
+    yield _FORWARD.case(draw, lengths=(draw.size(6, 4, 8),), gates=no_gates, states=(), judge=("o",), packed=True)
+
+
+def _gates(draw):
+    yield _FORWARD.case(draw, states=(), judge=("o",))
+    yield _FORWARD.case(draw, states=(), judge=("o",), gates=strong_gates)
+
+
+def _ends(draw):
+    yield _FORWARD.case(draw, lengths=(draw.size(4, 3, 6),), H=2)
+
+
+def _blocks(draw):
+    for BLOCK_V in (8, 32, 64):
+        yield _FORWARD.case(draw, lengths=(3,), V=32, BLOCK=BLOCK_V)
+
+
+FORWARD = _FORWARD.exercise(
+    "recurrent_forward",
+    "the kernel stores nothing yet. It needs a state, a walk along the tokens, and a store of o.",
+    Property("whole blocks", 1, "Lesson 05, step 2", _plain),
+    Property("gates", 1, "Lesson 05, step 3", _gates, "every row i of the state decays by exp(g_t + gk_t[i])"),
+    Property(
+        "a state at both ends",
+        1,
+        "Lesson 05, step 6",
+        _ends,
+        "S starts as S0[n, h]; after the last token it is ST[n, h]",
+    ),
+    Property(
+        "packed sequences",
+        1,
+        READ_PACKED,
+        _FORWARD.sequences,
+        "sequence n has the tokens from cu_seqlens[n] up to cu_seqlens[n + 1], perhaps none",
+    ),
+    Property("strides", 1, READ_STRIDES, _FORWARD.strides, STRIDES),
+    Property("ragged K", 1, "Lesson 05, step 4", _FORWARD.keys, "rows beyond K must stay 0 (mask_k)"),
+    Property("ragged V", 1, "Lesson 05, step 4", _FORWARD.values, "mask_v must cut the last, partial block of V"),
+    Property("block sizes", 1, "Lesson 05, step 4", _blocks, "the answer depends on BLOCK_V, it must not"),
+    Property("float16", 1, "Lesson 05, step 4", _FORWARD.half, F16),
+    Property(
+        "stays inside its tensors",
+        1,
+        "Lesson 05, step 4",
+        _FORWARD.everything,
+        ADDRESSES,
+        needs="the interpreter",
+        addresses=True,
+    ),
+    Property("bfloat16", 0, "Lesson 05, step 4", _FORWARD.bfloat, needs="a GPU"),
+)
+
+_BACKWARD = Function(
+    ("q", "k", "v", "g", "gk", "S0", "do", "dST"),
+    ("dq", "dk", "dv", "dS0"),
+    "",
+    walk_suspects,
+)
+
+
+def _queries(draw):
+    yield _BACKWARD.case(draw, gates=no_gates, states=(), judge=("dq",), packed=True)
+
+
+def _keys_and_values(draw):
+    yield _BACKWARD.case(draw, gates=no_gates, states=(), judge=("dk", "dv"), packed=True)
+
+
+def _gates_back(draw):
+    yield _BACKWARD.case(draw, states=())
+    yield _BACKWARD.case(draw, states=(), gates=strong_gates)
+
+
+def _ends_back(draw):
+    yield _BACKWARD.case(draw, lengths=(draw.size(4, 3, 6),), H=2)
+
+
+BACKWARD = _BACKWARD.exercise(
+    "recurrent_backward",
+    "the kernels store nothing yet. They need a walk forward that stores dq, and one back that stores dk and dv.",
+    Property("queries", 1, "Lesson 06, step 2", _queries),
+    Property("keys and values", 1, "Lesson 06, step 2", _keys_and_values),
+    Property(
+        "gates",
+        1,
+        "Lesson 06, step 1",
+        _gates_back,
+        "D_t = exp(g_t + gk_t) lies between token t and the one before it, on the way back too",
+    ),
+    Property(
+        "a state at both ends",
+        1,
+        "Lesson 06, step 1",
+        _ends_back,
+        "dS starts as dST[n, h]; what is left before the first token is dS0[n, h]",
+    ),
+    Property(
+        "packed sequences",
+        1,
+        "Lesson 06, step 9",
+        _BACKWARD.sequences,
+        "sequence n has the tokens from cu_seqlens[n] up to cu_seqlens[n + 1], perhaps none",
+    ),
+    Property("strides", 1, READ_STRIDES, _BACKWARD.strides, STRIDES),
+    Property("ragged K", 1, "Lesson 06, step 4", _BACKWARD.keys, "rows beyond K must stay 0 (mask_k)"),
+    Property("ragged V", 1, "Lesson 06, step 4", _BACKWARD.values, "columns beyond V must stay 0 (mask_v)"),
+    Property("float16", 1, "Lesson 06, step 4", _BACKWARD.half, F16),
+    Property(
+        "stays inside its tensors",
+        1,
+        "Lesson 06, step 4",
+        _BACKWARD.everything,
+        ADDRESSES,
+        needs="the interpreter",
+        addresses=True,
+    ),
+    Property("bfloat16", 0, "Lesson 06, step 4", _BACKWARD.bfloat, needs="a GPU"),
+)
+
+_GATE = Function(("q", "k", "v", "g", "S0", "do", "dST"), ("dg",), "BLOCK_T", gate_suspects)
+
+
+def _one_block(draw):
+    yield _GATE.case(draw, lengths=(16,), states=(), packed=True)
+
+
+def _boundary(draw):
+    yield _GATE.case(draw, lengths=(16,))
+
+
+def _constant(name, shape):
+    return torch.full(shape, -20.0)
+
+
+def _one_in_four(gate):
+    def gates(name, shape):
+        values = torch.full(shape, -0.05)
+        values[2::4] = gate
+        return values
+
+    return gates
+
+
+def _strong(draw):
+    """Each strong gate is judged among strong gates: their gradients are smaller than the others' rounding."""
+    spread = -25 * torch.distributions.Normal(0, 1).cdf(draw.normal(16, 1))
+    for gates in (_one_in_four(-20.0), lambda name, shape: spread, _constant):
+        yield _GATE.case(draw, lengths=(16,), gates=gates, apart=lambda g: g <= -15, tolerance=1e-3)
+
+
+def _resets(draw):
+    """A reset's gradient is exactly 0: among themselves, resets leave no room for rounding."""
+    for place in (2, 3):
+        gates = _one_in_four(-INF) if place == 2 else _two_in_a_row
+        yield _GATE.case(draw, lengths=(16,), gates=gates, apart=lambda g: g == -INF)
+
+
+def _two_in_a_row(name, shape):
+    values = torch.full(shape, -0.5)
+    values[0], values[5:7] = -INF, -INF
+    return values
+
+
+def _packed(draw):
+    short = draw.size(5, 2, 7)
+    yield _GATE.case(draw, lengths=(short, 16 - short))
+    yield _GATE.case(draw, lengths=(0, draw.size(11, 9, 15), 0, draw.size(3, 1, 4), 0))
+
+
+def _ragged(draw):
+    for lengths, K, V, BLOCK in (((13, 9, 15), 20, 5, 16), ((3, 1, 4), 3, 20, 16), ((20, 17, 31), 16, 16, 32)):
+        yield _GATE.case(draw, lengths=(draw.size(*lengths),), K=K, V=V, BLOCK=BLOCK, poison=None)
+
+
+GATE = _GATE.exercise(
+    "recurrent_gate_gradient",
+    "the kernel stores nothing yet. It needs W, its sums over s < t <= r, the two states' terms, and a store of dg.",
+    Property("one block", 1, "Lesson 06, step 7", _one_block, "dg_t is the sum of W[r, s] over s < t <= r"),
+    Property(
+        "the states' terms",
+        2,
+        "Lesson 06, step 7",
+        _boundary,
+        "S_0 counts as an s before the first token, the gradient of S_T as an r after the last",
+    ),
+    Property(
+        "strong decay",
+        1,
+        "Lesson 06, step 6",
+        _strong,
+        "large terms cancel: add up the pairs with s < t <= r and subtract nothing",
+        not_finite="a positive number is exponentiated: only differences gamma_r - gamma_s <= 0 may be",
+    ),
+    Property(
+        "resets",
+        1,
+        "Lesson 06, step 8",
+        _resets,
+        "a pair with a gate of -inf between its tokens gives exactly 0: their counts of resets differ",
+        not_finite="-inf - -inf is NaN: put 0 for a gate of -inf into gamma, and count the resets instead",
+    ),
+    Property("packed sequences", 1, "Lesson 06, step 9", _packed, "each sequence has its own sums and its own states"),
+    Property("ragged sizes", 1, "Lesson 06, step 7", _ragged, "rows beyond the end add nothing, and are not stored"),
+    Property("strides", 1, READ_STRIDES, _GATE.strides, STRIDES),
+    Property("float16", 1, "Lesson 06, step 7", _GATE.half, F16),
+    Property(
+        "stays inside its tensors",
+        1,
+        "Lesson 06, step 7",
+        _GATE.everything,
+        ADDRESSES,
+        needs="the interpreter",
+        addresses=True,
+    ),
+    Property("bfloat16", 0, "Lesson 06, step 7", _GATE.bfloat, needs="a GPU"),
+)

@@ -1,0 +1,142 @@
+"""The check of exercise 01: ``row_softmax(x, out, BLOCK_N=None)`` writes the softmax of each row of x [M, N] to out."""
+
+import torch
+
+from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+
+INF = float("inf")
+
+
+def expected(x: torch.Tensor) -> torch.Tensor:
+    """Softmax along the rows in float64; a row that is all -inf gives zeros."""
+    return torch.softmax(x.double(), dim=1).nan_to_num(nan=0.0)
+
+
+def case(x, *, packed=False, order="", shared="", out_order="", out_dtype=None, poison=(), **launch) -> Case:
+    """One call on ``x``, with a fence as wide as the widest block that the launch may use."""
+    fence = None if packed else {"M": 2, "N": max(64, launch.get("BLOCK_N", 0))}
+    out = Fenced("out", "MN", torch.empty(x.shape, dtype=out_dtype or x.dtype), fence=fence, order=out_order)
+    return Case(
+        inputs=[Fenced("x", "MN", x, fence=fence, order=order, shared=shared)],
+        outs=[Output(out, expected(x))],
+        launch=launch,
+        neutral=-INF,
+        poison=poison,
+    )
+
+
+def aligned(draw: Draw):
+    """A width that is a power of two, rows one after another in memory."""
+    yield case(draw.normal(draw.size(4, 2, 6), draw.size(16, 16, 32, multiple_of=16)), packed=True)
+
+
+def strides(draw: Draw):
+    """Rows with gaps, a transposed x, a row that is repeated with stride 0, an output laid out unlike x."""
+    M, N = draw.size(3, 2, 6), 16
+    yield case(draw.normal(M, N))
+    yield case(draw.normal(M, N), order="NM")
+    yield case(draw.normal(1, N).expand(M, N), shared="M")
+    yield case(draw.normal(M, N), out_order="NM")
+
+
+def ragged(draw: Draw):
+    """Widths that fill no block: a little less, one element, and more than a short block."""
+    for shown, low, high in ((13, 9, 15), (1, 1, 1), (60, 57, 63)):
+        yield case(draw.normal(3, draw.size(shown, low, high)), poison=None)
+
+
+def blocks(draw: Draw):
+    """The same rows with three block lengths."""
+    x = draw.normal(2, draw.size(13, 9, 15))
+    for BLOCK_N in (16, 64, 256):
+        yield case(x, BLOCK_N=BLOCK_N)
+
+
+def large(draw: Draw):
+    """Rows around +1000 and -1000, where exp overflows or gives zero."""
+    x = draw.normal(4, draw.size(16, 16, 32, multiple_of=16))
+    yield case(x + torch.tensor([[1000.0], [-1000.0], [0.0], [80.0]]))
+
+
+def excluded(draw: Draw):
+    """Entries that are -inf, and a row of nothing else."""
+    x = draw.normal(3, draw.size(16, 16, 32, multiple_of=16))
+    x[0, ::3] = -INF
+    x[1] = -INF
+    x[2, 0] = -INF
+    yield case(x)
+
+
+def half(draw: Draw):
+    """float16 values with a float32 output, where only float32 arithmetic gives the digits; then a float16 output."""
+    x = draw.normal(2, draw.size(1024, 1024, 2048, multiple_of=1024), dtype=torch.float16, scale=3.0)
+    yield case(x, out_dtype=torch.float32)
+    yield case(x)
+
+
+def bfloat(draw: Draw):
+    """bfloat16 in and out: the interpreter truncates where a GPU rounds."""
+    yield case(draw.normal(4, 64, dtype=torch.bfloat16))
+
+
+def suspects(case: Case, out: Output):
+    """Known mistakes, as formulas."""
+    x = case.inputs[0].values.float()
+    N = x.shape[1]
+    block = case.launch.get("BLOCK_N", 1 << (N - 1).bit_length())
+    top = x.amax(dim=1, keepdim=True)
+    top0 = top.clamp(min=0.0)
+
+    def over_sum(p, extra=0.0):
+        return p / (p.sum(dim=1, keepdim=True) + extra)
+
+    empty = over_sum(torch.exp(x - top))
+    yield "a row of -inf gives inf - inf or 0 / 0: the specification asks for zeros", empty
+    padding = (block - N) * torch.exp(-top0)
+    yield "the masked lanes count as zeros: their `other` must be -inf", over_sum(torch.exp(x - top0), padding)
+    for zero in (float("nan"), 0.0):  # what becomes of 0 / 0: a kernel may guard against it
+        bare = over_sum(torch.exp(x)).where(torch.exp(x).sum(1, keepdim=True) > 0, torch.tensor(zero))
+        low = over_sum(torch.exp(x - top0)).where(torch.exp(x - top0).sum(1, keepdim=True) > 0, torch.tensor(zero))
+        yield "exp overflows, or is zero all along a row: subtract the row's maximum first", bare
+        yield "what is subtracted is not the maximum of a row that is negative throughout", low
+    yield "the row is not divided by its sum", torch.exp(x - top)
+    yield "the sum runs down the columns, it must run along the row", torch.softmax(x, dim=0)
+    yield "exp2 needs the factor log2(e)", over_sum(torch.exp2(x - top))
+    yield "the values are divided by the block's length, not by their sum", torch.exp(x - top) / block
+
+
+READ_STRIDES = "Lesson 01, step 4"
+READ_MASK = "Lesson 01, step 3"
+READ_SOFTMAX = "Lesson 01, step 5"
+READ_FP32 = "Lesson 02, step 5"
+
+EXERCISE = Exercise(
+    name="row_softmax",
+    missing="the kernel stores nothing yet. It needs a load of one row, its softmax, and a store.",
+    properties=(
+        Property("one block wide", 2, READ_MASK, aligned),
+        Property(
+            "strides",
+            1,
+            READ_STRIDES,
+            strides,
+            "each address is row * stride_m + offs_n * stride_n, with the strides of that tensor",
+        ),
+        Property(
+            "ragged width", 2, READ_MASK, ragged, "the block must cover the row: its length is BLOCK_N, not a number"
+        ),
+        Property("block length", 1, READ_MASK, blocks, "the answer depends on BLOCK_N, it must not"),
+        Property("large values", 1, READ_SOFTMAX, large),
+        Property("excluded entries", 1, READ_SOFTMAX, excluded),
+        Property(
+            "float16",
+            1,
+            READ_FP32,
+            half,
+            "the arithmetic is done in float16: convert to tl.float32 right after the load",
+        ),
+        Property("stays inside its tensors", 1, READ_MASK, ragged, ADDRESSES, needs="the interpreter", addresses=True),
+        Property("bfloat16", 0, READ_FP32, bfloat, needs="a GPU"),
+    ),
+    suspects=suspects,
+)
