@@ -1,4 +1,4 @@
-"""Draw the README's picture with lesson 03's own kernel: `.venv/bin/python -m tools.readme_picture`."""
+"""Draw the README's picture with lesson 10's own kernel: `.venv/bin/python -m tools.readme_picture`."""
 
 import io
 
@@ -8,7 +8,7 @@ from PIL import Image
 
 from tools.kernel_environment import ROOT
 
-LESSON = ROOT / "notebooks" / "03_dynamic_conv_forward.ipynb"
+LESSON = ROOT / "notebooks" / "10_dynamic_conv_forward.ipynb"
 PICTURE = ROOT / "docs" / "images" / "dynamic_conv_reads.png"
 CELLS = ("setup", "kernel")  # the lesson's imports, and its kernel
 

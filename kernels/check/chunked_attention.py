@@ -314,7 +314,7 @@ class Function:
                 Property(
                     "strong decay",
                     1,
-                    "Lesson 07, step 3",
+                    "Lesson 24, step 3",
                     self.strong,
                     "exponentiate only gamma_t, gamma_C - gamma_s, and gamma_t - gamma_s for s <= t",
                     not_finite="a positive number is exponentiated: only differences of gates that are <= 0 may be",
@@ -322,7 +322,7 @@ class Function:
                 Property(
                     "resets",
                     1,
-                    "Lesson 07, step 3",
+                    "Lesson 24, step 3",
                     self.resets,
                     "nothing crosses a gate of -inf: where the counts of resets differ, the factor is exactly 0",
                     not_finite="-inf - -inf is NaN: take gamma and the counts of resets from cumulated",
@@ -387,7 +387,7 @@ def _entering(draw):
     yield _OUTPUTS.case(draw, T=draw.size(32, 32, 64, multiple_of=16))
 
 
-CUT, KERNEL = "Lesson 07, step 2", "Lesson 07, step 5"
+CUT, KERNEL = "Lesson 24, step 2", "Lesson 24, step 5"
 
 STATES = _STATES.exercise(
     "chunk_states",
@@ -400,7 +400,7 @@ OUTPUTS = _OUTPUTS.exercise(
     "chunk_outputs",
     "the kernel stores nothing yet. It needs the chunk's scores, two products that read with them, and a store of o.",
     {"cut": CUT, "kernel": KERNEL},
-    Property("one chunk", 1, "Lesson 07, step 1", _inside, "o_t = scale * sum over s <= t of A_ts v_s"),
+    Property("one chunk", 1, "Lesson 24, step 1", _inside, "o_t = scale * sum over s <= t of A_ts v_s"),
     Property(
         "the state that enters",
         1,

@@ -195,9 +195,9 @@ MASKS |= {("A", "M", "after"): "mask_m", ("dy", "O", "after"): "mask_o"}
 MASKS |= {(tensor, "J", "after"): "mask_j" for tensor in ("A", "dweight", "partials")}
 MASKS |= {(tensor, "O", "after"): "mask_o" for tensor in ("dweight", "partials")}
 
-READ_STRIDES, READ_FP32 = "Lesson 01, step 4", "Lesson 02, step 5"
-PIXEL, MAP, TILE = (f"Lesson 12, step {step}" for step in (1, 2, 3))
-PRODUCT, LOOP, PIECES, ORDER = (f"Lesson 13, step {step}" for step in (1, 2, 4, 5))
+READ_STRIDES, READ_FP32 = "Lesson 01, step 4", "Lesson 03, step 5"
+PIXEL, MAP, TILE = (f"Lesson 40, step {step}" for step in (1, 2, 3))
+PRODUCT, LOOP, PIECES, ORDER = (f"Lesson 41, step {step}" for step in (1, 2, 4, 5))
 
 MEMORY = "each tensor has its own strides, and some are 0: an address takes those of its own"
 BLOCKS = "the answer depends on a block size: offsets of block i are i * BLOCK + tl.arange(0, BLOCK)"

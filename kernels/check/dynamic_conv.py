@@ -173,11 +173,11 @@ _DWEIGHT = Operator(
 
 # Where each output's equation, its masks, the use of its strides and its kernel are explained.
 READ = {
-    "y": ("Lesson 03, step 1", "Lesson 03, step 3", "Lesson 01, step 4", "Lesson 03, step 2"),
-    "dx": ("Lesson 04, step 3", "Lesson 04, step 6", "Lesson 04, step 9", "Lesson 04, step 6"),
-    "dweight": ("Lesson 04, step 2", "Lesson 03, step 3", "Lesson 04, step 9", "Lesson 04, step 6"),
+    "y": ("Lesson 10, step 1", "Lesson 10, step 3", "Lesson 01, step 4", "Lesson 10, step 2"),
+    "dx": ("Lesson 12, step 3", "Lesson 12, step 6", "Lesson 12, step 9", "Lesson 12, step 6"),
+    "dweight": ("Lesson 12, step 2", "Lesson 10, step 3", "Lesson 12, step 9", "Lesson 12, step 6"),
 }
-READ_FP32 = "Lesson 03, step 2"
+READ_FP32 = "Lesson 10, step 2"
 
 
 def _exercise(name: str, op: Operator) -> Exercise:

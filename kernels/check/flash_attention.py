@@ -147,7 +147,7 @@ def _list_strides(draw):
 
 
 READ_STRIDES = "Lesson 01, step 4"
-SORTED, LISTED, TURNED = "Lesson 10, step 1", "Lesson 10, step 2", "Lesson 11, step 7"
+SORTED, LISTED, TURNED = "Lesson 33, step 1", "Lesson 33, step 2", "Lesson 34, step 7"
 
 _ROWS = {(tensor, axis, "after"): "" for tensor in AXES for axis in "HJLRC"}
 
@@ -296,7 +296,7 @@ def _large(draw):
 STRIDES = "query head h reads key head h // G, and each tensor has its own strides, some of them 0: at(stride_x, ...)"
 F16 = "something is rounded to float16: tile gives float32, and all sums stay float32"
 BLOCK_SIZES = "the answer depends on BLOCK_M or BLOCK_N, it must not"
-ONLINE, DEAD, WALK, HEADS = "Lesson 08, step 2", "Lesson 08, step 4", "Lesson 08, step 5", "Lesson 10, step 8"
+ONLINE, DEAD, WALK, HEADS = "Lesson 30, step 2", "Lesson 30, step 4", "Lesson 30, step 5", "Lesson 33, step 8"
 
 FORWARD = Exercise(
     "flash_forward",
@@ -328,14 +328,14 @@ FORWARD = Exercise(
         Property(
             "block lists",
             1,
-            "Lesson 10, step 6",
+            "Lesson 33, step 6",
             _listed(forward),
             "row r visits what its lists name, the mask counts in list 0 only",
         ),
         Property(
             "score mods",
             1,
-            "Lesson 09, step 4",
+            "Lesson 31, step 4",
             _modified(forward),
             "z = SCORE_MOD(s, m, n), m a column of rows' numbers, n a row",
         ),
@@ -377,7 +377,7 @@ def _keys(draw):
     yield backward(draw, M=M, N=M, mask=fm.every_pair, judge=("dk", "dv"), packed=True)
 
 
-BACK, CHAIN = "Lesson 11, step 8", "Lesson 11, step 5"
+BACK, CHAIN = "Lesson 34, step 8", "Lesson 34, step 5"
 
 BACKWARD = Exercise(
     "flash_backward",
@@ -386,7 +386,7 @@ BACKWARD = Exercise(
         Property(
             "queries",
             1,
-            "Lesson 11, step 3",
+            "Lesson 34, step 3",
             _queries,
             "dq = scale * ds k, ds = p * (do v^T - delta) where there is no score mod",
         ),

@@ -340,7 +340,7 @@ def forward_suspects(case: Case, out: Output):
 
 
 def gradients(p: Problem, kinds_t: torch.Tensor | None = None, **mistake) -> dict[str, torch.Tensor]:
-    """dq, dk, dv by the formulas of lesson 11; ``kinds_t`` [C, R] is what the keys' lists say, if not the transpose.
+    """dq, dk, dv by the formulas of lesson 34; ``kinds_t`` [C, R] is what the keys' lists say, if not the transpose.
 
     ``mistake``: ``lse`` and ``prime`` (the score mod's derivative) in place of the right ones, ``through(P, dP, delta)``
     the softmax's, ``scaled`` which gradients are multiplied by the scale, ``group(grouped)`` how query heads are added.

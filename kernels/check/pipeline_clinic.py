@@ -31,7 +31,7 @@ MEANINGS = {
 }  # fmt: skip
 #: What the model says of a barrier whose two sides have lost each other, mostly because of another finding.
 CONSEQUENCES = ("nothing keeps the barrier from", "without knowing that phase", "more often than it was initialized")
-LESSON = "Lesson 14, "
+LESSON = "Lesson 50, "
 ACTIONS = {"wait", "expect", "issue", "arrive", "read", "write"}  # what a partition of a pipeline does in its log
 
 
@@ -203,18 +203,18 @@ RELAY = Pipeline(
     "mended_relay",
     "the worker does nothing yet. It needs waits, a read, a store and arrivals.",
     (
-        Property("first round", 3, "Lesson 14, step 2", lambda draw: [relay(draw, 3, 3), relay(draw, 3, 2)]),
+        Property("first round", 3, "Lesson 50, step 2", lambda draw: [relay(draw, 3, 3), relay(draw, 3, 2)]),
         Property(
             "three rounds",
             3,
-            "Lesson 14, step 2",
+            "Lesson 50, step 2",
             lambda draw: [relay(draw, stages, _rounds(draw, stages)) for stages in (2, 3)],
         ),
-        Property("a ring of one", 2, "Lesson 14, step 1", lambda draw: [relay(draw, 1, _rounds(draw, 1))]),
+        Property("a ring of one", 2, "Lesson 50, step 1", lambda draw: [relay(draw, 1, _rounds(draw, 1))]),
         Property(
             "ragged ends",
             2,
-            "Lesson 14, step 3",
+            "Lesson 50, step 3",
             lambda draw: [relay(draw, 2, 5, rows=draw.size(20, 17, 31), cut=draw.size(4, 4, 12, multiple_of=4))],
         ),
     ),
@@ -247,10 +247,10 @@ TILES = Pipeline(
     "mended_tiles",
     "loader or multiplier does nothing yet. Both need a loop over tiles, and one over steps.",
     (
-        Property("one tile", 2, "Lesson 14, step 4", _one_tile),
-        Property("more steps than buffers", 2, "Lesson 14, step 2", _many_steps),
-        Property("several tiles", 4, "Lesson 14, step 4", _many_tiles),
-        Property("ragged ends", 2, "Lesson 14, step 4", _ragged),
+        Property("one tile", 2, "Lesson 50, step 4", _one_tile),
+        Property("more steps than buffers", 2, "Lesson 50, step 2", _many_steps),
+        Property("several tiles", 4, "Lesson 50, step 4", _many_tiles),
+        Property("ragged ends", 2, "Lesson 50, step 4", _ragged),
     ),
 )
 
@@ -259,17 +259,17 @@ HALVES = Pipeline(
     "mended_halves",
     "the multipliers do nothing yet. They need waits, a product and a release.",
     (
-        Property("first round", 3, "Lesson 14, step 4", _one_tile),
+        Property("first round", 3, "Lesson 50, step 4", _one_tile),
         Property(
             "three rounds",
             5,
-            "Lesson 14, step 6",
+            "Lesson 50, step 6",
             lambda draw: [product(draw, stages, 32, 32, 16 * _rounds(draw, stages)) for stages in (2, 3)],
         ),
         Property(
             "ragged ends",
             2,
-            "Lesson 14, step 4",
+            "Lesson 50, step 4",
             lambda draw: [product(draw, 2, draw.size(20, 17, 31), 24, draw.size(72, 72, 88, multiple_of=8))],
         ),
     ),

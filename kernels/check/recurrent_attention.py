@@ -127,7 +127,7 @@ def strong_gates(name, shape):
 
 F16 = "products or sums are taken in float16: convert to tl.float32 right after each load"
 STRIDES = "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x"
-READ_STRIDES, READ_PACKED = "Lesson 01, step 4", "Lesson 05, step 7"
+READ_STRIDES, READ_PACKED = "Lesson 01, step 4", "Lesson 20, step 7"
 
 _FORWARD = Function(("q", "k", "v", "g", "gk", "S0"), ("o", "ST"), "BLOCK_V", walk_suspects)
 
@@ -153,12 +153,12 @@ def _blocks(draw):
 FORWARD = _FORWARD.exercise(
     "recurrent_forward",
     "the kernel stores nothing yet. It needs a state, a walk along the tokens, and a store of o.",
-    Property("whole blocks", 1, "Lesson 05, step 2", _plain),
-    Property("gates", 1, "Lesson 05, step 3", _gates, "every row i of the state decays by exp(g_t + gk_t[i])"),
+    Property("whole blocks", 1, "Lesson 20, step 2", _plain),
+    Property("gates", 1, "Lesson 20, step 3", _gates, "every row i of the state decays by exp(g_t + gk_t[i])"),
     Property(
         "a state at both ends",
         1,
-        "Lesson 05, step 6",
+        "Lesson 20, step 6",
         _ends,
         "S starts as S0[n, h]; after the last token it is ST[n, h]",
     ),
@@ -170,20 +170,20 @@ FORWARD = _FORWARD.exercise(
         "sequence n has the tokens from cu_seqlens[n] up to cu_seqlens[n + 1], perhaps none",
     ),
     Property("strides", 1, READ_STRIDES, _FORWARD.strides, STRIDES),
-    Property("ragged K", 1, "Lesson 05, step 4", _FORWARD.keys, "rows beyond K must stay 0 (mask_k)"),
-    Property("ragged V", 1, "Lesson 05, step 4", _FORWARD.values, "mask_v must cut the last, partial block of V"),
-    Property("block sizes", 1, "Lesson 05, step 4", _blocks, "the answer depends on BLOCK_V, it must not"),
-    Property("float16", 1, "Lesson 05, step 4", _FORWARD.half, F16),
+    Property("ragged K", 1, "Lesson 20, step 4", _FORWARD.keys, "rows beyond K must stay 0 (mask_k)"),
+    Property("ragged V", 1, "Lesson 20, step 4", _FORWARD.values, "mask_v must cut the last, partial block of V"),
+    Property("block sizes", 1, "Lesson 20, step 4", _blocks, "the answer depends on BLOCK_V, it must not"),
+    Property("float16", 1, "Lesson 20, step 4", _FORWARD.half, F16),
     Property(
         "stays inside its tensors",
         1,
-        "Lesson 05, step 4",
+        "Lesson 20, step 4",
         _FORWARD.everything,
         ADDRESSES,
         needs="the interpreter",
         addresses=True,
     ),
-    Property("bfloat16", 0, "Lesson 05, step 4", _FORWARD.bfloat, needs="a GPU"),
+    Property("bfloat16", 0, "Lesson 20, step 4", _FORWARD.bfloat, needs="a GPU"),
 )
 
 _BACKWARD = Function(
@@ -214,43 +214,43 @@ def _ends_back(draw):
 BACKWARD = _BACKWARD.exercise(
     "recurrent_backward",
     "the kernels store nothing yet. They need a walk forward that stores dq, and one back that stores dk and dv.",
-    Property("queries", 1, "Lesson 06, step 2", _queries),
-    Property("keys and values", 1, "Lesson 06, step 2", _keys_and_values),
+    Property("queries", 1, "Lesson 22, step 2", _queries),
+    Property("keys and values", 1, "Lesson 22, step 2", _keys_and_values),
     Property(
         "gates",
         1,
-        "Lesson 06, step 1",
+        "Lesson 22, step 1",
         _gates_back,
         "D_t = exp(g_t + gk_t) lies between token t and the one before it, on the way back too",
     ),
     Property(
         "a state at both ends",
         1,
-        "Lesson 06, step 1",
+        "Lesson 22, step 1",
         _ends_back,
         "dS starts as dST[n, h]; what is left before the first token is dS0[n, h]",
     ),
     Property(
         "packed sequences",
         1,
-        "Lesson 06, step 9",
+        "Lesson 22, step 9",
         _BACKWARD.sequences,
         "sequence n has the tokens from cu_seqlens[n] up to cu_seqlens[n + 1], perhaps none",
     ),
     Property("strides", 1, READ_STRIDES, _BACKWARD.strides, STRIDES),
-    Property("ragged K", 1, "Lesson 06, step 4", _BACKWARD.keys, "rows beyond K must stay 0 (mask_k)"),
-    Property("ragged V", 1, "Lesson 06, step 4", _BACKWARD.values, "columns beyond V must stay 0 (mask_v)"),
-    Property("float16", 1, "Lesson 06, step 4", _BACKWARD.half, F16),
+    Property("ragged K", 1, "Lesson 22, step 4", _BACKWARD.keys, "rows beyond K must stay 0 (mask_k)"),
+    Property("ragged V", 1, "Lesson 22, step 4", _BACKWARD.values, "columns beyond V must stay 0 (mask_v)"),
+    Property("float16", 1, "Lesson 22, step 4", _BACKWARD.half, F16),
     Property(
         "stays inside its tensors",
         1,
-        "Lesson 06, step 4",
+        "Lesson 22, step 4",
         _BACKWARD.everything,
         ADDRESSES,
         needs="the interpreter",
         addresses=True,
     ),
-    Property("bfloat16", 0, "Lesson 06, step 4", _BACKWARD.bfloat, needs="a GPU"),
+    Property("bfloat16", 0, "Lesson 22, step 4", _BACKWARD.bfloat, needs="a GPU"),
 )
 
 _GATE = Function(("q", "k", "v", "g", "S0", "do", "dST"), ("dg",), "BLOCK_T", gate_suspects)
@@ -311,18 +311,18 @@ def _ragged(draw):
 GATE = _GATE.exercise(
     "recurrent_gate_gradient",
     "the kernel stores nothing yet. It needs W, its sums over s < t <= r, the two states' terms, and a store of dg.",
-    Property("one block", 1, "Lesson 06, step 7", _one_block, "dg_t is the sum of W[r, s] over s < t <= r"),
+    Property("one block", 1, "Lesson 22, step 7", _one_block, "dg_t is the sum of W[r, s] over s < t <= r"),
     Property(
         "the states' terms",
         2,
-        "Lesson 06, step 7",
+        "Lesson 22, step 7",
         _boundary,
         "S_0 counts as an s before the first token, the gradient of S_T as an r after the last",
     ),
     Property(
         "strong decay",
         1,
-        "Lesson 06, step 6",
+        "Lesson 22, step 6",
         _strong,
         "large terms cancel: add up the pairs with s < t <= r and subtract nothing",
         not_finite="a positive number is exponentiated: only differences gamma_r - gamma_s <= 0 may be",
@@ -330,23 +330,23 @@ GATE = _GATE.exercise(
     Property(
         "resets",
         1,
-        "Lesson 06, step 8",
+        "Lesson 22, step 8",
         _resets,
         "a pair with a gate of -inf between its tokens gives exactly 0: their counts of resets differ",
         not_finite="-inf - -inf is NaN: put 0 for a gate of -inf into gamma, and count the resets instead",
     ),
-    Property("packed sequences", 1, "Lesson 06, step 9", _packed, "each sequence has its own sums and its own states"),
-    Property("ragged sizes", 1, "Lesson 06, step 7", _ragged, "rows beyond the end add nothing, and are not stored"),
+    Property("packed sequences", 1, "Lesson 22, step 9", _packed, "each sequence has its own sums and its own states"),
+    Property("ragged sizes", 1, "Lesson 22, step 7", _ragged, "rows beyond the end add nothing, and are not stored"),
     Property("strides", 1, READ_STRIDES, _GATE.strides, STRIDES),
-    Property("float16", 1, "Lesson 06, step 7", _GATE.half, F16),
+    Property("float16", 1, "Lesson 22, step 7", _GATE.half, F16),
     Property(
         "stays inside its tensors",
         1,
-        "Lesson 06, step 7",
+        "Lesson 22, step 7",
         _GATE.everything,
         ADDRESSES,
         needs="the interpreter",
         addresses=True,
     ),
-    Property("bfloat16", 0, "Lesson 06, step 7", _GATE.bfloat, needs="a GPU"),
+    Property("bfloat16", 0, "Lesson 22, step 7", _GATE.bfloat, needs="a GPU"),
 )

@@ -108,7 +108,7 @@ def suspects(case: Case, out: Output):
 READ_STRIDES = "Lesson 01, step 4"
 READ_MASK = "Lesson 01, step 3"
 READ_SOFTMAX = "Lesson 01, step 5"
-READ_FP32 = "Lesson 02, step 5"
+READ_FP32 = "Lesson 03, step 5"
 
 EXERCISE = Exercise(
     name="row_softmax",

@@ -389,7 +389,7 @@ EVERYTHING = (
     "score + bias[h, q_idx, kv_idx] * pair[speaker[q_idx], mood[kv_idx]]",
     "score * ring[kv_idx - q_idx] + column[kv_idx]",
 )
-RECORD, EMIT, BOUNDS, SIGNS, CHAIN = (f"Lesson 09, step {step}" for step in (2, 3, 4, 5, 6))
+RECORD, EMIT, BOUNDS, SIGNS, CHAIN = (f"Lesson 31, step {step}" for step in (2, 3, 4, 5, 6))
 OUTSIDE = (
     "a captured tensor is read outside its bounds: fold every index into its axis, also where the result is thrown away"
 )

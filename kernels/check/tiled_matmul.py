@@ -94,10 +94,10 @@ def suspects(case: Case, out: Output):
         yield "the tiles are stored transposed: rows are offs_m, columns offs_n", (a @ b).T
 
 
-READ_LOOP = "Lesson 02, step 3"
+READ_LOOP = "Lesson 03, step 3"
 READ_STRIDES = "Lesson 01, step 4"
-READ_MASK = "Lesson 02, step 4"
-READ_FP32 = "Lesson 02, step 5"
+READ_MASK = "Lesson 03, step 4"
+READ_FP32 = "Lesson 03, step 5"
 
 
 def both_ragged(draw: Draw):

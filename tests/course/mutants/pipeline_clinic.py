@@ -138,14 +138,14 @@ TILES = Target(
             "its count is 0 at the beginning of each tile, the loader's is not",
             (COUNT, TILES_LOOP + "        i = 0\n"),
             "several tiles",
-            "Lesson 14",
+            "Lesson 50",
         ),
         Mutant(
             "the loader starts again",
             "its count is 0 at the beginning of each tile, the multiplier's is not",
             (COUNT, TILES_LOOP + "        i = 0\n"),
             "several tiles",
-            "Lesson 14",
+            "Lesson 50",
             LOADER,
         ),
         Mutant(
@@ -153,7 +153,7 @@ TILES = Target(
             "the loader counts the tile as a step",
             ("            i += 1\n", "            i += 1\n        i += 1\n"),
             "several tiles",
-            "Lesson 14",
+            "Lesson 50",
             LOADER,
         ),
         Mutant(
@@ -168,7 +168,7 @@ TILES = Target(
             "slots go on from tile to tile, phases do not",
             (WAIT_READY, WAIT_READY.replace("i //", "_step //")),
             "several tiles",
-            "Lesson 14",
+            "Lesson 50",
         ),
         Mutant(
             "bytes of one operand",
@@ -306,14 +306,14 @@ HALVES = Target(
             "the second multiplier trusts the first to have waited",
             (HALF_WAIT, HALF_WAIT.replace("& 1)", "& 1, pred=half == 0)")),
             "first round",
-            "Lesson 14, step 2",
+            "Lesson 50, step 2",
         ),
         Mutant(
             "one barrier for all buffers",
             "every release goes to empty[0]",
             ("empty.index((i + STAGES - 1) % STAGES)", "empty.index(0)"),
             "three rounds",
-            "Lesson 14",
+            "Lesson 50",
         ),
     ),
 )
