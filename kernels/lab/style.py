@@ -22,15 +22,20 @@ DPI = 100
 
 
 class Picture(Figure):
-    """A figure that a notebook shows when it is a cell's last value, once, whether or not pyplot is in use."""
+    """A figure that a notebook shows when it is a cell's last value, once, whether or not pyplot is in use.
 
-    def _repr_png_(self) -> bytes:
+    ``alt`` says what it looks like, for whoever cannot see it; it is stored with the image, where tools expect it.
+    """
+
+    alt = ""
+
+    def _repr_png_(self) -> bytes | tuple[bytes, dict]:
         """In 256 colours, a third of the bytes; they cover all that occur: the most frequent would leave out a marker's."""
         full, small = io.BytesIO(), io.BytesIO()
         self.savefig(full, format="png", metadata={"Software": None})
         image = Image.open(full).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         image.save(small, "png", optimize=True)
-        return small.getvalue()
+        return (small.getvalue(), {"alt": self.alt}) if self.alt else small.getvalue()
 
 
 def picture(width: float, height: float, rows: int = 1, columns: int = 1):
