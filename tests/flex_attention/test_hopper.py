@@ -22,7 +22,7 @@ from tests.flex_attention import cases
 if hopper.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
 
-from tests.lab.gluon_cases import planted
+from tests.gluon_model.cases import planted
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
