@@ -5,7 +5,11 @@ Everything here reads the record of ``python -m benchmarks.machine``, so it is t
 
 import math
 
+from matplotlib.gridspec import GridSpec
+
 from kernels.lab import style
+from kernels.lab.drawings.language import Board
+from kernels.lab.drawings.machine import PIPE, draw_hiding, draw_load, draw_pipe
 from kernels.lab.roofline import recorded
 
 KB, MB, GB = 2**10, 2**20, 2**30
@@ -46,7 +50,8 @@ def _numbers(record):
 
 
 def _l2_sets(record):
-    """The sets that are read round and round; where a program has a single block, it stays in registers and says nothing."""
+    """The sets that are read round and round; where a program has a single block, it stays in registers and says "
+    "nothing."""
     found = _rows(record, "working_set", caches="L2")
     return [row for row in found if row["bytes"] > found[0]["bytes"]]
 
@@ -56,32 +61,23 @@ def places(record) -> dict:
     device, known = record["device"], _numbers(record)
     return {
         "multiprocessors": device["multiprocessors"],
-        "DRAM": (f"{device['dram_bytes'] / GB:.0f} GB", f"{known['dram_ns']} ns", f"{known['dram_tb_per_s']:.1f} TB/s"),
-        "L2": (f"{device['l2_bytes'] / MB:.0f} MB", f"{known['l2_ns']} ns", f"{known['l2_tb_per_s']:.1f} TB/s"),
-        "shared memory": ("256 kB", f"{known['l1_ns']} ns"),
+        "DRAM": (
+            f"{device['dram_bytes'] / GB:.0f} GB",
+            f"{known['dram_ns']} ns away",
+            f"{known['dram_tb_per_s']:.1f} TB/s",
+        ),
+        "L2": (f"{device['l2_bytes'] / MB:.0f} MB", f"{known['l2_ns']} ns away", f"{known['l2_tb_per_s']:.1f} TB/s"),
+        "shared memory": ("256 kB", f"{known['l1_ns']} ns away"),
         "registers": (f"{device['registers_a_multiprocessor'] * 4 // KB} kB", "no wait"),
-        "tensor cores": (f"{known['matmul_tflop_per_s']} TFLOP/s", "on the chip"),
+        "tensor cores": (f"{known['matmul_tflop_per_s']} TFLOP/s", "all of them"),
     }
-
-
-def _curve(alt, xlabel, ylabel, *, height=3.4, width=6.6, log="xy"):
-    """A figure with one pair of axes, in the course's style."""
-    figure, axes = style.picture(width, height)
-    ax = axes[0, 0]
-    if "x" in log:
-        ax.set_xscale("log", base=2)
-    if "y" in log:
-        ax.set_yscale("log")
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
-    ax.grid(color=style.GRID, linewidth=0.4, alpha=0.6)
-    figure.alt = alt
-    return figure, ax
 
 
 def _sizes(ax, values, axis="x"):
     """Ticks at these numbers of bytes, as kB, MB and GB."""
-    name = lambda n: next(f"{n // unit} {text}" for unit, text in ((GB, "GB"), (MB, "MB"), (KB, "kB"), (1, "B")) if n >= unit)  # noqa: E731
+    name = lambda n: next(
+        f"{n // unit} {text}" for unit, text in ((GB, "GB"), (MB, "MB"), (KB, "kB"), (1, "B")) if n >= unit
+    )  # noqa: E731
     (ax.set_xticks if axis == "x" else ax.set_yticks)(values, [name(n) for n in values])
     ax.minorticks_off()
 
@@ -90,10 +86,6 @@ def _predicted(ax, x, y, text, at, *, offset=(4, -10), ha="left"):
     """A dashed line with its name beside it."""
     ax.plot(x, y, color="black", linewidth=1.2, linestyle="--", zorder=2)
     ax.annotate(text, at, offset, textcoords="offset points", fontsize=style.NOTE_SIZE, ha=ha)
-
-
-def _label(ax, text, at, series, offset=(6, 0), ha="left"):
-    ax.annotate(text, at, offset, textcoords="offset points", fontsize=style.NOTE_SIZE, color=style.INKS[series], ha=ha, va="center")
 
 
 def latency(results="machine"):
@@ -116,7 +108,9 @@ def latency(results="machine"):
     style.points(right, x, y, 1, "recorded", solid=True)
     right.set_ylabel("TB/s, all multiprocessors together")
     right.set_ylim(0, 1.25 * max(y))
-    right.annotate("L2", (16 * MB, known["l2_tb_per_s"]), (0, 9), textcoords="offset points", fontsize=style.TEXT_SIZE, ha="center")
+    right.annotate(
+        "L2", (16 * MB, known["l2_tb_per_s"]), (0, 9), textcoords="offset points", fontsize=style.TEXT_SIZE, ha="center"
+    )
     right.annotate("DRAM", (256 * MB, rate), (0, 9), textcoords="offset points", fontsize=style.TEXT_SIZE, ha="center")
     for ax in (left, right):
         ax.set_xscale("log", base=2)
@@ -129,206 +123,287 @@ def latency(results="machine"):
     _sizes(left, [4 * KB, 64 * KB, MB, 16 * MB, 256 * MB])
     _sizes(right, [8 * MB, 32 * MB, 128 * MB, 512 * MB])
     figure.alt = (
-        f"Left, latency over the size of the set, a staircase: {known['l1_ns']} ns up to about 200 kB, {known['l2_ns']} ns up to some "
-        f"25 MB, then in steps to about {known['dram_ns']} ns. Right, bandwidth: about {known['l2_tb_per_s']} TB/s as long as the set fits "
-        f"into L2, {rate:.1f} TB/s beyond."
+        f"Left, latency over the size of the set, a staircase: {known['l1_ns']} ns up to about 200 kB, {known['l2_ns']} "
+        "ns up "
+        f"to some 25 MB, then in steps to about {known['dram_ns']} ns. Right, bandwidth: about {known['l2_tb_per_s']} "
+        "TB/s as "
+        f"long as the set fits into L2, {rate:.1f} TB/s beyond."
     )
     return figure
 
 
+def _panels(width, height, rows, heights, columns=1):
+    """A figure whose upper ``rows`` - 1 rows hold ``columns`` boards each, and whose last row is one pair of axes."""
+    figure, axes = style.picture(width, height)
+    axes[0, 0].remove()
+    grid = GridSpec(rows, columns, figure=figure, height_ratios=heights)
+    boards = [Board(figure.add_subplot(grid[r, c])) for r in range(rows - 1) for c in range(columns)]
+    ax = figure.add_subplot(grid[rows - 1, :])
+    _dress(ax)
+    return figure, boards, ax
+
+
+def _dress(ax):
+    ax.tick_params(labelsize=style.NOTE_SIZE)
+    ax.xaxis.label.set_size(style.TEXT_SIZE)
+    ax.yaxis.label.set_size(style.TEXT_SIZE)
+    ax.grid(color=style.GRID, linewidth=0.4, alpha=0.6)
+
+
 def bytes_in_flight(results="machine"):
-    """Bandwidth against bytes in flight, over Little's law: min(bytes / latency, copy rate)."""
+    """Little's law as a pipe, and under it bandwidth against bytes in flight, over min(bytes / latency, copy rate)."""
     record = recorded(results)
     known = _numbers(record)
     rate = lambda n: min(n / known["dram_ns"] / 1e3, known["dram_tb_per_s"])  # noqa: E731
     needed = known["dram_ns"] * known["dram_tb_per_s"] * 1e3
-    alt = (
-        "Bandwidth over bytes in flight, both logarithmic: points rise along a dashed straight line and bend into a flat "
-        f"one at {known['dram_tb_per_s']} TB/s, near {needed / 1e6:.1f} MB in flight."
-    )
-    figure, ax = _curve(alt, "bytes in flight", "TB/s from DRAM", height=3.8)
+    figure, boards, ax = _panels(7.6, 5.0, 2, (1, 2.3), columns=4)
+    for frame, (board, title) in enumerate(zip(boards, PIPE, strict=True)):
+        draw_pipe(board, frame)
+        board.title(title)
     for i, size in enumerate((128, 512, 1024, 2048)):
         found = _rows(record, "bytes_in_flight", bytes_a_program=size)
-        style.points(ax, [r["bytes_in_flight"] for r in found], [r["tb_per_s"] for r in found], i, f"{size:,} bytes a program", solid=True)
+        x, y = [r["bytes_in_flight"] for r in found], [r["tb_per_s"] for r in found]
+        style.points(ax, x, y, i, f"{size:,} bytes for each program", solid=True)
     x = [2.0 ** (k / 4) for k in range(4 * 7, 4 * 24)]
-    _predicted(ax, x, [rate(n) for n in x], f"Little's law with {known['dram_ns']} ns", (2**14, rate(2**14)), offset=(8, -14))
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    _predicted(
+        ax, x, [rate(n) for n in x], f"Little's law with {known['dram_ns']} ns", (2**14, rate(2**14)), offset=(8, -14)
+    )
     ax.axvline(needed, color="black", linewidth=0.8, linestyle=":")
-    ax.annotate(f"{needed / 1e6:.1f} MB", (needed, rate(128)), (-4, 2), textcoords="offset points", fontsize=style.NOTE_SIZE, ha="right")
+    note = {"textcoords": "offset points", "fontsize": style.NOTE_SIZE, "ha": "right"}
+    ax.annotate(f"{needed / 1e6:.1f} MB", (needed, rate(128)), (-4, 2), **note)
     ax.legend(fontsize=style.NOTE_SIZE, loc="upper left", frameon=False)
     _sizes(ax, [128, KB, 8 * KB, 64 * KB, 512 * KB, 4 * MB])
     ax.set_yticks([0.001, 0.01, 0.1, 1], ["0.001", "0.01", "0.1", "1"])
+    ax.set_xlabel("bytes in flight")
+    ax.set_ylabel("TB/s from DRAM")
+    figure.alt = (
+        "Above, a pipe in four frames: a grid as long as the latency and as wide as the bandwidth, with 1, 8, 16 and "
+        "all of its "
+        "32 cells filled. Below, bandwidth over bytes in flight, both logarithmic: points rise along a dashed straight "
+        "line and "
+        f"bend into a flat one at {known['dram_tb_per_s']} TB/s, near {needed / 1e6:.1f} MB in flight."
+    )
     return figure
 
 
 def strides(results="machine"):
-    """Time of reading every stride-th element, beside what pieces of 32 and of 64 bytes predict."""
+    """What a warp asks for, and the time of reading every stride-th element beside what pieces of 32 and 64 bytes "
+    "predict."""
     found = rows("strides", results)
     x = [row["stride"] for row in found]
     y = [1e3 * row["ms"] for row in found]
     pieces = lambda row, size: len({lane * row["stride"] * 4 // size for lane in range(32)}) * size  # noqa: E731
     beta = recorded(results)["machine"]["copy_tb_per_s"]
-    alt = (
-        "Time over stride, both logarithmic: it grows with the stride beyond 8, where the line of 32-byte sectors turns flat, "
-        "and follows the line of 64-byte pieces to stride 16."
-    )
-    figure, ax = _curve(alt, "stride, in elements of 4 bytes", "µs for 2^25 elements", height=3.3)
-    for size, text, offset in ((32, "32-byte sectors", (-2, -12)), (64, "64-byte pieces", (-2, -12))):
+    cases = ((4, 1), (4, 8))
+    figure, boards, ax = _panels(7.6, 4.4, 2, (1, 2.2), columns=2)
+    for board, (width, stride), title in zip(boards, cases, ("stride 1", "stride 8"), strict=True):
+        draw_load(board, width, stride)
+        board.title(title)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    for size, text, dashes in ((32, "pieces of 32 bytes, sectors", "--"), (64, "pieces of 64 bytes", "-.")):
         line = [pieces(row, size) * 2**20 / beta / 1e6 for row in found]
-        ax.plot(x, line, color="black", linewidth=1.1, linestyle="--" if size == 32 else "-.")
-        ax.annotate(text, (x[-1], line[-1]), offset, textcoords="offset points", fontsize=style.NOTE_SIZE, ha="right")
+        ax.plot(x, line, color="black", linewidth=1.1, linestyle=dashes)
+        ax.annotate(
+            text, (x[-1], line[-1]), (-2, -12), textcoords="offset points", fontsize=style.NOTE_SIZE, ha="right"
+        )
     style.points(ax, x, y, 0, "recorded", solid=True)
     for px, py in zip(x, y, strict=True):
-        ax.annotate(f"{py / y[0]:.2g}×", (px, py), (0, 8), textcoords="offset points", fontsize=style.NOTE_SIZE, ha="center")
-    ax.set_ylim(25, 1100)
+        ax.annotate(
+            f"{py / y[0]:.2g}×", (px, py), (0, 8), textcoords="offset points", fontsize=style.NOTE_SIZE, ha="center"
+        )
+    ax.set_ylim(25, 1200)
+    ax.set_xlabel("stride, in elements of 4 bytes")
+    ax.set_ylabel("µs for 2^25 elements")
     ax.set_xticks(x, [str(v) for v in x])
     ax.set_yticks([30, 100, 300, 1000], ["30", "100", "300", "1000"])
     ax.minorticks_off()
+    figure.alt = (
+        "Above, a warp's 32 threads and the sectors they ask for: 4 at stride 1, 32 at stride 8, little of each used. "
+        "Below, time "
+        "over stride, both logarithmic: it grows with the stride beyond 8, where the line of sectors turns flat, and "
+        "follows "
+        "the line of 64-byte pieces to stride 16."
+    )
     return figure
 
 
-def occupancy(results="machine", cycles: int = 4):
-    """Multiply-adds against warps on a multiprocessor, over min(warps × chains / latency, one a scheduler and cycle)."""
+def hiding(results="machine", cycles: int = 4):
+    """Warps that take turns, and what they reach: multiply-adds against warps, over warps × chains / latency."""
     record = recorded(results)
     known = _numbers(record)
-    each = 2 * 32 * known["multiprocessors"] * known["ghz"] / 1e3  # TFLOP/s of one warp instruction a cycle everywhere
-    alt = (
-        "Rate of multiply-adds over warps on a multiprocessor, for 1, 2 and 4 independent chains a thread: three straight "
-        "lines from the origin that meet the same flat top at 16, 8 and 4 warps, and points on them."
-    )
-    figure, ax = _curve(alt, "warps on a multiprocessor", "TFLOP/s, float32", log="")
+    each = (
+        2 * 32 * known["multiprocessors"] * known["ghz"] / 1e3
+    )  # TFLOP/s of one warp's instruction a cycle everywhere
+    figure, axes = style.picture(7.9, 4.2, 1, 2)
+    draw_hiding(Board(axes[0, 0]))
+    ax = axes[0, 1]
+    _dress(ax)
     for i, chains in enumerate((1, 2, 4)):
         found = _rows(record, "occupancy", chains=chains)
         x, y = [r["warps_a_multiprocessor"] for r in found], [r["tflop_per_s"] for r in found]
         line = [0, 4 * cycles / chains, 64]
-        ax.plot(line, [each * min(4, w * chains / cycles) for w in line], color="black", linewidth=1, linestyle="--", zorder=1)
-        style.points(ax, x, y, i, f"{chains} chain" + "s" * (chains > 1) + " a thread", solid=True)
+        flat = [each * min(4, w * chains / cycles) for w in line]
+        ax.plot(line, flat, color="black", linewidth=1, linestyle="--", zorder=1)
+        style.points(ax, x, y, i, f"{chains} chain{'s' * (chains > 1)} in each thread", solid=True)
     ax.set_ylim(0, 4.6 * each)
-    ax.set_xticks([0, 4, 8, 16, 24, 32, 40, 48, 64])
-    ax.annotate("four instructions a cycle", (64, 4 * each), (0, 4), textcoords="offset points", fontsize=style.NOTE_SIZE, ha="right")
+    ax.set_xticks([0, 4, 8, 16, 24, 32, 48, 64])
+    ax.set_xlabel("warps on a multiprocessor")
+    ax.set_ylabel("TFLOP/s, float32")
     ax.legend(fontsize=style.NOTE_SIZE, loc="lower right")
+    figure.alt = (
+        "Left, timelines of 1, 4 and 8 warps that work for one turn and wait for seven: the row that shows work is "
+        "almost empty, "
+        "half full, full. Right, the rate of multiply-adds over warps, for 1, 2 and 4 independent chains in each "
+        "thread: dashed "
+        "lines rise to the same flat top, at 16, 8 and 4 warps, and the points follow them."
+    )
     return figure
 
 
 def waves(results="machine"):
-    """Time of a launch against its number of programs, over the number of waves."""
+    """Time of a launch against its number of programs, over the number of waves; and one launch as the GPU noted it."""
     record = recorded(results)
     count = record["device"]["multiprocessors"]
     last = 4 * count + 40
     found = [row for row in _rows(record, "waves", kernel="product") if row["programs"] <= last]
     single = next(row["us"] for row in found if row["programs"] == count)
-    alt = f"A staircase of time over programs: a step up after every {count} programs, and points on the dashed steps."
-    figure, ax = _curve(alt, "programs", f"time, {count} programs = 1", height=3.2, log="")
+    figure, axes = style.picture(7.9, 3.3, 1, 2)
+    left, right = axes[0]
     steps = list(range(1, last))
-    ax.plot(steps, [math.ceil(n / count) for n in steps], color="black", linewidth=1.1, linestyle="--")
-    style.points(ax, [row["programs"] for row in found], [row["us"] / single for row in found], 0, "recorded", solid=True)
-    ax.annotate("number of waves", (1.3 * count, 2), (0, 5), textcoords="offset points", fontsize=style.NOTE_SIZE)
-    ax.set_xticks([count * k for k in range(5)])
-    ax.set_ylim(0, 5.5)
-    return figure
+    left.plot(steps, [math.ceil(n / count) for n in steps], color="black", linewidth=1.1, linestyle="--")
+    style.points(
+        left, [row["programs"] for row in found], [row["us"] / single for row in found], 0, "recorded", solid=True
+    )
+    note = {"textcoords": "offset points", "fontsize": style.NOTE_SIZE}
+    left.annotate("number of waves", (0.4 * count, 1), (0, 5), **note)
+    left.set_xticks([count * k for k in range(5)])
+    left.set_ylim(0, 5.5)
+    left.set_xlabel("programs")
+    left.set_ylabel(f"time, {count} programs = 1")
+    left.grid(color=style.GRID, linewidth=0.4, alpha=0.6)
 
-
-def schedule(results="machine"):
-    """Which multiprocessor ran which program when: every bar is a program, as the GPU itself noted it."""
-    record = recorded(results)
-    (found,) = _rows(record, "schedule", kernel="product")
-    count = record["device"]["multiprocessors"]
-    figure, axes = style.picture(6.6, 3.2)
-    ax = axes[0, 0]
-    ran = sorted(enumerate(found["ran"]), key=lambda item: item[1][1])
+    (launch,) = _rows(record, "schedule", kernel="product")
     turns = {}
-    for _, (place, start, end) in ran:
+    for place, start, end in sorted(launch["ran"], key=lambda run: run[1]):
         wave = turns[place] = turns.get(place, -1) + 1
-        ax.barh(place, end - start, left=start, height=1.0, facecolor=style.FILLS[(5, 0, 2)[wave % 3]], edgecolor="white", linewidth=0.2)
-    full = max(end for _, _, end in found["ran"])
-    busy = sum(end - start for _, start, end in found["ran"]) / (count * full)
-    tail = found["programs"] % count
+        look = {"facecolor": style.FILLS[(5, 0, 2)[wave % 3]], "edgecolor": "white", "linewidth": 0.2}
+        right.barh(place, end - start, left=start, height=1.0, **look)
+    full = max(end for _, _, end in launch["ran"])
+    for wave in range(3):
+        name = f"wave {wave}" + (", the tail" if wave == 2 else "")
+        right.annotate(name, ((wave + 0.5) * full / 3, count), (0, 3), ha="center", **note)
+    right.set_ylim(-1, count + 12)
+    right.set_xlabel("µs after the first program began")
+    right.set_ylabel("multiprocessor")
+    right.set_yticks([0, count // 2, count])
     figure.alt = (
-        f"{found['programs']} programs as bars over time, a row for each of {count} multiprocessors: two full columns, and a third "
-        f"in which only {tail} rows have a bar."
+        f"Left, a staircase of time over programs: a step up after every {count}, and points on the dashed steps. Right, "
+        f"{launch['programs']} programs as bars over time, a row for each multiprocessor: two full columns, and a third "
+        "in which "
+        f"only {launch['programs'] % count} rows have a bar."
     )
-    ax.set_xlabel("µs after the first program began")
-    ax.set_ylabel("multiprocessor")
-    ax.set_ylim(-1, count)
-    ax.set_title(f"{found['programs']} programs on {count} multiprocessors: places busy {busy:.0%} of the time".replace("%", " %"),
-                 fontsize=style.TEXT_SIZE)  # fmt: skip
     return figure
 
 
-def add_sizes(results="machine"):
-    """Time of one sum of two vectors against its length, over a constant plus bytes / bandwidth."""
+def smallest_and_largest(results="machine"):
+    """Time of a sum against its length, over launch and bytes; and multiplications against the tile's size."""
     record = recorded(results)
-    beta = record["machine"]["copy_tb_per_s"]
-    alt = (
-        "Time of a vector sum over its length, both logarithmic: each series is flat for short vectors and then joins one "
-        "straight line, the time that its bytes take."
+    figure, axes = style.picture(7.9, 3.9, 1, 2)
+    _add_sizes(axes[0, 0], record)
+    _tensor_cores(axes[0, 1], record)
+    figure.alt = (
+        "Left, time of a vector sum over its length, both logarithmic: each series is flat for short vectors and then "
+        "joins one "
+        "straight line, the time that its bytes take. Right, TFLOP/s over the tile: bfloat16 and TF32 are flat from 64 "
+        "× 64 on, "
+        "float32 without tensor cores lies far below, and a product whose tiles come from memory rises up to the "
+        "largest tile."
     )
-    figure, ax = _curve(alt, "elements", "µs a sum", height=3.6)
-    series = (("launched from Python, Triton", "triton", "us"), ("launched from Python, torch", "torch", "us"), ("in a graph, Triton", "triton", "graph_us"))
+    return figure
+
+
+def _add_sizes(ax, record):
+    beta = record["machine"]["copy_tb_per_s"]
+    _dress(ax)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    series = (("Triton", "triton", "us"), ("PyTorch", "torch", "us"), ("Triton, in a graph", "triton", "graph_us"))
     for i, (name, by, field) in enumerate(series):
         found = _rows(record, "add_sizes", by=by)
         x, y = [r["n"] for r in found], [r[field] for r in found]
         style.points(ax, x, y, i, name, solid=True)
-        first = y[0]
         line = [2.0**k for k in range(8, 29)]
-        ax.plot(line, [max(first, 12 * n / beta / 1e6) for n in line], color=style.INKS[i], linewidth=0.8, linestyle="--", zorder=1)
-        _label(ax, f"{first:.2g} µs", (x[0], first), i, offset=(-2, 9), ha="center")
+        predicted = [max(y[0], 12 * n / beta / 1e6) for n in line]
+        ax.plot(line, predicted, color=style.INKS[i], linewidth=0.8, linestyle="--", zorder=1)
+        note = {"textcoords": "offset points", "fontsize": style.NOTE_SIZE, "color": style.INKS[i]}
+        ax.annotate(f"{y[0]:.2g} µs", (x[0], y[0]), (-4, 8), **note)
     ax.legend(fontsize=style.NOTE_SIZE, loc="upper left")
     ax.set_xticks([2**k for k in range(8, 29, 4)], [f"2^{k}" for k in range(8, 29, 4)])
     ax.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
     ax.minorticks_off()
-    return figure
+    ax.set_xlabel("elements")
+    ax.set_ylabel("µs for a sum")
 
 
-def tensor_cores(results="machine"):
-    """Operations a second against the tile, for four kinds of numbers, from tiles that are on the multiprocessor already."""
-    record = recorded(results)
-    found = _rows(record, "tensor_cores")
-    tiles = list(dict.fromkeys(tuple(r["tile"]) for r in found))
-    kinds = list(dict.fromkeys(r["dtype"] for r in found))
-    alt = (
-        "TFLOP/s over the tile's size for bfloat16, float16, TF32 and float32 without tensor cores, and for a product whose tiles "
-        "come from memory: all rise with the tile; a dashed line is torch's product."
-    )
-    figure, ax = _curve(alt, "tile: rows × columns × depth", "TFLOP/s", height=3.8, width=7.4, log="y")
+def _tensor_cores(ax, record):
+    _dress(ax)
+    ax.set_yscale("log")
+    tiles = [(16, 16, 16), (32, 32, 32), (64, 64, 32), (64, 64, 64), (128, 128, 32), (128, 128, 64), (128, 256, 64)]
+    kinds = ("bfloat16", "tf32", "float32, no tensor cores")
     for i, kind in enumerate(kinds):
-        here = [(tiles.index(tuple(r["tile"])), r["tflop_per_s"]) for r in found if r["dtype"] == kind]
-        ax.plot(*zip(*here), color=style.INKS[i], linewidth=0.8)
-        style.points(ax, *zip(*here), i, kind, solid=True)
-    fetched = [(tiles.index(tuple(r["tile"])), r["tflop_per_s"]) for r in _rows(record, "matmul_tiles")
-               if r["tile"] and tuple(r["tile"]) in tiles]  # fmt: skip
-    style.points(ax, *zip(*fetched), 5, "bfloat16, tiles fetched from memory", solid=False)
-    peak = record["machine"]["matmul_tflop_per_s"]
-    _predicted(ax, [0, len(tiles) - 1], [peak, peak], f"torch's product, {peak:.0f}", (0, peak), offset=(0, 4))
-    ax.set_xticks(range(len(tiles)), ["\n".join(("×".join(map(str, t[:2])), f"×{t[2]}")) for t in tiles])
+        found = _rows(record, "tensor_cores", dtype=kind)
+        here = [(tiles.index(tuple(r["tile"])), r["tflop_per_s"]) for r in found if tuple(r["tile"]) in tiles]
+        ax.plot(*zip(*here, strict=True), color=style.INKS[i], linewidth=0.8)
+        style.points(ax, *zip(*here, strict=True), i, kind.replace("tf32", "TF32"), solid=True)
+    found = [row for row in _rows(record, "matmul_tiles") if row["tile"] and tuple(row["tile"]) in tiles]
+    here = [(tiles.index(tuple(r["tile"])), r["tflop_per_s"]) for r in found]
+    style.points(ax, *zip(*here, strict=True), 5, "bfloat16, tiles fetched", solid=False)
+    ax.set_xticks(range(len(tiles)), [f"{m}×{n}\n×{k}" for m, n, k in tiles], fontsize=7)
     ax.set_yticks([10, 20, 50, 100, 200, 500, 1000], ["10", "20", "50", "100", "200", "500", "1000"])
+    ax.set_ylim(3, 1300)
     ax.minorticks_off()
+    ax.set_xlabel("tile")
+    ax.set_ylabel("TFLOP/s")
     ax.legend(fontsize=style.NOTE_SIZE, loc="lower right")
-    return figure
 
 
-def puzzle(results="machine"):
-    """The lesson's launches of one kernel: recorded times beside those that Little's law predicts."""
+def puzzle(yours=None, results="machine"):
+    """The lesson's launches of one kernel: recorded times beside those that Little's law predicts.
+
+    yours: ``{(programs, block): seconds}`` on the reader's GPU, where there is one.
+    """
     record = recorded(results)
     known = _numbers(record)
-    found = [r for r in _rows(record, "puzzle") if r["programs"] > 1]
-    figure, axes = style.picture(7.2, 0.9 + 0.24 * len(found))
+    found = [row for row in _rows(record, "puzzle") if row["programs"] > 1]
+    figure, axes = style.picture(7.4, 0.9 + 0.24 * len(found))
     ax = axes[0, 0]
     names = []
     for i, row in enumerate(found):
-        rate = min(1.5 * row["bytes_in_flight"] / known["dram_ns"] / 1e3, known["dram_tb_per_s"])
-        predicted = row["bytes"] / rate / 1e9
+        read = (
+            2 / 3 * row["bytes"] / row["bytes_in_flight"] * known["dram_ns"] / 1e6
+        )  # ms; what is loaded is waited for
+        predicted = max(read, row["bytes"] / known["dram_tb_per_s"] / 1e9)
         ax.barh(i, row["ms"], height=0.7, **style.bar(0))
-        ax.plot([predicted, predicted], [i - 0.42, i + 0.42], color="black", linewidth=2, label="Little's law" if i == 0 else None)
-        ax.text(max(row["ms"], predicted) * 1.06, i, f"{row['ms']:.3g} ms", va="center", **style.value())
-        names.append(f"{row['programs']:,} programs × {row['block']:,} lanes, {row['num_warps']} warp{'s' * (row['num_warps'] > 1)}")
+        ax.plot([predicted, predicted], [i - 0.42, i + 0.42], color="black", linewidth=2)
+        own = (yours or {}).get((row["programs"], row["block"]))
+        if own:
+            ax.plot(1e3 * own, i, marker="D", color=style.INKS[1])
+        mine = f", yours {1e3 * own:.3g} ms" if own else ""
+        ax.text(max(row["ms"], predicted) * 1.06, i, f"{row['ms']:.3g} ms{mine}", va="center", **style.value())
+        warps = f"{row['num_warps']} warp{'s' * (row['num_warps'] > 1)}"
+        names.append(f"{row['programs']:,} programs × {row['block']:,} lanes, {warps}")
     ax.set_yticks(range(len(names)), names, fontsize=style.NOTE_SIZE)
     ax.invert_yaxis()
     ax.set_xscale("log")
-    ax.set_xlim(0.1, 3 * max(r["ms"] for r in found))
+    ax.set_xlim(0.1, 3 * max(row["ms"] for row in found))
     ax.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
-    ax.set_xlabel("ms for the same sum; black: predicted from bytes in flight")
+    ax.set_xlabel("ms for the same sum; the black marks are predicted from bytes in flight")
     figure.alt = (
-        "Bars of the time of one vector sum for twelve ways to launch it, from 132 small programs to 65,536 larger ones, on a "
+        "Bars of the time of one vector sum for twelve ways to launch it, from 132 small programs to 65,536 larger "
+        "ones, on a "
         "logarithmic axis; a black mark on each bar is the predicted time."
     )
     return figure
