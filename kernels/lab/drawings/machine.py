@@ -165,8 +165,10 @@ def draw_hiding(board: Board, warps=(1, 4, 8), latency: int = 7, rounds: int = 2
             board.box(at, y, 1, 0.8, "output", lit=at in busy, width=0.5)
         board.text(-0.3, y + 0.4, "busy", size=7, ha="right", weight="bold")
         y += 2.2
-    board.text(9, -0.5, "works", size=7, colour=ink("program"))
-    board.text(13.5, -0.5, "waits for its data", size=7, colour=ink("time"))
+    board.box(8, y - 1.3, 1, 0.8, "program", hatch="////", width=0.5)
+    board.text(9.3, y - 0.9, "works", size=7, ha="left")
+    board.box(12.5, y - 1.05, 2, 0.3, "time", width=0.4)
+    board.text(14.8, y - 0.9, "waits for its data", size=7, ha="left")
     board.arrow((0, y - 0.9), (4, y - 0.9), "time", text="time", shift=(3.2, 0))
 
 
