@@ -278,7 +278,7 @@ def waves(results="machine"):
         left, [row["programs"] for row in found], [row["us"] / single for row in found], 0, "recorded", solid=True
     )
     note = {"textcoords": "offset points", "fontsize": style.NOTE_SIZE}
-    left.annotate("number of waves", (0.4 * count, 1), (0, 5), **note)
+    left.annotate("dashed: number of waves", (1.7 * count, 1.2), (0, 0), **note)
     left.set_xticks([count * k for k in range(5)])
     left.set_ylim(0, 5.5)
     left.set_xlabel("programs")
