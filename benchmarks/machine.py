@@ -231,7 +231,10 @@ def read_again_kernel(x_ptr, out_ptr, count, rounds, BLOCK: tl.constexpr, CACHE:
 
 
 def working_set():
-    """Bandwidth against how many bytes all programs together read again and again, with the L1 caches and without."""
+    """Bandwidth against how many bytes all programs together read again and again, with the L1 caches and without.
+
+    Programs with a single block keep it in registers: the first row of each series says nothing about a cache.
+    """
     block, warps, programs = 2048, 8, 4 * processors()
     x = random_words(BUFFER)
     out = torch.empty(programs * block, dtype=torch.int32, device=runtime.device)
@@ -474,8 +477,8 @@ WAVE_TILE = (128, 128, 256)  # 128 kB of operands: a multiprocessor has no room 
 
 
 def waves():
-    """Time of a launch against its number of programs, all alike: those that fill a multiprocessor, and those of which
-    four are at home on one."""
+    """Time of a launch against its number of programs, all alike: those that fill a multiprocessor, and those of 512 threads,
+    of which four would fit by their threads. (Recorded were three: the second series has no explanation yet, and no lesson.)"""
     rows = []
     count = processors()
     borders = {waves * count + more for waves in range(1, 5) for more in (-1, 0, 1, 8)} | {8 * count, 8 * count + 1}
