@@ -478,7 +478,7 @@ WAVE_TILE = (128, 128, 256)  # 128 kB of operands: a multiprocessor has no room 
 
 def waves():
     """Time of a launch against its number of programs, all alike: those that fill a multiprocessor, and those of 512 threads,
-    of which four would fit by their threads. (Recorded were three: the second series has no explanation yet, and no lesson.)"""
+    of which four would fit by their threads. (Three were recorded: that has no explanation yet, and no lesson uses it.)"""
     rows = []
     count = processors()
     borders = {waves * count + more for waves in range(1, 5) for more in (-1, 0, 1, 8)} | {8 * count, 8 * count + 1}
