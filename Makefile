@@ -26,7 +26,7 @@ nbval:  ## execute every lesson and solution and compare the stored outputs; NB=
 
 nbval-portable:  ## the same with another CPU's arithmetic: stored outputs must not depend on it
 	$(SETUP)
-	ATEN_CPU_CAPABILITY=default $(RUN) notebooks -- $(NB)
+	$(RUN) portable -- $(NB)
 
 bench:  ## measure a kernel on this GPU, into benchmarks/results/; KERNEL=dynamic_conv
 	$(SETUP)
@@ -48,9 +48,10 @@ test-full:  ## the unit tests with the full products of options
 	$(SETUP)
 	$(RUN) full
 
-test-oldest:  ## unit tests and notebooks with the oldest Triton that CI runs
-	$(SETUP) --venv .venv-oldest --constraints oldest-triton
-	.venv-oldest/bin/python -m tools.run_tests unit notebooks
+test-oldest:  ## all that uses Triton, with the oldest that CI runs; the notebooks with another CPU's arithmetic, too
+	$(SETUP)
+	$(SETUP) --venv .venv-oldest --constraints oldest-triton --base .venv
+	.venv-oldest/bin/python -m tools.run_tests triton portable
 
 test-browser:  ## open lesson 00 in headless Chromium, run all its cells, take a screenshot
 	$(SETUP)

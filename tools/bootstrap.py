@@ -75,9 +75,11 @@ def reachable(url):
     return True
 
 
-def fingerprint(choice, extras, venv):
+def fingerprint(choice, extras, venv, base=None):
     """What the environment depends on; equal fingerprints need no work."""
     digest = hashlib.sha256(repr((choice, extras, str(venv), sys.version_info[:2])).encode())
+    if base is not None:
+        digest.update((base / "course-stamp").read_bytes())
     for path in [ROOT / "pyproject.toml", *sorted((ROOT / "constraints").glob("*.txt"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -110,6 +112,29 @@ def install(venv, choice, extras):
         raise Problem("pip could not install the course (its reason is above); run the same command again to go on.")
 
 
+def site_packages(venv):
+    return venv / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+
+def layer(venv, base, choice):
+    """Make ``venv`` see all of ``base``, and install in front of it what the constraints name otherwise."""
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)], check=True)
+    below = site_packages(base)
+    (site_packages(venv) / "base.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+    lines = (ROOT / "constraints" / f"{choice}.txt").read_text().splitlines()
+    pins = [line for line in lines if "==" in line and not line.startswith("#")]
+    wanted = [pin for pin in pins if not list(below.glob("{}-{}[.+]*dist-info".format(*pin.split("=="))))]
+    if not wanted:
+        return
+    print(f"Installing {', '.join(wanted)} in front of {base.name}", flush=True)
+    command = [base / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
+    command += ["--target", site_packages(venv), *wanted]
+    if reachable(CPU_INDEX):
+        command += ["--extra-index-url", CPU_INDEX]
+    if subprocess.run(command, stdin=subprocess.DEVNULL).returncode != 0:
+        raise Problem("pip could not install what is to be older (its reason is above); run the same command again.")
+
+
 def check_kernels(venv):
     """The name `kernels` must mean this repository; an unrelated distribution has it too."""
     output = subprocess.run(
@@ -128,16 +153,21 @@ def check_kernels(venv):
         )
 
 
-def set_up(venv, choice, extras):
+def set_up(venv, choice, extras, base=None):
     check_system(platform.system(), tuple(sys.version_info[:2]))
     if choice == "auto":
         choice = "gpu" if has_nvidia_gpu() else "cpu"
     stamp = venv / "course-stamp"
-    wanted = fingerprint(choice, extras, venv)
+    if base is not None and not (base / "course-stamp").is_file():
+        raise Problem(f"{base.name} is to stand below {venv.name}: set it up first, `make setup`.")
+    wanted = fingerprint(choice, extras, venv, base)
     if not (stamp.is_file() and stamp.read_text() == wanted and (venv / "bin" / "python").exists()):
         stamp.unlink(missing_ok=True)
-        create(venv)
-        install(venv, choice, extras)
+        if base is None:
+            create(venv)
+            install(venv, choice, extras)
+        else:
+            layer(venv, base, choice)
         check_kernels(venv)
         stamp.write_text(wanted)  # last, so that an interrupted set-up goes on where it stopped
     else:
@@ -148,10 +178,11 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", type=Path, default=Path(".venv"), help="where, relative to the repository")
     parser.add_argument("--constraints", default="auto", help="auto (by nvidia-smi), or a name in constraints/")
+    parser.add_argument("--base", type=Path, help="an environment of which all is used but what the constraints pin")
     parser.add_argument("--extras", default="lab,test", help="the extras of pyproject.toml to install")
     options = parser.parse_args(arguments)
     try:
-        set_up(ROOT / options.venv, options.constraints, options.extras)
+        set_up(ROOT / options.venv, options.constraints, options.extras, options.base and ROOT / options.base)
     except Problem as problem:
         print(problem, file=sys.stderr)
         return 1

@@ -13,16 +13,40 @@ from tools.kernel_environment import ROOT
 
 BUILD = ROOT / "build"
 MUTANTS = "test_mutants"  # the file under tests/course whose every test is one planted bug
-CORES = ["-n", os.environ.get("TEST_CORES", "2")]
+# Tests that see nothing of Triton: with any version they prove the same. All of them in tests/course.
+WITHOUT_TRITON = (
+    "architecture",
+    "bootstrap",
+    "environment",
+    "grade",
+    "nbval",
+    "notebooks",
+    "progress",
+    "refresh",
+    "run_tests",
+)
+CORES = ["-p", "tools.progress", "-n", os.environ.get("TEST_CORES", "2")]
+UNIT = [*CORES, "--dist=worksteal", "tests"]  # a core that has nothing left takes over half of what another has
+NOTEBOOKS = [
+    *(*CORES, "--dist=loadscope", "--no-loadscope-reorder"),
+    *("--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "--nbval-sanitize-with=tools/nbval_sanitize.cfg"),
+]
 PYTEST = {
-    "unit": [*CORES, "tests"],
-    "full": [*CORES, "-m", "not browser", "tests"],
+    "unit": UNIT,
+    "full": [*UNIT, "-m", "not browser"],
+    "triton": [*UNIT, *(f"--ignore=tests/course/test_{name}.py" for name in WITHOUT_TRITON)],
     "browser": ["-m", "browser", "-s", "tests/course/browser"],
-    "notebooks": [
-        *CORES, "--dist=loadscope",
-        "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "--nbval-sanitize-with=tools/nbval_sanitize.cfg",
-    ],
-}  # fmt: skip
+    "notebooks": NOTEBOOKS,
+    "portable": NOTEBOOKS,
+}
+# Another CPU's arithmetic: torch's kernels without this CPU's vector instructions.
+ENVIRONMENT = {"portable": {"ATEN_CPU_CAPABILITY": "default"}}
+NAMES = {
+    "unit": "unit tests",
+    "triton": "unit tests of what uses Triton",
+    "notebooks": "notebook cells",
+    "portable": "notebook cells with another CPU's arithmetic",
+}
 
 
 def count(junit: Path) -> dict[str, dict[str, int]]:
@@ -39,9 +63,11 @@ def count(junit: Path) -> dict[str, dict[str, int]]:
 def run_pytest(suite: str, rest: list[str]) -> tuple[int, dict[str, dict[str, int]]]:
     junit = BUILD / f"{suite}.xml"
     junit.unlink(missing_ok=True)
-    where = rest or (["notebooks", "solutions"] if suite == "notebooks" else [])
+    where = rest or (["notebooks", "solutions"] if suite in ("notebooks", "portable") else [])
     command = [sys.executable, "-m", "pytest", "-q", *PYTEST[suite], f"--junitxml={junit}", *where]
-    code = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+    # Compile reports are kept by their content.
+    environment = {"TRITON_CACHE_DIR": str(BUILD / "triton"), **os.environ, **ENVIRONMENT.get(suite, {})}
+    code = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL).returncode
     return code, count(junit) if junit.exists() else {}
 
 
@@ -69,7 +95,7 @@ def main(arguments=None) -> int:
             counts.setdefault("others", {"passed": 0, "failed": 0, "skipped": 0})["failed"] += 1
         seconds = time.monotonic() - start
         for kind, outcome in counts.items():
-            name = {"unit": "unit tests", "notebooks": "notebook cells"}.get(suite, suite) if kind == "others" else kind
+            name = NAMES.get(suite, suite) if kind == "others" else kind
             skipped = f", {outcome['skipped']} skipped" if outcome["skipped"] else ""
             lines.append(f"{name}: {outcome['passed']} passed, {outcome['failed']} failed{skipped}")
             passed, failed = passed + outcome["passed"], failed + outcome["failed"]

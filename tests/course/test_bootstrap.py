@@ -185,11 +185,53 @@ def test_the_cpu_index_is_asked_only_when_it_answers_and_only_without_a_gpu(
     assert command[command.index("-e") + 1] == f"{bootstrap.ROOT}[lab,test]"
 
 
+def test_a_layer_installs_only_what_is_pinned_otherwise(repository, monkeypatch, capsys):
+    (repository / "constraints" / "oldest.txt").write_text("# the old end\n-c common.txt\ntorch==2.1\ntriton==3.7\n")
+    layer = ["--venv", ".venv-oldest", "--constraints", "oldest", "--base", ".venv"]
+    assert bootstrap.main(layer) == 1 and "set it up first" in capsys.readouterr().err
+    assert bootstrap.main([]) == 0
+    below = site_packages(repository / ".venv")
+    for name in ("torch-2.1+cpu", "triton-3.9.0", "triton_kernels-3.7"):
+        (below / f"{name}.dist-info").mkdir()
+    (below / "of_the_base.py").write_text("")
+    real, pip = subprocess.run, Spy()
+    monkeypatch.setattr(
+        bootstrap.subprocess, "run", lambda c, **k: pip(c, **k) if "pip" in map(str, c) else real(c, **k)
+    )
+    monkeypatch.setattr(bootstrap, "reachable", lambda url: False)
+    assert bootstrap.main(layer) == 0
+    ((*_, option, target, package),) = pip.commands
+    above = site_packages(repository / ".venv-oldest")
+    assert (option, target, package) == ("--target", str(above), "triton==3.7")
+    (above / "triton.py").write_text("")
+    (below / "triton.py").write_text("")
+    show = "import triton, of_the_base, kernels; print(triton.__file__); print(kernels.__file__)"
+    python = repository / ".venv-oldest" / "bin" / "python"
+    shown = real([python, "-c", show], capture_output=True, text=True, check=True, cwd=repository.parent).stdout.split()
+    assert shown == [str(above / "triton.py"), str(repository / "kernels" / "__init__.py")]
+    assert bootstrap.main(layer) == 0 and len(pip.commands) == 1  # it stands
+    (repository / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    assert bootstrap.main([]) == 0 and bootstrap.main(layer) == 0 and len(pip.commands) == 2
+
+
 def test_a_failing_pip_is_a_problem(monkeypatch, tmp_path):
     monkeypatch.setattr(bootstrap.subprocess, "run", Spy(returncode=1))
     monkeypatch.setattr(bootstrap, "reachable", lambda url: False)
     with pytest.raises(bootstrap.Problem, match="pip could not install"):
         bootstrap.install(tmp_path, "cpu", "lab")
+
+
+def test_a_failing_pip_is_a_problem_for_a_layer(repository, monkeypatch, capsys):
+    (repository / "constraints" / "oldest.txt").write_text("triton==3.7\n")
+    assert bootstrap.main([]) == 0
+    real = subprocess.run
+    failing = Spy(returncode=1)
+    monkeypatch.setattr(
+        bootstrap.subprocess, "run", lambda c, **k: failing(c, **k) if "pip" in map(str, c) else real(c, **k)
+    )
+    monkeypatch.setattr(bootstrap, "reachable", lambda url: False)
+    assert bootstrap.main(["--venv", ".venv-oldest", "--constraints", "oldest", "--base", ".venv"]) == 1
+    assert "pip could not install" in capsys.readouterr().err
 
 
 def test_reachable_says_yes_to_a_server():
