@@ -1,4 +1,4 @@
-"""Triton's interpreter with less bookkeeping: the same operations on the same numbers, in half of the time.
+"""Triton's interpreter with less bookkeeping: the same operations on the same numbers, in a third of the time.
 
 The interpreter spends most of a kernel's time not on its arithmetic but around it. What is put right here, once, when
 ``kernels.runtime`` finds itself in a process that interprets:

@@ -95,8 +95,11 @@ class Progress:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report):
         """The line stands for the dots; failures are named as they come."""
-        if (report.passed or report.skipped) and not hasattr(report, "wasxfail"):
-            return ("skipped" if report.skipped else "passed" if report.when == "call" else ""), "", ""
+        if hasattr(report, "wasxfail"):
+            return None
+        if report.failed:
+            return "failed" if report.when == "call" else "error", "", ""
+        return "skipped" if report.skipped else "passed" if report.when == "call" else "", "", ""
 
     def pytest_runtest_logreport(self, report):
         self.took[report.nodeid] += report.duration

@@ -26,7 +26,8 @@ WITHOUT_TRITON = (
     "run_tests",
 )
 CORES = ["-p", "tools.progress", "-n", os.environ.get("TEST_CORES", "2")]
-UNIT = [*CORES, "--dist=worksteal", "tests"]  # a core that has nothing left takes over half of what another has
+# A core that has nothing left takes over half of what another has.
+UNIT = [*CORES, "--dist=worksteal", "-p", "no:nbval", "tests"]
 NOTEBOOKS = [
     *(*CORES, "--dist=loadscope", "--no-loadscope-reorder"),
     *("--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "--nbval-sanitize-with=tools/nbval_sanitize.cfg"),

@@ -82,7 +82,8 @@ def test_the_line_stands_for_dots_but_not_for_outcomes():
     assert line.pytest_report_teststatus(report("a")) == ("passed", "", "")
     assert line.pytest_report_teststatus(report("a", "setup")) == ("", "", "")
     assert line.pytest_report_teststatus(report("a", "setup", "skipped")) == ("skipped", "", "")
-    assert line.pytest_report_teststatus(report("a", outcome="failed")) is None
+    assert line.pytest_report_teststatus(report("a", outcome="failed")) == ("failed", "", "")
+    assert line.pytest_report_teststatus(report("a", "setup", outcome="failed")) == ("error", "", "")
     expected = report("a", outcome="skipped")
     expected.wasxfail = ""
     assert line.pytest_report_teststatus(expected) is None

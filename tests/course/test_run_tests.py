@@ -18,7 +18,8 @@ def repository(tmp_path, monkeypatch):
     (tmp_path / "tests" / "course" / "test_mutants.py").write_text("def test_no_mask():\n    pass\n")
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
     monkeypatch.setattr(run_tests, "BUILD", tmp_path / "build")
-    monkeypatch.setitem(run_tests.PYTEST, "unit", ["tests"])  # one process: workers cost seconds to start
+    # One process, without nbval: workers and plugins cost seconds to start.
+    monkeypatch.setitem(run_tests.PYTEST, "unit", ["-p", "no:nbval", "tests"])
     return tmp_path
 
 
