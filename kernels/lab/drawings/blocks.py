@@ -26,7 +26,9 @@ def programs(N: int, BLOCK: int, *, memory: int | None = None, masked: bool = Fa
                 inside = i < N
                 board.text(i + 0.5, 1.15, str(i - p * BLOCK), size=NOTE, colour=INK if inside else ink("wrong"))
                 if inside or not masked:
-                    board.arrow((i + 0.5, 1.4), (i + 0.5, 2.35), None if inside else "wrong", width=1.2 if inside else 2.0)
+                    board.arrow(
+                        (i + 0.5, 1.4), (i + 0.5, 2.35), None if inside else "wrong", width=1.2 if inside else 2.0
+                    )
                 else:
                     board.text(i + 0.5, 1.9, "–", size=11, colour=ink("wrong"))
         board.text(-0.2, 1.15, "lane", size=NOTE, ha="right")
@@ -42,7 +44,9 @@ def programs(N: int, BLOCK: int, *, memory: int | None = None, masked: bool = Fa
     said = f"{P} boxes, program 0 to {P - 1}, of {BLOCK} lanes each, over a line of {memory} elements, {N} of them {tensor}."
     if beyond:
         last = f"the last {beyond} lane{'s' * (beyond > 1)} of program {P - 1}"
-        said += f" Masked, {last} point nowhere." if masked else f" Arrows of {last} point at hatched elements beyond it."
+        said += (
+            f" Masked, {last} point nowhere." if masked else f" Arrows of {last} point at hatched elements beyond it."
+        )
     return drawing(min(8.0, 1.2 + memory * 0.45), 2.5, draw, alt=said)
 
 
@@ -68,7 +72,9 @@ def address_tile(rows: int, columns: int, width: int, *, lit: tuple[int, int] | 
         board.text(-1.95, -0.35, f"(offs_m * {width})[:, None]", mono=True, size=NOTE)
         board.text(columns * w / 2, -2.4, "offs_n[None, :]", mono=True, size=NOTE)
         board.text(-0.65, -1.5, "+", size=16)
-        board.text(columns * w + 0.25, r + 0.5, f"{starts[r]} + {offsets[c]} = {starts[r] + offsets[c]}", ha="left", size=10)
+        board.text(
+            columns * w + 0.25, r + 0.5, f"{starts[r]} + {offsets[c]} = {starts[r] + offsets[c]}", ha="left", size=10
+        )
 
     return drawing(
         6.4, 3.2, draw,
@@ -81,10 +87,10 @@ def views(tensors: dict[str, torch.Tensor]):
     """Matrices that are views of one line of memory: each cell carries its element's place in the line."""
     base = next(iter(tensors.values()))
     line = base.untyped_storage().nbytes() // base.element_size()
-    gap, said = 1.6, []
-
-    def place(view, m, n):
-        return view.storage_offset() + m * view.stride(0) + n * view.stride(1)
+    gap, places = 1.6, {}
+    for name, view in tensors.items():
+        m, n = torch.arange(view.shape[0])[:, None], torch.arange(view.shape[1])[None, :]
+        places[name] = (view.storage_offset() + m * view.stride(0) + n * view.stride(1)).tolist()
 
     def draw(board):
         total = sum(view.shape[1] for view in tensors.values()) + gap * (len(tensors) - 1)
@@ -93,24 +99,19 @@ def views(tensors: dict[str, torch.Tensor]):
         board.text(x - 0.3, 0.5, "memory", ha="right", size=NOTE)
         x = max(0.0, (line - total) / 2)
         for name, view in tensors.items():
-            M, N = view.shape
+            (M, N), rows = view.shape, places[name]
             board.text(x + N / 2, 2.2, name, mono=True, size=9)
             board.text(x + N / 2, 2.75, f"strides {tuple(view.stride())}", size=NOTE)
-            seen = {}
-            for m in range(M):
-                for n in range(N):
-                    seen.setdefault(place(view, m, n), (m, n))
-            board.cells(
-                x, 3.2, M, N, "input", label=lambda m, n: place(view, m, n), text_size=9,
-                hatch=lambda m, n: "" if seen[place(view, m, n)] == (m, n) else "////",
-            )  # fmt: skip
-            said.append(f"{name} is {M} × {N}, its cells " + "; ".join(
-                ", ".join(str(place(view, m, n)) for n in range(N)) for m in range(M)))  # fmt: skip
+            cells = [place for row in rows for place in row]
+            again = [["////" if rows[m][n] in cells[: m * N + n] else "" for n in range(N)] for m in range(M)]
+            board.cells(x, 3.2, M, N, "input", label=rows, text_size=9, hatch=lambda m, n, again=again: again[m][n])
             x += N + gap
 
-    figure = drawing(8, 3.0, draw, alt="")
-    figure.alt = f"A line of {line} memory cells, and below it {len(tensors)} matrices that number them. " + ". ".join(said) + "."
-    return figure
+    said = [f"A line of {line} memory cells, and below it {len(tensors)} matrices that number them"]
+    for name, view in tensors.items():
+        rows = "; ".join(", ".join(map(str, row)) for row in places[name])
+        said.append(f"{name}, strides {tuple(view.stride())}, has the rows {rows}")
+    return drawing(8, 3.0, draw, alt=". ".join(said) + ".")
 
 
 def tile_sectors(shapes: Sequence[tuple[int, int]], *, n: int = 32, lanes: int = SECTOR):
@@ -124,11 +125,16 @@ def tile_sectors(shapes: Sequence[tuple[int, int]], *, n: int = 32, lanes: int =
         top, left = (0 if size == n else lanes + lanes // 2 if size < lanes else lanes for size in (M, N))
         first_m, last_m = top // h, (top + M - 1) // h
         first_n, last_n = left // w, (left + N - 1) // w
-        return (top, left), (h, w), [(m * h, k * w) for m in range(first_m, last_m + 1) for k in range(first_n, last_n + 1)]
+        return (
+            (top, left),
+            (h, w),
+            [(m * h, k * w) for m in range(first_m, last_m + 1) for k in range(first_n, last_n + 1)],
+        )
 
     def draw(board, i):
         M, N = shapes[i]
-        for y, name, role, down in ((0, "x, stored by columns", "input", True), (n + 9, "out, stored by rows", "output", False)):
+        matrices = (0, "x, stored by columns", "input", True), (n + 9, "out, stored by rows", "output", False)
+        for y, name, role, down in matrices:
             (top, left), (h, w), sectors = fetched((M, N), down)
             board.box(0, y, n, n, width=1.0)
             for m, k in sectors:
@@ -194,7 +200,9 @@ def walk(row: Sequence[float], BLOCK: int):
         board.cells(0, 0, 1, len(row), "input", label=[[_number(v) for v in row]],
                     lit=lambda r, c: not last and start <= c < start + BLOCK)  # fmt: skip
         left = (len(row) - BLOCK * 1.4) / 2
-        at = board.cells(left, 2.6, 1, BLOCK, "accumulator", size=(1.4, 1), label=[[_number(v) for v in lanes]], text_size=10)
+        at = board.cells(
+            left, 2.6, 1, BLOCK, "accumulator", size=(1.4, 1), label=[[_number(v) for v in lanes]], text_size=10
+        )
         if last:
             board.arrow(at.side("bottom"), (at.middle[0], 4.5), "accumulator")
             board.text(at.middle[0], 4.95, f"tl.sum: {_number(sum(lanes))}", size=9)
@@ -206,7 +214,5 @@ def walk(row: Sequence[float], BLOCK: int):
 
     titles = [f"start = {start}" for start in starts] + ["after the walk"]
     steps = "; ".join(f"after start {start} the lanes hold {lanes}" for start, lanes in frames)
-    return filmstrip(
-        8, 2.1, draw, titles,
-        alt=f"A row of {len(row)} numbers over an accumulator of {BLOCK} lanes: {steps}; in the end they add up to {sum(lanes)}.",
-    )  # fmt: skip
+    alt = f"A row of {len(row)} numbers over an accumulator of {BLOCK} lanes: {steps}; their sum is {_number(sum(lanes))}."
+    return filmstrip(8, 2.1, draw, titles, alt=alt)
