@@ -52,7 +52,22 @@ def draw(launch, name: str, program, index, axes):
     lines = [line for note in dict.fromkeys(filter(None, notes)) for line in textwrap.wrap(note, 90)]
     figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + 0.15 * len(lines))
     figure.supxlabel("\n".join(lines), fontsize=style.NOTE_SIZE, ha="left", x=0.02)
+    said = [f"{shown}, {_PANELS[kind]}: {_in_words(groups, what)}" for kind, groups in panels.items()]
+    figure.alt = ". ".join(said) + "."
     return figure
+
+
+def _in_words(groups, what: str) -> str:
+    """Which elements the first few programs or accesses touch, by flat index, for whoever cannot see the picture."""
+    parts = []
+    for label, _, flat in groups[:4]:
+        flat = np.unique(flat)
+        runs = np.split(flat, np.flatnonzero(np.diff(flat) != 1) + 1)
+        ranges = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs if len(run)]
+        shown = ", ".join(ranges[:4]) + (f" and so on, {len(flat)} in all" if len(ranges) > 4 else "")
+        parts.append(f"{what} {label} touches {shown}")
+    more = [f"{len(groups)} of them in all"] if len(groups) > 4 else []
+    return "; ".join([*parts, *more]) or "nothing is touched"
 
 
 def _cells(operand, index, axes):
