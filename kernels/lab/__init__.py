@@ -2,7 +2,8 @@
 may be.
 
 ``compare``, ``trace``, ``compile_report``; ``recorded`` with ``roofline`` and ``bars``, which draw records, and
-``measure``. Importing this package draws nothing and compiles nothing: matplotlib is loaded by the first picture.
+``measure``; ``bytes_of_calls`` counts what plain PyTorch moves. Importing this package draws nothing and compiles
+nothing: matplotlib is loaded by the first picture.
 """
 
 # Functions share their file's name, so they are bound at once: a later `import kernels.lab.trace` cannot rebind them.
@@ -10,12 +11,14 @@ from kernels.lab.compare import compare
 from kernels.lab.compile_report import CompileError, CompileReport, compile_report
 from kernels.lab.roofline import bars, measure, recorded, roofline
 from kernels.lab.trace import Trace, trace
+from kernels.lab.traffic import bytes_of_calls
 
 __all__ = [
     "CompileError",
     "CompileReport",
     "Trace",
     "bars",
+    "bytes_of_calls",
     "compare",
     "compile_report",
     "measure",
