@@ -7,4 +7,4 @@ A drawing is a figure with ``alt`` (what it looks like, stored beside the image 
 shows a process is a filmstrip: its ``slider()`` steps through the same frames where a kernel runs.
 """
 
-from kernels.lab.drawings.blocks import address_tile, padding, programs, tile_sectors, views, walk  # noqa: F401
+from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, tile_sectors, views, walk  # noqa: F401

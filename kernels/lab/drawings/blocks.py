@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.lab.drawings.language import INK, NOTE, drawing, filmstrip, ink
+from kernels.lab.trace import Trace
 
 SECTOR = 8  # float32 numbers in 32 bytes
 
@@ -112,6 +113,44 @@ def views(tensors: dict[str, torch.Tensor]):
         rows = "; ".join(", ".join(map(str, row)) for row in places[name])
         said.append(f"{name}, strides {tuple(view.stride())}, has the rows {rows}")
     return drawing(8, 3.0, draw, alt=". ".join(said) + ".")
+
+
+def memory_line(traces: dict[str, Trace], tensor: str, *, lit: int = 0):
+    """A flat tensor as the line that it is in memory, cut into sectors: which program touches which place.
+
+    traces: launches on a grid of one axis, by what the text calls them; one line each. lit: the program that is followed.
+    """
+    rows = []
+    for name, trace in traces.items():
+        launch = trace.launches[0]
+        (places,) = launch.operands[tensor].shape
+        owner = [""] * places
+        for program, elements in launch.programs(tensor).items():
+            for i in elements:
+                owner[i] = program[0]
+        rows.append((name, owner, launch.sectors[tensor]))
+
+    def draw(board):
+        for k, (name, owner, sectors) in enumerate(rows):
+            y = 4.2 * k
+            board.text(0, y - 1.9, f"{name}: {sectors} sectors asked for", ha="left", size=9)
+            line = board.cells(
+                0, y, 1, len(owner), "input", label=[owner], lit=lambda r, i, owner=owner: owner[i] == lit
+            )
+            for first in range(0, len(owner), SECTOR):
+                board.brace(first + 0.1, first + SECTOR - 0.1, y - 0.3, f"sector {first // SECTOR}", size=7)
+                board.frame(line.span(range(1), range(first, first + SECTOR)), "memory", width=1.6)
+
+    said = []
+    for name, owner, sectors in rows:
+        cells = [i for i, program in enumerate(owner) if program == lit]
+        said.append(
+            f"{name}, where program {lit} touches places {', '.join(map(str, cells))}: {sectors} sectors in all"
+        )
+    alt = (
+        f"{len(rows)} lines of {len(rows[0][1])} places in sectors of {SECTOR}, each place with its program's number. "
+    )
+    return drawing(8, 0.2 + 0.95 * len(rows), draw, alt=alt + ". ".join(said) + ".", key=False)
 
 
 def tile_sectors(shapes: Sequence[tuple[int, int]], *, n: int = 32, lanes: int = SECTOR):
