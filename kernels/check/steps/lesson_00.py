@@ -22,7 +22,7 @@ def reverse(kernel):
     if torch.equal(out, x):
         return "x is copied as it is: the load has to run the other way."
     if torch.equal(out, x.view(4, 4).flip(1).flatten()):
-        return "Each block is reversed, but the blocks are still in their old order: count from the end of x, not of the block."
+        return "Each block is reversed, but the blocks are still in their old order: count from the end of x."
     return difference("out", out, x.flip(0))
 
 
@@ -53,7 +53,9 @@ def block_sums(kernel):
         recorded = launch(kernel, (P,), x, out, N, BLOCK=BLOCK, stray=True)
         for access in recorded.outside():
             if access.kind == "load":
-                return f"With N = {N} and BLOCK = {BLOCK}, `{access.source}` loads beyond the end of x: it needs a mask."
+                return (
+                    f"With N = {N} and BLOCK = {BLOCK}, `{access.source}` loads beyond the end of x: it needs a mask."
+                )
             return f"`{access.source}` reaches outside out, which has one place for each program: out_ptr + pid."
         if P > 1 and out[1:].isnan().all():
             return "Only out[0] was stored: each program has a place of its own, out_ptr + pid."

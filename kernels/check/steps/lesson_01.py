@@ -68,6 +68,8 @@ def spans(kernel):
             expected = x.amax(1) - x.amin(1)
             if not torch.allclose(out, expected):
                 if torch.allclose(out, x.amax(1).clamp(min=0) - x.amin(1).clamp(max=0)):
-                    return f"{where}the span reaches to 0: the padding, or what an accumulator starts with, isn't neutral."
+                    return (
+                        f"{where}the span reaches to 0: the padding, or what an accumulator starts with, isn't neutral."
+                    )
                 return f"{where}{difference('out', out, expected)}"
     return ""

@@ -36,7 +36,10 @@ WRONG = {
         ),
     ],
     "00-pair": [
-        (PAIR.format("tl.load(x_ptr + offs + 1, mask=offs < N, other=0.0)"), "must ask about the element that this line"),
+        (
+            PAIR.format("tl.load(x_ptr + offs + 1, mask=offs < N, other=0.0)"),
+            "must ask about the element that this line",
+        ),
         (PAIR.format("tl.load(x_ptr + offs + 1)"), "must ask about the element that this line"),
         (PAIR.format("tl.load(x_ptr + (offs + 1) % N, mask=offs < N, other=0.0)"), "has x[0] in it"),
         (PAIR.format("here"), "the right neighbour is at offs + 1"),

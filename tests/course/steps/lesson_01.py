@@ -40,7 +40,9 @@ WRONG = {
         (LOWER.format("inside", "inside"), "Everything is copied"),
         (LOWER.format("offs_n <= offs_m", "inside"), "doesn't know where the matrix ends"),
         (
-            LOWER.format("inside", "inside").replace("    tl.store", "    x = tl.where(offs_n <= offs_m, x, 0.0)\n    tl.store"),
+            LOWER.format("inside", "inside").replace(
+                "    tl.store", "    x = tl.where(offs_n <= offs_m, x, 0.0)\n    tl.store"
+            ),
             "out is right, but 64 elements are loaded where 36 are enough",
         ),
     ],
