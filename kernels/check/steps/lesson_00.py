@@ -35,7 +35,7 @@ def pair(kernel):
         hint = "The mask must ask about the element that this line loads, offs + 1."
         explained(hint, kernel, (4,), x, out, N, BLOCK=4)
         if torch.equal(out, x + x.roll(-1)):
-            return f"out[{N - 1}] has x[0] in it: behind the last element there is a 0, not the first one again."
+            return f"out[{N - 1}] has x[0] in it: past the end there are zeros, not the first element again."
         if torch.equal(out, torch.where(right == x.roll(-1), 2 * x, out)):
             return "The lanes load their own element again: the right neighbour is at offs + 1."
         if said := difference("out", out, x + right):
