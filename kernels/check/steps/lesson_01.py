@@ -71,5 +71,7 @@ def spans(kernel):
                     return (
                         f"{where}the span reaches to 0: the padding, or what an accumulator starts with, isn't neutral."
                     )
+                if out.isinf().any():
+                    return f"{where}out[0] is {out[0].item()}: high or low still holds an infinity after the walk."
                 return f"{where}{difference('out', out, expected)}"
     return ""

@@ -56,6 +56,7 @@ WRONG = {
     "01-spans": [
         (SPANS.format(START, "tl.maximum(high, x)", LOW), "isn't neutral"),
         (SPANS.format(START, HIGH, "tl.minimum(low, x)"), "isn't neutral"),
+        (SPANS.format(START, HIGH, LOW.replace("tl.minimum", "tl.maximum")), "still holds an infinity"),
         (SPANS.format("tl.zeros((BLOCK_N,), tl.float32)", HIGH, LOW), "isn't neutral"),
         (
             SPANS.format(START, HIGH.replace("tl.maximum(high, ", "("), LOW.replace("tl.minimum(low, ", "(")),
