@@ -7,4 +7,17 @@ A drawing is a figure with ``alt`` (what it looks like, stored beside the image 
 shows a process is a filmstrip: its ``slider()`` steps through the same frames where a kernel runs.
 """
 
-from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, tile_sectors, views, walk  # noqa: F401
+from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, tile_sectors, views, walk
+from kernels.lab.drawings.machine import (
+    latency_hiding,
+    launch,
+    machine,
+    occupancy,
+    pipe,
+    program_on_threads,
+    warp_load,
+    waves,
+)  # fmt: skip
+
+__all__ = ["address_tile", "memory_line", "padding", "programs", "tile_sectors", "views", "walk"]
+__all__ += ["latency_hiding", "launch", "machine", "occupancy", "pipe", "program_on_threads", "warp_load", "waves"]
