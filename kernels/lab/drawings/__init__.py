@@ -6,3 +6,14 @@
 A drawing is a figure with ``alt`` (what it looks like, stored beside the image for whoever cannot see it). One that
 shows a process is a filmstrip: its ``slider()`` steps through the same frames where a kernel runs.
 """
+
+from kernels.lab.drawings.conv1d import (  # noqa: F401
+    conv_band,
+    conv_loads,
+    conv_state,
+    conv_tile,
+    conv_walk,
+    conv_window,
+    conv_words,
+    word_bits,
+)
