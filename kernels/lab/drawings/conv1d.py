@@ -239,12 +239,13 @@ def word_bits(values, lane=2):
             board.text(9.1, 1.55, "bits 15 to 0", size=7, colour="#555555")
             board.text(7.8, -0.4, f"a float32: {_sign(values[lane])}", size=NOTE)
 
+    hexadecimal = [f"{b:04x}" for b in reversed(bits)]
     titles = ["a word", f"shifted right by {16 * lane}", "the low 16 bits alone", "16 zeros below"]
     return filmstrip(
         7.8, 2.3, draw, titles, columns=2, key=False,
-        alt=f"Four frames. A row of four boxes of 16 bits, in hexadecimal ', '.join(f'{b:04x}' for b in "
-            f"reversed(bits))from the high end; the same shifted so that place {lane} stands lowest; that box "
-            f"alone; and that box over sixteen zeros, which as a float32 is {values[lane]:g}.",
+        alt=f"Four frames. A row of four boxes of 16 bits, in hexadecimal {', '.join(hexadecimal)} from the high "
+            f"end; the same shifted so that place {lane} stands lowest; that box alone; and that box over sixteen "
+            f"zeros, which as a float32 is {values[lane]:g}.",
     )  # fmt: skip
 
 
