@@ -9,6 +9,7 @@ shows a process is a filmstrip: its ``slider()`` steps through the same frames w
 
 from kernels.lab.drawings.conv1d import (  # noqa: F401
     conv_band,
+    conv_banks,
     conv_loads,
     conv_state,
     conv_tile,

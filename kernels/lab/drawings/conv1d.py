@@ -146,7 +146,7 @@ def conv_state(W=4, pieces=(0, 1, 2, 5)):
     )  # fmt: skip
 
 
-def conv_loads(schemes=("published", "tap by tap", "words"), channels=8, W=4):
+def conv_loads(schemes=("published", "one channel a thread", "words"), channels=8, W=4):
     """Which weights the first load of a few threads takes, for each scheme; in memory a channel's taps are neighbours."""
     G = 4
 
@@ -156,7 +156,7 @@ def conv_loads(schemes=("published", "tap by tap", "words"), channels=8, W=4):
             return f
         if scheme == "stride known":
             return f // W
-        if scheme == "tap by tap":
+        if scheme == "one channel a thread":
             return f // W if f % W == 0 else None
         return f // (G * W) if f % (G * W) < G else None
 
@@ -178,13 +178,39 @@ def conv_loads(schemes=("published", "tap by tap", "words"), channels=8, W=4):
         board.text(-0.4, -0.65, "thread", size=7, ha="right")
         board.text(-0.4, 0.5, "weights", size=7, ha="right")
 
-    widths = {"published": 2, "stride known": 2 * W, "tap by tap": 2, "words": 2 * G}
+    widths = {"published": 2, "stride known": 2 * W, "one channel a thread": 2, "words": 2 * G}
     titles = [f"{scheme}: {widths[scheme]} bytes a thread in one load" for scheme in schemes]
     return filmstrip(
         7.8, 1.25 * len(schemes) + 0.3, draw, titles, columns=1,
         alt=f"Rows of {channels * W} weights, {W} taps for each of {channels} channels, one row for each of: "
             f"{', '.join(schemes)}. Filled are the weights that the first load takes, framed by the thread that "
             "takes them.",
+    )  # fmt: skip
+
+
+def conv_banks(apart=(48, 64, 128), lanes=32, bank=4, banks=32):
+    """Into which of the cache's banks the lanes of one load fall that read ``apart`` bytes from each other; a panel each."""
+    fallen = [[lane * step // bank % banks for lane in range(lanes)] for step in apart]
+    turns = [max(map(found.count, found)) for found in fallen]
+
+    def draw(board, i):
+        height = max(turns)
+        board.box(0, height - 0.05, banks, 0.1, None, edge="#8C8C8C")
+        for b in range(banks):
+            for level in range(fallen[i].count(b)):
+                board.box(b, height - 1 - level, 1, 1, "program", width=0.3)
+        board.text(0.5, height + 1.6, "bank 0", size=7, colour="#555555", ha="left")
+        board.text(banks, height + 1.6, f"{banks - 1}", size=7, colour="#555555", ha="right")
+        at = (8.6, height - turns[i] / 2) if turns[i] > 8 else (banks / 2, height - turns[i] - 2.5)
+        board.text(*at, f"{turns[i]} turns", size=NOTE)
+        board.text(0, 0, " ", size=7)
+
+    titles = [f"lanes {step} bytes apart" for step in apart]
+    return filmstrip(
+        7.6, 2.9, draw, titles, key=False,
+        alt=f"For each distance between lanes ({', '.join(map(str, apart))} bytes) a row of {banks} banks with the "
+            f"{lanes} lanes of one load stacked over the banks that they read from; the tallest stacks are "
+            f"{', '.join(map(str, turns))} high.",
     )  # fmt: skip
 
 
