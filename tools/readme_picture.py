@@ -27,7 +27,7 @@ def main() -> None:
         lesson["tap_by_tap"](x, weight, torch.empty_like(x), BLOCK_T=8, BLOCK_D=8)
     picture = trace.picture("x_ptr", index=0, axes=("time t", "channel d"))
     PICTURE.parent.mkdir(exist_ok=True)
-    image = Image.open(io.BytesIO(picture._repr_png_())).convert("RGB")
+    image = Image.open(io.BytesIO(picture.png())).convert("RGB")
     image.quantize(64).save(PICTURE, optimize=True)  # a few flat colours: a third of the bytes
 
 
