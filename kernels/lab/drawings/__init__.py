@@ -8,6 +8,17 @@ shows a process is a filmstrip: its ``slider()`` steps through the same frames w
 """
 
 from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, tile_sectors, views, walk
+from kernels.lab.drawings.conv1d import (
+    conv_band,
+    conv_banks,
+    conv_loads,
+    conv_state,
+    conv_tile,
+    conv_walk,
+    conv_window,
+    conv_words,
+    word_bits,
+)
 from kernels.lab.drawings.machine import (
     latency_hiding,
     launch,
@@ -17,7 +28,31 @@ from kernels.lab.drawings.machine import (
     program_on_threads,
     warp_load,
     waves,
-)  # fmt: skip
+)
 
-__all__ = ["address_tile", "memory_line", "padding", "programs", "tile_sectors", "views", "walk"]
-__all__ += ["latency_hiding", "launch", "machine", "occupancy", "pipe", "program_on_threads", "warp_load", "waves"]
+__all__ = [
+    "address_tile",
+    "conv_band",
+    "conv_banks",
+    "conv_loads",
+    "conv_state",
+    "conv_tile",
+    "conv_walk",
+    "conv_window",
+    "conv_words",
+    "latency_hiding",
+    "launch",
+    "machine",
+    "memory_line",
+    "occupancy",
+    "padding",
+    "pipe",
+    "program_on_threads",
+    "programs",
+    "tile_sectors",
+    "views",
+    "walk",
+    "warp_load",
+    "waves",
+    "word_bits",
+]
