@@ -6,3 +6,7 @@
 A drawing is a figure with ``alt`` (what it looks like, stored beside the image for whoever cannot see it). One that
 shows a process is a filmstrip: its ``slider()`` steps through the same frames where a kernel runs.
 """
+
+from kernels.lab.drawings.matmul import matmul_sweeps, matmul_tile, pipelined, tile_order
+
+__all__ = ["matmul_sweeps", "matmul_tile", "pipelined", "tile_order"]
