@@ -6,42 +6,25 @@ import triton.language as tl
 
 from kernels import runtime
 from kernels.check.steps import step
+from kernels.check.steps.helpers import block, difference, launch
 
 NAN = float("nan")
 
 
-@triton.jit
-def _read_kernel(
-    pointers: tl.constexpr, at_ptr, tile_ptr, first_m, first_k, stride_at,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    lane_m, lane_k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
-    tile = tl.load(pointers(at_ptr, first_m + lane_m, first_k + lane_k, stride_at))
-    tl.store(tile_ptr + lane_m[:, None] * BLOCK_K + lane_k[None, :], tile)
-
-
 @step("03-transposed", "where a tile of a transposed matrix lies")
-def transposed(pointers):
-    """at is [K, M], with rows longer than M; every number names its own m and k."""
-    M, K, stride = 32, 64, 40
-    at = torch.full((K + 8, stride), NAN, device=runtime.device)  # what an address gone astray finds
-    m, k = torch.arange(M, device=runtime.device), torch.arange(K, device=runtime.device)
-    at[:K, :M] = k[:, None] * 1000.0 + m[None, :]
-    for first_m, first_k, BLOCK_M, BLOCK_K in ((0, 0, 8, 16), (16, 32, 8, 16), (8, 16, 16, 8)):
-        tile = torch.empty(BLOCK_M, BLOCK_K, device=runtime.device)
-        _read_kernel[(1,)](pointers, at, tile, first_m, first_k, stride, BLOCK_M, BLOCK_K)
-        rows, columns = m[first_m : first_m + BLOCK_M], k[first_k : first_k + BLOCK_K]
-        wanted = columns[None, :] * 1000.0 + rows[:, None]
-        if torch.equal(tile, wanted):
-            continue
-        i, j = (tile != wanted).nonzero()[0].tolist()
-        got, at_mk = tile[i, j].item(), f"a[m, k] with m = {first_m + i}, k = {first_k + j}"
-        if got != got:
-            return f"{at_mk} is read outside at: k moves by stride_at, a whole row of at, and m by 1"
-        where = (
-            f"{at_mk} is read at at[{int(got) // 1000}, {int(got) % 1000}], it lies at at[{first_k + j}, {first_m + i}]"
-        )
-        return f"{where}: k says which row of at, m which column"
+def transposed(offsets):
+    """Rows of at are 40 elements apart; the lanes of m and of k begin anywhere."""
+    stride = 40
+    for first_m, first_k, BLOCK_M, BLOCK_K in ((16, 32, 16, 16), (0, 0, 16, 16), (8, 16, 8, 16)):
+        m, k = first_m + torch.arange(BLOCK_M), first_k + torch.arange(BLOCK_K)
+        got = block(offsets, m, k, stride, shape=(BLOCK_M, BLOCK_K))
+        right, plain = k[None, :] * stride + m[:, None], m[:, None] * stride + k[None, :]
+        if torch.equal(got, plain.double()):
+            return "This is where a[m, k] lies in a. In at, k says which row, so it is k that moves by stride_at."
+        if BLOCK_M == BLOCK_K and torch.equal(got.T, right.double()):
+            return "The tile comes back transposed: make m a column, offs_m[:, None], and k a row, offs_k[None, :]."
+        if said := difference("offsets", got, right):
+            return f"{said} The element a[{first_m}, {first_k}] lies at at[{first_k}, {first_m}]."
     return ""
 
 
@@ -70,20 +53,20 @@ def scale(scaled):
         memory = torch.full((64,), behind, device=runtime.device)
         memory[:K] = torch.arange(1, K + 1)
         out = torch.empty(16, 16, device=runtime.device)
-        _scaled_kernel[(1,)](scaled, a, b, memory, out, K, 16, 16, 16)
+        launch(_scaled_kernel, (1,), scaled, a, b, memory, out, K, 16, 16, 16, stray=True)
         wanted = (a.double() * memory[:K].double()) @ b.double()
         if not bool(out.isfinite().all()):
             bad = int((~out.isfinite()).sum())
             return (
-                f"with K = {K} and steps of 16, {bad} of {out.numel()} elements are NaN: the lanes beyond K load what lies "
+                f"With K = {K} and steps of 16, {bad} of {out.numel()} elements are NaN: the lanes beyond K load what lies "
                 "behind the scales, and 0 · NaN is NaN; mask that load with offs_k < K"
             )
         known = {
-            "the tile comes back unscaled": a.double() @ b.double(),
-            "every step uses the first step's scales: load them at scale_ptr + offs_k": (
+            "The tile comes back unscaled": a.double() @ b.double(),
+            "Every step uses the first step's scales: load them at scale_ptr + offs_k": (
                 (a.double() * (torch.arange(K, device=a.device) % 16 + 1)) @ b.double()
             ),
-            "rows are scaled, not columns: the scales of a step lie along the tile's columns, scale[None, :]": _by_rows(
+            "Rows are scaled, not columns: the scales of a step lie along the tile's columns, scale[None, :]": _by_rows(
                 a.double(), memory.double()
             )
             @ b.double(),
@@ -91,7 +74,7 @@ def scale(scaled):
         if _near(out, wanted):
             continue
         cause = next((said for said, answer in known.items() if _near(out, answer)), "")
-        return cause or f"with K = {K}, out[0, 0] is {out[0, 0].item():.3g}, not {wanted[0, 0].item():.3g}"
+        return cause or f"With K = {K}, out[0, 0] is {out[0, 0].item():.3g}, not {wanted[0, 0].item():.3g}"
     return ""
 
 
@@ -109,7 +92,7 @@ def _near(out, answer) -> bool:
 def order(place):
     """Groups of columns, some of them narrower than GROUP_N."""
     for grid_m, grid_n, GROUP_N in ((4, 8, 4), (5, 10, 4), (3, 2, 4)):
-        said = f"with {grid_m} × {grid_n} tiles and GROUP_N = {GROUP_N}"
+        said = f"With {grid_m} × {grid_n} tiles and GROUP_N = {GROUP_N}"
         tiles = [tuple(map(int, place(pid, grid_m, grid_n, GROUP_N))) for pid in range(grid_m * grid_n)]
         outside = [t for t in tiles if not (0 <= t[0] < grid_m and 0 <= t[1] < grid_n)]
         if outside:

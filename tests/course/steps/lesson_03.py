@@ -5,26 +5,26 @@ WRONG = {
         (
             """
 @triton.jit
-def a_pointers(at_ptr, offs_m, offs_k, stride_at):
-    return at_ptr + offs_m[:, None] * stride_at + offs_k[None, :]
+def at_offsets(offs_m, offs_k, stride_at):
+    return offs_m[:, None] * stride_at + offs_k[None, :]
 """,
-            "k says which row of at",
+            "k that moves by stride_at",
         ),
         (
             """
 @triton.jit
-def a_pointers(at_ptr, offs_m, offs_k, stride_at):
-    return at_ptr + offs_m[:, None] + offs_k[None, :]
+def at_offsets(offs_m, offs_k, stride_at):
+    return offs_m[:, None] + offs_k[None, :]
 """,
-            "k says which row of at",
+            "lies at at[32, 16]",
         ),
         (
             """
 @triton.jit
-def a_pointers(at_ptr, offs_m, offs_k, stride_at):
-    return at_ptr + offs_k[:, None] * stride_at + offs_m[None, :]
+def at_offsets(offs_m, offs_k, stride_at):
+    return offs_k[:, None] * stride_at + offs_m[None, :]
 """,
-            "two blocks of different shapes meet",
+            "comes back transposed",
         ),
     ],
     "03-scale": [
@@ -42,7 +42,7 @@ def scaled(a, scale_ptr, offs_k, K):
 def scaled(a, scale_ptr, offs_k, K):
     return a * tl.load(scale_ptr + offs_k, mask=offs_k < K, other=0.0)[:, None]
 """,
-            "rows are scaled, not columns",
+            "Rows are scaled, not columns",
         ),
         (
             """
@@ -51,7 +51,7 @@ def scaled(a, scale_ptr, offs_k, K):
     lane = tl.arange(0, 16)
     return a * tl.load(scale_ptr + lane, mask=lane < K, other=0.0)[None, :]
 """,
-            "every step uses the first step's scales",
+            "Every step uses the first step's scales",
         ),
     ],
     "03-order": [
