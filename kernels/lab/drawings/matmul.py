@@ -1,7 +1,5 @@
 """Lesson 03's drawings: a product and its tiles, the order of programs, loads under products, and what was measured."""
 
-import numpy as np
-
 from kernels.lab import style
 from kernels.lab.drawings.language import NOTE, OUTLINE, Board, Place, drawing, filmstrip, ink
 from kernels.lab.roofline import recorded
@@ -151,46 +149,58 @@ def pipelined(stages=(1, 3), steps: int = 6, load: int = 4, product: int = 2):
 
 
 def matmul_sweeps(lesson: str = "03"):
-    """What the lesson's three knobs do on the recorded GPU: the tile, the order, the steps under way."""
+    """What the lesson's three knobs do on the recorded GPU: the tile over its box, the order, the steps under way."""
     record = recorded(f"ladder_{lesson}")
-    found = {sweep["name"]: sweep["rows"] for sweep in record["sweeps"]}
-    figure, axes = style.picture(8.0, 2.9, 1, 3)
-    tile, order, stages = axes[0]
-    note = {"textcoords": "offset points", "fontsize": 7}
-
-    (M, N, K) = (record["shape"][axis] for axis in "MNK")
-    sides = [tuple(map(int, row["value"].split("x"))) for row in found["tile"]]
-    asked = np.array([2 * M * N * K * (1 / m + 1 / n) / 1e9 for m, n in sides])
-    times = np.array([row["ms"] for row in found["tile"]])
-    tile.loglog(asked, times, "o", color=style.INKS[0], markersize=5)
-    slowest = int(asked.argmax())
-    line = np.array([asked.min(), asked.max()])
-    tile.loglog(line, line / asked[slowest] * times[slowest], "--", color=style.INKS[1])
-    for (m, n), x, y in zip(sides, asked, times):
-        tile.annotate(f"{m}×{n}", (x, y), (-3, 5), ha="right", **note)
-    tile.set(xlabel="GB requested, by the box", ylabel="ms", title="the tile")
-    tile.set_xlim(asked.min() / 2.2, asked.max() * 1.3)
-
-    for i, (name, label) in enumerate((("GROUP_M", f"N = {N:,}"), ("GROUP_M wide", "N = 65,536"))):
-        values, ms = [row["value"] for row in found[name]], np.array([row["ms"] for row in found[name]])
-        at = range(len(values))
-        order.plot(at, ms / ms.min(), color=style.INKS[i], marker=style.MARKERS[i], markersize=5)
-        order.annotate(label, (0, ms[0] / ms.min()), (6, 3), color=style.INKS[i], **note)
-        order.set_xticks(at, [str(value) for value in values])
-    order.set(xlabel="GROUP_M", ylabel="time, the best is 1", title="the order", ylim=(0, None))
-
-    rows = found["num_stages"]
-    stages.plot([r["value"] for r in rows], [r["ms"] for r in rows], color=style.INKS[0], marker="o", markersize=5)
-    stages.set(xlabel="num_stages", ylabel="ms", title="steps under way", ylim=(0, None))
-    stages.set_xticks([row["value"] for row in rows])
+    found = {sweep["name"]: {row["value"]: row["ms"] for row in sweep["rows"]} for sweep in record["sweeps"]}
+    figure, axes = style.picture(8.0, 3.0, 1, 3)
+    figure.alt = " ".join(
+        draw(ax, record, found)
+        for draw, ax in zip((_tile_over_its_box, _orders_side_by_side, _steps_under_way), axes[0], strict=True)
+    )
     for ax in axes[0]:
         ax.title.set_size(style.TEXT_SIZE)
         ax.tick_params(labelsize=7)
-    tile.minorticks_off()
-    figure.alt = (
-        "Three plots. Left, time against the bytes requested, both logarithmic, a point for each tile: "
-        + ", ".join(f"{m} by {n} {ms:.3g} ms" for (m, n), ms in zip(sides, times))
-        + "; a dashed line is time in proportion to bytes. Middle, time against GROUP_M for a narrow and a wide b. Right, "
-        "time against num_stages: " + ", ".join(f"{row['value']}: {row['ms']:.3g} ms" for row in rows) + "."
-    )
     return figure
+
+
+def _tile_over_its_box(ax, record, found) -> str:
+    M, N, K = (record["shape"][axis] for axis in "MNK")
+    tiles = {tuple(map(int, value.split("x"))): ms for value, ms in found["tile"].items()}
+    asked = {(m, n): 2 * M * N * K * (1 / m + 1 / n) / 1e9 for m, n in tiles}
+    most = max(tiles, key=asked.get)
+    ax.plot([0, asked[most]], [0, tiles[most]], "--", color=style.INKS[1])
+    ax.plot(list(asked.values()), list(tiles.values()), "o", color=style.INKS[0], markersize=5)
+    for (m, n), ms in tiles.items():
+        shift, ha = {(256, 128): ((-2, 6), "center"), (128, 256): ((0, -11), "center")}.get((m, n), ((7, -4), "left"))
+        if (m, n) == most:
+            shift, ha = (-7, 0), "right"
+        ax.annotate(f"{m}×{n}", (asked[m, n], ms), shift, textcoords="offset points", ha=ha, fontsize=7)
+    ax.annotate("the box", (asked[most] * 0.55, tiles[most] * 0.62), color=style.INKS[1], ha="right", fontsize=NOTE)
+    ax.set(xlabel="GB requested, by the box", ylabel="ms", title="the tile", xlim=(0, None), ylim=(0, None))
+    points = ", ".join(f"{m} by {n} {ms:.2g} ms" for (m, n), ms in tiles.items())
+    return f"Left, time against requested bytes, a point for each tile, close to a line through the origin: {points}."
+
+
+def _orders_side_by_side(ax, record, found) -> str:
+    told = []
+    for i, (name, columns) in enumerate((("GROUP_M", record["shape"]["N"]), ("GROUP_M wide", 65_536))):
+        best = min(found[name].values())
+        times = [ms / best for ms in found[name].values()]
+        ax.plot(range(len(times)), times, color=style.INKS[i], marker=style.MARKERS[i], markersize=5)
+        note = {"textcoords": "offset points", "color": style.INKS[i], "fontsize": NOTE}
+        ax.annotate(f"N = {columns:,}", (0, times[0]), (8, -3) if i else (2, -14), **note)
+        told.append(f"{times[0]:.2f} at GROUP_M 1 for N = {columns:,}")
+    ax.set_xticks(range(len(found["GROUP_M"])), [str(value) for value in found["GROUP_M"]])
+    ax.set(xlabel="GROUP_M", ylabel="time, where the best is 1", title="the order", ylim=(0.9, 1.25))
+    return f"Middle, time against GROUP_M, relative to the best: {' and '.join(told)}; all others are near 1."
+
+
+def _steps_under_way(ax, record, found) -> str:
+    times = found["num_stages"]
+    ax.plot(list(times), list(times.values()), color=style.INKS[0], marker="o", markersize=5)
+    ax.annotate("two programs fit", (1, times[1]), (0, -110), textcoords="offset points", fontsize=NOTE)
+    ax.annotate("one fits", (4, times[4]), (4, 8), textcoords="offset points", fontsize=NOTE)
+    ax.axvline(3.5, color=style.GRID, linestyle="--", linewidth=1)
+    ax.set(xlabel="num_stages, tile 128×128", ylabel="ms", title="steps under way", ylim=(0, None))
+    ax.set_xticks(list(times))
+    return f"Right, time against num_stages: {', '.join(f'{count}: {ms:.2g} ms' for count, ms in times.items())}."
