@@ -20,7 +20,7 @@ def ladder(lesson: str, *, upto: str | None = None):
     record = recorded(f"ladder_{lesson}")
     rungs = _shown(record["rungs"], upto)
     first = next(row["ms"] for row in rungs if row["kind"] == "lesson")
-    ceiling = {"copy": "the copy rate", "matmul": "torch's largest matrix product"}[record["limit"]]
+    ceiling = {"copy": "the fastest copy", "matmul": "the fastest matrix product"}[record["limit"]]
     figure, axes = style.picture(7.6, 0.9 + 0.42 * (len(rungs) + 1))
     ax = axes[0, 0]
     series = {"lesson": 0, "finished": 4, "peer": 7}
@@ -38,7 +38,7 @@ def ladder(lesson: str, *, upto: str | None = None):
     ax.set_xlim(0, max(1.32, max(row["fraction_of_limit"] for row in rungs) + 0.45))
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
     ax.axvline(1, color="black", linewidth=0.8, linestyle="--")
-    ax.set_xlabel(f"share of the limit's speed; the limit: {ceiling}")
+    ax.set_xlabel(f"share of the limit's speed; the limit: {ceiling} of the run")
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     shape = ", ".join(f"{name} {size}" for name, size in record["shape"].items())
