@@ -108,13 +108,15 @@ def plain(caption: str) -> str:
     return text.strip()
 
 
-def describe_figures(notebook):
-    """Give each figure without an alternative text that of the caption in the next cell; returns the notebook."""
+def describe_figures(notebook, *, anew: bool = False):
+    """Give each figure without an alternative text (``anew``: each) the words of the caption in the next cell; returns it."""
     for cell, after in zip(notebook.cells, notebook.cells[1:]):
         if cell.cell_type == "code" and after.cell_type == "markdown" and after.source.startswith("*Figure: "):
             for output in cell.outputs:
                 if "image/png" in output.get("data", {}):
-                    output.metadata.setdefault("image/png", nbformat.NotebookNode()).setdefault("alt", plain(after.source))
+                    kept = output.metadata.setdefault("image/png", nbformat.NotebookNode())
+                    if anew or not kept.get("alt"):
+                        kept["alt"] = plain(after.source)
     return notebook
 
 
@@ -182,7 +184,11 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: every lesson and every solution")
     parser.add_argument("--retake", action="store_true", help=f"take the outputs of cells tagged {IGNORED} anew")
-    parser.add_argument("--describe", action="store_true", help="execute nothing, only give figures their caption's words")
+    parser.add_argument(
+        "--describe",
+        action="store_true",
+        help="execute nothing: give figures without an alternative text (with --retake: all) their caption's words",
+    )
     parser.add_argument("--timeout", type=float, default=120, help="seconds a cell may take (default: 120)")
     options = parser.parse_args(arguments)
 
@@ -192,7 +198,7 @@ def main(arguments=None) -> int:
         start = time.monotonic()
         try:
             if options.describe:
-                changed = store(path, describe_figures(nbformat.read(path, as_version=4)))
+                changed = store(path, describe_figures(nbformat.read(path, as_version=4), anew=options.retake))
             else:
                 changed = refresh(path.resolve(), timeout=options.timeout, retake=options.retake)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:

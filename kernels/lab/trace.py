@@ -412,7 +412,8 @@ def recording(*, guard: bool = True):
 
     Tensors are those passed at the launch: an operator may have made copies of what it was given (the interpreter
     computes bfloat16 in float32). The trace fills up as launches happen, and stays readable if one raises. Where
-    kernels are compiled, each launch is first recorded on copies, in a child process that interprets, then made.
+    kernels are compiled, each launch is first recorded on copies, in a child process that interprets, then made; with
+    ``guard``, one that reaches outside its tensors is made in such a process too.
     """
     from kernels.lab import _triton_private
 
@@ -424,8 +425,12 @@ def recording(*, guard: bool = True):
     recorded = Trace()
 
     def also_in_child(*launch) -> bool:
-        recorded.launches.extend(_record_in_child(*launch, guard=guard, write_back=False))
-        return True
+        launches = _record_in_child(*launch, guard=guard, write_back=False)
+        recorded.launches.extend(launches)
+        stray = guard and any(one.outside() for one in launches)
+        if stray:  # a GPU would perform it, or stop for good: this launch is made where it is left out
+            _record_in_child(*launch, guard=True, write_back=True)
+        return not stray
 
     with _triton_private.before_compiled_launches(also_in_child):
         yield recorded

@@ -163,6 +163,9 @@ def test_figures_are_described_without_a_run(notebook):
     first = path.read_bytes()
     run(path, "--describe")
     assert path.read_bytes() == first
+    edit(path, "caption", "*Figure: another line.*")
+    assert run(path, "--describe")[1]["plot"].outputs[0].metadata["image/png"]["alt"].startswith("a line that rises")
+    assert run(path, "--describe", "--retake")[1]["plot"].outputs[0].metadata["image/png"]["alt"] == "another line."
 
 
 def test_look_alike_sees_a_moved_marker_and_not_a_shade():

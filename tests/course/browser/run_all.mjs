@@ -13,7 +13,7 @@ const browser = await chromium.launch({
   ],
 });
 try {
-  const page = await browser.newPage({ viewport: { width: job.screenshot ? 1400 : 1060, height: 2200 } });
+  const page = await browser.newPage({ viewport: job.screenshot ? { width: 1400, height: 2200 } : { width: 1060, height: 1600 } });
   page.setDefaultTimeout(60_000);
   await page.goto(job.url);
   await page.locator(".jp-Notebook .jp-Cell").first().waitFor();
@@ -40,7 +40,9 @@ try {
       const panel = window.jupyterapp.shell.currentWidget.content.node;
       const outer = panel.querySelector(".jp-WindowedPanel-outer") ?? panel;
       outer.scrollTo(0, top);
-      return { top: outer.scrollTop, seen: outer.clientHeight, all: outer.scrollHeight };
+      const last = Array.from(panel.querySelectorAll(".jp-Cell")).at(-1).getBoundingClientRect().bottom;
+      const end = last - outer.getBoundingClientRect().top + outer.scrollTop;  // below it one can scroll on, to nothing
+      return { top: outer.scrollTop, seen: outer.clientHeight, all: Math.min(outer.scrollHeight, end) };
     }, y);
 
   await kernelIs("idle");
