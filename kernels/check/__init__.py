@@ -70,7 +70,7 @@ def row_softmax(fn, *, seed: int | None = 0, grading: bool | None = None) -> int
 
 
 def tiled_matmul(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
-    """Check ``fn(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = a @ b for a [M, K], b [K, N]. Returns points, of 10."""
+    """Check ``fn(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ b for a [M, K], b [K, N]. Returns points, of 10."""
     return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading)
 
 

@@ -29,6 +29,7 @@ from kernels.lab.drawings.machine import (
     warp_load,
     waves,
 )
+from kernels.lab.drawings.matmul import matmul_sweeps, matmul_tile, pipelined, tile_order
 
 __all__ = [
     "address_tile",
@@ -43,12 +44,16 @@ __all__ = [
     "latency_hiding",
     "launch",
     "machine",
+    "matmul_sweeps",
+    "matmul_tile",
     "memory_line",
     "occupancy",
     "padding",
     "pipe",
+    "pipelined",
     "program_on_threads",
     "programs",
+    "tile_order",
     "tile_sectors",
     "views",
     "walk",
