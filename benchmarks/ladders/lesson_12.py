@@ -10,6 +10,7 @@ from kernels.dynamic_conv import backward as backward_pass
 SHAPE = {"B": 8, "T": 4096, "D": 2048, "W": 4}
 B, T, D, W = SHAPE.values()
 BOTH = ("dx", "dk")
+RUNS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def tensors(device):
@@ -34,6 +35,11 @@ def reference(t):
 def lesson(name, **how):
     """A call of one of the lesson's functions, which all write dx and dk."""
     return lambda names, t: names[name](t["dy"], t["x"], t["k"], t["dx"], t["dk"], **how)
+
+
+def sweep(name, parameter, **how):
+    """The same with one of the function's parameters left to the sweep."""
+    return lambda names, t, value: lesson(name, **{parameter: value}, **how)(names, t)
 
 
 def as_published(names, t):
@@ -89,8 +95,9 @@ LADDER = Ladder(
         Rung("token by token", "one program a token, two kernels", as_published, BOTH),
         Rung("two passes", "tiles, one kernel a gradient", lesson("two_passes"), BOTH),
         Rung("one walk", "sums travel in registers", lesson("one_walk"), BOTH),
-        Rung("one walk in words", "four channels a load", lesson("one_walk_in_words"), BOTH),
-        Rung("dynamic_conv", "loads ahead, whole sectors stored", finished, BOTH, finished=True),
+        Rung("in words", "four channels a load", lesson("one_walk_in_words"), BOTH),
+        Rung("in sectors", "whole sectors stored", lesson("one_walk_in_words", SECTORS=True), BOTH),
+        Rung("dynamic_conv", "loads one step ahead", finished, BOTH, finished=True),
     ],
     peers=[
         Peer("torch.compile", differentiated(compiled()), BOTH),
@@ -102,12 +109,8 @@ LADDER = Ladder(
         ),
     ],
     sweeps=[
-        Sweep(
-            "RUN",
-            "what a longer run saves, and what it costs",
-            (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
-            lambda names, t, run: lesson("one_walk_in_words", RUN=run)(names, t),
-            BOTH,
-        )
+        Sweep("RUN", "what a longer run saves, and what it costs", RUNS, sweep("one_walk", "RUN"), BOTH),
+        Sweep("RUN in words", "the same, four channels a load", RUNS, sweep("one_walk_in_words", "RUN", SECTORS=True), BOTH),
+        Sweep("BLOCK_T", "tokens in a tile", (1, 2, 4, 8, 16, 32), sweep("two_passes", "BLOCK_T", BLOCK_D=128), BOTH),
     ],
 )
