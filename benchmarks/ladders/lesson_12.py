@@ -93,11 +93,10 @@ LADDER = Ladder(
     limit="copy",
     rungs=[
         Rung("token by token", "one program a token, two kernels", as_published, BOTH),
-        Rung("two passes", "tiles, one kernel a gradient", lesson("two_passes"), BOTH),
+        Rung("two passes", "two tokens a tile, no zeros first", lesson("two_passes"), BOTH),
         Rung("one walk", "sums travel in registers", lesson("one_walk"), BOTH),
-        Rung("in words", "four channels a load", lesson("one_walk_in_words"), BOTH),
-        Rung("in sectors", "whole sectors stored", lesson("one_walk_in_words", SECTORS=True), BOTH),
-        Rung("dynamic_conv", "loads one step ahead", finished, BOTH, finished=True),
+        Rung("one walk in words", "whole words and sectors", lesson("one_walk_in_words"), BOTH),
+        Rung("dynamic_conv", "all options, no dearer", finished, BOTH, finished=True),
     ],
     peers=[
         Peer("torch.compile", differentiated(compiled()), BOTH),
@@ -110,7 +109,7 @@ LADDER = Ladder(
     ],
     sweeps=[
         Sweep("RUN", "what a longer run saves, and what it costs", RUNS, sweep("one_walk", "RUN"), BOTH),
-        Sweep("RUN in words", "the same, four channels a load", RUNS, sweep("one_walk_in_words", "RUN", SECTORS=True), BOTH),
-        Sweep("BLOCK_T", "tokens in a tile", (1, 2, 4, 8, 16, 32), sweep("two_passes", "BLOCK_T", BLOCK_D=128), BOTH),
+        Sweep("RUN in words", "the same, four channels a load", RUNS, sweep("one_walk_in_words", "RUN"), BOTH),
+        Sweep("BLOCK_T", "tokens in a tile", (1, 2, 4, 8, 16, 32), sweep("two_passes", "BLOCK_T"), BOTH),
     ],
 )
