@@ -75,17 +75,23 @@ def tiled_matmul(fn, *, seed: int | None = 0, grading: bool | None = None) -> in
 
 
 def dynamic_conv_forward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
-    """Check ``fn(x, weight, y, BLOCK_T, BLOCK_D)``: y of x [B, T, D], weight [B, T, D, W]. Returns points, of 10."""
+    """Check ``fn(x, weight, y, dilation, BLOCK_T, BLOCK_D)``: y of x [B, T, D], weight [B, T, D, W].
+
+    Returns points, of 10.
+    """
     return _check(_dynamic_conv.FORWARD, fn, seed=seed, grading=grading)
 
 
 def dynamic_conv_dx(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
-    """Check ``fn(dy, weight, dx, BLOCK_T, BLOCK_D)``: the gradient of x [B, T, D]. Returns points, of 10."""
+    """Check ``fn(dy, weight, dx, dilation, BLOCK_T, BLOCK_D)``: the gradient of x [B, T, D]. Returns points, of 10."""
     return _check(_dynamic_conv.DX, fn, seed=seed, grading=grading)
 
 
 def dynamic_conv_dweight(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
-    """Check ``fn(dy, x, dweight, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W]. Returns points, of 10."""
+    """Check ``fn(dy, x, dweight, dilation, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W].
+
+    Returns points, of 10.
+    """
     return _check(_dynamic_conv.DWEIGHT, fn, seed=seed, grading=grading)
 
 

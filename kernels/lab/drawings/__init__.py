@@ -19,6 +19,7 @@ from kernels.lab.drawings.conv1d import (
     conv_words,
     word_bits,
 )
+from kernels.lab.drawings.conv1d_backward import conv_partial_sums, conv_passes, conv_sums, conv_who_saw
 from kernels.lab.drawings.machine import (
     latency_hiding,
     launch,
@@ -36,9 +37,13 @@ __all__ = [
     "conv_band",
     "conv_banks",
     "conv_loads",
+    "conv_partial_sums",
+    "conv_passes",
     "conv_state",
+    "conv_sums",
     "conv_tile",
     "conv_walk",
+    "conv_who_saw",
     "conv_window",
     "conv_words",
     "latency_hiding",
