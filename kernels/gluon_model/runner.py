@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from triton.experimental.gluon import GluonJITFunction
+from triton.runtime.jit import JITFunction
 
 from kernels.gluon_model.engines import Descriptor
 from kernels.gluon_model.machine import Machine
@@ -221,7 +222,7 @@ def _argument(name: str, value):
 
 
 def check_all_schedules(kernel, grid, *args, schedules=None, **options) -> Sweep:
-    """Run a kernel under several schedules, each on its own copy of the tensors, and put together what they find.
+    """Run a kernel under several schedules, each on its own copy of the tensors, and merge what they find.
 
     schedules: names, or (name, seed) pairs; without it all four, "random" with two seeds. The other arguments are
     those of ``run``. The last schedule runs on the tensors themselves, so the kernel's results are in them.
@@ -230,7 +231,7 @@ def check_all_schedules(kernel, grid, *args, schedules=None, **options) -> Sweep
     pairs = [(one, 0) if isinstance(one, str) else tuple(one) for one in chosen]
     results, contents = {}, []
     for n, (schedule, seed) in enumerate(pairs):
-        own = args if n == len(pairs) - 1 else copy.deepcopy(args)
+        own = args if n == len(pairs) - 1 else copy.deepcopy(args, {id(f): f for f in _functions(args)})
         result = run(kernel, grid, *own, schedule=schedule, seed=seed, **options)
         results[result.schedule] = result
         contents.append([tensor for arg in own for tensor in _tensors(arg)])
@@ -243,6 +244,15 @@ def check_all_schedules(kernel, grid, *args, schedules=None, **options) -> Sweep
     )
     ended = all(result.completed for result in results.values())
     return Sweep(results, list(findings.values()), same if ended else None)
+
+
+def _functions(arg):
+    """The functions among a launch's arguments, which have no copies."""
+    if isinstance(arg, JITFunction):
+        yield arg
+    elif isinstance(arg, tuple):
+        for member in arg:
+            yield from _functions(member)
 
 
 def _tensors(arg):
