@@ -32,7 +32,7 @@ def your_kernel(
     """Hold ``fn(*inputs, *outputs, **launch, **block sizes)``, which stores its outputs, to what a kernel must stand.
 
     Properties: sizes that are whole blocks; gaps, a transpose and a stride of 0; ragged sizes amid poison; every block
-    size; other dtypes; addresses inside their tensors (in the interpreter). One line each, with the likely cause of a failure.
+    size; other dtypes; addresses inside their tensors (in the interpreter). One line each, with a failure's likely cause.
 
     Args:
         fn: launches the kernel; its tensors are as ``inputs`` and then ``outputs`` name them, by position.
