@@ -14,8 +14,8 @@ from triton.experimental.gluon import GluonJITFunction
 from triton.runtime.jit import JITFunction
 
 from kernels.gluon_model.engines import Descriptor
+from kernels.gluon_model.findings import Finding, Findings
 from kernels.gluon_model.machine import Machine
-from kernels.gluon_model.report import Finding, Findings
 from kernels.gluon_model.schedule import SCHEDULES, EndlessLoop, Policy, Stopped
 from kernels.gluon_model.source import Locator
 from kernels.gluon_model.substitution import Substitution
@@ -136,7 +136,7 @@ def run(
     most_steps: int = 1_000_000,
     **constexprs,
 ) -> Result:
-    """Execute a ``@gluon.jit`` kernel's own source on the CPU and report every deadlock and race in it.
+    """Execute a ``@gluon.jit`` kernel's own source on the CPU and report the deadlocks and races in it, on these sizes, in any order of events.
 
     kernel: the decorated function. grid: the number of programs, an int or a tuple of up to three; programs run one
     after the other. args: the launch's arguments in order: CPU tensors, NumPy arrays, numbers, ``TensorDescriptor`` and
