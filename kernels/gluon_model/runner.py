@@ -136,7 +136,7 @@ def run(
     most_steps: int = 1_000_000,
     **constexprs,
 ) -> Result:
-    """Execute a ``@gluon.jit`` kernel's own source on the CPU and report the deadlocks and races in it, on these sizes, in any order of events.
+    """Execute a ``@gluon.jit`` kernel's own source on the CPU and report its deadlocks and races.
 
     kernel: the decorated function. grid: the number of programs, an int or a tuple of up to three; programs run one
     after the other. args: the launch's arguments in order: CPU tensors, NumPy arrays, numbers, ``TensorDescriptor`` and
