@@ -29,7 +29,7 @@ def main() -> None:
     )
     picture = trace.picture("x_ptr", index=0, axes=("time t", "channel d"))
     PICTURE.parent.mkdir(exist_ok=True)
-    image = Image.open(io.BytesIO(picture._repr_png_())).convert("RGB")
+    image = Image.open(io.BytesIO(picture.png())).convert("RGB")
     image.quantize(64).save(PICTURE, optimize=True)  # a few flat colours: a third of the bytes
 
 

@@ -56,15 +56,23 @@ class Result:
     def _repr_pretty_(self, printer, cycle) -> None:
         printer.text(str(self))
 
-    def picture(self, program: int = 0, first: int = 0, last: int | None = None, cursor: int | None = None):
+    def picture(
+        self,
+        program: int = 0,
+        first: int = 0,
+        last: int | None = None,
+        cursor: int | None = None,
+        *,
+        alt: str | None = None,
+    ):
         """The timeline of one program as a static figure: partitions, operations in flight, buffers, step by step.
 
         program: its place in the order in which programs ran. first, last: the steps to draw, all without them.
-        cursor: a step to mark.
+        cursor: a step to mark. alt: what it looks like, for whoever cannot see it, instead of a text made from the run.
         """
         from kernels.gluon_model import picture
 
-        return picture.timeline(self.machines[program], first, last, cursor)
+        return picture.timeline(self.machines[program], first, last, cursor, alt)
 
     def state(self, step: int, program: int = 0) -> str:
         """Where each partition is at a step, what is in flight, and how every barrier and buffer stands, as text."""

@@ -2,12 +2,14 @@
 may be.
 
 ``compare``, ``trace``, ``compile_report``; ``recorded`` with ``roofline`` and ``bars``, which draw records, and
-``measure``. Importing this package draws nothing and compiles nothing: matplotlib is loaded by the first picture.
+``measure``; ``ladder`` and ``sweep``, a lesson's own kernels as a GPU ran them; ``drawings``, the lessons' figures.
+Importing this package draws nothing and compiles nothing: matplotlib is loaded by the first picture.
 """
 
 # Functions share their file's name, so they are bound at once: a later `import kernels.lab.trace` cannot rebind them.
 from kernels.lab.compare import compare
 from kernels.lab.compile_report import CompileError, CompileReport, compile_report
+from kernels.lab.ladder import ladder, sweep
 from kernels.lab.roofline import bars, measure, recorded, roofline
 from kernels.lab.trace import Trace, trace
 
@@ -18,9 +20,11 @@ __all__ = [
     "bars",
     "compare",
     "compile_report",
+    "ladder",
     "measure",
     "recorded",
     "roofline",
+    "sweep",
     "trace",
 ]
 

@@ -142,7 +142,7 @@ def test_bad_arguments():
 
 
 def test_figures_are_the_same_bytes_each_time():
-    first, second = (trace_every_second().picture("src")._repr_png_() for _ in range(2))
+    first, second = (trace_every_second().picture("src").png() for _ in range(2))
     assert first == second and first.startswith(b"\x89PNG") and b"Software" not in first
     assert len(first) < 20_000
 
@@ -156,6 +156,14 @@ def test_a_rare_colour_survives_the_small_file():
     full = io.BytesIO()
     figure.savefig(full, format="png")
     want, got = (
-        np.asarray(Image.open(png).convert("RGB"), dtype=int) for png in (full, io.BytesIO(figure._repr_png_()))
+        np.asarray(Image.open(png).convert("RGB"), dtype=int) for png in (full, io.BytesIO(figure.png()))
     )
     assert abs(want - got).max() <= 24
+
+
+def test_a_picture_says_in_words_what_it_draws():
+    alt = trace_every_second().picture("src").alt
+    assert "program 0 touches" in alt and len(alt) > 40
+    assert trace_every_second().picture("src", alt="Mine.").alt == "Mine."
+    assert trace_every_second().picture("src")._repr_png_()[1] == {"alt": alt}
+    assert "access 1 touches" in trace_every_second().picture("src", program=0).alt

@@ -6,3 +6,16 @@
 A drawing is a figure with ``alt`` (what it looks like, stored beside the image for whoever cannot see it). One that
 shows a process is a filmstrip: its ``slider()`` steps through the same frames where a kernel runs.
 """
+
+from kernels.lab.drawings.machine import (
+    latency_hiding,
+    launch,
+    machine,
+    occupancy,
+    pipe,
+    program_on_threads,
+    warp_load,
+    waves,
+)  # fmt: skip
+
+__all__ = ["latency_hiding", "launch", "machine", "occupancy", "pipe", "program_on_threads", "warp_load", "waves"]

@@ -1,0 +1,98 @@
+"""The ladders run the lessons' own tagged cells, and what was recorded of them is complete."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks import harness
+from benchmarks import ladder as bench
+from kernels.lab import ladder, sweep
+from tools.kernel_environment import ROOT
+
+LESSONS = sorted(path.stem.removeprefix("lesson_") for path in ROOT.glob("benchmarks/ladders/lesson_*.py"))
+
+
+class Asked(dict):
+    """A namespace that has every name, and remembers which were asked for."""
+
+    def __missing__(self, name):
+        self[name] = lambda *args, **options: None
+        return self[name]
+
+
+def shape_only():
+    return torch.device("meta")
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_every_rung_finds_its_function_in_the_tagged_cells(lesson):
+    """The rungs are called with tensors that have shapes alone, and functions that do nothing but have a name."""
+    declared, asked = bench.find(lesson), Asked()
+    assert declared.lesson == lesson
+    tensors = declared.tensors(shape_only())
+    for rung in declared.rungs:
+        if not rung.finished:
+            rung.run(asked, tensors)
+    for turned in declared.sweeps:
+        for value in turned.values:
+            turned.run(asked, tensors, value)
+    names = bench.namespace(declared.notebooks or (lesson,))
+    assert [name for name in asked if not callable(names.get(name))] == []
+    assert asked, "no rung asks for a function of the lesson"
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_the_record_has_every_rung_and_no_failure(lesson):
+    declared, record = bench.find(lesson), json.loads((harness.RESULTS / f"ladder_{lesson}.json").read_text())
+    assert record["failed"] == []
+    assert (record["shape"], record["flops"], record["bytes"]) == (declared.shape, declared.flops, declared.bytes)
+    rungs = {(row["kind"], row["rung"]) for row in record["rungs"]}
+    own = {("finished" if rung.finished else "lesson", rung.label) for rung in declared.rungs}
+    assert rungs == own | {("peer", peer.label) for peer in declared.peers}
+    swept = {turned["name"]: [row["value"] for row in turned["rows"]] for turned in record["sweeps"]}
+    assert swept == {turned.name: list(turned.values) for turned in declared.sweeps}
+    for row in record["rungs"]:
+        share = record["limit_ms"] / row["ms"]
+        assert row["fraction_of_limit"] == pytest.approx(share, rel=5e-3, abs=1e-4)
+    machine = {"gpu", "driver", "torch", "triton", "commit", "date", "copy_tb_per_s", "matmul_tflop_per_s"}
+    assert machine <= record["machine"].keys()
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    rung = lambda name, kind, ms, idea="": {"rung": name, "kind": kind, "ms": ms, "idea": idea, "fraction_of_limit": 1 / ms}  # noqa: E731
+    rungs = [rung("naive", "lesson", 50.0, "one output"), rung("torch", "peer", 1.5), rung("tiles", "lesson", 5.0, "tiles")]
+    machine = {"gpu": "NVIDIA X", "torch": "2", "triton": "3", "date": "2026-01-01"}
+    turned = [{"name": "TILE", "idea": "", "rows": [{"value": 16, "ms": 8.0}, {"value": 32, "ms": 5.0}]}]
+    content = {"machine": machine, "kernel": "k", "shape": {"N": 8}, "dtype": "float32", "limit": "copy", "limit_ms": 1.0}
+    (tmp_path / "ladder_99.json").write_text(json.dumps({**content, "rungs": rungs, "sweeps": turned, "failed": []}))
+    monkeypatch.setattr(sys.modules["kernels.lab.roofline"], "RESULTS", tmp_path)  # the name is the function
+
+
+def test_the_picture_and_its_lines(record, capsys):
+    figure = ladder("99")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["naive", "tiles", "torch"]
+    assert lines[2].split() == ["tiles", "5", "ms", "10×", "0.20", "of", "the", "limit"]
+    assert "tiles 0.2 of the speed" not in figure.alt and "naive 0.02, tiles 0.2, torch 0.67" in figure.alt
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["naive", "tiles", "torch", "the limit"]
+    assert len(ladder("99", upto="naive").axes[0].get_yticklabels()) == 2
+
+
+def test_a_sweep_is_drawn_over_its_prediction(record):
+    figure = sweep("99", "TILE", predicted=lambda size: 1 / size)
+    measured, predicted = figure.axes[0].get_lines()
+    assert list(measured.get_ydata()) == [8.0, 5.0]
+    assert list(predicted.get_ydata()) == [10.0, 5.0]  # scaled to meet the fastest point
+    assert "16: 8 ms, 32: 5 ms" in figure.alt
+
+
+def test_what_was_not_recorded_is_named(record):
+    with pytest.raises(ValueError, match="upto is 'fast': the lesson's rungs are naive, tiles"):
+        ladder("99", upto="fast")
+    with pytest.raises(ValueError, match="recorded for lesson 99 are the sweeps TILE"):
+        sweep("99", "BLOCK")
+    with pytest.raises(FileNotFoundError, match="ladder_98"):
+        ladder("98")
