@@ -20,7 +20,15 @@ CEILINGS = {"fraction_of_copy": "the copy rate", "fraction_of_matmul": "a matrix
 RESULTS = Path(runtime.__file__).parent.parent / "benchmarks" / "results"
 
 
-def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None, ax=None, alt: str | None = None):
+def roofline(
+    results="dynamic_conv",
+    *,
+    select: dict | None = None,
+    learner=None,
+    ax=None,
+    alt: str | None = None,
+    ordinary: float | None = None,
+):
     """Draw recorded results under the roofline min(copy rate · f/b, matrix rate), both axes logarithmic, and print
     them.
 
@@ -30,6 +38,7 @@ def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None
         ``measure``).
     ax: matplotlib axes to draw on, instead of a new figure.
     alt: what it looks like, for whoever cannot see it, instead of a text made from the numbers.
+    ordinary: TFLOP/s of arithmetic without tensor cores, for kernels that have no matrix product: a second, dashed roof.
 
     Returns the figure. The printed lines come from the file alone, so they are the same everywhere. Raises
     ``FileNotFoundError`` for results that were not recorded, ``ValueError`` for a ``select`` that fits no row.
@@ -58,6 +67,10 @@ def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None
     note = {"textcoords": "offset points", "fontsize": style.NOTE_SIZE, "ha": "right"}
     ax.annotate(f"copy {copy:.2f} TB/s", (ridge / 4, matmul / 4), (-6, 2), **note)
     ax.annotate(f"matrix product {matmul:.0f} TFLOP/s", (x[-1], matmul), (0, 4), **note)
+    if ordinary:
+        flat = x[copy * x >= ordinary]
+        ax.plot(flat, np.full(len(flat), ordinary), color="black", linewidth=1.2, linestyle="--", zorder=1)
+        ax.annotate(f"ordinary arithmetic {ordinary:.0f} TFLOP/s", (x[-1], ordinary), (0, 4), **note)
     for i, (name, points) in enumerate(series.items()):
         style.points(ax, *zip(*points, strict=True), i, name, solid=i == 0 or bool(point) and i == len(series) - 1)
     ax.set_xscale("log")
