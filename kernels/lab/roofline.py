@@ -80,7 +80,7 @@ def roofline(
     ax.set_ylabel("TFLOP/s")
     ax.set_title(_title(record).replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
     ax.legend(fontsize=style.NOTE_SIZE, loc="lower right")
-    _describe_figure(figure, alt or _roofline_words(copy, matmul, series))
+    _describe_figure(figure, alt or _roofline_words(copy, matmul, series, ordinary))
     _print(record, rows)
     return figure
 
@@ -230,11 +230,13 @@ def _print(record: dict, rows: list[dict], ceiling: str | None = None) -> None:
         print(f"{_describe(row):<{width}}  {_short(row[field])} of {CEILINGS[field]}{peers}")
 
 
-def _roofline_words(copy: float, matmul: float, series: dict) -> str:
+def _roofline_words(copy: float, matmul: float, series: dict, ordinary: float | None = None) -> str:
     text = (
         f"A roofline, both axes logarithmic: TFLOP/s rise with FLOP/byte at a copy's {copy:.2f} TB/s up to "
         f"{matmul / copy:.0f} FLOP/byte, and are level from there at a matrix product's {matmul:.0f} TFLOP/s."
     )
+    if ordinary:
+        text += f" A dashed line at {ordinary:.0f} TFLOP/s is the roof of ordinary arithmetic."
     for name, points in series.items():
         x, y = zip(*points, strict=True)
         text += f" {name}, {len(points)} point{'s' * (len(points) > 1)}: {_range(x)} FLOP/byte, {_range(y)} TFLOP/s."
