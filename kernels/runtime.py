@@ -44,6 +44,11 @@ if _triton_was_imported and _triton_is_interpreted != interpreted:
         "triton."
     )
 
+if interpreted:  # with less bookkeeping around each operation
+    from kernels import _triton_interpreter
+
+    _triton_interpreter.quicken()
+
 #: Where tensors for the kernels belong: the current CUDA GPU when compiled, the CPU when interpreted.
 device: torch.device = torch.device("cuda" if torch.cuda.is_available() and not interpreted else "cpu")
 

@@ -6,17 +6,22 @@ inside a function is written into a module of its own, with every helper, consta
 """
 
 import ast
+import atexit
 import contextlib
 import dataclasses
 import dis
 import importlib.machinery
 import inspect
+import json
 import os
 import pickle
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import types
 from pathlib import Path
 
@@ -40,23 +45,87 @@ def run(job: str, interpreted: bool, kernel, values: dict, **details) -> dict:
         folder = Path(folder)
         (folder / "exported_kernel.py").write_text(source)
         (folder / "details.pickle").write_bytes(pickle.dumps(details | {"lines": lines}))
-        environment = os.environ | {
-            "TRITON_INTERPRET": str(int(interpreted)),
-            "TRITON_CACHE_DIR": str(folder / "cache"),
-            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        # -P: this folder holds a trace.py, which must not stand in for the standard library's.
-        command = [sys.executable, "-P", str(Path(__file__).with_name("_child_main.py")), job, str(folder)]
-        try:
-            child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
+        status = _Nursery.raise_child(interpreted, job, folder)
+        if status is None:
             return {"error": f"no answer within {_TIMEOUT_SECONDS} s"}
         answer = folder / "answer.pickle"
         if answer.exists():
             return pickle.loads(answer.read_bytes())
-        last_words = "\n".join(child.stderr.strip().splitlines()[-12:])
-        return {"error": f"the process ended with status {child.returncode}:\n{last_words}"}
+        last_words = "\n".join((folder / "stderr").read_text(errors="replace").strip().splitlines()[-12:])
+        return {"error": f"the process ended with status {status}:\n{last_words}"}
+
+
+class _Nursery:
+    """The process that forks the children: it has imported Triton, and torch once a child needed it, so they need not.
+
+    It leaves when it has had no work for a while, and with this process.
+    """
+
+    _started: dict = {}  # by process and mode
+    _lock = threading.Lock()
+
+    @classmethod
+    def raise_child(cls, interpreted: bool, job: str, folder: Path) -> int | None:
+        """Have a child do the job in ``folder``; its exit status, or None if it took too long."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {
+            "TRITON_INTERPRET": str(int(interpreted)),
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        key = os.getpid(), interpreted
+        with cls._lock:
+            for _ in range(2):  # again if it left just now
+                nursery = cls._started.get(key)
+                if nursery is None or nursery.environment != environment or nursery.process.poll() is not None:
+                    if nursery is not None:
+                        nursery.end()
+                    nursery = cls._started[key] = cls(environment)
+                with contextlib.suppress(EOFError):
+                    return nursery.send(job, folder)
+        raise RuntimeError(f"no process can be started: {sys.executable} ended with {nursery.process.returncode}")
+
+    def __init__(self, environment: dict[str, str]):
+        self.environment, self.owner = environment, os.getpid()
+        # -P: this folder holds a trace.py, which must not stand in for the standard library's.
+        # In a session of its own, so that Ctrl-C reaches this process alone, and one signal ends it with its child.
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).with_name("_child_main.py"))],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        atexit.register(self.end)
+
+    def send(self, job: str, folder: Path) -> int | None:
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it has left: no answer comes
+                self.process.stdin.write(json.dumps([job, str(folder), os.getcwd()]).encode() + b"\n")
+                self.process.stdin.flush()
+            if not select.select([self.process.stdout], [], [], _TIMEOUT_SECONDS)[0]:
+                self.end()
+                return None
+            answer = self.process.stdout.readline()
+            if not answer:
+                self.end()
+                raise EOFError
+            return int(answer)
+        except KeyboardInterrupt:  # the answer, when it comes, must not be taken for the next job's
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End the process and the child that it may have."""
+        atexit.unregister(self.end)
+        if os.getpid() != self.owner:
+            return
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
 
 
 def export(kernel, values: dict) -> tuple[str, list[tuple[int, int]]]:
@@ -125,7 +194,9 @@ class _Writer:
             self.add(f"import {module}")
             return f"{module}.{path}"
         if dataclasses.is_dataclass(value) and not isinstance(value, type):  # Gluon's layouts are such values
-            fields = [f"{f.name}={self.expression(getattr(value, f.name))}" for f in dataclasses.fields(value) if f.init]
+            fields = [
+                f"{f.name}={self.expression(getattr(value, f.name))}" for f in dataclasses.fields(value) if f.init
+            ]
             return f"{self.expression(type(value))}({', '.join(fields)})"
         if function is not None:
             return self.function(value, function)

@@ -1,14 +1,21 @@
-"""What the child process of ``_child.py`` does: compile an exported kernel, or trace it in the interpreter.
+"""What the children of ``_child.py`` do, each one job: compile an exported kernel, or trace it in the interpreter.
 
-Run as a script: ``python _child_main.py compile|trace FOLDER``. It must not import ``kernels`` before a job needs
-it: a compile job starts in a fraction of the time without torch.
+Run as a script, it reads a job a line, ``["compile" or "trace", folder, working directory]``, forks a child for it, and
+answers with the child's exit status. So a child may die, and starts with what was imported before: Triton, and torch
+once a child needed it, which a kernel from a notebook's cell does not. It must not import ``kernels`` itself: a child
+sees that package as it is now.
 """
 
 import importlib.util
+import json
+import os
 import pickle
+import select
 import subprocess
 import sys
 from pathlib import Path
+
+IDLE_SECONDS = 300  # without a job for so long, it leaves
 
 
 def main(job: str, folder: Path) -> None:
@@ -22,6 +29,65 @@ def main(job: str, folder: Path) -> None:
     except Exception as error:  # whatever goes wrong is the answer: the parent raises it
         answer = {"error": f"{type(error).__name__}: {error}".strip()}
     (folder / "answer.pickle").write_bytes(pickle.dumps(answer))
+
+
+def serve() -> None:
+    """Do the jobs that come in, until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what is printed is no answer
+    import triton.compiler
+    import triton.experimental.gluon._runtime  # noqa: F401
+    from triton.runtime.cache import triton_key
+
+    triton_key()  # reads all of Triton, for the key of its cache, and remembers it
+    needs_torch = False
+    while select.select([0], [], [], IDLE_SECONDS)[0]:
+        request = read_line()
+        if not request:
+            return
+        if needs_torch:
+            import torch  # noqa: F401
+        job, folder, place = json.loads(request)
+        child = os.fork()
+        if child == 0:
+            raise_child(job, Path(folder), place)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        needs_torch = needs_torch or (Path(folder) / "torch").exists()
+        print(status, file=answers, flush=True)
+
+
+def read_line() -> bytes:
+    """One line of standard input, read without a buffer, so that ``select`` sees what is left."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return b""
+        line += byte
+    return line
+
+
+def raise_child(job: str, folder: Path, place: str) -> None:
+    """In the child: do the job, and end."""
+    status = 1
+    try:
+        words = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0), os.dup2(words, 1), os.dup2(words, 2)
+        os.chdir(place)
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "cache"))
+        importlib.invalidate_caches()
+        main(job, folder)
+        if "torch" in sys.modules:
+            (folder / "torch").touch()
+        status = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
 
 
 def compile_all(module, details: dict, folder: Path) -> dict:
@@ -42,15 +108,30 @@ def compile_all(module, details: dict, folder: Path) -> dict:
             compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=details["options"])
         except Exception as error:
             return {"error": f"for sm_{arch}: {type(error).__name__}: {error}"}
-        cubin = folder / f"sm_{arch}.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
         answer[arch] = {
             "asm": {name: text for name, text in compiled.asm.items() if isinstance(text, str)},
             "shared_bytes": compiled.metadata.shared,
-            "usage": tool(triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin),
-            "sass": tool(triton.knobs.nvidia.nvdisasm.path, "-c", cubin),
-        }
+        } | read_binary(compiled, folder)
     return answer
+
+
+def read_binary(compiled, folder: Path) -> dict[str, str]:
+    """What the binary tools say of a compiled kernel: once for each that Triton's cache holds, by Triton's own key."""
+    import triton
+
+    known = Path(os.environ["TRITON_CACHE_DIR"]) / f"{compiled.hash}.tools.json"
+    if known.exists():
+        return json.loads(known.read_text())
+    cubin = folder / f"{compiled.hash}.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    said = {
+        "usage": tool(triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin),
+        "sass": tool(triton.knobs.nvidia.nvdisasm.path, "-c", cubin),
+    }
+    unfinished = known.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(said))
+    unfinished.replace(known)
+    return said
 
 
 def tool(*command) -> str:
@@ -66,4 +147,4 @@ def trace(module, details: dict, folder: Path) -> dict:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    serve()

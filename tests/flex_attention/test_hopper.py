@@ -22,12 +22,12 @@ from tests.flex_attention import cases
 if hopper.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
 
-from tests.lab.gluon_cases import planted
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
 from kernels.flex_attention.hopper import item_of, items_of_program, place
+from tests.gluon_model.cases import planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
 

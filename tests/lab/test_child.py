@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 import triton.language.core as an_alias_of_core
 
-from kernels.lab import _child, trace
+from kernels.lab import CompileError, _child, compile_report, trace
 from kernels.lab.trace import Trace, _record_in_child
 
 SCALE = tl.constexpr(2.5)
@@ -221,3 +222,71 @@ def test_a_failing_kernel_fails_here_with_its_message(cell):
     names = cell("@triton.jit\ndef kernel(x):\n    tl.store(x, undefined_name)\n")
     with pytest.raises(RuntimeError, match="kernel failed in the interpreter: .*undefined_name"):
         _record_in_child(names["kernel"], (1,), (torch.zeros(1),), {}, guard=True, write_back=False)
+
+
+@pytest.fixture
+def busy(cell):
+    """A kernel whose compilation does what it is told: ``busy("...")``."""
+
+    def make(statement):
+        return cell(
+            f"""
+            @triton.constexpr_function
+            def act():
+                exec({statement!r})
+                return 1.0
+
+            @triton.jit
+            def kernel(x):
+                tl.store(x, act())
+            """
+        )["kernel"]
+
+    return make
+
+
+def test_one_process_raises_all_children_and_none_sees_what_another_did(busy, tmp_path):
+    leave = "import os; open({!r}, 'w').write(f'{{os.getppid()}} {{os.environ.get(chr(88))}}'); os.environ[chr(88)] = '1'"
+    for name in ("one", "two"):
+        compile_report(busy(leave.format(str(tmp_path / name))), "*fp32")
+    (parent, left), (again, left_again) = ((tmp_path / name).read_text().split() for name in ("one", "two"))
+    assert parent == again != str(os.getpid()) and left == left_again == "None"
+
+
+def test_children_live_in_the_environment_of_now(busy, tmp_path, monkeypatch):
+    tell = f"import os; open({str(tmp_path / 'told')!r}, 'w').write(os.environ['A_WORD'] + os.getcwd())"
+    monkeypatch.chdir(tmp_path)
+    for word in ("first", "second"):
+        monkeypatch.setenv("A_WORD", word)
+        compile_report(busy(tell + f"  # {word}"), "*fp32")
+        assert (tmp_path / "told").read_text() == word + str(tmp_path)
+
+
+def test_a_child_that_takes_too_long_is_given_up_with_all_it_hangs_on(busy, monkeypatch, tmp_path):
+    wait = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
+    monkeypatch.setattr(_child, "_TIMEOUT_SECONDS", 15)
+    with pytest.raises(CompileError, match="no answer within 15 s"):
+        compile_report(busy(wait), "*fp32")
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):  # the system may take a moment
+            os.kill(int((tmp_path / "pid").read_text()), 0)
+            time.sleep(0.1)
+
+
+def test_the_next_child_comes_though_the_process_that_raises_them_has_left(busy):
+    compile_report(busy("pass"), "*fp32")
+    (nursery,) = [known for (pid, interpreted), known in _child._Nursery._started.items() if not interpreted]
+    nursery.process.stdin.close()  # as when it has had nothing to do for a while
+    nursery.process.wait(timeout=60)
+    assert compile_report(busy("1"), "*fp32").registers > 0
+    assert nursery.process.returncode == 0
+
+
+def test_a_report_is_kept_by_the_content_of_its_kernel(busy, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    count = f"open({str(tmp_path / 'count')!r}, 'a').write('.')"
+    reports = [compile_report(busy(count), "*fp32") for _ in range(2)]
+    assert reports[0] == reports[1] and (tmp_path / "count").read_text() == "."
+    compile_report(busy(count), "*bf16")
+    compile_report(busy(count + "  # another text"), "*fp32")
+    assert (tmp_path / "count").read_text() == "..."
