@@ -1,7 +1,8 @@
-"""The checks of exercise 03: the dynamic causal convolution, forward, dx and dweight.
+"""The checks of exercise 03: the dilated dynamic convolution, forward, dx and dweight.
 
 ``dynamic_conv_forward(x, weight, y)``, ``dynamic_conv_dx(dy, weight, dx)``, ``dynamic_conv_dweight(dy, x, dweight)``,
-each with ``BLOCK_T=, BLOCK_D=``, write their last tensor: x, y, dx, dy [B, T, D], weight, dweight [B, T, D, W].
+each with ``dilation=, BLOCK_T=, BLOCK_D=``, write their last tensor: x, y, dx, dy [B, T, D], weight, dweight
+[B, T, D, W]. Tap w of token t reads time t - (W - 1 - w) * dilation.
 """
 
 from collections.abc import Callable
@@ -29,13 +30,22 @@ def running_on(x: torch.Tensor, offset: int) -> torch.Tensor:
     return at(x.flatten(0, 1)[None], offset)[0].view_as(x)
 
 
+def spread(weight: torch.Tensor, dilation: int) -> torch.Tensor:
+    """The weights of a window without dilation that reads the same: zeros between neighbouring taps."""
+    W = weight.shape[-1]
+    wide = weight.new_zeros(*weight.shape[:-1], (W - 1) * dilation + 1)
+    wide[..., ::dilation] = weight
+    return wide
+
+
 @dataclass(frozen=True)
 class Operator:
     """One of the three functions: its two inputs p and q, its output, its equation, its usual mistakes.
 
-    ``answer(p, q, W)`` is the equation by the reference and autograd. ``tap(p, q, w, W, at)`` is what tap w
-    contributes, and ``mistakes`` gives, by cause, the same for a mistaken kernel. ``shared`` are the axes that the
-    strides property gives stride 0, for p and for q; ``masks`` names the masks that are not mask_t or mask_d.
+    ``answer(p, q, W, dilation)`` is the equation by the reference and autograd. ``tap(p, q, w, back, at)`` is what tap w
+    contributes, which reads ``back`` tokens back; ``mistakes`` gives, by cause, what tap w of a mistaken kernel does
+    from p, q, w, W and the dilation. ``shared`` are the axes that the strides property gives stride 0, for p and for q;
+    ``masks`` names the masks that are not mask_t or mask_d.
     """
 
     inputs: tuple[str, str]
@@ -54,12 +64,12 @@ class Operator:
         """The output from the taps' contributions: dweight keeps each in its slot, the others add them."""
         return torch.stack(taps, dim=-1) if self.out == "dweight" else sum(taps)
 
-    def case(self, draw: Draw, *, B=2, T=16, D=16, W=4, BLOCK_T=16, BLOCK_D=16, **how) -> Case:
+    def case(self, draw: Draw, *, B=2, T=16, D=16, W=4, dilation=2, BLOCK_T=16, BLOCK_D=16, **how) -> Case:
         """One call of these sizes on normal values; ``how`` says how the tensors lie in memory (see the code)."""
         sizes = {"B": B, "T": T, "D": D, "W": W}
         packed, orders = how.get("packed", False), how.get("orders", {})
         dtypes, shared = how.get("dtypes", (torch.float32, torch.float32)), how.get("shared", ("", ""))
-        fence = None if packed else {"B": 1, "T": BLOCK_T + W, "D": BLOCK_D, "W": 6}
+        fence = None if packed else {"B": 1, "T": BLOCK_T + W * dilation, "D": BLOCK_D, "W": 6}
         tensors = []
         for name, dtype, axes in zip(self.inputs, dtypes, shared):
             one = [1 if axis in axes else sizes[axis] for axis in AXES[name]]
@@ -67,12 +77,12 @@ class Operator:
             tensors.append(Fenced(name, AXES[name], values, fence=fence, order=orders.get(AXES[name], ""), shared=axes))
         order = how.get("out_order", {}).get(AXES[self.out], "")
         out = Fenced(self.out, AXES[self.out], torch.empty(self.shape(self.out, sizes)), fence=fence, order=order)
-        answer = self.answer(*(tensor.values.double() for tensor in tensors), W)
+        answer = self.answer(*(tensor.values.double() for tensor in tensors), W, dilation)
         return Case(
             inputs=tensors,
             # The precision property alone looks at the last digits.
             outs=[Output(out, answer, tolerance=how.get("tolerance", 5e-3))],
-            launch={"BLOCK_T": BLOCK_T, "BLOCK_D": BLOCK_D},
+            launch={"dilation": dilation, "BLOCK_T": BLOCK_T, "BLOCK_D": BLOCK_D},
             poison=how.get("poison", ()),
         )
 
@@ -80,18 +90,20 @@ class Operator:
         """Known mistakes, as formulas."""
         p, q = (tensor.values.double() for tensor in case.inputs)
         W = next(tensor.size("W") for tensor in case.tensors if "W" in tensor.axes)
-        taps = [self.tap(p, q, w, W, at) for w in range(W)]
+        dilation = case.launch["dilation"]
+        back = [(W - 1 - w) * dilation for w in range(W)]
+        taps = [self.tap(p, q, w, back[w], at) for w in range(W)]
         for cause, tap in self.mistakes.items():
-            yield cause, self.combine([tap(p, q, w, W) for w in range(W)])
+            yield cause, self.combine([tap(p, q, w, W, dilation) for w in range(W)])
         for name, first in zip(self.inputs, ((p[:1].expand_as(p), q), (p, q[:1].expand_as(q)))):
             cause = f"every sequence reads the first one's {name}: add b times its stride"
-            yield cause, self.combine([self.tap(*first, w, W, at) for w in range(W)])
+            yield cause, self.combine([self.tap(*first, w, back[w], at) for w in range(W)])
         yield (
             "a neighbouring sequence of the batch is read",
-            self.combine([self.tap(p, q, w, W, running_on) for w in range(W)]),
+            self.combine([self.tap(p, q, w, back[w], running_on) for w in range(W)]),
         )
         if self.out == "dweight":
-            holes = torch.stack([at(torch.ones_like(q), w - W + 1) == 0 for w in range(W)], dim=-1)
+            holes = torch.stack([at(torch.ones_like(q), -back[w]) == 0 for w in range(W)], dim=-1)
             cause = "slots whose tap lies before the first token hold 0, and they are stored too"
             yield cause, self.combine(taps).masked_fill(holes, float("nan"))
         else:
@@ -101,30 +113,56 @@ class Operator:
                 yield f"only the last {W - n} of the {W} taps are added: loop over W", sum(taps[n:])
 
 
-def _dx(dy, weight, W):
+def _forward(x, weight, W, dilation):
+    return dynamic_conv_reference(x, spread(weight, dilation))
+
+
+def _dx(dy, weight, W, dilation):
     x = torch.zeros_like(dy).requires_grad_()
-    return torch.autograd.grad(dynamic_conv_reference(x, weight), x, dy)[0]
+    return torch.autograd.grad(_forward(x, weight, W, dilation), x, dy)[0]
 
 
-def _dweight(dy, x, W):
+def _dweight(dy, x, W, dilation):
     weight = x.new_zeros(*x.shape, W).requires_grad_()
-    return torch.autograd.grad(dynamic_conv_reference(x, weight), weight, dy)[0]
+    return torch.autograd.grad(_forward(x, weight, W, dilation), weight, dy)[0]
 
 
 _PAST = {("x", "T", "before"): "time >= 0"}
 _TAPS = {(name, "W", side): "w runs over 0..W-1" for name in ("weight", "dweight") for side in ("before", "after")}
 
+_READS = "tap w reads time t - (W - 1 - w) * dilation"
+_HOLDS = "slot w holds dy[t] * x[t - (W - 1 - w) * dilation]"
+_SAW = "tap w saw x[t] at time t + (W - 1 - w) * dilation"
+
+
+def _undilated(w, W, n):
+    return W - 1 - w
+
+
+def _half_dilated(w, W, n):
+    return W - 1 - w * n
+
+
+def _other_half(w, W, n):
+    return (W - 1) * n - w
+
+
 _FORWARD = Operator(
     inputs=("x", "weight"),
     out="y",
-    answer=lambda x, weight, W: dynamic_conv_reference(x, weight),
-    tap=lambda x, weight, w, W, at: at(x, w - W + 1) * weight[..., w],
+    answer=_forward,
+    tap=lambda x, weight, w, back, at: at(x, -back) * weight[..., w],
     mistakes={
-        "the taps are reversed: tap w multiplies x[t - W + 1 + w]": lambda x, k, w, W: at(x, -w) * k[..., w],
-        "the window is one step late: tap w reads time t - W + 1 + w": lambda x, k, w, W: at(x, w - W + 2) * k[..., w],
-        "the window is one step early: tap w reads time t - W + 1 + w": lambda x, k, w, W: at(x, w - W) * k[..., w],
-        "the window looks ahead: tap w reads time t - W + 1 + w": lambda x, k, w, W: at(x, w) * k[..., w],
-        "weight is read at the time of x: it must be read at time t": lambda x, k, w, W: at(x * k[..., w], w - W + 1),
+        f"the dilation is left out: {_READS}": lambda x, k, w, W, n: at(x, -_undilated(w, W, n)) * k[..., w],
+        f"the dilation multiplies w alone: {_READS}": lambda x, k, w, W, n: at(x, -_half_dilated(w, W, n)) * k[..., w],
+        f"the dilation multiplies W - 1 alone: {_READS}": lambda x, k, w, W, n: at(x, -_other_half(w, W, n)) * k[..., w],
+        f"the taps are reversed: {_READS}": lambda x, k, w, W, n: at(x, -w * n) * k[..., w],
+        f"the window is one tap late: {_READS}": lambda x, k, w, W, n: at(x, (w - W + 2) * n) * k[..., w],
+        f"the window is one tap early: {_READS}": lambda x, k, w, W, n: at(x, (w - W) * n) * k[..., w],
+        f"the window looks ahead: {_READS}": lambda x, k, w, W, n: at(x, w * n) * k[..., w],
+        "weight is read at the time of x: it must be read at time t": (
+            lambda x, k, w, W, n: at(x * k[..., w], (w - W + 1) * n)
+        ),
     },
     shared=("B", "BT"),
     masks=_PAST | _TAPS,
@@ -134,22 +172,21 @@ _DX = Operator(
     inputs=("dy", "weight"),
     out="dx",
     answer=_dx,
-    tap=lambda dy, weight, w, W, at: at(dy * weight[..., w], W - 1 - w),
+    tap=lambda dy, weight, w, back, at: at(dy * weight[..., w], back),
     mistakes={
-        "weight is read at time t: it must be read at t + W - 1 - w, where tap w saw x[t]": (
-            lambda dy, k, w, W: at(dy, W - 1 - w) * k[..., w]
+        "weight is read at time t: it must be read where tap w saw x[t], at t + (W - 1 - w) * dilation": (
+            lambda dy, k, w, W, n: at(dy, (W - 1 - w) * n) * k[..., w]
         ),
-        "the diagonal is reversed: tap w goes with time t + W - 1 - w": lambda dy, k, w, W: at(dy * k[..., w], w),
-        "the past is gathered, dx needs the future: tap w goes with time t + W - 1 - w": (
-            lambda dy, k, w, W: at(dy * k[..., w], w - W + 1)
+        f"the dilation is left out: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], _undilated(w, W, n)),
+        f"the dilation multiplies w alone: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], _half_dilated(w, W, n)),
+        f"the dilation multiplies W - 1 alone: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], _other_half(w, W, n)),
+        f"the diagonal is reversed: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], w * n),
+        f"the past is gathered, dx needs the future: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], (w - W + 1) * n),
+        f"the window is one tap late: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], (W - w) * n),
+        f"the window is one tap early: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], (W - 2 - w) * n),
+        "dy is read at time t: it must be read at t + (W - 1 - w) * dilation": (
+            lambda dy, k, w, W, n: dy * at(k[..., w], (W - 1 - w) * n)
         ),
-        "the window is one step late: tap w goes with time t + W - 1 - w": (
-            lambda dy, k, w, W: at(dy * k[..., w], W - w)
-        ),
-        "the window is one step early: tap w goes with time t + W - 1 - w": (
-            lambda dy, k, w, W: at(dy * k[..., w], W - 2 - w)
-        ),
-        "dy is read at time t: it must be read at t + W - 1 - w": lambda dy, k, w, W: dy * at(k[..., w], W - 1 - w),
     },
     shared=("BTD", "BT"),
     masks={(name, "T", "after"): "time < T" for name in ("dy", "weight")} | _TAPS,
@@ -159,13 +196,16 @@ _DWEIGHT = Operator(
     inputs=("dy", "x"),
     out="dweight",
     answer=_dweight,
-    tap=lambda dy, x, w, W, at: dy * at(x, w - W + 1),
+    tap=lambda dy, x, w, back, at: dy * at(x, -back),
     mistakes={
-        "the taps are reversed: slot w holds dy[t] * x[t - W + 1 + w]": lambda dy, x, w, W: dy * at(x, -w),
-        "the window is one step late: slot w holds dy[t] * x[t - W + 1 + w]": lambda dy, x, w, W: dy * at(x, w - W + 2),
-        "the window is one step early: slot w holds dy[t] * x[t - W + 1 + w]": lambda dy, x, w, W: dy * at(x, w - W),
-        "the window looks ahead: slot w holds dy[t] * x[t - W + 1 + w]": lambda dy, x, w, W: dy * at(x, w),
-        "dy is read at the time of x: it must be read at time t": lambda dy, x, w, W: at(dy * x, w - W + 1),
+        f"the dilation is left out: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, -_undilated(w, W, n)),
+        f"the dilation multiplies w alone: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, -_half_dilated(w, W, n)),
+        f"the dilation multiplies W - 1 alone: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, -_other_half(w, W, n)),
+        f"the taps are reversed: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, -w * n),
+        f"the window is one tap late: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, (w - W + 2) * n),
+        f"the window is one tap early: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, (w - W) * n),
+        f"the window looks ahead: {_HOLDS}": lambda dy, x, w, W, n: dy * at(x, w * n),
+        "dy is read at the time of x: it must be read at time t": lambda dy, x, w, W, n: at(dy * x, (w - W + 1) * n),
     },
     shared=("BTD", "B"),
     masks=_PAST | _TAPS,
@@ -174,8 +214,8 @@ _DWEIGHT = Operator(
 # Where each output's equation, its masks, the use of its strides and its kernel are explained.
 READ = {
     "y": ("Lesson 10, step 1", "Lesson 10, step 3", "Lesson 01, step 4", "Lesson 10, step 2"),
-    "dx": ("Lesson 12, step 3", "Lesson 12, step 6", "Lesson 12, step 9", "Lesson 12, step 6"),
-    "dweight": ("Lesson 12, step 2", "Lesson 10, step 3", "Lesson 12, step 9", "Lesson 12, step 6"),
+    "dx": ("Lesson 12, step 3", "Lesson 12, step 5", "Lesson 12, step 7", "Lesson 12, step 5"),
+    "dweight": ("Lesson 12, step 2", "Lesson 10, step 3", "Lesson 12, step 7", "Lesson 12, step 5"),
 }
 READ_FP32 = "Lesson 10, step 2"
 
@@ -201,6 +241,10 @@ def _exercise(name: str, op: Operator) -> Exercise:
     def length(draw):
         for shown, low, high in ((13, 9, 15), (2, 1, 3), (37, 33, 47)):
             yield op.case(draw, T=draw.size(shown, low, high))
+
+    def dilations(draw):
+        for dilation in (1, draw.size(3, 3, 4), draw.size(9, 8, 20)):  # with the last one, few taps read anything
+            yield op.case(draw, B=1, T=draw.size(16, 16, 48, multiple_of=16), W=3, dilation=dilation, packed=True)
 
     def channels(draw):
         for shown, low, high in ((20, 17, 31), (3, 1, 7)):
@@ -229,7 +273,8 @@ def _exercise(name: str, op: Operator) -> Exercise:
         name=name,
         missing=f"the kernel stores nothing yet. It needs a loop over the W taps, and a store of {op.out}.",
         properties=(
-            Property("whole blocks", 2, equation, aligned),
+            Property("whole blocks", 1, equation, aligned),
+            Property("dilation", 1, equation, dilations, "neighbouring taps read times that lie dilation apart"),
             Property(
                 "strides", 1, memory, strides, "each axis of each tensor has its own stride, and some strides are 0"
             ),

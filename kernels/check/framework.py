@@ -355,6 +355,7 @@ class Exercise:
     properties: tuple[Property, ...]
     suspects: Callable[[Case, Output], Iterable[tuple[str, torch.Tensor]]]  # known mistakes, the answer each would give
     masks: dict = field(default_factory=dict)  # (tensor, axis, side) -> the mask's name, where it is not mask_<axis>
+    unit: str = "points"  # what is counted
 
     @property
     def points(self) -> int:
@@ -385,7 +386,7 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None) -> int
         warnings.simplefilter("ignore")  # poison makes numpy warn, and nbgrader counts anything on stderr as a failure
         earned = _check(exercise, fn, seed, grading)
     drawn = f" (graded with seed {seed})" if grading else ""
-    print(f"{exercise.name}: {earned} of {exercise.points} points{drawn}")
+    print(f"{exercise.name}: {earned} of {exercise.points} {exercise.unit}{drawn}")
     return earned
 
 
@@ -409,7 +410,8 @@ def _check(exercise, fn, seed, grading) -> int:
             return 0
         if not finding:
             earned += item.points
-            print(f"passed  {item.name} ({item.points} point{'s' * (item.points != 1)})")
+            worth = f" ({item.points} point{'s' * (item.points != 1)})" if exercise.unit == "points" else ""
+            print(f"passed  {item.name}{worth}")
             continue
         if finding.cause in printed:
             print(f"FAILED  {item.name}: as above, {finding.cause}.")

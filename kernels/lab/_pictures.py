@@ -49,7 +49,8 @@ def draw(launch, name: str, program, index, axes, alt=None):
         )
         notes.append(f"Hatched: touched by more than one {what}; ×n: by n." if shared else "")
         notes += _legend(groups, kind) if program is not None else []
-    outside = sum(a.outside.size for a in launch.outside() if a.tensor == name)
+    missed = (a for a in launch.outside() if a.tensor == name and program in (None, a.program))
+    outside = sum(a.outside.size for a in missed)
     notes.append(f"Not drawn: {outside} active lanes outside {name}." if outside else "")
     lines = [line for note in dict.fromkeys(filter(None, notes)) for line in textwrap.wrap(note, 90)]
     figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + 0.15 * len(lines))

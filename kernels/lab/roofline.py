@@ -20,7 +20,15 @@ CEILINGS = {"fraction_of_copy": "the copy rate", "fraction_of_matmul": "a matrix
 RESULTS = Path(runtime.__file__).parent.parent / "benchmarks" / "results"
 
 
-def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None, ax=None, alt: str | None = None):
+def roofline(
+    results="dynamic_conv",
+    *,
+    select: dict | None = None,
+    learner=None,
+    ax=None,
+    alt: str | None = None,
+    ordinary: float | None = None,
+):
     """Draw recorded results under the roofline min(copy rate · f/b, matrix rate), both axes logarithmic, and print
     them.
 
@@ -30,6 +38,7 @@ def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None
         ``measure``).
     ax: matplotlib axes to draw on, instead of a new figure.
     alt: what it looks like, for whoever cannot see it, instead of a text made from the numbers.
+    ordinary: TFLOP/s of arithmetic without tensor cores, for kernels that have no matrix product: a second, dashed roof.
 
     Returns the figure. The printed lines come from the file alone, so they are the same everywhere. Raises
     ``FileNotFoundError`` for results that were not recorded, ``ValueError`` for a ``select`` that fits no row.
@@ -58,6 +67,10 @@ def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None
     note = {"textcoords": "offset points", "fontsize": style.NOTE_SIZE, "ha": "right"}
     ax.annotate(f"copy {copy:.2f} TB/s", (ridge / 4, matmul / 4), (-6, 2), **note)
     ax.annotate(f"matrix product {matmul:.0f} TFLOP/s", (x[-1], matmul), (0, 4), **note)
+    if ordinary:
+        flat = x[copy * x >= ordinary]
+        ax.plot(flat, np.full(len(flat), ordinary), color="black", linewidth=1.2, linestyle="--", zorder=1)
+        ax.annotate(f"ordinary arithmetic {ordinary:.0f} TFLOP/s", (x[-1], ordinary), (0, 4), **note)
     for i, (name, points) in enumerate(series.items()):
         style.points(ax, *zip(*points, strict=True), i, name, solid=i == 0 or bool(point) and i == len(series) - 1)
     ax.set_xscale("log")
@@ -67,7 +80,7 @@ def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None
     ax.set_ylabel("TFLOP/s")
     ax.set_title(_title(record).replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
     ax.legend(fontsize=style.NOTE_SIZE, loc="lower right")
-    _describe_figure(figure, alt or _roofline_words(copy, matmul, series))
+    _describe_figure(figure, alt or _roofline_words(copy, matmul, series, ordinary))
     _print(record, rows)
     return figure
 
@@ -217,11 +230,13 @@ def _print(record: dict, rows: list[dict], ceiling: str | None = None) -> None:
         print(f"{_describe(row):<{width}}  {_short(row[field])} of {CEILINGS[field]}{peers}")
 
 
-def _roofline_words(copy: float, matmul: float, series: dict) -> str:
+def _roofline_words(copy: float, matmul: float, series: dict, ordinary: float | None = None) -> str:
     text = (
         f"A roofline, both axes logarithmic: TFLOP/s rise with FLOP/byte at a copy's {copy:.2f} TB/s up to "
         f"{matmul / copy:.0f} FLOP/byte, and are level from there at a matrix product's {matmul:.0f} TFLOP/s."
     )
+    if ordinary:
+        text += f" A dashed line at {ordinary:.0f} TFLOP/s is the roof of ordinary arithmetic."
     for name, points in series.items():
         x, y = zip(*points, strict=True)
         text += f" {name}, {len(points)} point{'s' * (len(points) > 1)}: {_range(x)} FLOP/byte, {_range(y)} TFLOP/s."

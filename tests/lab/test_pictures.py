@@ -131,6 +131,18 @@ def test_lanes_outside_are_mentioned():
     assert "Not drawn: 8 active lanes outside x." in t.picture("x").get_supxlabel()
 
 
+def test_a_picture_of_one_program_mentions_its_own_lanes_outside():
+    @triton.jit
+    def copy_ahead(src, dst, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(dst + i, tl.load(src + i + AHEAD))
+
+    t = trace(copy_ahead, (2,), torch.arange(16.0), torch.zeros(16), AHEAD=3, BLOCK=8)  # program 1 alone runs over
+    assert "Not drawn: 3 active lanes outside src." in t.picture("src").get_supxlabel()
+    assert "Not drawn: 3 active lanes outside src." in t.picture("src", program=1).get_supxlabel()
+    assert "Not drawn" not in t.picture("src", program=0).get_supxlabel()
+
+
 def test_bad_arguments():
     t = trace_every_second()
     with pytest.raises(ValueError, match="name is 'x'"):

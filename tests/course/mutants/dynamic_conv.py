@@ -14,7 +14,7 @@ def inside(values: torch.Tensor) -> torch.Tensor:
 
 
 def operands():
-    """One sequence of 16 tokens, 16 channels; four taps, the same for every token, as in a static convolution."""
+    """One sequence of 16 tokens, 16 channels, no dilation; four taps, the same for every token, as in a static one."""
     draw = torch.Generator().manual_seed(1)
     x, dy = (torch.randn(1, 16, 16, generator=draw) for _ in range(2))
     weight = torch.randn(1, 1, 16, 4, generator=draw).expand(1, 16, 16, 4).contiguous()
@@ -56,6 +56,20 @@ FORWARD = Target(
     ("forward-kernel",),
     naive_forward,
     (
+        Mutant(
+            "dilation left out",
+            "neighbouring tokens are read, as in the lessons",
+            ("(W - 1 - w) * dilation", "(W - 1 - w)"),
+            "dilation",
+            "the dilation is left out",
+        ),
+        Mutant(
+            "half dilated",
+            "the window begins where it would without a dilation",
+            ("(W - 1 - w) * dilation", "((W - 1) - w * dilation)"),
+            "dilation",
+            "the dilation multiplies w alone",
+        ),
         Mutant(
             "the past leaks in",
             "time is not masked at 0: the previous sequence of the batch is read",
@@ -148,11 +162,25 @@ DX = Target(
     naive_dx,
     (
         Mutant(
+            "dilation left out",
+            "neighbouring tokens are read, as in the lessons",
+            ("(W - 1 - w) * dilation", "(W - 1 - w)"),
+            "dilation",
+            "the dilation is left out",
+        ),
+        Mutant(
+            "half dilated",
+            "only the window's length is dilated, not the step between taps",
+            ("(W - 1 - w) * dilation", "((W - 1) * dilation - w)"),
+            "dilation",
+            "the dilation multiplies W - 1 alone",
+        ),
+        Mutant(
             "wrong diagonal",
             "the weight is read at the time of x, not at the time that saw it",
             ("time * stride_kt", "offs_t * stride_kt"),
             "whole blocks",
-            "weight is read at time t: it must be read at t + W - 1 - w, where tap w saw x[t]",
+            "weight is read at time t: it must be read where tap w saw x[t], at t + (W - 1 - w) * dilation",
         ),
         Mutant(
             "the future leaks in",
@@ -222,6 +250,20 @@ DWEIGHT = Target(
     ("dweight-kernel",),
     naive_dweight,
     (
+        Mutant(
+            "dilation left out",
+            "neighbouring tokens are read, as in the lessons",
+            ("(W - 1 - w) * dilation", "(W - 1 - w)"),
+            "dilation",
+            "the dilation is left out",
+        ),
+        Mutant(
+            "half dilated",
+            "the window begins where it would without a dilation",
+            ("(W - 1 - w) * dilation", "((W - 1) - w * dilation)"),
+            "dilation",
+            "the dilation multiplies w alone",
+        ),
         Mutant(
             "the past leaks in",
             "time is not masked at 0: the previous sequence of the batch is read",

@@ -1,0 +1,163 @@
+"""Dynamic convolution, backward: which outputs saw an input, sums that travel along a walk, who reads what."""
+
+from kernels.lab.drawings.language import NOTE, Filmstrip, drawing, filmstrip
+
+CELL = 1.0
+
+
+def conv_who_saw(*inputs: int, T: int = 8, W: int = 4):
+    """The table of weights, a row for each time and a column for each tap, and the cells that multiply an input.
+
+    inputs: times j of one or two inputs; a negative one is a slot of the state. The cells of each are lit, and beside them
+    the gradient of the output that they belong to.
+    """
+
+    def draw(board):
+        for at, j in enumerate(inputs):
+            left = at * (W * 1.25 + 7.2)
+            saw = {(j + W - 1 - w, w) for w in range(W) if 0 <= j + W - 1 - w < T}
+            times = {t for t, _ in saw}
+            dy = board.cells(
+                left, 0, T, 1, "input", size=(1.25, CELL), label=lambda t, _: f"dy$_{t}$",
+                lit=lambda t, _, times=times: t in times,
+            )  # fmt: skip
+            table = board.cells(
+                left + 2, 0, T, W, "weight", size=(1.25, CELL), lit=lambda t, w, saw=saw: (t, w) in saw,
+                label=lambda t, w: _name(t - W + 1 + w, W), hatch=lambda t, w, saw=saw: "//" if (t, w) in saw else "",
+            )  # fmt: skip
+            for t, w in saw:  # the hatch would hide the label
+                place = table.cell(t, w)
+                board.text(*place.middle, _name(j, W), size=NOTE)
+            board.text(*dy.side("top")[:1], -0.45, "gradient", size=NOTE)
+            board.text(table.side("top")[0], -1.15, "tap w", size=NOTE)
+            for w in range(W):
+                board.text(table.cell(0, w).middle[0], -0.45, str(w), size=NOTE)
+            for t in range(T):
+                board.text(left - 0.35, t + 0.5, str(t), size=NOTE, ha="right")
+            board.text(left - 1.05, T / 2, "time t", size=NOTE, ha="right") if not at else None
+            terms = " + ".join(f"dy$_{t}$ k$_{{{t},{w}}}$" for t, w in sorted(saw))
+            board.text(left + 1 + W * 0.6, T + 0.7, f"d{_name(j, W)} = {terms}", size=NOTE)
+
+    names = " and ".join(_plain(j, W) for j in inputs)
+    alt = (
+        f"A table of weights, {T} times by {W} taps, each cell named for the input that it multiplies. The cells of {names} "
+        "are lit: a diagonal, the time one later for each tap earlier; the gradients of their rows are lit beside it."
+    )
+    return drawing(min(8, 4.3 * len(inputs) + 0.4), 3.9, draw, alt=alt)
+
+
+def _name(j: int, W: int) -> str:
+    return f"x$_{j}$" if j >= 0 else f"s$_{W - 1 + j}$"
+
+
+def _plain(j: int, W: int) -> str:
+    return f"x{j}" if j >= 0 else f"s{W - 1 + j}"
+
+
+def conv_sums(W: int = 3, RUN: int = 4) -> Filmstrip:
+    """The last steps of a run: the window, the sums that travel beside it, and what each step stores."""
+    steps = range(RUN - 2, RUN + W - 1)
+
+    def draw(board, frame):
+        t = steps[frame]
+        wide, tall = 2.5, 0.9
+        own = t < RUN
+        start = t - W + 1
+        board.cells(
+            0, 0, 1, RUN + W - 1, "input", size=(wide, tall), label=lambda _, j: f"x$_{j}$" if j < RUN or own else "",
+            lit=lambda _, j: own and start <= j <= t,
+        )  # fmt: skip
+        board.text(-0.25, tall / 2, "window", size=NOTE, ha="right")
+        high = 0.75 * W + 0.2
+        top = tall + 0.6
+        board.text(-0.25, top + high / 2, "sums", size=NOTE, ha="right")
+        for w in range(W):
+            j = start + w
+            held = [f"dy$_{s}$ k$_{{{s},{j - s + W - 1}}}$" for s in range(max(j, 0), t + 1)]
+            place = board.box(j * wide, top, wide, high, "accumulator")
+            for i, share in enumerate(held):
+                board.text(place.middle[0], top + 0.5 + 0.75 * i, share, size=NOTE)
+            if w == 0:
+                board.frame(place, "output")
+        below = top + high + 1.1
+        board.text(start * wide + wide / 2 + 0.3, top + high + 0.5, "complete", size=NOTE, ha="left")
+        board.arrow((start * wide + wide / 2, top + high), (start * wide + wide / 2, below), "output")
+        board.cells(
+            0, below, 1, RUN + W - 1, "output", size=(wide, tall), label=lambda _, j: f"dx$_{j}$" if j < RUN else "next run's",
+            lit=lambda _, j: j <= start, text_size=7,
+        )  # fmt: skip
+        board.text(-0.25, below + tall / 2, "stored", size=NOTE, ha="right")
+
+    titles = [
+        f"t = {t}: reads dy, k, x; stores dk" if t < RUN else f"t = {t}, past the run: reads dy and k, no dk"
+        for t in steps
+    ]
+    alt = (
+        f"Four frames, times {steps[0]} to {steps[-1]}. In each, {W} sums under the window's inputs: the leftmost has {W} "
+        "shares, is framed, and an arrow leads from it to the stored gradient; the next has one share less, the last one "
+        "share. From frame to frame all sums stand one input further right."
+    )
+    return filmstrip(8, 4.6, draw, titles, alt=alt, columns=2)
+
+
+def conv_passes(W: int = 4):
+    """One pass a gradient beside one walk: which kernel reads and writes which tensor, in tensors of the input's size."""
+
+    def tensors(board, x, y, names, role_of):
+        places = {}
+        for i, (name, size) in enumerate(names):
+            places[name] = board.box(x, y + i * 1.5, 2.3, 1.0, role_of[name], f"{name}: {size}", size=NOTE)
+        return places
+
+    roles = {"dy": "input", "x": "input", "k": "weight", "dx": "output", "dk": "output"}
+
+    def panel(board, left, kernels, title, count):
+        read = tensors(board, left, 0.75, (("x", 1), ("dy", 1), ("k", W)), roles)
+        written = tensors(board, left + 9.2, 1.5, (("dk", W), ("dx", 1)), roles)
+        for name, y, h, inputs, outputs in kernels:
+            box = board.box(left + 4.7, y, 2.4, h, "program", name, size=NOTE)
+            for i, tensor in enumerate(inputs):
+                along = (i + 1) / (len(inputs) + 1)
+                board.arrow(read[tensor].side("right"), box.side("left", along), roles[tensor])
+            for i, tensor in enumerate(outputs):
+                along = (i + 1) / (len(outputs) + 1)
+                board.arrow(box.side("right", along), written[tensor].side("left"), "output")
+        board.text(left + 5.75, -0.55, title, size=NOTE + 1)
+        board.text(left + 5.75, 5.75, count, size=NOTE)
+
+    def draw(board):
+        panel(board, 0, (("dk kernel", 0.4, 1.8, ("x", "dy"), ("dk",)), ("dx kernel", 3.1, 1.8, ("dy", "k"), ("dx",))),
+              "one pass a gradient", f"dy leaves memory twice: 2W + 4 = {2 * W + 4}")  # fmt: skip
+        panel(board, 13.6, (("one walk", 1.4, 2.6, ("x", "dy", "k"), ("dk", "dx")),),
+              "one walk", f"everything crosses once: 2W + 3 = {2 * W + 3}")  # fmt: skip
+
+    alt = (
+        "Two dataflows. Left, two kernels: the dk kernel reads x and dy and writes dk, the dx kernel reads dy and k and writes "
+        "dx, so two arrows leave dy. Right, one kernel reads x, dy and k and writes dk and dx, one arrow for each tensor."
+    )
+    return drawing(8, 2.6, draw, alt=alt)
+
+
+def conv_partial_sums(programs: int = 4, columns: int = 6):
+    """Each program's own row of partial sums, then every column added from the top down."""
+
+    def draw(board):
+        runs = board.cells(0, 0, programs, 1, "time", size=(3.0, 0.9), label=lambda p, _: f"tokens of run {p}")
+        rows = board.cells(6.4, 0, programs, columns, "accumulator", size=(1.0, 0.9))
+        for p in range(programs):
+            board.box(3.9, p * 0.9 + 0.1, 1.6, 0.7, "program", f"program {p}", size=7)
+            board.arrow(runs.cell(p, 0).side("right"), (3.9, p * 0.9 + 0.45))
+            board.arrow((5.5, p * 0.9 + 0.45), rows.cell(p, 0).side("left"))
+        board.text(6.4 + columns / 2, -0.4, "partial sums, [programs, D · W]", size=NOTE)
+        low = programs * 0.9 + 1.3
+        total = board.cells(6.4, low, 1, columns, "output", size=(1.0, 0.9))
+        for c in range(columns):
+            board.arrow(rows.cell(0, c).side("top", 0.5), total.cell(0, c).side("top"), "accumulator", width=1.0)
+        board.text(6.2, low + 0.45, "dk, shared", size=NOTE, ha="right")
+        board.text(6.6 + columns, programs * 0.45, "always from the\ntop down", size=NOTE, ha="left")
+
+    alt = (
+        f"{programs} runs of tokens, a program for each, and for each program one row of partial sums. Arrows lead down every "
+        "column, from the first row to the last, into one row below: the gradient of the shared weights."
+    )
+    return drawing(6.4, 2.7, draw, alt=alt)
