@@ -101,7 +101,7 @@ def conv_sums(W: int = 3, RUN: int = 4) -> Filmstrip:
 
 
 def conv_passes(W: int = 4):
-    """One pass a gradient beside one walk: which kernel reads and writes which tensor, in tensors of the input's size."""
+    """One pass for each gradient beside one walk: which kernel reads and writes which tensor, in tensors of the input's size."""
 
     def tensors(board, x, y, names, role_of):
         places = {}
@@ -127,7 +127,7 @@ def conv_passes(W: int = 4):
 
     def draw(board):
         panel(board, 0, (("dk kernel", 0.4, 1.8, ("x", "dy"), ("dk",)), ("dx kernel", 3.1, 1.8, ("dy", "k"), ("dx",))),
-              "one pass a gradient", f"dy leaves memory twice: 2W + 4 = {2 * W + 4}")  # fmt: skip
+              "one pass for each gradient", f"dy leaves memory twice: 2W + 4 = {2 * W + 4}")  # fmt: skip
         panel(board, 13.6, (("one walk", 1.4, 2.6, ("x", "dy", "k"), ("dk", "dx")),),
               "one walk", f"everything crosses once: 2W + 3 = {2 * W + 3}")  # fmt: skip
 
