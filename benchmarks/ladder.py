@@ -134,6 +134,11 @@ def _errors(step, call, tensors, answers) -> dict[str, float]:
 
 def measure(lesson: str, machine: dict, rounds: int) -> list[dict]:
     """The one record of a lesson's ladder, as a list, for ``harness.measure_all``."""
+    with torch.cuda.stream(torch.cuda.Stream()):  # graphs are not captured on the default one
+        return _measure(lesson, machine, rounds)
+
+
+def _measure(lesson: str, machine: dict, rounds: int) -> list[dict]:
     ladder = find(lesson)
     names = namespace(ladder.notebooks or (lesson,))
     tensors = ladder.tensors(torch.device("cuda"))

@@ -21,15 +21,13 @@ def main() -> None:
     lesson = shell.user_ns
     torch, device = lesson["torch"], lesson["device"]
 
-    B, T, D, W, BLOCK_T, BLOCK_D = 1, 14, 20, 4, 8, 8  # the last tiles overhang
+    B, T, D, W = 1, 14, 20, 4  # the last tiles overhang
     x, weight = torch.randn(B, T, D, device=device), torch.randn(B, T, D, W, device=device)
-    grid = (B, -(-T // BLOCK_T), -(-D // BLOCK_D))
-    trace = lesson["trace"](
-        lesson["forward_kernel"], grid, x, weight, torch.empty_like(x), T, D, W=W, BLOCK_T=BLOCK_T, BLOCK_D=BLOCK_D
-    )
+    with lesson["trace"].recording() as trace:
+        lesson["tap_by_tap"](x, weight, torch.empty_like(x), BLOCK_T=8, BLOCK_D=8)
     picture = trace.picture("x_ptr", index=0, axes=("time t", "channel d"))
     PICTURE.parent.mkdir(exist_ok=True)
-    image = Image.open(io.BytesIO(picture._repr_png_())).convert("RGB")
+    image = Image.open(io.BytesIO(picture.png())).convert("RGB")
     image.quantize(64).save(PICTURE, optimize=True)  # a few flat colours: a third of the bytes
 
 

@@ -6,6 +6,7 @@ An unchanged notebook comes back without a diff:
 * metadata that says who ran it and when is left out, and text goes through ``tools/nbval_sanitize.cfg``;
 * a cell tagged ``nbval-ignore-output`` keeps its stored output until its source changes (``--retake`` takes it anew);
 * a figure that looks the same keeps its stored bytes;
+* a figure that says not itself what it looks like (``alt``) is given the words of the caption below it;
 * widgets, which are nothing without a kernel, are not stored.
 
 A notebook that raises is reported and left as it was.
@@ -100,6 +101,25 @@ def keep_alike_figures(new: list, old: list) -> None:
             a.data["image/png"] = png_b
 
 
+def plain(caption: str) -> str:
+    """A caption's words, without Markdown's marks."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(caption.split()))
+    text = re.sub(r"^\*Figure: |\*\*|`|(?<=[.!?:;,\w)])\*(?=\s|$)", "", text)
+    return text.strip()
+
+
+def describe_figures(notebook, *, anew: bool = False):
+    """Give each figure without an alternative text (``anew``: each) the words of the caption in the next cell; returns it."""
+    for cell, after in zip(notebook.cells, notebook.cells[1:]):
+        if cell.cell_type == "code" and after.cell_type == "markdown" and after.source.startswith("*Figure: "):
+            for output in cell.outputs:
+                if "image/png" in output.get("data", {}):
+                    kept = output.metadata.setdefault("image/png", nbformat.NotebookNode())
+                    if anew or not kept.get("alt"):
+                        kept["alt"] = plain(after.source)
+    return notebook
+
+
 def source_hash(cell) -> str:
     return hashlib.sha256(cell.source.encode()).hexdigest()[:12]
 
@@ -129,13 +149,12 @@ def merge(executed, stored, *, retake: bool = False):
         for output in cell.outputs:
             if output.output_type == "execute_result":
                 output.execution_count = cell.execution_count
-    return executed
+    return describe_figures(executed)
 
 
 def refresh(path: Path, *, timeout: float, retake: bool = False) -> bool:
     """Execute the notebook at ``path`` in its own folder and store it; returns whether the file changed."""
-    before = path.read_text()
-    stored = nbformat.reads(before, as_version=4)
+    stored = nbformat.read(path, as_version=4)
     executed = copy.deepcopy(stored)
     NotebookClient(
         executed,
@@ -146,10 +165,14 @@ def refresh(path: Path, *, timeout: float, retake: bool = False) -> bool:
         store_widget_state=False,
         coalesce_streams=True,
     ).execute(env=kernel_environment({"TRITON_INTERPRET": "1", **os.environ}))  # stored: what no GPU is needed for
-    merged = merge(executed, stored, retake=retake)
-    nbformat.validate(merged)
-    after = nbformat.writes(merged) + "\n"
-    if after == before:
+    return store(path, merge(executed, stored, retake=retake))
+
+
+def store(path: Path, notebook) -> bool:
+    """Write ``notebook`` to ``path``; returns whether the file changed."""
+    nbformat.validate(notebook)
+    after = nbformat.writes(notebook) + "\n"
+    if after == path.read_text():
         return False
     temporary = path.with_suffix(".ipynb.part")
     temporary.write_text(after)
@@ -161,6 +184,11 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: every lesson and every solution")
     parser.add_argument("--retake", action="store_true", help=f"take the outputs of cells tagged {IGNORED} anew")
+    parser.add_argument(
+        "--describe",
+        action="store_true",
+        help="execute nothing: give figures without an alternative text (with --retake: all) their caption's words",
+    )
     parser.add_argument("--timeout", type=float, default=120, help="seconds a cell may take (default: 120)")
     options = parser.parse_args(arguments)
 
@@ -169,7 +197,10 @@ def main(arguments=None) -> int:
         print(f"{path} ", end="", flush=True)
         start = time.monotonic()
         try:
-            changed = refresh(path.resolve(), timeout=options.timeout, retake=options.retake)
+            if options.describe:
+                changed = store(path, describe_figures(nbformat.read(path, as_version=4), anew=options.retake))
+            else:
+                changed = refresh(path.resolve(), timeout=options.timeout, retake=options.retake)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             failed += 1
             print(f"FAILED, left as it was\n{error}", file=sys.stderr)

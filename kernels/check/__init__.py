@@ -1,12 +1,14 @@
 """The checks of the exercises: each holds a learner's function to named properties and says what is wrong and why.
 
->>> from kernels.lab import check
+>>> from kernels import check
 >>> check.row_softmax(row_softmax)   # prints one line a property, returns the points earned
 
 Every check takes ``seed=`` (0 unless told, so that a second run sees the same numbers; None draws fresh ones) and
 ``grading=True`` (other shapes). ``KERNELS_GRADING=1`` in the environment asks for fresh numbers and other shapes: so
 submissions are graded without a change in their notebooks. Points come from Triton's interpreter and from a GPU alike,
 but for the property "stays inside its tensors", which reads addresses: grade with ``TRITON_INTERPRET=1``.
+
+``check.your_kernel`` brings the same experiments to a kernel that is in no exercise (docs/your_own_kernel.md).
 """
 
 from kernels.check import chunked_attention as _chunked_attention
@@ -21,6 +23,7 @@ from kernels.check import tiled_matmul as _tiled_matmul
 from kernels.check import vector_add as _vector_add
 from kernels.check.framework import check as _check
 from kernels.check.steps import verdict as _verdict
+from kernels.check.your_kernel import your_kernel
 
 __all__ = [
     "block_lists",
@@ -46,6 +49,7 @@ __all__ = [
     "vector_add",
     "wgrad",
     "wgrad_split",
+    "your_kernel",
 ]
 
 
@@ -70,7 +74,7 @@ def row_softmax(fn, *, seed: int | None = 0, grading: bool | None = None) -> int
 
 
 def tiled_matmul(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
-    """Check ``fn(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = a @ b for a [M, K], b [K, N]. Returns points, of 10."""
+    """Check ``fn(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ b for a [M, K], b [K, N]. Returns points, of 10."""
     return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading)
 
 

@@ -40,9 +40,15 @@ def strides(draw: Draw):
 
 
 def ragged(draw: Draw):
-    """Widths that fill no block: a little less, one element, and more than a short block."""
+    """Widths that fill no block: a little less, one element, and almost all of it."""
     for shown, low, high in ((13, 9, 15), (1, 1, 1), (60, 57, 63)):
         yield case(draw.normal(3, draw.size(shown, low, high)), poison=None)
+
+
+def wide(draw: Draw):
+    """Rows of several blocks, the last of them whole or ragged."""
+    yield case(draw.normal(2, draw.size(48, 48, 64, multiple_of=16)), BLOCK_N=16)
+    yield case(draw.normal(3, draw.size(41, 33, 47)), BLOCK_N=16, poison=None)
 
 
 def blocks(draw: Draw):
@@ -53,18 +59,28 @@ def blocks(draw: Draw):
 
 
 def large(draw: Draw):
-    """Rows around +1000 and -1000, where exp overflows or gives zero."""
+    """Rows around +1000 and -1000, where exp overflows or gives zero; wide ones whose maximum is in one block or another."""
     x = draw.normal(4, draw.size(16, 16, 32, multiple_of=16))
     yield case(x + torch.tensor([[1000.0], [-1000.0], [0.0], [80.0]]))
+    x = draw.normal(3, draw.size(48, 48, 64, multiple_of=16))
+    x[0, :16] += 1000
+    x[1, 16:32] += 1000
+    x[2, -16:] += 1000
+    yield case(x, BLOCK_N=16)
 
 
 def excluded(draw: Draw):
-    """Entries that are -inf, and a row of nothing else."""
+    """Entries that are -inf, and a row of nothing else; wide rows in which whole blocks are."""
     x = draw.normal(3, draw.size(16, 16, 32, multiple_of=16))
     x[0, ::3] = -INF
     x[1] = -INF
     x[2, 0] = -INF
     yield case(x)
+    x = draw.normal(3, draw.size(48, 48, 64, multiple_of=16))
+    x[0, :16] = -INF
+    x[1] = -INF
+    x[2, -16:] = -INF
+    yield case(x, BLOCK_N=16)
 
 
 def half(draw: Draw):
@@ -83,7 +99,8 @@ def suspects(case: Case, out: Output):
     """Known mistakes, as formulas."""
     x = case.inputs[0].values.float()
     N = x.shape[1]
-    block = case.launch.get("BLOCK_N", 1 << (N - 1).bit_length())
+    block = case.launch.get("BLOCK_N", min(1 << (N - 1).bit_length(), 1024))
+    parts, lanes = x.split(block, dim=1), -(-N // block) * block
     top = x.amax(dim=1, keepdim=True)
     top0 = top.clamp(min=0.0)
 
@@ -92,13 +109,22 @@ def suspects(case: Case, out: Output):
 
     empty = over_sum(torch.exp(x - top))
     yield "a row of -inf gives inf - inf or 0 / 0: the specification asks for zeros", empty
-    padding = (block - N) * torch.exp(-top0)
+    padding = (lanes - N) * torch.exp(-top0)
     yield "the masked lanes count as zeros: their `other` must be -inf", over_sum(torch.exp(x - top0), padding)
     for zero in (float("nan"), 0.0):  # what becomes of 0 / 0: a kernel may guard against it
         bare = over_sum(torch.exp(x)).where(torch.exp(x).sum(1, keepdim=True) > 0, torch.tensor(zero))
         low = over_sum(torch.exp(x - top0)).where(torch.exp(x - top0).sum(1, keepdim=True) > 0, torch.tensor(zero))
         yield "exp overflows, or is zero all along a row: subtract the row's maximum first", bare
         yield "what is subtracted is not the maximum of a row that is negative throughout", low
+    if len(parts) > 1:
+        tops = [part.amax(dim=1, keepdim=True) for part in parts]
+        sums = [torch.exp(part - top).sum(dim=1, keepdim=True) for part in parts]
+        own = [torch.exp(part - peak).sum(dim=1, keepdim=True) for part, peak in zip(parts, tops)]
+        yield "the sum is that of the last block alone", torch.exp(x - top) / sums[-1]
+        yield "the sum is that of the first block alone", torch.exp(x - top) / sums[0]
+        yield "each block's sum is taken against its own maximum", torch.exp(x - top) / sum(own)
+        yield "what is subtracted is the maximum of the last block alone", over_sum(torch.exp(x - tops[-1]))
+        yield "what is subtracted is the maximum of the first block alone", over_sum(torch.exp(x - tops[0]))
     yield "the row is not divided by its sum", torch.exp(x - top)
     yield "the sum runs down the columns, it must run along the row", torch.softmax(x, dim=0)
     yield "exp2 needs the factor log2(e)", over_sum(torch.exp2(x - top))
@@ -106,15 +132,14 @@ def suspects(case: Case, out: Output):
 
 
 READ_STRIDES = "Lesson 01, step 4"
-READ_MASK = "Lesson 01, step 3"
-READ_SOFTMAX = "Lesson 01, step 5"
-READ_FP32 = "Lesson 03, step 5"
+READ_PADDING = "Lesson 01, step 6"
+READ_WALK = "Lesson 01, step 7"
 
 EXERCISE = Exercise(
     name="row_softmax",
-    missing="the kernel stores nothing yet. It needs a load of one row, its softmax, and a store.",
+    missing="the kernel stores nothing yet. It needs three walks along a row: its maximum, its sum, and what is stored.",
     properties=(
-        Property("one block wide", 2, READ_MASK, aligned),
+        Property("one block wide", 1, READ_PADDING, aligned),
         Property(
             "strides",
             1,
@@ -123,20 +148,29 @@ EXERCISE = Exercise(
             "each address is row * stride_m + offs_n * stride_n, with the strides of that tensor",
         ),
         Property(
-            "ragged width", 2, READ_MASK, ragged, "the block must cover the row: its length is BLOCK_N, not a number"
+            "ragged width", 1, READ_PADDING, ragged, "the block must cover the row: its length is BLOCK_N, not a number"
         ),
-        Property("block length", 1, READ_MASK, blocks, "the answer depends on BLOCK_N, it must not"),
-        Property("large values", 1, READ_SOFTMAX, large),
-        Property("excluded entries", 1, READ_SOFTMAX, excluded),
+        Property(
+            "wide rows",
+            2,
+            READ_WALK,
+            wide,
+            "something is not carried from block to block, or not every block is visited",
+        ),
+        Property("block length", 1, READ_PADDING, blocks, "the answer depends on BLOCK_N, it must not"),
+        Property("large values", 1, READ_PADDING, large),
+        Property("excluded entries", 1, READ_PADDING, excluded),
         Property(
             "float16",
             1,
-            READ_FP32,
+            READ_WALK,
             half,
             "the arithmetic is done in float16: convert to tl.float32 right after the load",
         ),
-        Property("stays inside its tensors", 1, READ_MASK, ragged, ADDRESSES, needs="the interpreter", addresses=True),
-        Property("bfloat16", 0, READ_FP32, bfloat, needs="a GPU"),
+        Property(
+            "stays inside its tensors", 1, READ_PADDING, ragged, ADDRESSES, needs="the interpreter", addresses=True
+        ),
+        Property("bfloat16", 0, READ_WALK, bfloat, needs="a GPU"),
     ),
     suspects=suspects,
 )

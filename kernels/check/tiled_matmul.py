@@ -1,8 +1,22 @@
-"""The check of exercise 02: ``tiled_matmul(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)`` writes a @ b to out."""
+"""The check of exercise 02: ``tiled_matmul(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)`` writes the lower triangle of a, times b,
+to out: row m sums over k <= m."""
 
 import torch
 
 from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+
+NAN = float("nan")
+
+
+def lower(a):
+    """``a`` with zeros above the diagonal, whatever stands there."""
+    return a.double().tril()
+
+
+def product(a, b):
+    """The answer in float64. Rows of ``b`` past the last row of ``a`` belong to no sum, and may hold NaN."""
+    depth = min(a.shape)
+    return lower(a)[:, :depth] @ b[:depth].double()
 
 
 def case(a, b, *, packed=False, orders=("", "", ""), shared="", blocks=(16, 16, 16), poison=(), tolerance=5e-3) -> Case:
@@ -16,15 +30,18 @@ def case(a, b, *, packed=False, orders=("", "", ""), shared="", blocks=(16, 16, 
             Fenced("b", "KN", b, fence=fence, order=orders[1]),
         ],
         # The precision properties alone look at the last digits.
-        outs=[Output(out, a.double() @ b.double(), tolerance=tolerance)],
+        outs=[Output(out, product(a, b), tolerance=tolerance)],
         launch=launch,
         poison=poison,
     )
 
 
-def normal(draw: Draw, M: int, N: int, K: int, dtype=torch.float16):
-    """A pair of matrices to multiply."""
-    return draw.normal(M, K, dtype=dtype), draw.normal(K, N, dtype=dtype)
+def normal(draw: Draw, M: int, N: int, K: int, dtype=torch.float16, above: float | None = 0.0):
+    """A pair of matrices; ``above`` stands above the diagonal of a, or, when None, numbers like all others."""
+    a, b = draw.normal(M, K, dtype=dtype), draw.normal(K, N, dtype=dtype)
+    if above is not None:
+        a = a.masked_fill(torch.ones(M, K).triu(1).bool(), above)
+    return a, b
 
 
 def aligned(draw: Draw):
@@ -33,12 +50,29 @@ def aligned(draw: Draw):
     yield case(*normal(draw, size, size, size), packed=True)
 
 
+def diagonal(draw: Draw):
+    """Numbers above the diagonal, then NaN; tiles that it crosses at corners, and wide and tall ones."""
+    for above in (None, NAN):
+        for blocks in ((16, 16, 16), (16, 16, 32), (32, 16, 16)):
+            size = draw.size(32, 32, 64, multiple_of=32)
+            yield case(*normal(draw, size, size, size, above=above), packed=True, blocks=blocks)
+
+
+def past_the_diagonal(draw: Draw):
+    """More columns of a than rows, with zeros there, and NaN in the rows of b that no sum reaches."""
+    M = draw.size(32, 32, 64, multiple_of=32)
+    a, b = normal(draw, M, M + 48, M + 48)
+    b[M:] = NAN
+    for blocks in ((16, 16, 16), (32, 16, 16)):
+        yield case(a, b, packed=True, blocks=blocks)
+
+
 def strides(draw: Draw):
     """Each matrix in turn stored transposed, rows of ``a`` that are one row repeated, rows with gaps."""
     M, N, K = (draw.size(shown, 16, 48, multiple_of=16) for shown in (16, 32, 32))
     for orders in (("", "", ""), ("KM", "", ""), ("", "NK", ""), ("", "", "NM")):
         yield case(*normal(draw, M, N, K), orders=orders)
-    a, b = normal(draw, 1, N, K)
+    a, b = normal(draw, 1, N, K, above=None)
     yield case(a.expand(M, K), b, shared="M")
 
 
@@ -49,9 +83,9 @@ def ragged_output(draw: Draw):
 
 
 def ragged_depth(draw: Draw):
-    """A K that fills no tile, one below a tile, and an empty sum."""
+    """A K that fills no tile, one below a tile, and an empty sum, with rows that reach past each."""
     for K in (draw.size(23, 17, 31), draw.size(5, 1, 15), 0):
-        yield case(*normal(draw, 16, 16, K), poison=None)
+        yield case(*normal(draw, 48, 16, K), poison=None)
 
 
 def tiles(draw: Draw):
@@ -62,39 +96,51 @@ def tiles(draw: Draw):
 
 
 def accumulation(draw: Draw):
-    """Sums of thousands of terms, and sums past float16's largest value."""
-    K = draw.size(4096, 2048, 4096, multiple_of=1024)
-    a, b = normal(draw, 16, 16, K)
-    yield case(a * 0.25 + 1, b * 0.25 + 1, blocks=(16, 16, 256), tolerance=None)
-    a, b = normal(draw, 16, 16, 32)
+    """Sums of up to thousands of terms, and sums past float16's largest value."""
+    size = draw.size(2048, 1536, 2048, multiple_of=256)
+    a, b = normal(draw, size, 16, size, above=None)
+    yield case(a * 0.25 + 1, b * 0.25 + 1, blocks=(256, 16, 256), tolerance=None)
+    a, b = normal(draw, 32, 16, 32, above=None)
     yield case(a + 300, b + 300, tolerance=None)
 
 
 def float32(draw: Draw):
     """float32 matrices: a GPU's tl.dot rounds them to TF32 unless told otherwise, the interpreter never does."""
-    yield case(*normal(draw, 32, 32, 64, dtype=torch.float32), tolerance=None)
+    yield case(*normal(draw, 64, 32, 64, dtype=torch.float32), tolerance=None)
 
 
 def suspects(case: Case, out: Output):
     """Known mistakes, as formulas."""
-    a, b = (tensor.values.double() for tensor in case.inputs)
-    (M, K), N, step = a.shape, b.shape[1], case.launch["BLOCK_K"]
-    last = (K - 1) // step * step if K else 0
+    full, b = (tensor.values.double() for tensor in case.inputs)
+    if b.isnan().any():
+        return
+    a, (M, K), N = lower(full), full.shape, b.shape[1]
+    tall, step = case.launch["BLOCK_M"], case.launch["BLOCK_K"]
+    k = torch.arange(K)
+    # Each row's program ends at the diagonal; the first index of its last step:
+    ends = (torch.arange(M) // tall + 1).mul(tall).clamp(max=K)[:, None]
+    last = (ends - 1).div(step, rounding_mode="floor") * step
     whole = K // step * step
-    yield "only the last tile along K is left: add to the accumulator, do not replace it", a[:, last:] @ b[last:]
-    yield "the partial tile at the end of K is left out: the loop must run to K", a[:, :whole] @ b[:whole]
-    yield "only the first tile along K is used: loop over all of K", a[:, :step] @ b[:step]
-    yield "the last tile along K is left out", a[:, :last] @ b[:last]
-    yield "the first tile along K is left out", a[:, step:] @ b[step:]
-    if K % step == 0:
-        yield "every step reads the first tile along K: move offs_k", (a[:, :step] @ b[:step]) * (K // step)
+    yield "only the last tile along K is left: add to the accumulator, do not replace it", (a * (k >= last)) @ b
+    yield "the partial tile at the end of K is left out: the loop must run to K", (a * (k < whole)) @ b
+    yield "only the first tile along K is used: loop up to the diagonal", (a * (k < step)) @ b
+    early = (torch.arange(M) // tall + 1).mul(step)[:, None]
+    yield "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time", (a * (k < early)) @ b
+    yield "the last tile of each row of tiles is left out: the diagonal runs through it", (a * (k < last)) @ b
+    yield "the first tile along K is left out", (a * (k >= step)) @ b
+    yield "row m lacks the term k = m: the diagonal belongs to the triangle", full.tril(-1).nan_to_num() @ b
+    if not full.isnan().any():
+        above = "what stands above the diagonal is added: keep a[m, k] where k <= m, element by element"
+        yield above, (full * (k < ends)) @ b
+        yield above, full @ b
+        yield "the other triangle is kept: a[m, k] belongs to the sum where k <= m", full.triu() @ b
     if M == N == K:
         yield "b is read transposed: its rows are offs_k, its columns offs_n", a @ b.T
-        yield "a is read transposed: its rows are offs_m, its columns offs_k", a.T @ b
+        yield "a is read transposed: its rows are offs_m, its columns offs_k", lower(full.T) @ b
         yield "the tiles are stored transposed: rows are offs_m, columns offs_n", (a @ b).T
 
 
-READ_LOOP = "Lesson 03, step 3"
+READ_LOOP = "Lesson 03, step 2"
 READ_STRIDES = "Lesson 01, step 4"
 READ_MASK = "Lesson 03, step 4"
 READ_FP32 = "Lesson 03, step 5"
@@ -109,7 +155,23 @@ EXERCISE = Exercise(
     name="tiled_matmul",
     missing="the kernel stores nothing yet. It needs a loop over the tiles along K, and a store after it.",
     properties=(
-        Property("whole tiles", 2, READ_LOOP, aligned, "a tile is offs = program_id * BLOCK + tl.arange(0, BLOCK)"),
+        Property("whole tiles", 1, READ_LOOP, aligned, "a tile is offs = program_id * BLOCK + tl.arange(0, BLOCK)"),
+        Property(
+            "nothing above the diagonal",
+            2,
+            READ_MASK,
+            diagonal,
+            "a[m, k] belongs to the sum where k <= m: compare offs_k with offs_m inside the tile",
+            not_finite="what stands above the diagonal is multiplied, and 0 · NaN is NaN: replace it with tl.where",
+        ),
+        Property(
+            "no step past the diagonal",
+            1,
+            READ_LOOP,
+            past_the_diagonal,
+            "a program needs no k beyond its last row: the loop ends there, or at K",
+            not_finite="steps past the diagonal are taken, and 0 · NaN is NaN: the loop ends at the program's last row",
+        ),
         Property(
             "strides",
             1,
@@ -124,7 +186,7 @@ EXERCISE = Exercise(
             ragged_output,
             "the grid must cover the last, partial tiles, and the masks must cut them at M and N",
         ),
-        Property("ragged depth", 2, READ_MASK, ragged_depth, "lanes beyond K must add nothing"),
+        Property("ragged depth", 1, READ_MASK, ragged_depth, "lanes beyond K must add nothing"),
         Property(
             "tile shapes",
             1,
@@ -134,7 +196,7 @@ EXERCISE = Exercise(
         ),
         Property(
             "float32 accumulation",
-            2,
+            1,
             READ_FP32,
             accumulation,
             "sums are kept in float16: the accumulator must be tl.float32",

@@ -42,7 +42,7 @@ def suspects(case: Case, out: Output):
     yield "only y is stored", y
 
 
-READ_BLOCKS, READ_MASK = "Lesson 00, step 2", "Lesson 01, step 3"
+READ_BLOCKS, READ_MASK = "Lesson 00, step 1", "Lesson 00, step 3"
 _OFFSETS = "each program's offsets are pid * BLOCK + tl.arange(0, BLOCK)"
 
 EXERCISE = Exercise(

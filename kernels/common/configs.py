@@ -35,7 +35,8 @@ def configuration(room, kernel, key, device):
     Returns:
         dict of constexpr arguments and ``num_warps``.
     """
-    return of_gpu("interpreter" if runtime.interpreted else _gpu_name(device.index or 0), room, kernel, key)
+    on_cpu = runtime.interpreted or device.type == "cpu"  # or the model of Gluon, which runs beside any GPU
+    return of_gpu("interpreter" if on_cpu else _gpu_name(device.index or 0), room, kernel, key)
 
 
 def of_gpu(name, room, kernel, key):

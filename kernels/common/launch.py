@@ -1,5 +1,6 @@
 """Start a kernel on its tensors' own device, or in the interpreter with the interpreter's limits worked around."""
 
+import contextlib
 import math
 
 import torch
@@ -24,7 +25,8 @@ def launch(kernel, grid, *args, outputs=(), **meta):
         return
     if not runtime.interpreted:
         device = next(a.device for a in args if isinstance(a, torch.Tensor))
-        with torch.cuda.device(device):
+        # CPU tensors where kernels are compiled: the model of Gluon executes this launch, and there is no device to enter.
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             kernel[grid](*args, **meta)
         return
 

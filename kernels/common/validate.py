@@ -9,6 +9,14 @@ from kernels import runtime
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def same_device(one, other):
+    """Whether two torch.devices are one: ``cuda`` without an index is the current GPU, ``cuda:0`` where that is 0."""
+    if one == other or one.type != other.type:
+        return one == other
+    current = torch.cuda.current_device() if one.type == "cuda" else 0
+    return len({current if device.index is None else device.index for device in (one, other)}) == 1
+
+
 def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None):
     """Raise ``ValueError`` unless ``tensor`` has the wanted shape, a dtype among ``dtypes`` and the device of ``like``.
 
@@ -31,7 +39,7 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
     if tensor.dtype not in dtypes:
         needs = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise ValueError(f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}, needs one of {needs}")
-    if like is not None and tensor.device != like[1].device:
+    if like is not None and not same_device(tensor.device, like[1].device):
         raise ValueError(f"{name} is on {tensor.device}, needs {like[1].device}, the device of {like[0]}")
     if like is None and not runtime.interpreted and tensor.device.type != "cuda":
         raise ValueError(

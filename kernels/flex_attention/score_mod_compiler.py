@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.common.validate import same_device
 from kernels.flex_attention import mod_ops, score_mod_emit
 from kernels.flex_attention.score_mod_trace import ARGUMENTS, ModError, trace
 
@@ -208,7 +209,7 @@ _MOST = 512
 
 def _check_devices(kind, mod, captured, device):
     for tensor in captured:
-        if tensor.device != device:
+        if not same_device(tensor.device, device):
             name = getattr(mod, "__name__", type(mod).__name__)
             raise ValueError(
                 f"{kind} {name} captures a tensor {list(tensor.shape)} on {tensor.device}, needs {device}, query's device"

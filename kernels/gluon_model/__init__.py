@@ -1,4 +1,4 @@
-"""Gluon kernels on the CPU: the kernel's own source, partition by partition, and every deadlock and race in it.
+"""Gluon kernels on the CPU: the kernel's own source, partition by partition, and the deadlocks and races in it.
 
 ``run(kernel, grid, *args, ...)`` executes a ``@gluon.jit`` kernel: warp-specialised partitions take turns, copies and
 matrix products land later, as the schedule says. What is wrong is found from what is ordered before what (vector
@@ -15,7 +15,7 @@ if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 8):
         f"kernels.gluon_model needs Triton 3.8 or newer (for Gluon's im2col copies); this is {triton.__version__}."
     )
 
-from kernels.gluon_model.report import KINDS, Finding
+from kernels.gluon_model.findings import KINDS, Finding
 from kernels.gluon_model.runner import Result, Sweep, check_all_schedules, executing, run
 from kernels.gluon_model.schedule import SCHEDULES
 from kernels.gluon_model.values import ModelError

@@ -115,7 +115,7 @@ def _letter(event):
     return LETTERS.get(event.what if event.kind == "issue" else event.kind)
 
 
-def timeline(machine, first: int = 0, last: int | None = None, cursor: int | None = None):
+def timeline(machine, first: int = 0, last: int | None = None, cursor: int | None = None, alt: str | None = None):
     """The figure behind ``Result.picture``; see there."""
     track = Track.of(machine)
     last = len(track.columns) if last is None else last
@@ -148,7 +148,32 @@ def timeline(machine, first: int = 0, last: int | None = None, cursor: int | Non
     lines = [line for note in filter(None, notes) for line in textwrap.wrap(note, int(width * 13))]
     figure.set_size_inches(width, figure.get_figheight() + 0.15 * len(lines))
     figure.supxlabel("\n".join(lines), fontsize=style.NOTE_SIZE, ha="left", x=0.02)
+    figure.alt = alt or _words(machine, track, first, last)
     return figure
+
+
+def _words(machine, track: Track, first: int, last: int) -> str:
+    """The figure in words: what each partition does and how long it is blocked, engines, buffers, and who waits for ever."""
+    end = len(track.columns)
+    text = f"A timeline of {machine.run.name}, program {machine.program}, steps {first} to {last - 1}, a row for each of: "
+    rows = []
+    for name in dict.fromkeys(p.name for p in machine.everybody):
+        own = [_letter(e)[2] for e in track.columns[first:last] if e.who == name and _letter(e)]
+        if not own:
+            continue
+        did = ", ".join(f"{what} ×{own.count(what)}" for what in dict.fromkeys(own))
+        waits = [(max(a, first), min(end if b is None else b, last)) for who, a, b, _ in track.blocked if who == name]
+        blocked = sum(max(b - a, 0) for a, b in waits)
+        rows.append(f"{name} ({did}{f'; blocked for {blocked} steps' if blocked else ''})")
+    for engine in ("copy engine", "tensor core"):
+        flights = [(o, a, end if b is None else b) for o, (a, b) in track.flights.items() if o.engine == engine]
+        flights = [f for f in flights if f[0].what != "commit" and f[1] < last and f[2] > first]
+        if flights:
+            rows.append(f"{engine} ({len(flights)} operations, up to {len(_lanes(flights, end))} in flight at once)")
+    if track.buffers:
+        rows.append(f"buffers {', '.join(sorted(track.buffers))}")
+    stuck = [f" At the end {who} waits for {event.what} for ever." for who, _, b, event in track.blocked if b is None]
+    return text + "; ".join(rows) + "." + "".join(stuck * (last == end))
 
 
 def _rows(machine, track: Track, end: int):

@@ -1,91 +1,17 @@
-"""Findings in words: what went wrong, who did it, on which line, at which barrier, and what to look at."""
+"""What a program does wrong: collected as it runs, said at once where that is possible, explained at its end where not."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field, replace
-
-from kernels.gluon_model.source import Place
-
-#: What each kind of finding means.
-KINDS = {
-    "byte count": "the bytes that a barrier was told to expect are not the bytes that its loads bring",
-    "barrier": "a barrier is used before init, after invalidate, or by more arrivals than it was initialized for",
-    "deadlock": "every partition waits for something that none of the others will do",
-    "wrong phase": "a wait asks for a parity that an older phase satisfies, or that a newer one can take away",
-    "early read": "memory is read although nothing makes sure that the load or product that fills it is complete",
-    "early overwrite": "memory is overwritten although nothing makes sure that its reader is done",
-    "missing wait": "the accumulator of an asynchronous matrix product is used before warpgroup_mma_wait",
-    "missing fence": "what ordinary stores wrote is read by a copy or a product without fence_async_shared",
-    "uninitialized": "memory is read that nobody has written",
-    "race": "two partitions touch the same memory, one of them writes, and nothing orders them",
-    "out of bounds": "an active lane of a pointer access lies outside its tensor",
-    "unfinished": "the program ends while an operation is in flight",
-}
+from kernels.gluon_model.explain import Races, granted, line, parity
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong with a kernel.
-
-    kind: a key of ``KINDS``. program: the first one in which it was seen. partition: whose line it is. place: that
-    line. barrier: the barrier in question as the kernel calls it, such as ``ready[1]``, or None. message: the
-    explanation. step: of the program, at which it showed. count: how often it did (other buffers, rounds, programs).
-    """
-
-    kind: str
-    program: tuple[int, int, int]
-    partition: str
-    place: Place
-    barrier: str | None
-    message: str
-    step: int = 0
-    count: int = 1
-
-    def __str__(self) -> str:
-        again = "" if self.count == 1 else f"\n  ({self.count - 1} more of this kind at the same lines.)"
-        return f"{self.kind}: {self.message}{again}"
-
-
-@dataclass
-class Findings:
-    """All findings of a run, each pair of lines once."""
-
-    found: dict[tuple, Finding] = field(default_factory=dict)
-    counts: Counter = field(default_factory=Counter)
-
-    def add(self, key: tuple, finding: Finding) -> None:
-        """Count a finding; ``key`` says which ones are the same."""
-        key = (finding.kind, *key)
-        self.found.setdefault(key, finding)
-        self.counts[key] += 1
-
-    def __iter__(self):
-        for key, one in sorted(self.found.items(), key=lambda item: (item[1].program, item[1].step)):
-            yield replace(one, count=self.counts[key])
-
-
-def _line(who: str, place: Place, what: str) -> str:
-    return f"  {who}, {place.where}: {what}\n      {place.text}"
-
-
-def _parity(number: int) -> str:
-    return f"parity {number}"
-
-
-class Conflicts:
+class Conflicts(Races):
     """Collects what one program does wrong; explains it when the program is over and everything is known."""
 
     def __init__(self, machine):
         self.machine = machine
         self._races: dict[tuple, list] = {}
         self._bare: list = []  # reads of memory that nobody has written
-        self._step = 0  # of what is being explained
-
-    def _add(self, kind: str, partition, place: Place, message: str, barrier: str | None = None, *also, step=None):
-        step = len(self.machine.events) if step is None else step
-        finding = Finding(kind, self.machine.program, partition.name, place, barrier, message, step)
-        self.machine.run.findings.add((place.file, place.line, *also), finding)
 
     # Collected for the end.
 
@@ -108,9 +34,9 @@ class Conflicts:
             old.partition,
             old.place,
             f"{old.label} is written by an ordinary store and read by {new.operation} without a fence between.\n"
-            + _line(old.partition.name, old.place, f"writes {old.label}")
+            + line(old.partition.name, old.place, f"writes {old.label}")
             + "\n"
-            + _line(new.partition.name, new.place, f"starts {new.operation.what}, which reads {new.label}")
+            + line(new.partition.name, new.place, f"starts {new.operation.what}, which reads {new.label}")
             + f"\n  Copies and products see memory by another way than stores: {old.partition.name} must call "
             "fence_async_shared() after the store and before it lets the reader go.",
         )
@@ -123,9 +49,9 @@ class Conflicts:
             me,
             place,
             f"{me.name} uses the accumulator of a matrix product that may still be running.\n"
-            + _line(product.issuer.name, product.place, "starts the product")
+            + line(product.issuer.name, product.place, "starts the product")
             + "\n"
-            + _line(me.name, place, "uses its result")
+            + line(me.name, place, "uses its result")
             + "\n  warpgroup_mma_wait(n) leaves the n youngest products running: the result is there after "
             "warpgroup_mma_wait(0, deps=...), or once n younger ones have been issued.",
         )
@@ -142,7 +68,7 @@ class Conflicts:
             "barrier",
             me,
             place,
-            f"{me.name} calls {use} on {barrier.label}, but {why}.\n" + _line(me.name, place, use),
+            f"{me.name} calls {use} on {barrier.label}, but {why}.\n" + line(me.name, place, use),
             barrier.label,
         )
 
@@ -150,7 +76,7 @@ class Conflicts:
         """A barrier is initialized while it is in use."""
         me, place = self.machine.me, self.machine.place()
         message = f"{me.name} initializes {barrier.label} a second time; mbarrier.invalidate it first.\n"
-        self._add("barrier", me, place, message + _line(me.name, place, "init"), barrier.label)
+        self._add("barrier", me, place, message + line(me.name, place, "init"), barrier.label)
 
     def too_many_arrivals(self, barrier, arrival) -> None:
         """More arrivals in one phase than the barrier takes."""
@@ -161,7 +87,7 @@ class Conflicts:
             arrival.place,
             f"{who} arrives on {barrier.label} more often than it was initialized for: phase {barrier.phase} takes "
             f"{barrier.count} and had {barrier.pending} left, not {arrival.count}.\n"
-            + _line(arrival.partition.name, arrival.place, "arrives"),
+            + line(arrival.partition.name, arrival.place, "arrives"),
             barrier.label,
         )
 
@@ -174,7 +100,7 @@ class Conflicts:
             arrival.place,
             f"{who} arrives on {barrier.label} without knowing that phase {barrier.phase - 1} of it is complete: in "
             "another order of events the arrival counts for that phase.\n"
-            + _line(arrival.partition.name, arrival.place, "arrives")
+            + line(arrival.partition.name, arrival.place, "arrives")
             + f"\n  Wait for something that follows phase {barrier.phase - 1} before arriving again.",
             barrier.label,
         )
@@ -186,9 +112,9 @@ class Conflicts:
             "wrong phase",
             wait.partition,
             wait.place,
-            f"{wait.partition.name} waits for {_parity(wait.parity)} of {barrier.label}. {_granted(wait.phase)} lets it "
+            f"{wait.partition.name} waits for {parity(wait.parity)} of {barrier.label}. {granted(wait.phase)} lets it "
             f"pass, but nothing keeps the barrier from completing phase {wait.phase + 1} first, and then the same wait "
-            f"blocks until phase {wait.phase + 2}.\n" + _line(wait.partition.name, wait.place, "waits"),
+            f"blocks until phase {wait.phase + 2}.\n" + line(wait.partition.name, wait.place, "waits"),
             barrier.label,
         )
 
@@ -199,7 +125,7 @@ class Conflicts:
             "out of bounds",
             me,
             place,
-            f"{me.name} {what} element {offset} of {pointer.name}, which has {size}.\n" + _line(me.name, place, what),
+            f"{me.name} {what} element {offset} of {pointer.name}, which has {size}.\n" + line(me.name, place, what),
         )
 
     # The end of the program.
@@ -232,10 +158,10 @@ class Conflicts:
             missing.append(f"{barrier.bytes} bytes")
         if barrier.bytes < 0:
             missing.append(f"an expect for the {-barrier.bytes} bytes that have landed")
-        text = _line(
+        text = line(
             wait.partition.name,
             wait.place,
-            f"waits for {_parity(wait.parity)} of {barrier.label}",
+            f"waits for {parity(wait.parity)} of {barrier.label}",
         )
         done = f"{barrier.phase} phases" if barrier.phase != 1 else "1 phase"
         last = f", the last with parity {(barrier.phase - 1) % 2}" if barrier.phase else ""
@@ -277,12 +203,12 @@ class Conflicts:
         doing = f"starts the {new.operation.what}, which reads" if new.operation else "reads"
         lines = [
             f"{new.label} ({view.allocation.kind}) is read, but not all of it has been written.",
-            _line(new.partition.name, new.place, f"{doing} {new.label}"),
+            line(new.partition.name, new.place, f"{doing} {new.label}"),
         ]
         wait = new.partition.waits[new.waits - 1] if new.waits else None
         if wait is not None and wait.phase < 0:
-            lines.append(_line(new.partition.name, wait.place, f"waits before it for parity 1 of {wait.barrier.label}"))
-            lines.append(f"  {_granted(-1)} lets that pass: nothing need have been loaded.")
+            lines.append(line(new.partition.name, wait.place, f"waits before it for parity 1 of {wait.barrier.label}"))
+            lines.append(f"  {granted(-1)} lets that pass: nothing need have been loaded.")
             self._add("wrong phase", new.partition, wait.place, "\n".join(lines), wait.barrier.label, step=self._step)
         else:
             if wait is None:
@@ -297,7 +223,7 @@ class Conflicts:
             operation.place,
             f"the program ends and nobody has waited for {operation}: its shared memory is given to the next program "
             f"while the operation may still use it.\n"
-            + _line(operation.issuer.name, operation.place, f"starts the {operation.what}")
+            + line(operation.issuer.name, operation.place, f"starts the {operation.what}")
             + f"\n  {what} is missing at the end.",
         )
 
@@ -309,9 +235,9 @@ class Conflicts:
             loads = barrier.loads[phase]
             expect = barrier.announcers.get(phase)
             partition, place = expect or (loads[0].issuer, loads[0].place)
-            said = _line(partition.name, place, f"announces {told} bytes") if expect else "  Nobody called expect."
+            said = line(partition.name, place, f"announces {told} bytes") if expect else "  Nobody called expect."
             brought = "\n".join(
-                _line(load.issuer.name, load.place, f"brings {sum(v.nbytes for v in load.writes)} bytes")
+                line(load.issuer.name, load.place, f"brings {sum(v.nbytes for v in load.writes)} bytes")
                 for load in loads
             )
             after = (
@@ -328,153 +254,3 @@ class Conflicts:
                 barrier.label,
                 step=0,
             )
-
-    # Races.
-
-    def _explain(self, allocation, old, new) -> None:
-        if allocation.kind == "barrier":
-            return self._barrier_race(old, new)
-        reader, writer = (old, new) if new.write else (new, old)
-        if old.write and new.write:
-            self._overwrite(old, new, "writes")
-        elif writer.operation is not None:
-            self._load_and_read(reader, writer)
-        elif reader.operation is not None:
-            self._overwrite(reader, writer, "reads")
-        else:
-            self._plain(old, new)
-
-    def _barrier_race(self, old, new) -> None:
-        maker, user = (old, new) if old.write else (new, old)
-        self._add(
-            "barrier",
-            maker.partition,
-            maker.place,
-            f"{maker.partition.name} initializes or invalidates {maker.label} while {user.partition.name} may use it.\n"
-            + _line(maker.partition.name, maker.place, f"makes or ends {maker.label}")
-            + "\n"
-            + _line(user.partition.name, user.place, f"uses {user.label}")
-            + "\n  Initialize barriers before warp_specialize and invalidate them after it.",
-            maker.label,
-            step=self._step,
-        )
-
-    def _plain(self, old, new) -> None:
-        does = {True: "writes", False: "reads"}
-        self._add(
-            "race",
-            new.partition,
-            new.place,
-            f"{new.label} is touched by {old.partition.name} and {new.partition.name}, and nothing orders the two.\n"
-            + _line(old.partition.name, old.place, f"{does[old.write]} {old.label}")
-            + "\n"
-            + _line(new.partition.name, new.place, f"{does[new.write]} {new.label}")
-            + "\n  Let one arrive on a barrier after its access, and the other wait for it before its own.",
-            None,
-            old.place.line,
-            step=self._step,
-        )
-
-    def _load_and_read(self, reader, writer) -> None:
-        """An operation writes what somebody reads, unordered: who was to wait for whom shows in the waits made."""
-        barrier, phase = self._signal(writer.operation, reader)
-        waits = [w for w in reader.partition.waits[: reader.waits] if w.barrier is barrier]
-        if barrier is not None and 0 < len(waits) <= phase:
-            self._overwrite(reader, writer, "reads")
-        else:
-            self._early(reader, writer, barrier, phase, waits)
-
-    @staticmethod
-    def _signal(operation, reader):
-        """The barrier by which the reader was to learn of an operation, and its phase: one that it does wait for."""
-        before = {w.barrier for w in reader.partition.waits[: reader.waits]}
-        ever = {w.barrier for w in reader.partition.waits}
-        ranked = sorted(operation.signals, key=lambda s: (s[0] in before, s[0] in ever))
-        return ranked[-1] if ranked else (None, 0)
-
-    def _early(self, reader, writer, barrier, phase, waits) -> None:
-        doing = f"starts {reader.operation.what}, which reads" if reader.operation else "reads"
-        lines = [
-            f"{reader.label} is read although {writer.operation} may not have filled it yet.",
-            _line(writer.partition.name, writer.place, f"starts the {writer.operation.what} into {writer.label}"),
-            _line(reader.partition.name, reader.place, f"{doing} {reader.label}"),
-        ]
-        who = reader.partition.name
-        if barrier is None:
-            lines.append(f"  The {writer.operation.what} signals no barrier that {who} could wait for.")
-        elif not waits:
-            lines.append(f"  It signals {barrier.label}, for which {who} has not waited before it reads.")
-        else:
-            last = waits[-1]
-            lines.append(
-                f"  It completes phase {phase} ({_parity(phase % 2)}) of {barrier.label}. {who} waited for "
-                f"{_parity(last.parity)} at {last.place.where}. {_granted(last.phase)} lets that pass."
-            )
-        kind = "wrong phase" if waits else "early read"
-        place = waits[-1].place if waits else reader.place
-        self._add(
-            kind,
-            reader.partition,
-            place,
-            "\n".join(lines),
-            barrier and barrier.label,
-            writer.place.line,
-            step=self._step,
-        )
-
-    def _overwrite(self, first, second, does: str) -> None:
-        """``second`` writes over what ``first`` may still read (or write)."""
-        doing = f"starts the {first.operation.what}, which {does}" if first.operation else does
-        into = f"starts the {second.operation.what} into" if second.operation else "writes"
-        still = "still read it" if does == "reads" else "not be complete"
-        who = first.operation or first.partition.name
-        lines = [
-            f"{second.label} is overwritten while {who} may {still}.",
-            _line(first.partition.name, first.place, f"{doing} {first.label}"),
-            _line(second.partition.name, second.place, f"{into} {second.label}"),
-        ]
-        release, barrier = self._release(first, second), None
-        me, other = second.partition.name, first.partition.name
-        if first.operation is not None and first.operation.what == "TMA store":
-            lines.append("  store_wait is missing between them, or allows too many pending stores.")
-        elif release is not None:
-            wait, arrival = release
-            barrier = wait.barrier.label
-            waited = f"  {me} waited for {_parity(wait.parity)} of {barrier} ({wait.place.where})"
-            if wait.phase < 0:
-                lines.append(f"{waited}. {_granted(-1)} lets that pass.")
-            else:
-                why = f"the {first.operation.what} of {first.place.where}" if first.operation else "the read"
-                lines.append(
-                    f"{waited}, which {other} signalled at {arrival.place.where}: {why} need not be over then."
-                )
-        elif does == "writes" and first.operation is not None:
-            barrier = first.operation.signals[0][0].label if first.operation.signals else None
-            lines.append(
-                f"  Before it, {me} waits neither for {barrier or 'a barrier'} nor for anything that follows it."
-            )
-        else:
-            lines.append(
-                f"  Before it, {second.partition.name} waits for no barrier that {first.partition.name} signals when it "
-                "is done."
-            )
-        kind = "early overwrite"
-        self._add(kind, second.partition, second.place, "\n".join(lines), barrier, first.place.line, step=self._step)
-
-    def _release(self, first, second):
-        """The last wait of the overwriter on a barrier that the reader arrives on, and the arrival it stands for."""
-        signalled = {barrier for barrier, _ in second.operation.signals} if second.operation else set()
-        for wait in reversed(second.partition.waits[: second.waits]):
-            if wait.barrier in signalled:
-                continue
-            arrivals = [a for phase in wait.barrier.arrivals.values() for a in phase if a.partition is first.partition]
-            if arrivals:
-                mine = [a for a in wait.barrier.arrivals[wait.phase] if a.partition is first.partition]
-                return wait, (mine or arrivals)[0]
-        return None
-
-
-def _granted(phase: int) -> str:
-    if phase < 0:
-        return "A fresh barrier, which counts as having completed a phase of parity 1,"
-    return f"Phase {phase}"

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from triton.experimental.gluon import GluonJITFunction
+from triton.runtime.jit import JITFunction
 
 from kernels.gluon_model.engines import Descriptor
+from kernels.gluon_model.findings import Finding, Findings
 from kernels.gluon_model.machine import Machine
-from kernels.gluon_model.report import Finding, Findings
 from kernels.gluon_model.schedule import SCHEDULES, EndlessLoop, Policy, Stopped
 from kernels.gluon_model.source import Locator
 from kernels.gluon_model.substitution import Substitution
@@ -55,15 +56,23 @@ class Result:
     def _repr_pretty_(self, printer, cycle) -> None:
         printer.text(str(self))
 
-    def picture(self, program: int = 0, first: int = 0, last: int | None = None, cursor: int | None = None):
+    def picture(
+        self,
+        program: int = 0,
+        first: int = 0,
+        last: int | None = None,
+        cursor: int | None = None,
+        *,
+        alt: str | None = None,
+    ):
         """The timeline of one program as a static figure: partitions, operations in flight, buffers, step by step.
 
         program: its place in the order in which programs ran. first, last: the steps to draw, all without them.
-        cursor: a step to mark.
+        cursor: a step to mark. alt: what it looks like, for whoever cannot see it, instead of a text made from the run.
         """
         from kernels.gluon_model import picture
 
-        return picture.timeline(self.machines[program], first, last, cursor)
+        return picture.timeline(self.machines[program], first, last, cursor, alt)
 
     def state(self, step: int, program: int = 0) -> str:
         """Where each partition is at a step, what is in flight, and how every barrier and buffer stands, as text."""
@@ -135,7 +144,7 @@ def run(
     most_steps: int = 1_000_000,
     **constexprs,
 ) -> Result:
-    """Execute a ``@gluon.jit`` kernel's own source on the CPU and report every deadlock and race in it.
+    """Execute a ``@gluon.jit`` kernel's own source on the CPU and report its deadlocks and races.
 
     kernel: the decorated function. grid: the number of programs, an int or a tuple of up to three; programs run one
     after the other. args: the launch's arguments in order: CPU tensors, NumPy arrays, numbers, ``TensorDescriptor`` and
@@ -221,7 +230,7 @@ def _argument(name: str, value):
 
 
 def check_all_schedules(kernel, grid, *args, schedules=None, **options) -> Sweep:
-    """Run a kernel under several schedules, each on its own copy of the tensors, and put together what they find.
+    """Run a kernel under several schedules, each on its own copy of the tensors, and merge what they find.
 
     schedules: names, or (name, seed) pairs; without it all four, "random" with two seeds. The other arguments are
     those of ``run``. The last schedule runs on the tensors themselves, so the kernel's results are in them.
@@ -230,7 +239,7 @@ def check_all_schedules(kernel, grid, *args, schedules=None, **options) -> Sweep
     pairs = [(one, 0) if isinstance(one, str) else tuple(one) for one in chosen]
     results, contents = {}, []
     for n, (schedule, seed) in enumerate(pairs):
-        own = args if n == len(pairs) - 1 else copy.deepcopy(args)
+        own = args if n == len(pairs) - 1 else copy.deepcopy(args, {id(f): f for f in _functions(args)})
         result = run(kernel, grid, *own, schedule=schedule, seed=seed, **options)
         results[result.schedule] = result
         contents.append([tensor for arg in own for tensor in _tensors(arg)])
@@ -243,6 +252,15 @@ def check_all_schedules(kernel, grid, *args, schedules=None, **options) -> Sweep
     )
     ended = all(result.completed for result in results.values())
     return Sweep(results, list(findings.values()), same if ended else None)
+
+
+def _functions(arg):
+    """The functions among a launch's arguments, which have no copies."""
+    if isinstance(arg, JITFunction):
+        yield arg
+    elif isinstance(arg, tuple):
+        for member in arg:
+            yield from _functions(member)
 
 
 def _tensors(arg):

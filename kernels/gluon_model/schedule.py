@@ -1,5 +1,4 @@
-"""Who goes next: partitions as threads of which one runs at a time, operations in flight that land when it is their
-turn."""
+"""Who goes next: partitions as threads of which one runs at a time, operations in flight that land in their turn."""
 
 from __future__ import annotations
 

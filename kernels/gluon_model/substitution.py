@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
+from kernels.gluon_model import hardware  # noqa: F401 (its functions enter TABLE)
 from kernels.gluon_model.language import TABLE, loop
 from kernels.gluon_model.memory import View
 from kernels.gluon_model.source import Locator

@@ -2,8 +2,9 @@
 may be.
 
 ``compare``, ``trace``, ``compile_report``; ``recorded`` with ``roofline`` and ``bars``, which draw records, and
-``measure``; ``ladder`` and ``sweep``, a lesson's own kernels as a GPU ran them; ``drawings``, the lessons' figures.
-Importing this package draws nothing and compiles nothing: matplotlib is loaded by the first picture.
+``measure``; ``ladder`` and ``sweep``, a lesson's own kernels as a GPU ran them; ``bytes_of_calls`` of plain PyTorch;
+``drawings``, the lessons' figures. Importing this package draws nothing and compiles nothing: matplotlib is loaded by
+the first picture.
 """
 
 # Functions share their file's name, so they are bound at once: a later `import kernels.lab.trace` cannot rebind them.
@@ -12,12 +13,14 @@ from kernels.lab.compile_report import CompileError, CompileReport, compile_repo
 from kernels.lab.ladder import ladder, sweep
 from kernels.lab.roofline import bars, measure, recorded, roofline
 from kernels.lab.trace import Trace, trace
+from kernels.lab.traffic import bytes_of_calls
 
 __all__ = [
     "CompileError",
     "CompileReport",
     "Trace",
     "bars",
+    "bytes_of_calls",
     "compare",
     "compile_report",
     "ladder",

@@ -12,7 +12,7 @@ _PANELS = {"load": "loaded", "store": "stored", "atomic": "updated by atomics"}
 _MOST_NUMBERED = (24, 40)  # rows and columns up to which every cell carries its number
 
 
-def draw(launch, name: str, program, index, axes):
+def draw(launch, name: str, program, index, axes, alt=None):
     """The figure behind ``Launch.picture``; see there."""
     launch._of(name)  # raises for an unknown name
     operand = launch.operands[name]
@@ -36,22 +36,26 @@ def draw(launch, name: str, program, index, axes):
     shape = (len(panels), 1) if stacked else (1, len(panels))
     figure, grid = style.picture(max(width * shape[1], 5.2), height * shape[0] + 0.3, *shape)
     notes = []
+    seen = [f"{shown} drawn as {_count(rows, 'row')} of {_count(columns, 'cell')}."]
     for ax, (kind, groups) in zip(grid.flat, panels.items(), strict=True):
         whose = "" if program is None else f", program {_text(program, launch.grid)}"
         ax.set_title(f"{shown} {_PANELS[kind] if groups else 'not touched'}{whose}", fontsize=style.TEXT_SIZE + 1)
         ax.set_ylabel(labels[0])
         ax.set_xlabel(labels[1])
         shared = _panel(ax, cells, groups, operand)
+        seen.append(f"{_PANELS[kind].capitalize()}{whose}: {_words(cells, groups, operand, what)}")
         notes.append(
             f"Number and colour: the first {what} that touches the element; blank: none does." if groups else ""
         )
         notes.append(f"Hatched: touched by more than one {what}; ×n: by n." if shared else "")
         notes += _legend(groups, kind) if program is not None else []
-    outside = sum(a.outside.size for a in launch.outside() if a.tensor == name)
+    missed = (a for a in launch.outside() if a.tensor == name and program in (None, a.program))
+    outside = sum(a.outside.size for a in missed)
     notes.append(f"Not drawn: {outside} active lanes outside {name}." if outside else "")
     lines = [line for note in dict.fromkeys(filter(None, notes)) for line in textwrap.wrap(note, 90)]
     figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + 0.15 * len(lines))
     figure.supxlabel("\n".join(lines), fontsize=style.NOTE_SIZE, ha="left", x=0.02)
+    figure.alt = alt or " ".join([*seen, *notes[-1:]]).strip()
     return figure
 
 
@@ -84,6 +88,39 @@ def _cells(operand, index, axes):
     cells[: view.size] = view
     cells = cells.reshape(-1, width)
     return cells, ("", label) if len(cells) == 1 else (f"rows of {width}", f"{label}, modulo {width}"), shown
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def _words(cells: np.ndarray, groups, operand, what: str) -> str:
+    """A panel in words: where the first groups and the last lie, how many elements are shared, and left blank."""
+    exists = cells >= 0
+    element = np.where(exists, operand.flat(operand.offsets(np.maximum(cells, 0))), -1)
+    hits = [(label, np.isin(element, flat) & exists) for label, _, flat in groups]
+    hits = [(label, hit) for label, hit in hits if hit.any()]
+    if not hits:
+        return "none of them."
+    named = hits if len(hits) <= 4 else [*hits[:3], hits[-1]]
+    parts = [f"{what} {label} touches {_where(hit)}" for label, hit in named]
+    if len(hits) > 4:
+        parts.insert(3, "and so on" if len(hits) > 5 else f"{what} {hits[3][0]} likewise")
+    count = sum(hit.astype(int) for _, hit in hits)
+    shared, blank = int((count > 1).sum()), int((exists & (count == 0)).sum())
+    text = "; ".join(parts) + "."
+    text += f" {_count(shared, 'cell')} touched by more than one {what}, at most {count.max()}." if shared else ""
+    return text + (f" {_count(blank, 'cell')} blank, touched by none." if blank else "")
+
+
+def _where(hit: np.ndarray) -> str:
+    """The cells of a mask: their rows and columns where they fill a rectangle, else their number and extent."""
+    r, c = np.nonzero(hit)
+    place = [f"{name} {low}" if low == high else f"{name}s {low} to {high}"
+             for name, low, high in (("row", r.min(), r.max()), ("column", c.min(), c.max()))]  # fmt: skip
+    where = ", ".join(place[1:] if hit.shape[0] == 1 else place)
+    full = len(r) == (r.max() - r.min() + 1) * (c.max() - c.min() + 1)
+    return where if full else f"{_count(len(r), 'cell')} within {where}"
 
 
 def _index_text(part) -> str:

@@ -20,7 +20,15 @@ CEILINGS = {"fraction_of_copy": "the copy rate", "fraction_of_matmul": "a matrix
 RESULTS = Path(runtime.__file__).parent.parent / "benchmarks" / "results"
 
 
-def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None, ax=None):
+def roofline(
+    results="dynamic_conv",
+    *,
+    select: dict | None = None,
+    learner=None,
+    ax=None,
+    alt: str | None = None,
+    ordinary: float | None = None,
+):
     """Draw recorded results under the roofline min(copy rate · f/b, matrix rate), both axes logarithmic, and print
     them.
 
@@ -29,6 +37,8 @@ def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None
     learner: ``(label, seconds, flops, bytes)`` of one more point; left out while ``seconds`` is None (see
         ``measure``).
     ax: matplotlib axes to draw on, instead of a new figure.
+    alt: what it looks like, for whoever cannot see it, instead of a text made from the numbers.
+    ordinary: TFLOP/s of arithmetic without tensor cores, for kernels that have no matrix product: a second, dashed roof.
 
     Returns the figure. The printed lines come from the file alone, so they are the same everywhere. Raises
     ``FileNotFoundError`` for results that were not recorded, ``ValueError`` for a ``select`` that fits no row.
@@ -57,6 +67,10 @@ def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None
     note = {"textcoords": "offset points", "fontsize": style.NOTE_SIZE, "ha": "right"}
     ax.annotate(f"copy {copy:.2f} TB/s", (ridge / 4, matmul / 4), (-6, 2), **note)
     ax.annotate(f"matrix product {matmul:.0f} TFLOP/s", (x[-1], matmul), (0, 4), **note)
+    if ordinary:
+        flat = x[copy * x >= ordinary]
+        ax.plot(flat, np.full(len(flat), ordinary), color="black", linewidth=1.2, linestyle="--", zorder=1)
+        ax.annotate(f"ordinary arithmetic {ordinary:.0f} TFLOP/s", (x[-1], ordinary), (0, 4), **note)
     for i, (name, points) in enumerate(series.items()):
         style.points(ax, *zip(*points, strict=True), i, name, solid=i == 0 or bool(point) and i == len(series) - 1)
     ax.set_xscale("log")
@@ -66,11 +80,12 @@ def roofline(results="dynamic_conv", *, select: dict | None = None, learner=None
     ax.set_ylabel("TFLOP/s")
     ax.set_title(_title(record).replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
     ax.legend(fontsize=style.NOTE_SIZE, loc="lower right")
+    _describe_figure(figure, alt or _roofline_words(copy, matmul, series))
     _print(record, rows)
     return figure
 
 
-def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax=None):
+def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax=None, alt: str | None = None):
     """Draw each recorded row's speed as a fraction of a ceiling, ours beside the peers, and print the rows.
 
     The ceiling is the one that the rows were recorded with: the copy rate for operators that do little but move data,
@@ -114,6 +129,7 @@ def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax
     handles, labels = ax.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     figure.legend(once.values(), once.keys(), fontsize=style.NOTE_SIZE, loc="outside lower center", ncols=3)
+    _describe_figure(figure, alt or _bars_words(CEILINGS[ceiling], groups))
     _print(record, rows, ceiling)
     return figure
 
@@ -212,6 +228,34 @@ def _print(record: dict, rows: list[dict], ceiling: str | None = None) -> None:
         peers = "".join(f", {peer['ms'] / row['ours_ms']:.2f}× {peer['name']}" for peer in row["peers"])
         field = ceiling or _ceiling([row])
         print(f"{_describe(row):<{width}}  {_short(row[field])} of {CEILINGS[field]}{peers}")
+
+
+def _roofline_words(copy: float, matmul: float, series: dict) -> str:
+    text = (
+        f"A roofline, both axes logarithmic: TFLOP/s rise with FLOP/byte at a copy's {copy:.2f} TB/s up to "
+        f"{matmul / copy:.0f} FLOP/byte, and are level from there at a matrix product's {matmul:.0f} TFLOP/s."
+    )
+    for name, points in series.items():
+        x, y = zip(*points, strict=True)
+        text += f" {name}, {len(points)} point{'s' * (len(points) > 1)}: {_range(x)} FLOP/byte, {_range(y)} TFLOP/s."
+    return text
+
+
+def _bars_words(ceiling: str, groups) -> str:
+    shown = groups if len(groups) <= 8 else groups[:7]
+    rows = [f"{' '.join(row.split())}: " + ", ".join(f"{n} {_short(x)}" for n, x in group) for row, group in shown]
+    more = f" {len(groups) - 7} more groups follow." if len(groups) > 8 else ""
+    return f"Horizontal bars, each a fraction of {ceiling}, in {len(groups)} groups. {'; '.join(rows)}.{more}"
+
+
+def _range(values) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _describe_figure(figure, text: str) -> None:
+    """Give a figure its alternative text, after that of what was drawn on it before."""
+    figure.alt = " ".join(filter(None, [getattr(figure, "alt", ""), text]))
 
 
 def _axes(ax, style, width: float, height: float):

@@ -5,6 +5,7 @@ repeat it), so figures read in black and white.
 """
 
 import io
+import sys
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -29,13 +30,23 @@ class Picture(Figure):
 
     alt = ""
 
-    def _repr_png_(self) -> bytes | tuple[bytes, dict]:
+    def __init__(self, *args, **kwargs):
+        """A matplotlib figure; Jupyter is told to draw it as below, where pyplot has told it how to draw any figure."""
+        super().__init__(*args, **kwargs)
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        if shell is not None:
+            shell.display_formatter.formatters["image/png"].for_type(Picture, Picture._repr_png_)
+
+    def png(self) -> bytes:
         """In 256 colours, a third of the bytes; they cover all that occur: the most frequent would leave out a marker's."""
         full, small = io.BytesIO(), io.BytesIO()
         self.savefig(full, format="png", metadata={"Software": None})
         image = Image.open(full).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         image.save(small, "png", optimize=True)
-        return (small.getvalue(), {"alt": self.alt}) if self.alt else small.getvalue()
+        return small.getvalue()
+
+    def _repr_png_(self) -> bytes | tuple[bytes, dict]:
+        return (self.png(), {"alt": self.alt}) if self.alt else self.png()
 
 
 def picture(width: float, height: float, rows: int = 1, columns: int = 1):

@@ -232,6 +232,7 @@ class Launch:
         program: tuple[int, ...] | int | None = None,
         index=None,
         axes: tuple[str, ...] | None = None,
+        alt: str | None = None,
     ):
         """Draw which program touches which element of a tensor; with ``program``, which of its accesses touches what.
 
@@ -241,6 +242,7 @@ class Launch:
         index: for a tensor of more than two dimensions, the part to draw, as in ``tensor[index]``: ``index=0`` or
             ``np.s_[0, :, :, 2]``. The part must have one or two dimensions.
         axes: what the drawn dimensions mean, for the axis labels: ``("time t", "channel d")``.
+        alt: what the picture looks like, for whoever cannot see it, instead of a text made from what is drawn.
 
         Loads and stores have a panel each. Colour and number give the first program (or access) that touches an
         element; ``×n`` says that n programs (accesses) do; blank elements are touched by none. Returns a matplotlib
@@ -248,7 +250,7 @@ class Launch:
         """
         from kernels.lab import _pictures
 
-        return _pictures.draw(self, name, program, index, axes)
+        return _pictures.draw(self, name, program, index, axes, alt)
 
 
 class Trace:
@@ -305,9 +307,9 @@ class Trace:
         """See ``Launch.table``."""
         self._launch(launch).table()
 
-    def picture(self, name: str, *, launch: int = 0, program=None, index=None, axes=None):
+    def picture(self, name: str, *, launch: int = 0, program=None, index=None, axes=None, alt=None):
         """See ``Launch.picture``."""
-        return self._launch(launch).picture(name, program=program, index=index, axes=axes)
+        return self._launch(launch).picture(name, program=program, index=index, axes=axes, alt=alt)
 
 
 class _Recorder:
@@ -410,7 +412,8 @@ def recording(*, guard: bool = True):
 
     Tensors are those passed at the launch: an operator may have made copies of what it was given (the interpreter
     computes bfloat16 in float32). The trace fills up as launches happen, and stays readable if one raises. Where
-    kernels are compiled, each launch is first recorded on copies, in a child process that interprets, then made.
+    kernels are compiled, each launch is first recorded on copies, in a child process that interprets, then made; with
+    ``guard``, one that reaches outside its tensors is made in such a process too.
     """
     from kernels.lab import _triton_private
 
@@ -422,8 +425,12 @@ def recording(*, guard: bool = True):
     recorded = Trace()
 
     def also_in_child(*launch) -> bool:
-        recorded.launches.extend(_record_in_child(*launch, guard=guard, write_back=False))
-        return True
+        launches = _record_in_child(*launch, guard=guard, write_back=False)
+        recorded.launches.extend(launches)
+        stray = guard and any(one.outside() for one in launches)
+        if stray:  # a GPU would perform it, or stop for good: this launch is made where it is left out
+            _record_in_child(*launch, guard=True, write_back=True)
+        return not stray
 
     with _triton_private.before_compiled_launches(also_in_child):
         yield recorded

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from kernels import runtime
 from kernels.common import configs
+from kernels.common import launch as launch_module
 from kernels.common.launch import launch
 from kernels.common.sequences import cut_into_runs
+from kernels.common.validate import same_device
 
 
 @triton.jit
@@ -101,3 +103,30 @@ def test_the_committed_table_is_as_the_tuner_writes_it():
     table = json.loads(path.read_text())
     assert configs.dump(table) == path.read_text()
     assert {"interpreter", "any GPU", "NVIDIA H200"} <= table.keys()
+
+
+def test_devices_are_the_same_with_and_without_an_index(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    gpu, first, second = (torch.device(name) for name in ("cuda", "cuda:0", "cuda:1"))
+    assert same_device(gpu, second) and same_device(second, gpu) and same_device(gpu, gpu)
+    assert not same_device(gpu, first) and not same_device(first, second)
+    assert same_device(torch.device("cpu"), torch.device("cpu", 0)) and not same_device(gpu, torch.device("cpu"))
+
+
+def test_a_launch_on_cpu_tensors_is_left_to_whoever_executes_it_where_kernels_are_compiled(monkeypatch):
+    class Compiled:
+        interpreted = False
+
+    monkeypatch.setattr(launch_module, "runtime", Compiled)
+    monkeypatch.setattr(configs, "runtime", Compiled)
+    launched = []
+
+    class Kernel:  # the model of Gluon takes a kernel's launches like this
+        def __getitem__(self, grid):
+            return lambda *args, **meta: launched.append((grid, args, meta))
+
+    x = torch.zeros(3)
+    launch(Kernel(), (2,), x, 3, outputs=(x,), BLOCK=8)
+    assert launched == [((2,), (x, 3), {"BLOCK": 8})]
+    here = configs.configuration("dynamic_conv", "forward", "W4", x.device)  # and no GPU is asked for its name
+    assert here == configs.of_gpu("interpreter", "dynamic_conv", "forward", "W4")

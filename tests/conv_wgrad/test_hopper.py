@@ -2,7 +2,10 @@
 
 import importlib
 import itertools
+import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -26,6 +29,32 @@ interpreted = pytest.mark.skipif(not runtime.interpreted, reason="the model and 
 hopper_only = pytest.mark.skipif(
     runtime.interpreted or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
 )
+
+
+ON_THE_MODEL = """
+import torch
+from kernels import gluon_model, runtime
+from kernels.conv_wgrad import blackwell, hopper
+from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.reference import conv2d_wgrad_reference
+
+x, g = torch.randn(2, 5, 6, 24).half(), geometry((2, 5, 6, 24), 40, 3, 3)
+dy = torch.randn(*g.output_shape).half()
+for module in (hopper, blackwell):
+    dw = torch.full(g.weight_shape, float("nan"))
+    with gluon_model.executing() as results:
+        module.wgrad(x, dy, g, dw, accumulate=False, split_k=1)
+    right = conv2d_wgrad_reference(x.double(), dy.double(), 3, 3)
+    print(runtime.interpreted, results[0].ok, torch.allclose(dw.double(), right, atol=1e-4))
+"""
+
+
+def test_the_model_runs_on_the_cpu_where_kernels_are_compiled():
+    environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    root = pathlib.Path(__file__).parents[2]
+    command = [sys.executable, "-c", ON_THE_MODEL]
+    child = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=120)
+    assert child.stdout.splitlines() == 2 * ["False True True"], child.stderr
 
 
 @interpreted

@@ -124,6 +124,50 @@ def test_a_figure_that_looks_the_same_keeps_its_bytes_and_one_that_does_not_is_s
     assert run(path)[1]["plot"].outputs[0].data["image/png"].strip() != same_pixels
 
 
+OURS = """from kernels.lab import style
+figure, axes = style.picture(2, 1)
+axes[0, 0].plot([0, 1])
+figure.alt = {alt!r}
+figure"""
+CAPTION = "*Figure: a line that `rises`, see [the machine](02.ipynb), **twice** as fast.*"
+
+
+def test_what_a_figure_looks_like_is_stored_with_it_even_where_pyplot_draws_figures(notebook):
+    before = "import matplotlib.pyplot as plt\nplt.plot([0, 1])\nplt.show()"
+    path = notebook(cell("pyplot", before), cell("ours", OURS.format(alt="A line from 0 to 1.")))
+    (output,) = run(path)[1]["ours"].outputs
+    assert output.metadata == {"image/png": {"alt": "A line from 0 to 1."}}
+    first, picture = path.read_bytes(), output.data["image/png"]
+    run(path)
+    assert path.read_bytes() == first
+    edit(path, "ours", OURS.format(alt="A line that rises from 0 to 1."))
+    (output,) = run(path)[1]["ours"].outputs
+    assert output.metadata["image/png"]["alt"] == "A line that rises from 0 to 1."
+    assert output.data["image/png"] == picture
+
+
+def test_a_figure_without_words_of_its_own_has_its_captions(notebook):
+    cells = [cell("ours", OURS.format(alt="")), new_markdown_cell(CAPTION, id="caption")]
+    cells += [cell("other", OURS.format(alt="Its own.")), new_markdown_cell(CAPTION, id="again")]
+    path = notebook(*cells)
+    code, ran = run(path)
+    assert ran["ours"].outputs[0].metadata["image/png"]["alt"] == "a line that rises, see the machine, twice as fast."
+    assert ran["other"].outputs[0].metadata["image/png"]["alt"] == "Its own."
+
+
+def test_figures_are_described_without_a_run(notebook):
+    figure = new_output("display_data", data={"image/png": base64.b64encode(png(lambda im: None)).decode()})
+    path = notebook(cell("plot", "1 / 0", outputs=[figure], execution_count=1), new_markdown_cell(CAPTION, id="caption"))
+    code, cells = run(path, "--describe")
+    assert code == 0 and cells["plot"].outputs[0].metadata["image/png"]["alt"].startswith("a line that rises")
+    first = path.read_bytes()
+    run(path, "--describe")
+    assert path.read_bytes() == first
+    edit(path, "caption", "*Figure: another line.*")
+    assert run(path, "--describe")[1]["plot"].outputs[0].metadata["image/png"]["alt"].startswith("a line that rises")
+    assert run(path, "--describe", "--retake")[1]["plot"].outputs[0].metadata["image/png"]["alt"] == "another line."
+
+
 def test_look_alike_sees_a_moved_marker_and_not_a_shade():
     blank = png(lambda im: None)
     assert refresh.look_alike(blank, png(lambda im: im.paste((250, 250, 250), (0, 0, 200, 100))))

@@ -1,5 +1,7 @@
 """Bad input: a ValueError that names the argument, what it got and what it needs, before anything is launched."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from kernels.flex_attention import (
     flex_attention,
     forward,
     mods,
+    score_mod_compiler,
 )
 
 
@@ -106,3 +109,13 @@ def test_cpu_tensors_are_refused_where_kernels_are_compiled(as_if_compiled):
     q = torch.zeros(1, 1, 2, 3)
     with pytest.raises(ValueError, match="query is on cpu, needs a CUDA device.*TRITON_INTERPRET=1"):
         flex_attention(q, q, q)
+
+
+def test_a_captured_tensor_may_lie_on_the_current_gpu_by_either_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    there, elsewhere = (SimpleNamespace(device=torch.device("cuda", i), shape=(2,)) for i in (0, 1))
+    check = score_mod_compiler._check_devices
+    for device in (torch.device("cuda"), torch.device("cuda", 0)):
+        check("score_mod", mods.causal, [there], device)
+        with pytest.raises(ValueError, match="on cuda:1, needs cuda"):
+            check("score_mod", mods.causal, [elsewhere], device)

@@ -103,3 +103,11 @@ def test_a_sweep_reads_out_what_each_schedule_found():
     assert "5 schedules: 1 finding" in str(sweep) and "Found under every schedule." in str(sweep)
     good, _ = gemm(gluon_kernels.gemm_ring, M=32, N=32, K=64, stages=2, block=(32, 32, 32))
     assert str(good(run=gluon_model.check_all_schedules)).endswith("no finding, the same bits under each.")
+
+
+def test_a_timeline_says_in_words_what_it_draws(ring, stuck):
+    alt = ring.picture().alt
+    assert alt.startswith("A timeline of ") and "ring_loader (" in alt and "start a load ×10" in alt
+    assert "copy engine (10 operations, up to " in alt and "buffers a[0], a[1], a[2], b[0]" in alt
+    assert "ring_loader waits for empty[0] for ever." in stuck.picture().alt
+    assert "for ever" in stuck.picture().alt and ring.picture(alt="Mine.").alt == "Mine."

@@ -32,6 +32,10 @@ t = trace(scale, lambda args: (triton.cdiv(args["n"], args["BLOCK"]),), x, y, 50
 print(runtime.interpreted, type(scale).__name__, torch.equal(y, 3 * x), t.requested_bytes, t.launches[0].grid)
 t = trace(scale, (4,), x, y, 64, factor=3.0, BLOCK=16)
 print([(a.kind, a.program[0], a.outside.tolist()) for a in t.outside()])
+y.zero_()
+with trace.recording() as t:
+    scale[(4,)](x, y, 64, 3.0, BLOCK=16)  # reaches outside: is not made on a device, so none is missed here
+print(len(t.launches), len(t.outside()), torch.equal(y, 3 * x))
 """
 
 
@@ -45,6 +49,7 @@ def test_trace_where_kernels_are_compiled():
     assert child.stdout.splitlines() == [
         "False JITFunction True {'x': 200, 'y': 200} (4,)",
         str([("load", 3, beyond), ("store", 3, beyond)]),
+        "1 2 True",
     ], child.stderr
 
 

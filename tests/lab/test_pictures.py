@@ -131,6 +131,18 @@ def test_lanes_outside_are_mentioned():
     assert "Not drawn: 8 active lanes outside x." in t.picture("x").get_supxlabel()
 
 
+def test_a_picture_of_one_program_mentions_its_own_lanes_outside():
+    @triton.jit
+    def copy_ahead(src, dst, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(dst + i, tl.load(src + i + AHEAD))
+
+    t = trace(copy_ahead, (2,), torch.arange(16.0), torch.zeros(16), AHEAD=3, BLOCK=8)  # program 1 alone runs over
+    assert "Not drawn: 3 active lanes outside src." in t.picture("src").get_supxlabel()
+    assert "Not drawn: 3 active lanes outside src." in t.picture("src", program=1).get_supxlabel()
+    assert "Not drawn" not in t.picture("src", program=0).get_supxlabel()
+
+
 def test_bad_arguments():
     t = trace_every_second()
     with pytest.raises(ValueError, match="name is 'x'"):
@@ -142,7 +154,7 @@ def test_bad_arguments():
 
 
 def test_figures_are_the_same_bytes_each_time():
-    first, second = (trace_every_second().picture("src")._repr_png_() for _ in range(2))
+    first, second = (trace_every_second().picture("src").png() for _ in range(2))
     assert first == second and first.startswith(b"\x89PNG") and b"Software" not in first
     assert len(first) < 20_000
 
@@ -156,6 +168,14 @@ def test_a_rare_colour_survives_the_small_file():
     full = io.BytesIO()
     figure.savefig(full, format="png")
     want, got = (
-        np.asarray(Image.open(png).convert("RGB"), dtype=int) for png in (full, io.BytesIO(figure._repr_png_()))
+        np.asarray(Image.open(png).convert("RGB"), dtype=int) for png in (full, io.BytesIO(figure.png()))
     )
     assert abs(want - got).max() <= 24
+
+
+def test_a_picture_says_in_words_what_it_draws():
+    alt = trace_every_second().picture("src").alt
+    assert "program 0 touches" in alt and len(alt) > 40
+    assert trace_every_second().picture("src", alt="Mine.").alt == "Mine."
+    assert trace_every_second().picture("src")._repr_png_()[1] == {"alt": alt}
+    assert "access 1 touches" in trace_every_second().picture("src", program=0).alt

@@ -228,3 +228,12 @@ def test_records_are_found_from_any_folder(tmp_path, monkeypatch):
     assert record["rows"] and record["machine"]["gpu"] == "NVIDIA H200"
     with pytest.raises(FileNotFoundError, match="no_such.json in results/: recorded are .*dynamic_conv"):
         recorded("no_such")
+
+
+def test_a_figure_says_in_words_what_it_draws(capsys):
+    figure = roofline("dynamic_conv", select={"pass": "forward", "W": 4})
+    assert figure.alt.startswith("A roofline, both axes logarithmic") and " ours, " in figure.alt
+    figure = bars("dynamic_conv", select={"pass": "forward", "W": 4}, alt="Mine.")
+    assert figure.alt == "Mine."
+    alt = bars("dynamic_conv", select={"pass": "forward", "W": 4}).alt
+    assert alt.startswith("Horizontal bars, each a fraction of the copy rate, in ") and "ours 0." in alt

@@ -8,10 +8,12 @@ lesson, ``lesson_NN.py`` beside this file, and is registered there:
 
     @step("01-guard", "which lanes exist")
     def guard(answer):
-        got = answer(torch.arange(8), 5)
-        return "" if ... else "lane 5 of 5 elements counts as inside: the last index is N - 1"
+        got = block(answer, torch.arange(8), 5)
+        return difference("mask", got, [1, 1, 1, 1, 1, 0, 0, 0])
 
 What it is given is whatever the cell hands over: a Triton kernel or helper, a Python function, a tensor, a number.
+``block``, ``launch``, ``call`` and ``difference`` in ``helpers.py`` run an answer so that no address can end the process,
+and say in a sentence what came out wrong.
 """
 
 import ast
@@ -22,6 +24,8 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
+
+import torch
 
 from kernels.check.framework import explain
 
@@ -34,13 +38,17 @@ class Step(NamedTuple):
     wrong: Callable[..., str]
 
 
+class Diagnosis(Exception):
+    """What is wrong with an answer, as a finished sentence, from wherever in a check it was found."""
+
+
 _STEPS: dict[str, Step] = {}
 
 
 def step(name: str, about: str):
     """Register the decorated function as the check of the "Your turn" cell ``name``, ``NN-topic``.
 
-    about: what the learner writes, as a noun phrase that completes "… is right".
+    about: what the learner writes, as a noun phrase that completes "right, …".
     """
 
     def register(wrong: Callable[..., str]) -> Callable[..., str]:
@@ -54,52 +62,122 @@ def step(name: str, about: str):
 
 def find(name: str) -> Step:
     """The step of this name. ``ValueError`` with the names that there are, if there is none."""
-    lesson = name.split("-")[0]
+    known = of_lesson(name.split("-")[0])
+    if name not in known:
+        there = ", ".join(sorted(known)) or "none"
+        raise ValueError(f"name is {name!r}: the steps of lesson {name.split('-')[0]} are {there}")
+    return known[name]
+
+
+def of_lesson(lesson: str) -> dict[str, Step]:
+    """The steps of a lesson, ``"01"``, by name; empty where it has none."""
+    module = f"kernels.check.steps.lesson_{lesson}"
     try:
-        importlib.import_module(f"kernels.check.steps.lesson_{lesson}")
+        importlib.import_module(module)
     except ModuleNotFoundError as missing:
-        if not missing.name.endswith(f"lesson_{lesson}"):
+        if missing.name != module:
             raise
-    if name not in _STEPS:
-        known = ", ".join(sorted(known for known in _STEPS if known.startswith(f"{lesson}-"))) or "none"
-        raise ValueError(f"name is {name!r}: the steps of lesson {lesson} are {known}")
-    return _STEPS[name]
+    return {name: step for name, step in _STEPS.items() if name.startswith(f"{lesson}-")}
 
 
 def verdict(name: str, *answer) -> str:
     """One line on a learner's answer: not written yet, what is wrong with it, or that it is right."""
     wanted = find(name)
+    takes = list(inspect.signature(wanted.wrong).parameters.values())
+    if not any(one.kind is one.VAR_POSITIONAL for one in takes):
+        least = sum(one.default is one.empty for one in takes)
+        if not least <= len(answer) <= len(takes):
+            names = ", ".join(one.name for one in takes)
+            things = "one thing" if len(takes) == 1 else f"{len(takes)} things"
+            return f"Your turn {name}: not checked. The check takes {things} ({names}), and was given {len(answer)}."
     if place := unwritten(answer):
         return f"Your turn {name}: not written yet ({place})."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NaN that a check plants makes numpy warn
         try:
             wrong = wanted.wrong(*answer)
+        except Diagnosis as found:
+            wrong = str(found)
         except Exception as raised:  # a learner's error is explained, never raised
-            said, means = explain(raised)
-            wrong = f"{said}: {means}"
-    return f"Your turn {name}: not yet. {wrong}" if wrong else f"Your turn {name}: right, {wanted.about}."
+            wrong = _explained(raised, answer)
+    if not wrong:
+        return f"Your turn {name}: right, {wanted.about}."
+    return f"Your turn {name}: not yet. {wrong}" + "." * (not wrong.rstrip().endswith((".", "?", "!")))
+
+
+def _explained(raised: Exception, answer) -> str:
+    said, means = explain(raised)
+    if " of your " in said:
+        return f"{said}: {means}"
+    # No line of the learner's is to blame: what they handed over is of another kind than the check expects.
+    return f"The check cannot use what it was given ({', '.join(map(described, answer))}): {said}"
+
+
+def described(value) -> str:
+    """What a thing is, in a few words."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return f"{value!r}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if callable(value):
+        return f"the function {_python_function(value).__name__}" if _python_function(value) else f"{value!r}"
+    return f"a {type(value).__name__}"
 
 
 def unwritten(answers) -> str:
     """Where an answer still has the stub's ``...``, in words; empty if nowhere."""
-    for answer in answers:
-        if answer is ...:
-            return "the value is still `...`"
-        function = getattr(answer, "fn", answer)  # a Triton kernel keeps its Python function
-        if inspect.isfunction(inspect.unwrap(function)) and (line := _line_with_dots(function)):
-            return f"line {line} of the cell's function still has `...`"
-    return ""
+    return next(filter(None, (_unwritten(answer, set()) for answer in answers)), "")
 
 
-def _line_with_dots(function) -> int:
-    """The line of ``function`` (its decorator or ``def`` is line 1) with an ``...`` that is no index; 0 if none."""
-    if isinstance(function, functools.partial):
-        function = function.func
+def _unwritten(answer, seen: set[int]) -> str:
+    if answer is ... or (isinstance(answer, str) and answer.strip() == "..."):
+        return "the value is still `...`"
+    if isinstance(answer, (tuple, list, dict)):
+        parts = answer.values() if isinstance(answer, dict) else answer
+        return "a value is still `...`" if any(_unwritten(part, seen) for part in parts) else ""
+    if isinstance(answer, functools.partial):
+        return _unwritten(answer.func, seen) or _unwritten(list(answer.args), seen)
+    if id(answer) in seen:
+        return ""
+    seen.add(id(answer))
+    if not isinstance(answer, type) and type(answer).__module__ == "__main__":
+        answer = type(answer)  # an object of a class that the cell defines
+    if isinstance(answer, type):
+        parts = [getattr(part, "__func__", part) for part in vars(answer).values()]
+        return next(filter(None, (_unwritten(part, seen) for part in parts if _python_function(part))), "")
+    function = _python_function(answer)
+    if function is None:
+        return ""
+    if (line := _line_with_dots(function)) is not None:
+        return f"line {line} of the cell still has `...`" if line else "it still has `...`"
+    # A launcher is written where its kernel is: look at the functions of the same cell that it names, too.
+    named = (function.__globals__.get(name) for name in function.__code__.co_names)
+    same = (other for other in named if _cell(other) == function.__code__.co_filename)
+    return next(filter(None, (_unwritten(other, seen) for other in same)), "")
+
+
+def _python_function(value):
+    """The Python function behind a function, a method or a Triton kernel; None for anything else."""
+    value = getattr(value, "fn", value) if not isinstance(value, type) else value  # a Triton kernel keeps its own
+    value = getattr(value, "__func__", value)
+    value = inspect.unwrap(value) if callable(value) else value
+    return value if inspect.isfunction(value) else None
+
+
+def _cell(value) -> str:
+    function = _python_function(value)
+    return function.__code__.co_filename if function else ""
+
+
+def _line_with_dots(function) -> int | None:
+    """The cell's line that has an ``...`` which is no index; 0 if there is one, nobody knows where; None if none."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError):  # no source to look at, so nothing that is known to be unwritten
-        return 0
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):  # no source, or a lambda amid an expression: its constants tell
+        return 0 if ... in function.__code__.co_consts else None
     indices = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
     dots = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value is ... and id(n) not in indices]
-    return min(dots, default=0)
+    return first + min(dots) - 1 if dots else None

@@ -7,9 +7,62 @@ A drawing is a figure with ``alt`` (what it looks like, stored beside the image 
 shows a process is a filmstrip: its ``slider()`` steps through the same frames where a kernel runs.
 """
 
-from kernels.lab.drawings.conv1d_backward import (  # noqa: F401
-    conv_partial_sums,
-    conv_passes,
-    conv_sums,
-    conv_who_saw,
+from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, tile_sectors, views, walk
+from kernels.lab.drawings.conv1d import (
+    conv_band,
+    conv_banks,
+    conv_loads,
+    conv_state,
+    conv_tile,
+    conv_walk,
+    conv_window,
+    conv_words,
+    word_bits,
 )
+from kernels.lab.drawings.conv1d_backward import conv_partial_sums, conv_passes, conv_sums, conv_who_saw
+from kernels.lab.drawings.machine import (
+    latency_hiding,
+    launch,
+    machine,
+    occupancy,
+    pipe,
+    program_on_threads,
+    warp_load,
+    waves,
+)
+from kernels.lab.drawings.matmul import matmul_sweeps, matmul_tile, pipelined, tile_order
+
+__all__ = [
+    "address_tile",
+    "conv_band",
+    "conv_banks",
+    "conv_loads",
+    "conv_partial_sums",
+    "conv_passes",
+    "conv_state",
+    "conv_sums",
+    "conv_tile",
+    "conv_walk",
+    "conv_who_saw",
+    "conv_window",
+    "conv_words",
+    "latency_hiding",
+    "launch",
+    "machine",
+    "matmul_sweeps",
+    "matmul_tile",
+    "memory_line",
+    "occupancy",
+    "padding",
+    "pipe",
+    "pipelined",
+    "program_on_threads",
+    "programs",
+    "tile_order",
+    "tile_sectors",
+    "views",
+    "walk",
+    "warp_load",
+    "waves",
+    "word_bits",
+]

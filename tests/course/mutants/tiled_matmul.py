@@ -6,8 +6,9 @@ from tests.course.mutants import Mutant, Target
 
 
 def naive(tiled_matmul) -> bool:
-    """Square float16 matrices, whole tiles, one step along K."""
+    """Square float16 matrices, whole tiles, one step along K; a has zeros on its diagonal and above."""
     a, b = (torch.randn(32, 32, generator=torch.Generator().manual_seed(seed)).half() for seed in (1, 2))
+    a = a.tril(-1)
     out = torch.zeros(32, 32)
     tiled_matmul(a, b, out, BLOCK_M=16, BLOCK_N=16, BLOCK_K=32)
     return torch.allclose(out, a.float() @ b.float(), atol=0.1)
@@ -73,14 +74,14 @@ TARGET = Target(
         Mutant(
             "hard-coded step",
             "the loop advances by 32 whatever BLOCK_K is",
-            ("range(0, K, BLOCK_K)", "range(0, K, 32)"),
+            ("min(end, K), BLOCK_K)", "min(end, K), 32)"),
             "whole tiles",
-            "only the first tile along K is used: loop over all of K",
+            "only the first tile along K is used: loop up to the diagonal",
         ),
         Mutant(
             "partial tile dropped",
             "the number of steps is rounded down",
-            ("range(0, K, BLOCK_K)", "range(0, K // BLOCK_K * BLOCK_K, BLOCK_K)"),
+            ("min(end, K), BLOCK_K)", "min(end, K // BLOCK_K * BLOCK_K), BLOCK_K)"),
             "ragged depth",
             "the partial tile at the end of K is left out: the loop must run to K",
         ),
@@ -123,6 +124,41 @@ TARGET = Target(
             ("tl.program_id(1) * BLOCK_N", "tl.program_id(1) * BLOCK_M"),
             "tile shapes",
             "no program stores them: look at grid, offsets, strides and mask along N",
+        ),
+        Mutant(
+            "no triangle",
+            "the tile that the diagonal crosses counts as a whole",
+            ("        a = tl.where(offs_k[None, :] <= offs_m, a, 0.0)\n", ""),
+            "nothing above the diagonal",
+            "what stands above the diagonal is added: keep a[m, k] where k <= m, element by element",
+        ),
+        Mutant(
+            "triangle by multiplication",
+            "what stands above the diagonal is multiplied by 0",
+            ("tl.where(offs_k[None, :] <= offs_m, a, 0.0)", "a * (offs_k[None, :] <= offs_m).to(a.dtype)"),
+            "nothing above the diagonal",
+            "what stands above the diagonal is multiplied, and 0 · NaN is NaN: replace it with tl.where",
+        ),
+        Mutant(
+            "diagonal left out",
+            "k < m instead of k <= m",
+            ("offs_k[None, :] <= offs_m", "offs_k[None, :] < offs_m"),
+            "whole tiles",
+            "row m lacks the term k = m: the diagonal belongs to the triangle",
+        ),
+        Mutant(
+            "all steps taken",
+            "the loop runs over all of K; the triangle makes the rest zeros",
+            ("min(end, K)", "K"),
+            "no step past the diagonal",
+            "steps past the diagonal are taken, and 0 · NaN is NaN: the loop ends at the program's last row",
+        ),
+        Mutant(
+            "end counted in steps",
+            "the loop of the program in row p of tiles ends at (p + 1) * BLOCK_K",
+            ("(tl.program_id(0) + 1) * BLOCK_M", "(tl.program_id(0) + 1) * BLOCK_K"),
+            "tile shapes",
+            "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time",
         ),
     ),
 )

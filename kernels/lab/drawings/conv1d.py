@@ -1,0 +1,315 @@
+"""Drawings of the convolution along time: its window, its matrix, its tiles, its state, its words, and the walk."""
+
+import struct
+
+from kernels.lab.drawings.language import NOTE, Place, filmstrip
+
+
+def _sign(number) -> str:
+    """A number with a minus sign that is one."""
+    return f"{number:g}".replace("-", "−")
+
+
+def conv_window(x, k):
+    """The window of ``len(k[0])`` inputs at every token of ``x``, each token with its own weights; a frame for each token."""
+    T, W = len(x), len(k[0])
+    X = [0] * (W - 1) + list(x)
+    y = [sum(k[t][w] * X[t + w] for w in range(W)) for t in range(T)]
+
+    def draw(board, t):
+        first = -(W - 1)
+        board.cells(
+            first, 0, 1, len(X), "input", label=[[_sign(v) for v in X]], text_size=9, lit=lambda r, c: t <= c < t + W,
+            hatch=lambda r, c: "....." if c < W - 1 and t <= c < t + W else "",
+        )  # fmt: skip
+        for j in range(first, T):
+            board.text(j + 0.5, -0.32, _sign(j), size=NOTE, colour="#555555")
+        board.text(first - 0.25, -0.32, "time", size=NOTE, colour="#555555", ha="right")
+        board.text(first - 0.25, 0.5, "X", ha="right")
+        board.cells(t + first, 1.35, 1, W, "weight", label=[[_sign(v) for v in k[t]]], text_size=9)
+        for w in range(W):
+            board.arrow((t + first + w + 0.5, 1.35), (t + first + w + 0.5, 1.03), "weight", width=1.0)
+        board.text(first - 0.25, 1.85, "weights", ha="right")
+        done = [_sign(v) for v in y[: t + 1]] + [""] * (T - t - 1)
+        board.cells(0, 2.9, 1, T, "output", label=[done], text_size=9, lit=lambda r, c: c <= t)
+        board.arrow((t + 0.5, 2.37), (t + 0.5, 2.87), "output", width=1.0)
+        board.text(first - 0.25, 3.4, "y", ha="right")
+
+    titles = [" + ".join(f"{k[t][w]}·{X[t + w]}" for w in range(W)).replace("+ -", "− ") + f" = {y[t]}" for t in range(T)]
+    titles = [title.replace("-", "−") for title in titles]
+    return filmstrip(
+        7.6, 4.3, draw, titles, columns=2,
+        alt=f"{T} frames, a token each: a row of inputs with {W - 1} hatched zeros in front, the token's own "
+            f"{W} weights under the {W} inputs that they meet, and below them the outputs so far. From frame to "
+            "frame the window moves one input to the right and the weights are others.",
+    )  # fmt: skip
+
+
+def conv_band(T, W, *boundaries):
+    """The matrix of outputs and inputs, the number of the tap in each entry; a panel for each list of boundaries.
+
+    ``boundaries`` are as ``cu_seqlens``. An entry that a boundary takes away is a dashed cross.
+    """
+
+    def draw(board, i):
+        cu = boundaries[i]
+        begin = [max(b for b in cu if b <= t) for t in range(T)]
+        for t in range(T):
+            for j in range(T):
+                w = j - t + W - 1
+                inside = 0 <= w < W and j >= begin[t]
+                cut = 0 <= w < W and j < begin[t]
+                place = board.box(
+                    j, t, 1, 1, "weight" if inside else None, str(w) if inside else "×" if cut else "", lit=inside or cut,
+                    size=9, edge="#8C8C8C" if not cut else "#CC0000", width=0.5 if not cut else 1.0,
+                    style_="--" if cut else "-",
+                )  # fmt: skip
+        documents = [(n, a, b) for n, (a, b) in enumerate(zip(cu, cu[1:])) if b > a]
+        for n, a, b in documents:
+            place = Place(a, a, b - a, b - a)
+            board.frame(place, "program", f"document {n}" if len(documents) > 1 else "", side="right" if b < T else "left")
+        step = 1 if T <= 12 else 4
+        for j in range(0, T, step):
+            board.text(j + 0.5, -0.4, str(j), size=NOTE, colour="#555555")
+            board.text(-0.4, j + 0.5, str(j), size=NOTE, colour="#555555")
+        board.text(T / 2, -1.15, "input j", size=NOTE)
+        board.text(-0.4, -0.4, "t", size=NOTE)
+
+    lengths = [[b - a for a, b in zip(cu, cu[1:])] for cu in boundaries]
+    titles = [
+        f"lengths {', '.join(map(str, n))}" if len(n) > 1 else f"one sequence of {n[0]}, W = {W}" for n in lengths
+    ]
+    return filmstrip(
+        3.9 * len(boundaries), 3.9, draw, titles, key=False,
+        alt=f"A matrix of {T} outputs by {T} inputs for each of: {'; '.join(titles)}. The entries that are not "
+            f"zero form a band of {W} cells that ends on the diagonal, with the number of the tap in each; "
+            "crosses mark those that a boundary takes away.",
+    )  # fmt: skip
+
+
+def conv_tile(T=11, W=3, first=4, BLOCK_T=4, BLOCK_D=4):
+    """One program's tile through its taps: the weights and the output stay, the inputs move down by one row a tap."""
+
+    def draw(board, w):
+        low = first - (W - 1) + w
+        x = board.cells(0, 0, T, BLOCK_D, "input", lit=lambda r, c: low <= r < low + BLOCK_T)
+        k = board.cells(BLOCK_D + 2.2, 0, T, BLOCK_D, "weight", lit=lambda r, c: first <= r < first + BLOCK_T)
+        y = board.cells(2 * BLOCK_D + 4.4, 0, T, BLOCK_D, "accumulator", lit=lambda r, c: first <= r < first + BLOCK_T)
+        for grid in (x, k, y):
+            start = low if grid is x else first
+            board.frame(grid.span(range(start, start + BLOCK_T), range(BLOCK_D)), "program", width=1.6)
+        for t in range(T):
+            board.text(-0.3, t + 0.5, str(t), size=7, colour="#555555", ha="right")
+        board.text(BLOCK_D + 1.1, first + BLOCK_T / 2, "×", size=12)
+        board.arrow((2 * BLOCK_D + 2.5, first + BLOCK_T / 2), (2 * BLOCK_D + 4.2, first + BLOCK_T / 2), "accumulator")
+        for grid, name in ((x, "x"), (k, f"k, tap {w}"), (y, "acc")):
+            board.text(grid.x + grid.w / 2, T + 0.6, name, size=NOTE)
+
+    titles = [f"tap {w}: j = t − {W - 1 - w}" if w < W - 1 else f"tap {w}: j = t" for w in range(W)]
+    return filmstrip(
+        7.8, 2.7, draw, titles,
+        alt=f"{W} frames, a tap each: three columns of {T} times by {BLOCK_D} channels. In the weights and in "
+            f"the accumulator rows {first} to {first + BLOCK_T - 1} are framed in every frame; in x the framed "
+            f"rows begin at {first - W + 1} for tap 0 and move down by one with every tap.",
+    )  # fmt: skip
+
+
+def conv_state(W=4, pieces=(0, 1, 2, 5)):
+    """The next state is the last W − 1 entries of the old state with the piece behind it, for pieces of these lengths."""
+    S = W - 1
+    names = "abcdefghijklmnop"
+
+    def draw(board, i):
+        L = pieces[i]
+        board.cells(0, 0, 1, S, "memory", label=[list(names[:S])], text_size=9)
+        if L:
+            board.cells(S, 0, 1, L, "input", label=[list(names[S : S + L])], text_size=9)
+        for j in range(-S, L):
+            board.text(j + S + 0.5, -0.35, _sign(j), size=7, colour="#555555")
+        board.text(-0.2, -0.35, "time", size=7, colour="#555555", ha="right")
+        board.text(-0.2, 0.5, "X", ha="right")
+        board.frame(Place(L, 0, S, 1), "program", width=2.2)
+        board.cells(L, 2.0, 1, S, "memory", label=[list(names[L : L + S])], text_size=9)
+        for s in range(S):
+            board.arrow((L + s + 0.5, 1.08), (L + s + 0.5, 1.95), width=0.9)
+        board.text(L - 0.2, 2.5, "s'", ha="right")
+        for s in range(S):
+            board.text(L + s + 0.5, 3.35, str(s), size=7, colour="#555555")
+        board.text(L - 0.2, 3.35, "slot", size=7, colour="#555555", ha="right")
+
+    titles = [f"L = {L}" for L in pieces]
+    return filmstrip(
+        7.6, 4.0, draw, titles, columns=2,
+        alt=f"Frames for pieces of {', '.join(map(str, pieces))} tokens: a row of {S} state slots with the "
+            f"piece behind it, a frame around the last {S} entries of that row, and arrows that take them down "
+            "to the new state.",
+    )  # fmt: skip
+
+
+def conv_loads(schemes=("published", "one channel a thread", "words"), channels=8, W=4):
+    """Which weights the first load of a few threads takes, for each scheme; in memory a channel's taps are neighbours."""
+    G = 4
+
+    def owner(scheme, f):
+        """The thread whose first load takes weight f, or None."""
+        if scheme == "published":
+            return f
+        if scheme == "stride known":
+            return f // W
+        if scheme == "one channel a thread":
+            return f // W if f % W == 0 else None
+        return f // (G * W) if f % (G * W) < G else None
+
+    def draw(board, i):
+        scheme = schemes[i]
+        n = channels * W
+        board.cells(
+            0, 0, 1, n, "weight", label=lambda r, f: f % W, lit=lambda r, f: owner(scheme, f) is not None, text_size=7
+        )
+        for c in range(channels):
+            board.brace(c * W + 0.1, c * W + W - 0.1, 1.5, f"channel {c}", depth=-0.3, size=7)
+        threads = {}
+        for f in range(n):
+            threads.setdefault(owner(scheme, f), []).append(f)
+        threads.pop(None, None)
+        for thread, taken in threads.items():
+            place = Place(taken[0], 0, len(taken), 1)
+            board.frame(place, "program", str(thread), width=1.6, size=7)
+        board.text(-0.4, -0.65, "thread", size=7, ha="right")
+        board.text(-0.4, 0.5, "weights", size=7, ha="right")
+
+    widths = {"published": 2, "stride known": 2 * W, "one channel a thread": 2, "words": 2 * G}
+    titles = [f"{scheme}: {widths[scheme]} bytes a thread in one load" for scheme in schemes]
+    return filmstrip(
+        7.8, 1.25 * len(schemes) + 0.3, draw, titles, columns=1,
+        alt=f"Rows of {channels * W} weights, {W} taps for each of {channels} channels, one row for each of: "
+            f"{', '.join(schemes)}. Filled are the weights that the first load takes, framed by the thread that "
+            "takes them.",
+    )  # fmt: skip
+
+
+def conv_banks(apart=(48, 64, 128), lanes=32, bank=4, banks=32):
+    """Into which of the cache's banks the lanes of one load fall that read ``apart`` bytes from each other; a panel each."""
+    fallen = [[lane * step // bank % banks for lane in range(lanes)] for step in apart]
+    turns = [max(map(found.count, found)) for found in fallen]
+
+    def draw(board, i):
+        height = max(turns)
+        board.box(0, height - 0.05, banks, 0.1, None, edge="#8C8C8C")
+        for b in range(banks):
+            for level in range(fallen[i].count(b)):
+                board.box(b, height - 1 - level, 1, 1, "program", width=0.3)
+        board.text(0.5, height + 1.6, "bank 0", size=7, colour="#555555", ha="left")
+        board.text(banks, height + 1.6, f"{banks - 1}", size=7, colour="#555555", ha="right")
+        at = (8.6, height - turns[i] / 2) if turns[i] > 8 else (banks / 2, height - turns[i] - 2.5)
+        board.text(*at, f"{turns[i]} turns", size=NOTE)
+        board.text(0, 0, " ", size=7)
+
+    titles = [f"lanes {step} bytes apart" for step in apart]
+    return filmstrip(
+        7.6, 2.9, draw, titles, key=False,
+        alt=f"For each distance between lanes ({', '.join(map(str, apart))} bytes) a row of {banks} banks with the "
+            f"{lanes} lanes of one load stacked over the banks that they read from; the tallest stacks are "
+            f"{', '.join(map(str, turns))} high.",
+    )  # fmt: skip
+
+
+def conv_words(G=4, W=3):
+    """The weights of G channels as W words of G elements: braces above are words, braces below are channels."""
+
+    def draw(board, i):
+        n = G * W
+        board.cells(
+            0, 0, 1, n, "weight", size=(1.5, 1.1), hatch=lambda r, f: "//" if f // W % 2 else "",
+        )  # fmt: skip
+        for f in range(n):
+            board.text(1.5 * f + 0.75, 0.55, f"tap {f % W}", size=NOTE)
+        for m in range(W):
+            name = f"word {m}: one load of {16 * G} bits"
+            board.brace(1.5 * m * G + 0.1, 1.5 * (m + 1) * G - 0.1, -0.45, name, role="program")
+        for c in range(G):
+            board.brace(1.5 * c * W + 0.1, 1.5 * (c + 1) * W - 0.1, 1.55, f"channel {c}", depth=-0.25)
+
+    return filmstrip(
+        7.8, 1.55, draw, [""], key=False,
+        alt=f"{G * W} weights in a row, {W} taps for each of {G} channels. Braces above cut them into {W} words "
+            f"of {G}, braces below into {G} channels of {W}: the cuts differ inside and meet again at the end.",
+    )  # fmt: skip
+
+
+def word_bits(values, lane=2):
+    """What ``lane`` does to a 64-bit word of four bfloat16 values: shift it to the low end, keep 16 bits, put zeros below."""
+    bits = [struct.unpack("<I", struct.pack("<f", v))[0] >> 16 for v in values]
+    gone = "····"
+
+    def draw(board, i):
+        shown = [f"{b:04x}" for b in bits]
+        lit = [True] * 4
+        if i >= 1:
+            shown = [*shown[lane:], *["0000"] * lane]
+        if i == 2:
+            shown, lit = [shown[0], gone, gone, gone], [True, False, False, False]
+        if i < 3:
+            for place in range(4):
+                at = (3 - place) * 2.6
+                kept = lit[place]
+                here = place == (lane if i == 0 else 0)
+                board.box(at, 0, 2.6, 1.2, "input" if here else None, shown[place], lit=kept, size=10)
+                board.text(at + 1.3, 1.55, f"bits {16 * place + 15} to {16 * place}", size=7, colour="#555555")
+                if i == 0:
+                    board.text(at + 1.3, -0.4, f"place {place}: {_sign(values[place])}", size=NOTE)
+        else:
+            board.box(5.2, 0, 2.6, 1.2, "input", f"{bits[lane]:04x}", size=10)
+            board.box(7.8, 0, 2.6, 1.2, None, "0000", size=10)
+            board.text(6.5, 1.55, "bits 31 to 16", size=7, colour="#555555")
+            board.text(9.1, 1.55, "bits 15 to 0", size=7, colour="#555555")
+            board.text(7.8, -0.4, f"a float32: {_sign(values[lane])}", size=NOTE)
+
+    hexadecimal = [f"{b:04x}" for b in reversed(bits)]
+    titles = ["a word", f"shifted right by {16 * lane}", "the low 16 bits alone", "16 zeros below"]
+    return filmstrip(
+        7.8, 2.3, draw, titles, columns=2, key=False,
+        alt=f"Four frames. A row of four boxes of 16 bits, in hexadecimal {', '.join(hexadecimal)} from the high "
+            f"end; the same shifted so that place {lane} stands lowest; that box alone; and that box over sixteen "
+            f"zeros, which as a float32 is {values[lane]:g}.",
+    )  # fmt: skip
+
+
+def conv_walk(W=4, first=8, steps=3, before=3, after=3):
+    """A program walks along a run: W slots of registers, one load a token; what it needs before the first is loaded once."""
+    low, high = first - W + 1 - before, first + steps + after
+
+    def draw(board, i):
+        t = first + i - 1  # frame 0: before the run
+        held = range(first - W + 1, first) if i == 0 else range(t - W + 1, t + 1)
+        new = list(held) if i == 0 else [t]
+        board.cells(
+            0, 0, 1, high - low, "input", size=(1, 1), label=[list(range(low, high))], lit=lambda r, c: low + c in new,
+            text_size=NOTE,
+        )  # fmt: skip
+        board.text(-0.3, 0.5, "x in memory", ha="right", size=NOTE)
+        start = first - W + 1 - low
+        left = start if i == 0 else start + i - 1
+        for slot in range(W):
+            j = held[0] + slot
+            filled = j in held
+            board.box(left + slot, 2.2, 1, 1, "input" if filled else None, str(j) if filled else "", lit=filled, size=9)
+        board.frame(Place(left, 2.2, W, 1), "program", width=1.8)
+        board.text(left - 0.3, 2.7, "registers", ha="right", size=NOTE)
+        for j in new:
+            board.arrow((j - low + 0.5, 1.05), (left + (j - held[0]) + 0.5, 2.15), "input", width=1.2)
+        board.cells(
+            first - low, 4.4, 1, steps, "output", label=[[str(first + s) if first + s <= t else "" for s in range(steps)]],
+            lit=lambda r, c: first + c <= t, text_size=NOTE,
+        )  # fmt: skip
+        board.text(first - low - 0.3, 4.9, "y", ha="right", size=NOTE)
+        if i:
+            board.arrow((left + W / 2, 3.25), (t - low + 0.5, 4.35), "output", width=1.2)
+
+    titles = [f"before the run: {W - 1} loads", *[f"t = {first + s}: 1 load" for s in range(steps)]]
+    return filmstrip(
+        7.8, 4.0, draw, titles, columns=2,
+        alt=f"{steps + 1} frames of a walk from token {first}: a row of inputs in memory and {W} registers "
+            f"below it. First {W - 1} inputs go into registers; then, at every token, one new input enters at "
+            "the right, an output leaves below, and the oldest input has dropped out at the left.",
+    )  # fmt: skip

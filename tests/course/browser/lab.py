@@ -1,0 +1,107 @@
+"""JupyterLab in headless Chromium: a server over a copy of the lessons, and a script that opens, runs and photographs them.
+
+Needs Chromium (or Chrome; `CHROMIUM` names another) and node with npm.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tools.kernel_environment import ROOT, kernel_environment
+
+PLAYWRIGHT = "playwright-core@1.65.1"
+NODE_FOLDER = ROOT / "build" / "browser"
+TOKEN = "course"
+THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+
+
+class Missing(Exception):
+    """A program that is not installed."""
+
+
+def chromium() -> str:
+    names = [os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"]
+    found = next(filter(None, map(shutil.which, filter(None, names))), None)
+    if found is None:
+        raise Missing("no Chromium: install the package `chromium`, or name one in CHROMIUM")
+    return found
+
+
+def playwright() -> Path:
+    """The folder in which node finds Playwright; installed there if it is not yet."""
+    if shutil.which("npm") is None:
+        raise Missing("no npm: install the package `npm`")
+    if not (NODE_FOLDER / "node_modules" / "playwright-core").exists():
+        NODE_FOLDER.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["npm", "install", "--no-fund", "--no-audit", "--prefix", NODE_FOLDER, PLAYWRIGHT], check=True)
+    return NODE_FOLDER
+
+
+@contextlib.contextmanager
+def lab(folder: Path, *, whole: bool = False):
+    """JupyterLab over a copy of the lessons in ``folder/course``, so that running them changes nothing; yields its address.
+
+    whole: keep every cell in the page, not only those near the viewport, so that the page can be measured.
+    """
+    shutil.copytree(ROOT / "notebooks", folder / "course" / "notebooks")
+    settings = {"apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
+    if whole:
+        settings["notebook-extension/tracker"] = {"windowingMode": "none"}
+    for name, values in settings.items():
+        file = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(values))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+    command += [f"--ServerApp.root_dir={folder / 'course'}", f"--IdentityProvider.token={TOKEN}"]
+    command += ["--LabApp.expose_app_in_browser=True", f"--LabApp.user_settings_dir={folder / 'settings'}"]
+    environment = kernel_environment({**os.environ, "JUPYTER_CONFIG_DIR": str(folder / "config")})
+    with open(folder / "lab.log", "w") as log:
+        server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        end = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/api?token={TOKEN}", timeout=2).close()
+                break
+            except (urllib.error.URLError, OSError):
+                assert server.poll() is None and time.monotonic() < end, (folder / "lab.log").read_text()
+                time.sleep(0.2)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+
+
+def run_all(
+    address: str, notebook: str, *, run: bool = True, screenshot: Path | None = None, pages: dict[str, Path] | None = None
+) -> list[dict]:
+    """Open a notebook of a lab and run all its cells; returns its code cells as JupyterLab then holds them.
+
+    run: False leaves the stored outputs. screenshot: where the first page goes. pages: theme -> the beginning of the paths
+    at which pictures of the whole length go, one a page.
+    """
+    job = {"url": f"{address}/lab/tree/{notebook}?token={TOKEN}", "run": run, "executablePath": chromium()}
+    job["screenshot"] = str(screenshot) if screenshot else None
+    job["pages"] = {THEMES[theme]: str(prefix) for theme, prefix in (pages or {}).items()}
+    command = ["node", Path(__file__).with_name("run_all.mjs"), json.dumps(job)]
+    environment = {**os.environ, "PLAYWRIGHT_FROM": str(playwright())}
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert child.returncode == 0, child.stderr
+    return json.loads(child.stdout)
+
+
+def errors(cells: list[dict]) -> dict[str, str]:
+    """Cell id -> the exception that it shows."""
+    return {c["id"]: o["ename"] for c in cells for o in c["outputs"] if o["output_type"] == "error"}

@@ -1,0 +1,49 @@
+"""Plausible wrong answers to lesson 02's turns, and what their diagnosis must say."""
+
+IN_FLIGHT = "def programs(block, loads, element_bytes, latency_ns, tb_per_s):\n    "
+ROOMS = """
+def best_warps(registers, shared_bytes):
+    def at_home(warps):
+        by_registers = 65536 // (32 * warps * registers)
+        by_shared_memory = 228 * 1024 // (shared_bytes + 1024)
+        return {}
+
+    return max((1, 2, 4, 8, 16), key=at_home)
+"""
+IDLE = """
+def idle(M, N, tile_m, tile_n, multiprocessors=132):
+    tiles = {}
+    waves = math.ceil(tiles / multiprocessors)
+    return {}
+"""
+RAGGED = "math.ceil(M / tile_m) * math.ceil(N / tile_n)"
+
+WRONG = {
+    "02-in-flight": [
+        (
+            IN_FLIGHT + "return math.ceil(1000 * latency_ns * tb_per_s / (block * element_bytes))",
+            "loads of a program are under way together",
+        ),
+        (IN_FLIGHT + "return math.ceil(latency_ns * tb_per_s / (block * loads * element_bytes))", "1,000 bytes"),
+        (IN_FLIGHT + "return int(1000 * latency_ns * tb_per_s) // (block * loads * element_bytes)", "round up"),
+    ],
+    "02-rooms": [
+        (ROOMS.format("min(2048 // (32 * warps), by_registers, by_shared_memory, 32)"), "You took the most programs"),
+        (ROOMS.format("warps * min(2048 // (32 * warps), by_registers, by_shared_memory)"), "limit on programs"),
+        (ROOMS.format("warps * min(2048 // (32 * warps), by_registers, 32)"), "limit on shared memory"),
+        (
+            ROOMS.format("warps * min(2048 // (32 * warps), by_registers, by_shared_memory, 32)").replace(
+                "(1, 2, 4, 8, 16)", "(16, 8, 4, 2, 1)"
+            ),
+            "Of equals take the smallest",
+        ),
+    ],
+    "02-idle": [
+        (IDLE.format(RAGGED, "1 - tiles % multiprocessors / multiprocessors"), "last wave alone"),
+        (IDLE.format(RAGGED, "tiles / (waves * multiprocessors)"), "busy share"),
+        (
+            IDLE.format("math.ceil(M * N / (tile_m * tile_n))", "1 - tiles / (waves * multiprocessors)"),
+            "round up along each axis",
+        ),
+    ],
+}

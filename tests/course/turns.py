@@ -1,0 +1,140 @@
+"""The "Your turn" cells of a lesson: found in its notebook, their answers in the block below, and how both are run.
+
+Nothing of a lesson is executed but what an answer needs: the `setup` cell, and of the cells between it and the turn
+imports, definitions, and assignments that call nothing (``tl.constexpr`` excepted). A cell tagged ``needed-by-turns`` is
+executed whole.
+"""
+
+import ast
+import contextlib
+import io
+import linecache
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from tools.kernel_environment import ROOT
+
+WHOLE = "needed-by-turns"
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One cell that the learner fills: its place in the notebook, its source, and the answer that stands below it."""
+
+    path: Path
+    index: int
+    id: str
+    source: str
+    solution: str  # the Markdown cell after it
+
+    @property
+    def step(self) -> str:
+        """The name of its check: ``01-guard`` for the cell ``guard-turn`` of lesson 01."""
+        return f"{self.path.name[:2]}-{self.id.removesuffix('-turn')}"
+
+    @property
+    def answer(self) -> str:
+        """The Python in its collapsed block; empty if there is none."""
+        found = re.search(r"<details>.*?```python\n(.*?)```.*?</details>", self.solution, flags=re.DOTALL)
+        return found[1] if found else ""
+
+    @property
+    def checked(self) -> list[str]:
+        """The names that its `check.step` calls give."""
+        calls = [node for node in ast.walk(ast.parse(self.source)) if isinstance(node, ast.Call)]
+        return [c.args[0].value for c in calls if ast.unparse(c.func) == "check.step" and c.args]
+
+
+def turns_of(path: Path) -> list[Turn]:
+    """The turns of the notebook at ``path``, in order."""
+    cells = nbformat.read(path, as_version=4).cells
+    after = [cell.source if cell.cell_type == "markdown" else "" for cell in cells[1:]] + [""]
+    return [
+        Turn(path, i, cell.id, cell.source, after[i])
+        for i, cell in enumerate(cells)
+        if cell.cell_type == "code" and cell.id.endswith("-turn")
+    ]
+
+
+def lessons(root: Path = ROOT) -> list[Path]:
+    return sorted(root.glob("notebooks/*.ipynb"))
+
+
+def without_magics(source: str) -> str:
+    """The same lines, those that only IPython understands left empty."""
+    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
+
+
+def calls_nothing(value: ast.expr | None) -> bool:
+    calls = [node for node in ast.walk(value) if isinstance(node, (ast.Call, ast.Await))] if value else []
+    return all(isinstance(call, ast.Call) and ast.unparse(call.func).endswith("constexpr") for call in calls)
+
+
+def needed(statement: ast.stmt) -> bool:
+    """Whether a statement of an earlier cell is executed: it defines something and computes nothing."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)):
+        return True
+    return isinstance(statement, (ast.Assign, ast.AnnAssign)) and calls_nothing(statement.value)
+
+
+def execute(source: str, namespace: dict, *, whole: bool = True) -> str:
+    """Execute a cell as IPython does, known to linecache; returns what it prints.
+
+    Not ``whole``: only what is ``needed``, a statement at a time; one that names what was left out is left out too.
+    """
+    filename = f"/turns/{len(linecache.cache)}.py"
+    source = without_magics(source)
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    body = ast.parse(source, filename).body
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for statement in body if whole else filter(needed, body):
+            with contextlib.suppress(*([] if whole else [NameError])):
+                exec(compile(ast.Module([statement], []), filename, "exec"), namespace)
+    return printed.getvalue()
+
+
+def namespace_of(turn: Turn) -> dict:
+    """What is defined where the turn's cell begins."""
+    namespace = {"__name__": "__main__"}
+    folder = os.getcwd()
+    os.chdir(turn.path.parent)
+    try:
+        for cell in nbformat.read(turn.path, as_version=4).cells[: turn.index]:
+            if cell.cell_type == "code" and not cell.id.endswith("-turn"):
+                whole = cell.id == "setup" or WHOLE in cell.metadata.get("tags", [])
+                execute(cell.source, namespace, whole=whole)
+    finally:
+        os.chdir(folder)
+    return namespace
+
+
+def names_of(statement: ast.stmt) -> set[str]:
+    """The names that a definition or an assignment binds."""
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return {statement.name}
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return {node.id for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def filled(turn: Turn, answer: str) -> str:
+    """The turn's cell with ``answer`` in place of what it defines. ``ValueError`` if the cell defines none of it."""
+    defined = {name for statement in ast.parse(answer).body for name in names_of(statement)}
+    lines = turn.source.splitlines()
+    stubs = [s for s in ast.parse(turn.source).body if isinstance(s, DEFINITIONS) and names_of(s) & defined]
+    if not stubs:
+        raise ValueError(f"{turn.step}: the answer defines {sorted(defined)}, and its cell none of them")
+    for stub in reversed(stubs):
+        first = min([stub.lineno, *(d.lineno for d in getattr(stub, "decorator_list", []))])
+        lines[first - 1 : stub.end_lineno] = answer.splitlines() if stub is stubs[0] else []
+    return "\n".join(lines)
+
+
+def said(turn: Turn, answer: str | None = None) -> str:
+    """What the turn's cell prints: as it stands, or with ``answer`` in place of the stub."""
+    return execute(turn.source if answer is None else filled(turn, answer), namespace_of(turn))

@@ -1,0 +1,94 @@
+"""Lesson 02's drawings and curves: they light what is asked for, count rightly, and say what they look like."""
+
+import itertools
+
+import pytest
+from matplotlib.colors import to_hex
+
+from kernels.lab import drawings, measured
+from kernels.lab.drawings.language import OUTLINE, fill
+from kernels.lab.drawings.machine import PARTS, resident
+from kernels.lab.roofline import RESULTS
+
+recorded_only = pytest.mark.skipif(not (RESULTS / "machine.json").is_file(), reason="not recorded yet")
+
+
+def fills(figure):
+    return {to_hex(patch.get_facecolor()).upper() for ax in figure.axes for patch in ax.patches}
+
+
+def texts(figure):
+    return {text.get_text(): to_hex(text.get_color()).upper() for ax in figure.axes for text in ax.texts}
+
+
+def test_the_machine_lights_what_is_asked_for():
+    assert {fill("program").upper(), fill("accumulator").upper(), fill("memory").upper()} <= fills(drawings.machine())
+    dram = drawings.machine(lit="DRAM", numbers=False)
+    assert fill("program").upper() not in fills(dram) and "Lit: DRAM." in dram.alt
+    assert texts(dram)["L2 cache"] == OUTLINE.upper() != texts(dram)["DRAM"]
+    for lit in itertools.combinations(PARTS, 2):
+        assert all(part in drawings.machine(lit=lit, numbers=False).alt for part in lit)
+
+
+def test_a_part_that_there_is_not_is_named():
+    with pytest.raises(ValueError, match="lit names 'L3'.*DRAM, L2"):
+        drawings.machine(lit=("L2", "L3"))
+
+
+@recorded_only
+def test_the_numbers_at_the_places_are_recorded_ones():
+    known = measured.numbers()
+    written = texts(drawings.machine())
+    assert f"{known['dram_ns']} ns away" in written and f"{known['dram_tb_per_s']:.1f} TB/s" in written
+    assert 0 < known["l1_ns"] < known["l2_ns"] < known["dram_ns"]
+    assert known["dram_tb_per_s"] < known["l2_tb_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("program", "room", "limits"),
+    [
+        ((8, 128, 49152), 2, {"registers"}),
+        ((8, 32, 0), 8, {"threads", "registers"}),
+        ((1, 16, 0), 32, {"programs"}),
+        ((4, 33, 0), 12, {"registers"}),  # 33 registers take 40
+        ((4, 32, 100 * 1024), 2, {"shared memory"}),
+    ],
+)
+def test_room_on_a_multiprocessor(program, room, limits):
+    count, allowed = resident(*program)
+    assert count == room and {name for name, value in allowed.items() if value == count} == limits
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda: drawings.program_on_threads(),
+        lambda: drawings.program_on_threads(block=256, warps=2, word=4),
+        lambda: drawings.latency_hiding(),
+        lambda: drawings.pipe(),
+        lambda: drawings.occupancy(),
+        lambda: drawings.occupancy(warps=1, registers=32, shared_bytes=0),
+        lambda: drawings.warp_load(),
+        lambda: drawings.waves(),
+        lambda: drawings.waves(programs=7, multiprocessors=2, rooms=2),
+        lambda: drawings.launch(),
+    ],
+)
+def test_drawings_can_be_shown_and_say_what_they_look_like(figure):
+    image, said = figure()._repr_png_()
+    assert image.startswith(b"\x89PNG") and len(said["alt"]) > 60
+
+
+@recorded_only
+@pytest.mark.parametrize(
+    "name", ["latency", "bytes_in_flight", "strides", "hiding", "waves", "smallest_and_largest", "puzzle"]
+)
+def test_curves_are_drawn_from_the_record(name):
+    image, said = getattr(measured, name)()._repr_png_()
+    assert image.startswith(b"\x89PNG") and len(said["alt"]) > 60
+
+
+@recorded_only
+def test_a_readers_own_times_are_drawn():
+    figure = measured.puzzle({(132, 32): 0.0123})
+    assert any("yours 12.3 ms" in text for text in texts(figure))
