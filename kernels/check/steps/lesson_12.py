@@ -76,7 +76,9 @@ def document_end(answer):
                 why = "tap w saw X[j] at j + W - 1 - w, not at j + w"
             elif torch.equal(got, j < ends):
                 why = "the time is what must stay inside, not j"
-            elif torch.equal(got, j - (W - 1) + w >= ends - torch.tensor(lengths).repeat_interleave(torch.tensor(lengths))):
+            elif torch.equal(
+                got, j - (W - 1) + w >= ends - torch.tensor(lengths).repeat_interleave(torch.tensor(lengths))
+            ):
                 why = "that is the forward pass's mask, at the document's beginning"
             else:
                 why = "compare the time with the end of X[j]'s own document"
