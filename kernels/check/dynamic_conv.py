@@ -155,7 +155,9 @@ _FORWARD = Operator(
     mistakes={
         f"the dilation is left out: {_READS}": lambda x, k, w, W, n: at(x, -_undilated(w, W, n)) * k[..., w],
         f"the dilation multiplies w alone: {_READS}": lambda x, k, w, W, n: at(x, -_half_dilated(w, W, n)) * k[..., w],
-        f"the dilation multiplies W - 1 alone: {_READS}": lambda x, k, w, W, n: at(x, -_other_half(w, W, n)) * k[..., w],
+        f"the dilation multiplies W - 1 alone: {_READS}": lambda x, k, w, W, n: (
+            at(x, -_other_half(w, W, n)) * k[..., w]
+        ),
         f"the taps are reversed: {_READS}": lambda x, k, w, W, n: at(x, -w * n) * k[..., w],
         f"the window is one tap late: {_READS}": lambda x, k, w, W, n: at(x, (w - W + 2) * n) * k[..., w],
         f"the window is one tap early: {_READS}": lambda x, k, w, W, n: at(x, (w - W) * n) * k[..., w],
@@ -181,7 +183,9 @@ _DX = Operator(
         f"the dilation multiplies w alone: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], _half_dilated(w, W, n)),
         f"the dilation multiplies W - 1 alone: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], _other_half(w, W, n)),
         f"the diagonal is reversed: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], w * n),
-        f"the past is gathered, dx needs the future: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], (w - W + 1) * n),
+        f"the past is gathered, dx needs the future: {_SAW}": lambda dy, k, w, W, n: at(
+            dy * k[..., w], (w - W + 1) * n
+        ),
         f"the window is one tap late: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], (W - w) * n),
         f"the window is one tap early: {_SAW}": lambda dy, k, w, W, n: at(dy * k[..., w], (W - 2 - w) * n),
         "dy is read at time t: it must be read at t + (W - 1 - w) * dilation": (

@@ -13,7 +13,7 @@ from pathlib import Path
 #: The parts whose lessons are made as docs/writing_a_lesson.md says; the rules marked with it hold for these alone.
 NEW_PATTERN = ("0", "1")
 #: Lessons of these parts that are not yet rewritten: exempt from those rules, and from what they say of all lessons.
-NOT_YET_REWRITTEN = {"12"}
+NOT_YET_REWRITTEN: set[str] = set()
 
 RULES = []
 GENERATED_ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

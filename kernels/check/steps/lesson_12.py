@@ -49,38 +49,33 @@ def reversed_taps(answer):
 
 @step("12-end", "the mask that ends with the document")
 def document_end(answer):
-    """Documents of many lengths, empty ones too, every tap."""
+    """Documents of many lengths, empty ones too, every tap at once, so that no two mistakes look alike."""
     for lengths in ((4, 5), (3, 0, 7), (0, 1, 1, 6), (5, 0)):
         cu = torch.tensor([0, *lengths]).cumsum(0)
         T, W = int(cu[-1]), 4
-        j = torch.arange(T)
-        ends = torch.cat([torch.full((n,), int(end)) for n, end in zip(lengths, cu[1:])])
-        for w in (1, 0, 2, 3):  # at w = 0 some mistakes look alike
-            t = j + W - 1 - w
-            wanted = t < ends
-            got = answer(j.clone(), w, W, cu.clone())
-            if not isinstance(got, torch.Tensor) or tuple(got.shape) != (T,):
-                return f"it must return {T} truth values, one for each place of j, and gives {got!r}"
-            got = got.bool()
-            if torch.equal(got, wanted):
-                continue
-            case = f"cu_seqlens = {cu.tolist()}, W = {W}"
-            place = int((got != wanted).nonzero()[0])
-            detail = f"tap {w} saw X[{place}] at t = {int(t[place])}, and the document ends before {int(ends[place])}"
-            said = "counts" if got[place] else "does not count"
-            if torch.equal(got, t < T):
-                why = "this asks for the end of the line, not of the document: the published mistake"
-            elif torch.equal(got, t <= ends):
-                why = "cu[n + 1] is the first token of the next document"
-            elif torch.equal(got, j + w < ends):
-                why = "tap w saw X[j] at j + W - 1 - w, not at j + w"
-            elif torch.equal(got, j < ends):
-                why = "the time is what must stay inside, not j"
-            elif torch.equal(got, j - (W - 1) + w >= ends - torch.tensor(lengths).repeat_interleave(torch.tensor(lengths))):
-                why = "that is the forward pass's mask, at the document's beginning"
-            else:
-                why = "compare the time with the end of X[j]'s own document"
-            return f"{case}: {detail}, but it {said}: {why}"
+        j, w = torch.arange(T), torch.arange(W)[:, None]
+        begins, ends = (side.repeat_interleave(torch.tensor(lengths)) for side in (cu[:-1], cu[1:]))
+        t = j + W - 1 - w
+        rows = [answer(j.clone(), tap, W, cu.clone()) for tap in range(W)]
+        for row in rows:
+            if not isinstance(row, torch.Tensor) or tuple(row.shape) != (T,):
+                return f"it must return {T} truth values, one for each place of j, and gives {row!r}"
+        got, wanted = torch.stack(rows).bool(), t < ends
+        if torch.equal(got, wanted):
+            continue
+        tap, place = (got != wanted).nonzero()[0].tolist()
+        mistakes = (
+            (t < T, "this asks for the end of the line, not of the document: the published mistake"),
+            (t <= ends, "cu[n + 1] is the first token of the next document"),
+            (j + w < ends, "tap w saw X[j] at j + W - 1 - w, not at j + w"),
+            ((j < ends).expand(W, T), "the time is what must stay inside, not j"),
+            (j - W + 1 + w >= begins, "that is the forward pass's mask, at the document's beginning"),
+        )
+        why = next((why for mask, why in mistakes if torch.equal(got, mask)), "compare with the end of X[j]'s own document")
+        return (
+            f"cu_seqlens = {cu.tolist()}, W = {W}: tap {tap} saw X[{place}] at t = {int(t[tap, place])}, and the document "
+            f"ends before {int(ends[place])}, but it {'counts' if got[tap, place] else 'does not count'}: {why}"
+        )
     return ""
 
 

@@ -19,7 +19,7 @@ from kernels.lab.drawings.conv1d import (
     conv_words,
     word_bits,
 )
-from kernels.lab.drawings.conv1d_backward import conv_partial_sums, conv_passes, conv_sums, conv_who_saw
+from kernels.lab.drawings.conv1d_backward import conv_passes, conv_sums, conv_who_saw
 from kernels.lab.drawings.machine import (
     latency_hiding,
     launch,
@@ -37,7 +37,6 @@ __all__ = [
     "conv_band",
     "conv_banks",
     "conv_loads",
-    "conv_partial_sums",
     "conv_passes",
     "conv_state",
     "conv_sums",

@@ -83,8 +83,8 @@ def conv_sums(W: int = 3, RUN: int = 4) -> Filmstrip:
         board.text(start * wide + wide / 2 + 0.3, top + high + 0.5, "complete", size=NOTE, ha="left")
         board.arrow((start * wide + wide / 2, top + high), (start * wide + wide / 2, below), "output")
         board.cells(
-            0, below, 1, RUN + W - 1, "output", size=(wide, tall), label=lambda _, j: f"dx$_{j}$" if j < RUN else "next run's",
-            lit=lambda _, j: j <= start, text_size=7,
+            0, below, 1, RUN + W - 1, "output", size=(wide, tall), lit=lambda _, j: j <= start, text_size=7,
+            label=lambda _, j: f"dx$_{j}$" if j < RUN else "next run's",
         )  # fmt: skip
         board.text(-0.25, below + tall / 2, "stored", size=NOTE, ha="right")
 
@@ -101,7 +101,7 @@ def conv_sums(W: int = 3, RUN: int = 4) -> Filmstrip:
 
 
 def conv_passes(W: int = 4):
-    """One pass a gradient beside one walk: which kernel reads and writes which tensor, in tensors of the input's size."""
+    """One pass for each gradient beside one walk: which kernel reads and writes what, in tensors of the input's size."""
 
     def tensors(board, x, y, names, role_of):
         places = {}
@@ -127,37 +127,12 @@ def conv_passes(W: int = 4):
 
     def draw(board):
         panel(board, 0, (("dk kernel", 0.4, 1.8, ("x", "dy"), ("dk",)), ("dx kernel", 3.1, 1.8, ("dy", "k"), ("dx",))),
-              "one pass a gradient", f"dy leaves memory twice: 2W + 4 = {2 * W + 4}")  # fmt: skip
+              "one pass for each gradient", f"dy leaves memory twice: 2W + 4 = {2 * W + 4}")  # fmt: skip
         panel(board, 13.6, (("one walk", 1.4, 2.6, ("x", "dy", "k"), ("dk", "dx")),),
               "one walk", f"everything crosses once: 2W + 3 = {2 * W + 3}")  # fmt: skip
 
     alt = (
-        "Two dataflows. Left, two kernels: the dk kernel reads x and dy and writes dk, the dx kernel reads dy and k and writes "
-        "dx, so two arrows leave dy. Right, one kernel reads x, dy and k and writes dk and dx, one arrow for each tensor."
+        "Two dataflows. Left, two kernels: the dk kernel reads x and dy and writes dk, the dx kernel reads dy and k and "
+        "writes dx, so two arrows leave dy. Right, one kernel reads x, dy and k and writes dk and dx: one arrow for each."
     )
     return drawing(8, 2.6, draw, alt=alt)
-
-
-def conv_partial_sums(programs: int = 4, columns: int = 6):
-    """Each program's own row of partial sums, then every column added from the top down."""
-
-    def draw(board):
-        runs = board.cells(0, 0, programs, 1, "time", size=(3.0, 0.9), label=lambda p, _: f"tokens of run {p}")
-        rows = board.cells(6.4, 0, programs, columns, "accumulator", size=(1.0, 0.9))
-        for p in range(programs):
-            board.box(3.9, p * 0.9 + 0.1, 1.6, 0.7, "program", f"program {p}", size=7)
-            board.arrow(runs.cell(p, 0).side("right"), (3.9, p * 0.9 + 0.45))
-            board.arrow((5.5, p * 0.9 + 0.45), rows.cell(p, 0).side("left"))
-        board.text(6.4 + columns / 2, -0.4, "partial sums, [programs, D · W]", size=NOTE)
-        low = programs * 0.9 + 1.3
-        total = board.cells(6.4, low, 1, columns, "output", size=(1.0, 0.9))
-        for c in range(columns):
-            board.arrow(rows.cell(0, c).side("top", 0.5), total.cell(0, c).side("top"), "accumulator", width=1.0)
-        board.text(6.2, low + 0.45, "dk, shared", size=NOTE, ha="right")
-        board.text(6.6 + columns, programs * 0.45, "always from the\ntop down", size=NOTE, ha="left")
-
-    alt = (
-        f"{programs} runs of tokens, a program for each, and for each program one row of partial sums. Arrows lead down every "
-        "column, from the first row to the last, into one row below: the gradient of the shared weights."
-    )
-    return drawing(6.4, 2.7, draw, alt=alt)

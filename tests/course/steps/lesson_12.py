@@ -35,7 +35,10 @@ WRONG = {
         (dk("dy * F.pad(x, (0, 0, W - 1 - w, 0))[:, : x.shape[1]]"), "lesson 10's order"),
         (dk("dy * F.pad(x, (0, 0, 0, w))[:, w:]"), "these taps look back"),
         (dk("", "dk[:, :, :, w] = F.pad(dy * x, (0, 0, w, 0))[:, : x.shape[1]]"), "dy is moved along with x"),
-        (dk("dy * F.pad(x.flatten(0, 1), (0, 0, w, 0))[: len(x) * x.shape[1]].view_as(x)"), "the last inputs of sequence 0"),
+        (
+            dk("dy * F.pad(x.flatten(0, 1), (0, 0, w, 0))[: len(x) * x.shape[1]].view_as(x)"),
+            "the last inputs of sequence 0",
+        ),
         (dk("dy * x"), "the gradient of k["),
     ],
     "12-end": [
