@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import runtime
 from kernels.common.launch import launch
+from kernels.common.precision import convolution_in_tf32
 from kernels.conv_wgrad.depthwise import column_sums, depthwise, taps_at_once
 from kernels.conv_wgrad.geometry import tile_waste
 from kernels.conv_wgrad.pixels import (
@@ -178,7 +179,7 @@ def has_descriptor(rows):
 
 def float32_precision():
     """How torch wants float32 convolutions multiplied: ``"tf32"`` or ``"ieee"``."""
-    return "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
+    return "tf32" if convolution_in_tf32() else "ieee"
 
 
 def size_class(g, dtype):

@@ -9,6 +9,7 @@ import triton
 
 from kernels import runtime
 from kernels.common.configs import configuration
+from kernels.common.precision import matmul_in_tf32
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention import mod_ops
 from kernels.flex_attention.score_mod_compiler import BoundMod
@@ -190,8 +191,7 @@ class Problem:
     @property
     def precision(self):
         """How float32 is multiplied: as torch is set."""
-        exact = torch.get_float32_matmul_precision() == "highest"
-        return "ieee" if self.dtype == torch.float32 and exact else "tf32"
+        return "ieee" if self.dtype == torch.float32 and not matmul_in_tf32() else "tf32"
 
 
 def _lists(num_blocks, indices):
