@@ -1,5 +1,6 @@
 """Checks of arguments, made before anything is launched: each error names the argument, what it got and what it needs."""
 
+import numbers
 import os
 
 import torch
@@ -44,6 +45,12 @@ def check_choice(name, value, choices):
     """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, needs one of {', '.join(repr(c) for c in choices)}")
+
+
+def check_number(name, value):
+    """Raise ``ValueError`` unless ``value`` is a real number, of Python or numpy, or ``None``."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+        raise ValueError(f"{name} is {value!r}, needs a number or None")
 
 
 def values_checked(tensor):

@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import runtime
+from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
 from kernels.common.precision import convolution_in_tf32
 from kernels.conv_wgrad.depthwise import column_sums, depthwise, taps_at_once
@@ -173,7 +174,7 @@ def has_descriptor(rows):
     if runtime.interpreted:
         there = rows.dtype != torch.bfloat16  # the interpreter's float32 copies are made of tensors, not of descriptors
     else:
-        there = torch.cuda.get_device_capability(rows.device)[0] >= 9
+        there = is_cuda_architecture(rows.device, 9, 10, 11, 12)
     return there and rows.data_ptr() % 16 == 0 and rows.stride(0) >= rows.shape[1] and rows.shape[0] < 2**31
 
 

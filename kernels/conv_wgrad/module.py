@@ -23,7 +23,7 @@ class Conv2d(nn.Conv2d):
     def forward(self, input):
         """y [N, Co, P, Q] of ``input`` [N, Ci, H, W], or the same without N."""
         if isinstance(input, torch.Tensor) and input.ndim == 3:
-            return self(input[None])[0]
+            return self.forward(input[None])[0]  # not self(...): hooks are called once a call
         check_tensor("input", input, (None, self.in_channels, None, None), "[N, Ci, H, W]")
         padding = self._zeros_around()
         if self.padding_mode != "zeros":

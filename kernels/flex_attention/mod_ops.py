@@ -115,7 +115,7 @@ def power(a, b):
 def whole_power(a, b):
     """a^b of integers, b >= 0, by squaring."""
     result = a * 0 + 1
-    for bit in tl.static_range(5):
+    for bit in tl.static_range(31):  # of an int32 that is not negative; a base of 1 or -1 may have any exponent
         result = tl.where(((b >> bit) & 1) != 0, result * a, result)
         a = a * a
     return result

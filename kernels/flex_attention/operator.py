@@ -5,7 +5,7 @@ import math
 import torch
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
-from kernels.common.validate import check_tensor
+from kernels.common.validate import check_number, check_tensor
 from kernels.flex_attention import backward as backward_pass
 from kernels.flex_attention import decoding, hopper, hopper_backward
 from kernels.flex_attention import forward as forward_pass
@@ -68,10 +68,7 @@ def flex_attention(
     Source: Dong et al., 2024, arXiv:2412.05496; Dao, 2023, arXiv:2307.08691.
     """
     problem = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
-    if return_lse and return_aux is not None:
-        raise ValueError("return_lse and return_aux are both given, need one: return_aux=AuxRequest(lse=True)")
-    if return_aux is not None and not isinstance(return_aux, AuxRequest):
-        raise ValueError(f"return_aux is {return_aux!r}, needs an AuxRequest")
+    _check_returns(return_lse, return_aux)
     want_top = return_aux is not None and return_aux.max_scores
     learned = [] if problem.score is None else problem.score.learned
     o, lse, top = _Attention.apply(problem, want_top, query, key, value, *learned)
@@ -109,6 +106,13 @@ class _Attention(torch.autograd.Function):
         return None, None, *grads
 
 
+def _check_returns(return_lse, return_aux):
+    if return_lse and return_aux is not None:
+        raise ValueError("return_lse and return_aux are both given, need one: return_aux=AuxRequest(lse=True)")
+    if return_aux is not None and not isinstance(return_aux, AuxRequest):
+        raise ValueError(f"return_aux is {return_aux!r}, needs an AuxRequest")
+
+
 def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
     """The checked call."""
     check_tensor("query", query, (None, None, None, None), "[B, Hq, M, D]")
@@ -125,8 +129,7 @@ def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
         raise ValueError(f"key has {Hkv} heads, needs {Hq}, those of query; with enable_gqa=True a divisor of {Hq}")
     if (Hkv == 0) != (Hq == 0) or (Hkv and Hq % Hkv):
         raise ValueError(f"key has {Hkv} heads, needs a divisor of {Hq}, the heads of query")
-    if scale is not None and not isinstance(scale, int | float):
-        raise ValueError(f"scale is {scale!r}, needs a number or None")
+    check_number("scale", scale)
     for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", getattr(block_mask, "mask_mod", None))):
         if mod is not None and not callable(mod):
             raise ValueError(f"{name} is {mod!r}, needs a function")
@@ -211,8 +214,21 @@ def _check_block_mask(block_mask, B, Hq, M, N, device):
             raise ValueError(f"block_mask is on {tensor.device}, needs {device}, the device of query")
 
 
-def explain(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, kernel_options=None):
+def explain(
+    query,
+    key,
+    value,
+    score_mod=None,
+    block_mask=None,
+    scale=None,
+    enable_gqa=False,
+    return_lse=False,
+    kernel_options=None,
+    *,
+    return_aux=None,
+):
     """How ``flex_attention`` would run these arguments, and why, as text. Reads the mask's counts: waits for the GPU."""
+    _check_returns(return_lse, return_aux)
     p = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     splits, _, reason = decoding.choose(p)
     way = f"{'decoding' if splits else 'one program a tile of queries'}: {reason}"

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kernels.common.autograd import refuse_second_derivative
 from kernels.common.sequences import check_cu_seqlens
-from kernels.common.validate import check_choice, check_slots, check_tensor
+from kernels.common.validate import check_choice, check_number, check_slots, check_tensor
 from kernels.recurrent_attention import backward as backward_pass
 from kernels.recurrent_attention import chunk_backward, chunk_decays, chunk_forward
 from kernels.recurrent_attention import forward as forward_pass
@@ -204,8 +204,7 @@ def _check_token(q, k, v, g, g_gamma, gk, gv, scale, lead):
         check_tensor("gk", gk, (*rows, H, K), f"[{names}, H, K]", like=like)
     if gv is not None:
         check_tensor("gv", gv, (*rows, H, v.shape[-1]), f"[{names}, H, V]", like=like)
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
-        raise ValueError(f"scale is {scale!r}, needs a number, or None for K ** -0.5")
+    check_number("scale", scale)
 
 
 def _name(dtype):
