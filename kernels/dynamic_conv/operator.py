@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.common.autograd import refuse_second_derivative
+from kernels.common.operator import public, refuse_second_derivative
 from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_slots, check_tensor
 from kernels.dynamic_conv import backward as backward_pass
@@ -13,6 +13,7 @@ from kernels.dynamic_conv.words import channels_per_word
 ACTIVATIONS = (None, "silu")
 
 
+@public
 def dynamic_conv(
     x,
     weight,
@@ -65,6 +66,7 @@ def dynamic_conv(
     return (y, state) if output_final_state else y
 
 
+@public
 def dynamic_conv_step(x, weight, state, *, bias=None, residual=None, activation=None, slots=None):
     """One token of ``dynamic_conv`` for each sequence, for decoding; ``state`` is shifted in place. Not differentiable.
 

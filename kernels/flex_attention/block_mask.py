@@ -122,7 +122,8 @@ def document_block_mask(ids, *, causal=True, BLOCK_SIZE=128):
     BLOCK_SIZE = _pair(BLOCK_SIZE)
     T = ids.shape[-1]
     q0, q1, k0, k1, inside = _edges(T, T, BLOCK_SIZE, ids.device)
-    (q_least, q_most), (k_least, k_most) = (_range_of_blocks(ids if ids.ndim == 2 else ids[None], size) for size in BLOCK_SIZE)
+    rows = ids if ids.ndim == 2 else ids[None]
+    (q_least, q_most), (k_least, k_most) = (_range_of_blocks(rows, size) for size in BLOCK_SIZE)
     q_least, q_most = q_least[:, :, None], q_most[:, :, None]  # [B, R, 1]
     k_least, k_most = k_least[:, None, :], k_most[:, None, :]  # [B, 1, C]
     some = (k_least <= q_most) & (k_most >= q_least)  # ids that fall may leave a block without a pair: it is partial then

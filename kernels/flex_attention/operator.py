@@ -5,6 +5,7 @@ import math
 import torch
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
+from kernels.common.operator import public
 from kernels.common.validate import check_number, check_tensor
 from kernels.flex_attention import backward as backward_pass
 from kernels.flex_attention import decoding, hopper, hopper_backward
@@ -17,6 +18,7 @@ LN2 = math.log(2)
 KNOWN_OPTIONS = (*OPTIONS, *(f"bwd_{name}" for name in OPTIONS), "DETERMINISTIC")
 
 
+@public
 @torch.compiler.disable
 def flex_attention(
     query,

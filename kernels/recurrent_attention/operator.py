@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.common.autograd import refuse_second_derivative
+from kernels.common.operator import public, refuse_second_derivative
 from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_number, check_slots, check_tensor
 from kernels.recurrent_attention import backward as backward_pass
@@ -14,6 +14,7 @@ MODES = ("auto", "recurrent", "chunk")
 SHORT = 16  # tokens along time up to which the recurrence takes no more steps than a chunk has rows to fill
 
 
+@public
 def recurrent_attention(
     q,
     k,
@@ -93,6 +94,7 @@ def recurrent_attention(
     return o, final_state if output_final_state else None
 
 
+@public
 def recurrent_attention_step(q, k, v, state, *, g=None, g_gamma=None, gk=None, gv=None, scale=None, slots=None):
     """One token of ``recurrent_attention`` for each sequence, for decoding; updates ``state`` in place. Not differentiable.
 
