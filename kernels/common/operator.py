@@ -37,6 +37,8 @@ def refuse_transforms(name, given):
             f"{name} cannot run under torch.func's {transform}: kernels have no rule for it. "
             "Gradients: torch.autograd.grad or backward(); batches: the batch dimension."
         )
+    if any(isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
+        raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
     if forward_ad._current_level >= 0 and any(
         isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given
     ):
@@ -44,6 +46,42 @@ def refuse_transforms(name, given):
             f"{name} has no forward-mode derivative: its kernels compute gradients (backward mode) alone. "
             "For tangents use its reference, which is plain PyTorch."
         )
+
+
+def autocast(*tensors):
+    """``tensors`` in the dtype of ``torch.autocast`` where it is on; float64 and what is no tensor stays as it is."""
+    kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):  # torch asks no other device for its own
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in _CAST else t for t in tensors)
+
+
+_CAST = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def once_differentiable(operator, grads, given, room=None):
+    """``grads`` of a backward pass, such that differentiating them again says what is missing.
+
+    Args:
+        operator, room: as ``refuse_second_derivative``.
+        grads: the gradients, ``None`` among them.
+        given: the tensors that they were made from.
+    """
+    if not torch.is_grad_enabled():
+        return grads
+    return _Once.apply(operator, room, len(grads), *grads, *given)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, operator, room, count, *tensors):
+        ctx.refuse = refuse_second_derivative(operator, room)
+        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        ctx.refuse(ctx, *grads)
 
 
 def refuse_second_derivative(operator, room=None):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels import runtime
-from kernels.common.operator import public, refuse_second_derivative
+from kernels.common.operator import autocast, public, refuse_second_derivative
 from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor
 from kernels.conv_wgrad import backward as portable
 from kernels.conv_wgrad import blackwell, hopper
@@ -158,7 +158,7 @@ def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     Raises:
         ValueError: an argument's type, shape, dtype or device does not fit; the filter is larger than the padded input.
     """
-    input, weight, bias = _autocast(input, weight, bias)
+    input, weight, bias = autocast(input, weight, bias)
     check_tensor("input", input, (None, None, None, None), "[N, H, W, Ci]")
     like = {"dtypes": (input.dtype,), "like": ("input", input)}
     check_tensor("weight", weight, (None, None, None, None), "[Co, R, S, Ci/groups]", **like)
@@ -179,7 +179,7 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
     """
     if isinstance(input, Tensor) and input.ndim == 3:
         return conv2d_layer(input[None], weight, bias, stride, padding, dilation, groups, padding_mode)[0]
-    input, weight, bias = _autocast(input, weight, bias)
+    input, weight, bias = autocast(input, weight, bias)
     kept = {"like": ("input", input), "dtypes": (getattr(input, "dtype", None),)}  # any dtype and device; weight has the same
     (Co, Ci_group, R, S), legend = _sizes(weight), "[Co, Ci/groups, R, S]"
     check_tensor("input", input, (None, Ci_group * groups, None, None), "[N, Ci, H, W]", **kept)
@@ -198,14 +198,6 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
 def _sizes(tensor):
     """A tensor's shape, in integers where ``torch.jit.trace`` makes tensors of it."""
     return tuple(int(size) for size in tensor.shape) if torch.jit.is_tracing() else tuple(tensor.shape)
-
-
-def _autocast(input, *rest):
-    kind = input.device.type if isinstance(input, Tensor) else ""
-    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):  # torch asks no other device for its own
-        dtype = torch.get_autocast_dtype(kind)
-        return tuple(t.to(dtype) if isinstance(t, Tensor) else t for t in (input, *rest))
-    return input, *rest
 
 
 def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype):

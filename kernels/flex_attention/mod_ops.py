@@ -139,9 +139,10 @@ def add_to_sink(
 ):  # fmt: skip
     """Add ``value`` to ``sink[index]`` wherever ``live``, summed first along the axes that the index does not depend on.
 
-    sink is ``(sums, scale)``. PASS ``"add"``: sums are float32 and the order of the additions is free. Two more passes give
-    the same bits every time, because integers can be added in any order: ``"measure"`` keeps the largest addend in scale,
-    ``"count"`` adds ``value * scale`` to int64 sums.
+    sink is ``(sums, scale, rest)``. PASS ``"add"``: sums are float32 and the order of the additions is free. Two more passes
+    give the same bits every time, because integers can be added in any order: ``"measure"`` keeps the largest finite addend
+    in scale, ``"count"`` adds ``value * scale`` to int64 sums, and what is not finite to the float32 rest, whose sum (an
+    infinity, or NaN) does not depend on the order either.
     """
     value = tl.where(live, value, 0.0)
     if OVER_Q:
@@ -149,10 +150,12 @@ def add_to_sink(
     if OVER_KV:
         value = tl.sum(value, 1, keep_dims=True)
     index = tl.zeros(value.shape, tl.int32) + index
+    finite = tl.abs(value) < float("inf")  # NaN is not
     if PASS == "measure":
-        tl.atomic_max(sink[1], tl.max(tl.abs(value)), sem="relaxed")
+        tl.atomic_max(sink[1], tl.max(tl.where(finite, tl.abs(value), 0.0)), sem="relaxed")
     elif PASS == "count":
-        counts = (value * tl.load(sink[1])).to(tl.int64)
+        counts = (tl.where(finite, value, 0.0) * tl.load(sink[1])).to(tl.int64)
         tl.atomic_add(sink[0] + index, counts, mask=counts != 0, sem="relaxed")
+        tl.atomic_add(sink[2] + index, value, mask=finite == 0, sem="relaxed")
     else:
         tl.atomic_add(sink[0] + index, value, mask=value != 0, sem="relaxed")

@@ -5,7 +5,7 @@ import math
 import torch
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
-from kernels.common.operator import public
+from kernels.common.operator import autocast, once_differentiable, public, refuse_transforms
 from kernels.common.validate import check_number, check_tensor
 from kernels.flex_attention import backward as backward_pass
 from kernels.flex_attention import decoding, hopper, hopper_backward
@@ -69,6 +69,9 @@ def flex_attention(
 
     Source: Dong et al., 2024, arXiv:2412.05496; Dao, 2023, arXiv:2307.08691.
     """
+    if torch.jit.is_tracing():
+        raise RuntimeError("flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result")
+    query, key, value = autocast(query, key, value)
     problem = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     _check_returns(return_lse, return_aux)
     want_top = return_aux is not None and return_aux.max_scores
@@ -91,21 +94,22 @@ class _Attention(torch.autograd.Function):
             o, lse, top = hopper.forward(problem, query, key, value, want_top)
         else:
             o, lse, top = forward_pass.forward(problem, query, key, value, want_top)
-        ctx.problem = problem
-        ctx.save_for_backward(query, key, value, o, lse, *learned)
+        ctx.problem, others = problem.parted()
+        ctx.save_for_backward(query, key, value, o, lse, *others)
         ctx.set_materialize_grads(False)
         if top is not None:
             ctx.mark_non_differentiable(top)
         return o, lse, top
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, do, dlse, dtop):
-        query, key, value, o, lse, *learned = ctx.saved_tensors
+        query, key, value, o, lse, *others = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        needs = ctx.needs_input_grad[2:]
-        grads = backward_pass.backward(ctx.problem, do, dlse, query, key, value, o, lse, needs[:3], any(needs[3:]))
-        return None, None, *grads
+        refuse_transforms("flex_attention's backward pass", (do,))
+        problem, needs = ctx.problem.with_tensors(others), ctx.needs_input_grad[2:]
+        with torch.no_grad():
+            grads = backward_pass.backward(problem, do, dlse, query, key, value, o, lse, needs[:3], any(needs[3:]))
+        return None, None, *once_differentiable("flex_attention", grads, (query, key, value, do, dlse))
 
 
 def _check_returns(return_lse, return_aux):
@@ -231,6 +235,7 @@ def explain(
 ):
     """How ``flex_attention`` would run these arguments, and why, as text. Reads the mask's counts: waits for the GPU."""
     _check_returns(return_lse, return_aux)
+    query, key, value = autocast(query, key, value)
     p = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     splits, _, reason = decoding.choose(p)
     way = f"{'decoding' if splits else 'one program a tile of queries'}: {reason}"

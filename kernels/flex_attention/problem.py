@@ -1,7 +1,7 @@
 """What one call asks for, checked and put in the kernels' terms: sizes, compiled mods, lists of blocks, launch options."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -24,6 +24,24 @@ def table_options(kernel, key, device):
 
 
 @dataclass
+class BlockLists:
+    """The lists of a block mask, without its mask mod."""
+
+    BLOCK_SIZE: tuple[int, int]
+    kv_num_blocks: torch.Tensor | None
+    kv_indices: torch.Tensor | None
+    full_kv_num_blocks: torch.Tensor | None
+    full_kv_indices: torch.Tensor | None
+    q_num_blocks: torch.Tensor | None
+    q_indices: torch.Tensor | None
+    full_q_num_blocks: torch.Tensor | None
+    full_q_indices: torch.Tensor | None
+
+
+BlockLists.NAMES = tuple(field.name for field in fields(BlockLists))[1:]
+
+
+@dataclass
 class Problem:
     """Sizes as in the docstring of ``flex_attention``; score and mask: the compiled mods, or ``None``."""
 
@@ -39,13 +57,41 @@ class Problem:
     scale: float
     score: BoundMod | None
     mask: BoundMod | None
-    block_mask: masks.BlockMask | None
+    block_mask: masks.BlockMask | BlockLists | None
     options: dict
 
     @property
     def G(self):
         """Query heads that share a key head."""
         return self.Hq // max(self.Hkv, 1)
+
+    # What autograd has to know of: the tensors, beside query, key and value, that both passes read.
+
+    def parted(self):
+        """``(problem without tensors, tensors)``: captured ones and lists of blocks, for autograd to save."""
+        bare = {}
+        tensors = []
+        for name in ("score", "mask"):
+            if (mod := getattr(self, name)) is not None:
+                tensors += mod.captured
+                bare[name] = replace(mod, captured=(None,) * len(mod.captured))
+        if self.block_mask is not None:
+            lists = [getattr(self.block_mask, name) for name in BlockLists.NAMES]
+            tensors += lists
+            bare["block_mask"] = BlockLists(self.block_mask.BLOCK_SIZE, *[None] * len(lists))
+        return replace(self, **bare), tensors
+
+    def with_tensors(self, tensors):
+        """The problem again, from ``parted``'s two, whose tensors autograd may have moved and given back."""
+        tensors = iter(tensors)
+        whole = {
+            name: replace(mod, captured=tuple(next(tensors) for _ in mod.captured))
+            for name in ("score", "mask")
+            if (mod := getattr(self, name)) is not None
+        }
+        if self.block_mask is not None:
+            whole["block_mask"] = BlockLists(self.block_mask.BLOCK_SIZE, *tensors)
+        return replace(self, **whole)
 
     def shared(self, key):
         """Batch rows that share a batch row of ``key``."""

@@ -109,9 +109,9 @@ class _Function:
         for i, node in enumerate(self.trace.tables):
             if f"{self.table_name(i)} " in text or f"{self.table_name(i)})" in text:
                 val = node.meta["val"]
-                unpack.append(
-                    f"{self.table_name(i)} = tables[{i}]  # {str(val.dtype).removeprefix('torch.')} {list(val.shape)}"
-                )
+                # Its kind, not its sizes: text that differs with a length would be compiled anew for each.
+                kind = f"{str(val.dtype).removeprefix('torch.')} [{', '.join('.' * val.ndim)}]"
+                unpack.append(f"{self.table_name(i)} = tables[{i}]  # {kind}")
         body = textwrap.indent("\n".join([*unpack, *lines]), "    ")
         return f"@triton.jit\ndef {name}({arguments}):\n{body}\n"
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.common.operator import public, refuse_second_derivative
+from kernels.common.operator import autocast, public, refuse_second_derivative
 from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_number, check_slots, check_tensor
 from kernels.recurrent_attention import backward as backward_pass
@@ -83,6 +83,7 @@ def recurrent_attention(
 
     Source: gated linear attention (Yang et al., 2023, arXiv:2312.06635) and its library flash-linear-attention.
     """
+    q, k, v = autocast(q, k, v)
     _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"))
     mode, _ = _choose(mode, q, gk, gv)
     if cu_seqlens is not None:
