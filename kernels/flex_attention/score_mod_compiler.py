@@ -116,7 +116,7 @@ def _bounds(t):
         if node.target is torch.ops.aten.index.Tensor:
             table, indices = node.args
             for index, size in zip(indices, table.meta["val"].shape, strict=False):
-                if index is not None and index.op == "placeholder":
+                if index is not None and index.op == "placeholder" and index.name in ARGUMENTS["mask_mod"]:
                     bounds[index.name] = min(size, bounds.get(index.name, size))
     return bounds
 

@@ -15,7 +15,7 @@ import torch
 from kernels.flex_attention import mod_ops
 from kernels.flex_attention.score_mod_trace import ARGUMENTS, ModError, source_line
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 FLOAT, INT, LONG, BOOL = "float", "int", "long", "bool"
 _TRITON_TYPE = {FLOAT: "tl.float32", INT: "tl.int32", LONG: "tl.int64", BOOL: "tl.int1"}
 
@@ -393,6 +393,13 @@ def _relu(f, node):
     return _pick("maximum", f.cast(node.args[0], f.kind(node)), _literal(0, f.kind(node)), f.kind(node))
 
 
+def _shrink_backward(f, node):
+    """The gradient where |x| is larger than the bound, 0 elsewhere."""
+    grad, x, bound = node.args
+    inside = f"tl.abs({_bare(f.cast(x, FLOAT))}) <= {_literal(bound, FLOAT)}"
+    return f"tl.where({inside}, 0.0, {_bare(f.cast(grad, FLOAT))})"
+
+
 def _where(f, node):
     condition, a, b = node.args
     kind = f.kind(node)
@@ -540,12 +547,33 @@ RULES = {
     aten.tanh: _unary("tanh({})", FLOAT),
     aten.sigmoid: _unary("tl.sigmoid({})", FLOAT),
     aten.erf: _unary("tl.erf({})", FLOAT),
+    aten.erfc: _unary("erfc({})", FLOAT),
+    aten.tan: _unary("tan({})", FLOAT),
+    aten.asin: _unary("asin({})", FLOAT),
+    aten.acos: _unary("acos({})", FLOAT),
+    aten.atan: _unary("atan({})", FLOAT),
+    aten.atan2: _call("atan2", FLOAT),
+    aten.sinh: _unary("sinh({})", FLOAT),
+    aten.cosh: _unary("cosh({})", FLOAT),
+    aten.asinh: _unary("asinh({})", FLOAT),
+    aten.acosh: _unary("acosh({})", FLOAT),
+    aten.atanh: _unary("atanh({})", FLOAT),
+    aten.hypot: _call("hypot", FLOAT),
+    aten.hardshrink_backward: _shrink_backward,
+    aten.softshrink_backward: _shrink_backward,
     aten.floor: _unary("tl.floor({})"),
     aten.ceil: _unary("tl.ceil({})"),
     aten.trunc: _unary("truncate({})"),
     aten.round: _unary("round_half_even({})"),
     aten.relu: _relu,
     aten.isnan: lambda f, node: "({0} != {0})".format(_operand(f.cast(node.args[0], FLOAT))),
+    aten.isneginf: lambda f, node: f'({_operand(f.cast(node.args[0], FLOAT))} == float("-inf"))',
+    aten.isposinf: lambda f, node: f'({_operand(f.cast(node.args[0], FLOAT))} == float("inf"))',
+    prims.abs: _absolute,
+    prims.neg: _unary("(-{})"),
+    prims.fmax: _call("float_max", FLOAT),
+    prims.fmin: _call("float_min", FLOAT),
+    prims.signbit: _unary("sign_bit({})", FLOAT),
     aten.isinf: lambda f, node: f'(tl.abs({_bare(f.cast(node.args[0], FLOAT))}) == float("inf"))',
     aten.eq: _compare("=="),
     aten.ne: _compare("!="),

@@ -173,16 +173,27 @@ class _Captures(TorchFunctionMode):
 
 @functools.cache
 def _decompositions():
-    from torch._decomp import core_aten_decompositions, get_decompositions
+    from torch._decomp import get_decompositions
 
-    more = (aten.gelu, aten.gelu_backward, aten.silu, aten.silu_backward, aten.softplus, aten.softplus_backward)
-    return core_aten_decompositions() | get_decompositions([*more, aten.tanh_backward, aten.sigmoid_backward])
+    return get_decompositions([getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)])
+
+
+# Operations that torch's own decompositions turn into ones that have a rule, and their gradients.
+_DECOMPOSED = """
+    addcdiv addcmul celu copysign deg2rad elu elu_backward fmax fmin frac gelu gelu_backward hardshrink hardshrink_backward
+    hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside leaky_relu
+    leaky_relu_backward lerp log_sigmoid_forward log_sigmoid_backward logaddexp logaddexp2 logit logit_backward mish
+    mish_backward nan_to_num rad2deg rrelu_with_noise_backward sigmoid_backward silu silu_backward sinc softplus
+    softplus_backward softshrink softshrink_backward special_entr special_erfcx tanh_backward threshold threshold_backward
+    xlogy
+""".split()
 
 
 _OTHER_NAMES = (aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.clone.default)
 _FILLED = {
     aten.new_zeros.default: 0,
     aten.zeros_like.default: 0,
+    aten.empty_like.default: 0,
     aten.new_ones.default: 1,
     aten.ones_like.default: 1,
     aten.new_full.default: None,
