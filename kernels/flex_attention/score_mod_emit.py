@@ -571,6 +571,7 @@ RULES = {
     aten.isposinf: lambda f, node: f'({_operand(f.cast(node.args[0], FLOAT))} == float("inf"))',
     prims.abs: _absolute,
     prims.neg: _unary("(-{})"),
+    prims.where: _where,
     prims.fmax: _call("float_max", FLOAT),
     prims.fmin: _call("float_min", FLOAT),
     prims.signbit: _unary("sign_bit({})", FLOAT),
