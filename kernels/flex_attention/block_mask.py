@@ -5,10 +5,11 @@ A ``BlockMask`` lists for every block of queries its partial and its full blocks
 """
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, noop_mask
 
 from kernels import runtime
 from kernels.flex_attention import mods
+from kernels.flex_attention.mods import and_masks, or_masks
 
 __all__ = [
     "BlockMask",

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from kernels.flex_attention import mod_ops, score_mod_emit
+from kernels.flex_attention.mods import Mod
 from kernels.flex_attention.score_mod_trace import ARGUMENTS, ModError, trace
 
 __all__ = ["ModError", "BoundMod", "bind", "source"]
@@ -281,6 +282,8 @@ class _Fingerprint:
             return functools.partial, self.of(x.func), self.of(x.args), self.of(x.keywords)
         if isinstance(x, types.FunctionType):
             return self.function(x)
+        if isinstance(x, Mod):
+            return self.of(x.__wrapped__)
         if isinstance(x, types.ModuleType):
             self.complete &= x.__name__.split(".")[0] in self._SAFE_MODULES
             return "module", x.__name__
