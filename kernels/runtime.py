@@ -16,9 +16,9 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 _TRUE = {"1", "true", "on", "yes"}
 _MARK = "KERNELS_CHOSE_THE_INTERPRETER_IN"  # the process that set TRITON_INTERPRET on its own account
-if os.environ.get(_MARK, "") not in ("", str(os.getpid())) and "triton" not in sys.modules:
-    os.environ.pop("TRITON_INTERPRET", None)
-    del os.environ[_MARK]
+_marked = os.environ.pop(_MARK, str(os.getpid()))
+if _marked != str(os.getpid()) and os.environ.get("TRITON_INTERPRET") == "1" and "triton" not in sys.modules:
+    del os.environ["TRITON_INTERPRET"]
 _asked = os.environ.get("TRITON_INTERPRET")
 
 #: True when kernels run in Triton's interpreter on the CPU, False when they are compiled for a GPU.
