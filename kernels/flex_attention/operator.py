@@ -10,12 +10,12 @@ from kernels.common.validate import check_number, check_tensor
 from kernels.flex_attention import backward as backward_pass
 from kernels.flex_attention import decoding, hopper, hopper_backward
 from kernels.flex_attention import forward as forward_pass
+from kernels.flex_attention import options as options_of
 from kernels.flex_attention.block_mask import BlockMask
-from kernels.flex_attention.problem import OPTIONS, Problem
+from kernels.flex_attention.problem import Problem
 from kernels.flex_attention.score_mod_compiler import bind, source
 
 LN2 = math.log(2)
-KNOWN_OPTIONS = (*OPTIONS, *(f"bwd_{name}" for name in OPTIONS), "DETERMINISTIC")
 
 
 @public
@@ -54,8 +54,11 @@ def flex_attention(
         enable_gqa: whether Hq and Hkv may differ.
         return_lse: return ``(o, lse)``.
         kernel_options: dict of BLOCK_M, BLOCK_N, num_warps, num_stages, the same with the prefix ``bwd_`` for the backward
-            pass, and DETERMINISTIC: gradients of captured tensors with the same bits every time, in two passes; default
-            ``torch.are_deterministic_algorithms_enabled()``. All other results have the same bits every time anyway.
+            pass; DETERMINISTIC: gradients of captured tensors with the same bits every time, in two passes; default
+            ``torch.are_deterministic_algorithms_enabled()``, all other results have the same bits every time anyway; and
+            WORKSPACE: the most bytes that the backward pass may take for a while to keep ds, the gradients of the scores,
+            for some heads at a time: five matrix products then, not seven. 0: none, ds is computed twice. Default: up to
+            2 GiB on GPUs where it is faster. torch's other options are ignored, each with one warning.
         return_aux: an ``AuxRequest``: return ``(o, AuxOutput)`` with the lse, the largest logit of each row, or both.
 
     Returns:
@@ -139,7 +142,7 @@ def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", getattr(block_mask, "mask_mod", None))):
         if mod is not None and not callable(mod):
             raise ValueError(f"{name} is {mod!r}, needs a function")
-    options = _check_options(kernel_options)
+    options = options_of.checked(kernel_options)
     if block_mask is not None:
         _check_block_mask(block_mask, B, Hq, M, N, query.device)
     gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
@@ -166,25 +169,6 @@ def _check_captured(name, mod, sizes):
                 f"{name} indexes a captured dimension of size {least} with {argument}, needs {sizes[argument]}: "
                 f"{argument} goes up to {sizes[argument] - 1}"
             )
-
-
-def _check_options(kernel_options):
-    options = dict(kernel_options or {})
-    for name, value in options.items():
-        if name not in KNOWN_OPTIONS:
-            raise ValueError(f"kernel_options has {name!r}, knows {', '.join(KNOWN_OPTIONS)}")
-        if name == "DETERMINISTIC":
-            fits, needs = isinstance(value, bool), "True or False"
-        elif name.endswith("num_stages"):
-            fits, needs = isinstance(value, int) and value >= 1, "an integer of at least 1"
-        else:
-            least = 1 if name.endswith("num_warps") else 16
-            fits = isinstance(value, int) and value >= least and value & (value - 1) == 0
-            needs = f"a power of two of at least {least}"
-        if not fits:
-            raise ValueError(f"kernel_options[{name!r}] is {value!r}, needs {needs}")
-    options.setdefault("DETERMINISTIC", torch.are_deterministic_algorithms_enabled())
-    return options
 
 
 def _check_block_mask(block_mask, B, Hq, M, N, device):

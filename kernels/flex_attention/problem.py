@@ -12,10 +12,10 @@ from kernels.common.configs import configuration
 from kernels.common.precision import matmul_in_tf32
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention import mod_ops
+from kernels.flex_attention.options import OPTIONS
 from kernels.flex_attention.score_mod_compiler import BoundMod
 
 LOG2E = math.log2(math.e)
-OPTIONS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 
 
 def table_options(kernel, key, device):
@@ -203,6 +203,8 @@ class Problem:
     @property
     def workspace(self):
         """Bytes that the backward pass may use to keep ds."""
+        if "WORKSPACE" in self.options:
+            return self.options["WORKSPACE"]
         return table_options("backward_dq_from_ds", self.key, self.device)["WORKSPACE"]
 
     def launch_options(self, kernel):
