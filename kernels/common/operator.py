@@ -1,13 +1,17 @@
 """What every public function has in common with torch's own, beyond its kernel: overrides, and transforms it must refuse."""
 
 import functools
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
+F = TypeVar("F", bound=Callable)
 
-def public(function):
+
+def public(function: F) -> F:
     """A public function as other programs call it.
 
     Tensor subclasses and tracers that override torch's functions (``__torch_function__``, such as ``torch.fx``'s proxies) see

@@ -2,6 +2,7 @@
 
 import numbers
 import os
+import warnings
 
 import torch
 
@@ -39,6 +40,25 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
             f"{name} is on {tensor.device}, needs a CUDA device, because kernels are compiled here; "
             "start Python with TRITON_INTERPRET=1 to run on CPU tensors"
         )
+
+
+def left_to_reference(layer, tensor):
+    """Whether a layer must do without kernels: its tensors are on the CPU, and kernels are compiled for a GPU here.
+
+    A model's evaluation on the CPU goes on then, in plain PyTorch, with one warning for each kind of layer.
+    """
+    if runtime.interpreted or tensor.device.type != "cpu":
+        return False
+    if layer not in _left and not torch.compiler.is_compiling():
+        _left.add(layer)
+        warnings.warn(
+            f"{layer} is given tensors on the CPU where kernels are compiled for a GPU: it computes with plain PyTorch there",
+            stacklevel=3,
+        )
+    return True
+
+
+_left = set()  # the layers that have said so
 
 
 def check_choice(name, value, choices):

@@ -1,6 +1,6 @@
 """``Conv2d``: torch.nn.Conv2d whose weight and bias gradients are this room's kernels."""
 
-from torch import nn
+from torch import Tensor, nn
 
 from kernels.conv_wgrad.operator import conv2d_layer
 
@@ -11,7 +11,7 @@ class Conv2d(nn.Conv2d):
     The output is stored as torch's layer stores it: contiguous, or ``torch.channels_last`` where the input or the weight is.
     The weight's gradient reads channels last: an input in that format is not copied, another is, once a backward pass.
     What the kernels do not take (float64, the meta device, CPU tensors where kernels are compiled for a GPU) is torch's own
-    convolution from beginning to end.
+    convolution from beginning to end; CPU tensors there are warned of once.
 
     Raises:
         ValueError: on a call, where the input's shape, dtype or device does not fit.
@@ -19,7 +19,7 @@ class Conv2d(nn.Conv2d):
     Every argument is that of ``torch.nn.Conv2d``, ``padding="same"`` and ``padding_mode`` included.
     """
 
-    def forward(self, input):
+    def forward(self, input: Tensor) -> Tensor:
         """y [N, Co, P, Q] of ``input`` [N, Ci, H, W], or the same without N."""
         return conv2d_layer(
             input, self.weight, self.bias, self.stride, self._zeros_around(), self.dilation, self.groups, self.padding_mode

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels import runtime
 from kernels.common.operator import autocast, public, refuse_second_derivative
-from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor
+from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor, left_to_reference
 from kernels.conv_wgrad import backward as portable
 from kernels.conv_wgrad import blackwell, hopper
 from kernels.conv_wgrad.forward import forward, input_grad, memory_format
@@ -23,21 +24,21 @@ BACKENDS = {"blackwell": blackwell, "hopper": hopper, "triton": portable}
 
 @public
 def conv2d_wgrad(
-    input,
-    grad_output,
-    R,
-    S,
-    stride=1,
-    padding=0,
-    dilation=1,
-    groups=1,
+    input: Tensor,
+    grad_output: Tensor,
+    R: int,
+    S: int,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
     *,
-    backend="auto",
-    split_k=None,
-    out=None,
-    accumulate=False,
-    out_dtype=None,
-):
+    backend: str = "auto",
+    split_k: int | None = None,
+    out: Tensor | None = None,
+    accumulate: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """The gradient of a 2-D convolution's weight, from its input and the gradient of its output, channels last.
 
     .. math:: \\bar w_{o,r,s,c} = \\sum_{n,p,q} \\bar y_{n,p,q,o}\\;x_{n,h,w,c}
@@ -82,21 +83,21 @@ def conv2d_wgrad(
 
 
 def explain(
-    input,
-    grad_output,
-    R,
-    S,
-    stride=1,
-    padding=0,
-    dilation=1,
-    groups=1,
+    input: Tensor,
+    grad_output: Tensor,
+    R: int,
+    S: int,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
     *,
-    backend="auto",
-    split_k=None,
-    out=None,
-    accumulate=False,
-    out_dtype=None,
-):
+    backend: str = "auto",
+    split_k: int | None = None,
+    out: Tensor | None = None,
+    accumulate: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> str:
     """What ``conv2d_wgrad`` would run for these arguments, and why, as text: the backend, its tiles and split-K, the share of
     work on padding (tile waste, 1.00 for none), and which tensors it copies first."""
     g = _check(
@@ -113,7 +114,12 @@ conv2d_wgrad.explain = explain
 
 
 @public
-def conv2d_bias_grad(grad_output, *, out=None, accumulate=False):
+def conv2d_bias_grad(
+    grad_output: Tensor,
+    *,
+    out: Tensor | None = None,
+    accumulate: bool = False,
+) -> Tensor:
     """The gradient of a convolution's bias: :math:`\\bar b_o = \\sum_{n,p,q} \\bar y_{n,p,q,o}`, summed in fp32.
 
     Bit-identical from run to run; never waits for the GPU; not differentiable itself.
@@ -138,7 +144,15 @@ def conv2d_bias_grad(grad_output, *, out=None, accumulate=False):
 
 
 @public
-def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
     """A 2-D convolution of images with channels last, whose weight and bias gradients are this room's kernels.
 
     .. math:: y_{n,p,q,o} = b_o + \\sum_{r,s,c} w_{o,r,s,c}\\;x_{n,h,w,c}
@@ -190,7 +204,8 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
     N, Ci, H, W = _sizes(input)
     g = geometry((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
     g.check_output()
-    if input.dtype not in FLOAT_DTYPES or input.device.type != runtime.device.type or torch.jit.is_tracing():
+    other = left_to_reference("Conv2d", input) or input.device.type != runtime.device.type
+    if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
         return forward(input, weight, bias, g)
     return _conv2d(input, weight, bias, g.stride, g.padding, g.dilation, groups)
 

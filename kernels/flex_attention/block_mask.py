@@ -76,7 +76,9 @@ def _pair(BLOCK_SIZE):
     return (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
 
 
-def causal_block_mask(M, N=None, *, BLOCK_SIZE=128, device=None):
+def causal_block_mask(
+    M: int, N: int | None = None, *, BLOCK_SIZE: int | tuple[int, int] = 128, device: torch.device | str | None = None
+) -> BlockMask:
     """The block mask of ``mods.causal`` for M queries and N keys (M if not given), in O(blocks) memory.
 
     Args:
@@ -91,7 +93,14 @@ def causal_block_mask(M, N=None, *, BLOCK_SIZE=128, device=None):
     )
 
 
-def sliding_window_block_mask(window, M, N=None, *, BLOCK_SIZE=128, device=None):
+def sliding_window_block_mask(
+    window: int,
+    M: int,
+    N: int | None = None,
+    *,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    device: torch.device | str | None = None,
+) -> BlockMask:
     """The block mask of ``mods.sliding_window(window)``, in O(blocks) memory; arguments as ``causal_block_mask``."""
     N, BLOCK_SIZE = M if N is None else N, _pair(BLOCK_SIZE)
     q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
@@ -111,7 +120,9 @@ def _range_of_blocks(rows, BLOCK):
     return tiles.amin(-1), tiles.amax(-1)
 
 
-def document_block_mask(ids, *, causal=True, BLOCK_SIZE=128):
+def document_block_mask(
+    ids: torch.Tensor, *, causal: bool = True, BLOCK_SIZE: int | tuple[int, int] = 128
+) -> BlockMask:
     """The block mask of packed documents, ``mods.document``, in O(T + blocks) memory.
 
     Args:

@@ -1,8 +1,11 @@
 """The public function: validates, compiles the mods, chooses, wires autograd. Its docstring is the one of record."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.operator import autocast, once_differentiable, public, refuse_transforms
@@ -21,18 +24,18 @@ LN2 = math.log(2)
 @public
 @torch.compiler.disable
 def flex_attention(
-    query,
-    key,
-    value,
-    score_mod=None,
-    block_mask=None,
-    scale=None,
-    enable_gqa=False,
-    return_lse=False,
-    kernel_options=None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: dict[str, Any] | None = None,
     *,
-    return_aux=None,
-):
+    return_aux: AuxRequest | None = None,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]:
     """Attention with any function of score and position, skipping the blocks that a mask leaves out.
 
     .. math::
@@ -205,18 +208,18 @@ def _check_block_mask(block_mask, B, Hq, M, N, device):
 
 
 def explain(
-    query,
-    key,
-    value,
-    score_mod=None,
-    block_mask=None,
-    scale=None,
-    enable_gqa=False,
-    return_lse=False,
-    kernel_options=None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: dict[str, Any] | None = None,
     *,
-    return_aux=None,
-):
+    return_aux: AuxRequest | None = None,
+) -> str:
     """How ``flex_attention`` would run these arguments, and why, as text. Reads the mask's counts: waits for the GPU."""
     _check_returns(return_lse, return_aux)
     query, key, value = autocast(query, key, value)

@@ -88,8 +88,8 @@ class Vector:
 
 
 def _operators():
-    names = "add sub mul matmul rmatmul truediv floordiv mod pow and or xor eq ne lt le gt ge radd rsub rmul rtruediv rpow".split()
-    for name in (*names, "neg", "abs", "invert"):
+    names = "add sub mul matmul truediv floordiv mod pow and or xor eq ne lt le gt ge neg abs invert".split()
+    for name in (*names, "radd", "rsub", "rmul", "rmatmul", "rtruediv", "rpow"):
         function = getattr(torch.Tensor, f"__{name}__")
         setattr(Vector, f"__{name}__", functools.partialmethod(Vector._operator, function))
 

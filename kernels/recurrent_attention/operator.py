@@ -16,21 +16,21 @@ SHORT = 16  # tokens along time up to which the recurrence takes no more steps t
 
 @public
 def recurrent_attention(
-    q,
-    k,
-    v,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
-    g=None,
-    g_gamma=None,
-    gk=None,
-    gv=None,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    reverse=False,
-    cu_seqlens=None,
-    mode="auto",
-):
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    mode: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
     """Linear attention with a decaying memory: a matrix per head that every token decays, writes to, and is read from.
 
     .. math::
@@ -96,7 +96,19 @@ def recurrent_attention(
 
 
 @public
-def recurrent_attention_step(q, k, v, state, *, g=None, g_gamma=None, gk=None, gv=None, scale=None, slots=None):
+def recurrent_attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    *,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
     """One token of ``recurrent_attention`` for each sequence, for decoding; updates ``state`` in place. Not differentiable.
 
     .. math:: S \\leftarrow D \\odot S + k v^\\top, \\qquad o = c\\, S^\\top q
@@ -136,21 +148,21 @@ def recurrent_attention_step(q, k, v, state, *, g=None, g_gamma=None, gk=None, g
 
 
 def explain(
-    q,
-    k,
-    v,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
-    g=None,
-    g_gamma=None,
-    gk=None,
-    gv=None,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    reverse=False,
-    cu_seqlens=None,
-    mode="auto",
-):
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    mode: str = "auto",
+) -> str:
     """Which mode ``recurrent_attention`` would take for these arguments, and why, as text."""
     _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"))
     return "{}: {}".format(*_choose(mode, q, gk, gv))

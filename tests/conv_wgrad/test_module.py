@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kernels import runtime
+from kernels.common import validate
 from kernels.conv_wgrad import Conv2d
 from tests.conv_wgrad import cases
 
@@ -125,3 +126,14 @@ def test_digits_are_learned_as_with_torch():
     ours, theirs = train(Conv2d), train(nn.Conv2d)
     assert ours[-1] < 0.7 * ours[0]
     assert ours == pytest.approx(theirs, rel=5e-4)
+
+
+def test_on_the_cpu_beside_a_gpu_torch_computes(as_if_compiled, monkeypatch):
+    monkeypatch.setattr(validate, "_left", set())
+    theirs, ours = nn.Conv2d(4, 8, 3), Conv2d(4, 8, 3)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 4, 6, 6)
+    with pytest.warns(UserWarning, match="Conv2d is given tensors on the CPU") as warned:
+        got = ours(x)
+        ours(x)
+    assert len(warned) == 1 and torch.equal(got, theirs(x))
