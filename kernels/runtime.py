@@ -1,7 +1,8 @@
 """Where kernels run, decided once, before Triton is imported.
 
 A CUDA GPU that torch can use: kernels are compiled for it. Otherwise they run on the CPU in Triton's interpreter, which
-Triton turns on when it sees ``TRITON_INTERPRET=1`` at import. A value that the user has set wins.
+Triton turns on when it sees ``TRITON_INTERPRET=1`` at import. A value that the user has set wins; one that was set here is
+no wish of the user, so a child process, which inherits it, decides for itself.
 """
 
 import os
@@ -14,12 +15,18 @@ import torch
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 _TRUE = {"1", "true", "on", "yes"}
+_MARK = "KERNELS_CHOSE_THE_INTERPRETER_IN"  # the process that set TRITON_INTERPRET on its own account
+_marked = os.environ.pop(_MARK, str(os.getpid()))
+if _marked != str(os.getpid()) and os.environ.get("TRITON_INTERPRET") == "1" and "triton" not in sys.modules:
+    del os.environ["TRITON_INTERPRET"]
 _asked = os.environ.get("TRITON_INTERPRET")
 
 #: True when kernels run in Triton's interpreter on the CPU, False when they are compiled for a GPU.
 interpreted: bool = not torch.cuda.is_available() if _asked is None else _asked.strip().lower() in _TRUE
 
 if interpreted:
+    if _asked is None:
+        os.environ[_MARK] = str(os.getpid())
     os.environ["TRITON_INTERPRET"] = "1"
 
 _triton_was_imported = "triton" in sys.modules

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.runtime import _MARK as MARK
+
 ROOT = Path(__file__).parent.parent
 
 
 def python(code, **environment):
     """Run ``code`` in a fresh process without the decision this process has taken."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION")}
+    clean = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION", MARK)}
     return subprocess.run(
         [sys.executable, "-c", code],
         env={**clean, **environment, "PYTHONPATH": str(ROOT)},
@@ -72,3 +74,26 @@ def test_fused_multiply_add_is_decided_unless_the_user_did():
     show = "import kernels, os; print(os.environ['TRITON_DEFAULT_FP_FUSION'])"
     assert python(show, TRITON_INTERPRET="1").stdout == "1\n"
     assert python(show, TRITON_INTERPRET="1", TRITON_DEFAULT_FP_FUSION="0").stdout == "0\n"
+
+
+CHILD = """
+import torch
+torch.cuda.is_available = lambda: {parent}
+import kernels, os, subprocess, sys
+code = "import torch; torch.cuda.is_available = lambda: {child}; from kernels import runtime; print(runtime.interpreted)"
+environment = dict(os.environ, **{more})
+print(subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout.strip())
+"""
+
+
+@pytest.mark.parametrize(
+    ("child", "more", "interpreted"),
+    [(True, {}, False), (False, {}, True), (False, {"TRITON_INTERPRET": "0"}, False)],
+)
+def test_a_child_process_decides_for_itself(child, more, interpreted):
+    """What was chosen where no GPU is seen is not the user's wish in a process that sees one."""
+    assert python(CHILD.format(parent=False, child=child, more=more)).stdout == f"{interpreted}\n"
+
+
+def test_a_childs_child_inherits_the_users_wish():
+    assert python(CHILD.format(parent=False, child=True, more={}), TRITON_INTERPRET="1").stdout == "True\n"

@@ -2,10 +2,13 @@
 
 import contextlib
 import math
+import threading
 
 import torch
 
 from kernels import runtime
+
+_one_at_a_time = threading.RLock()
 
 
 def launch(kernel, grid, *args, outputs=(), **meta):
@@ -41,7 +44,8 @@ def launch(kernel, grid, *args, outputs=(), **meta):
                 back.append((memory, copy))
             arg = copy.as_strided(arg.shape, arg.stride(), 0)
         shown.append(arg)
-    kernel[grid](*shown, **meta)
+    with _one_at_a_time:  # the interpreter keeps the running program's place in globals, which threads would overwrite
+        kernel[grid](*shown, **meta)
     for memory, copy in back:
         memory.copy_(copy)
 

@@ -1,6 +1,8 @@
 """Checks of arguments, made before anything is launched: each error names the argument, what it got and what it needs."""
 
+import numbers
 import os
+import warnings
 
 import torch
 
@@ -48,10 +50,35 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
         )
 
 
+def left_to_reference(layer, tensor):
+    """Whether a layer must do without kernels: its tensors are on the CPU, and kernels are compiled for a GPU here.
+
+    A model's evaluation on the CPU goes on then, in plain PyTorch, with one warning for each kind of layer.
+    """
+    if runtime.interpreted or tensor.device.type != "cpu":
+        return False
+    if layer not in _left and not torch.compiler.is_compiling():
+        _left.add(layer)
+        warnings.warn(
+            f"{layer} is given tensors on the CPU where kernels are compiled for a GPU: it computes with plain PyTorch there",
+            stacklevel=3,
+        )
+    return True
+
+
+_left = set()  # the layers that have said so
+
+
 def check_choice(name, value, choices):
     """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}, needs one of {', '.join(repr(c) for c in choices)}")
+
+
+def check_number(name, value):
+    """Raise ``ValueError`` unless ``value`` is a real number, of Python or numpy, or ``None``."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+        raise ValueError(f"{name} is {value!r}, needs a number or None")
 
 
 def values_checked(tensor):

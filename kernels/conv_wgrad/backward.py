@@ -15,7 +15,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import runtime
+from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
+from kernels.common.precision import convolution_in_tf32
 from kernels.conv_wgrad.depthwise import column_sums, depthwise, taps_at_once
 from kernels.conv_wgrad.geometry import tile_waste
 from kernels.conv_wgrad.pixels import (
@@ -172,13 +174,13 @@ def has_descriptor(rows):
     if runtime.interpreted:
         there = rows.dtype != torch.bfloat16  # the interpreter's float32 copies are made of tensors, not of descriptors
     else:
-        there = torch.cuda.get_device_capability(rows.device)[0] >= 9
+        there = is_cuda_architecture(rows.device, 9, 10, 11, 12)
     return there and rows.data_ptr() % 16 == 0 and rows.stride(0) >= rows.shape[1] and rows.shape[0] < 2**31
 
 
 def float32_precision():
     """How torch wants float32 convolutions multiplied: ``"tf32"`` or ``"ieee"``."""
-    return "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
+    return "tf32" if convolution_in_tf32() else "ieee"
 
 
 def size_class(g, dtype):

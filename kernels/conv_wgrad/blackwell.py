@@ -12,8 +12,8 @@ This is the design of Triton's Gluon example ``02-conv-wgrad``. It has run on ``
 sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 """
 
-import torch
 
+from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
 from kernels.conv_wgrad import copy_engine
 from kernels.conv_wgrad.copy_engine import copies, gluon, plan
@@ -115,7 +115,7 @@ if gluon is not None:
 
 def reason_not(g, dtype, device):
     """Why this backend cannot compute a geometry, as text, or ``None``."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 10:
+    if not is_cuda_architecture(device, 10):
         return "the GPU is not a data center's Blackwell"
     return copy_engine.unfit(g, dtype)
 

@@ -13,6 +13,7 @@ import torch
 import triton
 
 from kernels.common.configs import configuration
+from kernels.common.gpu import multiprocessors
 from kernels.conv_wgrad import backward as portable
 from kernels.conv_wgrad.pixels import is_rows, rows_of
 from kernels.conv_wgrad.split_k import MOST, pieces, reduce_into
@@ -177,11 +178,6 @@ def pixel_box(g):
     lower = [-g.padding[0], -g.padding[2]]
     sides = zip((g.P, g.Q), g.stride, (g.H, g.W), lower, strict=True)
     return lower, [(outputs - 1) * stride + 1 - size + first for outputs, stride, size, first in sides]
-
-
-def multiprocessors(device):
-    """How many programs run at once: each takes a multiprocessor to itself. 3 where the CPU executes them, one by one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
 def is_aligned(x):

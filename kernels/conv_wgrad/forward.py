@@ -1,38 +1,48 @@
-"""The forward pass and the input gradient, both by torch, in NHWC: what makes the weight gradient part of a convolution."""
+"""The forward pass and the input gradient, both by torch, in NCHW: what makes the weight gradient part of a convolution."""
 
 import torch
 import torch.nn.functional as F
 
 
+def memory_format(*tensors):
+    """The format torch's convolutions give their output: channels last where one of these NCHW tensors is stored so."""
+    formats = [torch._prims_common.suggest_memory_format(x) for x in tensors]
+    return torch.channels_last if torch.channels_last in formats else torch.contiguous_format
+
+
 def forward(input, weight, bias, g):
-    """y [N, P, Q, Co], contiguous, of the ``Geometry`` g.
+    """y [N, Co, P, Q] of the ``Geometry`` g.
 
     Args:
-        input: [N, H, W, Ci]; its NCHW view is what torch convolves, channels_last where input is contiguous.
-        weight: [Co, R, S, Ci/groups].
+        input: [N, Ci, H, W].
+        weight: [Co, Ci/groups, R, S].
         bias: [Co], or ``None``.
         g: their ``Geometry``.
     """
     if 0 in g.output_shape or input.numel() == 0:  # torch refuses most of these; no products, so y is the bias
-        y = input.new_zeros(g.output_shape)
-        return y if bias is None else y + bias
+        y = input.new_zeros(g.N, g.Co, g.P, g.Q)
+        return y if bias is None else y + bias[:, None, None]
     symmetric, excess = split_padding(g)
-    x = F.pad(input.permute(0, 3, 1, 2), excess) if any(excess) else input.permute(0, 3, 1, 2)
-    y = F.conv2d(x, weight.permute(0, 3, 1, 2), bias, g.stride, symmetric, g.dilation, g.groups)
-    return y.permute(0, 2, 3, 1).contiguous()
+    x = F.pad(input, excess) if any(excess) else input
+    return F.conv2d(x, weight, bias, g.stride, symmetric, g.dilation, g.groups)
 
 
-def input_grad(grad_output, weight, g):
-    """dx [N, H, W, Ci], contiguous: the transposed convolution of ``grad_output`` [N, P, Q, Co] with ``weight``."""
+def input_grad(grad_output, input, weight, g):
+    """dx [N, Ci, H, W], stored as ``input``: the transposed convolution of ``grad_output`` [N, Co, P, Q] with ``weight``."""
     if 0 in g.output_shape or 0 in g.input_shape:
-        return grad_output.new_zeros(g.input_shape)
-    symmetric, (left, right, top, bottom) = split_padding(g)
-    padded = grad_output.new_empty(g.N, g.H + top + bottom, g.W + left + right, g.Ci)  # its shape is all that is used
-    dx, _, _ = torch.ops.aten.convolution_backward(
-        grad_output.permute(0, 3, 1, 2), padded.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2),
-        None, g.stride, symmetric, g.dilation, False, [0, 0], g.groups, [True, False, False],
-    )  # fmt: skip
-    return dx.permute(0, 2, 3, 1)[:, top : top + g.H, left : left + g.W].contiguous()
+        dx = grad_output.new_zeros(g.N, g.Ci, g.H, g.W)
+    else:
+        symmetric, (left, right, top, bottom) = split_padding(g)
+        padded = input  # its shape and format are all that is used
+        if any((left, right, top, bottom)):
+            size = g.N, g.Ci, g.H + top + bottom, g.W + left + right
+            padded = grad_output.new_empty(size).to(memory_format=memory_format(input))
+        dx, _, _ = torch.ops.aten.convolution_backward(
+            grad_output, padded, weight, None, g.stride, symmetric, g.dilation, False, [0, 0], g.groups,
+            [True, False, False],
+        )  # fmt: skip
+        dx = dx[:, :, top : top + g.H, left : left + g.W]
+    return dx.contiguous(memory_format=memory_format(input))
 
 
 def split_padding(g):

@@ -8,8 +8,8 @@ memory as it does in global memory, pixel by pixel, and the tensor cores read it
 store a tile, the next tile's blocks are on their way. ``copy_engine`` says which tiles and blocks are a program's.
 """
 
-import torch
 
+from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
 from kernels.conv_wgrad import copy_engine
 from kernels.conv_wgrad.copy_engine import copies, gluon, plan
@@ -92,7 +92,7 @@ if gluon is not None:
 
 def reason_not(g, dtype, device):
     """Why this backend cannot compute a geometry, as text, or ``None``."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+    if not is_cuda_architecture(device, 9):
         return "the GPU is not a Hopper"
     return copy_engine.unfit(g, dtype)
 

@@ -1,18 +1,17 @@
 """``Conv2d``: torch.nn.Conv2d whose weight and bias gradients are this room's kernels."""
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from kernels.common.validate import check_tensor
-from kernels.conv_wgrad.operator import conv2d
+from kernels.conv_wgrad.operator import conv2d_layer
 
 
 class Conv2d(nn.Conv2d):
     """A drop-in for ``torch.nn.Conv2d``: its constructor, its state_dict, images [N, C, H, W] or [C, H, W].
 
-    Inside, channels are last. An input in ``torch.channels_last`` is not copied, and the output always is in that format, so
-    that a chain of these layers converts once.
+    The output is stored as torch's layer stores it: contiguous, or ``torch.channels_last`` where the input or the weight is.
+    The weight's gradient reads channels last: an input in that format is not copied, another is, once a backward pass.
+    What the kernels do not take (float64, the meta device, CPU tensors where kernels are compiled for a GPU) is torch's own
+    convolution from beginning to end; CPU tensors there are warned of once.
 
     Raises:
         ValueError: on a call, where the input's shape, dtype or device does not fit.
@@ -20,21 +19,11 @@ class Conv2d(nn.Conv2d):
     Every argument is that of ``torch.nn.Conv2d``, ``padding="same"`` and ``padding_mode`` included.
     """
 
-    def forward(self, input):
+    def forward(self, input: Tensor) -> Tensor:
         """y [N, Co, P, Q] of ``input`` [N, Ci, H, W], or the same without N."""
-        if isinstance(input, torch.Tensor) and input.ndim == 3:
-            return self(input[None])[0]
-        check_tensor("input", input, (None, self.in_channels, None, None), "[N, Ci, H, W]")
-        padding = self._zeros_around()
-        if self.padding_mode != "zeros":
-            top, bottom, left, right = padding
-            input = F.pad(input, (left, right, top, bottom), mode=self.padding_mode)
-            padding = (0, 0, 0, 0)
-        x = input.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
-        y = conv2d(
-            x, self.weight.permute(0, 2, 3, 1), self.bias, self.stride, padding, self.dilation, self.groups
-        )  # fmt: skip
-        return y.permute(0, 3, 1, 2)
+        return conv2d_layer(
+            input, self.weight, self.bias, self.stride, self._zeros_around(), self.dilation, self.groups, self.padding_mode
+        )
 
     def _zeros_around(self):
         if self.padding == "valid":

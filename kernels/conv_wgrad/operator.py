@@ -1,15 +1,20 @@
 """The public functions: validate, choose a backend, wire autograd. Their docstrings are the ones of record."""
 
 import functools
+import math
+from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
-from kernels.common.autograd import refuse_second_derivative
-from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor
+from kernels import runtime
+from kernels.common.operator import autocast, public, refuse_second_derivative
+from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor, left_to_reference
 from kernels.conv_wgrad import backward as portable
 from kernels.conv_wgrad import blackwell, hopper
-from kernels.conv_wgrad.forward import forward, input_grad
+from kernels.conv_wgrad.forward import forward, input_grad, memory_format
 from kernels.conv_wgrad.geometry import geometry
 
 # Fastest first. Each is a module with ``reason_not``, ``reason_slower``, ``describe``, ``copies`` and ``wgrad``, documented
@@ -17,22 +22,23 @@ from kernels.conv_wgrad.geometry import geometry
 BACKENDS = {"blackwell": blackwell, "hopper": hopper, "triton": portable}
 
 
+@public
 def conv2d_wgrad(
-    input,
-    grad_output,
-    R,
-    S,
-    stride=1,
-    padding=0,
-    dilation=1,
-    groups=1,
+    input: Tensor,
+    grad_output: Tensor,
+    R: int,
+    S: int,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
     *,
-    backend="auto",
-    split_k=None,
-    out=None,
-    accumulate=False,
-    out_dtype=None,
-):
+    backend: str = "auto",
+    split_k: int | None = None,
+    out: Tensor | None = None,
+    accumulate: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """The gradient of a 2-D convolution's weight, from its input and the gradient of its output, channels last.
 
     .. math:: \\bar w_{o,r,s,c} = \\sum_{n,p,q} \\bar y_{n,p,q,o}\\;x_{n,h,w,c}
@@ -77,21 +83,21 @@ def conv2d_wgrad(
 
 
 def explain(
-    input,
-    grad_output,
-    R,
-    S,
-    stride=1,
-    padding=0,
-    dilation=1,
-    groups=1,
+    input: Tensor,
+    grad_output: Tensor,
+    R: int,
+    S: int,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
     *,
-    backend="auto",
-    split_k=None,
-    out=None,
-    accumulate=False,
-    out_dtype=None,
-):
+    backend: str = "auto",
+    split_k: int | None = None,
+    out: Tensor | None = None,
+    accumulate: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> str:
     """What ``conv2d_wgrad`` would run for these arguments, and why, as text: the backend, its tiles and split-K, the share of
     work on padding (tile waste, 1.00 for none), and which tensors it copies first."""
     g = _check(
@@ -107,7 +113,13 @@ def explain(
 conv2d_wgrad.explain = explain
 
 
-def conv2d_bias_grad(grad_output, *, out=None, accumulate=False):
+@public
+def conv2d_bias_grad(
+    grad_output: Tensor,
+    *,
+    out: Tensor | None = None,
+    accumulate: bool = False,
+) -> Tensor:
     """The gradient of a convolution's bias: :math:`\\bar b_o = \\sum_{n,p,q} \\bar y_{n,p,q,o}`, summed in fp32.
 
     Bit-identical from run to run; never waits for the GPU; not differentiable itself.
@@ -131,7 +143,16 @@ def conv2d_bias_grad(grad_output, *, out=None, accumulate=False):
     return out
 
 
-def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+@public
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
     """A 2-D convolution of images with channels last, whose weight and bias gradients are this room's kernels.
 
     .. math:: y_{n,p,q,o} = b_o + \\sum_{r,s,c} w_{o,r,s,c}\\;x_{n,h,w,c}
@@ -151,9 +172,7 @@ def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     Raises:
         ValueError: an argument's type, shape, dtype or device does not fit; the filter is larger than the padded input.
     """
-    if isinstance(input, Tensor) and torch.is_autocast_enabled(input.device.type):
-        dtype = torch.get_autocast_dtype(input.device.type)
-        input, weight, bias = (t.to(dtype) if isinstance(t, Tensor) else t for t in (input, weight, bias))
+    input, weight, bias = autocast(input, weight, bias)
     check_tensor("input", input, (None, None, None, None), "[N, H, W, Ci]")
     like = {"dtypes": (input.dtype,), "like": ("input", input)}
     check_tensor("weight", weight, (None, None, None, None), "[Co, R, S, Ci/groups]", **like)
@@ -162,7 +181,38 @@ def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     if bias is not None:
         check_tensor("bias", bias, (g.Co,), "[Co]", **like)
     g.check_output()
+    planes = input.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2)
+    return _conv2d(*planes, bias, g.stride, g.padding, g.dilation, groups).permute(0, 2, 3, 1).contiguous()
+
+
+@public
+def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode="zeros"):
+    """``Conv2d``'s call: images [N, Ci, H, W] or [Ci, H, W], weight [Co, Ci/groups, R, S], all else as ``conv2d``.
+
+    padding: (top, bottom, left, right), of ``padding_mode``, one of ``torch.nn.Conv2d``'s.
+    """
+    if isinstance(input, Tensor) and input.ndim == 3:
+        return conv2d_layer(input[None], weight, bias, stride, padding, dilation, groups, padding_mode)[0]
+    input, weight, bias = autocast(input, weight, bias)
+    kept = {"like": ("input", input), "dtypes": (getattr(input, "dtype", None),)}  # any dtype and device; weight has the same
+    (Co, Ci_group, R, S), legend = _sizes(weight), "[Co, Ci/groups, R, S]"
+    check_tensor("input", input, (None, Ci_group * groups, None, None), "[N, Ci, H, W]", **kept)
+    check_tensor("weight", weight, (Co, Ci_group, R, S), legend, **kept)
+    if padding_mode != "zeros":
+        top, bottom, left, right = padding
+        input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
+    N, Ci, H, W = _sizes(input)
+    g = geometry((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
+    g.check_output()
+    other = left_to_reference("Conv2d", input) or input.device.type != runtime.device.type
+    if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
+        return forward(input, weight, bias, g)
     return _conv2d(input, weight, bias, g.stride, g.padding, g.dilation, groups)
+
+
+def _sizes(tensor):
+    """A tensor's shape, in integers where ``torch.jit.trace`` makes tensors of it."""
+    return tuple(int(size) for size in tensor.shape) if torch.jit.is_tracing() else tuple(tensor.shape)
 
 
 def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype):
@@ -289,14 +339,22 @@ def _conv2d(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    g = geometry(input.shape, *weight.shape[:3], tuple(stride), tuple(padding), tuple(dilation), groups)
-    return forward(input, weight, bias, g)
+    """y [N, Co, P, Q] of input [N, Ci, H, W] and weight [Co, Ci/groups, R, S]."""
+    y = forward(input, weight, bias, _planes(input, weight, stride, padding, dilation, groups))
+    return y.contiguous(memory_format=memory_format(input, weight))  # whatever torch chose, as the fake says
+
+
+def _planes(input, weight, stride, padding, dilation, groups):
+    """The ``Geometry`` of images and weights whose channels come before height and width."""
+    N, Ci, H, W = input.shape
+    Co, _, R, S = weight.shape
+    return geometry((N, H, W, Ci), Co, R, S, tuple(stride), tuple(padding), tuple(dilation), groups)
 
 
 @_conv2d.register_fake
 def _(input, weight, bias, stride, padding, dilation, groups):
-    g = geometry(input.shape, *weight.shape[:3], tuple(stride), tuple(padding), tuple(dilation), groups)
-    return input.new_empty(g.output_shape)
+    g = _planes(input, weight, stride, padding, dilation, groups)
+    return input.new_empty(g.N, g.Co, g.P, g.Q).contiguous(memory_format=memory_format(input, weight))
 
 
 @torch.library.custom_op("kernels_from_math::conv2d_backward", mutates_args=())
@@ -311,24 +369,27 @@ def _conv2d_backward(
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of input, weight and bias, empty where not needed."""
-    g = geometry(input.shape, *weight.shape[:3], tuple(stride), tuple(padding), tuple(dilation), groups)
+    g = _planes(input, weight, stride, padding, dilation, groups)
     need_input, need_weight, need_bias = needs
     dx, dw, db = (input.new_empty(0) for _ in needs)
+    dy = grad_output.permute(0, 2, 3, 1)
     if need_input:
-        dx = input_grad(grad_output, weight, g)
+        dx = input_grad(grad_output, input, weight, g)
     if need_weight:
-        dw = input.new_empty(g.weight_shape)
-        _run(input, grad_output, dw, False, g.R, g.S, stride, padding, dilation, groups, "auto", None)
+        dw = torch.empty_like(weight)
+        x = input.permute(0, 2, 3, 1)
+        _run(x, dy, dw.permute(0, 2, 3, 1), False, g.R, g.S, stride, padding, dilation, groups, "auto", None)
     if need_bias:
         db = input.new_empty(g.Co)
-        portable.bias_grad(grad_output, db, False)
+        portable.bias_grad(dy, db, False)
     return dx, dw, db
 
 
 @_conv2d_backward.register_fake
 def _(grad_output, input, weight, stride, padding, dilation, groups, needs):
-    shapes = (input.shape, weight.shape, weight.shape[:1])
-    return tuple(input.new_empty(shape if need else 0) for shape, need in zip(shapes, needs, strict=True))
+    dx = input.new_empty(input.shape).contiguous(memory_format=memory_format(input))
+    given = dx, torch.empty_like(weight), weight.new_empty(weight.shape[:1])
+    return tuple(t if need else input.new_empty(0) for t, need in zip(given, needs, strict=True))
 
 
 def _save(ctx, inputs, output):
@@ -347,3 +408,21 @@ _conv2d.register_autograd(_differentiate, setup_context=_save)
 _conv2d_backward.register_autograd(refuse_second_derivative("conv2d", room="conv_wgrad"))
 _wgrad.register_autograd(refuse_second_derivative("conv2d_wgrad", room="conv_wgrad"))
 _bias_grad.register_autograd(refuse_second_derivative("conv2d_bias_grad", room="conv_wgrad"))
+
+
+# What torch's counter of floating-point operations is told, where it would see an operator it does not know.
+
+
+@register_flop_formula(torch.ops.kernels_from_math.conv2d)
+def _forward_flops(input, weight, *args, out_shape, **rest):
+    return conv_flop_count(input, weight, out_shape)
+
+
+@register_flop_formula(torch.ops.kernels_from_math.conv2d_backward)
+def _backward_flops(grad_output, input, weight, stride, padding, dilation, groups, needs, **rest):
+    return sum(needs[:2]) * conv_flop_count(input, weight, grad_output)
+
+
+@register_flop_formula(torch.ops.kernels_from_math.conv2d_wgrad)
+def _wgrad_flops(input, grad_output, R, S, *args, out_shape, **rest):
+    return 2 * math.prod(grad_output) * R * S * out_shape[-1]

@@ -15,6 +15,7 @@ these, with the final state's gradient added, so that the walk need not know of 
 
 import functools
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -220,7 +221,7 @@ def ends_kernel(
     tl.store(out_at, dX.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@functools.cache
+@functools.lru_cache(1024)
 def balanced_run(T, rows, packed, columns, held, W):
     """Tokens in a run, so that the programs come in full waves: ``held`` of them run on the GPU at once.
 
@@ -233,10 +234,10 @@ def balanced_run(T, rows, packed, columns, held, W):
         W: taps; a run costs W - 1 steps more than its tokens.
     """
 
-    def cost(pieces):
-        return triton.cdiv((rows * pieces + packed) * columns, held) * (triton.cdiv(T, pieces) + W - 1)
-
-    return max(1, triton.cdiv(T, min(range(1, min(max(1, T // 32), 4 * held) + 1), key=cost)))
+    pieces = np.arange(1, min(max(1, T // 32), 4 * held) + 1, dtype=np.int64)
+    waves = -(-(rows * pieces + packed) * columns // held)
+    steps = -(-T // pieces) + W - 1
+    return max(1, triton.cdiv(T, int(pieces[np.argmin(waves * steps)])))
 
 
 def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs):

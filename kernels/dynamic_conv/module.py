@@ -1,11 +1,14 @@
 """``DynamicShortConvolution``: the layer that generates a kernel for every token and convolves with it."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from kernels.common.validate import check_choice, check_tensor
+from kernels.common.validate import check_choice, check_tensor, left_to_reference
 from kernels.dynamic_conv.operator import ACTIVATIONS, dynamic_conv
+from kernels.dynamic_conv.reference import dynamic_conv_reference
 
 
 class DynamicShortConvolution(nn.Module):
@@ -34,13 +37,13 @@ class DynamicShortConvolution(nn.Module):
 
     def __init__(
         self,
-        hidden_size,
-        kernel_size,
-        generator_input_size=None,
-        generator_reduction=None,
-        activation="silu",
-        static_conv_init=None,
-    ):
+        hidden_size: int,
+        kernel_size: int,
+        generator_input_size: int | None = None,
+        generator_reduction: int | None = None,
+        activation: str | None = "silu",
+        static_conv_init: Tensor | Callable[[Tensor], object] | None = None,
+    ) -> None:
         super().__init__()
         generator_input_size = hidden_size if generator_input_size is None else generator_input_size
         generator_reduction = min(8, generator_input_size) if generator_reduction is None else generator_reduction
@@ -73,8 +76,17 @@ class DynamicShortConvolution(nn.Module):
             raise ValueError(f"static_conv_init has shape {list(init.shape)}, needs [D, W] = {list(kernel.shape)}")
         kernel.copy_(init)
 
-    def forward(self, x, *, generator_input=None, state=None, output_final_state=False, cu_seqlens=None):
-        """Generate the kernels and convolve; x is never modified.
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        generator_input: Tensor | None = None,
+        state: Tensor | None = None,
+        output_final_state: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Generate the kernels and convolve; x is never modified. CPU tensors where kernels are compiled for a GPU are
+        convolved by the reference, in plain PyTorch, with one warning.
 
         Args:
             x: [B, T, D]. Batches of unequal length are packed end to end, with B = 1 and ``cu_seqlens``, not padded.
@@ -89,12 +101,15 @@ class DynamicShortConvolution(nn.Module):
         Raises:
             ValueError: a shape, dtype or device does not fit.
         """
-        check_tensor("x", x, (None, None, self.hidden_size), "[B, T, D]")
+        on_reference = isinstance(x, torch.Tensor) and left_to_reference(type(self).__name__, x)
+        here = ("x", x) if on_reference else None
+        check_tensor("x", x, (None, None, self.hidden_size), "[B, T, D]", like=here)
         g = x if generator_input is None else generator_input
         wanted = (*x.shape[:2], self.generator_input_size)
         check_tensor("generator_input", g, wanted, "[B, T, generator_input_size]", like=("x", x))
         weight = self.w2(F.silu(self.w1(g))).unflatten(-1, (self.hidden_size, self.kernel_size))
-        return dynamic_conv(
+        convolve = dynamic_conv_reference if on_reference else dynamic_conv
+        return convolve(
             x,
             weight,
             activation=self.activation,

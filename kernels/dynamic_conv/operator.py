@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.common.autograd import refuse_second_derivative
+from kernels.common.operator import public, refuse_second_derivative
 from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_slots, check_tensor
 from kernels.dynamic_conv import backward as backward_pass
@@ -13,17 +13,18 @@ from kernels.dynamic_conv.words import channels_per_word
 ACTIVATIONS = (None, "silu")
 
 
+@public
 def dynamic_conv(
-    x,
-    weight,
+    x: Tensor,
+    weight: Tensor,
     *,
-    bias=None,
-    residual=None,
-    activation=None,
-    initial_state=None,
-    output_final_state=False,
-    cu_seqlens=None,
-):
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Causal depthwise convolution along time whose kernel differs from token to token.
 
     .. math::
@@ -65,7 +66,17 @@ def dynamic_conv(
     return (y, state) if output_final_state else y
 
 
-def dynamic_conv_step(x, weight, state, *, bias=None, residual=None, activation=None, slots=None):
+@public
+def dynamic_conv_step(
+    x: Tensor,
+    weight: Tensor,
+    state: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
     """One token of ``dynamic_conv`` for each sequence, for decoding; ``state`` is shifted in place. Not differentiable.
 
     .. math::
@@ -103,16 +114,16 @@ def dynamic_conv_step(x, weight, state, *, bias=None, residual=None, activation=
 
 
 def explain(
-    x,
-    weight,
+    x: Tensor,
+    weight: Tensor,
     *,
-    bias=None,
-    residual=None,
-    activation=None,
-    initial_state=None,
-    output_final_state=False,
-    cu_seqlens=None,
-):
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> str:
     """How ``dynamic_conv`` would access memory for these arguments, and why, as text."""
     _check(x, weight, bias, residual, activation)
     rows = {"x": x} | ({} if residual is None else {"residual": residual})

@@ -54,7 +54,7 @@ def dynamic_conv_reference(
 
 def dynamic_conv_step_reference(x, weight, state, *, bias=None, residual=None, activation=None, slots=None):
     """One token of the equation: ``(y, new_state)`` for ``x`` [B, D] and ``state`` [B or pool, D, W-1], nothing in place."""
-    chosen = torch.arange(x.shape[0]) if slots is None else slots
+    chosen = torch.arange(x.shape[0], device=x.device) if slots is None else slots
     residual = None if residual is None else residual[:, None]
     weight = weight if weight.ndim == 2 else weight[:, None]
     y, shifted = dynamic_conv_reference(

@@ -5,10 +5,11 @@ A ``BlockMask`` lists for every block of queries its partial and its full blocks
 """
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block_mask, create_mask, noop_mask, or_masks
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, noop_mask
 
 from kernels import runtime
 from kernels.flex_attention import mods
+from kernels.flex_attention.mods import and_masks, or_masks
 
 __all__ = [
     "BlockMask",
@@ -75,7 +76,9 @@ def _pair(BLOCK_SIZE):
     return (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
 
 
-def causal_block_mask(M, N=None, *, BLOCK_SIZE=128, device=None):
+def causal_block_mask(
+    M: int, N: int | None = None, *, BLOCK_SIZE: int | tuple[int, int] = 128, device: torch.device | str | None = None
+) -> BlockMask:
     """The block mask of ``mods.causal`` for M queries and N keys (M if not given), in O(blocks) memory.
 
     Args:
@@ -90,7 +93,14 @@ def causal_block_mask(M, N=None, *, BLOCK_SIZE=128, device=None):
     )
 
 
-def sliding_window_block_mask(window, M, N=None, *, BLOCK_SIZE=128, device=None):
+def sliding_window_block_mask(
+    window: int,
+    M: int,
+    N: int | None = None,
+    *,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    device: torch.device | str | None = None,
+) -> BlockMask:
     """The block mask of ``mods.sliding_window(window)``, in O(blocks) memory; arguments as ``causal_block_mask``."""
     N, BLOCK_SIZE = M if N is None else N, _pair(BLOCK_SIZE)
     q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
@@ -99,21 +109,37 @@ def sliding_window_block_mask(window, M, N=None, *, BLOCK_SIZE=128, device=None)
     return block_mask_from_dense(some[None, None], full[None, None], mods.sliding_window(window), M, N, BLOCK_SIZE)
 
 
-def document_block_mask(ids, *, causal=True, BLOCK_SIZE=128):
+def _range_of_blocks(rows, BLOCK):
+    """The smallest and the largest id in each block of BLOCK tokens: two of [B, blocks] from ``rows`` [B, T]."""
+    B, T = rows.shape
+    if T == 0:  # one block, as everywhere, of nothing
+        return rows.new_zeros(B, 1), rows.new_zeros(B, 1)
+    blocks = -(-T // BLOCK)
+    beyond = rows[:, -1:].expand(B, blocks * BLOCK - T)
+    tiles = torch.cat([rows, beyond], 1).view(B, blocks, BLOCK)
+    return tiles.amin(-1), tiles.amax(-1)
+
+
+def document_block_mask(
+    ids: torch.Tensor, *, causal: bool = True, BLOCK_SIZE: int | tuple[int, int] = 128
+) -> BlockMask:
     """The block mask of packed documents, ``mods.document``, in O(T + blocks) memory.
 
     Args:
-        ids: which document each token belongs to, int [T] or [B, T], never falling along T.
+        ids: which document each token belongs to, int [T] or [B, T], in any order: tokens with equal ids see each other.
+            Padding is a document of its own, of id -1, say.
         causal: whether tokens see only what came before them in their document.
         BLOCK_SIZE: as ``causal_block_mask``.
     """
     BLOCK_SIZE = _pair(BLOCK_SIZE)
     T = ids.shape[-1]
     q0, q1, k0, k1, inside = _edges(T, T, BLOCK_SIZE, ids.device)
-    rows = ids.reshape(-1, T)
-    q_first, q_last, k_first, k_last = (rows[:, edge] for edge in (q0, q1, k0, k1))  # [B, R, 1] and [B, 1, C]
-    some = (k_first <= q_last) & (k_last >= q_first)
-    full = (q_first == q_last) & (k_first == k_last) & (q_first == k_first) & inside
+    rows = ids if ids.ndim == 2 else ids[None]
+    (q_least, q_most), (k_least, k_most) = (_range_of_blocks(rows, size) for size in BLOCK_SIZE)
+    q_least, q_most = q_least[:, :, None], q_most[:, :, None]  # [B, R, 1]
+    k_least, k_most = k_least[:, None, :], k_most[:, None, :]  # [B, 1, C]
+    some = (k_least <= q_most) & (k_most >= q_least)  # ids that fall may leave a block without a pair: it is partial then
+    full = (q_least == q_most) & (k_least == k_most) & (q_least == k_least) & inside
     if causal:
         some, full = some & (k0 <= q1), full & (k1 <= q0)
     mask_mod = mods.document(ids, mods.causal if causal else None)

@@ -13,9 +13,11 @@ Programs stay: while a group stores one tile of queries, the next tile's keys ar
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 import triton
 
+from kernels.common.gpu import is_cuda_architecture, multiprocessors
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.forward import fits_copy_engine, like_strided, list_row, logits
@@ -43,7 +45,7 @@ def unfit(p, kernel, prefix, *tensors):
         return "kernel_options ask for tiles or warps of their own"
     if gluon is None:
         return f"Triton is {triton.__version__}, needs 3.8 for Gluon's copy engine"
-    if p.device.type != "cuda" or torch.cuda.get_device_capability(p.device)[0] != 9:
+    if not is_cuda_architecture(p.device, 9):
         return "the GPU is not a Hopper"
     if p.dtype.itemsize != 2:
         return f"{p.dtype} has no 16-bit matrix instruction"
@@ -431,25 +433,21 @@ def order(groups, tiles, together, programs):
     The first of ``ORDERS`` whose longest share of a causal mask, in which each tile is a block shorter than the one before,
     is at most 5 % longer than the best one's. Items of ``together`` heads that share keys are equally long.
     """
-    lengths = torch.arange(tiles, 0, -1) + 1  # an item costs a block's time for what is not its blocks
-    per_head = lengths.repeat_interleave(together).repeat(groups)
-    per_tile = lengths.repeat_interleave(together * groups)
+    # numpy: a default device of torch must neither hold this nor be waited for
+    lengths = np.arange(tiles, 0, -1) + 1  # an item costs a block's time for what is not its blocks
+    per_head = np.tile(lengths.repeat(together), groups)
+    per_tile = lengths.repeat(together * groups)
 
     def longest(TILES_FIRST, BACK_AND_FORTH):
         dealt = per_tile if TILES_FIRST else per_head
-        rounds = torch.nn.functional.pad(dealt, (0, -len(dealt) % max(programs, 1))).view(-1, max(programs, 1))
+        rounds = np.pad(dealt, (0, -len(dealt) % max(programs, 1))).reshape(-1, max(programs, 1))
         if BACK_AND_FORTH:
-            rounds[1::2] = rounds[1::2].flip(1)
-        return rounds.sum(0).max().item()
+            rounds[1::2] = rounds[1::2, ::-1].copy()
+        return int(rounds.sum(0).max())
 
     shares = {names: longest(*names) for names in ORDERS}
     best = next(names for names in ORDERS if shares[names] <= 1.05 * min(shares.values()))
     return dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), best, strict=True))
-
-
-def multiprocessors(device):
-    """How many there are."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def columns(D):

@@ -102,6 +102,114 @@ def expm1(x):
 
 
 @triton.jit
+def erfc(x):
+    """1 - erf(x)."""
+    return 1.0 - tl.erf(x)
+
+
+@triton.jit
+def tan(x):
+    """sin / cos."""
+    return tl.sin(x) / tl.cos(x)
+
+
+@triton.jit
+def atan(x):
+    """Cephes' arctangent of float32: folded to [0, tan(pi/8)], then a polynomial in x^2; 2 units in the last place."""
+    size = tl.abs(x)
+    far, near = size > 2.414213562373095, size > 0.4142135623730950
+    turned = tl.where(far, 1.5707963267948966, tl.where(near, 0.7853981633974483, 0.0))
+    safe = tl.where(size == 0.0, 1.0, size)
+    x0 = tl.where(far, -1.0 / safe, tl.where(near, (size - 1.0) / (size + 1.0), size))
+    z = x0 * x0
+    p = ((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1
+    angle = turned + (p * z * x0 + x0)
+    return tl.where(x < 0.0, -angle, angle)
+
+
+@triton.jit
+def asin(x):
+    """The angle of the point (sqrt(1 - x^2), x)."""
+    return atan2(x, tl.sqrt((1.0 - x) * (1.0 + x)))
+
+
+@triton.jit
+def acos(x):
+    """The angle of the point (x, sqrt(1 - x^2))."""
+    return atan2(tl.sqrt((1.0 - x) * (1.0 + x)), x)
+
+
+@triton.jit
+def atan2(y, x):
+    """The angle of the point (x, y), from -pi to pi."""
+    steep = tl.where(x == 0.0, 1.0, x)
+    angle = atan(y / steep)
+    angle = tl.where(x < 0.0, angle + tl.where(y < 0.0, -3.141592653589793, 3.141592653589793), angle)
+    upright = tl.where(y > 0.0, 1.5707963267948966, tl.where(y < 0.0, -1.5707963267948966, 0.0))
+    return tl.where((x != x) | (y != y), float("nan"), tl.where(x == 0.0, upright, angle))
+
+
+@triton.jit
+def sinh(x):
+    """(e^x - e^-x) / 2, exact for small x."""
+    u = expm1(x)
+    return 0.5 * (u + u / (u + 1.0))
+
+
+@triton.jit
+def cosh(x):
+    """(e^x + e^-x) / 2."""
+    return 0.5 * (tl.exp(x) + tl.exp(-x))
+
+
+@triton.jit
+def asinh(x):
+    """sign(x) log(|x| + sqrt(x^2 + 1)), exact for small x."""
+    size = tl.abs(x)
+    value = log1p(size + size * size / (1.0 + tl.sqrt(size * size + 1.0)))
+    return tl.where(x < 0.0, -value, value)
+
+
+@triton.jit
+def acosh(x):
+    """log(x + sqrt(x^2 - 1))."""
+    return tl.log(x + tl.sqrt((x - 1.0) * (x + 1.0)))
+
+
+@triton.jit
+def atanh(x):
+    """log((1 + x) / (1 - x)) / 2."""
+    return 0.5 * log1p(2.0 * x / (1.0 - x))
+
+
+@triton.jit
+def hypot(a, b):
+    """sqrt(a^2 + b^2) without overflow."""
+    a, b = tl.abs(a), tl.abs(b)
+    large, small = tl.maximum(a, b), tl.minimum(a, b)
+    ratio = small / tl.where(large == 0.0, 1.0, large)
+    return large * tl.sqrt(1.0 + ratio * ratio)
+
+
+@triton.jit
+def float_max(a, b):
+    """The larger, and the number where the other is NaN."""
+    return tl.where(a != a, b, tl.where(b != b, a, tl.where(a > b, a, b)))
+
+
+@triton.jit
+def float_min(a, b):
+    """The smaller, and the number where the other is NaN."""
+    return tl.where(a != a, b, tl.where(b != b, a, tl.where(a < b, a, b)))
+
+
+@triton.jit
+def sign_bit(x):
+    """Whether x is negative, -0 included."""
+    return (x < 0.0) | ((x == 0.0) & (1.0 / x < 0.0))
+
+
+@triton.jit
 def power(a, b):
     """a^b; of a negative a for whole b."""
     whole = b == tl.floor(b)
@@ -115,7 +223,7 @@ def power(a, b):
 def whole_power(a, b):
     """a^b of integers, b >= 0, by squaring."""
     result = a * 0 + 1
-    for bit in tl.static_range(5):
+    for bit in tl.static_range(31):  # of an int32 that is not negative; a base of 1 or -1 may have any exponent
         result = tl.where(((b >> bit) & 1) != 0, result * a, result)
         a = a * a
     return result
@@ -139,9 +247,10 @@ def add_to_sink(
 ):  # fmt: skip
     """Add ``value`` to ``sink[index]`` wherever ``live``, summed first along the axes that the index does not depend on.
 
-    sink is ``(sums, scale)``. PASS ``"add"``: sums are float32 and the order of the additions is free. Two more passes give
-    the same bits every time, because integers can be added in any order: ``"measure"`` keeps the largest addend in scale,
-    ``"count"`` adds ``value * scale`` to int64 sums.
+    sink is ``(sums, scale, rest)``. PASS ``"add"``: sums are float32 and the order of the additions is free. Two more passes
+    give the same bits every time, because integers can be added in any order: ``"measure"`` keeps the largest finite addend
+    in scale, ``"count"`` adds ``value * scale`` to int64 sums, and what is not finite to the float32 rest, whose sum (an
+    infinity, or NaN) does not depend on the order either.
     """
     value = tl.where(live, value, 0.0)
     if OVER_Q:
@@ -149,10 +258,12 @@ def add_to_sink(
     if OVER_KV:
         value = tl.sum(value, 1, keep_dims=True)
     index = tl.zeros(value.shape, tl.int32) + index
+    finite = tl.abs(value) < float("inf")  # NaN is not
     if PASS == "measure":
-        tl.atomic_max(sink[1], tl.max(tl.abs(value)), sem="relaxed")
+        tl.atomic_max(sink[1], tl.max(tl.where(finite, tl.abs(value), 0.0)), sem="relaxed")
     elif PASS == "count":
-        counts = (value * tl.load(sink[1])).to(tl.int64)
+        counts = (tl.where(finite, value, 0.0) * tl.load(sink[1])).to(tl.int64)
         tl.atomic_add(sink[0] + index, counts, mask=counts != 0, sem="relaxed")
+        tl.atomic_add(sink[2] + index, value, mask=finite == 0, sem="relaxed")
     else:
         tl.atomic_add(sink[0] + index, value, mask=value != 0, sem="relaxed")

@@ -5,14 +5,19 @@ Both are written for one query and one key, on tensors without dimensions; what 
 Those that need a parameter are made by a function of that parameter.
 """
 
+import functools
+
 import torch
+import torch.nn.attention.flex_attention as torch_flex
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
+from torch.nn.attention.flex_attention import noop_mask
 
 __all__ = [
+    "Mod",
     "activation",
     "alibi",
     "alibi_slopes",
+    "and_masks",
     "batched",
     "block_diffusion",
     "causal",
@@ -26,6 +31,7 @@ __all__ = [
     "learned_alibi",
     "natten",
     "noop_mask",
+    "or_masks",
     "prefix",
     "prefix_causal",
     "relative_bias",
@@ -39,7 +45,51 @@ __all__ = [
     "vision_cross",
 ]
 
+
+
+class Mod:
+    """A mod that knows how it was made: unlike a function inside a function it can be pickled, so a ``BlockMask`` that holds
+    it can be stored, and sent to another process. It is called as the function that it wraps."""
+
+    def __init__(self, function, factory, args, kwargs):
+        functools.update_wrapper(self, function.__wrapped__ if isinstance(function, Mod) else function)
+        self.made_by = factory, args, kwargs
+
+    def __call__(self, *args):
+        """The wrapped function's value."""
+        return self.__wrapped__(*args)
+
+    def __reduce__(self):
+        return _remake, self.made_by
+
+
+def _made(factory):
+    """A factory of mods whose products are ``Mod``."""
+
+    @functools.wraps(factory)
+    def make(*args, **kwargs):
+        return Mod(factory(*args, **kwargs), factory.__name__, args, kwargs)
+
+    return make
+
+
+def _remake(factory, args, kwargs):
+    return globals()[factory](*args, **kwargs)
+
+
 # Mask mods.
+
+
+@_made
+def and_masks(*mask_mods):
+    """What all of ``mask_mods`` allow."""
+    return torch_flex.and_masks(*mask_mods)
+
+
+@_made
+def or_masks(*mask_mods):
+    """What any of ``mask_mods`` allows."""
+    return torch_flex.or_masks(*mask_mods)
 
 
 def causal(b, h, q_idx, kv_idx):
@@ -47,6 +97,7 @@ def causal(b, h, q_idx, kv_idx):
     return q_idx >= kv_idx
 
 
+@_made
 def sliding_window(window):
     """Causal, and at most ``window`` keys back: ``window + 1`` keys in all (Beltagy et al., 2020)."""
 
@@ -56,6 +107,7 @@ def sliding_window(window):
     return and_masks(inside, causal)
 
 
+@_made
 def prefix(length):
     """The first ``length`` keys, for every query."""
 
@@ -65,11 +117,13 @@ def prefix(length):
     return in_prefix
 
 
+@_made
 def prefix_causal(length):
     """A prefix that sees itself in both directions, causal after it (Raffel et al., 2020)."""
     return or_masks(prefix(length), causal)
 
 
+@_made
 def document(ids, inner=None):
     """Packed documents: ``ids`` [T] or [B, T], one integer a token; tokens see their own document, by ``inner`` if given.
 
@@ -86,6 +140,7 @@ def document(ids, inner=None):
     return same_document if inner is None else and_masks(same_document, inner)
 
 
+@_made
 def dilated_sliding_window(window, dilation):
     """Every ``dilation``-th key within ``window`` to either side (Hassani and Shi, 2022)."""
 
@@ -96,6 +151,7 @@ def dilated_sliding_window(window, dilation):
     return dilated
 
 
+@_made
 def global_and_window(is_global, window):
     """Longformer: a window to either side, and tokens marked in ``is_global`` (bool [T]) see and are seen by all."""
 
@@ -108,6 +164,7 @@ def global_and_window(is_global, window):
     return or_masks(local, marked)
 
 
+@_made
 def natten(width, height, kernel):
     """Neighbourhood attention on a ``height`` x ``width`` canvas: a ``kernel`` x ``kernel`` window kept inside it
     (Hassani et al., 2023)."""
@@ -121,6 +178,7 @@ def natten(width, height, kernel):
     return neighbours
 
 
+@_made
 def block_diffusion(length, block):
     """Training mask of block diffusion (Arriola et al., 2025): noised tokens [0, length), clean ones [length, 2 length)."""
 
@@ -135,6 +193,7 @@ def block_diffusion(length, block):
     return noised_and_clean
 
 
+@_made
 def jagged(lengths):
     """Row b holds ``lengths[b]`` tokens, the rest is padding; queries in the padding see nothing."""
 
@@ -144,6 +203,7 @@ def jagged(lengths):
     return inside
 
 
+@_made
 def shared_prefix(ids, offsets, prefix_of):
     """Packed answers that share their prompt: document d also sees all of document ``prefix_of[d]``.
 
@@ -159,6 +219,7 @@ def shared_prefix(ids, offsets, prefix_of):
     return prompt_and_self
 
 
+@_made
 def tree(prefix_length, ancestors):
     """Verifying a tree of drafted tokens: the prefix, and in the tree the query's ``ancestors`` (bool [nodes, nodes])."""
     nodes = ancestors.shape[0]
@@ -170,6 +231,7 @@ def tree(prefix_length, ancestors):
     return prefix_and_ancestors
 
 
+@_made
 def vision_cross(intervals, image_tokens):
     """Flamingo: keys are images of ``image_tokens`` each; text tokens ``intervals[i]`` (start, end) see image i."""
 
@@ -180,6 +242,7 @@ def vision_cross(intervals, image_tokens):
     return sees_its_image
 
 
+@_made
 def batched(inner, size):
     """``inner`` within consecutive groups of ``size`` tokens, nothing between groups."""
 
@@ -203,6 +266,7 @@ def alibi_slopes(heads, device=None):
     return torch.exp2(-8 * torch.arange(1, heads + 1, device=device) / heads)
 
 
+@_made
 def alibi(heads):
     """A penalty that grows with distance, steeper from head to head (Press et al., 2021); no table needed."""
 
@@ -212,6 +276,7 @@ def alibi(heads):
     return distance_penalty
 
 
+@_made
 def learned_alibi(slopes):
     """ALiBi with ``slopes`` [heads] from outside, which may require a gradient."""
 
@@ -221,6 +286,7 @@ def learned_alibi(slopes):
     return distance_penalty
 
 
+@_made
 def softcap(cap):
     """Scores squeezed into (-cap, cap) (Gemma 2)."""
 
@@ -230,6 +296,7 @@ def softcap(cap):
     return squeezed
 
 
+@_made
 def relative_bias(bias):
     """A dense additive bias, ``bias`` [heads, M, N]."""
 
@@ -239,6 +306,7 @@ def relative_bias(bias):
     return plus_bias
 
 
+@_made
 def relative_table(table):
     """A learnable bias by distance, ``table`` [heads, 2 length - 1] (Raffel et al., 2020, without the buckets)."""
     length = (table.shape[-1] + 1) // 2
@@ -249,6 +317,7 @@ def relative_table(table):
     return plus_bias
 
 
+@_made
 def sandwich(heads, length, dim=128, device=None):
     """The position-position part of sinusoidal embeddings, divided head by head (Chi et al., 2023)."""
     frequency = 10000 ** (-torch.arange(0, dim, 2, device=device) / dim)
@@ -261,6 +330,7 @@ def sandwich(heads, length, dim=128, device=None):
     return plus_cosines
 
 
+@_made
 def graph_distance(bias, distances):
     """Graphormer: a learnable ``bias`` [heads, buckets] by the distance of two nodes, ``distances`` [B, M, N]
     (Ying et al., 2021)."""
@@ -271,6 +341,7 @@ def graph_distance(bias, distances):
     return plus_bias
 
 
+@_made
 def head_scale(scales):
     """A factor for each head, ``scales`` [heads]."""
 
@@ -280,6 +351,7 @@ def head_scale(scales):
     return scaled
 
 
+@_made
 def temperature(t):
     """One learnable number ``t`` without dimensions that divides every score."""
 
@@ -289,6 +361,7 @@ def temperature(t):
     return cooled
 
 
+@_made
 def activation(function=F.gelu, offset=1.0):
     """Softmax replaced: log(function(s) + offset), so that the softmax's numerator is function(s) + offset.
 

@@ -1,36 +1,41 @@
 """The public function: validates, compiles the mods, chooses, wires autograd. Its docstring is the one of record."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
-from kernels.common.validate import check_tensor, same_device
+from kernels.common.operator import autocast, once_differentiable, public, refuse_transforms
+from kernels.common.validate import check_number, check_tensor, same_device
 from kernels.flex_attention import backward as backward_pass
 from kernels.flex_attention import decoding, hopper, hopper_backward
 from kernels.flex_attention import forward as forward_pass
+from kernels.flex_attention import options as options_of
 from kernels.flex_attention.block_mask import BlockMask
-from kernels.flex_attention.problem import OPTIONS, Problem
+from kernels.flex_attention.problem import Problem
 from kernels.flex_attention.score_mod_compiler import bind, source
 
 LN2 = math.log(2)
-KNOWN_OPTIONS = (*OPTIONS, *(f"bwd_{name}" for name in OPTIONS), "DETERMINISTIC")
 
 
+@public
 @torch.compiler.disable
 def flex_attention(
-    query,
-    key,
-    value,
-    score_mod=None,
-    block_mask=None,
-    scale=None,
-    enable_gqa=False,
-    return_lse=False,
-    kernel_options=None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: dict[str, Any] | None = None,
     *,
-    return_aux=None,
-):
+    return_aux: AuxRequest | None = None,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]:
     """Attention with any function of score and position, skipping the blocks that a mask leaves out.
 
     .. math::
@@ -52,8 +57,11 @@ def flex_attention(
         enable_gqa: whether Hq and Hkv may differ.
         return_lse: return ``(o, lse)``.
         kernel_options: dict of BLOCK_M, BLOCK_N, num_warps, num_stages, the same with the prefix ``bwd_`` for the backward
-            pass, and DETERMINISTIC: gradients of captured tensors with the same bits every time, in two passes; default
-            ``torch.are_deterministic_algorithms_enabled()``. All other results have the same bits every time anyway.
+            pass; DETERMINISTIC: gradients of captured tensors with the same bits every time, in two passes; default
+            ``torch.are_deterministic_algorithms_enabled()``, all other results have the same bits every time anyway; and
+            WORKSPACE: the most bytes that the backward pass may take for a while to keep ds, the gradients of the scores,
+            for some heads at a time: five matrix products then, not seven. 0: none, ds is computed twice. Default: up to
+            2 GiB on GPUs where it is faster. torch's other options are ignored, each with one warning.
         return_aux: an ``AuxRequest``: return ``(o, AuxOutput)`` with the lse, the largest logit of each row, or both.
 
     Returns:
@@ -67,11 +75,11 @@ def flex_attention(
 
     Source: Dong et al., 2024, arXiv:2412.05496; Dao, 2023, arXiv:2307.08691.
     """
+    if torch.jit.is_tracing():
+        raise RuntimeError("flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result")
+    query, key, value = autocast(query, key, value)
     problem = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
-    if return_lse and return_aux is not None:
-        raise ValueError("return_lse and return_aux are both given, need one: return_aux=AuxRequest(lse=True)")
-    if return_aux is not None and not isinstance(return_aux, AuxRequest):
-        raise ValueError(f"return_aux is {return_aux!r}, needs an AuxRequest")
+    _check_returns(return_lse, return_aux)
     want_top = return_aux is not None and return_aux.max_scores
     learned = [] if problem.score is None else problem.score.learned
     o, lse, top = _Attention.apply(problem, want_top, query, key, value, *learned)
@@ -92,21 +100,29 @@ class _Attention(torch.autograd.Function):
             o, lse, top = hopper.forward(problem, query, key, value, want_top)
         else:
             o, lse, top = forward_pass.forward(problem, query, key, value, want_top)
-        ctx.problem = problem
-        ctx.save_for_backward(query, key, value, o, lse, *learned)
+        ctx.problem, others = problem.parted()
+        ctx.save_for_backward(query, key, value, o, lse, *others)
         ctx.set_materialize_grads(False)
         if top is not None:
             ctx.mark_non_differentiable(top)
         return o, lse, top
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, do, dlse, dtop):
-        query, key, value, o, lse, *learned = ctx.saved_tensors
+        query, key, value, o, lse, *others = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        needs = ctx.needs_input_grad[2:]
-        grads = backward_pass.backward(ctx.problem, do, dlse, query, key, value, o, lse, needs[:3], any(needs[3:]))
-        return None, None, *grads
+        refuse_transforms("flex_attention's backward pass", (do,))
+        problem, needs = ctx.problem.with_tensors(others), ctx.needs_input_grad[2:]
+        with torch.no_grad():
+            grads = backward_pass.backward(problem, do, dlse, query, key, value, o, lse, needs[:3], any(needs[3:]))
+        return None, None, *once_differentiable("flex_attention", grads, (query, key, value, do, dlse))
+
+
+def _check_returns(return_lse, return_aux):
+    if return_lse and return_aux is not None:
+        raise ValueError("return_lse and return_aux are both given, need one: return_aux=AuxRequest(lse=True)")
+    if return_aux is not None and not isinstance(return_aux, AuxRequest):
+        raise ValueError(f"return_aux is {return_aux!r}, needs an AuxRequest")
 
 
 def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
@@ -125,12 +141,11 @@ def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
         raise ValueError(f"key has {Hkv} heads, needs {Hq}, those of query; with enable_gqa=True a divisor of {Hq}")
     if (Hkv == 0) != (Hq == 0) or (Hkv and Hq % Hkv):
         raise ValueError(f"key has {Hkv} heads, needs a divisor of {Hq}, the heads of query")
-    if scale is not None and not isinstance(scale, int | float):
-        raise ValueError(f"scale is {scale!r}, needs a number or None")
+    check_number("scale", scale)
     for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", getattr(block_mask, "mask_mod", None))):
         if mod is not None and not callable(mod):
             raise ValueError(f"{name} is {mod!r}, needs a function")
-    options = _check_options(kernel_options)
+    options = options_of.checked(kernel_options)
     if block_mask is not None:
         _check_block_mask(block_mask, B, Hq, M, N, query.device)
     gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
@@ -157,25 +172,6 @@ def _check_captured(name, mod, sizes):
                 f"{name} indexes a captured dimension of size {least} with {argument}, needs {sizes[argument]}: "
                 f"{argument} goes up to {sizes[argument] - 1}"
             )
-
-
-def _check_options(kernel_options):
-    options = dict(kernel_options or {})
-    for name, value in options.items():
-        if name not in KNOWN_OPTIONS:
-            raise ValueError(f"kernel_options has {name!r}, knows {', '.join(KNOWN_OPTIONS)}")
-        if name == "DETERMINISTIC":
-            fits, needs = isinstance(value, bool), "True or False"
-        elif name.endswith("num_stages"):
-            fits, needs = isinstance(value, int) and value >= 1, "an integer of at least 1"
-        else:
-            least = 1 if name.endswith("num_warps") else 16
-            fits = isinstance(value, int) and value >= least and value & (value - 1) == 0
-            needs = f"a power of two of at least {least}"
-        if not fits:
-            raise ValueError(f"kernel_options[{name!r}] is {value!r}, needs {needs}")
-    options.setdefault("DETERMINISTIC", torch.are_deterministic_algorithms_enabled())
-    return options
 
 
 def _check_block_mask(block_mask, B, Hq, M, N, device):
@@ -211,8 +207,22 @@ def _check_block_mask(block_mask, B, Hq, M, N, device):
             raise ValueError(f"block_mask is on {tensor.device}, needs {device}, the device of query")
 
 
-def explain(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, kernel_options=None):
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: dict[str, Any] | None = None,
+    *,
+    return_aux: AuxRequest | None = None,
+) -> str:
     """How ``flex_attention`` would run these arguments, and why, as text. Reads the mask's counts: waits for the GPU."""
+    _check_returns(return_lse, return_aux)
+    query, key, value = autocast(query, key, value)
     p = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     splits, _, reason = decoding.choose(p)
     way = f"{'decoding' if splits else 'one program a tile of queries'}: {reason}"

@@ -1,7 +1,7 @@
 """What one call asks for, checked and put in the kernels' terms: sizes, compiled mods, lists of blocks, launch options."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -9,17 +9,36 @@ import triton
 
 from kernels import runtime
 from kernels.common.configs import configuration
+from kernels.common.precision import matmul_in_tf32
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention import mod_ops
+from kernels.flex_attention.options import OPTIONS
 from kernels.flex_attention.score_mod_compiler import BoundMod
 
 LOG2E = math.log2(math.e)
-OPTIONS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 
 
 def table_options(kernel, key, device):
     """What the table of configurations says; the interpreter takes the same tiles for all classes."""
     return configuration("flex_attention", kernel, "default" if runtime.interpreted else key, device)
+
+
+@dataclass
+class BlockLists:
+    """The lists of a block mask, without its mask mod."""
+
+    BLOCK_SIZE: tuple[int, int]
+    kv_num_blocks: torch.Tensor | None
+    kv_indices: torch.Tensor | None
+    full_kv_num_blocks: torch.Tensor | None
+    full_kv_indices: torch.Tensor | None
+    q_num_blocks: torch.Tensor | None
+    q_indices: torch.Tensor | None
+    full_q_num_blocks: torch.Tensor | None
+    full_q_indices: torch.Tensor | None
+
+
+BlockLists.NAMES = tuple(field.name for field in fields(BlockLists))[1:]
 
 
 @dataclass
@@ -38,13 +57,41 @@ class Problem:
     scale: float
     score: BoundMod | None
     mask: BoundMod | None
-    block_mask: masks.BlockMask | None
+    block_mask: masks.BlockMask | BlockLists | None
     options: dict
 
     @property
     def G(self):
         """Query heads that share a key head."""
         return self.Hq // max(self.Hkv, 1)
+
+    # What autograd has to know of: the tensors, beside query, key and value, that both passes read.
+
+    def parted(self):
+        """``(problem without tensors, tensors)``: captured ones and lists of blocks, for autograd to save."""
+        bare = {}
+        tensors = []
+        for name in ("score", "mask"):
+            if (mod := getattr(self, name)) is not None:
+                tensors += mod.captured
+                bare[name] = replace(mod, captured=(None,) * len(mod.captured))
+        if self.block_mask is not None:
+            lists = [getattr(self.block_mask, name) for name in BlockLists.NAMES]
+            tensors += lists
+            bare["block_mask"] = BlockLists(self.block_mask.BLOCK_SIZE, *[None] * len(lists))
+        return replace(self, **bare), tensors
+
+    def with_tensors(self, tensors):
+        """The problem again, from ``parted``'s two, whose tensors autograd may have moved and given back."""
+        tensors = iter(tensors)
+        whole = {
+            name: replace(mod, captured=tuple(next(tensors) for _ in mod.captured))
+            for name in ("score", "mask")
+            if (mod := getattr(self, name)) is not None
+        }
+        if self.block_mask is not None:
+            whole["block_mask"] = BlockLists(self.block_mask.BLOCK_SIZE, *tensors)
+        return replace(self, **whole)
 
     def shared(self, key):
         """Batch rows that share a batch row of ``key``."""
@@ -156,6 +203,8 @@ class Problem:
     @property
     def workspace(self):
         """Bytes that the backward pass may use to keep ds."""
+        if "WORKSPACE" in self.options:
+            return self.options["WORKSPACE"]
         return table_options("backward_dq_from_ds", self.key, self.device)["WORKSPACE"]
 
     def launch_options(self, kernel):
@@ -190,8 +239,7 @@ class Problem:
     @property
     def precision(self):
         """How float32 is multiplied: as torch is set."""
-        exact = torch.get_float32_matmul_precision() == "highest"
-        return "ieee" if self.dtype == torch.float32 and exact else "tf32"
+        return "ieee" if self.dtype == torch.float32 and not matmul_in_tf32() else "tf32"
 
 
 def _lists(num_blocks, indices):

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-import types
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 
 from kernels.common.validate import same_device
 from kernels.flex_attention import mod_ops, score_mod_emit
+from kernels.flex_attention.fingerprint import Fingerprint, replaced
 from kernels.flex_attention.score_mod_trace import ARGUMENTS, ModError, trace
 
 __all__ = ["ModError", "BoundMod", "bind", "source"]
@@ -35,7 +36,9 @@ class CompiledMod:
     tables)``. sinks: ``sink_gradients(..., grad, live, tables, sinks, PASS)``, ``None`` if no captured tensor requires a
     gradient. bounds: for ``b``, ``h``, ``q_idx`` and ``kv_idx`` the smallest dimension that they index by themselves. before:
     tables from captured tensors, a torch function. after: gradients of captured tensors from sinks and
-    captured tensors. sink_shapes: of each sink. learned: for each captured tensor whether it gets a gradient.
+    captured tensors. sink_shapes: of each sink. inputs: for each input of the two whether it is a number, and not a captured
+    tensor. numbers: for each table which number it is, or ``None``. sizes: strides and sizes of tables, the last arguments.
+    learned: for each captured tensor whether it gets a gradient.
     """
 
     kind: str
@@ -47,39 +50,52 @@ class CompiledMod:
     before: object
     after: object
     sink_shapes: tuple
+    inputs: tuple
+    numbers: tuple
+    sizes: tuple
     learned: tuple
 
 
 @dataclass(frozen=True)
 class BoundMod:
-    """A compiled mod and the tensors it captures in this call."""
+    """A compiled mod, and the tensors and numbers that it captures in this call."""
 
     compiled: CompiledMod
     captured: tuple
+    numbers: tuple = ()
 
     @property
     def learned(self):
         """The captured tensors that get a gradient."""
         return [t for t, on in zip(self.captured, self.compiled.learned) if on]
 
+    def _inputs(self):
+        """What torch's parts are called with: tensors, and numbers as tensors on the CPU, which torch lets meet any other."""
+        captured, numbers = iter(self.captured), iter(self.numbers)
+        for is_number in self.compiled.inputs:
+            yield torch.tensor(next(numbers), device="cpu") if is_number else next(captured)
+
     @torch.no_grad()
     def tables(self):
-        """The tensors that the kernel reads."""
-        return tuple(self.compiled.before(*self.captured))
+        """What the kernel reads: tensors, numbers, and sizes of the tensors."""
+        made, numbers = iter(self.compiled.before(*self._inputs())), self.compiled.numbers
+        return *(next(made) if i is None else self.numbers[i] for i in numbers), *self.compiled.sizes
 
     @torch.no_grad()
     def gradients(self, sums):
         """The gradients of ``learned``, from the sums that the kernel made, each in its tensor's dtype and shape."""
-        made = self.compiled.after(*self.captured, *sums)
+        made = self.compiled.after(*self._inputs(), *sums)
         return [
             torch.zeros_like(t) if gradient is None else gradient.to(t.dtype).expand(t.shape).reshape(t.shape)
             for t, gradient in zip(self.learned, made)
         ]
 
 
-def compile_mod(mod, kind, device="cpu", differentiate=False):
-    """``(CompiledMod, captured tensors)`` of a mod, traced now."""
+def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
+    """``(CompiledMod, captured tensors)`` of a mod, traced now; ``stand_ins`` among those stand for numbers."""
     t = trace(mod, kind, device, differentiate)
+    inputs = [any(tensor is one for one in stand_ins) for tensor in t.captured]
+    t.numbers = [node for node, is_number in zip(t.inputs, inputs, strict=True) if is_number]
     functions = {kind: score_mod_emit.emit_value(t)}
     if differentiate:
         functions["score_gradient"] = score_mod_emit.emit_gradient(t)
@@ -100,7 +116,10 @@ def compile_mod(mod, kind, device="cpu", differentiate=False):
         _before(t),
         _after(t),
         tuple(tuple(node.meta["val"].shape) for node in t.sinks),
-        tuple(gradient is not None for gradient in t.gradients),
+        tuple(inputs),
+        tuple(t.numbers.index(node) if node in t.numbers else None for node in t.tables),
+        tuple(t.sizes.values()),
+        tuple(gradient is not None for gradient, is_number in zip(t.gradients, inputs, strict=True) if not is_number),
     )
     return compiled, tuple(t.captured)
 
@@ -117,7 +136,7 @@ def _bounds(t):
         if node.target is torch.ops.aten.index.Tensor:
             table, indices = node.args
             for index, size in zip(indices, table.meta["val"].shape, strict=False):
-                if index is not None and index.op == "placeholder":
+                if index is not None and index.op == "placeholder" and index.name in ARGUMENTS["mask_mod"]:
                     bounds[index.name] = min(size, bounds.get(index.name, size))
     return bounds
 
@@ -130,7 +149,7 @@ def _before(t):
     graph, copied = torch.fx.Graph(), {}
     for node in t.inputs:
         copied[node] = graph.placeholder(node.name)
-    graph.output([_copy(node, graph, copied) for node in t.tables])
+    graph.output([_copy(node, graph, copied) for node in t.tables if node not in t.numbers])
     return torch.fx.GraphModule(t.graph.owning_module or {}, graph)
 
 
@@ -156,6 +175,33 @@ def _copy(node, graph, copied):
 
 # Generated modules.
 
+_lock = threading.RLock()
+
+
+class _Bounded(OrderedDict):
+    """The entries used last; a module that goes leaves ``sys.modules``, too."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def find(self, key):
+        """What is kept, or ``None``."""
+        if key in self:
+            self.move_to_end(key)
+        return self.get(key)
+
+    def keep(self, key, value):
+        """``value``, kept."""
+        self[key] = value
+        if len(self) > self.most:
+            _, gone = self.popitem(last=False)
+            sys.modules.pop(getattr(gone, "__name__", None), None)
+        return value
+
+
+_modules = _Bounded(2048)
+
 
 def _module_text(title, *functions):
     body = "\n\n".join(functions)
@@ -170,21 +216,23 @@ def cache_folder():
     return Path(named) if named else Path.home() / ".cache" / "kernels_from_math"
 
 
-@functools.cache
 def _import(text):
     """Write ``text`` to a file named after its content, import it; the same text is the same module."""
     name = f"flex_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    path = cache_folder() / f"{name}.py"
-    try:
-        _write(path, text)
-    except OSError:  # a home that cannot be written to
-        path = Path(_own_folder()) / path.name
-        _write(path, text)
-    spec = importlib.util.spec_from_file_location(f"kernels_generated_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    with _lock:
+        if (module := _modules.find(name)) is not None:
+            return module
+        path = cache_folder() / f"{name}.py"
+        try:
+            _write(path, text)
+        except OSError:  # a home that cannot be written to
+            path = Path(_own_folder()) / path.name
+            _write(path, text)
+        spec = importlib.util.spec_from_file_location(f"kernels_generated_{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return _modules.keep(name, module)
 
 
 def _write(path, text):
@@ -203,8 +251,18 @@ def _own_folder():
 
 # Finding a compiled mod again.
 
-_compiled: OrderedDict = OrderedDict()
-_MOST = 512
+
+@dataclass
+class _Family:
+    """Mods that differ in numbers alone: the first one's numbers, and which of them have differed since."""
+
+    first: tuple
+    varying: tuple = ()
+    refused: bool = False  # something in the code needs the numbers themselves
+
+
+_compiled = _Bounded(512)  # (structure, numbers) -> (compiled mod, places of what it captures)
+_families = _Bounded(512)
 
 
 def _check_devices(kind, mod, captured, device):
@@ -217,7 +275,11 @@ def _check_devices(kind, mod, captured, device):
 
 
 def bind(mod, kind, device, differentiate=False):
-    """``mod`` compiled, with the tensors that it captures now.
+    """``mod`` compiled, with the tensors and numbers that it captures now.
+
+    A mod that differs from one that is known in numbers alone (the offset of a cache, a window) gets them as arguments of
+    its kernel, so that the next numbers compile nothing. Where its code needs a number itself, for a branch or as a size, it
+    is compiled for each.
 
     Args:
         mod: a score mod or mask mod.
@@ -231,96 +293,64 @@ def bind(mod, kind, device, differentiate=False):
     Raises:
         ModError: see ``trace``. ValueError: a captured tensor is on another device.
     """
-    look = _Fingerprint()
-    known = look.of(mod)
-    key = (kind, device.type, differentiate, known) if look.complete else None
-    if key in _compiled:
-        _compiled.move_to_end(key)
-        compiled, places = _compiled[key]
-        return BoundMod(compiled, tuple(look.tensors[i] for i in places))
+    look = Fingerprint(mod)
+    key = (kind, device.type, differentiate, look.structure)
+    if not look.complete:
+        compiled, captured = _compile(look, mod, kind, device, differentiate)
+        return BoundMod(compiled, tuple(captured))
+    with _lock:
+        known = _compiled.find((key, look.values)) or _of_family(look, key, mod, kind, device, differentiate)
+        if known is None:
+            compiled, captured = _compile(look, mod, kind, device, differentiate)
+            places = [next((i for i, t in enumerate(look.tensors) if t is tensor), None) for tensor in captured]
+            if None in places:  # made while it was traced
+                return BoundMod(compiled, tuple(captured))
+            known = _compiled.keep((key, look.values), (compiled, places, ()))
+    compiled, places, numbers = known
+    return BoundMod(compiled, tuple(look.tensors[i] for i in places), tuple(look.numbers[i] for i in numbers))
+
+
+def _of_family(look, key, mod, kind, device, differentiate):
+    """What ``_compiled`` keeps for all mods that differ in the numbers in which this one differs, or ``None``."""
+    family = _families.find(key)
+    if family is None:
+        _families.keep(key, _Family(look.values))
+        return None
+    differ = {i for i, (a, b) in enumerate(zip(look.values, family.first, strict=True)) if a != b}
+    family.varying = tuple(sorted(differ.union(family.varying)))
+    if family.refused or not look.open:
+        return None
+    own_key = (key, family.varying)
+    if known := _compiled.find(own_key):
+        return known
+    numbers = [look.numbers[i] for i in family.varying]
+    dtypes = [torch.float32 if isinstance(n, float) else torch.int32 for n in numbers]  # those of a score, of an index
+    stand_ins = [torch.empty((), dtype=dtype, device=device) for dtype in dtypes]
+    try:
+        other = replaced(mod, dict(zip((look.places[i] for i in family.varying), stand_ins, strict=True)))
+        compiled, captured = compile_mod(other, kind, device, differentiate, stand_ins)
+    except Exception:  # whatever a tensor without a value cannot do; with the numbers themselves the mod may be all right
+        family.refused = True
+        return None
+    varying = {id(stand_in): i for i, stand_in in zip(family.varying, stand_ins, strict=True)}
+    numbers = [varying[id(tensor)] for tensor in captured if id(tensor) in varying]  # in the order in which they were met
+    captured = [tensor for tensor in captured if id(tensor) not in varying]
+    places = [next((i for i, t in enumerate(look.tensors) if t is tensor), None) for tensor in captured]
+    if None in places:
+        family.refused = True
+        return None
+    _check_devices(kind, mod, captured, device)
+    return _compiled.keep(own_key, (compiled, places, numbers))
+
+
+def _compile(look, mod, kind, device, differentiate):
     try:
         compiled, captured = compile_mod(mod, kind, device, differentiate)
     except ModError:
         _check_devices(kind, mod, look.tensors, device)  # tracing fails where devices meet; say so rather than how
         raise
     _check_devices(kind, mod, captured, device)
-    places = [next((i for i, t in enumerate(look.tensors) if t is tensor), None) for tensor in captured]
-    if key is not None and None not in places:
-        _compiled[key] = compiled, places
-        if len(_compiled) > _MOST:
-            _compiled.popitem(last=False)
-    return BoundMod(compiled, captured)
-
-
-class _Fingerprint:
-    """What decides how a function would be traced: code, constants, and the layouts of captured tensors.
-
-    ``complete`` turns False where something is captured whose state cannot be told; such a mod is traced at every call.
-    """
-
-    _SAFE_MODULES = ("torch", "math", "builtins", "operator", "functools", "kernels")
-
-    def __init__(self):
-        self.complete = True
-        self.tensors = []
-        self.inside = set()
-
-    def of(self, x):
-        """A hashable description of ``x``; tensors are noted in ``tensors``."""
-        if isinstance(x, torch.Tensor):
-            i = next((i for i, t in enumerate(self.tensors) if t is x), len(self.tensors))
-            if i == len(self.tensors):
-                self.tensors.append(x)
-            return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type
-        if x is None or isinstance(x, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
-            return type(x), repr(x)
-        if isinstance(x, tuple | list | torch.Size):
-            return type(x), *map(self.of, x)
-        if isinstance(x, dict):
-            return dict, *((self.of(k), self.of(v)) for k, v in x.items())
-        if isinstance(x, functools.partial):
-            return functools.partial, self.of(x.func), self.of(x.args), self.of(x.keywords)
-        if isinstance(x, types.FunctionType):
-            return self.function(x)
-        if isinstance(x, types.ModuleType):
-            self.complete &= x.__name__.split(".")[0] in self._SAFE_MODULES
-            return "module", x.__name__
-        if isinstance(x, types.BuiltinFunctionType) and isinstance(getattr(x, "__self__", None), type):
-            return "builtin", x  # such as the apply of an autograd.Function
-        package = (getattr(x, "__module__", None) or type(x).__module__).split(".")[0]
-        self.complete &= package in self._SAFE_MODULES and not isinstance(x, torch.nn.Module)
-        try:
-            hash(x)
-        except TypeError:
-            self.complete = False
-            return type(x)
-        return x
-
-    def function(self, f):
-        if f in self.inside:
-            return "itself"
-        self.inside.add(f)
-        try:
-            cells = tuple(self.of(cell.cell_contents) for cell in f.__closure__ or ())
-        except ValueError:  # a variable that is not set yet
-            self.complete = False
-            cells = ()
-        defaults = self.of(f.__defaults__), self.of(f.__kwdefaults__)
-        if f.__module__.split(".")[0] == "torch":
-            globals_used = ()
-        else:
-            globals_used = tuple(self.of(f.__globals__[name]) for name in _names(f.__code__) if name in f.__globals__)
-        self.inside.discard(f)
-        return f.__code__, f.__code__.co_filename, cells, defaults, globals_used
-
-
-def _names(code):
-    """Global names that a function's code, and the functions defined in it, refer to."""
-    names = dict.fromkeys(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= dict.fromkeys(_names(constant))
-    return names
+    return compiled, captured
 
 
 def source(score_mod=None, mask_mod=None, *, device=None):
@@ -341,6 +371,5 @@ def source(score_mod=None, mask_mod=None, *, device=None):
 
 def _device_of(mod):
     """Of the first tensor that ``mod`` captures."""
-    look = _Fingerprint()
-    look.of(mod)
-    return look.tensors[0].device if look.tensors else "cpu"
+    tensors = Fingerprint(mod).tensors
+    return tensors[0].device if tensors else "cpu"

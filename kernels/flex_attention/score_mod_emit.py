@@ -15,9 +15,13 @@ import torch
 from kernels.flex_attention import mod_ops
 from kernels.flex_attention.score_mod_trace import ARGUMENTS, ModError, source_line
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 FLOAT, INT, LONG, BOOL = "float", "int", "long", "bool"
 _TRITON_TYPE = {FLOAT: "tl.float32", INT: "tl.int32", LONG: "tl.int64", BOOL: "tl.int1"}
+
+# Sizes and strides of tables from here on are arguments, because those that grow with the sequence would otherwise make new
+# code for every length. Smaller ones (of heads, of buckets) are numbers in the text.
+LARGE = 64
 
 
 def kind_of(dtype):
@@ -91,7 +95,8 @@ class _Function:
         for i, node in enumerate(t.sinks):
             if node in indexed:
                 _, indices, value, *_ = node.args
-                offset = self.offset(indices, _contiguous(node.meta["val"].shape), node.meta["val"].shape)
+                shape = node.meta["val"].shape
+                offset = self.offset(f"sink_{i}", indices, _contiguous(shape), shape)
                 depends = frozenset().union(*(t.depends[i] for i in indices))
             else:
                 value, offset, depends = node, "0", frozenset()
@@ -106,12 +111,19 @@ class _Function:
     def function(self, name, arguments, lines):
         unpack = []
         text = "\n".join(lines)
+        needed = set(re.findall(r"\w+", text))
         for i, node in enumerate(self.trace.tables):
-            if f"{self.table_name(i)} " in text or f"{self.table_name(i)})" in text:
+            if self.table_name(i) in needed:
                 val = node.meta["val"]
-                unpack.append(
-                    f"{self.table_name(i)} = tables[{i}]  # {str(val.dtype).removeprefix('torch.')} {list(val.shape)}"
-                )
+                if node in self.trace.numbers:
+                    unpack.append(f"{self.table_name(i)} = tl.cast(tables[{i}], {_TRITON_TYPE[kind_of(val.dtype)]})")
+                    continue
+                # Its kind, not its sizes: text that differs with a length would be compiled anew for each.
+                kind = f"{str(val.dtype).removeprefix('torch.')} [{', '.join('.' * val.ndim)}]"
+                unpack.append(f"{self.table_name(i)} = tables[{i}]  # {kind}")
+        for i, size in enumerate(self.trace.sizes, len(self.trace.tables)):
+            if size in needed:
+                unpack.append(f"{size} = tables[{i}]")
         body = textwrap.indent("\n".join([*unpack, *lines]), "    ")
         return f"@triton.jit\ndef {name}({arguments}):\n{body}\n"
 
@@ -188,6 +200,8 @@ class _Function:
         """What stands for a node: a captured single number is loaded where it is first needed."""
         if x not in self.written:
             assert self.trace.where[x] == "before", x
+            if x in self.trace.numbers:
+                return self.table(x)
             self.written[x] = self.fresh(x.name)
             self.lines.append(f"{self.written[x]} = {self.load(x, [None] * x.meta['val'].ndim)}")
         return self.written[x]
@@ -255,24 +269,32 @@ class _Function:
     def load(self, table, indices):
         """``tl.load`` of one element of a table a position."""
         val = table.meta["val"]
-        offset = self.offset(indices, val.stride(), val.shape)
+        offset = self.offset(self.table(table), indices, val.stride(), val.shape)
         text = f"tl.load({self.table(table)} + {_bare(offset) if _is_call(_bare(offset)) else offset})"
         return f"{text}.to(tl.float32)" if val.dtype.is_floating_point and val.dtype != torch.float32 else text
 
-    def offset(self, indices, strides, shape):
+    def size(self, name, value):
+        """The text of a size or stride of a table."""
+        if value < LARGE:
+            return str(value)
+        self.trace.sizes[name] = value
+        return name
+
+    def offset(self, name, indices, strides, shape):
         """Text of the place of an element, in elements; 64-bit where the table is that large."""
         wide = sum((size - 1) * stride for size, stride in zip(shape, strides)) >= 2**31
         terms = []
-        for index, stride, size in zip(indices, strides, shape, strict=True):
+        for d, (index, stride, size) in enumerate(zip(indices, strides, shape, strict=True)):
             if index is None:  # a dimension of size one
                 continue
             text = _bare(self.cast(index, LONG if self.kind(index) == LONG else INT))
             if not self.never_negative(index):
-                text = f"wrap({text}, {size})"
+                text = f"wrap({text}, {self.size(f'{name}_size_{d}', size)})"
             if wide and self.kind(index) != LONG:
                 text = f"{_operand(text)}.to(tl.int64)"
             if stride:
-                terms.append(_operand(text) if stride == 1 else f"{_operand(text)} * {stride}")
+                step = self.size(f"{name}_stride_{d}", stride)
+                terms.append(_operand(text) if stride == 1 else f"{_operand(text)} * {step}")
         return f"({' + '.join(terms)})" if terms else "0"
 
     def never_negative(self, x):
@@ -393,6 +415,13 @@ def _relu(f, node):
     return _pick("maximum", f.cast(node.args[0], f.kind(node)), _literal(0, f.kind(node)), f.kind(node))
 
 
+def _shrink_backward(f, node):
+    """The gradient where |x| is larger than the bound, 0 elsewhere."""
+    grad, x, bound = node.args
+    inside = f"tl.abs({_bare(f.cast(x, FLOAT))}) <= {_literal(bound, FLOAT)}"
+    return f"tl.where({inside}, 0.0, {_bare(f.cast(grad, FLOAT))})"
+
+
 def _where(f, node):
     condition, a, b = node.args
     kind = f.kind(node)
@@ -415,6 +444,8 @@ def _divide(f, node):
         divisor = f.constant(b) if f.is_constant(b) else 0
         if divisor and (math.frexp(divisor)[0] in (0.5, -0.5) or f.trace.depends.get(a, set()) & {"score", "grad"}):
             return f"({_operand(f.cast(a, FLOAT))} * {_literal(1 / divisor, FLOAT)})"
+        if b in f.trace.numbers and f.trace.depends.get(a, set()) & {"score", "grad"}:  # one quotient a program
+            return f"({_operand(f.cast(a, FLOAT))} * (1.0 / {_operand(f.cast(b, FLOAT))}))"
         return f"({_operand(f.cast(a, FLOAT))} / {_operand(f.cast(b, FLOAT))})"
     if kind == FLOAT:
         quotient = f"{_operand(f.cast(a, FLOAT))} / {_operand(f.cast(b, FLOAT))}"
@@ -540,12 +571,34 @@ RULES = {
     aten.tanh: _unary("tanh({})", FLOAT),
     aten.sigmoid: _unary("tl.sigmoid({})", FLOAT),
     aten.erf: _unary("tl.erf({})", FLOAT),
+    aten.erfc: _unary("erfc({})", FLOAT),
+    aten.tan: _unary("tan({})", FLOAT),
+    aten.asin: _unary("asin({})", FLOAT),
+    aten.acos: _unary("acos({})", FLOAT),
+    aten.atan: _unary("atan({})", FLOAT),
+    aten.atan2: _call("atan2", FLOAT),
+    aten.sinh: _unary("sinh({})", FLOAT),
+    aten.cosh: _unary("cosh({})", FLOAT),
+    aten.asinh: _unary("asinh({})", FLOAT),
+    aten.acosh: _unary("acosh({})", FLOAT),
+    aten.atanh: _unary("atanh({})", FLOAT),
+    aten.hypot: _call("hypot", FLOAT),
+    aten.hardshrink_backward: _shrink_backward,
+    aten.softshrink_backward: _shrink_backward,
     aten.floor: _unary("tl.floor({})"),
     aten.ceil: _unary("tl.ceil({})"),
     aten.trunc: _unary("truncate({})"),
     aten.round: _unary("round_half_even({})"),
     aten.relu: _relu,
     aten.isnan: lambda f, node: "({0} != {0})".format(_operand(f.cast(node.args[0], FLOAT))),
+    aten.isneginf: lambda f, node: f'({_operand(f.cast(node.args[0], FLOAT))} == float("-inf"))',
+    aten.isposinf: lambda f, node: f'({_operand(f.cast(node.args[0], FLOAT))} == float("inf"))',
+    prims.abs: _absolute,
+    prims.neg: _unary("(-{})"),
+    prims.where: _where,
+    prims.fmax: _call("float_max", FLOAT),
+    prims.fmin: _call("float_min", FLOAT),
+    prims.signbit: _unary("sign_bit({})", FLOAT),
     aten.isinf: lambda f, node: f'(tl.abs({_bare(f.cast(node.args[0], FLOAT))}) == float("inf"))',
     aten.eq: _compare("=="),
     aten.ne: _compare("!="),

@@ -26,6 +26,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from kernels.flex_attention import score_mod_vectors
+from kernels.flex_attention.score_mod_vectors import LONGEST, Vector
+
 aten = torch.ops.aten
 
 #: What a mod is given, by kind. The names are those of the generated Triton functions.
@@ -47,6 +50,7 @@ class Trace:
     captured: the tensors the mod uses from outside, in the order in which it meets them. tables: nodes whose tensors the
     kernel reads. sinks: nodes whose sums the kernel makes. gradients: for each captured tensor the node of its gradient or
     ``None``. depends: for each node the arguments it depends on. lines: for each node the user's line, ``(file, number)``.
+    numbers: inputs that stand for numbers. sizes: strides and sizes of tables that the text names, by name.
     """
 
     kind: str
@@ -62,6 +66,8 @@ class Trace:
     tables: list[torch.fx.Node] = field(default_factory=list)
     sinks: list[torch.fx.Node] = field(default_factory=list)
     where: dict[torch.fx.Node, str] = field(default_factory=dict)
+    numbers: list[torch.fx.Node] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 def trace(mod, kind, device="cpu", differentiate=False):
@@ -103,9 +109,9 @@ def trace(mod, kind, device="cpu", differentiate=False):
         captures.stand_ins = {id(real): (real, stand_in) for (real, _), stand_in in zip(captured, stand_ins)}
         with captures:
             value = mod(*inputs)
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor | Vector):
             value = torch.full((), value)
-        if value.numel() != 1:
+        if isinstance(value, Vector) or value.numel() != 1:
             raise ModError(
                 f"{_name(mod)} returns shape {list(value.shape)} for one query and one key:{_at(captures.line)}"
                 "index every dimension of the tensors it captures, so that a single number is left"
@@ -167,22 +173,40 @@ class _Captures(TorchFunctionMode):
             raise ModError(f"a captured tensor is indexed with a bool{_at(_user_line())}: use torch.where")
         part = aten.index.Tensor(base, tensors)
         if part.ndim and all(i is None or i.ndim == 0 for i in tensors):
+            if part.ndim == 1 and 0 < part.numel() <= LONGEST:
+                return self.vector(base, [*tensors, *[None] * (base.ndim - len(tensors))], part.numel())
             self.parts[id(part)] = part, tensor, index
         return part
+
+    def vector(self, tensor, index, length):
+        """The one dimension of a tensor that ``index`` leaves, in single numbers."""
+        further = lambda last: self.index(tensor, tuple(last if i is None else i for i in index))  # noqa: E731
+        return Vector([further(i) for i in range(length)], lambda text: ModError(f"{text}:{_at(self.line)}"), further)
 
 
 @functools.cache
 def _decompositions():
-    from torch._decomp import core_aten_decompositions, get_decompositions
+    from torch._decomp import get_decompositions
 
-    more = (aten.gelu, aten.gelu_backward, aten.silu, aten.silu_backward, aten.softplus, aten.softplus_backward)
-    return core_aten_decompositions() | get_decompositions([*more, aten.tanh_backward, aten.sigmoid_backward])
+    return get_decompositions([getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)])
+
+
+# Operations that torch's own decompositions turn into ones that have a rule, and their gradients.
+_DECOMPOSED = """
+    addcdiv addcmul celu copysign deg2rad elu elu_backward fmax fmin frac gelu gelu_backward hardshrink hardshrink_backward
+    hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside leaky_relu
+    leaky_relu_backward lerp log_sigmoid_forward log_sigmoid_backward logaddexp logaddexp2 logit logit_backward mish
+    mish_backward nan_to_num rad2deg rrelu_with_noise_backward sigmoid_backward silu silu_backward sinc softplus
+    softplus_backward softshrink softshrink_backward special_entr special_erfcx tanh_backward threshold threshold_backward
+    xlogy
+""".split()
 
 
 _OTHER_NAMES = (aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.clone.default)
 _FILLED = {
     aten.new_zeros.default: 0,
     aten.zeros_like.default: 0,
+    aten.empty_like.default: 0,
     aten.new_ones.default: 1,
     aten.ones_like.default: 1,
     aten.new_full.default: None,
@@ -312,9 +336,14 @@ def _numel(node):
 def _user_line():
     """``(file, line number)`` of the innermost frame that is neither torch's nor ours."""
     frame = sys._getframe(1)
-    while frame and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.startswith(_TORCH_FOLDER)):
+    while frame and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame else None
+
+
+def _is_ours(file):
+    """Whether a file is this one, the vectors', or torch's."""
+    return file in (__file__, score_mod_vectors.__file__) or file.startswith(_TORCH_FOLDER)
 
 
 def source_line(line):
@@ -339,7 +368,7 @@ def _explained(mod, kind):
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        mine = [f for f in frames if not f.filename.startswith(_TORCH_FOLDER) and f.filename != __file__]
+        mine = [f for f in frames if not _is_ours(f.filename)]
         at = _at((mine[-1].filename, mine[-1].lineno)) if mine else " "
         text = type(error).__name__
         if "DataDependent" in text or "data-dependent" in str(error).lower():

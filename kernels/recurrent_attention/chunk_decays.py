@@ -19,6 +19,7 @@ import triton.language as tl
 from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
+from kernels.common.precision import matmul_in_tf32
 from kernels.common.sequences import cut_into_runs, locate_run
 from kernels.recurrent_attention.gates import crossed_to_middle, parted, right_of_middle
 
@@ -369,7 +370,7 @@ def plan(tensors, g, g_gamma, reverse, cu_seqlens):
     one_run = RUN >= T
     runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, RUN)
     if q.dtype == torch.float32:
-        precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+        precision = "tf32" if matmul_in_tf32() else "tf32x3"
     else:
         precision = "tf32"  # as many bits as float16 has, with float32's range for what sums up
     switches = {

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kernels.common.autograd import refuse_second_derivative
+from kernels.common.operator import autocast, public, refuse_second_derivative
 from kernels.common.sequences import check_cu_seqlens
-from kernels.common.validate import check_choice, check_slots, check_tensor
+from kernels.common.validate import check_choice, check_number, check_slots, check_tensor
 from kernels.recurrent_attention import backward as backward_pass
 from kernels.recurrent_attention import chunk_backward, chunk_decays, chunk_forward
 from kernels.recurrent_attention import forward as forward_pass
@@ -14,22 +14,23 @@ MODES = ("auto", "recurrent", "chunk")
 SHORT = 16  # tokens along time up to which the recurrence takes no more steps than a chunk has rows to fill
 
 
+@public
 def recurrent_attention(
-    q,
-    k,
-    v,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
-    g=None,
-    g_gamma=None,
-    gk=None,
-    gv=None,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    reverse=False,
-    cu_seqlens=None,
-    mode="auto",
-):
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    mode: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
     """Linear attention with a decaying memory: a matrix per head that every token decays, writes to, and is read from.
 
     .. math::
@@ -82,6 +83,7 @@ def recurrent_attention(
 
     Source: gated linear attention (Yang et al., 2023, arXiv:2312.06635) and its library flash-linear-attention.
     """
+    q, k, v = autocast(q, k, v)
     _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"))
     mode, _ = _choose(mode, q, gk, gv)
     if cu_seqlens is not None:
@@ -93,7 +95,20 @@ def recurrent_attention(
     return o, final_state if output_final_state else None
 
 
-def recurrent_attention_step(q, k, v, state, *, g=None, g_gamma=None, gk=None, gv=None, scale=None, slots=None):
+@public
+def recurrent_attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    *,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
     """One token of ``recurrent_attention`` for each sequence, for decoding; updates ``state`` in place. Not differentiable.
 
     .. math:: S \\leftarrow D \\odot S + k v^\\top, \\qquad o = c\\, S^\\top q
@@ -133,21 +148,21 @@ def recurrent_attention_step(q, k, v, state, *, g=None, g_gamma=None, gk=None, g
 
 
 def explain(
-    q,
-    k,
-    v,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
-    g=None,
-    g_gamma=None,
-    gk=None,
-    gv=None,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-    reverse=False,
-    cu_seqlens=None,
-    mode="auto",
-):
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    mode: str = "auto",
+) -> str:
     """Which mode ``recurrent_attention`` would take for these arguments, and why, as text."""
     _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"))
     return "{}: {}".format(*_choose(mode, q, gk, gv))
@@ -204,8 +219,7 @@ def _check_token(q, k, v, g, g_gamma, gk, gv, scale, lead):
         check_tensor("gk", gk, (*rows, H, K), f"[{names}, H, K]", like=like)
     if gv is not None:
         check_tensor("gv", gv, (*rows, H, v.shape[-1]), f"[{names}, H, V]", like=like)
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
-        raise ValueError(f"scale is {scale!r}, needs a number, or None for K ** -0.5")
+    check_number("scale", scale)
 
 
 def _name(dtype):

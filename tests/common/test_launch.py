@@ -1,6 +1,7 @@
 """The launcher hides the interpreter's bfloat16; runs are cut and found; tables fall back in order."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -41,6 +42,19 @@ def test_an_expanded_bfloat16_input():
     y = torch.empty(10, dtype=torch.bfloat16, device=runtime.device)
     launch(_square_kernel, (2,), x, y, 10, x.stride(0), 1, outputs=(y,), BLOCK=8)
     assert (y == 2.25).all()
+
+
+def test_threads_launch_at_the_same_time():
+    """In the interpreter one after the other: it keeps the program's number in a place of its own."""
+    x = torch.arange(256.0, device=runtime.device)
+    outputs = [torch.zeros(256, device=runtime.device) for _ in range(24)]
+
+    def work(y):
+        launch(_square_kernel, (32,), x, y, 256, 1, 1, outputs=(y,), BLOCK=8)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, outputs))  # raises what a thread has raised
+    assert all(torch.equal(y, x * x) for y in outputs)
 
 
 def test_an_empty_grid_runs_nothing():

@@ -69,13 +69,16 @@ ARGUMENTS = ([2, 1], [0, 1, 1, 2], [1, 1], 1)
 
 
 def test_opcheck():
-    x, weight, bias = cases.randn(2, 6, 7, 4), cases.randn(8, 3, 3, 4), cases.randn(8)
-    torch.library.opcheck(_conv2d, (*(t.clone().requires_grad_() for t in (x, weight, bias)), *ARGUMENTS))
-    dy = torch.randn_like(_conv2d(x, weight, bias, *ARGUMENTS))
-    torch.library.opcheck(_conv2d_backward, (dy, x, weight, *ARGUMENTS, [True, True, True]))
-    torch.library.opcheck(_conv2d_backward, (dy, x, weight, *ARGUMENTS, [False, True, False]))
+    planes, weight, bias = cases.randn(2, 4, 6, 7), cases.randn(8, 4, 3, 3), cases.randn(8)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        stored = planes.contiguous(memory_format=memory_format)
+        torch.library.opcheck(_conv2d, (*(t.clone().requires_grad_() for t in (stored, weight, bias)), *ARGUMENTS))
+        dy = torch.randn_like(_conv2d(stored, weight, bias, *ARGUMENTS))
+        torch.library.opcheck(_conv2d_backward, (dy, stored, weight, *ARGUMENTS, [True, True, True]))
+        torch.library.opcheck(_conv2d_backward, (dy, stored, weight, *ARGUMENTS, [False, True, False]))
+    x, dy = planes.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)
     torch.library.opcheck(_wgrad, (x, dy, 3, 3, *ARGUMENTS, "auto", None, torch.float16))
-    torch.library.opcheck(_wgrad_into, (torch.zeros_like(weight), x, dy, 3, 3, *ARGUMENTS, "auto", 2, True))
+    torch.library.opcheck(_wgrad_into, (torch.zeros(8, 3, 3, 4, device=x.device), x, dy, 3, 3, *ARGUMENTS, "auto", 2, True))
     torch.library.opcheck(_bias_grad, (dy,))
     torch.library.opcheck(_bias_grad_into, (torch.zeros_like(bias), dy, True))
 

@@ -92,6 +92,24 @@ def test_balanced_runs_cover_time_and_fill_waves(T, rows, packed, columns):
         assert programs / held / -(-programs // held) > 0.9
 
 
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    T=st.integers(0, 20_000), rows=st.integers(0, 64), packed=st.integers(0, 300), columns=st.integers(0, 40),
+    held=st.integers(1, 900), W=st.integers(1, 9),
+)  # fmt: skip
+def test_balanced_runs_are_those_of_a_search_in_plain_python(T, rows, packed, columns, held, W):
+    def cost(pieces):
+        waves = -(-(rows * pieces + packed) * columns // held)
+        return waves * (-(-T // pieces) + W - 1)
+
+    pieces = min(range(1, min(max(1, T // 32), 4 * held) + 1), key=cost)
+    assert backward_pass.balanced_run(T, rows, packed, columns, held, W) == max(1, -(-T // pieces))
+
+
+def test_balanced_runs_are_remembered_within_bounds():
+    assert backward_pass.balanced_run.cache_info().maxsize is not None
+
+
 @pytest.mark.parametrize("B, T", [(2, 0), (0, 5), (2, 1), (2, 40)])
 def test_runs_balanced_for_a_gpu_serve_every_size(monkeypatch, B, T):
     """A GPU's table gives HELD, from which the run's length follows, where the interpreter's gives the length."""

@@ -1,10 +1,13 @@
 """The layer: its generator is the equation in its docstring, and it streams, packs and starts as it says."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from kernels import runtime
+from kernels.common import validate
 from kernels.dynamic_conv import DynamicShortConvolution
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
@@ -79,3 +82,20 @@ def test_a_state_dict_comes_back():
     other.load_state_dict(module.state_dict())
     x = torch.randn(1, 5, 8, device=runtime.device)
     assert torch.equal(module(x), other(x))
+
+
+def test_on_the_cpu_beside_a_gpu_the_reference_computes(as_if_compiled, monkeypatch):
+    """... and says so once: models are evaluated on the CPU, too."""
+    monkeypatch.setattr(validate, "_left", set())
+    layer = DynamicShortConvolution(8, 3)
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    with pytest.warns(UserWarning, match="DynamicShortConvolution is given tensors on the CPU"):
+        y, state = layer(x, output_final_state=True)
+    weight = layer.w2(torch.nn.functional.silu(layer.w1(x))).unflatten(-1, (8, 3))
+    want, last = dynamic_conv_reference(x, weight, activation="silu", output_final_state=True)
+    torch.testing.assert_close((y, state), (want, last))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(x).sum().backward()
+    with pytest.raises(ValueError, match=r"x has shape \[2, 5, 7\]"):
+        layer(x[..., :7])

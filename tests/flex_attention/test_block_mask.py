@@ -58,6 +58,31 @@ def test_document_builder(lengths, BLOCK_SIZE, causal):
     assert_same(document_block_mask(ids, causal=causal, BLOCK_SIZE=BLOCK_SIZE), theirs)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("BLOCK_SIZE", [16, (8, 16), (16, 8), 64])
+@pytest.mark.parametrize("order", ["padding", "falling", "interleaved", "random"])
+def test_document_builder_with_ids_in_any_order(order, BLOCK_SIZE, causal):
+    """-1 for padding behind the last document is the usual case of ids that fall."""
+    ids = {
+        "padding": [0] * 20 + [1] * 15 + [-1] * 21,
+        "falling": [3] * 20 + [2] * 1 + [1] * 20 + [0] * 15,
+        "interleaved": [0, 1] * 28,
+        "random": torch.randint(0, 4, (56,), generator=torch.Generator().manual_seed(0)).tolist(),
+    }[order]
+    ids = torch.tensor(ids, device=runtime.device)
+    ours = document_block_mask(ids, causal=causal, BLOCK_SIZE=BLOCK_SIZE)
+    dense = create_block_mask(ours.mask_mod, 1, 1, 56, 56, device=runtime.device, BLOCK_SIZE=BLOCK_SIZE)
+    listed = ours.to_dense()[..., : dense.to_dense().shape[-2], : dense.to_dense().shape[-1]]
+    assert bool((listed >= dense.to_dense()).all()), "a block with an allowed pair is left out"
+    cases.check(shape=(1, 2, 1, 56, 56, 16, 16), block_mask=ours)
+
+
+def test_document_builder_without_tokens():
+    mask = document_block_mask(torch.zeros(0, dtype=torch.int64, device=runtime.device), BLOCK_SIZE=16)
+    q = torch.randn(1, 1, 0, 16, device=runtime.device)
+    assert flex_attention(q, q, q, block_mask=mask).shape == (1, 1, 0, 16)
+
+
 def test_document_builder_with_a_batch():
     ids = torch.stack([cases.document_ids(5, 36), cases.document_ids(20, 21)])
     theirs = create_block_mask(mods.document(ids, mods.causal), 2, None, 41, 41, device=runtime.device, BLOCK_SIZE=16)

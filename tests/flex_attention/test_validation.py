@@ -75,7 +75,9 @@ CALLS = [
         lambda: flex_attention(Q, K, K, kernel_options={"BLOCK_K": 16}),
         "kernel_options has 'BLOCK_K', knows BLOCK_M, BLOCK_N",
     ),
-    (lambda: flex_attention(Q, K, K, kernel_options={"PRESCALE_QK": True}), "kernel_options has 'PRESCALE_QK'"),
+    (lambda: flex_attention(Q, K, K, kernel_options={"prescale_qk": True}), "kernel_options has 'prescale_qk'"),
+    (lambda: flex_attention(Q, K, K, kernel_options={"WORKSPACE": -1}), "'WORKSPACE'.* is -1, needs a number of bytes"),
+    (lambda: flex_attention(Q, K, K, kernel_options={"fwd_BLOCK_M": True}), "'fwd_BLOCK_M'.* is True, needs a power"),
     (
         lambda: flex_attention(Q, K, K, kernel_options={"BLOCK_M": 24}),
         "'BLOCK_M'.* is 24, needs a power of two",

@@ -1,0 +1,121 @@
+"""``Conv2d`` inside other people's programs: what they do to its output, call it with, and count, trace and hook."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from kernels import runtime
+from kernels.conv_wgrad import Conv2d, conv2d, conv2d_wgrad
+from tests.conv_wgrad import cases
+from tests.conv_wgrad.test_module import compare, pair
+
+
+class Vgg(nn.Module):
+    """Convolutions, each followed by something in place, and a view at the end, as in VGG and AlexNet."""
+
+    def __init__(self, convolution):
+        super().__init__()
+        self.features = nn.Sequential(
+            convolution(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+            convolution(8, 8, 3, padding=1, groups=2), nn.Hardswish(inplace=True),
+            convolution(8, 4, 1, bias=False), nn.SiLU(inplace=True),
+        )  # fmt: skip
+        self.classifier = nn.Linear(4 * 16, 5)
+
+    def forward(self, x):
+        y = self.features(x)
+        return self.classifier(y.view(y.shape[0], -1) if y.is_contiguous() else y.flatten(1))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_what_follows_in_place_trains_as_with_torch(memory_format):
+    torch.manual_seed(0)
+    theirs, ours = Vgg(nn.Conv2d).to(runtime.device), Vgg(Conv2d).to(runtime.device)
+    ours.load_state_dict(theirs.state_dict())
+    compare(theirs, ours, cases.randn(2, 3, 8, 8).contiguous(memory_format=memory_format))
+
+
+def test_the_functional_form_takes_what_follows_in_place():
+    x, weight = cases.randn(1, 6, 6, 4, grad=True), cases.randn(4, 3, 3, 4, grad=True)
+    conv2d(x, weight).relu_().sum().backward()
+    assert x.grad.isfinite().all() and weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("shape", [(2, 4, 6, 7), (2, 4, 1, 1), (0, 4, 6, 7)])
+def test_the_output_is_stored_as_torchs(shape, memory_format):
+    theirs, ours = pair(4, 8, 3, padding=1)
+    x = cases.randn(*shape).contiguous(memory_format=memory_format)
+    assert ours(x).stride() == theirs(x).stride()
+
+
+def test_float64_is_torchs_own():
+    theirs, ours = pair(4, 8, 3, padding=1)
+    compare(theirs.double(), ours.double(), cases.randn(2, 4, 6, 6).double())
+
+
+def test_on_the_meta_device():
+    layer = Conv2d(4, 8, 3, stride=2, device="meta")
+    y = layer(torch.empty(2, 4, 9, 9, device="meta"))
+    assert y.shape == (2, 8, 4, 4) and y.device.type == "meta"
+
+
+def test_operations_are_counted_as_torch_counts_its_own():
+    x = cases.randn(2, 4, 6, 6).requires_grad_()
+    counted = []
+    for layer in (*pair(4, 8, 3, padding=1), pair(4, 8, 3, padding=1, groups=2)[1]):
+        with FlopCounterMode(display=False) as counter:
+            layer(x).sum().backward()
+        counted.append(counter.get_total_flops())
+    assert counted[0] == counted[1] == 2 * counted[2] > 0  # of two groups torch counts the weight's gradient twice
+    with FlopCounterMode(display=False) as counter:
+        conv2d_wgrad(cases.randn(2, 6, 6, 4), cases.randn(2, 6, 6, 8), 3, 3, padding=1)
+    assert counter.get_total_flops() == 2 * (2 * 6 * 6) * 8 * (3 * 3 * 4)
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 6), (2, 4, 6, 6)])
+def test_hooks_are_called_once_a_call(shape):
+    called = []
+    _, layer = pair(4, 8, 3)
+    layer.register_forward_hook(lambda *_: called.append("after"))
+    layer.register_forward_pre_hook(lambda *_: called.append("before"))
+    layer(cases.randn(*shape))
+    assert called == ["before", "after"]
+
+
+def test_symbolic_trace_and_jit_trace():
+    network = nn.Sequential(Conv2d(4, 8, 3, padding=1), nn.ReLU(inplace=True), Conv2d(8, 4, 1)).to(runtime.device)
+    x = cases.randn(2, 4, 6, 6)
+    want = network(x)
+    torch.testing.assert_close(torch.fx.symbolic_trace(network)(x), want)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(torch.jit.trace(network, (x,))(x), want)
+
+
+def test_transforms_say_that_they_are_not_there():
+    _, layer = pair(4, 8, 3)
+    x = cases.randn(2, 4, 6, 6)
+    with pytest.raises(RuntimeError, match="conv2d_layer cannot run under torch.func's jvp"):
+        torch.func.jvp(layer, (x,), (torch.ones_like(x),))
+    with pytest.raises(RuntimeError, match="has no forward-mode derivative"), torch.autograd.forward_ad.dual_level():
+        layer(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        leaf = x.requires_grad_()
+        (gradient,) = torch.autograd.grad(layer(leaf).square().sum(), leaf, create_graph=True)
+        gradient.sum().backward()
+
+
+def test_a_wrong_call_is_still_named():
+    _, layer = pair(4, 8, 3)
+    with pytest.raises(ValueError, match=r"input has shape \[2, 5, 6, 6\], needs \[N, Ci, H, W\]"):
+        layer(cases.randn(2, 5, 6, 6))
+    with pytest.raises(ValueError, match="input must be a tensor"):
+        layer([1.0])
+    with pytest.raises(ValueError, match="weight has dtype float32, needs one of float16"):
+        layer(cases.randn(2, 4, 6, 6).half())
+    with pytest.raises(ValueError, match="needs to fit in the padded input"):
+        layer(cases.randn(2, 4, 2, 2))

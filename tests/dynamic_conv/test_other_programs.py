@@ -1,0 +1,93 @@
+"""``dynamic_conv`` and its layer inside other people's programs: transforms, tracers, hooks, checkpoints, copies."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+from kernels import runtime
+from kernels.dynamic_conv import DynamicShortConvolution, dynamic_conv, dynamic_conv_step
+from kernels.dynamic_conv.reference import dynamic_conv_step_reference
+from tests.common import other_programs as programs
+
+
+def leaves():
+    torch.manual_seed(0)
+    return [torch.randn(s, device=runtime.device, requires_grad=True) for s in ((2, 7, 6), (2, 7, 6, 3))]
+
+
+def conv(x, weight):
+    return dynamic_conv(x, weight, activation="silu")
+
+
+def test_transforms_are_refused_by_name():
+    programs.refuses_transforms(conv, leaves(), "dynamic_conv")
+
+
+def test_batched_gradients_and_second_derivatives_say_what_to_do():
+    programs.says_that_gradients_come_one_by_one(conv, leaves(), "dynamic_conv")
+    programs.refuses_second_derivatives(conv, leaves(), "dynamic_conv")
+
+
+def test_tracers_record_one_call():
+    programs.is_recorded(conv, leaves(), dynamic_conv)
+
+
+def test_hooks_on_saved_tensors_and_changes_in_place():
+    programs.lets_saved_tensors_be_replaced(conv, leaves())
+    programs.notices_changes_in_place(conv, leaves())
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing(use_reentrant):
+    programs.can_be_checkpointed(conv, leaves(), use_reentrant)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_layer_follows_autocast(dtype):
+    layer = DynamicShortConvolution(8, 3).to(runtime.device)
+    x = torch.randn(1, 5, 8, device=runtime.device, requires_grad=True)
+    with torch.autocast(runtime.device.type, dtype=dtype):
+        y = layer(x)  # the generator's products are 16-bit, the convolution takes each tensor as it is
+    y.float().sum().backward()
+    assert x.grad.dtype == torch.float32 and layer.w2.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(y.float(), layer(x), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer)), "saved"])
+def test_the_layer_is_copied_pickled_and_saved(copied):
+    layer = DynamicShortConvolution(8, 3, static_conv_init=torch.randn(8, 3)).to(runtime.device)
+    if copied == "saved":
+        file = io.BytesIO()
+        torch.save(layer, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    else:
+        other = copied(layer)
+    x = torch.randn(1, 5, 8, device=runtime.device)
+    assert torch.equal(other(x), layer(x))
+    assert all(a is not b for a, b in zip(other.parameters(), layer.parameters(), strict=True))
+
+
+def test_the_references_step_counts_its_rows_where_they_lie():
+    """On a device of its own, whatever torch's default is."""
+    x, weight, state = (torch.randn(s, device="meta") for s in ((2, 6), (6, 3), (2, 6, 2)))
+    y, new = dynamic_conv_step_reference(x, weight, state)
+    assert y.device.type == new.device.type == "meta"
+    x, weight, state = (torch.randn(s, device=runtime.device) for s in ((2, 6), (6, 3), (2, 6, 2)))
+    with torch.device("meta"):
+        want, shifted = dynamic_conv_step_reference(x, weight, state)
+        y = dynamic_conv_step(x, weight, state)
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(state, shifted)
+
+
+def test_a_default_device_holds_nothing_of_a_call():
+    inputs = leaves()
+    want = programs.gradients(conv, inputs)
+    with torch.device("meta"):
+        got = programs.gradients(conv, inputs)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)

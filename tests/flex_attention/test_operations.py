@@ -1,0 +1,90 @@
+"""Operations of torch in a score mod, values and gradients, beside torch's own in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels import runtime
+from kernels.flex_attention import ModError, flex_attention
+from kernels.flex_attention.reference import flex_attention_reference
+from tests.dynamic_conv.cases import relative_error
+
+INSIDE = lambda s: s.clamp(-0.9, 0.9)  # noqa: E731
+OPERATIONS = {
+    "relu": torch.relu,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "selu": F.selu,
+    "celu": lambda s: F.celu(s, alpha=0.7),
+    "relu6": F.relu6,
+    "hardtanh": F.hardtanh,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "logsigmoid": F.logsigmoid,
+    "mish": F.mish,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "softplus": F.softplus,
+    "softsign": F.softsign,
+    "tanhshrink": F.tanhshrink,
+    "softshrink": F.softshrink,
+    "hardshrink": F.hardshrink,
+    "threshold": lambda s: F.threshold(s, 0.1, 0.5),
+    "tan": lambda s: torch.tan(INSIDE(s)),
+    "asin": lambda s: torch.asin(INSIDE(s)),
+    "acos": lambda s: torch.acos(INSIDE(s)),
+    "atan": lambda s: torch.atan(3 * s),
+    "atan2": lambda s: torch.atan2(s, 0.5 - s),
+    "sinh": torch.sinh,
+    "cosh": torch.cosh,
+    "asinh": lambda s: torch.asinh(3 * s),
+    "acosh": lambda s: torch.acosh(s.abs() + 1.1),
+    "atanh": lambda s: torch.atanh(INSIDE(s)),
+    "erfc": torch.erfc,
+    "hypot": lambda s: torch.hypot(s, s + 1),
+    "lerp": lambda s: torch.lerp(s, s * s, 0.3),
+    "logaddexp": lambda s: torch.logaddexp(s, 0.5 * s),
+    "logaddexp2": lambda s: torch.logaddexp2(s, -s),
+    "nan_to_num": lambda s: torch.nan_to_num(torch.where(s > 1, torch.nan, s), nan=0.25),
+    "frac": torch.frac,
+    "copysign": lambda s: torch.copysign(s * s, s),
+    "addcmul": lambda s: torch.addcmul(s, s, s, value=0.5),
+    "addcdiv": lambda s: torch.addcdiv(s, s, s.abs() + 1),
+    "xlogy": lambda s: torch.xlogy(s.abs() + 0.1, s.abs() + 1),
+    "sinc": torch.sinc,
+    "logit": lambda s: torch.logit(torch.sigmoid(s)),
+    "fmax": lambda s: torch.fmax(s, -s),
+    "fmin": lambda s: torch.fmin(s, s * s),
+    "deg2rad": torch.deg2rad,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_value_and_gradient(name):
+    torch.manual_seed(0)
+    operation = OPERATIONS[name]
+    leaves = [torch.randn(1, 1, 20, 16, device=runtime.device).requires_grad_() for _ in range(3)]
+    exact = [t.detach().cpu().double().requires_grad_() for t in leaves]
+    mod = lambda score, b, h, q_idx, kv_idx: operation(score)  # noqa: E731
+    o, want = flex_attention(*leaves, mod), flex_attention_reference(*exact, mod)
+    do = torch.randn_like(o)
+    grads, wanted = torch.autograd.grad(o, leaves, do), torch.autograd.grad(want, exact, do.cpu().double())
+    for what, got, expected in zip(("o", "dq", "dk", "dv"), (o, *grads), (want, *wanted), strict=True):
+        assert relative_error(got, expected) <= 2e-5, what
+
+
+def test_a_number_in_a_tensor_is_an_index():
+    table, which = torch.randn(4, 20, device=runtime.device), torch.tensor(2, device=runtime.device)
+    q, k, v = (torch.randn(1, 1, 20, 16, device=runtime.device) for _ in range(3))
+    o = flex_attention(q, k, v, lambda s, b, h, i, j: s + table[which, j])
+    torch.testing.assert_close(o, torch.softmax(q @ k.mT / 4 + table[2], -1) @ v, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("operation", [torch.lgamma, torch.digamma, torch.erfinv])
+def test_an_operation_that_is_not_there_is_named_with_its_line(operation):
+    def mod(score, b, h, q_idx, kv_idx):
+        return score + operation(score)
+
+    q = torch.randn(1, 1, 8, 16, device=runtime.device)
+    with pytest.raises(ModError, match=rf"(?s){operation.__name__}.*return score \+ operation\(score\)"):
+        flex_attention(q, q, q, mod)

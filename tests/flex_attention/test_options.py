@@ -1,0 +1,57 @@
+"""``kernel_options``: the workspace of the backward pass, and torch's own options."""
+
+import warnings
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as theirs
+
+from kernels import runtime
+from kernels.flex_attention import backward, flex_attention, mods, options
+
+
+def qkv():
+    torch.manual_seed(0)
+    return [torch.randn(1, 3, 160, 16, device=runtime.device, requires_grad=True) for _ in range(3)]
+
+
+def test_the_workspace_is_capped(monkeypatch):
+    """Room for one head, for all, for none: the same gradients, within the bytes."""
+    asked = []
+    monkeypatch.setattr(backward, "dq_from_ds", lambda p, ds, *a, f=backward.dq_from_ds: asked.append(ds) or f(p, ds, *a))
+    inputs, head, grads = qkv(), 256 * 256 * 4, []
+    for room, launches in ((0, 0), (head - 1, 0), (head, 3), (2 * head, 2), (2**31, 1)):
+        asked.clear()
+        o = flex_attention(*inputs, mods.softcap(5.0), kernel_options={"WORKSPACE": room})
+        grads.append(torch.autograd.grad(o.square().sum(), inputs))
+        assert len(asked) == launches and all(ds.numel() * ds.element_size() <= room for ds in asked)
+        explained = flex_attention.explain(*inputs, mods.softcap(5.0), kernel_options={"WORKSPACE": room})
+        assert ("does not fit the workspace" in explained) == (not launches)
+        for a, b in zip(grads[0], grads[-1], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_torchs_options_are_ignored_with_one_warning(monkeypatch):
+    monkeypatch.setattr(options, "_ignored", set())
+    inputs = qkv()
+    want = flex_attention(*inputs)
+    given = {"PRESCALE_QK": True, "bwd_BLOCK_M1": 32, "BACKEND": "TRITON", "fwd_num_warps": 4}
+    with pytest.warns(UserWarning) as warned:
+        got = flex_attention(*inputs, kernel_options=given)
+    assert torch.equal(got, want)
+    assert [str(w.message).split("'")[1] for w in warned] == ["PRESCALE_QK", "bwd_BLOCK_M1", "BACKEND"]
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flex_attention(*inputs, kernel_options=given)
+
+
+def test_every_option_of_torchs_is_known():
+    names = set(theirs.FlexKernelOptions.__annotations__)
+    assert names and names <= {*options.OURS, *options.THEIRS}
+
+
+def test_options_may_say_that_they_are_for_the_forward_pass():
+    inputs = qkv()
+    a, b = (flex_attention.explain(*inputs, kernel_options={name: 16}) for name in ("BLOCK_N", "fwd_BLOCK_N"))
+    assert a == b and "BLOCK_N 16" in a

@@ -1,0 +1,75 @@
+"""``recurrent_attention`` inside other people's programs: transforms, tracers, hooks, checkpoints, autocast."""
+
+import pytest
+import torch
+
+from kernels import runtime
+from kernels.recurrent_attention import recurrent_attention
+from tests.common import other_programs as programs
+
+MODES = pytest.mark.parametrize("mode", ["recurrent", "chunk"])
+
+
+def leaves():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 20, 2, 16, device=runtime.device) for _ in range(3))
+    g = -torch.rand(1, 20, 2, device=runtime.device)
+    return [t.requires_grad_() for t in (q, k, v, g)]
+
+
+def attention(mode):
+    return lambda q, k, v, g: recurrent_attention(q, k, v, g=g, mode=mode)[0]
+
+
+@MODES
+def test_transforms_are_refused_by_name(mode):
+    programs.refuses_transforms(attention(mode), leaves(), "recurrent_attention")
+
+
+@MODES
+def test_batched_gradients_and_second_derivatives_say_what_to_do(mode):
+    programs.says_that_gradients_come_one_by_one(attention(mode), leaves(), "recurrent_attention")
+    programs.refuses_second_derivatives(attention(mode), leaves(), "recurrent_attention")
+
+
+@MODES
+def test_tracers_record_one_call(mode):
+    def function(q, k, v, g):
+        return recurrent_attention(q, k, v, g=g, mode=mode)[0]
+
+    programs.is_recorded(function, leaves(), recurrent_attention)
+
+
+@MODES
+def test_hooks_on_saved_tensors_and_changes_in_place(mode):
+    programs.lets_saved_tensors_be_replaced(attention(mode), leaves())
+    programs.notices_changes_in_place(attention(mode), leaves())
+
+
+@MODES
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing(mode, use_reentrant):
+    programs.can_be_checkpointed(attention(mode), leaves(), use_reentrant)
+
+
+@MODES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_queries_keys_and_values(mode, dtype):
+    q, k, v, g = leaves()
+    with torch.autocast(runtime.device.type, dtype=dtype):
+        o, _ = recurrent_attention(q, k, v.to(torch.bfloat16), g=g, mode=mode)
+    assert o.dtype == dtype
+    o.float().sum().backward()
+    assert q.grad.dtype == k.grad.dtype == g.grad.dtype == torch.float32
+    want, _ = recurrent_attention(q, k, v, g=g, mode=mode)
+    torch.testing.assert_close(o.float(), want, rtol=0.05, atol=0.05)
+
+
+@MODES
+def test_a_default_device_holds_nothing_of_a_call(mode):
+    inputs = leaves()
+    want = programs.gradients(attention(mode), inputs)
+    with torch.device("meta"):
+        got = programs.gradients(attention(mode), inputs)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
