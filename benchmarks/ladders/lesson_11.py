@@ -56,10 +56,10 @@ LADDER = Ladder(
              lambda ns, t: ns["one_token"](t["x"], t["weight"], t["y"], KNOWN=False), ("y",)),
         Rung("stride known", "the compiler may join taps",
              lambda ns, t: ns["one_token"](t["x"], t["weight"], t["y"], KNOWN=True), ("y",)),
-        Rung("tap by tap", "a tile, nothing exchanged",
+        Rung("tap by tap", "a tile, eight channels a thread",
              lambda ns, t: ns["tap_by_tap"](t["x"], t["weight"], t["y"]), ("y",), 5e-3),
-        Rung("narrow tile", "a thread has one channel",
-             lambda ns, t: ns["tap_by_tap"](t["x"], t["weight"], t["y"], BLOCK_T=1), ("y",), 5e-3),
+        Rung("narrow tile", "a thread has two channels",  # the best of the sweep over channels a thread
+             lambda ns, t: ns["tap_by_tap"](t["x"], t["weight"], t["y"], BLOCK_T=2), ("y",), 5e-3),
         Rung("in words", "four channels in every load",
              lambda ns, t: ns["in_words"](t["x"], t["weight"], t["y"]), ("y",), 5e-3),
         Rung("window walk", "each input loaded about once",
@@ -73,7 +73,7 @@ LADDER = Ladder(
               lambda ns, t, value: ns["walk"](t["x"], t["weight"], t["y"], RUN=value), ("y",), 5e-3),
         Sweep("channels a thread", "how far apart lanes read", (1, 2, 4, 8),  # a tile of 128 channels for 128 threads
               lambda ns, t, value: ns["tap_by_tap"](t["x"], t["weight"], t["y"], BLOCK_T=value), ("y",), 5e-3),
-        Sweep("W narrow tile", "one weight in a load", tuple(TAPS),
+        Sweep("W narrow tile", "one output a thread", tuple(TAPS),  # the narrowest, BLOCK_T=1: does the time follow W?
               lambda ns, t, value: ns["tap_by_tap"](t["x"], t[f"k{value}"], t["pair"], BLOCK_T=1), ("pair",), 5e-3),
         Sweep("W tap by tap", "one weight in a load", tuple(TAPS),
               lambda ns, t, value: ns["tap_by_tap"](t["x"], t[f"k{value}"], t["pair"]), ("pair",), 5e-3),

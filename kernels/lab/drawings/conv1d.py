@@ -2,7 +2,7 @@
 
 import struct
 
-from kernels.lab.drawings.language import NOTE, Place, filmstrip
+from kernels.lab.drawings.language import NOTE, Place, drawing, filmstrip, ink
 
 
 def _sign(number) -> str:
@@ -146,45 +146,33 @@ def conv_state(W=4, pieces=(0, 1, 2, 5)):
     )  # fmt: skip
 
 
-def conv_loads(schemes=("published", "one channel a thread", "words"), channels=8, W=4):
-    """Which weights the first load of a few threads takes, for each scheme; in memory a channel's taps are neighbours."""
-    G = 4
+def conv_loads(W=4, BLOCK_D=128, threads=128, shown=12):
+    """Which thread takes which of a program's weights, in loads of one number and in loads of a channel's W numbers.
 
-    def owner(scheme, f):
-        """The thread whose first load takes weight f, or None."""
-        if scheme == "published":
-            return f
-        if scheme == "stride known":
-            return f // W
-        if scheme == "one channel a thread":
-            return f // W if f % W == 0 else None
-        return f // (G * W) if f % (G * W) < G else None
+    The weights stand in memory's order, a row for each ``threads`` of them, of which the first ``shown`` are drawn.
+    """
+    rows = BLOCK_D * W // threads
 
     def draw(board, i):
-        scheme = schemes[i]
-        n = channels * W
-        board.cells(
-            0, 0, 1, n, "weight", label=lambda r, f: f % W, lit=lambda r, f: owner(scheme, f) is not None, text_size=7
-        )
-        for c in range(channels):
-            board.brace(c * W + 0.1, c * W + W - 0.1, 1.5, f"channel {c}", depth=-0.3, size=7)
-        threads = {}
-        for f in range(n):
-            threads.setdefault(owner(scheme, f), []).append(f)
-        threads.pop(None, None)
-        for thread, taken in threads.items():
-            place = Place(taken[0], 0, len(taken), 1)
-            board.frame(place, "program", str(thread), width=1.6, size=7)
-        board.text(-0.4, -0.65, "thread", size=7, ha="right")
-        board.text(-0.4, 0.5, "weights", size=7, ha="right")
+        each = (1, W)[i]  # neighbours that a thread takes at once
+        taken = lambda r, c: (r * threads + c) // each % threads  # noqa: E731
+        grid = board.cells(0, 0, rows, shown, "weight", size=(1.25, 1), lit=lambda r, c: taken(r, c) == 0)
+        for r in range(rows):
+            for c in range(shown):
+                board.text(*grid.cell(r, c).middle, str(taken(r, c)), size=7, halo=False)
+            board.text(-0.3, r + 0.5, f"weight {r * threads}", size=7, colour="#555555", ha="right")
+            board.text(1.25 * shown + 0.2, r + 0.5, "…", size=NOTE, ha="left")
+        for r in range(rows if each == 1 else 1):
+            text = f"load {r + 1}" if each == 1 else "load 1"
+            board.frame(Place(0, r, 1.25 * each, 1), "program", width=1.8)
+            board.text(1.25 * shown + 1.1, r + 0.5, text, size=7, colour=ink("program"), ha="left")
 
-    widths = {"published": 2, "stride known": 2 * W, "one channel a thread": 2, "words": 2 * G}
-    titles = [f"{scheme}: {widths[scheme]} bytes a thread in one load" for scheme in schemes]
+    titles = [f"stride unknown: {rows} loads of 2 bytes", f"stride known: 1 load of {2 * W} bytes"]
     return filmstrip(
-        7.8, 1.25 * len(schemes) + 0.3, draw, titles, columns=1,
-        alt=f"Rows of {channels * W} weights, {W} taps for each of {channels} channels, one row for each of: "
-            f"{', '.join(schemes)}. Filled are the weights that the first load takes, framed by the thread that "
-            "takes them.",
+        7.8, 1.35, draw, titles, key=False,
+        alt=f"The weights of one program in {rows} rows of {threads}, of which {shown} are drawn, in each the number of "
+            f"the thread that takes it. Left, thread 0 takes the first weight of every row, {rows} loads; right, it takes "
+            f"the first {W} weights of the first row, one load.",
     )  # fmt: skip
 
 
@@ -238,40 +226,41 @@ def conv_words(G=4, W=3):
 
 
 def word_bits(values, lane=2):
-    """What ``lane`` does to a 64-bit word of four bfloat16 values: shift it to the low end, keep 16 bits, put zeros below."""
-    bits = [struct.unpack("<I", struct.pack("<f", v))[0] >> 16 for v in values]
-    gone = "····"
+    """What ``lane`` does to a 64-bit word of four bfloat16 values: shift it to the low end, keep 16 bits, put zeros below.
 
-    def draw(board, i):
-        shown = [f"{b:04x}" for b in bits]
-        lit = [True] * 4
-        if i >= 1:
-            shown = [*shown[lane:], *["0000"] * lane]
-        if i == 2:
-            shown, lit = [shown[0], gone, gone, gone], [True, False, False, False]
-        if i < 3:
-            for place in range(4):
-                at = (3 - place) * 2.6
-                kept = lit[place]
-                here = place == (lane if i == 0 else 0)
-                board.box(at, 0, 2.6, 1.2, "input" if here else None, shown[place], lit=kept, size=10)
-                board.text(at + 1.3, 1.55, f"bits {16 * place + 15} to {16 * place}", size=7, colour="#555555")
-                if i == 0:
-                    board.text(at + 1.3, -0.4, f"place {place}: {_sign(values[place])}", size=NOTE)
-        else:
-            board.box(5.2, 0, 2.6, 1.2, "input", f"{bits[lane]:04x}", size=10)
-            board.box(7.8, 0, 2.6, 1.2, None, "0000", size=10)
-            board.text(6.5, 1.55, "bits 31 to 16", size=7, colour="#555555")
-            board.text(9.1, 1.55, "bits 15 to 0", size=7, colour="#555555")
-            board.text(7.8, -0.4, f"a float32: {_sign(values[lane])}", size=NOTE)
+    Four rows, from top to bottom; bits of equal worth stand under each other.
+    """
+    bits = [struct.unpack("<I", struct.pack("<f", v))[0] >> 16 for v in values]
+    wide = 2.6
+
+    def draw(board):
+        rows = [
+            ("1. the word", {place: f"{b:04x}" for place, b in enumerate(bits)}, lane),
+            (f"2. shifted right by {16 * lane} bits", {p - lane: f"{bits[p]:04x}" for p in range(lane, 4)}, 0),
+            ("3. its low 16 bits", {0: f"{bits[lane]:04x}"}, 0),
+            ("4. 16 zeros below: a float32", {1: f"{bits[lane]:04x}", 0: "0000"}, 1),
+        ]
+        for place in range(4):
+            at = (3 - place + 0.5) * wide
+            board.text(at, -1.15, f"place {place}: {_sign(values[place])}", size=NOTE)
+            board.text(at, -0.45, f"bits {16 * place + 15} to {16 * place}", size=7, colour="#555555")
+        for r, (name, shown, here) in enumerate(rows):
+            y = 2.1 * r
+            board.text(-0.4, y + 0.6, name, size=NOTE, ha="right")
+            for place in range(2 if r == 3 else 4):
+                text = shown.get(place, "0000")
+                board.box((3 - place) * wide, y, wide, 1.2, "input" if place == here else None, text, size=10)
+        middle = lambda place: (3 - place + 0.5) * wide  # noqa: E731
+        for r, (before, after) in enumerate(((lane, 0), (0, 0), (0, 1))):
+            board.arrow((middle(before), 2.1 * r + 1.2), (middle(after), 2.1 * (r + 1)), "input", width=1.1)
+        board.text(4 * wide + 0.4, 3 * 2.1 + 0.6, f"= {_sign(values[lane])}", size=NOTE, ha="left")
 
     hexadecimal = [f"{b:04x}" for b in reversed(bits)]
-    titles = ["a word", f"shifted right by {16 * lane}", "the low 16 bits alone", "16 zeros below"]
-    return filmstrip(
-        7.8, 2.3, draw, titles, columns=2, key=False,
-        alt=f"Four frames. A row of four boxes of 16 bits, in hexadecimal {', '.join(hexadecimal)} from the high "
-            f"end; the same shifted so that place {lane} stands lowest; that box alone; and that box over sixteen "
-            f"zeros, which as a float32 is {values[lane]:g}.",
+    return drawing(
+        7.0, 2.9, draw, key=False,
+        alt=f"Four rows, from top to bottom. A word of four boxes of 16 bits, in hexadecimal {', '.join(hexadecimal)} from "
+            f"the high end; the same shifted so that place {lane} stands lowest; that box with zeros for all others; and "
+            f"that box over sixteen zeros, 32 bits in all, which as a float32 is {values[lane]:g}.",
     )  # fmt: skip
 
 
