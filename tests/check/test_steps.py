@@ -71,8 +71,7 @@ def total(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
         ("offs < N", "tl.maximum(tl.sum(tl.where(x > 0, x, 0.0), axis=0), 0.0)", "`other` is missing."),  # NaN > 0 is no
         ("offs < N", "2 * tl.sum(x, axis=0)", "not yet. out[0] is 6, expected 3."),  # wrong anyhow: first things first
         ("offs < N and offs >= 0, other=0.0", "tl.sum(x, axis=0)", "`offs < N and offs >= 0`: use `&`"),
-        ("0 < N > offs, other=0.0", "tl.max(x, axis=0)", "Python reads it as two comparisons"),
-        ("offs < N & offs >= 0, other=0.0", "tl.sum(x, axis=0)", "Python reads it as two comparisons"),
+        ("offs < N & offs >= 0, other=0.0", "tl.sum(x, axis=0)", "bind more tightly"),
     ],
 )
 def test_what_a_mask_leaves_undefined_and_how_masks_are_joined(step, cell, mask, result, said):

@@ -135,18 +135,14 @@ def _misjoined(answer) -> str:
                     f"`{ast.unparse(node)}`: use `{sign}`, with each comparison in parentheses. `{word}` asks for one truth, "
                     "and of two blocks it keeps only one."
                 )
-            if isinstance(node, ast.Compare) and len(node.ops) > 1:
-                return (
-                    f"`{ast.unparse(node)}`: Python reads it as two comparisons joined by `and`, and of two blocks that "
-                    "keeps only one. Join them by `&`, each in parentheses."
-                )
-            if isinstance(node, ast.Compare) and _is_join(node.left):
+            if isinstance(node, ast.Compare) and any(map(_is_join, [node.left, *node.comparators])):
                 said = ast.unparse(node).replace("(", "").replace(")", "")
                 return f"`{said}`: `&` and `|` bind more tightly than a comparison. Put each comparison in parentheses."
     return ""
 
 
 def _is_join(node) -> bool:
+    """Whether a block is joined to the wrong thing: `inside & offs <= N` without parentheses."""
     return isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr))
 
 

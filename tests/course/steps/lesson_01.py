@@ -40,7 +40,6 @@ WRONG = {
         (LOWER.format("inside", "inside"), "Everything is copied"),
         (LOWER.format("inside and offs_n <= offs_m", "inside"), "use `&`"),
         (LOWER.format("inside & offs_n <= offs_m", "inside"), "bind more tightly"),
-        (LOWER.format("inside & (0 <= offs_n <= offs_m)", "inside"), "keeps only one"),
         (LOWER.format("offs_n <= offs_m", "inside"), "doesn't know where the matrix ends"),
         (
             LOWER.format("inside", "inside").replace(
