@@ -15,6 +15,7 @@ not guesses, lead from a wrong answer to its cause:
 
 import os
 import random
+import re
 import secrets
 import traceback
 import warnings
@@ -31,7 +32,7 @@ import triton
 from numpy import argwhere, array, errstate, float64, isfinite, isnan, mean, prod, sqrt
 
 from kernels import runtime
-from kernels.lab.trace import trace
+from kernels.lab.trace import Undefined, trace
 
 MARGIN = 1 << 15  # elements before and after each buffer, so that an address gone astray still meets poison
 UNTOUCHED = 0x7FC0BAD5  # as an integer far from any index, as float32 a NaN
@@ -426,9 +427,11 @@ def _check(exercise, fn, seed, grading) -> int:
 
 def _judge(exercise, item, fn, case) -> Finding | None:
     """Compare one call with its answers, and look for the cause of a difference."""
-    strays = []
+    strays, bare = [], []
     if runtime.interpreted:
-        run, strays, launched = case.traced(fn)
+        with Undefined(0.0) as undefined:
+            run, strays, launched = case.traced(fn)
+        bare = [] if strays else undefined.lines
         if run.stored and not launched:
             return Finding(_NO_KERNEL, f"with {case.sizes}", "something else filled the output")
         for stray in strays:
@@ -444,7 +447,26 @@ def _judge(exercise, item, fn, case) -> Finding | None:
     if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
         return Finding(_NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
     findings = (_judge_output(exercise, item, fn, case, out, run.seen[out.name], strays) for out in judged)
-    return next(filter(None, findings), None)
+    return next(filter(None, findings), None) or (_undefined(fn, case, judged, bare) if bare else None)
+
+
+def _undefined(fn, case, judged, bare) -> Finding | None:
+    """Look for outputs that are right only as long as the masked lanes of the ``bare`` loads hold the interpreter's 0."""
+    for poison in Undefined.POISONS:
+        with Undefined(poison):
+            seen = case.traced(fn)[0].seen
+        for out in judged:
+            bad = out.wrong(seen[out.name].got)
+            if bad.any():
+                amount = _amount(case, out, seen[out.name], bad)
+                return Finding(_where(out, bad), amount, without_other(bare))
+    return None
+
+
+def without_other(lines: list[str]) -> str:
+    """The cause of an answer that is right only as long as masked lanes happen to hold 0."""
+    name = f"`{lines[0]}`" + f" (and {len(lines) - 1} more)" * (len(lines) > 1)
+    return f"{name}: `other` is missing. What a masked lane holds is undefined on a GPU, and poison here"
 
 
 def _judge_output(exercise, item, fn, case, out, seen, strays) -> Finding | None:
@@ -597,6 +619,18 @@ _EXPLAINED = (
         "does not fill the tile",
         "a result has the shape of what it depends on: add it to tl.zeros(score.shape, tl.float32)",
     ),
+    (
+        "'int' object is not iterable",
+        "a pointer is not indexed but added to, tl.load(x_ptr + ...); a block has no elements to pick: load the ones that "
+        "you want; and Python's own sum, max and min take no block, but tl.sum, tl.max and tl.min do",
+    ),
+    ("unsupported tensor index", "a block has no part to pick: load the elements that you want, tl.load(x_ptr + ...)"),
+    ("does not support item assignment", "a kernel stores with tl.store(out_ptr + ..., value)"),
+    ("Unsupported ptr type", "tl.load and tl.store take addresses, x_ptr + ..., and this is a block of values"),
+    (
+        "out of bounds for shape",
+        "the second argument of tl.max, tl.min and tl.sum is an axis: tl.maximum and tl.minimum compare two blocks",
+    ),
     ("KeyError", "a table lacks this entry: each operation needs its own"),
     ("is no Python", "the text must be a function that Python can read: print it"),
     ("defines no function", "the text must define the function that the exercise names"),
@@ -611,6 +645,7 @@ _EXPLAINED_IN_PYTHON = {  # where no kernel is at work
     "multiple values for argument": "the call and the function's signature do not agree",
     "unexpected keyword": "the call and the function's signature do not agree",
     "must match": "two tensors of different shapes meet: look at each [:, None] and [None, :]",
+    "'int' object is not iterable": "a number stands where a tuple or a list is needed",
     "NoneType": "something is None here: does a function lack its `return`?",
 }
 
@@ -620,7 +655,7 @@ def explain(error: BaseException) -> tuple[str, str]:
     root = error
     while root.__cause__ is not None:
         root = root.__cause__
-    text = str(root).strip() or type(root).__name__
+    text = re.sub(r"\[[^\[\]]{80,}\]", "[…]", str(root).strip()) or type(root).__name__  # no printed blocks
     said = f"{type(root).__name__}: {text.splitlines()[-1].strip()}"
     chain, seen = error, None
     while chain is not None:

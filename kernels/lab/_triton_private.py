@@ -37,7 +37,7 @@ _TRITON_FOLDER = os.path.dirname(triton.__file__) + os.sep
 def observed(observer):
     """Show ``observer`` every interpreted launch and every memory access inside the ``with`` block.
 
-    The observer has three methods:
+    The observer has four methods:
 
     ``launch(kernel_name) -> finish`` is called as a launch begins; ``finish(grid)`` as it ends, also by an exception.
     ``operand(name, tensor, address) -> address`` says which address the kernel gets to see for a tensor argument.
@@ -45,6 +45,9 @@ def observed(observer):
     store or
     atomic: arrays of uint64 addresses and of booleans, one a lane; bytes a lane; the stack frame of the kernel's
     line. It returns the real addresses and which lanes may touch them.
+    ``undefined(frame) -> poison`` is called after it for a load whose mask leaves lanes out and that has no ``other``:
+    on a GPU nobody knows what such a lane holds. Here it holds the float ``poison``: NaN, something large of either
+    sign, or the interpreter's 0. Lanes that are left out because they may not be touched hold NaN, if there is no ``other``.
     """
     original_call, original_convert = GridExecutor.__call__, interpreter._implicit_cvt
     original = {name: getattr(InterpreterBuilder, name) for name in _ACCESSES}
@@ -91,9 +94,14 @@ def observed(observer):
 
     # Leading arguments are the same on every version, trailing ones (cache and volatility hints) are not: pass those
     # through.
-    def load(self, ptrs, mask, *rest, **named):
+    def load(self, ptrs, mask, other, *rest, **named):
+        asked = np.broadcast_to(np.asarray(mask.data), ptrs.data.shape)
         ptrs, allowed = access("load", ptrs, mask.data)
-        return original["create_masked_load"](self, ptrs, allowed, *rest, **named)
+        if other is None and not allowed.data.all():
+            other = TensorHandle(_poison(ptrs.get_element_ty(), np.nan, allowed.data.shape), ptrs.get_element_ty())
+            if not asked.all():
+                other.data[~asked] = _poison(ptrs.get_element_ty(), observer.undefined(_kernel_frame()), ())
+        return original["create_masked_load"](self, ptrs, allowed, other, *rest, **named)
 
     def store(self, ptrs, value, mask, *rest, **named):
         ptrs, allowed = access("store", ptrs, mask.data)
@@ -119,6 +127,25 @@ def observed(observer):
         GridExecutor.__call__, interpreter._implicit_cvt = original_call, original_convert
         for name, function in original.items():
             setattr(InterpreterBuilder, name, function)
+
+
+def _poison(element: tl.dtype, value: float, shape: tuple[int, ...]) -> np.ndarray:
+    """``value`` in the interpreter's own bits; where it isn't 0, integers hold a large odd number of its sign."""
+    kind, negative = interpreter._get_np_dtype(element), value < 0
+    if not value:
+        bits = 0
+    elif kind.kind == "b":
+        bits = True
+    elif not element.is_floating():
+        number = (93, 30_003, 1_000_003)[min(kind.itemsize // 2, 2)]
+        bits = -number if negative else number
+    elif element.name == "bf16":
+        bits = np.float32(value).view(np.uint32) >> 16
+    elif kind.itemsize == 1:  # a NaN of each format, or a large number
+        bits = ({"fp8e5": 0x7F, "fp8e4nv": 0x7F}.get(element.name, 0x80)) if value != value else 0x7A | negative << 7
+    else:
+        bits = value
+    return np.full(shape, np.array(bits).astype(kind))
 
 
 _ACCESSES = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")

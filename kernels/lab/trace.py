@@ -9,6 +9,9 @@ floor beside them (each element once) is what DRAM must at least deliver.
 How it works: the kernel runs in Triton's interpreter and is shown made-up addresses, one window of 16 TiB for each
 tensor argument. Every access is translated back just before it happens. So an address tells which argument it was
 computed from, even where two arguments share memory or lie side by side in it.
+
+What a masked lane holds after a load without ``other`` is undefined on a GPU, though the interpreter makes it 0. Here it
+is poison: NaN in floats, a large odd number in integers, so that a result that depends on it shows.
 """
 
 import bisect
@@ -19,6 +22,7 @@ import linecache
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -113,12 +117,16 @@ class Access:
 
 @dataclass(eq=False, repr=False)
 class Launch:
-    """One recorded launch: ``kernel`` (its name), ``grid``, ``operands`` by parameter name, ``accesses`` in order."""
+    """One recorded launch: ``kernel`` (its name), ``grid``, ``operands`` by parameter name, ``accesses`` in order.
+
+    ``undefined`` lists the lines that load without ``other`` and leave masked lanes undefined.
+    """
 
     kernel: str
     grid: tuple[int, ...] = ()
     operands: dict[str, Operand] = field(default_factory=dict)
     accesses: list[Access] = field(default_factory=list)
+    undefined: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<{self.kernel}, grid {' × '.join(map(str, self.grid))}: {len(self.accesses)} accesses>"
@@ -312,11 +320,47 @@ class Trace:
         return self._launch(launch).picture(name, program=program, index=index, axes=axes, alt=alt)
 
 
+class Undefined:
+    """What is done about undefined lanes in the launches that are recorded now: ``with Undefined(0.0) as undefined:``.
+
+    poison: what such a lane holds. A result that depends on it is spoilt by one of ``POISONS``: a maximum or a minimum passes
+    NaN over. 0.0 is what the interpreter has there. ``lines`` are the loads that had such lanes, once each.
+    The innermost ``with`` counts; outside of any, the poison is NaN.
+    """
+
+    POISONS = (float("nan"), 3e4, -3e4)  # float16 has them all
+    _now: ClassVar[list["Undefined"]] = []
+
+    def __init__(self, poison: float = POISONS[0]):
+        self.poison, self.lines = poison, []
+
+    def __enter__(self):
+        self._now.append(self)
+        return self
+
+    def __exit__(self, *raised):
+        self._now.remove(self)
+
+    @classmethod
+    def now(cls) -> float:
+        """What undefined lanes hold in the launches that are recorded now."""
+        return cls._now[-1].poison if cls._now else cls.POISONS[0]
+
+    @classmethod
+    def seen(cls, lines: list[str]) -> None:
+        """Add to the lines of whoever asks."""
+        for now in cls._now[-1:]:
+            now.lines += [line for line in lines if line not in now.lines]
+
+
 class _Recorder:
     """The observer that turns launches and addresses into ``Launch`` and ``Access`` objects."""
 
-    def __init__(self, guard: bool, exported: str = "", origins: list[tuple[int, int]] | None = None):
+    def __init__(
+        self, guard: bool, exported: str = "", origins: list[tuple[int, int]] | None = None, poison: float | None = None
+    ):
         self.guard = guard
+        self.poison = Undefined.now() if poison is None else poison
         self.exported, self.origins = (
             exported,
             origins or [],
@@ -378,6 +422,13 @@ class _Recorder:
             )
         return real, allowed
 
+    def undefined(self, frame) -> float:
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if source not in self.launches[-1].undefined:
+            self.launches[-1].undefined.append(source)
+            Undefined.seen([source])
+        return self.poison
+
 
 def _elements(operand: Operand, distance: np.ndarray, nbytes: int) -> np.ndarray:
     """Flat indices [lanes, elements a lane] that lanes of ``nbytes`` touch at byte ``distance``; −1 outside.
@@ -406,7 +457,7 @@ def _times(requested: int, floor: int) -> str:
 def recording(*, guard: bool = True):
     """Record every kernel launched in ``with trace.recording() as t:``, also those that an operator launches.
 
-    guard: leave out accesses outside their tensor (a load gives ``other``, or 0; a store does nothing), because one
+    guard: leave out accesses outside their tensor (a load gives ``other``, or poison; a store does nothing), because one
         that is far off kills the process; they are recorded either way. ``guard=False`` performs them, as a GPU
         would.
 
@@ -479,6 +530,7 @@ def _record_in_child(kernel, grid, args, kwargs, *, guard: bool, write_back: boo
     tensors = {name: value for name, value in bound.arguments.items() if any(_triton_private.leaves(name, value))}
     values = {name: value for name, value in bound.arguments.items() if name not in tensors}
     details = {"tensors": _packed(tensors), "order": list(bound.arguments), "grid": tuple(grid), "guard": guard}
+    details["poison"] = Undefined.now()
     answer = _child.run("trace", True, kernel, values, **details)
     if "error" in answer:
         raise RuntimeError(f"{kernel.fn.__name__} failed in the interpreter: {answer['error']}")
@@ -488,6 +540,8 @@ def _record_in_child(kernel, grid, args, kwargs, *, guard: bool, write_back: boo
             pairs = zip(_triton_private.leaves(name, value), _triton_private.leaves(name, written[name]), strict=True)
             for (_, ours), (_, theirs) in pairs:
                 ours.untyped_storage().copy_(theirs.untyped_storage())
+    for launch in answer["launches"]:
+        Undefined.seen(launch.undefined)
     return answer["launches"]
 
 
@@ -498,7 +552,7 @@ def record_exported(module, details: dict) -> dict:
 
     tensors = torch.load(io.BytesIO(details["tensors"]), map_location="cpu", weights_only=False)
     arguments = tensors | module.VALUES
-    recorder = _Recorder(details["guard"], module.__file__, details["lines"])
+    recorder = _Recorder(details["guard"], module.__file__, details["lines"], details["poison"])
     with _triton_private.observed(recorder):
         module.KERNEL[details["grid"]](**{name: arguments[name] for name in details["order"]})
     return {"launches": recorder.launches, "tensors": _packed(tensors)}

@@ -98,6 +98,22 @@ def test_common_errors_are_explained(softmax, capsys, old, new, means):
     assert means in capsys.readouterr().out
 
 
+TWICE = """    again = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n{})
+    total = tl.sum(tl.where(again == again, p, 1.0), axis=0)
+"""
+
+
+def test_a_mask_without_other_fails_where_its_lanes_count(softmax, capsys):
+    assert check.row_softmax(softmax("    total = tl.sum(p, axis=0)\n", TWICE.format(", other=0.0"))) == 10
+    assert check.row_softmax(softmax("    total = tl.sum(p, axis=0)\n", TWICE.format(""))) < 10
+    assert "mask=mask_n)`: `other` is missing. What a masked lane holds is undefined" in capsys.readouterr().out
+
+
+def test_a_mask_without_other_is_right_where_its_lanes_do_not_count(softmax):
+    mended = ").to(tl.float32)\n    x = tl.where(mask_n, x, -float('inf'))"
+    assert check.row_softmax(softmax(', other=-float("inf")).to(tl.float32)', mended)) == 10
+
+
 def test_an_input_that_is_written_to_is_a_failure(softmax, capsys):
     fn = softmax("    p = tl.exp", "    tl.store(x_ptr + row * stride_xm, 0.0)\n    p = tl.exp")
     assert check.row_softmax(fn) <= 1

@@ -53,6 +53,36 @@ def test_a_right_answer_and_a_wrong_one_take_a_line_each(guard, cell):
     assert said == "Your turn 77-topic: not yet. mask[5] is 1, expected 0."
 
 
+BARE = """
+@triton.jit
+def total(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask={})
+    tl.store(out_ptr, {})
+"""
+
+
+@pytest.mark.parametrize(
+    ("mask", "result", "said"),
+    [
+        ("offs < N, other=0.0", "tl.sum(x, axis=0)", "right"),
+        ("offs < N", "tl.sum(tl.where(offs < N, x, 0.0), axis=0)", "right"),
+        ("offs < N", "tl.sum(x, axis=0)", "not yet. `x = tl.load(x_ptr + offs, mask=offs < N)`: `other` is missing."),
+        ("offs < N", "tl.maximum(tl.sum(tl.where(x > 0, x, 0.0), axis=0), 0.0)", "`other` is missing."),  # NaN > 0 is no
+        ("offs < N", "2 * tl.sum(x, axis=0)", "not yet. out[0] is 6, expected 3."),  # wrong anyhow: first things first
+        ("offs < N and offs >= 0, other=0.0", "tl.sum(x, axis=0)", "`offs < N and offs >= 0`: use `&`"),
+        ("offs < N & offs >= 0, other=0.0", "tl.sum(x, axis=0)", "bind more tightly"),
+    ],
+)
+def test_what_a_mask_leaves_undefined_and_how_masks_are_joined(step, cell, mask, result, said):
+    def sums(kernel):
+        x, out = torch.ones(3), empty(1)
+        launch(kernel, (1,), x, out, 3, BLOCK=4)
+        return difference("out", out, [3])
+
+    assert said in step(sums)(cell(BARE.format(mask, result))["total"])
+
+
 def test_the_verdict_is_printed(step, cell, capsys):
     step(lambda answer: "it is odd" if answer % 2 else "")
     check.step("77-topic", 3)

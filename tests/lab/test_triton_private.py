@@ -28,6 +28,9 @@ class Watcher:
         self.accesses.append((kind, program, addresses.tolist(), active.tolist(), nbytes, frame.f_code.co_name))
         return addresses, active
 
+    def undefined(self, frame):
+        raise AssertionError("a load has no other")
+
 
 @triton.jit
 def every_access(src, dst, counter, flag, pair, N: tl.constexpr):
@@ -95,6 +98,8 @@ def test_descriptors_are_seen_as_their_tensor():
 
 def test_what_is_not_allowed_does_not_happen():
     class Forbidding(Watcher):
+        undefined = None
+
         def access(self, kind, program, addresses, active, nbytes, frame):
             return np.full_like(addresses, 8), np.zeros_like(active)  # address 8: touching it would kill the process
 
@@ -103,6 +108,54 @@ def test_what_is_not_allowed_does_not_happen():
     with _triton_private.observed(Forbidding()):
         every_access[(1,)](src, dst, counter, flag, pair, N=4)
     assert not dst.any() and not counter.any() and not flag.any()
+
+
+@triton.jit
+def bare_loads(src, dst, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(dst + i, tl.load(src + i, mask=i < n))
+    tl.store(dst + N + i, tl.load(src + i, mask=i < n, other=tl.load(src)))
+
+
+POISON = {
+    torch.float32: float("nan"),
+    torch.float16: float("nan"),
+    torch.bfloat16: float("nan"),
+    torch.float8_e5m2: float("nan"),
+    torch.float8_e4m3fn: float("nan"),
+    torch.int8: 93,
+    torch.int16: 30_003,
+    torch.int32: 1_000_003,
+    torch.int64: 1_000_003,
+    torch.bool: True,
+}
+
+
+@pytest.mark.parametrize("dtype", POISON, ids=str)
+@pytest.mark.parametrize("poison", [float("nan"), 3e4, -3e4, 0.0])
+def test_lanes_that_a_mask_leaves_out_hold_poison_where_there_is_no_other(dtype, poison):
+    class Poisoning(Watcher):
+        def undefined(self, frame):
+            self.launches.append(frame.f_code.co_name)
+            return poison
+
+    watcher, src, dst = Poisoning(), torch.ones(4).to(dtype), torch.zeros(8).to(dtype)
+    with _triton_private.observed(watcher):
+        bare_loads[(1,)](src, dst, 3, N=4)
+    held = dst.double()[3]
+    assert dst.double()[:3].tolist() == [1, 1, 1] and dst.double()[4:].tolist() == [1, 1, 1, 1]
+    if poison == 0:
+        assert held == 0
+    elif not dtype.is_floating_point:
+        assert held == (-POISON[dtype] if poison < 0 and dtype is not torch.bool else POISON[dtype])
+    elif poison != poison:
+        assert held.isnan()
+    else:
+        assert poison * held > 0 and held.abs() > 100
+    assert watcher.launches == ["bare_loads", ("bare_loads", (1, 1, 1))]
+    with _triton_private.observed(watcher):
+        bare_loads[(1,)](src, dst, 4, N=4)
+    assert len(watcher.launches) == 3  # no lane was left out
 
 
 def test_everything_is_put_back_also_after_an_exception():

@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.check.framework import explain
+from kernels.check.framework import explain, without_other
+from kernels.lab.trace import Undefined
 
 
 class Step(NamedTuple):
@@ -94,15 +95,72 @@ def verdict(name: str, *answer) -> str:
         return f"Your turn {name}: not written yet ({place})."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NaN that a check plants makes numpy warn
-        try:
-            wrong = wanted.wrong(*answer)
-        except Diagnosis as found:
-            wrong = str(found)
-        except Exception as raised:  # a learner's error is explained, never raised
-            wrong = _explained(raised, answer)
+        for poison in Undefined.POISONS:
+            with Undefined(poison) as undefined:
+                wrong = _wrong(wanted, answer)
+            if wrong or not undefined.lines:
+                break
+        if wrong and undefined.lines:  # is it for what masked lanes hold? With 0 in them, is it right?
+            with Undefined(0.0):
+                wrong = _wrong(wanted, answer) or without_other(undefined.lines)
+        if wrong:
+            wrong = next(filter(None, map(_misjoined, answer)), wrong)
     if not wrong:
         return f"Your turn {name}: right, {wanted.about}."
     return f"Your turn {name}: not yet. {wrong}" + "." * (not wrong.rstrip().endswith((".", "?", "!")))
+
+
+def _wrong(wanted: Step, answer) -> str:
+    try:
+        return wanted.wrong(*answer)
+    except Diagnosis as found:
+        return str(found)
+    except Exception as raised:  # a learner's error is explained, never raised
+        return _explained(raised, answer)
+
+
+def _misjoined(answer) -> str:
+    """Whether a kernel joins conditions on blocks in a way that Python reads otherwise, in a sentence; else empty.
+
+    Python asks `a and b` for one truth. A block has many, and what remains of the two is the second.
+    """
+    for function in _functions(answer):
+        tree = _tree(function)
+        inside = [n for n in ast.walk(tree) if isinstance(n, ast.Call) or isinstance(n, ast.Assign)] if tree else []
+        for node in (part for one in inside for part in ast.walk(one)):
+            if isinstance(node, ast.BoolOp):
+                word = "and" if isinstance(node.op, ast.And) else "or"
+                sign = "&" if word == "and" else "|"
+                return (
+                    f"`{ast.unparse(node)}`: use `{sign}`, with each comparison in parentheses. `{word}` asks for one truth, "
+                    "and of two blocks it keeps only one."
+                )
+            if isinstance(node, ast.Compare) and any(map(_is_join, [node.left, *node.comparators])):
+                said = ast.unparse(node).replace("(", "").replace(")", "")
+                return f"`{said}`: `&` and `|` bind more tightly than a comparison. Put each comparison in parentheses."
+    return ""
+
+
+def _is_join(node) -> bool:
+    """Whether a block is joined to the wrong thing: `inside & offs <= N` without parentheses."""
+    return isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr))
+
+
+def _functions(answer) -> list:
+    """The kernels and Triton functions behind an answer: itself, or those of its cell that it names."""
+    function = _python_function(answer)
+    if function is None:
+        return []
+    named = (function.__globals__.get(name) for name in function.__code__.co_names)
+    found = [answer, *(other for other in named if _cell(other) == function.__code__.co_filename)]
+    return [_python_function(one) for one in found if hasattr(one, "fn")]
+
+
+def _tree(function):
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
 
 
 def _explained(raised: Exception, answer) -> str:

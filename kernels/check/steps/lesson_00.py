@@ -18,7 +18,7 @@ def explained(hint: str, kernel, grid, *arguments, **constants):
 def reverse(kernel):
     """``kernel[grid](x, out, N, BLOCK)``: out[i] = x[N - 1 - i]."""
     x, out = values(16), empty(16)
-    explained("Place 0 of out wants element N - 1.", kernel, (4,), x, out, 16, BLOCK=4)
+    explained("Which element does place 0 of out want?", kernel, (4,), x, out, 16, BLOCK=4)
     if torch.equal(out, x):
         return "x is copied as it is: the load has to run the other way."
     if torch.equal(out, x.view(4, 4).flip(1).flatten()):

@@ -95,11 +95,15 @@ class Board:
         self.ax.set_xlim(self._reach[0] - 0.2, self._reach[2] + 0.2)
         self.ax.set_ylim(self._reach[3] + 0.2, self._reach[1] - 0.2)
 
+    def name(self, role: str, word: str):
+        """What the key calls a role in this figure, where the role's own name says too little."""
+        self.roles[role] = word
+
     def box(self, x, y, w, h, role: str | None = None, text: str = "", *, lit: bool = True, hatch: str = "",
             size: float = TEXT, edge: str | None = None, width: float = 0.8, style_: str = "-") -> Place:  # fmt: skip
         """A rectangle with a label in it; ``role`` gives its colour where it is lit."""
         if role and lit:
-            self.roles[role] = None
+            self.roles.setdefault(role, role)
         face = fill(role) if role and lit else "white"
         line = edge or (INK if lit else OUTLINE)
         self.ax.add_patch(
@@ -203,7 +207,7 @@ def _add_key(figure, roles) -> None:
     """The names of the roles that were used, with their colours, below the figure."""
     if roles:
         handles = [Rectangle((0, 0), 1, 1, facecolor=fill(r), edgecolor=INK, linewidth=0.6) for r in roles]
-        figure.legend(handles, list(roles), loc="outside lower center", ncols=len(roles), fontsize=NOTE, frameon=False,
+        figure.legend(handles, list(roles.values()), loc="outside lower center", ncols=len(roles), fontsize=NOTE, frameon=False,
                       handlelength=1.1, handleheight=1.1, columnspacing=1.6)  # fmt: skip
 
 

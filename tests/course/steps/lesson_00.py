@@ -29,7 +29,8 @@ SUM = "tl.store(out_ptr + pid, tl.sum(x, axis=0))"
 WRONG = {
     "00-reverse": [
         (REVERSE.format("tl.load(x_ptr + offs)"), "x is copied as it is"),
-        (REVERSE.format("tl.load(x_ptr + N - offs)"), "Place 0 of out wants element N - 1."),
+        (REVERSE.format("x_ptr[N - 1 - offs]"), "a pointer is not indexed but added to"),
+        (REVERSE.format("tl.load(x_ptr + N - offs)"), "Which element does place 0 of out want?"),
         (
             REVERSE.format("tl.load(x_ptr + tl.program_id(0) * BLOCK + BLOCK - 1 - tl.arange(0, BLOCK))"),
             "the blocks are still in their old order",
@@ -42,11 +43,14 @@ WRONG = {
         ),
         (PAIR.format("tl.load(x_ptr + offs + 1)"), "must ask about the element that this line"),
         (PAIR.format("tl.load(x_ptr + (offs + 1) % N, mask=offs < N, other=0.0)"), "has x[0] in it"),
+        (PAIR.format("tl.load(x_ptr + offs + 1, mask=offs + 1 < N)"), "`other` is missing"),
+        (PAIR.format("here[offs + 1]"), "a block has no elements to pick"),
         (PAIR.format("here"), "the right neighbour is at offs + 1"),
         (PAIR.format("tl.load(x_ptr + offs + 1, mask=offs + 2 < N, other=0.0)"), "With N = 13, out[11] is"),
     ],
     "00-block-sums": [
         (SUMS.format("tl.load(x_ptr + offs)", SUM), "loads beyond the end of x"),
+        (SUMS.format("tl.load(x_ptr + offs, mask=offs < N)", SUM), "`other` is missing"),
         (SUMS.format(BLOCK.replace("0.0", "1.0"), SUM), "Lanes beyond N must add nothing."),
         (SUMS.format(BLOCK, SUM.replace("out_ptr + pid", "out_ptr + offs")), "one place for each program"),
         (SUMS.format(BLOCK, SUM.replace("out_ptr + pid", "out_ptr")), "Only out[0] was stored"),

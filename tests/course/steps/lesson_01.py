@@ -38,6 +38,8 @@ WRONG = {
         (LOWER.format("inside & (offs_n >= offs_m)", "inside"), "This is the upper triangle"),
         (LOWER.format("inside & (offs_n < offs_m)", "inside"), "The diagonal is missing"),
         (LOWER.format("inside", "inside"), "Everything is copied"),
+        (LOWER.format("inside and offs_n <= offs_m", "inside"), "use `&`"),
+        (LOWER.format("inside & offs_n <= offs_m", "inside"), "bind more tightly"),
         (LOWER.format("offs_n <= offs_m", "inside"), "doesn't know where the matrix ends"),
         (
             LOWER.format("inside", "inside").replace(
@@ -56,6 +58,8 @@ WRONG = {
     "01-spans": [
         (SPANS.format(START, "tl.maximum(high, x)", LOW), "isn't neutral"),
         (SPANS.format(START, HIGH, "tl.minimum(low, x)"), "isn't neutral"),
+        (SPANS.format(START, "tl.maximum(high, x)", "tl.minimum(low, x)").replace(", other=0.0", ""), "isn't neutral"),
+        (SPANS.format(START, "tl.max(high, x)", LOW), "tl.maximum and tl.minimum compare two blocks"),
         (SPANS.format(START, HIGH, LOW.replace("tl.minimum", "tl.maximum")), "still holds an infinity"),
         (SPANS.format("tl.zeros((BLOCK_N,), tl.float32)", HIGH, LOW), "isn't neutral"),
         (

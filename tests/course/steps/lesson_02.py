@@ -24,6 +24,7 @@ WRONG = {
             IN_FLIGHT + "return math.ceil(1000 * latency_ns * tb_per_s / (block * element_bytes))",
             "loads of a program are under way together",
         ),
+        (IN_FLIGHT + "return math.ceil(1000 * latency_ns * tb_per_s / (block * loads))", "a lane has 4 of them"),
         (IN_FLIGHT + "return math.ceil(latency_ns * tb_per_s / (block * loads * element_bytes))", "1,000 bytes"),
         (IN_FLIGHT + "return int(1000 * latency_ns * tb_per_s) // (block * loads * element_bytes)", "round up"),
     ],
