@@ -1,10 +1,8 @@
-"""Lesson 12's "Your turn" cells: weights numbered from the token, a document's end, rows added in a fixed order."""
+"""Lesson 12's "Your turn" cells: weights numbered from the token, a document's end, sums that travel back."""
 
 import torch
 
-from kernels import runtime
 from kernels.check.steps import step
-from kernels.lab.trace import trace
 
 
 @step("12-reversed", "the outer product with the taps counted from the token")
@@ -71,7 +69,9 @@ def document_end(answer):
             ((j < ends).expand(W, T), "the time is what must stay inside, not j"),
             (j - W + 1 + w >= begins, "that is the forward pass's mask, at the document's beginning"),
         )
-        why = next((why for mask, why in mistakes if torch.equal(got, mask)), "compare with the end of X[j]'s own document")
+        why = next(
+            (why for mask, why in mistakes if torch.equal(got, mask)), "compare with the end of X[j]'s own document"
+        )
         return (
             f"cu_seqlens = {cu.tolist()}, W = {W}: tap {tap} saw X[{place}] at t = {int(t[tap, place])}, and the document "
             f"ends before {int(ends[place])}, but it {'counts' if got[tap, place] else 'does not count'}: {why}"
@@ -79,40 +79,56 @@ def document_end(answer):
     return ""
 
 
-@step("12-rows", "a sum of rows that has one order")
-def added_rows(kernel):
-    """One block and several, a last block that overhangs; addresses, writers and the order of the additions."""
-    draw = torch.Generator().manual_seed(12)
-    for P, N, BLOCK in ((5, 16, 16), (3, 20, 8), (1, 3, 4)):
-        rows = torch.randn(P, N, generator=draw).to(runtime.device)
-        out = torch.full((N,), float("nan"), device=runtime.device)
-        recorded = trace(kernel, (-(-N // BLOCK),), rows, out, P, N, BLOCK=BLOCK)
-        case = f"P = {P}, N = {N}, BLOCK = {BLOCK}"
-        if any(access.kind == "atomic" for access in recorded.accesses):
-            return "an atomic addition takes programs in any order: each column has one program here, so store its sum"
-        wanted = rows.double().sum(0)
-        for access in recorded.outside():
-            return f"{case}: `{access.source}` reaches outside {access.tensor}: mask offs_n < N"
-        if races := recorded.races():
-            name, places = next(iter(races.items()))
-            return f"{case}: {len(places)} elements of {name} have several writers: store at offs_n, with the mask"
-        got = out.double()
-        if got.isnan().any():
-            return f"{case}: {int(got.isnan().sum())} of {N} sums are never stored, or NaN"
-        if torch.allclose(got, wanted, atol=1e-5):
-            loads = [access for access in recorded.accesses if access.kind == "load" and access.program == (0, 0, 0)]
-            if len(loads) > P:
-                return f"{case}: {len(loads)} loads for {P} rows"
-            continue
-        if P > 1 and torch.allclose(got, rows[-1].double(), atol=1e-5):
-            return f"{case}: only the last row is left: add to acc, and store it after the loop"
-        if P > 1 and torch.allclose(got, P * rows[0].double(), atol=1e-4):
-            return f"{case}: row 0 is added {P} times: row p begins at p * N"
-        if torch.allclose(got, wanted / P, atol=1e-5):
-            return f"{case}: that is the rows' mean, not their sum"
-        strided = [access.offsets[0] for access in recorded.accesses if access.kind == "load" and access.offsets.size]
-        if len(strided) > 1 and strided[1] - strided[0] == BLOCK != N:
-            return f"{case}: rows are taken {BLOCK} apart, the length of a block: a row has N elements"
-        n = int((got - wanted).abs().argmax())
-        return f"{case}: out[{n}] is {got[n]:.3g}, and column {n} adds up to {wanted[n]:.3g}"
+@step("12-sums", "the sums that travel back")
+def sums_back(answer):
+    """Each share is a digit of its own, so that a sum says which it holds; a run inside, at both ends, shorter than W - 1."""
+    for T, first, last, W in ((9, 3, 5, 3), (4, 0, 3, 2), (6, 2, 2, 4), (3, 0, 2, 1)):
+        digits, asked = {}, []
+
+        def share(t, w, T=T, digits=digits, asked=asked):
+            asked.append((t, w))
+            return 4 ** digits.setdefault((t, w), len(digits)) if t < T else 0
+
+        got = [tuple(pair) for pair in answer(share, first, last, W)]
+        case = f"inputs {first} to {last}, W = {W}, {T} tokens"
+        if any(len(pair) != 2 for pair in got):
+            return f"{case}: yield the input j and its sum, as a pair"
+        inputs, wanted = [j for j, _ in got], list(range(last, first - 1, -1))
+        if W > 1 and any(j < first for j in inputs):
+            return (
+                f"{case}: the sum of input {min(inputs)} is yielded, that of X[t - W + 1] at some t: walking back that one "
+                "has only just entered, so look for the one that no token to come sees"
+            )
+        if any(j > last for j in inputs):
+            return f"{case}: the sum of input {max(inputs)} is the next program's: yield those from {last} down alone"
+        for j, total in got:
+            held = {at: int(total) // 4**digit % 4 for at, digit in digits.items()}
+            due = {(j + W - 1 - w, w) for w in range(W) if j + W - 1 - w < T}
+            lacks = sorted(at for at in due if held.get(at, 0) == 0)
+            foreign = sorted(at for at, times in held.items() if times and at not in due)
+            twice = sorted(at for at, times in held.items() if times > 1 and at in due)
+            if foreign:
+                (t, w), *_ = foreign
+                return (
+                    f"{case}: dx[{j}] holds what token {t} owes to X[{t - W + 1 + w}]: the older input enters at the old "
+                    "end, and the newest sum is the one that leaves"
+                )
+            if lacks and not any(t > last for t, _ in asked):
+                return (
+                    f"{case}: dx[{j}] lacks the share of token {lacks[0][0]}: begin W - 1 tokens after the run's last"
+                )
+            if lacks:
+                return (
+                    f"{case}: dx[{j}] lacks the share of token {lacks[0][0]}, through its tap {lacks[0][1]}: an input enters "
+                    "at the old end, and its sum stays until its own token has added to it"
+                )
+            if twice:
+                return f"{case}: dx[{j}] holds the share of token {twice[0][0]} {held[twice[0]]} times"
+        if inputs != wanted:
+            return f"{case}: it yields the inputs {inputs}, not {wanted}"
+        needed = {(t, w) for t in range(first, last + W) for w in range(W)}
+        if extra := sorted(set(asked) - needed):
+            return f"{case}: it asks for a share of token {extra[0][0]}, which no input of this run needs"
+        if len(asked) > len(needed):
+            return f"{case}: it asks for {len(asked)} shares, where {len(needed)} do"
     return ""

@@ -18,16 +18,13 @@ def conv_who_saw(*inputs: int, T: int = 8, W: int = 4):
             saw = {(j + W - 1 - w, w) for w in range(W) if 0 <= j + W - 1 - w < T}
             times = {t for t, _ in saw}
             dy = board.cells(
-                left, 0, T, 1, "input", size=(1.25, CELL), label=lambda t, _: f"dy$_{t}$",
+                left, 0, T, 1, "input", size=(1.25, CELL), label=lambda t, _: f"dy$_{t}$", text_size=9,
                 lit=lambda t, _, times=times: t in times,
             )  # fmt: skip
             table = board.cells(
-                left + 2, 0, T, W, "weight", size=(1.25, CELL), lit=lambda t, w, saw=saw: (t, w) in saw,
-                label=lambda t, w: _name(t - W + 1 + w, W), hatch=lambda t, w, saw=saw: "//" if (t, w) in saw else "",
+                left + 2, 0, T, W, "weight", size=(1.25, CELL), lit=lambda t, w, saw=saw: (t, w) in saw, text_size=9,
+                label=lambda t, w: _name(t - W + 1 + w, W),
             )  # fmt: skip
-            for t, w in saw:  # the hatch would hide the label
-                place = table.cell(t, w)
-                board.text(*place.middle, _name(j, W), size=NOTE)
             board.text(*dy.side("top")[:1], -0.45, "gradient", size=NOTE)
             board.text(table.side("top")[0], -1.15, "tap w", size=NOTE)
             for w in range(W):
@@ -76,7 +73,7 @@ def conv_sums(W: int = 3, RUN: int = 4) -> Filmstrip:
             held = [f"dy$_{s}$ k$_{{{s},{j - s + W - 1}}}$" for s in range(max(j, 0), t + 1)]
             place = board.box(j * wide, top, wide, high, "accumulator")
             for i, share in enumerate(held):
-                board.text(place.middle[0], top + 0.5 + 0.75 * i, share, size=NOTE)
+                board.text(place.middle[0], top + 0.5 + 0.75 * i, share, size=8.5, halo=False)
             if w == 0:
                 board.frame(place, "output")
         below = top + high + 1.1
@@ -101,7 +98,7 @@ def conv_sums(W: int = 3, RUN: int = 4) -> Filmstrip:
 
 
 def conv_passes(W: int = 4):
-    """One pass for each gradient beside one walk: which kernel reads and writes what, in tensors of the input's size."""
+    """One kernel for each gradient beside one walk: which kernel reads and writes what, in tensors of the input's size."""
 
     def tensors(board, x, y, names, role_of):
         places = {}
@@ -127,7 +124,7 @@ def conv_passes(W: int = 4):
 
     def draw(board):
         panel(board, 0, (("dk kernel", 0.4, 1.8, ("x", "dy"), ("dk",)), ("dx kernel", 3.1, 1.8, ("dy", "k"), ("dx",))),
-              "one pass for each gradient", f"dy leaves memory twice: 2W + 4 = {2 * W + 4}")  # fmt: skip
+              "one kernel for each gradient", f"dy leaves memory twice: 2W + 4 = {2 * W + 4}")  # fmt: skip
         panel(board, 13.6, (("one walk", 1.4, 2.6, ("x", "dy", "k"), ("dk", "dx")),),
               "one walk", f"everything crosses once: 2W + 3 = {2 * W + 3}")  # fmt: skip
 

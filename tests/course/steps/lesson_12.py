@@ -17,15 +17,15 @@ def seen(value):
 """
 
 
-def rows(load="tl.load(rows_ptr + p * N + offs_n, mask=offs_n < N, other=0.0)",
-         store="tl.store(out_ptr + offs_n, acc, mask=offs_n < N)", add="acc +="):  # fmt: skip
-    return f"""@triton.jit
-def add_rows_kernel(rows_ptr, out_ptr, P, N, BLOCK: tl.constexpr):
-    offs_n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.zeros((BLOCK,), tl.float32)
-    for p in range(P):
-        {add} {load}
-    {store}
+def sums(start="last + W - 1", entered="[0.0, *sums]", condition="t <= last", pair="t, sums[-1]", kept="sums[:-1]"):
+    return f"""def sums_back(share, first, last, W):
+    sums = [0.0] * (W - 1)
+    for t in range({start}, first - 1, -1):
+        sums = {entered}
+        sums = [total + share(t, w) for w, total in enumerate(sums)]
+        if {condition}:
+            yield {pair}
+        sums = {kept}
 """
 
 
@@ -50,13 +50,15 @@ WRONG = {
         (seen("True"), "it must return 9 truth values"),
         (seen("j + W - 1 - w < cu_seqlens[n]"), "X[j]'s own document"),
     ],
-    "12-rows": [
-        (rows("tl.load(rows_ptr + p * N + offs_n)"), "reaches outside rows_ptr"),
-        (rows(store="tl.store(out_ptr + offs_n, acc)"), "reaches outside out_ptr"),
-        (rows("tl.load(rows_ptr + offs_n, mask=offs_n < N, other=0.0)"), "row p begins at p * N"),
-        (rows("tl.load(rows_ptr + p * BLOCK + offs_n, mask=offs_n < N, other=0.0)"), "a row has N elements"),
-        (rows(add="acc ="), "only the last row is left"),
-        (rows(store="tl.atomic_add(out_ptr + offs_n, acc, mask=offs_n < N)"), "an atomic addition"),
-        (rows(store="tl.store(out_ptr + tl.arange(0, BLOCK), acc, mask=offs_n < N)"), "several writers"),
+    "12-sums": [
+        (sums(start="last"), "begin W - 1 tokens after"),
+        (sums(start="last + W"), "which no input of this run needs"),
+        (sums(condition="True"), "is the next program's"),
+        (sums(condition="t < last"), "it yields the inputs [4, 3], not [5, 4, 3]"),
+        (sums(entered="[*sums, 0.0]"), "an input enters at the old end"),
+        (sums(pair="t - W + 1, sums[0]"), "has only just entered"),
+        (sums(pair="t, sums[0]"), "the newest sum is the one that leaves"),
+        (sums(kept="sums[1:]"), "the newest sum is the one that leaves"),
+        (sums(pair="sums[-1]"), "TypeError"),
     ],
 }
