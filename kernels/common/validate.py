@@ -33,13 +33,18 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
     if tensor.dtype not in dtypes:
         needs = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise ValueError(f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}, needs one of {needs}")
-    if like is not None and tensor.device != like[1].device:
+    if like is not None and not same_device(tensor.device, like[1].device):
         raise ValueError(f"{name} is on {tensor.device}, needs {like[1].device}, the device of {like[0]}")
     if like is None and not runtime.interpreted and tensor.device.type != "cuda":
         raise ValueError(
             f"{name} is on {tensor.device}, needs a CUDA device, because kernels are compiled here; "
             "start Python with TRITON_INTERPRET=1 to run on CPU tensors"
         )
+
+
+def same_device(a, b):
+    """Whether two ``torch.device`` are one; without an index they are the only, or the current one, of their type."""
+    return a == b or (a.type == b.type and (a.index is None or b.index is None))
 
 
 def left_to_reference(layer, tensor):

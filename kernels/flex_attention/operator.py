@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.operator import autocast, once_differentiable, public, refuse_transforms
-from kernels.common.validate import check_number, check_tensor
+from kernels.common.validate import check_number, check_tensor, same_device
 from kernels.flex_attention import backward as backward_pass
 from kernels.flex_attention import decoding, hopper, hopper_backward
 from kernels.flex_attention import forward as forward_pass
@@ -203,7 +203,7 @@ def _check_block_mask(block_mask, B, Hq, M, N, device):
             )
         if tensor.shape[2] < rows:
             raise ValueError(f"block_mask.{name} has {tensor.shape[2]} blocks of queries, needs {rows} for {M} queries")
-        if tensor.device != device:
+        if not same_device(tensor.device, device):
             raise ValueError(f"block_mask is on {tensor.device}, needs {device}, the device of query")
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.common.validate import same_device
 from kernels.flex_attention import mod_ops, score_mod_emit
 from kernels.flex_attention.fingerprint import Fingerprint, replaced
 from kernels.flex_attention.score_mod_trace import ARGUMENTS, ModError, trace
@@ -266,7 +267,7 @@ _families = _Bounded(512)
 
 def _check_devices(kind, mod, captured, device):
     for tensor in captured:
-        if tensor.device != device:
+        if not same_device(tensor.device, device):
             name = getattr(mod, "__name__", type(mod).__name__)
             raise ValueError(
                 f"{kind} {name} captures a tensor {list(tensor.shape)} on {tensor.device}, needs {device}, query's device"
@@ -306,7 +307,9 @@ def bind(mod, kind, device, differentiate=False):
                 return BoundMod(compiled, tuple(captured))
             known = _compiled.keep((key, look.values), (compiled, places, ()))
     compiled, places, numbers = known
-    return BoundMod(compiled, tuple(look.tensors[i] for i in places), tuple(look.numbers[i] for i in numbers))
+    captured = tuple(look.tensors[i] for i in places)
+    _check_devices(kind, mod, captured, device)  # of the same type they may still be two
+    return BoundMod(compiled, captured, tuple(look.numbers[i] for i in numbers))
 
 
 def _of_family(look, key, mod, kind, device, differentiate):
@@ -338,7 +341,6 @@ def _of_family(look, key, mod, kind, device, differentiate):
     if None in places:
         family.refused = True
         return None
-    _check_devices(kind, mod, captured, device)
     return _compiled.keep(own_key, (compiled, places, numbers))
 
 
