@@ -327,7 +327,7 @@ def _of_family(look, key, mod, kind, device, differentiate):
         return known
     numbers = [look.numbers[i] for i in family.varying]
     dtypes = [torch.float32 if isinstance(n, float) else torch.int32 for n in numbers]  # those of a score, of an index
-    stand_ins = [torch.empty((), dtype=dtype, device=device) for dtype in dtypes]
+    stand_ins = [torch.empty((), dtype=dtype, device="cpu") for dtype in dtypes]  # as ``BoundMod`` gives them to torch
     try:
         other = replaced(mod, dict(zip((look.places[i] for i in family.varying), stand_ins, strict=True)))
         compiled, captured = compile_mod(other, kind, device, differentiate, stand_ins)
