@@ -50,6 +50,11 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
         )
 
 
+def same_device(a, b):
+    """Whether two ``torch.device`` are one; without an index they are the only, or the current one, of their type."""
+    return a == b or (a.type == b.type and (a.index is None or b.index is None))
+
+
 def left_to_reference(layer, tensor):
     """Whether a layer must do without kernels: its tensors are on the CPU, and kernels are compiled for a GPU here.
 

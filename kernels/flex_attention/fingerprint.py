@@ -14,6 +14,8 @@ import torch
 from kernels.flex_attention.mods import Mod
 
 SAFE_PACKAGES = ("torch", "math", "builtins", "operator", "functools", "kernels", "kernels_from_math")
+MOST = 2000  # things that are looked at; a mod that reaches more is traced anew, which takes no longer
+_named = {}  # code -> all names in it and in what it reaches, so that the next look begins with them
 _MISSING = object()
 # What reads state by a name that is not in the code; and what tells a number from a tensor in its place.
 _READ_BY_NAME = {"getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "globals", "locals"}
@@ -30,16 +32,21 @@ class Fingerprint:
     """
 
     def __init__(self, mod):
-        names = frozenset()
+        code = getattr(getattr(mod, "__func__", mod), "__code__", None)
+        names = _named.get(code, frozenset())
         while True:  # an object is described by the attributes that the code names, all of which are known in the end
             self.complete = self.open = True
             self.tensors, self.numbers, self.places = [], [], []
             self.names, self.named_at_objects = names, None
-            self.inside, self.path = set(), ()
+            self.inside, self.path, self.left = set(), (), MOST
             self.structure = self.of(mod)
             if self.named_at_objects is None or self.named_at_objects == self.names:
                 break
             names = self.names
+            if code is not None:
+                if len(_named) > 4096:
+                    _named.clear()
+                _named[code] = names
         self.complete &= self.named_at_objects is None or not self.names & _READ_BY_NAME
         self.open &= not self.names & _ASK_FOR_TYPES
 
@@ -58,6 +65,10 @@ class Fingerprint:
 
     def of(self, x, whole=True):
         """A hashable description of ``x``. whole: x may be used in other ways than by its attributes."""
+        self.left -= 1
+        if self.left < 0:
+            self.complete = False
+            return None
         if isinstance(x, torch.Tensor):
             i = next((i for i, t in enumerate(self.tensors) if t is x), len(self.tensors))
             if i == len(self.tensors):
@@ -119,14 +130,16 @@ class Fingerprint:
     def function(self, f):
         """Of a function: its code, and what it reaches."""
         code = f.__code__
-        if f.__module__ and f.__module__.split(".")[0] == "torch":
+        if f.__module__ and f.__module__.split(".")[0] in SAFE_PACKAGES:  # whose globals stay as they are
             self.names |= _ASK_FOR_TYPES & set(code.co_names)
             globals_used = ()
         else:
             names = _names(code)
             self.names |= names.keys()
             globals_used = tuple(
-                self.within(("global", name), f.__globals__[name]) for name in names if name in f.__globals__
+                self.within(("global", name), f.__globals__[name], _escapes(code, name))
+                for name in names
+                if name in f.__globals__
             )
         try:
             cells = tuple(
@@ -227,12 +240,13 @@ def _escapes(code, variable):
         if not code.co_argcount:
             return True
         variable = code.co_varnames[0]
-    if any(isinstance(c, types.CodeType) and variable in c.co_freevars and _escapes(c, variable) for c in code.co_consts):
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType) and variable in (*c.co_freevars, *c.co_names))
+    if any(_escapes(c, variable) for c in inner):
         return True
     lines = [i for i in dis.get_instructions(code) if i.opname not in ("COPY_FREE_VARS", "MAKE_CELL", "LOAD_CLOSURE")]
     for i, after in zip(lines, [*lines[1:], None], strict=True):
         mentioned = variable == i.argval or (isinstance(i.argval, tuple) and variable in i.argval)
-        if mentioned and not i.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_CONST", "KW_NAMES")):
+        if mentioned and not i.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST", "KW_NAMES")):
             plain = isinstance(i.argval, str) and i.opname.startswith("LOAD_")
             if not plain or after is None or not after.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
                 return True

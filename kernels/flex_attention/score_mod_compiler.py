@@ -307,7 +307,9 @@ def bind(mod, kind, device, differentiate=False):
                 return BoundMod(compiled, tuple(captured))
             known = _compiled.keep((key, look.values), (compiled, places, ()))
     compiled, places, numbers = known
-    return BoundMod(compiled, tuple(look.tensors[i] for i in places), tuple(look.numbers[i] for i in numbers))
+    captured = tuple(look.tensors[i] for i in places)
+    _check_devices(kind, mod, captured, device)  # of the same type they may still be two
+    return BoundMod(compiled, captured, tuple(look.numbers[i] for i in numbers))
 
 
 def _of_family(look, key, mod, kind, device, differentiate):
@@ -325,7 +327,7 @@ def _of_family(look, key, mod, kind, device, differentiate):
         return known
     numbers = [look.numbers[i] for i in family.varying]
     dtypes = [torch.float32 if isinstance(n, float) else torch.int32 for n in numbers]  # those of a score, of an index
-    stand_ins = [torch.empty((), dtype=dtype, device=device) for dtype in dtypes]
+    stand_ins = [torch.empty((), dtype=dtype, device="cpu") for dtype in dtypes]  # as ``BoundMod`` gives them to torch
     try:
         other = replaced(mod, dict(zip((look.places[i] for i in family.varying), stand_ins, strict=True)))
         compiled, captured = compile_mod(other, kind, device, differentiate, stand_ins)
@@ -339,7 +341,6 @@ def _of_family(look, key, mod, kind, device, differentiate):
     if None in places:
         family.refused = True
         return None
-    _check_devices(kind, mod, captured, device)
     return _compiled.keep(own_key, (compiled, places, numbers))
 
 

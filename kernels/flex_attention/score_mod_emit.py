@@ -118,8 +118,10 @@ class _Function:
                 if node in self.trace.numbers:
                     unpack.append(f"{self.table_name(i)} = tl.cast(tables[{i}], {_TRITON_TYPE[kind_of(val.dtype)]})")
                     continue
-                # Its kind, not its sizes: text that differs with a length would be compiled anew for each.
-                kind = f"{str(val.dtype).removeprefix('torch.')} [{', '.join('.' * val.ndim)}]"
+                # Not the sizes of what may grow with the sequence: text that differs with a length is compiled for each.
+                small = val.ndim > 1 and max(val.shape) < LARGE
+                sizes = ", ".join(str(size) if small else "." for size in val.shape)
+                kind = f"{str(val.dtype).removeprefix('torch.')} [{sizes}]"
                 unpack.append(f"{self.table_name(i)} = tables[{i}]  # {kind}")
         for i, size in enumerate(self.trace.sizes, len(self.trace.tables)):
             if size in needed:

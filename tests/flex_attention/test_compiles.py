@@ -1,5 +1,6 @@
 """What the interpreter cannot show: every kernel compiles for real GPUs, whatever the mod, without a spill."""
 
+import functools
 import re
 
 import pytest
@@ -19,6 +20,7 @@ from kernels.flex_attention import (
     operator,
     problem,
 )
+from kernels.flex_attention import score_mod_compiler as compiler
 from kernels.lab import compile_report
 from tests.flex_attention import cases
 
@@ -104,6 +106,41 @@ def test_warp_specialised_kernels_compile(monkeypatch, name, D, most):
         assert re.search(r"setmaxnreg.inc.sync.aligned.u32\s+240;", report.ptx)
         assert re.search(r"setmaxnreg.dec.sync.aligned.u32\s+24;", report.ptx)
         assert report.spill_bytes <= most and report.shared_bytes <= SHARED["NVIDIA H200"], report
+
+
+def with_numbers(offset, scale, tensor):
+    """A case whose numbers, and whose table's stride, are arguments of the kernels: another has been compiled before."""
+    bias = tensor(2, 100, 100)
+
+    def make(offset, scale):
+        def mod(score, b, h, q_idx, kv_idx):
+            return score * scale + bias[h, q_idx - 1, kv_idx % offset] + (q_idx + offset) % 5
+
+        return mod
+
+    for differentiate in (False, True):
+        compiler.bind(make(offset + 3, scale + 1), "score_mod", runtime.device, differentiate)
+    mod = make(offset, scale)
+    assert compiler.bind(mod, "score_mod", runtime.device, True).numbers
+    return {"score_mod": mod}
+
+
+@pytest.mark.parametrize("offset", [1, 7, pytest.param(16, marks=pytest.mark.slow)])  # a constant, any, a multiple of 16
+def test_numbers_are_arguments_on_a_gpu(monkeypatch, offset):
+    monkeypatch.setitem(cases.ZOO, "numbers", functools.partial(with_numbers, offset, 0.5))
+    seen = {kernel.__name__: (kernel, args, meta) for kernel, args, meta in launches(monkeypatch, "numbers")}
+    for kernel, args, meta in seen.values():
+        compile_report(kernel, *args, arch=90, **meta)
+
+
+@pytest.mark.skipif(hopper.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
+def test_numbers_are_arguments_of_warp_specialised_kernels(monkeypatch):
+    monkeypatch.setitem(cases.ZOO, "numbers", functools.partial(with_numbers, 1, 0.5))
+    seen = launches(monkeypatch, "numbers", D=64, warp_specialised=True)
+    kernels = {kernel.__name__: (kernel, args, meta) for kernel, args, meta in seen if "hopper" in kernel.__name__}
+    assert len(kernels) == 2
+    for kernel, args, meta in kernels.values():
+        compile_report(kernel, *args, arch=90, **meta)
 
 
 @pytest.mark.slow

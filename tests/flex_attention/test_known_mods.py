@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from kernels import runtime
+from kernels.common.validate import same_device
 from kernels.flex_attention import causal_block_mask, flex_attention, mods
 from kernels.flex_attention import score_mod_compiler as compiler
 from kernels.flex_attention.fingerprint import Fingerprint
@@ -282,6 +283,25 @@ def test_a_fingerprint_is_quick():
 
     layer = Attention()
     assert min(timeit.repeat(lambda: Fingerprint(layer.mod), number=20, repeat=5)) / 20 < 2e-3  # a trace takes ten times that
+
+
+def test_devices_are_checked_of_a_known_mod_too(traced, monkeypatch):
+    """Of one type they may still be two, and one of them may have been written without its index."""
+    slopes = torch.ones(2, device=DEVICE)
+    mod = lambda score, b, h, q, k: score * slopes[h]  # noqa: E731
+    compiler.bind(mod, "score_mod", torch.device(DEVICE.type, 0))
+    compiler.bind(mod, "score_mod", torch.device(DEVICE.type))
+    asked = []
+    monkeypatch.setattr(compiler, "same_device", lambda a, b: asked.append((a, b)))
+    with pytest.raises(ValueError, match="captures a tensor .* needs"):
+        compiler.bind(mod, "score_mod", DEVICE)
+    assert len(traced) == len(asked) == 1
+
+
+def test_a_device_without_an_index_is_the_one_there_is():
+    cuda, first, second, cpu = (torch.device(name) for name in ("cuda", "cuda:0", "cuda:1", "cpu"))
+    assert same_device(cuda, first) and same_device(first, cuda) and same_device(second, second)
+    assert not same_device(first, second) and not same_device(cuda, cpu)
 
 
 # Caches.
