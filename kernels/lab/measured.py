@@ -389,7 +389,7 @@ def puzzle(yours=None, results="machine"):
             2 / 3 * row["bytes"] / row["bytes_in_flight"] * known["dram_ns"] / 1e6
         )  # ms; what is loaded is waited for
         predicted = max(read, row["bytes"] / known["dram_tb_per_s"] / 1e9)
-        style.points(ax, [row["ms"]], [i], 0, solid=True)
+        style.points(ax, [row["ms"]], [i], 0, "recorded", solid=True)
         ax.plot([predicted, predicted], [i - 0.42, i + 0.42], color="black", linewidth=2)
         own = (yours or {}).get((row["programs"], row["block"]))
         if own:
