@@ -47,7 +47,7 @@ def observed(observer):
     line. It returns the real addresses and which lanes may touch them.
     ``undefined(frame) -> poison`` is called after it for a load whose mask leaves lanes out and that has no ``other``:
     on a GPU nobody knows what such a lane holds. Here it holds the float ``poison``: NaN, something large of either
-    sign, or the interpreter's 0. Lanes that are left out because they may not be touched hold NaN, if there is no ``other``.
+    sign, or the interpreter's 0. Lanes that may not be touched hold 0, for an address made from them would be one more stray.
     """
     original_call, original_convert = GridExecutor.__call__, interpreter._implicit_cvt
     original = {name: getattr(InterpreterBuilder, name) for name in _ACCESSES}
@@ -97,10 +97,10 @@ def observed(observer):
     def load(self, ptrs, mask, other, *rest, **named):
         asked = np.broadcast_to(np.asarray(mask.data), ptrs.data.shape)
         ptrs, allowed = access("load", ptrs, mask.data)
-        if other is None and not allowed.data.all():
-            other = TensorHandle(_poison(ptrs.get_element_ty(), np.nan, allowed.data.shape), ptrs.get_element_ty())
-            if not asked.all():
-                other.data[~asked] = _poison(ptrs.get_element_ty(), observer.undefined(_kernel_frame()), ())
+        if other is None and not asked.all():
+            element = ptrs.get_element_ty()
+            poison, zero = (_poison(element, value) for value in (observer.undefined(_kernel_frame()), 0.0))
+            other = TensorHandle(np.where(asked, zero, poison), element)
         return original["create_masked_load"](self, ptrs, allowed, other, *rest, **named)
 
     def store(self, ptrs, value, mask, *rest, **named):
@@ -129,7 +129,7 @@ def observed(observer):
             setattr(InterpreterBuilder, name, function)
 
 
-def _poison(element: tl.dtype, value: float, shape: tuple[int, ...]) -> np.ndarray:
+def _poison(element: tl.dtype, value: float) -> np.ndarray:
     """``value`` in the interpreter's own bits; where it isn't 0, integers hold a large odd number of its sign."""
     kind, negative = interpreter._get_np_dtype(element), value < 0
     if not value:
@@ -145,7 +145,7 @@ def _poison(element: tl.dtype, value: float, shape: tuple[int, ...]) -> np.ndarr
         bits = ({"fp8e5": 0x7F, "fp8e4nv": 0x7F}.get(element.name, 0x80)) if value != value else 0x7A | negative << 7
     else:
         bits = value
-    return np.full(shape, np.array(bits).astype(kind))
+    return np.array(bits).astype(kind)
 
 
 _ACCESSES = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")

@@ -29,8 +29,8 @@ def numbers(results="machine") -> dict:
     """The machine in a few numbers.
 
     ``multiprocessors``; ``dram_ns``, ``l2_ns`` and ``l1_ns``, the latencies of a walk among 1 GB, 8 MB and 64 kB;
-    ``dram_tb_per_s``, the rate of a large copy; ``l2_tb_per_s``; ``tensor_tflop_per_s``, in bfloat16 on tiles that stay; ``matmul_tflop_per_s``, of a product of 8192³
-    from DRAM; ``ghz``, the clock.
+    ``dram_tb_per_s``, the rate of a large copy; ``l2_tb_per_s``; ``tensor_tflop_per_s``, in bfloat16 on tiles that stay;
+    ``matmul_tflop_per_s``, of a product of 8192³ from DRAM; ``ghz``, the clock.
     """
     return _numbers(recorded(results))
 
@@ -46,7 +46,7 @@ def _numbers(record):
         "l1_ns": round(latency[64 * KB]),
         "dram_tb_per_s": round(record["machine"]["copy_tb_per_s"], 2),
         "l2_tb_per_s": round(max(l2), 1),
-        "tensor_tflop_per_s": round(max(row["tflop_per_s"] for row in cores), -1),
+        "tensor_tflop_per_s": 10 * round(max(row["tflop_per_s"] for row in cores) / 10),
         "matmul_tflop_per_s": round(record["machine"]["matmul_tflop_per_s"]),
         "ghz": round(_rows(record, "clock")[0]["mhz"] / 1000, 2),
     }
@@ -389,13 +389,13 @@ def puzzle(yours=None, results="machine"):
             2 / 3 * row["bytes"] / row["bytes_in_flight"] * known["dram_ns"] / 1e6
         )  # ms; what is loaded is waited for
         predicted = max(read, row["bytes"] / known["dram_tb_per_s"] / 1e9)
-        style.points(ax, [row["ms"]], [i], 0, solid=True)
+        style.points(ax, [row["ms"]], [i], 0, "recorded", solid=True)
         ax.plot([predicted, predicted], [i - 0.42, i + 0.42], color="black", linewidth=2)
         own = (yours or {}).get((row["programs"], row["block"]))
         if own:
             ax.plot(1e3 * own, i, marker="D", color=style.INKS[1])
         mine = f", yours {1e3 * own:.3g} ms" if own else ""
-        ax.text(max(row["ms"], predicted) * 1.06, i, f"{row['ms']:.3g} ms{mine}", va="center", **style.value())
+        ax.text(max(row["ms"], predicted) * 1.1, i, f"{row['ms']:.3g} ms{mine}", va="center", **style.value())
         warps = f"{row['num_warps']} warp{'s' * (row['num_warps'] > 1)}"
         names.append(f"{row['programs']:,} programs × {row['block']:,} lanes, {warps}")
     ax.set_yticks(range(len(names)), names, fontsize=style.NOTE_SIZE)
@@ -404,7 +404,7 @@ def puzzle(yours=None, results="machine"):
     ax.set_xlim(0.1, 3 * max(row["ms"] for row in found))
     ax.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
     ax.grid(axis="x", color=style.GRID, linewidth=0.4, alpha=0.6)
-    ax.set_xlabel("ms for the same sum: dots recorded, black marks predicted from bytes in flight")
+    ax.set_xlabel("ms for the same sum: dots recorded, black marks predicted")
     figure.alt = (
         "A dot for the time of one vector sum in each of twelve ways to launch it, from 132 small programs to 65,536 "
         "larger ones, on a logarithmic axis; a black mark beside each dot is the predicted time."

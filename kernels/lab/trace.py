@@ -457,7 +457,7 @@ def _times(requested: int, floor: int) -> str:
 def recording(*, guard: bool = True):
     """Record every kernel launched in ``with trace.recording() as t:``, also those that an operator launches.
 
-    guard: leave out accesses outside their tensor (a load gives ``other``, or poison; a store does nothing), because one
+    guard: leave out accesses outside their tensor (a load gives ``other``, or 0; a store does nothing), because one
         that is far off kills the process; they are recorded either way. ``guard=False`` performs them, as a GPU
         would.
 

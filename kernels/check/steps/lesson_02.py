@@ -57,8 +57,8 @@ def _allowed(warps, registers, shared_bytes):
     }
 
 
-def _best(at_home):
-    return max(CHOICES, key=at_home)
+def _best(resident):
+    return max(CHOICES, key=resident)
 
 
 @step("02-rooms", "how many warps a program should have")
@@ -75,7 +75,7 @@ def rooms(answer):
         want = _best(homes.get)
         if got == want:
             continue
-        said = f"{asked}: programs of {want} warps put {homes[want]} at home, and yours, of {got}, {homes[got]}"
+        said = f"{asked}: programs of {want} warps make {homes[want]} resident, and yours, of {got}, {homes[got]}"
         if homes[got] == homes[want]:
             return f"{said}. Of equals take the smallest: max() keeps the first"
         for name in ("programs", "threads", "registers", "shared memory"):

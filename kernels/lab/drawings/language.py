@@ -207,8 +207,8 @@ def _add_key(figure, roles) -> None:
     """The names of the roles that were used, with their colours, below the figure."""
     if roles:
         handles = [Rectangle((0, 0), 1, 1, facecolor=fill(r), edgecolor=INK, linewidth=0.6) for r in roles]
-        figure.legend(handles, list(roles.values()), loc="outside lower center", ncols=len(roles), fontsize=NOTE, frameon=False,
-                      handlelength=1.1, handleheight=1.1, columnspacing=1.6)  # fmt: skip
+        figure.legend(handles, list(roles.values()), loc="outside lower center", ncols=len(roles), fontsize=NOTE,
+                      frameon=False, handlelength=1.1, handleheight=1.1, columnspacing=1.6)  # fmt: skip
 
 
 def drawing(width: float, height: float, draw: Callable[[Board], None], *, alt: str, key: bool = True):

@@ -3,12 +3,12 @@
 IN_FLIGHT = "def programs(block, loads, element_bytes, latency_ns, tb_per_s):\n    "
 ROOMS = """
 def best_warps(registers, shared_bytes):
-    def at_home(warps):
+    def resident(warps):
         by_registers = 65536 // (32 * warps * registers)
         by_shared_memory = 228 * 1024 // (shared_bytes + 1024)
         return {}
 
-    return max((1, 2, 4, 8, 16), key=at_home)
+    return max((1, 2, 4, 8, 16), key=resident)
 """
 IDLE = """
 def idle(M, N, tile_m, tile_n, multiprocessors=132):
