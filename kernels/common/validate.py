@@ -15,8 +15,9 @@ def same_device(one, other):
     """Whether two torch.devices are one: ``cuda`` without an index is the current GPU, ``cuda:0`` where that is 0."""
     if one == other or one.type != other.type:
         return one == other
-    current = torch.cuda.current_device() if one.type == "cuda" else 0
-    return len({current if device.index is None else device.index for device in (one, other)}) == 1
+    named = {one.index, other.index} - {None}
+    several = one.type == "cuda" and torch.cuda.is_initialized()
+    return len(named) == 1 and (not several or named == {torch.cuda.current_device()})
 
 
 def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None):
@@ -48,11 +49,6 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
             f"{name} is on {tensor.device}, needs a CUDA device, because kernels are compiled here; "
             "start Python with TRITON_INTERPRET=1 to run on CPU tensors"
         )
-
-
-def same_device(a, b):
-    """Whether two ``torch.device`` are one; without an index they are the only, or the current one, of their type."""
-    return a == b or (a.type == b.type and (a.index is None or b.index is None))
 
 
 def left_to_reference(layer, tensor):

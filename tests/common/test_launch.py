@@ -121,6 +121,7 @@ def test_the_committed_table_is_as_the_tuner_writes_it():
 
 def test_devices_are_the_same_with_and_without_an_index(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     gpu, first, second = (torch.device(name) for name in ("cuda", "cuda:0", "cuda:1"))
     assert same_device(gpu, second) and same_device(second, gpu) and same_device(gpu, gpu)
     assert not same_device(gpu, first) and not same_device(first, second)
