@@ -170,7 +170,7 @@ def _tile_over_its_box(ax, record, found) -> str:
     most = max(tiles, key=asked.get)
     ax.plot([0, asked[most]], [0, tiles[most]], "--", color=style.INKS[1])
     ax.plot(list(asked.values()), list(tiles.values()), "o", color=style.INKS[0], markersize=5)
-    places = {(256, 128): ((-2, 7), "center"), (128, 256): ((-7, -11), "center"), (128, 128): ((8, -7), "left")}
+    places = {(256, 128): ((-2, 7), "center"), (128, 256): ((3, -12), "left"), (128, 128): ((8, -7), "left")}
     for (m, n), ms in tiles.items():
         shift, ha = ((-7, 0), "right") if (m, n) == most else places.get((m, n), ((7, -6), "left"))
         ax.annotate(f"{m}×{n}", (asked[m, n], ms), shift, textcoords="offset points", ha=ha, fontsize=7)
