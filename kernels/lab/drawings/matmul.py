@@ -135,7 +135,8 @@ def pipelined(stages=(1, 3), steps: int = 6, load: int = 4, product: int = 2):
                 if begin > start + load:
                     board.box(start + load, row, begin - start - load, tall - 0.2, "memory", "ready", size=7)
                 free[step % count] = busy = begin + product
-            board.brace(0, busy, y + count * tall + 0.1, f"{steps} steps take {busy} ticks (a load {load}, a product {product})", depth=-0.3, role="time")
+            taken = f"{steps} steps take {busy} ticks (a load {load}, a product {product})"
+            board.brace(0, busy, y + count * tall + 0.1, taken, depth=-0.3, role="time")
             y += count * tall + 2.4
         board.arrow((0, y - 0.9), (steps * (load + product), y - 0.9), "time", "time", shift=(0.0, -0.45))
 
