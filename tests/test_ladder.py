@@ -67,8 +67,11 @@ def record(tmp_path, monkeypatch):
     machine = {"gpu": "NVIDIA X", "torch": "2", "triton": "3", "date": "2026-01-01"}
     turned = [{"name": "TILE", "idea": "", "rows": [{"value": 16, "ms": 8.0}, {"value": 32, "ms": 5.0}]}]
     content = {"machine": machine, "kernel": "k", "shape": {"N": 8}, "dtype": "float32", "limit": "copy", "limit_ms": 1.0}
-    (tmp_path / "ladder_99.json").write_text(json.dumps({**content, "rungs": rungs, "sweeps": turned, "failed": []}))
+    content = {**content, "rungs": rungs, "sweeps": turned, "failed": []}
+    write = lambda: (tmp_path / "ladder_99.json").write_text(json.dumps(content))  # noqa: E731
+    write()
     monkeypatch.setattr(sys.modules["kernels.lab.roofline"], "RESULTS", tmp_path)  # the name is the function
+    return content, write
 
 
 def test_the_picture_and_its_lines(record, capsys):
@@ -81,12 +84,47 @@ def test_the_picture_and_its_lines(record, capsys):
     assert len(ladder("99", upto="naive").axes[0].get_yticklabels()) == 2
 
 
+def test_nothing_is_written_over_the_bars_or_the_limit(record):
+    """Times and ideas are columns to the right of the axes."""
+    figure = ladder("99")
+    figure.canvas.draw()
+    ax = figure.axes[0]
+    written = [text.get_window_extent() for text in ax.texts if text.get_text()]
+    assert len(written) == 3 + 3 + 2 + 2  # the peer and the limit have no idea
+    assert min(box.x0 for box in written) > ax.get_window_extent().x1
+    assert max(box.x1 for box in written) <= figure.bbox.x1
+
+
+def test_the_limit_has_a_row_unless_a_rung_reaches_it(record):
+    content, write = record
+    content["limit_ms"] = 1.5
+    for row in content["rungs"]:
+        row["fraction_of_limit"] = 1.5 / row["ms"]
+    write()
+    assert [text.get_text() for text in ladder("99").axes[0].get_yticklabels()] == ["naive", "tiles", "torch"]
+
+
 def test_a_sweep_is_drawn_over_its_prediction(record):
     figure = sweep("99", "TILE", predicted=lambda size: 1 / size)
     measured, predicted = figure.axes[0].get_lines()
     assert list(measured.get_ydata()) == [8.0, 5.0]
     assert list(predicted.get_ydata()) == [10.0, 5.0]  # scaled to meet the fastest point
     assert "16: 8 ms, 32: 5 ms" in figure.alt
+    assert figure.axes[0].get_yscale() == "linear"
+
+
+def test_the_names_of_a_sweeps_lines_are_whole_and_apart(record):
+    """Also where both lines end at the same point; where times span much, the axis is logarithmic."""
+    content, write = record
+    content["sweeps"][0]["rows"][0]["ms"] = 40.0
+    write()
+    figure = sweep("99", "TILE", predicted=lambda size: 1 / size)
+    figure.canvas.draw()
+    ax = figure.axes[0]
+    assert ax.get_yscale() == "log" and "logarithmic" in figure.alt
+    first, second = (text.get_window_extent() for text in ax.texts)
+    assert [text.get_text().split()[0] for text in ax.texts] == ["measured", "the"] and not first.overlaps(second)
+    assert min(first.x0, second.x0) >= ax.get_window_extent().x1 and max(first.x1, second.x1) <= figure.bbox.x1
 
 
 def test_what_was_not_recorded_is_named(record):

@@ -3,7 +3,12 @@ and the limit; and its sweeps over what the lesson predicted."""
 
 from collections.abc import Callable
 
+from matplotlib.ticker import NullLocator
+
 from kernels.lab.roofline import recorded
+
+AT_THE_LIMIT = 0.005  # a rung whose share is this near to 1 is the limit: its row says what the limit's would
+LOG_FROM = 5  # a sweep whose times span more than this factor is drawn on a logarithmic axis
 
 
 def ladder(lesson: str, *, upto: str | None = None):
@@ -12,8 +17,9 @@ def ladder(lesson: str, *, upto: str | None = None):
     lesson: its number, "03".
     upto: the label of the last of the lesson's own rungs to show, for a first look on the way; all unless told.
 
-    A bar is how much of the limit's speed a rung reaches; beside it stand the time, how many times faster than the first
-    rung it is, and the idea that bought it. Returns the figure. ``FileNotFoundError`` for a ladder that was not recorded.
+    A bar is how much of the limit's speed a rung reaches; to the right of it stand the time, how many times faster than
+    the first rung it is, and the idea that bought it. The limit has a row of its own unless a rung reaches it. Returns
+    the figure. ``FileNotFoundError`` for a ladder that was not recorded.
     """
     from kernels.lab import style
 
@@ -21,21 +27,24 @@ def ladder(lesson: str, *, upto: str | None = None):
     rungs = _shown(record["rungs"], upto)
     first = next(row["ms"] for row in rungs if row["kind"] == "lesson")
     ceiling = {"copy": "the fastest copy", "matmul": "the fastest matrix product"}[record["limit"]]
-    figure, axes = style.picture(7.6, 0.9 + 0.42 * (len(rungs) + 1))
+    lines = [(row["rung"], row["ms"], row["fraction_of_limit"], row["idea"], row["kind"]) for row in rungs]
+    if not any(abs(row["fraction_of_limit"] - 1) < AT_THE_LIMIT for row in rungs):
+        lines.append(("the limit", record["limit_ms"], 1.0, "", "limit"))
+    figure, axes = style.picture(8.0, 0.9 + 0.36 * len(lines))
     ax = axes[0, 0]
     series = {"lesson": 0, "finished": 4, "peer": 7}
-    for y, row in enumerate(rungs):
-        ax.barh(y, row["fraction_of_limit"], height=0.62, **{**style.bar(0), **_look(style, series[row["kind"]])})
-        label = f"{_ms(row['ms'])}  {_times(first / row['ms'])}" + (f"  {row['idea']}" if row["idea"] else "")
-        ax.text(row["fraction_of_limit"] + 0.012, y, label, va="center", **style.value() | {"fontsize": style.NOTE_SIZE})
-    y = len(rungs)
-    ax.barh(y, 1, height=0.62, facecolor="white", edgecolor="black", linewidth=0.8, linestyle="--")
-    limit = f"{_ms(record['limit_ms'])}  {_times(first / record['limit_ms'])}"
-    ax.text(0.985, y, limit, va="center", ha="right", fontsize=style.NOTE_SIZE)
-    names = [row["rung"] for row in rungs] + ["the limit"]
+    for y, (_, ms, share, idea, kind) in enumerate(lines):
+        if kind == "limit":
+            ax.barh(y, 1, height=0.62, facecolor="white", edgecolor="black", linewidth=0.8, linestyle="--")
+        else:
+            ax.barh(y, share, height=0.62, **{**style.bar(0), **_look(style, series[kind])})
+        column = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
+        for x, text, ha in ((52, _ms(ms), "right"), (88, _times(first / ms), "right"), (96, idea, "left")):
+            ax.annotate(text, (1, y), (x, 0), ha=ha, fontsize=style.NOTE_SIZE, **column)
+    names = [name for name, *_ in lines]
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
-    ax.set_xlim(0, max(1.32, max(row["fraction_of_limit"] for row in rungs) + 0.45))
+    ax.set_xlim(0, 1.02 * max(1, *(row["fraction_of_limit"] for row in rungs)))
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
     ax.axvline(1, color="black", linewidth=0.8, linestyle="--")
     ax.set_xlabel(f"share of the limit's speed; the limit: {ceiling} of the run")
@@ -43,11 +52,12 @@ def ladder(lesson: str, *, upto: str | None = None):
         ax.spines[side].set_visible(False)
     shape = ", ".join(f"{name} {size}" for name, size in record["shape"].items())
     machine = record["machine"]
-    ax.set_title(f"{record['kernel']} on {machine['gpu']}: {shape}, {record['dtype']}", fontsize=style.TEXT_SIZE)
+    title = f"{record['kernel']} on {machine['gpu']}: {shape}, {record['dtype']}"
+    ax.set_title(title, fontsize=style.TEXT_SIZE, loc="left")
     reached = ", ".join(f"{row['rung']} {row['fraction_of_limit']:.2g}" for row in rungs)
     figure.alt = f"Horizontal bars, a rung each: {reached} of the speed of {ceiling}, which a dashed line marks at 1."
     print(f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}")
-    width = max(map(len, names))
+    width = max(len(row["rung"]) for row in rungs)
     for row in rungs:
         share = row["fraction_of_limit"]
         share = f"{share:.2f}" if share >= 0.0095 else f"{share:.1g}"
@@ -69,28 +79,53 @@ def sweep(lesson: str, name: str, *, predicted: Callable | None = None, label: s
         raise ValueError(f"name is {name!r}: recorded for lesson {lesson} are the sweeps {', '.join(found) or 'none'}")
     rows = found[name]["rows"]
     values, times = [row["value"] for row in rows], [row["ms"] for row in rows]
-    figure, axes = style.picture(5.6, 3.0)
+    figure, axes = style.picture(6.4, 3.0)
     ax = axes[0, 0]
     at = range(len(values))
     ax.plot(at, times, color=style.INKS[0], marker="o", label="measured")
-    note = {"textcoords": "offset points", "fontsize": style.NOTE_SIZE}
-    ax.annotate("measured", (at[-1], times[-1]), (6, 0), color=style.INKS[0], **note)
+    ends = [(times[-1], "measured", style.INKS[0])]
     alt = f"Time against {label or name}: " + ", ".join(f"{v}: {_ms(t)}" for v, t in zip(values, times)) + "."
+    drawn = list(times)
     if predicted:
         wanted = [predicted(value) for value in values]
         best = min(at, key=times.__getitem__)
         scaled = [w / wanted[best] * times[best] for w in wanted]
         ax.plot(at, scaled, color=style.INKS[1], linestyle="--")
-        ax.annotate("the box", (at[0], scaled[0]), (6, 4), color=style.INKS[1], **note)
+        ends.append((scaled[-1], "the box, scaled to\nthe fastest point", style.INKS[1]))
         alt += " A dashed line is what the box predicts, scaled to meet the fastest point."
+        drawn += scaled
     ax.set_xticks(at, [str(value) for value in values])
     ax.set_xlabel(label or name)
-    ax.set_ylabel("ms")
-    ax.set_ylim(0, 1.15 * max(times))
-    ax.margins(x=0.12)
+    if max(drawn) > LOG_FROM * min(drawn):
+        ax.set_yscale("log")
+        ticks = [t for power in range(-6, 7) for t in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)]
+        ax.set_yticks([t for t in ticks if min(drawn) / 1.5 < t < 1.5 * max(drawn)])
+        ax.yaxis.set_major_formatter(lambda t, _: f"{t:g}")
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.set_ylim(min(drawn) / 1.25, max(drawn) * 1.25)
+        ax.set_ylabel("ms (log scale)")
+        alt += " The axis of times is logarithmic."
+    else:
+        ax.set_ylim(0, 1.1 * max(drawn))
+        ax.set_ylabel("ms")
+    ax.set_xlim(-0.4, len(values) - 0.6)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    _name_at_the_end(ax, len(values) - 1, ends, style)
     ax.set_title(f"{record['kernel']} on {record['machine']['gpu']}", fontsize=style.TEXT_SIZE)
     figure.alt = alt
     return figure
+
+
+def _name_at_the_end(ax, x, ends, style) -> None:
+    """Write each line's name to the right of its last point, outside the axes, the higher one above the lower."""
+    heights = [ax.transData.transform((x, y))[1] for y, *_ in ends]
+    near = len(ends) > 1 and abs(heights[0] - heights[1]) < 30
+    upper = heights.index(max(heights))
+    for i, (y, text, ink) in enumerate(ends):
+        shift = 0 if not near else 11 if i == upper else -11
+        place = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
+        ax.annotate(text, (1, y), (4, shift), color=ink, fontsize=style.NOTE_SIZE, **place)
 
 
 def _shown(rungs: list[dict], upto: str | None) -> list[dict]:

@@ -135,7 +135,8 @@ def pipelined(stages=(1, 3), steps: int = 6, load: int = 4, product: int = 2):
                 if begin > start + load:
                     board.box(start + load, row, begin - start - load, tall - 0.2, "memory", "ready", size=7)
                 free[step % count] = busy = begin + product
-            board.brace(0, busy, y + count * tall + 0.1, f"{steps} steps take {busy}", depth=-0.3, role="time")
+            taken = f"{steps} steps take {busy} ticks (a load {load}, a product {product})"
+            board.brace(0, busy, y + count * tall + 0.1, taken, depth=-0.3, role="time")
             y += count * tall + 2.4
         board.arrow((0, y - 0.9), (steps * (load + product), y - 0.9), "time", "time", shift=(0.0, -0.45))
 
@@ -170,13 +171,13 @@ def _tile_over_its_box(ax, record, found) -> str:
     most = max(tiles, key=asked.get)
     ax.plot([0, asked[most]], [0, tiles[most]], "--", color=style.INKS[1])
     ax.plot(list(asked.values()), list(tiles.values()), "o", color=style.INKS[0], markersize=5)
+    places = {(256, 128): ((-2, 7), "center"), (128, 256): ((3, -12), "left"), (128, 128): ((8, -7), "left")}
     for (m, n), ms in tiles.items():
-        shift, ha = {(256, 128): ((-2, 6), "center"), (128, 256): ((0, -11), "center")}.get((m, n), ((7, -4), "left"))
-        if (m, n) == most:
-            shift, ha = (-7, 0), "right"
+        shift, ha = ((-7, 0), "right") if (m, n) == most else places.get((m, n), ((7, -6), "left"))
         ax.annotate(f"{m}×{n}", (asked[m, n], ms), shift, textcoords="offset points", ha=ha, fontsize=7)
-    ax.annotate("the box", (asked[most] * 0.55, tiles[most] * 0.62), color=style.INKS[1], ha="right", fontsize=NOTE)
-    ax.set(xlabel="GB requested, by the box", ylabel="ms", title="the tile", xlim=(0, None), ylim=(0, None))
+    named = "the box, scaled\nto the slowest"
+    ax.annotate(named, (asked[most] * 0.6, tiles[most] * 0.73), color=style.INKS[1], ha="right", fontsize=NOTE)
+    ax.set(xlabel="GB requested, by the box", ylabel="ms", title="the tile", xlim=(0, None), ylim=(0, 1.1 * tiles[most]))
     points = ", ".join(f"{m} by {n} {ms:.2g} ms" for (m, n), ms in tiles.items())
     return f"Left, time against requested bytes, a point for each tile, close to a line through the origin: {points}."
 
@@ -198,9 +199,10 @@ def _orders_side_by_side(ax, record, found) -> str:
 def _steps_under_way(ax, record, found) -> str:
     times = found["num_stages"]
     ax.plot(list(times), list(times.values()), color=style.INKS[0], marker="o", markersize=5)
-    ax.annotate("two programs fit", (1, times[1]), (0, -110), textcoords="offset points", fontsize=NOTE)
-    ax.annotate("one fits", (4, times[4]), (4, 8), textcoords="offset points", fontsize=NOTE)
+    top = 1.25 * max(times.values())
+    for x, text in ((2.25, "two programs fit"), (4.4, "one fits")):
+        ax.text(x, 0.95 * top, text, ha="center", va="top", fontsize=NOTE)
     ax.axvline(3.5, color=style.GRID, linestyle="--", linewidth=1)
-    ax.set(xlabel="num_stages, tile 128×128", ylabel="ms", title="steps under way", ylim=(0, None))
+    ax.set(xlabel="num_stages, tile 128×128", ylabel="ms", title="steps under way", ylim=(0, top), xlim=(0.6, 5.4))
     ax.set_xticks(list(times))
     return f"Right, time against num_stages: {', '.join(f'{count}: {ms:.2g} ms' for count, ms in times.items())}."

@@ -1,5 +1,22 @@
 """Wrong answers to lesson 03's "Your turn" cells, and what their checks must say."""
 
+LOOP = """
+@triton.jit
+def scaled_loop(
+    a_ptr, b_ptr, scale_ptr, offs_m, offs_n, K, stride_am, stride_bk,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        offs_k = start + tl.arange(0, BLOCK_K)
+        mask = offs_k < K
+        a = tl.load(a_ptr + offs_m * stride_am + offs_k[None, :], mask=mask[None, :], other=0.0)
+        b = tl.load(b_ptr + offs_k[:, None] * stride_bk + offs_n, mask=mask[:, None], other=0.0)
+        scale = tl.load(scale_ptr + offs_k, mask=mask, other=0.0)
+        acc = tl.dot(a * scale[None, :], b, acc)
+    return acc
+"""
+
 WRONG = {
     "03-transposed": [
         (
@@ -27,32 +44,22 @@ def at_offsets(offs_m, offs_k, stride_at):
             "comes back transposed",
         ),
     ],
-    "03-scale": [
+    "03-loop": [
         (
-            """
-@triton.jit
-def scaled(a, scale_ptr, offs_k, K):
-    return a * tl.load(scale_ptr + offs_k)[None, :]
-""",
-            "mask that load with offs_k < K",
+            LOOP.replace("scale_ptr + offs_k, mask=mask, other=0.0", "scale_ptr + offs_k"),
+            "give each of the three loads a mask",
         ),
+        (LOOP.replace("mask=mask[:, None], other=0.0", "mask=mask[:, None]"), "has a mask and no `other`"),
+        (LOOP.replace("dtype=tl.float32", "dtype=tl.float16"), "accumulator of 16 bits"),
         (
-            """
-@triton.jit
-def scaled(a, scale_ptr, offs_k, K):
-    return a * tl.load(scale_ptr + offs_k, mask=offs_k < K, other=0.0)[:, None]
-""",
-            "Rows are scaled, not columns",
+            LOOP.replace("b, acc)", "b, acc.to(tl.float16), out_dtype=tl.float16).to(tl.float32)"),
+            "the sum is kept in 16 bits",
         ),
-        (
-            """
-@triton.jit
-def scaled(a, scale_ptr, offs_k, K):
-    lane = tl.arange(0, 16)
-    return a * tl.load(scale_ptr + lane, mask=lane < K, other=0.0)[None, :]
-""",
-            "Every step uses the first step's scales",
-        ),
+        (LOOP.replace("offs_m * stride_am", "offs_m * K"), "m moves by stride_am"),
+        (LOOP.replace("* stride_bk", "* BLOCK_N"), "k by stride_bk"),
+        (LOOP.replace("b, acc)", "b)"), "Only the last step's product is left"),
+        (LOOP.replace("scale[None, :]", "scale[:, None]"), "Rows are scaled, not columns"),
+        (LOOP.replace("a * scale[None, :]", "a"), "comes back unscaled"),
     ],
     "03-order": [
         (
@@ -83,6 +90,26 @@ def grouped_columns(pid, grid_m, grid_n, GROUP_N):
     return pid % programs // columns, pid % programs % columns
 """,
             "computed twice",
+        ),
+        (
+            """
+def grouped_columns(pid, grid_m, grid_n, GROUP_N):
+    programs = GROUP_N * grid_m
+    first_n = pid // programs * GROUP_N
+    columns = min(grid_n - first_n, GROUP_N)
+    return first_n + pid % programs % columns, pid % programs // columns
+""",
+            "row and column are swapped",
+        ),
+        (
+            """
+def grouped_columns(pid, grid_m, grid_n, GROUP_N):
+    programs = GROUP_N * grid_m
+    first_n = pid // programs * GROUP_N
+    columns = min(grid_n - first_n, GROUP_N)
+    return pid % programs % columns, first_n + pid % programs // columns
+""",
+            "row and column are swapped inside a group",
         ),
     ],
 }
