@@ -1,5 +1,6 @@
 """What a kernel computes with: tensors and pointers that follow Triton's types and C's integers, on torch."""
 
+import functools
 import math
 import operator
 from dataclasses import dataclass
@@ -222,16 +223,18 @@ def tensor_of(value, dtype=None) -> Tensor:
     """A value as a Tensor; a Python number becomes int1, int32, int64 or fp32."""
     if isinstance(value, Tensor):
         return value
-    if dtype is None:
-        if isinstance(value, bool):
-            dtype = tl.int1
-        elif isinstance(value, int):
-            dtype = tl.int32 if -(2**31) <= value < 2**31 else tl.int64
-        elif isinstance(value, float):
-            dtype = tl.float32
-        else:
-            raise ModelError(f"a number was needed here, not {value!r}")
+    dtype = dtype or _dtype_of(value)
     return Tensor(torch.tensor(value, dtype=TORCH[dtype]), dtype)
+
+
+def _dtype_of(number):
+    if isinstance(number, bool):
+        return tl.int1
+    if isinstance(number, int):
+        return tl.int32 if -(2**31) <= number < 2**31 else tl.int64
+    if isinstance(number, float):
+        return tl.float32
+    raise ModelError(f"a number was needed here, not {number!r}")
 
 
 def _kind(dtype) -> int:
@@ -242,6 +245,8 @@ def common_dtype(a, b):
     """The dtype in which Triton combines two operands; a Python number has none of its own if it fits the other's."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         x, y = a.dtype, b.dtype
+        if x is y:
+            return x
         if _kind(x) != _kind(y):
             return x if _kind(x) > _kind(y) else y
         if x == y:
@@ -252,19 +257,27 @@ def common_dtype(a, b):
             return tl.float32
         return x if x.is_int_unsigned() else y
     tensor, number = (a, b) if isinstance(a, Tensor) else (b, a)
-    own = tensor_of(number).dtype
+    own = _dtype_of(number)
     if _kind(own) > _kind(tensor.dtype) or (own == tl.int64 and tensor.dtype.primitive_bitwidth < 64):
         return own
     return tensor.dtype
 
 
+def _number(value, dtype: torch.dtype) -> torch.Tensor:
+    """A Python number as a tensor, to be read only; small integers are made once."""
+    return _integer(value, dtype) if type(value) is int and -1024 <= value <= 1024 else torch.tensor(value, dtype=dtype)
+
+
+@functools.cache
+def _integer(value: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(value, dtype=dtype)
+
+
 def _combine(a, b, operation, result=None, dtype=None) -> Tensor:
     dtype = dtype or common_dtype(a, b)
     torch_dtype = TORCH[dtype]
-    x, y = (
-        value.data.to(torch_dtype) if isinstance(value, Tensor) else torch.tensor(value, dtype=torch_dtype)
-        for value in (a, b)
-    )
+    x = a.data.to(torch_dtype) if isinstance(a, Tensor) else _number(a, torch_dtype)
+    y = b.data.to(torch_dtype) if isinstance(b, Tensor) else _number(b, torch_dtype)
     layout = getattr(a, "layout", None) or getattr(b, "layout", None)
     try:
         return Tensor(operation(x, y), result or dtype, layout)

@@ -71,7 +71,7 @@ class Operand:
         """How many distinct elements the tensor has in memory."""
         return prod(size for size, *_ in self._dims) if self._nested else len(self._table[0])
 
-    @property
+    @cached_property
     def _dims(self) -> list[tuple[int, int, int]]:
         """(size, stride, row-major weight) of each dimension that moves through memory, largest stride first."""
         weights = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]

@@ -1,9 +1,10 @@
 """nbval fails what the course must not store: each case is a small broken notebook that pytest has to refuse."""
 
 import os
+import re
 import subprocess
 import sys
-import time
+import xml.etree.ElementTree as xml
 
 import nbformat
 import pytest
@@ -18,77 +19,94 @@ def cell(source, text=None, *tags, count=1):
     return new_code_cell(source, id="only", execution_count=count, outputs=outputs, metadata={"tags": list(tags)})
 
 
-@pytest.fixture
-def nbval(tmp_path):
-    """Runs nbval as `make test` does over one notebook of the given cells; returns (passed, what it printed)."""
+KILLED = "import os\nos._exit(3)"
+ADDRESSES = "import kernels\nprint(object())\nprint(kernels.__file__)"
+BACKEND = "import matplotlib, os\nprint('inline' in matplotlib.get_backend(), os.environ['TRITON_DEFAULT_FP_FUSION'])"
+MODE = f"import kernels.runtime as r\nprint(r.interpreted, r.__file__ == {str(ROOT / 'kernels' / 'runtime.py')!r})"
+NOTEBOOKS = {
+    "true": [cell("print(1 + 1)", "2\n")],
+    "wrong": [cell("print(1 + 1)", "3\n")],
+    "ignored": [cell("print(1 + 1)", "3\n", "nbval-ignore-output")],
+    "unexecuted": [cell("print(1 + 1)", None, count=None)],
+    "unexecuted-and-ignored": [cell("print(1 + 1)", None, "nbval-ignore-output", count=None)],
+    "empty": [cell("print(1)", "1\n"), cell("", count=None)],
+    "raising": [cell("1 / 0")],
+    "killed": [cell(KILLED), cell("print(1)", "1\n")],
+    "addresses": [cell(ADDRESSES, "<object object at 0xdead>\n/another/place/kernels/__init__.py\n")],
+    "backend": [cell(BACKEND, "True 1\n")],
+    "mode": [cell(MODE, "True True\n")],
+}
 
-    def run(*cells, **environ):
+
+@pytest.fixture(scope="module")
+def nbval(tmp_path_factory):
+    """Runs nbval over all of them, once, as `make test` does: name -> (passed, what was said of it, seconds)."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    for name, cells in NOTEBOOKS.items():
         for number, each in enumerate(cells):
             each.id = f"cell-{number}"
-        nbformat.write(new_notebook(cells=list(cells)), tmp_path / "broken.ipynb")
-        flags = [flag for flag in PYTEST["notebooks"] if flag.startswith("--nbval")]
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *flags, f"--rootdir={ROOT}"]
-        command += ["-c", ROOT / "pyproject.toml", "-p", "conftest", tmp_path / "broken.ipynb"]
-        child = subprocess.run(command, cwd=ROOT, env=environ or None, capture_output=True, text=True, timeout=110)
-        assert child.returncode in (0, 1), child.stdout + child.stderr  # 0 all passed, 1 some failed: it did run
-        return child.returncode == 0, child.stdout
-
-    return run
+        nbformat.write(new_notebook(cells=cells), folder / f"{name}.ipynb")
+    flags = [flag for flag in PYTEST["notebooks"] if flag.startswith("--nbval")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *flags, f"--rootdir={ROOT}"]
+    command += ["-c", ROOT / "pyproject.toml", "-p", "conftest", f"--junitxml={folder / 'junit.xml'}", folder]
+    environment = {**os.environ, "MPLBACKEND": "svg", "TRITON_INTERPRET": "1"}  # as the user has chosen
+    child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert child.returncode == 1, child.stdout + child.stderr  # some failed: it did run
+    found = {}
+    for name, cells in NOTEBOOKS.items():
+        its = re.compile(rf"(.*\.)?{name}\.ipynb")
+        cases = [c for c in xml.parse(folder / "junit.xml").iter("testcase") if its.fullmatch(c.get("classname"))]
+        assert len(cases) == len(cells), child.stdout
+        said = "".join(text for case in cases for outcome in case for text in outcome.itertext())
+        assert all(outcome.tag in ("failure", "error") for case in cases for outcome in case)  # no skip
+        found[name] = not any(map(len, cases)), said, sum(float(case.get("time")) for case in cases)
+    return found
 
 
 def test_a_true_notebook_passes(nbval):
-    assert nbval(cell("print(1 + 1)", "2\n"))[0]
+    assert nbval["true"][0]
 
 
 def test_a_wrong_output_fails(nbval):
-    passed, printed = nbval(cell("print(1 + 1)", "3\n"))
-    assert not passed and "Cell outputs differ" in printed
+    passed, said, _ = nbval["wrong"]
+    assert not passed and "Cell outputs differ" in said
 
 
 def test_an_output_that_is_ignored_may_differ(nbval):
-    assert nbval(cell("print(1 + 1)", "3\n", "nbval-ignore-output"))[0]
+    assert nbval["ignored"][0]
 
 
-@pytest.mark.parametrize("tags", [(), ("nbval-ignore-output",)])
-def test_a_cell_stored_unexecuted_fails(nbval, tags):
-    passed, printed = nbval(cell("print(1 + 1)", None, *tags, count=None))
-    assert not passed and "stored without having been executed" in printed
+@pytest.mark.parametrize("name", ["unexecuted", "unexecuted-and-ignored"])
+def test_a_cell_stored_unexecuted_fails(nbval, name):
+    passed, said, _ = nbval[name]
+    assert not passed and "stored without having been executed" in said
 
 
 def test_an_empty_cell_need_not_be_executed(nbval):
-    assert nbval(cell("print(1)", "1\n"), cell("", count=None))[0]
+    assert nbval["empty"][0]
 
 
 def test_an_exception_fails(nbval):
-    passed, printed = nbval(cell("1 / 0"))
-    assert not passed and "ZeroDivisionError" in printed
+    passed, said, _ = nbval["raising"]
+    assert not passed and "ZeroDivisionError" in said
 
 
 def test_a_kernel_that_dies_fails_at_once(nbval):
-    start = time.monotonic()
-    passed, printed = nbval(cell("import os\nos._exit(3)"), cell("print(1)", "1\n"))
-    assert not passed and "the kernel died while it ran this cell" in printed
-    assert time.monotonic() - start < 60  # the cell timeout alone is 120
+    passed, said, seconds = nbval["killed"]
+    assert not passed and "the kernel died while it ran this cell" in said
+    assert seconds < 60  # the cell timeout alone is 120
 
 
 def test_addresses_and_paths_do_not_count(nbval):
-    source = "import kernels\nprint(object())\nprint(kernels.__file__)"
-    assert nbval(cell(source, "<object object at 0xdead>\n/another/place/kernels/__init__.py\n"))[0]
+    assert nbval["addresses"][0]
 
 
 def test_figures_show_whatever_backend_the_user_has_chosen(nbval):
-    source = (
-        "import matplotlib, os\nprint('inline' in matplotlib.get_backend(), os.environ['TRITON_DEFAULT_FP_FUSION'])"
-    )
-    assert nbval(cell(source, "True 1\n"), **{**os.environ, "MPLBACKEND": "svg"})[0]
+    assert nbval["backend"][0]
 
 
 def test_the_kernels_of_this_checkout_are_imported_and_the_users_mode_wins(nbval):
-    source = (
-        f"import kernels.runtime as r\nprint(r.interpreted, r.__file__ == {str(ROOT / 'kernels' / 'runtime.py')!r})"
-    )
-    environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    assert nbval(cell(source, "True True\n"), **environ, TRITON_INTERPRET="1")[0]
+    assert nbval["mode"][0]
 
 
 def test_the_environment_keeps_what_the_user_set():
