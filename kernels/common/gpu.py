@@ -10,12 +10,7 @@ def is_cuda_architecture(device, *majors):
 
     PyTorch for AMD calls its devices "cuda" as well, and gives some of them the compute capability 9.4.
     """
-    return device.type == "cuda" and torch.version.hip is None and _capability(device)[0] in majors
-
-
-@functools.cache
-def _capability(device):
-    return torch.cuda.get_device_capability(device)
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in majors
 
 
 @functools.cache

@@ -3,8 +3,6 @@ and the limit; and its sweeps over what the lesson predicted."""
 
 from collections.abc import Callable
 
-from matplotlib.ticker import NullLocator
-
 from kernels.lab.roofline import recorded
 
 AT_THE_LIMIT = 0.005  # a rung whose share is this near to 1 is the limit: its row says what the limit's would
@@ -71,6 +69,8 @@ def sweep(lesson: str, name: str, *, predicted: Callable | None = None, label: s
     predicted: function of the parameter's value whose *shape* is claimed; it is scaled to meet the fastest point.
     label: the parameter, as the axis shall name it.
     """
+    from matplotlib.ticker import NullLocator
+
     from kernels.lab import style
 
     record = recorded(f"ladder_{lesson}")

@@ -12,7 +12,7 @@ CUDA = torch.device("cuda", 0)
 def capability(monkeypatch):
     """``capability((9, 4))``: what every device says it can do."""
     monkeypatch.setattr(torch.version, "hip", None)
-    return lambda found: monkeypatch.setattr(gpu, "_capability", lambda device: found)
+    return lambda found: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: found)
 
 
 def test_generations(capability):
@@ -28,7 +28,7 @@ def test_amds_capability_of_nine_four_is_no_hopper(capability, monkeypatch):
 
 
 def test_a_cpu_is_asked_nothing(monkeypatch):
-    monkeypatch.setattr(gpu, "_capability", lambda device: pytest.fail("asked"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: pytest.fail("asked"))
     assert not gpu.is_cuda_architecture(torch.device("cpu"), 9)
     assert gpu.multiprocessors(torch.device("cpu")) == 3
 
