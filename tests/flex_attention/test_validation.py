@@ -115,6 +115,7 @@ def test_cpu_tensors_are_refused_where_kernels_are_compiled(as_if_compiled):
 
 def test_a_captured_tensor_may_lie_on_the_current_gpu_by_either_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     there, elsewhere = (SimpleNamespace(device=torch.device("cuda", i), shape=(2,)) for i in (0, 1))
     check = score_mod_compiler._check_devices
     for device in (torch.device("cuda"), torch.device("cuda", 0)):
