@@ -55,20 +55,22 @@ def everything(src, ints, small, dst, flags, n, scale, M: tl.constexpr, N: tl.co
     total = tl.zeros((M,), tl.float32)
     for step in range(0, 3):
         total += tl.sum(x * step, axis=1) + tl.max(x, axis=1) - tl.min(x)
-    square = tl.dot(x.to(tl.float16), tl.trans(x).to(tl.float16)) + tl.cumsum(x, axis=1)[:, None, :].reshape(M, N)
+    square = tl.dot(x.to(tl.float16), tl.trans(x).to(tl.float16))
+    x += tl.cumsum(x, axis=1)[:, None, :].reshape(M, N) * tl.sum(square, axis=0)[:, None]
     best = tl.argmax(x, axis=1) + tl.associative_scan(total, 0, reduced)
     best += (~(columns < 2) | (x == x) | (pid != 0)).to(tl.int8).sum() + byte.to(tl.uint8, bitcast=True).sum()
-    tl.store(dst + rows[:, None] * N + columns[None, :], square + best[:, None] + total[None, :], mask=mask)
+    x += (best + total)[:, None] + (columns * x)
+    tl.store(dst + rows[:, None] * N + columns[None, :], x, mask=mask)
     tl.atomic_add(flags + rows, total.to(tl.bfloat16).to(tl.float32), mask=rows < n)
 
 
 def arguments():
     draw = torch.Generator().manual_seed(1)
     return (
-        torch.randn(48, 16, generator=draw),
-        torch.randint(-9, 9, (16,), dtype=torch.int32, generator=draw),
-        torch.randint(-9, 9, (16,), dtype=torch.int8, generator=draw),
-        torch.zeros(48, 16),
+        torch.randn(48, 32, generator=draw),
+        torch.randint(-9, 9, (32,), dtype=torch.int32, generator=draw),
+        torch.randint(-9, 9, (32,), dtype=torch.int8, generator=draw),
+        torch.zeros(48, 32),
         torch.zeros(48),
         41,
         0.7,
@@ -82,7 +84,7 @@ def bits(tensor):
 def test_the_same_bits_and_the_same_accesses():
     def run():
         given = arguments()
-        recorded = trace(everything, (3,), *given, M=16, N=16)
+        recorded = trace(everything, (3,), *given, M=16, N=32)
         seen = [(a.kind, a.tensor, a.program, a.offsets.tolist(), a.line, a.sectors) for a in recorded.accesses]
         return [bits(tensor) for tensor in given[:5]], seen
 
@@ -159,7 +161,7 @@ def test_an_overflow_is_noticed_where_triton_notices_it(monkeypatch, debug):
 
 
 def test_outside_of_a_launch_the_language_is_as_it_was():
-    everything[(1,)](*arguments(), M=16, N=16)
+    everything[(1,)](*arguments(), M=16, N=32)
     with pytest.raises(ValueError, match="Did you forget to add @triton.jit"):
         tl.load(None)
     assert all(tl.core.is_builtin(f) for f in (tl.load, tl.math.exp2, tl.tensor.__add__))

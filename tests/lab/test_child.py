@@ -287,6 +287,6 @@ def test_a_report_is_kept_by_the_content_of_its_kernel(busy, tmp_path, monkeypat
     count = f"open({str(tmp_path / 'count')!r}, 'a').write('.')"
     reports = [compile_report(busy(count), "*fp32") for _ in range(2)]
     assert reports[0] == reports[1] and (tmp_path / "count").read_text() == "."
-    compile_report(busy(count), "*bf16")
+    assert compile_report(busy(count), "*bf16").sass != reports[0].sass
     compile_report(busy(count + "  # another text"), "*fp32")
     assert (tmp_path / "count").read_text() == "..."

@@ -41,6 +41,24 @@ class Mutant:
     cell: str = ""
 
 
+class _Enough(BaseException):
+    """What was to be seen is printed."""
+
+
+class _Printed(io.StringIO):
+    """What a check prints, a line a property."""
+
+    def __init__(self, until: Callable[[str], bool] | None):
+        super().__init__()
+        self.until = until
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if text.endswith("\n") and self.until is not None and self.until(self.getvalue()):
+            raise _Enough
+        return written
+
+
 @dataclass(frozen=True)
 class Target:
     """A checked function: where its source is, the cells that hold its kernels, a naive test of it, its mutants."""
@@ -51,10 +69,10 @@ class Target:
     naive: Callable
     mutants: tuple[Mutant, ...]
 
-    def check(self, fn, **how) -> tuple[int, str]:
-        """Points and printed lines of this function's check."""
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+    def check(self, fn, until: Callable[[str], bool] | None = None, **how) -> tuple[int | None, str]:
+        """Points and printed lines of this function's check; it is left, without points, where ``until(printed)`` holds."""
+        printed, points = _Printed(until), None
+        with contextlib.redirect_stdout(printed), contextlib.suppress(_Enough):
             points = getattr(check, self.function)(fn, **how)
         return points, printed.getvalue()
 
