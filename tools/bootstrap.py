@@ -121,6 +121,11 @@ def layer(venv, base, choice):
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)], check=True)
     below = site_packages(base)
     (site_packages(venv) / "base.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+    if (base / "bin").is_dir():
+        for script in (base / "bin").iterdir():  # such as alembic, which nbgrader calls by name
+            there = venv / "bin" / script.name
+            if not there.exists():
+                there.symlink_to(script.resolve())
     lines = (ROOT / "constraints" / f"{choice}.txt").read_text().splitlines()
     pins = [line for line in lines if "==" in line and not line.startswith("#")]
     wanted = [pin for pin in pins if not list(below.glob("{}-{}[.+]*dist-info".format(*pin.split("=="))))]

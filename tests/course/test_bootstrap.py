@@ -194,6 +194,7 @@ def test_a_layer_installs_only_what_is_pinned_otherwise(repository, monkeypatch,
     for name in ("torch-2.1+cpu", "triton-3.9.0", "triton_kernels-3.7"):
         (below / f"{name}.dist-info").mkdir()
     (below / "of_the_base.py").write_text("")
+    (repository / ".venv" / "bin" / "alembic").write_text("called by name")
     real, pip = subprocess.run, Spy()
     monkeypatch.setattr(
         bootstrap.subprocess, "run", lambda c, **k: pip(c, **k) if "pip" in map(str, c) else real(c, **k)
@@ -203,6 +204,7 @@ def test_a_layer_installs_only_what_is_pinned_otherwise(repository, monkeypatch,
     ((*_, option, target, package),) = pip.commands
     above = site_packages(repository / ".venv-oldest")
     assert (option, target, package) == ("--target", str(above), "triton==3.7")
+    assert (repository / ".venv-oldest" / "bin" / "alembic").read_text() == "called by name"
     (above / "triton.py").write_text("")
     (below / "triton.py").write_text("")
     show = "import triton, of_the_base, kernels; print(triton.__file__); print(kernels.__file__)"
