@@ -36,6 +36,7 @@ from kernels.conv_wgrad.pixels import (
 )
 from kernels.conv_wgrad.split_k import cut, reduce_into
 
+TOGETHER_CHANNELS = 64  # rows of a Hopper matrix instruction
 FAR = tl.constexpr(1 << 30)  # a coordinate outside every image; so is twice as much, in 32 unsigned bits
 
 # Integers that the compiler gains nothing from knowing: without this it would compile anew for every geometry.
@@ -51,7 +52,7 @@ def wgrad_kernel(
     sh, sw, pt, pl, dh, dw,
     step_n, step_h, step_w,
     UNIT_O: tl.constexpr, UNIT_C: tl.constexpr, POINTWISE: tl.constexpr, TMA: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, TOGETHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One tile [BLOCK_M output channels, BLOCK_N columns] of one group, summed over one piece of the pixels.
@@ -123,8 +124,14 @@ def wgrad_kernel(
         m += BLOCK_K
 
     rows = (piece.to(tl.int64) * groups + group) * Co + offs_o
+    mask = mask_o[:, None] & mask_j[None, :]
+    if TOGETHER > 1:
+        Ci_group = Ci // TOGETHER
+        mask = mask & ((offs_o // (Co // TOGETHER))[:, None] == (offs_j % Ci // Ci_group)[None, :])
+        columns = columns // TOGETHER
+        offs_j = offs_j // Ci * Ci_group + offs_j % Ci_group
     out_at = out_ptr + rows[:, None] * columns + offs_j[None, :]
-    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=mask_o[:, None] & mask_j[None, :])
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def product(input, grad_output, g, cut, out):
@@ -139,8 +146,10 @@ def product(input, grad_output, g, cut, out):
     """
     x, dy = channels_adjacent(input), rows_of(grad_output)
     vector = 16 // x.element_size()
-    unit_o = common_unit(vector, g.Co_group, dy.stride(0))
-    unit_c = common_unit(vector, g.Ci_group, *x.stride()[:3])
+    together = groups_together(g)
+    Co, Ci = g.Co_group * together, g.Ci_group * together
+    unit_o = common_unit(vector, Co, dy.stride(0))
+    unit_c = common_unit(vector, Ci, *x.stride()[:3])
     x_units = [stride // unit_c for stride in x.stride()[:3]]
     options = dict(cut.options)
     BLOCK_M, BLOCK_N, BLOCK_K = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
@@ -157,16 +166,22 @@ def product(input, grad_output, g, cut, out):
         wgrad_kernel,
         (cut.tiles * cut.pieces,),
         dy_source, x_source, out,
-        g.M, g.P, g.Q, g.H, g.W, g.R, g.S, g.groups,
-        g.Co_group // unit_o, g.Ci_group // unit_c, cut.blocks, cut.per,
+        g.M, g.P, g.Q, g.H, g.W, g.R, g.S, g.groups // together,
+        Co // unit_o, Ci // unit_c, cut.blocks, cut.per,
         dy.stride(0) // unit_o, *x_units,
         *start, *g.dilation,
         *step,
         outputs=(out,),
         UNIT_O=unit_o, UNIT_C=unit_c, POINTWISE=pointwise, WIDE=is_wide(g, BLOCK_K, *x_units),
-        PRECISION=float32_precision() if x.dtype == torch.float32 else None,
+        PRECISION=float32_precision() if x.dtype == torch.float32 else None, TOGETHER=together,
         **options,
     )  # fmt: skip
+
+
+def groups_together(g):
+    """How many groups are multiplied as one: the most that fill no more than a tile of TOGETHER_CHANNELS channels."""
+    widest = max(g.Co_group, g.Ci_group, 1)
+    return max(n for n in range(1, g.groups + 1) if g.groups % n == 0 and (n == 1 or n * widest <= TOGETHER_CHANNELS))
 
 
 def has_descriptor(rows):
@@ -188,12 +203,13 @@ def size_class(g, dtype):
     which tiles the channels fill."""
     if dtype == torch.float32:
         return float32_precision()
-    if g.Ci_group % 4:
+    together = groups_together(g)
+    if g.Ci_group * together % 4:
         return "16-bit scalar"
     words = ["16-bit"]
     if g.pointwise:
         words.append("pointwise")
-    if g.Co_group <= 64:
+    if g.Co_group * together <= 64:
         words.append("narrow")
     elif g.Co_group % 256 == 0:
         words.append("wide")
@@ -210,8 +226,9 @@ def plan(g, dtype, device, split_k=None):
     if is_depthwise(g):
         shares = -(-g.S // taps_at_once(g.S))
         return (g.Co, g.R * g.S, g.M), cut((g.Co, g.R * shares, g.M), "depthwise", "default", device, 1, split_k)
-    sizes = (g.Co_group, g.columns, g.M)
-    return sizes, cut(sizes, "product", size_class(g, dtype), device, g.groups, split_k)
+    together = groups_together(g)
+    sizes = (g.Co_group * together, g.columns * together, g.M)
+    return sizes, cut(sizes, "product", size_class(g, dtype), device, g.groups // together, split_k)
 
 
 # What every backend has: why it cannot, what it would do, and doing it.
@@ -234,18 +251,22 @@ def describe(g, dtype, device, split_k=None):
     if is_depthwise(g):
         what = f"sums of {rows} channels and {columns} taps over {pixels} pixels, no product"
     else:
-        what = f"product [{rows} x {pixels}][{pixels} x {columns}]" + (f" in {g.groups} groups" * (g.groups > 1))
+        what = f"product [{rows} x {pixels}][{pixels} x {columns}]"
+        together = groups_together(g)
+        if g.groups > 1:
+            what += f" in {g.groups // together} groups" + f" of {together} of the convolution's" * (together > 1)
     options = ", ".join(f"{name} {value}" for name, value in chosen.options.items())
     waste = f"{waste_of(g, sizes, chosen.tile):.2f}" if 0 not in sizes else "none, there is nothing to sum"
     return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.pieces}; tile waste {waste}"
 
 
 def waste_of(g, sizes, tile):
-    """``tile_waste`` of what ``plan`` says; a depthwise sum's tiles are taps along a row of the filter."""
+    """``tile_waste`` of what ``plan`` says; a depthwise sum's tiles are taps along a row of the filter, and of groups that
+    are multiplied as one, products of one group's channels and another's are waste, too."""
     if is_depthwise(g):
         rows, _, pixels = sizes
         return tile_waste((rows, g.R, g.S, pixels), (tile[0], 1, taps_at_once(g.S), tile[2]))
-    return tile_waste(sizes, tile)
+    return groups_together(g) * tile_waste(sizes, tile)
 
 
 def copies(input, grad_output):
