@@ -139,10 +139,10 @@ def attention():
         models.append({"name": name, "source": f"transformers {type(config).__name__}(), {prefix} tokens", "layers": layers})
     for name, sides in NEIGHBOURS.items():
         config = configuration(name)
-        layers = [
-            layer("natten", (heads, heads, config.embed_dim * 2**i // heads), side * side, kernel=config.kernel_size, width=side)
-            for i, (heads, side) in enumerate(zip(config.num_heads, sides))
-        ]
+        layers = []
+        for i, (H, side) in enumerate(zip(config.num_heads, sides)):
+            D = config.embed_dim * 2**i // H
+            layers.append(layer("natten", (H, H, D), side * side, kernel=config.kernel_size, width=side))
         models.append({"name": name, "source": f"transformers {type(config).__name__}()", "layers": layers})
     modernbert = configuration("modernbert")
     layers = [layer("full", heads_of(modernbert), S) for S in (512, 8192)]

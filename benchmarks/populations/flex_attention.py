@@ -290,6 +290,6 @@ def line(row):
     )
     sizes = " ".join(f"{name}{row['shape'][name]}" for name in ("B", "H", "Hkv", "M"))
     return (
-        f"{row['half']:8} {row['pass']:8} {row['kind']:16} {sizes:26} {row['ours_ms']:8.4f} ms {row['tflop_per_s']:6.1f} TFLOP/s "
-        f"error {row['relative_error']:.1e}  {peers}"
+        f"{row['half']:8} {row['pass']:8} {row['kind']:16} {sizes:26} {row['ours_ms']:8.4f} ms "
+        f"{row['tflop_per_s']:6.1f} TFLOP/s  error {row['relative_error']:.1e}  {peers}"
     )

@@ -85,18 +85,26 @@ def measure(case, machine, rounds):
                 "ours_ms": round(ms["ours"], 5),
                 "bytes": moved,
                 "flops": flops,
-                "relative_error": max(of_pass["ours"].values(), default=None),
+                "relative_error": worst(of_pass["ours"]),
                 "errors": of_pass["ours"],
                 "peers": [
-                    population.peer(
-                        peer, f"flash-linear-attention {fla.version()}", ms[peer], how[peer], max(of_pass[peer].values(), default=None)
-                    )
+                    population.peer(peer, version_of(peer), ms[peer], how[peer], worst(of_pass[peer]))
                     for peer in calls
                     if peer != "ours"
                 ],
             }
         )
     return rows
+
+
+def version_of(peer):
+    """What a peer is part of."""
+    return f"flash-linear-attention {fla.version()}"
+
+
+def worst(errors):
+    """The largest of some errors, ``None`` of none."""
+    return max(errors.values(), default=None)
 
 
 def errors_of(given, do, outputs, gradients):

@@ -18,7 +18,8 @@ from kernels import runtime
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
 from kernels.common.precision import convolution_in_tf32
-from kernels.conv_wgrad.depthwise import column_sums, depthwise, taps_at_once
+from kernels.conv_wgrad import depthwise
+from kernels.conv_wgrad.column_sums import column_sums
 from kernels.conv_wgrad.geometry import tile_waste
 from kernels.conv_wgrad.pixels import (
     UNITS,
@@ -224,8 +225,7 @@ def is_depthwise(g):
 def plan(g, dtype, device, split_k=None):
     """``(sizes of the sum, Cut)`` of a geometry."""
     if is_depthwise(g):
-        shares = -(-g.S // taps_at_once(g.S))
-        return (g.Co, g.R * g.S, g.M), cut((g.Co, g.R * shares, g.M), "depthwise", "default", device, 1, split_k)
+        return depthwise.plan(g, device, split_k)
     together = groups_together(g)
     sizes = (g.Co_group * together, g.columns * together, g.M)
     return sizes, cut(sizes, "product", size_class(g, dtype), device, g.groups // together, split_k)
@@ -249,24 +249,21 @@ def describe(g, dtype, device, split_k=None):
     sizes, chosen = plan(g, dtype, device, split_k)
     rows, columns, pixels = sizes
     if is_depthwise(g):
-        what = f"sums of {rows} channels and {columns} taps over {pixels} pixels, no product"
+        what = f"sums of {rows} channels and {g.R * g.S} taps over {g.M} pixels, no product"
     else:
         what = f"product [{rows} x {pixels}][{pixels} x {columns}]"
         together = groups_together(g)
         if g.groups > 1:
             what += f" in {g.groups // together} groups" + f" of {together} of the convolution's" * (together > 1)
     options = ", ".join(f"{name} {value}" for name, value in chosen.options.items())
-    waste = f"{waste_of(g, sizes, chosen.tile):.2f}" if 0 not in sizes else "none, there is nothing to sum"
+    waste = f"{waste_of(g, sizes, chosen):.2f}" if 0 not in sizes else "none, there is nothing to sum"
     return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.pieces}; tile waste {waste}"
 
 
-def waste_of(g, sizes, tile):
-    """``tile_waste`` of what ``plan`` says; a depthwise sum's tiles are taps along a row of the filter, and of groups that
-    are multiplied as one, products of one group's channels and another's are waste, too."""
-    if is_depthwise(g):
-        rows, _, pixels = sizes
-        return tile_waste((rows, g.R, g.S, pixels), (tile[0], 1, taps_at_once(g.S), tile[2]))
-    return groups_together(g) * tile_waste(sizes, tile)
+def waste_of(g, sizes, chosen):
+    """``tile_waste`` of what ``plan`` says; of groups that are multiplied as one, products of one group's channels and
+    another's are waste, too."""
+    return depthwise.waste_of(g, chosen) if is_depthwise(g) else groups_together(g) * tile_waste(sizes, chosen.tile)
 
 
 def copies(input, grad_output):
@@ -293,7 +290,7 @@ def wgrad(input, grad_output, g, out, accumulate, split_k=None):
         split_k: pieces of the reduction, or ``None`` for the table's choice.
     """
     _, chosen = plan(g, input.dtype, input.device, split_k)
-    run = depthwise if is_depthwise(g) else product
+    run = depthwise.depthwise if is_depthwise(g) else product
     reduce_into(out, accumulate, chosen.pieces, lambda target: run(input, grad_output, g, chosen, target))
 
 

@@ -162,7 +162,7 @@ def slower(chosen, g, dtype, device):
     if min(g.Ci, g.Co) < 64 or max(g.Ci, g.Co) <= 64:
         return f"{g.Ci} input and {g.Co} output channels make its tiles small"
     sizes, cut = portable.plan(g, dtype, device)
-    waste = portable.waste_of(g, sizes, cut.tile)
+    waste = portable.waste_of(g, sizes, cut)
     if chosen.waste > 1.1 * waste:
         return f"its tiles are {chosen.waste:.2f} times the product, the portable kernel's {waste:.2f} times"
     work = chosen.work

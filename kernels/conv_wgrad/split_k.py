@@ -32,7 +32,7 @@ class Cut:
     per: int
 
 
-def cut(sizes, kernel, key, device, groups=1, split_k=None):
+def cut(sizes, kernel, key, device, groups=1, split_k=None, length=1):
     """The ``Cut`` of a sum with these sizes by the table of configurations: a pure function of sizes, key and GPU name.
 
     Args:
@@ -41,6 +41,7 @@ def cut(sizes, kernel, key, device, groups=1, split_k=None):
         device: torch.device.
         groups: how many such sums there are.
         split_k: pieces of the reduction, or ``None`` for as many as cost least.
+        length: pixels in one step of the reduction.
     """
     options = configuration("conv_wgrad", kernel, key, device)
     held = options.pop("HELD")
@@ -54,7 +55,7 @@ def cut(sizes, kernel, key, device, groups=1, split_k=None):
     }
     rows, columns, blocks = (-(-size // width) for size, width in zip(sizes, tile, strict=True))
     tiles = rows * columns * groups
-    active, per = pieces(blocks, choose_split(tiles, blocks, tile[2], held) if split_k is None else split_k)
+    active, per = pieces(blocks, choose_split(tiles, blocks, tile[2] * length, held) if split_k is None else split_k)
     return Cut(options, tile, tiles, blocks, active, per)
 
 

@@ -81,9 +81,9 @@ def launches():
 
         return mock.patch.object(module, "launch", record)
 
-    from kernels.conv_wgrad import backward, depthwise, split_k
+    from kernels.conv_wgrad import backward, column_sums, depthwise, split_k
 
-    with recording(backward), recording(depthwise), recording(split_k):
+    with recording(backward), recording(column_sums), recording(depthwise), recording(split_k):
         yield seen
 
 

@@ -102,7 +102,9 @@ def test_groups(groups, Ci, Co):
     cases.check((2, 7, 6, Ci), Co, padding=1, groups=groups)
 
 
-@pytest.mark.parametrize("groups, Ci, Co, R", [(12, 12, 48, 3), (12, 48, 12, 2), (3, 66, 6, 1), (40, 40, 80, 3), (7, 56, 42, 3)])
+@pytest.mark.parametrize(
+    "groups, Ci, Co, R", [(12, 24, 48, 3), (12, 48, 12, 2), (3, 66, 6, 1), (40, 80, 80, 3), (7, 56, 42, 3)]
+)
 def test_groups_that_share_a_tile_do_not_see_each_other(groups, Ci, Co, R):
     """Some groups together, of unequal numbers of channels, and their last tile not full; another group's values are NaN in
     none of the products that are stored."""
