@@ -15,7 +15,7 @@ import pytest
 
 from tools.kernel_environment import ROOT
 
-FURNITURE = {"__init__.py", "reference.py", "forward.py", "backward.py", "operator.py"}
+FURNITURE = {"__init__.py", "reference.py", "operator.py"}
 INSTRUMENTS = ("lab", "check", "gluon_model")
 ROOMS = sorted(
     p.name
