@@ -10,13 +10,15 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.operator import autocast, once_differentiable, public, refuse_transforms
 from kernels.common.validate import check_number, check_tensor, same_device
-from kernels.flex_attention import backward as backward_pass
-from kernels.flex_attention import decoding, hopper, hopper_backward
-from kernels.flex_attention import forward as forward_pass
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention.block_mask import BlockMask
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import forward as hopper
+from kernels.flex_attention.mods.compiler import bind, source
+from kernels.flex_attention.portable import backward as backward_pass
+from kernels.flex_attention.portable import decoding
+from kernels.flex_attention.portable import forward as forward_pass
 from kernels.flex_attention.problem import Problem
-from kernels.flex_attention.score_mod_compiler import bind, source
 
 LN2 = math.log(2)
 

@@ -11,9 +11,9 @@ from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.precision import matmul_in_tf32
 from kernels.flex_attention import block_mask as masks
-from kernels.flex_attention import mod_ops
+from kernels.flex_attention.mods import device as mod_ops
+from kernels.flex_attention.mods.compiler import BoundMod
 from kernels.flex_attention.options import OPTIONS
-from kernels.flex_attention.score_mod_compiler import BoundMod
 
 LOG2E = math.log2(math.e)
 

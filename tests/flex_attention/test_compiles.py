@@ -9,18 +9,11 @@ import triton
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.flex_attention import (
-    backward,
-    create_block_mask,
-    decoding,
-    flex_attention,
-    forward,
-    hopper,
-    hopper_backward,
-    operator,
-    problem,
-)
-from kernels.flex_attention import score_mod_compiler as compiler
+from kernels.flex_attention import create_block_mask, flex_attention, operator, problem
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import forward as hopper
+from kernels.flex_attention.mods import compiler
+from kernels.flex_attention.portable import backward, decoding, forward
 from kernels.lab import compile_report
 from tests.flex_attention import cases
 
@@ -125,7 +118,9 @@ def with_numbers(offset, scale, tensor):
     return {"score_mod": mod}
 
 
-@pytest.mark.parametrize("offset", [1, 7, pytest.param(16, marks=pytest.mark.slow)])  # a constant, any, a multiple of 16
+@pytest.mark.parametrize(
+    "offset", [1, 7, pytest.param(16, marks=pytest.mark.slow)]
+)  # a constant, any, a multiple of 16
 def test_numbers_are_arguments_on_a_gpu(monkeypatch, offset):
     monkeypatch.setitem(cases.ZOO, "numbers", functools.partial(with_numbers, offset, 0.5))
     seen = {kernel.__name__: (kernel, args, meta) for kernel, args, meta in launches(monkeypatch, "numbers")}

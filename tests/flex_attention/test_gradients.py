@@ -45,7 +45,7 @@ def test_deterministic_sums_do_not_depend_on_the_order_of_programs():
 
 
 def test_the_default_follows_torch(monkeypatch):
-    from kernels.flex_attention import backward
+    from kernels.flex_attention.portable import backward
 
     passes = []
     launch = backward.launch
@@ -98,7 +98,7 @@ def test_dtypes_of_inputs_and_tables_are_independent(dtype, table_dtype):
 
 @pytest.mark.parametrize("needed", [("q",), ("k",), ("v",), ("slopes",), ("q", "slopes"), ("k", "v")])
 def test_only_what_is_needed_is_launched(needed, monkeypatch):
-    from kernels.flex_attention import backward
+    from kernels.flex_attention.portable import backward
 
     launched = []
     launch = backward.launch

@@ -8,15 +8,9 @@ import triton
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.flex_attention import (
-    BlockMask,
-    causal_block_mask,
-    flex_attention,
-    hopper,
-    hopper_backward,
-    operator,
-    problem,
-)
+from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import forward as hopper
 from tests.flex_attention import cases
 
 if hopper.gluon is None:
@@ -26,7 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.flex_attention.hopper import item_of, items_of_program, place
+from kernels.flex_attention.hopper.forward import item_of, items_of_program, place
 from tests.gluon_model.cases import planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")

@@ -11,8 +11,8 @@ from torch import nn
 from kernels import runtime
 from kernels.common.validate import same_device
 from kernels.flex_attention import causal_block_mask, flex_attention, mods
-from kernels.flex_attention import score_mod_compiler as compiler
-from kernels.flex_attention.fingerprint import Fingerprint
+from kernels.flex_attention.mods import compiler
+from kernels.flex_attention.mods.fingerprint import Fingerprint
 from tests.flex_attention import cases
 
 DEVICE = runtime.device
@@ -272,7 +272,10 @@ def test_torchs_modules_are_known_by_all_they_hold():
     linear = nn.Linear(3, 2)
     mod = lambda score, b, h, q, k: score * linear(torch.ones(3))[h]  # noqa: E731
     before = Fingerprint(mod)
-    assert before.complete and [t is w for t, w in zip(before.tensors, linear.parameters(), strict=True)] == [True, True]
+    assert before.complete and [t is w for t, w in zip(before.tensors, linear.parameters(), strict=True)] == [
+        True,
+        True,
+    ]
     linear.out_features = 5
     after = Fingerprint(mod)
     assert (after.structure, after.values) != (before.structure, before.values)
@@ -282,7 +285,9 @@ def test_a_fingerprint_is_quick():
     import timeit
 
     layer = Attention()
-    assert min(timeit.repeat(lambda: Fingerprint(layer.mod), number=20, repeat=5)) / 20 < 2e-3  # a trace takes ten times that
+    assert (
+        min(timeit.repeat(lambda: Fingerprint(layer.mod), number=20, repeat=5)) / 20 < 2e-3
+    )  # a trace takes ten times that
 
 
 def test_devices_are_checked_of_a_known_mod_too(traced, monkeypatch):

@@ -8,16 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import runtime
-from kernels.flex_attention import (
-    AuxRequest,
-    backward,
-    decoding,
-    flex_attention,
-    forward,
-    mods,
-    or_masks,
-    problem,
-)
+from kernels.flex_attention import AuxRequest, flex_attention, mods, or_masks, problem
+from kernels.flex_attention.portable import backward, decoding, forward
 from tests.flex_attention import cases
 
 MASKS = [

@@ -10,9 +10,9 @@ import torch
 
 from kernels import runtime
 from kernels.flex_attention import ModError, flex_attention, mods
-from kernels.flex_attention import score_mod_compiler as compiler
-from kernels.flex_attention.fingerprint import Fingerprint
-from kernels.flex_attention.score_mod_trace import trace
+from kernels.flex_attention.mods import compiler
+from kernels.flex_attention.mods.fingerprint import Fingerprint
+from kernels.flex_attention.mods.trace import trace
 from tests.flex_attention import cases
 
 

@@ -12,8 +12,8 @@ import torch
 
 from kernels import runtime
 from kernels.flex_attention import and_masks, flex_attention, mods, or_masks, sliding_window_block_mask
-from kernels.flex_attention import score_mod_compiler as compiler
 from kernels.flex_attention.block_mask import causal_block_mask, document_block_mask
+from kernels.flex_attention.mods import compiler
 from tests.flex_attention.cases import document_ids, ints
 
 DEVICE = runtime.device

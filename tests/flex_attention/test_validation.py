@@ -6,17 +6,9 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.flex_attention import (
-    AuxRequest,
-    backward,
-    causal_block_mask,
-    create_block_mask,
-    decoding,
-    flex_attention,
-    forward,
-    mods,
-    score_mod_compiler,
-)
+from kernels.flex_attention import AuxRequest, causal_block_mask, create_block_mask, flex_attention, mods
+from kernels.flex_attention.mods import compiler as score_mod_compiler
+from kernels.flex_attention.portable import backward, decoding, forward
 
 
 def zeros(*shape, dtype=torch.float32):

@@ -26,8 +26,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from kernels.flex_attention import score_mod_vectors
-from kernels.flex_attention.score_mod_vectors import LONGEST, Vector
+from kernels.flex_attention.mods import vectors as score_mod_vectors
+from kernels.flex_attention.mods.vectors import LONGEST, Vector
 
 aten = torch.ops.aten
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.flex_attention.forward import load_rows, source_of
+from kernels.flex_attention.portable.forward import load_rows, source_of
 
 
 @triton.jit

@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.flex_attention import hopper, problem
-from kernels.flex_attention.delta import delta_of_rows
-from kernels.flex_attention.forward import logits
+from kernels.flex_attention import problem
+from kernels.flex_attention.hopper import forward as hopper
+from kernels.flex_attention.portable.delta import delta_of_rows
+from kernels.flex_attention.portable.forward import logits
 
 if hopper.gluon is not None:
     from triton.experimental import gluon
@@ -32,7 +33,7 @@ if hopper.gluon is not None:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from kernels.flex_attention.hopper import first_row, items_of_program, lists_of, place
+    from kernels.flex_attention.hopper.forward import first_row, items_of_program, lists_of, place
 
 BLOCK_N = hopper.GROUPS * hopper.ROWS
 KEPT = 2  # items' keys and values in shared memory: the next item's come while this one's gradients are stored

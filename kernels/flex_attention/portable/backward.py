@@ -18,9 +18,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.launch import launch
-from kernels.flex_attention import hopper_backward
-from kernels.flex_attention.delta import delta_of_rows
-from kernels.flex_attention.forward import like_strided, list_row, load_rows, logits, source_of, sources
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.portable.delta import delta_of_rows
+from kernels.flex_attention.portable.forward import like_strided, list_row, load_rows, logits, source_of, sources
 
 
 @triton.jit

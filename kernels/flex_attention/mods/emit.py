@@ -12,8 +12,8 @@ import textwrap
 
 import torch
 
-from kernels.flex_attention import mod_ops
-from kernels.flex_attention.score_mod_trace import ARGUMENTS, ModError, source_line
+from kernels.flex_attention.mods import device as mod_ops
+from kernels.flex_attention.mods.trace import ARGUMENTS, ModError, source_line
 
 aten, prims = torch.ops.aten, torch.ops.prims
 FLOAT, INT, LONG, BOOL = "float", "int", "long", "bool"

@@ -20,9 +20,10 @@ from pathlib import Path
 import torch
 
 from kernels.common.validate import same_device
-from kernels.flex_attention import mod_ops, score_mod_emit
-from kernels.flex_attention.fingerprint import Fingerprint, replaced
-from kernels.flex_attention.score_mod_trace import ARGUMENTS, ModError, trace
+from kernels.flex_attention.mods import device as mod_ops
+from kernels.flex_attention.mods import emit as score_mod_emit
+from kernels.flex_attention.mods.fingerprint import Fingerprint, replaced
+from kernels.flex_attention.mods.trace import ARGUMENTS, ModError, trace
 
 __all__ = ["ModError", "BoundMod", "bind", "source"]
 
@@ -206,7 +207,7 @@ _modules = _Bounded(2048)
 def _module_text(title, *functions):
     body = "\n\n".join(functions)
     helpers = sorted(name for name in vars(mod_ops) if re.search(rf"(?<![.\w]){name}\(", body) and name[0] != "_")
-    imports = f"\nfrom kernels.flex_attention.mod_ops import {', '.join(helpers)}\n" if helpers else ""
+    imports = f"\nfrom kernels.flex_attention.mods.device import {', '.join(helpers)}\n" if helpers else ""
     return f'"""Generated from {title}."""\n\nimport triton\nimport triton.language as tl\n{imports}\n\n{body}'
 
 
@@ -331,11 +332,15 @@ def _of_family(look, key, mod, kind, device, differentiate):
     try:
         other = replaced(mod, dict(zip((look.places[i] for i in family.varying), stand_ins, strict=True)))
         compiled, captured = compile_mod(other, kind, device, differentiate, stand_ins)
-    except Exception:  # whatever a tensor without a value cannot do; with the numbers themselves the mod may be all right
+    except (
+        Exception
+    ):  # whatever a tensor without a value cannot do; with the numbers themselves the mod may be all right
         family.refused = True
         return None
     varying = {id(stand_in): i for i, stand_in in zip(family.varying, stand_ins, strict=True)}
-    numbers = [varying[id(tensor)] for tensor in captured if id(tensor) in varying]  # in the order in which they were met
+    numbers = [
+        varying[id(tensor)] for tensor in captured if id(tensor) in varying
+    ]  # in the order in which they were met
     captured = [tensor for tensor in captured if id(tensor) not in varying]
     places = [next((i for i, t in enumerate(look.tensors) if t is tensor), None) for tensor in captured]
     if None in places:

@@ -20,7 +20,7 @@ import triton
 from kernels.common.gpu import is_cuda_architecture, multiprocessors
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
-from kernels.flex_attention.forward import fits_copy_engine, like_strided, list_row, logits
+from kernels.flex_attention.portable.forward import fits_copy_engine, like_strided, list_row, logits
 
 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8):
     from triton.experimental import gluon
