@@ -138,9 +138,7 @@ def document_block_mask(
     (q_least, q_most), (k_least, k_most) = (_range_of_blocks(rows, size) for size in BLOCK_SIZE)
     q_least, q_most = q_least[:, :, None], q_most[:, :, None]  # [B, R, 1]
     k_least, k_most = k_least[:, None, :], k_most[:, None, :]  # [B, 1, C]
-    some = (k_least <= q_most) & (
-        k_most >= q_least
-    )  # ids that fall may leave a block without a pair: it is partial then
+    some = (k_least <= q_most) & (k_most >= q_least)  # ids that fall may leave a block without a pair: it is partial then
     full = (q_least == q_most) & (k_least == k_most) & (q_least == k_least) & inside
     if causal:
         some, full = some & (k0 <= q1), full & (k1 <= q0)
