@@ -14,7 +14,7 @@ from kernels.flex_attention.block_mask import (
     or_masks,
     sliding_window_block_mask,
 )
-from kernels.flex_attention.mods.compiler import ModError
+from kernels.flex_attention.mods.errors import ModError
 from kernels.flex_attention.operator import flex_attention
 
 __all__ = [

@@ -14,7 +14,7 @@ from kernels.flex_attention import options as options_of
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper
-from kernels.flex_attention.mods.compiler import bind, source
+from kernels.flex_attention.mods.bind import bind, source
 from kernels.flex_attention.portable import backward as backward_pass
 from kernels.flex_attention.portable import decoding
 from kernels.flex_attention.portable import forward as forward_pass

@@ -146,7 +146,7 @@ def is_mod_or_makes_one(name):
 def test_what_is_excused_says_so(name):
     """The error shows the line that takes a vector."""
     from kernels.flex_attention import flex_attention
-    from kernels.flex_attention.mods.compiler import ModError
+    from kernels.flex_attention.mods.errors import ModError
 
     mod = generator(name)(torch.zeros(2, 2, 5, 3, dtype=torch.int64), 8)
     with pytest.raises(ModError, match="attn_gym"):

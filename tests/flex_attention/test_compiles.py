@@ -12,7 +12,7 @@ from kernels.common import configs
 from kernels.flex_attention import create_block_mask, flex_attention, operator, problem
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper
-from kernels.flex_attention.mods import compiler
+from kernels.flex_attention.mods import bind
 from kernels.flex_attention.portable import backward, decoding, forward
 from kernels.lab import compile_report
 from tests.flex_attention import cases
@@ -112,9 +112,9 @@ def with_numbers(offset, scale, tensor):
         return mod
 
     for differentiate in (False, True):
-        compiler.bind(make(offset + 3, scale + 1), "score_mod", runtime.device, differentiate)
+        bind.bind(make(offset + 3, scale + 1), "score_mod", runtime.device, differentiate)
     mod = make(offset, scale)
-    assert compiler.bind(mod, "score_mod", runtime.device, True).numbers
+    assert bind.bind(mod, "score_mod", runtime.device, True).numbers
     return {"score_mod": mod}
 
 
