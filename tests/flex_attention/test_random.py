@@ -87,8 +87,9 @@ def test_loads_by_the_copy_engine(name, shape, layout, monkeypatch):
 def test_ds_kept_for_dq(name, heads, TMA, monkeypatch):
     """dq from the ds that the pass over keys leaves in a workspace of so many heads, in as many rounds as that takes."""
     launched = []
-    launch = backward.launch
-    monkeypatch.setattr(backward, "launch", lambda k, *a, **m: (launched.append(k.__name__), launch(k, *a, **m)))
+    cases.replace_launch(
+        monkeypatch, lambda launch: lambda k, *a, **m: (launched.append(k.__name__), launch(k, *a, **m))
+    )
     original = problem.table_options
     options = {"TMA": TMA, "WORKSPACE": heads * 128 * 128 * 4}
     monkeypatch.setattr(problem, "table_options", lambda *a: original(*a) | options)
