@@ -9,8 +9,9 @@ import torch
 # Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
 from numpy import array, errstate, float64, isnan, mean, sqrt
 
+from kernels.check.contestant import Contestant, Outcome
 from kernels.check.tensors import SIDES, Fenced
-from kernels.lab.trace import trace
+from kernels.lab.trace import Launch
 
 _TOLERANCE = {torch.int32: 0.0, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -102,6 +103,24 @@ class Run(NamedTuple):
         return any(seen.stored.any() for seen in self.seen.values())
 
 
+class Traced(NamedTuple):
+    """A call that was traced: what it left, its launches, its strays, and the lines that left lanes undefined."""
+
+    run: Run
+    launches: list[Launch]
+    strays: list[Stray]
+    undefined: list[str]
+
+    @property
+    def stored(self) -> bool:
+        """Whether a kernel stored anything."""
+        return any(access.kind != "load" for launch in self.launches for access in launch.accesses)
+
+
+class Failed(Exception):
+    """The learner's code raised: what and where, and what it usually means."""
+
+
 @dataclass
 class Case:
     """One call of the learner's function, and the answers it must give.
@@ -127,8 +146,21 @@ class Case:
         sizes = {axis: n for tensor in self.tensors for axis, n in zip(tensor.axes, tensor.shape)}
         return ", ".join(f"{name} = {_text(value)}" for name, value in (sizes | self.launch).items())
 
-    def run(self, fn, only: dict[str, list[tuple[str, str]]] | None = None) -> Run:
-        """Call ``fn``. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says."""
+    def run(self, contestant: Contestant, only: dict[str, list[tuple[str, str]]] | None = None) -> Run:
+        """Make the call. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says.
+
+        Raises ``Failed`` where the learner's code raises.
+        """
+        return self._run(contestant, only)[0]
+
+    def traced(self, contestant: Contestant, poison: float | None = None) -> "Traced":
+        """The same, with accesses outside their tensors left out and listed; ``poison``: what undefined lanes hold."""
+        run, outcome = self._run(contestant, traced=True, poison=poison)
+        outside = [(launch, access) for launch in outcome.launches for access in launch.outside()]
+        strays = [stray for launch, access in outside for stray in self._strays(launch.operands, access)]
+        return Traced(run, outcome.launches, strays, outcome.undefined)
+
+    def _run(self, contestant, only=None, **how) -> tuple[Run, Outcome]:
         for tensor in self.inputs:
             if only is None and self.poison is None:
                 tensor.fill(None)
@@ -137,17 +169,11 @@ class Case:
                 tensor.fill(self.neutral, [end for end in ends if end in tensor.ends()])
         for out in self.outs:
             out.tensor.erase()
-        fn(*(tensor.view for tensor in self.tensors), **self.launch)
+        outcome = contestant.call(self.tensors, self.launch, **how)
+        if outcome.error:
+            raise Failed(*outcome.error)
         seen = {out.name: Seen(out.array(out.tensor.view.cpu().double()), *out.tensor.touched()) for out in self.outs}
-        return Run(seen, [tensor.name for tensor in self.inputs if not tensor.intact()])
-
-    def traced(self, fn) -> tuple[Run, list[Stray], bool]:
-        """The same, with accesses outside their tensors left out and listed; and whether a kernel stored anything."""
-        with trace.recording() as recorded:
-            run = self.run(fn)
-        outside = [(launch, access) for launch in recorded.launches for access in launch.outside()]
-        strays = [stray for launch, access in outside for stray in self._strays(launch.operands, access)]
-        return run, strays, any(access.kind != "load" for access in recorded.accesses)
+        return Run(seen, [tensor.name for tensor in self.inputs if not tensor.intact()]), outcome
 
     def tensor_of(self, operand) -> Fenced | None:
         """Which of the call's tensors a launch's operand is: by shape and strides, and by name where several fit."""

@@ -8,7 +8,7 @@ from numpy import argwhere, isfinite
 
 from kernels import runtime
 from kernels.check.tensors import NAN
-from kernels.lab.trace import Undefined, trace
+from kernels.lab.trace import Undefined
 
 NOTHING = "nothing is stored"
 NO_KERNEL = "no Triton kernel stores anything"
@@ -22,36 +22,35 @@ class Finding(NamedTuple):
     cause: str
 
 
-def judge(exercise, item, fn, case) -> Finding | None:
+def judge(exercise, item, contestant, case) -> Finding | None:
     """Compare one call with its answers, and look for the cause of a difference."""
     strays, bare = [], []
     if runtime.interpreted:
-        with Undefined(0.0) as undefined:
-            run, strays, launched = case.traced(fn)
-        bare = [] if strays else undefined.lines
-        if run.stored and not launched:
+        seen = case.traced(contestant, poison=0.0)
+        run, strays = seen.run, seen.strays
+        bare = [] if strays else seen.undefined
+        if run.stored and not seen.stored:
             return Finding(NO_KERNEL, f"with {case.sizes}", "something else filled the output")
         for stray in strays:
             if stray.far:  # performing it could end the process
                 where = f"a {stray.kind} reaches far outside {stray.tensor}"
                 return Finding(where, f"`{stray.source}` (with {case.sizes})", item.otherwise)
     if strays or not runtime.interpreted:
-        run = case.run(fn)
+        run = case.run(contestant)
     if run.changed:
         names = " and ".join(run.changed)
         return Finding(f"{names} changed", f"with {case.sizes}", f"the kernel stores into {names}, which is an input")
     judged = [out for out in case.outs if out.expected is not None]
     if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
         return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
-    findings = (_judge_output(exercise, item, fn, case, out, run.seen[out.name], strays) for out in judged)
-    return next(filter(None, findings), None) or (_undefined(fn, case, judged, bare) if bare else None)
+    findings = (_judge_output(exercise, item, contestant, case, out, run.seen[out.name], strays) for out in judged)
+    return next(filter(None, findings), None) or (_undefined(contestant, case, judged, bare) if bare else None)
 
 
-def _undefined(fn, case, judged, bare) -> Finding | None:
+def _undefined(contestant, case, judged, bare) -> Finding | None:
     """Look for outputs that are right only as long as the masked lanes of the ``bare`` loads hold the interpreter's 0."""
     for poison in Undefined.POISONS:
-        with Undefined(poison):
-            seen = case.traced(fn)[0].seen
+        seen = case.traced(contestant, poison).run.seen
         for out in judged:
             bad = out.wrong(seen[out.name].got)
             if bad.any():
@@ -66,7 +65,7 @@ def without_other(lines: list[str]) -> str:
     return f"{name}: `other` is missing. What a masked lane holds is undefined on a GPU, and poison here"
 
 
-def _judge_output(exercise, item, fn, case, out, seen, strays) -> Finding | None:
+def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Finding | None:
     """Compare one output with its answer, and look for the cause of a difference."""
     bad = out.wrong(seen.got)
     if not bad.any() and not out.unstored(seen).any() and not seen.spilled:
@@ -75,7 +74,7 @@ def _judge_output(exercise, item, fn, case, out, seen, strays) -> Finding | None
         return Finding(f"nothing is stored in {out.name}", f"with {case.sizes}", f"no tl.store reaches {out.name}")
 
     where, amount = _where(out, bad), _amount(case, out, seen, bad)
-    clean = case.run(fn, only={}).seen[out.name]
+    clean = case.run(contestant, only={}).seen[out.name]
     if not out.wrong(clean.got).any():
         reached = {(stray.tensor, stray.axis, stray.side) for stray in strays}
         causes = [
@@ -85,7 +84,7 @@ def _judge_output(exercise, item, fn, case, out, seen, strays) -> Finding | None
             if bad.any() and (case.poison is None or (axis, side) in case.poison)
             if not reached or (tensor.name, axis, side) in reached
             if exercise.mask(tensor.name, axis, side)
-            if out.wrong(case.run(fn, only={tensor.name: [(axis, side)]}).seen[out.name].got).any()
+            if out.wrong(case.run(contestant, only={tensor.name: [(axis, side)]}).seen[out.name].got).any()
         ]
         if bad.any() and not causes:
             causes = ["a load reads outside its tensor, and what it finds there enters the answer"]
@@ -111,9 +110,10 @@ def _judge_output(exercise, item, fn, case, out, seen, strays) -> Finding | None
     return Finding(where, amount, item.otherwise)
 
 
-def touches(exercise, item, fn, case) -> Finding | None:
+def touches(exercise, item, contestant, case) -> Finding | None:
     """Look at the addresses that one call touches: all must lie inside their tensors."""
-    run, strays, _ = case.traced(fn)
+    seen = case.traced(contestant)
+    run, strays = seen.run, seen.strays
     if not run.stored:
         return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
     if not strays:
@@ -128,14 +128,13 @@ def touches(exercise, item, fn, case) -> Finding | None:
     return Finding(where, f"`{first.source}` (with {case.sizes})", cause)
 
 
-def shares(exercise, item, fn, case) -> Finding | None:
+def shares(exercise, item, contestant, case) -> Finding | None:
     """Look for elements of an output that several programs of one launch update, atomically or by load and store."""
-    with trace.recording() as recorded:
-        run = case.run(fn)
-    if not run.stored:
+    traced = case.traced(contestant)
+    if not traced.run.stored:
         return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
     written = set()
-    for launch in recorded.launches:
+    for launch in traced.launches:
         races = launch.races()
         for name, operand in launch.operands.items():
             out = next((out for out in case.outs if out.tensor is case.tensor_of(operand)), None)

@@ -11,6 +11,9 @@ not guesses, lead from a wrong answer to its cause:
   one input at a time: the run that goes wrong again names the mask that is missing. In the interpreter the addresses
   themselves say which ends to try;
 * failing that, the answer is compared with what known mistakes would give (:attr:`Exercise.suspects`).
+
+The learner's code runs behind one line, ``contestant.Contestant``: a call goes over it, and comes back as the tensors that it
+wrote, its trace and its error. On this side stand the cases, the answers, the comparison and the points.
 """
 
 import os
@@ -22,7 +25,8 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels import runtime
-from kernels.check.cases import Case, Output, Run, Seen, Stray
+from kernels.check.cases import Case, Failed, Output, Run, Seen, Stray
+from kernels.check.contestant import Contestant
 from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, judge, shares, touches
 from kernels.check.explanations import CHECKS_OWN, explain
 from kernels.check.tensors import NAN, UNTOUCHED, Draw, Fenced
@@ -105,18 +109,19 @@ def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None) -> int
         seed = None if grading else seed
     if seed is None:
         seed = secrets.randbits(32)
-    if not callable(fn):
+    contestant = fn if isinstance(fn, Contestant) else Contestant(fn)
+    if not isinstance(fn, Contestant) and not callable(fn):
         print(f"{exercise.name}: nothing to check, the function is {fn!r}. Run the cell that defines it first.")
         return 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # poison makes numpy warn, and nbgrader counts anything on stderr as a failure
-        earned = _check(exercise, fn, seed, grading)
+        earned = _check(exercise, contestant, seed, grading)
     drawn = f" (graded with seed {seed})" if grading else ""
     print(f"{exercise.name}: {earned} of {exercise.points} {exercise.unit}{drawn}")
     return earned
 
 
-def _check(exercise, fn, seed, grading) -> int:
+def _check(exercise, contestant, seed, grading) -> int:
     earned, failed, printed = 0, [], set()
     for number, item in enumerate(exercise.properties):
         experiment = touches if item.addresses else shares if item.shared_updates else judge
@@ -126,9 +131,9 @@ def _check(exercise, fn, seed, grading) -> int:
         finding = None
         for case in item.cases(Draw(f"{seed}, {exercise.name}, {item.name}", grading)):
             try:
-                finding = experiment(exercise, item, fn, case)
-            except Exception as raised:
-                finding = Finding(f"an error with {case.sizes}", *explain(raised))
+                finding = experiment(exercise, item, contestant, case)
+            except Failed as raised:
+                finding = Finding(f"an error with {case.sizes}", *raised.args)
             if finding:
                 break
         if number == 0 and finding and finding.where in (NOTHING, NO_KERNEL):
