@@ -1,0 +1,168 @@
+"""The weight gradient of depthwise convolutions: no product is left, so what counts is that values are read once.
+
+Output pixels lie in strips, RUN neighbours in a row. A program keeps the sums of all taps of the filter in registers, or as
+many as fit, for a few channels; of each strip it reads dy once, and of every row under the filter the pixels that the strip's
+taps see, once for all of them:
+
+    dw[o, r, s] = sum over strips, i of dy[o, i] x[o // multiplier, row r, i σw + s δw]
+"""
+
+from dataclasses import replace
+
+import triton
+import triton.language as tl
+
+from kernels.common.launch import launch
+from kernels.conv_wgrad import split_k as splits
+from kernels.conv_wgrad.geometry import tile_waste
+from kernels.conv_wgrad.portable.pixels import UNITS, channels_adjacent, common_unit, inside, pixel_offset, rows_of
+
+MOST_TAPS = 8  # in a row of the filter
+MOST_SUMS = 49  # of a program: 7 x 7 taps
+
+# Integers that the compiler gains nothing from knowing.
+SIZES = ["strips", "runs", "P", "Q", "H", "W", "R", "S", "o_units", "blocks", "per", "sh", "pt", "pl", "dh"]
+
+
+@triton.jit(do_not_specialize=[*SIZES, *UNITS])
+def depthwise_kernel(
+    dy_ptr, x_ptr, out_ptr,
+    strips, runs, P, Q, H, W, R, S, multiplier,
+    o_units, blocks, per,
+    m_units, n_units, h_units, w_units,
+    sh, pt, pl, dh,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, RUN: tl.constexpr,
+    STRIDE: tl.constexpr, DILATION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """ROWS x TAPS taps of the filter, for BLOCK_M output channels, summed over one piece of the strips, BLOCK_K at a time.
+
+    ``runs`` strips lie in a row of output pixels. STRIDE and DILATION are those along a row. Co and the strides of dy
+    (m_units) and x are given in units of UNIT elements: the compiler then loads whole vectors.
+    """
+    Co = o_units * UNIT
+    tiles = tl.cdiv(Co, BLOCK_M)
+    shares = tl.cdiv(S, TAPS)
+    pid = tl.program_id(0)
+    column = pid // tiles % (tl.cdiv(R, ROWS) * shares)
+    piece = pid // tiles // (tl.cdiv(R, ROWS) * shares)
+    r0 = column // shares * ROWS
+    s0 = column % shares * TAPS
+    offs_o = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_o = offs_o < Co
+    # where the piece begins: the only divisions in 64 bits, of scalars
+    first = piece * per
+    begin = first.to(tl.int64) * BLOCK_K
+    row = begin // runs
+    image = row // P
+    run = (begin - row * runs).to(tl.int32)
+    line = (row - image * P).to(tl.int32)
+    left = tl.minimum(strips - begin, per * BLOCK_K).to(tl.int32)
+    step = tl.cast(m_units, tl.int64) * UNIT
+    next_pixel = tl.cast(w_units, tl.int64) * UNIT
+    accs = ()
+    for _i in tl.static_range(ROWS * TAPS):
+        accs = accs + (tl.zeros([BLOCK_K, BLOCK_M], tl.float32),)
+    for block in range(0, tl.minimum(per, blocks - first)):
+        strip = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        there = strip < left
+        q = (run + strip) % runs * RUN
+        lines = line + (run + strip) // runs
+        p = lines % P
+        n = image + lines // P
+        m = (n * P + p) * Q + q
+        dy_at = dy_ptr + m[:, None] * step + offs_o[None, :]
+        dys = ()
+        for i in tl.static_range(RUN):
+            mask = there & (q + i < Q)
+            value = tl.load(dy_at + i * step, mask=mask[:, None] & mask_o[None, :], other=0.0)
+            dys = dys + (value.to(tl.float32),)
+        h = p * sh + r0 * dh - pt
+        w = q * STRIDE + s0 * DILATION - pl
+        sums = ()
+        for r in tl.static_range(ROWS):
+            seen = there & inside(h + r * dh, H)
+            at = (n * n_units + pixel_offset(h + r * dh, w, h_units, w_units, WIDE=True)) * UNIT
+            x_at = x_ptr + at[:, None] + (offs_o // multiplier)[None, :]
+            xs = ()
+            for j in tl.static_range((RUN - 1) * STRIDE + (TAPS - 1) * DILATION + 1):
+                mask = seen & inside(w + j, W)
+                value = tl.load(x_at + j * next_pixel, mask=mask[:, None] & mask_o[None, :], other=0.0)
+                xs = xs + (value.to(tl.float32),)
+            for s in tl.static_range(TAPS):
+                acc = accs[r * TAPS + s]
+                for i in tl.static_range(RUN):
+                    acc += dys[i] * xs[i * STRIDE + s * DILATION]
+                sums = sums + (acc,)
+        accs = sums
+    out_at = out_ptr + (piece.to(tl.int64) * Co + offs_o) * (R * S)
+    for r in tl.static_range(ROWS):
+        for s in tl.static_range(TAPS):
+            exists = offs_o < tl.where(r0 + r < R, tl.where(s0 + s < S, Co, 0), 0)
+            total = tl.sum(accs[r * TAPS + s], 0).to(out_ptr.dtype.element_ty)
+            tl.store(out_at + (r0 + r) * S + s0 + s, total, mask=exists)
+
+
+def shares(size, most):
+    """The length of equal shares of ``size``, as few as hold at most ``most``."""
+    return -(-size // -(-size // most))
+
+
+def taps_of(g):
+    """``(rows, taps in a row)`` of the filter that a program sums."""
+    taps = shares(g.S, MOST_TAPS)
+    return shares(g.R, MOST_SUMS // taps), taps
+
+
+
+
+def size_class(g):
+    """The table's key: how many sums a thread's channel has."""
+    rows, taps = taps_of(g)
+    return "few taps" if rows * taps <= 12 else "many taps"
+
+
+def plan(g, device, split_k=None):
+    """``(sizes of the sum, Cut)``: channels, programs beside each other for all taps, and strips."""
+    options = splits.configuration("conv_wgrad", "depthwise", size_class(g), device)
+    rows, taps = taps_of(g)
+    run = shares(max(g.Q, 1), options["RUN"])
+    sizes = (g.Co, -(-g.R // rows) * -(-g.S // taps), g.N * g.P * -(-g.Q // run))
+    chosen = splits.cut(sizes, "depthwise", size_class(g), device, split_k=split_k, length=run)
+    return sizes, replace(chosen, options=chosen.options | {"RUN": run})
+
+
+def waste_of(g, chosen):
+    """``tile_waste`` of channels, rows and columns of the filter, rows of output pixels, and pixels in a row."""
+    run, (rows, taps) = chosen.options["RUN"], taps_of(g)
+    strips = g.N * g.P * -(-g.Q // run)
+    tiles = (chosen.tile[0], rows, taps, chosen.tile[2], run)
+    return tile_waste((g.Co, g.R, g.S, strips, g.Q), tiles)
+
+
+def depthwise(input, grad_output, g, cut, out):
+    """Write ``cut.pieces`` partial sums of a depthwise weight gradient to ``out``.
+
+    Args:
+        input: [N, H, W, Ci].
+        grad_output: [N, P, Q, Co].
+        g: their ``Geometry``, with one input channel a group.
+        cut: the ``Cut`` of its strips.
+        out: contiguous, [pieces, *g.weight_shape].
+    """
+    x, dy = channels_adjacent(input), rows_of(grad_output)
+    unit = common_unit(16 // x.element_size(), g.Co, dy.stride(0), *x.stride()[:3])
+    m_units, *x_units = (stride // unit for stride in (dy.stride(0), *x.stride()[:3]))
+    rows, taps = taps_of(g)
+    runs = -(-g.Q // cut.options["RUN"])
+    launch(
+        depthwise_kernel,
+        (cut.tiles * cut.pieces,),
+        dy, x, out,
+        g.N * g.P * runs, runs, g.P, g.Q, g.H, g.W, g.R, g.S, g.Co_group,
+        g.Co // unit, cut.blocks, cut.per,
+        m_units, *x_units,
+        g.stride[0], g.padding[0], g.padding[2], g.dilation[0],
+        outputs=(out,),
+        UNIT=unit, ROWS=rows, TAPS=taps, STRIDE=g.stride[1], DILATION=g.dilation[1], **cut.options,
+    )  # fmt: skip
