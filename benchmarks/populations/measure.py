@@ -14,7 +14,7 @@ import torch
 from benchmarks import ahead, harness
 from benchmarks.populations import population
 
-ROOMS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention")
+ROOMS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention", "tune_conv_wgrad")
 
 
 def select(room, half, only, rows):
@@ -35,7 +35,7 @@ def run(room, half, out, limit_s, only="", rows=None, times=3, name=None):
     record = {
         "machine": machine,
         "room": room,
-        "population": {key: population.record(room)[key] for key in ("made_by", "date", "versions", "rule")},
+        "population": {key: population.record(bench.ROOM)[key] for key in ("made_by", "date", "versions", "rule")},
         "rows": [],
         "failed": [],
     }
