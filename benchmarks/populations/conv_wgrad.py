@@ -134,7 +134,7 @@ def compiled_for(layer, N):
     unit = lambda size: next(unit for unit in (8, 4, 2, 1) if size % unit == 0)  # noqa: E731
     units = unit(g.Ci), unit(g.Co), unit(g.Ci_group), unit(g.Co_group)
     tiles = min(g.Co_group, 256), min(g.Ci_group, 256), g.M < 20000
-    return units, tiles, g.pointwise, (g.R, g.S, *g.stride) if kind(layer) == "depthwise" else kind(layer)
+    return units, tiles, g.pointwise, (g.R, g.S, *g.stride, g.Q) if kind(layer) == "depthwise" else kind(layer)
 
 
 def line(row):
