@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import runtime
+from kernels.common import configs, plan
 from kernels.dynamic_conv import backward as backward_pass
 from kernels.dynamic_conv import dynamic_conv
-from kernels.dynamic_conv import forward as forward_pass
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 from tests.dynamic_conv import cases
 
@@ -66,8 +66,8 @@ def test_the_tile_is_no_part_of_the_answer(monkeypatch, packed):
     cu_seqlens = torch.tensor([0, 2, 2, 9, 21], device=runtime.device) if packed else None
     results = []
     for tile in TILES:
-        for module in (forward_pass, backward_pass):
-            monkeypatch.setattr(module, "configuration", lambda *_, tile=tile: dict(tile, num_warps=1))
+        monkeypatch.setattr(configs, "_says", lambda *_, tile=tile: dict(tile, num_warps=1))
+        plan.forget()
         leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
         y = dynamic_conv(*leaves, activation="silu", cu_seqlens=cu_seqlens)
         results.append((y, *torch.autograd.grad(y, leaves, dy)))
@@ -114,7 +114,8 @@ def test_balanced_runs_are_remembered_within_bounds():
 def test_runs_balanced_for_a_gpu_serve_every_size(monkeypatch, B, T):
     """A GPU's table gives HELD, from which the run's length follows, where the interpreter's gives the length."""
     options = {"G": 4, "ROWS": 1, "HELD": 660, "BLOCK": 16, "num_warps": 1}
-    monkeypatch.setattr(backward_pass, "configuration", lambda *_: dict(options))
+    says = lambda room, kernel, *rest: (options if kernel == "backward" else configs.table_says(room, kernel, *rest))  # noqa: E731
+    monkeypatch.setattr(configs, "_says", says)
     x, weight = (torch.randn(s, device=runtime.device, requires_grad=True) for s in ((B, T, 12), (B, T, 12, 4)))
     dy = torch.randn(B, T, 12, device=runtime.device)
     dx, dk = torch.autograd.grad(dynamic_conv(x, weight), (x, weight), dy)
