@@ -8,59 +8,29 @@ scores of the next tile, and for the values of this one, before it takes the sof
     a <- a alpha(j)
 
 Programs stay: while a group stores one tile of queries, the next tile's keys are on their way. The arithmetic is
-``forward.attention_forward_kernel``'s, whose mods, masks and lists it takes.
+``portable.forward.attention_forward_kernel``'s, whose mods, masks and lists it takes.
 """
 
-from functools import lru_cache
-
-import numpy as np
 import torch
 import triton
 
-from kernels.common.gpu import is_cuda_architecture, multiprocessors
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
-from kernels.flex_attention.forward import fits_copy_engine, like_strided, list_row, logits
+from kernels.flex_attention.hopper import dealing, fit
+from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, columns, described
+from kernels.flex_attention.portable.tiles import like_strided, logits
 
-if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8):
+if fit.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-else:  # ``unfit`` says so
-    gluon = None
 
-GROUPS = 2
-ROWS = 64  # queries of a group of four warps: the rows of one matrix instruction
-BLOCK_M = GROUPS * ROWS
-
-
-# Orders of the items, the ones that are kinder to the cache first: (TILES_FIRST, BACK_AND_FORTH).
-ORDERS = [(False, False), (False, True), (True, True)]
-
-
-def unfit(p, kernel, prefix, *tensors):
-    """Why the Hopper version of ``kernel`` cannot take the call whatever its blocks, as text, or ``None``."""
-    if p.options.keys() & {prefix + name for name in problem.OPTIONS}:
-        return "kernel_options ask for tiles or warps of their own"
-    if gluon is None:
-        return f"Triton is {triton.__version__}, needs 3.8 for Gluon's copy engine"
-    if not is_cuda_architecture(p.device, 9):
-        return "the GPU is not a Hopper"
-    if p.dtype.itemsize != 2:
-        return f"{p.dtype} has no 16-bit matrix instruction"
-    if max(p.D, p.Dv) > 128:
-        return f"heads of {max(p.D, p.Dv)} do not fit the registers"
-    if not problem.table_options(kernel, p.key, p.device)["STAGES"]:
-        return f"for {p.key} the plain kernel is faster"
-    if not all(map(fits_copy_engine, tensors)):
-        return "the copy engine cannot read these strides"
-    return None
+    from kernels.flex_attention.hopper.dealing import first_row, items_of_program, lists_of, place
 
 
 def reason_not(p, query, key, value):
     """Why this kernel cannot take the call, as text, or ``None``."""
-    why = unfit(p, "forward_hopper", "", query, key, value)
+    why = fit.unfit(p, "forward_hopper", "", query, key, value)
     BLOCK_N = options(p)["BLOCK_N"]
     if why is None and p.block_mask is not None and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
@@ -72,19 +42,7 @@ def options(p):
     return problem.table_options("forward_hopper", p.key, p.device)
 
 
-if gluon is not None:
-
-    @gluon.jit
-    def place(turn, BACK_AND_FORTH: gl.constexpr):
-        """This program's place in a round of items: 0 1 2 .. every time, or 0 1 2 .. and .. 2 1 0 by turns."""
-        back = BACK_AND_FORTH and turn % 2 == 1
-        return gl.where(back, gl.num_programs(0) - 1 - gl.program_id(0), gl.program_id(0))
-
-    @gluon.jit
-    def items_of_program(items, BACK_AND_FORTH: gl.constexpr):
-        """How many of the items this program gets."""
-        rounds = items // gl.num_programs(0)
-        return rounds + (place(rounds, BACK_AND_FORTH) < items % gl.num_programs(0)).to(gl.int32)
+if fit.gluon is not None:
 
     @gluon.jit
     def item_of(item, items, tiles_m, G, Hkv, TILES_FIRST: gl.constexpr):
@@ -101,33 +59,6 @@ if gluon is not None:
             tile = tiles_m - 1 - (item // G) % tiles_m
             bh = item // (G * tiles_m)
         return bh // Hkv, bh % Hkv, bh % Hkv * G + item % G, tile
-
-    @gluon.jit
-    def lists_of(b, h, r, partial, full, length, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES: gl.constexpr,
-                 BLOCK: gl.constexpr):  # fmt: skip
-        """``(tiles to mask, all tiles, where the two lists begin)`` of block row r; of all ``length`` rows if not SPARSE."""
-        if SPARSE:
-            row = list_row(partial, b, h, r)
-            some = gl.load(partial[0] + row) * TILES
-            at = partial[1] + row * partial[4]
-            if HAS_FULL:
-                row_full = list_row(full, b, h, r)
-                return some, some + gl.load(full[0] + row_full) * TILES, at, full[1] + row_full * full[4]
-            else:
-                return some, some, at, at
-        else:
-            return 0, gl.cdiv(length, BLOCK), 0, 0
-
-    @gluon.jit
-    def first_row(i, some, end, at, at_full, SPARSE: gl.constexpr, SPARSE_ROWS: gl.constexpr, TILES: gl.constexpr,
-                  BLOCK: gl.constexpr):  # fmt: skip
-        """Where tile i of the two lists end to end begins; any row for i behind their end."""
-        if SPARSE:
-            chosen = gl.where(i < some, at + i // TILES, at_full + (i - some) // TILES)
-            block = gl.load(chosen, mask=i < end, other=0)
-            return block * SPARSE_ROWS + i % TILES * BLOCK  # ``some`` is a multiple of TILES
-        else:
-            return i * BLOCK
 
     @gluon.jit
     def copy_tile(desc, b, h, row, buffers, ready, free, count, STAGES: gl.constexpr):
@@ -380,13 +311,13 @@ def forward(p, query, key, value, want_top=False):
     tiles_m = triton.cdiv(p.M, BLOCK_M)
     items = p.B * p.Hq * tiles_m
     at_once = 65536 // (options(p)["maxnreg"] * 32 * 12)  # programs that share a multiprocessor's registers
-    programs = min(items, at_once * multiprocessors(p.device))
+    programs = min(items, at_once * dealing.multiprocessors(p.device))
     launch(
         attention_forward_hopper_kernel,
         (programs,),
         *kernel_arguments(p, query, key, value, o, lse, top, tiles_m, items),
         outputs=(o,),
-        **order(p.B * p.Hkv, tiles_m, p.G, programs),
+        **dealing.order(p.B * p.Hkv, tiles_m, p.G, programs),
         **compile_time(p),
         num_warps=4,
         maxnreg=options(p)["maxnreg"],
@@ -424,44 +355,3 @@ def compile_time(p):
         "STAGES": STAGES,
         "REGISTERS": REGISTERS,
     }
-
-
-@lru_cache
-def order(groups, tiles, together, programs):
-    """The compile-time arguments that say how items are dealt to the programs.
-
-    The first of ``ORDERS`` whose longest share of a causal mask, in which each tile is a block shorter than the one before,
-    is at most 5 % longer than the best one's. Items of ``together`` heads that share keys are equally long.
-    """
-    # numpy: a default device of torch must neither hold this nor be waited for
-    lengths = np.arange(tiles, 0, -1) + 1  # an item costs a block's time for what is not its blocks
-    per_head = np.tile(lengths.repeat(together), groups)
-    per_tile = lengths.repeat(together * groups)
-
-    def longest(TILES_FIRST, BACK_AND_FORTH):
-        dealt = per_tile if TILES_FIRST else per_head
-        rounds = np.pad(dealt, (0, -len(dealt) % max(programs, 1))).reshape(-1, max(programs, 1))
-        if BACK_AND_FORTH:
-            rounds[1::2] = rounds[1::2, ::-1].copy()
-        return int(rounds.sum(0).max())
-
-    shares = {names: longest(*names) for names in ORDERS}
-    best = next(names for names in ORDERS if shares[names] <= 1.05 * min(shares.values()))
-    return dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), best, strict=True))
-
-
-def columns(D):
-    """Columns of a tile: a head, filled up with zeros."""
-    return max(16, triton.next_power_of_2(D))
-
-
-def described(x, rows):
-    """x [B, H, ., D] as the copy engine reads it, in tiles of ``rows``."""
-    tile = [1, 1, rows, columns(x.shape[-1])]
-    layout = gl.NVMMASharedLayout.get_default_for(tile, element(x))
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), tile, layout)
-
-
-def element(x):
-    """The type of a tensor's elements, in Gluon's terms."""
-    return gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16

@@ -6,21 +6,19 @@ Per tile of queries a group multiplies four times, every matrix of scores transp
     p = 2^(f(S) - lse)                meanwhile
     dv <- dv + p do                   in flight
     ds = f'(S) p (dP - delta)         meanwhile
-    dk <- dk + ds q                   in flight, while ds leaves for the workspace that ``backward.dq_from_ds`` reads
+    dk <- dk + ds q                   in flight, while ds leaves for the workspace that ``portable.stored_ds`` reads
 
 lse and delta come with the queries, made whole tiles by ``rows_kernel``: behind a sequence's end lse is infinite, so p = 0.
 """
 
-import torch
 import triton
-import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.flex_attention import hopper, problem
-from kernels.flex_attention.delta import delta_of_rows
-from kernels.flex_attention.forward import logits
+from kernels.flex_attention import problem
+from kernels.flex_attention.hopper import dealing, fit
+from kernels.flex_attention.portable.tiles import logits
 
-if hopper.gluon is not None:
+if fit.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import (
@@ -32,44 +30,15 @@ if hopper.gluon is not None:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from kernels.flex_attention.hopper import first_row, items_of_program, lists_of, place
+    from kernels.flex_attention.hopper.dealing import first_row, items_of_program, lists_of, place
 
-BLOCK_N = hopper.GROUPS * hopper.ROWS
+BLOCK_N = fit.GROUPS * fit.ROWS
 KEPT = 2  # items' keys and values in shared memory: the next item's come while this one's gradients are stored
-MULTIPLE = 128  # rows are whole tiles, of any size up to this
-
-
-@triton.jit
-def rows_kernel(
-    o_ptr, do_ptr, lse_ptr, dlse_ptr, rows_lse_ptr, rows_delta_ptr, M, MP, H,
-    stride_ob, stride_oh, stride_om, stride_od,
-    stride_db, stride_dh, stride_dm, stride_dd,
-    stride_lb, stride_lh, stride_lm,
-    HAS_DLSE: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
-):  # fmt: skip
-    """lse such that p = 2^(x - lse) is 0 where there is no query (inf) or no key (x = -inf, lse 0), and delta, [B H, MP]."""
-    tiles = MP // BLOCK_M
-    pid = tl.program_id(0)
-    m0 = (pid % tiles).to(tl.int64) * BLOCK_M
-    bh = (pid // tiles).to(tl.int64)
-    b, h = bh // H, bh % H
-    offs_m = tl.arange(0, BLOCK_M)
-    delta = delta_of_rows(
-        o_ptr, do_ptr, dlse_ptr, b, h, m0, M,
-        stride_ob, stride_oh, stride_om, stride_od,
-        stride_db, stride_dh, stride_dm, stride_dd,
-        stride_lb, stride_lh, stride_lm,
-        HAS_DLSE, DV, BLOCK_M, BLOCK_DV,
-    )  # fmt: skip
-    mask = m0 + offs_m < M
-    lse = tl.load(lse_ptr + bh * M + m0 + offs_m, mask=mask, other=float("inf"))
-    tl.store(rows_lse_ptr + bh * MP + m0 + offs_m, tl.where(lse == float("-inf"), 0.0, lse))
-    tl.store(rows_delta_ptr + bh * MP + m0 + offs_m, delta)
 
 
 def reason_not(p, query, key, value, do):
     """Why this kernel cannot take the call, as text, or ``None``."""
-    why = hopper.unfit(p, "backward_dkdv_hopper", "bwd_", query, key, value, do)
+    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", query, key, value, do)
     if why is None and p.block_mask is not None and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % options(p)["BLOCK_M"]):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {options(p)['BLOCK_M']} x {BLOCK_N}"
     return why
@@ -80,7 +49,7 @@ def options(p):
     return problem.table_options("backward_dkdv_hopper", p.key, p.device)
 
 
-if hopper.gluon is not None:
+if fit.gluon is not None:
 
     @gluon.jit
     def item_of(item, tiles_n, items, TILES_FIRST: gl.constexpr):
@@ -331,50 +300,35 @@ if hopper.gluon is not None:
         )  # fmt: skip
 
 
-def rows_of(p, do, dlse, o, lse):
-    """``rows_kernel``'s lse and delta, float32 [B Hq, MP] with MP a multiple of 128."""
-    MP = triton.cdiv(p.M, MULTIPLE) * MULTIPLE
-    rows = [torch.empty(p.B * p.Hq, MP, dtype=torch.float32, device=lse.device) for _ in range(2)]
-    BLOCK_M = 64
-    launch(
-        rows_kernel,
-        (p.B * p.Hq * (MP // BLOCK_M),),
-        o, do, lse, dlse, *rows, p.M, MP, p.Hq,
-        *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride()),
-        HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=hopper.columns(p.Dv),
-    )  # fmt: skip
-    return rows
-
-
 def launch_dkdv(p, query, key, value, do, rows, dk, dv, ds, first, count):
     """Launch the kernel for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace, or ``None``."""
     partial, full = p.transposed
     tiles_n = triton.cdiv(p.N, BLOCK_N)
     items = count * tiles_n
-    programs = min(items, hopper.multiprocessors(p.device))
+    programs = min(items, dealing.multiprocessors(p.device))
     launch(
         attention_dkdv_hopper_kernel,
         (programs,),
         *arguments(p, query, key, value, do, rows, dk, dv, ds, first, items),
         outputs=(dk, dv, ds),
-        HAS_FULL=full is not None, STORE=ds is not None, **hopper.order(count, tiles_n, 1, programs),
+        HAS_FULL=full is not None, STORE=ds is not None, **dealing.order(count, tiles_n, 1, programs),
         **compile_time(p), num_warps=4, maxnreg=168,
     )  # fmt: skip
 
 
 def arguments(p, query, key, value, do, rows, dk, dv, ds, first, items):
     """What the kernel is launched with: descriptors in place of everything it reads by tiles, and of the workspace."""
-    BLOCK_M, ROWS = options(p)["BLOCK_M"], hopper.ROWS
+    BLOCK_M, ROWS = options(p)["BLOCK_M"], fit.ROWS
     partial, full = p.transposed
     row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     ds_desc = None
     if ds is not None:
         tile = [1, ROWS, BLOCK_M]
-        layout = gl.NVMMASharedLayout.get_default_for(tile, hopper.element(ds))
+        layout = gl.NVMMASharedLayout.get_default_for(tile, fit.element(ds))
         ds_desc = TensorDescriptor(ds, list(ds.shape), list(ds.stride()), tile, layout)
     return (
-        hopper.described(query, BLOCK_M), hopper.described(do, BLOCK_M),
-        hopper.described(key, ROWS), hopper.described(value, ROWS),
+        fit.described(query, BLOCK_M), fit.described(do, BLOCK_M),
+        fit.described(key, ROWS), fit.described(value, ROWS),
         *(TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout) for r in rows), ds_desc,
         dk, dv, partial, full, p.score_tables, p.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
         triton.cdiv(p.N, BLOCK_N), p.shared(key), first, items, *dk.stride(), *dv.stride(),
@@ -396,10 +350,10 @@ def compile_time(p):
         "SPARSE_M": p.SPARSE_M or 1,
         "EDGE_M": p.M % BLOCK_M != 0,
         "BLOCK_M": BLOCK_M,
-        "BLOCK_D": hopper.columns(p.D),
-        "BLOCK_DV": hopper.columns(p.Dv),
-        "ROWS": hopper.ROWS,
-        "GROUPS": hopper.GROUPS,
+        "BLOCK_D": fit.columns(p.D),
+        "BLOCK_DV": fit.columns(p.Dv),
+        "ROWS": fit.ROWS,
+        "GROUPS": fit.GROUPS,
         "STAGES": STAGES,
         "KEPT": KEPT,
     }

@@ -74,7 +74,9 @@ class Vector:
             torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
         )
         if not pointwise:
-            raise error(f"of a short vector {name} is not to be had: element by element, or a sum, mean, dot, norm, amax ...")
+            raise error(
+                f"of a short vector {name} is not to be had: element by element, or a sum, mean, dot, norm, amax ..."
+            )
 
         def part(x, i):
             if isinstance(x, Vector):

@@ -46,7 +46,6 @@ __all__ = [
 ]
 
 
-
 class Mod:
     """A mod that knows how it was made: unlike a function inside a function it can be pickled, so a ``BlockMask`` that holds
     it can be stored, and sent to another process. It is called as the function that it wraps."""

@@ -11,7 +11,7 @@ import types
 
 import torch
 
-from kernels.flex_attention.mods import Mod
+from kernels.flex_attention.mods.zoo import Mod
 
 SAFE_PACKAGES = ("torch", "math", "builtins", "operator", "functools", "kernels", "kernels_from_math")
 MOST = 2000  # things that are looked at; a mod that reaches more is traced anew, which takes no longer

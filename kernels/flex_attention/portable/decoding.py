@@ -13,7 +13,8 @@ import triton.language as tl
 
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
-from kernels.flex_attention.forward import attend_list, attend_tile, like_strided, list_row, source_of, sources
+from kernels.flex_attention.portable.forward import attend_list, attend_tile
+from kernels.flex_attention.portable.tiles import like_strided, list_row, source_of, sources
 
 ROWS = 64  # (head, query) pairs that fit a tile
 
