@@ -12,6 +12,8 @@ The forward pass, the backward pass and ``explain`` read the same Plan, so they 
 import functools
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 MOST = 1024  # plans of one kind that are remembered; the least recently used is forgotten first
 _remembering = []
 
@@ -92,6 +94,15 @@ def forget():
         cached.cache_clear()
 
 
+class Layout(NamedTuple):
+    """What a plan may depend on of a tensor; ``address`` is modulo 16 bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    address: int
+
+
 def layout(tensor):
-    """What a plan may depend on of a tensor, ``None`` of ``None``: shape, strides, dtype, its address modulo 16 bytes."""
-    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() & 15)
+    """The ``Layout`` of a tensor, ``None`` of ``None``."""
+    return None if tensor is None else Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() & 15)

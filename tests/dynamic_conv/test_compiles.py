@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common import configs, plan
-from kernels.dynamic_conv import backward as backward_pass
-from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step
-from kernels.dynamic_conv import forward as forward_pass
+from kernels.common import configs
+from kernels.common.plan import forget
+from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, plan
 from kernels.lab import compile_report
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests compile every kernel")
@@ -38,9 +37,8 @@ def launches(monkeypatch, *, W=4, D=64, dtype=torch.float16, static=False, bias=
         return dict(table[kernel].get(key, table[kernel]["default"]))
 
     monkeypatch.setattr(configs, "_says", for_any_gpu)
-    plan.forget()
-    for module in (forward_pass, backward_pass):
-        monkeypatch.setattr(module, "launch", record)
+    forget()
+    monkeypatch.setattr(plan, "launch", record)
     B, T = (2, 32) if cu_seqlens is None else (1, cu_seqlens[-1])
     N = B if cu_seqlens is None else len(cu_seqlens) - 1
     tensor = lambda *shape: torch.zeros(shape, dtype=dtype, requires_grad=True)  # noqa: E731
