@@ -102,6 +102,10 @@ class Layout(NamedTuple):
     dtype: torch.dtype
     address: int
 
+    def meta(self):
+        """A tensor that lies so, of no memory."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
 
 def layout(tensor):
     """The ``Layout`` of a tensor, ``None`` of ``None``."""
