@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
+from kernels.common.plan import remembered
 
 # What a program costs beside its pixels, in pixels: filling the pipeline and storing its tile; partial sums written and read.
 START = 256
@@ -32,24 +33,23 @@ class Cut:
     per: int
 
 
-def cut(sizes, kernel, key, device, groups=1, split_k=None, length=1):
-    """The ``Cut`` of a sum with these sizes by the table of configurations: a pure function of sizes, key and GPU name.
+def cut(sizes, options, groups=1, split_k=None, length=1):
+    """The ``Cut`` of a sum with these sizes.
 
     Args:
         sizes: (rows, columns, reduction) of one group. A kernel without BLOCK_N has a program for each column.
-        kernel, key: in the table. ``HELD`` there is how many programs the GPU runs at once.
-        device: torch.device.
+        options: of the kernel, and ``HELD``: how many programs the GPU runs at once.
         groups: how many such sums there are.
         split_k: pieces of the reduction, or ``None`` for as many as cost least.
         length: pixels in one step of the reduction.
     """
-    options = configuration("conv_wgrad", kernel, key, device)
-    held = options.pop("HELD")
+    held = options.get("HELD")
     # no tile is more than twice as long as what it covers, but matrix units need 16
     tile = tuple(
         min(options.get(name, 1), max(16, 1 << max(0, size - 1).bit_length()))
         for name, size in zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), sizes, strict=True)
     )
+    options = {name: value for name, value in options.items() if name != "HELD"}
     options |= {
         name: size for name, size in zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True) if name in options
     }
@@ -126,7 +126,7 @@ def sum_pieces(partials, out, accumulate):
         sum_pieces(partials, total, False)
         out.add_(total) if accumulate else out.copy_(total)
         return
-    options = configuration("conv_wgrad", "sum", "default", out.device)
+    options = _sum_options(out.device)
     launch(
         sum_kernel,
         (-(-out.numel() // options["BLOCK"]),),
@@ -134,6 +134,11 @@ def sum_pieces(partials, out, accumulate):
         outputs=(out,),
         ACCUMULATE=accumulate, **options,
     )  # fmt: skip
+
+
+@remembered
+def _sum_options(device):
+    return configuration("conv_wgrad", "sum", "default", device)
 
 
 def reduce_into(out, accumulate, pieces, run):

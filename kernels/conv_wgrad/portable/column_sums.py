@@ -3,9 +3,6 @@
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
-from kernels.conv_wgrad.portable.pixels import rows_of
-
 
 @triton.jit(do_not_specialize=["M", "blocks", "per"])
 def bias_kernel(
@@ -29,15 +26,3 @@ def bias_kernel(
         dy_at += step * BLOCK_K
         m += BLOCK_K
     tl.store(out_ptr + piece.to(tl.int64) * Co + offs_o, tl.sum(acc, 0).to(out_ptr.dtype.element_ty), mask=mask_o)
-
-
-def column_sums(grad_output, cut, out):
-    """Write ``cut.pieces`` partial sums of ``grad_output`` [N, P, Q, Co] over its pixels to ``out`` [pieces, Co]."""
-    dy = rows_of(grad_output)
-    launch(
-        bias_kernel,
-        (cut.tiles * cut.pieces,),
-        dy, out, *dy.shape, cut.blocks, cut.per, dy.stride(0),
-        outputs=(out,),
-        **cut.options,
-    )  # fmt: skip

@@ -7,15 +7,10 @@ taps see, once for all of them:
     dw[o, r, s] = sum over strips, i of dy[o, i] x[o // multiplier, row r, i σw + s δw]
 """
 
-from dataclasses import replace
-
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
-from kernels.conv_wgrad import split_k as splits
-from kernels.conv_wgrad.geometry import tile_waste
-from kernels.conv_wgrad.portable.pixels import UNITS, channels_adjacent, common_unit, inside, pixel_offset, rows_of
+from kernels.conv_wgrad.portable.pixels import UNITS, inside, pixel_offset
 
 MOST_TAPS = 8  # in a row of the filter
 MOST_SUMS = 49  # of a program: 7 x 7 taps
@@ -112,57 +107,3 @@ def taps_of(g):
     """``(rows, taps in a row)`` of the filter that a program sums."""
     taps = shares(g.S, MOST_TAPS)
     return shares(g.R, MOST_SUMS // taps), taps
-
-
-
-
-def size_class(g):
-    """The table's key: how many sums a thread's channel has."""
-    rows, taps = taps_of(g)
-    return "few taps" if rows * taps <= 12 else "many taps"
-
-
-def plan(g, device, split_k=None):
-    """``(sizes of the sum, Cut)``: channels, programs beside each other for all taps, and strips."""
-    options = splits.configuration("conv_wgrad", "depthwise", size_class(g), device)
-    rows, taps = taps_of(g)
-    run = shares(max(g.Q, 1), options["RUN"])
-    sizes = (g.Co, -(-g.R // rows) * -(-g.S // taps), g.N * g.P * -(-g.Q // run))
-    chosen = splits.cut(sizes, "depthwise", size_class(g), device, split_k=split_k, length=run)
-    return sizes, replace(chosen, options=chosen.options | {"RUN": run})
-
-
-def waste_of(g, chosen):
-    """``tile_waste`` of channels, rows and columns of the filter, rows of output pixels, and pixels in a row."""
-    run, (rows, taps) = chosen.options["RUN"], taps_of(g)
-    strips = g.N * g.P * -(-g.Q // run)
-    tiles = (chosen.tile[0], rows, taps, chosen.tile[2], run)
-    return tile_waste((g.Co, g.R, g.S, strips, g.Q), tiles)
-
-
-def depthwise(input, grad_output, g, cut, out):
-    """Write ``cut.pieces`` partial sums of a depthwise weight gradient to ``out``.
-
-    Args:
-        input: [N, H, W, Ci].
-        grad_output: [N, P, Q, Co].
-        g: their ``Geometry``, with one input channel a group.
-        cut: the ``Cut`` of its strips.
-        out: contiguous, [pieces, *g.weight_shape].
-    """
-    x, dy = channels_adjacent(input), rows_of(grad_output)
-    unit = common_unit(16 // x.element_size(), g.Co, dy.stride(0), *x.stride()[:3])
-    m_units, *x_units = (stride // unit for stride in (dy.stride(0), *x.stride()[:3]))
-    rows, taps = taps_of(g)
-    runs = -(-g.Q // cut.options["RUN"])
-    launch(
-        depthwise_kernel,
-        (cut.tiles * cut.pieces,),
-        dy, x, out,
-        g.N * g.P * runs, runs, g.P, g.Q, g.H, g.W, g.R, g.S, g.Co_group,
-        g.Co // unit, cut.blocks, cut.per,
-        m_units, *x_units,
-        g.stride[0], g.padding[0], g.padding[2], g.dilation[0],
-        outputs=(out,),
-        UNIT=unit, ROWS=rows, TAPS=taps, STRIDE=g.stride[1], DILATION=g.dilation[1], **cut.options,
-    )  # fmt: skip
