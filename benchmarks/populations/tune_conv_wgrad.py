@@ -1,142 +1,140 @@
-"""Every candidate configuration of the weight gradient on layers of the tuning half, beside cuDNN: what the model of cost is
-fitted to. ``python -m benchmarks.populations.measure tune_conv_wgrad --half tuning``.
+"""Candidates of the weight gradient on layers of the tuning half, beside cuDNN: what the model of cost is fitted to.
+``python -m benchmarks.populations.measure tune_conv_wgrad --half tuning``.
+
+Of the tiles that are listed here, a row times those that the model predicts to be the fastest, and the next best cuts of the
+first few. A tile that was never measured is predicted by a guess.
 """
 
 import functools
 import itertools
+import json
 
 import torch
 
 from benchmarks import conv_wgrad as bench
 from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
-from benchmarks.populations import population
+from benchmarks.populations import fit, population
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, split_k
+from kernels.conv_wgrad import conv2d_wgrad, cost, plan
 from kernels.conv_wgrad.gluon import hopper, tma
-from kernels.conv_wgrad.portable import product
+from kernels.conv_wgrad.portable import way as portable
 
 ROOM = "conv_wgrad"
 describe = rows.describe
 
-PROCESSORS = 132
+GPU = "NVIDIA H200"
 TILES = [  # BLOCK_M, BLOCK_N, BLOCK_K, STAGES, num_warps, programs on a multiprocessor
     (256, 128, 64, 3, 8, 1), (128, 256, 64, 3, 8, 1), (128, 128, 64, 3, 4, 2), (128, 128, 32, 6, 4, 2),
     (64, 256, 64, 3, 4, 1), (128, 64, 64, 4, 4, 2), (64, 128, 64, 4, 4, 2), (64, 64, 64, 4, 4, 3),
+    (64, 64, 128, 3, 4, 2), (64, 32, 64, 4, 4, 3), (32, 64, 64, 4, 4, 3), (64, 64, 32, 6, 4, 3),
+    (32, 32, 128, 3, 4, 4), (16, 128, 64, 4, 4, 3), (16, 16, 256, 3, 4, 4),
 ]  # fmt: skip
-NARROW = [(64, 64, 128, 3, 4, 2), (64, 32, 64, 4, 4, 3), (32, 64, 64, 4, 4, 3), (64, 64, 32, 6, 4, 3)]
 HOPPER = [  # BLOCK_M, BLOCK_N, BLOCK_K, GROUPS, STAGES
     (128, 128, 32, 3, 6), (128, 128, 64, 3, 3), (128, 128, 64, 2, 4), (64, 128, 64, 3, 4), (128, 64, 64, 3, 5),
-    (64, 64, 64, 3, 6), (64, 128, 64, 2, 5), (128, 64, 64, 2, 6),
+    (64, 64, 64, 3, 6), (64, 128, 64, 2, 5), (128, 64, 64, 2, 6), (64, 256, 64, 2, 3),
 ]  # fmt: skip
-DEPTHWISE = list(itertools.product((1, 2, 4, 8), (4, 7, 14), (2, 4, 8)))  # channels a thread, RUN, warps
-SPLITS = (1.0, 0.5, 2.0)
+CHANNELS = [(1, 32), (2, 32), (2, 64), (4, 32), (4, 64), (4, 128), (8, 64), (8, 256)]  # a thread's, BLOCK_M
+SUMS, RUNS, WARPS = (3, 9, 14, 28, 49), (4, 7, 14), (4, 8)
+LOADS = 64  # of a depthwise program in a step, at most: more take long to compile
+
+FASTEST, CUTS = {"product": 5, "hopper": 4, "depthwise": 14}, 2
+
+
+def named():
+    """The rows of the benchmark of named layers."""
+    found = []
+    for N, Ci, Co, H, R, stride, padding, groups in bench.CASES:
+        layer = {"Ci": Ci, "Co": Co, "H": H, "W": H, "R": R, "S": R, "groups": groups}
+        pairs = {"stride": [stride] * 2, "padding": [padding] * 2, "dilation": [1, 1]}
+        found.append((layer | pairs, N, "tuning", ["named"]))
+    return found
 
 
 def cases(half):
-    """The population's, one of each kind in turn, since a few kinds are most of the layers."""
+    """The named ones, and the population's, one of each kind in turn, since a few kinds are most of the layers."""
     kinds = {}
     for case in rows.cases(half):
         layer = case[0]
         common = rows.kind(layer) in ("1x1/1", "3x3/1", "3x3/2", "depthwise", "grouped")
         small = layer["H"] * layer["W"] < 20 * 20
         kinds.setdefault((rows.kind(layer), small) if common else "rare", []).append(case)
-    turns = itertools.zip_longest(*kinds.values())
+    turns = itertools.zip_longest(*kinds.values(), named())
     return [case for turn in turns for case in turn if case is not None]
 
 
-def candidates(g):
-    """``[(backend, options)]`` worth timing on a geometry."""
-    if product.is_depthwise(g):
-        taps = g.R * g.S
+def listed(g):
+    """``[tile]`` without parameters: what is worth timing of the portable way on a geometry."""
+    if not portable.is_depthwise(g):
+        aligned = "unaligned" not in portable.tiles_for(g)
         return [
-            (
-                "depthwise",
-                {"BLOCK_M": 32 * E, "BLOCK_K": warps, "RUN": run, "HELD": PROCESSORS * 16 // warps, "num_warps": warps},
-            )
-            for E, run, warps in DEPTHWISE
-            if E * taps <= 130 and run < 2 * g.Q and (E > 1 or taps > 9) and 32 * E < 2 * max(g.Co, 64) and run * E <= 56
+            {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages, "TMA": aligned, "num_warps": warps, "held": held}
+            for m, n, k, stages, warps, held in TILES
+            if aligned or m * n <= 128 * 128
         ]
-    widest = max(g.Co_group * product.groups_together(g), 32)
-    tiles = TILES + NARROW if min(g.Ci, g.Co) <= 96 or g.groups > 1 else TILES
-    aligned = g.Ci_group * product.groups_together(g) % 8 == 0 and g.Co % 8 == 0
-    found = [
-        (
-            "product",
-            {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages, "TMA": aligned, "HELD": PROCESSORS * held}
-            | {"num_warps": warps},
-        )
-        for m, n, k, stages, warps, held in tiles
-        if m < 2 * widest and (aligned or m * n <= 128 * 128)
-    ]
-    if tma.unfit(g, torch.bfloat16) is None and g.Ci >= 16:
-        found += [
-            ("hopper", {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUPS": groups, "STAGES": stages})
-            for m, n, k, groups, stages in HOPPER
-            if m < 2 * max(g.Co, 64) and n < 2 * max(g.Ci, 16) and (groups == 2 or g.Ci % 16 == 0)
-        ]
+    found = {}
+    for (E, m), sums, run, warps in itertools.product(CHANNELS, SUMS, RUNS, WARPS):
+        filter_rows, taps = portable.taps_of(g, sums)
+        tile = {"BLOCK_M": m, "BLOCK_K": 32 * warps * E // m, "RUN": run, "SUMS": filter_rows * taps, "num_warps": warps}
+        here = tile | {"RUN": portable.shares(g.Q, run)}
+        values = portable.registers(g, here)
+        loads = here["RUN"] + filter_rows * (values // E - tile["SUMS"] - here["RUN"])
+        if values <= portable.REGISTERS and loads <= LOADS and m < 2 * max(g.Co, 32):
+            found[str(here)] = tile | {"held": max(1, 65536 // (32 * warps * (values + 48)))}
+    return list(found.values())
+
+
+def known(tiles, kind):
+    """The same with parameters: the fitted ones or, for a tile that has none, guesses."""
+    text = lambda tile: json.dumps(cost.options_of(tile), sort_keys=True)  # noqa: E731
+    fitted = {text(tile): tile for tile in cost.costs_of({"COSTS": GPU})["tiles"].get(kind, [])}
+    guessed = [tile | dict(zip(("busy", "alone"), fit.guess_of(kind, tile), strict=True)) for tile in tiles]
+    return [guess | fitted.get(text(guess), {}) for guess in guessed]
+
+
+def variants(problem):
+    """``[(way, Candidate)]``: of each way's tiles the few that are predicted to be the fastest, then their next best cuts."""
+    g, costs = problem.g, cost.costs_of({"COSTS": GPU})
+    kind = portable.tiles_for(g)
+    ways = {kind.split()[0]: portable.considered(problem, costs, known(listed(g), kind))}
+    if tma.unfit(g, problem.dtype) is None and g.Ci >= 16:
+        names = "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"
+        tiles = known([dict(zip(names, tile, strict=True)) for tile in HOPPER], tma.tiles_for(g))
+        ways["hopper"] = tma.considered(g, costs, tiles)
+    found = []
+    for way, tiles in ways.items():
+        ordered = sorted((sorted(cuts, key=lambda c: c.time) for cuts in tiles), key=lambda cuts: cuts[0].time)
+        found += [(way, cuts[0]) for cuts in ordered[: FASTEST[way]]]
+        found += [(way, cut) for cuts in ordered[:2] for cut in cuts[1:CUTS]]
     return found
 
 
-def forced(options):
-    """``configuration`` of a table in which every kernel that is launched here has these options."""
-    return lambda room, kernel, key, device: (
-        table_says(room, kernel, key, device) if kernel == "sum" else dict(options)
-    )
-
-
-table_says = split_k.configuration
-
-
-def plan_of(backend, options, g, device, split=None):
-    """``(tiles, blocks, pieces, per)`` of what a candidate would launch."""
-    with use(options):
-        if backend == "hopper":
-            work = tma.plan(hopper.kernel_of(g), g, device, split).work
-            return work.tiles, work.blocks, work.pieces, work.per
-        cut = product.plan(g, torch.bfloat16, device, split)[1]
-        return cut.tiles, cut.blocks, cut.pieces, cut.per
-
-
-class use:
-    """Within this, launches take these options in place of the table's."""
-
-    def __init__(self, options):
-        self.options = options
-
-    def __enter__(self):
-        self.kept = split_k.configuration, tma.configuration
-        split_k.configuration = tma.configuration = forced(self.options)
-
-    def __exit__(self, *_):
-        split_k.configuration, tma.configuration = self.kept
-
-
-def call_of(backend, options, split, x, dy, g, out):
+def call_of(way, candidate, problem, x, dy, out):
     """The gradient by one candidate, a function of nothing."""
-    module = hopper if backend == "hopper" else product
+    if way == "hopper":
+        launched = tma.plan_shares(hopper.launch_kernel, problem.g, problem.device, candidate.work)
+    else:
+        launched = portable.plan_cut(problem, portable.sum_of(problem.g, candidate.options)[0], candidate.work)
 
     def call():
-        with use(options):
-            module.wgrad(x, dy, g, out, False, split)
+        launched.run(x, dy, out, False)
         return out
 
     return call
 
 
-def variants(g, device, splits=SPLITS):
-    """``[(backend, options, split, plan)]``: every candidate with as many pieces as the model says, and fewer and more."""
-    found = []
-    for backend, options in candidates(g):
-        seen = set()
-        tiles, blocks, pieces, per = plan_of(backend, options, g, device)
-        for factor in splits:
-            split = None if factor == 1 else max(1, min(256, round(pieces * factor)))
-            plan = plan_of(backend, options, g, device, split)
-            if plan not in seen:
-                seen.add(plan)
-                found.append((backend, options, split, plan))
-    return found
+def recorded(way, candidate):
+    """What a record says of a candidate."""
+    work = candidate.work.work if way == "hopper" else candidate.work
+    tile = cost.options_of(candidate.tile)
+    if way != "hopper":
+        tile["HELD"] = candidate.tile["held"] * fit.PROCESSORS[GPU]
+    return {
+        "backend": way,
+        "options": tile,
+        "plan": (work.tiles, work.blocks, work.pieces, work.per),
+        "predicted_ms": round(candidate.time / 1000, 5),
+    }
 
 
 def measure(case, machine, rounds):
@@ -145,7 +143,8 @@ def measure(case, machine, rounds):
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     x, dy, g = rows.problem(layer, N)
-    found = variants(g, x.device)
+    problem = plan.problem_of(x, dy, g)
+    found = variants(problem)
     calls = {"ours": lambda: conv2d_wgrad(x, dy, *rows.arguments_of(g))}
     if not runtime.interpreted:
         calls["cuDNN nhwc"] = bench.by_torch(x, dy, g, torch.channels_last)
@@ -153,11 +152,12 @@ def measure(case, machine, rounds):
         errors = bench.errors_of(x, dy, g, {name: call() for name, call in calls.items()})
         want = calls["ours"]()
         answers, reasons = {}, {}
-        for i, (backend, options, split, _plan) in enumerate(found):
+        for i, (way, candidate) in enumerate(found):
             out = torch.full(g.weight_shape, float("nan"), dtype=x.dtype, device=x.device)
             try:
-                answers[i] = harness.relative_error(call_of(backend, options, split, x, dy, g, out)(), want)
-                calls[i] = call_of(backend, options, split, x, dy, g, out)
+                call = call_of(way, candidate, problem, x, dy, out)
+                answers[i] = harness.relative_error(call(), want)
+                calls[i] = call
             except Exception as error:  # it does not fit this GPU; the record says so
                 reasons[i] = f"{type(error).__name__}: {str(error)[:120]}"
         if runtime.interpreted:
@@ -184,30 +184,32 @@ def measure(case, machine, rounds):
                 if name in calls
             ],
             "candidates": [
-                {"backend": backend, "options": options, "plan": plan}
+                recorded(way, candidate)
                 | ({"ms": round(ms[i], 5), "off": population.short(answers[i])} if i in calls else {"reason": reasons[i]})
-                for i, (backend, options, split, plan) in enumerate(found)
+                for i, (way, candidate) in enumerate(found)
             ],
         }
     ]
 
 
 def launches(layer, N, share, shares):
-    """What ``measure`` launches of a share of the candidates."""
+    """What ``measure`` launches, of a share of the candidates."""
     x, dy, g = rows.problem(layer, N)
-    for backend, options in candidates(g)[share::shares]:
+    problem = plan.problem_of(x, dy, g)
+    for way, candidate in variants(problem)[share::shares]:
         out = torch.empty(g.weight_shape, dtype=x.dtype, device=x.device)
         try:
-            call_of(backend, options, None, x, dy, g, out)()
-            call_of(backend, options, 2, x, dy, g, out)()
+            call_of(way, candidate, problem, x, dy, out)()
         except Exception as error:  # it fails again where it is measured, and is recorded there
             print(type(error).__name__, str(error)[:100])
+    if share == 0:
+        conv2d_wgrad(x, dy, *rows.arguments_of(g))
 
 
-def compile_jobs(selected, shares=4):
-    """What ``ahead.compile_ahead`` is given."""
-    distinct = {rows.compiled_for(layer, N): (layer, N) for layer, N, *_ in reversed(selected)}
-    return [((*case, share, shares), 0, 1) for case in distinct.values() for share in range(shares)]
+def compile_jobs(selected, shares=2):
+    """What ``ahead.compile_ahead`` is given: every row, the longest to compile first."""
+    ordered = sorted(selected, key=lambda case: rows.kind(case[0]) != "depthwise")
+    return [((layer, N, share, shares), 0, 1) for layer, N, *_ in ordered for share in range(shares)]
 
 
 def line(row):

@@ -2,9 +2,9 @@
 
     time    = launch + (compute^p + memory^p)^(1/p) + sums                  all in microseconds
     compute = over waves of programs:  start + per step(r)                  r programs share a multiprocessor in that wave
-    step(r) = max(alone, r busy)        a step of a lone program waits for memory; those of many wait for each other
+    step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
     memory  = both tensors once, at the GPU's bandwidth
-    sums    = a second launch, and partial sums written and read again      only where a sum is cut into pieces
+    sums    = sum + turns turn + bytes / partials    where a sum is cut into pieces: a second launch adds them, a few a turn
 
 ``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least.
 Everything else is the GPU's. ``python -m benchmarks.populations.fit conv_wgrad`` finds them from recorded times and writes
@@ -16,8 +16,10 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels.conv_wgrad.split_k import MOST, pieces
+from kernels.conv_wgrad.split_k import AT_ONCE, pieces
 
+MOST = 528  # pieces of a sum
+INSTRUCTION = 64  # rows of a Hopper matrix instruction
 WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6)  # of programs, that a sum may be cut into
 
 
@@ -40,8 +42,10 @@ class Load(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A tile's ``options``, what a launch of it is described by, and the predicted ``time`` in microseconds."""
+    """A ``tile``, the ``options`` that a kernel is launched with, the ``work`` that the launch is described by, and the
+    predicted ``time`` in microseconds."""
 
+    tile: dict
     options: dict
     work: Any
     time: float
@@ -71,15 +75,21 @@ def predicted(costs, way, tile, load):
     """Microseconds of a ``Load`` in tiles with the parameters ``tile``, of the ``way`` "product", "hopper" or "depthwise"."""
     processors = costs["multiprocessors"]
     full, rest = divmod(load.items, processors * load.held)
-    start, step = costs["start"][way] * load.met, load.per * load.volume
-    compute = full * (start + step * max(tile["alone"], load.held * tile["busy"]))
+    start, steps = costs["start"][way] * load.met, load.per * load.volume
+    compute = full * (start + steps * step(tile, load.held))
     if rest:
-        compute += start + step * max(tile["alone"], -(-rest // processors) * tile["busy"])
+        compute += start + steps * step(tile, -(-rest // processors))
     memory = load.bytes / costs["bandwidth"]
     time = costs["launch"] + (compute ** costs["overlap"] + memory ** costs["overlap"]) ** (1 / costs["overlap"])
     if load.slots > 1:
-        time += costs["sum"] + 8 * load.slots * load.numel / costs["partials"]
+        turns = -(-load.slots // AT_ONCE.value)
+        time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
     return time
+
+
+def step(tile, together):
+    """Microseconds of a step of a program that shares a multiprocessor with others, ``together`` in all."""
+    return (tile["alone"] ** 4 + (together * tile["busy"]) ** 4) ** 0.25
 
 
 def cuts(tiles, blocks, programs, split_k=None):
@@ -92,8 +102,8 @@ def cuts(tiles, blocks, programs, split_k=None):
 
 
 def fitting(tiles, rows, columns):
-    """Those of ``tiles`` whose sides are less than twice ``rows`` and ``columns``, as far as there are such small ones."""
-    fits = lambda tile, name, size: tile.get(name, 1) < 2 * max(size, min(t.get(name, 1) for t in tiles))  # noqa: E731
+    """Those of ``tiles`` whose sides are less than twice ``rows`` and ``columns``, and those of one matrix instruction."""
+    fits = lambda tile, name, size: tile.get(name, 1) < 2 * max(size, INSTRUCTION)  # noqa: E731
     return [tile for tile in tiles if fits(tile, "BLOCK_M", rows) and fits(tile, "BLOCK_N", columns)]
 
 

@@ -76,21 +76,32 @@ def candidates(kernel, g, device, split_k=None):
     """A ``model.Candidate`` of every tile that the table names costs for, its sums shared out as is cheapest for it; else
     none."""
     costs = model.costs_of(configuration("conv_wgrad", kernel, "3 chunks", device))
-    if costs is None:
-        return []
-    found, processors = [], costs["multiprocessors"]
-    for tile in model.fitting(costs["tiles"]["hopper rows" if g.pointwise else "hopper im2col"], g.Co, g.Ci):
+    tiles = costs["tiles"][tiles_for(g)] if costs else []
+    return [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k)]
+
+
+def considered(g, costs, tiles, split_k=None):
+    """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
+    prediction."""
+    found = []
+    for tile in model.fitting(tiles, g.Co, g.Ci):
         options = model.options_of(tile)
         if options["GROUPS"] == 3 and g.Ci % 16:
             continue
-        tiles, blocks, waste = tiled(g, options)
-        works = [Work(tiles, blocks, *cut) for cut in sorted(model.cuts(tiles, blocks, processors, split_k))]
+        (n, blocks, waste), processors = tiled(g, options), costs["multiprocessors"]
+        works = [Work(n, blocks, *cut) for cut in sorted(model.cuts(n, blocks, processors, split_k))]
         if split_k is None:
-            per = -(-tiles * blocks // processors)
-            works.append(Work(tiles, blocks, blocks // per, per))
-        time, work = min((model.predicted(costs, "hopper", tile, load_of(g, work)), i) for i, work in enumerate(works))
-        found.append(model.Candidate(options, Shares(options, works[work], waste), time))
+            per = -(-n * blocks // processors)
+            works.append(Work(n, blocks, blocks // per, per))
+        times = [model.predicted(costs, "hopper", tile, load_of(g, work)) for work in works]
+        shares = [Shares(options, work, waste) for work in works]
+        found.append([model.Candidate(tile, options, *pair) for pair in zip(shares, times, strict=True)])
     return found
+
+
+def tiles_for(g):
+    """The name of the tiles in the costs: how x is read."""
+    return "hopper rows" if g.pointwise else "hopper im2col"
 
 
 def load_of(g, work):
@@ -226,7 +237,11 @@ class TmaPlan:
 
 def plan_wgrad(kernel, launch, g, device, split_k):
     """The ``TmaPlan`` of the table's kernel that ``launch(dy_desc, x_desc, target, work, walk, sizes, options)`` starts."""
-    shares = plan(kernel, g, device, split_k)
+    return plan_shares(launch, g, device, plan(kernel, g, device, split_k))
+
+
+def plan_shares(launch, g, device, shares):
+    """The ``TmaPlan`` of ``Shares``."""
     work = shares.work
     programs, taps = min(work.items, multiprocessors(device)), g.R * g.S
     rows = -(-g.Co // shares.options["BLOCK_M"])

@@ -12,8 +12,7 @@ import triton.language as tl
 
 from kernels.conv_wgrad.portable.pixels import UNITS, inside, pixel_offset
 
-MOST_TAPS = 8  # in a row of the filter
-MOST_SUMS = 49  # of a program: 7 x 7 taps
+MOST_TAPS = 8  # in a row of the filter, of a program
 
 # Integers that the compiler gains nothing from knowing.
 SIZES = ["strips", "runs", "P", "Q", "H", "W", "R", "S", "o_units", "blocks", "per", "sh", "pt", "pl", "dh"]
@@ -103,7 +102,7 @@ def shares(size, most):
     return -(-size // -(-size // most))
 
 
-def taps_of(g):
-    """``(rows, taps in a row)`` of the filter that a program sums."""
+def taps_of(g, sums):
+    """``(rows, taps in a row)`` of the filter that a program sums, which keeps about so many sums."""
     taps = shares(g.S, MOST_TAPS)
-    return shares(g.R, MOST_SUMS // taps), taps
+    return shares(g.R, max(1, sums // taps)), taps

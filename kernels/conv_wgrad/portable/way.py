@@ -21,7 +21,8 @@ from kernels.conv_wgrad.split_k import cut, reduce_into
 
 TOGETHER_CHANNELS = 64  # rows of a Hopper matrix instruction
 SLOWER = 1.1  # a tile of the portable kernel takes so much longer than a tile that TMA brings
-LOAD = 4  # multiplications that a load of a depthwise sum takes as long as
+CONVERT, LOAD = 2, 4  # see ``depthwise_volume``
+REGISTERS = 190  # that a depthwise thread's values may take, beside its addresses
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def waste(g, problem):
     in a row; of groups that are multiplied as one, products of one group's channels and another's are waste, too."""
     sizes, chosen = sizes_and_cut(problem)
     if is_depthwise(g):
-        run, (rows, taps) = chosen.options["RUN"], taps_of(g)
+        run, (rows, taps) = chosen.options["RUN"], taps_of(g, chosen.options["SUMS"])
         strips = g.N * g.P * -(-g.Q // run)
         return tile_waste((g.Co, g.R, g.S, strips, g.Q), (chosen.tile[0], rows, taps, chosen.tile[2], run))
     return groups_together(g) * tile_waste(sizes, chosen.tile)
@@ -116,8 +117,7 @@ def size_class(g, dtype, precision):
     """The kernel's key in the table: how many sums a thread's channel has, where it is depthwise; else the product's: the
     arithmetic, whether x is read by single channels, whether it is im2col already, which tiles the channels fill."""
     if is_depthwise(g):
-        rows, taps = taps_of(g)
-        return "few taps" if rows * taps <= 12 else "many taps"
+        return "few taps" if g.R * g.S <= 12 else "many taps"
     if dtype == torch.float32:
         return precision
     together = groups_together(g)
@@ -145,11 +145,11 @@ def options_for(problem):
     return configuration("conv_wgrad", kernel, key, problem.device)
 
 
-def sum_of(g, run):
+def sum_of(g, options):
     """``(sizes, groups)`` of what is cut into tiles: how many sums of (rows, columns, reduction)."""
     if is_depthwise(g):
-        rows, taps = taps_of(g)
-        return (g.Co, -(-g.R // rows) * -(-g.S // taps), g.N * g.P * -(-g.Q // run)), 1
+        rows, taps = taps_of(g, options["SUMS"])
+        return (g.Co, -(-g.R // rows) * -(-g.S // taps), g.N * g.P * -(-g.Q // options["RUN"])), 1
     together = groups_together(g)
     return (g.Co_group * together, g.columns * together, g.M), g.groups // together
 
@@ -159,37 +159,44 @@ def sizes_and_cut(problem):
     g = problem.g
     if found := candidates(problem):
         chosen = model.cheapest(found).work
-        return sum_of(g, chosen.options.get("RUN"))[0], chosen
+        return sum_of(g, chosen.options)[0], chosen
     options = options_for(problem)
     if is_depthwise(g):
         options["RUN"] = shares(max(g.Q, 1), options["RUN"])
-    sizes, groups = sum_of(g, options.get("RUN"))
+    sizes, groups = sum_of(g, options)
     return sizes, cut(sizes, options, groups, problem.split_k, options.get("RUN", 1))
 
 
 @remembered
 def candidates(problem):
     """A ``model.Candidate`` of every tile that the table names costs for, each cut as is cheapest for it; else none."""
-    g = problem.g
     costs = model.costs_of(options_for(problem))
-    if costs is None or 0 in (g.M, g.Co, g.columns):
+    if costs is None or 0 in (problem.g.M, problem.g.Co, problem.g.columns):
         return []
-    kind, volume = tiles_for(g), 1.0
-    found, (rows, columns, _), _ = [], *sum_of(g, 1)
-    for tile in model.fitting(costs["tiles"][kind], rows, g.Ci if is_depthwise(g) else columns):
+    return [model.cheapest(cuts) for cuts in considered(problem, costs, costs["tiles"][tiles_for(problem.g)])]
+
+
+def considered(problem, costs, tiles):
+    """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every cut that is worth a prediction."""
+    g, volume, found = problem.g, 1.0, []
+    rows, columns = (g.Co, 0) if is_depthwise(g) else sum_of(g, {})[0][:2]
+    for tile in model.fitting(tiles, rows, columns):
         options = model.options_of(tile)
         if is_depthwise(g):
             options["RUN"] = shares(g.Q, options["RUN"])
+            if registers(g, options) > REGISTERS:
+                continue
             volume = depthwise_volume(g, options)
-        sizes, groups = sum_of(g, options.get("RUN"))
+        sizes, groups = sum_of(g, options)
         one = cut(sizes, options, groups, split_k=1)
-        cuts = model.cuts(one.tiles, one.blocks, costs["multiprocessors"] * tile["held"], problem.split_k)
-        found.append(model.cheapest([
-            model.Candidate(options, replace(one, pieces=pieces, per=per), model.predicted(
-                costs, kind.split()[0], tile, load_of(problem, one.tiles, pieces, per, tile["held"], volume)
+        found.append([
+            model.Candidate(tile, options, replace(one, pieces=pieces, per=per), model.predicted(
+                costs, tiles_for(g).split()[0], tile, load_of(problem, one.tiles, pieces, per, tile["held"], volume)
             ))
-            for pieces, per in sorted(cuts)
-        ]))  # fmt: skip
+            for pieces, per in sorted(model.cuts(
+                one.tiles, one.blocks, costs["multiprocessors"] * tile["held"], problem.split_k
+            ))
+        ])  # fmt: skip
     return found
 
 
@@ -205,24 +212,36 @@ def tiles_for(g):
     if is_depthwise(g):
         return "depthwise"
     together = groups_together(g)
-    if g.Co % 8 or g.Ci % 8 or g.Ci_group * together % 8:
-        return "product scalar"
-    return "product rows" if g.pointwise else "product im2col"
+    unaligned = "unaligned " * bool(g.Co % 8 or g.Ci % 8 or g.Ci_group * together % 8)
+    return f"product {unaligned}{'rows' if g.pointwise else 'im2col'}"
+
+
+def registers(g, options):
+    """How many values a depthwise thread holds: its sums, a strip of dy, and what a row of taps sees of x."""
+    channels = max(1, options["BLOCK_M"] * options["BLOCK_K"] // (32 * options["num_warps"]))
+    rows, taps = taps_of(g, options["SUMS"])
+    return channels * (rows * taps + options["RUN"] + (options["RUN"] - 1) * g.stride[1] + (taps - 1) * g.dilation[1] + 1)
 
 
 def depthwise_volume(g, options):
-    """Thousands of multiplications in a step, a load as many as LOAD."""
-    rows, taps = taps_of(g)
-    seen = (options["RUN"] - 1) * g.stride[1] + (taps - 1) * g.dilation[1] + 1
-    each = options["RUN"] * rows * taps + LOAD * (options["RUN"] + rows * seen)
-    return options["BLOCK_M"] * options["BLOCK_K"] * each / 1000
+    """Thousands of multiplications that a step takes as long as: a value that is read takes as long as CONVERT, and the load
+    that brings it, with those of as many channels as a thread has beside each other, as long as LOAD."""
+    BLOCK_M, BLOCK_K, RUN = (options[name] for name in ("BLOCK_M", "BLOCK_K", "RUN"))
+    rows, taps = taps_of(g, options["SUMS"])
+    seen = (RUN - 1) * g.stride[1] + (taps - 1) * g.dilation[1] + 1
+    vector = common_unit(8, g.Co, max(1, BLOCK_M * BLOCK_K // (32 * options["num_warps"])))
+    return BLOCK_M * BLOCK_K * (RUN * rows * taps + (CONVERT + LOAD / vector) * (RUN + rows * seen)) / 1000
 
 
 @remembered
 def plan(problem):
     """The ``PortablePlan`` of a problem."""
+    return plan_cut(problem, *sizes_and_cut(problem))
+
+
+def plan_cut(problem, sizes, chosen):
+    """The ``PortablePlan`` of a ``Cut`` of a sum of these sizes."""
     g = problem.g
-    sizes, chosen = sizes_and_cut(problem)
     text = describe(problem, sizes, chosen)
     if 0 in sizes:
         return PortablePlan(text, wgrad_kernel, (0,), (), {}, 0)
@@ -236,13 +255,14 @@ def _plan_depthwise(problem, text, chosen, x, dy, copied):
     g = problem.g
     unit = common_unit(16 // x.element_size(), g.Co, dy.stride(0), *x.stride()[:3])
     m_units, *x_units = (stride // unit for stride in (dy.stride(0), *x.stride()[:3]))
-    rows, taps = taps_of(g)
+    options = dict(chosen.options)
+    rows, taps = taps_of(g, options.pop("SUMS"))
     runs = -(-g.Q // chosen.options["RUN"])
     numbers = (
         g.N * g.P * runs, runs, g.P, g.Q, g.H, g.W, g.R, g.S, g.Co_group, g.Co // unit, chosen.blocks, chosen.per,
         m_units, *x_units, g.stride[0], g.padding[0], g.padding[2], g.dilation[0],
     )  # fmt: skip
-    meta = {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1], **chosen.options}
+    meta = {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1], **options}
     return PortablePlan(text, depthwise_kernel, (chosen.tiles * chosen.pieces,), numbers, meta, chosen.pieces, copied)
 
 
