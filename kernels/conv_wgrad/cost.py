@@ -71,6 +71,11 @@ def costs_of(options):
     return _costs()[options["COSTS"]] if "COSTS" in options else None
 
 
+def tiles_of(costs, kind):
+    """The tiles of a kind; where nothing was measured of x that is im2col already, those of x that is not."""
+    return costs["tiles"].get(kind) or costs["tiles"][kind.replace(" rows", " im2col")]
+
+
 def predicted(costs, way, tile, load):
     """Microseconds of a ``Load`` in tiles with the parameters ``tile``, of the ``way`` "product", "hopper" or "depthwise"."""
     processors = costs["multiprocessors"]

@@ -173,7 +173,7 @@ def candidates(problem):
     costs = model.costs_of(options_for(problem))
     if costs is None or 0 in (problem.g.M, problem.g.Co, problem.g.columns):
         return []
-    return [model.cheapest(cuts) for cuts in considered(problem, costs, costs["tiles"][tiles_for(problem.g)])]
+    return [model.cheapest(cuts) for cuts in considered(problem, costs, model.tiles_of(costs, tiles_for(problem.g)))]
 
 
 def considered(problem, costs, tiles):
