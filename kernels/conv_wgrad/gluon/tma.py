@@ -83,11 +83,10 @@ def candidates(kernel, g, device, split_k=None):
 def considered(g, costs, tiles, split_k=None):
     """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
     prediction."""
-    found = []
-    for tile in model.fitting(tiles, g.Co, g.Ci):
+    found, two = [], [tile for tile in tiles if tile["GROUPS"] == 2]
+    allowed = two if g.Ci % 16 else tiles
+    for tile in model.fitting(allowed, g.Co, g.Ci) or two:
         options = model.options_of(tile)
-        if options["GROUPS"] == 3 and g.Ci % 16:
-            continue
         (n, blocks, waste), processors = tiled(g, options), costs["multiprocessors"]
         works = [Work(n, blocks, *cut) for cut in sorted(model.cuts(n, blocks, processors, split_k))]
         if split_k is None:

@@ -161,6 +161,8 @@ def sizes_and_cut(problem):
         chosen = model.cheapest(found).work
         return sum_of(g, chosen.options)[0], chosen
     options = options_for(problem)
+    if costs := model.costs_of(options):  # and yet no candidate: there is nothing to sum
+        options = model.options_of(model.tiles_of(costs, tiles_for(g))[0]) | {"HELD": 1}
     if is_depthwise(g):
         options["RUN"] = shares(max(g.Q, 1), options["RUN"])
     sizes, groups = sum_of(g, options)
