@@ -1,7 +1,7 @@
 """What an eager call costs the host, on tensors so small that the GPU waits: ``python -m benchmarks.host_overhead``.
 
 Every operator is timed beside its peer, the two in turn, forward (with the graph recorded) and backward: torch's compiled
-flex attention, torch's Conv2d, flash-linear-attention's kernels where installed, torch.compile of an equation that does the same.
+flex attention, torch's Conv2d, flash-linear-attention's kernels where installed, torch.compile of the same equation.
 """
 
 import argparse

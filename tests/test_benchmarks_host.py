@@ -25,6 +25,11 @@ def test_peers_compute_the_same_function_and_gradients(name):
     leaves = [t.detach().float().requires_grad_() if not isinstance(t, torch.nn.Parameter) else t for t in case.leaves]
     if case.operator == "Conv2d":
         leaves = case.leaves
+    if case.operator == "flex_attention" and runtime.interpreted:  # torch's has no backward pass on a CPU
+        values = [t.detach() for t in leaves]
+        for peer in case.peers.values():
+            torch.testing.assert_close(peer(*values), case.ours(*values), rtol=1e-3, atol=1e-4)
+        return
     want = case.ours(*leaves)
     gradient = torch.randn_like(want)
     wanted = torch.autograd.grad(want, leaves, gradient)
@@ -32,8 +37,6 @@ def test_peers_compute_the_same_function_and_gradients(name):
     for peer in case.peers.values():
         got = peer(*leaves)
         torch.testing.assert_close(got, want, **tolerance)
-        if case.operator == "flex_attention" and runtime.interpreted:
-            continue  # torch's has no backward pass on a CPU
         for a, b in zip(torch.autograd.grad(got, leaves, gradient), wanted, strict=True):
             torch.testing.assert_close(a, b, **tolerance)
 
