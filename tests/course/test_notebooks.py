@@ -278,7 +278,7 @@ def test_minutes_are_counted_from_what_is_read():
 
 
 def test_minutes_leave_out_what_is_off_the_main_path():
-    aside = "<details><summary>Going further: more</summary>\n\n" + "word " * 600 + "\n</details>"
+    aside = "<details><summary>Going further: more</summary>\n\n" + "word " * 1200 + "\n</details>"
     lists = "## Further reading\n\n" + "word " * 600 + "\n\n## Symbols\n\n" + "| a | b |\n" * 300
     nb = notebook([prose("word " * 240, id="title"), prose(aside, id="aside"), prose(lists, id="symbols")])
     assert rules.minutes(nb) == 5

@@ -220,17 +220,24 @@ def matmul_sizes(seconds: dict[str, dict[int, float]]):
         raise ValueError(f"seconds holds no times: {seconds!r}")
     figure, axes = style.picture(6.8, 3.4)
     ax = axes[0, 0]
-    told = []
+    told, ends = [], []
     for i, (name, times) in enumerate(seconds.items()):
         rates = {n: 2 * n**3 / s / 1e12 for n, s in sorted(times.items())}
         ax.plot(list(rates), list(rates.values()), color=style.INKS[i], marker=style.MARKERS[i], markersize=5)
-        last = max(rates)
-        ax.annotate(name, (last, rates[last]), (7, 0), textcoords="offset points", va="center", color=style.INKS[i])
+        ends.append((rates[max(rates)], name, style.INKS[i]))
         told.append(f"{name} {', '.join(f'{rate:.3g} at {n:,}' for n, rate in rates.items())}")
     sizes = sorted({n for times in seconds.values() for n in times})
     ax.set(xscale="log", yscale="log", xlabel="n, for n × n matrices", ylabel="TFLOP/s (log scale)")
     ax.set_xticks(sizes, [f"{n:,}" for n in sizes])
     ax.minorticks_off()
     ax.set_xlim(sizes[0] / 1.2, sizes[-1] * 2.2)
+    ax.set_ylim(top=2 * ax.get_ylim()[1])  # room for names above one another
+    figure.draw_without_rendering()  # lays the axes out, so that the next lines know where a rate is
+    lowest = 0.0  # in points above the figure's edge: where the next name may stand without touching the one below
+    for rate, name, colour in sorted(ends):
+        height = ax.transData.transform((sizes[-1], rate))[1] * 72 / figure.dpi
+        shift = max(height, lowest) - height
+        lowest = height + shift + 13
+        ax.annotate(name, (sizes[-1], rate), (9, shift), textcoords="offset points", va="center", color=colour)
     figure.alt = f"TFLOP/s over the size of a product, both logarithmic: {'; '.join(told)}."
     return figure
