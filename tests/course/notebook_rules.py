@@ -187,9 +187,11 @@ def prose_words(notebook) -> int:
 
 
 def code_lines(notebook) -> int:
-    """Lines of code that are meant to be read: not blank, and in no cell whose source is stored collapsed."""
-    shown = [c for c in code_cells(notebook) if not c.metadata.get("jupyter", {}).get("source_hidden")]
-    return sum(bool(line.strip()) for cell in shown for line in cell.source.splitlines())
+    """Lines of code that are meant to be read: not blank, in no cell stored collapsed and in no collapsed block."""
+    shown = [c.source for c in code_cells(notebook) if not c.metadata.get("jupyter", {}).get("source_hidden")]
+    for cell in prose_cells(notebook):
+        shown += re.findall(r"```python\n(.*?)```", without(cell.source, DETAILS), flags=re.DOTALL)
+    return sum(bool(line.strip()) for source in shown for line in source.splitlines())
 
 
 def minutes(notebook) -> int:

@@ -267,14 +267,16 @@ def test_the_rules_of_the_new_pattern_hold_for_its_parts_alone(monkeypatch):
 
 
 def test_minutes_are_counted_from_what_is_read():
-    text = "word " * 120 + "```python\nnot read\n```\n$$ not = read $$ <details>" + "half " * 240 + "</details>"
+    text = "word " * 120 + "```python\nread\n```\n$$ not = read $$ <details>" + "half " * 240 + "</details>"
     nb = notebook([prose(text + "\n\n| a | table |", id="title"), code("a = 1\n\nb = 2\n" * 8), hidden("c\n" * 99, "h")])
-    assert rules.prose_words(nb) == 120 and rules.code_lines(nb) == 16
-    assert rules.minutes(nb) == 5  # 1 + 1 + 2 lines of code, and a little for the table
+    assert rules.prose_words(nb) == 120 and rules.code_lines(nb) == 17
+    assert rules.minutes(nb) == 5  # 1 + 1 + 2.1 for the code, and a little for the table
     nb.cells += [prose("$$\\boxed{x}$$ \\boxed", id="box"), prose("**Before you run this.** How many?", id="guess")]
     assert rules.minutes(nb) == 10  # 4.5 more
     nb.cells.append(code("...", id="one-turn"))
     assert rules.minutes(nb) == 20  # 8 more
+    nb.cells.append(prose("```python\na\n\nb\n```\n<details>\n```python\nc\n```\n</details>", id="excerpt"))
+    assert rules.code_lines(nb) == 20  # the turn's line, and two of the excerpt that is no answer
 
 
 def test_minutes_leave_out_what_is_off_the_main_path():
