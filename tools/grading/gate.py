@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from tools.grading import vocabulary as words
 
 MOST_CHARACTERS = 60_000
+#: What str.splitlines takes for the end of a line and Python does not: behind one, a comment could hide a line of code.
+_LINE_ENDS = frozenset("\r\x00\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
 
 
 @dataclass(frozen=True)
@@ -400,6 +402,9 @@ def check(cell: str, source: str, released: str, given: Given, program: bool = F
         return Answer()
     if len(source) > MOST_CHARACTERS:
         return Answer((Refusal(cell, 1, f"the cell has {len(source)} characters, {MOST_CHARACTERS} are the most"),))
+    if strange := next((letter for letter in source if letter in _LINE_ENDS), None):
+        why = f"the character {strange!r} ends a line for some readers of Python and not for others"
+        return Answer((Refusal(cell, source[: source.index(strange)].count("\n") + 1, why),))
     try:
         tree, model = ast.parse(source), ast.parse(released)
     except SyntaxError as error:
@@ -499,8 +504,8 @@ def _joins(statement, own, given, kernels) -> bool:
     return named and plain and call.func.id in given.hosts and all(isinstance(a, ast.Name) and a.id in kernels for a in call.args)
 
 
-def emitted(text: str, given: Given, known: set[str], arguments: set[str]) -> Answer:
-    """Hold emitted text to the list of kernels. known: kernels that it may call. arguments: captured tensors by name."""
+def emitted(text: str, given: Given, known: set[str]) -> Answer:
+    """Hold emitted text to the list of kernels. known: kernels that it may call."""
     answer = check("emitted text", text, "", Given(known, set(), set(), given.imports, given.fields))
     if answer.refusals or answer.unreadable:
         return answer
@@ -509,3 +514,12 @@ def emitted(text: str, given: Given, known: set[str], arguments: set[str]) -> An
     if len(functions) != len(body):
         return Answer((Refusal("emitted text", 1, "the text holds one @triton.jit function and nothing else"),))
     return answer
+
+
+def jit_functions_alone(source: str) -> str:
+    """``source`` with every line blank that belongs to no function with a decorator."""
+    lines, kept = source.splitlines(), set()
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.FunctionDef) and statement.decorator_list:
+            kept.update(range(statement.decorator_list[0].lineno, statement.end_lineno + 1))
+    return "\n".join(line if number in kept else "" for number, line in enumerate(lines, 1))

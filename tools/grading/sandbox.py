@@ -76,7 +76,7 @@ def _wrapped() -> list[str]:
         command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     for place in _places():
         command += [*_folders(Path(place).parent), "--ro-bind", place, place]
-    return [*command, "--proc", "/proc", "--dev", "/dev", "--size", str(64 << 20), "--tmpfs", "/tmp"]
+    return [*command, "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(64 << 20), "--tmpfs", "/tmp"]
 
 
 def _folders(place: Path) -> list[str]:

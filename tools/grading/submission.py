@@ -97,7 +97,8 @@ class _Cell:
         source = cell.get("source", "")
         if isinstance(source, list) and all(isinstance(line, str) for line in source):
             source = "".join(source)
-        self.source = source if isinstance(source, str) else ""
+        source = source if isinstance(source, str) else ""
+        self.source = source.replace("\r\n", "\n").replace("\r", "\n")
         self.kind = cell.get("cell_type")
         metadata = cell.get("metadata") if isinstance(cell.get("metadata"), dict) else {}
         fields = metadata.get("nbgrader") if isinstance(metadata.get("nbgrader"), dict) else {}
