@@ -27,7 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.unsafe:
         print(f"--unsafe: {UNSAFE}.", file=sys.stderr)
     elif why := why_not():
-        print(f"Nothing is graded: {why}.\nWith --unsafe it would be graded all the same; but {UNSAFE}.", file=sys.stderr)
+        print(
+            f"Nothing is graded: {why}.\nWith --unsafe it would be graded all the same; but {UNSAFE}.", file=sys.stderr
+        )
         return 2
     os.environ.pop("KERNELS_GRADING", None)
     how = How(arguments.jobs, arguments.seconds, arguments.total, arguments.unsafe, arguments.again)

@@ -62,7 +62,12 @@ class How:
 
 def code_digest() -> str:
     """What tells two versions of the judge and its checks apart."""
-    folders = (ROOT / "kernels" / "check", ROOT / "kernels" / "lab", ROOT / "kernels" / "gluon_model", Path(__file__).parent)
+    folders = (
+        ROOT / "kernels" / "check",
+        ROOT / "kernels" / "lab",
+        ROOT / "kernels" / "gluon_model",
+        Path(__file__).parent,
+    )
     total = hashlib.sha256()
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         total.update(path.read_bytes())
@@ -116,7 +121,9 @@ class Batch:
         """Grade what has no result yet, write marks, say what came of it; returns the exit status."""
         tasks = self._tasks()
         if not tasks:
-            print("Nothing to grade: put submissions into submitted/STUDENT/ASSIGNMENT/ASSIGNMENT.ipynb.", file=sys.stderr)
+            print(
+                "Nothing to grade: put submissions into submitted/STUDENT/ASSIGNMENT/ASSIGNMENT.ipynb.", file=sys.stderr
+            )
             return 1
         open_tasks = [task for task in tasks if not self._known(task)]
         interrupted = False
@@ -224,7 +231,12 @@ class Batch:
                         running[future] = task, attempt
                         raise
                     except Exception as error:  # the judge's own mistake, named with the submission that shows it
-                        result = Result(task.student, task.assignment, "crashed", f"the judge failed: {type(error).__name__}: {error}")
+                        result = Result(
+                            task.student,
+                            task.assignment,
+                            "crashed",
+                            f"the judge failed: {type(error).__name__}: {error}",
+                        )
                         result.most = self.assignments[task.assignment].points
                     self._keep(task, result, book)
                     bar.update()
@@ -233,7 +245,9 @@ class Batch:
                 if attempt < TRIES:
                     waiting.append((task, attempt + 1))
                 else:
-                    result = Result(task.student, task.assignment, "crashed", "the judge's process came to its end twice")
+                    result = Result(
+                        task.student, task.assignment, "crashed", "the judge's process came to its end twice"
+                    )
                     result.most = self.assignments[task.assignment].points
                     self._keep(task, result, book)
                     bar.update()
@@ -274,7 +288,9 @@ class Batch:
         counts = collections.Counter(result.status for result in results)
         said = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
         if interrupted or len(results) < len(tasks):
-            print(f"interrupted: {len(results)} of {len(tasks)} submissions have a result ({said or 'none'}); `make grade` goes on")
+            print(
+                f"interrupted: {len(results)} of {len(tasks)} submissions have a result ({said or 'none'}); `make grade` goes on"
+            )
             return 130
         print(f"{len(results)} submissions: {said}. Marks in {self.course.build.name}/marks.csv")
         return 0 if set(counts) <= {"graded", "late"} else 1
@@ -308,7 +324,9 @@ def graded_copy(assignment: Assignment, result: Result) -> nbformat.NotebookNode
             cell.source = given if cell.cell_type == "code" else given.replace("<", "&lt;")
         elif name in earned:
             said = nbformat.v4.new_output("stream", name="stdout", text=earned[name].printed)
-            points = nbformat.v4.new_output("execute_result", {"text/plain": f"{earned[name].points:g}"}, execution_count=1)
+            points = nbformat.v4.new_output(
+                "execute_result", {"text/plain": f"{earned[name].points:g}"}, execution_count=1
+            )
             cell.outputs, cell.execution_count = [said, points], 1
         elif name and result.reason and assignment.cells[name].metadata.nbgrader.get("grade"):
             cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=f"{result.status}: {result.reason}\n")]
@@ -325,7 +343,12 @@ def marks(course: Course, book: Book, results: dict, assignments: dict[str, Assi
         for student in sorted(students):
             result, mark = results.get((student, name)), book.mark(name, student)
             row = dict.fromkeys(COLUMNS, "") | students[student]
-            row |= {"assignment": name, "student_id": student, "max_score": assignments[name].points, "status": "missing"}
+            row |= {
+                "assignment": name,
+                "student_id": student,
+                "max_score": assignments[name].points,
+                "status": "missing",
+            }
             row["duedate"] = due.isoformat() if due else ""
             if result is not None:
                 row |= {"status": result.status, "reason": result.reason, "notes": "; ".join(result.notes)}

@@ -76,11 +76,15 @@ class Course:
             raise NotACourse(f"{path.name}: {', '.join(sorted(unknown))} is none of deadlines, late")
         for name, when in table.get("deadlines", {}).items():
             if not isinstance(when, datetime.datetime) or when.tzinfo is None:
-                raise NotACourse(f"{path.name}: the deadline of {name} needs a date, a time and a zone: 2026-11-02T18:00:00+01:00")
+                raise NotACourse(
+                    f"{path.name}: the deadline of {name} needs a date, a time and a zone: 2026-11-02T18:00:00+01:00"
+                )
             self.deadlines[name] = when
         late = table.get("late", {})
         known = {"grace_minutes", "per_day", "at_most"}
-        if wrong := [key for key, value in late.items() if key not in known or not isinstance(value, (int, float)) or value < 0]:
+        if wrong := [
+            key for key, value in late.items() if key not in known or not isinstance(value, (int, float)) or value < 0
+        ]:
             raise NotACourse(f"{path.name}: late.{wrong[0]} is no number among {', '.join(sorted(known))}")
         self.late = Late(**late)
 
@@ -122,7 +126,9 @@ def read_roster(path: Path) -> dict[str, dict]:
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         if "student_id" not in (rows.fieldnames or ()):
-            raise NotACourse(f"{path.name}: the first line names no column student_id, but {', '.join(rows.fieldnames or ['nothing'])}")
+            raise NotACourse(
+                f"{path.name}: the first line names no column student_id, but {', '.join(rows.fieldnames or ['nothing'])}"
+            )
         roster = {}
         for number, row in enumerate(rows, 2):
             student = (row["student_id"] or "").strip()

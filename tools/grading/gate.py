@@ -80,7 +80,9 @@ class Given:
             (self.constants if constant and not isinstance(statement, ast.AugAssign) else self.hosts).update(names)
             for call in ast.walk(statement):
                 if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("namedtuple"):
-                    texts = [node.value for arg in call.args[1:] for node in ast.walk(arg) if isinstance(node, ast.Constant)]
+                    texts = [
+                        node.value for arg in call.args[1:] for node in ast.walk(arg) if isinstance(node, ast.Constant)
+                    ]
                     self.fields.update(word for text in texts for word in str(text).replace(",", " ").split())
             return names
         return set()
@@ -467,7 +469,9 @@ def _statement(statement, cell, own, given, kernels, names, constants, program):
         may_bind(statement.name)
         for default in [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]:
             lines.hold(default, set())
-        if not program and (statement.returns or any(arg.annotation for arg in ast.walk(statement.args) if isinstance(arg, ast.arg))):
+        if not program and (
+            statement.returns or any(arg.annotation for arg in ast.walk(statement.args) if isinstance(arg, ast.arg))
+        ):
             lines.refuse(statement, "a launcher's arguments bear no annotations")
         local = _stored(statement)
         for inner in statement.body:
@@ -479,7 +483,10 @@ def _statement(statement, cell, own, given, kernels, names, constants, program):
                 may_bind(target.id)
             elif not program:
                 lines.refuse(statement, "an answer cell assigns to names")
-        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.annotation) not in ("tl.constexpr", "gl.constexpr"):
+        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.annotation) not in (
+            "tl.constexpr",
+            "gl.constexpr",
+        ):
             lines.refuse(statement, "a constant of kernels is a tl.constexpr")
         if statement.value is None or is_constant(statement.value):
             return
@@ -487,7 +494,9 @@ def _statement(statement, cell, own, given, kernels, names, constants, program):
             lines.hold(statement, set())
         elif not _joins(statement, own, given, kernels):
             lines.refuse(statement, "outside of functions, an answer cell assigns constants alone")
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) or isinstance(statement, ast.Pass):
+    elif (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) or isinstance(statement, ast.Pass)
+    ):
         return
     elif program and isinstance(statement, (ast.For, ast.If, ast.Expr)):
         lines.hold(statement, _stored(statement))
@@ -501,7 +510,12 @@ def _joins(statement, own, given, kernels) -> bool:
     call, target = statement.value, getattr(statement, "targets", [None])[0]
     named = isinstance(target, ast.Name) and target.id in own.names
     plain = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.keywords
-    return named and plain and call.func.id in given.hosts and all(isinstance(a, ast.Name) and a.id in kernels for a in call.args)
+    return (
+        named
+        and plain
+        and call.func.id in given.hosts
+        and all(isinstance(a, ast.Name) and a.id in kernels for a in call.args)
+    )
 
 
 def emitted(text: str, given: Given, known: set[str]) -> Answer:

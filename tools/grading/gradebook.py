@@ -48,7 +48,9 @@ class Book:
             source = {"source": cell.source, "cell_type": kind, "locked": bool(fields.get("locked"))}
             make = [(book.update_or_create_source_cell, source)]
             if fields["grade"]:
-                make.append((book.update_or_create_grade_cell, {"max_score": float(fields["points"]), "cell_type": kind}))
+                make.append(
+                    (book.update_or_create_grade_cell, {"max_score": float(fields["points"]), "cell_type": kind})
+                )
             if is_answer(cell):
                 make.append((book.update_or_create_solution_cell, {}))
             for function, values in make:

@@ -18,8 +18,8 @@ from kernels.check import pipeline_clinic, score_mod_compiler
 from kernels.check.framework import check as hold
 from tools.grading import gate
 from tools.grading.assignment import EMITTERS, PIPELINES, Assignment, Check
-from tools.grading.results import Line, Outcome, Result
 from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline
+from tools.grading.results import Line, Outcome, Result
 from tools.grading.sandbox import Limits, Template
 from tools.grading.submission import Submission, Unusable
 
@@ -37,7 +37,9 @@ def _too_long(*_):
 class Judge:
     """Judges submissions one after the other, with a warm template of contestants."""
 
-    def __init__(self, *, unsafe: bool = False, seconds: float = 30.0, total: float = 180.0, limits: Limits | None = None):
+    def __init__(
+        self, *, unsafe: bool = False, seconds: float = 30.0, total: float = 180.0, limits: Limits | None = None
+    ):
         torch.set_num_threads(1)
         self.unsafe, self.seconds, self.total, self.limits = unsafe, seconds, total, limits or Limits()
         self._template: Template | None = None
@@ -120,12 +122,18 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
     if one.name in EMITTERS:
         exercise = score_mod_compiler.VALUE if one.name == "emit_value" else score_mod_compiler.GRADIENT
-        alone = [[name, source if name == "setup" else gate.jit_functions_alone(source), [], ""] for name, source, _, e in cells if not e]
+        alone = [
+            [name, source if name == "setup" else gate.jit_functions_alone(source), [], ""]
+            for name, source, _, e in cells
+            if not e
+        ]
         remote = RemoteEmitter(one.function, EMITTERS[one.name], bench, cells, alone, assignment.given)
         return exercise, hold(exercise, remote, seed=seed, grading=True)
     if one.name in PIPELINES:
         pipeline = getattr(pipeline_clinic, one.name.removeprefix("mended_").upper())
-        return pipeline, pipeline_clinic.check(pipeline, RemotePipeline(one.function, bench, cells), seed=seed, grading=True)
+        return pipeline, pipeline_clinic.check(
+            pipeline, RemotePipeline(one.function, bench, cells), seed=seed, grading=True
+        )
     exercise = _exercise(one.name)
     return exercise, getattr(checks, one.name)(Remote(one.function, bench, cells), seed=seed, grading=True)
 
@@ -146,12 +154,20 @@ def _lines(exercise, text: str, scale: float) -> list[Line]:
     """What was printed, by property; a property that was never reached has failed."""
     found = {}
     for line in re.split(r"\n(?=passed  |FAILED  |not verified|missing: |\w+: \d)", text):
-        for outcome, start in (("passed", "passed  "), ("failed", "FAILED  "), ("not verified", "not verified on this machine: ")):
+        for outcome, start in (
+            ("passed", "passed  "),
+            ("failed", "FAILED  "),
+            ("not verified", "not verified on this machine: "),
+        ):
             for item in exercise.properties:
                 rest = line.removeprefix(start)
-                if line.startswith(start) and (rest.startswith((item.name + ":", item.name + " (")) or rest == item.name):
+                if line.startswith(start) and (
+                    rest.startswith((item.name + ":", item.name + " (")) or rest == item.name
+                ):
                     found[item.name] = outcome, line.rstrip()
-    missing = next((line for line in text.splitlines() if line.startswith(("missing: ", "not verified on this machine: "))), "")
+    missing = next(
+        (line for line in text.splitlines() if line.startswith(("missing: ", "not verified on this machine: "))), ""
+    )
     lines = []
     for item in exercise.properties:
         outcome, said = found.get(item.name, ("failed", missing))

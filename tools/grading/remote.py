@@ -40,7 +40,9 @@ class Bench:
         if len(self.incidents) >= self._lives or left <= 0:
             if left <= 0 and "out of time" not in self.incidents:
                 self._lost("out of time", "the submission's time is used up")
-            raise Told("not run: the calls before it ended the submission's program, or used up its time", self.incidents[-1])
+            raise Told(
+                "not run: the calls before it ended the submission's program, or used up its time", self.incidents[-1]
+            )
         connection = self._open.get(room)
         try:
             if connection is None:
@@ -50,11 +52,15 @@ class Bench:
         except wire.OutOfTime:
             self.close(room)
             self._lost("out of time", f"a call did not end within {min(self._seconds, left):.0f} seconds")
-            raise Told("it did not come to its end, and was stopped", "a loop does not end, or takes far too long") from None
+            raise Told(
+                "it did not come to its end, and was stopped", "a loop does not end, or takes far too long"
+            ) from None
         except wire.Closed:
             self.close(room)
             self._lost("crashed", "the program ended in the middle of a call")
-            raise Told("the program ended in the middle of the call", "memory is used up, or the process was ended") from None
+            raise Told(
+                "the program ended in the middle of the call", "memory is used up, or the process was ended"
+            ) from None
         except wire.WireError as error:
             self.close(room)
             self._lost("crashed", f"what came back is no answer: {error}")
@@ -173,7 +179,12 @@ class RemoteEmitter(Remote):
         if verdict.refusals:
             raise gate.Refused(verdict.refusals[0])
         if verdict.unreadable:
-            return Outcome((verdict.unreadable.replace("your cell", "your text"), "the text must be a function that Python can read"))
+            return Outcome(
+                (
+                    verdict.unreadable.replace("your cell", "your text"),
+                    "the text must be a function that Python can read",
+                )
+            )
         rest = {name: value for name, value in launch.items() if name != "mod"}
         request = {"op": "text", "kind": self.kind, "text": text, "tables": len(mod.names)}
         room = "text, traced" if traced else "text, bare"

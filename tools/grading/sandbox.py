@@ -81,7 +81,9 @@ def _wrapped() -> list[str]:
 
 def _folders(place: Path) -> list[str]:
     """A folder and its parents, which everybody may enter: those that bubblewrap makes by itself are its user's alone."""
-    return [word for each in (*reversed(place.parents[:-1]), place) for word in ("--dir", str(each)) if str(each) != "/"]
+    return [
+        word for each in (*reversed(place.parents[:-1]), place) for word in ("--dir", str(each)) if str(each) != "/"
+    ]
 
 
 def _environment() -> dict[str, str]:

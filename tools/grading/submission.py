@@ -54,7 +54,9 @@ def find(folder: Path, name: str) -> tuple[Path, list[str]]:
         others = [other for other in notebooks if other != f"{name}.ipynb"]
         return folder / f"{name}.ipynb", [f"{', '.join(others)} beside it: left out"] if others else []
     if len(notebooks) > 1:
-        raise Unusable("refused", f"{len(notebooks)} notebooks, none of them {name}.ipynb: {', '.join(notebooks)[:200]}")
+        raise Unusable(
+            "refused", f"{len(notebooks)} notebooks, none of them {name}.ipynb: {', '.join(notebooks)[:200]}"
+        )
     return folder / notebooks[0], [f"the notebook is called {notebooks[0]}"]
 
 
@@ -64,12 +66,15 @@ def load(path: Path) -> bytes:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise Unusable("refused", f"{path.name} cannot be opened: {os.strerror(error.errno)}") from None
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(handle)
+        raise Unusable("refused", f"{path.name} is no file")
     with os.fdopen(handle, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise Unusable("refused", f"{path.name} is no file")
         if about.st_size > MOST_BYTES:
-            raise Unusable("refused", f"{path.name} is too large: {about.st_size >> 20} MB, {MOST_BYTES >> 20} are the most")
+            raise Unusable(
+                "refused", f"{path.name} is too large: {about.st_size >> 20} MB, {MOST_BYTES >> 20} are the most"
+            )
         return file.read(MOST_BYTES + 1)
 
 
@@ -152,7 +157,13 @@ class _Reader:
                 return cell
         wanted = self.assignment.defines.get(name, set())
         for cell in reversed(self.cells):
-            if wanted and cell.kind == "code" and not cell.grade_id and wanted <= cell.binds and id(cell) not in self.taken:
+            if (
+                wanted
+                and cell.kind == "code"
+                and not cell.grade_id
+                and wanted <= cell.binds
+                and id(cell) not in self.taken
+            ):
                 self.found.notes.append(f"answer cell {name} was deleted: another cell defines the same, and counts")
                 return cell
         return None
@@ -177,7 +188,9 @@ class _Reader:
             elif copies[0].source.strip() != released.source.strip():
                 notes.append(f"cell {name} was changed: the released one counts")
         ids = {cell.get("id") for cell in self.assignment.notebook.cells}
-        added = [c for c in self.cells if c.kind == "code" and not c.grade_id and c.id not in ids and id(c) not in self.taken]
+        added = [
+            c for c in self.cells if c.kind == "code" and not c.grade_id and c.id not in ids and id(c) not in self.taken
+        ]
         if added:
             notes.append(f"{len(added)} code cells were added: left out")
 

@@ -39,7 +39,9 @@ IN_KERNELS = frozenset(
 )
 #: What a launcher may ask of a tensor: what the sealed ones answer. What they refuse, at run time, follows: it is a mistake
 #: with a diagnosis, not an offence.
-IN_LAUNCHERS = frozenset("shape stride size dtype ndim dim numel element_size is_contiguous device append".split()) | frozenset(
+IN_LAUNCHERS = frozenset(
+    "shape stride size dtype ndim dim numel element_size is_contiguous device append".split()
+) | frozenset(
     (
         "zero_ fill_ copy_ add_ mul_ sub_ div_ sum mean max min contiguous clone to float half double int long t T mT "
         "transpose permute view reshape flatten expand unsqueeze squeeze matmul mm bmm tolist item cpu cuda detach "
@@ -57,7 +59,9 @@ EXCEPTIONS = frozenset(
 IN_PROGRAMS_BUILTINS = (
     IN_LAUNCHERS_BUILTINS
     | EXCEPTIONS
-    | frozenset("all any set frozenset str repr map filter next iter isinstance slice complex bytes ord chr format".split())
+    | frozenset(
+        "all any set frozenset str repr map filter next iter isinstance slice complex bytes ord chr format".split()
+    )
 )
 TORCH = frozenset(
     (
@@ -68,4 +72,6 @@ TORCH = frozenset(
 #: Attributes through which Python's own machinery is reached from values that an answer holds.
 MACHINERY = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 #: Modules that Triton's interpreter, or a habit, may put under these names: asked for, they are refused.
-LEAKED = frozenset("math np numpy time os sys torch triton tl gl check kernels runtime subprocess ctypes gc inspect".split())
+LEAKED = frozenset(
+    "math np numpy time os sys torch triton tl gl check kernels runtime subprocess ctypes gc inspect".split()
+)

@@ -69,11 +69,12 @@ def prepare() -> None:
     stub.__path__ = [os.path.join(os.path.dirname(kernels.__file__), "check")]
     sys.modules["kernels.check"] = kernels.check = stub
     sys.meta_path.append(_Absent())
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     import kernels.check.flash_mistakes
     import kernels.check.pipeline_clinic
     import kernels.check.score_mod_compiler  # noqa: F401
     import kernels.lab
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     make_fx(lambda x: x + 1, tracing_mode="fake")(torch.zeros(()))  # what it imports at its first use
     # What torch asks /proc at first use: contestants have none.

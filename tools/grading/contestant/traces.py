@@ -84,8 +84,17 @@ def _launch(item, rows, offsets, outside) -> Launch:
             _hold(tensor >= 0 and int(hit.min()) >= 0 and int(hit.max()) < sizes[tensor], "elements of the tensor")
         launch.accesses.append(
             Access(
-                launch.kernel, tuple(program), order, KINDS[kind], names[tensor] if tensor >= 0 else None,
-                hit.astype(numpy.int64), miss.astype(numpy.int64), nbytes, sectors, line, item["sources"][source][:300],
+                launch.kernel,
+                tuple(program),
+                order,
+                KINDS[kind],
+                names[tensor] if tensor >= 0 else None,
+                hit.astype(numpy.int64),
+                miss.astype(numpy.int64),
+                nbytes,
+                sectors,
+                line,
+                item["sources"][source][:300],
             )  # fmt: skip
         )
     return launch

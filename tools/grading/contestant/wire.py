@@ -80,7 +80,9 @@ def _array(data: bytes) -> numpy.ndarray:
         if version != (1, 0):
             raise WireError("an array's header has another version")
         shape, fortran, dtype = numpy.lib.format.read_array_header_1_0(stream, max_header_size=1000)
-    except ValueError as error:
+    except WireError:
+        raise
+    except Exception as error:  # numpy reads the header as Python: whatever is wrong with it, it is no header
         raise WireError(f"an array's header cannot be read: {error}") from None
     place = stream.tell()
     if dtype.str not in DTYPES or fortran or math.prod(shape) * dtype.itemsize != len(data) - place:
