@@ -8,10 +8,10 @@ import torch
 import triton
 
 from benchmarks import harness
+from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.portable.product import size_class
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from benchmarks import harness
 from benchmarks.published_dynamic_conv import PublishedDynamicConv
+from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.dynamic_conv import backward as backward_pass
 from kernels.dynamic_conv import dynamic_conv
@@ -179,7 +180,6 @@ def tuned_call(kernel, shape, W, bits, *variant):
     cu_seqlens = torch.arange(B + 1, device=runtime.device) * T if packed else None
     rows = (B * T // 32,) if kernel == "step" else (1, B * T) if packed else (B, T)
     x, weight = make(*rows, D), make(D, W) if "static" in variant else make(*rows, D, W)
-    module = backward_pass if kernel == "backward" else forward_pass
     if kernel == "step":
         state = make(*rows, D, W - 1)
         run = lambda: forward_pass.step(x, weight, state, None, None, None, None)  # noqa: E731

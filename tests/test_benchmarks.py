@@ -61,7 +61,7 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
         "forward": {"G": 2, "ROWS": 1, "RUN": 4}, "backward": {"G": 2, "ROWS": 1, "HELD": 8}, "step": {},
     }[kernel]  # fmt: skip
 
-    def configuration(room, kernel, name, device):
+    def says(room, kernel, name, device):
         asked.append((kernel, name))
         return dict(options)
 
@@ -70,7 +70,7 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
         launch(kernel, grid, *args, outputs=outputs, **meta)
 
     monkeypatch.setattr(module, "launch", record)
-    monkeypatch.setattr(module, "configuration", configuration)
+    monkeypatch.setattr(configs, "_says", says)
     W, bits, *variant = key
     x, weight, more = bench.arguments(2, 32, 64, W, " ".join(variant) or "plain")
     if bits == 32:

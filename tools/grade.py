@@ -21,6 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="submissions judged at the same time")
     parser.add_argument("--seconds", type=float, default=30.0, help="what one call of a submission's function may take")
     parser.add_argument("--total", type=float, default=180.0, help="what one submission may take")
+    parser.add_argument(
+        "--scheduler", default="", help="address of a Dask scheduler whose workers judge: tcp://host:8786"
+    )
     parser.add_argument("--again", action="store_true", help="grade everything anew")
     parser.add_argument("--unsafe", action="store_true", help=f"without a sandbox: {' '.join(UNSAFE.split())}")
     arguments = parser.parse_args(argv)
@@ -32,7 +35,10 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     os.environ.pop("KERNELS_GRADING", None)
-    how = How(arguments.jobs, arguments.seconds, arguments.total, arguments.unsafe, arguments.again)
+    how = How(
+        arguments.jobs, arguments.seconds, arguments.total, arguments.unsafe, arguments.again,
+        scheduler=arguments.scheduler,
+    )  # fmt: skip
     try:
         return Batch(Course.at(arguments.course), how).run()
     except NotACourse as error:

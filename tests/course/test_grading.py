@@ -22,6 +22,9 @@ from tools.kernel_environment import ROOT, too_old_for
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")
 
 
+PATHS = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @pytest.fixture
 def course(tmp_path):
     shutil.copytree(ROOT / "exercises", tmp_path / "exercises")
@@ -30,7 +33,7 @@ def course(tmp_path):
 
 def grade(course, *more, seconds=10):
     command = [sys.executable, "-m", "tools.grade", "--course", str(course), "--seconds", str(seconds), *more]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 
-from tools.grading.gate import Given
+from tools.grading.given import Given
 
 #: Functions that write Triton as text: their cells are programs.
 EMITTERS = {"emit_value": "value", "emit_gradient": "gradient"}
@@ -132,9 +132,13 @@ def _check_call(source: str) -> tuple[str, str] | None:
 
 def read(path: Path) -> Assignment:
     """The assignment that a released notebook is."""
-    data = path.read_bytes()
+    return parse(path.stem, path.read_bytes())
+
+
+def parse(name: str, data: bytes) -> Assignment:
+    """The same, from the notebook's bytes."""
     notebook = nbformat.reads(data.decode(), as_version=4)
-    return Assignment(path.stem, notebook, hashlib.sha256(data).hexdigest())
+    return Assignment(name, notebook, hashlib.sha256(data).hexdigest())
 
 
 def read_all(folder: Path) -> dict[str, Assignment]:

@@ -6,10 +6,8 @@ are what they were.
 """
 
 import collections
-import csv
 import datetime
 import hashlib
-import io
 import json
 import multiprocessing
 import os
@@ -23,16 +21,13 @@ import nbformat
 from tqdm import tqdm
 
 from tools.grading import files, submission
-from tools.grading.assignment import Assignment, is_answer, read
-from tools.grading.course import Course
+from tools.grading.assignment import parse
+from tools.grading.course import ABOUT, Course
 from tools.grading.gradebook import Book
+from tools.grading.marks import graded_copy, marks, table
 from tools.grading.results import STATUSES, Result
 from tools.grading.sandbox import ROOT
 
-COLUMNS = (
-    "assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email", "status", "raw_score",
-    "late_submission_penalty", "score", "max_score", "reason", "notes",
-)  # fmt: skip
 TRIES = 2  # how often a submission is tried whose judge came to its end
 
 
@@ -58,6 +53,7 @@ class How:
     unsafe: bool = False
     again: bool = False
     quiet: bool = False
+    scheduler: str = ""  # of Dask: judges on other machines
 
 
 def code_digest() -> str:
@@ -94,10 +90,26 @@ def _begin(unsafe: bool, seconds: float, total: float) -> None:
 
 def judged(task: Task) -> Result:
     """One submission's result, from its folder to its points."""
-    assignment = read(task.release)
+    return judge(task, *content(task))
+
+
+def content(task: Task) -> tuple[bytes, bytes, list[str], submission.Unusable | None]:
+    """The released notebook, the submitted one, notes, and why it cannot be graded."""
+    released = task.release.read_bytes()
     try:
         path, notes = submission.find(task.folder, task.assignment)
-        handed_in = submission.read(submission.load(path), assignment)
+        return released, submission.load(path), notes, None
+    except submission.Unusable as unusable:
+        return released, b"", [], unusable
+
+
+def judge(task: Task, released: bytes, data: bytes, notes: list[str], unusable: submission.Unusable | None) -> Result:
+    """The result of a submission's content, by this process's judge."""
+    assignment = parse(task.assignment, released)
+    try:
+        if unusable is not None:
+            raise unusable
+        handed_in = submission.read(data, assignment)
         handed_in.notes[:0] = notes
     except submission.Unusable as unusable:
         return Result(task.student, task.assignment, unusable.status, unusable.reason, most=assignment.points)
@@ -131,7 +143,7 @@ class Batch:
             for name in sorted({task.assignment for task in tasks}):
                 book.declare(self.assignments[name], self.course.deadlines.get(name))
             for student, about in self.course.roster.items():
-                book.student(student, **about)
+                book.student(student, **{name: about[name] for name in ABOUT})
             for result in list(self.results.values()):
                 self._enter(book, result)
             try:
@@ -147,11 +159,11 @@ class Batch:
         for student in sorted(os.scandir(folder), key=lambda one: one.name) if folder.is_dir() else ():
             if student.name.startswith("."):
                 continue
-            if not student.is_dir(follow_symlinks=True):
+            if not student.is_dir() and not (student.is_symlink() and os.path.isdir(student.path)):
                 self.strangers.append(f"{student.name}: no student's folder")
                 continue
             for place in sorted(os.scandir(student.path), key=lambda one: one.name):
-                if place.name in self.assignments and place.is_dir(follow_symlinks=True):
+                if place.name in self.assignments:
                     tasks.append(self._task(student.name, place.name))
                 elif not place.name.startswith("."):
                     self.strangers.append(f"{student.name}/{place.name}: no assignment of this name was released")
@@ -204,6 +216,15 @@ class Batch:
 
     def _grade(self, tasks: list[Task], book: Book) -> None:
         if not tasks:
+            return
+        if self.how.scheduler:
+            from tools.grading import cluster
+
+            with tqdm(total=len(tasks), unit="submission", disable=self.how.quiet, dynamic_ncols=True) as bar:
+                for task, result in cluster.results(tasks, self.how):
+                    bar.set_postfix_str(f"{task.student}, {task.assignment}")
+                    self._keep(task, result, book)
+                    bar.update()
             return
         waiting = collections.deque((task, 1) for task in tasks)
         jobs = max(1, min(self.how.jobs, len(tasks)))
@@ -275,7 +296,7 @@ class Batch:
                 files.write(folder / "timestamp.txt", result.submitted)
 
     def _marks(self, book: Book, tasks: list[Task]) -> None:
-        files.write(self.course.build / "marks.csv", table(marks(self.course, book, self.results, self.assignments)))
+        files.write(self.course.build / "marks.csv", table(marks(book, self.results, self.assignments)))
 
     def _say(self, tasks, interrupted) -> int:
         results = [self.results[key] for key in sorted(self.results)]
@@ -289,7 +310,8 @@ class Batch:
         said = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
         if interrupted or len(results) < len(tasks):
             print(
-                f"interrupted: {len(results)} of {len(tasks)} submissions have a result ({said or 'none'}); `make grade` goes on"
+                f"interrupted: {len(results)} of {len(tasks)} submissions have a result ({said or 'none'}); "
+                "`make grade` goes on"
             )
             return 130
         print(f"{len(results)} submissions: {said}. Marks in {self.course.build.name}/marks.csv")
@@ -307,65 +329,3 @@ def _handed_in(folder: Path) -> str:
         return parse_utc(place.read_text().strip()).replace(tzinfo=datetime.UTC).isoformat()
     except (OSError, ValueError, OverflowError, AttributeError):
         return ""
-
-
-def graded_copy(assignment: Assignment, result: Result) -> nbformat.NotebookNode:
-    """The released notebook with the student's answers, and what the checks said under them. No output of a submission."""
-    copy = nbformat.from_dict(json.loads(nbformat.writes(assignment.notebook)))
-    earned = {one.cell: one for one in result.checks}
-    from tools.grading.assignment import grade_id
-
-    for cell in copy.cells:
-        name = grade_id(cell)
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-        if is_answer(cell):
-            given = {**result.answers, **result.texts}.get(name, cell.source)
-            cell.source = given if cell.cell_type == "code" else given.replace("<", "&lt;")
-        elif name in earned:
-            said = nbformat.v4.new_output("stream", name="stdout", text=earned[name].printed)
-            points = nbformat.v4.new_output(
-                "execute_result", {"text/plain": f"{earned[name].points:g}"}, execution_count=1
-            )
-            cell.outputs, cell.execution_count = [said, points], 1
-        elif name and result.reason and assignment.cells[name].metadata.nbgrader.get("grade"):
-            cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=f"{result.status}: {result.reason}\n")]
-    return copy
-
-
-def marks(course: Course, book: Book, results: dict, assignments: dict[str, Assignment]) -> list[dict]:
-    """A row for every student and every assignment that anybody handed in; a mark is empty where there is none."""
-    names = sorted({name for _, name in results})
-    students = book.students()
-    rows = []
-    for name in names:
-        due = book.due(name)
-        for student in sorted(students):
-            result, mark = results.get((student, name)), book.mark(name, student)
-            row = dict.fromkeys(COLUMNS, "") | students[student]
-            row |= {
-                "assignment": name,
-                "student_id": student,
-                "max_score": assignments[name].points,
-                "status": "missing",
-            }
-            row["duedate"] = due.isoformat() if due else ""
-            if result is not None:
-                row |= {"status": result.status, "reason": result.reason, "notes": "; ".join(result.notes)}
-                row["timestamp"] = result.submitted
-                marked = result.points is not None or (mark and mark["by_hand"])
-                if marked and mark:
-                    penalty = mark["late_submission_penalty"]
-                    row |= {"raw_score": mark["raw_score"], "late_submission_penalty": penalty}
-                    row["score"] = max(0.0, mark["raw_score"] - penalty)
-            rows.append(row)
-    return rows
-
-
-def table(rows: list[dict]) -> str:
-    """Rows as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

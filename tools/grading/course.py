@@ -2,6 +2,8 @@
 
 ``course.toml``, beside the notebooks, is optional::
 
+    url = "https://example.org/course/"   # where students read the lessons: feedback links there
+
     [deadlines]
     01_row_softmax = 2026-11-02T18:00:00+01:00
 
@@ -10,7 +12,8 @@
     per_day = 0.1         # of the points earned, for each day begun
     at_most = 0.5         # of the points earned
 
-``roster.csv`` has the columns student_id, last_name, first_name, email; only the first is needed.
+``roster.csv`` has the columns student_id, last_name, first_name, email; only the first is needed. Canvas may be told more:
+canvas_id, sis_user_id, section.
 """
 
 import csv
@@ -24,6 +27,7 @@ from pathlib import Path
 from tools.grading.assignment import Assignment, NotAnAssignment, read_all
 
 ABOUT = ("last_name", "first_name", "email")
+ALSO = ("canvas_id", "sis_user_id", "section")
 
 
 class NotACourse(ValueError):
@@ -53,6 +57,7 @@ class Course:
     root: Path
     deadlines: dict[str, datetime.datetime] = field(default_factory=dict)
     late: Late = Late()
+    url: str = ""
     roster: dict[str, dict] = field(default_factory=dict)
 
     @classmethod
@@ -72,8 +77,11 @@ class Course:
             table = tomllib.loads(path.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise NotACourse(f"{path.name}: {error}") from None
-        if unknown := set(table) - {"deadlines", "late"}:
-            raise NotACourse(f"{path.name}: {', '.join(sorted(unknown))} is none of deadlines, late")
+        if unknown := set(table) - {"deadlines", "late", "url"}:
+            raise NotACourse(f"{path.name}: {', '.join(sorted(unknown))} is none of deadlines, late, url")
+        self.url = table.get("url", "")
+        if not isinstance(self.url, str) or self.url and not self.url.startswith(("https://", "http://")):
+            raise NotACourse(f"{path.name}: url is {self.url!r}: it needs an address, https://...")
         for name, when in table.get("deadlines", {}).items():
             if not isinstance(when, datetime.datetime) or when.tzinfo is None:
                 raise NotACourse(
@@ -136,5 +144,5 @@ def read_roster(path: Path) -> dict[str, dict]:
                 raise NotACourse(f"{path.name}, line {number}: {student!r} cannot be a folder's name")
             if student in roster:
                 raise NotACourse(f"{path.name}, line {number}: {student} is there twice")
-            roster[student] = {name: (row.get(name) or "").strip() for name in ABOUT}
+            roster[student] = {name: (row.get(name) or "").strip() for name in (*ABOUT, *ALSO)}
     return roster

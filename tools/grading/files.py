@@ -1,7 +1,6 @@
 """Files that are whole or not there: written beside their place, then renamed."""
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -22,9 +21,6 @@ def write(path: Path, data: str | bytes) -> None:
         raise
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder or a link to one; what a link points to stays."""
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
+def replace(part: Path, path: Path) -> None:
+    """Put a file that was written beside its place there, in one step."""
+    os.replace(part, path)

@@ -12,7 +12,8 @@ import time
 import warnings
 
 from nbgrader.api import Comment, Grade, Gradebook, InvalidEntry, MissingEntry
-from sqlalchemy.exc import OperationalError, SAWarning
+from sqlalchemy.exc import DBAPIError, SAWarning
+from sqlalchemy.orm.exc import StaleDataError
 
 from tools.grading.assignment import Assignment, is_answer, of
 from tools.grading.results import Result
@@ -40,9 +41,9 @@ class Book:
         """Make an assignment known: its cells, their points, what was released in them, when it is due."""
         book, name = self._book, assignment.name
         more = {"duedate": due.astimezone(datetime.UTC).replace(tzinfo=None)} if due else {}
-        _patiently(lambda: book.update_or_create_assignment(name, course_id=COURSE, **more))
+        self._patiently(lambda: book.update_or_create_assignment(name, course_id=COURSE, **more))
         kernel = json.dumps(assignment.notebook.metadata.get("kernelspec", {}))
-        _patiently(lambda: book.update_or_create_notebook(name, name, kernelspec=kernel))
+        self._patiently(lambda: book.update_or_create_notebook(name, name, kernelspec=kernel))
         for grade_id, cell in assignment.cells.items():
             fields, kind = of(cell), cell.cell_type
             source = {"source": cell.source, "cell_type": kind, "locked": bool(fields.get("locked"))}
@@ -54,12 +55,17 @@ class Book:
             if is_answer(cell):
                 make.append((book.update_or_create_solution_cell, {}))
             for function, values in make:
-                _patiently(lambda function=function, values=values, id=grade_id: function(id, name, name, **values))
+                self._patiently(
+                    lambda function=function, values=values, id=grade_id: function(id, name, name, **values)
+                )
+
+    def _patiently(self, action):
+        return _patiently(action, self._book.db.rollback)
 
     def student(self, student: str, **about: str) -> None:
         """Make a student known, with what is known of them."""
         known = {key: value for key, value in about.items() if value}
-        _patiently(lambda: self._book.update_or_create_student(student, **known))
+        self._patiently(lambda: self._book.update_or_create_student(student, **known))
 
     def students(self) -> dict[str, dict]:
         """Every student: last name, first name and address by name."""
@@ -70,12 +76,15 @@ class Book:
 
     def write(self, result: Result, penalty: float = 0.0) -> None:
         """Enter what one submission came to. Entering it twice changes nothing."""
+        self._patiently(lambda: self._write(result, penalty))
+
+    def _write(self, result, penalty):
         name, student, book = result.assignment, result.student, self._book
         with contextlib.suppress(InvalidEntry):
             if student not in {one.id for one in book.students}:
                 book.add_student(student)
         when = {"timestamp": datetime.datetime.fromisoformat(result.submitted)} if result.submitted else {}
-        submission = _patiently(lambda: book.update_or_create_submission(name, student, **when))
+        submission = book.update_or_create_submission(name, student, **when)
         (notebook,) = submission.notebooks
         self._complete(notebook)
         notebook.late_submission_penalty = penalty or None
@@ -87,7 +96,7 @@ class Book:
         said = result.reason and f"{result.status}: {result.reason}"
         for comment in notebook.comments:
             comment.auto_comment = said or None
-        _patiently(book.db.commit)
+        book.db.commit()
 
     def _complete(self, notebook) -> None:
         """A grade and a comment for every cell, also for one that came into the assignment later."""
@@ -99,7 +108,7 @@ class Book:
         for cell in notebook.notebook.solution_cells:
             if cell.id not in said:
                 notebook.comments.append(Comment(cell_id=cell.id))
-        _patiently(self._book.db.commit)
+        self._book.db.commit()
 
     def mark(self, assignment: str, student: str) -> dict | None:
         """A submission's marks as they stand, with what people have changed; None without a submission."""
@@ -115,7 +124,9 @@ class Book:
             "by_hand": bool(grades) and all(grade.manual_score is not None for grade in grades),
             "waiting": any(grade.needs_manual_grade for grade in grades),
             "cells": {grade.name: grade.score for grade in grades},
-            "comments": {c.name: c.comment for nb in submission.notebooks for c in nb.comments if c.comment},
+            "comments": {
+                c.name: c.manual_comment for nb in submission.notebooks for c in nb.comments if c.manual_comment
+            },
         }
 
     def due(self, assignment: str):
@@ -126,12 +137,13 @@ class Book:
         return None
 
 
-def _patiently(action, tries: int = 8):
+def _patiently(action, undo=lambda: None, tries: int = 8):
     """Another grader may write the same row, or hold the file, at the same time: once more, a little later."""
     for attempt in range(tries):
         try:
             return action()
-        except (InvalidEntry, OperationalError):
+        except (InvalidEntry, DBAPIError, StaleDataError):
+            undo()
             if attempt == tries - 1:
                 raise
             time.sleep(0.05 * 2**attempt)

@@ -15,6 +15,8 @@ import numpy
 from kernels.check.contestant import Contestant, Outcome
 from tools.grading import gate
 from tools.grading.contestant import traces, values, wire
+from tools.grading.given import Given, is_kernel
+from tools.grading.lines import Refused
 from tools.grading.sandbox import Connection, Limits, Template
 
 MOST_TEXT = 2000
@@ -152,7 +154,7 @@ class Remote(Contestant):
 class RemoteEmitter(Remote):
     """A compiler of mods: its text is asked for in one contestant, and run in another that has seen none of its lines."""
 
-    def __init__(self, function: str, kind: str, bench: Bench, cells: list, kernels: list, given: gate.Given):
+    def __init__(self, function: str, kind: str, bench: Bench, cells: list, kernels: list, given: Given):
         super().__init__(function, bench, cells)
         self.kind, self.kernels_alone, self.given = kind, kernels, given
 
@@ -177,7 +179,7 @@ class RemoteEmitter(Remote):
         known = {name for _, source, *_ in self.kernels_alone for name in _kernels_in(source)}
         verdict = gate.emitted(text, self.given, known)
         if verdict.refusals:
-            raise gate.Refused(verdict.refusals[0])
+            raise Refused(verdict.refusals[0])
         if verdict.unreadable:
             return Outcome(
                 (
@@ -192,7 +194,7 @@ class RemoteEmitter(Remote):
 
 
 def _kernels_in(source: str) -> set[str]:
-    return {statement.name for statement in ast.parse(source).body if gate.is_kernel(statement)}
+    return {statement.name for statement in ast.parse(source).body if is_kernel(statement)}
 
 
 class RemotePipeline:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.grading.assignment import Assignment, is_answer
-from tools.grading.gate import Given
+from tools.grading.given import Given
 
 MOST_BYTES = 20 << 20
 MOST_CELLS = 2000
@@ -24,7 +24,7 @@ class Unusable(Exception):
     """A submission that cannot be graded: its status, and the reason."""
 
     def __init__(self, status: str, reason: str):
-        super().__init__(reason)
+        super().__init__(status, reason)
         self.status, self.reason = status, reason
 
 
@@ -43,6 +43,8 @@ def find(folder: Path, name: str) -> tuple[Path, list[str]]:
     for place in (folder.parent, folder):
         if place.is_symlink():
             raise Unusable("refused", f"{place.name} is a symbolic link, not a folder")
+    if not folder.is_dir():
+        raise Unusable("refused", f"{folder.name} is no folder")
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     for entry in entries:
         if entry.is_symlink():

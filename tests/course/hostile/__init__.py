@@ -1,7 +1,7 @@
 """Submissions that cheat, break or stall: what each does to exercise 01, and what must become of it.
 
-None may earn a mark that its kernel has not earned, and each is named with a reason. ``python -m tests.course.hostile FOLDER``
-writes them as a class.
+None may earn a mark that its kernel has not earned, and each is named with a reason. They are written as a class by
+``python -m tests.course.hostile FOLDER``.
 """
 
 import json

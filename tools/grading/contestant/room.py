@@ -43,8 +43,8 @@ class Room:
         sys.modules["__main__"] = types.ModuleType("__main__")
 
     def load(self, cells) -> dict:
-        """Execute cells ``[id, source, names, error]``. One that cannot run, or comes with an error, leaves it under the names
-        that it should define."""
+        """Execute cells ``[id, source, names, error]``. One that cannot run, or comes with an error, leaves it under the
+        names that it should define."""
         broken = {}
         for name, source, defines, error in cells:
             filename = f"<cell {name}>"  # Triton reads a kernel's source back by this name
