@@ -1,5 +1,6 @@
 """What an instructor does besides grading: pages, tables for learning platforms, reports, a bundle for students.
 
+python -m tools.desk rubric       each function's properties, points and lessons
 python -m tools.desk feedback     a page for each submission: feedback/STUDENT/NAME/NAME.html
 python -m tools.desk export       build/export/: tables that Moodle and Canvas import
 python -m tools.desk plots        build/class.html: marks, and where the class is stuck
@@ -52,7 +53,29 @@ def bundle(course: Course) -> str:
     return f"{bundle.write(course.root, target)} files in {target.relative_to(course.root)}"
 
 
-COMMANDS = {"feedback": feedback, "export": export, "plots": plots, "similar": similar, "bundle": bundle}
+def rubric(course: Course) -> str:
+    from tools.grading.judge import exercise_of
+
+    lines = []
+    for name, assignment in course.assignments().items():
+        lines += [f"## {name}: {assignment.points:g} points", ""]
+        for one in assignment.checks:
+            lines += [f"### `{one.function}`: {one.points:g}", "", "| points | property | taught in |", "|---|---|---|"]
+            for item in exercise_of(one.name).properties:
+                needs = " (on a GPU only)" if getattr(item, "needs", "") == "a GPU" else ""
+                lines.append(f"| {item.points} | {item.name}{needs} | {item.lesson} |")
+            lines.append("")
+    return "\n".join(lines)
+
+
+COMMANDS = {
+    "rubric": rubric,
+    "feedback": feedback,
+    "export": export,
+    "plots": plots,
+    "similar": similar,
+    "bundle": bundle,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -86,6 +86,22 @@ def test_two_graders_write_into_one_server_and_one_is_killed(tmp_path, server, m
     assert found == {f"s{number:02}": 10.0 * (number % 2) for number in range(2 * STUDENTS)}
 
 
+def test_a_judge_that_is_killed_is_replaced(tmp_path):
+    course = a_class(tmp_path)
+    grader = start("tools.grade", "--course", course, "--jobs", "2")
+    until(lambda: list((course / "build").rglob("s*.json")))
+    for line in subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(grader.pid)], capture_output=True, text=True
+    ).stdout.splitlines():
+        if "spawn_main" in line:
+            os.kill(int(line.split()[0]), 9)
+            break
+    else:
+        raise AssertionError("no judge's process was found")
+    assert grader.wait(timeout=300) == 0
+    assert len(marks(course)) == STUDENTS and {row["status"] for row in marks(course).values()} == {"graded"}
+
+
 def test_each_submission_is_graded_once_though_a_worker_is_killed(tmp_path):
     pytest.importorskip("distributed")
     course = a_class(tmp_path)

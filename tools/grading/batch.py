@@ -227,12 +227,15 @@ class Batch:
                     bar.update()
             return
         waiting = collections.deque((task, 1) for task in tasks)
+        again: collections.deque = collections.deque()  # was being judged when a judge's process came to its end
         jobs = max(1, min(self.how.jobs, len(tasks)))
         with tqdm(total=len(tasks), unit="submission", disable=self.how.quiet, dynamic_ncols=True) as bar:
             while waiting:
-                self._with_pool(jobs, waiting, bar, book)
+                self._with_pool(jobs, waiting, again, bar, book)
+            while again:  # one at a time: so the one that ends its judge is the one that is named
+                self._with_pool(1, again, again, bar, book)
 
-    def _with_pool(self, jobs, waiting, bar, book):
+    def _with_pool(self, jobs, waiting, again, bar, book):
         """Judge until nothing waits, or until a judge's process is gone: then its submissions are tried once more."""
         context = multiprocessing.get_context("spawn")
         arguments = (self.how.unsafe, self.how.seconds, self.how.total)
@@ -241,9 +244,10 @@ class Batch:
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    task, attempt = waiting.popleft()
+                    task, attempt = waiting[0]
                     bar.set_postfix_str(f"{task.student}, {task.assignment}")
                     running[pool.submit(judged, task)] = task, attempt
+                    waiting.popleft()
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     task, attempt = running.pop(future)
                     try:
@@ -264,7 +268,7 @@ class Batch:
         except BrokenProcessPool:
             for task, attempt in running.values():
                 if attempt < TRIES:
-                    waiting.append((task, attempt + 1))
+                    again.append((task, attempt + 1))
                 else:
                     result = Result(
                         task.student, task.assignment, "crashed", "the judge's process came to its end twice"

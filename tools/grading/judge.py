@@ -15,14 +15,14 @@ from dataclasses import asdict
 import torch
 
 from kernels import check as checks
-from kernels.check import pipeline_clinic, score_mod_compiler
+from kernels.check import pipeline_clinic
 from kernels.check.framework import check as hold
 from tools.grading import gate
 from tools.grading.assignment import EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.lines import Refused
 from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline
 from tools.grading.results import Line, Outcome, Result
-from tools.grading.sandbox import Limits, Template
+from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable
 
 THREADS = 48  # the model of Gluon runs partitions as threads
@@ -48,7 +48,8 @@ class Judge:
 
     def template(self) -> Template:
         """A template that may start one more contestant."""
-        if self._template is not None and self._template.used and not self._template.nested:
+        lost = self._template is not None and not self._template.alive
+        if lost or self._template is not None and self._template.used and not self._template.nested:
             self.close()  # without namespaces of their own, contestants share one sandbox with nobody
         if self._template is None:
             self._template = Template(self.unsafe)
@@ -62,6 +63,13 @@ class Judge:
 
     def judge(self, student: str, assignment: Assignment, submission: Submission) -> Result:
         """Grade one submission. Whatever it does, a result comes back."""
+        try:
+            return self._judge(student, assignment, submission)
+        except NoSandbox:  # the template is gone, for lack of memory perhaps: once more, with a new one
+            self.close()
+            return self._judge(student, assignment, submission)
+
+    def _judge(self, student, assignment, submission) -> Result:
         start = time.monotonic()
         watched = threading.current_thread() is threading.main_thread()
         if watched:
@@ -125,8 +133,8 @@ class Judge:
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
+    exercise = exercise_of(one.name)
     if one.name in EMITTERS:
-        exercise = score_mod_compiler.VALUE if one.name == "emit_value" else score_mod_compiler.GRADIENT
         alone = [
             [name, source if name == "setup" else gate.jit_functions_alone(source), [], ""]
             for name, source, _, e in cells
@@ -135,15 +143,13 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
         remote = RemoteEmitter(one.function, EMITTERS[one.name], bench, cells, alone, assignment.given)
         return exercise, hold(exercise, remote, seed=seed, grading=True)
     if one.name in PIPELINES:
-        pipeline = getattr(pipeline_clinic, one.name.removeprefix("mended_").upper())
-        return pipeline, pipeline_clinic.check(
-            pipeline, RemotePipeline(one.function, bench, cells), seed=seed, grading=True
+        return exercise, pipeline_clinic.check(
+            exercise, RemotePipeline(one.function, bench, cells), seed=seed, grading=True
         )
-    exercise = _exercise(one.name)
     return exercise, getattr(checks, one.name)(Remote(one.function, bench, cells), seed=seed, grading=True)
 
 
-def _exercise(name: str):
+def exercise_of(name: str):
     """The exercise behind ``check.name``."""
     function = getattr(checks, name, None)
     for word in getattr(function, "__code__", None).co_names if callable(function) else ():

@@ -144,6 +144,11 @@ class Template:
             self._ready = self._answer(START_SECONDS)
         return self._ready["nested"]
 
+    @property
+    def alive(self) -> bool:
+        """Whether the template can still start a contestant."""
+        return self._process.poll() is None
+
     def _answer(self, seconds: float) -> dict:
         self._control.settimeout(seconds)
         try:
