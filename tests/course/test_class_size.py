@@ -1,5 +1,6 @@
 """A class larger than a file or a machine: a PostgreSQL gradebook with two graders, Dask with two workers; one is killed."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.course.hostile import NAME
+from tests.course.hostile import ATTACKS, NAME
 from tests.course.test_grading import ROOT, grade, hand_in, marks, solution
 from tools.grading.gradebook import Book
 from tools.grading.sandbox import why_not
@@ -27,6 +28,13 @@ def a_class(folder, first=0):
     shutil.copytree(ROOT / "exercises", folder / "exercises")
     for number in range(first, first + STUDENTS):
         hand_in(folder, f"s{number:02}", NAME, solution(NAME) if number % 2 else None)
+    return folder
+
+
+def and_an_endless_one(folder):
+    """A submission that keeps its judge busy for a while."""
+    attack = next(attack for attack in ATTACKS if attack.name == "endless loop")
+    attack.plant(folder / "submitted" / "endless" / NAME)
     return folder
 
 
@@ -87,24 +95,27 @@ def test_two_graders_write_into_one_server_and_one_is_killed(tmp_path, server, m
 
 
 def test_a_judge_that_is_killed_is_replaced(tmp_path):
-    course = a_class(tmp_path)
-    grader = start("tools.grade", "--course", course, "--jobs", "2")
+    course = and_an_endless_one(a_class(tmp_path))
+    grader = start("tools.grade", "--course", course, "--jobs", "2", "--seconds", "20")
     until(lambda: list((course / "build").rglob("s*.json")))
     for line in subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(grader.pid)], capture_output=True, text=True
+        ["ps", "-o", "pid=", "-o", "args=", "--ppid", str(grader.pid)], capture_output=True, text=True
     ).stdout.splitlines():
         if "spawn_main" in line:
             os.kill(int(line.split()[0]), 9)
             break
     else:
         raise AssertionError("no judge's process was found")
-    assert grader.wait(timeout=300) == 0
-    assert len(marks(course)) == STUDENTS and {row["status"] for row in marks(course).values()} == {"graded"}
+    assert grader.wait(timeout=400) == 1
+    found = {student: row["status"] for (student, _), row in marks(course).items()}
+    assert found == dict.fromkeys([f"s{number:02}" for number in range(STUDENTS)], "graded") | {
+        "endless": "out of time"
+    }
 
 
 def test_each_submission_is_graded_once_though_a_worker_is_killed(tmp_path):
     pytest.importorskip("distributed")
-    course = a_class(tmp_path)
+    course = and_an_endless_one(a_class(tmp_path))
     file = tmp_path / "scheduler.json"
     quiet = {"DASK_DISTRIBUTED__DASHBOARD__LINK": ""}
     scheduler = start(
@@ -122,19 +133,16 @@ def test_each_submission_is_graded_once_though_a_worker_is_killed(tmp_path):
     )
     workers = [start(*worker, "--local-directory", tmp_path / f"w{i}") for i in range(2)]
     try:
-        import json
-
         address = json.loads(file.read_text())["address"]
-        grader = start("tools.grade", "--course", course, "--scheduler", address)
+        grader = start("tools.grade", "--course", course, "--scheduler", address, "--seconds", "20")
         until(lambda: list((course / "build").rglob("s*.json")))
         workers[0].kill()
-        assert grader.wait(timeout=300) == 0
+        assert grader.wait(timeout=400) == 1
     finally:
         for process in (*workers, scheduler):
             process.kill()
             process.wait()
-    assert {student: row["score"] for (student, _), row in marks(course).items()} == {
-        f"s{number:02}": str(10.0 * (number % 2)) for number in range(STUDENTS)
-    }
-    assert {row["status"] for row in marks(course).values()} == {"graded"}
-    assert len(list((course / "build").rglob("s*.json"))) == STUDENTS
+    scores = {student: row["score"] for (student, _), row in marks(course).items()}
+    assert scores == {f"s{number:02}": str(10.0 * (number % 2)) for number in range(STUDENTS)} | {"endless": "0.0"}
+    assert marks(course)["endless", NAME]["status"] == "out of time"
+    assert len(list((course / "build").rglob("*.json"))) == STUDENTS + 1

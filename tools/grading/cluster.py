@@ -23,7 +23,7 @@ def results(tasks: list, how) -> Iterator[tuple]:
             arguments = (task, *batch.content(task), how.unsafe, how.seconds, how.total)
             future = client.submit(judged, *arguments, key=f"grade-{task.student}-{task.key}", pure=False, retries=1)
             waiting[future] = task
-        for future in as_completed(list(waiting)):
+        for future in as_completed(list(waiting), loop=client.loop):
             task = waiting.pop(future)
             yield task, _result(task, future)
             future.release()

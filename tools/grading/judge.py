@@ -143,6 +143,10 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
         remote = RemoteEmitter(one.function, EMITTERS[one.name], bench, cells, alone, assignment.given)
         return exercise, hold(exercise, remote, seed=seed, grading=True)
     if one.name in PIPELINES:
+        try:
+            import kernels.gluon_model  # noqa: F401
+        except ImportError as error:
+            raise Unusable("refused", f"this machine cannot check it: {error}") from None
         return exercise, pipeline_clinic.check(
             exercise, RemotePipeline(one.function, bench, cells), seed=seed, grading=True
         )
