@@ -2,9 +2,12 @@
 
 import pytest
 
-from tests.course.mutants import ROOT, cells, patched, targets
-from tools.grading import gate
+from kernels.check.contestant import Contestant
+from kernels.check.framework import Draw
+from tests.course.mutants import ROOT, cells, patched, submission, targets
+from tools.grading import gate, texts
 from tools.grading.assignment import read_all
+from tools.grading.judge import exercise_of
 
 ASSIGNMENTS = read_all(ROOT / "exercises")
 KERNEL = "@triton.jit\ndef load_block(x_row, offs_n, N, stride_xn):\n    {}\n    return x_row"
@@ -132,3 +135,41 @@ def test_emitted_text_is_a_kernel(text, why):
 def test_a_name_that_nothing_defines_is_a_mistake_and_no_offence():
     assert says("01_row_softmax", "kernel", KERNEL.format("y = maks")).startswith("NameError: name 'maks'")
     assert says("01_row_softmax", "kernel", "def f(:").startswith("SyntaxError")
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        "import os",
+        "from triton import *",
+        "x = __import__('os')",
+        "x = torch.os.system('a')",
+        "x = torch.hub.load",
+        "x = triton.__builtins__",
+        "x = tl.core.sys.exit()",
+        "x = [y() for y in z]",
+        "x.y = 1",
+        "@_triton.jit()\ndef f(x):\n    import os",
+        "@_triton.jit()\ndef f(x):\n    return x.__class__",
+        "@_triton.jit()\ndef f(x=print(1)):\n    return x",
+        "@print\ndef f(x):\n    return x",
+        "def f(x):\n    return x",
+        "f()",
+        "class A: pass",
+        "while True: pass",
+    ),
+)
+def test_a_text_for_the_compiler_holds_kernels_alone(text):
+    with pytest.raises(texts.NotKernels):
+        texts.hold("import triton as _triton, triton.language as _tl\n" + text)
+
+
+def test_texts_of_the_solutions_are_for_the_compiler():
+    known = {target.function: target for target in targets()}
+    for name in ("row_softmax", "flash_backward", "wgrad_split"):
+        exercise = exercise_of(name)
+        case = next(iter(exercise.properties[0].cases(Draw(0, False))))
+        for one in Contestant(submission(known[name])).kernels(case.tensors, case.launch).prepared:
+            literals = map(repr, (one.lines, one.signature, one.attributes, one.options))
+            fields = ASSIGNMENTS[known[name].assignment].given.fields
+            assert texts.prepared([one.kernel, one.text, *literals], fields).key == one.key

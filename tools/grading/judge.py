@@ -150,7 +150,9 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
         return exercise, pipeline_clinic.check(
             exercise, RemotePipeline(one.function, bench, cells), seed=seed, grading=True
         )
-    return exercise, getattr(checks, one.name)(Remote(one.function, bench, cells), seed=seed, grading=True)
+    return exercise, getattr(checks, one.name)(
+        Remote(one.function, bench, cells, assignment.given.fields), seed=seed, grading=True
+    )
 
 
 def exercise_of(name: str):

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import numpy
 
-from kernels.check.contestant import Contestant, Outcome
-from tools.grading import gate
+from kernels.check.contestant import Contestant, Kernels, Outcome
+from tools.grading import gate, texts
 from tools.grading.contestant import traces, values, wire
 from tools.grading.given import Given, is_kernel
 from tools.grading.lines import Refused
@@ -121,34 +121,68 @@ def _take(bench: Bench, packed: values.Packed, answer: dict, arrays: list) -> li
 
 
 class Remote(Contestant):
-    """A launcher of the submission."""
+    """A launcher of the submission. ``fields``: names of the released named tuples' members."""
 
-    def __init__(self, function: str, bench: Bench, cells: list):
-        self.function, self.bench, self.cells = function, bench, cells
+    def __init__(self, function: str, bench: Bench, cells: list, fields: set[str] = frozenset()):
+        self.function, self.bench, self.cells, self.fields = function, bench, cells, fields
 
     def call(self, tensors: list, launch: dict, *, traced: bool = False, poison: float | None = None) -> Outcome:
         """As ``Contestant.call``, in the sandbox."""
         # A traced call leaves strays out; one that performs them may write anywhere in its process, which is not asked again.
         room = "traced" if traced else "bare"
-        return self._call(room, self.cells, {"op": "call", "function": self.function}, tensors, launch, traced, poison)
-
-    def _call(self, room, cells, request, tensors, launch, traced, poison) -> Outcome:
-        packed = values.Packed()
-        request["args"] = [packed.value(tensor.view) for tensor in tensors]
-        request["kwargs"] = {name: packed.value(value) for name, value in launch.items()}
-        request |= {"traced": traced, "poison": poison}
         try:
-            answer, arrays = self.bench.ask(room, cells, request, packed.arrays)
-            rest = _take(self.bench, packed, answer, arrays)
+            more, rest = self._about(tensors, launch)
+            packed, request = self._request("call", tensors, rest, more)
+            request |= {"traced": traced, "poison": poison}
+            answer, arrays = self._ask(room, request, packed)
+            remaining = _take(self.bench, packed, answer, arrays)
             try:
-                launches = traces.unpack(answer.get("launches"), rest)
+                launches = traces.unpack(answer.get("launches"), remaining)
             except (ValueError, OverflowError) as error:
                 self.bench.spoilt(str(error))
         except Told as told:
             return Outcome(told.explained)
+        except _Nothing:
+            return Outcome()
         undefined = answer.get("undefined")
         lines = [_plain(line) for line in undefined[:100]] if isinstance(undefined, list) else []
         return Outcome(_phrases(answer["error"]) if answer.get("error") else None, launches, lines)
+
+    def kernels(self, tensors: list, launch: dict) -> Kernels:
+        """As ``Contestant.kernels``, in the sandbox; a text that is not of kernels alone goes to no compiler."""
+        try:
+            more, rest = self._about(tensors, launch)
+            packed, request = self._request("kernels", tensors, rest, more)
+            answer, _ = self._ask("traced", request, packed)
+            listed, sources = answer.get("prepared"), answer.get("texts")
+            if not isinstance(listed, list) or not isinstance(sources, list) or len(listed) > 100 or len(sources) > 100:
+                self.bench.spoilt("the kernels as text")
+            try:
+                prepared = [texts.prepared(one, self.fields) for one in listed]
+            except texts.NotKernels as error:
+                self.bench.spoilt(f"a kernel's text: {error}")
+        except Told as told:
+            return Kernels(error=told.explained)
+        except _Nothing:
+            return Kernels()
+        error = _phrases(answer["error"]) if answer.get("error") else None
+        return Kernels(prepared, [source for source in sources if isinstance(source, str)], error)
+
+    def _about(self, tensors, launch) -> tuple[dict, dict]:
+        """What else a request says, and the keyword arguments that go with it."""
+        return {"function": self.function}, launch
+
+    def _request(self, op, tensors, launch, more):
+        packed = values.Packed()
+        request = {"op": op, "args": [packed.value(tensor.view) for tensor in tensors]}
+        return packed, request | {"kwargs": {name: packed.value(value) for name, value in launch.items()}} | more
+
+    def _ask(self, room, request, packed):
+        return self.bench.ask(room, self.cells, request, packed.arrays)
+
+
+class _Nothing(Exception):
+    """There is nothing to call."""
 
 
 class RemoteEmitter(Remote):
@@ -158,39 +192,33 @@ class RemoteEmitter(Remote):
         super().__init__(function, bench, cells)
         self.kind, self.kernels_alone, self.given = kind, kernels, given
 
-    def call(self, tensors, launch, *, traced=False, poison=None) -> Outcome:
-        """As ``Contestant.call``: emit, hold the text to the list of kernels, run it."""
+    def _about(self, tensors, launch):
+        """Have the text emitted, and hold it to the list of kernels."""
         mod = launch["mod"]
         packed = values.Packed()
         views = [tensor.view for tensor in tensors]
         tables = {name: packed.value(view) for name, view in zip(mod.names, views[1:])}
         request = {"op": "emit", "function": self.function, "mod": mod.text, "tables": tables}
-        try:
-            answer, _ = self.bench.ask("host", self.cells, request, packed.arrays)
-        except Told as told:
-            return Outcome(told.explained)
+        answer, _ = self.bench.ask("emit", self.cells, request, packed.arrays)
         if answer.get("error"):
-            return Outcome(_phrases(answer["error"]))
+            raise Told(*_phrases(answer["error"]))
         text = answer.get("text")
         if text is None:
-            return Outcome()
+            raise _Nothing
         if not isinstance(text, str):
-            return Outcome(("what was emitted is no text", "the function returns text"))
+            raise Told("what was emitted is no text", "the function returns text")
         known = {name for _, source, *_ in self.kernels_alone for name in _kernels_in(source)}
         verdict = gate.emitted(text, self.given, known)
         if verdict.refusals:
             raise Refused(verdict.refusals[0])
         if verdict.unreadable:
-            return Outcome(
-                (
-                    verdict.unreadable.replace("your cell", "your text"),
-                    "the text must be a function that Python can read",
-                )
-            )
+            said = verdict.unreadable.replace("your cell", "your text")
+            raise Told(said, "the text must be a function that Python can read")
         rest = {name: value for name, value in launch.items() if name != "mod"}
-        request = {"op": "text", "kind": self.kind, "text": text, "tables": len(mod.names)}
-        room = "text, traced" if traced else "text, bare"
-        return self._call(room, self.kernels_alone, request, tensors, rest, traced, poison)
+        return {"kind": self.kind, "text": text, "tables": len(mod.names)}, rest
+
+    def _ask(self, room, request, packed):
+        return self.bench.ask(f"text, {room}", self.kernels_alone, request, packed.arrays)
 
 
 def _kernels_in(source: str) -> set[str]:
