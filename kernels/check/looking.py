@@ -62,7 +62,8 @@ def case(name: str | None = None) -> Looked:
 
     name: the property, as the check's FAILED line names it; the first that failed unless given.
 
-    What lies around a tensor is read and written as in the check; accesses far outside are left out. Raises ``ValueError`` where no property of that name failed.
+    What lies around a tensor is read and written as in the check; accesses far outside are left out. Raises ``ValueError``
+    where no property of that name failed.
     """
     if not _last or name not in (None, *_last):
         failed = ", ".join(map(repr, _last)) or "nothing"

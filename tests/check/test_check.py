@@ -327,7 +327,7 @@ def test_an_error_outside_a_check_is_the_learners_line_first(capsys):
         result = shell.run_cell("row_softmax(torch.ones(2, 3), torch.ones(2, 3))")
         assert type(result.error_in_exec).__name__ == "InterpreterError"
         first, *rest = capsys.readouterr().out.splitlines()
-        assert "NameError: name 'mask_n' is not defined in line 7 of your cell, `x = tl.load(" in first
+        assert "NameError: name 'mask_n' is not defined in line 6 of your cell, `x = tl.load(" in first
         assert first.endswith("a name is used that no line above defines.") and len(rest) > 5
     finally:
         shell.set_custom_exc((), None)

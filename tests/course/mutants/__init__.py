@@ -161,6 +161,8 @@ def targets() -> tuple[Target, ...]:
 
 def table() -> str:
     """The kill table, made by running every mutant."""
+    from tests.course import similarity
+
     lines = [
         "# Which check catches which bug",
         "",
@@ -178,4 +180,6 @@ def table() -> str:
         for mutant in target.mutants:
             _, printed = target.check(submission(target, mutant.patch, mutant.cell), verdicts=mutant.verdict)
             lines.append(row(target, mutant, failures(printed)))
-    return "\n".join(lines) + "\n"
+    lines += ["", "## How much of a solution is a lesson's code with other names", ""]
+    lines += ["By `python -m tests.course.similarity`: the share of the learner's token trigrams, names renamed, in one cell.", ""]
+    return "\n".join([*lines, *similarity.table()]) + "\n"
