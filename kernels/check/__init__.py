@@ -21,6 +21,7 @@ from kernels.check import row_softmax as _row_softmax
 from kernels.check import score_mod_compiler as _score_mod_compiler
 from kernels.check import tiled_matmul as _tiled_matmul
 from kernels.check import vector_add as _vector_add
+from kernels.check.derivations import derivation as _derivation
 from kernels.check.framework import VERDICTS
 from kernels.check.framework import check as _check
 from kernels.check.guard import guarded
@@ -35,6 +36,7 @@ __all__ = [
     "case",
     "chunk_outputs",
     "chunk_states",
+    "derivation",
     "dynamic_conv_dweight",
     "dynamic_conv_dx",
     "dynamic_conv_forward",
@@ -70,6 +72,21 @@ def step(name: str, *answer) -> None:
     ``ValueError`` for a name that no lesson has.
     """
     print(_verdict(name, *answer))
+
+
+_DERIVED = {"dynamic_conv_dx": _dynamic_conv.DX, "dynamic_conv_dweight": _dynamic_conv.DWEIGHT}
+
+
+def derivation(name: str, fn, *, seed: int | None = 0) -> bool:
+    """Check a gradient's formula, ``fn(*inputs, **launch) -> gradient`` in plain PyTorch, and print one line.
+
+    name: the kernel's check that it prepares, such as ``"dynamic_conv_dx"``; its arguments, but for the output and block
+    sizes, are the formula's. Autograd gives the answer. Returns whether the formula is right. ``ValueError`` for a name that
+    has no derivation.
+    """
+    if name not in _DERIVED:
+        raise ValueError(f"name is {name!r}: there are derivations for {', '.join(_DERIVED)}")
+    return _derivation(_DERIVED[name], fn, seed)
 
 
 # The functions take over names that the imports above gave to submodules.

@@ -158,6 +158,11 @@ def check(
         seed = None if grading else seed
     if seed is None:
         seed = secrets.randbits(32)
+    if fn is None:
+        print(f"missing: {exercise.missing}")
+        most = sum(points for name, points in exercise.worth.items() if name in verdicts)
+        print(f"{exercise.name}: 0 of {most} {exercise.unit}")
+        return 0
     if not isinstance(fn, Contestant) and not callable(fn):
         print(f"{exercise.name}: nothing to check, the function is {fn!r}. Run the cell that defines it first.")
         return 0

@@ -80,7 +80,13 @@ def test_poison_makes_no_noise(softmax, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("fn", [None, 3, "row_softmax"])
+def test_a_function_that_is_not_written_is_missing(capsys):
+    assert check.row_softmax(None) == 0
+    missing, points = capsys.readouterr().out.splitlines()
+    assert missing.startswith("missing: the kernel stores nothing yet") and points == "row_softmax: 0 of 15 points"
+
+
+@pytest.mark.parametrize("fn", [3, "row_softmax"])
 def test_without_a_function_there_is_nothing_to_check(fn, capsys):
     assert right(fn) == 0
     assert capsys.readouterr().out == (

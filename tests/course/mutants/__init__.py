@@ -181,5 +181,5 @@ def table() -> str:
             _, printed = target.check(submission(target, mutant.patch, mutant.cell), verdicts=mutant.verdict)
             lines.append(row(target, mutant, failures(printed)))
     lines += ["", "## How much of a solution is a lesson's code with other names", ""]
-    lines += ["By `python -m tests.course.similarity`: the share of the learner's token trigrams, names renamed, in one cell.", ""]
+    lines += ["By `python -m tests.course.similarity`: which share of the learner's token trigrams one cell has, too.", ""]
     return "\n".join([*lines, *similarity.table()]) + "\n"
