@@ -1,4 +1,4 @@
-"""docs/speed.md from the recorded populations: ``python -m benchmarks.populations.report``. Nothing in it is typed by hand."""
+"""docs/speed.md from the recorded populations: ``python -m benchmarks.populations.report``. No number is typed by hand."""
 
 import argparse
 import json
