@@ -126,7 +126,10 @@ def test_explain_names_the_choice_and_the_reason():
     waste = 16 / 8 * 48 / 36 * 96 / 84
     assert f"BLOCK_M 16, BLOCK_N 16, BLOCK_K 16, STAGES" in text  # noqa: F541
     assert f"3 tiles, split-K 3; tile waste {waste:.2f}" in text
-    assert "in 2 groups" in conv2d_wgrad.explain(x, dy, 3, 3, padding=1, groups=2)
+    text = conv2d_wgrad.explain(x, dy, 3, 3, padding=1, groups=2)
+    assert "product [8 x 84][84 x 36] in 2 groups, 2 of them multiplied together;" in text
+    wide = cases.randn(2, 6, 7, 128)
+    assert "product [64 x 84][84 x 576] in 2 groups;" in conv2d_wgrad.explain(wide, wide, 3, 3, padding=1, groups=2)
     assert "sums of 8 channels and 9 taps over 84 pixels, no product" in conv2d_wgrad.explain(x, dy, 3, 3, 1, 1, 1, 4)
     assert "nothing to sum" in conv2d_wgrad.explain(x[:0], dy[:0], 3, 3, padding=1)
 

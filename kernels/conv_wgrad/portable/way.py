@@ -178,7 +178,7 @@ def describe(problem, sizes, chosen):
         what = f"product [{rows} x {pixels}][{pixels} x {columns}]"
         together = groups_together(g)
         if g.groups > 1:
-            what += f" in {g.groups // together} groups" + f" of {together} of the convolution's" * (together > 1)
+            what += f" in {g.groups} groups" + f", {together} of them multiplied together" * (together > 1)
     options = ", ".join(f"{name} {value}" for name, value in chosen.options.items())
     padded = "none, there is nothing to sum" if 0 in sizes else f"{waste(g, problem):.2f}"
     return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.pieces}; tile waste {padded}"
