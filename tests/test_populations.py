@@ -116,10 +116,12 @@ def test_the_page_is_what_the_records_say_and_every_plot_is_there():
         assert (report.DOCS / "images" / f"speed_{room}.png").exists() == bool(report.records(room))
 
 
-def test_the_plot_tells_the_halves_apart_and_says_what_it_looks_like(tmp_path):
-    for half in population.HALVES:
-        record = {"machine": MACHINE, "rows": [row_of(1.0, 2.0), row_of(0.5, 0.4)], "failed": []}
-        (tmp_path / f"population_conv_wgrad_{half}.json").write_text(json.dumps(record))
+@pytest.mark.parametrize("files", [population.HALVES, ("both",)])
+def test_the_plot_tells_the_halves_apart_and_says_what_it_looks_like(tmp_path, files):
+    rows = [row_of(*ms, half=half) for half in population.HALVES for ms in ((1.0, 2.0), (0.5, 0.4))]
+    for name in files:
+        record = {"machine": MACHINE, "rows": [row for row in rows if name in ("both", row["half"])], "failed": []}
+        (tmp_path / f"population_conv_wgrad_{name}.json").write_text(json.dumps(record))
     figure = report.plot("conv_wgrad", report.records("conv_wgrad", tmp_path))
     tuning, held_out = figure.axes[0].collections
     assert tuning.get_facecolor().tolist() != held_out.get_facecolor().tolist() and tuning.get_paths() != held_out.get_paths()

@@ -32,9 +32,15 @@ before every call. A ratio is the best peer's time over ours: above 1, ours is a
 
 
 def records(room, folder=harness.RESULTS):
-    """The room's recorded populations, ``{half: record}``."""
-    paths = {half: Path(folder) / f"population_{room}_{half}.json" for half in population.HALVES}
-    return {half: json.loads(path.read_text()) for half, path in paths.items() if path.exists()}
+    """The room's recorded populations, ``{half: record}``; a record of both is taken apart."""
+    found = {}
+    for half in (*population.HALVES, "both"):
+        path = Path(folder) / f"population_{room}_{half}.json"
+        record = json.loads(path.read_text()) if path.exists() else {"rows": []}
+        for own in population.HALVES if half == "both" else (half,):
+            if rows := [row for row in record["rows"] if row["half"] == own]:
+                found.setdefault(own, record | {"rows": rows})
+    return found
 
 
 def ratio(row):
