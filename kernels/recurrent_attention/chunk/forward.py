@@ -1,6 +1,6 @@
 """The chunked form, forward: C tokens at a time, so that everything but the decays is a matrix product.
 
-With S the state that enters a chunk of C tokens, and Gamma and A as ``chunk_decays`` has them:
+With S the state that enters a chunk of C tokens, and Gamma and A as ``decays`` has them:
 
     S' = e^{Gamma_C} . S + sum_s (k_s e^{Gamma_C - Gamma_s}) v_s^T                              (the state that leaves it)
     o_t = c [ S^T (q_t e^{Gamma_t}) + sum_{s <= t} A_ts v_s ]
