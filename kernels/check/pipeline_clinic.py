@@ -121,6 +121,7 @@ def check(pipeline: Pipeline, kernel, *, seed=0, grading: bool | None = None, ve
     """Hold ``kernel`` to every property of ``pipeline``, print one line a property, return the points earned.
 
     ``seed``, ``grading`` and ``verdicts`` as for the other checks. A learner's error is explained, never raised.
+    ``kernel`` may stand for one in another process: then it has a ``model``, which runs it there.
     """
     verdicts = (verdicts,) if isinstance(verdicts, str) else tuple(verdicts)
     worth = {name: points for name, points in pipeline.worth.items() if name in verdicts}
@@ -133,6 +134,7 @@ def check(pipeline: Pipeline, kernel, *, seed=0, grading: bool | None = None, ve
     except ImportError as error:
         print(f"not verified on this machine: {error}")
         return 0
+    gluon_model = getattr(kernel, "model", gluon_model)
     draw = Draw(f"{seed}, {pipeline.name}", grading)
     if _is_idle(gluon_model, kernel, next(iter(pipeline.properties[0].launches(draw)))):
         print(f"missing: {pipeline.missing}")
@@ -236,7 +238,7 @@ def _judge(gluon_model, item: Property, kernel, launch: Launch) -> _Wrong | None
     try:
         sweep = gluon_model.check_all_schedules(kernel, launch.grid, *launch.args, most_steps=100_000)
     except Exception as raised:
-        said, means = explain(raised, GIVEN)
+        said, means = getattr(raised, "explained", None) or explain(raised, GIVEN)
         return _Wrong("an error", f"{amount}: {said}", means, item.lesson)
     if sweep.findings:
         first = min(sweep.findings, key=_rank)
