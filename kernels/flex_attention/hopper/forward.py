@@ -30,7 +30,7 @@ if fit.gluon is not None:
 
 def reason_not(p, query, key, value):
     """Why this kernel cannot take the call, as text, or ``None``."""
-    why = fit.unfit(p, "forward_hopper", "", query, key, value)
+    why = fit.unfit(p, "forward_hopper", "", 256, query, key, value)
     BLOCK_N = options(p)["BLOCK_N"]
     if why is None and p.block_mask is not None and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
