@@ -3,10 +3,10 @@
 One warp copies, two groups of four own 64 keys each, and two warps take turns in sending dq. Per tile of queries a group
 multiplies five times, every matrix of scores transposed, [keys, queries]:
 
-    S = k q^T,  dP = v do^T           in flight
+    S = k q^T,  dP = v do^T - delta   in flight
     p = 2^(f(S) - lse)                meanwhile
     dv <- dv + p do                   in flight
-    ds = f'(S) p (dP - delta)         meanwhile; both groups' ds lie in shared memory
+    ds = f'(S) p dP                   meanwhile; both groups' ds lie in shared memory
     dk <- dk + ds q                   in flight
     dq^T = k^T ds                     a half of it a group, over the keys of both: one program's part of dq
 
@@ -189,57 +189,77 @@ if fit.gluon is not None:
         BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, WIDTH: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr,
         STAGES: gl.constexpr, layout_a: gl.constexpr, layout_b: gl.constexpr,
     ):  # fmt: skip
-        """All tiles of queries of one head. On entry and at the end no product is in flight."""
+        """All tiles of queries of one head. On entry and at the end no product is in flight.
+
+        At the end of a turn the next tile's scores are asked for, and dq of the tile before: by then the other group has
+        written its ds, too, and neither waits for the other.
+        """
         layout_s: gl.constexpr = n.type.layout
         layout_m: gl.constexpr = gl.SliceLayout(0, layout_s)
         q_s, do_s, k_s, v_s, lse_s, delta_s, kv_ready, kv_free, q_ready, do_ready, free = ring
-        ds_s, ds_ready = exchange
+        ds_s, ds_ready, ds_free = exchange
+        zeros = gl.zeros([k.shape[0], BLOCK_M], gl.float32, layout_s)
         m0, partial = visit(0, end, at, walk, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
-        for i in range(0, end):
-            following, partial_next = visit(i + 1, end, at, walk, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
-            stage = count % STAGES
-            phase = count // STAGES & 1
-            q = q_s.index(stage).reshape([BLOCK_M, k.shape[1]])
-            do = do_s.index(stage).reshape([BLOCK_M, v.shape[1]])
-            zeros = gl.zeros([k.shape[0], BLOCK_M], gl.float32, layout_s)
-            mbarrier.wait(q_ready.index(stage), phase)
+        if end > 0:
+            mbarrier.wait(q_ready.index(count % STAGES), count // STAGES & 1)
+            q = q_s.index(count % STAGES).reshape([BLOCK_M, k.shape[1]])
             s = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
-            mbarrier.wait(do_ready.index(stage), phase)
-            dp = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
-            lse = gl.expand_dims(lse_s.index(stage).reshape([BLOCK_M]).load(layout_m), 0)
-            s = warpgroup_mma_wait(1, deps=(s,))
-
-            m = gl.expand_dims(m0 + offs_m, 0)
-            inside = None
-            if EDGE_M:
-                inside = m < M
-                m = gl.minimum(m, M - 1)
-            x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, None)
-            if MASK_MOD is not None:
-                if partial:
-                    x = gl.where(MASK_MOD(b, h, m, n, mask_tables), x, float("-inf"))
-            p = gl.exp2(x * unit - lse)
-            dv = warpgroup_mma(gl.convert_layout(p.to(do.dtype), layout_b), do, dv, is_async=True)
-            delta = gl.expand_dims(delta_s.index(stage).reshape([BLOCK_M]).load(layout_m), 0)
-            dp = warpgroup_mma_wait(1, deps=(dp,))
-            ds = p * (dp - delta)
-            if SCORE_MOD is not None:
-                ds = gl.where(x != float("-inf"), SCORE_GRADIENT(s * scale, b, h, m, n, ds, score_tables), 0.0)
-            ds = ds.to(q.dtype)
-            # Free: whoever has arrived for the tile before is done with the one before that, which lay here.
-            ds_s.index(count % 2 * GROUPS + GROUP).store(ds)
-            fence_async_shared()
-            mbarrier.arrive(ds_ready.index(count % 2))
-            dk = warpgroup_mma(gl.convert_layout(ds, layout_a), q, dk, is_async=True)
-            mbarrier.wait(ds_ready.index(count % 2), count // 2 & 1)
-            dq = partial_dq(k_s, ds_s, count % 2, GROUP, BLOCK_M, BLOCK_D, WIDTH, ROWS, GROUPS)
-            dv, dk = warpgroup_mma_wait(2, deps=(dv, dk))
-            mbarrier.arrive(free.index(stage))
+            s = warpgroup_mma_wait(0, deps=(s,))
+            for i in range(0, end):
+                following, partial_next = visit(i + 1, end, at, walk, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+                stage = count % STAGES
+                q = q_s.index(stage).reshape([BLOCK_M, k.shape[1]])
+                do = do_s.index(stage).reshape([BLOCK_M, v.shape[1]])
+                mbarrier.wait(do_ready.index(stage), count // STAGES & 1)
+                delta = gl.expand_dims(delta_s.index(stage).reshape([BLOCK_M]).load(layout_m), 0)
+                dp = warpgroup_mma(v, do.permute((1, 0)), zeros - delta, is_async=True)
+                lse = gl.expand_dims(lse_s.index(stage).reshape([BLOCK_M]).load(layout_m), 0)
+                m = gl.expand_dims(m0 + offs_m, 0)
+                inside = None
+                if EDGE_M:
+                    inside = m < M
+                    m = gl.minimum(m, M - 1)
+                x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, None)
+                if MASK_MOD is not None:
+                    if partial:
+                        x = gl.where(MASK_MOD(b, h, m, n, mask_tables), x, float("-inf"))
+                p = gl.exp2(x * unit - lse)
+                dv = warpgroup_mma(gl.convert_layout(p.to(do.dtype), layout_b), do, dv, is_async=True)
+                dp = warpgroup_mma_wait(1, deps=(dp,))
+                ds = p * dp
+                if SCORE_MOD is not None:
+                    ds = gl.where(x != float("-inf"), SCORE_GRADIENT(s * scale, b, h, m, n, ds, score_tables), 0.0)
+                ds = ds.to(q.dtype)
+                mbarrier.wait(ds_free.index(count % 2), (count // 2 + 1) & 1)
+                ds_s.index(count % 2 * GROUPS + GROUP).store(ds)
+                fence_async_shared()
+                mbarrier.arrive(ds_ready.index(count % 2))
+                dk = warpgroup_mma(gl.convert_layout(ds, layout_a), q, dk, is_async=True)
+                # Before the first tile there is none: its own dq comes early, unused, and again a turn later. Behind the
+                # last tile its own queries stand in for those of the next; nobody looks at the product.
+                before = count - (i > 0).to(gl.int32)
+                after = count + (i + 1 < end).to(gl.int32)
+                mbarrier.wait(ds_ready.index(before % 2), before // 2 & 1)
+                dq = partial_dq(k_s, ds_s, before % 2, GROUP, BLOCK_M, BLOCK_D, WIDTH, ROWS, GROUPS)
+                dv, dk = warpgroup_mma_wait(2, deps=(dv, dk))
+                mbarrier.wait(q_ready.index(after % STAGES), after // STAGES & 1)
+                q_next = q_s.index(after % STAGES).reshape([BLOCK_M, k.shape[1]])
+                s = warpgroup_mma(k, q_next.permute((1, 0)), zeros, use_acc=False, is_async=True)
+                dq = warpgroup_mma_wait(1, deps=(dq,))
+                if i > 0:
+                    mbarrier.arrive(ds_free.index(before % 2))
+                    hand_over(dq, sinks, before, GROUP, GROUPS)
+                s = warpgroup_mma_wait(0, deps=(s,))
+                mbarrier.arrive(free.index(stage))
+                m0 = following
+                partial = partial_next
+                count += 1
+            last = count - 1
+            mbarrier.wait(ds_ready.index(last % 2), last // 2 & 1)
+            dq = partial_dq(k_s, ds_s, last % 2, GROUP, BLOCK_M, BLOCK_D, WIDTH, ROWS, GROUPS)
             dq = warpgroup_mma_wait(0, deps=(dq,))
-            hand_over(dq, sinks, count, GROUP, GROUPS)
-            m0 = following
-            partial = partial_next
-            count += 1
+            mbarrier.arrive(ds_free.index(last % 2))
+            hand_over(dq, sinks, last, GROUP, GROUPS)
         return dk, dv, count
 
     @gluon.jit
@@ -331,6 +351,7 @@ if fit.gluon is not None:
         do_ready = mbarrier.allocate_mbarrier(batch=STAGES)
         free = mbarrier.allocate_mbarrier(batch=STAGES)
         ds_ready = mbarrier.allocate_mbarrier(batch=2)
+        ds_free = mbarrier.allocate_mbarrier(batch=2)
         dq_ready = mbarrier.allocate_mbarrier(batch=2)
         dq_free = mbarrier.allocate_mbarrier(batch=2)
         mbarrier.init(kv_ready, count=1)
@@ -341,10 +362,11 @@ if fit.gluon is not None:
             mbarrier.init(free.index(stage), count=GROUPS)
         for buffer in gl.static_range(2):
             mbarrier.init(ds_ready.index(buffer), count=GROUPS)
+            mbarrier.init(ds_free.index(buffer), count=GROUPS)
             mbarrier.init(dq_ready.index(buffer), count=GROUPS)
             mbarrier.init(dq_free.index(buffer), count=1)
         ring = (q_s, do_s, k_s, v_s, lse_s, delta_s, kv_ready, kv_free, q_ready, do_ready, free)
-        exchange = (ds_s, ds_ready)
+        exchange = (ds_s, ds_ready, ds_free)
         sinks = (dq_s, dq_ready, dq_free)
         gl.warp_specialize(
             [
