@@ -76,7 +76,7 @@ if fit.gluon is not None:
         TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """The copying warp: queries, then keys and values, in the order in which they are used."""
-        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free = ring
+        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
         count = 0
         visits = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
@@ -132,22 +132,29 @@ if fit.gluon is not None:
         N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, EDGE_N: gl.constexpr, SAFE: gl.constexpr,
         SPARSE: gl.constexpr, SPARSE_N: gl.constexpr, TILES_N: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-        layout_p: gl.constexpr, layout_r: gl.constexpr,
+        layout_p: gl.constexpr, layout_r: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr, visits,
     ):  # fmt: skip
-        """Tiles begin ... end - 1. On entry p is that of tile begin - 1, whose values are still to be added."""
+        """Tiles begin ... end - 1. On entry p is that of tile begin - 1, whose values are still to be added.
+
+        TURNS: the groups ask for their products in turn, so that one multiplies while the other takes its softmax.
+        """
         layout_s: gl.constexpr = m.type.layout
-        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free = ring
+        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
         for i in range(begin, end):
             following = first_row(i + 1, some, stop, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
             stage = count % STAGES
             before = (count - 1) % STAGES
             mbarrier.wait(k_ready.index(stage), count // STAGES & 1)
+            if TURNS:
+                mbarrier.wait(turns.index(GROUP), (count - visits + GROUP) & 1)
             s = gl.zeros([p.shape[0], BLOCK_N], gl.float32, layout_s)
             k = k_s.index(stage).reshape([BLOCK_N, q.shape[1]])
             s = warpgroup_mma(q, k.permute((1, 0)), s, use_acc=False, is_async=True)
             mbarrier.wait(v_ready.index(before), (count - 1) // STAGES & 1)
             v = v_s.index(before).reshape([BLOCK_N, acc.shape[1]])
             acc = warpgroup_mma(p, v, acc, is_async=True)
+            if TURNS:
+                mbarrier.arrive(turns.index(1 - GROUP))
             s = warpgroup_mma_wait(1, deps=(s,))
             mbarrier.arrive(k_free.index(stage))
             x = masked_logits(
@@ -170,7 +177,7 @@ if fit.gluon is not None:
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
+        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, TURNS: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: 64 queries of every item."""
         layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -178,7 +185,7 @@ if fit.gluon is not None:
         layout_p: gl.constexpr = gl.DotOperandLayout(0, layout_o, 2)
         layout_r: gl.constexpr = gl.SliceLayout(1, layout_o)
         SAFE: gl.constexpr = SCORE_MOD is None and MASK_MOD is None
-        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free = ring
+        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
         q = q_s.index(GROUP).reshape([ROWS, BLOCK_D])
         offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout_s))
         count = 0
@@ -219,11 +226,13 @@ if fit.gluon is not None:
                         1, some, end, first, p, acc, l, top, count, q, ring,
                         some, at, at_full, N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
                         SCORE_MOD, MASK_MOD, EDGE_N, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
+                        GROUP, TURNS, visits,
                     )  # fmt: skip
                 first, p, acc, l, top, count = attend_tiles(
                     begin, end, end, first, p, acc, l, top, count, q, ring,
                     some, at, at_full, N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
                     SCORE_MOD, None, EDGE_N, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
+                        GROUP, TURNS, visits,
                 )  # fmt: skip
                 mbarrier.arrive(q_free)
                 visits += 1
@@ -257,7 +266,7 @@ if fit.gluon is not None:
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, REGISTERS: gl.constexpr,
+        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, REGISTERS: gl.constexpr, TURNS: gl.constexpr,
     ):  # fmt: skip
         """Every program takes items (tile of queries, head, batch row) a grid apart, until there are none left."""
         dtype: gl.constexpr = q_desc.dtype
@@ -270,6 +279,9 @@ if fit.gluon is not None:
         k_free = mbarrier.allocate_mbarrier(batch=STAGES)
         v_ready = mbarrier.allocate_mbarrier(batch=STAGES)
         v_free = mbarrier.allocate_mbarrier(batch=STAGES)
+        turns = mbarrier.allocate_mbarrier(batch=GROUPS)
+        for group in gl.static_range(GROUPS):
+            mbarrier.init(turns.index(group), count=1)
         mbarrier.init(q_ready, count=1)
         mbarrier.init(q_free, count=GROUPS)
         for stage in gl.static_range(STAGES):
@@ -277,20 +289,20 @@ if fit.gluon is not None:
             mbarrier.init(k_free.index(stage), count=GROUPS)
             mbarrier.init(v_ready.index(stage), count=1)
             mbarrier.init(v_free.index(stage), count=GROUPS)
-        ring = (q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free)
+        ring = (q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns)
         gl.warp_specialize(
             [
                 (attend, (
                     ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
                     tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
-                    TILES_FIRST, BACK_AND_FORTH,
+                    TILES_FIRST, BACK_AND_FORTH, TURNS,
                 )),
                 (attend, (
                     ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
                     tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
-                    TILES_FIRST, BACK_AND_FORTH,
+                    TILES_FIRST, BACK_AND_FORTH, TURNS,
                 )),
                 (load_tiles, (
                     q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared, SPARSE, HAS_FULL,
@@ -354,4 +366,5 @@ def compile_time(p):
         "GROUPS": GROUPS,
         "STAGES": STAGES,
         "REGISTERS": REGISTERS,
+        "TURNS": bool(options(p)["TURNS"]),
     }
