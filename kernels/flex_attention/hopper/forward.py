@@ -18,12 +18,18 @@ from kernels.common.launch import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
 from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, columns, described
-from kernels.flex_attention.portable.tiles import like_strided, logits
+from kernels.flex_attention.portable.tiles import fits_copy_engine, like_strided, logits
 
 if fit.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+    )
 
     from kernels.flex_attention.hopper.dealing import first_row, items_of_program, lists_of, place
 
@@ -171,7 +177,7 @@ if fit.gluon is not None:
 
     @gluon.jit
     def attend(
-        ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_m, items,
+        ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_m, items,
         stride_ob, stride_oh, stride_om, stride_od, GROUP: gl.constexpr,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, DV: gl.constexpr,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
@@ -250,17 +256,30 @@ if fit.gluon is not None:
             if top_ptr is not None:
                 gl.store(top_ptr + lse_rows, top, mask=rows < M)
             o = acc / gl.expand_dims(gl.convert_layout(l, layout_r), 1)
-            offs_m = m0 + gl.arange(0, ROWS, layout_r)
-            offs_d = gl.arange(0, BLOCK_DV, gl.SliceLayout(0, layout_o))
-            o_base = o_ptr + b.to(gl.int64) * stride_ob + h.to(gl.int64) * stride_oh
-            o_at = gl.expand_dims(offs_m.to(gl.int64) * stride_om, 1)
-            o_at += gl.expand_dims(offs_d.to(gl.int64) * stride_od, 0)
-            mask = gl.expand_dims(offs_m < M, 1) & gl.expand_dims(offs_d < DV, 0)
-            gl.store(o_base + o_at, o.to(o_ptr.dtype.element_ty), mask=mask)
+            if o_desc is not None:
+                tma.store_wait(0)  # the item before has left the buffer
+                o_s.index(GROUP).reshape([ROWS, BLOCK_DV]).store(o.to(v_s.dtype))
+                fence_async_shared()
+                tma.async_store(o_desc, [b, h, m0, 0], o_s.index(GROUP))
+            else:
+                store_rows(o, o_ptr, b, h, m0, M, DV, stride_ob, stride_oh, stride_om, stride_od)
+        if o_desc is not None:
+            tma.store_wait(0)
+
+    @gluon.jit
+    def store_rows(x, ptr, b, h, m0, M, D: gl.constexpr, stride_b, stride_h, stride_m, stride_d):
+        """Rows m0 ... of one head."""
+        layout: gl.constexpr = x.type.layout
+        offs_m = m0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
+        offs_d = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
+        base = ptr + b.to(gl.int64) * stride_b + h.to(gl.int64) * stride_h
+        at = gl.expand_dims(offs_m.to(gl.int64) * stride_m, 1) + gl.expand_dims(offs_d.to(gl.int64) * stride_d, 0)
+        mask = gl.expand_dims(offs_m < M, 1) & gl.expand_dims(offs_d < D, 0)
+        gl.store(base + at, x.to(ptr.dtype.element_ty), mask=mask)
 
     @gluon.jit
     def attention_forward_hopper_kernel(
-        q_desc, k_desc, v_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
+        q_desc, k_desc, v_desc, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
         scale, unit, M, N, Hkv, G, tiles_m, items, shared, stride_ob, stride_oh, stride_om, stride_od,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, DV: gl.constexpr,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
@@ -273,6 +292,10 @@ if fit.gluon is not None:
         q_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, BLOCK_D], q_desc.layout)
         k_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k_desc.layout)
         v_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_DV], v_desc.layout)
+        if o_desc is not None:
+            o_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, BLOCK_DV], o_desc.layout)
+        else:
+            o_s = ()
         q_ready = mbarrier.allocate_mbarrier()
         q_free = mbarrier.allocate_mbarrier()
         k_ready = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -293,13 +316,13 @@ if fit.gluon is not None:
         gl.warp_specialize(
             [
                 (attend, (
-                    ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
+                    ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
                     tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
                     TILES_FIRST, BACK_AND_FORTH, TURNS,
                 )),
                 (attend, (
-                    ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
+                    ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
                     tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
                     TILES_FIRST, BACK_AND_FORTH, TURNS,
@@ -340,8 +363,9 @@ def forward(p, query, key, value, want_top=False):
 def kernel_arguments(p, query, key, value, o, lse, top, tiles_m, items):
     """What the kernel is launched with: descriptors in place of query, key and value."""
     descriptors = [described(query, ROWS), *(described(x, options(p)["BLOCK_N"]) for x in (key, value))]
+    o_desc = described(o, ROWS) if columns(p.Dv) <= 128 and fits_copy_engine(o) else None
     return (
-        *descriptors, o, lse, top, p.partial, p.full, p.score_tables, p.mask_tables,
+        *descriptors, o_desc, None if o_desc else o, lse, top, p.partial, p.full, p.score_tables, p.mask_tables,
         p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, items, p.shared(key), *o.stride(),
     )  # fmt: skip
 
