@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.conv_wgrad.pixels import (
+from kernels.conv_wgrad.portable.pixels import (
     UNITS,
     WALK,
     channels_adjacent,

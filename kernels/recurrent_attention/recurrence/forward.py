@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
 from kernels.common.sequences import sequence_span
-from kernels.recurrent_attention.chunk_decays import block, strides
+from kernels.recurrent_attention.chunk.decays import block, strides
 
 
 @triton.jit

@@ -18,9 +18,9 @@ from kernels import runtime
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
 from kernels.common.precision import convolution_in_tf32
-from kernels.conv_wgrad.depthwise import column_sums, depthwise, taps_at_once
 from kernels.conv_wgrad.geometry import tile_waste
-from kernels.conv_wgrad.pixels import (
+from kernels.conv_wgrad.portable.depthwise import column_sums, depthwise, taps_at_once
+from kernels.conv_wgrad.portable.pixels import (
     UNITS,
     WALK,
     channels_adjacent,

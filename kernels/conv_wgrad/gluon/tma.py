@@ -1,8 +1,8 @@
-"""What the kernels for Hopper and Blackwell share: the copy engine's im2col, how work is shared out, the copying warp.
+"""What the kernels for Hopper and Blackwell share: TMA's im2col, how work is shared out, the copying warp.
 
 A tile of the weight gradient is BLOCK_M output channels times GROUPS chunks of columns; a chunk is BLOCK_N input channels
 under one tap (r, s). For a block of pixels, one copy brings a tile of dy, and one copy a chunk brings what im2col would
-hold there: the copy engine itself walks along the output pixels, shifted by the tap, with zeros outside the image. Chunks
+hold there: TMA itself walks along the output pixels, shifted by the tap, with zeros outside the image. Chunks
 are numbered with taps fastest, so that those of a tile are mostly the same pixels, a step apart.
 """
 
@@ -14,8 +14,8 @@ import triton
 
 from kernels.common.configs import configuration
 from kernels.common.gpu import multiprocessors
-from kernels.conv_wgrad import backward as portable
-from kernels.conv_wgrad.pixels import is_rows, rows_of
+from kernels.conv_wgrad.portable import product as portable
+from kernels.conv_wgrad.portable.pixels import is_rows, rows_of
 from kernels.conv_wgrad.split_k import MOST, pieces, reduce_into
 
 try:
@@ -131,7 +131,7 @@ def _plan(kernel, key, g, device, split_k):
 
 
 def unfit(g, dtype):
-    """Why the copy engine cannot bring a geometry's tiles, as text, or ``None``."""
+    """Why TMA cannot bring a geometry's tiles, as text, or ``None``."""
     if gluon is None or tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
         return f"Triton is {triton.__version__}, needs 3.8 for Gluon's im2col copies"
     if dtype.itemsize != 2:
@@ -141,22 +141,22 @@ def unfit(g, dtype):
     if 0 in (g.M, g.H, g.W, g.Ci, g.Co):
         return "there is nothing to sum"
     if max(g.stride) > 8:
-        return f"stride is {g.stride}, the copy engine steps over 8 pixels at most"
+        return f"stride is {g.stride}, TMA steps over 8 pixels at most"
     lower, upper = pixel_box(g)
     if not all(-128 <= corner <= 127 for corner in lower + upper):
         return f"its pixels' box begins {lower} from the image's begin and ends {upper} from its end, more than 8 bits"
     if max(g.span) > 256:
-        return f"the filter spans {g.span} pixels, the copy engine shifts by 255 at most"
+        return f"the filter spans {g.span} pixels, TMA shifts by 255 at most"
     if g.M * g.Co * g.columns >= 2**50:
         return "its blocks are more than 32 bits can count"
     return None
 
 
 def slower(chosen, g, dtype, device):
-    """Why the portable kernel is preferred although the copy engine would do, as text, or ``None``.
+    """Why the portable kernel is preferred although TMA would do, as text, or ``None``.
 
     Args:
-        chosen: the ``Plan`` of what the copy engine would bring.
+        chosen: the ``Plan`` of what TMA would bring.
         g, dtype, device: of the problem.
     """
     if min(g.Ci, g.Co) < 64 or max(g.Ci, g.Co) <= 64:
@@ -181,14 +181,14 @@ def pixel_box(g):
 
 
 def is_aligned(x):
-    """Whether the copy engine can read ``x``: channels adjacent, everything else a multiple of 16 bytes apart."""
+    """Whether TMA can read ``x``: channels adjacent, everything else a multiple of 16 bytes apart."""
     steps = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
     adjacent = x.stride(-1) == 1 or x.shape[-1] == 1
     return adjacent and x.data_ptr() % 16 == 0 and all(step > 0 and step % 8 == 0 for step in steps)
 
 
 def aligned(x):
-    """``x`` or, where the copy engine cannot read it, a copy with gaps: pixels a multiple of 8 channels apart."""
+    """``x`` or, where TMA cannot read it, a copy with gaps: pixels a multiple of 8 channels apart."""
     if is_aligned(x):
         return x
     return x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 8) * 8)[..., : x.shape[-1]].copy_(x)
@@ -232,7 +232,7 @@ def wgrad(kernel, run, input, grad_output, g, out, accumulate, split_k):
         kernel: in the table.
         run: launches it: ``run(dy_desc, x_desc, target, work, walk, sizes, options)``, the three tuples as
             ``share_of``, ``load_blocks`` and ``place_of`` take them apart.
-        input, grad_output, g, out, accumulate, split_k: as in ``backward.wgrad``.
+        input, grad_output, g, out, accumulate, split_k: as in ``product.wgrad``.
     """
     chosen = plan(kernel, g, input.device, split_k)
     work, options = chosen.work, chosen.options

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from kernels.common.launch import launch
 from kernels.common.sequences import first_run, locate_run, sequence_span
-from kernels.recurrent_attention.chunk_decays import (
+from kernels.recurrent_attention.chunk.decays import (
     chunk_rows,
     decay_matrix,
     load_rows,

@@ -21,7 +21,7 @@ from kernels.common.configs import configuration
 from kernels.common.launch import launch
 from kernels.common.precision import matmul_in_tf32
 from kernels.common.sequences import cut_into_runs, locate_run
-from kernels.recurrent_attention.gates import crossed_to_middle, parted, right_of_middle
+from kernels.recurrent_attention.recurrence.gates import crossed_to_middle, parted, right_of_middle
 
 LOG2_E = tl.constexpr(math.log2(math.e))  # log-decays are turned into powers of two at once: e^x = 2^(x log2 e)
 LOWEST = tl.constexpr(-150.0)  # a power of two below float32's smallest number

@@ -15,8 +15,8 @@ sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
-from kernels.conv_wgrad import copy_engine
-from kernels.conv_wgrad.copy_engine import copies, gluon, plan
+from kernels.conv_wgrad.gluon import tma
+from kernels.conv_wgrad.gluon.tma import copies, gluon, plan
 
 __all__ = ["copies", "describe", "reason_not", "reason_slower", "wgrad"]
 
@@ -30,7 +30,7 @@ if gluon is not None:
     )
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-    from kernels.conv_wgrad.copy_engine import load_blocks, place_of, segment_of, share_of, store_chunk
+    from kernels.conv_wgrad.gluon.tma import load_blocks, place_of, segment_of, share_of, store_chunk
 
     @gluon.jit
     def multiply_tiles(
@@ -117,7 +117,7 @@ def reason_not(g, dtype, device):
     """Why this backend cannot compute a geometry, as text, or ``None``."""
     if not is_cuda_architecture(device, 10):
         return "the GPU is not a data center's Blackwell"
-    return copy_engine.unfit(g, dtype)
+    return tma.unfit(g, dtype)
 
 
 def reason_slower(g, dtype, device):
@@ -131,8 +131,8 @@ def describe(g, dtype, device, split_k=None):
 
 
 def wgrad(input, grad_output, g, out, accumulate, split_k=None):
-    """Bring the weight gradient into ``out``; arguments as in ``backward.wgrad``."""
-    copy_engine.wgrad("blackwell", launch_kernel, input, grad_output, g, out, accumulate, split_k)
+    """Bring the weight gradient into ``out``; arguments as in ``product.wgrad``."""
+    tma.wgrad("blackwell", launch_kernel, input, grad_output, g, out, accumulate, split_k)
 
 
 def slice_of(options):

@@ -25,11 +25,17 @@ from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
 from kernels.common.sequences import cut_into_runs, first_run, sequence_span
-from kernels.recurrent_attention.backward_pairs import pairs_kernel
-from kernels.recurrent_attention.chunk_backward import over_group
-from kernels.recurrent_attention.chunk_decays import block, load_state, store_state, strides
-from kernels.recurrent_attention.forward import configured, heads_per_kv, size_class
-from kernels.recurrent_attention.gates import block_columns, decays_to_edges, dot, load_columns, store_columns
+from kernels.recurrent_attention.chunk.backward import over_group
+from kernels.recurrent_attention.chunk.decays import block, load_state, store_state, strides
+from kernels.recurrent_attention.recurrence.forward import configured, heads_per_kv, size_class
+from kernels.recurrent_attention.recurrence.gates import (
+    block_columns,
+    decays_to_edges,
+    dot,
+    load_columns,
+    store_columns,
+)
+from kernels.recurrent_attention.recurrence.pairs import pairs_kernel
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from kernels.common.launch import launch
 from kernels.common.sequences import locate_run
-from kernels.recurrent_attention.chunk_decays import (
+from kernels.recurrent_attention.chunk.decays import (
     chunk_rows,
     decay_matrix,
     level_of_rows,
@@ -30,8 +30,8 @@ from kernels.recurrent_attention.chunk_decays import (
     store_rows,
     strides,
 )
-from kernels.recurrent_attention.chunk_forward import walk
-from kernels.recurrent_attention.gates import right_of_middle
+from kernels.recurrent_attention.chunk.forward import walk
+from kernels.recurrent_attention.recurrence.gates import right_of_middle
 
 
 @triton.jit

@@ -1,18 +1,18 @@
-"""The weight gradient for Hopper GPUs, warp-specialised: a warp asks the copy engine for tiles, groups of warps multiply.
+"""The weight gradient for Hopper GPUs, warp-specialised: a warp asks TMA for tiles, groups of warps multiply.
 
     copying warp            wait until buffers are free; ask for dy[m, o] and, a chunk each group, im2col's [m, (r, s, c)]
     each group of 4 warps   wait until they are there;   acc += dy^T im2col on the tensor cores;   a block later: free
 
 All groups share a tile of dy; each has a chunk of its own, whose BLOCK_M x BLOCK_N sums fill its registers. dy lies in shared
 memory as it does in global memory, pixel by pixel, and the tensor cores read it transposed. Programs stay: while the groups
-store a tile, the next tile's blocks are on their way. ``copy_engine`` says which tiles and blocks are a program's.
+store a tile, the next tile's blocks are on their way. ``tma`` says which tiles and blocks are a program's.
 """
 
 
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
-from kernels.conv_wgrad import copy_engine
-from kernels.conv_wgrad.copy_engine import copies, gluon, plan
+from kernels.conv_wgrad.gluon import tma
+from kernels.conv_wgrad.gluon.tma import copies, gluon, plan
 
 __all__ = ["copies", "describe", "reason_not", "reason_slower", "wgrad"]
 
@@ -23,7 +23,7 @@ if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-    from kernels.conv_wgrad.copy_engine import load_blocks, place_of, segment_of, share_of, store_chunk
+    from kernels.conv_wgrad.gluon.tma import load_blocks, place_of, segment_of, share_of, store_chunk
 
     @gluon.jit
     def multiply_blocks(
@@ -94,12 +94,12 @@ def reason_not(g, dtype, device):
     """Why this backend cannot compute a geometry, as text, or ``None``."""
     if not is_cuda_architecture(device, 9):
         return "the GPU is not a Hopper"
-    return copy_engine.unfit(g, dtype)
+    return tma.unfit(g, dtype)
 
 
 def reason_slower(g, dtype, device):
     """Why ``"auto"`` passes over this backend although it can, as text, or ``None``."""
-    return copy_engine.slower(plan(kernel_of(g), g, device), g, dtype, device)
+    return tma.slower(plan(kernel_of(g), g, device), g, dtype, device)
 
 
 def describe(g, dtype, device, split_k=None):
@@ -114,8 +114,8 @@ def kernel_of(g):
 
 
 def wgrad(input, grad_output, g, out, accumulate, split_k=None):
-    """Bring the weight gradient into ``out``; arguments as in ``backward.wgrad``."""
-    copy_engine.wgrad(kernel_of(g), launch_kernel, input, grad_output, g, out, accumulate, split_k)
+    """Bring the weight gradient into ``out``; arguments as in ``product.wgrad``."""
+    tma.wgrad(kernel_of(g), launch_kernel, input, grad_output, g, out, accumulate, split_k)
 
 
 def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options):
