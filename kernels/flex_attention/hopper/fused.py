@@ -319,7 +319,7 @@ if fit.gluon is not None:
         mask = gl.expand_dims(offs_n < N, 1) & gl.expand_dims(offs_d < D, 0)
         gl.store(base + at, x.to(ptr.dtype.element_ty), mask=mask)
 
-    @gluon.jit
+    @gluon.jit(do_not_specialize=["Hkv", "tiles_n", "first", "items", "BUNDLE", "blocks"])
     def attention_gradients_hopper_kernel(
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, dq_desc, counters, dk_ptr, dv_ptr, walk,
         score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items, BUNDLE, blocks,
@@ -402,7 +402,7 @@ if fit.gluon is not None:
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["Hq", "first", "blocks"])
 def dq_kernel(
     sums_ptr, counters_ptr, dq_ptr, scale, M, Hq, first, blocks, stride_b, stride_h, stride_m, stride_d,
     D: tl.constexpr, BLOCK_D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr,
