@@ -40,19 +40,19 @@ def store(pointer, value, mask=None, **hints):
 
 def _atomic(name: str, update) -> None:
     def atomic(pointer, val, mask=None, sem=None, scope=None):
-        acquires = sem == "acquire"
-        machine().step(aside=acquires)
+        machine().step(aside=True)
         flat, offsets, active = engines.global_access(machine(), pointer, mask, "updates")
         value = torch.as_tensor(raw(val)).to(flat.dtype).expand(active.shape)
         old = poison(active.shape, flat.dtype)
-        old[active] = flat[offsets[active]]
-        update(flat, offsets[active], value[active])
-        counters.meet(machine(), pointer, offsets.expand(active.shape)[active], sem)
-        if not acquires:
+        at = offsets.expand(active.shape)[active]
+        old[active] = flat[at]
+        update(flat, at, value[active])
+        counters.meet(machine(), pointer, at, sem)
+        if not torch.equal(old[active], flat[at]):
             machine().log("store", pointer.name)
-        elif machine().polls.note(pointer.name, old.tolist()):
-            machine().log("load", pointer.name)
-        if acquires:
+        else:  # it only asks how a counter stands
+            if machine().polls.note(pointer.name, old.tolist()):
+                machine().log("load", pointer.name)
             machine().run.programs.poll(machine())
         return Tensor(old, pointer.dtype.element_ty, pointer.layout)
 

@@ -1,7 +1,7 @@
 """The programs of a launch: one after the other, but where one waits for a counter in global memory the others go on.
 
-Every atomic that acquires hands the turn to another program of the grid, as if all of them ran at once: that a kernel needs
-more programs at once than a GPU holds is not found.
+Every atomic that changes nothing, a question how a counter stands, hands the turn to another program of the grid, as if all
+of them ran at once: that a kernel needs more programs at once than a GPU holds is not found.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Conflicts(Races):
                 "deadlock",
                 partition,
                 place,
-                f"all programs that run poll for counters, and nobody moves one on.\n"
+                "all programs that run poll for counters, and nobody moves one on.\n"
                 + line(partition.name, place, f"polls {what}, which stands at {value}"),
                 None,
                 what,
@@ -165,8 +165,8 @@ class Conflicts(Races):
             + line(old.partition.name, old.place, f"sends {old.label}")
             + "\n"
             + line(new.partition.name, new.place, f"sends {new.label}")
-            + "\n  The one has to wait until the other has reached memory, store_wait(0, read_only=False), and has released a "
-            "counter that the one acquires.",
+            + "\n  The one has to wait until the other has reached memory, store_wait(0, read_only=False), and has released "
+            "a counter that the one acquires.",
             None,
             old.place.line,
         )

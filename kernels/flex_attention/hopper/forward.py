@@ -177,7 +177,8 @@ if fit.gluon is not None:
 
     @gluon.jit
     def attend(
-        ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_m, items,
+        ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
+        scale, unit, M, N, Hkv, G, tiles_m, items,
         stride_ob, stride_oh, stride_om, stride_od, GROUP: gl.constexpr,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, DV: gl.constexpr,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
@@ -316,14 +317,16 @@ if fit.gluon is not None:
         gl.warp_specialize(
             [
                 (attend, (
-                    ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-                    tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
+                    ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
+                    scale, unit, M, N, Hkv, G, tiles_m, items,
+                    stride_ob, stride_oh, stride_om, stride_od, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
                     TILES_FIRST, BACK_AND_FORTH, TURNS,
                 )),
                 (attend, (
-                    ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-                    tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
+                    ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
+                    scale, unit, M, N, Hkv, G, tiles_m, items,
+                    stride_ob, stride_oh, stride_om, stride_od, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
                     TILES_FIRST, BACK_AND_FORTH, TURNS,
                 )),
