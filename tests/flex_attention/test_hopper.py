@@ -304,7 +304,7 @@ FAULTS = {
         ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[0]", "A fresh barrier"),
     ),
     "the next keys waited for with the wrong parity": (
-        (hopper, "attend_tiles", "count // STAGES & 1)\n            s", "(count // STAGES + 1) & 1)\n            s"),
+        (hopper, "attend_tiles", "count // STAGES & 1)\n            if", "(count // STAGES + 1) & 1)\n            if"),
         ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[1]", "A fresh barrier"),
     ),
     "values waited for in the wrong buffer": (
@@ -326,6 +326,22 @@ FAULTS = {
             "count += 1\n                mbarrier.arrive(q_free)\n",
         ),
         ("early overwrite", "load_tiles", "tma.async_load(q_desc", "q_free", "q_s["),
+    ),
+    "the turn never handed on": (
+        (hopper, "attend_tiles", "mbarrier.arrive(turns.index(1 - GROUP))", "pass"),
+        ("deadlock", "attend", "mbarrier.wait(turns", "turns[", "lacks 1 of 1 arrivals"),
+    ),
+    "both groups begin": (
+        (hopper, "attend_tiles", "(count - visits + GROUP) & 1", "(count - visits) & 1"),
+        ("barrier or wrong phase", "attend", "turns", "turns[", "phase 0"),
+    ),
+    "the rows written before the copy has read the last ones": (
+        (hopper, "attend", "tma.store_wait(0)  # the item before has left the buffer", "pass"),
+        ("early overwrite", "attend", ".store(o", None, "store_wait is missing between them"),
+    ),
+    "no fence before the copy of the rows": (
+        (hopper, "attend", "fence_async_shared()", "pass"),
+        ("missing fence", "attend", ".store(o", None, "must call fence_async_shared()"),
     ),
     "queries never released": (
         (hopper, "attend", "mbarrier.arrive(q_free)\n", "pass\n"),
