@@ -12,7 +12,7 @@ from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.portable.way import size_class
+from kernels.conv_wgrad.portable.choice import size_class
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 
 CASES = [  # N, Ci, Co, H = W, R = S, stride, padding, groups

@@ -123,8 +123,9 @@ def main():
         usable = [o for o in bench.candidates(kernel) if json.dumps((kernel, key, o)) not in left_out]
         name, timed = tune(given.room, kernel, key, usable, context)
         report[f"{kernel} {name}"] = timed
-        if timed:
-            mine.setdefault(kernel, {})[name] = timed[0][1]
+        lines = mine.setdefault(kernel, {})
+        if timed and "COSTS" not in lines.get(name, lines.get("default", {})):  # a model of cost chooses there
+            lines[name] = timed[0][1]
             path.write_text(configs.dump(table))
         if given.report:
             Path(given.report).write_text(json.dumps(report))

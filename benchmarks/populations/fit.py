@@ -20,7 +20,7 @@ from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
 from kernels.conv_wgrad import cost, plan, split_k
 from kernels.conv_wgrad.gluon import tma
-from kernels.conv_wgrad.portable import way as portable
+from kernels.conv_wgrad.portable import choice, depthwise
 
 RECORDS = ("tune_conv_wgrad", "tune_conv_wgrad_few")
 PATH = Path(cost.__file__).parent / "costs.json"
@@ -65,7 +65,7 @@ def ran(row):
         return []
     options = {name: int(value) for name, value in (pair.split() for pair in said[1].split(", "))}
     layer = {name: value for name, value in row["shape"].items() if name != "N"}
-    (_, _, strips), _ = portable.sum_of(rows.geometry_of(layer, row["shape"]["N"]), options)
+    (_, _, strips), _ = choice.sum_of(rows.geometry_of(layer, row["shape"]["N"]), options)
     blocks = -(-strips // options["BLOCK_K"])
     plan_of = (int(said[2]), blocks, *split_k.pieces(blocks, int(said[3])))
     options["HELD"] = 132 * 16 // options["num_warps"]
@@ -77,7 +77,7 @@ def usable(g, candidate):
     options = candidate["options"]
     if candidate["backend"] == "depthwise":
         return options["BLOCK_M"] < 2 * g.Co
-    rows, columns = (g.Co, g.Ci) if candidate["backend"] == "hopper" else portable.sum_of(g, {})[0][:2]
+    rows, columns = (g.Co, g.Ci) if candidate["backend"] == "hopper" else choice.sum_of(g, {})[0][:2]
     least = 64 if candidate["backend"] == "hopper" or "predicted_ms" in candidate else 0
     return options["BLOCK_M"] < 2 * max(rows, least) and options["BLOCK_N"] < 2 * max(columns, least)
 
@@ -88,15 +88,15 @@ def described(g, candidate):
     if candidate["backend"] == "hopper":
         return tma.tiles_for(g), options, tma.load_of(g, options, tma.Work(tiles, blocks, pieces, per))
     held = options.pop("HELD") // 132
-    kind, volume = portable.tiles_for(g), 1.0
+    kind, volume = choice.tiles_for(g), 1.0
     if candidate["backend"] == "depthwise":
-        filter_rows, taps = portable.taps_of(g, options.get("SUMS", 49))
+        filter_rows, taps = depthwise.taps_of(g, options.get("SUMS", 49))
         options["SUMS"] = filter_rows * taps
-        launched = options | {"RUN": portable.shares(g.Q, options["RUN"])}
-        volume = portable.depthwise_volume(g, launched)
+        launched = options | {"RUN": depthwise.shares(g.Q, options["RUN"])}
+        volume = choice.depthwise_volume(g, launched)
     x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
     problem = plan.problem_of(x, dy, g)
-    return kind, options | {"held": held}, portable.load_of(problem, tiles, pieces, per, held, volume)
+    return kind, options | {"held": held}, choice.load_of(problem, tiles, pieces, per, held, volume)
 
 
 def guess_of(kind, tile):

@@ -18,6 +18,7 @@ from benchmarks.populations import fit, population
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_wgrad, cost, plan
 from kernels.conv_wgrad.gluon import hopper, tma
+from kernels.conv_wgrad.portable import choice, depthwise
 from kernels.conv_wgrad.portable import way as portable
 
 ROOM = "conv_wgrad"
@@ -65,8 +66,8 @@ def cases(half):
 
 def listed(g):
     """``[tile]`` without parameters: what is worth timing of the portable way on a geometry."""
-    if not portable.is_depthwise(g):
-        aligned = "unaligned" not in portable.tiles_for(g)
+    if not choice.is_depthwise(g):
+        aligned = "unaligned" not in choice.tiles_for(g)
         return [
             {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages, "TMA": aligned, "num_warps": warps, "held": held}
             for m, n, k, stages, warps, held in TILES
@@ -74,12 +75,12 @@ def listed(g):
         ]
     found = {}
     for (E, m), sums, run, warps in itertools.product(CHANNELS, SUMS, RUNS, WARPS):
-        filter_rows, taps = portable.taps_of(g, sums)
+        filter_rows, taps = depthwise.taps_of(g, sums)
         tile = {"BLOCK_M": m, "BLOCK_K": 32 * warps * E // m, "RUN": run, "SUMS": filter_rows * taps, "num_warps": warps}
-        here = tile | {"RUN": portable.shares(g.Q, run)}
-        values = portable.registers(g, here)
+        here = tile | {"RUN": depthwise.shares(g.Q, run)}
+        values = choice.registers(g, here)
         loads = here["RUN"] + filter_rows * (values // E - tile["SUMS"] - here["RUN"])
-        if values <= portable.REGISTERS and loads <= LOADS and m < 2 * max(g.Co, 32):
+        if values <= choice.REGISTERS and loads <= LOADS and m < 2 * max(g.Co, 32):
             found[str(here)] = tile | {"held": max(1, 65536 // (32 * warps * (values + 48)))}
     return list(found.values())
 
@@ -95,8 +96,8 @@ def known(tiles, kind):
 def variants(problem):
     """``[(way, Candidate)]``: of each way's tiles the few that are predicted to be the fastest, then their next best cuts."""
     g, costs = problem.g, cost.costs_of({"COSTS": GPU})
-    kind = portable.tiles_for(g)
-    ways = {kind.split()[0]: portable.considered(problem, costs, known(listed(g), kind))}
+    kind = choice.tiles_for(g)
+    ways = {kind.split()[0]: choice.considered(problem, costs, known(listed(g), kind))}
     if tma.unfit(g, problem.dtype) is None and g.Ci >= 16:
         names = "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"
         tiles = known([dict(zip(names, tile, strict=True)) for tile in HOPPER], tma.tiles_for(g))
@@ -114,7 +115,7 @@ def call_of(way, candidate, problem, x, dy, out):
     if way == "hopper":
         launched = tma.plan_shares(hopper.launch_kernel, problem.g, problem.device, candidate.work)
     else:
-        launched = portable.plan_cut(problem, portable.sum_of(problem.g, candidate.options)[0], candidate.work)
+        launched = portable.plan_cut(problem, choice.sum_of(problem.g, candidate.options)[0], candidate.work)
 
     def call():
         launched.run(x, dy, out, False)
