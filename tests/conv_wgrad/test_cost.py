@@ -109,7 +109,8 @@ def test_every_gpu_that_the_table_names_has_costs_and_the_file_is_as_the_fit_wri
     table = json.loads((cost.Path(cost.__file__).parent / "configs.json").read_text())
     named = {
         line["COSTS"]
-        for own in table.values() for kernel in own.values() for line in kernel.values() if "COSTS" in line
+        for own in table.values() if isinstance(own, dict)  # a name stands for another GPU's table
+        for kernel in own.values() for line in kernel.values() if "COSTS" in line
     }  # fmt: skip
     text = fit.PATH.read_text()
     assert named == json.loads(text).keys() and fit.dump(json.loads(text)) == text
@@ -118,7 +119,8 @@ def test_every_gpu_that_the_table_names_has_costs_and_the_file_is_as_the_fit_wri
 def test_the_fit_finds_the_costs_that_times_were_made_from():
     """Times of a machine that is exactly as the model says."""
     truth = {
-        "launch": 4.0, "bandwidth": 4e6, "overlap": 2.0, "sum": 2.0, "turn": 0.5, "partials": 5e6, "multiprocessors": 132,
+        "launch": 4.0, "bandwidth": 4e6, "overlap": 2.0, "apart": 0.3, "uneven": 1.1,
+        "sum": 2.0, "turn": 0.5, "partials": 5e6, "multiprocessors": 132,
         "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
         "tiles": {
             ("product rows", json.dumps({"BLOCK_M": m, "BLOCK_N": 64, "BLOCK_K": 64})): {"busy": m / 400, "alone": m / 300}
