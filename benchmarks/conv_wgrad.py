@@ -12,7 +12,7 @@ from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.portable.product import size_class
+from kernels.conv_wgrad.portable.way import size_class
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 
 CASES = [  # N, Ci, Co, H = W, R = S, stride, padding, groups
@@ -95,7 +95,7 @@ def cost(case, element=2):
 
 def errors_of(x, dy, g, results):
     """``{name: error}`` of the first output channels against float64, tap by tap: im2col in float64 fills a GPU."""
-    few = CHANNELS_COMPARED if g.groups == 1 else g.Co
+    few = min(CHANNELS_COMPARED, g.Co) if g.groups == 1 else g.Co
     top, bottom, left, right = g.padding
     padded = torch.nn.functional.pad(x, (0, 0, left, right, top, bottom))
     want = torch.empty(few, g.R, g.S, g.Ci_group, dtype=torch.float64, device=x.device)
@@ -176,13 +176,19 @@ def candidates(kernel):
     processors = torch.cuda.get_device_properties(runtime.device).multi_processor_count
     if kernel == "sum":
         return [{"BLOCK": block, "num_warps": warps} for block in (256, 512, 1024, 2048) for warps in (2, 4, 8)]
-    if kernel in ("depthwise", "bias"):
+    if kernel == "bias":
         return [
             {"BLOCK_M": m, "BLOCK_K": k, "STAGES": 1, "HELD": processors * programs, "num_warps": warps}
             for m, k in itertools.product((32, 64, 128), (16, 32, 64, 128))
             for warps in (2, 4, 8)
             for programs in (4, 8)
-            if 8 <= m * k // (32 * warps) <= (16 if kernel == "depthwise" else 64)  # taps multiply a thread's sums
+            if 8 <= m * k // (32 * warps) <= 64
+        ]
+    if kernel == "depthwise":
+        return [
+            {"BLOCK_M": m, "BLOCK_K": k, "RUN": run, "SUMS": 49, "HELD": processors * 16 // warps, "num_warps": warps}
+            for m, k, run, warps in itertools.product((32, 64, 128), (4, 8, 16, 32), (4, 7, 14), (4, 8))
+            if 1 <= m * k // (32 * warps) <= 8  # taps multiply a thread's sums
         ]
     if kernel.startswith("hopper"):
         return [
@@ -212,7 +218,6 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     N, H = shape
     dtype = getattr(torch, dtype)
     x, dy, g = problem((N, Ci, Co, H, R, 1, R // 2, groups), dtype)
-    table_says = split_k.configuration
     backend = "hopper" if kernel.startswith("hopper") else "triton"
     run = {"bias": lambda: conv2d_bias_grad(dy), "sum": lambda: split_k.sum_pieces(partials, out, False)}.get(
         kernel, lambda: ours(x, dy, g, backend)
@@ -221,16 +226,13 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     partials = torch.randn(8, *g.weight_shape, device=x.device) if kernel == "sum" else None
 
     def call(options):
-        def says(room, name, key, device):
-            return dict(options) if name == kernel else table_says(room, name, key, device)
-
-        split_k.configuration = tma.configuration = says
-        run()
-        split_k.configuration = tma.configuration = table_says
+        with launched_with(kernel, options):
+            run()
 
     if backend == "hopper":
         return "3 chunks", call
-    return size_class(g, dtype) if kernel == "product" else "default", call
+    precision = "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
+    return size_class(g, dtype, precision) if kernel in ("product", "depthwise") else "default", call
 
 
 def line(row):

@@ -9,9 +9,7 @@ from benchmarks import harness
 from benchmarks.published_dynamic_conv import PublishedDynamicConv
 from benchmarks.tune import launched_with
 from kernels import runtime
-from kernels.dynamic_conv import backward as backward_pass
-from kernels.dynamic_conv import dynamic_conv
-from kernels.dynamic_conv import forward as forward_pass
+from kernels.dynamic_conv import dynamic_conv, plan
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
 SHAPES = [(8, 4096, 2048), (4, 8192, 1536), (16, 2048, 1024)]
@@ -141,14 +139,13 @@ def first_sequence_errors(x, weight, options, T, out, grads, gradients):
 CONVOLUTIONS = [(2, 16), (3, 16), (4, 16), (8, 16), (4, 32), (4, 16, "static")]
 CLASSES = {
     "forward": CONVOLUTIONS,
-    "backward": [(*key, *also) for key in CONVOLUTIONS for also in ((), ("packed",))],
     "step": [(4, 16), (4, 32)],
 }
 
 
 def candidates(kernel):
-    """Launch configurations worth timing: one word a thread; forward, runs of few steps; backward, as many programs as the
-    GPU holds at once with 3 to 6 times 128 threads on each of its multiprocessors."""
+    """Launch configurations worth timing: one word a thread; forward, runs of few steps. The backward walk's are chosen by a
+    model of cost (``benchmarks.dynamic_conv_walks``)."""
     if kernel == "step":
         return [{"BLOCK": block, "num_warps": warps} for block in (64, 128, 256, 512) for warps in (1, 2, 4, 8)]
     if kernel == "forward":
@@ -157,13 +154,6 @@ def candidates(kernel):
             for warps in (1, 2, 4, 8)
             for run in (1, 2, 4, 8, 16)
         ]
-    processors = torch.cuda.get_device_properties(runtime.device).multi_processor_count
-    return [
-        {"G": G, "ROWS": 1, "HELD": processors * groups * 4 // warps, "BLOCK": 32 * warps, "num_warps": warps}
-        for G in (4, 2)
-        for warps in (1, 2, 4)
-        for groups in (3, 4, 5, 6)
-    ]
 
 
 def tuning_shapes(kernel):
@@ -182,19 +172,19 @@ def tuned_call(kernel, shape, W, bits, *variant):
     x, weight = make(*rows, D), make(D, W) if "static" in variant else make(*rows, D, W)
     if kernel == "step":
         state = make(*rows, D, W - 1)
-        run = lambda: forward_pass.step(x, weight, state, None, None, None, None)  # noqa: E731
+        run = lambda: plan.step(x, weight, state, None, None, None, None)  # noqa: E731
     elif kernel == "forward":
-        run = lambda: forward_pass.forward(x, weight, None, None, None, None, False, cu_seqlens)  # noqa: E731
+        run = lambda: plan.forward(x, weight, None, None, None, None, False, cu_seqlens)  # noqa: E731
     else:
         dy = make(*rows, D)
         needs = (True, True, False, False)
-        run = lambda: backward_pass.backward(dy, None, x, weight, None, None, None, cu_seqlens, needs)  # noqa: E731
+        run = lambda: plan.backward(dy, None, x, weight, None, None, None, cu_seqlens, needs)  # noqa: E731
 
     def call(options):
-        module.configuration = lambda *_: dict(options)
-        run()
+        with launched_with(kernel, options):
+            run()
 
-    return forward_pass.size_class(weight, packed), call
+    return plan.size_class(W, dtype, "static" in variant, packed and kernel == "backward"), call
 
 
 def main():

@@ -15,7 +15,7 @@ from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
 from kernels.recurrent_attention.chunk import backward as chunk_backward
-from kernels.recurrent_attention.chunk import decays as chunk_decays
+from kernels.recurrent_attention.chunk import cut
 from kernels.recurrent_attention.chunk import forward as chunk_forward
 from kernels.recurrent_attention.recurrence import backward as backward_pass
 from kernels.recurrent_attention.recurrence import forward as forward_pass
@@ -304,20 +304,8 @@ def tuned_call(kernel, shape, size):
             else:
                 backward_pass.backward(do, None, *tensors, *rest, needs)
 
-    size_class = chunk_decays.size_class(given["q"]) if mode == "chunk" else forward_pass.size_class(given["q"])
+    size_class = cut.size_class(given["q"]) if mode == "chunk" else forward_pass.size_class(given["q"])
     return size_class, torch.no_grad()(call)
-
-
-def use(kernel, options):
-    """From here on ``kernel`` is launched with these options, and the others as the table says."""
-    for module in (forward_pass, backward_pass, chunk_decays):
-        if hasattr(module, "configuration"):
-            module.configuration = lambda room, name, key, device: (
-                dict(options) if name == kernel else table_says(room, name, key, device)
-            )
-
-
-table_says = forward_pass.configuration
 
 
 def line(row):
