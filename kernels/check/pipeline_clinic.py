@@ -157,9 +157,10 @@ def check(pipeline: Pipeline, kernel, *, seed=0, grading: bool | None = None, ve
 def _compiles(spec: Compiled, kernel) -> int:
     """The line of the verdict "compiles", and its points."""
     try:
-        prepared = prepare(kernel, *spec.args())
+        elsewhere = getattr(kernel, "prepare", None)
+        prepared = elsewhere() if elsewhere else prepare(kernel, *spec.args())
     except Exception as raised:
-        said, means = explain(raised, GIVEN)
+        said, means = getattr(raised, "explained", None) or explain(raised, GIVEN)
         print(f"FAILED  compiles: the launch cannot be compiled, {said}: {means}. {spec.lesson}.")
         return 0
     made = compiled(prepared, (90,))
