@@ -92,6 +92,7 @@ def truth(target, student, course, patch=(), cell=""):
     """What the check gives the same function in this process, with the seed that the judge drew."""
     judged = result(course, student, target.assignment)
     one = next(each for each in judged["checks"] if each["function"] == target.function)
+    os.environ["KERNELS_PROGRESS"] = "0"  # what is printed is compared
     points, printed = target.check(submission(target, patch, cell), seed=one["seed"], grading=True)
     return one, points, printed
 
