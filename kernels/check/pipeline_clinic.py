@@ -161,9 +161,10 @@ def _compiles(spec: Compiled, kernel) -> int:
         print("not verified on this machine: compiles (the kernel is in another process, which does not give it as text)")
         return 0
     try:
-        prepared = kernel.prepare(*spec.args()) if hasattr(kernel, "model") else prepare(kernel, *spec.args())
+        elsewhere = getattr(kernel, "prepare", None)
+        prepared = elsewhere() if elsewhere else prepare(kernel, *spec.args())
     except Exception as raised:
-        said, means = explain(raised, GIVEN)
+        said, means = getattr(raised, "explained", None) or explain(raised, GIVEN)
         print(f"FAILED  compiles: the launch cannot be compiled, {said}: {means}. {spec.lesson}.")
         return 0
     made = compiled(prepared, (90,))
