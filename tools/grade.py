@@ -10,8 +10,6 @@ import os
 import sys
 from pathlib import Path
 
-from tools.grading.batch import Batch, How
-from tools.grading.course import Course, NotACourse
 from tools.grading.sandbox import ROOT, UNSAFE, why_not
 
 
@@ -34,6 +32,10 @@ def main(argv: list[str] | None = None) -> int:
             f"Nothing is graded: {why}.\nWith --unsafe it would be graded all the same; but {UNSAFE}.", file=sys.stderr
         )
         return 2
+    # Here, because the judges' processes import this file, too, and need nothing of the gradebook.
+    from tools.grading.batch import Batch, How
+    from tools.grading.course import Course, NotACourse
+
     os.environ.pop("KERNELS_GRADING", None)
     how = How(
         arguments.jobs, arguments.seconds, arguments.total, arguments.unsafe, arguments.again,

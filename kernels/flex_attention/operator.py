@@ -13,7 +13,7 @@ from kernels.common.validate import check_number, check_tensor, same_device
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import fit
+from kernels.flex_attention.hopper import fit, fused
 from kernels.flex_attention.hopper import forward as hopper
 from kernels.flex_attention.mods.bind import bind, source
 from kernels.flex_attention.portable import backward as backward_pass
@@ -63,8 +63,8 @@ def flex_attention(
             pass; DETERMINISTIC: gradients of captured tensors with the same bits every time, in two passes; default
             ``torch.are_deterministic_algorithms_enabled()``, all other results have the same bits every time anyway; and
             WORKSPACE: the most bytes that the backward pass may take for a while to keep ds, the gradients of the scores,
-            for some heads at a time: five matrix products then, not seven. 0: none, ds is computed twice. Default: up to
-            2 GiB on GPUs where it is faster. torch's other options are ignored, each with one warning.
+            or dq's sums in float32, for some heads at a time: five matrix products then, not seven. 0: none, ds is computed
+            twice. Default: up to 2 GiB on GPUs where it is faster. torch's other options are ignored, each with one warning.
         return_aux: an ``AuxRequest``: return ``(o, AuxOutput)`` with the lse, the largest logit of each row, or both.
 
     Returns:
@@ -246,13 +246,22 @@ def explain(
     else:
         tiles = fit.BLOCK_M, hopper.options(p)["BLOCK_N"]
         says("forward", hopper.reason_not(p, query, key, value), tiles)
-    tiles = hopper_backward.options(p)["BLOCK_M"], hopper_backward.BLOCK_N
-    says("backward_dkdv", hopper_backward.reason_not(p, query, key, value, query), tiles)  # o's gradient lies as query
-    says(dq)
-    if stored:
-        lines.append(f"dq: ds of {stored} key heads at a time fits the workspace, five matrix products in all")
+    why_not = fused.reason_not(p, query, key, value, query)  # o's gradient lies as query
+    if p.score is not None and p.score.learned:
+        why_not = "captured tensors get gradients"
+    if why_not is None:
+        tiles = fused.options(p)["BLOCK_M"], fused.BLOCK_N
+        lines.append(f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
+        lines.append("dq: added up in memory in an order that counters fix, five matrix products in all")
     else:
-        lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
+        tiles = hopper_backward.options(p)["BLOCK_M"], hopper_backward.BLOCK_N
+        says("backward_dkdv", hopper_backward.reason_not(p, query, key, value, query), tiles)
+        says(dq)
+        if stored:
+            lines.append(f"dq: ds of {stored} key heads at a time fits the workspace, five matrix products in all")
+        else:
+            lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
+        lines.append(f"dq: not added up in memory beside dk and dv, because {why_not}")
     if p.score_mod is None:
         lines.append("score: no code runs, the scale is folded into the exponent")
     else:

@@ -13,7 +13,7 @@ from kernels.common import configs
 from kernels.conv_wgrad import conv2d_wgrad, cost, plan
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.gluon import hopper, tma
-from kernels.conv_wgrad.portable import choice, way
+from kernels.conv_wgrad.portable import way
 from tests.conv_wgrad import cases
 
 GPU = "NVIDIA H200"
@@ -109,7 +109,7 @@ def test_every_gpu_that_the_table_names_has_costs_and_the_file_is_as_the_fit_wri
     table = json.loads((cost.Path(cost.__file__).parent / "configs.json").read_text())
     named = {
         line["COSTS"]
-        for own in table.values() if isinstance(own, dict)  # else another GPU's name
+        for own in table.values() if isinstance(own, dict)  # a name stands for another GPU's table
         for kernel in own.values() for line in kernel.values() if "COSTS" in line
     }  # fmt: skip
     text = fit.PATH.read_text()
@@ -147,6 +147,6 @@ def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):
 
 
 def test_geometries_of_the_test_are_of_every_kind():
-    kinds = {choice.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
+    kinds = {way.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
     assert kinds >= {"depthwise", "product rows", "product im2col", "product unaligned rows", "product unaligned im2col"}
     assert geometry((1, 1, 1, 8), 8, 1, 1).pointwise

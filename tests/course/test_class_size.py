@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.course.hostile import ATTACKS, NAME
+from tests.course.hostile import ATTACKS, FULL, NAME
 from tests.course.test_grading import ROOT, grade, hand_in, marks, solution
 from tools.grading.gradebook import Book
 from tools.grading.sandbox import why_not
@@ -91,7 +91,7 @@ def test_two_graders_write_into_one_server_and_one_is_killed(tmp_path, server, m
     assert again.returncode == 0, again.stderr
     with Book(server) as book:
         found = {student: book.mark(NAME, student)["raw_score"] for student in book.students()}
-    assert found == {f"s{number:02}": 10.0 * (number % 2) for number in range(2 * STUDENTS)}
+    assert found == {f"s{number:02}": float(FULL) * (number % 2) for number in range(2 * STUDENTS)}
 
 
 def test_a_judge_that_is_killed_is_replaced(tmp_path):
@@ -143,6 +143,6 @@ def test_each_submission_is_graded_once_though_a_worker_is_killed(tmp_path):
             process.kill()
             process.wait()
     scores = {student: row["score"] for (student, _), row in marks(course).items()}
-    assert scores == {f"s{number:02}": str(10.0 * (number % 2)) for number in range(STUDENTS)} | {"endless": "0.0"}
+    assert scores == {f"s{number:02}": str(float(FULL) * (number % 2)) for number in range(STUDENTS)} | {"endless": "0.0"}
     assert marks(course)["endless", NAME]["status"] == "out of time"
     assert len(list((course / "build").rglob("*.json"))) == STUDENTS + 1

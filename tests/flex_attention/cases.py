@@ -7,6 +7,7 @@ from kernels import runtime
 from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, noop_mask, or_masks
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper_forward
+from kernels.flex_attention.hopper import fused
 from kernels.flex_attention.hopper import rows as hopper_rows
 from kernels.flex_attention.portable import backward, decoding, delta, dkdv, forward, stored_ds
 from kernels.flex_attention.reference import flex_attention_reference
@@ -269,5 +270,6 @@ def check(
 
 def replace_launch(monkeypatch, make):
     """``make(launch)`` in place of ``launch`` wherever a kernel of this room is launched."""
-    for module in (forward, decoding, delta, dkdv, stored_ds, backward, hopper_forward, hopper_backward, hopper_rows):
+    hopper = hopper_forward, hopper_backward, hopper_rows, fused
+    for module in (forward, decoding, delta, dkdv, stored_ds, backward, *hopper):
         monkeypatch.setattr(module, "launch", make(module.launch))

@@ -21,26 +21,14 @@ import nbformat
 from tqdm import tqdm
 
 from tools.grading import files, submission
-from tools.grading.assignment import parse
 from tools.grading.course import ABOUT, Course
 from tools.grading.gradebook import Book
 from tools.grading.marks import graded_copy, marks, table
 from tools.grading.results import STATUSES, Result
 from tools.grading.sandbox import ROOT
+from tools.grading.worker import Task, begin, judged
 
 TRIES = 2  # how often a submission is tried whose judge came to its end
-
-
-@dataclass(frozen=True)
-class Task:
-    """A submission to be judged: what a judge in another process needs."""
-
-    student: str
-    assignment: str
-    folder: Path
-    release: Path
-    key: str = ""
-    submitted: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,55 +56,6 @@ def code_digest() -> str:
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         total.update(path.read_bytes())
     return total.hexdigest()[:16]
-
-
-# In a judge's process.
-
-_JUDGE = None
-
-
-def _begin(unsafe: bool, seconds: float, total: float) -> None:
-    """Start the sandbox first, then import what judging needs: they take as long as each other."""
-    global _JUDGE
-    from tools.grading.sandbox import Template
-
-    template = Template(unsafe)
-    os.environ["TRITON_INTERPRET"] = "1"
-    from tools.grading.judge import Judge
-
-    _JUDGE = Judge(unsafe=unsafe, seconds=seconds, total=total)
-    _JUDGE._template = template
-
-
-def judged(task: Task) -> Result:
-    """One submission's result, from its folder to its points."""
-    return judge(task, *content(task))
-
-
-def content(task: Task) -> tuple[bytes, bytes, list[str], submission.Unusable | None]:
-    """The released notebook, the submitted one, notes, and why it cannot be graded."""
-    released = task.release.read_bytes()
-    try:
-        path, notes = submission.find(task.folder, task.assignment)
-        return released, submission.load(path), notes, None
-    except submission.Unusable as unusable:
-        return released, b"", [], unusable
-
-
-def judge(task: Task, released: bytes, data: bytes, notes: list[str], unusable: submission.Unusable | None) -> Result:
-    """The result of a submission's content, by this process's judge."""
-    assignment = parse(task.assignment, released)
-    try:
-        if unusable is not None:
-            raise unusable
-        handed_in = submission.read(data, assignment)
-        handed_in.notes[:0] = notes
-    except submission.Unusable as unusable:
-        return Result(task.student, task.assignment, unusable.status, unusable.reason, most=assignment.points)
-    return _JUDGE.judge(task.student, assignment, handed_in)
-
-
-# In the one process that writes.
 
 
 class Batch:
@@ -240,7 +179,7 @@ class Batch:
         context = multiprocessing.get_context("spawn")
         arguments = (self.how.unsafe, self.how.seconds, self.how.total)
         running: dict[Future, tuple[Task, int]] = {}
-        pool = ProcessPoolExecutor(jobs, context, _begin, arguments)
+        pool = ProcessPoolExecutor(jobs, context, begin, arguments)
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from distributed import Client, KilledWorker, as_completed
 
-from tools.grading import batch
+from tools.grading import worker
 from tools.grading.results import Result
 
 _NOBODY = 600  # seconds without any worker
@@ -20,7 +20,7 @@ def results(tasks: list, how) -> Iterator[tuple]:
         client.wait_for_workers(1, timeout=_NOBODY)
         waiting = {}
         for task in tasks:
-            arguments = (task, *batch.content(task), how.unsafe, how.seconds, how.total)
+            arguments = (task, *worker.content(task), how.unsafe, how.seconds, how.total)
             future = client.submit(judged, *arguments, key=f"grade-{task.student}-{task.key}", pure=False, retries=1)
             waiting[future] = task
         for future in as_completed(list(waiting), loop=client.loop):
@@ -41,6 +41,6 @@ def _result(task, future) -> Result:
 
 def judged(task, released, data, notes, unusable, unsafe, seconds, total) -> Result:
     """One submission, by this worker's judge."""
-    if batch._JUDGE is None:
-        batch._begin(unsafe, seconds, total)
-    return batch.judge(task, released, data, notes, unusable)
+    if worker._judge is None:
+        worker.begin(unsafe, seconds, total)
+    return worker.judge(task, released, data, notes, unusable)

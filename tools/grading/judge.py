@@ -5,6 +5,7 @@ This process never imports a line of a submission. Cases, expected values, seeds
 
 import contextlib
 import io
+import os
 import re
 import secrets
 import signal
@@ -43,6 +44,7 @@ class Judge:
         self, *, unsafe: bool = False, seconds: float = 30.0, total: float = 180.0, limits: Limits | None = None
     ):
         torch.set_num_threads(1)
+        os.environ["KERNELS_PROGRESS"] = "0"  # what a check prints is kept
         self.unsafe, self.seconds, self.total, self.limits = unsafe, seconds, total, limits or Limits()
         self._template: Template | None = None
 
@@ -148,10 +150,13 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
         except ImportError as error:
             raise Unusable("refused", f"this machine cannot check it: {error}") from None
         return exercise, pipeline_clinic.check(
-            exercise, RemotePipeline(one.function, bench, cells), seed=seed, grading=True
+            exercise,
+            RemotePipeline(one.function, one.name.removeprefix("mended_").upper(), bench, cells),
+            seed=seed,
+            grading=True,
         )
     return exercise, getattr(checks, one.name)(
-        Remote(one.function, bench, cells, assignment.given.fields), seed=seed, grading=True
+        Remote(one.function, bench, cells, exercise.given, assignment.given.fields), seed=seed, grading=True
     )
 
 
@@ -168,26 +173,26 @@ def exercise_of(name: str):
 
 
 def _lines(exercise, text: str, scale: float) -> list[Line]:
-    """What was printed, by property; a property that was never reached has failed."""
+    """What was printed, by property and by verdict; what was never reached has failed."""
+    worth = {item.name: item.points for item in exercise.properties}
+    worth |= {name: points for name, points in exercise.worth.items() if name != "right"}
     found = {}
-    for line in re.split(r"\n(?=passed  |FAILED  |not verified|missing: |\w+: \d)", text):
-        for outcome, start in (
-            ("passed", "passed  "),
-            ("failed", "FAILED  "),
-            ("not verified", "not verified on this machine: "),
-        ):
-            for item in exercise.properties:
-                rest = line.removeprefix(start)
-                if line.startswith(start) and (
-                    rest.startswith((item.name + ":", item.name + " (")) or rest == item.name
-                ):
-                    found[item.name] = outcome, line.rstrip()
-    missing = next(
-        (line for line in text.splitlines() if line.startswith(("missing: ", "not verified on this machine: "))), ""
-    )
+    starts = {"passed": "passed  ", "failed": "FAILED  ", "not verified": "not verified on this machine: "}
+    for line in re.split(r"\n(?=passed  |FAILED  |not verified|not judged|missing: |\w+: \d)", text):
+        for outcome, start in starts.items():
+            rest = line.removeprefix(start)
+            for name in worth if line.startswith(start) else ():
+                if rest.startswith((f"{name}:", f"{name} (")) or rest == name:
+                    found[name] = outcome, line.rstrip()
+        if line.startswith("not judged: "):
+            name = line.removeprefix("not judged: ").partition(" ")[0]
+            found[name] = "failed", line.rstrip()
+    excuses = ("missing: ", "not verified on this machine: ", "not run: ")
+    missing = next((line for line in text.splitlines() if line.startswith(excuses)), "")
     lines = []
-    for item in exercise.properties:
-        outcome, said = found.get(item.name, ("failed", missing))
-        earned = item.points * scale if outcome == "passed" else 0.0
-        lines.append(Line(item.name, outcome, earned, item.points * scale, said))
+    for name, most in worth.items():
+        outcome, said = found.get(name, ("failed", missing))
+        some = re.match(rf"FAILED  {re.escape(name)}: (\d+) of \d+ points: ", said)
+        earned = most if outcome == "passed" else int(some[1]) if some else 0
+        lines.append(Line(name, outcome, earned * scale, most * scale, said))
     return lines

@@ -121,9 +121,11 @@ def _take(bench: Bench, packed: values.Packed, answer: dict, arrays: list) -> li
 
 
 class Remote(Contestant):
-    """A launcher of the submission. ``fields``: names of the released named tuples' members."""
+    """A launcher of the submission. ``given``: Triton functions that the exercise gives, ``fields``: names of the
+    released named tuples' members."""
 
-    def __init__(self, function: str, bench: Bench, cells: list, fields: set[str] = frozenset()):
+    def __init__(self, function: str, bench: Bench, cells: list, given: tuple = (), fields: set[str] = frozenset()):
+        super().__init__(None, given)
         self.function, self.bench, self.cells, self.fields = function, bench, cells, fields
 
     def call(self, tensors: list, launch: dict, *, traced: bool = False, poison: float | None = None) -> Outcome:
@@ -174,7 +176,7 @@ class Remote(Contestant):
 
     def _request(self, op, tensors, launch, more):
         packed = values.Packed()
-        request = {"op": op, "args": [packed.value(tensor.view) for tensor in tensors]}
+        request = {"op": op, "given": list(self.given), "args": [packed.value(tensor.view) for tensor in tensors]}
         return packed, request | {"kwargs": {name: packed.value(value) for name, value in launch.items()}} | more
 
     def _ask(self, room, request, packed):
@@ -188,9 +190,9 @@ class _Nothing(Exception):
 class RemoteEmitter(Remote):
     """A compiler of mods: its text is asked for in one contestant, and run in another that has seen none of its lines."""
 
-    def __init__(self, function: str, kind: str, bench: Bench, cells: list, kernels: list, given: Given):
+    def __init__(self, function: str, kind: str, bench: Bench, cells: list, kernels: list, released: Given):
         super().__init__(function, bench, cells)
-        self.kind, self.kernels_alone, self.given = kind, kernels, given
+        self.kind, self.kernels_alone, self.released = kind, kernels, released
 
     def _about(self, tensors, launch):
         """Have the text emitted, and hold it to the list of kernels."""
@@ -208,7 +210,7 @@ class RemoteEmitter(Remote):
         if not isinstance(text, str):
             raise Told("what was emitted is no text", "the function returns text")
         known = {name for _, source, *_ in self.kernels_alone for name in _kernels_in(source)}
-        verdict = gate.emitted(text, self.given, known)
+        verdict = gate.emitted(text, self.released, known)
         if verdict.refusals:
             raise Refused(verdict.refusals[0])
         if verdict.unreadable:
@@ -228,8 +230,19 @@ def _kernels_in(source: str) -> set[str]:
 class RemotePipeline:
     """A kernel that runs on the model of Gluon; ``model`` is that model, in the sandbox."""
 
-    def __init__(self, function: str, bench: Bench, cells: list):
-        self.function, self.bench, self.cells = function, bench, cells
+    def __init__(self, function: str, pipeline: str, bench: Bench, cells: list):
+        self.function, self.pipeline, self.bench, self.cells = function, pipeline, bench, cells
+
+    def prepare(self):
+        """What the compiler needs of the kernel."""
+        request = {"op": "prepare", "function": self.function, "pipeline": self.pipeline}
+        answer, _ = self.bench.ask("host", self.cells, request)
+        if answer.get("error"):
+            raise Told(*_phrases(answer["error"]))
+        try:
+            return texts.prepared(answer.get("prepared"))
+        except texts.NotKernels as error:
+            self.bench.spoilt(f"the kernel's text: {error}")
 
     @property
     def model(self):

@@ -57,9 +57,7 @@ def hold(text: str, fields: set[str] = frozenset()) -> None:
             for alias in statement.names:
                 _module(alias.name)
                 if alias.asname:
-                    given.imports[alias.asname] = f"import {alias.name}" + f" as {alias.asname}" * (
-                        alias.asname != alias.name
-                    )
+                    given.imports[alias.asname] = _as_released(alias)
         elif isinstance(statement, ast.ImportFrom):
             if ast.unparse(statement) != "from triton.experimental import gluon as _gluon":
                 raise NotKernels(f"`{ast.unparse(statement)}` is no import of kernels")
@@ -69,6 +67,16 @@ def hold(text: str, fields: set[str] = frozenset()) -> None:
             (given.constants if is_constant(statement.value) else given.kernels).update(names - {"KERNEL", "VALUES"})
         else:
             raise NotKernels(f"`{ast.unparse(statement)[:60]}` defines no kernel")
+
+
+def _as_released(alias) -> str:
+    """The import in the form in which notebooks have it, by which the list of kernels knows a module."""
+    home, _, last = alias.name.rpartition(".")
+    if alias.name == "triton.experimental.gluon.language":
+        return f"from triton.experimental.gluon import language as {alias.asname}"
+    if home.startswith("triton.experimental.gluon.language.nvidia.") and last == alias.asname:
+        return f"from triton.experimental.gluon.language.nvidia.hopper import {last}"
+    return f"import {alias.name}" + f" as {alias.asname}" * (alias.asname != alias.name)
 
 
 def _module(name: str) -> None:

@@ -20,6 +20,7 @@ GL = frozenset(
     (
         "program_id num_programs cdiv arange zeros full cast where maximum minimum load store max min sum expand_dims "
         "broadcast reshape permute convert_layout static_range static_assert static_print device_print device_assert "
+        "allocate_shared_memory warp_specialize num_warps "
         "abs exp exp2 log log2 sqrt rsqrt fma thread_barrier barrier constexpr int1 int8 int16 int32 int64 uint8 "
         "uint16 uint32 uint64 float16 bfloat16 float32 float64 BlockedLayout SliceLayout NVMMASharedLayout "
         "NVMMADistributedLayout"

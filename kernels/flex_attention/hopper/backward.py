@@ -38,7 +38,7 @@ KEPT = 2  # items' keys and values in shared memory: the next item's come while 
 
 def reason_not(p, query, key, value, do):
     """Why this kernel cannot take the call, as text, or ``None``."""
-    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", query, key, value, do)
+    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", 128, query, key, value, do)
     if why is None and p.block_mask is not None and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % options(p)["BLOCK_M"]):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {options(p)['BLOCK_M']} x {BLOCK_N}"
     return why

@@ -19,8 +19,9 @@ ROWS = 64  # queries of a group of four warps: the rows of one matrix instructio
 BLOCK_M = GROUPS * ROWS
 
 
-def unfit(p, kernel, prefix, *tensors):
-    """Why the Hopper version of ``kernel`` cannot take the call whatever its blocks, as text, or ``None``."""
+def unfit(p, kernel, prefix, most, *tensors):
+    """Why the Hopper version of ``kernel``, for heads up to ``most``, cannot take the call whatever its blocks, as text, or
+    ``None``."""
     if p.options.keys() & {prefix + name for name in problem.OPTIONS}:
         return "kernel_options ask for tiles or warps of their own"
     if gluon is None:
@@ -29,7 +30,7 @@ def unfit(p, kernel, prefix, *tensors):
         return "the GPU is not a Hopper"
     if p.dtype.itemsize != 2:
         return f"{p.dtype} has no 16-bit matrix instruction"
-    if max(p.D, p.Dv) > 128:
+    if max(p.D, p.Dv) > most:
         return f"heads of {max(p.D, p.Dv)} do not fit the registers"
     if not problem.table_options(kernel, p.key, p.device)["STAGES"]:
         return f"for {p.key} the plain kernel is faster"
@@ -43,9 +44,9 @@ def columns(D):
     return max(16, triton.next_power_of_2(D))
 
 
-def described(x, rows):
-    """x [B, H, ., D] as the copy engine reads it, in tiles of ``rows``."""
-    tile = [1, 1, rows, columns(x.shape[-1])]
+def described(x, rows, width=None):
+    """x [B, H, ., D] as the copy engine reads it, in tiles of ``rows`` and ``width`` columns, all if not given."""
+    tile = [1, 1, rows, width or columns(x.shape[-1])]
     layout = gl.NVMMASharedLayout.get_default_for(tile, element(x))
     return TensorDescriptor(x, list(x.shape), list(x.stride()), tile, layout)
 

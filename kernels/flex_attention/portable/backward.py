@@ -17,6 +17,7 @@ import triton
 
 from kernels.common.launch import launch
 from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import fused
 from kernels.flex_attention.hopper.rows import rows_of
 from kernels.flex_attention.portable.delta import delta_of
 from kernels.flex_attention.portable.dkdv import launch_dkdv
@@ -42,6 +43,10 @@ def backward(problem, do, dlse, query, key, value, o, lse, needs, need_learned):
     p = problem
     need_q, need_k, need_v = needs
     mods = {"SCORE_MOD": p.score_mod, "SCORE_GRADIENT": p.score_gradient, "MASK_MOD": p.mask_mod}
+    if need_q and (need_k or need_v) and not need_learned and fused.reason_not(p, query, key, value, do) is None:
+        dq, dk, dv = (like_strided(t, t.shape) for t in (query, key, value))
+        fused.gradients_of(p, query, key, value, do, rows_of(p, do, dlse, o, lse), dq, dk, dv)
+        return [dq, dk if need_k else None, dv if need_v else None]
     groups, shared = key.shape[0] * p.Hkv, p.shared(key)
     stored = heads_with_stored_ds(p, groups, shared) if need_q and (need_k or need_v) and not need_learned else 0
     on_hopper = (need_k or need_v) and hopper_backward.reason_not(p, query, key, value, do) is None

@@ -12,6 +12,7 @@ import torch
 from kernels.check import explanations
 from kernels.check.contestant import Contestant
 from kernels.check.score_mod_compiler import run_gradient, run_value
+from kernels.lab.compile_report import prepare
 
 from . import sealed, traces, values
 
@@ -80,7 +81,9 @@ class Room:
         tensors = [types.SimpleNamespace(view=unpacked.value(each)) for each in request["args"]]
         launch = {name: unpacked.value(each) for name, each in request["kwargs"].items()}
         before = [values.bytes_of(storage).copy() for storage in unpacked.storages]
-        outcome = Contestant(function).call(tensors, launch, traced=request["traced"], poison=request["poison"])
+        outcome = Contestant(function, tuple(request["given"])).call(
+            tensors, launch, traced=request["traced"], poison=request["poison"]
+        )
         after = [values.bytes_of(storage) for storage in unpacked.storages]
         changed = [i for i, (old, new) in enumerate(zip(before, after)) if not (old == new).all()]
         described, parts = traces.pack(outcome.launches)
@@ -92,12 +95,22 @@ class Room:
         function, unpacked = self._launcher(request, arrays)
         tensors = [types.SimpleNamespace(view=unpacked.value(each)) for each in request["args"]]
         launch = {name: unpacked.value(each) for name, each in request["kwargs"].items()}
-        found = Contestant(function).kernels(tensors, launch)
-        prepared = [
-            [one.kernel, one.text, *map(repr, (one.lines, one.signature, one.attributes, one.options))]
-            for one in found.prepared
-        ]
+        found = Contestant(function, tuple(request["given"])).kernels(tensors, launch)
+        prepared = list(map(_six_texts, found.prepared))
         return {"error": self._told(found.error), "prepared": prepared, "texts": list(found.texts)}, []
+
+    def prepare(self, request: dict, arrays) -> tuple[dict, list]:
+        """What the compiler needs of a kernel that runs on the model of Gluon."""
+        from kernels.check import pipeline_clinic
+
+        try:
+            spec = getattr(pipeline_clinic, request["pipeline"]).compiles
+            kernel = self.namespace.get(request["function"])
+            if isinstance(kernel, _Missing):
+                kernel()
+            return {"prepared": _six_texts(prepare(kernel, *spec.args()))}, []
+        except Exception as raised:
+            return {"error": self._told(explanations.explain(raised))}, []
 
     def _told(self, error):
         number = re.search(r"NotDefined: #(\d+)#", error[0]) if error else None
@@ -141,3 +154,8 @@ class Room:
             return {"events": events, "everybody": [str(partition.name) for partition in machine.everybody]}, []
         except Exception as raised:
             return {"error": self._told(explanations.explain(raised))}, []
+
+
+def _six_texts(one) -> list[str]:
+    """A launch for the compiler, as texts."""
+    return [one.kernel, one.text, *map(repr, (one.lines, one.signature, one.attributes, one.options))]

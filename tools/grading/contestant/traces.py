@@ -28,6 +28,8 @@ def pack(launches: list[Launch]) -> tuple[list[dict], list[numpy.ndarray]]:
                 "grid": list(launch.grid),
                 "undefined": launch.undefined,
                 "sources": list(sources),
+                "executed": [[line, count] for line, count in launch.executed.items()],
+                "largest_exponent": launch.largest_exponent,
                 "operands": [
                     [operand.name, list(operand.shape), list(operand.strides), operand.itemsize, operand.dtype]
                     for operand in launch.operands.values()
@@ -58,6 +60,13 @@ def _launch(item, rows, offsets, outside) -> Launch:
     _hold(all(isinstance(item.get(key), list) for key in ("operands", "sources", "undefined")), "lists")
     _hold(all(isinstance(text, str) for text in item["sources"] + item["undefined"]), "lines of text")
     launch = Launch(item["kernel"][:100], tuple(grid), undefined=[text[:300] for text in item["undefined"][:100]])
+    executed, largest = item.get("executed"), item.get("largest_exponent")
+    _hold(isinstance(executed, list) and isinstance(largest, float), "counts of executed lines")
+    for pair in executed:
+        _hold(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str), "a line and its count")
+        _hold(type(pair[1]) is int and 0 <= pair[1] < 2**40, "a line's count")
+        launch.executed[pair[0][:300]] += pair[1]
+    launch.largest_exponent = largest
     for operand in operands:
         _hold(isinstance(operand, list) and len(operand) == 5, "an operand")
         name, shape, strides, itemsize, dtype = operand
