@@ -13,7 +13,7 @@ from kernels.common import configs
 from kernels.conv_wgrad import conv2d_wgrad, cost, plan
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.gluon import hopper, tma
-from kernels.conv_wgrad.portable import way
+from kernels.conv_wgrad.portable import choice, way
 from tests.conv_wgrad import cases
 
 GPU = "NVIDIA H200"
@@ -147,6 +147,6 @@ def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):
 
 
 def test_geometries_of_the_test_are_of_every_kind():
-    kinds = {way.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
+    kinds = {choice.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
     assert kinds >= {"depthwise", "product rows", "product im2col", "product unaligned rows", "product unaligned im2col"}
     assert geometry((1, 1, 1, 8), 8, 1, 1).pointwise
