@@ -8,7 +8,7 @@ from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper import rows as hopper_rows
-from kernels.flex_attention.portable import backward, decoding, delta, dkdv, forward, stored_ds
+from kernels.flex_attention.portable import decoding, delta, dkdv, dq, forward, stored_ds
 from kernels.flex_attention.reference import flex_attention_reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -269,5 +269,5 @@ def check(
 
 def replace_launch(monkeypatch, make):
     """``make(launch)`` in place of ``launch`` wherever a kernel of this room is launched."""
-    for module in (forward, decoding, delta, dkdv, stored_ds, backward, hopper_forward, hopper_backward, hopper_rows):
+    for module in (forward, decoding, delta, dq, dkdv, stored_ds, hopper_forward, hopper_backward, hopper_rows):
         monkeypatch.setattr(module, "launch", make(module.launch))

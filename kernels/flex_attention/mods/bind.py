@@ -3,6 +3,7 @@
 So a mod that is defined anew in every forward pass is traced once.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -23,32 +24,6 @@ class BoundMod:
     compiled: CompiledMod
     captured: tuple
     numbers: tuple = ()
-
-    @property
-    def learned(self):
-        """The captured tensors that get a gradient."""
-        return [t for t, on in zip(self.captured, self.compiled.learned) if on]
-
-    def _inputs(self):
-        """What torch's parts are called with: tensors, and numbers as tensors on the CPU, which torch lets meet any other."""
-        captured, numbers = iter(self.captured), iter(self.numbers)
-        for is_number in self.compiled.inputs:
-            yield torch.tensor(next(numbers), device="cpu") if is_number else next(captured)
-
-    @torch.no_grad()
-    def tables(self):
-        """What the kernel reads: tensors, numbers, and sizes of the tensors."""
-        made, numbers = iter(self.compiled.before(*self._inputs())), self.compiled.numbers
-        return *(next(made) if i is None else self.numbers[i] for i in numbers), *self.compiled.sizes
-
-    @torch.no_grad()
-    def gradients(self, sums):
-        """The gradients of ``learned``, from the sums that the kernel made, each in its tensor's dtype and shape."""
-        made = self.compiled.after(*self._inputs(), *sums)
-        return [
-            torch.zeros_like(t) if gradient is None else gradient.to(t.dtype).expand(t.shape).reshape(t.shape)
-            for t, gradient in zip(self.learned, made)
-        ]
 
 
 @dataclass
@@ -103,6 +78,63 @@ def bind(mod, kind, device, differentiate=False):
     return BoundMod(compiled, captured, tuple(look.numbers[i] for i in numbers))
 
 
+def bind_graph(mod, name, kind, values, device, learned):
+    """A mod that dynamo has recorded as a graph, compiled for the tensors and numbers that it captures now.
+
+    Args:
+        mod: called with its arguments and ``values``.
+        name: a hash of its code.
+        kind: ``"score_mod"`` or ``"mask_mod"``.
+        values: tensors and numbers.
+        device: torch.device of the attention's tensors.
+        learned: for the tensors among ``values``, by their place among those, whether a gradient is wanted.
+
+    Returns:
+        ``(CompiledMod, places of the tensors that it captures among those, numbers)``.
+    """
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    numbers = [value for value in values if not isinstance(value, torch.Tensor)]
+    on = [bool(learned.get(i)) and t.is_floating_point() for i, t in enumerate(tensors)]
+    key = name, device.type, *((t.shape, t.stride(), t.dtype, one) for t, one in zip(tensors, on, strict=True))
+    with lock:
+        known = _compiled.find(key) or _compiled.find((key, *map(repr, numbers)))
+        if known is None:
+            tensors = [t.detach().requires_grad_() if one else t.detach() for t, one in zip(tensors, on, strict=True)]
+            known = _compile_graph(mod, kind, device, values, tensors, numbers, key)
+    compiled, places, of_numbers = known
+    return compiled, places, [numbers[i] for i in of_numbers]
+
+
+def _compile_graph(mod, kind, device, values, tensors, numbers, key):
+    """``(CompiledMod, places, numbers)``, kept: with numbers as arguments, or where that cannot be, for these numbers."""
+    stand_ins = [_stand_in(n) for n in numbers]
+    for known_by, given in ((key, stand_ins), ((key, *map(repr, numbers)), numbers)):
+        ordered, of_tensors, of_numbers = [], iter(tensors), iter(given)
+        for value in values:
+            ordered.append(next(of_tensors if isinstance(value, torch.Tensor) else of_numbers))
+        first = (None,) if kind == "mask_mod" else ()  # there is no score
+        closed = functools.partial(_closed, mod, first, ordered)
+        try:
+            compiled, captured = compile_mod(closed, kind, device, kind == "score_mod", given if given is stand_ins else ())
+        except ModError:
+            if given is numbers or not numbers:
+                raise
+            continue
+        where = lambda t, among: next((i for i, one in enumerate(among) if one is t), None)  # noqa: E731
+        places = [where(t, tensors) for t in captured if where(t, stand_ins) is None]
+        of_numbers = [where(t, stand_ins) for t in captured if where(t, stand_ins) is not None]
+        return _compiled.keep(known_by, (compiled, places, of_numbers))
+
+
+def _closed(mod, first, values, *args):
+    return mod(*first, *args, *values)
+
+
+def _stand_in(number):
+    """In a number's place while its mod is traced, in the dtype of a score, or of an index."""
+    return torch.empty((), dtype=torch.float32 if isinstance(number, float) else torch.int32, device="cpu")
+
+
 def _of_family(look, key, mod, kind, device, differentiate):
     """What ``_compiled`` keeps for all mods that differ in the numbers in which this one differs, or ``None``."""
     family = _families.find(key)
@@ -117,8 +149,7 @@ def _of_family(look, key, mod, kind, device, differentiate):
     if known := _compiled.find(own_key):
         return known
     numbers = [look.numbers[i] for i in family.varying]
-    dtypes = [torch.float32 if isinstance(n, float) else torch.int32 for n in numbers]  # those of a score, of an index
-    stand_ins = [torch.empty((), dtype=dtype, device="cpu") for dtype in dtypes]  # as ``BoundMod`` gives them to torch
+    stand_ins = list(map(_stand_in, numbers))
     try:
         other = replaced(mod, dict(zip((look.places[i] for i in family.varying), stand_ins, strict=True)))
         compiled, captured = compile_mod(other, kind, device, differentiate, stand_ins)
