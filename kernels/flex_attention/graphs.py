@@ -18,9 +18,14 @@ from torch import Tensor
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.variables import higher_order_ops
 from torch._higher_order_ops.base_hop import BaseHOP
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from kernels.flex_attention import specs
-from kernels.flex_attention.mods.bind import bind_graph
+from kernels.flex_attention.mods.errors import ARGUMENTS
+from kernels.flex_attention.mods.recorded import bind_graph
 from kernels.flex_attention.mods.store import lock
 from kernels.flex_attention.options import checked
 from kernels.flex_attention.portable.tiles import like_strided
@@ -32,10 +37,11 @@ for _key in ("CPU", "CUDA"):
 torch.library.register_fake("kernels_from_math::flex_operand", lambda x, i: x.new_empty(()), lib=_LIBRARY)
 _operand = torch.ops.kernels_from_math.flex_operand.default
 
+_KINDS = {Tensor: Tensor, int: int | torch.SymInt}  # of what a mod captures; all else is float
 QUERY, KEY, VALUE, SCORE, POSITIONS, LISTS = 0, 1, 2, 3, 4, 8  # an operand's number; the lists are the last
 
 
-def traced(query, key, value, score_mod, block_mask, scale, options, want_top, lists):
+def traced(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists):
     """``(o, lse, top)``: what dynamo traces of a call. lists: the names of the mask's lists that there are."""
     B, Hq, M, _ = query.shape
     Dv = value.shape[-1]
@@ -57,10 +63,12 @@ def traced(query, key, value, score_mod, block_mask, scale, options, want_top, l
         return x, y, o + depends.to(o.dtype), lse + depends, torch.empty_like(lse) if want_top else lse.new_empty(0)
 
     BLOCK_SIZE = None if block_mask is None else tuple(block_mask.BLOCK_SIZE)
+    seq_lengths = None if block_mask is None else tuple(block_mask.seq_lengths)
     names = (score_mod is not None, block_mask is not None)
     _, _, o, lse, top = attend(
-        graph, *operands, scale=scale, BLOCK_SIZE=BLOCK_SIZE, lists=lists, options=options, want_top=want_top, names=names
-    )
+        graph, *operands, scale=scale, BLOCK_SIZE=BLOCK_SIZE, seq_lengths=seq_lengths, lists=lists, options=options,
+        enable_gqa=enable_gqa, want_top=want_top, names=names,
+    )  # fmt: skip
     return o, lse, top
 
 
@@ -70,21 +78,29 @@ class _Attend(BaseHOP):
     def __init__(self):
         super().__init__("flex_attention_with_mods")
 
-    def __call__(self, graph, *operands, scale, BLOCK_SIZE, lists, options, want_top, names):
+    def __call__(
+        self, graph, *operands, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top, names
+    ):  # fmt: skip
         """What ``graph`` says that it returns; of its first two values, the mods', nobody asks."""
-        from kernels.flex_attention.operator import attend_with_spec
 
         recipe = _recipe(graph)
         given = {i: operands[at] for i, at in recipe.operands.items()}
-        rest = [operands[at] for at in recipe.captured]
-        captured = [x for x in rest if isinstance(x, Tensor)]
-        ints = [x for x in rest if isinstance(x, int | torch.SymInt)]
-        floats = [float(x) for x in rest if not isinstance(x, Tensor | int | torch.SymInt)]
-        kinds = tuple(Tensor if isinstance(x, Tensor) else int if isinstance(x, int | torch.SymInt) else float for x in rest)
+        values = [operands[at] for at in recipe.captured]
         tensors = [given[LISTS + i] for i in range(len(lists))]
-        spec = register(recipe, kinds, names, BLOCK_SIZE, lists, checked(dict(options)))
         qkv = given[QUERY], given[KEY], given[VALUE]
-        return None, None, *attend_with_spec(*qkv, captured, tensors, ints, floats, scale, want_top, spec)
+        sizes = BLOCK_SIZE, seq_lengths
+        return None, None, *_attend(recipe, values, qkv, names, tensors, scale, *sizes, lists, options, enable_gqa, want_top)
+
+
+def _attend(recipe, values, qkv, names, tensors, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top):
+    """The operator's outputs for mods whose graphs capture ``values``."""
+    from kernels.flex_attention.operator import attend_with_spec
+
+    kinds = tuple(next((kind for kind, those in _KINDS.items() if isinstance(x, those)), float) for x in values)
+    captured, ints, floats = ([x for x, k in zip(values, kinds, strict=True) if k is kind] for kind in (Tensor, int, float))
+    spec = register(recipe, kinds, names, BLOCK_SIZE, lists, checked(dict(options)))
+    numbers = ints, list(map(float, floats)), scale
+    return attend_with_spec(spec, *qkv, captured, tensors, *numbers, enable_gqa, want_top, seq_lengths)
 
 
 attend = _Attend()
@@ -118,10 +134,28 @@ class Recipe:
         (result,) = [node for node in graph.graph.nodes if node.op == "output"]
         self.score, self.mask = (self.part(node) for node in result.args[0][:2])
 
+    @classmethod
+    def by_hand(cls, *mods):
+        """``(Recipe, what the mods capture)`` of a score mod and a mask mod that run with proxies in place of numbers."""
+        recipe = cls.__new__(cls)
+        recipe.root, tracer = torch.nn.Module(), _Lifting()
+        arguments = [torch.fx.Proxy(tracer.graph.placeholder(name), tracer) for name in ARGUMENTS["score_mod"]]
+        recipe.mine = {i: proxy.node for i, proxy in enumerate(arguments, SCORE)}
+        results = []
+        with _Recording(tracer):
+            for mod, given in zip(mods, (arguments, arguments[1:]), strict=True):
+                value = arguments[0] if mod is None else mod(*given)
+                if not isinstance(value, torch.fx.Proxy):
+                    value = tracer.create_proxy("call_function", torch.as_tensor, (value,), {})
+                results.append(value.node)
+        recipe.free = list(tracer.lifted.values())
+        recipe.score, recipe.mask = map(recipe.part, results)
+        return recipe, tracer.values
+
     def part(self, result):
         """The mod whose value is this node: a function of score, positions and all that is captured."""
         graph, copied = torch.fx.Graph(), {}
-        for i, name in enumerate(("score", "b", "h", "q_idx", "kv_idx"), SCORE):
+        for i, name in enumerate(ARGUMENTS["score_mod"], SCORE):
             node = graph.placeholder(name)
             if i in self.mine:
                 copied[self.mine[i]] = node
@@ -150,6 +184,56 @@ class Recipe:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
+class _Lifting(torch.fx.proxy.GraphAppendingTracer):
+    """Records with tensors and sizes from outside as inputs."""
+
+    record_stack_traces = True
+
+    def __init__(self):
+        super().__init__(torch.fx.Graph())
+        self.lifted, self.values = {}, []  # id of a value -> its input
+
+    def create_arg(self, a):
+        """An argument's node."""
+        if not isinstance(a, Tensor | torch.SymInt | torch.SymFloat):
+            return super().create_arg(a)
+        if id(a) not in self.lifted:
+            self.values.append(a)
+            self.lifted[id(a)] = self.graph.placeholder(f"captured_{len(self.lifted)}")
+        return self.lifted[id(a)]
+
+
+class _Recording(TorchFunctionMode):
+    """Whatever a proxy takes part in is recorded; the rest is computed, and is captured where it is used."""
+
+    def __init__(self, tracer):
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not any(isinstance(x, torch.fx.Proxy) for x in tree_leaves((args, kwargs))):
+            return function(*args, **kwargs)
+        if function is Tensor.__getitem__:
+            return self.tracer.create_proxy("call_function", operator.getitem, args, kwargs)
+        return torch.fx.Proxy.__torch_function__(function, types, args, kwargs)
+
+
+def recorded(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists):
+    """``traced`` for every other tracer: its tensors have no values, so that no kernel can be compiled for them yet."""
+    recipe, values = Recipe.by_hand(score_mod, None if block_mask is None else block_mask.mask_mod)
+    names = score_mod is not None, block_mask is not None
+    sizes = (None, None) if block_mask is None else (tuple(block_mask.BLOCK_SIZE), block_mask.seq_lengths)
+    tensors = [getattr(block_mask, name) for name in lists]
+    qkv = query, key, value
+    return _attend(recipe, values, qkv, names, tensors, scale, *sizes, lists, options, enable_gqa, want_top)
+
+
+def without_values(*tensors):
+    """Whether a tracer's tensors are among these."""
+    return any(isinstance(t, FakeTensor | FunctionalTensor) for t in tensors)
+
+
 _recipes = WeakKeyDictionary()  # graph -> Recipe
 
 
@@ -169,7 +253,7 @@ class GraphSpec(specs.Spec):
         values = [next(tensors) if kind is Tensor else next(ints if kind is int else floats) for kind in self.kinds]
         learned = dict(enumerate(learned))
         made = [
-            bind_graph(mod, f"{self.recipe.name} {kind}", kind, values, device, learned if kind == "score_mod" else {})
+            bind_graph(mod, self.recipe.name, kind, values, device, learned if kind == "score_mod" else {})
             if there
             else None
             for mod, kind, there in zip(

@@ -82,11 +82,12 @@ def flex_attention(
     _check_returns(return_lse, return_aux)
     want_top = return_aux is not None and return_aux.max_scores
     query, key, value = autocast(query, key, value)
-    if torch.compiler.is_dynamo_compiling():
+    tracing = graphs.traced if torch.compiler.is_dynamo_compiling() else graphs.recorded
+    if tracing is graphs.traced or graphs.without_values(query, key, value):
         lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
         options = tuple((kernel_options or {}).items())
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-        o, lse, top = graphs.traced(query, key, value, score_mod, block_mask, scale, options, want_top, lists)
+        o, lse, top = tracing(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
     else:
         spec, *inputs = _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
         o, lse, top = _OPERATOR(query, key, value, *inputs, want_top, spec)
@@ -140,8 +141,12 @@ _OPERATOR = Operator(
 )
 
 
-def attend_with_spec(query, key, value, captured, lists, ints, floats, scale, want_top, spec):
-    """The operator's outputs, for ``graphs``."""
+def attend_with_spec(spec, query, key, value, captured, lists, ints, floats, scale, enable_gqa, want_top, seq_lengths):
+    """The operator's outputs, for ``graphs``, whose arguments nobody has checked."""
+    check_shapes(query, key, value, enable_gqa)
+    if spec.BLOCK_SIZE is not None:
+        named = dict(zip(spec.lists, lists, strict=True))
+        check_lists(spec.BLOCK_SIZE, seq_lengths, named, *query.shape[:3], key.shape[2], query.device)
     return _OPERATOR(query, key, value, captured, lists, ints, floats, scale, want_top, spec)
 
 
@@ -171,6 +176,9 @@ def problem_of(query, key, value, score, mask, spec, lists, scale):
     p = _problems.get(known_by)
     if p is None:
         (B, Hq, M, D), (Bkv, Hkv, N, _) = query.shape, key.shape
+        for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
+            if mod is not None:
+                _check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
         layouts = {
             name: (t.stride(), fits_tma(t)) for name, t in zip(("query", "key", "value"), tensors, strict=True)
         }
@@ -189,12 +197,19 @@ def problem_of(query, key, value, score, mask, spec, lists, scale):
 _calls = Bounded(2048)  # what a call is known by -> its Spec, checked
 
 
+def forget():
+    """Forget all plans, after a change of what they were made from that no call could see, such as a table's file."""
+    with lock:
+        _problems.clear()
+        _calls.clear()
+
+
 def _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
     """``(spec, captured, lists, ints, floats, scale)`` of a checked call."""
     try:
         known_by, score, mask = _known_by(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
         spec = _calls.get(known_by)
-    except (AttributeError, TypeError, RuntimeError):  # what the checks will say, or a tensor without memory
+    except (AttributeError, TypeError, ValueError):  # the checks say what is wrong, in their order
         spec = known_by = None
     if spec is None:
         spec, score, mask = _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
@@ -253,8 +268,8 @@ def _check_returns(return_lse, return_aux):
         raise ValueError(f"return_aux is {return_aux!r}, needs an AuxRequest")
 
 
-def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
-    """``(spec of a problem, bound score mod, bound mask)``, or the error that says what does not fit."""
+def check_shapes(query, key, value, enable_gqa):
+    """Raise ``ValueError`` unless the three fit each other."""
     check_tensor("query", query, (None, None, None, None), "[B, Hq, M, D]")
     B, Hq, M, D = query.shape
     same = {"dtypes": (query.dtype,), "like": ("query", query)}
@@ -269,6 +284,12 @@ def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
         raise ValueError(f"key has {Hkv} heads, needs {Hq}, those of query; with enable_gqa=True a divisor of {Hq}")
     if (Hkv == 0) != (Hq == 0) or (Hkv and Hq % Hkv):
         raise ValueError(f"key has {Hkv} heads, needs a divisor of {Hq}, the heads of query")
+
+
+def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
+    """``(spec of a problem, bound score mod, bound mask)``, or the error that says what does not fit."""
+    check_shapes(query, key, value, enable_gqa)
+    (B, Hq, M, D), N = query.shape, key.shape[2]
     check_number("scale", scale)
     for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", getattr(block_mask, "mask_mod", None))):
         if mod is not None and not callable(mod):
@@ -277,9 +298,6 @@ def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     if block_mask is not None:
         _check_block_mask(block_mask, B, Hq, M, N, query.device)
     score, mask = _bound(query, key, value, score_mod, block_mask)
-    for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
-        if mod is not None:
-            _check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
     compiled = [None if mod is None else mod.compiled for mod in (score, mask)]
     lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
     spec = specs.register(*compiled, None if block_mask is None else tuple(block_mask.BLOCK_SIZE), lists, options)
@@ -291,7 +309,7 @@ def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
 
 
 def _check_captured(name, mod, sizes):
-    for argument, least in mod.compiled.bounds.items():
+    for argument, least in mod.bounds.items():
         if least < sizes[argument]:
             raise ValueError(
                 f"{name} indexes a captured dimension of size {least} with {argument}, needs {sizes[argument]}: "
@@ -307,16 +325,21 @@ def _check_block_mask(block_mask, B, Hq, M, N, device):
             "block_mask was sliced and lost its mask_mod, needs one for the part that is left: "
             "set block_mask.mask_mod, with the positions shifted by where the part begins"
         )
-    if tuple(block_mask.seq_lengths) != (M, N):
+    lists = {name: getattr(block_mask, name) for name in LISTS}
+    check_lists(block_mask.BLOCK_SIZE, block_mask.seq_lengths, lists, B, Hq, M, N, device)
+
+
+def check_lists(BLOCK_SIZE, seq_lengths, lists, B, Hq, M, N, device):
+    """Raise ``ValueError`` unless a block mask's lists, by their names, fit the call."""
+    if tuple(seq_lengths) != (M, N):
         raise ValueError(
-            f"block_mask was made for {block_mask.seq_lengths[0]} queries and {block_mask.seq_lengths[1]} keys, needs "
+            f"block_mask was made for {seq_lengths[0]} queries and {seq_lengths[1]} keys, needs "
             f"{M} and {N}: make another, or cut it with block_mask._adjust({M}, {N})"
         )
-    lists = {name: getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices")}
-    if block_mask.full_kv_num_blocks is not None:
-        lists |= {name: getattr(block_mask, name) for name in ("full_kv_num_blocks", "full_kv_indices")}
-    rows = -(-M // block_mask.BLOCK_SIZE[0])
+    rows = -(-M // BLOCK_SIZE[0])
     for name, tensor in lists.items():
+        if tensor is None or name.removeprefix("full_").startswith("q"):  # lists of queries that do not fit are made again
+            continue
         legend = "[B or 1, Hq or 1, blocks of queries, ...]"
         if (
             tensor.ndim != 3 + name.endswith("indices")

@@ -3,7 +3,6 @@
 So a mod that is defined anew in every forward pass is traced once.
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -78,59 +77,7 @@ def bind(mod, kind, device, differentiate=False):
     return BoundMod(compiled, captured, tuple(look.numbers[i] for i in numbers))
 
 
-def bind_graph(mod, name, kind, values, device, learned):
-    """A mod that dynamo has recorded as a graph, compiled for the tensors and numbers that it captures now.
-
-    Args:
-        mod: called with its arguments and ``values``.
-        name: a hash of its code.
-        kind: ``"score_mod"`` or ``"mask_mod"``.
-        values: tensors and numbers.
-        device: torch.device of the attention's tensors.
-        learned: for the tensors among ``values``, by their place among those, whether a gradient is wanted.
-
-    Returns:
-        ``(CompiledMod, places of the tensors that it captures among those, numbers)``.
-    """
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    numbers = [value for value in values if not isinstance(value, torch.Tensor)]
-    on = [bool(learned.get(i)) and t.is_floating_point() for i, t in enumerate(tensors)]
-    key = name, device.type, *((t.shape, t.stride(), t.dtype, one) for t, one in zip(tensors, on, strict=True))
-    with lock:
-        known = _compiled.find(key) or _compiled.find((key, *map(repr, numbers)))
-        if known is None:
-            tensors = [t.detach().requires_grad_() if one else t.detach() for t, one in zip(tensors, on, strict=True)]
-            known = _compile_graph(mod, kind, device, values, tensors, numbers, key)
-    compiled, places, of_numbers = known
-    return compiled, places, [numbers[i] for i in of_numbers]
-
-
-def _compile_graph(mod, kind, device, values, tensors, numbers, key):
-    """``(CompiledMod, places, numbers)``, kept: with numbers as arguments, or where that cannot be, for these numbers."""
-    stand_ins = [_stand_in(n) for n in numbers]
-    for known_by, given in ((key, stand_ins), ((key, *map(repr, numbers)), numbers)):
-        ordered, of_tensors, of_numbers = [], iter(tensors), iter(given)
-        for value in values:
-            ordered.append(next(of_tensors if isinstance(value, torch.Tensor) else of_numbers))
-        first = (None,) if kind == "mask_mod" else ()  # there is no score
-        closed = functools.partial(_closed, mod, first, ordered)
-        try:
-            compiled, captured = compile_mod(closed, kind, device, kind == "score_mod", given if given is stand_ins else ())
-        except ModError:
-            if given is numbers or not numbers:
-                raise
-            continue
-        where = lambda t, among: next((i for i, one in enumerate(among) if one is t), None)  # noqa: E731
-        places = [where(t, tensors) for t in captured if where(t, stand_ins) is None]
-        of_numbers = [where(t, stand_ins) for t in captured if where(t, stand_ins) is not None]
-        return _compiled.keep(known_by, (compiled, places, of_numbers))
-
-
-def _closed(mod, first, values, *args):
-    return mod(*first, *args, *values)
-
-
-def _stand_in(number):
+def stand_in(number):
     """In a number's place while its mod is traced, in the dtype of a score, or of an index."""
     return torch.empty((), dtype=torch.float32 if isinstance(number, float) else torch.int32, device="cpu")
 
@@ -149,7 +96,7 @@ def _of_family(look, key, mod, kind, device, differentiate):
     if known := _compiled.find(own_key):
         return known
     numbers = [look.numbers[i] for i in family.varying]
-    stand_ins = list(map(_stand_in, numbers))
+    stand_ins = list(map(stand_in, numbers))
     try:
         other = replaced(mod, dict(zip((look.places[i] for i in family.varying), stand_ins, strict=True)))
         compiled, captured = compile_mod(other, kind, device, differentiate, stand_ins)
