@@ -10,6 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
+from kernels.common import configs
+from kernels.common.plan import forget
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.gluon.tma import segment_of, share_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
@@ -45,7 +47,7 @@ def tiles(**options):
     def says(room, kernel, key, device):
         return SMALL | {"GROUPS": int(key[0])} | options
 
-    with mock.patch.object(tma, "configuration", says):
+    with configs.instead(says):
         yield
 
 
@@ -57,7 +59,9 @@ def shared_out(pieces, per):
         return tma.Work(tiles, blocks, pieces, per)
 
     with mock.patch.object(tma, "share_out", cut):
+        forget()
         yield
+    forget()
 
 
 def gradient(backend, x, dy, g, *, out=None, accumulate=False, split_k=None, **model):
