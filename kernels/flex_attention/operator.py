@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.operator import Operator, autocast, nothing_looks_on, public, refuse_transforms
+from kernels.common.plan import remembered
 from kernels.common.precision import matmul_in_tf32
 from kernels.common.validate import check_number, check_tensor, same_device
 from kernels.flex_attention import graphs, specs
@@ -16,9 +17,8 @@ from kernels.flex_attention import options as options_of
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.mods.bind import bind, source
-from kernels.flex_attention.mods.store import Bounded, lock
 from kernels.flex_attention.plan import Plan
-from kernels.flex_attention.portable.tiles import fits_tma, like_strided
+from kernels.flex_attention.portable.tiles import like_strided, steps_fit_tma
 from kernels.flex_attention.problem import LISTS, Inputs, Problem
 
 LN2 = math.log(2)
@@ -160,62 +160,60 @@ def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, lea
     return p, Inputs(p, query, key, value, bound.captured, lists, bound.numbers), bound.places
 
 
-_problems = Bounded(2048)
-
-
 def problem_of(query, key, value, score, mask, spec, lists, scale):
     """The ``Problem``, remembered by all that it, and a plan, depend on."""
     tensors = query, key, value
-    tma = tuple(t.data_ptr() % 16 == 0 for t in tensors)
-    tf32 = query.dtype == torch.float32 and matmul_in_tf32()
-    list_heads = lists[0].shape[1] if lists else 1
-    known_by = (
-        *(t.shape for t in tensors), *(t.stride() for t in tensors), tma, query.dtype, query.device, list_heads,
-        scale, score, mask, spec, tf32, problems.table_options,
+    return _problem(
+        *(t.shape for t in tensors), *(t.stride() for t in tensors), *(t.data_ptr() % 16 == 0 for t in tensors),
+        query.dtype, query.device, scale, score, mask, spec, lists[0].shape[1] if lists else 1,
+        "ieee" if query.dtype == torch.float32 and not matmul_in_tf32() else "tf32", problems.table_options,
     )  # fmt: skip
-    p = _problems.get(known_by)
-    if p is None:
-        (B, Hq, M, D), (Bkv, Hkv, N, _) = query.shape, key.shape
-        for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
-            if mod is not None:
-                _check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
-        layouts = {
-            name: (t.stride(), fits_tma(t)) for name, t in zip(("query", "key", "value"), tensors, strict=True)
-        }
-        precision = "ieee" if query.dtype == torch.float32 and not tf32 else "tf32"
-        p = Problem(
-            B, Hq, Hkv, Bkv, M, N, D, value.shape[-1], query.dtype, query.device, layouts, scale, score, mask,
-            spec.BLOCK_SIZE, spec.lists, list_heads, spec.options, precision,
-        )  # fmt: skip
-        with lock:
-            _problems.keep(known_by, p)
-    return p
+
+
+@remembered
+def _problem(
+    query, key, value, q_strides, k_strides, v_strides, q_aligned, k_aligned, v_aligned,
+    dtype, device, scale, score, mask, spec, list_heads, precision, table_options,
+):  # fmt: skip
+    (B, Hq, M, D), (Bkv, Hkv, N, _) = query, key
+    for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
+        if mod is not None:
+            _check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
+    layouts = {
+        name: (strides, aligned and steps_fit_tma(shape, strides, dtype.itemsize))
+        for name, shape, strides, aligned in (
+            ("query", query, q_strides, q_aligned),
+            ("key", key, k_strides, k_aligned),
+            ("value", value, v_strides, v_aligned),
+        )
+    }
+    return Problem(
+        B, Hq, Hkv, Bkv, M, N, D, value[-1], dtype, device, layouts, scale, score, mask,
+        spec.BLOCK_SIZE, spec.lists, list_heads, spec.options, precision,
+    )  # fmt: skip
 
 
 # What is asked for.
 
-_calls = Bounded(2048)  # what a call is known by -> its Spec, checked
 
-
-def forget():
-    """Forget all plans, after a change of what they were made from that no call could see, such as a table's file."""
-    with lock:
-        _problems.clear()
-        _calls.clear()
+@remembered
+def _checked_before(known_by):
+    """Where the ``Spec`` of a call is kept: empty before its check."""
+    return []
 
 
 def _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
     """``(spec, captured, lists, ints, floats, scale)`` of a checked call."""
     try:
         known_by, score, mask = _known_by(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
-        spec = _calls.get(known_by)
+        kept = _checked_before(known_by)
     except (AttributeError, TypeError, ValueError):  # the checks say what is wrong, in their order
-        spec = known_by = None
-    if spec is None:
+        kept = []
+    if kept:
+        spec = kept[0]
+    else:
         spec, score, mask = _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
-        if known_by is not None:
-            with lock:
-                _calls.keep(known_by, spec)
+        kept.append(spec)
     captured = numbers = ()  # the score mod's first
     if score is not None:
         captured, numbers = score.captured, score.numbers

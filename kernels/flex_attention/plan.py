@@ -5,6 +5,7 @@ for few queries, the warp-specialised kernel of Hopper GPUs, the kernel for any 
 keys in the same manner, and whether that one keeps ds for the queries' gradient.
 """
 
+from kernels.common.plan import choose
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import fit
 from kernels.flex_attention.hopper import forward as hopper_forward
@@ -16,17 +17,17 @@ from kernels.flex_attention.portable.dq import launch_dq
 from kernels.flex_attention.portable.sinks import sums_of_sinks
 from kernels.flex_attention.portable.tiles import fits_tma, like_strided
 
+#: For the forward pass, the faster ones first.
+WAYS = {"decoding": decoding, "hopper": hopper_forward, "portable": portable_forward}
+
 
 class Plan:
     """What runs for a ``Problem``; printed, ``explain``'s lines about kernels."""
 
     def __init__(self, problem):
         self.problem = problem
-        self.not_decoded = decoding.reason_not(problem)
-        self.not_hopper = hopper_forward.reason_not(problem)
-        self.forward_way = (
-            decoding if self.not_decoded is None else hopper_forward if self.not_hopper is None else portable_forward
-        )
+        self.choice = choose(WAYS, problem)
+        self.forward_way = WAYS[self.choice.name]
         self.not_hopper_backward = hopper_backward.reason_not(problem, True)
         self.stored = stored_ds.heads(problem)
 
@@ -83,7 +84,7 @@ class Plan:
 
     def __str__(self):
         p = self.problem
-        decoded = self.forward_way is decoding
+        decoded = self.choice.name == "decoding"
         reason = p.remember(decoding.choose)[2]
         lines = [f"{'decoding' if decoded else 'one program a tile of queries'}: {reason}"]
 
@@ -98,7 +99,7 @@ class Plan:
         if decoded:
             says("decoding")
         else:
-            says("forward", self.not_hopper, (fit.BLOCK_M, hopper_forward.options(p)["BLOCK_N"]))
+            says("forward", self.choice.passed_over.get("hopper"), (fit.BLOCK_M, hopper_forward.options(p)["BLOCK_N"]))
         tiles = hopper_backward.options(p)["BLOCK_M"], hopper_backward.BLOCK_N
         says("backward_dkdv", self.not_hopper_backward, tiles)
         says("backward_dq_from_ds" if self.stored else "backward_dq")

@@ -1,22 +1,28 @@
 """What one call asks for, checked and put in the kernels' terms: sizes, layouts, compiled mods; and the tensors it gives."""
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
 from kernels import runtime
-from kernels.common.configs import configuration
+from kernels.common.configs import configuration, declare
+from kernels.common.math import LOG2_E, bits, block
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention.mods import device as device_functions
 from kernels.flex_attention.mods.compiler import CompiledMod
 from kernels.flex_attention.options import OPTIONS
 
-LOG2E = math.log2(math.e)
-
 #: The lists of a block mask, as attributes of torch's ``BlockMask``.
 LISTS = tuple(f"{full}{side}_{part}" for side in ("kv", "q") for full in ("", "full_") for part in ("num_blocks", "indices"))
+
+
+KERNELS = (
+    "forward", "forward_hopper", "decoding", "backward_dq", "backward_dkdv", "backward_dkdv_hopper", "backward_dq_from_ds",
+)  # fmt: skip
+HEADS = (64, 128, 256)
+_classes = [f"d{d} {size}-bit {kind}" for d in HEADS for size in (16, 32) for kind in ("plain", "mod")]
+declare("flex_attention", {kernel: ["default", *_classes] for kernel in KERNELS})
 
 
 def table_options(kernel, key, device):
@@ -110,7 +116,7 @@ class Problem:
     @cached_property
     def unit(self):
         """Logits in base 2 are ``unit`` times what ``logits`` returns."""
-        return LOG2E if self.score_mod is not None else self.scale * LOG2E
+        return LOG2_E if self.score_mod is not None else self.scale * LOG2_E
 
     # Blocks.
 
@@ -130,7 +136,7 @@ class Problem:
         return self._block(1, self.N)
 
     def _block(self, axis, length):
-        return min(self.BLOCK_SIZE[axis], power_of_two(max(length, 16))) if self.sparse else 0
+        return min(self.BLOCK_SIZE[axis], block(length)) if self.sparse else 0
 
     @property
     def HAS_FULL(self):
@@ -147,9 +153,8 @@ class Problem:
     @cached_property
     def key(self):
         """The class of sizes and dtypes in the table of configurations."""
-        head = next((d for d in (64, 128, 256) if max(self.D, self.Dv) <= d), None)
-        bits = 8 * self.dtype.itemsize
-        return f"d{head} {bits}-bit {'plain' if self.score_mod is None else 'mod'}" if head else "default"
+        head = next((d for d in HEADS if max(self.D, self.Dv) <= d), None)
+        return f"d{head} {bits(self.dtype)} {'plain' if self.score_mod is None else 'mod'}" if head else "default"
 
     @cached_property
     def workspace(self):
@@ -190,7 +195,7 @@ class Problem:
 
 
 class Inputs:
-    """The tensors of one call, in the kernels' terms; what only some kernels read is made when it is asked for."""
+    """The tensors of one call, in the kernels' terms."""
 
     def __init__(self, problem, query, key, value, captured, lists, numbers):
         self.problem, self.query, self.key, self.value = problem, query, key, value
@@ -199,32 +204,29 @@ class Inputs:
         self.score_captured, self.score_numbers = captured[:of_score], numbers[:ns]
         self.score_tables = () if score is None else score.tables(self.score_captured, self.score_numbers)
         self.mask_tables = () if mask is None else mask.tables(captured[of_score:], numbers[ns:])
-        self.lists = dict(zip(problem.lists, lists, strict=True))
+        self.partial = self.full = self._transposed = None
+        if lists:
+            self.lists = dict(zip(problem.lists, lists, strict=True))
+            self.partial = _rows(self.lists["kv_num_blocks"], self.lists["kv_indices"])
+            if problem.HAS_FULL:
+                self.full = _rows(self.lists["full_kv_num_blocks"], self.lists["full_kv_indices"])
 
-    @cached_property
-    def partial(self):
-        """Partial blocks of each block of queries."""
-        return _rows(*self._lists("kv")) if self.lists else None
-
-    @cached_property
-    def full(self):
-        """Full blocks of each block of queries."""
-        return _rows(*self._lists("full_kv")) if self.problem.HAS_FULL else None
-
-    @cached_property
+    @property
     def transposed(self):
         """``(partial, full)`` blocks of queries of each block of keys."""
-        return self._transposed("") if self.lists else None, self._transposed("full_") if self.problem.HAS_FULL else None
+        if self._transposed is None:
+            self._transposed = (
+                self._transpose("") if self.partial else None,
+                self._transpose("full_") if self.full else None,
+            )
+        return self._transposed
 
-    def _lists(self, name):
-        return self.lists.get(f"{name}_num_blocks"), self.lists.get(f"{name}_indices")
-
-    def _transposed(self, full):
+    def _transpose(self, full):
         p = self.problem
         rows, columns = cdiv(p.M, p.SPARSE_M), cdiv(p.N, p.SPARSE_N)
-        num_blocks, indices = self._lists(f"{full}q")
+        num_blocks, indices = self.lists.get(f"{full}q_num_blocks"), self.lists.get(f"{full}q_indices")
         if num_blocks is None or num_blocks.shape[-1] < columns:  # not given, or made from lists that were cut short
-            num_blocks, indices = self._lists(f"{full}kv")
+            num_blocks, indices = self.lists[f"{full}kv_num_blocks"], self.lists[f"{full}kv_indices"]
             dense = masks.dense_blocks(num_blocks[..., :rows], indices[..., :rows, :], columns)
             num_blocks, indices = masks.ordered_lists(dense.mT)
         return _rows(num_blocks, indices)
@@ -249,7 +251,7 @@ def _fit(BLOCK, length, SPARSE):
     return BLOCK
 
 
-# Triton has these, too, as functions that its compiler can call; around a launch they take longer than they compute.
+# Triton has this, too, as a function that its compiler can call; around a launch it takes longer than it computes.
 
 
 def cdiv(a, b):
@@ -257,11 +259,4 @@ def cdiv(a, b):
     return -(-a // b)
 
 
-def power_of_two(n):
-    """The smallest power of two that is at least ``n``."""
-    return 1 << (n - 1).bit_length() if n > 0 else 0
-
-
-def columns(D):
-    """Columns of a tile: a head, filled up with zeros."""
-    return max(16, power_of_two(D))
+columns = block  # of a tile: a head, filled up with zeros

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.flex_attention.operator import forget
+from kernels.common.plan import forget
 
 
 @pytest.fixture(scope="session", autouse=True)

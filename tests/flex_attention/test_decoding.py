@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernels import runtime
+from kernels.common.plan import forget
 from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, problem
-from kernels.flex_attention.operator import forget
 from kernels.flex_attention.portable import decoding
 from tests.flex_attention import cases
 
@@ -39,7 +39,7 @@ def test_against_the_reference(name, shape, splits_taken):
 def both(monkeypatch, q, k, v, score_mod=None, mask=None, **options):
     arguments = {"enable_gqa": True, "return_aux": AuxRequest(True, True), "kernel_options": {"BLOCK_N": 16}}
     split = flex_attention(q, k, v, score_mod, mask, **arguments)
-    monkeypatch.setattr(decoding, "choose", lambda problem: (0, 1, ""))
+    monkeypatch.setattr(decoding, "choose", lambda problem: (0, 1, "not here"))
     forget()
     return split, flex_attention(q, k, v, score_mod, mask, **arguments)
 

@@ -8,6 +8,8 @@ import triton
 
 from kernels import runtime
 from kernels.common import configs
+from kernels.common import gluon as common_gluon
+from kernels.common.plan import forget
 from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem, specs
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import dealing, fit
@@ -15,7 +17,7 @@ from kernels.flex_attention.hopper import forward as hopper
 from kernels.flex_attention.portable.tiles import fits_tma
 from tests.flex_attention import cases
 
-if fit.gluon is None:
+if common_gluon.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
 
 from triton.experimental import gluon
@@ -162,7 +164,7 @@ def test_other_tiles_and_rings(table, name):
 
 def call(shape):
     """``(problem, inputs)`` under a causal mask."""
-    operator.forget()
+    forget()
     B, Hq, Hkv, M, N, D, Dv = shape
     generator = torch.Generator().manual_seed(0)
     tensors = [
@@ -542,7 +544,7 @@ def test_a_table_without_stages_says_that_the_plain_kernel_is_faster(gpu, monkey
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
 def test_an_older_triton(gpu, monkeypatch, version):
-    monkeypatch.setattr(fit, "gluon", None)
+    monkeypatch.setattr(common_gluon, "gluon", None)
     monkeypatch.setattr(triton, "__version__", version)
     p, tensors = on_gpu()
     assert reasons(p, *tensors) == (f"Triton is {version}, needs 3.8 for Gluon's TMA",) * 2

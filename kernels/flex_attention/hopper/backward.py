@@ -12,13 +12,14 @@ lse and delta come with the queries, made whole tiles by ``rows_kernel``: behind
 """
 
 
+from kernels.common import gluon as common_gluon
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
 from kernels.flex_attention.portable.tiles import Descriptors, logits
 from kernels.flex_attention.problem import cdiv, columns
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import (
@@ -49,7 +50,7 @@ def options(p):
     return problem.table_options("backward_dkdv_hopper", p.key, p.device)
 
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
 
     @gluon.jit
     def item_of(item, tiles_n, items, TILES_FIRST: gl.constexpr):

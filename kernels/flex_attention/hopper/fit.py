@@ -1,19 +1,10 @@
 """Which calls the Hopper kernels take, and how they are given tensors: as descriptors, from which TMA copies tiles."""
 
-import torch
-import triton
-
+from kernels.common import gluon
 from kernels.common.gpu import is_cuda_architecture
 from kernels.flex_attention import problem
 from kernels.flex_attention.portable.tiles import Descriptors
 from kernels.flex_attention.problem import columns
-
-if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8):
-    from triton.experimental import gluon
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-else:  # ``unfit`` says so
-    gluon = None
 
 GROUPS = 2
 ROWS = 64  # queries of a group of four warps: the rows of one matrix instruction
@@ -25,8 +16,8 @@ def unfit(p, kernel, prefix, tma):
     can read its tensors."""
     if p.options.keys() & {prefix + name for name in problem.OPTIONS}:
         return "kernel_options ask for tiles or warps of their own"
-    if gluon is None:
-        return f"Triton is {triton.__version__}, needs 3.8 for Gluon's TMA"
+    if why := gluon.reason_not("TMA"):
+        return why
     if not is_cuda_architecture(p.device, 9):
         return "the GPU is not a Hopper"
     if p.dtype.itemsize != 2:
@@ -47,10 +38,4 @@ def described(rows):
 
 def descriptor(x, tile):
     """x as TMA moves its tiles, swizzled for the matrix instructions."""
-    layout = gl.NVMMASharedLayout.get_default_for(tile, element(x))
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), tile, layout)
-
-
-def element(x):
-    """The type of a tensor's elements, in Gluon's terms."""
-    return gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
+    return gluon.describe(x, tile)

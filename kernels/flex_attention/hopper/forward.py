@@ -11,7 +11,9 @@ Programs stay: while a group stores one tile of queries, the next tile's keys ar
 ``portable.forward.attention_forward_kernel``'s, whose mods, masks and lists it takes.
 """
 
+from kernels.common import gluon as common_gluon
 from kernels.common.launch import launch
+from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
 from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, described
@@ -19,7 +21,7 @@ from kernels.flex_attention.portable.forward import outputs_of
 from kernels.flex_attention.portable.tiles import logits
 from kernels.flex_attention.problem import cdiv, columns
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
@@ -36,12 +38,17 @@ def reason_not(p):
     return why
 
 
+def cost(p):
+    """In products of a kernel that keeps the tensor cores busy while the softmax is taken."""
+    return Cost(1)
+
+
 def options(p):
     """BLOCK_N, STAGES, REGISTERS of a multiplying thread, and maxnreg, of the table."""
     return problem.table_options("forward_hopper", p.key, p.device)
 
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
 
     @gluon.jit
     def item_of(item, items, tiles_m, G, Hkv, TILES_FIRST: gl.constexpr):

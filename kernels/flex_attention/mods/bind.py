@@ -3,6 +3,7 @@
 So a mod that is defined anew in every forward pass is traced once.
 """
 
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +59,45 @@ def bind(mod, kind, device, differentiate=False):
     Raises:
         ModError: see ``trace``. ValueError: a captured tensor is on another device.
     """
+    asked = kind, device, differentiate
+    latest = _latest.get(id(mod))
+    if latest is not None and latest.mod() is mod and asked in latest.bound and latest.guards.hold():
+        return latest.bound[asked]
     look = Fingerprint(mod)
+    bound = _bind(look, mod, kind, device, differentiate)
+    if look.complete and look.guards.possible:
+        _remember(mod, look.guards, asked, bound)
+    return bound
+
+
+class _Latest:
+    """A mod that was bound, and what it was bound to for each device and use."""
+
+    def __init__(self, mod, guards):
+        self.mod, self.guards, self.bound = weakref.ref(mod, self.forget), guards, {}
+        self.key = id(mod)
+
+    def forget(self, _):
+        """The mod is gone."""
+        if _latest.get(self.key) is self:
+            del _latest[self.key]
+
+
+_latest = {}  # id of a mod -> _Latest
+
+
+def _remember(mod, guards, asked, bound):
+    with lock:
+        latest = _latest.get(id(mod))
+        if latest is None or latest.mod() is not mod or not latest.guards.hold():
+            try:
+                latest = _latest[id(mod)] = _Latest(mod, guards)
+            except TypeError:  # what is no function may have no weak references
+                return
+        latest.bound[asked] = bound
+
+
+def _bind(look, mod, kind, device, differentiate):
     key = (kind, device.type, differentiate, look.structure)
     if not look.complete:
         compiled, captured = _compile(look, mod, kind, device, differentiate)
@@ -137,7 +176,10 @@ def _check_devices(kind, mod, captured, device):
 
 
 def source(score_mod=None, mask_mod=None, *, device=None):
-    """The Triton text generated for a score mod with its gradients, and for a mask mod.
+    """The Triton text generated for a score mod with its gradients, and for a mask mod: a function of the mods alone.
+
+    Their numbers stand in it as they are when the first mod of this code is compiled. A mod that differs from a known one in
+    numbers alone gets those as arguments; the text ends with a comment that names them.
 
     Args:
         score_mod: ``(score, b, h, q_idx, kv_idx)``, or ``None``.
@@ -148,7 +190,11 @@ def source(score_mod=None, mask_mod=None, *, device=None):
     for mod, kind in ((score_mod, "score_mod"), (mask_mod, "mask_mod")):
         if mod is not None:
             there = torch.device(device or _device_of(mod))
-            texts.append(bind(mod, kind, there, differentiate=kind == "score_mod").compiled.text)
+            look = Fingerprint(mod)
+            text = _compile(look, mod, kind, there, kind == "score_mod")[0].text
+            if look.complete and look.open and look.numbers:
+                text += f"\n\n# Arguments from their second value on: {', '.join(map(repr, look.numbers))}\n"
+            texts.append(text)
     return "\n\n".join(texts)
 
 

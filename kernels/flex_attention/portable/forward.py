@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
+from kernels.common.plan import Cost
 from kernels.flex_attention.portable.tiles import like_strided, list_row, load_rows, logits, source_of, tiled
 
 
@@ -155,6 +156,15 @@ def outputs_of(p, query, want_top):
     o = like_strided(query, (p.B, p.Hq, p.M, p.Dv))
     lse = torch.empty((p.B, p.Hq, p.M), dtype=torch.float32, device=query.device)
     return o, lse, torch.empty_like(lse) if want_top else None
+
+
+def reason_not(p):
+    """It takes every call."""
+
+
+def cost(p):
+    """Twice the time of the Hopper kernel, which the table rules out where that is not so."""
+    return Cost(2, "the warp-specialised kernel is faster")
 
 
 def _prepare(p):
