@@ -70,6 +70,9 @@ def bind(mod, kind, device, differentiate=False):
     return bound
 
 
+_latest = {}  # id of a mod -> _Latest
+
+
 class _Latest:
     """A mod that was bound, and what it was bound to for each device and use."""
 
@@ -77,13 +80,11 @@ class _Latest:
         self.mod, self.guards, self.bound = weakref.ref(mod, self.forget), guards, {}
         self.key = id(mod)
 
-    def forget(self, _):
+    def forget(self, _, known=_latest):
         """The mod is gone."""
-        if _latest.get(self.key) is self:
-            del _latest[self.key]
+        if known.get(self.key) is self:
+            del known[self.key]
 
-
-_latest = {}  # id of a mod -> _Latest
 
 
 def _remember(mod, guards, asked, bound):
