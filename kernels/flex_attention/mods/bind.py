@@ -25,6 +25,10 @@ class BoundMod:
     captured: tuple
     numbers: tuple = ()
 
+    def tables(self):
+        """What its functions read: tensors, numbers, and sizes of the tensors."""
+        return self.compiled.tables(self.captured, self.numbers)
+
 
 @dataclass
 class _Family:
