@@ -19,6 +19,7 @@ from kernels.flex_attention import (
     flex_attention,
     mods,
     operator,
+    registered,
     sliding_window_block_mask,
     specs,
 )
@@ -184,7 +185,7 @@ def test_export_for_any_length(strict):
 def test_a_program_from_another_process_says_what_it_lacks():
     q, k, v, _ = inputs(requires_grad=False)
     with pytest.raises(RuntimeError, match="mods 0123 are not known in this process"):
-        operator._OPERATOR.op(q, k, v, [], [], [], [], 1.0, False, "0123")
+        registered.OPERATOR.op(q, k, v, [], [], [], [], 1.0, False, "0123")
 
 
 def test_the_registered_operator():
@@ -192,7 +193,7 @@ def test_the_registered_operator():
     table = torch.rand(2, device=DEVICE, requires_grad=True)
     call = operator._call(q, k, v, mods.learned_alibi(table), MASKS["causal"](), None, False, None)
     spec, *arguments = call
-    result = torch.library.opcheck(operator._OPERATOR.op, (q, k, v, *arguments, True, str(spec)))
+    result = torch.library.opcheck(registered.OPERATOR.op, (q, k, v, *arguments, True, str(spec)))
     assert set(result.values()) == {"SUCCESS"}
     assert specs.find(str(spec)).score is spec.score
 
