@@ -229,7 +229,7 @@ def recorded(query, key, value, score_mod, block_mask, scale, enable_gqa, option
 
 def without_values(*tensors):
     """Whether a tracer's tensors are among these."""
-    return any(isinstance(t, FakeTensor | FunctionalTensor) for t in tensors)
+    return any(type(t) is not Tensor and isinstance(t, FakeTensor | FunctionalTensor) for t in tensors)
 
 
 _recipes = WeakKeyDictionary()  # graph -> Recipe

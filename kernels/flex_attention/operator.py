@@ -78,13 +78,14 @@ def flex_attention(
 
     Source: Dong et al., 2024, arXiv:2412.05496; Dao, 2023, arXiv:2307.08691.
     """
-    if torch.jit.is_tracing():
-        raise RuntimeError("flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result")
     check_returns(return_lse, return_aux)
     want_top = return_aux is not None and return_aux.max_scores
     query, key, value = autocast(query, key, value)
-    tracing = graphs.traced if torch.compiler.is_dynamo_compiling() else graphs.recorded
-    if tracing is graphs.traced or graphs.without_values(query, key, value):
+    dynamo = torch.compiler.is_dynamo_compiling()
+    if not dynamo and torch._C._get_tracing_state() is not None:
+        raise RuntimeError("flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result")
+    if dynamo or graphs.without_values(query, key, value):
+        tracing = graphs.traced if dynamo else graphs.recorded
         lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
         options = tuple((kernel_options or {}).items())
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
