@@ -15,7 +15,7 @@ PUBLIC = [
     for name in room.__all__
     if getattr(getattr(room, name), "__module__", "").startswith(room.__name__) and name not in ("ModError",)
 ]
-FUNCTIONS = [f for f in PUBLIC if inspect.isfunction(f) and not f.__module__.endswith(".mods")]
+FUNCTIONS = [f for f in PUBLIC if inspect.isfunction(f) and ".mods" not in f.__module__]
 FUNCTIONS += [f.explain for f in FUNCTIONS if hasattr(f, "explain")]
 FUNCTIONS += [dynamic_conv.DynamicShortConvolution.forward, conv_wgrad.Conv2d.forward]
 
