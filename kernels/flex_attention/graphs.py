@@ -131,6 +131,7 @@ class Recipe:
         self.free = [inputs[at] for at in self.captured]
         (result,) = [node for node in graph.graph.nodes if node.op == "output"]
         self.score, self.mask = (self.part(node) for node in result.args[0][:2])
+        del self.root, self.mine, self.free  # remembered with its graph, it must not hold that
 
     @classmethod
     def by_hand(cls, *mods):
@@ -148,6 +149,7 @@ class Recipe:
                 results.append(value.node)
         recipe.free = list(tracer.lifted.values())
         recipe.score, recipe.mask = map(recipe.part, results)
+        del recipe.root, recipe.mine, recipe.free
         return recipe, tracer.values
 
     def part(self, result):

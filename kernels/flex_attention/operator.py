@@ -46,7 +46,8 @@ def flex_attention(
         \\ell_m = \\log \\sum_n e^{z_{mn}}, \\qquad o_m = \\sum_n e^{z_{mn} - \\ell_m} v_n
 
     The signature of ``torch.nn.attention.flex_attention.flex_attention``, without ``torch.compile``: ``score_mod`` and the
-    mask are traced, differentiated and compiled here. Products of 16-bit inputs are summed in float32, everything else is
+    mask are traced, differentiated and compiled here. Inside ``torch.compile(fullgraph=True)`` and ``torch.export`` it is one
+    registered operator, whatever the mods capture. Products of 16-bit inputs are summed in float32, everything else is
     float32. Differentiable once in query, key, value, in the tensors that ``score_mod`` captures, and through the lse. A row
     without an allowed key has o = 0, lse = minus infinity and no gradient.
 

@@ -1,6 +1,7 @@
 """Flex attention inside ``torch.compile``, ``torch.export`` and whatever else traces a program; as a registered operator."""
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -17,6 +18,7 @@ from kernels.flex_attention import (
     create_block_mask,
     document_block_mask,
     flex_attention,
+    graphs,
     mods,
     operator,
     registered,
@@ -279,3 +281,13 @@ def test_gradients_meet_across_processes(tmp_path):
     sum(model(*inputs(24 + 8 * rank)).square().sum() for rank in range(2)).backward()
     for grad, p in zip(got[0], model.parameters(), strict=True):
         torch.testing.assert_close(torch.tensor(grad), p.grad / 2)
+
+
+def test_a_compiled_program_that_is_gone_is_forgotten():
+    before = len(graphs._recipes)
+    q, k, v, _ = inputs(requires_grad=False)
+    torch.compile(flex_attention, backend="eager", fullgraph=True)(q, k, v, lambda s, *_: s * 0.375)
+    assert len(graphs._recipes) == before + 1
+    torch._dynamo.reset()
+    gc.collect()
+    assert len(graphs._recipes) <= before
