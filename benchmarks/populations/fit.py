@@ -8,6 +8,7 @@ weighing less: which of the fast ones is the fastest is what the choice depends 
 import argparse
 import json
 import math
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from scipy.optimize import least_squares
 
 from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
-from kernels.conv_wgrad import cost, plan
+from kernels.conv_wgrad import cost, plan, split_k
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.portable import way as portable
 
@@ -26,7 +27,7 @@ PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
 GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
-    "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6,
+    "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
 MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
@@ -50,11 +51,25 @@ def points_of(measured):
     for i, row in enumerate(measured):
         layer = {name: value for name, value in row["shape"].items() if name != "N"}
         g = rows.geometry_of(layer, row["shape"]["N"])
-        for candidate in row["candidates"]:
+        for candidate in row["candidates"] + ran(row):
             if "ms" in candidate and candidate["off"] < 0.02 and usable(g, candidate):
                 kind, tile, load = described(g, candidate)
                 found.append(Point(i, kind, json.dumps(tile), load, 1e3 * candidate["ms"]))
     return found
+
+
+def ran(row):
+    """What ``conv2d_wgrad`` itself ran, a candidate too, where it is a depthwise kernel, which ``explain`` says all of."""
+    said = re.match(r"triton: sums .*?; (BLOCK_M .*?SUMS \d+); (\d+) tiles, split-K (\d+)", row["explained"])
+    if not said:
+        return []
+    options = {name: int(value) for name, value in (pair.split() for pair in said[1].split(", "))}
+    layer = {name: value for name, value in row["shape"].items() if name != "N"}
+    (_, _, strips), _ = portable.sum_of(rows.geometry_of(layer, row["shape"]["N"]), options)
+    blocks = -(-strips // options["BLOCK_K"])
+    plan_of = (int(said[2]), blocks, *split_k.pieces(blocks, int(said[3])))
+    options["HELD"] = 132 * 16 // options["num_warps"]
+    return [{"backend": "depthwise", "options": options, "plan": plan_of, "ms": row["ours_ms"], "off": 0.0}]
 
 
 def usable(g, candidate):
@@ -71,13 +86,14 @@ def described(g, candidate):
     """``(kind, tile, Load)`` of a candidate that ran."""
     options, (tiles, blocks, pieces, per) = dict(candidate["options"]), candidate["plan"]
     if candidate["backend"] == "hopper":
-        return tma.tiles_for(g), options, tma.load_of(g, tma.Work(tiles, blocks, pieces, per))
+        return tma.tiles_for(g), options, tma.load_of(g, options, tma.Work(tiles, blocks, pieces, per))
     held = options.pop("HELD") // 132
     kind, volume = portable.tiles_for(g), 1.0
     if candidate["backend"] == "depthwise":
-        options.setdefault("SUMS", 49)
-        ran = options | {"RUN": portable.shares(g.Q, options["RUN"])}
-        volume = portable.depthwise_volume(g, ran)
+        filter_rows, taps = portable.taps_of(g, options.get("SUMS", 49))
+        options["SUMS"] = filter_rows * taps
+        launched = options | {"RUN": portable.shares(g.Q, options["RUN"])}
+        volume = portable.depthwise_volume(g, launched)
     x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
     problem = plan.problem_of(x, dy, g)
     return kind, options | {"held": held}, portable.load_of(problem, tiles, pieces, per, held, volume)

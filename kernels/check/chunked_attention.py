@@ -416,7 +416,7 @@ _OUTPUTS = Function(("q", "k", "v", "g", "states"), "o")
 
 
 def _whole(draw):
-    yield _STATES.case(draw, T=draw.size(48, 32, 64, multiple_of=16), H=2, V=32, state=False, packed=True)
+    yield _STATES.case(draw, T=draw.size(48, 32, 64, multiple_of=16), H=3, K=32, V=32, state=False, packed=True)
     yield _STATES.case(draw, T=draw.size(48, 32, 64, multiple_of=16), state=False, packed=True)
 
 
@@ -426,7 +426,7 @@ def _first_state(draw):
 
 
 def _inside(draw):
-    yield _OUTPUTS.case(draw, T=16, H=2, V=48, state=False, packed=True)
+    yield _OUTPUTS.case(draw, T=16, H=3, K=32, V=32, state=False, packed=True)
     yield _OUTPUTS.case(draw, T=16, state=False, packed=True)
 
 

@@ -79,8 +79,8 @@ class Function:
 
     def whole(self, draw):
         """Sizes that fill every block, several images; a square image, too, so that what is swapped has the right shape."""
-        yield self.case(draw, N=draw.size(2, 2, 4), W=10, S=3, packed=True)
         yield self.case(draw, N=draw.size(2, 2, 3), H=9, W=9, packed=True)
+        yield self.case(draw, N=draw.size(2, 2, 4), W=10, S=3, packed=True)
 
     def padded(self, draw):
         """Padding on all sides, on each side another one, and around a filter larger than the image."""

@@ -350,7 +350,7 @@ def _backward_steps(case: Case) -> int:
 def _keys_in_blocks(draw):
     M = draw.size(32, 16, 32, multiple_of=16)
     for N in (16, 64):
-        yield forward(draw, M=M, N=N, H=3, V=32, mask=fm.every_pair, packed=True, scale=1.0)
+        yield forward(draw, M=M, N=N, H=3, mask=fm.every_pair, packed=True, scale=1.0)
 
 
 def _large(draw):

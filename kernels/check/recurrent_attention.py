@@ -155,7 +155,7 @@ _FORWARD = Function(("q", "k", "v", "g", "gk", "S0"), ("o", "ST"), "BLOCK_V", wa
 
 
 def _plain(draw):
-    yield _FORWARD.case(draw, lengths=(5,), H=2, V=48, gates=no_gates, states=(), judge=("o",), packed=True)
+    yield _FORWARD.case(draw, lengths=(5,), H=3, K=32, V=32, gates=no_gates, states=(), judge=("o",), packed=True)
     yield _FORWARD.case(draw, lengths=(draw.size(6, 4, 8),), gates=no_gates, states=(), judge=("o",), packed=True)
 
 

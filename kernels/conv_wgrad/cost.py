@@ -2,8 +2,9 @@
 
     time    = launch + (compute^p + memory^p)^(1/p) + sums                  all in microseconds
     compute = over waves of programs:  start + per step(r)                  r programs share a multiprocessor in that wave
+              uneven times as long where a share ends one tile and begins the next
     step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
-    memory  = both tensors once, at the GPU's bandwidth
+    memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth
     sums    = sum + turns turn + bytes / partials    where a sum is cut into pieces: a second launch adds them, a few a turn
 
 ``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least.
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from kernels.conv_wgrad.split_k import AT_ONCE, pieces
 
 MOST = 528  # pieces of a sum
+CACHE = 50_000_000  # bytes of L2: tensors that fit are read from memory once, whoever reads them when
 INSTRUCTION = 64  # rows of a Hopper matrix instruction
 WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6)  # of programs, that a sum may be cut into
 
@@ -28,7 +30,8 @@ class Load(NamedTuple):
 
     ``items`` programs or shares of ``per`` steps each, ``held`` of them on a multiprocessor at once, each step ``volume``
     times what the tile's parameters are for; ``met`` tiles begun by a share at most; ``slots`` partial sums of ``numel``
-    elements; ``bytes`` of the tensors.
+    elements, ``zeroed`` of them by a launch of their own; ``bytes`` of the tensors, and ``apart``, those that programs read
+    which walk along other pixels than their neighbours do.
     """
 
     items: int
@@ -39,6 +42,8 @@ class Load(NamedTuple):
     bytes: int
     volume: float = 1.0
     met: int = 1
+    zeroed: int = 0
+    apart: int = 0
 
 
 class Candidate(NamedTuple):
@@ -84,11 +89,15 @@ def predicted(costs, way, tile, load):
     compute = full * (start + steps * step(tile, load.held))
     if rest:
         compute += start + steps * step(tile, -(-rest // processors))
-    memory = load.bytes / costs["bandwidth"]
+    if load.met > 1:
+        compute *= costs["uneven"]
+    memory = (load.bytes + costs["apart"] * load.apart) / costs["bandwidth"]
     time = costs["launch"] + (compute ** costs["overlap"] + memory ** costs["overlap"]) ** (1 / costs["overlap"])
     if load.slots > 1:
         turns = -(-load.slots // AT_ONCE.value)
         time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
+    if load.zeroed:
+        time += costs["sum"] + 4 * load.zeroed * load.numel / costs["partials"]
     return time
 
 

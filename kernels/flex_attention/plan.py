@@ -7,7 +7,7 @@ keys in the same manner, and whether that one keeps ds for the queries' gradient
 
 from kernels.common.plan import choose
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import fit
+from kernels.flex_attention.hopper import fit, fused
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper.rows import rows_of
 from kernels.flex_attention.portable import decoding, dkdv, stored_ds
@@ -28,6 +28,7 @@ class Plan:
         self.problem = problem
         self.choice = choose(WAYS, problem)
         self.forward_way = WAYS[self.choice.name]
+        self.not_fused = fused.reason_not(problem)
         self.not_hopper_backward = hopper_backward.reason_not(problem, True)
         self.stored = stored_ds.heads(problem)
 
@@ -52,6 +53,10 @@ class Plan:
         p = self.problem
         need_q, need_k, need_v = needs
         need_kv = need_k or need_v
+        if need_q and need_kv and not need_captured and self.not_fused is None and fits_tma(do):
+            dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
+            fused.gradients_of(p, x, do, rows_of(p, do, dlse, o, lse), dq, dk, dv)
+            return [dq, dk if need_k else None, dv if need_v else None]
         groups = p.Bkv * p.Hkv
         stored = self.stored if need_q and need_kv and not need_captured else 0
         on_hopper = need_kv and self.not_hopper_backward is None and fits_tma(do)
@@ -100,13 +105,21 @@ class Plan:
             says("decoding")
         else:
             says("forward", self.choice.passed_over.get("hopper"), (fit.BLOCK_M, hopper_forward.options(p)["BLOCK_N"]))
-        tiles = hopper_backward.options(p)["BLOCK_M"], hopper_backward.BLOCK_N
-        says("backward_dkdv", self.not_hopper_backward, tiles)
-        says("backward_dq_from_ds" if self.stored else "backward_dq")
-        if self.stored:
-            lines.append(f"dq: ds of {self.stored} key heads at a time fits the workspace, five matrix products in all")
+        learned = p.score is not None and any(p.score.learned)
+        why_not = "captured tensors get gradients" if learned else self.not_fused
+        if why_not is None:
+            tiles = fused.options(p)["BLOCK_M"], fused.BLOCK_N
+            lines.append(f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
+            lines.append("dq: added up in memory in an order that counters fix, five matrix products in all")
         else:
-            lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
+            tiles = hopper_backward.options(p)["BLOCK_M"], hopper_backward.BLOCK_N
+            says("backward_dkdv", self.not_hopper_backward, tiles)
+            says("backward_dq_from_ds" if self.stored else "backward_dq")
+            if self.stored:
+                lines.append(f"dq: ds of {self.stored} key heads at a time fits the workspace, five matrix products in all")
+            else:
+                lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
+            lines.append(f"dq: not added up in memory beside dk and dv, because {why_not}")
         if p.score_mod is None:
             lines.append("score: no code runs, the scale is folded into the exponent")
         else:

@@ -19,6 +19,7 @@ LISTS = tuple(f"{full}{side}_{part}" for side in ("kv", "q") for full in ("", "f
 
 KERNELS = (
     "forward", "forward_hopper", "decoding", "backward_dq", "backward_dkdv", "backward_dkdv_hopper", "backward_dq_from_ds",
+    "backward_hopper",
 )  # fmt: skip
 HEADS = (64, 128, 256)
 _classes = [f"d{d} {size}-bit {kind}" for d in HEADS for size in (16, 32) for kind in ("plain", "mod")]

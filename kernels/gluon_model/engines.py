@@ -6,7 +6,9 @@ import itertools
 
 import torch
 
+from kernels.gluon_model import counters
 from kernels.gluon_model.memory import View
+from kernels.gluon_model.races import join
 from kernels.gluon_model.values import TRITON, BlockType, ModelError, Pointer, Shape, Tensor, raw, tensor_of
 
 COPY, TENSOR_CORE = "copy engine", "tensor core"
@@ -134,7 +136,7 @@ def load(machine, descriptor: Descriptor, barrier_view, result: View, fetch) -> 
 
 
 def store(machine, descriptor: Descriptor, coord, source: View, add: bool = False) -> None:
-    """Start a copy from shared to global memory; ``store_wait`` waits for it."""
+    """Start a copy from shared to global memory, or an addition there; ``store_wait`` waits for it."""
     coord = descriptor.coordinates(coord, "tiled")
     if source.numel != descriptor.block_type.numel:
         raise ModelError(f"{descriptor.name} stores blocks {descriptor.block_shape}, {source.label} has {source.shape}")
@@ -142,15 +144,23 @@ def store(machine, descriptor: Descriptor, coord, source: View, add: bool = Fals
     def land(operation):
         descriptor.put(coord, source.data, add)
 
-    machine.me.stores.append(machine.issue("TMA store", COPY, land, reads=[source]))
+    operation = machine.issue("TMA store", COPY, land, reads=[source])
+    counters.send(machine, descriptor, coord, operation, add)
+    machine.me.stores.append(operation)
+    machine.me.sent.append(operation)
 
 
-def store_wait(machine, pending: int) -> None:
-    """Wait until at most ``pending`` of the partition's stores are still reading their shared memory."""
-    stores = machine.me.stores
+def store_wait(machine, pending: int, read_only: bool) -> None:
+    """Wait until at most ``pending`` of the partition's stores are still reading their shared memory, or, if not
+    ``read_only``, have not reached global memory."""
+    stores, sent = machine.me.stores, machine.me.sent
     for operation in stores[: max(len(stores) - pending, 0)]:
         machine.join(operation)
     del stores[: max(len(stores) - pending, 0)]
+    if not read_only:
+        for operation in sent[: max(len(sent) - pending, 0)]:
+            join(machine.me.clock, {operation.arrival: operation.arrived})
+        del sent[: max(len(sent) - pending, 0)]
 
 
 class Product:

@@ -11,7 +11,7 @@ from kernels.gluon_model.source import Place
 KINDS = {
     "byte count": "the bytes that a barrier was told to expect are not the bytes that its loads bring",
     "barrier": "a barrier is used before init, after invalidate, or by more arrivals than it was initialized for",
-    "deadlock": "every partition waits for something that none of the others will do",
+    "deadlock": "every partition, or every program, waits for something that none of the others will do",
     "wrong phase": "a wait asks for a parity that an older phase satisfies, or that a newer one can take away",
     "early read": "memory is read although nothing makes sure that the load or product that fills it is complete",
     "early overwrite": "memory is overwritten although nothing makes sure that its reader is done",
@@ -19,6 +19,7 @@ KINDS = {
     "missing fence": "what ordinary stores wrote is read by a copy or a product without fence_async_shared",
     "uninitialized": "memory is read that nobody has written",
     "race": "two partitions touch the same memory, one of them writes, and nothing orders them",
+    "order of sums": "two additions to the same block of global memory, and nothing says which comes first",
     "out of bounds": "an active lane of a pointer access lies outside its tensor",
     "unfinished": "the program ends while an operation is in flight",
 }

@@ -8,7 +8,7 @@ import torch
 import triton.experimental.gluon.language as gl
 import triton.language as tl
 
-from kernels.gluon_model import engines, memory
+from kernels.gluon_model import counters, engines, memory
 from kernels.gluon_model.language import machine, models, sizes
 from kernels.gluon_model.values import ModelError, Pointer, Tensor, poison, raw
 
@@ -40,13 +40,20 @@ def store(pointer, value, mask=None, **hints):
 
 def _atomic(name: str, update) -> None:
     def atomic(pointer, val, mask=None, sem=None, scope=None):
-        machine().step()
+        machine().step(aside=True)
         flat, offsets, active = engines.global_access(machine(), pointer, mask, "updates")
         value = torch.as_tensor(raw(val)).to(flat.dtype).expand(active.shape)
         old = poison(active.shape, flat.dtype)
-        old[active] = flat[offsets[active]]
-        update(flat, offsets[active], value[active])
-        machine().log("store", pointer.name)
+        at = offsets.expand(active.shape)[active]
+        old[active] = flat[at]
+        update(flat, at, value[active])
+        counters.meet(machine(), pointer, at, sem)
+        if not torch.equal(old[active], flat[at]):
+            machine().log("store", pointer.name)
+        else:  # it only asks how a counter stands
+            if machine().polls.note(pointer.name, old.tolist()):
+                machine().log("load", pointer.name)
+            machine().run.programs.poll(machine())
         return Tensor(old, pointer.dtype.element_ty, pointer.layout)
 
     models(f"atomic_{name}")(atomic)
@@ -189,7 +196,7 @@ def async_atomic_add(tensor_desc, coord, src):
 def store_wait(pendings, read_only=True):
     machine().step()
     machine().log("wait", "stores")
-    engines.store_wait(machine(), int(pendings))
+    engines.store_wait(machine(), int(pendings), bool(read_only))
     machine().log("pass", "stores")
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from kernels.gluon_model import memory
 from kernels.gluon_model.barriers import Arrival, Barrier
-from kernels.gluon_model.races import Access, Lanes, join
+from kernels.gluon_model.counters import Polls
+from kernels.gluon_model.races import Access, join
 from kernels.gluon_model.report import Conflicts
 from kernels.gluon_model.schedule import Scheduler
 from kernels.gluon_model.source import Place
@@ -26,7 +27,8 @@ class Partition:
         self.waits: list = []  # every wait on a barrier, in order
         self.blocked = None  # the wait that it is in
         self.products = Queue("tensor core")
-        self.stores: list[Operation] = []
+        self.stores: list[Operation] = []  # that may still read shared memory
+        self.sent: list[Operation] = []  # that may not have reached global memory
 
 
 class Queue:
@@ -77,7 +79,8 @@ class Machine:
     def __init__(self, run, program: tuple[int, int, int], policy, num_warps: int, most_steps: int):
         self.run, self.program = run, program
         self.conflicts = Conflicts(self)
-        self.lanes = Lanes()
+        self.polls = Polls(self)
+        self.lanes = run.lanes
         self.root = Partition(run.name, 0, num_warps)
         self._start(self.root, {}, {})
         self.partitions = [self.root]
@@ -116,9 +119,9 @@ class Machine:
 
     # Time.
 
-    def step(self) -> None:
-        """A point at which others may come in between."""
-        self.scheduler.step()
+    def step(self, aside: bool = False) -> None:
+        """A point at which others may come in between; ``aside``: they go first."""
+        self.scheduler.step(aside=aside)
 
     def tick(self) -> int:
         """Count one event of the running partition."""

@@ -141,6 +141,36 @@ class Conflicts(Races):
         first = min(blocked, key=lambda p: self._cause(p.blocked))
         self._add("deadlock", first, first.blocked.place, "\n".join(lines), first.blocked.barrier.label)
 
+    def spinning(self, polls) -> None:
+        """All programs poll counters that nobody moves on."""
+        for partition, (place, what, value) in polls.places.items():
+            self._add(
+                "deadlock",
+                partition,
+                place,
+                "all programs that run poll for counters, and nobody moves one on.\n"
+                + line(partition.name, place, f"polls {what}, which stands at {value}"),
+                None,
+                what,
+            )
+
+    def order_of_sums(self, old, new) -> None:
+        """Two additions to one block of global memory."""
+        self._add(
+            "order of sums",
+            new.partition,
+            new.place,
+            f"{new.label} is written by two copies, one of which adds, and nothing says which comes first: sums of floats "
+            "depend on their order.\n"
+            + line(old.partition.name, old.place, f"sends {old.label}")
+            + "\n"
+            + line(new.partition.name, new.place, f"sends {new.label}")
+            + "\n  The one has to wait until the other has reached memory, store_wait(0, read_only=False), and has released "
+            "a counter that the one acquires.",
+            None,
+            old.place.line,
+        )
+
     def _cause(self, wait) -> tuple:
         """Whose wait to name first: one that the other parity would grant, then one for a barrier nobody signals."""
         return (not self._begins(wait), any(wait.barrier.arrivals.values()), wait.partition.number)

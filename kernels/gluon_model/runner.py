@@ -16,6 +16,8 @@ from triton.runtime.jit import JITFunction
 from kernels.gluon_model.engines import Descriptor
 from kernels.gluon_model.findings import Finding, Findings
 from kernels.gluon_model.machine import Machine
+from kernels.gluon_model.programs import Programs
+from kernels.gluon_model.races import Lanes
 from kernels.gluon_model.schedule import SCHEDULES, EndlessLoop, Policy, Stopped
 from kernels.gluon_model.source import Locator
 from kernels.gluon_model.substitution import Substitution
@@ -132,6 +134,8 @@ class _Run:
 
     def __init__(self, name: str, grid: tuple[int, ...]):
         self.name, self.grid, self.locator, self.findings = name, grid, Locator(), Findings()
+        self.lanes = Lanes()
+        self.programs: Programs | None = None
 
 
 def run(
@@ -158,6 +162,8 @@ def run(
     """
     if not isinstance(kernel, GluonJITFunction):
         raise ValueError(f"kernel is {kernel!r}: the model runs @gluon.jit functions")
+    if Machine.current is not None:
+        raise RuntimeError("a kernel is running on the model already")
     grid = (grid,) if isinstance(grid, int) else tuple(grid)
     if not 1 <= len(grid) <= 3 or any(not isinstance(n, int) or n < 0 for n in grid):
         raise ValueError(f"grid is {grid!r}: it must be one to three numbers of programs")
@@ -169,22 +175,25 @@ def run(
     policy = Policy(schedule, seed)
     name = f"{schedule}, seed {seed}" if schedule == "random" else schedule
     result = Result(shared.name, grid, name)
-    for program in itertools.product(*(range(n) for n in reversed((*grid, 1, 1)[:3]))):
-        machine = Machine(shared, tuple(reversed(program)), policy, num_warps, most_steps)
-        result.completed = _execute(machine, function, arguments)
-        machine.conflicts.finish(result.completed)
-        if len(result.machines) < _KEPT or not result.completed:
+
+    def execute(program) -> bool:
+        machine = Machine(shared, program, copy.copy(policy), num_warps, most_steps)
+        completed = _execute(machine, function, arguments)
+        result.completed &= completed
+        machine.conflicts.finish(completed)
+        if len(result.machines) < _KEPT or not completed:
             result.machines.append(machine)
-        if not result.completed:
-            break
+        return completed
+
+    programs = itertools.product(*(range(n) for n in reversed((*grid, 1, 1)[:3])))
+    shared.programs = Programs((tuple(reversed(program)) for program in programs), execute, schedule, seed)
+    shared.programs.run()
     result.findings = list(shared.findings)
     return result
 
 
 def _execute(machine: Machine, function, arguments: dict) -> bool:
     """Run one program; whether it came to its end."""
-    if Machine.current is not None:
-        raise RuntimeError("a kernel is running on the model already")
     Machine.current = machine
     try:
         function(**arguments)

@@ -54,17 +54,14 @@ class Scheduler:
         self.failure: BaseException | None = None
         self.running = None
 
-    def step(self, ready=None) -> None:
-        """Let others move; come back when it is this partition's turn and ``ready()`` holds."""
+    def step(self, ready=None, aside: bool = False) -> None:
+        """Let others move; come back when it is this partition's turn and ``ready()`` holds. ``aside``: not before one of
+        them has moved, if one can."""
         me = self.running
         me.ready = ready
-        chosen = self._next()
+        chosen = self._next(me if aside else None)
         if chosen is None:
-            self.failure = self.failure or Stopped()
-            if me is not self.machine.partitions[0]:
-                self._pass(self.machine.partitions[0])
-                raise Stopped
-            raise self.failure
+            self.stop()
         if chosen is not me:
             self._pass(chosen)
             me.baton.acquire()
@@ -72,11 +69,19 @@ class Scheduler:
                 raise Stopped
         me.ready = None
 
+    def stop(self) -> None:
+        """End the program from the partition that is running."""
+        self.failure = self.failure or Stopped()
+        if self.running is not self.machine.partitions[0]:
+            self._pass(self.machine.partitions[0])
+            raise Stopped
+        raise self.failure
+
     def _pass(self, partition) -> None:
         self.running = partition
         partition.baton.release()
 
-    def _next(self):
+    def _next(self, aside=None):
         """The next partition to move, after landing the operations whose turn comes first; None in a deadlock."""
         while True:
             self.steps_left -= 1
@@ -88,7 +93,8 @@ class Scheduler:
             if not movable and not landing:
                 self.machine.conflicts.deadlock()
                 return None
-            chosen = self.policy.choose(movable, landing)
+            others = [p for p in movable if p is not aside]
+            chosen = self.policy.choose(others if others or landing else movable, landing)
             if chosen in movable:
                 return chosen
             self.machine.land(chosen)

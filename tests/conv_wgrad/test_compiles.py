@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
+from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, cost
 from kernels.lab import compile_report
 from tests.conv_wgrad import cases
 
@@ -22,24 +22,35 @@ CASES = {
     "odd channels": dict(Ci=3, Co=7),
     "grouped": dict(Ci=64, Co=64, groups=8),
     "depthwise": dict(Ci=64, Co=64, groups=64),
-    "depthwise, 7 taps": dict(Ci=64, Co=64, groups=64, R=7),
+    "depthwise, 5 taps": dict(Ci=64, Co=64, groups=64, R=5),
     "tf32": dict(Ci=64, Co=128, dtype=torch.float32, precision="tf32"),
     "ieee": dict(Ci=64, Co=128, dtype=torch.float32, precision="ieee"),
 }
 
-# The H200's tile of 256 rows is tuned for descriptors; dy has one unless its rows begin anywhere in memory.
-UNALIGNED = ("NVIDIA H200", "16-bit wide", False)
+# Tiles whose times on an H200 were measured: by the kind of layer that they are for, and as the kernel is launched.
+MEASURED = [
+    (kind, cost.options_of(tile))
+    for kind, tiles in cost.costs_of({"COSTS": "NVIDIA H200"})["tiles"].items()
+    if "hopper" not in kind
+    for tile in tiles
+]
+WITH = {"product rows": "16-bit pointwise wide", "product im2col": "16-bit wide", "depthwise": "depthwise"}
+WITH |= {f"product unaligned {how}": "odd channels" for how in ("rows", "im2col")}
+COMMON = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "STAGES": 3, "num_warps": 4}
 
 
-def report(monkeypatch, arch, case, gpu="any GPU", kernel=None, tma=False):
-    """What becomes of one kernel (``None``: the weight gradient's) of those that the gradients launch by this GPU's table."""
+def report(monkeypatch, arch, case, tile=None, kernel=None, tma=False, spills=0):
+    """What becomes of one kernel (``None``: the weight gradient's) of those that the gradients launch by any GPU's table, or
+    with the options ``tile``."""
     options = {"groups": 1, "dtype": torch.float16, "precision": "ieee", "R": 3} | CASES[case]
 
-    def of_that_gpu(*names):
-        found = cases.table_of(gpu)(*names)
+    def says(room, name, *rest):
+        found = cases.table_of("any GPU")(room, name, *rest)
+        if tile and name in ("product", "depthwise"):
+            found = tile | {"HELD": 132}
         return found | ({"TMA": tma} if "TMA" in found else {})
 
-    cases.planned_for(monkeypatch, of_that_gpu)
+    cases.planned_for(monkeypatch, says)
     torch.backends.cudnn.conv.fp32_precision = options["precision"]
     x, dy = (torch.zeros(2, 9, 9, options[channels], dtype=options["dtype"]) for channels in ("Ci", "Co"))
     with cases.launches() as seen:
@@ -51,8 +62,7 @@ def report(monkeypatch, arch, case, gpu="any GPU", kernel=None, tma=False):
     function, _, args, meta = launched[kernel or main]
     compiled = compile_report(function, *args, arch=arch, **meta)
     # Triton gives a thread 128 registers on sm_100; a scalar or two of what follows the loop wait in memory there
-    spills = 48 if (gpu, case, tma) == UNALIGNED else 16 if arch == 100 else 0
-    assert compiled.spill_bytes <= spills, str(compiled)
+    assert compiled.spill_bytes <= max(spills, 16 if arch == 100 else 0), str(compiled)
     assert compiled.shared_bytes <= {80: 163, 90: 227, 100: 227}[arch] * 1024
     if function.__name__ == "wgrad_kernel" and case != "ieee":
         assert compiled.count("HMMA") + compiled.count("HGMMA") + compiled.count("UTC") > 0, str(compiled)
@@ -63,7 +73,7 @@ def report(monkeypatch, arch, case, gpu="any GPU", kernel=None, tma=False):
 def test_the_h200s_products_are_of_warp_groups_and_its_copies_whole_blocks_or_vectors(monkeypatch, tma):
     """Operands come from shared memory, where asynchronous copies have put them, of 16 bytes a thread or, by the tensor
     memory accelerator, of blocks of dy; nothing is loaded otherwise."""
-    compiled = report(monkeypatch, 90, "16-bit", "NVIDIA H200", tma=tma)
+    compiled = report(monkeypatch, 90, "16-bit", COMMON | {"TMA": tma}, tma=tma)
     assert compiled.count("HGMMA") > 0 and compiled.count("HMMA") == 0
     assert (compiled.count("UTMALDG") > 0) == tma
     copies = [opcode for opcode in re.findall(r"LDGSTS[.\w]*", compiled.sass)]
@@ -71,7 +81,7 @@ def test_the_h200s_products_are_of_warp_groups_and_its_copies_whole_blocks_or_ve
 
 
 def test_a_pointwise_convolutions_operands_are_both_copied_in_whole_blocks(monkeypatch):
-    compiled = report(monkeypatch, 90, "16-bit pointwise", "NVIDIA H200", tma=True)
+    compiled = report(monkeypatch, 90, "16-bit pointwise", COMMON | {"TMA": True}, tma=True)
     assert compiled.count("HGMMA") > 0 and compiled.count("UTMALDG") > 0
     assert compiled.count("LDGSTS") == compiled.count("LDG.") == 0
 
@@ -87,12 +97,18 @@ def test_sums_compile_for_hopper(monkeypatch, kernel):
     report(monkeypatch, 90, "depthwise", kernel=kernel)
 
 
-@pytest.mark.parametrize("gpu", ["any GPU", "NVIDIA H200"])
-def test_a_depthwise_program_loads_dy_once_for_all_taps_and_x_once_for_a_row_of_them(monkeypatch, gpu):
-    """Of 5 pixels, and in each of 7 rows of the 11 that 7 taps see of them: 4 bytes a thread, two channels."""
-    compiled = report(monkeypatch, 90, "depthwise, 7 taps", gpu)
-    assert compiled.count("LDG.") == 5 + 7 * 11
-    assert compiled.count("FFMA") >= 2 * 5 * 7 * 7
+def test_a_depthwise_program_loads_dy_once_for_all_taps_and_x_once_for_a_row_of_them(monkeypatch):
+    """Of 5 pixels, and in each of 5 rows of the 9 that 5 taps see of them: 4 bytes a thread, two channels."""
+    compiled = report(monkeypatch, 90, "depthwise, 5 taps")
+    assert compiled.count("LDG.") == 5 + 5 * 9
+    assert compiled.count("FFMA") >= 2 * 5 * 5 * 5
+
+
+def test_a_thread_with_few_channels_loads_them_at_once(monkeypatch):
+    """32 channels of 16 strips are 4 neighbours for each of 128 threads: 8 bytes, and not 2."""
+    tile = {"BLOCK_M": 32, "BLOCK_K": 16, "RUN": 4, "SUMS": 3, "num_warps": 4}
+    compiled = report(monkeypatch, 90, "depthwise", tile)
+    assert compiled.count("LDG.E.64") == compiled.count("LDG.") == 3 + 5
 
 
 @pytest.mark.slow
@@ -103,7 +119,7 @@ def test_every_case_compiles_for_ampere_hopper_and_blackwell(monkeypatch, case, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("tma", [False, True])
-def test_every_case_compiles_for_the_h200(monkeypatch, case, tma):
-    report(monkeypatch, 90, case, "NVIDIA H200", tma=tma)
+@pytest.mark.parametrize("kind, tile", MEASURED)
+def test_every_tile_that_was_measured_compiles_for_the_h200(monkeypatch, kind, tile):
+    """Some of them spill: their times say so."""
+    report(monkeypatch, 90, WITH[kind], tile, tma=tile.get("TMA", False), spills=1 << 20)

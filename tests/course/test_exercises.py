@@ -242,7 +242,7 @@ def test_each_property_points_to_a_step_that_exists(exercise):
 
 
 def test_the_kill_table_lists_the_mutants_that_there_are():
-    text = TABLE.read_text()
+    text = TABLE.read_text().split("\n## How much of a solution")[0]
     assert re.findall(r"^## (.+): `(.+)`$", text, re.MULTILINE) == [(t.assignment, t.function) for t in targets()]
     assert [line for line in text.splitlines() if line.startswith("| mutant")] == [
         f"| mutant | bug | {' | '.join(VERDICTS)} | where | with the diagnosis | fails too |"

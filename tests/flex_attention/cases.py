@@ -7,6 +7,7 @@ from kernels import runtime
 from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, noop_mask, operator, or_masks
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper_forward
+from kernels.flex_attention.hopper import fused
 from kernels.flex_attention.hopper import rows as hopper_rows
 from kernels.flex_attention.portable import decoding, delta, dkdv, dq, forward, stored_ds
 from kernels.flex_attention.problem import Inputs
@@ -279,5 +280,5 @@ def resolved(query, key, value, score_mod=None, block_mask=None, scale=None, ena
 
 def replace_launch(monkeypatch, make):
     """``make(launch)`` in place of ``launch`` wherever a kernel of this room is launched."""
-    for module in (forward, decoding, delta, dq, dkdv, stored_ds, hopper_forward, hopper_backward, hopper_rows):
+    for module in (forward, decoding, delta, dq, dkdv, stored_ds, hopper_forward, hopper_backward, hopper_rows, fused):
         monkeypatch.setattr(module, "launch", make(module.launch))

@@ -2,7 +2,10 @@
 
 import pytest
 
+from kernels.common import configs
 from kernels.common.plan import forget
+from kernels.flex_attention import problem
+from kernels.flex_attention.hopper import dealing, fit
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -10,6 +13,21 @@ def generated_modules_stay_here(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KERNELS_CACHE_DIR", str(tmp_path_factory.mktemp("generated")))
         yield
+
+
+@pytest.fixture
+def hopper_table(monkeypatch):
+    """The Hopper kernels fit every call, in the tiles that any GPU takes and 3 programs; yields {kernel: other options}."""
+    changes = {"backward_dq_from_ds": {"WORKSPACE": 2**31}}
+
+    def options(kernel, key, device):
+        known = configs._table("flex_attention")["any GPU" if "hopper" in kernel else "interpreter"][kernel]
+        return known.get(key, known["default"]) | changes.get(kernel, {})
+
+    monkeypatch.setattr(problem, "table_options", options)
+    monkeypatch.setattr(fit, "unfit", lambda *_: None)
+    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 3)
+    return changes
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from kernels.common import gluon as common_gluon
 from kernels.common.plan import forget
 from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem, specs
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import dealing, fit
+from kernels.flex_attention.hopper import dealing, fused
 from kernels.flex_attention.hopper import forward as hopper
 from kernels.flex_attention.portable.tiles import fits_tma
 from tests.flex_attention import cases
@@ -36,18 +36,10 @@ SCHEDULES = [("round-robin", 0), ("greedy", 0), ("eager", 0), ("random", 0), ("r
 
 
 @pytest.fixture
-def table(monkeypatch):
-    """The Hopper kernels take every call, in the tiles that any GPU takes and 3 programs; yields {kernel: other options}."""
-    changes = {"backward_dq_from_ds": {"WORKSPACE": 2**31}}
-
-    def options(kernel, key, device):
-        known = configs._table("flex_attention")["any GPU" if "hopper" in kernel else "interpreter"][kernel]
-        return known.get(key, known["default"]) | changes.get(kernel, {})
-
-    monkeypatch.setattr(problem, "table_options", options)
-    monkeypatch.setattr(fit, "unfit", lambda *_: None)
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 3)
-    return changes
+def table(hopper_table, monkeypatch):
+    """The forward kernel, and the one that leaves ds in a workspace, take every call; yields {kernel: other options}."""
+    monkeypatch.setattr(fused, "reason_not", lambda *_: "the other one is tried here")
+    return hopper_table
 
 
 def check(name="nothing", schedule="round-robin", seed=0, launches=1, **options):
@@ -318,7 +310,7 @@ FAULTS = {
         ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[0]", "A fresh barrier"),
     ),
     "the next keys waited for with the wrong parity": (
-        (hopper, "attend_tiles", "count // STAGES & 1)\n            s", "(count // STAGES + 1) & 1)\n            s"),
+        (hopper, "attend_tiles", "count // STAGES & 1)\n            if", "(count // STAGES + 1) & 1)\n            if"),
         ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[1]", "A fresh barrier"),
     ),
     "values waited for in the wrong buffer": (
@@ -340,6 +332,22 @@ FAULTS = {
             "count += 1\n                mbarrier.arrive(q_free)\n",
         ),
         ("early overwrite", "load_tiles", "tma.async_load(q_desc", "q_free", "q_s["),
+    ),
+    "the turn never handed on": (
+        (hopper, "attend_tiles", "mbarrier.arrive(turns.index(1 - GROUP))", "pass"),
+        ("deadlock", "attend", "mbarrier.wait(turns", "turns[", "lacks 1 of 1 arrivals"),
+    ),
+    "both groups begin": (
+        (hopper, "attend_tiles", "(count - visits + GROUP) & 1", "(count - visits) & 1"),
+        ("barrier or wrong phase", "attend", "turns", "turns[", "phase 0"),
+    ),
+    "the rows written before the copy has read the last ones": (
+        (hopper, "attend", "tma.store_wait(0)  # the item before has left the buffer", "pass"),
+        ("early overwrite", "attend", ".store(o", None, "store_wait is missing between them"),
+    ),
+    "no fence before the copy of the rows": (
+        (hopper, "attend", "fence_async_shared()", "pass"),
+        ("missing fence", "attend", ".store(o", None, "must call fence_async_shared()"),
     ),
     "queries never released": (
         (hopper, "attend", "mbarrier.arrive(q_free)\n", "pass\n"),
@@ -483,6 +491,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
 
     become(9, 0)
+    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(problem, "table_options", options)
     return become
 
@@ -501,8 +510,8 @@ def test_a_hopper_takes_16_bit_heads_of_up_to_128(gpu):
     ("call", "why"),
     [
         ({"dtype": torch.float32}, "torch.float32 has no 16-bit matrix instruction"),
-        ({"shape": (1, 2, 2, 256, 256, 64, 136)}, "heads of 136 do not fit the registers"),
-        ({"shape": (1, 2, 2, 256, 256, 136, 64)}, "heads of 136 do not fit the registers"),
+        ({"shape": (1, 2, 2, 256, 256, 64, 264)}, "heads of 264 do not fit the registers"),
+        ({"shape": (1, 2, 2, 256, 256, 264, 64)}, "heads of 264 do not fit the registers"),
         ({"shape": (1, 2, 2, 256, 256, 60, 64)}, "TMA cannot read these strides"),
         ({"shape": (1, 2, 2, 256, 0, 64, 64)}, "TMA cannot read these strides"),
     ],
@@ -510,6 +519,12 @@ def test_a_hopper_takes_16_bit_heads_of_up_to_128(gpu):
 def test_what_neither_kernel_takes(gpu, call, why):
     p, tensors = on_gpu(**call)
     assert reasons(p, *tensors) == (why, why)
+
+
+@pytest.mark.parametrize("sizes", [(136, 64), (64, 192), (256, 256)])
+def test_heads_of_more_than_128_have_a_forward_kernel(gpu, sizes):
+    p, tensors = on_gpu(shape=(1, 2, 2, 256, 256, *sizes))
+    assert reasons(p, *tensors) == (None, f"heads of {max(sizes)} do not fit the registers")
 
 
 def test_blocks_must_hold_whole_tiles(gpu):

@@ -346,3 +346,21 @@ def gemm_tensor_memory(a_desc, b_desc, c_desc, M, N, K, STAGES: gl.constexpr):
     for i in gl.static_range(2):
         mbarrier.invalidate(acc_ready.index(i))
         mbarrier.invalidate(acc_empty.index(i))
+
+
+@gluon.jit
+def add_in_turn(x_ptr, total_desc, counter, TILES: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
+    """Every program adds its rows to the same tiles; who comes first is the program of the higher number."""
+    part_s = gl.allocate_shared_memory(gl.float32, [ROWS, 32], total_desc.layout)
+    rank = gl.num_programs(0) - 1 - gl.program_id(0)
+    offs_r = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    offs_c = gl.arange(0, 32, gl.SliceLayout(0, layout))
+    for tile in range(0, TILES):
+        at = (gl.program_id(0) * TILES + tile) * ROWS * 32
+        part_s.store(gl.load(x_ptr + at + gl.expand_dims(offs_r * 32, 1) + gl.expand_dims(offs_c, 0)))
+        fence_async_shared()
+        while gl.atomic_add(counter + tile, 0, sem="acquire") != rank:
+            pass
+        tma.async_atomic_add(total_desc, [tile * ROWS, 0], part_s)
+        tma.store_wait(0, read_only=False)
+        gl.atomic_add(counter + tile, 1, sem="release")

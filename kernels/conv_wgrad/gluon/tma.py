@@ -92,7 +92,7 @@ def considered(g, costs, tiles, split_k=None):
         if split_k is None:
             per = -(-n * blocks // processors)
             works.append(Work(n, blocks, blocks // per, per))
-        times = [model.predicted(costs, "hopper", tile, load_of(g, work)) for work in works]
+        times = [model.predicted(costs, "hopper", tile, load_of(g, options, work)) for work in works]
         shares = [Shares(options, work, waste) for work in works]
         found.append([model.Candidate(tile, options, *pair) for pair in zip(shares, times, strict=True)])
     return found
@@ -103,11 +103,16 @@ def tiles_for(g):
     return "hopper rows" if g.pointwise else "hopper im2col"
 
 
-def load_of(g, work):
+def load_of(g, options, work):
     """What the launch of a ``Work`` asks of the GPU."""
     copied = [numel for numel, channels in ((g.N * g.H * g.W * g.Ci, g.Ci), (g.M * g.Co, g.Co)) if channels % 8]
     moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns + 2 * sum(copied))
-    return model.Load(work.items, work.per, 1, work.slots, g.Co * g.columns, moved, met=2 if work.rest else 1)
+    wide = options["BLOCK_M"] + options["GROUPS"] * options["BLOCK_N"]
+    apart = 2 * work.tiles * work.rest * options["BLOCK_K"] * wide if moved > model.CACHE else 0
+    return model.Load(
+        work.items, work.per, 1, work.slots, g.Co * g.columns, moved, met=2 if work.rest else 1,
+        zeroed=int(work.slots == work.pieces + 2), apart=apart,
+    )  # fmt: skip
 
 
 def unfit(g, dtype):

@@ -1,5 +1,6 @@
 """The portable way: a product with im2col, sums without a product where it is depthwise, and the bias gradient's sums."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -182,6 +183,8 @@ def considered(problem, costs, tiles):
     """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every cut that is worth a prediction."""
     g, volume, found = problem.g, 1.0, []
     rows, columns = (g.Co, 0) if is_depthwise(g) else sum_of(g, {})[0][:2]
+    if is_depthwise(g):  # times are those of a number of sums: one that this filter has, if there is such a tile
+        tiles = [tile for tile in tiles if math.prod(taps_of(g, tile["SUMS"])) == tile["SUMS"]] or tiles
     for tile in model.fitting(tiles, rows, columns):
         options = model.options_of(tile)
         if is_depthwise(g):

@@ -39,7 +39,7 @@ KEPT = 2  # items' keys and values in shared memory: the next item's come while 
 
 def reason_not(p, tma):
     """Why this kernel cannot take the call, as text, or ``None``; tma: whether TMA can read the gradient of o."""
-    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", tma and p.tma("query", "key", "value"))
+    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", 128, tma and p.tma("query", "key", "value"))
     if why is None and p.sparse and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % options(p)["BLOCK_M"]):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {options(p)['BLOCK_M']} x {BLOCK_N}"
     return why

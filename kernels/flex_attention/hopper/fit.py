@@ -11,9 +11,9 @@ ROWS = 64  # queries of a group of four warps: the rows of one matrix instructio
 BLOCK_M = GROUPS * ROWS
 
 
-def unfit(p, kernel, prefix, tma):
-    """Why the Hopper version of ``kernel`` cannot take the call whatever its blocks, as text, or ``None``; tma: whether TMA
-    can read its tensors."""
+def unfit(p, kernel, prefix, most, tma):
+    """Why the Hopper version of ``kernel``, for heads up to ``most``, cannot take the call whatever its blocks, as text, or
+    ``None``; tma: whether TMA can read its tensors."""
     if p.options.keys() & {prefix + name for name in problem.OPTIONS}:
         return "kernel_options ask for tiles or warps of their own"
     if why := gluon.reason_not("TMA"):
@@ -22,7 +22,7 @@ def unfit(p, kernel, prefix, tma):
         return "the GPU is not a Hopper"
     if p.dtype.itemsize != 2:
         return f"{p.dtype} has no 16-bit matrix instruction"
-    if max(p.D, p.Dv) > 128:
+    if max(p.D, p.Dv) > most:
         return f"heads of {max(p.D, p.Dv)} do not fit the registers"
     if not problem.table_options(kernel, p.key, p.device)["STAGES"]:
         return f"for {p.key} the plain kernel is faster"
@@ -31,9 +31,9 @@ def unfit(p, kernel, prefix, tma):
     return None
 
 
-def described(rows):
-    """How a kernel is given tensors [B, H, ., D] that TMA reads in tiles of ``rows``."""
-    return Descriptors(lambda x: descriptor(x, [1, 1, rows, columns(x.shape[-1])]))
+def described(rows, width=None):
+    """How a kernel is given tensors [B, H, ., D] that TMA moves in tiles of ``rows`` and ``width`` columns, or all."""
+    return Descriptors(lambda x: descriptor(x, [1, 1, rows, width or columns(x.shape[-1])]))
 
 
 def descriptor(x, tile):

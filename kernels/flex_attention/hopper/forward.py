@@ -18,20 +18,26 @@ from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
 from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, described
 from kernels.flex_attention.portable.forward import outputs_of
-from kernels.flex_attention.portable.tiles import logits
+from kernels.flex_attention.portable.tiles import fits_tma, logits
 from kernels.flex_attention.problem import cdiv, columns
 
 if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+    )
 
     from kernels.flex_attention.hopper.dealing import first_row, items_of_program, lists_of, place
 
 
 def reason_not(p):
     """Why this kernel cannot take the call, as text, or ``None``."""
-    why = fit.unfit(p, "forward_hopper", "", p.tma("query", "key", "value"))
+    why = fit.unfit(p, "forward_hopper", "", 256, p.tma("query", "key", "value"))
     BLOCK_N = options(p)["BLOCK_N"]
     if why is None and p.sparse and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
@@ -82,7 +88,7 @@ if common_gluon.gluon is not None:
         TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """The copying warp: queries, then keys and values, in the order in which they are used."""
-        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free = ring
+        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
         count = 0
         visits = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
@@ -138,22 +144,29 @@ if common_gluon.gluon is not None:
         N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, EDGE_N: gl.constexpr, SAFE: gl.constexpr,
         SPARSE: gl.constexpr, SPARSE_N: gl.constexpr, TILES_N: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-        layout_p: gl.constexpr, layout_r: gl.constexpr,
+        layout_p: gl.constexpr, layout_r: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr, visits,
     ):  # fmt: skip
-        """Tiles begin ... end - 1. On entry p is that of tile begin - 1, whose values are still to be added."""
+        """Tiles begin ... end - 1. On entry p is that of tile begin - 1, whose values are still to be added.
+
+        TURNS: the groups ask for their products in turn, so that one multiplies while the other takes its softmax.
+        """
         layout_s: gl.constexpr = m.type.layout
-        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free = ring
+        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
         for i in range(begin, end):
             following = first_row(i + 1, some, stop, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
             stage = count % STAGES
             before = (count - 1) % STAGES
             mbarrier.wait(k_ready.index(stage), count // STAGES & 1)
+            if TURNS:
+                mbarrier.wait(turns.index(GROUP), (count - visits + GROUP) & 1)
             s = gl.zeros([p.shape[0], BLOCK_N], gl.float32, layout_s)
             k = k_s.index(stage).reshape([BLOCK_N, q.shape[1]])
             s = warpgroup_mma(q, k.permute((1, 0)), s, use_acc=False, is_async=True)
             mbarrier.wait(v_ready.index(before), (count - 1) // STAGES & 1)
             v = v_s.index(before).reshape([BLOCK_N, acc.shape[1]])
             acc = warpgroup_mma(p, v, acc, is_async=True)
+            if TURNS:
+                mbarrier.arrive(turns.index(1 - GROUP))
             s = warpgroup_mma_wait(1, deps=(s,))
             mbarrier.arrive(k_free.index(stage))
             x = masked_logits(
@@ -170,13 +183,14 @@ if common_gluon.gluon is not None:
 
     @gluon.jit
     def attend(
-        ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_m, items,
+        ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
+        scale, unit, M, N, Hkv, G, tiles_m, items,
         stride_ob, stride_oh, stride_om, stride_od, GROUP: gl.constexpr,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, DV: gl.constexpr,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
+        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, TURNS: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: 64 queries of every item."""
         layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -184,7 +198,7 @@ if common_gluon.gluon is not None:
         layout_p: gl.constexpr = gl.DotOperandLayout(0, layout_o, 2)
         layout_r: gl.constexpr = gl.SliceLayout(1, layout_o)
         SAFE: gl.constexpr = SCORE_MOD is None and MASK_MOD is None
-        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free = ring
+        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
         q = q_s.index(GROUP).reshape([ROWS, BLOCK_D])
         offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout_s))
         count = 0
@@ -225,11 +239,13 @@ if common_gluon.gluon is not None:
                         1, some, end, first, p, acc, l, top, count, q, ring,
                         some, at, at_full, N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
                         SCORE_MOD, MASK_MOD, EDGE_N, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
+                        GROUP, TURNS, visits,
                     )  # fmt: skip
                 first, p, acc, l, top, count = attend_tiles(
                     begin, end, end, first, p, acc, l, top, count, q, ring,
                     some, at, at_full, N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
                     SCORE_MOD, None, EDGE_N, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
+                        GROUP, TURNS, visits,
                 )  # fmt: skip
                 mbarrier.arrive(q_free)
                 visits += 1
@@ -247,35 +263,55 @@ if common_gluon.gluon is not None:
             if top_ptr is not None:
                 gl.store(top_ptr + lse_rows, top, mask=rows < M)
             o = acc / gl.expand_dims(gl.convert_layout(l, layout_r), 1)
-            offs_m = m0 + gl.arange(0, ROWS, layout_r)
-            offs_d = gl.arange(0, BLOCK_DV, gl.SliceLayout(0, layout_o))
-            o_base = o_ptr + b.to(gl.int64) * stride_ob + h.to(gl.int64) * stride_oh
-            o_at = gl.expand_dims(offs_m.to(gl.int64) * stride_om, 1)
-            o_at += gl.expand_dims(offs_d.to(gl.int64) * stride_od, 0)
-            mask = gl.expand_dims(offs_m < M, 1) & gl.expand_dims(offs_d < DV, 0)
-            gl.store(o_base + o_at, o.to(o_ptr.dtype.element_ty), mask=mask)
+            if o_desc is not None:
+                tma.store_wait(0)  # the item before has left the buffer
+                o_s.index(GROUP).reshape([ROWS, BLOCK_DV]).store(o.to(v_s.dtype))
+                fence_async_shared()
+                tma.async_store(o_desc, [b, h, m0, 0], o_s.index(GROUP))
+            else:
+                store_rows(o, o_ptr, b, h, m0, M, DV, stride_ob, stride_oh, stride_om, stride_od)
+        if o_desc is not None:
+            tma.store_wait(0)
+
+    @gluon.jit
+    def store_rows(x, ptr, b, h, m0, M, D: gl.constexpr, stride_b, stride_h, stride_m, stride_d):
+        """Rows m0 ... of one head."""
+        layout: gl.constexpr = x.type.layout
+        offs_m = m0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
+        offs_d = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
+        base = ptr + b.to(gl.int64) * stride_b + h.to(gl.int64) * stride_h
+        at = gl.expand_dims(offs_m.to(gl.int64) * stride_m, 1) + gl.expand_dims(offs_d.to(gl.int64) * stride_d, 0)
+        mask = gl.expand_dims(offs_m < M, 1) & gl.expand_dims(offs_d < D, 0)
+        gl.store(base + at, x.to(ptr.dtype.element_ty), mask=mask)
 
     @gluon.jit
     def attention_forward_hopper_kernel(
-        q_desc, k_desc, v_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
+        q_desc, k_desc, v_desc, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
         scale, unit, M, N, Hkv, G, tiles_m, items, shared, stride_ob, stride_oh, stride_om, stride_od,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, DV: gl.constexpr,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, REGISTERS: gl.constexpr,
+        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, REGISTERS: gl.constexpr, TURNS: gl.constexpr,
     ):  # fmt: skip
         """Every program takes items (tile of queries, head, batch row) a grid apart, until there are none left."""
         dtype: gl.constexpr = q_desc.dtype
         q_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, BLOCK_D], q_desc.layout)
         k_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k_desc.layout)
         v_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_DV], v_desc.layout)
+        if o_desc is not None:
+            o_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, BLOCK_DV], o_desc.layout)
+        else:
+            o_s = ()
         q_ready = mbarrier.allocate_mbarrier()
         q_free = mbarrier.allocate_mbarrier()
         k_ready = mbarrier.allocate_mbarrier(batch=STAGES)
         k_free = mbarrier.allocate_mbarrier(batch=STAGES)
         v_ready = mbarrier.allocate_mbarrier(batch=STAGES)
         v_free = mbarrier.allocate_mbarrier(batch=STAGES)
+        turns = mbarrier.allocate_mbarrier(batch=GROUPS)
+        for group in gl.static_range(GROUPS):
+            mbarrier.init(turns.index(group), count=1)
         mbarrier.init(q_ready, count=1)
         mbarrier.init(q_free, count=GROUPS)
         for stage in gl.static_range(STAGES):
@@ -283,20 +319,22 @@ if common_gluon.gluon is not None:
             mbarrier.init(k_free.index(stage), count=GROUPS)
             mbarrier.init(v_ready.index(stage), count=1)
             mbarrier.init(v_free.index(stage), count=GROUPS)
-        ring = (q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free)
+        ring = (q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns)
         gl.warp_specialize(
             [
                 (attend, (
-                    ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-                    tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
+                    ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
+                    scale, unit, M, N, Hkv, G, tiles_m, items,
+                    stride_ob, stride_oh, stride_om, stride_od, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
-                    TILES_FIRST, BACK_AND_FORTH,
+                    TILES_FIRST, BACK_AND_FORTH, TURNS,
                 )),
                 (attend, (
-                    ring, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-                    tiles_m, items, stride_ob, stride_oh, stride_om, stride_od, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
+                    ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
+                    scale, unit, M, N, Hkv, G, tiles_m, items,
+                    stride_ob, stride_oh, stride_om, stride_od, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
-                    TILES_FIRST, BACK_AND_FORTH,
+                    TILES_FIRST, BACK_AND_FORTH, TURNS,
                 )),
                 (load_tiles, (
                     q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared, SPARSE, HAS_FULL,
@@ -310,7 +348,7 @@ if common_gluon.gluon is not None:
 
 
 def _prepare(p):
-    """``(programs, sizes, compile-time arguments, how query, key and value are read)``."""
+    """``(programs, sizes, compile-time arguments, how query, key, value and o are given)``."""
     tiles_m = cdiv(p.M, BLOCK_M)
     items = p.B * p.Hq * tiles_m
     at_once = 65536 // (options(p)["maxnreg"] * 32 * 12)  # programs that share a multiprocessor's registers
@@ -318,17 +356,19 @@ def _prepare(p):
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, items, p.shared
     static = dealing.order(p.B * p.Hkv, tiles_m, p.G, programs) | compile_time(p)
     rows = ROWS, options(p)["BLOCK_N"], options(p)["BLOCK_N"]
-    return (programs,), sizes, static | {"num_warps": 4, "maxnreg": options(p)["maxnreg"]}, *map(described, rows)
+    return (programs,), sizes, static | {"num_warps": 4, "maxnreg": options(p)["maxnreg"]}, *map(described, (*rows, ROWS))
 
 
 def forward(p, x, want_top=False):
     """Launch the forward pass; arguments and results as ``portable.forward.forward``."""
     o, lse, top = outputs_of(p, x.query, want_top)
-    programs, sizes, static, queries, keys, values = p.remember(_prepare)
+    programs, sizes, static, queries, keys, values, outputs = p.remember(_prepare)
+    by_tma = columns(p.Dv) <= 128 and fits_tma(o)
     launch(
         attention_forward_hopper_kernel,
         programs,
-        queries(x.query), keys(x.key), values(x.value), o, lse, top, x.partial, x.full, x.score_tables, x.mask_tables,
+        queries(x.query), keys(x.key), values(x.value), outputs(o) if by_tma else None, None if by_tma else o, lse, top,
+        x.partial, x.full, x.score_tables, x.mask_tables,
         *sizes, *o.stride(),
         outputs=(o,),
         **static,
@@ -356,4 +396,5 @@ def compile_time(p):
         "GROUPS": GROUPS,
         "STAGES": STAGES,
         "REGISTERS": REGISTERS,
+        "TURNS": bool(options(p)["TURNS"]),
     }

@@ -115,8 +115,8 @@ TARGET = Target(
             "the other tensor's stride",
             "rows of out are placed with the stride of a",
             ("offs_m * stride_om", "offs_m * stride_am"),
-            "strides",
-            STRIDES,
+            "whole tiles",
+            "no program stores them: look at grid, offsets, strides and mask along M",
         ),
         Mutant(
             "swapped block sizes",

@@ -1,0 +1,179 @@
+"""docs/speed.md from the recorded populations: ``python -m benchmarks.populations.report``. No number is typed by hand."""
+
+import argparse
+import json
+import math
+import re
+from pathlib import Path
+
+from benchmarks import harness
+from benchmarks.populations import population
+from kernels.lab import style
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGE = DOCS / "speed.md"
+ROOMS = {  # in the page's order: what it is, and its peers
+    "conv_wgrad": "Weight gradients of convolutions",
+    "flex_attention": "Flex attention",
+    "recurrent_attention": "Recurrent attention",
+    "dynamic_conv": "Dynamic convolution",
+}
+WASTE, PARTIAL = 1.15, 0.2  # from where on tile waste, and partial sums' share of all bytes, are worth a word
+
+HEAD = """# How fast, on layers of real models
+
+Made by `python -m benchmarks.populations.report` from the records in [benchmarks/results](../benchmarks/results).
+
+The layers are read from models' configurations by a program (`python -m benchmarks.populations.extract`), and the models are
+dealt into two halves by their names' hashes. Choices are fitted on the tuning half alone; the held-out half is only measured.
+Ours and its peers take turns call by call, replayed from CUDA graphs where they can be captured, with the L2 cache flushed
+before every call. A ratio is the best peer's time over ours: above 1, ours is ahead.
+"""
+
+
+def records(room, folder=harness.RESULTS):
+    """The room's recorded populations, ``{half: record}``."""
+    paths = {half: Path(folder) / f"population_{room}_{half}.json" for half in population.HALVES}
+    return {half: json.loads(path.read_text()) for half, path in paths.items() if path.exists()}
+
+
+def ratio(row):
+    """How many times faster than its best peer a row is, or ``None`` where no peer ran."""
+    best = population.best_peer(row)
+    return best and best["ms"] / row["ours_ms"]
+
+
+def summary(rows):
+    """``(layers, geometric mean, worst, share ahead)`` of rows that a peer ran beside."""
+    ratios = [found for row in rows if (found := ratio(row))]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return len(ratios), mean, min(ratios), sum(found > 1 for found in ratios) / len(ratios)
+
+
+def layer_of(row):
+    """A row's layer in words."""
+    shape = row["shape"]
+    if "Ci" in shape:
+        filters = f"{shape['R']}×{shape['S']}" + f"/{shape['stride'][0]}" * (shape["stride"] != [1, 1])
+        groups = f", {shape['groups']} groups" * (shape["groups"] > 1)
+        return f"{filters} {shape['Ci']}→{shape['Co']} @{shape['H']}{groups}, N {shape['N']}"
+    return ", ".join(f"{name} {value}" for name, value in shape.items()) + f", {row['pass']}"
+
+
+def reason(row, machine):
+    """What was measured of a row: how near it is to the machine's two ceilings, and what its launch adds to the least."""
+    said = []
+    if "bytes" in row:
+        said.append(f"{row['bytes'] / row['ours_ms'] / 1e9 / machine['copy_tb_per_s']:.0%} of the copy rate")
+    if "flops" in row:
+        said.append(f"{row['flops'] / row['ours_ms'] / 1e9 / machine['matmul_tflop_per_s']:.0%} of a matrix product's rate")
+    explained = row.get("explained", "")
+    if (waste := re.search(r"tile waste ([\d.]+)", explained)) and float(waste[1]) > WASTE:
+        said.append(f"its tiles hold {waste[1]} times the product")
+    if (split := re.search(r"split-K (\d+)", explained)) and "Co" in row["shape"]:
+        shape = row["shape"]
+        partial = 8 * int(split[1]) * shape["Co"] * shape["R"] * shape["S"] * shape["Ci"] // shape["groups"]
+        if int(split[1]) > 1 and partial > PARTIAL * row["bytes"]:
+            said.append(f"partial sums of {partial / row['bytes']:.1f} times the tensors' bytes")
+    if "rests end to end" in explained:
+        said.append("programs that begin within a tile")
+    return "; ".join(said)
+
+
+def behind(record):
+    """Lines of the table of a record's rows that a peer is ahead on, worst first."""
+    lines = ["| layer | in | ratio | ours, ms | best peer | measured |", "|---|---|---|---|---|---|"]
+    for row in sorted((row for row in record["rows"] if (ratio(row) or 1) < 1), key=ratio):
+        best = population.best_peer(row)
+        models = row["models"][0] + f" and {len(row['models']) - 1} more" * (len(row["models"]) > 1)
+        cells = [
+            layer_of(row), models, f"{ratio(row):.2f}", f"{row['ours_ms']:.4f}", f"{best['name']}, {best['ms']:.4f} ms",
+            reason(row, record["machine"]),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def alt(room, found):
+    """What the room's plot looks like, for whoever cannot see it."""
+    said = [f"{ROOMS[room]}: a dot for each layer, its time to the right, times faster than the best peer upwards."]
+    for half, record in found.items():
+        layers, mean, worst, ahead = summary(record["rows"])
+        best = max(filter(None, map(ratio, record["rows"])))
+        said.append(
+            f"{layers} {'hollow' if half == 'tuning' else 'filled'} dots of the {words(half)} half lie between {worst:.2f} "
+            f"and {best:.2f}, {ahead:.0%} of them above the line at 1; their geometric mean is {mean:.2f}."
+        )
+    return " ".join(said)
+
+
+def words(half):
+    """A half's name as text."""
+    return half.replace("_", "-")
+
+
+def plot(room, found):
+    """The room's picture."""
+    figure, axes = style.picture(7.2, 3.4)
+    ax = axes[0, 0]
+    for series, (half, record) in enumerate(found.items()):
+        rows = [row for row in record["rows"] if ratio(row)]
+        x, y = [1000 * row["ours_ms"] for row in rows], [ratio(row) for row in rows]
+        style.points(ax, x, y, series, f"{words(half)} half, {len(rows)} layers", solid=half == "held_out")
+    ax.axhline(1, color="black", linewidth=1)
+    ax.set(xscale="log", yscale="log", xlabel="our time, µs", ylabel="times faster than the best peer")
+    ticks = (0.5, 0.7, 1, 1.5, 2, 3, 5)
+    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+    ax.grid(color=style.GRID, linewidth=0.5)
+    ax.legend(fontsize=style.NOTE_SIZE)
+    figure.alt = alt(room, found)
+    return figure
+
+
+def section(room, found):
+    """The room's part of the page."""
+    lines = [f"## {ROOMS[room]}", ""]
+    if not found:
+        data = population.record(room)
+        many = len(data["layers"])
+        link = f"[{room}.json](../benchmarks/populations/data/{room}.json)"
+        return [*lines, f"{many} layers of {len(data['models'])} models wait in {link}; no GPU has measured them yet.", ""]
+    machine = next(iter(found.values()))["machine"]
+    lines += [
+        f"One {machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}, commit {machine['commit']}, "
+        f"{machine['date']}.",
+        f"Copy rate {machine['copy_tb_per_s']} TB/s, matrix product {machine['matmul_tflop_per_s']} TFLOP/s.",
+        "",
+        f"![{alt(room, found)}](images/speed_{room}.png)",
+        "",
+        "| half | layers | geometric mean | worst | ahead |",
+        "|---|---|---|---|---|",
+    ]
+    for half, record in found.items():
+        layers, mean, worst, ahead = summary(record["rows"])
+        lines.append(f"| {words(half)} | {layers} | {mean:.2f} | {worst:.2f} | {ahead:.0%} |")
+    for half, record in found.items():
+        for failed in record["failed"]:
+            lines += ["", f"Failed on the {words(half)} half: {failed['case']}: {failed['error']}"]
+    if "held_out" in found:
+        lines += ["", "Held-out layers that are behind, and what was measured of them:", "", *behind(found["held_out"])]
+    return [*lines, ""]
+
+
+def page(folder=harness.RESULTS):
+    """The page's text, of the records in a folder."""
+    return HEAD + "\n" + "\n".join(line for room in ROOMS for line in section(room, records(room, folder)))
+
+
+def main():
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    PAGE.write_text(page())
+    for room in ROOMS:
+        if found := records(room):
+            (DOCS / "images" / f"speed_{room}.png").write_bytes(plot(room, found).png())
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()

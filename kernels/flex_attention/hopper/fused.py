@@ -1,0 +1,157 @@
+"""The launch of ``fused_kernel``, which calls it takes and where it is the faster way, and dq from its sums."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common import gluon as common_gluon
+from kernels.common.launch import launch
+from kernels.flex_attention import problem
+from kernels.flex_attention.hopper import dealing, fit, fused_kernel, walks
+from kernels.flex_attention.portable import stored_ds
+from kernels.flex_attention.portable.tiles import Descriptors
+from kernels.flex_attention.problem import cdiv
+
+if common_gluon.gluon is not None:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+BLOCK_N = fit.GROUPS * fit.ROWS
+WORKSPACE = 2**31  # bytes for the sums of dq; what has more is cut into parts
+
+
+@triton.jit(do_not_specialize=["Hq", "first", "blocks"])
+def dq_kernel(
+    sums_ptr, counters_ptr, dq_ptr, scale, M, Hq, first, blocks, stride_b, stride_h, stride_m, stride_d,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """dq of WIDTH queries: their sums [blocks, BLOCK_D, WIDTH] scaled, rounded and transposed; zero where nobody came."""
+    pid = tl.program_id(0)
+    block = pid % blocks
+    slot = (pid // blocks).to(tl.int64)
+    b, h = (first + slot) // Hq, (first + slot) % Hq
+    came = tl.load(counters_ptr + slot * (blocks * WIDTH // BLOCK_M) + block * WIDTH // BLOCK_M)
+    offs_d, offs_m = tl.arange(0, BLOCK_D), tl.arange(0, WIDTH)
+    at = sums_ptr + (slot * blocks + block) * BLOCK_D * WIDTH
+    here = (offs_m < tl.where(came > 0, WIDTH, 0))[None, :]
+    x = tl.load(at + offs_d[:, None] * WIDTH + offs_m[None, :], mask=here, other=0.0)
+    x = tl.trans(x * scale).to(dq_ptr.dtype.element_ty)
+    offs_m += block * WIDTH
+    at = dq_ptr + b * stride_b + h * stride_h + offs_m.to(tl.int64)[:, None] * stride_m
+    at += offs_d.to(tl.int64)[None, :] * stride_d
+    tl.store(at, x, mask=(offs_m < M)[:, None] & (offs_d < D)[None, :])
+
+
+def options(p):
+    """BLOCK_M, WIDTH, STAGES and FROM of the table."""
+    return problem.table_options("backward_hopper", p.key, p.device)
+
+
+def reason_not(p, tma=True):
+    """Why this kernel cannot take the call, as text, or ``None``; tma: whether TMA can read the gradient of o."""
+    why = fit.unfit(p, "backward_hopper", "bwd_", 128, tma and p.tma("query", "key", "value"))
+    BLOCK_M = options(p)["BLOCK_M"]
+    if why is None and p.sparse and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % BLOCK_M):
+        return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
+    return why or slower(p)
+
+
+def slower(p):
+    """Why the kernel that leaves ds in a workspace is faster, as text, or ``None``.
+
+    Four products, and the fifth in a kernel of its own, need no counters; but the workspace, which grows with the square of
+    the length, must hold enough heads for the items of a launch to fill the GPU. From FROM keys on, if the table has a
+    number, counters are the faster way whatever it holds.
+    """
+    if p.options.get("WORKSPACE", 1) == 0:
+        return "kernel_options allow no WORKSPACE"
+    if 0 < options(p)["FROM"] <= p.N:
+        return None
+    heads = p.remember(stored_ds.heads)
+    if 2 * heads * cdiv(p.N, BLOCK_N) < 3 * dealing.multiprocessors(p.device) and heads < p.Bkv * p.Hkv:
+        return None
+    return f"the workspace holds ds of {heads} key heads, enough for a launch"
+
+
+def _prepare(p):
+    """``(sizes of the sums, pairs at a time, compile-time arguments of both kernels, how the tensors are given)``."""
+    BLOCK_M, WIDTH, ROWS = options(p)["BLOCK_M"], options(p)["WIDTH"], fit.ROWS
+    BLOCK_D = columns(p.D, BLOCK_M, WIDTH)
+    pairs, each = p.Bkv * p.Hkv, p.shared * p.G
+    multiple = max(p.SPARSE_M, 128)
+    blocks = cdiv(p.M, multiple) * multiple // WIDTH
+    size = each * blocks * WIDTH * BLOCK_D * 4
+    at_once = min(pairs, max(1, p.options.get("WORKSPACE", WORKSPACE) // max(size, 1)))
+    row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    dq_layout = gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32)
+    given = (
+        fit.described(BLOCK_M, BLOCK_D), fit.described(ROWS, BLOCK_D), fit.described(ROWS),
+        Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout)),
+        Descriptors(lambda s: TensorDescriptor(s, list(s.shape), list(s.stride()), [64, WIDTH], dq_layout)),
+    )  # fmt: skip
+    static = compile_time(p) | {"num_warps": 4, "maxnreg": 168}
+    to_dq = {"D": p.D, "BLOCK_D": BLOCK_D, "WIDTH": WIDTH, "BLOCK_M": BLOCK_M}
+    return blocks, at_once, static, to_dq, given
+
+
+def _gradient(p, strides):
+    """How the kernel is given gradients of o that lie so."""
+    return fit.described(options(p)["BLOCK_M"])
+
+
+def gradients_of(p, x, do, rows, dq, dk, dv):
+    """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE."""
+    blocks, at_once, static, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
+    pairs, each = p.Bkv * p.Hkv, p.shared * p.G
+    WIDTH, tiles_n = to_dq["WIDTH"], cdiv(p.N, BLOCK_N)
+    new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
+    sums = new(at_once * each * blocks * to_dq["BLOCK_D"], WIDTH, dtype=torch.float32)
+    counters = new(at_once * each, blocks * WIDTH // to_dq["BLOCK_M"], dtype=torch.int32)
+    walk, gradients = walks.walk_of(p, x), p.remember(_gradient, do.stride())
+    for first in range(0, pairs, at_once):
+        count = min(at_once, pairs - first)
+        items = count * tiles_n
+        programs = min(items, dealing.multiprocessors(p.device))
+        bundle, back_and_forth = walks.dealt(count, tiles_n, programs, p.sparse)
+        counters.zero_()
+        launch(
+            fused_kernel.attention_gradients_hopper_kernel,
+            (programs,),
+            queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
+            counters, dk, dv, walk, x.score_tables, x.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
+            tiles_n, p.shared, first, items, bundle, blocks, *dk.stride(), *dv.stride(),
+            outputs=(dk, dv), BACK_AND_FORTH=back_and_forth, **static,
+        )  # fmt: skip
+        launch(
+            dq_kernel,
+            (count * each * blocks,),
+            sums, counters, dq, p.scale, p.M, p.Hq, first * each, blocks, *dq.stride(),
+            outputs=(dq,), **to_dq,
+        )  # fmt: skip
+
+
+def columns(D, BLOCK_M, WIDTH):
+    """Columns of a tile of q and k: dq's 64 rows are all of a head's columns where groups share out queries, else half."""
+    return max(problem.columns(D), 64 if WIDTH < BLOCK_M else 128)
+
+
+def compile_time(p):
+    """The kernel's compile-time arguments but the order of items."""
+    BLOCK_M, WIDTH, STAGES = (options(p)[name] for name in ("BLOCK_M", "WIDTH", "STAGES"))
+    return {
+        **p.mods(),
+        "D": p.D,
+        "DV": p.Dv,
+        "SPARSE": p.sparse,
+        "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
+        "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
+        "SPARSE_M": p.SPARSE_M or 1,
+        "EDGE_M": p.M % max(BLOCK_M, p.SPARSE_M) != 0,
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_D": columns(p.D, BLOCK_M, WIDTH),
+        "BLOCK_DV": problem.columns(p.Dv),
+        "WIDTH": WIDTH,
+        "ROWS": fit.ROWS,
+        "GROUPS": fit.GROUPS,
+        "STAGES": STAGES,
+    }

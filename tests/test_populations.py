@@ -1,0 +1,126 @@
+"""Populations: how models are dealt, what is measured of a layer, and that the page says what the records say."""
+
+import importlib
+import json
+
+import pytest
+
+from benchmarks.populations import conv_wgrad, halves, measure, population, report, tune_conv_wgrad
+from kernels import runtime
+
+ROOMS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention")
+TINY = {
+    "3x3": {"Ci": 16, "Co": 8, "H": 5, "W": 6, "R": 3, "S": 3, "groups": 1},
+    "grouped": {"Ci": 12, "Co": 24, "H": 5, "W": 5, "R": 3, "S": 3, "groups": 6},
+    "depthwise": {"Ci": 24, "Co": 24, "H": 6, "W": 5, "R": 3, "S": 3, "groups": 24},
+}
+MACHINE = {"copy_tb_per_s": 4.0, "matmul_tflop_per_s": 500.0}
+
+
+def tiny(name):
+    return TINY[name] | {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1]}
+
+
+def test_models_are_dealt_in_turn_by_hash_and_a_shared_layer_is_for_tuning():
+    names = [f"model {i}" for i in range(11)]
+    dealt = halves.halves(names)
+    assert dealt == halves.halves(reversed(names)) and list(dealt.values()).count("tuning") == 6
+    shared, own = {"Ci": 1}, [{"Ci": 10 + i} for i in range(11)]
+    rows = halves.deal([{"name": name, "layers": [shared, own[i]]} for i, name in enumerate(names)])
+    found = {row["layer"]["Ci"]: row for row in rows}
+    assert len(rows) == 12 and found[1]["half"] == "tuning" and sorted(found[1]["models"]) == sorted(names)
+    assert all(found[10 + i]["half"] == dealt[name] for i, name in enumerate(names))
+
+
+def test_every_prefix_is_a_sample_of_all_models():
+    models = [{"name": name, "layers": [{"of": name, "i": i} for i in range(many)]} for name, many in (("a", 9), ("b", 2))]
+    assert {row["models"][0] for row in halves.deal(models)[:2]} == {"a", "b"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_committed_layers_lie_in_the_half_that_their_models_are_in(room):
+    record = population.record(room)
+    half = {model["name"]: model["half"] for model in record["models"]}
+    assert half == halves.halves(half) and record["rule"] == halves.RULE
+    for row in record["layers"]:
+        assert row["half"] == ("tuning" if "tuning" in {half[name] for name in row["models"]} else "held_out")
+    texts = [json.dumps(row["layer"], sort_keys=True) for row in record["layers"]]
+    assert len(set(texts)) == len(texts)
+    bench = importlib.import_module(f"benchmarks.populations.{room}")
+    assert not set(map(bench.describe, bench.cases("held_out"))) & set(map(bench.describe, bench.cases("tuning")))
+
+
+def test_batches_keep_a_guess_of_the_time_between_its_limits():
+    for layer, N, *_ in conv_wgrad.cases("both"):
+        guess = conv_wgrad.guess(conv_wgrad.geometry_of(layer, N))
+        assert N == conv_wgrad.BATCHES[0] or guess <= conv_wgrad.MOST_S
+        assert N >= 128 and (N == conv_wgrad.BATCHES[1] or guess >= conv_wgrad.LEAST_S) or guess > conv_wgrad.MOST_S / 2
+
+
+def test_tuning_looks_at_no_held_out_layer():
+    named = {conv_wgrad.describe(case) for case in tune_conv_wgrad.named()}
+    tuned = {conv_wgrad.describe(case) for case in tune_conv_wgrad.cases("tuning")}
+    assert tuned - named == set(map(conv_wgrad.describe, conv_wgrad.cases("tuning")))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_row_holds_times_and_errors_of_ours_and_of_the_peers(name):
+    if not runtime.interpreted:
+        pytest.skip("sizes for the interpreter")
+    (row,) = conv_wgrad.measure((tiny(name), 2, "held_out", ["a model"]), MACHINE, 1)
+    assert row["relative_error"] < 5e-3 and row["shape"]["N"] == 2 and row["explained"].startswith("triton: ")
+    pixels, shape = 2 * row["shape"]["H"] * row["shape"]["W"], row["shape"]
+    assert row["flops"] == 2 * pixels * shape["Co"] * 9 * shape["Ci"] // shape["groups"]
+    json.dumps(row)
+
+
+@pytest.mark.parametrize("name", ["3x3", "depthwise"])
+def test_every_candidate_that_is_timed_is_checked_against_the_operator(name):
+    if not runtime.interpreted:
+        pytest.skip("sizes for the interpreter")
+    (row,) = tune_conv_wgrad.measure((tiny(name), 2, "tuning", ["a model"]), MACHINE, 1)
+    ran = [candidate for candidate in row["candidates"] if "ms" in candidate]
+    assert len(ran) >= 4 and all(candidate["off"] < 1e-2 for candidate in ran)
+    assert all("reason" in candidate for candidate in row["candidates"] if candidate["backend"] == "hopper")
+
+
+def test_only_rows_that_are_asked_for_are_selected():
+    bench, selected = measure.select("conv_wgrad", "held_out", "depthwise", 3)
+    assert bench is conv_wgrad and len(selected) == 3 and all(case[0]["groups"] == case[0]["Ci"] for case in selected)
+
+
+def row_of(ours, *peers, **more):
+    rows = [{"name": f"peer {i}", "ms": ms} if ms else {"name": f"peer {i}", "reason": "no"} for i, ms in enumerate(peers)]
+    shape = tiny("3x3") | {"N": 2}
+    return {"ours_ms": ours, "peers": rows, "shape": shape, "models": ["m", "n"], "bytes": 4e8, "flops": 1e11} | more
+
+
+def test_a_ratio_is_to_the_best_peer_that_ran():
+    assert report.ratio(row_of(2.0, 4.0, 3.0, None)) == 1.5 and report.ratio(row_of(2.0, None)) is None
+    layers, mean, worst, ahead = report.summary([row_of(1.0, 2.0), row_of(1.0, 0.5), row_of(1.0, None), row_of(1.0, 1.0)])
+    assert (layers, worst, ahead) == (3, 0.5, 1 / 3) and mean == pytest.approx(1.0)
+
+
+def test_rows_that_are_behind_are_named_with_what_was_measured():
+    explained = "triton: product; 4 tiles, split-K 3; tile waste 1.60"
+    record = {"machine": MACHINE, "rows": [row_of(1.0, 2.0), row_of(1.0, 0.8), row_of(1.0, 0.5, explained=explained)]}
+    _, _, worst, next_worst = report.behind(record)
+    assert "3×3 16→8 @5, N 2 | m and 1 more | 0.50 | 1.0000 | peer 0, 0.5000 ms" in worst
+    assert "10% of the copy rate; 20% of a matrix product's rate; its tiles hold 1.60 times the product" in worst
+    assert "| 0.80 |" in next_worst
+
+
+def test_the_page_is_what_the_records_say_and_every_plot_is_there():
+    assert report.PAGE.read_text() == report.page()
+    for room in report.ROOMS:
+        assert (report.DOCS / "images" / f"speed_{room}.png").exists() == bool(report.records(room))
+
+
+def test_the_plot_tells_the_halves_apart_and_says_what_it_looks_like(tmp_path):
+    for half in population.HALVES:
+        record = {"machine": MACHINE, "rows": [row_of(1.0, 2.0), row_of(0.5, 0.4)], "failed": []}
+        (tmp_path / f"population_conv_wgrad_{half}.json").write_text(json.dumps(record))
+    figure = report.plot("conv_wgrad", report.records("conv_wgrad", tmp_path))
+    tuning, held_out = figure.axes[0].collections
+    assert tuning.get_facecolor().tolist() != held_out.get_facecolor().tolist() and tuning.get_paths() != held_out.get_paths()
+    assert "2 hollow dots of the tuning half" in figure.alt and "2 filled dots of the held-out half" in figure.alt
