@@ -3,6 +3,7 @@
 import pytest
 
 from kernels.common import configs
+from kernels.common.plan import forget
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
 
@@ -27,3 +28,11 @@ def hopper_table(monkeypatch):
     monkeypatch.setattr(fit, "unfit", lambda *_: None)
     monkeypatch.setattr(dealing, "multiprocessors", lambda device: 3)
     return changes
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered():
+    """Each test makes its plans anew: many change what a plan depends on."""
+    forget()
+    yield
+    forget()

@@ -7,11 +7,13 @@ import torch
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.flex_attention import BlockMask, block_mask, causal_block_mask, flex_attention, operator, problem
-from kernels.flex_attention.hopper import dealing, fit
+from kernels.common import gluon as common_gluon
+from kernels.common.plan import forget
+from kernels.flex_attention import BlockMask, block_mask, causal_block_mask, flex_attention, problem
+from kernels.flex_attention.hopper import dealing
 from tests.flex_attention import cases
 
-if fit.gluon is None:
+if common_gluon.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
 
 from kernels import gluon_model
@@ -127,8 +129,8 @@ def test_a_walk_names_every_block_once_backwards_with_its_rank(heads):
     full[..., -1, :] = full[..., -1] = False  # they reach past the ends
     mask = block_mask.block_mask_from_dense(some, full, lambda b, h, m, n: m >= 0, 600, 800, (128, 128))
     q, k = torch.zeros(2, heads, 600, 16), torch.zeros(2, heads, 800, 16)
-    p = operator._problem(q, k, k, None, mask, None, False, None)
-    num_blocks, entries, ranks, stride_b, stride_h, width = walks.walk_of(p)
+    p, x = cases.resolved(q, k, k, None, mask)
+    num_blocks, entries, ranks, stride_b, stride_h, width = walks.walk_of(p, x)
     assert width == 5
     for b in range(2):
         for h in range(heads):
@@ -139,10 +141,10 @@ def test_a_walk_names_every_block_once_backwards_with_its_rank(heads):
                 assert listed.tolist() == [2 * m + bool(full[b, h, m, n]) for m in blocks]
                 before = [int(some[b, h, m, :n].sum()) for m in blocks]
                 assert ranks.view(-1, 5)[row][: len(blocks)].tolist() == before
-    assert walks.walk_of(p) is walks.walk_of(p)
+    assert walks.walk_of(p, x) is walks.walk_of(p, x)
     mask.kv_num_blocks.sub_(mask.kv_num_blocks)  # another mask now, in the same memory
     mask.q_num_blocks.zero_()
-    assert walks.walk_of(p)[0].sum() == full.sum()
+    assert walks.walk_of(p, x)[0].sum() == full.sum()
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -166,11 +168,12 @@ def alone(schedule="round-robin", seed=0, shape=RAGGED):
     B, Hq, Hkv, M, N, D, Dv = shape
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(s, generator=generator).bfloat16() for s in ((B, Hq, M, D), (B, Hkv, N, D), (B, Hkv, N, Dv)))
-    p = operator._problem(q, k, v, None, causal_block_mask(M, N), None, True, None)
+    forget()
+    p, x = cases.resolved(q, k, v, None, causal_block_mask(M, N), None, True)
     rows = [torch.zeros(B * Hq, -(-M // 128) * 128) for _ in range(2)]
     grads = [torch.full_like(x, float("nan")) for x in (q, k, v)]
     with gluon_model.executing(schedule=schedule, seed=seed) as results:
-        fused.gradients_of(p, q, k, v, q, rows, *grads)
+        fused.gradients_of(p, x, q, rows, *grads)
     return [x.view(torch.uint8) for x in grads], results[0]
 
 
@@ -319,11 +322,11 @@ def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch
 
 
 def on_gpu(shape=(1, 2, 2, 4096, 4096, 64, 64), **options):
-    """``(problem, key, all tensors)`` of a call on an H200 that is not there."""
+    """The problem of a call on an H200 that is not there."""
     B, Hq, Hkv, M, N, D, Dv = shape
     tensors = [torch.zeros(1, dtype=torch.bfloat16).expand(B, *s) for s in ((Hq, M, D), (Hkv, N, D), (Hkv, N, Dv))]
-    p = operator._problem(*tensors, None, None, None, Hq != Hkv, options)
-    return dataclasses.replace(p, device=torch.device("cuda")), tensors[1]
+    p, _ = cases.resolved(*tensors, None, None, None, Hq != Hkv, options)
+    return dataclasses.replace(p, device=torch.device("cuda"))
 
 
 @pytest.fixture
@@ -352,13 +355,12 @@ def h200(monkeypatch):
     ],
 )
 def test_counters_where_the_workspace_holds_too_few_heads(h200, shape, heads):
-    p, key = on_gpu(shape)
-    why = fused.slower(p, key)
+    why = fused.slower(on_gpu(shape))
     assert why == (heads and f"the workspace holds ds of {heads} key heads, enough for a launch")
 
 
 def test_no_workspace_no_sums(h200):
-    assert fused.slower(*on_gpu(WORKSPACE=0)) == "kernel_options allow no WORKSPACE"
+    assert fused.slower(on_gpu(WORKSPACE=0)) == "kernel_options allow no WORKSPACE"
 
 
 def test_explain_says_that_one_kernel_runs(table):

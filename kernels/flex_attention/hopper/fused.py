@@ -4,12 +4,15 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.common import gluon as common_gluon
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, fused_kernel, walks
-from kernels.flex_attention.portable.stored_ds import heads_with_stored_ds
+from kernels.flex_attention.portable import stored_ds
+from kernels.flex_attention.portable.tiles import Descriptors
+from kernels.flex_attention.problem import cdiv
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -44,16 +47,16 @@ def options(p):
     return problem.table_options("backward_hopper", p.key, p.device)
 
 
-def reason_not(p, query, key, value, do):
-    """Why this kernel cannot take the call, as text, or ``None``."""
-    why = fit.unfit(p, "backward_hopper", "bwd_", 128, query, key, value, do)
+def reason_not(p, tma=True):
+    """Why this kernel cannot take the call, as text, or ``None``; tma: whether TMA can read the gradient of o."""
+    why = fit.unfit(p, "backward_hopper", "bwd_", 128, tma and p.tma("query", "key", "value"))
     BLOCK_M = options(p)["BLOCK_M"]
-    if why is None and p.block_mask is not None and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % BLOCK_M):
+    if why is None and p.sparse and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % BLOCK_M):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
-    return why or slower(p, key)
+    return why or slower(p)
 
 
-def slower(p, key):
+def slower(p):
     """Why the kernel that leaves ds in a workspace is faster, as text, or ``None``.
 
     Four products, and the fifth in a kernel of its own, need no counters; but the workspace, which grows with the square of
@@ -64,82 +67,89 @@ def slower(p, key):
         return "kernel_options allow no WORKSPACE"
     if 0 < options(p)["FROM"] <= p.N:
         return None
-    heads = heads_with_stored_ds(p, key.shape[0] * p.Hkv, p.shared(key))
-    if 2 * heads * triton.cdiv(p.N, BLOCK_N) < 3 * dealing.multiprocessors(p.device) and heads < key.shape[0] * p.Hkv:
+    heads = p.remember(stored_ds.heads)
+    if 2 * heads * cdiv(p.N, BLOCK_N) < 3 * dealing.multiprocessors(p.device) and heads < p.Bkv * p.Hkv:
         return None
     return f"the workspace holds ds of {heads} key heads, enough for a launch"
 
 
-def gradients_of(p, query, key, value, do, rows, dq, dk, dv):
-    """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE."""
-    BLOCK_M, WIDTH = options(p)["BLOCK_M"], options(p)["WIDTH"]
+def _prepare(p):
+    """``(sizes of the sums, pairs at a time, compile-time arguments of both kernels, how the tensors are given)``."""
+    BLOCK_M, WIDTH, ROWS = options(p)["BLOCK_M"], options(p)["WIDTH"], fit.ROWS
     BLOCK_D = columns(p.D, BLOCK_M, WIDTH)
-    pairs, each = key.shape[0] * p.Hkv, p.shared(key) * p.G
+    pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     multiple = max(p.SPARSE_M, 128)
-    blocks = triton.cdiv(p.M, multiple) * multiple // WIDTH
+    blocks = cdiv(p.M, multiple) * multiple // WIDTH
     size = each * blocks * WIDTH * BLOCK_D * 4
     at_once = min(pairs, max(1, p.options.get("WORKSPACE", WORKSPACE) // max(size, 1)))
-    sums = torch.empty(at_once * each * blocks * BLOCK_D, WIDTH, dtype=torch.float32, device=query.device)
-    counters = torch.empty(at_once * each, blocks * WIDTH // BLOCK_M, dtype=torch.int32, device=query.device)
-    tiles_n = triton.cdiv(p.N, BLOCK_N)
+    row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    dq_layout = gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32)
+    given = (
+        fit.described(BLOCK_M, BLOCK_D), fit.described(ROWS, BLOCK_D), fit.described(ROWS),
+        Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout)),
+        Descriptors(lambda s: TensorDescriptor(s, list(s.shape), list(s.stride()), [64, WIDTH], dq_layout)),
+    )  # fmt: skip
+    static = compile_time(p) | {"num_warps": 4, "maxnreg": 168}
+    to_dq = {"D": p.D, "BLOCK_D": BLOCK_D, "WIDTH": WIDTH, "BLOCK_M": BLOCK_M}
+    return blocks, at_once, static, to_dq, given
+
+
+def _gradient(p, strides):
+    """How the kernel is given gradients of o that lie so."""
+    return fit.described(options(p)["BLOCK_M"])
+
+
+def gradients_of(p, x, do, rows, dq, dk, dv):
+    """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE."""
+    blocks, at_once, static, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
+    pairs, each = p.Bkv * p.Hkv, p.shared * p.G
+    WIDTH, tiles_n = to_dq["WIDTH"], cdiv(p.N, BLOCK_N)
+    new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
+    sums = new(at_once * each * blocks * to_dq["BLOCK_D"], WIDTH, dtype=torch.float32)
+    counters = new(at_once * each, blocks * WIDTH // to_dq["BLOCK_M"], dtype=torch.int32)
+    walk, gradients = walks.walk_of(p, x), p.remember(_gradient, do.stride())
     for first in range(0, pairs, at_once):
         count = min(at_once, pairs - first)
         items = count * tiles_n
         programs = min(items, dealing.multiprocessors(p.device))
-        bundle, back_and_forth = walks.dealt(count, tiles_n, programs, p.block_mask is not None)
+        bundle, back_and_forth = walks.dealt(count, tiles_n, programs, p.sparse)
         counters.zero_()
         launch(
             fused_kernel.attention_gradients_hopper_kernel,
             (programs,),
-            *arguments(p, query, key, value, do, rows, sums, counters, dk, dv, first, items, bundle, blocks),
-            outputs=(dk, dv), BACK_AND_FORTH=back_and_forth, **compile_time(p), num_warps=4, maxnreg=168,
+            queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
+            counters, dk, dv, walk, x.score_tables, x.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
+            tiles_n, p.shared, first, items, bundle, blocks, *dk.stride(), *dv.stride(),
+            outputs=(dk, dv), BACK_AND_FORTH=back_and_forth, **static,
         )  # fmt: skip
         launch(
             dq_kernel,
             (count * each * blocks,),
-            sums, counters, dq, p.scale, p.M, p.Hq, first * each, blocks, *dq.stride(), outputs=(dq,),
-            D=p.D, BLOCK_D=BLOCK_D, WIDTH=WIDTH, BLOCK_M=BLOCK_M,
+            sums, counters, dq, p.scale, p.M, p.Hq, first * each, blocks, *dq.stride(),
+            outputs=(dq,), **to_dq,
         )  # fmt: skip
 
 
 def columns(D, BLOCK_M, WIDTH):
     """Columns of a tile of q and k: dq's 64 rows are all of a head's columns where groups share out queries, else half."""
-    return max(fit.columns(D), 64 if WIDTH < BLOCK_M else 128)
-
-
-def arguments(p, query, key, value, do, rows, sums, counters, dk, dv, first, items, bundle, blocks):
-    """What the kernel is launched with: descriptors in place of everything it reads by tiles, and of dq's sums."""
-    BLOCK_M, WIDTH, ROWS = options(p)["BLOCK_M"], options(p)["WIDTH"], fit.ROWS
-    BLOCK_D = columns(p.D, BLOCK_M, WIDTH)
-    row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    dq_layout = gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32)
-    return (
-        fit.described(query, BLOCK_M, BLOCK_D), fit.described(do, BLOCK_M),
-        fit.described(key, ROWS, BLOCK_D), fit.described(value, ROWS),
-        *(TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout) for r in rows),
-        TensorDescriptor(sums, list(sums.shape), list(sums.stride()), [64, WIDTH], dq_layout),
-        counters, dk, dv, walks.walk_of(p), p.score_tables, p.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
-        triton.cdiv(p.N, BLOCK_N), p.shared(key), first, items, bundle, blocks, *dk.stride(), *dv.stride(),
-    )  # fmt: skip
+    return max(problem.columns(D), 64 if WIDTH < BLOCK_M else 128)
 
 
 def compile_time(p):
     """The kernel's compile-time arguments but the order of items."""
     BLOCK_M, WIDTH, STAGES = (options(p)[name] for name in ("BLOCK_M", "WIDTH", "STAGES"))
     return {
-        "SCORE_MOD": p.score_mod,
-        "SCORE_GRADIENT": p.score_gradient,
-        "MASK_MOD": p.mask_mod,
+        **p.mods(),
         "D": p.D,
         "DV": p.Dv,
-        "SPARSE": p.block_mask is not None,
+        "SPARSE": p.sparse,
         "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
         "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
         "SPARSE_M": p.SPARSE_M or 1,
         "EDGE_M": p.M % max(BLOCK_M, p.SPARSE_M) != 0,
         "BLOCK_M": BLOCK_M,
         "BLOCK_D": columns(p.D, BLOCK_M, WIDTH),
-        "BLOCK_DV": fit.columns(p.Dv),
+        "BLOCK_DV": problem.columns(p.Dv),
         "WIDTH": WIDTH,
         "ROWS": fit.ROWS,
         "GROUPS": fit.GROUPS,

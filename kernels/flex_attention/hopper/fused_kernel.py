@@ -18,10 +18,10 @@ Every key tile visits its tiles of queries from the last to the first, so that k
 step apart. ``fused.dq_kernel`` scales, rounds and transposes.
 """
 
-from kernels.flex_attention.hopper import fit
+from kernels.common import gluon as common_gluon
 from kernels.flex_attention.portable.tiles import logits
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import (

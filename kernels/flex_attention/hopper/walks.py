@@ -5,33 +5,32 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-import triton
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernels.flex_attention import block_mask as masks
+from kernels.flex_attention.problem import cdiv
 
 _remembered = WeakTensorKeyDictionary()
 _lock = threading.Lock()
 
 
-def walk_of(p):
+def walk_of(p, x):
     """``(num_blocks, entries, ranks, batch stride, head stride, width)`` of each block of keys, int32; ``None`` without mask.
 
     entries: the blocks of queries that it visits, from the last to the first: twice the block's number, and one more if the
     block is full. ranks: how many blocks of keys before it visit that block of queries. Remembered as long as the mask
     lives: layers and steps share masks, and building the lists takes a dozen small kernels.
     """
-    if p.block_mask is None:
+    if not p.sparse:
         return None
-    mask = p.block_mask
-    lists = [getattr(mask, name) for name in LISTS]
+    lists = [x.lists.get(name) for name in LISTS]
     capturing = lists[0].is_cuda and torch.cuda.is_current_stream_capturing()
     state = (p.M, p.N, *((None if t is None else (t.data_ptr(), t._version, t.shape)) for t in lists))
     with _lock:
         known = _remembered.get(lists[0])
         if known is not None and known[0] == state:
             return known[1]
-    walk = _walk(p)
+    walk = _walk(p, x)
     if not capturing:  # a graph's memory is filled when it is replayed
         with _lock:
             _remembered[lists[0]] = (state, walk)
@@ -42,9 +41,9 @@ LISTS = ("kv_indices", "kv_num_blocks", "full_kv_indices", "full_kv_num_blocks")
 LISTS += ("q_indices", "q_num_blocks", "full_q_indices", "full_q_num_blocks")
 
 
-def _walk(p):
-    columns = triton.cdiv(p.M, p.SPARSE_M)
-    partial, full = (_dense(lists, columns) for lists in p.transposed)
+def _walk(p, x):
+    columns = cdiv(p.M, p.SPARSE_M)
+    partial, full = (_dense(lists, columns) for lists in x.transposed)
     visited = partial if full is None else partial | full
     full = torch.zeros_like(visited) if full is None else full.expand_as(visited)
     ranks = visited.cumsum(-2, dtype=torch.int32) - visited.int()
@@ -57,7 +56,7 @@ def _walk(p):
 
 
 def _dense(lists, columns):
-    """bool [B, H, blocks of keys, ``columns``] of one of ``Problem.transposed``."""
+    """bool [B, H, blocks of keys, ``columns``] of one of ``Inputs.transposed``."""
     return None if lists is None else masks.dense_blocks(lists[0], lists[1], columns)
 
 
@@ -74,7 +73,7 @@ def dealt(pairs, tiles, programs, masked):
     """
     if not pairs or not tiles:
         return 1, False
-    bundles = sorted({triton.cdiv(pairs, parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if parts <= pairs})
+    bundles = sorted({cdiv(pairs, parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if parts <= pairs})
     lengths = 2.0 * (np.arange(tiles, 0, -1) if masked else np.full(tiles, tiles)) + 1  # and one for what is not its tiles
     ends = {(b, back): _end(pairs, lengths, programs, b, back) for b in bundles for back in (False, True)}
     return next(names for names in ends if ends[names] <= 1.02 * min(ends.values()))

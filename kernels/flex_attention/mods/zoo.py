@@ -6,10 +6,12 @@ Those that need a parameter are made by a function of that parameter.
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 import torch.nn.attention.flex_attention as torch_flex
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention.flex_attention import noop_mask
 
 __all__ = [
@@ -80,13 +82,13 @@ def _remake(factory, args, kwargs):
 
 
 @_made
-def and_masks(*mask_mods):
+def and_masks(*mask_mods: Callable[..., Tensor]) -> Mod:
     """What all of ``mask_mods`` allow."""
     return torch_flex.and_masks(*mask_mods)
 
 
 @_made
-def or_masks(*mask_mods):
+def or_masks(*mask_mods: Callable[..., Tensor]) -> Mod:
     """What any of ``mask_mods`` allows."""
     return torch_flex.or_masks(*mask_mods)
 
