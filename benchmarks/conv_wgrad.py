@@ -9,9 +9,10 @@ import triton
 
 from benchmarks import harness
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, copy_engine, split_k
-from kernels.conv_wgrad.backward import size_class
+from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
 from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.gluon import tma
+from kernels.conv_wgrad.portable.product import size_class
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 
 CASES = [  # N, Ci, Co, H = W, R = S, stride, padding, groups
@@ -223,9 +224,9 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
         def says(room, name, key, device):
             return dict(options) if name == kernel else table_says(room, name, key, device)
 
-        split_k.configuration = copy_engine.configuration = says
+        split_k.configuration = tma.configuration = says
         run()
-        split_k.configuration = copy_engine.configuration = table_says
+        split_k.configuration = tma.configuration = table_says
 
     if backend == "hopper":
         return "3 chunks", call

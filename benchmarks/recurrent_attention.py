@@ -12,15 +12,12 @@ import torch.nn.functional as F
 from benchmarks import command, harness
 from benchmarks import flash_linear_attention as fla
 from kernels import runtime
-from kernels.recurrent_attention import backward as backward_pass
-from kernels.recurrent_attention import (
-    chunk_backward,
-    chunk_decays,
-    chunk_forward,
-    recurrent_attention,
-    recurrent_attention_step,
-)
-from kernels.recurrent_attention import forward as forward_pass
+from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
+from kernels.recurrent_attention.chunk import backward as chunk_backward
+from kernels.recurrent_attention.chunk import decays as chunk_decays
+from kernels.recurrent_attention.chunk import forward as chunk_forward
+from kernels.recurrent_attention.recurrence import backward as backward_pass
+from kernels.recurrent_attention.recurrence import forward as forward_pass
 from kernels.recurrent_attention.reference import recurrent_attention_step_reference
 
 SHAPES = [(8, 2048, 16), (1, 32768, 16), (2, 8192, 16)]  # B, T, H

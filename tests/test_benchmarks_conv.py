@@ -7,7 +7,8 @@ import torch
 
 from benchmarks import conv_wgrad as bench
 from benchmarks import harness, planted_faults
-from kernels.conv_wgrad import copy_engine, hopper, split_k
+from kernels.conv_wgrad import split_k
+from kernels.conv_wgrad.gluon import hopper, tma
 from tests.conv_wgrad import cases
 
 MACHINE = {"matmul_tflop_per_s": 700.0}
@@ -49,7 +50,7 @@ def test_a_row_is_complete(monkeypatch):
 @pytest.mark.parametrize(("kernel", "key"), [(kernel, key) for kernel, keys in bench.CLASSES.items() for key in keys])
 def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatch, kernel, key):
     """What the launcher asks the table for is the name that the tuner writes; what it then launches are the options."""
-    if "hopper" in kernel and copy_engine.gluon is None:
+    if "hopper" in kernel and tma.gluon is None:
         pytest.skip("Gluon's im2col copies need Triton 3.8")
     asked, table_says = [], split_k.configuration
 
@@ -58,7 +59,7 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
         return table_says(room, name, key, device)
 
     monkeypatch.setattr(split_k, "configuration", record)
-    monkeypatch.setattr(copy_engine, "configuration", record)
+    monkeypatch.setattr(tma, "configuration", record)
     shape, options = (1, 32) if kernel == "hopper" else (2, 4), options_of(kernel)
     name, call = bench.tuned_call(kernel, shape, *key)
     if "hopper" in kernel:

@@ -1,105 +1,289 @@
-"""What every public function has in common with torch's own, beyond its kernel: overrides, and transforms it must refuse."""
+"""An operator of PyTorch's, made from what differs between one and another.
 
-import functools
-from collections.abc import Callable
-from typing import TypeVar
+An ``Operator`` runs in one of two ways with the same result. Where nothing looks on (plain tensors, no dispatch mode, no
+tracer) it calls its forward pass directly, inside an ``autograd.Function`` where a gradient is wanted. Everywhere else it is
+a call through PyTorch's dispatcher, of an operator with a fake and a backward operator of its own: ``torch.compile``,
+``torch.export``, fake tensors, counters of operations, tensor subclasses and ``opcheck`` see that.
+"""
+
+from collections.abc import Callable, Sequence
 
 import torch
-from torch.autograd import forward_ad
-from torch.overrides import handle_torch_function, has_torch_function
+from torch import Tensor
 
-F = TypeVar("F", bound=Callable)
+from kernels.common.public import autocast, once_differentiable, public, refuse_second_derivative, refuse_transforms
 
+__all__ = [
+    "Operator",
+    "autocast",
+    "nothing_looks_on",
+    "once_differentiable",
+    "public",
+    "refuse_second_derivative",
+    "refuse_transforms",
+]
 
-def public(function: F) -> F:
-    """A public function as other programs call it.
-
-    Tensor subclasses and tracers that override torch's functions (``__torch_function__``, such as ``torch.fx``'s proxies) see
-    one call of it. ``torch.func`` transforms and forward mode raise ``RuntimeError``: kernels have neither batching rules nor
-    tangents, and a tangent that is lost without a word would be read as zero.
-    """
-    name = function.__name__
-
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        given = (*args, *kwargs.values())
-        if has_torch_function(given):
-            return handle_torch_function(call, given, *args, **kwargs)
-        refuse_transforms(name, given)
-        return function(*args, **kwargs)
-
-    return call
+NAMESPACE = "kernels_from_math"
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
-def refuse_transforms(name, given):
-    """Raise ``RuntimeError`` under ``torch.func``'s transforms, and for tensors among ``given`` that carry a tangent."""
-    if torch.compiler.is_compiling():  # dynamo has its own word on transforms, and traces no interpreter's stack
-        return
-    if (interpreter := torch._C._functorch.peek_interpreter_stack()) is not None:
-        transform = str(interpreter.key()).rsplit(".", 1)[-1].lower()
-        raise RuntimeError(
-            f"{name} cannot run under torch.func's {transform}: kernels have no rule for it. "
-            "Gradients: torch.autograd.grad or backward(); batches: the batch dimension."
-        )
-    if any(isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
-        raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
-    if forward_ad._current_level >= 0 and any(
-        isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given
-    ):
-        raise RuntimeError(
-            f"{name} has no forward-mode derivative: its kernels compute gradients (backward mode) alone. "
-            "For tangents use its reference, which is plain PyTorch."
-        )
-
-
-def autocast(*tensors):
-    """``tensors`` in the dtype of ``torch.autocast`` where it is on; float64 and what is no tensor stays as it is."""
-    kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
-    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):  # torch asks no other device for its own
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in _CAST else t for t in tensors)
-
-
-_CAST = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def once_differentiable(operator, grads, given, room=None):
-    """``grads`` of a backward pass, such that differentiating them again says what is missing.
+class Operator:
+    """An operator by what differs: call it with its schema's arguments, by position.
 
     Args:
-        operator, room: as ``refuse_second_derivative``.
-        grads: the gradients, ``None`` among them.
-        given: the tensors that they were made from.
-    """
-    if not torch.is_grad_enabled():
-        return grads
-    return _Once.apply(operator, room, len(grads), *grads, *given)
+        schema: ``"name(Tensor x, Tensor? bias, Tensor[] captured, float scale) -> (Tensor y, Tensor state)"``: the first
+            argument is a tensor, there are no defaults, ``Tensor(a!) state`` is written in place.
+        forward: ``forward(*arguments)`` gives what the schema returns, a tuple where it is several tensors; ``None`` stands
+            for one that was not asked for, an empty tensor to the dispatcher. No output shares memory with an argument.
+        fake: ``fake(*arguments)`` gives ``new_empty`` tensors of the same shapes, dtypes and strides, ``None`` likewise.
+        backward: ``backward(*output_gradients, *saved, *numbers, needs)`` gives a gradient for each tensor of ``gradients``,
+            ``None`` where ``needs``, a list of bools, says that it isn't wanted. An output's gradient is ``None`` where the
+            output was not used; ``numbers`` are all arguments that are no tensors. Without a function: not differentiable.
+        gradients: names of the arguments that ``backward`` differentiates for, in the order of its answer and of ``needs``; a
+            ``Tensor[]`` counts once for each of its tensors.
+        saved: names of the arguments and returns that ``backward`` reads, in the order it takes them. Only these are kept,
+            through autograd: changes in place are noticed, and hooks on saved tensors see them.
+        fake_backward: takes what ``backward`` takes and gives ``new_empty`` tensors; needed where a gradient is not a
+            contiguous tensor of its argument's shape and dtype, or its argument is not saved.
+        passed: ``{argument: return}`` where the argument's gradient is the return's gradient itself, cast to its dtype.
+        constant: names of the returns that have no gradient; ``backward`` takes none for them.
+        public: the public function's name, in messages; ``None``: the schema's.
+        room: the folder under ``kernels`` that it lives in; ``None``: one of the public function's name.
 
-
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, operator, room, count, *tensors):
-        ctx.refuse = refuse_second_derivative(operator, room)
-        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
-
-    @staticmethod
-    def backward(ctx, *grads):
-        ctx.refuse(ctx, *grads)
-
-
-def refuse_second_derivative(operator, room=None):
-    """The gradient of ``operator``'s backward pass: an error that names the reference to differentiate twice instead.
-
-    Args:
-        operator: the public function's name; its reference is ``<operator>_reference``.
-        room: the folder under ``kernels`` it lives in, ``None`` where that has the operator's name.
+    ``torch.ops.kernels_from_math.<name>`` is the operator, ``<name>_backward`` its backward pass: it takes what ``backward``
+    takes and returns a list of the gradients that were needed.
     """
 
-    def refuse(ctx, *grads):
-        raise RuntimeError(
-            f"{operator} has no second derivative: its backward pass is a kernel without a gradient of its own. "
-            f"For double backward use kernels.{room or operator}.reference.{operator}_reference."
-        )
+    def __init__(
+        self,
+        schema: str,
+        forward: Callable,
+        fake: Callable,
+        *,
+        backward: Callable | None = None,
+        gradients: Sequence[str] = (),
+        saved: Sequence[str] = (),
+        fake_backward: Callable | None = None,
+        passed: dict[str, str] | None = None,
+        constant: Sequence[str] = (),
+        public: str | None = None,
+        room: str | None = None,
+    ) -> None:
+        self.name, types, returned = _parse(schema)
+        names = list(types)
+        self._public, self._room = public or self.name, room
+        self._forward, self._backward, self._fake_backward = forward, backward, fake_backward
+        self._count = len(names)
+        self._several = len(returned) > 1
+        self._tensors = [i for i, name in enumerate(names) if types[name].startswith("Tensor")]
+        self._lists = [i for i in self._tensors if types[names[i]].endswith("[]")]
+        self._written = [i for i in self._tensors if "!" in types[names[i]]]
+        self._numbers = [i for i in range(len(names)) if i not in self._tensors]
+        self._gradients = [names.index(name) for name in gradients]
+        self._passed = [(names.index(name), returned.index(out)) for name, out in (passed or {}).items()]
+        self._constant = [returned.index(name) for name in constant]
+        self._varying = [i for i in range(len(returned)) if i not in self._constant]
+        self._saved = [(name in types, (names if name in types else returned).index(name)) for name in saved]
+        self._gradients_saved = [list(saved).index(name) if name in saved else None for name in gradients]
+        if backward is not None and fake_backward is None and None in self._gradients_saved:
+            raise ValueError(f"{self.name}: gradients of arguments that are not saved need a fake_backward")
 
-    return refuse
+        self._define(schema, forward, fake)
+        if backward is not None:
+            taken = [f"Tensor? grad_{returned[i]}" for i in self._varying]
+            taken += [f"{types.get(name, 'Tensor')} {name}" for name in saved]
+            taken += [f"{types[names[i]]} {names[i]}" for i in self._numbers]
+            self._define_backward(f"{self.name}_backward({', '.join([*taken, 'bool[] needs'])}) -> Tensor[]")
+        self._function = self._make_function()
+
+    def __call__(self, *args):
+        """The outputs, by the shorter way where nothing looks on."""
+        if not self._unseen(args):
+            return self.op(*args)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return self._function.apply(True, *self._flat(args))
+        out = self._forward(*args)
+        for i in self._written:
+            if not args[i].is_inference():
+                torch.autograd.graph.increment_version(args[i])
+        return out
+
+    def _unseen(self, args):
+        """Whether nothing but this process's eager execution sees a call with these arguments."""
+        if torch.compiler.is_compiling():
+            return False
+        first = args[0]
+        if not (first.is_cuda or first.is_cpu):
+            return False
+        tensors = (args[i] for i in self._tensors)
+        return nothing_looks_on(_spread(tensors) if self._lists else tensors)
+
+    def _flat(self, args):
+        """``(lengths of the lists, *arguments)`` with the lists' tensors in their place: autograd sees no others."""
+        if not self._lists:
+            return None, *args
+        return tuple(len(args[i]) for i in self._lists), *_spread(args, self._lists)
+
+    def _packed(self, lengths, flat):
+        """The arguments, or something about each, with its lists again."""
+        if lengths is None:
+            return flat
+        items, lengths = iter(flat), dict(zip(self._lists, lengths, strict=True))
+        return [[next(items) for _ in range(lengths[i])] if i in lengths else next(items) for i in range(self._count)]
+
+    def _define(self, schema, forward, fake):
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        self.op = op = getattr(getattr(torch.ops, NAMESPACE), self.name).default
+
+        def filled(function):
+            if not self._several:
+                return function
+
+            def run(*args):
+                out = function(*args)
+                like = next(t for t in out if t is not None)
+                return tuple(like.new_empty(0) if t is None else t for t in out)
+
+            return run
+
+        def autograd(*args):
+            if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+                return self._function.apply(False, *self._flat(args))
+            with torch._C._AutoDispatchBelowAutograd():
+                return op(*args)
+
+        def in_place(*args):
+            for i in self._written:
+                torch.autograd.graph.increment_version(args[i])
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                return op(*args)
+
+        for key in ("CPU", "CUDA"):
+            _LIBRARY.impl(self.name, filled(forward), key)
+        torch.library.register_fake(f"{NAMESPACE}::{self.name}", filled(fake), lib=_LIBRARY)
+        _LIBRARY.impl(self.name, autograd, "Autograd")
+        if self._written:
+            _LIBRARY.impl(self.name, in_place, "ADInplaceOrView")
+
+    def _define_backward(self, schema):
+        name = f"{self.name}_backward"
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        self.backward_op = op = getattr(getattr(torch.ops, NAMESPACE), name).default
+        tensors = len(self._varying) + len(self._saved)
+
+        def wanted(function):
+            return lambda *args: [grad for grad, need in zip(function(*args), args[-1], strict=True) if need]
+
+        def like_arguments(*args):
+            given = _spread([args[len(self._varying) + i] for i in self._gradients_saved])
+            return [t.new_empty(t.shape) if need else None for t, need in zip(given, args[-1], strict=True)]
+
+        def autograd(*args):
+            with torch._C._AutoDispatchBelowAutograd():
+                grads = op(*args)
+            return list(once_differentiable(self._public, tuple(grads), _spread(args[:tensors]), self._room))
+
+        for key in ("CPU", "CUDA"):
+            _LIBRARY.impl(name, wanted(self._backward), key)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", wanted(self._fake_backward or like_arguments), lib=_LIBRARY)
+        _LIBRARY.impl(name, autograd, "Autograd")
+
+    def _make_function(self):
+        def forward(ctx, unseen, lengths, *flat):
+            args = self._packed(lengths, flat)
+            if unseen:
+                out = self._forward(*args)
+                for i in self._written:
+                    torch.autograd.graph.increment_version(args[i])
+            else:
+                with torch._C._AutoDispatchBelowAutograd():
+                    out = self.op(*args)
+            outputs = out if self._several else (out,)
+            kept = [args[i] if is_argument else outputs[i] for is_argument, i in self._saved]
+            ctx.lengths = lengths
+            ctx.kept = None if lengths is None else [len(t) if isinstance(t, (list, tuple)) else None for t in kept]
+            ctx.save_for_backward(*(kept if lengths is None else _spread(kept)))
+            ctx.numbers = [args[i] for i in self._numbers]
+            ctx.set_materialize_grads(False)
+            if self._constant:
+                ctx.mark_non_differentiable(*(outputs[i] for i in self._constant if outputs[i] is not None))
+            return out
+
+        def backward(ctx, *grads):
+            if self._backward is None:
+                self._refuse()
+            needed = self._packed(ctx.lengths, ctx.needs_input_grad[2:])
+            needs = _spread([needed[i] for i in self._gradients])
+            made = (
+                self._differentiate(ctx, [grads[i] for i in self._varying], needs)
+                if any(needs)
+                else [None] * len(needs)
+            )
+            answer = [None] * self._count
+            if ctx.lengths is None:
+                for i, grad in zip(self._gradients, made, strict=True):
+                    answer[i] = grad
+            else:
+                made = iter(made)
+                answer = self._packed(ctx.lengths, [None] * len(ctx.needs_input_grad[2:]))
+                for i in self._gradients:
+                    answer[i] = [next(made) for _ in needed[i]] if i in self._lists else next(made)
+            for i, out in self._passed:
+                answer[i] = grads[out] if needed[i] else None
+            return None, None, *(answer if ctx.lengths is None else _spread(answer))
+
+        name = "".join(word.capitalize() for word in self.name.split("_"))
+        passes = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        return type(name, (torch.autograd.Function,), passes)
+
+    def _differentiate(self, ctx, grads, needs):
+        """The gradients that ``needs`` asks for, ``None`` between them."""
+        tensors = saved = ctx.saved_tensors
+        if ctx.kept is not None:
+            items = iter(saved)
+            saved = [next(items) if n is None else [next(items) for _ in range(n)] for n in ctx.kept]
+        if torch.compiler.is_compiling() or not nothing_looks_on((*grads, *tensors)):
+            made = iter(self.backward_op(*grads, *saved, *ctx.numbers, needs))
+            return [next(made) if need else None for need in needs]
+        with torch.no_grad():
+            made = self._backward(*grads, *saved, *ctx.numbers, needs)
+        return once_differentiable(self._public, made, (*grads, *tensors), self._room)
+
+    def _refuse(self):
+        if self._written:
+            raise RuntimeError(
+                f"{self._public} is not differentiable: it updates a tensor in place. For gradients use "
+                f"kernels.{self._room or self._public}.reference.{self._public}_reference."
+            )
+        refuse_second_derivative(self._public, self._room)(None)
+
+
+def nothing_looks_on(tensors):
+    """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on."""
+    return (
+        not torch._C._len_torch_dispatch_stack()
+        and torch._C._get_tracing_state() is None
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and all(type(t) in _PLAIN for t in tensors)
+    )
+
+
+def _parse(schema):
+    """``(name, {argument: type}, [return])`` of ``"name(Type argument, ...) -> (Type return, ...)"``."""
+    head, tail = schema.split(" -> ")
+    name, arguments = head.removesuffix(")").split("(", 1)
+    types = {word: kind for kind, word in (part.rsplit(" ", 1) for part in arguments.split(", "))}
+    tail = tail.removeprefix("(").removesuffix(")")
+    return name, types, [part.rsplit(" ", 1)[-1] for part in tail.split(", ") if part]
+
+
+def _spread(items, at=None):
+    """``items`` with the elements of those that are lists in their place; of those at these places, where given."""
+    flat = []
+    for i, item in enumerate(items):
+        if isinstance(item, (list, tuple)) and (at is None or i in at):
+            flat.extend(item)
+        else:
+            flat.append(item)
+    return flat

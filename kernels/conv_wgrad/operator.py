@@ -12,10 +12,10 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 from kernels import runtime
 from kernels.common.operator import autocast, public, refuse_second_derivative
 from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor, left_to_reference
-from kernels.conv_wgrad import backward as portable
-from kernels.conv_wgrad import blackwell, hopper
 from kernels.conv_wgrad.forward import forward, input_grad, memory_format
 from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.gluon import blackwell, hopper
+from kernels.conv_wgrad.portable import product as portable
 
 # Fastest first. Each is a module with ``reason_not``, ``reason_slower``, ``describe``, ``copies`` and ``wgrad``, documented
 # where the portable one has them.

@@ -14,8 +14,8 @@ from kernels.flex_attention.block_mask import (
     or_masks,
     sliding_window_block_mask,
 )
+from kernels.flex_attention.mods.errors import ModError
 from kernels.flex_attention.operator import flex_attention
-from kernels.flex_attention.score_mod_compiler import ModError
 
 __all__ = [
     "AuxOutput",

@@ -10,13 +10,16 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.operator import autocast, once_differentiable, public, refuse_transforms
 from kernels.common.validate import check_number, check_tensor, same_device
-from kernels.flex_attention import backward as backward_pass
-from kernels.flex_attention import decoding, hopper, hopper_backward
-from kernels.flex_attention import forward as forward_pass
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention.block_mask import BlockMask
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import fit
+from kernels.flex_attention.hopper import forward as hopper
+from kernels.flex_attention.mods.bind import bind, source
+from kernels.flex_attention.portable import backward as backward_pass
+from kernels.flex_attention.portable import decoding, stored_ds
+from kernels.flex_attention.portable import forward as forward_pass
 from kernels.flex_attention.problem import Problem
-from kernels.flex_attention.score_mod_compiler import bind, source
 
 LN2 = math.log(2)
 
@@ -226,7 +229,7 @@ def explain(
     p = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     splits, _, reason = decoding.choose(p)
     way = f"{'decoding' if splits else 'one program a tile of queries'}: {reason}"
-    stored = backward_pass.heads_with_stored_ds(p, key.shape[0] * p.Hkv, p.shared(key))
+    stored = stored_ds.heads_with_stored_ds(p, key.shape[0] * p.Hkv, p.shared(key))
     dq = "backward_dq_from_ds" if stored else "backward_dq"
     lines = [way]
 
@@ -241,7 +244,7 @@ def explain(
     if splits:
         says("decoding")
     else:
-        tiles = hopper.BLOCK_M, hopper.options(p)["BLOCK_N"]
+        tiles = fit.BLOCK_M, hopper.options(p)["BLOCK_N"]
         says("forward", hopper.reason_not(p, query, key, value), tiles)
     tiles = hopper_backward.options(p)["BLOCK_M"], hopper_backward.BLOCK_N
     says("backward_dkdv", hopper_backward.reason_not(p, query, key, value, query), tiles)  # o's gradient lies as query

@@ -11,9 +11,9 @@ from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.precision import matmul_in_tf32
 from kernels.flex_attention import block_mask as masks
-from kernels.flex_attention import mod_ops
+from kernels.flex_attention.mods import device
+from kernels.flex_attention.mods.bind import BoundMod
 from kernels.flex_attention.options import OPTIONS
-from kernels.flex_attention.score_mod_compiler import BoundMod
 
 LOG2E = math.log2(math.e)
 
@@ -104,14 +104,14 @@ class Problem:
         """Triton's score mod. ``None``, and the scale folded into ``unit``, needs a scale above zero: the running maximum of
         scale * s is then scale times the maximum of s."""
         if self.score is None or self.score.compiled.value is None:
-            return None if self.scale > 0 else mod_ops.unchanged
+            return None if self.scale > 0 else device.unchanged
         return self.score.compiled.value
 
     @property
     def score_gradient(self):
         """Triton's derivative of the score mod."""
         if self.score is None or self.score.compiled.value is None:
-            return mod_ops.unchanged_gradient
+            return device.unchanged_gradient
         return self.score.compiled.gradient
 
     @property

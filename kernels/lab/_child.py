@@ -7,6 +7,7 @@ inside a function is written into a module of its own, with every helper, consta
 
 import ast
 import atexit
+import collections
 import contextlib
 import dataclasses
 import dis
@@ -41,10 +42,15 @@ def run(job: str, interpreted: bool, kernel, values: dict, **details) -> dict:
     the kernel uses cannot be carried over.
     """
     source, lines = export(kernel, values)
+    return run_text(job, interpreted, source, lines=lines, **details)
+
+
+def run_text(job: str, interpreted: bool, source: str, **details) -> dict:
+    """The same for a kernel that was exported before."""
     with tempfile.TemporaryDirectory(prefix="kernels_lab_") as folder:
         folder = Path(folder)
         (folder / "exported_kernel.py").write_text(source)
-        (folder / "details.pickle").write_bytes(pickle.dumps(details | {"lines": lines}))
+        (folder / "details.pickle").write_bytes(pickle.dumps(details))
         status = _Nursery.raise_child(interpreted, job, folder)
         if status is None:
             return {"error": f"no answer within {_TIMEOUT_SECONDS} s"}
@@ -53,6 +59,15 @@ def run(job: str, interpreted: bool, kernel, values: dict, **details) -> dict:
             return pickle.loads(answer.read_bytes())
         last_words = "\n".join((folder / "stderr").read_text(errors="replace").strip().splitlines()[-12:])
         return {"error": f"the process ended with status {status}:\n{last_words}"}
+
+
+def plain(value):
+    """``value`` with each named tuple in it as a ``dict`` under the key ``"named tuple"``, for ``_child_main.named``."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {"named tuple": type(value).__name__, "fields": {k: plain(v) for k, v in value._asdict().items()}}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return tuple(map(plain, value)) if type(value) is tuple else value
 
 
 class _Nursery:
@@ -177,6 +192,10 @@ class _Writer:
             return repr(value)
         if isinstance(value, float):
             return f"float({str(value)!r})"
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            self.bind("collections", collections)
+            made = f"collections.namedtuple({type(value).__name__!r}, {list(value._fields)!r})"
+            return f"{made}({', '.join(map(self.expression, value))})"
         if isinstance(value, (tuple, list, set, frozenset)) and type(value).__module__ == "builtins":
             return f"{type(value).__name__}([{', '.join(map(self.expression, value))}])"
         if type(value) is dict:

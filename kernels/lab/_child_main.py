@@ -13,6 +13,7 @@ import pickle
 import select
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 IDLE_SECONDS = 300  # without a job for so long, it leaves
@@ -98,12 +99,12 @@ def compile_all(module, details: dict, folder: Path) -> dict:
     from triton.experimental.gluon._runtime import GluonASTSource
 
     front_end = GluonASTSource if module.KERNEL.is_gluon() else ASTSource
-    answer = {}
+    answer, signature = {}, named(details["signature"])
     for arch in details["arches"]:
         print(
             f"compiling for sm_{arch}", file=sys.stderr, flush=True
         )  # among the last words, should the compiler abort
-        source = front_end(module.KERNEL, details["signature"], module.VALUES, details["attributes"])
+        source = front_end(module.KERNEL, signature, module.VALUES, details["attributes"])
         try:
             compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=details["options"])
         except Exception as error:
@@ -113,6 +114,17 @@ def compile_all(module, details: dict, folder: Path) -> dict:
             "shared_bytes": compiled.metadata.shared,
         } | read_binary(compiled, folder)
     return answer
+
+
+def named(value):
+    """Undoes ``_child.plain``."""
+    if isinstance(value, tuple):
+        return tuple(map(named, value))
+    if not isinstance(value, dict):
+        return value
+    if "named tuple" in value:
+        return namedtuple(value["named tuple"], value["fields"])(*map(named, value["fields"].values()))
+    return {key: named(item) for key, item in value.items()}
 
 
 def read_binary(compiled, folder: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Every private name of Triton that the instruments use, in this one file.
 
-Three parts: watching the interpreter's accesses, watching compiled launches, and describing a kernel for the
+Three parts: watching the interpreter's accesses, watching launches, and describing a kernel for the
 compiler.
 
 The interpreter gives no public way to see a kernel's memory accesses. The names below are the same in Triton 3.6 to
@@ -172,19 +172,24 @@ def _kernel_frame():
 
 
 @contextlib.contextmanager
-def before_compiled_launches(handler):
-    """Call ``handler(kernel, grid, args, kwargs) -> bool`` before each compiled launch; it says whether to go on."""
-    original = JITFunction.run
+def before_launches(handler):
+    """Call ``handler(kernel, grid, args, kwargs) -> bool`` before each launch; it says whether to go on."""
+    originals = {owner: owner.run for owner in (JITFunction, InterpretedFunction)}
 
-    def run(self, *args, grid, warmup, **kwargs):
-        if warmup or handler(self, grid, args, kwargs):
-            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+    def replacement(original):
+        def run(self, *args, grid, warmup, **kwargs):
+            if warmup or handler(self, grid, args, kwargs):
+                return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+        return run
 
     try:
-        JITFunction.run = run
+        for owner, original in originals.items():
+            owner.run = replacement(original)
         yield
     finally:
-        JITFunction.run = original
+        for owner, original in originals.items():
+            owner.run = original
 
 
 def is_kernel(value) -> bool:

@@ -75,16 +75,42 @@ def compile_report(
     for arguments that don't fit the kernel or a kernel that cannot be carried into another process, ``CompileError``
     with the compiler's message if it refuses.
     """
+    arches = arch if isinstance(arch, (tuple, list)) else (arch,)
+    for one in arches:
+        if not isinstance(one, int) or one < 75:
+            raise ValueError(f"arch is {one!r}: it must be a compute capability times ten, such as 80, 90 or 100")
+    prepared = prepare(kernel, *args, num_warps=num_warps, num_stages=num_stages, maxnreg=maxnreg, **constexprs)
+    reports = compile_prepared(prepared, tuple(arches))
+    return reports if isinstance(arch, (tuple, list)) else reports[arch]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A kernel and its launch as text, which any process can compile: ``key`` is the same for the same text."""
+
+    kernel: str
+    text: str
+    lines: list[tuple[int, int]] = field(compare=False)  # where the text's functions come from, see _child.export
+    signature: dict
+    attributes: dict
+    options: dict
+
+    @property
+    def key(self) -> str:
+        """A name for what is compiled."""
+        return repr((self.text, self.signature, self.attributes, self.options))
+
+
+def prepare(
+    kernel, *args, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **constexprs
+) -> Prepared:
+    """What ``compile_report`` with these arguments would compile; raises its ``ValueError``s."""
     from kernels.lab import _child, _triton_private
 
     if not _triton_private.is_kernel(kernel):
         raise ValueError(
             f"kernel is {kernel!r}: compile_report needs a @triton.jit function (or Gluon's), and its arguments after it"
         )
-    arches = arch if isinstance(arch, (tuple, list)) else (arch,)
-    for one in arches:
-        if not isinstance(one, int) or one < 75:
-            raise ValueError(f"arch is {one!r}: it must be a compute capability times ten, such as 80, 90 or 100")
     name = kernel.fn.__name__
     try:
         bound = inspect.signature(kernel.fn).bind(*args, **constexprs)
@@ -95,20 +121,27 @@ def compile_report(
         signature, constants, attributes = _triton_private.specialize(kernel, bound.arguments)
     except TypeError as error:
         raise ValueError(f"args do not fit {name}: {error}") from None
-    answer = _child.run(
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
+    return Prepared(name, *_child.export(kernel, constants), _child.plain(signature), attributes, options)
+
+
+def compile_prepared(prepared: Prepared, arches: tuple[int, ...]) -> CompileReports:
+    """Compile for each architecture; raises ``CompileError``."""
+    from kernels.lab import _child
+
+    answer = _child.run_text(
         "compile",
         False,
-        kernel,
-        constants,
-        signature=signature,
-        attributes=attributes,
-        arches=tuple(arches),
-        options={"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg},
+        prepared.text,
+        lines=prepared.lines,
+        signature=prepared.signature,
+        attributes=prepared.attributes,
+        arches=arches,
+        options=prepared.options,
     )
     if "error" in answer:
-        raise CompileError(f"{name} does not compile: {answer['error']}")
-    reports = CompileReports({one: _report(name, one, answer[one]) for one in arches})
-    return reports if isinstance(arch, (tuple, list)) else reports[arch]
+        raise CompileError(f"{prepared.kernel} does not compile: {answer['error']}")
+    return CompileReports({one: _report(prepared.kernel, one, answer[one]) for one in arches})
 
 
 def _report(kernel: str, arch: int, answer: dict) -> CompileReport:

@@ -483,7 +483,7 @@ def recording(*, guard: bool = True):
             _record_in_child(*launch, guard=True, write_back=True)
         return not stray
 
-    with _triton_private.before_compiled_launches(also_in_child):
+    with _triton_private.before_launches(also_in_child):
         yield recorded
 
 
@@ -514,7 +514,7 @@ def trace(kernel, grid, *args, **kwargs) -> Trace:
         recorded.launches.extend(_record_in_child(*launch, guard=True, write_back=True))
         return False
 
-    with _triton_private.before_compiled_launches(in_child_instead):
+    with _triton_private.before_launches(in_child_instead):
         kernel[grid](*args, **kwargs)
     return recorded
 

@@ -6,9 +6,11 @@ from torch import Tensor
 from kernels.common.operator import autocast, public, refuse_second_derivative
 from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_number, check_slots, check_tensor
-from kernels.recurrent_attention import backward as backward_pass
-from kernels.recurrent_attention import chunk_backward, chunk_decays, chunk_forward
-from kernels.recurrent_attention import forward as forward_pass
+from kernels.recurrent_attention.chunk import backward as chunk_backward
+from kernels.recurrent_attention.chunk import decays as chunk_decays
+from kernels.recurrent_attention.chunk import forward as chunk_forward
+from kernels.recurrent_attention.recurrence import backward as backward_pass
+from kernels.recurrent_attention.recurrence import forward as forward_pass
 
 MODES = ("auto", "recurrent", "chunk")
 SHORT = 16  # tokens along time up to which the recurrence takes no more steps than a chunk has rows to fill

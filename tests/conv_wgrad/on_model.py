@@ -10,8 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.conv_wgrad import copy_engine
-from kernels.conv_wgrad.copy_engine import segment_of, share_of
+from kernels.conv_wgrad.gluon import tma
+from kernels.conv_wgrad.gluon.tma import segment_of, share_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
 from tests.dynamic_conv.cases import relative_error
@@ -45,7 +45,7 @@ def tiles(**options):
     def says(room, kernel, key, device):
         return SMALL | {"GROUPS": int(key[0])} | options
 
-    with mock.patch.object(copy_engine, "configuration", says):
+    with mock.patch.object(tma, "configuration", says):
         yield
 
 
@@ -54,9 +54,9 @@ def shared_out(pieces, per):
     """Within this every tile is cut into this many pieces of ``per`` blocks, and its rest is shared end to end."""
 
     def cut(tiles, blocks, block, programs, split_k=None):
-        return copy_engine.Work(tiles, blocks, pieces, per)
+        return tma.Work(tiles, blocks, pieces, per)
 
-    with mock.patch.object(copy_engine, "share_out", cut):
+    with mock.patch.object(tma, "share_out", cut):
         yield
 
 

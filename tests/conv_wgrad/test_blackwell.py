@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.conv_wgrad import blackwell, conv2d_wgrad, copy_engine
+from kernels.conv_wgrad import conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.gluon import blackwell, tma
 
 if not runtime.interpreted:
     pytest.skip("the model and the compiler's report are for the CPU", allow_module_level=True)
-if copy_engine.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
+if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
 
 from kernels.lab import compile_report
@@ -94,11 +95,11 @@ def test_the_model_finds_planted_faults(monkeypatch, name):
 def test_W9_the_epilogue_is_split_and_nothing_spills(Ci, Co, R, dtype):
     """The published kernel brings 128 x 256 sums to registers at once: 255 registers a thread and 656 bytes of stack."""
     x, dy, g = cases.problem((2, 32, 32, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
-    options = copy_engine.plan("blackwell", g, x.device).options
+    options = tma.plan("blackwell", g, x.device).options
     tile = options["BLOCK_N"]
     compiled = compile_report(
         blackwell.wgrad_blackwell_kernel,
-        *copy_engine.descriptors(x, dy, g, options), dtype,
+        *tma.descriptors(x, dy, g, options), dtype,
         (7,) * 7, (7,) * 10, (Co, Ci, R * R, g.columns),
         arch=100, POINTWISE=R == 1, **options, SLICE=blackwell.slice_of(options), num_warps=4,
     )  # fmt: skip

@@ -12,11 +12,12 @@ import torch
 
 from benchmarks import conv_wgrad as benchmark
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, copy_engine, hopper
+from kernels.conv_wgrad import conv2d_wgrad
 from kernels.conv_wgrad import split_k as split_k_module
 from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.gluon import hopper, tma
 
-if copy_engine.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
+if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
 
 from kernels import gluon_model
@@ -34,8 +35,8 @@ hopper_only = pytest.mark.skipif(
 ON_THE_MODEL = """
 import torch
 from kernels import gluon_model, runtime
-from kernels.conv_wgrad import blackwell, hopper
 from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.gluon import blackwell, hopper
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 
 x, g = torch.randn(2, 5, 6, 24).half(), geometry((2, 5, 6, 24), 40, 3, 3)
@@ -158,11 +159,11 @@ def report(name):
     Ci, Co, R, dtype = COMPILED[name]
     size = 16 if name == "short rows" else 32
     x, dy, g = cases.problem((2, size, size, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
-    options = copy_engine.plan("hopper", g, x.device).options
+    options = tma.plan("hopper", g, x.device).options
     assert options["GROUPS"] == (2 if "2 groups" in name else 3)
     return options, compile_report(
         hopper.wgrad_hopper_kernel,
-        *copy_engine.descriptors(x, dy, g, options), dtype,
+        *tma.descriptors(x, dy, g, options), dtype,
         (7,) * 7, (7,) * 10, (Co, Ci, R * R, g.columns),
         arch=90, POINTWISE=R == 1, **options, num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
@@ -200,15 +201,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_copy_engine_cannot_bring_is_refused_with_a_reason(name):
+def test_what_tma_cannot_bring_is_refused_with_a_reason(name):
     convolution, dtype, reason = REFUSED[name]
     g = geometry((2, 20, 20, 64), 64, 3, 3, **{"padding": 1} | convolution)
-    assert reason in copy_engine.unfit(g, dtype)
+    assert reason in tma.unfit(g, dtype)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 8), (1, 4, 4, 0), (1, 2, 2, 8)])
 def test_nothing_to_sum_is_left_to_others(shape):
-    assert copy_engine.unfit(geometry(shape, 8, 3, 3), torch.bfloat16) == "there is nothing to sum"
+    assert tma.unfit(geometry(shape, 8, 3, 3), torch.bfloat16) == "there is nothing to sum"
 
 
 @interpreted
@@ -232,9 +233,9 @@ def test_copies_are_announced():
 @pytest.fixture
 def on_an_h200(monkeypatch):
     """Backends plan by the H200's table, and for its multiprocessors."""
-    for module in (split_k_module, copy_engine):
+    for module in (split_k_module, tma):
         monkeypatch.setattr(module, "configuration", cases.table_of("NVIDIA H200"))
-    monkeypatch.setattr(copy_engine, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
 
 
 PREFERRED = {  # N, Ci, Co, H = W, R = S, stride, padding, groups; why not Hopper's
@@ -251,7 +252,7 @@ def test_auto_passes_over_tiles_that_do_not_pay(on_an_h200, name):
     """In each of these the portable kernel was faster, or as fast, on an H200."""
     case, reason = PREFERRED[name]
     g = benchmark.geometry_of(case)
-    assert copy_engine.unfit(g, torch.bfloat16) is None
+    assert tma.unfit(g, torch.bfloat16) is None
     assert reason in hopper.reason_slower(g, torch.bfloat16, torch.device("cpu"))
 
 
@@ -266,7 +267,7 @@ def test_shares_cover_every_block_once_and_every_slot_at_most_once(tiles, blocks
     """The kernels' own arithmetic, for every length of a share, dealt to three programs."""
     for per in range(1, 2 * blocks + 2):
         for pieces in {blocks // per, -(-blocks // per)}:
-            work = copy_engine.Work(tiles, blocks, pieces, per)
+            work = tma.Work(tiles, blocks, pieces, per)
             blocks_seen, slots_seen = (torch.zeros(tiles, n, dtype=torch.int32) for n in (blocks, work.slots))
             numbers = work.items, 3, work.whole, tiles, 1, blocks, per
             assert gluon_model.run(on_model.cover, 3, blocks_seen, slots_seen, numbers, work.slots).ok
@@ -277,7 +278,7 @@ def test_shares_cover_every_block_once_and_every_slot_at_most_once(tiles, blocks
 @pytest.mark.parametrize("tiles, blocks", [(27, 8192), (3, 8192), (12, 3136), (48, 784), (24, 1568), (3, 1024)])
 def test_no_program_has_much_more_than_its_share(tiles, blocks):
     """Of 132 programs, with hardly more partial sums than programs."""
-    work = copy_engine.share_out(tiles, blocks, 64, 132)
+    work = tma.share_out(tiles, blocks, 64, 132)
     waves = -(-work.items // 132)
     assert tiles * blocks / (132 * waves * work.per) > 0.9
     assert work.slots * tiles <= 132 + 2 * tiles

@@ -5,6 +5,10 @@ import torch.nn.functional as F
 
 from kernels import runtime
 from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, noop_mask, or_masks
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import forward as hopper_forward
+from kernels.flex_attention.hopper import rows as hopper_rows
+from kernels.flex_attention.portable import backward, decoding, delta, dkdv, forward, stored_ds
 from kernels.flex_attention.reference import flex_attention_reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -261,3 +265,9 @@ def check(
         error = relative_error(got, expected)
         assert error <= (tolerance or TOLERANCE[dtype]), f"{name}: relative error {error:.1e}"
     return ours, grads
+
+
+def replace_launch(monkeypatch, make):
+    """``make(launch)`` in place of ``launch`` wherever a kernel of this room is launched."""
+    for module in (forward, decoding, delta, dkdv, stored_ds, backward, hopper_forward, hopper_backward, hopper_rows):
+        monkeypatch.setattr(module, "launch", make(module.launch))

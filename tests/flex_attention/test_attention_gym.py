@@ -95,14 +95,10 @@ GYM = {
     "generate_tiled_natten": mask("generate_tiled_natten", 8, 8, 3, 3, 4, 4, shape=square(64)),
     "generate_morton_natten": mask("generate_morton_natten", 8, 8, 3, 3, shape=square(64)),
     "generate_prefix_lm_mask": mask("generate_prefix_lm_mask", 12),
-    "generate_shared_prefix_mask_mod": mask(
-        "generate_shared_prefix_mask_mod", offsets, lambda: cases.ints(0, 0, 0)
-    ),
+    "generate_shared_prefix_mask_mod": mask("generate_shared_prefix_mask_mod", offsets, lambda: cases.ints(0, 0, 0)),
     "generate_sliding_window": mask("generate_sliding_window", 9),
     "generate_sta_mask_mod_2d": mask("generate_sta_mask_mod_2d", (8, 8), (6, 6), (2, 2), 5, shape=square(69)),
-    "generate_sta_mask_mod_3d": mask(
-        "generate_sta_mask_mod_3d", (4, 4, 4), (2, 2, 2), (2, 2, 2), 5, shape=square(69)
-    ),
+    "generate_sta_mask_mod_3d": mask("generate_sta_mask_mod_3d", (4, 4, 4), (2, 2, 2), (2, 2, 2), 5, shape=square(69)),
     "generate_spatial_head_mask_mod": mask("generate_spatial_head_mask_mod", 5, 4, 9, 2, True, 4, shape=square(41)),
     "generate_temporal_head_mask_mod": mask("generate_temporal_head_mask_mod", 5, 4, 9, 2, shape=square(41)),
     "generate_vsa_padding_mask_mod": mask("generate_vsa_padding_mask_mod", lambda: cases.ints(8, 3, 8, 8, 5, 8), 8),
@@ -150,7 +146,7 @@ def is_mod_or_makes_one(name):
 def test_what_is_excused_says_so(name):
     """The error shows the line that takes a vector."""
     from kernels.flex_attention import flex_attention
-    from kernels.flex_attention.score_mod_compiler import ModError
+    from kernels.flex_attention.mods.errors import ModError
 
     mod = generator(name)(torch.zeros(2, 2, 5, 3, dtype=torch.int64), 8)
     with pytest.raises(ModError, match="attn_gym"):

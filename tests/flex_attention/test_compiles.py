@@ -9,18 +9,9 @@ import triton
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.flex_attention import (
-    backward,
-    create_block_mask,
-    decoding,
-    flex_attention,
-    forward,
-    hopper,
-    hopper_backward,
-    operator,
-    problem,
-)
-from kernels.flex_attention import score_mod_compiler as compiler
+from kernels.flex_attention import create_block_mask, flex_attention, operator, problem
+from kernels.flex_attention.hopper import dealing, fit
+from kernels.flex_attention.mods import bind
 from kernels.lab import compile_report
 from tests.flex_attention import cases
 
@@ -45,11 +36,10 @@ def launches(
         known = table["any GPU"][kernel] | table.get(gpu, {}).get(kernel, {})
         return dict(known.get(key, known["default"]))
 
-    for module in (forward, backward, decoding, hopper, hopper_backward):
-        monkeypatch.setattr(module, "launch", record)
+    cases.replace_launch(monkeypatch, lambda launch: record)
     if warp_specialised:
-        monkeypatch.setattr(hopper, "unfit", lambda *_: None)
-        monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
+        monkeypatch.setattr(fit, "unfit", lambda *_: None)
+        monkeypatch.setattr(dealing, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(problem, "table_options", for_gpu)
     monkeypatch.setattr(operator, "_check_captured", lambda *_: None)  # the zoo's tables are made for small problems
     case, learned = cases.zoo(name)
@@ -84,7 +74,7 @@ def test_compiles_for_hopper_on_matrix_units(monkeypatch):
     assert all(report.count("HGMMA") and report.count("UTMALDG") for report in reports if "attention" in report.kernel)
 
 
-@pytest.mark.skipif(hopper.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
+@pytest.mark.skipif(fit.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
 @pytest.mark.parametrize(
     ("name", "D", "most"),
     [("nothing", 128, 40), ("causal", 64, 0)]
@@ -119,13 +109,15 @@ def with_numbers(offset, scale, tensor):
         return mod
 
     for differentiate in (False, True):
-        compiler.bind(make(offset + 3, scale + 1), "score_mod", runtime.device, differentiate)
+        bind.bind(make(offset + 3, scale + 1), "score_mod", runtime.device, differentiate)
     mod = make(offset, scale)
-    assert compiler.bind(mod, "score_mod", runtime.device, True).numbers
+    assert bind.bind(mod, "score_mod", runtime.device, True).numbers
     return {"score_mod": mod}
 
 
-@pytest.mark.parametrize("offset", [1, 7, pytest.param(16, marks=pytest.mark.slow)])  # a constant, any, a multiple of 16
+@pytest.mark.parametrize(
+    "offset", [1, 7, pytest.param(16, marks=pytest.mark.slow)]
+)  # a constant, any, a multiple of 16
 def test_numbers_are_arguments_on_a_gpu(monkeypatch, offset):
     monkeypatch.setitem(cases.ZOO, "numbers", functools.partial(with_numbers, offset, 0.5))
     seen = {kernel.__name__: (kernel, args, meta) for kernel, args, meta in launches(monkeypatch, "numbers")}
@@ -133,7 +125,7 @@ def test_numbers_are_arguments_on_a_gpu(monkeypatch, offset):
         compile_report(kernel, *args, arch=90, **meta)
 
 
-@pytest.mark.skipif(hopper.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
+@pytest.mark.skipif(fit.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
 def test_numbers_are_arguments_of_warp_specialised_kernels(monkeypatch):
     monkeypatch.setitem(cases.ZOO, "numbers", functools.partial(with_numbers, 1, 0.5))
     seen = launches(monkeypatch, "numbers", D=64, warp_specialised=True)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.flex_attention import AuxRequest, create_block_mask, decoding, flex_attention, mods, problem
+from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, problem
+from kernels.flex_attention.portable import decoding
 from tests.flex_attention import cases
 
 

@@ -8,25 +8,21 @@ import triton
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.flex_attention import (
-    BlockMask,
-    causal_block_mask,
-    flex_attention,
-    hopper,
-    hopper_backward,
-    operator,
-    problem,
-)
+from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import dealing, fit
+from kernels.flex_attention.hopper import forward as hopper
 from tests.flex_attention import cases
 
-if hopper.gluon is None:
+if fit.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.flex_attention.hopper import item_of, items_of_program, place
+from kernels.flex_attention.hopper.dealing import items_of_program, place
+from kernels.flex_attention.hopper.forward import item_of
 from tests.gluon_model.cases import planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
@@ -46,8 +42,8 @@ def table(monkeypatch):
         return known.get(key, known["default"]) | changes.get(kernel, {})
 
     monkeypatch.setattr(problem, "table_options", options)
-    monkeypatch.setattr(hopper, "unfit", lambda *_: None)
-    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 3)
+    monkeypatch.setattr(fit, "unfit", lambda *_: None)
+    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 3)
     return changes
 
 
@@ -208,12 +204,12 @@ def test_every_schedule_leaves_the_same_bits(table, module):
 
 
 @pytest.mark.parametrize("module", ALONE)
-@pytest.mark.parametrize("names", hopper.ORDERS)
+@pytest.mark.parametrize("names", dealing.ORDERS)
 def test_every_order_and_number_of_programs_leaves_the_same_bits(table, monkeypatch, module, names):
     first, _ = ALONE[module]()
-    monkeypatch.setattr(hopper, "order", lambda *_: dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), names, strict=True)))
+    monkeypatch.setattr(dealing, "order", lambda *_: dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), names, strict=True)))
     for programs in (1, 2, 3, 5, 100):
-        monkeypatch.setattr(hopper, "multiprocessors", lambda device, n=programs: n)
+        monkeypatch.setattr(dealing, "multiprocessors", lambda device, n=programs: n)
         again, result = ALONE[module]("random")
         assert result.grid == (min(programs, ITEMS[module]),)
         assert result.ok, result
@@ -257,7 +253,7 @@ def shares(kernel, groups, tiles, together, programs, order):
 
 
 @pytest.mark.parametrize("kernel", [forward_items, backward_items])
-@pytest.mark.parametrize("names", hopper.ORDERS)
+@pytest.mark.parametrize("names", dealing.ORDERS)
 @pytest.mark.parametrize("programs", [1, 5, 24])
 def test_every_item_is_dealt_once(kernel, names, programs):
     order = dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), names, strict=True))
@@ -270,18 +266,18 @@ def test_the_shares_of_a_causal_mask_are_equal(kernel, sizes):
     groups, tiles, together, programs = sizes
     if kernel is backward_items:  # heads that share keys are one item
         together = 1
-    times = shares(kernel, groups, tiles, together, programs, hopper.order(groups, tiles, together, programs))
+    times = shares(kernel, groups, tiles, together, programs, dealing.order(groups, tiles, together, programs))
     assert times.max() <= 1.05 * times.double().mean()
 
 
 def test_the_order_kindest_to_the_cache_is_taken_where_all_are_equal():
-    assert hopper.order(132, 1, 1, 132) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
-    assert hopper.order(3, 8, 1, 24) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
+    assert dealing.order(132, 1, 1, 132) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
+    assert dealing.order(3, 8, 1, 24) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
 
 
 @pytest.mark.parametrize("sizes", [(0, 0, 1, 0), (0, 4, 1, 0), (2, 0, 1, 0), (0, 4, 2, 132)])
 def test_nothing_can_be_dealt(sizes):
-    assert hopper.order(*sizes) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
+    assert dealing.order(*sizes) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
 
 
 # Planted faults.
@@ -423,7 +419,7 @@ FAULTS = {
 def small_rings(table, monkeypatch):
     """One program for all items, rings of two: everything is used again."""
     table["forward_hopper"] = table["backward_dkdv_hopper"] = {"STAGES": 2}
-    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 1)
 
 
 PLANTED = (1, 2, 1, 384, 384, 64, 64)  # 6 items forward, of up to 3 tiles, and 3 backward, of up to 12
@@ -543,7 +539,7 @@ def test_a_table_without_stages_says_that_the_plain_kernel_is_faster(gpu, monkey
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
 def test_an_older_triton(gpu, monkeypatch, version):
-    monkeypatch.setattr(hopper, "gluon", None)
+    monkeypatch.setattr(fit, "gluon", None)
     monkeypatch.setattr(triton, "__version__", version)
     p, tensors = on_gpu()
     assert reasons(p, *tensors) == (f"Triton is {version}, needs 3.8 for Gluon's copy engine",) * 2

@@ -11,8 +11,8 @@ from torch import nn
 from kernels import runtime
 from kernels.common.validate import same_device
 from kernels.flex_attention import causal_block_mask, flex_attention, mods
-from kernels.flex_attention import score_mod_compiler as compiler
-from kernels.flex_attention.fingerprint import Fingerprint
+from kernels.flex_attention.mods import bind, compiler, store
+from kernels.flex_attention.mods.fingerprint import Fingerprint
 from tests.flex_attention import cases
 
 DEVICE = runtime.device
@@ -24,7 +24,7 @@ def traced(monkeypatch):
     seen, original = [], compiler.trace
     monkeypatch.setattr(compiler, "trace", lambda *a, **k: seen.append(a[0]) or original(*a, **k))
     for name in ("_compiled", "_families"):
-        monkeypatch.setattr(compiler, name, compiler._Bounded(512))
+        monkeypatch.setattr(bind, name, store.Bounded(512))
     return seen
 
 
@@ -62,7 +62,7 @@ def test_from_the_second_value_on_a_number_is_an_argument(traced):
     for offset in (3, 1, 16, 5, 0, -2):
         mod = offset_by(offset, 0.5, slopes)
         agrees(mod, (slopes,), grad=True)
-        functions.add(compiler.bind(mod, "score_mod", DEVICE, True).compiled.text)
+        functions.add(bind.bind(mod, "score_mod", DEVICE, True).compiled.text)
     assert len(traced) == len(functions) == 2
     agrees(offset_by(7, 0.25, slopes), (slopes,), grad=True)
     agrees(offset_by(8, 0.75, slopes), (slopes,), grad=True)
@@ -157,7 +157,7 @@ def test_a_new_length_of_a_bias_is_no_new_code(grad):
         bias = torch.randn(2, M, N, device=DEVICE, requires_grad=grad)
         other = torch.randn(N, 2, device=DEVICE).T  # the strides of the transposed are constants
         mod = lambda score, b, h, q, k, bias=bias, other=other: score + bias[h, q - 1, k] * other[h, k]  # noqa: E731
-        texts.add(compiler.bind(mod, "score_mod", DEVICE, True).compiled.text)
+        texts.add(bind.bind(mod, "score_mod", DEVICE, True).compiled.text)
         q, k, v = qkv(M, N)
         o = flex_attention(q, k, v, mod)
         i = torch.arange(M, device=DEVICE) - 1
@@ -272,7 +272,10 @@ def test_torchs_modules_are_known_by_all_they_hold():
     linear = nn.Linear(3, 2)
     mod = lambda score, b, h, q, k: score * linear(torch.ones(3))[h]  # noqa: E731
     before = Fingerprint(mod)
-    assert before.complete and [t is w for t, w in zip(before.tensors, linear.parameters(), strict=True)] == [True, True]
+    assert before.complete and [t is w for t, w in zip(before.tensors, linear.parameters(), strict=True)] == [
+        True,
+        True,
+    ]
     linear.out_features = 5
     after = Fingerprint(mod)
     assert (after.structure, after.values) != (before.structure, before.values)
@@ -282,19 +285,21 @@ def test_a_fingerprint_is_quick():
     import timeit
 
     layer = Attention()
-    assert min(timeit.repeat(lambda: Fingerprint(layer.mod), number=20, repeat=5)) / 20 < 2e-3  # a trace takes ten times that
+    assert (
+        min(timeit.repeat(lambda: Fingerprint(layer.mod), number=20, repeat=5)) / 20 < 2e-3
+    )  # a trace takes ten times that
 
 
 def test_devices_are_checked_of_a_known_mod_too(traced, monkeypatch):
     """Of one type they may still be two, and one of them may have been written without its index."""
     slopes = torch.ones(2, device=DEVICE)
     mod = lambda score, b, h, q, k: score * slopes[h]  # noqa: E731
-    compiler.bind(mod, "score_mod", torch.device(DEVICE.type, 0))
-    compiler.bind(mod, "score_mod", torch.device(DEVICE.type))
+    bind.bind(mod, "score_mod", torch.device(DEVICE.type, 0))
+    bind.bind(mod, "score_mod", torch.device(DEVICE.type))
     asked = []
-    monkeypatch.setattr(compiler, "same_device", lambda a, b: asked.append((a, b)))
+    monkeypatch.setattr(bind, "same_device", lambda a, b: asked.append((a, b)))
     with pytest.raises(ValueError, match="captures a tensor .* needs"):
-        compiler.bind(mod, "score_mod", DEVICE)
+        bind.bind(mod, "score_mod", DEVICE)
     assert len(traced) == len(asked) == 1
 
 
@@ -308,21 +313,21 @@ def test_a_device_without_an_index_is_the_one_there_is():
 
 
 def test_caches_are_bounded(monkeypatch):
-    monkeypatch.setattr(compiler, "_compiled", compiler._Bounded(3))
-    monkeypatch.setattr(compiler, "_families", compiler._Bounded(3))
-    monkeypatch.setattr(compiler, "_modules", compiler._Bounded(4))
+    monkeypatch.setattr(bind, "_compiled", store.Bounded(3))
+    monkeypatch.setattr(bind, "_families", store.Bounded(3))
+    monkeypatch.setattr(store, "_modules", store.Bounded(4))
     for i in range(6):
         exec(f"def mod(score, b, h, q_idx, kv_idx):\n    return score * {i}.125", space := {})
-        compiler.bind(space["mod"], "score_mod", DEVICE)
-    assert len(compiler._compiled) <= 3 and len(compiler._families) <= 3 and len(compiler._modules) <= 4
-    assert all(f"kernels_generated_{name}" in sys.modules for name in compiler._modules)
+        bind.bind(space["mod"], "score_mod", DEVICE)
+    assert len(bind._compiled) <= 3 and len(bind._families) <= 3 and len(store._modules) <= 4
+    assert all(f"kernels_generated_{name}" in sys.modules for name in store._modules)
 
 
 def test_threads_compile_a_mod_once(traced):
     bound = []
     mod = mods.softcap(13.0)
     threads = [
-        threading.Thread(target=lambda: bound.append(compiler.bind(mod, "score_mod", DEVICE, True))) for _ in range(8)
+        threading.Thread(target=lambda: bound.append(bind.bind(mod, "score_mod", DEVICE, True))) for _ in range(8)
     ]
     for thread in threads:
         thread.start()

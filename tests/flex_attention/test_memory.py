@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.flex_attention import causal_block_mask, create_block_mask, flex_attention, forward, mods
+from kernels.flex_attention import causal_block_mask, create_block_mask, flex_attention, mods
+from kernels.flex_attention.portable import forward
 from kernels.lab import trace
 
 pytestmark = [

@@ -7,7 +7,8 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 
 from kernels import runtime
-from kernels.flex_attention import backward, flex_attention, mods, options
+from kernels.flex_attention import flex_attention, mods, options
+from kernels.flex_attention.portable import backward
 
 
 def qkv():
@@ -18,7 +19,9 @@ def qkv():
 def test_the_workspace_is_capped(monkeypatch):
     """Room for one head, for all, for none: the same gradients, within the bytes."""
     asked = []
-    monkeypatch.setattr(backward, "dq_from_ds", lambda p, ds, *a, f=backward.dq_from_ds: asked.append(ds) or f(p, ds, *a))
+    monkeypatch.setattr(
+        backward, "dq_from_ds", lambda p, ds, *a, f=backward.dq_from_ds: asked.append(ds) or f(p, ds, *a)
+    )
     inputs, head, grads = qkv(), 256 * 256 * 4, []
     for room, launches in ((0, 0), (head - 1, 0), (head, 3), (2 * head, 2), (2**31, 1)):
         asked.clear()

@@ -8,7 +8,7 @@ import torch
 
 from kernels import runtime
 from kernels.flex_attention import causal_block_mask, create_block_mask, flex_attention, mods
-from kernels.flex_attention.hopper import order
+from kernels.flex_attention.hopper.dealing import order
 
 DEVICE = runtime.device
 

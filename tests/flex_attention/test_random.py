@@ -8,16 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import runtime
-from kernels.flex_attention import (
-    AuxRequest,
-    backward,
-    decoding,
-    flex_attention,
-    forward,
-    mods,
-    or_masks,
-    problem,
-)
+from kernels.flex_attention import AuxRequest, flex_attention, mods, or_masks, problem
+from kernels.flex_attention.portable import backward, decoding, forward
 from tests.flex_attention import cases
 
 MASKS = [
@@ -95,8 +87,9 @@ def test_loads_by_the_copy_engine(name, shape, layout, monkeypatch):
 def test_ds_kept_for_dq(name, heads, TMA, monkeypatch):
     """dq from the ds that the pass over keys leaves in a workspace of so many heads, in as many rounds as that takes."""
     launched = []
-    launch = backward.launch
-    monkeypatch.setattr(backward, "launch", lambda k, *a, **m: (launched.append(k.__name__), launch(k, *a, **m)))
+    cases.replace_launch(
+        monkeypatch, lambda launch: lambda k, *a, **m: (launched.append(k.__name__), launch(k, *a, **m))
+    )
     original = problem.table_options
     options = {"TMA": TMA, "WORKSPACE": heads * 128 * 128 * 4}
     monkeypatch.setattr(problem, "table_options", lambda *a: original(*a) | options)

@@ -10,9 +10,9 @@ import torch
 
 from kernels import runtime
 from kernels.flex_attention import ModError, flex_attention, mods
-from kernels.flex_attention import score_mod_compiler as compiler
-from kernels.flex_attention.fingerprint import Fingerprint
-from kernels.flex_attention.score_mod_trace import trace
+from kernels.flex_attention.mods import bind, compiler, store
+from kernels.flex_attention.mods.fingerprint import Fingerprint
+from kernels.flex_attention.mods.trace import trace
 from tests.flex_attention import cases
 
 
@@ -48,26 +48,26 @@ def test_what_does_not_depend_on_the_key_is_loaded_once_a_query():
 
 def test_modules_are_kept_by_content_and_importable():
     _, k, v = qkv()
-    compiler._compiled.clear()  # from the second number on it would be an argument of other code
-    compiler._families.clear()
-    bound = compiler.bind(mods.softcap(7.0), "score_mod", runtime.device)
+    bind._compiled.clear()  # from the second number on it would be an argument of other code
+    bind._families.clear()
+    bound = bind.bind(mods.softcap(7.0), "score_mod", runtime.device)
     function = bound.compiled.value
     module = importlib.import_module(function.fn.__module__)
     again = compiler.compile_mod(mods.softcap(7.0), "score_mod", runtime.device)[0].value
     assert again is function and module.score_mod is function
-    assert module.__file__.startswith(str(compiler.cache_folder()))
-    other = compiler.bind(mods.softcap(8.0), "score_mod", runtime.device).compiled.value
+    assert module.__file__.startswith(str(store.cache_folder()))
+    other = bind.bind(mods.softcap(8.0), "score_mod", runtime.device).compiled.value
     assert other is not function
 
 
 def test_a_file_changed_by_someone_else_is_written_again(tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELS_CACHE_DIR", str(tmp_path))
     text = '"""Generated."""\n\nVALUE = 41\n'
-    path = compiler._import(text).__file__
-    compiler._modules.clear()
+    path = store.load(text).__file__
+    store._modules.clear()
     with open(path, "w") as file:
         file.write("VALUE = 13\n")
-    assert compiler._import(text).VALUE == 41
+    assert store.load(text).VALUE == 41
 
 
 def test_a_mod_defined_anew_is_traced_once(monkeypatch):
@@ -275,10 +275,10 @@ def test_an_error_inside_the_mod_shows_its_line():
 
 def test_tracebacks_point_into_the_generated_file(monkeypatch):
     """A generated function that fails shows its own line, with the user's above it."""
-    bound = compiler.bind(lambda score, b, h, q_idx, kv_idx: score * 9.0, "score_mod", runtime.device)
+    bound = bind.bind(lambda score, b, h, q_idx, kv_idx: score * 9.0, "score_mod", runtime.device)
     function = bound.compiled.value.fn
     try:
         function("not a tile", 0, 0, 0, 0, ())
     except Exception as error:  # whatever Triton or Python makes of a str
         frames = traceback.extract_tb(error.__traceback__)
-    assert any(f.filename.startswith(str(compiler.cache_folder())) and "score * " in f.line for f in frames)
+    assert any(f.filename.startswith(str(store.cache_folder())) and "score * " in f.line for f in frames)

@@ -80,7 +80,7 @@ def test_what_cannot_be_done_shows_the_line(mod, line, why):
     q = torch.randn(1, 1, M, 16, device=DEVICE)
     with pytest.raises(ModError) as error:
         flex_attention(q, q, q, mod)
-    assert line in str(error.value) and why in str(error.value) and "score_mod_vectors" not in str(error.value)
+    assert line in str(error.value) and why in str(error.value) and "mods/vectors.py" not in str(error.value)
 
 
 POINTS, PAIRS, MATRIX, LONG = (torch.ones(s, device=DEVICE) for s in ((M, 3), (M, 2), (3, 3), (M, 200)))

@@ -12,8 +12,8 @@ import torch
 
 from kernels import runtime
 from kernels.flex_attention import and_masks, flex_attention, mods, or_masks, sliding_window_block_mask
-from kernels.flex_attention import score_mod_compiler as compiler
 from kernels.flex_attention.block_mask import causal_block_mask, document_block_mask
+from kernels.flex_attention.mods import bind
 from tests.flex_attention.cases import document_ids, ints
 
 DEVICE = runtime.device
@@ -62,7 +62,7 @@ def test_every_factory_of_the_zoo_is_here():
 def test_a_copy_is_the_same_mod(name, copied):
     mod = getattr(mods, name)(*MADE[name])
     kind = "score_mod" if len(inspect.signature(mod).parameters) == 5 else "mask_mod"
-    bound, other = (compiler.bind(m, kind, DEVICE, kind == "score_mod") for m in (mod, copied(mod)))
+    bound, other = (bind.bind(m, kind, DEVICE, kind == "score_mod") for m in (mod, copied(mod)))
     assert other.compiled is bound.compiled  # and not compiled again
     for a, b in zip(other.captured, bound.captured, strict=True):
         assert torch.equal(a, b)

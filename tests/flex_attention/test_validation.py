@@ -6,17 +6,9 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.flex_attention import (
-    AuxRequest,
-    backward,
-    causal_block_mask,
-    create_block_mask,
-    decoding,
-    flex_attention,
-    forward,
-    mods,
-    score_mod_compiler,
-)
+from kernels.flex_attention import AuxRequest, causal_block_mask, create_block_mask, flex_attention, mods
+from kernels.flex_attention.mods import bind
+from kernels.flex_attention.portable import backward, decoding, forward
 
 
 def zeros(*shape, dtype=torch.float32):
@@ -117,7 +109,7 @@ def test_a_captured_tensor_may_lie_on_the_current_gpu_by_either_name(monkeypatch
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     there, elsewhere = (SimpleNamespace(device=torch.device("cuda", i), shape=(2,)) for i in (0, 1))
-    check = score_mod_compiler._check_devices
+    check = bind._check_devices
     for device in (torch.device("cuda"), torch.device("cuda", 0)):
         check("score_mod", mods.causal, [there], device)
         with pytest.raises(ValueError, match="on cuda:1, needs cuda"):

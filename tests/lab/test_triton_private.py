@@ -222,7 +222,7 @@ def test_compiled_launches_can_be_seen_and_held_back():
     seen = []
     original = JITFunction.run
     jit = JITFunction(many_kinds.fn)
-    with _triton_private.before_compiled_launches(lambda *launch: seen.append(launch) or False):
+    with _triton_private.before_launches(lambda *launch: seen.append(launch) or False):
         jit[(3,)](1, 2, C=4)
     assert seen == [(jit, (3,), (1, 2), {"C": 4})]
     assert JITFunction.run is original

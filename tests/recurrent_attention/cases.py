@@ -27,7 +27,7 @@ else:
     TOLERANCE = {torch.float32: 1e-5, torch.float16: 1.5e-3, torch.bfloat16: 6e-3}
 
 # Every module of the room by name: tables and launches are patched wherever they are used.
-MODULES = {m.name: importlib.import_module(f"{room.__name__}.{m.name}") for m in pkgutil.iter_modules(room.__path__)}
+MODULES = {m.name: importlib.import_module(m.name) for m in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")}
 
 
 def place(values, layout="flat"):

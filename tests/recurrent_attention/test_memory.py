@@ -5,8 +5,8 @@ import torch
 
 from kernels import runtime
 from kernels.lab import trace
-from kernels.recurrent_attention import forward as forward_pass
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
+from kernels.recurrent_attention.recurrence import forward as forward_pass
 from tests.recurrent_attention import cases
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="addresses are seen in the interpreter")

@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.check.framework import explain, without_other
+from kernels.check.experiments import without_other
+from kernels.check.explanations import explain
 from kernels.lab.trace import Undefined
 
 

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from kernels import runtime
-from kernels.check.framework import CHECKS_OWN
+from kernels.check.explanations import CHECKS_OWN
 from kernels.check.steps import Diagnosis, described
 from kernels.lab.trace import Trace, trace
 

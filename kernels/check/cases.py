@@ -1,0 +1,203 @@
+"""One call of a learner's function: its tensors, the answers it must give, and what it left behind."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy
+import torch
+
+# Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
+from numpy import array, errstate, float64, isnan, mean, sqrt
+
+from kernels.check.contestant import Contestant, Outcome
+from kernels.check.tensors import SIDES, Fenced
+from kernels.lab.trace import Launch
+
+_TOLERANCE = {torch.int32: 0.0, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+class Stray(NamedTuple):
+    """Active lanes of one load or store that lie outside their tensor, beyond one end of one axis."""
+
+    kind: str  # "load" or "store"
+    tensor: str
+    axis: str  # empty: beyond no single end
+    side: str
+    source: str  # the learner's line
+    far: bool  # outside the buffer too: the access must not be performed
+
+
+@dataclass
+class Output:
+    """A tensor that the call writes, and the answer it must hold; None where the case does not judge it.
+
+    An element is wrong where it is further from the answer than ``tolerance`` times its own size and the root mean
+    square of its group: ``groups``, a tensor of integers, keeps small elements that matter apart from large ones.
+    Where ``free``, a tensor of booleans, is true, anything may be stored, or nothing.
+    """
+
+    tensor: Fenced
+    expected: torch.Tensor | None  # float64
+    groups: torch.Tensor | None = None
+    tolerance: float | None = None
+    free: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.tolerance = self.tolerance or _TOLERANCE[self.tensor.flat.dtype]
+        if self.expected is not None:
+            self.answer = self.array(self.expected)
+            self._groups = array([] if self.groups is None else self.groups.tolist())
+            self._free = False if self.free is None else self.free.numpy()
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor."""
+        return self.tensor.name
+
+    def array(self, values: torch.Tensor) -> numpy.ndarray:
+        """Values of this output in float64, for numpy."""
+        return array(values.tolist(), dtype=float64).reshape(self.tensor.shape)
+
+    def wrong(self, got: numpy.ndarray, answer: numpy.ndarray | None = None) -> numpy.ndarray:
+        """True at each element that is further from the answer than rounding explains; NaN is wrong unless expected."""
+        answer = self.answer if answer is None else answer
+        if not self._groups.size:
+            return self._wrong(got, answer) & ~array(self._free)
+        bad = answer != answer
+        for group in set(self._groups.ravel().tolist()):
+            members = self._groups == group
+            bad[members] = self._wrong(got[members], answer[members])
+        return bad
+
+    def unstored(self, seen: "Seen") -> numpy.ndarray:
+        """True at each element that had to be stored and was not."""
+        return ~(seen.stored | self._free)
+
+    def _wrong(self, got, answer):
+        if not answer.size:
+            return answer != answer
+        with errstate(all="ignore"):
+            finite = answer[abs(answer) < float("inf")]
+            scale = sqrt(mean(finite**2)) if finite.size else 0.0
+            near = (abs(got - answer) <= self.tolerance * (abs(answer) + scale)) | (got == answer)
+            return ~(near | (isnan(got) & isnan(answer)))
+
+
+class Seen(NamedTuple):
+    """What one call left in one output."""
+
+    got: numpy.ndarray  # in float64
+    stored: numpy.ndarray  # bool: this element was stored
+    spilled: list  # the ends beyond which something was stored
+
+
+class Run(NamedTuple):
+    """What one call left behind."""
+
+    seen: dict[str, Seen]  # by the output's name
+    changed: list  # names of inputs that were written to
+
+    @property
+    def stored(self) -> bool:
+        """Whether anything was stored inside an output."""
+        return any(seen.stored.any() for seen in self.seen.values())
+
+
+class Traced(NamedTuple):
+    """A call that was traced: what it left, its launches, its strays, and the lines that left lanes undefined."""
+
+    run: Run
+    launches: list[Launch]
+    strays: list[Stray]
+    undefined: list[str]
+
+    @property
+    def stored(self) -> bool:
+        """Whether a kernel stored anything."""
+        return any(access.kind != "load" for launch in self.launches for access in launch.accesses)
+
+
+class Failed(Exception):
+    """The learner's code raised: what and where, and what it usually means."""
+
+
+@dataclass
+class Case:
+    """One call of the learner's function, and the answers it must give.
+
+    ``neutral`` is a surrounding value that does not change the answer. ``poison`` lists the ends of axes beyond which
+    there is poison instead; None puts it all around every input. So each property looks for its own mistake.
+    """
+
+    inputs: list[Fenced]
+    outs: list[Output]
+    launch: dict = field(default_factory=dict)  # keyword arguments: block sizes, and what else is no fenced tensor
+    neutral: float = 0.0
+    poison: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def tensors(self) -> list[Fenced]:
+        """The call's positional arguments."""
+        return [*self.inputs, *(out.tensor for out in self.outs)]
+
+    @property
+    def sizes(self) -> str:
+        """The sizes and block sizes of this call, as text."""
+        sizes = {axis: n for tensor in self.tensors for axis, n in zip(tensor.axes, tensor.shape)}
+        return ", ".join(f"{name} = {_text(value)}" for name, value in (sizes | self.launch).items())
+
+    def run(self, contestant: Contestant, only: dict[str, list[tuple[str, str]]] | None = None) -> Run:
+        """Make the call. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says.
+
+        Raises ``Failed`` where the learner's code raises.
+        """
+        return self._run(contestant, only)[0]
+
+    def traced(self, contestant: Contestant, poison: float | None = None) -> "Traced":
+        """The same, with accesses outside their tensors left out and listed; ``poison``: what undefined lanes hold."""
+        run, outcome = self._run(contestant, traced=True, poison=poison)
+        outside = [(launch, access) for launch in outcome.launches for access in launch.outside()]
+        strays = [stray for launch, access in outside for stray in self._strays(launch.operands, access)]
+        return Traced(run, outcome.launches, strays, outcome.undefined)
+
+    def _run(self, contestant, only=None, **how) -> tuple[Run, Outcome]:
+        for tensor in self.inputs:
+            if only is None and self.poison is None:
+                tensor.fill(None)
+            else:
+                ends = self.poison if only is None else only.get(tensor.name, ())
+                tensor.fill(self.neutral, [end for end in ends if end in tensor.ends()])
+        for out in self.outs:
+            out.tensor.erase()
+        outcome = contestant.call(self.tensors, self.launch, **how)
+        if outcome.error:
+            raise Failed(*outcome.error)
+        seen = {out.name: Seen(out.array(out.tensor.view.cpu().double()), *out.tensor.touched()) for out in self.outs}
+        return Run(seen, [tensor.name for tensor in self.inputs if not tensor.intact()]), outcome
+
+    def tensor_of(self, operand) -> Fenced | None:
+        """Which of the call's tensors a launch's operand is: by shape and strides, and by name where several fit."""
+        alike = [t for t in self.tensors if operand and (t.shape, t.view.stride()) == (operand.shape, operand.strides)]
+        named = (t for t in alike if t.name == operand.name.removesuffix("_ptr"))
+        return next(named, alike[0] if len(alike) == 1 else None)
+
+    def _strays(self, operands, access):
+        tensor = self.tensor_of(operands.get(access.tensor))
+        if tensor is None:
+            name = (access.tensor or "an unknown tensor").removesuffix("_ptr")
+            return [Stray(access.kind, name, "", "", access.source, far=True)]
+        ends, far = {}, not tensor.view.numel()  # the address of an empty tensor is 0
+        for distance in access.outside.tolist():
+            index = tensor.locate(distance)
+            far = far or index is None
+            beyond = [(axis, SIDES[i >= 0]) for axis, i in (index or {}).items() if not 0 <= i < tensor.size(axis)]
+            ends.setdefault(beyond[0] if len(beyond) == 1 else ("", ""), None)
+        named = [end for end in ends if end[0]] or [("", "")]
+        return [Stray(access.kind, tensor.name, *end, access.source, far) for end in named]
+
+
+def _text(value) -> str:
+    """A keyword argument in a message: tensors as lists, numbers to three digits, functions by name."""
+    if isinstance(value, torch.Tensor):
+        return str(value.tolist())
+    return f"{value:.3g}" if isinstance(value, float) else getattr(value, "__name__", str(value))

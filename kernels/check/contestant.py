@@ -1,0 +1,95 @@
+"""The learner's side of a check: it runs calls, and knows no answer.
+
+What crosses the line between the two sides, and nothing else does:
+
+* towards the contestant, a call: the tensors' buffers (``Fenced.flat``) with the place, shape and strides of each view, and
+  keyword arguments, which are numbers, tuples, small tensors and functions of this package;
+* back, the buffers as the call left them, and an :class:`Outcome`: the error, the traced launches, the lines that left
+  lanes undefined, or, where nothing is to be run, the kernels as text.
+
+Cases, expected values, seeds, comparison and points stay on the other side, in ``cases``, ``experiments`` and
+``framework``. Whoever runs the learner's code in another process derives a class with these two methods, and hands an
+instance to a check in place of the function.
+"""
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from kernels.check.explanations import explain, is_theirs
+from kernels.lab import _triton_private
+from kernels.lab.compile_report import Prepared, prepare
+from kernels.lab.trace import Launch, Undefined, trace
+
+
+class Outcome(NamedTuple):
+    """What one call leaves, besides what stands in the buffers of its tensors."""
+
+    error: tuple[str, str] | None = None  # as ``explain`` says it: what and where, and what it usually means
+    launches: list[Launch] = []  # as traced, with those of a call that ended in an error
+    undefined: list[str] = []  # lines that load without ``other`` and leave lanes undefined
+
+
+class Kernels(NamedTuple):
+    """The kernels that one call would launch, as text."""
+
+    prepared: list[Prepared] = []  # what the compiler needs of each launch
+    texts: list[str] = []  # the source of each function of the learner's that takes part
+    error: tuple[str, str] | None = None
+
+
+class Contestant:
+    """A learner's function in this process."""
+
+    def __init__(self, fn: Callable):
+        self.fn = fn
+
+    def call(self, tensors: list, launch: dict, *, traced: bool = False, poison: float | None = None) -> Outcome:
+        """Call the function on the tensors' views.
+
+        traced: record the launches, and leave out accesses outside their tensors. poison: what undefined lanes hold then.
+        """
+        launches, undefined, error = [], [], None
+        with ExitStack() as stack:
+            if poison is not None:
+                undefined = stack.enter_context(Undefined(poison)).lines
+            if traced:
+                launches = stack.enter_context(trace.recording()).launches
+            try:
+                self.fn(*(tensor.view for tensor in tensors), **launch)
+            except Exception as raised:
+                error = explain(raised)
+        return Outcome(error, launches, undefined)
+
+    def kernels(self, tensors: list, launch: dict) -> Kernels:
+        """What the function would launch on these tensors; no kernel runs."""
+        prepared, texts = [], {}
+
+        def instead(kernel, grid, args, kwargs):
+            texts.update((function, None) for function in _sources(kernel))
+            prepared.append(prepare(kernel, *args, **kwargs))
+            return False
+
+        try:
+            with _triton_private.before_launches(instead):
+                self.fn(*(tensor.view for tensor in tensors), **launch)
+        except Exception as raised:
+            return Kernels(prepared, list(texts), explain(raised))
+        return Kernels(prepared, list(texts))
+
+
+def _sources(kernel, known: set | None = None):
+    """The source text of a kernel and of the helpers that it names, where they are the learner's."""
+    known = set() if known is None else known
+    function = _triton_private.python_function(kernel)
+    if function is None or function in known or not is_theirs(function.__code__.co_filename):
+        return
+    known.add(function)
+    try:
+        yield inspect.getsource(function)
+    except (OSError, TypeError):
+        return
+    for name in function.__code__.co_names:
+        if _triton_private.is_kernel(used := function.__globals__.get(name)):
+            yield from _sources(used, known)

@@ -1,0 +1,195 @@
+"""What is wrong with a call, and why: its answer, the surroundings of its tensors, and its addresses are looked at."""
+
+from collections import Counter
+from typing import NamedTuple
+
+# Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
+from numpy import argwhere, isfinite
+
+from kernels import runtime
+from kernels.check.tensors import NAN
+from kernels.lab.trace import Undefined
+
+NOTHING = "nothing is stored"
+NO_KERNEL = "no Triton kernel stores anything"
+
+
+class Finding(NamedTuple):
+    """One failure: where, how much, and the likely cause."""
+
+    where: str
+    amount: str
+    cause: str
+
+
+def judge(exercise, item, contestant, case) -> Finding | None:
+    """Compare one call with its answers, and look for the cause of a difference."""
+    strays, bare = [], []
+    if runtime.interpreted:
+        seen = case.traced(contestant, poison=0.0)
+        run, strays = seen.run, seen.strays
+        bare = [] if strays else seen.undefined
+        if run.stored and not seen.stored:
+            return Finding(NO_KERNEL, f"with {case.sizes}", "something else filled the output")
+        for stray in strays:
+            if stray.far:  # performing it could end the process
+                where = f"a {stray.kind} reaches far outside {stray.tensor}"
+                return Finding(where, f"`{stray.source}` (with {case.sizes})", item.otherwise)
+    if strays or not runtime.interpreted:
+        run = case.run(contestant)
+    if run.changed:
+        names = " and ".join(run.changed)
+        return Finding(f"{names} changed", f"with {case.sizes}", f"the kernel stores into {names}, which is an input")
+    judged = [out for out in case.outs if out.expected is not None]
+    if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
+        return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    findings = (_judge_output(exercise, item, contestant, case, out, run.seen[out.name], strays) for out in judged)
+    return next(filter(None, findings), None) or (_undefined(contestant, case, judged, bare) if bare else None)
+
+
+def _undefined(contestant, case, judged, bare) -> Finding | None:
+    """Look for outputs that are right only as long as the masked lanes of the ``bare`` loads hold the interpreter's 0."""
+    for poison in Undefined.POISONS:
+        seen = case.traced(contestant, poison).run.seen
+        for out in judged:
+            bad = out.wrong(seen[out.name].got)
+            if bad.any():
+                amount = _amount(case, out, seen[out.name], bad)
+                return Finding(_where(out, bad), amount, without_other(bare))
+    return None
+
+
+def without_other(lines: list[str]) -> str:
+    """The cause of an answer that is right only as long as masked lanes happen to hold 0."""
+    name = f"`{lines[0]}`" + f" (and {len(lines) - 1} more)" * (len(lines) > 1)
+    return f"{name}: `other` is missing. What a masked lane holds is undefined on a GPU, and poison here"
+
+
+def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Finding | None:
+    """Compare one output with its answer, and look for the cause of a difference."""
+    bad = out.wrong(seen.got)
+    if not bad.any() and not out.unstored(seen).any() and not seen.spilled:
+        return None
+    if out.answer.size and not seen.stored.any() and not seen.spilled:
+        return Finding(f"nothing is stored in {out.name}", f"with {case.sizes}", f"no tl.store reaches {out.name}")
+
+    where, amount = _where(out, bad), _amount(case, out, seen, bad)
+    clean = case.run(contestant, only={}).seen[out.name]
+    if not out.wrong(clean.got).any():
+        reached = {(stray.tensor, stray.axis, stray.side) for stray in strays}
+        causes = [
+            f"the load of {tensor.name} is not masked along {axis} ({exercise.mask(tensor.name, axis, side)})"
+            for tensor in case.inputs
+            for axis, side in tensor.ends()
+            if bad.any() and (case.poison is None or (axis, side) in case.poison)
+            if not reached or (tensor.name, axis, side) in reached
+            if exercise.mask(tensor.name, axis, side)
+            if out.wrong(case.run(contestant, only={tensor.name: [(axis, side)]}).seen[out.name].got).any()
+        ]
+        if bad.any() and not causes:
+            causes = ["a load reads outside its tensor, and what it finds there enters the answer"]
+        causes += [
+            f"the store of {out.name} is not masked along {axis} ({exercise.mask(out.name, axis, side)})"
+            for axis, side in seen.spilled
+            if exercise.mask(out.name, axis, side)
+        ] or ["a store reaches outside its tensor"] * bool(seen.spilled)
+        if not bad.any():
+            where, amount = f"elements outside {out.name} were overwritten", f"with {case.sizes}"
+        return Finding(where, amount, "; ".join(dict.fromkeys(causes)))
+
+    for cause, answer in exercise.suspects(case, out):
+        if not out.wrong(clean.got, out.array(answer)).any():
+            return Finding(where, amount, cause)
+    if out.unstored(seen).any() and not seen.spilled:  # with spilled ones, they went elsewhere
+        return _never_stored(case, out, out.unstored(seen))
+    if item.not_finite and not isfinite(clean.got[isfinite(out.answer)]).all():
+        return Finding(where, amount, item.not_finite)
+    factor = clean.got.sum() / out.answer.sum() if out.answer.sum() else NAN
+    if 0.01 < abs(factor - 1) < float("inf") and not out.wrong(clean.got, factor * out.answer).any():
+        return Finding(where, amount, f"every element is {factor:.3g} times what it should be")
+    return Finding(where, amount, item.otherwise)
+
+
+def touches(exercise, item, contestant, case) -> Finding | None:
+    """Look at the addresses that one call touches: all must lie inside their tensors."""
+    seen = case.traced(contestant)
+    run, strays = seen.run, seen.strays
+    if not run.stored:
+        return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    if not strays:
+        return None
+    causes = {}
+    for kind, tensor, axis, side, _, _ in strays:
+        mask = exercise.mask(tensor, axis, side)
+        causes[f"the {kind} of {tensor} is not masked along {axis} ({mask})" if mask else item.otherwise] = None
+    first = strays[0]
+    where = f"a {first.kind} reaches outside {first.tensor}"
+    cause = item.otherwise if item.otherwise in causes else "; ".join(causes)
+    return Finding(where, f"`{first.source}` (with {case.sizes})", cause)
+
+
+def shares(exercise, item, contestant, case) -> Finding | None:
+    """Look for elements of an output that several programs of one launch update, atomically or by load and store."""
+    traced = case.traced(contestant)
+    if not traced.run.stored:
+        return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    written = set()
+    for launch in traced.launches:
+        races = launch.races()
+        for name, operand in launch.operands.items():
+            out = next((out for out in case.outs if out.tensor is case.tensor_of(operand)), None)
+            if out is None:
+                continue
+            if launch.programs(name, "store") or launch.programs(name, "atomic"):
+                written.add(out.name)
+            updates = Counter(i for elements in launch.programs(name, "atomic").values() for i in elements)
+            shared = {i for i, programs in updates.items() if programs > 1} | races.get(name, {}).keys()
+            if shared:
+                where = f"{len(shared)} of {out.answer.size} elements of {out.name} are updated by several programs"
+                return Finding(where, f"with {case.sizes}", item.otherwise)
+    unwritten = [out.name for out in case.outs if out.answer.size and out.name not in written]
+    where = f"no Triton kernel stores {' and '.join(unwritten)}"
+    return Finding(where, f"with {case.sizes}", "something else filled it") if unwritten else None
+
+
+def _never_stored(case, out, missing) -> Finding:
+    places = argwhere(missing)
+    extent, axes = (places.max(axis=0) - places.min(axis=0) + 1).tolist(), out.tensor.axes
+    axes = [axis for axis, n, size in zip(axes, extent, missing.shape) if n < size] or list(axes)
+    cause = f"no program stores them: look at grid, offsets, strides and mask along {' and '.join(axes)}"
+    return Finding(f"{_box(out, missing)} {_is(missing)} never stored", f"with {case.sizes}", cause)
+
+
+def _where(out, bad) -> str:
+    return f"{_box(out, bad)} {_is(bad)} wrong"
+
+
+def _is(bad) -> str:
+    return "is" if int(bad.sum()) == 1 else "are"
+
+
+def _box(out, bad) -> str:
+    """The wrong elements as one block of indices where they fill it, else their number and the first of them."""
+    places = argwhere(bad)
+    if not len(places):
+        return f"{out.name}[]"
+    low, high = places.min(axis=0).tolist(), places.max(axis=0).tolist()
+    volume = 1
+    for first, last in zip(low, high):
+        volume *= last - first + 1
+    if volume == len(places):
+        inside = ", ".join(str(first) if first == last else f"{first}..{last}" for first, last in zip(low, high))
+        return f"{out.name}[{inside}]"
+    first = ", ".join(str(i) for i in places[0].tolist())
+    return f"{len(places)} of {bad.size} elements, the first {out.name}[{first}],"
+
+
+def _amount(case, out, seen, bad) -> str:
+    places = argwhere(bad)
+    if not len(places):
+        return f"with {case.sizes}"
+    first = tuple(places[0].tolist())
+    value, answer = float(seen.got[first]), float(out.answer[first])
+    got, expected = f"{value:.3g}" if seen.stored[first] else "nothing stored", f"{answer:.3g}"
+    error = f", a relative error of {abs(value / answer - 1):.0e}" if got == expected != "0" else ""
+    return f"got {got}, expected {expected}{error} (with {case.sizes})"

@@ -1,0 +1,102 @@
+"""A learner's exception in two phrases: what went wrong on which line of theirs, and what it usually means."""
+
+import os
+import re
+import traceback
+
+import torch
+import triton
+
+from kernels import runtime
+
+_EXPLAINED = (
+    ("Expected dtype ['fp32'", "this function takes float32: convert right after the load"),
+    ("is not defined", "a name is used that no line above defines"),
+    ("cannot access local variable", "a name is used before a line defines it"),
+    ("must be a power of 2", "a block's length must be a power of two: round it up and mask the rest"),
+    ("incompatible dimensions", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
+    ("must match", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
+    ("to have shape", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
+    ("'tuple' object has no attribute", "a tuple of strides is not a number: take one of them, stride_x[0]"),
+    ("tuple index out of range", "a tensor has one stride for each of its axes, and this one has fewer"),
+    ("to unpack", "the function on the right returns another number of values than the line takes"),
+    ("positional argument", "the launcher and the kernel's signature do not agree"),
+    ("multiple values for argument", "the launcher and the kernel's signature do not agree"),
+    ("unexpected keyword", "the launcher and the kernel's signature do not agree"),
+    ("outside of the scope of a kernel", "a kernel is launched as kernel[grid](...), not called"),
+    ("Did you forget to add @triton.jit", "tl functions work inside a function decorated with @triton.jit only"),
+    (
+        "does not fill the tile",
+        "a result has the shape of what it depends on: add it to tl.zeros(score.shape, tl.float32)",
+    ),
+    (
+        "'int' object is not iterable",
+        "a pointer is not indexed but added to, tl.load(x_ptr + ...); a block has no elements to pick: load the ones that "
+        "you want; and Python's own sum, max and min take no block, but tl.sum, tl.max and tl.min do",
+    ),
+    ("unsupported tensor index", "a block has no part to pick: load the elements that you want, tl.load(x_ptr + ...)"),
+    ("does not support item assignment", "a kernel stores with tl.store(out_ptr + ..., value)"),
+    ("Unsupported ptr type", "tl.load and tl.store take addresses, x_ptr + ..., and this is a block of values"),
+    (
+        "out of bounds for shape",
+        "the second argument of tl.max, tl.min and tl.sum is an axis: tl.maximum and tl.minimum compare two blocks",
+    ),
+    ("KeyError", "a table lacks this entry: each operation needs its own"),
+    ("is no Python", "the text must be a function that Python can read: print it"),
+    ("defines no function", "the text must define the function that the exercise names"),
+    (
+        "'function' object is not subscriptable",
+        "a kernel that is launched as kernel[grid](...) is decorated with @triton.jit",
+    ),
+)
+
+_EXPLAINED_IN_PYTHON = {  # where no kernel is at work
+    "positional argument": "the call and the function's signature do not agree",
+    "multiple values for argument": "the call and the function's signature do not agree",
+    "unexpected keyword": "the call and the function's signature do not agree",
+    "must match": "two tensors of different shapes meet: look at each [:, None] and [None, :]",
+    "'int' object is not iterable": "a number stands where a tuple or a list is needed",
+    "NoneType": "something is None here: does a function lack its `return`?",
+}
+
+
+def explain(error: BaseException) -> tuple[str, str]:
+    """A learner's exception in two phrases: what and on which line of theirs, and what it usually means."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    text = re.sub(r"\[[^\[\]]{80,}\]", "[…]", str(root).strip()) or type(root).__name__  # no printed blocks
+    said = f"{type(root).__name__}: {text.splitlines()[-1].strip()}"
+    chain, seen = error, None
+    while chain is not None:
+        theirs = [frame for frame in traceback.extract_tb(chain.__traceback__) if is_theirs(frame.filename)]
+        seen = theirs[-1] if theirs else seen
+        chain = chain.__cause__
+    place = "text" if seen and seen.filename.startswith("<generated") else "cell"
+    line = f" in line {seen.lineno} of your {place}, `{seen.line}`" if seen else ""
+    named = f"{type(root).__name__}: {text}"
+    explained = _EXPLAINED if _in_triton(error) else {**dict(_EXPLAINED), **_EXPLAINED_IN_PYTHON}.items()
+    otherwise = f"{'Triton' if _in_triton(error) else 'Python'} cannot run this line"
+    means = next((means for part, means in explained if part in named), otherwise)
+    return f"{said}{line}", means
+
+
+def _in_triton(error: BaseException | None) -> bool:
+    """Whether Triton was at work when the error, or what caused it, was raised."""
+    folder = os.path.dirname(os.path.abspath(triton.__file__)) + os.sep
+    while error is not None:
+        if any(frame.filename.startswith(folder) for frame in traceback.extract_tb(error.__traceback__)):
+            return True
+        error = error.__cause__
+    return False
+
+
+_LIBRARIES = (runtime.__file__, triton.__file__, torch.__file__, os.__file__)
+CHECKS_OWN = "<generated by a check"  # the file names of kernels that a check writes itself
+_OURS = tuple(os.path.dirname(os.path.abspath(place)) + os.sep for place in _LIBRARIES)
+
+
+def is_theirs(filename: str) -> bool:
+    """Whether a file or cell is the learner's: no library, nothing of ours."""
+    installed = f"{os.sep}site-packages{os.sep}" in filename or f"{os.sep}dist-packages{os.sep}" in filename
+    return not installed and not filename.startswith((*_OURS, "<frozen", CHECKS_OWN))

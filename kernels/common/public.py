@@ -1,0 +1,105 @@
+"""What every public function has in common with torch's own, beyond its kernel: overrides, and transforms it must refuse."""
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
+
+F = TypeVar("F", bound=Callable)
+
+
+def public(function: F) -> F:
+    """A public function as other programs call it.
+
+    Tensor subclasses and tracers that override torch's functions (``__torch_function__``, such as ``torch.fx``'s proxies) see
+    one call of it. ``torch.func`` transforms and forward mode raise ``RuntimeError``: kernels have neither batching rules nor
+    tangents, and a tangent that is lost without a word would be read as zero.
+    """
+    name = function.__name__
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        given = (*args, *kwargs.values())
+        if has_torch_function(given):
+            return handle_torch_function(call, given, *args, **kwargs)
+        refuse_transforms(name, given)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def refuse_transforms(name, given):
+    """Raise ``RuntimeError`` under ``torch.func``'s transforms, and for tensors among ``given`` that carry a tangent."""
+    if torch.compiler.is_compiling():  # dynamo has its own word on transforms, and traces no interpreter's stack
+        return
+    if (interpreter := torch._C._functorch.peek_interpreter_stack()) is not None:
+        transform = str(interpreter.key()).rsplit(".", 1)[-1].lower()
+        raise RuntimeError(
+            f"{name} cannot run under torch.func's {transform}: kernels have no rule for it. "
+            "Gradients: torch.autograd.grad or backward(); batches: the batch dimension."
+        )
+    if any(isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
+        raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
+    if forward_ad._current_level >= 0 and any(
+        isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given
+    ):
+        raise RuntimeError(
+            f"{name} has no forward-mode derivative: its kernels compute gradients (backward mode) alone. "
+            "For tangents use its reference, which is plain PyTorch."
+        )
+
+
+def autocast(*tensors):
+    """``tensors`` in the dtype of ``torch.autocast`` where it is on; float64 and what is no tensor stays as it is."""
+    kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):  # torch asks no other device for its own
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in _CAST else t for t in tensors)
+
+
+_CAST = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def once_differentiable(operator, grads, given, room=None):
+    """``grads`` of a backward pass, such that differentiating them again says what is missing.
+
+    Args:
+        operator, room: as ``refuse_second_derivative``.
+        grads: the gradients, ``None`` among them.
+        given: the tensors that they were made from.
+    """
+    if not torch.is_grad_enabled():
+        return grads
+    return _Once.apply(operator, room, len(grads), *grads, *given)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, operator, room, count, *tensors):
+        ctx.refuse = refuse_second_derivative(operator, room)
+        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        ctx.refuse(ctx, *grads)
+
+
+def refuse_second_derivative(operator, room=None):
+    """The gradient of ``operator``'s backward pass: an error that names the reference to differentiate twice instead.
+
+    Args:
+        operator: the public function's name; its reference is ``<operator>_reference``.
+        room: the folder under ``kernels`` it lives in, ``None`` where that has the operator's name.
+    """
+
+    def refuse(ctx, *grads):
+        raise RuntimeError(
+            f"{operator} has no second derivative: its backward pass is a kernel without a gradient of its own. "
+            f"For double backward use kernels.{room or operator}.reference.{operator}_reference."
+        )
+
+    return refuse

@@ -1,0 +1,153 @@
+"""The weight gradient for Blackwell GPUs: copying, multiplying and storing are three partitions that overlap.
+
+    copying warp        wait until buffers are free; ask for dy[m, o] and two chunks of im2col's [m, (r, s, c)]
+    multiplying warp    wait until they are there and an accumulator is free; have the tensor cores add dy^T im2col to it.
+                        They say themselves when they are done: with the buffers, and with the tile
+    four storing warps  wait until a tile is done; bring it from tensor memory to global memory, a slice at a time
+
+The accumulators lie in tensor memory, two of them, so that a tile is stored while the next is multiplied. A slice of SLICE
+columns is all that the storing warps have in registers: 128 x 256 sums at once would be more than they hold.
+
+This is the design of Triton's Gluon example ``02-conv-wgrad``. It has run on ``kernels.gluon_model`` and compiles for
+sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
+"""
+
+
+from kernels.common.gpu import is_cuda_architecture
+from kernels.common.launch import launch
+from kernels.conv_wgrad.gluon import tma
+from kernels.conv_wgrad.gluon.tma import copies, gluon, plan
+
+__all__ = ["copies", "describe", "reason_not", "reason_slower", "wgrad"]
+
+if gluon is not None:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.blackwell import (
+        TensorMemoryLayout,
+        allocate_tensor_memory,
+        tcgen05_commit,
+        tcgen05_mma,
+    )
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+    from kernels.conv_wgrad.gluon.tma import load_blocks, place_of, segment_of, share_of, store_chunk
+
+    @gluon.jit
+    def multiply_tiles(
+        dy_s, x_s, acc_t, ready, free, done, stored, work, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    ):  # fmt: skip
+        """The multiplying warp: it starts products and waits for none; a commit arrives when those before it are over."""
+        items, programs, whole, tiles, tiles_m, blocks, per = work
+        count = 0
+        visits = 0
+        for item in range(gl.program_id(0), items, programs):
+            position, end, length, first = share_of(item, work)
+            while position < end:
+                tile, block, n, slot = segment_of(position, end, length, first, per)
+                half = visits % 2
+                mbarrier.wait(stored.index(half), (visits // 2 + 1) & 1)
+                for i in range(n):
+                    stage = count % STAGES
+                    mbarrier.wait(ready.index(stage), count // STAGES & 1)
+                    dy = dy_s.index(stage).permute((1, 0))
+                    for group in gl.static_range(GROUPS):
+                        sums = acc_t.index(half).slice(group * BLOCK_N, BLOCK_N)
+                        tcgen05_mma(dy, x_s.index(stage * GROUPS + group), sums, use_acc=i > 0)
+                    tcgen05_commit(free.index(stage))
+                    count += 1
+                tcgen05_commit(done.index(half))
+                visits += 1
+                position += n
+
+    @gluon.jit
+    def store_tiles(
+        acc_t, done, stored, out, work, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr,
+        SLICE: gl.constexpr,
+    ):  # fmt: skip
+        """The storing warps: tile after tile, slice after slice, while the next tile is multiplied."""
+        items, programs, whole, tiles, tiles_m, blocks, per = work
+        visits = 0
+        for item in range(gl.program_id(0), items, programs):
+            position, end, length, first = share_of(item, work)
+            while position < end:
+                tile, block, n, slot = segment_of(position, end, length, first, per)
+                half = visits % 2
+                mbarrier.wait(done.index(half), visits // 2 & 1)
+                for group in gl.static_range(GROUPS):
+                    where, rows, columns = place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS)
+                    for part in gl.static_range(BLOCK_N // SLICE):
+                        sums = acc_t.index(half).slice(group * BLOCK_N + part * SLICE, SLICE).load()
+                        store_chunk(sums, where + part * SLICE, rows, columns - part * SLICE, sizes[3])
+                mbarrier.arrive(stored.index(half))
+                visits += 1
+                position += n
+
+    @gluon.jit(do_not_specialize=["work", "walk"])
+    def wgrad_blackwell_kernel(
+        dy_desc, x_desc, out, work, walk, sizes, POINTWISE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+        BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SLICE: gl.constexpr,
+    ):  # fmt: skip
+        """Every program takes shares of the work a grid apart, until there are none left."""
+        dy_s = gl.allocate_shared_memory(dy_desc.dtype, [STAGES, BLOCK_K, BLOCK_M], dy_desc.layout)
+        x_s = gl.allocate_shared_memory(x_desc.dtype, [STAGES * GROUPS, BLOCK_K, BLOCK_N], x_desc.layout)
+        layout: gl.constexpr = TensorMemoryLayout([BLOCK_M, BLOCK_N], col_stride=1)
+        acc_t = allocate_tensor_memory(gl.float32, [2, BLOCK_M, GROUPS * BLOCK_N], layout)
+        ready = mbarrier.allocate_mbarrier(batch=STAGES)
+        free = mbarrier.allocate_mbarrier(batch=STAGES)
+        done = mbarrier.allocate_mbarrier(batch=2)
+        stored = mbarrier.allocate_mbarrier(batch=2)
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(ready.index(stage), count=1)
+            mbarrier.init(free.index(stage), count=1)
+        for half in gl.static_range(2):
+            mbarrier.init(done.index(half), count=1)
+            mbarrier.init(stored.index(half), count=1)
+        gl.warp_specialize(
+            [
+                (store_tiles, (acc_t, done, stored, out, work, sizes, BLOCK_M, BLOCK_N, GROUPS, SLICE)),
+                (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
+                (multiply_tiles, (dy_s, x_s, acc_t, ready, free, done, stored, work, BLOCK_N, GROUPS, STAGES)),
+            ],
+            [1, 1],
+            [48, 48],
+        )
+
+
+def reason_not(g, dtype, device):
+    """Why this backend cannot compute a geometry, as text, or ``None``."""
+    if not is_cuda_architecture(device, 10):
+        return "the GPU is not a data center's Blackwell"
+    return tma.unfit(g, dtype)
+
+
+def reason_slower(g, dtype, device):
+    """Why ``"auto"`` passes over this backend although it can, as text."""
+    return 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"'
+
+
+def describe(g, dtype, device, split_k=None):
+    """What ``wgrad`` would launch, in words."""
+    return str(plan("blackwell", g, device, split_k))
+
+
+def wgrad(input, grad_output, g, out, accumulate, split_k=None):
+    """Bring the weight gradient into ``out``; arguments as in ``product.wgrad``."""
+    tma.wgrad("blackwell", launch_kernel, input, grad_output, g, out, accumulate, split_k)
+
+
+def slice_of(options):
+    """Columns that the storing warps have in registers at a time."""
+    return min(32, options["BLOCK_N"])
+
+
+def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options):
+    """Launch as many programs as have work and run at once."""
+    launch(
+        wgrad_blackwell_kernel,
+        (work[1],),
+        dy_desc, x_desc, out, work, walk, sizes,
+        outputs=(out,),
+        POINTWISE=x_desc.mode == "tiled", **options,
+        SLICE=slice_of(options),
+        num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,130 @@
+"""The weight gradient for Hopper GPUs, warp-specialised: a warp asks TMA for tiles, groups of warps multiply.
+
+    copying warp            wait until buffers are free; ask for dy[m, o] and, a chunk each group, im2col's [m, (r, s, c)]
+    each group of 4 warps   wait until they are there;   acc += dy^T im2col on the tensor cores;   a block later: free
+
+All groups share a tile of dy; each has a chunk of its own, whose BLOCK_M x BLOCK_N sums fill its registers. dy lies in shared
+memory as it does in global memory, pixel by pixel, and the tensor cores read it transposed. Programs stay: while the groups
+store a tile, the next tile's blocks are on their way. ``tma`` says which tiles and blocks are a program's.
+"""
+
+
+from kernels.common.gpu import is_cuda_architecture
+from kernels.common.launch import launch
+from kernels.conv_wgrad.gluon import tma
+from kernels.conv_wgrad.gluon.tma import copies, gluon, plan
+
+__all__ = ["copies", "describe", "reason_not", "reason_slower", "wgrad"]
+
+# Registers a thread that a program with 2 or 3 groups starts with: with its copying warp it takes 12 or 16 warps' room.
+REGISTERS = {2: 168, 3: 128}
+
+if gluon is not None:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+    from kernels.conv_wgrad.gluon.tma import load_blocks, place_of, segment_of, share_of, store_chunk
+
+    @gluon.jit
+    def multiply_blocks(
+        dy_s, x_s, ready, free, out, work, sizes, GROUP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    ):  # fmt: skip
+        """A group of four warps: its chunk of every tile that this program has a share in."""
+        BLOCK_M: gl.constexpr = dy_s.shape[2]
+        BLOCK_N: gl.constexpr = x_s.shape[2]
+        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+        items, programs, whole, tiles, tiles_m, blocks, per = work
+        count = 0
+        for item in range(gl.program_id(0), items, programs):
+            position, end, length, first = share_of(item, work)
+            while position < end:
+                tile, block, n, slot = segment_of(position, end, length, first, per)
+                where, rows, columns = place_of(out, tile, GROUP, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS)
+                acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
+                for _block in range(n):
+                    stage = count % STAGES
+                    mbarrier.wait(ready.index(stage), count // STAGES & 1)
+                    dy = dy_s.index(stage).permute((1, 0))
+                    acc = warpgroup_mma(dy, x_s.index(stage * GROUPS + GROUP), acc, is_async=True)
+                    acc = warpgroup_mma_wait(1, deps=(acc,))  # all products but this one are over
+                    before = gl.where(stage == 0, STAGES - 1, stage - 1)
+                    mbarrier.arrive(free.index(before), pred=count > 0)
+                    count += 1
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+                store_chunk(acc, where, rows, columns, sizes[3])
+                position += n
+
+    @gluon.jit(do_not_specialize=["work", "walk"])
+    def wgrad_hopper_kernel(
+        dy_desc, x_desc, out, work, walk, sizes, POINTWISE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+        BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    ):  # fmt: skip
+        """Every program takes shares of the work a grid apart, until there are none left."""
+        dy_s = gl.allocate_shared_memory(dy_desc.dtype, [STAGES, BLOCK_K, BLOCK_M], dy_desc.layout)
+        x_s = gl.allocate_shared_memory(x_desc.dtype, [STAGES * GROUPS, BLOCK_K, BLOCK_N], x_desc.layout)
+        ready = mbarrier.allocate_mbarrier(batch=STAGES)
+        free = mbarrier.allocate_mbarrier(batch=STAGES)
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(ready.index(stage), count=1)
+            mbarrier.init(free.index(stage), count=GROUPS)
+        if GROUPS == 3:
+            gl.warp_specialize(
+                [
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 0, GROUPS, STAGES)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 1, GROUPS, STAGES)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 2, GROUPS, STAGES)),
+                    (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
+                ],
+                [4, 4, 1],
+                [160, 160, 24],
+            )
+        else:
+            gl.warp_specialize(
+                [
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 0, GROUPS, STAGES)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 1, GROUPS, STAGES)),
+                    (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
+                ],
+                [4, 1],
+                [240, 24],
+            )
+
+
+def reason_not(g, dtype, device):
+    """Why this backend cannot compute a geometry, as text, or ``None``."""
+    if not is_cuda_architecture(device, 9):
+        return "the GPU is not a Hopper"
+    return tma.unfit(g, dtype)
+
+
+def reason_slower(g, dtype, device):
+    """Why ``"auto"`` passes over this backend although it can, as text, or ``None``."""
+    return tma.slower(plan(kernel_of(g), g, device), g, dtype, device)
+
+
+def describe(g, dtype, device, split_k=None):
+    """What ``wgrad`` would launch, in words."""
+    return str(plan(kernel_of(g), g, device, split_k))
+
+
+def kernel_of(g):
+    """The kernel's name in the table: on an H200 longer blocks were faster where rows have fewer than 32 pixels, shorter ones
+    elsewhere."""
+    return "hopper, short rows" if g.Q < 32 else "hopper"
+
+
+def wgrad(input, grad_output, g, out, accumulate, split_k=None):
+    """Bring the weight gradient into ``out``; arguments as in ``product.wgrad``."""
+    tma.wgrad(kernel_of(g), launch_kernel, input, grad_output, g, out, accumulate, split_k)
+
+
+def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options):
+    """Launch as many programs as have work and run at once."""
+    launch(
+        wgrad_hopper_kernel,
+        (work[1],),
+        dy_desc, x_desc, out, work, walk, sizes,
+        outputs=(out,),
+        POINTWISE=x_desc.mode == "tiled", **options,
+        num_warps=4, maxnreg=REGISTERS[options["GROUPS"]],
+    )  # fmt: skip

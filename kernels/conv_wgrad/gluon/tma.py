@@ -1,0 +1,346 @@
+"""What the kernels for Hopper and Blackwell share: TMA's im2col, how work is shared out, the copying warp.
+
+A tile of the weight gradient is BLOCK_M output channels times GROUPS chunks of columns; a chunk is BLOCK_N input channels
+under one tap (r, s). For a block of pixels, one copy brings a tile of dy, and one copy a chunk brings what im2col would
+hold there: TMA itself walks along the output pixels, shifted by the tap, with zeros outside the image. Chunks
+are numbered with taps fastest, so that those of a tile are mostly the same pixels, a step apart.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from kernels.common.configs import configuration
+from kernels.common.gpu import multiprocessors
+from kernels.conv_wgrad.portable import product as portable
+from kernels.conv_wgrad.portable.pixels import is_rows, rows_of
+from kernels.conv_wgrad.split_k import MOST, pieces, reduce_into
+
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor, TensorDescriptorIm2Col
+except ImportError:  # an older Triton: ``unfit`` says so
+    gluon = None
+
+# What a share costs beside its pixels, in pixels: filling the pipeline and storing a tile; a partial sum written and read.
+START = 320
+PARTIAL = 800
+
+
+@dataclass(frozen=True)
+class Work:
+    """``tiles`` sums over ``blocks`` blocks of pixels each, cut into shares of at most ``per`` blocks.
+
+    The first ``pieces`` * ``per`` blocks of a tile are cut into ``pieces`` pieces, each a share. What is left of the tile,
+    fewer than ``per`` blocks, is laid end to end with what is left of the others, and cut into shares of ``per`` blocks, too:
+    such a share may end one tile and begin the next. The first pieces of all tiles come first, then the second ones: programs
+    that run at the same time read the same pixels.
+    """
+
+    tiles: int
+    blocks: int
+    pieces: int
+    per: int
+
+    @property
+    def rest(self):
+        """Blocks of a tile behind its pieces; 0 where the last piece is the shorter one."""
+        return max(0, self.blocks - self.pieces * self.per)
+
+    @property
+    def slots(self):
+        """Partial sums of a tile, at most: a rest is no longer than a share, so it lies in one of them or in two."""
+        return self.pieces + (0 if not self.rest else 1 if self.per % self.rest == 0 else 2)
+
+    @property
+    def whole(self):
+        """Shares that are pieces, of all tiles together."""
+        return self.tiles * self.pieces
+
+    @property
+    def items(self):
+        """Shares."""
+        return self.whole + -(-self.tiles * self.rest // self.per)
+
+
+@functools.cache
+def share_out(tiles, blocks, block, programs, split_k=None):
+    """The ``Work`` with the smallest modelled time: whole waves of pieces, or one equal share for each program.
+
+    Args:
+        tiles: output tiles.
+        blocks: length of the reduction in blocks.
+        block: pixels in a block.
+        programs: how many run at once.
+        split_k: pieces of every tile, or ``None`` to choose.
+    """
+
+    def cut(splits):
+        return Work(tiles, blocks, *pieces(blocks, splits))
+
+    def cost(work):
+        waves = -(-work.items // programs)
+        tiles_met = 2 if work.rest else 1
+        written = PARTIAL * tiles * work.slots / programs if work.slots > 1 else 0
+        return waves * (work.per * block + tiles_met * START) + written
+
+    if split_k is not None:
+        return cut(split_k)
+    per = -(-tiles * blocks // programs)
+    return min([*map(cut, range(1, min(blocks, MOST) + 1)), Work(tiles, blocks, blocks // per, per)], key=cost)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The kernel's ``options``, how the ``work`` is shared out, and ``waste``: 1.0 where no tile is padded."""
+
+    options: dict
+    work: Work
+    waste: float
+
+    def __str__(self):
+        options = ", ".join(f"{name} {value}" for name, value in self.options.items())
+        rest = ", the rests end to end" * (self.work.rest > 0)
+        return f"{options}; {self.work.tiles} tiles, split-K {self.work.pieces}{rest}; tile waste {self.waste:.2f}"
+
+
+def plan(kernel, g, device, split_k=None):
+    """The ``Plan`` for a geometry: three chunks a tile, or two.
+
+    Two where that wastes clearly less, and where the input channels are no multiple of 16: sums are then stored one by one,
+    which takes more registers than three groups have.
+    """
+    three, two = (_plan(kernel, f"{n} chunks", g, device, split_k) for n in (3, 2))
+    return two if g.Ci % 16 or two.waste < 0.9 * three.waste else three
+
+
+def _plan(kernel, key, g, device, split_k):
+    options = configuration("conv_wgrad", kernel, key, device)
+    options["BLOCK_M"] = min(options["BLOCK_M"], max(64, triton.next_power_of_2(g.Co)))
+    options["BLOCK_N"] = min(options["BLOCK_N"], max(16, triton.next_power_of_2(g.Ci)))
+    BLOCK_M, BLOCK_N, BLOCK_K, GROUPS = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS"))
+    chunks = g.R * g.S * -(-g.Ci // BLOCK_N)
+    rows, columns, blocks = -(-g.Co // BLOCK_M), -(-chunks // GROUPS), -(-g.M // BLOCK_K)
+    work = share_out(rows * columns, blocks, BLOCK_K, multiprocessors(device), split_k)
+    padded = rows * BLOCK_M * columns * GROUPS * BLOCK_N * blocks * BLOCK_K
+    return Plan(options, work, padded / (g.Co * g.columns * g.M))
+
+
+def unfit(g, dtype):
+    """Why TMA cannot bring a geometry's tiles, as text, or ``None``."""
+    if gluon is None or tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
+        return f"Triton is {triton.__version__}, needs 3.8 for Gluon's im2col copies"
+    if dtype.itemsize != 2:
+        return f"{dtype} has no 16-bit matrix instruction"
+    if g.groups > 1:
+        return f"its tiles see all channels, not {g.groups} groups of them"
+    if 0 in (g.M, g.H, g.W, g.Ci, g.Co):
+        return "there is nothing to sum"
+    if max(g.stride) > 8:
+        return f"stride is {g.stride}, TMA steps over 8 pixels at most"
+    lower, upper = pixel_box(g)
+    if not all(-128 <= corner <= 127 for corner in lower + upper):
+        return f"its pixels' box begins {lower} from the image's begin and ends {upper} from its end, more than 8 bits"
+    if max(g.span) > 256:
+        return f"the filter spans {g.span} pixels, TMA shifts by 255 at most"
+    if g.M * g.Co * g.columns >= 2**50:
+        return "its blocks are more than 32 bits can count"
+    return None
+
+
+def slower(chosen, g, dtype, device):
+    """Why the portable kernel is preferred although TMA would do, as text, or ``None``.
+
+    Args:
+        chosen: the ``Plan`` of what TMA would bring.
+        g, dtype, device: of the problem.
+    """
+    if min(g.Ci, g.Co) < 64 or max(g.Ci, g.Co) <= 64:
+        return f"{g.Ci} input and {g.Co} output channels make its tiles small"
+    sizes, cut = portable.plan(g, dtype, device)
+    waste = portable.waste_of(g, sizes, cut.tile)
+    if chosen.waste > 1.1 * waste:
+        return f"its tiles are {chosen.waste:.2f} times the product, the portable kernel's {waste:.2f} times"
+    work = chosen.work
+    pixels = -(-work.items // multiprocessors(device)) * work.per * chosen.options["BLOCK_K"]
+    if work.slots > 1 and pixels < 2 * (START + PARTIAL):
+        return f"its programs sum {pixels} pixels each, not enough to pay for partial sums of its larger tiles"
+    return None
+
+
+def pixel_box(g):
+    """``(lower, upper)``, each [h, w]: where the first tap's walk begins, counted from the image's first pixel, and where it
+    ends, counted from its last."""
+    lower = [-g.padding[0], -g.padding[2]]
+    sides = zip((g.P, g.Q), g.stride, (g.H, g.W), lower, strict=True)
+    return lower, [(outputs - 1) * stride + 1 - size + first for outputs, stride, size, first in sides]
+
+
+def is_aligned(x):
+    """Whether TMA can read ``x``: channels adjacent, everything else a multiple of 16 bytes apart."""
+    steps = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
+    adjacent = x.stride(-1) == 1 or x.shape[-1] == 1
+    return adjacent and x.data_ptr() % 16 == 0 and all(step > 0 and step % 8 == 0 for step in steps)
+
+
+def aligned(x):
+    """``x`` or, where TMA cannot read it, a copy with gaps: pixels a multiple of 8 channels apart."""
+    if is_aligned(x):
+        return x
+    return x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 8) * 8)[..., : x.shape[-1]].copy_(x)
+
+
+def copies(input, grad_output):
+    """Lines of text: which tensors ``wgrad`` copies before it reads them, and why."""
+    lines = []
+    for name, x, rows in (("input", input, input), ("grad_output", grad_output, rows_of(grad_output))):
+        if rows.data_ptr() != x.data_ptr() or not is_aligned(rows):
+            why = "not adjacent channels and pixels a multiple of 16 bytes apart"
+            lines.append(f"copies {name}, {x.numel() * x.element_size()} bytes: strides {x.stride()}, {why}")
+    return lines
+
+
+def descriptors(x, dy, g, options):
+    """``(of dy's tiles, of im2col's chunks)``; the latter are plain tiles where x is im2col already."""
+    x, dy = aligned(x), aligned(rows_of(dy))
+    dy_desc = TensorDescriptor(*described(dy, [options["BLOCK_K"], options["BLOCK_M"]]))
+    tile = [options["BLOCK_K"], options["BLOCK_N"]]
+    if is_rows(g, x):
+        return dy_desc, TensorDescriptor(*described(x.as_strided((g.M, g.Ci), (x.stride(2), 1)), tile))
+    lower, upper = pixel_box(g)
+    return dy_desc, TensorDescriptorIm2Col(
+        *described(x, tile),
+        element_strides=[1, *g.stride, 1], pixel_box_lower_corner=lower, pixel_box_upper_corner=upper,
+    )  # fmt: skip
+
+
+def described(x, tile):
+    """``(x, sizes, strides, tile, layout in shared memory)``; the stride of a single row or pixel may have been anything."""
+    strides = [stride if stride > 0 and stride % 8 == 0 else 8 for stride in x.stride()]
+    layout = gl.NVMMASharedLayout.get_default_for(tile, gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16)
+    return x, list(x.shape), [*strides[:-1], 1], tile, layout
+
+
+def wgrad(kernel, run, input, grad_output, g, out, accumulate, split_k):
+    """Bring the weight gradient into ``out``.
+
+    Args:
+        kernel: in the table.
+        run: launches it: ``run(dy_desc, x_desc, target, work, walk, sizes, options)``, the three tuples as
+            ``share_of``, ``load_blocks`` and ``place_of`` take them apart.
+        input, grad_output, g, out, accumulate, split_k: as in ``product.wgrad``.
+    """
+    chosen = plan(kernel, g, input.device, split_k)
+    work, options = chosen.work, chosen.options
+    programs = min(work.items, multiprocessors(input.device))
+    taps = g.R * g.S
+
+    def fill(target):
+        if work.slots == work.pieces + 2:
+            target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
+        run(
+            *descriptors(input, grad_output, g, options),
+            target,
+            (work.items, programs, work.whole, work.tiles, -(-g.Co // options["BLOCK_M"]), work.blocks, work.per),
+            (g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation),
+            (g.Co, g.Ci, taps, g.columns),
+            options,
+        )
+
+    reduce_into(out, accumulate, work.slots, fill)
+
+
+if gluon is not None:
+
+    @gluon.jit
+    def share_of(item, work):
+        """``(position, end, length, first)``: tiles of ``length`` blocks lie end to end, each begins with its tile's block
+        ``first``; the share is what lies at ``position`` ... ``end`` - 1."""
+        items, programs, whole, tiles, tiles_m, blocks, per = work
+        first = gl.minimum(item, whole) // tiles * per
+        if item < whole:
+            length = gl.minimum(per, blocks - first)
+            position = item % tiles * length
+            end = position + length
+        else:
+            length = blocks - first
+            position = (item - whole) * per
+            end = gl.minimum(position + per, tiles * length)
+        return position, end, length, first
+
+    @gluon.jit
+    def segment_of(position, end, length, first, per):
+        """``(tile, its first block here, how many, the slot of their sum)`` of the tile at ``position``."""
+        tile = position // length
+        skipped = position - tile * length
+        n = gl.minimum(end - position, length - skipped)
+        return tile, first + skipped, n, first // per + (skipped > 0).to(gl.int32)
+
+    @gluon.jit
+    def load_blocks(
+        dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE: gl.constexpr, GROUPS: gl.constexpr,
+        STAGES: gl.constexpr,
+    ):  # fmt: skip
+        """The copying warp: every block of every share, into the ring's next buffers, as soon as they are free.
+
+        POINTWISE: x is im2col already, [pixels, channels].
+        """
+        BLOCK_K: gl.constexpr = dy_desc.block_type.shape[0]
+        BLOCK_M: gl.constexpr = dy_desc.block_type.shape[1]
+        BLOCK_N: gl.constexpr = x_desc.block_type.shape[1]
+        items, programs, whole, tiles, tiles_m, blocks, per = work
+        P, Q, S, taps, stride_h, stride_w, top, left, dil_h, dil_w = walk
+        count = 0
+        for item in range(gl.program_id(0), items, programs):
+            position, end, length, first = share_of(item, work)
+            while position < end:
+                tile, block, n, slot = segment_of(position, end, length, first, per)
+                o = tile % tiles_m * BLOCK_M
+                chunks = ()
+                for group in gl.static_range(GROUPS):
+                    chunk = tile // tiles_m * GROUPS + group
+                    tap = chunk % taps
+                    r = (tap // S * dil_h).to(gl.int16)
+                    s = (tap % S * dil_w).to(gl.int16)
+                    chunks = chunks + ((r, s, chunk // taps * BLOCK_N),)
+                for m in range(block * BLOCK_K, (block + n) * BLOCK_K, BLOCK_K):
+                    row = m // Q
+                    h = row % P * stride_h - top
+                    w = m % Q * stride_w - left
+                    stage = count % STAGES
+                    mbarrier.wait(free.index(stage), (count // STAGES + 1) & 1)
+                    mbarrier.expect(ready.index(stage), dy_desc.nbytes_per_cta + GROUPS * x_desc.nbytes_per_cta)
+                    tma.async_load(dy_desc, [m, o], ready.index(stage), dy_s.index(stage))
+                    for group in gl.static_range(GROUPS):
+                        r, s, c = chunks[group]
+                        buffer = x_s.index(stage * GROUPS + group)
+                        if POINTWISE:
+                            tma.async_load(x_desc, [m, c], ready.index(stage), buffer)
+                        else:
+                            tma.async_load_im2col(x_desc, [row // P, h, w, c], [r, s], ready.index(stage), buffer)
+                    count += 1
+                position += n
+
+    @gluon.jit
+    def place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+                 GROUPS: gl.constexpr):  # fmt: skip
+        """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile begins, and how many
+        output and input channels there are from there on."""
+        Co, Ci, taps, step = sizes
+        o = tile % tiles_m * BLOCK_M
+        chunk = tile // tiles_m * GROUPS + group
+        c = chunk // taps * BLOCK_N
+        return out + (slot * Co + o).to(gl.int64) * step + (chunk % taps * Ci + c), Co - o, Ci - c
+
+    @gluon.jit
+    def store_chunk(values, where, rows, columns, step):
+        """Store sums from ``where`` on, in rows ``step`` elements apart, except what does not exist."""
+        layout: gl.constexpr = values.type.layout
+        m = gl.expand_dims(gl.arange(0, values.shape[0], gl.SliceLayout(1, layout)), 1)
+        n = gl.expand_dims(gl.arange(0, values.shape[1], gl.SliceLayout(0, layout)), 0)
+        at = where + m.to(gl.int64) * step + n.to(gl.int64)
+        gl.store(at, values.to(where.dtype.element_ty), mask=(m < rows) & (n < columns))

@@ -1,0 +1,1 @@
+"""Triton kernels for any GPU, any geometry, and the interpreter."""

@@ -1,0 +1,1 @@
+"""Flex attention for Hopper GPUs: warp-specialised kernels in Gluon."""

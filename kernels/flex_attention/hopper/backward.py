@@ -1,0 +1,359 @@
+"""Gradients of keys and values on Hopper GPUs, warp-specialised: one warp copies, two groups of four own 64 keys each.
+
+Per tile of queries a group multiplies four times, every matrix of scores transposed, [keys, queries]:
+
+    S = k q^T,  dP = v do^T           in flight
+    p = 2^(f(S) - lse)                meanwhile
+    dv <- dv + p do                   in flight
+    ds = f'(S) p (dP - delta)         meanwhile
+    dk <- dk + ds q                   in flight, while ds leaves for the workspace that ``portable.stored_ds`` reads
+
+lse and delta come with the queries, made whole tiles by ``rows_kernel``: behind a sequence's end lse is infinite, so p = 0.
+"""
+
+import triton
+
+from kernels.common.launch import launch
+from kernels.flex_attention import problem
+from kernels.flex_attention.hopper import dealing, fit
+from kernels.flex_attention.portable.tiles import logits
+
+if fit.gluon is not None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+    )
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from kernels.flex_attention.hopper.dealing import first_row, items_of_program, lists_of, place
+
+BLOCK_N = fit.GROUPS * fit.ROWS
+KEPT = 2  # items' keys and values in shared memory: the next item's come while this one's gradients are stored
+
+
+def reason_not(p, query, key, value, do):
+    """Why this kernel cannot take the call, as text, or ``None``."""
+    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", query, key, value, do)
+    if why is None and p.block_mask is not None and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % options(p)["BLOCK_M"]):
+        return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {options(p)['BLOCK_M']} x {BLOCK_N}"
+    return why
+
+
+def options(p):
+    """BLOCK_M and STAGES of the table."""
+    return problem.table_options("backward_dkdv_hopper", p.key, p.device)
+
+
+if fit.gluon is not None:
+
+    @gluon.jit
+    def item_of(item, tiles_n, items, TILES_FIRST: gl.constexpr):
+        """``(tile of keys, pair of batch row and key head)``; the first keys, seen by the most queries, come first.
+
+        TILES_FIRST: a tile of all pairs before the next tile, as in ``hopper.item_of``.
+        """
+        if TILES_FIRST:
+            pairs = items // tiles_n
+            return item // pairs, item % pairs
+        else:
+            return item % tiles_n, item // tiles_n
+
+    @gluon.jit
+    def load_tiles(
+        q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, partial, full, M, Hkv, G, tiles_n, batches, first, items,
+        SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
+        SPARSE_M: gl.constexpr, BLOCK_M: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
+    ):  # fmt: skip
+        """The copying warp: an item's keys and values, then tiles of queries with their rows' lse, and of gradients with
+        delta."""
+        q_s, do_s, k_s, v_s, lse_s, delta_s, ds_s, kv_ready, kv_free, q_ready, do_ready, free = ring
+        count = 0
+        for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
+            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
+            tile, pair = item_of(item, tiles_n, items, TILES_FIRST)
+            b_kv = (first + pair) // Hkv
+            h_kv = (first + pair) % Hkv
+            held = turn % KEPT
+            ready = kv_ready.index(held)
+            mbarrier.wait(kv_free.index(held), (turn // KEPT + 1) & 1)
+            mbarrier.expect(ready, GROUPS * (k_desc.nbytes_per_cta + v_desc.nbytes_per_cta))
+            for group in gl.static_range(GROUPS):
+                row = (tile * GROUPS + group) * ROWS
+                tma.async_load(k_desc, [b_kv, h_kv, row, 0], ready, k_s.index(held * GROUPS + group))
+                tma.async_load(v_desc, [b_kv, h_kv, row, 0], ready, v_s.index(held * GROUPS + group))
+            for j in range(0, batches * G):
+                b = b_kv * batches + j // G
+                h = h_kv * G + j % G
+                some, end, at, at_full = lists_of(
+                    b, h, tile // TILES_N, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M
+                )
+                m0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+                for i in range(0, end):
+                    following = first_row(i + 1, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+                    stage = count % STAGES
+                    mbarrier.wait(free.index(stage), (count // STAGES + 1) & 1)
+                    mbarrier.expect(q_ready.index(stage), q_desc.nbytes_per_cta + lse_desc.nbytes_per_cta)
+                    tma.async_load(q_desc, [b, h, m0, 0], q_ready.index(stage), q_s.index(stage))
+                    tma.async_load(lse_desc, [b * Hkv * G + h, m0], q_ready.index(stage), lse_s.index(stage))
+                    mbarrier.expect(do_ready.index(stage), do_desc.nbytes_per_cta + delta_desc.nbytes_per_cta)
+                    tma.async_load(do_desc, [b, h, m0, 0], do_ready.index(stage), do_s.index(stage))
+                    tma.async_load(delta_desc, [b * Hkv * G + h, m0], do_ready.index(stage), delta_s.index(stage))
+                    m0 = following
+                    count += 1
+
+    @gluon.jit
+    def gradient_tiles(
+        begin, end, stop, m0, dk, dv, count, k, v, ring, GROUP: gl.constexpr, ds_desc, slot, n0, some, at, at_full,
+        M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
+        SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr, STORE: gl.constexpr,
+        EDGE_M: gl.constexpr, SPARSE: gl.constexpr, SPARSE_M: gl.constexpr, TILES_M: gl.constexpr,
+        BLOCK_M: gl.constexpr, STAGES: gl.constexpr, layout_a: gl.constexpr, layout_b: gl.constexpr,
+    ):  # fmt: skip
+        """Tiles begin ... end - 1 of queries. On entry and at the end no product is in flight."""
+        layout_s: gl.constexpr = n.type.layout
+        layout_m: gl.constexpr = gl.SliceLayout(0, layout_s)
+        q_s, do_s, k_s, v_s, lse_s, delta_s, ds_s, kv_ready, kv_free, q_ready, do_ready, free = ring
+        for i in range(begin, end):
+            following = first_row(i + 1, some, stop, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+            stage = count % STAGES
+            phase = count // STAGES & 1
+            q = q_s.index(stage).reshape([BLOCK_M, k.shape[1]])
+            do = do_s.index(stage).reshape([BLOCK_M, v.shape[1]])
+            zeros = gl.zeros([k.shape[0], BLOCK_M], gl.float32, layout_s)
+            mbarrier.wait(q_ready.index(stage), phase)
+            s = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            mbarrier.wait(do_ready.index(stage), phase)
+            dp = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            lse = gl.expand_dims(lse_s.index(stage).reshape([BLOCK_M]).load(layout_m), 0)
+            s = warpgroup_mma_wait(1, deps=(s,))
+
+            m = gl.expand_dims(m0 + offs_m, 0)
+            inside = None
+            if EDGE_M:
+                inside = m < M
+                m = gl.minimum(m, M - 1)
+            x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, MASK_MOD)
+            p = gl.exp2(x * unit - lse)
+            dv = warpgroup_mma(gl.convert_layout(p.to(do.dtype), layout_b), do, dv, is_async=True)
+            delta = gl.expand_dims(delta_s.index(stage).reshape([BLOCK_M]).load(layout_m), 0)
+            dp = warpgroup_mma_wait(1, deps=(dp,))
+            ds = p * (dp - delta)
+            if SCORE_MOD is not None:
+                ds = gl.where(x != float("-inf"), SCORE_GRADIENT(s * scale, b, h, m, n, ds, score_tables), 0.0)
+            ds = ds.to(q.dtype)
+            dk = warpgroup_mma(gl.convert_layout(ds, layout_a), q, dk, is_async=True)
+            if STORE:
+                mine = ds_s.index(2 * GROUP + count % 2)
+                tma.store_wait(1)  # the one before last has left this buffer
+                mine.reshape([k.shape[0], BLOCK_M]).store(ds)
+                fence_async_shared()
+                tma.async_store(ds_desc, [slot, n0, m0], mine)
+            dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
+            mbarrier.arrive(free.index(stage))
+            m0 = following
+            count += 1
+        return m0, dk, dv, count
+
+    @gluon.jit
+    def gradients(
+        ring, ds_desc, dk_ptr, dv_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
+        tiles_n, batches, first, items,
+        stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, GROUP: gl.constexpr,
+        SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr, STORE: gl.constexpr,
+        D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr,
+        TILES_M: gl.constexpr, TILES_N: gl.constexpr, SPARSE_M: gl.constexpr, EDGE_M: gl.constexpr,
+        BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, ROWS: gl.constexpr,
+        GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
+    ):  # fmt: skip
+        """A group of four warps: 64 keys of every item, over the queries of all heads (and batch rows) that share them."""
+        layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+        layout_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+        layout_v: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
+        layout_a: gl.constexpr = gl.DotOperandLayout(0, layout_k, 2)
+        layout_b: gl.constexpr = gl.DotOperandLayout(0, layout_v, 2)
+        q_s, do_s, k_s, v_s, lse_s, delta_s, ds_s, kv_ready, kv_free, q_ready, do_ready, free = ring
+        offs_m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout_s))
+        count = 0
+        for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
+            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
+            tile, pair = item_of(item, tiles_n, items, TILES_FIRST)
+            b_kv = (first + pair) // Hkv
+            h_kv = (first + pair) % Hkv
+            n0 = (tile * GROUPS + GROUP) * ROWS
+            n = gl.minimum(gl.expand_dims(n0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout_s)), 1), N - 1)
+            dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout_k)
+            dv = gl.zeros([ROWS, BLOCK_DV], gl.float32, layout_v)
+            held = turn % KEPT
+            k = k_s.index(held * GROUPS + GROUP).reshape([ROWS, BLOCK_D])
+            v = v_s.index(held * GROUPS + GROUP).reshape([ROWS, BLOCK_DV])
+            mbarrier.wait(kv_ready.index(held), turn // KEPT & 1)
+            for j in range(0, batches * G):
+                b = b_kv * batches + j // G
+                h = h_kv * G + j % G
+                slot = pair * batches * G + j
+                some, end, at, at_full = lists_of(
+                    b, h, tile // TILES_N, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M
+                )
+                m0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+                begin = 0  # with no mask mod a partial block is as good as a full one
+                if MASK_MOD is not None:
+                    begin = some
+                    m0, dk, dv, count = gradient_tiles(
+                        0, some, end, m0, dk, dv, count, k, v, ring, GROUP, ds_desc, slot, n0, some, at, at_full,
+                        M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
+                        SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, EDGE_M, SPARSE, SPARSE_M, TILES_M, BLOCK_M, STAGES,
+                        layout_a, layout_b,
+                    )  # fmt: skip
+                m0, dk, dv, count = gradient_tiles(
+                    begin, end, end, m0, dk, dv, count, k, v, ring, GROUP, ds_desc, slot, n0, some, at, at_full,
+                    M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
+                    SCORE_MOD, SCORE_GRADIENT, None, STORE, EDGE_M, SPARSE, SPARSE_M, TILES_M, BLOCK_M, STAGES,
+                    layout_a, layout_b,
+                )  # fmt: skip
+            mbarrier.arrive(kv_free.index(held))
+            store_rows(dk * scale, dk_ptr, b_kv, h_kv, n0, N, D, stride_dkb, stride_dkh, stride_dkn, stride_dkd)
+            store_rows(dv, dv_ptr, b_kv, h_kv, n0, N, DV, stride_dvb, stride_dvh, stride_dvn, stride_dvd)
+        if STORE:
+            tma.store_wait(0)
+
+    @gluon.jit
+    def store_rows(x, ptr, b, h, n0, N, D: gl.constexpr, stride_b, stride_h, stride_n, stride_d):
+        """Rows n0 ... of one head."""
+        layout: gl.constexpr = x.type.layout
+        offs_n = n0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
+        offs_d = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
+        base = ptr + b.to(gl.int64) * stride_b + h.to(gl.int64) * stride_h
+        at = gl.expand_dims(offs_n.to(gl.int64) * stride_n, 1) + gl.expand_dims(offs_d.to(gl.int64) * stride_d, 0)
+        mask = gl.expand_dims(offs_n < N, 1) & gl.expand_dims(offs_d < D, 0)
+        gl.store(base + at, x.to(ptr.dtype.element_ty), mask=mask)
+
+    @gluon.jit
+    def attention_dkdv_hopper_kernel(
+        q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ds_desc, dk_ptr, dv_ptr, partial, full,
+        score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items,
+        stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+        SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr, STORE: gl.constexpr,
+        D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr,
+        TILES_M: gl.constexpr, TILES_N: gl.constexpr, SPARSE_M: gl.constexpr, EDGE_M: gl.constexpr,
+        BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, ROWS: gl.constexpr,
+        GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
+    ):  # fmt: skip
+        """Every program takes items (tile of keys, key head, batch row of keys) a grid apart. STORE: keep ds."""
+        dtype: gl.constexpr = q_desc.dtype
+        q_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, BLOCK_D], q_desc.layout)
+        do_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, BLOCK_DV], do_desc.layout)
+        k_s = gl.allocate_shared_memory(dtype, [KEPT * GROUPS, 1, 1, ROWS, BLOCK_D], k_desc.layout)
+        v_s = gl.allocate_shared_memory(dtype, [KEPT * GROUPS, 1, 1, ROWS, BLOCK_DV], v_desc.layout)
+        lse_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], lse_desc.layout)
+        delta_s = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], delta_desc.layout)
+        if STORE:
+            ds_s = gl.allocate_shared_memory(dtype, [2 * GROUPS, 1, ROWS, BLOCK_M], ds_desc.layout)
+        else:
+            ds_s = ()
+        kv_ready = mbarrier.allocate_mbarrier(batch=KEPT)
+        kv_free = mbarrier.allocate_mbarrier(batch=KEPT)
+        q_ready = mbarrier.allocate_mbarrier(batch=STAGES)
+        do_ready = mbarrier.allocate_mbarrier(batch=STAGES)
+        free = mbarrier.allocate_mbarrier(batch=STAGES)
+        for held in gl.static_range(KEPT):
+            mbarrier.init(kv_ready.index(held), count=1)
+            mbarrier.init(kv_free.index(held), count=GROUPS)
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(q_ready.index(stage), count=1)
+            mbarrier.init(do_ready.index(stage), count=1)
+            mbarrier.init(free.index(stage), count=GROUPS)
+        ring = (q_s, do_s, k_s, v_s, lse_s, delta_s, ds_s, kv_ready, kv_free, q_ready, do_ready, free)
+        gl.warp_specialize(
+            [
+                (gradients, (
+                    ring, ds_desc, dk_ptr, dv_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
+                    tiles_n, batches, first, items,
+                    stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 0,
+                    SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M,
+                    EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
+                    KEPT, TILES_FIRST, BACK_AND_FORTH,
+                )),
+                (gradients, (
+                    ring, ds_desc, dk_ptr, dv_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
+                    tiles_n, batches, first, items,
+                    stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 1,
+                    SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M,
+                    EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
+                    KEPT, TILES_FIRST, BACK_AND_FORTH,
+                )),
+                (load_tiles, (
+                    q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, partial, full, M, Hkv, G, tiles_n, batches,
+                    first, items, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M, BLOCK_M, ROWS, GROUPS, STAGES,
+                    KEPT, TILES_FIRST, BACK_AND_FORTH,
+                )),
+            ],
+            [4, 1],
+            [240, 24],
+        )  # fmt: skip
+
+
+def launch_dkdv(p, query, key, value, do, rows, dk, dv, ds, first, count):
+    """Launch the kernel for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace, or ``None``."""
+    partial, full = p.transposed
+    tiles_n = triton.cdiv(p.N, BLOCK_N)
+    items = count * tiles_n
+    programs = min(items, dealing.multiprocessors(p.device))
+    launch(
+        attention_dkdv_hopper_kernel,
+        (programs,),
+        *arguments(p, query, key, value, do, rows, dk, dv, ds, first, items),
+        outputs=(dk, dv, ds),
+        HAS_FULL=full is not None, STORE=ds is not None, **dealing.order(count, tiles_n, 1, programs),
+        **compile_time(p), num_warps=4, maxnreg=168,
+    )  # fmt: skip
+
+
+def arguments(p, query, key, value, do, rows, dk, dv, ds, first, items):
+    """What the kernel is launched with: descriptors in place of everything it reads by tiles, and of the workspace."""
+    BLOCK_M, ROWS = options(p)["BLOCK_M"], fit.ROWS
+    partial, full = p.transposed
+    row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    ds_desc = None
+    if ds is not None:
+        tile = [1, ROWS, BLOCK_M]
+        layout = gl.NVMMASharedLayout.get_default_for(tile, fit.element(ds))
+        ds_desc = TensorDescriptor(ds, list(ds.shape), list(ds.stride()), tile, layout)
+    return (
+        fit.described(query, BLOCK_M), fit.described(do, BLOCK_M),
+        fit.described(key, ROWS), fit.described(value, ROWS),
+        *(TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout) for r in rows), ds_desc,
+        dk, dv, partial, full, p.score_tables, p.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
+        triton.cdiv(p.N, BLOCK_N), p.shared(key), first, items, *dk.stride(), *dv.stride(),
+    )  # fmt: skip
+
+
+def compile_time(p):
+    """The kernel's compile-time arguments but HAS_FULL, STORE and the order of items."""
+    BLOCK_M, STAGES = options(p)["BLOCK_M"], options(p)["STAGES"]
+    return {
+        "SCORE_MOD": p.score_mod,
+        "SCORE_GRADIENT": p.score_gradient,
+        "MASK_MOD": p.mask_mod,
+        "D": p.D,
+        "DV": p.Dv,
+        "SPARSE": p.block_mask is not None,
+        "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
+        "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
+        "SPARSE_M": p.SPARSE_M or 1,
+        "EDGE_M": p.M % BLOCK_M != 0,
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_D": fit.columns(p.D),
+        "BLOCK_DV": fit.columns(p.Dv),
+        "ROWS": fit.ROWS,
+        "GROUPS": fit.GROUPS,
+        "STAGES": STAGES,
+        "KEPT": KEPT,
+    }

@@ -1,0 +1,82 @@
+"""Work items: in which order they are dealt to the programs, and which tiles one of them visits."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from kernels.common.gpu import multiprocessors  # noqa: F401 (both kernels ask it here)
+from kernels.flex_attention.hopper import fit
+from kernels.flex_attention.portable.tiles import list_row
+
+if fit.gluon is not None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+
+# Orders of the items, the ones that are kinder to the cache first: (TILES_FIRST, BACK_AND_FORTH).
+ORDERS = [(False, False), (False, True), (True, True)]
+
+
+@lru_cache
+def order(groups, tiles, together, programs):
+    """The compile-time arguments that say how items are dealt to the programs.
+
+    The first of ``ORDERS`` whose longest share of a causal mask, in which each tile is a block shorter than the one before,
+    is at most 5 % longer than the best one's. Items of ``together`` heads that share keys are equally long.
+    """
+    # numpy: a default device of torch must neither hold this nor be waited for
+    lengths = np.arange(tiles, 0, -1) + 1  # an item costs a block's time for what is not its blocks
+    per_head = np.tile(lengths.repeat(together), groups)
+    per_tile = lengths.repeat(together * groups)
+
+    def longest(TILES_FIRST, BACK_AND_FORTH):
+        dealt = per_tile if TILES_FIRST else per_head
+        rounds = np.pad(dealt, (0, -len(dealt) % max(programs, 1))).reshape(-1, max(programs, 1))
+        if BACK_AND_FORTH:
+            rounds[1::2] = rounds[1::2, ::-1].copy()
+        return int(rounds.sum(0).max())
+
+    shares = {names: longest(*names) for names in ORDERS}
+    best = next(names for names in ORDERS if shares[names] <= 1.05 * min(shares.values()))
+    return dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), best, strict=True))
+
+
+if fit.gluon is not None:
+
+    @gluon.jit
+    def place(turn, BACK_AND_FORTH: gl.constexpr):
+        """This program's place in a round of items: 0 1 2 .. every time, or 0 1 2 .. and .. 2 1 0 by turns."""
+        back = BACK_AND_FORTH and turn % 2 == 1
+        return gl.where(back, gl.num_programs(0) - 1 - gl.program_id(0), gl.program_id(0))
+
+    @gluon.jit
+    def items_of_program(items, BACK_AND_FORTH: gl.constexpr):
+        """How many of the items this program gets."""
+        rounds = items // gl.num_programs(0)
+        return rounds + (place(rounds, BACK_AND_FORTH) < items % gl.num_programs(0)).to(gl.int32)
+
+    @gluon.jit
+    def lists_of(b, h, r, partial, full, length, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES: gl.constexpr,
+                 BLOCK: gl.constexpr):  # fmt: skip
+        """``(tiles to mask, all tiles, where the two lists begin)`` of block row r; of all ``length`` rows if not SPARSE."""
+        if SPARSE:
+            row = list_row(partial, b, h, r)
+            some = gl.load(partial[0] + row) * TILES
+            at = partial[1] + row * partial[4]
+            if HAS_FULL:
+                row_full = list_row(full, b, h, r)
+                return some, some + gl.load(full[0] + row_full) * TILES, at, full[1] + row_full * full[4]
+            else:
+                return some, some, at, at
+        else:
+            return 0, gl.cdiv(length, BLOCK), 0, 0
+
+    @gluon.jit
+    def first_row(i, some, end, at, at_full, SPARSE: gl.constexpr, SPARSE_ROWS: gl.constexpr, TILES: gl.constexpr,
+                  BLOCK: gl.constexpr):  # fmt: skip
+        """Where tile i of the two lists end to end begins; any row for i behind their end."""
+        if SPARSE:
+            chosen = gl.where(i < some, at + i // TILES, at_full + (i - some) // TILES)
+            block = gl.load(chosen, mask=i < end, other=0)
+            return block * SPARSE_ROWS + i % TILES * BLOCK  # ``some`` is a multiple of TILES
+        else:
+            return i * BLOCK

@@ -1,0 +1,54 @@
+"""What the gradients' kernel needs of every query's row: lse and delta, laid out in whole tiles that TMA can copy."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common.launch import launch
+from kernels.flex_attention.hopper.fit import columns
+from kernels.flex_attention.portable.delta import delta_of_rows
+
+MULTIPLE = 128  # rows are whole tiles, of any size up to this
+
+
+@triton.jit
+def rows_kernel(
+    o_ptr, do_ptr, lse_ptr, dlse_ptr, rows_lse_ptr, rows_delta_ptr, M, MP, H,
+    stride_ob, stride_oh, stride_om, stride_od,
+    stride_db, stride_dh, stride_dm, stride_dd,
+    stride_lb, stride_lh, stride_lm,
+    HAS_DLSE: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """lse such that p = 2^(x - lse) is 0 where there is no query (inf) or no key (x = -inf, lse 0), and delta, [B H, MP]."""
+    tiles = MP // BLOCK_M
+    pid = tl.program_id(0)
+    m0 = (pid % tiles).to(tl.int64) * BLOCK_M
+    bh = (pid // tiles).to(tl.int64)
+    b, h = bh // H, bh % H
+    offs_m = tl.arange(0, BLOCK_M)
+    delta = delta_of_rows(
+        o_ptr, do_ptr, dlse_ptr, b, h, m0, M,
+        stride_ob, stride_oh, stride_om, stride_od,
+        stride_db, stride_dh, stride_dm, stride_dd,
+        stride_lb, stride_lh, stride_lm,
+        HAS_DLSE, DV, BLOCK_M, BLOCK_DV,
+    )  # fmt: skip
+    mask = m0 + offs_m < M
+    lse = tl.load(lse_ptr + bh * M + m0 + offs_m, mask=mask, other=float("inf"))
+    tl.store(rows_lse_ptr + bh * MP + m0 + offs_m, tl.where(lse == float("-inf"), 0.0, lse))
+    tl.store(rows_delta_ptr + bh * MP + m0 + offs_m, delta)
+
+
+def rows_of(p, do, dlse, o, lse):
+    """``rows_kernel``'s lse and delta, float32 [B Hq, MP] with MP a multiple of 128."""
+    MP = triton.cdiv(p.M, MULTIPLE) * MULTIPLE
+    rows = [torch.empty(p.B * p.Hq, MP, dtype=torch.float32, device=lse.device) for _ in range(2)]
+    BLOCK_M = 64
+    launch(
+        rows_kernel,
+        (p.B * p.Hq * (MP // BLOCK_M),),
+        o, do, lse, dlse, *rows, p.M, MP, p.Hq,
+        *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride()),
+        HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=columns(p.Dv),
+    )  # fmt: skip
+    return rows

@@ -1,0 +1,124 @@
+"""A mod as functions of Triton, and as what torch computes before and after the kernel.
+
+The steps are ``trace.trace`` (Python to graph, and the graph's derivative), ``emit`` (graph to text) and ``store`` (text to
+module).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.flex_attention.mods import emit
+from kernels.flex_attention.mods.errors import ARGUMENTS
+from kernels.flex_attention.mods.store import load, module_text
+from kernels.flex_attention.mods.trace import trace
+
+
+@dataclass(frozen=True)
+class CompiledMod:
+    """What a trace became; it holds no captured tensor.
+
+    value: ``score_mod(score, b, h, q_idx, kv_idx, tables)`` or ``mask_mod(b, h, q_idx, kv_idx, tables)`` in Triton; ``None``
+    for a score mod that changes nothing and a mask mod that allows everything. gradient: ``score_gradient(..., grad,
+    tables)``. sinks: ``sink_gradients(..., grad, live, tables, sinks, PASS)``, ``None`` if no captured tensor requires a
+    gradient. bounds: for ``b``, ``h``, ``q_idx`` and ``kv_idx`` the smallest dimension that they index by themselves. before:
+    tables from captured tensors, a torch function. after: gradients of captured tensors from sinks and
+    captured tensors. sink_shapes: of each sink. inputs: for each input of the two whether it is a number, and not a captured
+    tensor. numbers: for each table which number it is, or ``None``. sizes: strides and sizes of tables, the last arguments.
+    learned: for each captured tensor whether it gets a gradient.
+    """
+
+    kind: str
+    text: str
+    value: object
+    gradient: object
+    sinks: object
+    bounds: dict
+    before: object
+    after: object
+    sink_shapes: tuple
+    inputs: tuple
+    numbers: tuple
+    sizes: tuple
+    learned: tuple
+
+
+def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
+    """``(CompiledMod, captured tensors)`` of a mod, traced now; ``stand_ins`` among those stand for numbers."""
+    t = trace(mod, kind, device, differentiate)
+    inputs = [any(tensor is one for one in stand_ins) for tensor in t.captured]
+    t.numbers = [node for node, is_number in zip(t.inputs, inputs, strict=True) if is_number]
+    functions = {kind: emit.emit_value(t)}
+    if differentiate:
+        functions["score_gradient"] = emit.emit_gradient(t)
+        if t.sinks:
+            functions["sink_gradients"] = emit.emit_sinks(t)
+    title = f"{getattr(mod, '__name__', type(mod).__name__)}({', '.join(ARGUMENTS[kind])})"
+    module = {name: load(module_text(title, text)) for name, text in functions.items()}
+    changes_nothing = (kind == "score_mod" and t.value in t.graph.nodes and t.value.name == "score") or (
+        kind == "mask_mod" and _always_true(t)
+    )
+    compiled = CompiledMod(
+        kind,
+        module_text(title, *functions.values()),
+        None if changes_nothing else getattr(module[kind], kind),
+        module["score_gradient"].score_gradient if differentiate and not changes_nothing else None,
+        module["sink_gradients"].sink_gradients if "sink_gradients" in functions else None,
+        _bounds(t),
+        _before(t),
+        _after(t),
+        tuple(tuple(node.meta["val"].shape) for node in t.sinks),
+        tuple(inputs),
+        tuple(t.numbers.index(node) if node in t.numbers else None for node in t.tables),
+        tuple(t.sizes.values()),
+        tuple(gradient is not None for gradient, is_number in zip(t.gradients, inputs, strict=True) if not is_number),
+    )
+    return compiled, tuple(t.captured)
+
+
+def _always_true(t):
+    writer = emit._Function(t)
+    return writer.is_constant(t.value) and bool(writer.constant(t.value))
+
+
+def _bounds(t):
+    """For each argument the smallest dimension of a captured tensor that it indexes by itself."""
+    bounds = {}
+    for node in t.graph.nodes:
+        if node.target is torch.ops.aten.index.Tensor:
+            table, indices = node.args
+            for index, size in zip(indices, table.meta["val"].shape, strict=False):
+                if index is not None and index.op == "placeholder" and index.name in ARGUMENTS["mask_mod"]:
+                    bounds[index.name] = min(size, bounds.get(index.name, size))
+    return bounds
+
+
+# Torch's parts: before and after the kernel.
+
+def _before(t):
+    """The tables as a torch function of the captured tensors."""
+    graph, copied = torch.fx.Graph(), {}
+    for node in t.inputs:
+        copied[node] = graph.placeholder(node.name)
+    graph.output([_copy(node, graph, copied) for node in t.tables if node not in t.numbers])
+    return torch.fx.GraphModule(t.graph.owning_module or {}, graph)
+
+
+def _after(t):
+    """The gradients as a torch function of the captured tensors and the sinks."""
+    graph, copied = torch.fx.Graph(), {}
+    for node in t.inputs:
+        copied[node] = graph.placeholder(node.name)
+    for i, node in enumerate(t.sinks):
+        copied[node] = graph.placeholder(f"sink_{i}")
+    wanted = [gradient for gradient in t.gradients if gradient is not None]
+    graph.output([_copy(node, graph, copied) for node in wanted])
+    return torch.fx.GraphModule(t.graph.owning_module or {}, graph)
+
+
+def _copy(node, graph, copied):
+    if node not in copied:
+        for i in node.all_input_nodes:
+            _copy(i, graph, copied)
+        copied[node] = graph.node_copy(node, copied.__getitem__)
+    return copied[node]

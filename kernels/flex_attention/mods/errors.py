@@ -1,0 +1,70 @@
+"""Errors that show the user's own line of a mod."""
+
+import contextlib
+import linecache
+import os
+import sys
+import traceback
+
+import torch
+
+#: What a mod is given, by kind. The names are those of the generated Triton functions.
+ARGUMENTS = {"score_mod": ("score", "b", "h", "q_idx", "kv_idx"), "mask_mod": ("b", "h", "q_idx", "kv_idx")}
+
+_TORCH_FOLDER, _FOLDER = torch.__path__[0], os.path.dirname(__file__) + os.sep
+
+
+class ModError(ValueError):
+    """A mod that cannot become a kernel; the message shows the user's line and says what to write instead."""
+
+
+def user_line():
+    """``(file, line number)`` of the innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    while frame and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame else None
+
+
+def _is_ours(file):
+    """Whether a file is torch's, or one of this folder but the zoo, whose mods are as a user's."""
+    return file.startswith(_TORCH_FOLDER) or (file.startswith(_FOLDER) and not file.endswith("zoo.py"))
+
+
+def source_line(line):
+    """The text of a ``(file, line number)``."""
+    return linecache.getline(*line).strip()
+
+
+def at_line(line):
+    """How a message shows a ``(file, line number)``; a space for none."""
+    return f"\n    {source_line(line)}\n    ({line[0]}, line {line[1]})\n" if line else " "
+
+
+def name_of(mod):
+    """What a message calls a mod."""
+    return getattr(mod, "__name__", type(mod).__name__)
+
+
+@contextlib.contextmanager
+def explained(mod, kind):
+    """Turn what torch raises while it records a mod into a ``ModError`` about the user's line."""
+    try:
+        yield
+    except ModError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        mine = [f for f in frames if not _is_ours(f.filename)]
+        at = at_line((mine[-1].filename, mine[-1].lineno)) if mine else " "
+        text = type(error).__name__
+        if "DataDependent" in text or "data-dependent" in str(error).lower():
+            raise ModError(
+                f"{name_of(mod)} needs the value of a tensor while it is compiled:{at}"
+                "A mod is compiled once for all queries and keys, so Python cannot branch on an index or a score, nor read "
+                "it as a number. Write torch.where(condition, a, b) instead of `a if condition else b`, and & | ~ instead "
+                "of `and or not`."
+            ) from error
+        if isinstance(error, TypeError) and not mine:
+            raise ModError(f"{kind} must take {', '.join(ARGUMENTS[kind])}; {name_of(mod)} does not: {error}") from error
+        raise ModError(f"{name_of(mod)} cannot be compiled:{at}{text}: {error}") from error

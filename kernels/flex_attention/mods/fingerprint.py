@@ -1,0 +1,300 @@
+"""What decides how a mod would be traced, told without tracing it: its code, what it captures, and the layouts of tensors.
+
+Numbers are kept apart from all else: two mods that differ in numbers alone have one ``structure``. ``replaced`` makes a mod
+anew with something else in the places of some of its numbers, which is how a number becomes an argument of the kernel.
+"""
+
+import dis
+import functools
+import math
+import types
+
+import torch
+
+from kernels.flex_attention.mods.zoo import Mod
+
+SAFE_PACKAGES = ("torch", "math", "builtins", "operator", "functools", "kernels", "kernels_from_math")
+MOST = 2000  # things that are looked at; a mod that reaches more is traced anew, which takes no longer
+_named = {}  # code -> all names in it and in what it reaches, so that the next look begins with them
+_MISSING = object()
+# What reads state by a name that is not in the code; and what tells a number from a tensor in its place.
+_READ_BY_NAME = {"getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "globals", "locals"}
+_ASK_FOR_TYPES = {"isinstance", "type", "hasattr", "callable", "issubclass", "is_tensor"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+class Fingerprint:
+    """The fingerprint of a mod.
+
+    structure: hashable, all but the numbers. complete: False where something is captured whose state cannot be told; such a
+    mod is traced at every call. tensors: those captured. numbers: of Python, ``int`` and ``float``; places: where each is
+    found, for ``replaced``; open: whether anything else might stand in their places.
+    """
+
+    def __init__(self, mod):
+        code = getattr(getattr(mod, "__func__", mod), "__code__", None)
+        names = _named.get(code, frozenset())
+        while True:  # an object is described by the attributes that the code names, all of which are known in the end
+            self.complete = self.open = True
+            self.tensors, self.numbers, self.places = [], [], []
+            self.names, self.named_at_objects = names, None
+            self.inside, self.path, self.left = set(), (), MOST
+            self.structure = self.of(mod)
+            if self.named_at_objects is None or self.named_at_objects == self.names:
+                break
+            names = self.names
+            if code is not None:
+                if len(_named) > 4096:
+                    _named.clear()
+                _named[code] = names
+        self.complete &= self.named_at_objects is None or not self.names & _READ_BY_NAME
+        self.open &= not self.names & _ASK_FOR_TYPES
+
+    @property
+    def values(self):
+        """The numbers, hashable: as they are written, since 0.0 and -0.0 are not the same number."""
+        return tuple(map(repr, self.numbers))
+
+    def within(self, step, x, whole=True):
+        """``of(x)``, which is found by one step from here; ``None``: by none that can be gone back."""
+        before = self.path
+        self.path = None if before is None or step is None else (*before, step)
+        found = self.of(x, whole)
+        self.path = before
+        return found
+
+    def of(self, x, whole=True):
+        """A hashable description of ``x``. whole: x may be used in other ways than by its attributes."""
+        self.left -= 1
+        if self.left < 0:
+            self.complete = False
+            return None
+        if isinstance(x, torch.Tensor):
+            i = next((i for i, t in enumerate(self.tensors) if t is x), len(self.tensors))
+            if i == len(self.tensors):
+                self.tensors.append(x)
+            return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type
+        kind = type(x)
+        # An int that is larger than an index cannot be told from one in torch's arithmetic, which wraps it around.
+        if self.path is not None and (abs(x) < 2**31 if kind is int else kind is float and math.isfinite(x)):
+            self.numbers.append(x)
+            self.places.append(self.path)
+            return kind, len(self.numbers)
+        if x is None or isinstance(x, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
+            return kind, repr(x)
+        if kind in (tuple, list, torch.Size):
+            items = enumerate(x)
+            return kind, *(self.within(None if kind is torch.Size else ("item", i), one) for i, one in items)
+        if kind is dict:
+            return dict, *((self.within(None, k), self.within(("item", k), v)) for k, v in x.items())
+        if kind is functools.partial:
+            parts = (("func", x.func), ("args", x.args), ("keywords", x.keywords))
+            return kind, *(self.within((name, None), part) for name, part in parts)
+        if isinstance(x, types.FunctionType):
+            return self.guarded(x, self.function)
+        if isinstance(x, Mod):
+            return self.within(("wrapped", None), x.__wrapped__)
+        if isinstance(x, types.MethodType):
+            whole = _escapes(x.__func__.__code__, 0) if isinstance(x.__func__, types.FunctionType) else True
+            return "method", self.within(("func", None), x.__func__), self.within(("self", None), x.__self__, whole)
+        if isinstance(x, types.ModuleType):
+            self.complete &= x.__name__.split(".")[0] in SAFE_PACKAGES
+            return "module", x.__name__
+        if isinstance(x, types.BuiltinFunctionType) and isinstance(getattr(x, "__self__", None), type):
+            return "builtin", x  # such as the apply of an autograd.Function
+        package = (getattr(x, "__module__", None) or kind.__module__).split(".")[0]
+        if isinstance(x, torch.nn.Module):
+            return self.guarded(x, self.module, whole)
+        if package not in SAFE_PACKAGES:
+            return self.guarded(x, self.object, whole)
+        try:
+            hash(x)
+        except TypeError:
+            self.complete = False
+            return kind
+        return x
+
+    def guarded(self, x, describe, *more):
+        """``describe(x)``, unless x is being described already."""
+        if id(x) in self.inside:
+            self.open = False  # a number in it would have to be replaced in a circle
+            return "itself"
+        self.inside.add(id(x))
+        try:
+            return describe(x, *more)
+        finally:
+            self.inside.discard(id(x))
+
+    # Functions.
+
+    def function(self, f):
+        """Of a function: its code, and what it reaches."""
+        code = f.__code__
+        if f.__module__ and f.__module__.split(".")[0] in SAFE_PACKAGES:  # whose globals stay as they are
+            self.names |= _ASK_FOR_TYPES & set(code.co_names)
+            globals_used = ()
+        else:
+            names = _names(code)
+            self.names |= names.keys()
+            globals_used = tuple(
+                self.within(("global", name), f.__globals__[name], _escapes(code, name))
+                for name in names
+                if name in f.__globals__
+            )
+        try:
+            cells = tuple(
+                self.within(("cell", i), cell.cell_contents, _escapes(code, name))
+                for i, (name, cell) in enumerate(zip(code.co_freevars, f.__closure__ or (), strict=True))
+            )
+        except ValueError:  # a variable that is not set yet
+            self.complete = False
+            cells = ()
+        defaults = tuple(self.within(("default", i), x) for i, x in enumerate(f.__defaults__ or ()))
+        keywords = tuple((k, self.within(("keyword", k), x)) for k, x in (f.__kwdefaults__ or {}).items())
+        return code, code.co_filename, cells, defaults, keywords, globals_used
+
+    # Objects: what the code can reach by the names that are in it.
+
+    def module(self, x, whole):
+        """Of a ``torch.nn.Module``: what torch itself computes with altogether, others by name."""
+        if _is_safe(type(x)) or (whole and type(x).forward.__module__.split(".")[0] == "torch"):
+            if any(getattr(x, hooks) for hooks in _HOOKS):
+                self.complete = False
+            values = {k: v for k, v in vars(x).items() if k[0] != "_"}
+            values = tuple((k, self.within(("attribute", k), v)) for k, v in values.items())
+            inner = ((k, v) for held in (x._parameters, x._buffers) for k, v in held.items())
+            inner = tuple((k, self.within(None, v)) for k, v in inner)
+            return type(x), values, inner, tuple((k, self.within(("child", k), v)) for k, v in x._modules.items())
+        return self.object(x, whole)
+
+    def object(self, x, whole):
+        """Of an object, or a class: whatever of it has one of the names."""
+        kind = x if isinstance(x, type) else type(x)
+        if self.named_at_objects is None:
+            self.named_at_objects = self.names
+        computed = [c for c in kind.__mro__ if c is not object and c is not torch.nn.Module and not _is_safe(c)]
+        by_call = any("__getattr__" in vars(c) or "__getattribute__" in vars(c) for c in computed)
+        held = vars(x) if hasattr(x, "__dict__") and not isinstance(x, type) else {}
+        module = isinstance(x, torch.nn.Module)
+        found = []
+        for name in sorted(self.names):
+            if name in held:
+                found.append((name, self.within(("attribute", name), held[name])))
+            elif module and name in x._modules:
+                found.append((name, self.within(("child", name), x._modules[name])))
+            elif module and (name in x._parameters or name in x._buffers):
+                found.append((name, self.within(None, getattr(x, name))))
+            elif (there := next((vars(c)[name] for c in computed if name in vars(c)), _MISSING)) is not _MISSING:
+                found.append((name, self.attribute(x, name, there)))
+            elif by_call:
+                found.append((name, self.read(x, name)))
+        if whole and not isinstance(x, type):
+            if module:
+                self.complete &= not any(getattr(x, hooks) for hooks in _HOOKS)
+                found.append(("forward", self.within(None, kind.forward)))
+            if isinstance(x, dict | list | tuple | set | frozenset | str | int | float):
+                self.complete = False  # what it holds beside its attributes
+            for c in computed:
+                special = ((k, v) for k, v in vars(c).items() if k[:2] == "__" and isinstance(v, types.FunctionType))
+                found += ((k, self.within(None, v)) for k, v in special if k not in ("__init__", "__repr__", "__new__"))
+        return kind, *found
+
+    def attribute(self, x, name, there):
+        """Something that x's class has."""
+        if isinstance(there, staticmethod | classmethod):
+            there = there.__func__
+        if isinstance(there, property):
+            there = there.fget
+        if isinstance(there, types.FunctionType):
+            return self.within(None, there)
+        return self.within(None, there) if not hasattr(type(there), "__get__") else self.read(x, name)
+
+    def read(self, x, name):
+        """What ``x.name`` gives."""
+        try:
+            value = getattr(x, name, None)
+        except Exception:
+            self.complete = False
+            return name
+        return self.within(None, value.__func__ if isinstance(value, types.MethodType) else value)
+
+
+def _is_safe(kind):
+    return kind.__module__.split(".")[0] in SAFE_PACKAGES
+
+
+@functools.lru_cache(4096)
+def _names(code):
+    """Names of globals and attributes that a function's code, and the functions defined in it, refer to."""
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names
+
+
+@functools.lru_cache(4096)
+def _escapes(code, variable):
+    """Whether a variable (its name, or 0 for the first argument) is used in any other way than ``variable.attribute``."""
+    if variable == 0:
+        if not code.co_argcount:
+            return True
+        variable = code.co_varnames[0]
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType) and variable in (*c.co_freevars, *c.co_names))
+    if any(_escapes(c, variable) for c in inner):
+        return True
+    lines = [i for i in dis.get_instructions(code) if i.opname not in ("COPY_FREE_VARS", "MAKE_CELL", "LOAD_CLOSURE")]
+    for i, after in zip(lines, [*lines[1:], None], strict=True):
+        mentioned = variable == i.argval or (isinstance(i.argval, tuple) and variable in i.argval)
+        if mentioned and not i.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST", "KW_NAMES")):
+            plain = isinstance(i.argval, str) and i.opname.startswith("LOAD_")
+            if not plain or after is None or not after.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+                return True
+    return False
+
+
+# A mod with something else in the places of numbers.
+
+
+def replaced(x, values):
+    """``x`` anew, with other things in some of its places.
+
+    Args:
+        x: what a ``Fingerprint`` was made of; it is left as it is.
+        values: dict of what stands in which place.
+    """
+    if () in values:
+        return values[()]
+    steps = {}
+    for (step, *rest), value in values.items():
+        steps.setdefault(step, {})[tuple(rest)] = value
+    new = lambda step, part: replaced(part, steps[step]) if step in steps else part  # noqa: E731
+    if type(x) in (tuple, list):
+        return type(x)(new(("item", i), one) for i, one in enumerate(x))
+    if type(x) is dict:
+        return {k: new(("item", k), v) for k, v in x.items()}
+    if isinstance(x, functools.partial):
+        return functools.partial(
+            new(("func", None), x.func), *new(("args", None), x.args), **new(("keywords", None), x.keywords)
+        )
+    if isinstance(x, Mod):
+        return new(("wrapped", None), x.__wrapped__)
+    if isinstance(x, types.MethodType):
+        return types.MethodType(new(("func", None), x.__func__), new(("self", None), x.__self__))
+    if isinstance(x, types.FunctionType):
+        cells = tuple(
+            types.CellType(new(("cell", i), c.cell_contents)) if ("cell", i) in steps else c
+            for i, c in enumerate(x.__closure__ or ())
+        )
+        changed = {name: new((step, name), x.__globals__[name]) for step, name in steps if step == "global"}
+        names = {**x.__globals__, **changed} if changed else x.__globals__
+        made = types.FunctionType(x.__code__, names, x.__name__, None, cells or None)
+        made.__defaults__ = x.__defaults__ and tuple(new(("default", i), d) for i, d in enumerate(x.__defaults__))
+        made.__kwdefaults__ = x.__kwdefaults__ and {k: new(("keyword", k), d) for k, d in x.__kwdefaults__.items()}
+        made.__module__, made.__qualname__ = x.__module__, x.__qualname__
+        return made
+    made = object.__new__(type(x))
+    made.__dict__.update({k: new(("attribute", k), v) for k, v in vars(x).items()})
+    if any(step == "child" for step, _ in steps):
+        made.__dict__["_modules"] = {k: new(("child", k), v) for k, v in x._modules.items()}
+    return made

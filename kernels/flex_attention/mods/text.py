@@ -1,0 +1,69 @@
+"""Pieces of Triton text: kinds of numbers, literals, parentheses."""
+
+import math
+import re
+
+import torch
+
+FLOAT, INT, LONG, BOOL = "float", "int", "long", "bool"
+
+TRITON_TYPE = {FLOAT: "tl.float32", INT: "tl.int32", LONG: "tl.int64", BOOL: "tl.int1"}
+
+
+def kind_of(dtype):
+    """How a dtype is computed in a kernel: floats as float32, small integers as int32."""
+    if dtype == torch.bool:
+        return BOOL
+    if dtype.is_floating_point:
+        return FLOAT
+    return LONG if dtype == torch.int64 else INT
+
+
+def kind_of_number(x):
+    """How a number of Python is computed."""
+    return BOOL if isinstance(x, bool) else INT if isinstance(x, int) else FLOAT
+
+
+def literal(x, kind):
+    """A number's text, as ``kind``."""
+    if kind == BOOL:
+        return str(bool(x))
+    if kind in (INT, LONG):
+        return str(int(x))
+    x = float(x)
+    if math.isinf(x) or math.isnan(x):
+        return f'float("{x}")'
+    return repr(x)
+
+
+def bare(text):
+    """``text`` without the parentheses around all of it."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and i < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+def is_call(text):
+    """Whether ``text`` is a name or one call."""
+    match = re.match(r"[\w.]+", text)
+    rest = text[match.end() :] if match else text
+    return bool(match) and (not rest or (rest[0] == "(" and bare(rest) != rest))
+
+
+def operand(text):
+    """``text`` that can stand beside an operator: binary expressions bring their own parentheses."""
+    return f"({text})" if text.startswith("-") else text
+
+
+def contiguous(shape):
+    """Strides of a tensor without gaps."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return strides[::-1]

@@ -1,0 +1,160 @@
+"""Python to graph: run a mod once on tensors without values, record torch's operations, and differentiate what was recorded.
+
+``trace(mod, kind)`` gives a ``Trace``: an fx graph over one (score, b, h, q_idx, kv_idx) and the tensors that the mod
+captures. With ``differentiate`` the graph also holds, for an incoming gradient ``grad`` of the mod's value, the gradient of
+the score and of each captured tensor that requires one.
+
+The graph's operations fall into four parts:
+
+* *position*: one number for one query and key; these become Triton (emit.py);
+* *before*: whole tensors computed from captured tensors alone, such as ``slopes.exp()``; torch computes them once a call;
+* *sinks*: where the gradient of a captured tensor is summed over all queries and keys, ``index_put(zeros, index, value)``;
+* *after*: whole tensors computed from the sinks, such as the chain through ``exp``; torch computes them once a call.
+"""
+
+import functools
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from kernels.flex_attention.mods.errors import ModError, at_line, explained, name_of, user_line
+from kernels.flex_attention.mods.parts import take_apart
+from kernels.flex_attention.mods.vectors import LONGEST, Vector
+
+aten = torch.ops.aten
+
+
+def trace(mod, kind, device="cpu", differentiate=False):
+    """Record ``mod``.
+
+    Args:
+        mod: the function; ``kind``: ``"score_mod"`` (score, b, h, q_idx, kv_idx) or ``"mask_mod"`` (b, h, q_idx, kv_idx).
+        device: where its arguments claim to lie.
+        differentiate: also record the gradients; those captured tensors that require a gradient get one.
+
+    Returns:
+        a ``Trace``.
+
+    Raises:
+        ModError: the mod branches on a value, draws random numbers, or does something else that has no kernel.
+    """
+    fake = FakeTensorMode()
+    with fake:
+        score = torch.empty((), dtype=torch.float32, device=device)
+        positions = [torch.empty((), dtype=torch.int32, device=device) for _ in range(4)]
+    arguments = [score, *positions] if kind == "score_mod" else positions
+
+    captures = _Captures(fake)
+    with torch.no_grad(), fake, captures, explained(mod, kind):
+        mod(*arguments)
+    captured = list(captures.stand_ins.values())
+    learned = [differentiate and real.requires_grad and real.is_floating_point() for real, _ in captured]
+
+    def record(grad, *inputs):
+        score = None
+        inputs, stand_ins = list(inputs[: len(arguments)]), list(inputs[len(arguments) :])
+        if differentiate:
+            score = inputs[0].detach().requires_grad_()
+            inputs[0] = score.clone()  # a mod may write `score += ...`, which is not allowed on a leaf
+            stand_ins = [
+                stand_in.detach().requires_grad_() if is_learned else stand_in.detach()
+                for stand_in, is_learned in zip(stand_ins, learned)
+            ]
+        captures.stand_ins = {id(real): (real, stand_in) for (real, _), stand_in in zip(captured, stand_ins)}
+        with captures:
+            value = mod(*inputs)
+        if not isinstance(value, torch.Tensor | Vector):
+            value = torch.full((), value)
+        if isinstance(value, Vector) or value.numel() != 1:
+            raise ModError(
+                f"{name_of(mod)} returns shape {list(value.shape)} for one query and one key:{at_line(captures.line)}"
+                "index every dimension of the tensors it captures, so that a single number is left"
+            )
+        leaves = [t for t, on in zip(stand_ins, learned) if on]
+        leaves = [score, *leaves] if differentiate else leaves
+        if not value.requires_grad:
+            return value, *[None] * len(leaves)
+        return value, *torch.autograd.grad(value, leaves, grad.to(value.dtype).reshape(value.shape), allow_unused=True)
+
+    with fake, torch.set_grad_enabled(differentiate), fx_traceback.preserve_node_meta(), explained(mod, kind):
+        grad = torch.empty((), dtype=torch.float32, device=device)
+        inputs = (grad, *arguments, *(stand_in for _, stand_in in captured))
+        graph = make_fx(record, tracing_mode="fake", decomposition_table=_decompositions())(*inputs).graph
+
+    return take_apart(graph, kind, [real for real, _ in captured], learned, differentiate)
+
+
+class _Captures(TorchFunctionMode):
+    """Shows a mod a stand-in for each real tensor it uses, turns its indexing into ``aten.index``, notes the user's lines."""
+
+    def __init__(self, fake):
+        super().__init__()
+        self.fake = fake
+        self.stand_ins = {}  # id of the real tensor -> (real tensor, stand-in)
+        self.line = None  # the user's line that runs
+        self.parts = {}  # id of a partly indexed tensor -> (itself, what was indexed, its index)
+
+    def stand_in(self, tensor):
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if id(tensor) not in self.stand_ins:
+            self.stand_ins[id(tensor)] = tensor, self.fake.from_tensor(tensor)
+        return self.stand_ins[id(tensor)][1]
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
+        self.line = user_line()
+        with fx_traceback.annotate({"line": self.line}):
+            if function is torch.Tensor.__getitem__:
+                return self.index(*args)
+            return function(*args, **kwargs)
+
+    def index(self, tensor, index):
+        """``tensor[index]``, complete at once: ``bias[q][k]`` reads one element, not a row first."""
+        index = list(index) if isinstance(index, tuple) else [index]
+        if id(tensor) in self.parts:
+            _, tensor, before = self.parts[id(tensor)]
+            index = before + index
+        elif not any(isinstance(i, torch.Tensor) for i in index):
+            return tensor[tuple(index)]
+        if Ellipsis in [i for i in index if not isinstance(i, torch.Tensor)]:
+            at = next(i for i, one in enumerate(index) if one is Ellipsis)
+            index[at : at + 1] = [slice(None)] * (tensor.ndim - len(index) + 1)
+        # What is not a tensor is taken first, as a view; the tensors' dimensions stay whole until all are known.
+        base = tensor[tuple(slice(None) if isinstance(i, torch.Tensor) else i for i in index)]
+        tensors = [i if isinstance(i, torch.Tensor) else None for i in index if not isinstance(i, int)]
+        if any(t is not None and t.dtype == torch.bool for t in tensors):
+            raise ModError(f"a captured tensor is indexed with a bool{at_line(user_line())}: use torch.where")
+        part = aten.index.Tensor(base, tensors)
+        if part.ndim and all(i is None or i.ndim == 0 for i in tensors):
+            if part.ndim == 1 and 0 < part.numel() <= LONGEST:
+                return self.vector(base, [*tensors, *[None] * (base.ndim - len(tensors))], part.numel())
+            self.parts[id(part)] = part, tensor, index
+        return part
+
+    def vector(self, tensor, index, length):
+        """The one dimension of a tensor that ``index`` leaves, in single numbers."""
+        further = lambda last: self.index(tensor, tuple(last if i is None else i for i in index))  # noqa: E731
+        return Vector([further(i) for i in range(length)], lambda text: ModError(f"{text}:{at_line(self.line)}"), further)
+
+
+@functools.cache
+def _decompositions():
+    from torch._decomp import get_decompositions
+
+    return get_decompositions([getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)])
+
+
+# Operations that torch's own decompositions turn into ones that have a rule, and their gradients.
+_DECOMPOSED = """
+    addcdiv addcmul celu copysign deg2rad elu elu_backward fmax fmin frac gelu gelu_backward hardshrink hardshrink_backward
+    hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside leaky_relu
+    leaky_relu_backward lerp log_sigmoid_forward log_sigmoid_backward logaddexp logaddexp2 logit logit_backward mish
+    mish_backward nan_to_num rad2deg rrelu_with_noise_backward sigmoid_backward silu silu_backward sinc softplus
+    softplus_backward softshrink softshrink_backward special_entr special_erfcx tanh_backward threshold threshold_backward
+    xlogy
+""".split()

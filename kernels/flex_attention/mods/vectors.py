@@ -1,0 +1,168 @@
+"""Short vectors in a mod: ``(means[m] - means[n]).pow(2).sum(-1)`` as single numbers, unrolled while the mod is recorded.
+
+A captured tensor [M, d] that is indexed with a query gives d numbers for it. Up to ``LONGEST`` of them are kept apart in a
+``Vector``: what torch does element by element is done to each, and a sum adds them. The recording holds single numbers only,
+so that values and gradients need no other rules.
+"""
+
+import functools
+import operator
+
+import torch
+
+LONGEST = 32
+
+_REFLECTED = {"rsub": "sub", "rtruediv": "truediv", "rpow": "pow", "radd": "add", "rmul": "mul"}
+_ATEN = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "and": "bitwise_and", "or": "bitwise_or"}
+
+
+class Vector:
+    """``elements``: d tensors without dimensions. index: what its index, another one behind those it has, gives, if anything.
+    error: the exception for what cannot be done."""
+
+    def __init__(self, elements, error, index=None):
+        self.elements = elements
+        self.error = error
+        self.further = index
+
+    ndim, requires_grad = 1, False
+    shape = property(lambda self: torch.Size([len(self.elements)]))
+    dtype = property(lambda self: self.elements[0].dtype)
+
+    def size(self, dim=None):
+        """As a tensor's."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def __len__(self):
+        return len(self.elements)
+
+    def __iter__(self):
+        return iter(self.elements)
+
+    def __getitem__(self, index):
+        if isinstance(index, tuple) and len(index) == 1:
+            index = index[0]
+        if isinstance(index, int):
+            return self.elements[index]
+        if isinstance(index, slice):
+            return Vector(self.elements[index], self.error)
+        if self.further is None:
+            raise self.error("only what is captured can be indexed with a query or a key")
+        return self.further(index)
+
+    def __getattr__(self, name):
+        function = getattr(torch.Tensor, name, None)
+        if name.startswith("__") or not callable(function):
+            raise AttributeError(f"a short vector has no {name}")
+        return functools.partial(self._do, function, self)
+
+    def _do(self, function, *args, **kwargs):
+        return Vector.__torch_function__(function, (), args, kwargs)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        vectors = [x for x in (*args, *kwargs.values()) if isinstance(x, Vector)]
+        name = function.__name__.strip("_")
+        error, d = vectors[0].error, len(vectors[0])
+        if any(len(v) != d for v in vectors):
+            raise error(f"vectors of {' and '.join(str(len(v)) for v in vectors)} elements do not fit each other")
+        if name in REDUCTIONS:
+            return REDUCTIONS[name](error, *args, **{k: v for k, v in kwargs.items() if v is not None})
+        packet = getattr(torch.ops.aten, _ATEN.get(_REFLECTED.get(name, name), _REFLECTED.get(name, name)), None)
+        pointwise = packet is not None and any(
+            torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
+        )
+        if not pointwise:
+            raise error(
+                f"of a short vector {name} is not to be had: element by element, or a sum, mean, dot, norm, amax ..."
+            )
+
+        def part(x, i):
+            if isinstance(x, Vector):
+                return x.elements[i]
+            return x[i] if isinstance(x, torch.Tensor) and x.shape == (d,) else x
+
+        if any(isinstance(x, torch.Tensor) and x.ndim and x.shape != (d,) for x in (*args, *kwargs.values())):
+            raise error(f"a vector of {d} elements meets a tensor of another shape")
+        made = [function(*(part(x, i) for x in args), **{k: part(x, i) for k, x in kwargs.items()}) for i in range(d)]
+        return Vector(made, error)
+
+
+def _operators():
+    names = "add sub mul matmul truediv floordiv mod pow and or xor eq ne lt le gt ge neg abs invert".split()
+    for name in (*names, "radd", "rsub", "rmul", "rmatmul", "rtruediv", "rpow"):
+        function = getattr(torch.Tensor, f"__{name}__")
+        setattr(Vector, f"__{name}__", functools.partialmethod(Vector._operator, function))
+
+
+def _operator(self, function, *others):
+    return self._do(function, self, *others)
+
+
+Vector._operator = _operator
+_operators()
+
+
+# What makes one number of a vector.
+
+
+def _elements(error, vector, dim=None, keepdim=False, axis=None, dtype=None):
+    dim = axis if dim is None else dim
+    if dim not in (None, 0, -1, (0,), (-1,), [0], [-1]) or keepdim or not isinstance(vector, Vector):
+        raise error("a short vector is reduced along its only dimension, which is left out then")
+    return [x if dtype is None else x.to(dtype) for x in vector.elements]
+
+
+def _fold(function, finish=lambda x, d: x, prepare=lambda x: x):
+    def reduce(error, *args, **kwargs):
+        elements = _elements(error, *args, **kwargs)
+        return finish(functools.reduce(function, map(prepare, elements)), len(elements))
+
+    return reduce
+
+
+def _sum(function=operator.add, finish=lambda x, d: x):
+    """torch's sums of whole numbers and conditions are 64-bit."""
+    return _fold(function, finish, lambda x: x if x.is_floating_point() else x.to(torch.int64))
+
+
+def _dot(error, a, b, **kwargs):
+    if kwargs or not all(len(x.shape) == 1 for x in (a, b)):
+        raise error("dot takes two vectors")
+    return (a * b if isinstance(a, Vector) else b * a).sum()
+
+
+def _norm(error, vector, ord=None, dim=None, *, p=None, **kwargs):
+    """The square root's gradient at zero is infinite, the norm's is 0."""
+    kind = next((x for x in (p, ord) if x is not None), 2)
+    elements = _elements(error, vector, dim, **kwargs)
+    if kind in (1, 1.0):
+        return functools.reduce(operator.add, (x.abs() for x in elements))
+    if kind in (float("inf"), "inf"):
+        return functools.reduce(torch.maximum, (x.abs() for x in elements))
+    if kind not in (2, 2.0, "fro"):
+        raise error(f"of a short vector the norms of order 1, 2 and infinity are to be had, not {kind!r}")
+    squares = functools.reduce(operator.add, (x * x for x in elements))
+    zero = squares == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt())
+
+
+REDUCTIONS = {
+    "sum": _sum(),
+    "prod": _sum(operator.mul),
+    "mean": _sum(finish=lambda x, d: x / d),
+    "amax": _fold(torch.maximum),
+    "amin": _fold(torch.minimum),
+    "all": _fold(operator.and_, prepare=lambda x: x != 0),
+    "any": _fold(operator.or_, prepare=lambda x: x != 0),
+    "dot": _dot,
+    "inner": _dot,
+    "vdot": _dot,
+    "matmul": _dot,
+    "rmatmul": _dot,
+    "linalg_vector_norm": _norm,
+    "vector_norm": _norm,
+    "linalg_norm": _norm,
+    "norm": _norm,
+}

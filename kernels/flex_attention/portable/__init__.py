@@ -1,0 +1,1 @@
+"""Flex attention on any GPU that Triton supports, and in its interpreter."""

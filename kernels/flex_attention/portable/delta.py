@@ -1,0 +1,82 @@
+"""The rows' delta, which both backward passes need: in a file of its own because each pass keeps it in another shape."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common.launch import launch
+from kernels.flex_attention.portable.tiles import load_rows, source_of
+
+
+@triton.jit
+def delta_of_rows(
+    o_ptr, do_ptr, dlse_ptr, b, h, m0, M,
+    stride_ob, stride_oh, stride_om, stride_od,
+    stride_db, stride_dh, stride_dm, stride_dd,
+    stride_lb, stride_lh, stride_lm,
+    HAS_DLSE: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """sum_d o do - dlse / ln 2 of rows m0 ... m0 + BLOCK_M - 1, zero from M on; the kernels' lse counts in base 2."""
+    o_source = source_of(o_ptr, b, h, stride_ob, stride_oh, stride_om, stride_od, False)
+    do_source = source_of(do_ptr, b, h, stride_db, stride_dh, stride_dm, stride_dd, False)
+    o = load_rows(o_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
+    do = load_rows(do_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    if HAS_DLSE:
+        m = m0 + tl.arange(0, BLOCK_M)
+        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + m * stride_lm, mask=m < M, other=0.0)
+        delta -= dlse * 1.4426950408889634
+    return delta
+
+
+@triton.jit
+def delta_kernel(
+    o_ptr, do_ptr, dlse_ptr, delta_ptr, M, H,
+    stride_ob, stride_oh, stride_om, stride_od,
+    stride_db, stride_dh, stride_dm, stride_dd,
+    stride_lb, stride_lh, stride_lm,
+    HAS_DLSE: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """delta [B, H, M], in float32."""
+    tiles = tl.cdiv(M, BLOCK_M)
+    pid = tl.program_id(0)
+    m0 = (pid % tiles).to(tl.int64) * BLOCK_M
+    bh = (pid // tiles).to(tl.int64)
+    b, h = bh // H, bh % H
+    offs_m = tl.arange(0, BLOCK_M)
+    delta = delta_of_rows(
+        o_ptr, do_ptr, dlse_ptr, b, h, m0, M,
+        stride_ob, stride_oh, stride_om, stride_od,
+        stride_db, stride_dh, stride_dm, stride_dd,
+        stride_lb, stride_lh, stride_lm,
+        HAS_DLSE, DV, BLOCK_M, BLOCK_DV,
+    )  # fmt: skip
+    mask = m0 + offs_m < M
+    tl.store(delta_ptr + bh * M + m0 + offs_m, delta, mask=mask)
+
+
+@triton.jit
+def load_lse_and_delta(lse_base, delta_base, m, end, EDGE: tl.constexpr):
+    """Of queries m; lse such that p = 2^(x - lse) is 0 where a row does not exist (lse = inf) or has no key (x = -inf, lse =
+    0)."""
+    if EDGE:
+        lse = tl.load(lse_base + m, mask=m < end, other=float("inf"))
+        delta = tl.load(delta_base + m, mask=m < end, other=0.0)
+    else:
+        lse = tl.load(lse_base + m)
+        delta = tl.load(delta_base + m)
+    return tl.where(lse == float("-inf"), 0.0, lse), delta
+
+
+def delta_of(p, do, dlse, o, lse):
+    """Launch ``delta_kernel``."""
+    delta = torch.empty_like(lse)
+    BLOCK_M, BLOCK_DV = 64, max(16, triton.next_power_of_2(p.Dv))
+    launch(
+        delta_kernel,
+        (p.B * p.Hq * triton.cdiv(p.M, BLOCK_M),),
+        o, do, dlse, delta, p.M, p.Hq,
+        *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride()),
+        HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=BLOCK_DV,
+    )  # fmt: skip
+    return delta

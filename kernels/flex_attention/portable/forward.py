@@ -1,0 +1,181 @@
+"""Forward pass: attention without the matrix of scores, over the blocks that a mask leaves.
+
+One program owns BLOCK_M queries of one head and walks over its tiles of keys. For each tile, with t = f(c q k) and base 2,
+
+    m' = max(m, max_n t log2 e)        running maximum
+    p  = 2^(t log2 e - m')
+    l  <- l 2^(m - m') + sum_n p       running denominator
+    a  <- a 2^(m - m') + p v           running numerator
+
+and at the end o = a / l, lse = m + log2 l. Blocks come in two lists: in full blocks no mask code runs at all.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common.launch import launch
+from kernels.flex_attention.portable.tiles import like_strided, list_row, load_rows, logits, source_of, sources
+
+
+@triton.jit
+def attend_tile(
+    acc, l, top, q, k_source, v_source, n0, n_end, N, scale, unit, b, h, m, score_tables, mask_tables,
+    SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax: keys n0 ... n0 + BLOCK_N - 1, of which those from n_end on don't count (EDGE)."""
+    offs_n = tl.arange(0, BLOCK_N)
+    k = load_rows(k_source, n0, n_end, D, EDGE, TMA, BLOCK_N, BLOCK_D)
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    n = (n0 + offs_n)[None, :]
+    inside = None
+    if EDGE:
+        inside = n < n_end
+        n = tl.minimum(n, N - 1)  # what a mod captures is read inside its bounds in every tile
+    x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, MASK_MOD)
+
+    new_top = tl.maximum(top, tl.max(x, 1) * unit)
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen no key yet: 2^(-inf - 0) = 0
+    p = tl.exp2(x * unit - shift[:, None])
+    alpha = tl.exp2(top - shift)
+    l = l * alpha + tl.sum(p, 1)
+    v = load_rows(v_source, n0, n_end, DV, EDGE, TMA, BLOCK_N, BLOCK_DV)
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+    return acc, l, new_top
+
+
+@triton.jit
+def attend_list(
+    acc, l, top, q, k_source, v_source, lists, row, begin, end, N, scale, unit, b, h, m, score_tables, mask_tables,
+    SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr,
+    SPARSE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """Tiles begin ... end - 1 of one row's list of blocks."""
+    TILES: tl.constexpr = (SPARSE_N + BLOCK_N - 1) // BLOCK_N
+    blocks_ptr = lists[1] + row * lists[4]
+    # The next block's number is asked for one tile ahead: loads of keys do not wait for it.
+    block = tl.load(blocks_ptr + begin // TILES, mask=begin < end, other=0)
+    for i in range(begin, end):
+        n0 = block * SPARSE_N + (i % TILES) * BLOCK_N
+        n_end = tl.minimum((block + 1) * SPARSE_N, N)
+        block = tl.load(blocks_ptr + (i + 1) // TILES, mask=i + 1 < end, other=0)
+        acc, l, top = attend_tile(
+            acc, l, top, q, k_source, v_source, n0, n_end, N, scale, unit, b, h, m, score_tables, mask_tables,
+            SCORE_MOD, MASK_MOD, D, DV, EDGE, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+        )  # fmt: skip
+    return acc, l, top
+
+
+@triton.jit
+def attention_forward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
+    scale, unit, M, N, Hkv, G, tiles_m, shared,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_ob, stride_oh, stride_om, stride_od,
+    SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    SPARSE: tl.constexpr, HAS_FULL: tl.constexpr, SPARSE_M: tl.constexpr, SPARSE_N: tl.constexpr,
+    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """SPARSE: walk over the lists ``partial`` and ``full``; otherwise over all keys. EDGE_M, EDGE_N: some tile of queries
+    (keys) reaches past the end or past its block. TMA: k_ptr and v_ptr are descriptors. shared: batch rows that share
+    keys."""
+    # Heads that share keys run side by side, and rows with the most keys (the last ones, under a causal mask) come first.
+    pid = tl.program_id(0)
+    g = pid % G
+    tile = tiles_m - 1 - (pid // G) % tiles_m
+    b = pid // (G * tiles_m) // Hkv
+    h_kv = pid // (G * tiles_m) % Hkv
+    h = h_kv * G + g
+
+    TILES_M: tl.constexpr = (SPARSE_M + BLOCK_M - 1) // BLOCK_M
+    r = tile // TILES_M if SPARSE else 0
+    m0 = r * SPARSE_M + (tile % TILES_M) * BLOCK_M if SPARSE else tile * BLOCK_M
+    m_end = tl.minimum(M, (r + 1) * SPARSE_M) if SPARSE else M
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_dv = tl.arange(0, BLOCK_DV)
+    b_kv = b // shared
+    k_source = source_of(k_ptr, b_kv, h_kv, stride_kb, stride_kh, stride_kn, stride_kd, TMA)
+    v_source = source_of(v_ptr, b_kv, h_kv, stride_vb, stride_vh, stride_vn, stride_vd, TMA)
+    q_source = source_of(q_ptr, b, h, stride_qb, stride_qh, stride_qm, stride_qd, False)
+    q = load_rows(q_source, m0, m_end, D, EDGE_M, False, BLOCK_M, BLOCK_D)
+    m = tl.minimum(m0 + offs_m, M - 1)[:, None]
+
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    top = tl.zeros([BLOCK_M], tl.float32) - float("inf")
+    if SPARSE:
+        TILES_N: tl.constexpr = (SPARSE_N + BLOCK_N - 1) // BLOCK_N
+        row = list_row(partial, b, h, r)
+        acc, l, top = attend_list(
+            acc, l, top, q, k_source, v_source, partial, row, 0, tl.load(partial[0] + row) * TILES_N, N, scale, unit, b, h, m,
+            score_tables, mask_tables,
+            SCORE_MOD, MASK_MOD, D, DV, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+        )  # fmt: skip
+        if HAS_FULL:
+            row = list_row(full, b, h, r)
+            acc, l, top = attend_list(
+                acc, l, top, q, k_source, v_source, full, row, 0, tl.load(full[0] + row) * TILES_N, N, scale, unit, b, h, m,
+                score_tables, mask_tables,
+                SCORE_MOD, None, D, DV, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+            )  # fmt: skip
+    else:
+        for n0 in range(0, N // BLOCK_N * BLOCK_N, BLOCK_N):
+            acc, l, top = attend_tile(
+                acc, l, top, q, k_source, v_source, tl.cast(n0, tl.int32), N, N, scale, unit, b, h, m,
+                score_tables, mask_tables,
+                SCORE_MOD, None, D, DV, False, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+            )  # fmt: skip
+        if EDGE_N:
+            acc, l, top = attend_tile(
+                acc, l, top, q, k_source, v_source, tl.cast(N // BLOCK_N * BLOCK_N, tl.int32), N, N, scale, unit, b, h, m,
+                score_tables, mask_tables,
+                SCORE_MOD, None, D, DV, True, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+            )  # fmt: skip
+
+    # A row without any allowed key: o = 0, lse = -inf.
+    l = tl.where(l == 0.0, 1.0, l)
+    o = acc / l[:, None]
+    rows = (b.to(tl.int64) * Hkv * G + h) * M + m0 + offs_m
+    mask_m = m0 + offs_m < m_end
+    tl.store(lse_ptr + rows, top + tl.log2(l), mask=mask_m)
+    if top_ptr is not None:
+        tl.store(top_ptr + rows, top, mask=mask_m)
+    o_base = o_ptr + b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
+    o_at = o_base + (m0.to(tl.int64) + offs_m)[:, None] * stride_om + offs_dv[None, :].to(tl.int64) * stride_od
+    tl.store(o_at, o.to(o_ptr.dtype.element_ty), mask=mask_m[:, None] & (offs_dv < DV)[None, :])
+
+
+def forward(problem, query, key, value, want_top=False):
+    """Launch the forward pass.
+
+    Args:
+        problem: what the call asks for, a ``Problem``.
+        query, key, value: [B, Hq, M, D], [B or 1, Hkv, N, D], [B or 1, Hkv, N, Dv].
+        want_top: whether the largest logit of each row is wanted.
+
+    Returns:
+        ``(o, lse, top)``: o [B, Hq, M, Dv] in query's dtype and order of strides; lse and top [B, Hq, M] float32 in base 2,
+        top ``None`` unless wanted.
+    """
+    p = problem
+    o = like_strided(query, (p.B, p.Hq, p.M, p.Dv))
+    lse = torch.empty(p.B, p.Hq, p.M, dtype=torch.float32, device=query.device)
+    top = torch.empty_like(lse) if want_top else None
+    meta = p.launch_options("forward")
+    tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
+    meta["TMA"], (k, v) = sources(meta["TMA"], meta["BLOCK_N"], key, value)
+    launch(
+        attention_forward_kernel,
+        (p.B * p.Hq * tiles_m,),
+        query, k, v, o, lse, top, p.partial, p.full, p.score_tables, p.mask_tables,
+        p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared(key),
+        *query.stride(), *key.stride(), *value.stride(), *o.stride(),
+        outputs=(o,),
+        SCORE_MOD=p.score_mod, MASK_MOD=p.mask_mod, HAS_FULL=p.full is not None, **p.static(meta), **meta,
+    )  # fmt: skip
+    return o, lse, top

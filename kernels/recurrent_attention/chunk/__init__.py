@@ -1,0 +1,1 @@
+"""A chunk of tokens at a time: everything but the decays is a matrix product."""

@@ -1,0 +1,291 @@
+"""The chunked form, backward: the states and costates at the chunks' edges, then every chunk by itself.
+
+With P_ts = do_t . v_s, the state S that enters a chunk, and the costate Z (the state's gradient) that enters from behind:
+
+    dq_t = c e^{Gamma_t} . (S do_t)           + c sum_{s <= t} P_ts e^{Gamma_t - Gamma_s} . k_s
+    dk_s = e^{Gamma_C - Gamma_s} . (Z v_s)    + c sum_{t >= s} P_ts e^{Gamma_t - Gamma_s} . q_t
+    dv_s = Z^T (k_s e^{Gamma_C - Gamma_s})    + c sum_{t >= s} A_ts do_t
+
+A gate's gradient is the sum over all pairs of tokens whose path crosses it, s < t <= r, a term for each place the two can
+be: both inside the chunk, s before it, r behind it, or both outside. All four are sums of products and nothing is subtracted:
+a gate of -20 has a gradient with as many right digits as any other.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.common.launch import launch
+from kernels.common.sequences import locate_run
+from kernels.recurrent_attention.chunk.decays import (
+    chunk_rows,
+    decay_matrix,
+    level_of_rows,
+    load_mask,
+    load_rows,
+    load_state,
+    operand_dtype,
+    plan,
+    prepare,
+    store_rows,
+    strides,
+)
+from kernels.recurrent_attention.chunk.forward import walk
+from kernels.recurrent_attention.recurrence.gates import right_of_middle
+
+
+@triton.jit
+def _gradients_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, scores_ptr, chunk_decay_ptr,
+    states_ptr, costates_ptr, dq_ptr, dk_ptr, dv_ptr, dg_ptr, products_ptr, sequence_of_chunk_ptr, cu_ptr,
+    places, T, H, K, V, heads_per_k, heads_per_v, dg_per_tile, scale,
+    stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
+    stride_v_b, stride_v_t, stride_v_h, stride_v_v, stride_do_b, stride_do_t, stride_do_h, stride_do_v,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    GATED: tl.constexpr, COUNTED: tl.constexpr, VECTOR: tl.constexpr, GATES: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_K components of dq and dk and BLOCK_V of dv of one chunk of one head, and (with GATES) their part of dg.
+
+    With VECTOR, q and k come decayed; what is written is P, dv, and of dq, dk and the gates only the part through the states,
+    without the decays in front of it: ``_inside_kernel`` adds the rest.
+    """
+    pid = tl.program_id(0)
+    tiles = tl.maximum(tl.cdiv(K, BLOCK_K), tl.cdiv(V, BLOCK_V))
+    tile = pid % tiles
+    place = (pid // tiles).to(tl.int64)  # of this chunk and head
+    h = place % H
+    n, b, begin, L, first = locate_run(pid // tiles // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    where = chunk_rows(begin, L, first, C, REVERSE)
+    offs_c = tl.arange(0, C)
+    own_k = tile * BLOCK_K
+    own_v = tile * BLOCK_V
+    offs_k = own_k + tl.arange(0, BLOCK_K)
+    offs_v = own_v + tl.arange(0, BLOCK_V)
+    q_base = q_ptr + b * stride_q_b + h * stride_q_h
+    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
+    v_base = v_ptr + b * stride_v_b + h // heads_per_v * stride_v_h
+    do_base = do_ptr + b * stride_do_b + h * stride_do_h
+    head = b * T * H + h
+
+    # Along the value components: P = do v^T, and what comes to the own components of dq and dk through the states.
+    P = tl.zeros([C, C], tl.float32)
+    dq = tl.zeros([C, BLOCK_K], tl.float32)
+    dk = tl.zeros([C, BLOCK_K], tl.float32)
+    through = tl.zeros([BLOCK_K], tl.float32)  # sum_j S_ij Z_ij
+    for start_v in range(0, V, BLOCK_V):
+        v = load_rows(v_base, stride_v_t, stride_v_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
+        do = load_rows(do_base, stride_do_t, stride_do_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
+        S = load_state(states_ptr + place * K * V, offs_k, start_v + tl.arange(0, BLOCK_V), K, V).to(DTYPE)
+        Z = load_state(costates_ptr + place * K * V, offs_k, start_v + tl.arange(0, BLOCK_V), K, V).to(DTYPE)
+        P = tl.dot(do, tl.trans(v), P, input_precision=PRECISION)
+        dq = tl.dot(do, tl.trans(S), dq, input_precision=PRECISION)
+        dk = tl.dot(v, tl.trans(Z), dk, input_precision=PRECISION)
+        if GATES:
+            through += tl.sum(S.to(tl.float32) * Z.to(tl.float32), 1)
+
+    # Along the key components: A = q k^T with its decays, and what comes to the own components of dv through the costate.
+    A = tl.zeros([C, C], tl.float32)
+    dv = tl.zeros([C, BLOCK_V], tl.float32)
+    for start_k in range(0, K, BLOCK_K):
+        k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+        Z = load_state(costates_ptr + place * K * V, start_k + tl.arange(0, BLOCK_K), offs_v, K, V).to(DTYPE)
+        dv = tl.dot(k, Z, dv, input_precision=PRECISION)
+        if not VECTOR:
+            q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+            A = tl.dot(q, tl.trans(k), A, input_precision=PRECISION)
+    if VECTOR:
+        A = load_rows(scores_ptr + head * C, H * C, 1, where, 0, C, C, tl.float32, False)
+    else:
+        M = decay_matrix(gamma_ptr, resets_ptr, place, C, GATED, COUNTED)
+        A *= M
+    dq *= scale
+    if GATED:
+        to_end = tl.load(to_end_ptr + place * C + offs_c)
+        dq *= tl.load(from_start_ptr + place * C + offs_c)[:, None]
+        dk *= to_end[:, None]
+        dv *= to_end[:, None]
+    do = load_rows(do_base, stride_do_t, stride_do_v, where, own_v, V, BLOCK_V, DTYPE, WIDE)
+    dv = tl.dot(tl.trans((A * scale).to(DTYPE)), do, dv, input_precision=PRECISION)
+    store_rows(dv_ptr + head * V, H * V, where, own_v, V, dv, BLOCK_V)
+
+    q = load_rows(q_base, stride_q_t, stride_q_k, where, own_k, K, BLOCK_K, DTYPE, WIDE)
+    k = load_rows(k_base, stride_k_t, stride_k_k, where, own_k, K, BLOCK_K, DTYPE, WIDE)
+    t = offs_c[:, None]
+    s = offs_c[None, :]
+    if VECTOR:
+        # P_ts where s <= t and P_st elsewhere: what the pairs inside the chunk need, whichever of the two comes first
+        products = tl.where(s <= t, P, 0.0) + tl.trans(tl.where(s < t, P, 0.0))
+        if tile == 0:
+            store_rows(products_ptr + head * C, H * C, where, 0, C, products * scale, C)
+        if GATES:
+            whole = tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)
+            # sums over r >= t and over s < t, as products with triangles of ones
+            from_t_on = (s >= t).to(DTYPE)
+            before_t = (s < t).to(DTYPE)
+            dg = tl.dot(from_t_on, (q * dq).to(DTYPE), input_precision=PRECISION)
+            dg = tl.dot(before_t, (k * dk).to(DTYPE), dg, input_precision=PRECISION)
+            store_rows(dg_ptr + head * K, H * K, where, own_k, K, dg + (whole * through)[None, :], BLOCK_K)
+    else:
+        if GATES:
+            after = tl.sum(k * dk, 1)
+            before = tl.sum(q * dq, 1)
+            crossing = tl.where(s < t, after[None, :], 0.0) + tl.where(s >= t, before[None, :], 0.0)
+            if tile == 0:  # pairs inside the chunk, which are no tile's own
+                W = tl.where(s < t, A * P, 0.0) * scale
+                inside = tl.dot((s >= t).to(DTYPE), W.to(DTYPE), input_precision=PRECISION)  # over r >= t, for every s
+                crossing += tl.where(s < t, inside, 0.0)
+            dg = tl.sum(crossing, 1) + tl.load(chunk_decay_ptr + place) * tl.sum(through, 0)
+            row, rows, exists = where
+            tl.store(dg_ptr + tile.to(tl.int64) * dg_per_tile + head + (row + rows) * H, dg, mask=exists)
+        PM = (P * M * scale).to(DTYPE)
+        dq = tl.dot(PM, k, dq, input_precision=PRECISION)
+        dk = tl.dot(tl.trans(PM), q, dk, input_precision=PRECISION)
+    store_rows(dq_ptr + head * K, H * K, where, own_k, K, dq, BLOCK_K)
+    store_rows(dk_ptr + head * K, H * K, where, own_k, K, dk, BLOCK_K)
+
+
+@triton.jit
+def _inside_kernel(
+    q_ptr, k_ptr, gamma_ptr, parted_ptr, crossed_ptr, products_ptr, dq_through_ptr, dk_through_ptr, dg_through_ptr,
+    dq_ptr, dk_ptr, dg_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k, scale,
+    stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
+    C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    GATES: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """For gates on key components: what a chunk's own pairs of tokens add to dq, dk and the gate gradients.
+
+    Level by level, as A was made: with X_l the rows of a level (q behind the edge, k before it, each with its decay) and P_l
+    those P_ts that the level parts, in either order, Y = P_l X_l is all that both sides need: dq = e^{..} . Y behind the
+    edge, dk = e^{..} . Y before it, and a gate between the edge and token t is crossed by what X_l . Y has in row t.
+    The decays in front of what came through the states are applied here, too.
+    """
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    pid = tl.program_id(0)
+    start_k = pid % tiles_k * BLOCK_K
+    h = (pid // tiles_k % H).to(tl.int64)
+    n, b, begin, L, first = locate_run(pid // tiles_k // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    where = chunk_rows(begin, L, first, C, REVERSE)
+    head = b * T * H + h
+    q_base = q_ptr + b * stride_q_b + h * stride_q_h
+    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+
+    q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+    k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+    gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+    P = load_rows(products_ptr + head * C, H * C, 1, where, 0, C, C, DTYPE, False)
+    itself = tl.sum(tl.where(s == t, P, 0.0).to(tl.float32), 1)[:, None]
+
+    dq = itself * k
+    dk = itself * q
+    dg = tl.zeros([C, BLOCK_K], tl.float32)
+    for LEVEL in tl.range(LEVELS, num_stages=1):
+        behind = right_of_middle(t, LEVEL)
+        X, factor = level_of_rows(
+            q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
+        )  # fmt: skip
+        P_l = P * load_mask(parted_ptr, LEVEL, C, DTYPE)
+        Y = tl.dot(P_l, X.to(DTYPE), input_precision=PRECISION)
+        dq += tl.where(behind, factor * Y, 0.0)
+        dk += tl.where(behind, 0.0, factor * Y)
+        if GATES:
+            crossed = load_mask(crossed_ptr, LEVEL, C, DTYPE)
+            dg += tl.dot(crossed, (X * Y).to(DTYPE), input_precision=PRECISION)
+
+    last = tl.minimum(L - 1 - first, C - 1).to(tl.int32) + tl.zeros([1], tl.int32)
+    last = (where[0], -last if REVERSE else last, last >= 0)
+    gamma_C = load_rows(gamma_ptr + head * K, H * K, 1, last, start_k, K, BLOCK_K, tl.float32, False)
+    dq_through = load_rows(dq_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+    dk_through = load_rows(dk_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+    store_rows(dq_ptr + head * K, H * K, where, start_k, K, dq + tl.exp2(gamma) * dq_through, BLOCK_K)
+    store_rows(dk_ptr + head * K, H * K, where, start_k, K, dk + tl.exp2(gamma_C - gamma) * dk_through, BLOCK_K)
+    if GATES:
+        dg_through = load_rows(dg_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+        store_rows(dg_ptr + head * K, H * K, where, start_k, K, dg + dg_through, BLOCK_K)
+
+
+def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens, needs, scores=None):
+    """Launch the chunked backward pass.
+
+    Args:
+        do: gradient of o [B, T, H, V].
+        dfinal: gradient of the final state [N, H, K, V], or ``None``.
+        q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens: as the operator got them.
+        needs: whether q, k, v, g, g_gamma, gk and initial_state need a gradient.
+        scores: what the forward pass made, so as not to make it again, or ``None``.
+
+    Returns:
+        their gradients, ``None`` for those not needed, each in its tensor's dtype.
+    """
+    need_q, need_k, need_v, need_g, need_gamma, need_gk, need_initial = needs
+    p = plan([x for x in (q, k, v, do, gk) if x is not None], g, g_gamma, reverse, cu_seqlens)
+    if p.T == 0 or p.H == 0:
+        given = (q, k, v, g, g_gamma, gk)
+        zeros = [torch.zeros_like(x) if need else None for x, need in zip(given, needs[:-1], strict=True)]
+        return *zeros, p.untouched(dfinal).to(initial_state.dtype) if need_initial else None
+
+    gates = prepare(p, q, k, g, g_gamma, gk, scores)
+    edge = operand_dtype(q)
+    states, _ = walk(p, gates, gates.k, v, initial_state, 1.0, costate=False, each=edge, end=False)
+    costates, dinitial = walk(p, gates, gates.q, do, dfinal, scale, costate=True, each=edge, end=need_initial)
+
+    vector = gk is not None
+    new = lambda *shape, dtype: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
+    rows = (p.B, p.T, p.H)
+    dq = new(*rows, p.K, dtype=q.dtype)
+    dk = new(*rows, p.K, dtype=k.dtype if p.H == k.shape[2] else torch.float32)
+    dv = new(*rows, p.V, dtype=v.dtype if p.H == v.shape[2] else torch.float32)
+    wanted = need_g or need_gamma or need_gk
+    options = p.options("chunk_gradients")
+    tiles = max(triton.cdiv(p.K, options["BLOCK_K"]), triton.cdiv(p.V, options["BLOCK_V"]))
+    dg = None
+    if wanted:
+        dg = new(*([*rows, p.K] if vector else [tiles, *rows]), dtype=torch.float32)
+    products = new(*rows, p.C, dtype=edge) if vector else None
+    if vector:
+        through = new(3, *rows, p.K, dtype=torch.float32)
+        dq_through, dk_through, dg_through = through
+    else:
+        dq_through, dk_through, dg_through = dq, dk, dg
+    places, sequence_of_chunk = p.chunks
+    launch(
+        _gradients_kernel, (places * p.H * tiles,),
+        gates.q, gates.k, v, do, gates.gamma, gates.resets, gates.from_start, gates.to_end, gates.scores, gates.chunk_decay,
+        states, costates, dq_through, dk_through, dv, dg_through, products, sequence_of_chunk, p.cu_seqlens,
+        places, p.T, p.H, p.K, p.V, p.H // gates.k.shape[2], p.H // v.shape[2], p.B * p.T * p.H, scale,
+        *strides(gates.q), *strides(gates.k), *strides(v), *strides(do),
+        outputs=[x for x in (dq_through, dk_through, dv, dg_through, products) if x is not None],
+        GATED=gates.scalar(), COUNTED=gates.resets is not None, VECTOR=vector, GATES=wanted, **options,
+    )  # fmt: skip
+    if vector:
+        options = p.options("chunk_inside", without=("BLOCK_V",))
+        launch(
+            _inside_kernel, (places * p.H * triton.cdiv(p.K, options["BLOCK_K"]),),
+            q, k, gates.gamma, gates.parted, gates.crossed, products, dq_through, dk_through, dg_through, dq, dk, dg,
+            sequence_of_chunk, p.cu_seqlens,
+            places, p.T, p.H, p.K, p.H // k.shape[2], scale, *strides(q), *strides(k),
+            outputs=[x for x in (dq, dk, dg) if x is not None], GATES=wanted, LEVELS=gates.parted.shape[0], **options,
+        )  # fmt: skip
+
+    dgk = dg.to(gk.dtype) if need_gk else None
+    if need_g or need_gamma:
+        dg = dg.sum(-1 if vector else 0)  # over the components, all of which it decays, or over the tiles' parts
+    return (
+        dq if need_q else None,
+        over_group(dk, k) if need_k else None,
+        over_group(dv, v) if need_v else None,
+        dg.to(g.dtype) if need_g else None,
+        dg.sum((0, 1)).to(g_gamma.dtype) if need_gamma else None,
+        dgk,
+        dinitial.to(initial_state.dtype) if need_initial else None,
+    )
+
+
+def over_group(gradient, tensor):
+    """The sum of a gradient [B, T, H, size] over the query heads that share a head of ``tensor`` [B, T, Hkv, size]."""
+    B, T, heads, size = tensor.shape
+    if gradient.shape[2] == heads:
+        return gradient
+    return gradient.view(B, T, heads, gradient.shape[2] // heads, size).sum(3).to(tensor.dtype)

@@ -1,0 +1,470 @@
+"""What both passes of the chunked form begin with: how a call is cut into chunks, and what its gates come to in each.
+
+In a chunk of C tokens Gamma_t is the sum of the log-decays from its first token to t. A gate a token makes the decay between
+two tokens a C x C matrix, e^{Gamma_t - Gamma_s}. A gate for every key component does not factor so: there the scores
+
+    A_ts = sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]}
+
+are made here, level by level, and what follows sees decayed q and k, A, and no gate but e^{Gamma_C}.
+"""
+
+import dataclasses
+import functools
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels import runtime
+from kernels.common.configs import configuration
+from kernels.common.launch import launch
+from kernels.common.precision import matmul_in_tf32
+from kernels.common.sequences import cut_into_runs, locate_run
+from kernels.recurrent_attention.recurrence.gates import crossed_to_middle, parted, right_of_middle
+
+LOG2_E = tl.constexpr(math.log2(math.e))  # log-decays are turned into powers of two at once: e^x = 2^(x log2 e)
+LOWEST = tl.constexpr(-150.0)  # a power of two below float32's smallest number
+
+
+# Where a tile lies: the chunk's first row is a 64-bit offset, the rows and components counted from there are 32-bit unless a
+# stride is so large that WIDE says otherwise. Addresses are what these kernels spend most registers on.
+
+
+@triton.jit
+def chunk_rows(begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr):
+    """The chunk that begins with token ``first``: ``(its first row, the rows counted from there, which of them exist)``."""
+    offs_c = tl.arange(0, C)
+    if REVERSE:
+        return begin + L - 1 - first, -offs_c, first + offs_c < L
+    return begin + first, offs_c, first + offs_c < L
+
+
+@triton.jit
+def tile_offsets(stride_t, stride_d, rows, offs_d, WIDE: tl.constexpr):
+    """Offsets [rows, components] from a tile's first element."""
+    if WIDE:
+        rows = rows.to(tl.int64)
+        offs_d = offs_d.to(tl.int64)
+    return rows[:, None] * stride_t + offs_d[None, :] * stride_d
+
+
+@triton.jit
+def load_rows(
+    base, stride_t, stride_d, where, start, size, BLOCK: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr
+):
+    """A tile [C, BLOCK] of one head: components ``start`` to ``start + BLOCK`` of ``size``, zero where there is none."""
+    row, rows, exists = where
+    offs_d = start + tl.arange(0, BLOCK)
+    mask = exists[:, None] & (offs_d < size)[None, :]
+    base += row * stride_t
+    return tl.load(base + tile_offsets(stride_t, stride_d, rows, offs_d, WIDE), mask=mask, other=0.0).to(DTYPE)
+
+
+@triton.jit
+def store_rows(base, stride_t, where, start, size, values, BLOCK: tl.constexpr):
+    """The reverse of ``load_rows``, for a tensor of our own, whose last dimension is contiguous."""
+    row, rows, exists = where
+    offs_d = start + tl.arange(0, BLOCK)
+    mask = exists[:, None] & (offs_d < size)[None, :]
+    base += row * stride_t
+    tl.store(base + rows[:, None] * stride_t + offs_d[None, :], values.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_scalar_gates(
+    g_base,
+    stride_g_t,
+    stride_g_h,
+    gamma_ptr,
+    stride_gamma,
+    heads,
+    H,
+    where,
+    USE_G: tl.constexpr,
+    USE_GAMMA: tl.constexpr,
+):
+    """The log-decays g + gamma of a chunk's tokens for some heads, [C, heads], zero where there is none."""
+    row, rows, exists = where
+    mask = exists[:, None] & (heads < H)[None, :]
+    gates = tl.zeros(mask.shape, tl.float32)
+    if USE_G:
+        offsets = (row + rows)[:, None] * stride_g_t + heads[None, :] * stride_g_h
+        gates += tl.load(g_base + offsets, mask=mask, other=0.0).to(tl.float32)
+    if USE_GAMMA:
+        gamma = tl.load(gamma_ptr + heads * stride_gamma, mask=heads < H, other=0.0).to(tl.float32)
+        gates += tl.where(mask, gamma[None, :], 0.0)
+    return gates * LOG2_E
+
+
+@triton.jit
+def decay(difference, alive):
+    """2^difference where no reset lies between, else 0."""
+    return tl.exp2(tl.where(alive, difference, float("-inf")))
+
+
+@triton.jit
+def decay_matrix(gamma_ptr, resets_ptr, place, C: tl.constexpr, GATED: tl.constexpr, COUNTED: tl.constexpr):
+    """M_ts = e^{Gamma_t - Gamma_s} for s <= t, else 0."""
+    offs_c = tl.arange(0, C)
+    t = offs_c[:, None]
+    s = offs_c[None, :]
+    alive = s <= t
+    matrix = alive.to(tl.float32)
+    if GATED:  # no early return: the compiler goes on into what follows one
+        gamma = tl.load(gamma_ptr + place * C + offs_c)
+        if COUNTED:
+            resets = tl.load(resets_ptr + place * C + offs_c)
+            alive &= resets[:, None] == resets[None, :]
+        matrix = decay(gamma[:, None] - gamma[None, :], alive)
+    return matrix
+
+
+@triton.jit
+def load_state(base, offs_k, offs_v, K, V):
+    """A tile of a contiguous state [K, V]."""
+    mask = (offs_k < K)[:, None] & (offs_v < V)[None, :]
+    return tl.load(base + offs_k[:, None] * V + offs_v[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_state(base, offs_k, offs_v, K, V, values):
+    """The reverse of ``load_state``."""
+    mask = (offs_k < K)[:, None] & (offs_v < V)[None, :]
+    tl.store(base + offs_k[:, None] * V + offs_v[None, :], values.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _scalar_decay_kernel(
+    g_ptr, gamma_h_ptr, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, chunk_decay_ptr, sequence_of_chunk_ptr, cu_ptr,
+    places, T, H, stride_g_b, stride_g_t, stride_g_h, stride_gamma,
+    C: tl.constexpr, BLOCK_H: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, COUNTED: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Of a chunk with a gate a token: Gamma_t, e^{Gamma_t}, e^{Gamma_C - Gamma_t}, e^{Gamma_C}, and the count of resets.
+
+    A gate of -inf erases the state. It adds nothing to Gamma but one to the count, and a factor between tokens whose
+    counts differ is zero: no infinity is ever subtracted from another. Where numbers have 16 bits, counting is not worth
+    the registers: the Gamma that is stored takes the gate as LOWEST, whose power of two is zero all the same.
+    """
+    place = tl.program_id(0)
+    heads = tl.program_id(1).to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)
+    n, b, begin, L, first = locate_run(place, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    where = chunk_rows(begin, L, first, C, REVERSE)
+    gates = load_scalar_gates(
+        g_ptr + b * stride_g_b if USE_G else g_ptr, stride_g_t, stride_g_h, gamma_h_ptr, stride_gamma, heads, H, where,
+        USE_G, USE_GAMMA,
+    )  # fmt: skip
+    reset = gates == float("-inf")
+    gamma = tl.cumsum(tl.where(reset, 0.0, gates), 0)
+    resets = tl.cumsum(reset.to(tl.int32), 0)
+    offs_c = tl.arange(0, C)[:, None]
+    gamma_C = tl.sum(tl.where(offs_c == C - 1, gamma, 0.0), 0)
+    resets_C = tl.sum(tl.where(offs_c == C - 1, resets, 0), 0)
+    places_h = place.to(tl.int64) * H + heads
+    exists = heads < H
+    offsets = places_h[None, :] * C + offs_c
+    if COUNTED:
+        tl.store(gamma_ptr + offsets, gamma, mask=exists[None, :])
+        tl.store(resets_ptr + offsets, resets, mask=exists[None, :])
+    else:
+        tl.store(gamma_ptr + offsets, tl.cumsum(tl.maximum(gates, LOWEST), 0), mask=exists[None, :])
+    tl.store(from_start_ptr + offsets, decay(gamma, resets == 0), mask=exists[None, :])
+    to_end = decay(gamma_C[None, :] - gamma, resets == resets_C[None, :])
+    tl.store(to_end_ptr + offsets, to_end, mask=exists[None, :])
+    tl.store(chunk_decay_ptr + places_h, decay(gamma_C, resets_C == 0), mask=exists)
+
+
+@triton.jit
+def _vector_decay_kernel(
+    q_ptr, k_ptr, g_ptr, gamma_h_ptr, gk_ptr, gamma_ptr, decayed_q_ptr, decayed_k_ptr, chunk_decay_ptr,
+    sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k,
+    stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
+    stride_g_b, stride_g_t, stride_g_h, stride_gamma, stride_gk_b, stride_gk_t, stride_gk_h, stride_gk_k,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Of a chunk with a gate for every key component: Gamma_t, q_t e^{Gamma_t}, k_t e^{Gamma_C - Gamma_t}, e^{Gamma_C}.
+
+    Gates below LOWEST, whose power of two is zero, count as LOWEST: then no difference is of infinities.
+    """
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    pid = tl.program_id(0)
+    start_k = pid % tiles_k * BLOCK_K
+    h = (pid // tiles_k % H).to(tl.int64)
+    place = pid // tiles_k // H
+    n, b, begin, L, first = locate_run(place, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    where = chunk_rows(begin, L, first, C, REVERSE)
+    gk_base = gk_ptr + b * stride_gk_b + h * stride_gk_h
+    gates = load_rows(gk_base, stride_gk_t, stride_gk_k, where, start_k, K, BLOCK_K, tl.float32, WIDE) * LOG2_E
+    if USE_G or USE_GAMMA:
+        gates += load_scalar_gates(
+            g_ptr + b * stride_g_b if USE_G else g_ptr, stride_g_t, stride_g_h, gamma_h_ptr, stride_gamma,
+            h + tl.arange(0, 1), H, where, USE_G, USE_GAMMA,
+        )  # fmt: skip
+    gates = tl.maximum(gates, LOWEST)
+    gamma = tl.cumsum(gates, 0)
+    gamma_C = tl.sum(gates, 0)
+    head = (b * T * H + h) * K
+    store_rows(gamma_ptr + head, H * K, where, start_k, K, gamma, BLOCK_K)
+    q_base = q_ptr + b * stride_q_b + h * stride_q_h
+    q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+    store_rows(decayed_q_ptr + head, H * K, where, start_k, K, q * tl.exp2(gamma), BLOCK_K)
+    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
+    k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, tl.float32, WIDE)
+    store_rows(decayed_k_ptr + head, H * K, where, start_k, K, k * tl.exp2(gamma_C[None, :] - gamma), BLOCK_K)
+    offs_k = start_k + tl.arange(0, BLOCK_K)
+    tl.store(chunk_decay_ptr + (place.to(tl.int64) * H + h) * K + offs_k, tl.exp2(gamma_C), mask=offs_k < K)
+
+
+# Two tokens s < t of a chunk of C = 2^n are parted by the edge in the middle of exactly one of its aligned blocks of
+# 2, 4, ..., C tokens: the smallest that holds both. Measured from that edge both exponents, Gamma_t - Gamma_edge and
+# Gamma_edge - Gamma_s, are <= 0, whatever the gates. So a level (a block size) is one matrix product of rows that are q
+# behind the edge and k before it, of which the pairs in one block, on different sides, are kept.
+
+
+@triton.jit
+def level_of_rows(
+    q, k, gamma, gamma_base, stride_gamma_t, begin, L, first, start_k, K, LEVEL,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """The rows of a level with half-blocks of 2^LEVEL tokens, [C, BLOCK_K]: ``(q or k with its decay, the decay)``."""
+    offs_c = tl.arange(0, C)
+    behind = right_of_middle(offs_c, LEVEL)
+    # The last token before the edge; behind a sequence's end Gamma would not grow, so its last token will do.
+    edge = tl.minimum((offs_c >> LEVEL | 1) * (1 << LEVEL) - 1, (L - 1 - first).to(tl.int32))
+    row, rows, exists = chunk_rows(begin, L, first, C, REVERSE)
+    rows = -edge if REVERSE else edge
+    gamma_edge = load_rows(gamma_base, stride_gamma_t, 1, (row, rows, exists), start_k, K, BLOCK_K, tl.float32, False)
+    factor = tl.exp2((gamma - gamma_edge) * tl.where(behind, 1.0, -1.0)[:, None])
+    return tl.where(behind[:, None], q, k).to(tl.float32) * factor, factor
+
+
+@triton.jit
+def _level_masks_kernel(parted_ptr, crossed_ptr, C: tl.constexpr):
+    """Ones and zeros for one level, [C, C] each; loading them is cheaper than comparing indices in every program.
+
+    parted: the level parts tokens t and s, in either order.
+    crossed: the gate in front of token t lies between token s and the edge of their half-block.
+    """
+    LEVEL = tl.program_id(0)
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    offsets = (LEVEL * C + t) * C + s
+    tl.store(parted_ptr + offsets, parted(s, t, LEVEL).to(parted_ptr.dtype.element_ty))
+    tl.store(crossed_ptr + offsets, crossed_to_middle(t, s, LEVEL).to(crossed_ptr.dtype.element_ty))
+
+
+@triton.jit
+def load_mask(masks_ptr, LEVEL, C: tl.constexpr, DTYPE: tl.constexpr):
+    """A level's mask."""
+    offs_c = tl.arange(0, C)
+    return tl.load(masks_ptr + (LEVEL * C + offs_c[:, None]) * C + offs_c[None, :]).to(DTYPE)
+
+
+@triton.jit
+def _scores_kernel(
+    q_ptr, k_ptr, gamma_ptr, parted_ptr, scores_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k,
+    stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
+    C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A_ts = sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]} of one chunk, level by level."""
+    pid = tl.program_id(0)
+    h = (pid % H).to(tl.int64)
+    n, b, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    where = chunk_rows(begin, L, first, C, REVERSE)
+    head = b * T * H + h
+    q_base = q_ptr + b * stride_q_b + h * stride_q_h
+    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    scores = tl.zeros([C, C], tl.float32)
+    for start_k in tl.range(0, K, BLOCK_K, num_stages=1):
+        q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+        k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+        gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+        scores += tl.where(t == s, tl.sum(q.to(tl.float32) * k, 1)[:, None], 0.0)
+        for LEVEL in tl.range(LEVELS, num_stages=1):
+            rows, factor = level_of_rows(
+                q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
+            )  # fmt: skip
+            rows = rows.to(DTYPE)
+            product = tl.dot(rows, tl.trans(rows), input_precision=PRECISION)
+            scores += product * load_mask(parted_ptr, LEVEL, C, tl.float32)
+    # a product of rows has the pair (t, s) at (s, t), too
+    store_rows(scores_ptr + head * C, H * C, where, 0, C, tl.where(s <= t, scores, 0.0), C)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a call is cut: into chunks for the matrix products, and into runs of chunks that are walked side by side."""
+
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    N: int
+    C: int
+    RUN: int
+    runs: int
+    one_run: bool
+    sequence_of_run: torch.Tensor | None
+    cu_seqlens: torch.Tensor | None
+    size_class: str
+    device: torch.device
+    switches: dict  # what the kernels are told about the packing, the strides and the numbers' format
+    gates: dict  # which scalar gates there are
+
+    def options(self, kernel, without=()):
+        """Constexpr arguments of ``kernel``: switches and what the table of configurations says, but for some."""
+        options = configuration("recurrent_attention", kernel, self.size_class, self.device)
+        tiles = {"BLOCK_K": block(self.K), "BLOCK_V": block(self.V)}
+        tiles = {name: min(size, options.get(name, size)) for name, size in tiles.items()}
+        options = self.switches | {"C": self.C} | options | tiles
+        return {name: value for name, value in options.items() if name not in without}
+
+    def untouched(self, state):
+        """A fp32 copy of the state that no token changed; zeros where there is none."""
+        if state is None:
+            return torch.zeros(self.N, self.H, self.K, self.V, dtype=torch.float32, device=self.device)
+        return state.to(torch.float32, copy=True).contiguous()
+
+    @functools.cached_property
+    def chunks(self):
+        """``(number of chunks, sequence of each or None)``; for packed sequences a kernel finds them, once a call."""
+        return cut_into_runs(self.cu_seqlens, self.N, self.T, self.C)
+
+
+def block(size):
+    """The tile that holds a whole dimension: a power of two, and no less than a matrix product takes."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def operand_dtype(q):
+    """The dtype of the matrix products' operands: float16 becomes float32, whose range what sums up along time may need."""
+    return torch.bfloat16 if q.dtype == torch.bfloat16 and not runtime.interpreted else torch.float32
+
+
+def size_class(q):
+    """The key of the chunk kernels' tables of configurations."""
+    return f"K{max(64, block(q.shape[-1]))} {'16-bit' if operand_dtype(q) == torch.bfloat16 else '32-bit'}"
+
+
+def cuts(q):
+    """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``."""
+    return configuration("recurrent_attention", "chunk", size_class(q), q.device)
+
+
+def plan(tensors, g, g_gamma, reverse, cu_seqlens):
+    """Cut the call. A sequence is one run when there are heads enough to fill the GPU, else several, chained afterwards."""
+    q, _, v, *_ = tensors
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    table = cuts(q)
+    C = table["C"]
+    wanted = triton.cdiv(table["runs"], max(N * H if cu_seqlens is None else H, 1))  # runs a sequence, or a head
+    RUN = max(triton.cdiv(triton.cdiv(T, wanted), C), 1) * C
+    one_run = RUN >= T
+    runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, RUN)
+    if q.dtype == torch.float32:
+        precision = "tf32" if matmul_in_tf32() else "tf32x3"
+    else:
+        precision = "tf32"  # as many bits as float16 has, with float32's range for what sums up
+    switches = {
+        "DTYPE": tl.bfloat16 if operand_dtype(q) == torch.bfloat16 else tl.float32,
+        "PRECISION": precision,
+        "PACKED": cu_seqlens is not None,
+        "REVERSE": reverse,
+        "WIDE": any(C * x.stride(1) + x.shape[3] * x.stride(3) >= 2**31 for x in tensors if x.ndim == 4),
+    }
+    gates = {"USE_G": g is not None, "USE_GAMMA": g_gamma is not None}
+    return Plan(
+        B, T, H, K, V, N, C, RUN, runs, one_run, sequence_of_run, cu_seqlens, size_class(q), q.device, switches, gates
+    )
+
+
+def strides(tensor, ndim=4):
+    """The strides of a tensor, or zeros for one that is not there."""
+    return tensor.stride() if tensor is not None else (0,) * ndim
+
+
+@dataclasses.dataclass(frozen=True)
+class Gates:
+    """What the gates come to in every chunk; what is not there is ``None``.
+
+    One gate a token: gamma, resets, from_start, to_end [chunks, H, C] and chunk_decay [chunks, H].
+    A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores [B, T, H, C], the levels' masks
+    [levels, C, C], and q and k decayed.
+    """
+
+    gamma: torch.Tensor | None = None
+    resets: torch.Tensor | None = None
+    from_start: torch.Tensor | None = None
+    to_end: torch.Tensor | None = None
+    chunk_decay: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
+    parted: torch.Tensor | None = None
+    crossed: torch.Tensor | None = None
+    q: torch.Tensor | None = None
+    k: torch.Tensor | None = None
+
+    def scalar(self):
+        """Whether there is one gate a token."""
+        return self.from_start is not None
+
+    def vector(self):
+        """Whether there is a gate for every key component."""
+        return self.scores is not None
+
+
+def prepare(p, q, k, g, g_gamma, gk, scores=None):
+    """Run the kernels that turn gates into decays, and those that make the scores unless they are given."""
+    new = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
+    places, sequence_of_chunk = p.chunks
+    if gk is None:
+        if g is None and g_gamma is None:
+            return Gates(q=q, k=k)
+        gamma, from_start, to_end = new(3, places, p.H, p.C)
+        resets = new(places, p.H, p.C, dtype=torch.int32) if q.dtype == torch.float32 else None
+        chunk_decay = new(places, p.H)
+        BLOCK_H = min(16, triton.next_power_of_2(p.H))
+        launch(
+            _scalar_decay_kernel, (places, triton.cdiv(p.H, BLOCK_H)),
+            g, g_gamma, gamma, resets, from_start, to_end, chunk_decay, sequence_of_chunk, p.cu_seqlens,
+            places, p.T, p.H, *strides(g, 3), *strides(g_gamma, 1),
+            outputs=[x for x in (gamma, resets, from_start, to_end, chunk_decay) if x is not None],
+            C=p.C, BLOCK_H=BLOCK_H, COUNTED=resets is not None,
+            PACKED=p.switches["PACKED"], REVERSE=p.switches["REVERSE"], **p.gates,
+        )  # fmt: skip
+        return Gates(gamma, resets, from_start, to_end, chunk_decay, q=q, k=k)
+
+    stored = operand_dtype(q)
+    decayed_q, decayed_k = new(2, p.B, p.T, p.H, p.K, dtype=stored)
+    gamma = new(p.B, p.T, p.H, p.K)
+    chunk_decay = new(places, p.H, p.K)
+    options = p.options("chunk_decay", without=("BLOCK_V", "DTYPE", "PRECISION"))
+    launch(
+        _vector_decay_kernel, (places * p.H * triton.cdiv(p.K, options["BLOCK_K"]),),
+        q, k, g, g_gamma, gk, gamma, decayed_q, decayed_k, chunk_decay, sequence_of_chunk, p.cu_seqlens,
+        places, p.T, p.H, p.K, p.H // k.shape[2],
+        *strides(q), *strides(k), *strides(g, 3), *strides(g_gamma, 1), *strides(gk),
+        outputs=(gamma, decayed_q, decayed_k, chunk_decay),
+        **options, **p.gates,
+    )  # fmt: skip
+    LEVELS = p.C.bit_length() - 1
+    parted, crossed = new(2, LEVELS, p.C, p.C, dtype=stored)
+    launch(_level_masks_kernel, (LEVELS,), parted, crossed, outputs=(parted, crossed), C=p.C)
+    if scores is None:
+        scores = new(p.B, p.T, p.H, p.C, dtype=stored)
+        options = p.options("chunk_scores", without=("BLOCK_V",))
+        launch(
+            _scores_kernel, (places * p.H,),
+            q, k, gamma, parted, scores, sequence_of_chunk, p.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2],
+            *strides(q), *strides(k), outputs=(scores,), LEVELS=LEVELS, **options,
+        )  # fmt: skip
+    return Gates(
+        gamma, chunk_decay=chunk_decay, scores=scores, parted=parted, crossed=crossed, q=decayed_q, k=decayed_k
+    )

@@ -1,0 +1,214 @@
+"""The part of the backward pass inside a block of C tokens: what each pair of tokens exchanges without a state between them.
+
+Rows and columns of the state play one part: q reads and k writes along its rows, do reads and v writes along its columns.
+Along one side a reader r and a writer s <= r exchange w_rs, the product of the two, decayed, along the other side:
+
+    dread_r = sum_{s <= r} w_rs decay_rs . write_s            dwrite_s = sum_{r >= s} w_rs decay_rs . read_r
+
+With a gate for each component decay_rs must be cut in a decay of r's and one of s's, neither above 1. The numbers r and s
+first differ in one binary digit: of the aligned 2, 4, 8 or 16 tokens that hold both, s lies left of the middle and r right,
+and decay_rs = (from s to the middle) (from the middle to r). So all the pairs of a digit are one matrix product.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.common.sequences import locate_run
+from kernels.recurrent_attention.recurrence.gates import (
+    block_columns,
+    crossed_to_middle,
+    decay,
+    decay_matrix,
+    dot,
+    load_columns,
+    load_gates,
+    load_scalar_gates,
+    parted,
+    right_of_middle,
+    store_columns,
+    sum_over,
+)
+
+
+@triton.jit
+def load_side(
+    read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd, start, D, times, mask_t, SLICE: tl.constexpr
+):
+    """``(reads, writes, offs, mask)``: float32 [SLICE, C] tiles of the components from ``start`` on."""
+    offs = start + tl.arange(0, SLICE).to(tl.int64)
+    mask = offs < D
+    reads = load_columns(read_at + offs * stride_rd, stride_rt, times, mask_t, mask)
+    return reads, load_columns(write_at + offs * stride_wd, stride_wt, times, mask_t, mask), offs, mask
+
+
+@triton.jit
+def pair_products(
+    read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd,
+    g_at, stride_gt, gamma, gates_at, stride_gates_t, stride_gates_d, times, mask_t,
+    D: tl.constexpr, C: tl.constexpr, DIGITS: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """read_r . write_s with the gates of components between them, as a symmetric [C, C]: r is the later of the two."""
+    u = tl.arange(0, C)[:, None]
+    t = tl.arange(0, C)[None, :]
+    products = tl.zeros([C, C], tl.float32)
+    for start in range(0, D, SLICE):
+        reads, writes, offs, mask = load_side(
+            read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd, start, D, times, mask_t, SLICE
+        )  # fmt: skip
+        if gates_at is None:
+            products += dot(tl.trans(reads), writes, PRECISION)
+        else:
+            at = gates_at + offs * stride_gates_d
+            gates = load_gates(g_at, stride_gt, gamma, at, stride_gates_t, times, mask_t, mask)
+            products += tl.where(u == t, tl.sum(reads * writes, 0)[None, :], 0.0)
+            for digit in range(DIGITS):
+                x = tl.where(right_of_middle(t, digit), reads, writes) * decay(gates, crossed_to_middle(u, t, digit))
+                products += tl.where(parted(u, t, digit), dot(tl.trans(x), x, PRECISION), 0.0)
+    if gates_at is None:
+        products = tl.where(u >= t, products, tl.trans(products))
+    return products
+
+
+@triton.jit
+def finish_side(
+    read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd,
+    g_at, stride_gt, gamma, gates_at, stride_gates_t, stride_gates_d, times, mask_t,
+    weights, scale, dread_through, dwrite_through, passing_ptr, dread_ptr, dwrite_ptr, dgates_ptr,
+    head, place, tiles, heads, place_heads, H,
+    D: tl.constexpr, C: tl.constexpr, DIGITS: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
+    GATES: tl.constexpr,
+):  # fmt: skip
+    """Add the pairs to what came through states and store it. With GATES returns the sum over components of the gradients
+    of this side's gates, [1, C]; without gates for components, that is without what passes the block, and without pairs."""
+    u = tl.arange(0, C)[:, None]
+    t = tl.arange(0, C)[None, :]
+    dgate = tl.zeros([1, C], tl.float32)
+    for start in range(0, D, SLICE):
+        reads, writes, offs, mask = load_side(
+            read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd, start, D, times, mask_t, SLICE
+        )  # fmt: skip
+        reads *= scale
+        dreads = tl.zeros([SLICE, C], tl.float32)
+        dwrites = tl.zeros([SLICE, C], tl.float32)
+        dgates = tl.zeros([SLICE, C], tl.float32)
+        partial = head
+        passing = place
+        for tile in range(tiles):  # noqa: B007
+            if dread_through is not None:
+                dreads += load_columns(dread_through + partial * D + offs, H * D, times, mask_t, mask)
+            dwrites += load_columns(dwrite_through + partial * D + offs, H * D, times, mask_t, mask)
+            if GATES and gates_at is not None:
+                dgates += tl.load(passing_ptr + passing * D + offs, mask=mask, other=0.0)[:, None]
+            partial += heads
+            passing += place_heads
+
+        if gates_at is None:
+            if GATES:
+                dgate += sum_over(reads * dreads, u >= t, False, PRECISION)
+                dgate += sum_over(writes * dwrites, u < t, False, PRECISION)
+            dreads += dot(writes, tl.where(u <= t, weights, 0.0), PRECISION)
+            dwrites += dot(reads, tl.where(u >= t, weights, 0.0), PRECISION)
+        else:
+            at = gates_at + offs * stride_gates_d
+            gates = load_gates(g_at, stride_gt, gamma, at, stride_gates_t, times, mask_t, mask)
+            if GATES:
+                dgates += sum_over(reads * dreads, u >= t, True, PRECISION)
+                dgates += sum_over(writes * dwrites, u < t, True, PRECISION)
+            itself = tl.sum(tl.where(u == t, weights, 0.0), 0)[None, :]
+            dreads += itself * writes
+            dwrites += itself * reads
+            for digit in range(DIGITS):
+                right = right_of_middle(t, digit)
+                to_middle = decay(gates, crossed_to_middle(u, t, digit))
+                x = tl.where(right, reads, writes)
+                dx = to_middle * dot(x * to_middle, tl.where(parted(u, t, digit), weights, 0.0), PRECISION)
+                dreads += tl.where(right, dx, 0.0)
+                dwrites += tl.where(right, 0.0, dx)
+                if GATES:
+                    dgates += sum_over(x * dx, crossed_to_middle(t, u, digit), True, PRECISION)
+            if GATES:
+                dgate += tl.sum(dgates, 0)[None, :]
+            if dgates_ptr is not None:
+                store_columns(dgates_ptr + head * D + offs, H * D, times, mask_t, mask, dgates)
+
+        if dread_ptr is not None:
+            store_columns(dread_ptr + head * D + offs, H * D, times, mask_t, mask, dreads * scale)
+        if dwrite_ptr is not None:
+            store_columns(dwrite_ptr + head * D + offs, H * D, times, mask_t, mask, dwrites)
+    return dgate
+
+
+@triton.jit
+def pairs_kernel(
+    do_ptr, q_ptr, k_ptr, v_ptr, g_ptr, gamma_ptr, gk_ptr, gv_ptr, sequence_of_block_ptr, cu_ptr,
+    dq_through_ptr, dk_through_ptr, dv_through_ptr, o_through_ptr, passing_k_ptr, passing_v_ptr,
+    dq_ptr, dk_ptr, dv_ptr, dg_ptr, dgk_ptr, dgv_ptr,
+    scale, T, H, group, tiles_v, tokens, places,
+    stride_dob, stride_dot, stride_doh, stride_dov,
+    stride_qb, stride_qt, stride_qh, stride_qk,
+    stride_kb, stride_kt, stride_kh, stride_kk,
+    stride_vb, stride_vt, stride_vh, stride_vv,
+    stride_gb, stride_gt, stride_gh,
+    stride_gamma,
+    stride_gkb, stride_gkt, stride_gkh, stride_gkk,
+    stride_gvb, stride_gvt, stride_gvh, stride_gvv,
+    K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    C: tl.constexpr, DIGITS: tl.constexpr, PRECISION: tl.constexpr, SLICE_K: tl.constexpr, SLICE_V: tl.constexpr,
+):  # fmt: skip
+    """One block of one head. What is None is not wanted; dg stands for g and g_gamma."""
+    pid = tl.program_id(0)
+    h = pid % H
+    kv_head = (h // group).to(tl.int64)
+    h = h.to(tl.int64)
+    n, row, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_block_ptr, cu_ptr, PACKED)
+    times, mask_t = block_columns(begin, L, first, C, REVERSE)
+    u = tl.arange(0, C)[:, None]
+    t = tl.arange(0, C)[None, :]
+    head = row * T * H + h
+    place = (pid // H).to(tl.int64) * H + h
+    q_at = q_ptr + row * stride_qb + h * stride_qh
+    k_at = k_ptr + row * stride_kb + kv_head * stride_kh
+    v_at = v_ptr + row * stride_vb + kv_head * stride_vh
+    do_at = do_ptr + row * stride_dob + h * stride_doh
+    g_at = None if g_ptr is None else g_ptr + row * stride_gb + h * stride_gh
+    gk_at = None if gk_ptr is None else gk_ptr + row * stride_gkb + h * stride_gkh
+    gv_at = None if gv_ptr is None else gv_ptr + row * stride_gvb + h * stride_gvh
+    gamma = 0.0 if gamma_ptr is None else tl.load(gamma_ptr + h * stride_gamma).to(tl.float32)
+
+    A = scale * pair_products(
+        q_at, stride_qt, stride_qk, k_at, stride_kt, stride_kk,
+        g_at, stride_gt, gamma, gk_at, stride_gkt, stride_gkk, times, mask_t, K, C, DIGITS, SLICE_K, PRECISION,
+    )  # fmt: skip
+    P = pair_products(
+        do_at, stride_dot, stride_dov, v_at, stride_vt, stride_vv,
+        None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t, V, C, DIGITS, SLICE_V, PRECISION,
+    )  # fmt: skip
+    if gk_ptr is None:
+        M = decay_matrix(load_scalar_gates(g_at, stride_gt, gamma, times, mask_t))
+        M = tl.where(u >= t, M, tl.trans(M))
+        A *= M
+        paths = tl.where(u > t, A * P, 0.0)  # [r, s]
+        P *= M
+
+    dg = finish_side(
+        q_at, stride_qt, stride_qk, k_at, stride_kt, stride_kk,
+        g_at, stride_gt, gamma, gk_at, stride_gkt, stride_gkk, times, mask_t,
+        P, scale, dq_through_ptr, dk_through_ptr, passing_k_ptr, dq_ptr, dk_ptr, dgk_ptr,
+        head, place, tiles_v, tokens * H, places * H, H, K, C, DIGITS, SLICE_K, PRECISION,
+        dg_ptr is not None or dgk_ptr is not None,
+    )  # fmt: skip
+    if dg_ptr is not None:
+        if gk_ptr is None:
+            for tile in range(tiles_v):  # noqa: B007
+                dg += tl.load(passing_k_ptr + place)
+                place += places * H
+            paths = dot((u <= t).to(tl.float32), paths, PRECISION)  # [gate, s]: over the r from the gate on
+            dg += tl.sum(tl.where(u > t, paths, 0.0), 1)[None, :]  # and over the s before it
+        tl.store(dg_ptr + head + times * H, tl.sum(dg, 0), mask=mask_t)
+    finish_side(
+        do_at, stride_dot, stride_dov, v_at, stride_vt, stride_vv,
+        None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t,
+        A, 1.0, o_through_ptr, dv_through_ptr, passing_v_ptr, None, dv_ptr, dgv_ptr,
+        head, (pid // H).to(tl.int64) * H + h, 1, 0, 0, H, V, C, DIGITS, SLICE_V, PRECISION,
+        dgv_ptr is not None,
+    )  # fmt: skip
