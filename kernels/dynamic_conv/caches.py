@@ -3,7 +3,7 @@
 import torch
 
 from kernels.common.validate import check_slots, check_tensor, check_updated_in_place
-from kernels.dynamic_conv.operator import _step
+from kernels.dynamic_conv.operator import _step, dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_step_reference
 
 
@@ -19,7 +19,7 @@ def state_of(cache, W):
     return cache[..., cache.shape[-1] - (W - 1) :]
 
 
-def step(x, weight, cache, *, bias=None, activation=None, slots=None):
+def step(x, weight, cache, *, bias=None, activation=None, slots=None, name="cache"):
     """``dynamic_conv_step`` on a cache.
 
     Args:
@@ -27,6 +27,7 @@ def step(x, weight, cache, *, bias=None, activation=None, slots=None):
         weight: [B, D, W] or [D, W].
         cache: [B or pool, D, W or W-1].
         bias, activation, slots: as ``dynamic_conv_step``.
+        name: the cache's in messages.
 
     Returns:
         y [B, D]. ``cache`` is shifted in place.
@@ -34,11 +35,28 @@ def step(x, weight, cache, *, bias=None, activation=None, slots=None):
     Raises:
         ValueError: the cache or the slots do not fit.
     """
-    (B, D), W = x.shape, weight.shape[-1]
-    check_cache("cache", cache, B if slots is None else None, D, W, ("x", x))
+    _check_step(x, weight, cache, bias, slots, name)
+    return _step(x, weight, cache, bias, None, activation, slots)
+
+
+def several(x, weight, cache, *, bias=None, activation=None, slots=None, name="cache"):
+    """``step`` for T tokens at once: x and y are [B, T, D], weight is [D, W]."""
+    _check_step(x, weight, cache, bias, slots, name)
+    rows = cache if slots is None else cache[slots]
+    y = dynamic_conv(x, weight, bias=bias, activation=activation, initial_state=state_of(rows, weight.shape[-1]))
+    remember(rows, x)
+    if slots is not None:
+        cache[slots] = rows
+    return y
+
+
+def _check_step(x, weight, cache, bias, slots, name):
+    B, D = x.shape[0], x.shape[-1]
+    check_cache(name, cache, B if slots is None else None, D, weight.shape[-1], ("x", x))
+    if bias is not None:
+        check_tensor("bias", bias, (D,), "[D]", like=("x", x))
     if slots is not None:
         check_slots("slots", slots, B, cache.shape[0], ("x", x))
-    return _step(x, weight, cache, bias, None, activation, slots)
 
 
 @torch.no_grad()
