@@ -1,8 +1,8 @@
 """causal_conv1d's two functions by their names and layout, [B, D, T], over our kernels: what Mamba-like models call.
 
 ``from kernels.dynamic_conv.causal_conv1d import causal_conv1d_fn, causal_conv1d_update`` in place of
-``from causal_conv1d import ...``. Time is moved in front of the channels as a view: a tensor stored [B, T, D], which those models
-make anyway, is read in place and whole words at a time; one stored [B, D, T] is read in place, one element at a time.
+``from causal_conv1d import ...``. Time is moved in front of the channels as a view: a tensor stored [B, T, D], which those
+models make anyway, is read in place and whole words at a time; one stored [B, D, T] is read in place, element by element.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Jet-Nemotron's layer by its own names, over our kernels: what its published model imports can come from here.
 
 To port that model (https://github.com/NVlabs/Jet-Nemotron, ``jetai/modeling/hf``): its ``jet_block.py`` imports
-``DynamicShortConvolution`` from here instead of from ``.dynamic_conv``; the three files ``dconv_*.py`` are needed no more. Its
+``DynamicShortConvolution`` from here instead of from ``.dynamic_conv``; the files ``dconv_*.py`` are needed no more. Its
 checkpoints load, since parameters have the same names. The gated delta rule of its blocks is not among our operators and
 stays flash-linear-attention's; its layers with attention take ``flex_attention`` as those of any model in transformers do.
 """
