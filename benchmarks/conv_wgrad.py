@@ -8,10 +8,10 @@ import torch
 import triton
 
 from benchmarks import harness
+from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.portable.product import size_class
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 
@@ -212,7 +212,6 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     N, H = shape
     dtype = getattr(torch, dtype)
     x, dy, g = problem((N, Ci, Co, H, R, 1, R // 2, groups), dtype)
-    table_says = split_k.configuration
     backend = "hopper" if kernel.startswith("hopper") else "triton"
     run = {"bias": lambda: conv2d_bias_grad(dy), "sum": lambda: split_k.sum_pieces(partials, out, False)}.get(
         kernel, lambda: ours(x, dy, g, backend)
@@ -221,12 +220,8 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     partials = torch.randn(8, *g.weight_shape, device=x.device) if kernel == "sum" else None
 
     def call(options):
-        def says(room, name, key, device):
-            return dict(options) if name == kernel else table_says(room, name, key, device)
-
-        split_k.configuration = tma.configuration = says
-        run()
-        split_k.configuration = tma.configuration = table_says
+        with launched_with(kernel, options):
+            run()
 
     if backend == "hopper":
         return "3 chunks", call

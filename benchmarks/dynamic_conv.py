@@ -7,10 +7,9 @@ import torch.nn.functional as F
 
 from benchmarks import harness
 from benchmarks.published_dynamic_conv import PublishedDynamicConv
+from benchmarks.tune import launched_with
 from kernels import runtime
-from kernels.dynamic_conv import backward as backward_pass
-from kernels.dynamic_conv import dynamic_conv
-from kernels.dynamic_conv import forward as forward_pass
+from kernels.dynamic_conv import dynamic_conv, plan
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
 SHAPES = [(8, 4096, 2048), (4, 8192, 1536), (16, 2048, 1024)]
@@ -179,22 +178,21 @@ def tuned_call(kernel, shape, W, bits, *variant):
     cu_seqlens = torch.arange(B + 1, device=runtime.device) * T if packed else None
     rows = (B * T // 32,) if kernel == "step" else (1, B * T) if packed else (B, T)
     x, weight = make(*rows, D), make(D, W) if "static" in variant else make(*rows, D, W)
-    module = backward_pass if kernel == "backward" else forward_pass
     if kernel == "step":
         state = make(*rows, D, W - 1)
-        run = lambda: forward_pass.step(x, weight, state, None, None, None, None)  # noqa: E731
+        run = lambda: plan.step(x, weight, state, None, None, None, None)  # noqa: E731
     elif kernel == "forward":
-        run = lambda: forward_pass.forward(x, weight, None, None, None, None, False, cu_seqlens)  # noqa: E731
+        run = lambda: plan.forward(x, weight, None, None, None, None, False, cu_seqlens)  # noqa: E731
     else:
         dy = make(*rows, D)
         needs = (True, True, False, False)
-        run = lambda: backward_pass.backward(dy, None, x, weight, None, None, None, cu_seqlens, needs)  # noqa: E731
+        run = lambda: plan.backward(dy, None, x, weight, None, None, None, cu_seqlens, needs)  # noqa: E731
 
     def call(options):
-        module.configuration = lambda *_: dict(options)
-        run()
+        with launched_with(kernel, options):
+            run()
 
-    return forward_pass.size_class(weight, packed), call
+    return plan.size_class(W, dtype, "static" in variant, packed and kernel == "backward"), call
 
 
 def main():

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from benchmarks import command, harness
 from benchmarks import flash_linear_attention as fla
+from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
 from kernels.recurrent_attention.chunk import backward as chunk_backward
@@ -240,7 +241,7 @@ def compile_jobs(selected):
 
 # What ``benchmarks.tune`` asks for: the classes to tune, the candidates, the problems, a call that uses a candidate.
 
-TABLE = json.loads((Path(forward_pass.__file__).parent / "configs.json").read_text())["any GPU"]
+TABLE = json.loads((Path(forward_pass.__file__).parent.parent / "configs.json").read_text())["any GPU"]
 CLASSES = {kernel: [(size,) for size in SIZES] for kernel in TABLE}
 CHOICES = {  # values of an option worth timing; an option without any keeps the table's value
     "BV": [8, 16, 32, 64],
@@ -292,31 +293,19 @@ def tuned_call(kernel, shape, size):
     do = torch.randn_like(given["v"])
 
     def call(options):
-        use(kernel, options)
-        if mode == "step":
-            calls["ours"]()
-        elif mode == "chunk":
-            chunk_forward.forward(*tensors, *rest[:2], False, *rest[2:])
-            chunk_backward.backward(do, None, *tensors, *rest, needs)
-        elif kernel == "forward":
-            forward_pass.forward(*tensors, *rest[:2], False, *rest[2:])
-        else:
-            backward_pass.backward(do, None, *tensors, *rest, needs)
+        with launched_with(kernel, options):
+            if mode == "step":
+                calls["ours"]()
+            elif mode == "chunk":
+                chunk_forward.forward(*tensors, *rest[:2], False, *rest[2:])
+                chunk_backward.backward(do, None, *tensors, *rest, needs)
+            elif kernel == "forward":
+                forward_pass.forward(*tensors, *rest[:2], False, *rest[2:])
+            else:
+                backward_pass.backward(do, None, *tensors, *rest, needs)
 
     size_class = chunk_decays.size_class(given["q"]) if mode == "chunk" else forward_pass.size_class(given["q"])
     return size_class, torch.no_grad()(call)
-
-
-def use(kernel, options):
-    """From here on ``kernel`` is launched with these options, and the others as the table says."""
-    for module in (forward_pass, backward_pass, chunk_decays):
-        if hasattr(module, "configuration"):
-            module.configuration = lambda room, name, key, device: (
-                dict(options) if name == kernel else table_says(room, name, key, device)
-            )
-
-
-table_says = forward_pass.configuration
 
 
 def line(row):

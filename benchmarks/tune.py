@@ -69,6 +69,13 @@ def _time(room, kernel, key, candidates, answers):
     answers.put(None)
 
 
+def launched_with(kernel, options):
+    """Within, ``kernel`` is launched with these options, and the others as the table says."""
+    return configs.instead(
+        lambda room, name, *rest: options if name == kernel else configs.table_says(room, name, *rest)
+    )
+
+
 def tune(room, kernel, key, candidates, context):
     """``(class name, [(times, options), fastest first])``; a child that dies ends the list where it died."""
     answers = context.Queue()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common import validate
+from kernels.common import plan, validate
 
 ROOMS = {path.parent.name for path in (Path(__file__).parent.parent / "kernels").glob("*/operator.py")}
 
@@ -33,6 +33,12 @@ def uninitialized_memory_is_nan(request):
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(autouse=True)
+def plans_are_made_anew():
+    """A test may have changed what plans were made from."""
+    plan.forget()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ from benchmarks import dynamic_conv as bench
 from benchmarks import harness
 from benchmarks.published_dynamic_conv import PublishedDynamicConv
 from kernels import runtime
-from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step
+from kernels.common import configs
+from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, plan
 from tests.dynamic_conv.cases import relative_error
 
 RECORD = json.loads((harness.RESULTS / "dynamic_conv.json").read_text())
@@ -55,13 +56,14 @@ def test_every_variant_runs_and_its_errors_are_small(variant):
 @pytest.mark.parametrize(("kernel", "key"), [(kernel, key) for kernel, keys in bench.CLASSES.items() for key in keys])
 def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatch, kernel, key):
     """What the launcher asks the table for is the name that the tuner writes; what it then launches are the options."""
-    module = bench.backward_pass if kernel == "backward" else bench.forward_pass
-    asked, seen, launch = [], [], module.launch
+    asked, seen, launch = [], [], plan.launch
     options = {"BLOCK": 32, "num_warps": 1} | {
         "forward": {"G": 2, "ROWS": 1, "RUN": 4}, "backward": {"G": 2, "ROWS": 1, "HELD": 8}, "step": {},
     }[kernel]  # fmt: skip
 
-    def configuration(room, kernel, name, device):
+    def says(room, asking, name, device):
+        if asking != kernel:
+            return configs.table_says(room, asking, name, device)
         asked.append((kernel, name))
         return dict(options)
 
@@ -69,8 +71,8 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
         seen.append((kernel.__name__, meta))
         launch(kernel, grid, *args, outputs=outputs, **meta)
 
-    monkeypatch.setattr(module, "launch", record)
-    monkeypatch.setattr(module, "configuration", configuration)
+    monkeypatch.setattr(plan, "launch", record)
+    monkeypatch.setattr(configs, "_says", says)
     W, bits, *variant = key
     x, weight, more = bench.arguments(2, 32, 64, W, " ".join(variant) or "plain")
     if bits == 32:

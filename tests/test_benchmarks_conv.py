@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import conv_wgrad as bench
 from benchmarks import harness, planted_faults
-from kernels.conv_wgrad import split_k
+from kernels.common import configs
 from kernels.conv_wgrad.gluon import hopper, tma
 from tests.conv_wgrad import cases
 
@@ -52,14 +52,13 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
     """What the launcher asks the table for is the name that the tuner writes; what it then launches are the options."""
     if "hopper" in kernel and tma.gluon is None:
         pytest.skip("Gluon's im2col copies need Triton 3.8")
-    asked, table_says = [], split_k.configuration
+    asked = []
 
     def record(room, name, key, device):
         asked.append((name, key))
-        return table_says(room, name, key, device)
+        return configs.table_says(room, name, key, device)
 
-    monkeypatch.setattr(split_k, "configuration", record)
-    monkeypatch.setattr(tma, "configuration", record)
+    cases.planned_for(monkeypatch, record)
     shape, options = (1, 32) if kernel == "hopper" else (2, 4), options_of(kernel)
     name, call = bench.tuned_call(kernel, shape, *key)
     if "hopper" in kernel:

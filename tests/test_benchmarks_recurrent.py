@@ -18,7 +18,7 @@ from benchmarks import ahead, gate_gradients, harness
 from benchmarks import flash_linear_attention as fla
 from benchmarks import recurrent_attention as bench
 from kernels import runtime
-from kernels.common.configs import configuration
+from kernels.common import configs
 from kernels.common.launch import launch
 from kernels.recurrent_attention import recurrent_attention
 from kernels.recurrent_attention.reference import recurrent_attention_reference
@@ -399,14 +399,12 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
 
     def table_says(room, name, key, device):
         asked.append((name, key))
-        return configuration(room, name, key, device)
+        return committed(room, name, key, device)
 
+    committed = configs.table_says
     for module in (bench.forward_pass, bench.backward_pass, bench.chunk_decays, bench.chunk_forward, bench.chunk_backward):
-        for name in ("configuration", "launch"):  # put back afterwards
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, getattr(module, name))
-        module.launch = lambda *args, **meta: (launched.append(meta), launch(*args, **meta))
-    monkeypatch.setattr(bench, "table_says", table_says)
+        monkeypatch.setattr(module, "launch", lambda *args, **meta: (launched.append(meta), launch(*args, **meta)))
+    monkeypatch.setattr(configs, "table_says", table_says)
     gate = bench.tuning_shapes(kernel)[-1][-1]
     shape = (3, 1, 1, gate) if kernel == "step" else (1, 40, 1, gate)
     name, call = bench.tuned_call(kernel, shape, 32)

@@ -1,7 +1,8 @@
 """Launch configurations: tile sizes and warps, a pure function of shape, dtype and GPU name.
 
-Each room has a ``configs.json`` that ``python -m benchmarks.tune`` writes: ``{gpu name: {kernel: {key: {option: value}}}}``.
-Nothing is timed here, so the same call always gives the same bits.
+Each room has a ``configs.json`` that ``python -m benchmarks.tune`` writes: ``{gpu: {kernel: {key: {option: value}}}}``. A gpu
+is a name, such as ``"NVIDIA H200"``, an architecture, such as ``"sm_90"``, or ``"any GPU"``; instead of a table of its own it
+may name another one's. Nothing is timed here, so the same call always gives the same bits.
 """
 
 import functools
@@ -11,6 +12,19 @@ from pathlib import Path
 import torch
 
 from kernels import runtime
+from kernels.common.plan import forget
+
+_classes = {}  # {room: {kernel: shape classes}}
+
+
+def declare(room, classes):
+    """The shape classes of a room's kernels, ``{kernel: names}``: to ask for another is an error."""
+    _classes[room] = {kernel: frozenset(names) for kernel, names in classes.items()}
+
+
+def declared(room):
+    """What ``declare`` was told, ``{}`` for a room that has not said."""
+    return _classes.get(room, {})
 
 
 @functools.cache
@@ -19,8 +33,10 @@ def _table(room):
 
 
 @functools.cache
-def _gpu_name(index):
-    return torch.cuda.get_device_name(index)
+def _gpu(index):
+    """``(name, architecture)``."""
+    major, minor = torch.cuda.get_device_capability(index)
+    return torch.cuda.get_device_name(index), f"{'gfx' if torch.version.hip else 'sm_'}{major}{minor}"
 
 
 def configuration(room, kernel, key, device):
@@ -29,21 +45,63 @@ def configuration(room, kernel, key, device):
     Args:
         room: the folder under ``kernels`` that holds ``configs.json``.
         kernel: name of the kernel in the table.
-        key: shape and dtype class, such as ``"W4 16-bit"``; a key that is absent takes the kernel's ``"default"``.
-        device: torch.device of the tensors; what its GPU's table has neither key nor default for is taken from ``"any GPU"``.
+        key: shape and dtype class, one that the room declares, such as ``"W4 16-bit"``; one that a table has no line for
+            takes the kernel's ``"default"``.
+        device: torch.device of the tensors. What the table of its GPU's name has no line for is taken from that of its
+            architecture, and what that has none for from ``"any GPU"``.
 
     Returns:
         dict of constexpr arguments and ``num_warps``.
+
+    Raises:
+        ValueError: the room declares its shape classes, and this is none of them.
     """
+    classes = declared(room)
+    if classes and key not in classes.get(kernel, ()):
+        raise ValueError(f"{key!r} is no shape class that kernels.{room} declares for {kernel!r}")
+    return dict(_says(room, kernel, key, device))
+
+
+def table_says(room, kernel, key, device):
+    """``configuration`` by the committed tables, whatever ``instead`` says."""
     on_cpu = runtime.interpreted or device.type == "cpu"  # or the model of Gluon, which runs beside any GPU
-    return of_gpu("interpreter" if on_cpu else _gpu_name(device.index or 0), room, kernel, key)
+    gpus = ("interpreter",) if on_cpu else _gpu(device.index or 0)
+    return of_gpu(gpus, room, kernel, key)
 
 
-def of_gpu(name, room, kernel, key):
-    """The same on the GPU of this name, or on the ``"interpreter"``."""
+_says = table_says
+
+
+class instead:
+    """Within, or until ``end``, ``configuration`` gives what ``says(room, kernel, key, device)`` gives."""
+
+    def __init__(self, says):
+        global _says
+        self._before, _says = _says, says
+        forget()
+
+    def end(self):
+        """The tables are asked again."""
+        global _says
+        _says = self._before
+        forget()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.end()
+
+
+def of_gpu(gpus, room, kernel, key):
+    """The same on a GPU that goes by these names, the one that says most first, or on the ``"interpreter"``."""
     table = _table(room)
-    own, rest = table.get(name, {}).get(kernel, {}), table["any GPU"][kernel]
-    return dict(own.get(key) or own.get("default") or rest.get(key) or rest["default"])
+    for name in (*((gpus,) if isinstance(gpus, str) else gpus), "any GPU"):
+        own = table.get(name, {})
+        own = (table[own] if isinstance(own, str) else own).get(kernel, {})
+        if found := own.get(key) or own.get("default"):
+            return dict(found)
+    raise ValueError(f"the table of kernels.{room} has nothing for {kernel!r} on any GPU")
 
 
 def dump(table):
@@ -51,8 +109,9 @@ def dump(table):
 
     def block(items, depth):
         pad = " " * (depth + 1)
+        whole = lambda value: depth == 2 or isinstance(value, str)
         lines = [
-            f"{pad}{json.dumps(name)}: {json.dumps(value) if depth == 2 else block(value, depth + 1)}"
+            f"{pad}{json.dumps(name)}: {json.dumps(value) if whole(value) else block(value, depth + 1)}"
             for name, value in items.items()
         ]
         return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"

@@ -51,8 +51,8 @@ def launch(kernel, grid, *args, outputs=(), **meta):
 
 
 def element_size(tensor):
-    """Bytes of one element as the kernel sees it."""
-    return 4 if runtime.interpreted and tensor.dtype == torch.bfloat16 else tensor.element_size()
+    """Bytes of one element, of a tensor or a ``Layout``, as the kernel sees it."""
+    return 4 if runtime.interpreted and tensor.dtype == torch.bfloat16 else tensor.dtype.itemsize
 
 
 def _memory(tensor):

@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.common.public import autocast, once_differentiable, public, refuse_second_derivative, refuse_transforms
+from kernels.common.public import (
+    autocast,
+    once_differentiable,
+    public,
+    refuse_batched_gradients,
+    refuse_second_derivative,
+    refuse_transforms,
+)
 
 __all__ = [
     "Operator",
@@ -246,6 +253,7 @@ class Operator:
         if torch.compiler.is_compiling() or not nothing_looks_on((*grads, *tensors)):
             made = iter(self.backward_op(*grads, *saved, *ctx.numbers, needs))
             return [next(made) if need else None for need in needs]
+        refuse_batched_gradients(self._public, grads)
         with torch.no_grad():
             made = self._backward(*grads, *saved, *ctx.numbers, needs)
         return once_differentiable(self._public, made, (*grads, *tensors), self._room)

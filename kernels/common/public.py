@@ -1,6 +1,7 @@
 """What every public function has in common with torch's own, beyond its kernel: overrides, and transforms it must refuse."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -31,6 +32,27 @@ def public(function: F) -> F:
     return call
 
 
+def explains(function):
+    """Makes the decorated function ``function.explain``: called with the same arguments, which it gets by name, all of them.
+
+    It checks them as ``function`` does, and returns what that would run, and why, as text.
+    """
+    signature = inspect.signature(function)
+
+    def attach(explain):
+        @functools.wraps(explain)
+        def call(*args, **kwargs):
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return explain(**bound.arguments)
+
+        call.__signature__ = signature.replace(return_annotation=str)
+        function.explain = call
+        return call
+
+    return attach
+
+
 def refuse_transforms(name, given):
     """Raise ``RuntimeError`` under ``torch.func``'s transforms, and for tensors among ``given`` that carry a tangent."""
     if torch.compiler.is_compiling():  # dynamo has its own word on transforms, and traces no interpreter's stack
@@ -41,8 +63,7 @@ def refuse_transforms(name, given):
             f"{name} cannot run under torch.func's {transform}: kernels have no rule for it. "
             "Gradients: torch.autograd.grad or backward(); batches: the batch dimension."
         )
-    if any(isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
-        raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
+    refuse_batched_gradients(name, given)
     if forward_ad._current_level >= 0 and any(
         isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given
     ):
@@ -50,6 +71,12 @@ def refuse_transforms(name, given):
             f"{name} has no forward-mode derivative: its kernels compute gradients (backward mode) alone. "
             "For tangents use its reference, which is plain PyTorch."
         )
+
+
+def refuse_batched_gradients(name, given):
+    """Raise ``RuntimeError`` for tensors among ``given`` that are the gradients of ``is_grads_batched``."""
+    if any(isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
+        raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
 
 
 def autocast(*tensors):

@@ -58,36 +58,38 @@ def _sequence_of_run_kernel(cu_ptr, out_ptr, N, RUN, places, STEPS: tl.constexpr
     tl.store(out_ptr + offs_r, low, mask=offs_r < places)
 
 
-def cut_into_runs(cu_seqlens, N, T, RUN):
-    """Cut N sequences into runs of RUN consecutive tokens.
+def count_runs(packed, N, T, RUN):
+    """How many runs of RUN consecutive tokens N sequences are cut into; a sequence's last run may be shorter.
 
     Args:
-        cu_seqlens: contiguous int [N+1], or ``None``: N sequences of T tokens each.
+        packed: whether they lie end to end along T tokens, or (``None`` or ``False``) have T tokens each.
         N: number of sequences.
         T: tokens along time.
-        RUN: tokens in a run; a sequence's last run may be shorter.
-
-    Returns:
-        ``(runs, sequence_of_run)``: how many, and for packed sequences the sequence of each, int32 [runs], else ``None``.
+        RUN: tokens in a run.
     """
+    if packed is None or packed is False:
+        return N * triton.cdiv(T, RUN)
+    return T // RUN + N if N else 0
+
+
+def sequence_of_runs(cu_seqlens, runs, RUN):
+    """The sequence of each of ``count_runs``' runs of packed sequences, int32 [runs]; ``None`` where ``cu_seqlens`` is."""
     if cu_seqlens is None:
-        return N * triton.cdiv(T, RUN), None
-    places = T // RUN + N if N else 0
-    out = torch.empty(places, dtype=torch.int32, device=cu_seqlens.device)
+        return None
+    out = torch.empty(runs, dtype=torch.int32, device=cu_seqlens.device)
+    N = cu_seqlens.shape[0] - 1
     BLOCK = 1024
     launch(
-        _sequence_of_run_kernel,
-        (triton.cdiv(places, BLOCK),),
-        cu_seqlens,
-        out,
-        N,
-        RUN,
-        places,
-        outputs=(out,),
-        STEPS=max(N, 1).bit_length(),
-        BLOCK=BLOCK,
-    )
-    return places, out
+        _sequence_of_run_kernel, (triton.cdiv(runs, BLOCK),), cu_seqlens, out, N, RUN, runs,
+        outputs=(out,), STEPS=max(N, 1).bit_length(), BLOCK=BLOCK,
+    )  # fmt: skip
+    return out
+
+
+def cut_into_runs(cu_seqlens, N, T, RUN):
+    """Both: how many runs N sequences have, and where contiguous ``cu_seqlens`` [N+1] packs them, the sequence of each."""
+    runs = count_runs(None if cu_seqlens is None else N, N, T, RUN)
+    return runs, sequence_of_runs(cu_seqlens, runs, RUN)
 
 
 @triton.jit

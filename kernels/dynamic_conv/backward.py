@@ -13,18 +13,12 @@ States touch only the W - 1 times before a sequence and its last W - 1 tokens. A
 these, with the final state's gradient added, so that the walk need not know of them.
 """
 
-import functools
-
-import numpy as np
-import torch
 import triton
 import triton.language as tl
 
-from kernels.common.configs import configuration
-from kernels.common.launch import launch
-from kernels.common.sequences import cut_into_runs, locate_run, sequence_span
-from kernels.dynamic_conv.forward import load_bias, load_taps, size_class, strides, window_before
-from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, store_side_by_side, word_strides
+from kernels.common.sequences import locate_run, sequence_span
+from kernels.dynamic_conv.forward import load_bias, load_taps, window_before
+from kernels.dynamic_conv.words import as_words, lane, pack, store_side_by_side
 
 
 @triton.jit
@@ -219,103 +213,3 @@ def ends_kernel(
     else:
         out_at = out_ptr + (n * D + offs_d) * (W - 1) + offs_w
     tl.store(out_at, dX.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@functools.lru_cache(1024)
-def balanced_run(T, rows, packed, columns, held, W):
-    """Tokens in a run, so that the programs come in full waves: ``held`` of them run on the GPU at once.
-
-    Args:
-        T: tokens along time.
-        rows: batch rows that T tokens are cut in.
-        packed: further sequences that share a row; each may leave one run unfilled.
-        columns: programs side by side for one run.
-        held: programs that the GPU holds at once.
-        W: taps; a run costs W - 1 steps more than its tokens.
-    """
-
-    pieces = np.arange(1, min(max(1, T // 32), 4 * held) + 1, dtype=np.int64)
-    waves = -(-(rows * pieces + packed) * columns // held)
-    steps = -(-T // pieces) + W - 1
-    return max(1, triton.cdiv(T, int(pieces[np.argmin(waves * steps)])))
-
-
-def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs):
-    """Launch the backward pass.
-
-    Args:
-        dy: gradient of y, [B, T, D].
-        dfinal: gradient of the final state, [N, D, W-1], or ``None``.
-        x, weight, bias, activation, initial_state, cu_seqlens: as ``dynamic_conv`` was given them.
-        needs: four bools, whether the gradients of x, weight, bias and initial_state are wanted.
-
-    Returns:
-        ``(dx, dweight, dbias, dinitial_state)``, each in its tensor's dtype, ``None`` where not wanted.
-    """
-    B, T, D = x.shape
-    W = weight.shape[-1]
-    need_x, need_weight, need_bias, need_state = needs
-    k = weight.expand(B, T, D, W)
-    static = weight.ndim == 2
-    packed = cu_seqlens is not None
-    silu = activation == "silu"
-    dfinal = None if W == 1 else dfinal
-    state = None if W == 1 else initial_state
-    dx = torch.empty(B, T, D, dtype=x.dtype, device=x.device) if need_x else None
-    dk = dbias = dstate = None
-
-    words = {"x": x, "dy": dy} | ({} if dx is None else {"dx": dx})
-    G, _ = channels_per_word(words, {"weight": k})
-    # a packed kernel holds more in registers: fewer of its programs fit on the GPU at once
-    options = configuration("dynamic_conv", "backward", size_class(weight, packed), x.device)
-    G = min(G, options.pop("G"))
-    C = D // G
-    tiles_d = triton.cdiv(C, options["BLOCK"])
-    N = cu_seqlens.shape[0] - 1 if packed else B
-    held = options.pop("HELD", None)
-    RUN = options.pop("RUN", None) or balanced_run(T, B, N if packed else 0, tiles_d, held, W)
-    runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, RUN)
-    tiles = triton.cdiv(runs, options["ROWS"])
-    if need_weight:
-        shape = (tiles, D, W) if static else (B, T, D, W)
-        dk = torch.empty(shape, dtype=torch.float32 if static else weight.dtype, device=x.device)
-    if need_bias:
-        dbias = torch.empty(tiles, D, dtype=torch.float32, device=x.device)
-    if need_x or need_weight or need_bias:
-        launch(
-            conv_backward_kernel,
-            (tiles * tiles_d,),
-            dy, x, k, bias, state, sequence_of_run, cu_seqlens, dx, dk, dbias,
-            T, C, runs, RUN, tiles_d,
-            *word_strides(dy, G), *word_strides(x, G), *word_strides(k, G, inner=2), *strides(bias, 1), *strides(state, 3),
-            outputs=(dx, dk, dbias),
-            W=W, TAPS=triton.next_power_of_2(W), G=G, SILU=silu,
-            HAS_BIAS=bias is not None, HAS_STATE=state is not None, PACKED=packed,
-            NEED_DX=dx is not None, NEED_DK=dk is not None, NEED_DBIAS=dbias is not None, STATIC=static,
-            **options,
-        )  # fmt: skip
-    if dk is not None and static:
-        dk = dk.sum(0).to(weight.dtype)  # the same order every time: deterministic
-    if dbias is not None:
-        dbias = dbias.sum(0).to(bias.dtype)
-
-    def ends(out, final):
-        BLOCK = 64
-        tiles_d = triton.cdiv(D, BLOCK)
-        launch(
-            ends_kernel,
-            (N * tiles_d if W > 1 else 0,),
-            dy, x, k, bias, state, dfinal, cu_seqlens, out,
-            T, D, tiles_d,
-            *dy.stride(), *x.stride(), *k.stride(), *strides(bias, 1), *strides(state, 3), *strides(dfinal, 3),
-            outputs=(out,),
-            W=W, TAPS=triton.next_power_of_2(W), SILU=silu, FINAL=final,
-            HAS_BIAS=bias is not None, HAS_STATE=state is not None, HAS_DFINAL=dfinal is not None, PACKED=packed, BLOCK=BLOCK,
-        )  # fmt: skip
-
-    if need_x and dfinal is not None:
-        ends(dx, final=True)
-    if need_state:
-        dstate = torch.empty(initial_state.shape, dtype=initial_state.dtype, device=x.device)
-        ends(dstate, final=False)
-    return dx, dk, dbias, dstate

@@ -4,14 +4,11 @@ A program owns a tile of [ROWS, BLOCK]: BLOCK words of channels (see ``words``) 
 one sequence. It walks along its runs with the last W - 1 inputs in registers, so that x and the weights are read once.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from kernels.common.configs import configuration
-from kernels.common.launch import launch
-from kernels.common.sequences import cut_into_runs, locate_run, sequence_span
-from kernels.dynamic_conv.words import as_words, channels_per_word, lane, pack, word_strides
+from kernels.common.sequences import locate_run, sequence_span
+from kernels.dynamic_conv.words import as_words, lane, pack
 
 
 @triton.jit
@@ -181,86 +178,3 @@ def conv_step_kernel(
     tl.debug_barrier()  # every slot has been read before any is overwritten, whichever threads own them
     for i in tl.static_range(KEPT):
         tl.store(state_row + i * stride_si, window[i + W - KEPT].to(state_ptr.dtype.element_ty), mask=mask)
-
-
-def strides(tensor, rank):
-    """The strides of an optional tensor, zeros where there is none."""
-    return (0,) * rank if tensor is None else tensor.stride()
-
-
-def size_class(weight, packed=False):
-    """The key of a launch configuration: taps, bits per element, whether all tokens share one kernel, whether packed."""
-    W = weight.shape[-1]
-    if W > 8:
-        return "many taps"
-    return f"W{W} {8 * weight.element_size()}-bit" + " static" * (weight.ndim == 2) + " packed" * packed
-
-
-def forward(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
-    """Launch the forward pass; arguments as ``dynamic_conv`` has validated them. Returns ``(y, final_state or None)``."""
-    B, T, D = x.shape
-    W = weight.shape[-1]
-    y = torch.empty(B, T, D, dtype=x.dtype, device=x.device)
-    k = weight.expand(B, T, D, W)
-    rows = {"x": x, "y": y} | ({} if residual is None else {"residual": residual})
-    G, _ = channels_per_word(rows, {"weight": k})
-    options = configuration("dynamic_conv", "forward", size_class(weight), x.device)
-    G = min(G, options.pop("G"))
-    C = D // G
-    tiles_d = triton.cdiv(C, options["BLOCK"])
-    packed = cu_seqlens is not None
-    N = cu_seqlens.shape[0] - 1 if packed else B
-    runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, options["RUN"])
-    launch(
-        conv_forward_kernel,
-        (triton.cdiv(runs, options["ROWS"]) * tiles_d,),
-        x, k, bias, residual, initial_state, sequence_of_run, cu_seqlens, y,
-        T, C, runs, tiles_d,
-        *word_strides(x, G), *word_strides(k, G, inner=2), *strides(bias, 1),
-        *((0, 0, 0) if residual is None else word_strides(residual, G)), *strides(initial_state, 3),
-        outputs=(y,),
-        W=W, G=G, SILU=activation == "silu", STATIC=weight.ndim == 2,
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-        HAS_STATE=initial_state is not None and W > 1, PACKED=packed,
-        **options,
-    )  # fmt: skip
-    if not output_final_state:
-        return y, None
-
-    dtype = x.dtype if initial_state is None else initial_state.dtype
-    state = torch.empty(N, D, W - 1, dtype=dtype, device=x.device)
-    BLOCK = 128
-    tiles_d = triton.cdiv(D, BLOCK) if W > 1 else 0
-    launch(
-        final_state_kernel,
-        (N * tiles_d,),
-        x, initial_state, cu_seqlens, state,
-        T, D, tiles_d,
-        *x.stride(), *strides(initial_state, 3),
-        outputs=(state,),
-        W=W, SLOTS=triton.next_power_of_2(max(W - 1, 1)), HAS_STATE=initial_state is not None, PACKED=packed, BLOCK=BLOCK,
-    )  # fmt: skip
-    return y, state
-
-
-def step(x, weight, state, bias, residual, activation, slots):
-    """Launch one token's step; arguments as ``dynamic_conv_step`` has validated them. Returns y, shifts ``state``, whose
-    strides are any, and which may hold W inputs, too."""
-    B, D = x.shape
-    W = weight.shape[-1]
-    y = torch.empty(B, D, dtype=x.dtype, device=x.device)
-    options = configuration("dynamic_conv", "step", size_class(weight), x.device)
-    tiles_d = triton.cdiv(D, options["BLOCK"])
-    launch(
-        conv_step_kernel,
-        (B * tiles_d,),
-        x, weight, bias, residual, state, slots, y,
-        D, tiles_d,
-        *x.stride(), *weight.expand(B, D, W).stride(), *strides(bias, 1), *strides(residual, 2),
-        *state.stride(), *strides(slots, 1),
-        outputs=(y, state),
-        W=W, KEPT=state.shape[-1], SILU=activation == "silu",
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_SLOTS=slots is not None,
-        **options,
-    )  # fmt: skip
-    return y

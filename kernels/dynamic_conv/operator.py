@@ -1,14 +1,14 @@
-"""The public functions: validate, choose, wire autograd. Their docstrings are the ones of record."""
+"""The public functions: validate, register. Their docstrings are the ones of record."""
 
 import torch
 from torch import Tensor
 
-from kernels.common.operator import public, refuse_second_derivative
+from kernels.common.operator import Operator
+from kernels.common.plan import layout
+from kernels.common.public import explains, public
 from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_slots, check_tensor
-from kernels.dynamic_conv import backward as backward_pass
-from kernels.dynamic_conv import forward as forward_pass
-from kernels.dynamic_conv.words import channels_per_word
+from kernels.dynamic_conv import plan
 
 ACTIVATIONS = (None, "silu")
 
@@ -55,14 +55,10 @@ def dynamic_conv(
 
     Source: the dynamic convolution of Jet-Nemotron (Gu et al., 2025, arXiv:2508.15884).
     """
-    _check(x, weight, bias, residual, activation)
-    B, T, D = x.shape
-    N = check_cu_seqlens(cu_seqlens, B, T, ("x", x))
-    if initial_state is not None:
-        check_tensor("initial_state", initial_state, (N, D, weight.shape[-1] - 1), "[N, D, W-1]", like=("x", x))
+    _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.contiguous()
-    y, state = _forward(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens)
+    y, state = _convolve(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens)
     return (y, state) if output_final_state else y
 
 
@@ -113,37 +109,24 @@ def dynamic_conv_step(
     return _step(x, weight, state, bias, residual, activation, slots)
 
 
-def explain(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: str | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> str:
+@explains(dynamic_conv)
+def explain(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
     """How ``dynamic_conv`` would access memory for these arguments, and why, as text."""
-    _check(x, weight, bias, residual, activation)
-    rows = {"x": x} | ({} if residual is None else {"residual": residual})
-    G, reason = channels_per_word(rows, {"weight": weight.expand(*x.shape, weight.shape[-1])})
-    limit = forward_pass.configuration("dynamic_conv", "forward", forward_pass.size_class(weight), x.device)["G"]
-    if limit < G:
-        G, reason = (
-            limit,
-            f"the table of configurations says so for {weight.shape[-1]} taps, whose window lives in registers",
-        )
-    return f"{'whole words' if G > 1 else 'one element at a time'}: {reason}"
+    N = _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
+    tensors = map(layout, (x, weight, bias, residual, initial_state))
+    return str(plan.plan_forward(*tensors, activation, output_final_state, None if cu_seqlens is None else N, x.device))
 
 
-dynamic_conv.explain = explain
-
-
-def _check(x, weight, bias, residual, activation):
+def _check(x, weight, bias, residual, activation, initial_state, cu_seqlens):
+    """The number of sequences of arguments that fit."""
     check_tensor("x", x, (None, None, None), "[B, T, D]")
-    _check_weight(weight, x.shape, "[B, T, D, W] or [D, W]", ("x", x))
+    W = _check_weight(weight, x.shape, "[B, T, D, W] or [D, W]", ("x", x))
     _check_tail(bias, residual, activation, x, "[B, T, D]")
+    B, T, D = x.shape
+    N = check_cu_seqlens(cu_seqlens, B, T, ("x", x))
+    if initial_state is not None:
+        check_tensor("initial_state", initial_state, (N, D, W - 1), "[N, D, W-1]", like=("x", x))
+    return N
 
 
 def _check_weight(weight, rows, legend, like):
@@ -162,95 +145,39 @@ def _check_tail(bias, residual, activation, x, legend):
         check_tensor("residual", residual, tuple(x.shape), legend, like=("x", x))
 
 
-# Custom operators, so that torch.compile sees one opaque call with known output shapes instead of breaking the graph.
+# As torch sees them: one opaque call with known output shapes, in a compiled graph as in an eager one.
 
 
-@torch.library.custom_op("kernels_from_math::dynamic_conv", mutates_args=())
-def _forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    y, state = forward_pass.forward(
-        x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens
-    )
-    return y, x.new_empty(0) if state is None else state
-
-
-@_forward.register_fake
-def _(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
-    B, T, D = x.shape
-    y = x.new_empty(B, T, D)
+def _forward_shapes(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
     if not output_final_state:
-        return y, x.new_empty(0)
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return y, (x if initial_state is None else initial_state).new_empty(N, D, weight.shape[-1] - 1)
+        return x.new_empty(x.shape), None
+    N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    state = (x if initial_state is None else initial_state).new_empty(N, x.shape[-1], weight.shape[-1] - 1)
+    return x.new_empty(x.shape), state
 
 
-@torch.library.custom_op("kernels_from_math::dynamic_conv_backward", mutates_args=())
-def _backward(
-    dy: Tensor,
-    dfinal: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grads = backward_pass.backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs)
-    return tuple(x.new_empty(0) if grad is None else grad for grad in grads)
+def _backward(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, activation, output_final_state, needs):
+    if dy is None:  # only the final state was used
+        dy = x.new_zeros(()).expand(x.shape)
+    if not output_final_state:
+        dfinal = None
+    return plan.backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs)
 
 
-@_backward.register_fake
-def _(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs):
-    given = (x, weight, bias, initial_state)
-    return tuple(t.new_empty(t.shape) if need else x.new_empty(0) for t, need in zip(given, needs, strict=True))
-
-
-def _save(ctx, inputs, output):
-    x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens = inputs
-    ctx.save_for_backward(x, weight, bias, initial_state, cu_seqlens)
-    ctx.activation = activation
-    ctx.final_state = output_final_state
-    ctx.residual_dtype = None if residual is None else residual.dtype
-
-
-def _differentiate(ctx, dy, dfinal):
-    x, weight, bias, initial_state, cu_seqlens = ctx.saved_tensors
-    need_x, need_weight, need_bias, need_residual, _, need_state, _, _ = ctx.needs_input_grad
-    needs = [need_x, need_weight, need_bias, need_state]
-    grads = _backward(
-        dy, dfinal if ctx.final_state else None, x, weight, bias, ctx.activation, initial_state, cu_seqlens, needs
-    )
-    dx, dweight, dbias, dstate = (grad if need else None for grad, need in zip(grads, needs, strict=True))
-    dresidual = dy.to(ctx.residual_dtype) if need_residual else None
-    return dx, dweight, dbias, dresidual, None, dstate, None, None
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(refuse_second_derivative("dynamic_conv"))
-
-
-@torch.library.custom_op("kernels_from_math::dynamic_conv_step", mutates_args=("state",))
-def _step(
-    x: Tensor,
-    weight: Tensor,
-    state: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
-    slots: Tensor | None,
-) -> Tensor:
-    return forward_pass.step(x, weight, state, bias, residual, activation, slots)
-
-
-@_step.register_fake
-def _(x, weight, state, bias, residual, activation, slots):
-    return x.new_empty(x.shape)
+_convolve = Operator(
+    "dynamic_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str? activation, Tensor? initial_state, "
+    "bool output_final_state, Tensor? cu_seqlens) -> (Tensor y, Tensor state)",
+    plan.forward,
+    _forward_shapes,
+    backward=_backward,
+    gradients=("x", "weight", "bias", "initial_state"),
+    saved=("x", "weight", "bias", "initial_state", "cu_seqlens"),
+    passed={"residual": "y"},
+)
+_step = Operator(
+    "dynamic_conv_step(Tensor x, Tensor weight, Tensor(a!) state, Tensor? bias, Tensor? residual, str? activation, "
+    "Tensor? slots) -> Tensor y",
+    plan.step,
+    lambda x, *rest: x.new_empty(x.shape),
+    room="dynamic_conv",
+)

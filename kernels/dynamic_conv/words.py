@@ -15,8 +15,8 @@ def channels_per_word(channel_tensors, weights):
     """How many channels one 64-bit word can hold for all these tensors at once, and the reason when it is 1.
 
     Args:
-        channel_tensors: dict name -> tensor whose last dimension is the channels.
-        weights: dict name -> tensor whose last two dimensions are channels and taps.
+        channel_tensors: dict name -> ``Layout`` of a tensor whose last dimension is the channels.
+        weights: dict name -> ``Layout`` of a tensor whose last two dimensions are channels and taps.
 
     Returns:
         ``(G, reason)``; with G > 1 every tensor is aligned, contiguous in its last dimensions and divisible into words.
@@ -29,18 +29,19 @@ def channels_per_word(channel_tensors, weights):
         D = t.shape[-inner]
         if D % G:
             return 1, f"the {D} channels do not divide into words of {G}"
-        if (t.stride(-1) != 1 and t.shape[-1] != 1) or (inner == 2 and t.stride(-2) != W and D != 1):
-            return 1, f"{name} has strides {t.stride()}, not contiguous in its last dimension{'s' * (inner - 1)}"
-        if t.data_ptr() % (G * t.element_size()) or any(s % G for s in t.stride()[:-inner]):
-            return 1, f"the rows of {name} do not all begin at a multiple of {G * t.element_size()} bytes"
+        if (t.strides[-1] != 1 and t.shape[-1] != 1) or (inner == 2 and t.strides[-2] != W and D != 1):
+            return 1, f"{name} has strides {tuple(t.strides)}, not contiguous in its last dimension{'s' * (inner - 1)}"
+        if t.address % (G * t.dtype.itemsize) or any(s % G for s in t.strides[:-inner]):
+            return 1, f"the rows of {name} do not all begin at a multiple of {G * t.dtype.itemsize} bytes"
     return G, f"{G} channels of {8 // G} bytes fill 64 bits"
 
 
 def word_strides(tensor, G, inner=1):
-    """Strides of ``tensor`` counted in words of G elements; ``inner`` dimensions at the end lie inside or across words."""
+    """Strides of a tensor with this ``Layout`` in words of G elements; ``inner`` dimensions at the end lie inside or across
+    words."""
     if G == 1:
-        return tensor.stride()
-    outer = tuple(s // G for s in tensor.stride()[:-inner])
+        return tensor.strides
+    outer = tuple(s // G for s in tensor.strides[:-inner])
     return outer + ((1,) if inner == 1 else (tensor.shape[-1], 1))
 
 

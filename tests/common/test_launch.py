@@ -94,22 +94,29 @@ def test_configurations_fall_back_from_gpu_and_class(monkeypatch):
             "c": {"default": {"X": 5}, "W4": {"X": 6}},
         },
         "GPU Z": {"a": {"W4": {"X": 4}}, "c": {"default": {"X": 7}}},
+        "sm_1": {"b": {"W4": {"X": 8}}, "c": {"W4": {"X": 9}}},
+        "sm_2": "sm_3",
+        "sm_3": {"b": {"default": {"X": 10}}},
     }
     monkeypatch.setattr(configs, "_table", lambda room: table)
-    monkeypatch.setattr(configs, "_gpu_name", lambda index: "GPU Z" if index == 0 else "GPU Y")
+    gpus = [("GPU Z", "sm_1"), ("GPU Y", "sm_2"), ("GPU X", "sm_1")]
+    monkeypatch.setattr(configs, "_gpu", gpus.__getitem__)
 
     class Compiled:
         interpreted = False
 
     monkeypatch.setattr(configs, "runtime", Compiled)
-    here, there = torch.device("cuda", 0), torch.device("cuda", 1)
+    here, there, kin = (torch.device("cuda", i) for i in range(3))
     pick = lambda kernel, key, device: configs.configuration("room", kernel, key, device)["X"]  # noqa: E731
-    assert [pick("a", "W4", here), pick("a", "W9", here), pick("b", "W4", here)] == [4, 1, 3]
+    assert [pick("a", "W4", here), pick("a", "W9", here), pick("b", "W9", here)] == [4, 1, 3]
     assert [pick("a", "W4", there), pick("a", "W9", there)] == [2, 1]
-    assert [pick("c", "W4", here), pick("c", "W4", there)] == [
-        7,
-        6,
-    ]  # a GPU's own default says more than another's class
+    # a GPU's own default says more than another's class, and its architecture's more than any GPU's
+    assert [pick("c", "W4", gpu) for gpu in (here, there, kin)] == [7, 6, 9]
+    assert [pick("b", "W4", gpu) for gpu in (here, there, kin)] == [8, 10, 8]
+    monkeypatch.setitem(configs._classes, "room", {"a": {"W4"}})
+    assert pick("a", "W4", here) == 4
+    with pytest.raises(ValueError, match="'W9' is no shape class that kernels.room declares for 'a'"):
+        pick("a", "W9", here)
 
 
 def test_the_committed_table_is_as_the_tuner_writes_it():
@@ -143,5 +150,5 @@ def test_a_launch_on_cpu_tensors_is_left_to_whoever_executes_it_where_kernels_ar
     x = torch.zeros(3)
     launch(Kernel(), (2,), x, 3, outputs=(x,), BLOCK=8)
     assert launched == [((2,), (x, 3), {"BLOCK": 8})]
-    here = configs.configuration("dynamic_conv", "forward", "W4", x.device)  # and no GPU is asked for its name
-    assert here == configs.of_gpu("interpreter", "dynamic_conv", "forward", "W4")
+    here = configs.configuration("dynamic_conv", "forward", "W4 16-bit", x.device)  # and no GPU is asked for its name
+    assert here == configs.of_gpu("interpreter", "dynamic_conv", "forward", "W4 16-bit")

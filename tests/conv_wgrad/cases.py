@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 
 from kernels import runtime
-from kernels.common import configs
+from kernels.common import configs, plan
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.reference import conv2d_bias_grad_reference, conv2d_wgrad_reference
@@ -56,15 +56,21 @@ def configuration(**options):
     """Within this, every launch takes these options in place of the table's, where its kernel has them."""
 
     def changed(room, kernel, key, device):
-        own = configs.configuration(room, kernel, key, device)
+        own = configs.table_says(room, kernel, key, device)
         return own | {name: value for name, value in options.items() if name in own}
 
-    return mock.patch("kernels.conv_wgrad.split_k.configuration", changed)
+    return configs.instead(changed)
 
 
 def table_of(gpu):
-    """``configuration`` as it is on a GPU of this name."""
+    """What ``configs.configuration`` says on a GPU of this name."""
     return lambda room, kernel, key, device: configs.of_gpu(gpu, room, kernel, key)
+
+
+def planned_for(monkeypatch, says):
+    """From here on every launch takes the options that ``says(room, kernel, key, device)`` gives."""
+    monkeypatch.setattr(configs, "_says", says)
+    plan.forget()
 
 
 @contextlib.contextmanager

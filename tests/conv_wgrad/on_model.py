@@ -10,6 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
+from kernels.common import configs
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.gluon.tma import segment_of, share_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
@@ -45,7 +46,7 @@ def tiles(**options):
     def says(room, kernel, key, device):
         return SMALL | {"GROUPS": int(key[0])} | options
 
-    with mock.patch.object(tma, "configuration", says):
+    with configs.instead(says):
         yield
 
 

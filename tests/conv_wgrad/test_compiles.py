@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
+from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
 from kernels.lab import compile_report
 from tests.conv_wgrad import cases
 
@@ -39,7 +39,7 @@ def report(monkeypatch, arch, case, gpu="any GPU", kernel=None, tma=False):
         found = cases.table_of(gpu)(*names)
         return found | ({"TMA": tma} if "TMA" in found else {})
 
-    monkeypatch.setattr(split_k, "configuration", of_that_gpu)
+    cases.planned_for(monkeypatch, of_that_gpu)
     torch.backends.cudnn.conv.fp32_precision = options["precision"]
     x, dy = (torch.zeros(2, 9, 9, options[channels], dtype=options["dtype"]) for channels in ("Ci", "Co"))
     with cases.launches() as seen:

@@ -13,7 +13,6 @@ import torch
 from benchmarks import conv_wgrad as benchmark
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_wgrad
-from kernels.conv_wgrad import split_k as split_k_module
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.gluon import hopper, tma
 
@@ -233,8 +232,7 @@ def test_copies_are_announced():
 @pytest.fixture
 def on_an_h200(monkeypatch):
     """Backends plan by the H200's table, and for its multiprocessors."""
-    for module in (split_k_module, tma):
-        monkeypatch.setattr(module, "configuration", cases.table_of("NVIDIA H200"))
+    cases.planned_for(monkeypatch, cases.table_of("NVIDIA H200"))
     monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import runtime
-from kernels.dynamic_conv import backward as backward_pass
-from kernels.dynamic_conv import dynamic_conv
-from kernels.dynamic_conv import forward as forward_pass
+from kernels.common import configs
+from kernels.common.plan import forget
+from kernels.dynamic_conv import dynamic_conv, plan
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 from tests.dynamic_conv import cases
 
@@ -66,8 +66,8 @@ def test_the_tile_is_no_part_of_the_answer(monkeypatch, packed):
     cu_seqlens = torch.tensor([0, 2, 2, 9, 21], device=runtime.device) if packed else None
     results = []
     for tile in TILES:
-        for module in (forward_pass, backward_pass):
-            monkeypatch.setattr(module, "configuration", lambda *_, tile=tile: dict(tile, num_warps=1))
+        monkeypatch.setattr(configs, "_says", lambda *_, tile=tile: dict(tile, num_warps=1))
+        forget()
         leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
         y = dynamic_conv(*leaves, activation="silu", cu_seqlens=cu_seqlens)
         results.append((y, *torch.autograd.grad(y, leaves, dy)))
@@ -85,7 +85,7 @@ def test_the_tile_is_no_part_of_the_answer(monkeypatch, packed):
 )
 def test_balanced_runs_cover_time_and_fill_waves(T, rows, packed, columns):
     held = 660
-    RUN = backward_pass.balanced_run(T, rows, packed, columns, held, 4)
+    RUN = plan.balanced_run(T, rows, packed, columns, held, 4)
     assert 1 <= RUN <= T
     programs = (rows * -(-T // RUN) + packed) * columns
     if programs > held // 2:
@@ -103,18 +103,19 @@ def test_balanced_runs_are_those_of_a_search_in_plain_python(T, rows, packed, co
         return waves * (-(-T // pieces) + W - 1)
 
     pieces = min(range(1, min(max(1, T // 32), 4 * held) + 1), key=cost)
-    assert backward_pass.balanced_run(T, rows, packed, columns, held, W) == max(1, -(-T // pieces))
+    assert plan.balanced_run(T, rows, packed, columns, held, W) == max(1, -(-T // pieces))
 
 
 def test_balanced_runs_are_remembered_within_bounds():
-    assert backward_pass.balanced_run.cache_info().maxsize is not None
+    assert plan.balanced_run.cache_info().maxsize is not None
 
 
 @pytest.mark.parametrize("B, T", [(2, 0), (0, 5), (2, 1), (2, 40)])
 def test_runs_balanced_for_a_gpu_serve_every_size(monkeypatch, B, T):
     """A GPU's table gives HELD, from which the run's length follows, where the interpreter's gives the length."""
     options = {"G": 4, "ROWS": 1, "HELD": 660, "BLOCK": 16, "num_warps": 1}
-    monkeypatch.setattr(backward_pass, "configuration", lambda *_: dict(options))
+    says = lambda room, kernel, *rest: (options if kernel == "backward" else configs.table_says(room, kernel, *rest))  # noqa: E731
+    monkeypatch.setattr(configs, "_says", says)
     x, weight = (torch.randn(s, device=runtime.device, requires_grad=True) for s in ((B, T, 12), (B, T, 12, 4)))
     dy = torch.randn(B, T, 12, device=runtime.device)
     dx, dk = torch.autograd.grad(dynamic_conv(x, weight), (x, weight), dy)

@@ -5,7 +5,7 @@ import torch
 
 from kernels import runtime
 from kernels.dynamic_conv import DynamicShortConvolution, dynamic_conv, dynamic_conv_step
-from kernels.dynamic_conv.operator import _backward, _forward, _step
+from kernels.dynamic_conv.operator import _convolve, _step
 
 
 def randn(*shape, dtype=torch.float32, grad=False):
@@ -15,14 +15,15 @@ def randn(*shape, dtype=torch.float32, grad=False):
 def test_opcheck_forward():
     x, weight = randn(1, 5, 4, grad=True), randn(1, 5, 4, 3, grad=True)
     cu = torch.tensor([0, 2, 5], device=runtime.device)
-    torch.library.opcheck(_forward, (x, weight, randn(4, grad=True), None, "silu", randn(2, 4, 2, grad=True), True, cu))
-    torch.library.opcheck(_forward, (x, weight, None, x, None, None, False, None))
+    torch.library.opcheck(_convolve.op, (x, weight, randn(4, grad=True), None, "silu", randn(2, 4, 2, grad=True), True, cu))
+    torch.library.opcheck(_convolve.op, (x, weight, None, x, None, None, False, None))
 
 
 def test_opcheck_backward_and_step():
     x, weight = randn(1, 5, 4), randn(4, 3)
-    torch.library.opcheck(_backward, (x, None, x, weight, None, None, None, None, [True, True, False, False]))
-    torch.library.opcheck(_step, (randn(2, 4), weight, randn(2, 4, 2), None, None, "silu", None))
+    arguments = (x, None, x, weight, None, None, None, None, False, [True, True, False, False])
+    torch.library.opcheck(_convolve.backward_op, arguments)
+    torch.library.opcheck(_step.op, (randn(2, 4), weight, randn(2, 4, 2), None, None, "silu", None))
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step
+from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, plan
 from kernels.lab import trace
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="addresses are seen in the interpreter")
@@ -51,9 +51,7 @@ def test_every_active_address_lies_inside_its_tensor(case):
 
 def test_the_trace_would_show_an_access_outside(monkeypatch):
     """The same test on a kernel that is told of one token more than there is."""
-    from kernels.dynamic_conv import forward as forward_pass
-
-    launch = forward_pass.launch
+    launch = plan.launch
 
     def with_one_token_more(kernel, grid, *args, **meta):
         args = list(args)
@@ -62,7 +60,7 @@ def test_the_trace_would_show_an_access_outside(monkeypatch):
                 args[kernel.arg_names.index(name)] += 1
         launch(kernel, grid, *args, **meta)
 
-    monkeypatch.setattr(forward_pass, "launch", with_one_token_more)
+    monkeypatch.setattr(plan, "launch", with_one_token_more)
     with trace.recording() as t:
         dynamic_conv(torch.randn(1, 18, 12), torch.randn(1, 18, 12, 4))
     assert t.outside()

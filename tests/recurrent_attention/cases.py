@@ -11,6 +11,7 @@ import torch
 
 import kernels.recurrent_attention as room
 from kernels import runtime
+from kernels.common import configs
 from kernels.recurrent_attention import recurrent_attention
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
@@ -160,19 +161,8 @@ def check(*sizes, mode="recurrent", final=False, reverse=False, scale=None, layo
 @contextlib.contextmanager
 def configured(**options):
     """Within, the room's kernels take these options, ``kernel={option: value}``, instead of those of its table."""
-    before = {name: m.configuration for name, m in MODULES.items() if hasattr(m, "configuration")}
-    assert before
-    try:
-        for name, table in before.items():
-
-            def changed(room, kernel, key, device, table=table):
-                return table(room, kernel, key, device) | options.get(kernel, {})
-
-            MODULES[name].configuration = changed
+    with configs.instead(lambda room, kernel, *rest: configs.table_says(room, kernel, *rest) | options.get(kernel, {})):
         yield
-    finally:
-        for name, table in before.items():
-            MODULES[name].configuration = table
 
 
 @contextlib.contextmanager

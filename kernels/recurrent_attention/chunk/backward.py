@@ -16,22 +16,13 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
+from kernels.common.math import strides
 from kernels.common.sequences import locate_run
-from kernels.recurrent_attention.chunk.decays import (
-    chunk_rows,
-    decay_matrix,
-    level_of_rows,
-    load_mask,
-    load_rows,
-    load_state,
-    operand_dtype,
-    plan,
-    prepare,
-    store_rows,
-    strides,
-)
+from kernels.recurrent_attention.chunk.decays import decay_matrix, operand_dtype, plan, prepare
 from kernels.recurrent_attention.chunk.forward import walk
-from kernels.recurrent_attention.recurrence.gates import right_of_middle
+from kernels.recurrent_attention.chunk.levels import level_of_rows, load_mask
+from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
+from kernels.recurrent_attention.tiles import load_state, over_group, right_of_middle
 
 
 @triton.jit
@@ -281,11 +272,3 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         dgk,
         dinitial.to(initial_state.dtype) if need_initial else None,
     )
-
-
-def over_group(gradient, tensor):
-    """The sum of a gradient [B, T, H, size] over the query heads that share a head of ``tensor`` [B, T, Hkv, size]."""
-    B, T, heads, size = tensor.shape
-    if gradient.shape[2] == heads:
-        return gradient
-    return gradient.view(B, T, heads, gradient.shape[2] // heads, size).sum(3).to(tensor.dtype)

@@ -10,7 +10,6 @@ are made here, level by level, and what follows sees decayed q and k, A, and no 
 
 import dataclasses
 import functools
-import math
 
 import torch
 import triton
@@ -19,56 +18,14 @@ import triton.language as tl
 from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
+from kernels.common.math import LOG2_E, block, strides
 from kernels.common.precision import matmul_in_tf32
 from kernels.common.sequences import cut_into_runs, locate_run
-from kernels.recurrent_attention.recurrence.gates import crossed_to_middle, parted, right_of_middle
+from kernels.recurrent_attention.chunk.levels import level_masks_kernel, scores_kernel
+from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 
-LOG2_E = tl.constexpr(math.log2(math.e))  # log-decays are turned into powers of two at once: e^x = 2^(x log2 e)
+TO_POWERS_OF_TWO = tl.constexpr(LOG2_E)  # log-decays are turned at once: e^x = 2^(x log2 e)
 LOWEST = tl.constexpr(-150.0)  # a power of two below float32's smallest number
-
-
-# Where a tile lies: the chunk's first row is a 64-bit offset, the rows and components counted from there are 32-bit unless a
-# stride is so large that WIDE says otherwise. Addresses are what these kernels spend most registers on.
-
-
-@triton.jit
-def chunk_rows(begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr):
-    """The chunk that begins with token ``first``: ``(its first row, the rows counted from there, which of them exist)``."""
-    offs_c = tl.arange(0, C)
-    if REVERSE:
-        return begin + L - 1 - first, -offs_c, first + offs_c < L
-    return begin + first, offs_c, first + offs_c < L
-
-
-@triton.jit
-def tile_offsets(stride_t, stride_d, rows, offs_d, WIDE: tl.constexpr):
-    """Offsets [rows, components] from a tile's first element."""
-    if WIDE:
-        rows = rows.to(tl.int64)
-        offs_d = offs_d.to(tl.int64)
-    return rows[:, None] * stride_t + offs_d[None, :] * stride_d
-
-
-@triton.jit
-def load_rows(
-    base, stride_t, stride_d, where, start, size, BLOCK: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr
-):
-    """A tile [C, BLOCK] of one head: components ``start`` to ``start + BLOCK`` of ``size``, zero where there is none."""
-    row, rows, exists = where
-    offs_d = start + tl.arange(0, BLOCK)
-    mask = exists[:, None] & (offs_d < size)[None, :]
-    base += row * stride_t
-    return tl.load(base + tile_offsets(stride_t, stride_d, rows, offs_d, WIDE), mask=mask, other=0.0).to(DTYPE)
-
-
-@triton.jit
-def store_rows(base, stride_t, where, start, size, values, BLOCK: tl.constexpr):
-    """The reverse of ``load_rows``, for a tensor of our own, whose last dimension is contiguous."""
-    row, rows, exists = where
-    offs_d = start + tl.arange(0, BLOCK)
-    mask = exists[:, None] & (offs_d < size)[None, :]
-    base += row * stride_t
-    tl.store(base + rows[:, None] * stride_t + offs_d[None, :], values.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -94,7 +51,7 @@ def load_scalar_gates(
     if USE_GAMMA:
         gamma = tl.load(gamma_ptr + heads * stride_gamma, mask=heads < H, other=0.0).to(tl.float32)
         gates += tl.where(mask, gamma[None, :], 0.0)
-    return gates * LOG2_E
+    return gates * TO_POWERS_OF_TWO
 
 
 @triton.jit
@@ -118,20 +75,6 @@ def decay_matrix(gamma_ptr, resets_ptr, place, C: tl.constexpr, GATED: tl.conste
             alive &= resets[:, None] == resets[None, :]
         matrix = decay(gamma[:, None] - gamma[None, :], alive)
     return matrix
-
-
-@triton.jit
-def load_state(base, offs_k, offs_v, K, V):
-    """A tile of a contiguous state [K, V]."""
-    mask = (offs_k < K)[:, None] & (offs_v < V)[None, :]
-    return tl.load(base + offs_k[:, None] * V + offs_v[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def store_state(base, offs_k, offs_v, K, V, values):
-    """The reverse of ``load_state``."""
-    mask = (offs_k < K)[:, None] & (offs_v < V)[None, :]
-    tl.store(base + offs_k[:, None] * V + offs_v[None, :], values.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -196,7 +139,7 @@ def _vector_decay_kernel(
     n, b, begin, L, first = locate_run(place, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
     where = chunk_rows(begin, L, first, C, REVERSE)
     gk_base = gk_ptr + b * stride_gk_b + h * stride_gk_h
-    gates = load_rows(gk_base, stride_gk_t, stride_gk_k, where, start_k, K, BLOCK_K, tl.float32, WIDE) * LOG2_E
+    gates = load_rows(gk_base, stride_gk_t, stride_gk_k, where, start_k, K, BLOCK_K, tl.float32, WIDE) * TO_POWERS_OF_TWO
     if USE_G or USE_GAMMA:
         gates += load_scalar_gates(
             g_ptr + b * stride_g_b if USE_G else g_ptr, stride_g_t, stride_g_h, gamma_h_ptr, stride_gamma,
@@ -215,85 +158,6 @@ def _vector_decay_kernel(
     store_rows(decayed_k_ptr + head, H * K, where, start_k, K, k * tl.exp2(gamma_C[None, :] - gamma), BLOCK_K)
     offs_k = start_k + tl.arange(0, BLOCK_K)
     tl.store(chunk_decay_ptr + (place.to(tl.int64) * H + h) * K + offs_k, tl.exp2(gamma_C), mask=offs_k < K)
-
-
-# Two tokens s < t of a chunk of C = 2^n are parted by the edge in the middle of exactly one of its aligned blocks of
-# 2, 4, ..., C tokens: the smallest that holds both. Measured from that edge both exponents, Gamma_t - Gamma_edge and
-# Gamma_edge - Gamma_s, are <= 0, whatever the gates. So a level (a block size) is one matrix product of rows that are q
-# behind the edge and k before it, of which the pairs in one block, on different sides, are kept.
-
-
-@triton.jit
-def level_of_rows(
-    q, k, gamma, gamma_base, stride_gamma_t, begin, L, first, start_k, K, LEVEL,
-    C: tl.constexpr, BLOCK_K: tl.constexpr, REVERSE: tl.constexpr,
-):  # fmt: skip
-    """The rows of a level with half-blocks of 2^LEVEL tokens, [C, BLOCK_K]: ``(q or k with its decay, the decay)``."""
-    offs_c = tl.arange(0, C)
-    behind = right_of_middle(offs_c, LEVEL)
-    # The last token before the edge; behind a sequence's end Gamma would not grow, so its last token will do.
-    edge = tl.minimum((offs_c >> LEVEL | 1) * (1 << LEVEL) - 1, (L - 1 - first).to(tl.int32))
-    row, rows, exists = chunk_rows(begin, L, first, C, REVERSE)
-    rows = -edge if REVERSE else edge
-    gamma_edge = load_rows(gamma_base, stride_gamma_t, 1, (row, rows, exists), start_k, K, BLOCK_K, tl.float32, False)
-    factor = tl.exp2((gamma - gamma_edge) * tl.where(behind, 1.0, -1.0)[:, None])
-    return tl.where(behind[:, None], q, k).to(tl.float32) * factor, factor
-
-
-@triton.jit
-def _level_masks_kernel(parted_ptr, crossed_ptr, C: tl.constexpr):
-    """Ones and zeros for one level, [C, C] each; loading them is cheaper than comparing indices in every program.
-
-    parted: the level parts tokens t and s, in either order.
-    crossed: the gate in front of token t lies between token s and the edge of their half-block.
-    """
-    LEVEL = tl.program_id(0)
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
-    offsets = (LEVEL * C + t) * C + s
-    tl.store(parted_ptr + offsets, parted(s, t, LEVEL).to(parted_ptr.dtype.element_ty))
-    tl.store(crossed_ptr + offsets, crossed_to_middle(t, s, LEVEL).to(crossed_ptr.dtype.element_ty))
-
-
-@triton.jit
-def load_mask(masks_ptr, LEVEL, C: tl.constexpr, DTYPE: tl.constexpr):
-    """A level's mask."""
-    offs_c = tl.arange(0, C)
-    return tl.load(masks_ptr + (LEVEL * C + offs_c[:, None]) * C + offs_c[None, :]).to(DTYPE)
-
-
-@triton.jit
-def _scores_kernel(
-    q_ptr, k_ptr, gamma_ptr, parted_ptr, scores_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k,
-    stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
-    C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """A_ts = sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]} of one chunk, level by level."""
-    pid = tl.program_id(0)
-    h = (pid % H).to(tl.int64)
-    n, b, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
-    where = chunk_rows(begin, L, first, C, REVERSE)
-    head = b * T * H + h
-    q_base = q_ptr + b * stride_q_b + h * stride_q_h
-    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
-    scores = tl.zeros([C, C], tl.float32)
-    for start_k in tl.range(0, K, BLOCK_K, num_stages=1):
-        q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
-        k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
-        gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
-        scores += tl.where(t == s, tl.sum(q.to(tl.float32) * k, 1)[:, None], 0.0)
-        for LEVEL in tl.range(LEVELS, num_stages=1):
-            rows, factor = level_of_rows(
-                q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
-            )  # fmt: skip
-            rows = rows.to(DTYPE)
-            product = tl.dot(rows, tl.trans(rows), input_precision=PRECISION)
-            scores += product * load_mask(parted_ptr, LEVEL, C, tl.float32)
-    # a product of rows has the pair (t, s) at (s, t), too
-    store_rows(scores_ptr + head * C, H * C, where, 0, C, tl.where(s <= t, scores, 0.0), C)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,11 +199,6 @@ class Plan:
     def chunks(self):
         """``(number of chunks, sequence of each or None)``; for packed sequences a kernel finds them, once a call."""
         return cut_into_runs(self.cu_seqlens, self.N, self.T, self.C)
-
-
-def block(size):
-    """The tile that holds a whole dimension: a power of two, and no less than a matrix product takes."""
-    return max(16, triton.next_power_of_2(size))
 
 
 def operand_dtype(q):
@@ -384,11 +243,6 @@ def plan(tensors, g, g_gamma, reverse, cu_seqlens):
     return Plan(
         B, T, H, K, V, N, C, RUN, runs, one_run, sequence_of_run, cu_seqlens, size_class(q), q.device, switches, gates
     )
-
-
-def strides(tensor, ndim=4):
-    """The strides of a tensor, or zeros for one that is not there."""
-    return tensor.stride() if tensor is not None else (0,) * ndim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -456,12 +310,12 @@ def prepare(p, q, k, g, g_gamma, gk, scores=None):
     )  # fmt: skip
     LEVELS = p.C.bit_length() - 1
     parted, crossed = new(2, LEVELS, p.C, p.C, dtype=stored)
-    launch(_level_masks_kernel, (LEVELS,), parted, crossed, outputs=(parted, crossed), C=p.C)
+    launch(level_masks_kernel, (LEVELS,), parted, crossed, outputs=(parted, crossed), C=p.C)
     if scores is None:
         scores = new(p.B, p.T, p.H, p.C, dtype=stored)
         options = p.options("chunk_scores", without=("BLOCK_V",))
         launch(
-            _scores_kernel, (places * p.H,),
+            scores_kernel, (places * p.H,),
             q, k, gamma, parted, scores, sequence_of_chunk, p.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2],
             *strides(q), *strides(k), outputs=(scores,), LEVELS=LEVELS, **options,
         )  # fmt: skip

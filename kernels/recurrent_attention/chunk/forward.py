@@ -13,18 +13,11 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
+from kernels.common.math import strides
 from kernels.common.sequences import first_run, locate_run, sequence_span
-from kernels.recurrent_attention.chunk.decays import (
-    chunk_rows,
-    decay_matrix,
-    load_rows,
-    load_state,
-    plan,
-    prepare,
-    store_rows,
-    store_state,
-    strides,
-)
+from kernels.recurrent_attention.chunk.decays import decay_matrix, plan, prepare
+from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
+from kernels.recurrent_attention.tiles import load_state, store_state
 
 
 @triton.jit

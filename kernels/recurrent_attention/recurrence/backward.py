@@ -24,10 +24,9 @@ import triton.language as tl
 from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
+from kernels.common.math import block, strides
 from kernels.common.sequences import cut_into_runs, first_run, sequence_span
-from kernels.recurrent_attention.chunk.backward import over_group
-from kernels.recurrent_attention.chunk.decays import block, load_state, store_state, strides
-from kernels.recurrent_attention.recurrence.forward import configured, heads_per_kv, size_class
+from kernels.recurrent_attention.recurrence.forward import configured, size_class
 from kernels.recurrent_attention.recurrence.gates import (
     block_columns,
     decays_to_edges,
@@ -36,6 +35,7 @@ from kernels.recurrent_attention.recurrence.gates import (
     store_columns,
 )
 from kernels.recurrent_attention.recurrence.pairs import pairs_kernel
+from kernels.recurrent_attention.tiles import heads_per_kv, load_state, over_group, store_state
 
 
 @triton.jit

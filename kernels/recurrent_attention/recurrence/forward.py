@@ -13,8 +13,9 @@ import triton.language as tl
 
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
+from kernels.common.math import block, strides
 from kernels.common.sequences import sequence_span
-from kernels.recurrent_attention.chunk.decays import block, strides
+from kernels.recurrent_attention.tiles import heads_per_kv
 
 
 @triton.jit
@@ -188,11 +189,6 @@ def configured(kernel, q, v):
     options = configuration("recurrent_attention", kernel, size_class(q), q.device)
     options |= {"K": K, "V": V, "BK": block(K), "BV": min(options.get("BV", block(V)), block(V))}
     return options, triton.cdiv(V, options["BV"])
-
-
-def heads_per_kv(q, k):
-    """How many consecutive query heads share one head of k and v."""
-    return q.shape[-2] // max(k.shape[-2], 1)
 
 
 def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, output_final_state, reverse, cu_seqlens):

@@ -62,24 +62,6 @@ def decay(gates, crossed):
 
 
 @triton.jit
-def right_of_middle(token, digit):
-    """Whether a token lies in the right half of its aligned 2^(digit+1) tokens."""
-    return (token >> digit) % 2 == 1
-
-
-@triton.jit
-def parted(a, b, digit):
-    """Whether the middle of an aligned 2^(digit+1) tokens lies between the two, in either order."""
-    return (a >> digit) ^ (b >> digit) == 1
-
-
-@triton.jit
-def crossed_to_middle(gate, token, digit):
-    """Which gates lie between a token and the middle: on its side, up to its own if it is right, behind it if left."""
-    return (gate >> digit == token >> digit) & (right_of_middle(token, digit) == (gate <= token))
-
-
-@triton.jit
 def decays_to_edges(
     g_at, stride_gt, gamma, gates_at, stride_gates_t, mask, begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr
 ):  # fmt: skip

@@ -16,18 +16,16 @@ import triton.language as tl
 from kernels.common.sequences import locate_run
 from kernels.recurrent_attention.recurrence.gates import (
     block_columns,
-    crossed_to_middle,
     decay,
     decay_matrix,
     dot,
     load_columns,
     load_gates,
     load_scalar_gates,
-    parted,
-    right_of_middle,
     store_columns,
     sum_over,
 )
+from kernels.recurrent_attention.tiles import crossed_to_middle, parted, right_of_middle
 
 
 @triton.jit

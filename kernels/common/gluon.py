@@ -1,0 +1,51 @@
+"""Gluon behind its version gate, and what kernels for TMA say about a tensor: element types, layouts, descriptors.
+
+``gluon`` is ``None`` where Triton is older than what the kernels are written for; ``reason_not`` says so.
+"""
+
+import torch
+import triton
+
+from kernels.common.gpu import multiprocessors
+
+__all__ = ["describe", "element", "fits_tma", "gluon", "multiprocessors", "reason_not", "shared_layout"]
+
+NEEDS = (3, 8)  # the first Triton with TMA's im2col, and with warp specialisation as the kernels use it
+
+if tuple(map(int, triton.__version__.split(".")[:2])) >= NEEDS:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+else:
+    gluon = None
+
+
+def reason_not(what):
+    """Why there is no Gluon for ``what``, such as ``"im2col copies"``, as text, or ``None``."""
+    if gluon is not None:
+        return None
+    return f"Triton is {triton.__version__}, needs {'.'.join(map(str, NEEDS))} for Gluon's {what}"
+
+
+def element(dtype):
+    """A 16-bit torch dtype in Gluon's terms."""
+    return gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+
+
+def shared_layout(tile, dtype):
+    """How a tile lies in shared memory so that TMA writes it and the tensor cores read it."""
+    return gl.NVMMASharedLayout.get_default_for(list(tile), element(dtype))
+
+
+def describe(x, tile, layout=None):
+    """The descriptor of ``x`` in tiles; ``layout``: what ``shared_layout`` gave for them, where it is at hand."""
+    layout = shared_layout(tile, x.dtype) if layout is None else layout
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(tile), layout)
+
+
+def fits_tma(x):
+    """Whether TMA can read ``x``: its last dimension side by side, all else a multiple of 16 bytes apart."""
+    size = x.element_size()
+    steps = [step for length, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if length > 1]
+    adjacent = x.stride(-1) == 1 or x.shape[-1] == 1
+    return adjacent and x.data_ptr() % 16 == 0 and all(step > 0 and step * size % 16 == 0 for step in steps)

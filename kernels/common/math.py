@@ -1,0 +1,20 @@
+"""Numbers that every room needs: log2 e, blocks that hold a dimension, strides of what may be absent, bits of a dtype."""
+
+import math
+
+LOG2_E = math.log2(math.e)  # e^x = 2^(x log2 e): GPUs have an instruction for powers of two
+
+
+def block(size, least=16):
+    """The tile that holds a whole dimension: a power of two, and no less than a matrix product takes."""
+    return max(least, 1 << max(0, size - 1).bit_length())
+
+
+def strides(tensor, ndim=4):
+    """The strides of a tensor, or zeros for one that is not there."""
+    return (0,) * ndim if tensor is None else tensor.stride()
+
+
+def bits(dtype):
+    """The part of a shape class that says how long a number is: ``"16-bit"``."""
+    return f"{8 * dtype.itemsize}-bit"

@@ -1,0 +1,302 @@
+"""How a call is launched: words, tiles, runs and the launches that follow. One way, so all there is to choose is the word."""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+
+from kernels.common.configs import configuration, declare
+from kernels.common.launch import launch
+from kernels.common.math import bits
+from kernels.common.plan import Layout, layout, remembered
+from kernels.common.sequences import count_runs, sequence_of_runs
+from kernels.dynamic_conv.backward import conv_backward_kernel, ends_kernel
+from kernels.dynamic_conv.forward import conv_forward_kernel, conv_step_kernel, final_state_kernel
+from kernels.dynamic_conv.words import channels_per_word, word_strides
+
+MANY = "many taps"  # more than 8
+
+
+def size_class(W, dtype, static=False, packed=False):
+    """The key of a launch configuration: taps, bits per element, whether all tokens share one kernel, whether packed."""
+    return MANY if W > 8 else f"W{W} {bits(dtype)}" + " static" * static + " packed" * packed
+
+
+CLASSES = {
+    kernel: {
+        size_class(W, dtype, static, packed)
+        for W in range(1, 10)
+        for dtype in (torch.float16, torch.float32)
+        for static in (False, True)
+        for packed in ((False, True) if kernel == "backward" else (False,))
+    }
+    for kernel in ("forward", "backward", "step")
+}
+declare("dynamic_conv", CLASSES)
+
+
+class Launch(NamedTuple):
+    """A grid, the integers behind the tensors, and the options."""
+
+    grid: tuple[int]
+    numbers: tuple[int, ...]
+    meta: dict
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """The walk along time, and where it is wanted the final state's copy."""
+
+    G: int
+    reason: str
+    run_length: int
+    runs: int
+    walk: Launch
+    final: Launch | None
+
+    def __str__(self):
+        return f"{'whole words' if self.G > 1 else 'one element at a time'}: {self.reason}"
+
+    def run(self, x, weight, bias, residual, state, cu_seqlens):
+        """``(y, final state or None)``."""
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        sequences = sequence_of_runs(cu_seqlens, self.runs, self.run_length)
+        grid, numbers, meta = self.walk
+        launch(
+            conv_forward_kernel, grid, x, weight, bias, residual, state, sequences, cu_seqlens, y, *numbers,
+            outputs=(y,), **meta,
+        )  # fmt: skip
+        if self.final is None:
+            return y, None
+        grid, numbers, meta = self.final
+        _, T, D = x.shape
+        N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        final = torch.empty(N, D, weight.shape[-1] - 1, dtype=x.dtype if state is None else state.dtype, device=x.device)
+        launch(final_state_kernel, grid, x, state, cu_seqlens, final, *numbers, outputs=(final,), **meta)
+        return y, final
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """The walk along time, and the sums at the sequences' ends for ``dx`` and for the initial state's gradient."""
+
+    tiles: int
+    run_length: int
+    runs: int
+    walk: Launch | None
+    last: Launch | None
+    first: Launch | None
+
+    def __str__(self):
+        parts = [f"{self.runs} runs of {self.run_length} tokens"] if self.walk else []
+        parts += ["the sequences' last tokens"] * (self.last is not None)
+        return ", ".join(parts + ["their initial states"] * (self.first is not None))
+
+    def run(self, dy, dfinal, x, weight, bias, state, cu_seqlens, needs):
+        """``(dx, dweight, dbias, dinitial_state)``, each in its tensor's dtype, ``None`` where not wanted."""
+        need_x, need_weight, need_bias, need_state = needs
+        static, device = weight.ndim == 2, x.device
+        dx = torch.empty(x.shape, dtype=x.dtype, device=device) if need_x else None
+        dk = dbias = dstate = None
+        if need_weight and static:
+            dk = torch.empty((self.tiles, *weight.shape), dtype=torch.float32, device=device)
+        elif need_weight:
+            dk = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+        if need_bias:
+            dbias = torch.empty(self.tiles, x.shape[-1], dtype=torch.float32, device=device)
+        inputs = x, weight, bias, state if weight.shape[-1] > 1 else None
+        if self.walk is not None:
+            sequences = sequence_of_runs(cu_seqlens, self.runs, self.run_length)
+            grid, numbers, meta = self.walk
+            launch(
+                conv_backward_kernel, grid, dy, *inputs, sequences, cu_seqlens, dx, dk, dbias, *numbers,
+                outputs=(dx, dk, dbias), **meta,
+            )  # fmt: skip
+        if dk is not None and static:
+            dk = dk.sum(0).to(weight.dtype)  # the same order every time: deterministic
+        if dbias is not None:
+            dbias = dbias.sum(0).to(bias.dtype)
+        if self.last is not None:
+            grid, numbers, meta = self.last
+            launch(ends_kernel, grid, dy, *inputs, dfinal, cu_seqlens, dx, *numbers, outputs=(dx,), **meta)
+        if self.first is not None:
+            dstate = torch.empty(state.shape, dtype=state.dtype, device=device)
+            grid, numbers, meta = self.first
+            launch(ends_kernel, grid, dy, *inputs, dfinal, cu_seqlens, dstate, *numbers, outputs=(dstate,), **meta)
+        return dx, dk, dbias, dstate
+
+
+def forward(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
+    """The forward pass; arguments as ``dynamic_conv`` has validated them. Returns ``(y, final_state or None)``."""
+    plan = plan_forward(
+        layout(x), layout(weight), layout(bias), layout(residual), layout(initial_state), activation, output_final_state,
+        None if cu_seqlens is None else cu_seqlens.shape[0] - 1, x.device,
+    )  # fmt: skip
+    return plan.run(x, weight, bias, residual, initial_state, cu_seqlens)
+
+
+@remembered
+def plan_forward(x, weight, bias, residual, state, activation, final, packed, device):
+    """The ``ForwardPlan`` of tensors that lie so (``None`` where absent); ``packed``: how many sequences, if they are."""
+    B, T, D = x.shape
+    W = weight.shape[-1]
+    k = _for_every_token(weight, B, T)
+    G, reason = channels_per_word({"x": x} | ({} if residual is None else {"residual": residual}), {"weight": k})
+    options = configuration("dynamic_conv", "forward", size_class(W, weight.dtype, len(weight.shape) == 2), device)
+    if options["G"] < G:
+        G, reason = options["G"], f"the table of configurations says so for {W} taps, whose window lives in registers"
+    del options["G"]
+    N = B if packed is None else packed
+    runs = count_runs(packed, N, T, options["RUN"])
+    tiles_d = triton.cdiv(D // G, options["BLOCK"])
+    numbers = (
+        T, D // G, runs, tiles_d,
+        *word_strides(x, G), *word_strides(k, G, inner=2), *_strides(bias, 1),
+        *((0, 0, 0) if residual is None else word_strides(residual, G)), *_strides(state, 3),
+    )  # fmt: skip
+    meta = {
+        "W": W, "G": G, "SILU": activation == "silu", "STATIC": len(weight.shape) == 2,
+        "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
+        "HAS_STATE": state is not None and W > 1, "PACKED": packed is not None, **options,
+    }  # fmt: skip
+    walk = Launch((triton.cdiv(runs, options["ROWS"]) * tiles_d,), numbers, meta)
+    return ForwardPlan(G, reason, options["RUN"], runs, walk, _plan_final(x, W, state, N, packed) if final else None)
+
+
+def _plan_final(x, W, state, N, packed):
+    BLOCK = 128
+    _, T, D = x.shape
+    tiles_d = triton.cdiv(D, BLOCK) if W > 1 else 0
+    meta = {"W": W, "SLOTS": triton.next_power_of_2(max(W - 1, 1)), "HAS_STATE": state is not None,
+            "PACKED": packed is not None, "BLOCK": BLOCK}  # fmt: skip
+    return Launch((N * tiles_d,), (T, D, tiles_d, *x.strides, *_strides(state, 3)), meta)
+
+
+def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs):
+    """The backward pass.
+
+    Args:
+        dy: gradient of y, [B, T, D].
+        dfinal: gradient of the final state, [N, D, W-1], or ``None``.
+        x, weight, bias, activation, initial_state, cu_seqlens: as ``dynamic_conv`` was given them.
+        needs: four bools, whether the gradients of x, weight, bias and initial_state are wanted.
+
+    Returns:
+        ``(dx, dweight, dbias, dinitial_state)``, each in its tensor's dtype, ``None`` where not wanted.
+    """
+    plan = plan_backward(
+        layout(dy), layout(dfinal), layout(x), layout(weight), layout(bias), layout(initial_state), activation,
+        None if cu_seqlens is None else cu_seqlens.shape[0] - 1, tuple(needs), x.device,
+    )  # fmt: skip
+    return plan.run(dy, dfinal if weight.shape[-1] > 1 else None, x, weight, bias, initial_state, cu_seqlens, needs)
+
+
+@remembered
+def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs, device):
+    """The ``BackwardPlan`` of tensors that lie so; ``packed``: how many sequences, if so."""
+    B, T, D = x.shape
+    W = weight.shape[-1]
+    need_x, need_weight, need_bias, need_state = needs
+    if W == 1:
+        dfinal = state = None
+    static = len(weight.shape) == 2
+    k = _for_every_token(weight, B, T)
+    N = B if packed is None else packed
+    G, _ = channels_per_word({"x": x, "dy": dy}, {"weight": k})
+    # a packed kernel holds more in registers: fewer of its programs fit on the GPU at once
+    key = size_class(W, weight.dtype, static, packed is not None)
+    options = configuration("dynamic_conv", "backward", key, device)
+    G = min(G, options.pop("G"))
+    tiles_d = triton.cdiv(D // G, options["BLOCK"])
+    held = options.pop("HELD", None)
+    RUN = options.pop("RUN", None) or balanced_run(T, B, 0 if packed is None else N, tiles_d, held, W)
+    runs = count_runs(packed, N, T, RUN)
+    tiles = triton.cdiv(runs, options["ROWS"])
+    shared = {
+        "W": W, "TAPS": triton.next_power_of_2(W), "SILU": activation == "silu",
+        "HAS_BIAS": bias is not None, "HAS_STATE": state is not None, "PACKED": packed is not None,
+    }  # fmt: skip
+    walk = None
+    if need_x or need_weight or need_bias:
+        numbers = (
+            T, D // G, runs, RUN, tiles_d,
+            *word_strides(dy, G), *word_strides(x, G), *word_strides(k, G, inner=2), *_strides(bias, 1), *_strides(state, 3),
+        )  # fmt: skip
+        needed = {"NEED_DX": need_x, "NEED_DK": need_weight, "NEED_DBIAS": need_bias, "STATIC": static}
+        walk = Launch((tiles * tiles_d,), numbers, {**shared, "G": G, **needed, **options})
+
+    def ends(final):
+        BLOCK = 64
+        tiles_d = triton.cdiv(D, BLOCK)
+        numbers = (
+            T, D, tiles_d, *dy.strides, *x.strides, *k.strides, *_strides(bias, 1), *_strides(state, 3), *_strides(dfinal, 3),
+        )  # fmt: skip
+        meta = {**shared, "FINAL": final, "HAS_DFINAL": dfinal is not None, "BLOCK": BLOCK}
+        return Launch((N * tiles_d if W > 1 else 0,), numbers, meta)
+
+    last = ends(True) if need_x and dfinal is not None else None
+    return BackwardPlan(tiles, RUN, runs, walk, last, ends(False) if need_state else None)
+
+
+@functools.lru_cache(1024)
+def balanced_run(T, rows, packed, columns, held, W):
+    """Tokens in a run, so that the programs come in full waves: ``held`` of them run on the GPU at once.
+
+    Args:
+        T: tokens along time.
+        rows: batch rows that T tokens are cut in.
+        packed: further sequences that share a row; each may leave one run unfilled.
+        columns: programs side by side for one run.
+        held: programs that the GPU holds at once.
+        W: taps; a run costs W - 1 steps more than its tokens.
+    """
+
+    pieces = np.arange(1, min(max(1, T // 32), 4 * held) + 1, dtype=np.int64)
+    waves = -(-(rows * pieces + packed) * columns // held)
+    steps = -(-T // pieces) + W - 1
+    return max(1, triton.cdiv(T, int(pieces[np.argmin(waves * steps)])))
+
+
+def step(x, weight, state, bias, residual, activation, slots):
+    """One token's step; arguments as ``dynamic_conv_step`` has validated them. Returns y, shifts ``state``, whose strides are
+    any, and which may hold W inputs, too."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    strides = tuple(None if t is None else t.stride() for t in (x, weight, bias, residual, state, slots))
+    grid, numbers, meta = plan_step(x.shape, weight.shape, weight.dtype, state.shape[-1], strides, activation, x.device)
+    launch(
+        conv_step_kernel, grid, x, weight, bias, residual, state, slots, y, *numbers, outputs=(y, state), **meta
+    )  # fmt: skip
+    return y
+
+
+@remembered
+def plan_step(shape, weight_shape, dtype, kept, strides, activation, device):
+    """The ``Launch`` of a step; ``kept`` inputs in the state; ``strides`` of x, weight, bias, residual, state and slots,
+    ``None`` where absent."""
+    B, D = shape
+    W = weight_shape[-1]
+    static = len(weight_shape) == 2
+    of_x, of_k, of_bias, of_residual, of_state, of_slots = strides
+    options = configuration("dynamic_conv", "step", size_class(W, dtype, static), device)
+    tiles_d = triton.cdiv(D, options["BLOCK"])
+    numbers = (
+        D, tiles_d, *of_x, *((0, *of_k) if static else of_k), *(of_bias or (0,)), *(of_residual or (0, 0)),
+        *of_state, *(of_slots or (0,)),
+    )  # fmt: skip
+    meta = {"W": W, "KEPT": kept, "SILU": activation == "silu", "HAS_BIAS": of_bias is not None,
+            "HAS_RESIDUAL": of_residual is not None, "HAS_SLOTS": of_slots is not None, **options}  # fmt: skip
+    return Launch((B * tiles_d,), numbers, meta)
+
+
+def _for_every_token(weight, B, T):
+    """The ``Layout`` [B, T, D, W] of a weight that may be one for all tokens."""
+    if len(weight.shape) == 4:
+        return weight
+    return Layout((B, T, *weight.shape), (0, 0, *weight.strides), weight.dtype, weight.address)
+
+
+def _strides(tensor, ndim):
+    return (0,) * ndim if tensor is None else tensor.strides
