@@ -17,6 +17,7 @@ from kernels.recurrent_attention import recurrent_attention
 from tests.programs.installed import program
 
 layers = program("fla.layers")
+SimpleGatedLinearAttention = program("fla.layers.simple_gla").SimpleGatedLinearAttention
 Cache = program("fla.models.utils").Cache
 convolutions = program("fla.modules.causal_conv1d.ops")
 gla, simple_gla, linear_attn = (program(f"fla.ops.{name}.naive") for name in ("gla", "simple_gla", "linear_attn"))
@@ -180,7 +181,7 @@ LAYERS = {
     "GLA": ("gla", "gla", layers.GatedLinearAttention, {"expand_k": 0.5}),
     "GLA, short convolutions": ("gla", "gla", layers.GatedLinearAttention, {"use_short_conv": True, "conv_bias": True}),
     "GLA, shared keys": ("gla", "gla", layers.GatedLinearAttention, {"num_kv_heads": 1, "use_output_gate": False}),
-    "simple GLA": ("simple_gla", "simple_gla", program("fla.layers.simple_gla").SimpleGatedLinearAttention, {"expand_v": 1.0}),
+    "simple GLA": ("simple_gla", "simple_gla", SimpleGatedLinearAttention, {"expand_v": 1.0}),
     "retention": ("multiscale_retention", "retention", layers.MultiScaleRetention, {"expand_v": 1.0}),
     "HGRN-2": ("hgrn2", "gla", layers.HGRN2Attention, {"expand_ratio": 16, "num_heads": 3}),
     "linear attention": ("linear_attn", "linear_attn", layers.LinearAttention, {"feature_map": "elu"}),
@@ -253,7 +254,7 @@ def test_a_prompt_then_tokens(name, with_operators):
     for ours in (True, False):
         with_operators(name, ours)
         made, cache = layer(name).eval(), Cache()
-        parts = images(12).split([9, 1, 1, 1], 1)
+        parts = images(12).split([5, 4, 1, 1, 1], 1)  # several at once with a state, too
         outs = [made(part, past_key_values=cache, use_cache=True)[0] for part in parts]
         answers.append((torch.cat(outs, 1), cache[0]["recurrent_state"]))
     close(answers[0][0], answers[1][0])
