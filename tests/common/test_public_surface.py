@@ -1,5 +1,6 @@
 """What type checkers see: every public function and layer says what it takes and gives, and the package says that it does."""
 
+import ast
 import inspect
 from pathlib import Path
 
@@ -35,3 +36,36 @@ def test_arguments_and_results_have_types(function):
     assert signature.return_annotation is not signature.empty
     named = [p for p in signature.parameters.values() if p.name != "self"]
     assert [p.name for p in named if p.annotation is p.empty] == []
+
+
+def signature(arguments):
+    """Names, kinds, which have a default, types as they are written."""
+    given = arguments.posonlyargs + arguments.args
+    defaults = [None] * (len(given) - len(arguments.defaults)) + arguments.defaults
+    parts = [(a, d, False) for a, d in zip(given, defaults, strict=True) if a.arg != "self"]
+    parts += [(a, d, True) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    return [(a.arg, ast.unparse(a.annotation), d is not None, keyword) for a, d, keyword in parts]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.__name__.split(".")[-1])
+def test_stubs_say_what_the_functions_take(room):
+    """The last form of each is the function's own signature; the others narrow what it gives."""
+    folder = Path(room.__file__).parent
+    stub = ast.parse((folder / "__init__.pyi").read_text())
+    functions = [node for node in ast.parse((folder / "operator.py").read_text()).body if isinstance(node, ast.FunctionDef)]
+    source = {node.name: node for node in functions}
+    kinds = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+    named = {n.target.id: kinds[n.annotation.id] for n in stub.body if isinstance(n, ast.AnnAssign)}
+    assert named and set(kinds) == {kind.name for kind in named.values()}
+    for name, kind in named.items():
+        *narrower, own = [node for node in kind.body if node.name == "__call__"]
+        assert signature(own.args) == signature(source[name].args)
+        assert ast.unparse(own.returns) == ast.unparse(source[name].returns)
+        for form in narrower:
+            assert {part[0] for part in signature(form.args)} == {part[0] for part in signature(own.args)}
+        (explain,) = [node for node in kind.body if node.name == "explain"]
+        assert signature(explain.args) == signature(own.args) and ast.unparse(explain.returns) == "str"
+        carried = {node.name for node in kind.body} - {"__call__"}
+        assert all(callable(getattr(getattr(room, name), attribute)) for attribute in carried)
+    imported = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported - {None} | set(named) == set(room.__all__)
