@@ -12,7 +12,7 @@ from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.portable.product import size_class
+from kernels.conv_wgrad.portable.way import size_class
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 
 CASES = [  # N, Ci, Co, H = W, R = S, stride, padding, groups
@@ -225,7 +225,8 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
 
     if backend == "hopper":
         return "3 chunks", call
-    return size_class(g, dtype) if kernel == "product" else "default", call
+    precision = "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
+    return size_class(g, dtype, precision) if kernel == "product" else "default", call
 
 
 def line(row):

@@ -15,7 +15,7 @@ from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
 from kernels.recurrent_attention.chunk import backward as chunk_backward
-from kernels.recurrent_attention.chunk import decays as chunk_decays
+from kernels.recurrent_attention.chunk import cut
 from kernels.recurrent_attention.chunk import forward as chunk_forward
 from kernels.recurrent_attention.recurrence import backward as backward_pass
 from kernels.recurrent_attention.recurrence import forward as forward_pass
@@ -304,7 +304,7 @@ def tuned_call(kernel, shape, size):
             else:
                 backward_pass.backward(do, None, *tensors, *rest, needs)
 
-    size_class = chunk_decays.size_class(given["q"]) if mode == "chunk" else forward_pass.size_class(given["q"])
+    size_class = cut.size_class(given["q"]) if mode == "chunk" else forward_pass.size_class(given["q"])
     return size_class, torch.no_grad()(call)
 
 

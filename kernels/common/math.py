@@ -1,4 +1,4 @@
-"""Numbers that every room needs: log2 e, blocks that hold a dimension, strides of what may be absent, bits of a dtype."""
+"""Numbers that every room needs: log2 e, blocks that cover a dimension, strides of what may be absent, bits of a dtype."""
 
 import math
 
@@ -8,6 +8,11 @@ LOG2_E = math.log2(math.e)  # e^x = 2^(x log2 e): GPUs have an instruction for p
 def block(size, least=16):
     """The tile that holds a whole dimension: a power of two, and no less than a matrix product takes."""
     return max(least, 1 << max(0, size - 1).bit_length())
+
+
+def cdiv(size, tile):
+    """How many tiles cover a size. (Triton's own does the same inside a kernel; on the host it takes a microsecond.)"""
+    return -(-size // tile)
 
 
 def strides(tensor, ndim=4):

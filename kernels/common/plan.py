@@ -76,7 +76,9 @@ def choose(ways, problem, asked="auto"):
             costs[name] = way.cost(problem)
     if not costs:
         raise ValueError("; ".join(f"{name}: {reason}" for name, reason in passed_over.items()))
-    best = min(costs, key=lambda name: costs[name].time)
+    best = next(iter(costs))
+    for name in costs:  # compared one by one: dynamo traces no ``min`` with a key
+        best = name if costs[name].time < costs[best].time else best
     slower = {name: cost.because for name, cost in costs.items() if name != best and cost.because}
     return Choice(best, {name: reason for name in ways if (reason := passed_over.get(name) or slower.get(name))})
 
@@ -101,6 +103,15 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
     dtype: torch.dtype
     address: int
+
+    def meta(self):
+        """A tensor that lies so, of no memory."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+
+def strided(tensor):
+    """The ``Layout`` of a tensor whose address doesn't matter, ``None`` of ``None``."""
+    return None if tensor is None else Layout(tensor.shape, tensor.stride(), tensor.dtype, 0)
 
 
 def layout(tensor):

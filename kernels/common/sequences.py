@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
+from kernels.common.math import cdiv
 from kernels.common.validate import check_tensor, values_checked
 
 
@@ -68,7 +69,7 @@ def count_runs(packed, N, T, RUN):
         RUN: tokens in a run.
     """
     if packed is None or packed is False:
-        return N * triton.cdiv(T, RUN)
+        return N * cdiv(T, RUN)
     return T // RUN + N if N else 0
 
 
@@ -80,7 +81,7 @@ def sequence_of_runs(cu_seqlens, runs, RUN):
     N = cu_seqlens.shape[0] - 1
     BLOCK = 1024
     launch(
-        _sequence_of_run_kernel, (triton.cdiv(runs, BLOCK),), cu_seqlens, out, N, RUN, runs,
+        _sequence_of_run_kernel, (cdiv(runs, BLOCK),), cu_seqlens, out, N, RUN, runs,
         outputs=(out,), STEPS=max(N, 1).bit_length(), BLOCK=BLOCK,
     )  # fmt: skip
     return out

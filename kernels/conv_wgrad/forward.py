@@ -1,13 +1,27 @@
 """The forward pass and the input gradient, both by torch, in NCHW: what makes the weight gradient part of a convolution."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
 
 def memory_format(*tensors):
     """The format torch's convolutions give their output: channels last where one of these NCHW tensors is stored so."""
-    formats = [torch._prims_common.suggest_memory_format(x) for x in tensors]
+    formats = [_format_of(x) for x in tensors]
     return torch.channels_last if torch.channels_last in formats else torch.contiguous_format
+
+
+def _format_of(x):
+    if any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
+        return torch._prims_common.suggest_memory_format(x)
+    return _remembered_format(x.shape, x.stride())
+
+
+@functools.lru_cache(1024)
+def _remembered_format(shape, strides):
+    """The same of a tensor that lies so: torch asks in Python, for as long as a launch takes."""
+    return torch._prims_common.suggest_memory_format(torch.empty_strided(shape, strides, device="meta"))
 
 
 def forward(input, weight, bias, g):

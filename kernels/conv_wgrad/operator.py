@@ -1,6 +1,5 @@
-"""The public functions: validate, choose a backend, wire autograd. Their docstrings are the ones of record."""
+"""The public functions: validate, register. Their docstrings are the ones of record."""
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -10,16 +9,11 @@ from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels import runtime
-from kernels.common.operator import autocast, public, refuse_second_derivative
+from kernels.common.operator import Operator
+from kernels.common.public import autocast, explains, public
 from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor, left_to_reference
+from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import forward, input_grad, memory_format
-from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.gluon import blackwell, hopper
-from kernels.conv_wgrad.portable import product as portable
-
-# Fastest first. Each is a module with ``reason_not``, ``reason_slower``, ``describe``, ``copies`` and ``wgrad``, documented
-# where the portable one has them.
-BACKENDS = {"blackwell": blackwell, "hopper": hopper, "triton": portable}
 
 
 @public
@@ -82,35 +76,14 @@ def conv2d_wgrad(
     return out
 
 
-def explain(
-    input: Tensor,
-    grad_output: Tensor,
-    R: int,
-    S: int,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    *,
-    backend: str = "auto",
-    split_k: int | None = None,
-    out: Tensor | None = None,
-    accumulate: bool = False,
-    out_dtype: torch.dtype | None = None,
-) -> str:
+@explains(conv2d_wgrad)
+def explain(input, grad_output, backend, split_k, **rest):
     """What ``conv2d_wgrad`` would run for these arguments, and why, as text: the backend, its tiles and split-K, the share of
     work on padding (tile waste, 1.00 for none), and which tensors it copies first."""
-    g = _check(
-        input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype
-    )
-    name, passed_over = _choose(backend, g, input.dtype, input.device)
-    lines = [f"{name}: {BACKENDS[name].describe(g, input.dtype, input.device, split_k)}"]
-    lines += [f"not {other}: {reason}" for other, reason in passed_over.items()]
-    lines += BACKENDS[name].copies(input, grad_output)
-    return "\n".join(lines)
-
-
-conv2d_wgrad.explain = explain
+    g = _check(input, grad_output, backend=backend, split_k=split_k, **rest)
+    choice, what = plan.chosen(plan.problem_of(input, grad_output, g, split_k), backend)
+    lines = [f"{choice.name}: {what}", *str(choice).splitlines()]
+    return "\n".join(lines + plan.WAYS[choice.name].copies(input, grad_output))
 
 
 @public
@@ -176,7 +149,7 @@ def conv2d(
     check_tensor("input", input, (None, None, None, None), "[N, H, W, Ci]")
     like = {"dtypes": (input.dtype,), "like": ("input", input)}
     check_tensor("weight", weight, (None, None, None, None), "[Co, R, S, Ci/groups]", **like)
-    g = geometry(input.shape, *weight.shape[:3], stride, padding, dilation, groups)
+    g = plan.checked(input.shape, *weight.shape[:3], stride, padding, dilation, groups)
     check_tensor("weight", weight, g.weight_shape, "[Co, R, S, Ci/groups]", **like)
     if bias is not None:
         check_tensor("bias", bias, (g.Co,), "[Co]", **like)
@@ -202,7 +175,7 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
         top, bottom, left, right = padding
         input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
     N, Ci, H, W = _sizes(input)
-    g = geometry((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
+    g = plan.checked((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
     g.check_output()
     other = left_to_reference("Conv2d", input) or input.device.type != runtime.device.type
     if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
@@ -221,13 +194,13 @@ def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend,
     check_tensor(
         "grad_output", grad_output, (None, None, None, None), "[N, P, Q, Co]", dtypes=(input.dtype,), like=like
     )
-    g = geometry(input.shape, grad_output.shape[-1], R, S, stride, padding, dilation, groups)
+    g = plan.checked(input.shape, grad_output.shape[-1], R, S, stride, padding, dilation, groups)
     check_tensor("grad_output", grad_output, g.output_shape, "[N, P, Q, Co]", dtypes=(input.dtype,), like=like)
-    check_choice("backend", backend, ("auto", *BACKENDS))
+    check_choice("backend", backend, ("auto", *plan.WAYS))
     if split_k is not None and (isinstance(split_k, bool) or not isinstance(split_k, int) or split_k < 1):
         raise ValueError(f"split_k is {split_k!r}, needs a whole number of at least 1, or None")
     _check_out(out, g.weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, like)
-    if backend != "auto" and (reason := BACKENDS[backend].reason_not(g, input.dtype, input.device)):
+    if backend != "auto" and (reason := plan.WAYS[backend].reason_not(plan.Refusable(g, input.dtype, input.device))):
         raise ValueError(f"backend is {backend!r}, needs another here: {reason}")
     return g
 
@@ -246,183 +219,117 @@ def _check_out(out, shape, legend, accumulate, out_dtype, like):
         raise ValueError(f"out has strides {out.stride()}, needs a place of its own for every element")
 
 
-@functools.lru_cache(4096)
-def _choose(backend, g, dtype, device):
-    """``(name, {faster backend: why not it})``; remembered, since weighing two plans takes as long as a launch."""
-    if backend != "auto":
-        return backend, {}
-    reasons = {}
-    for name, module in BACKENDS.items():
-        reason = module.reason_not(g, dtype, device) or module.reason_slower(g, dtype, device)
-        if reason is None:
-            break
-        reasons[name] = reason
-    return name, reasons
+# As torch sees them: opaque calls with known output shapes, in a compiled graph as in an eager one.
 
 
-def _run(input, grad_output, out, accumulate, R, S, stride, padding, dilation, groups, backend, split_k):
-    g = geometry(input.shape, grad_output.shape[-1], R, S, tuple(stride), tuple(padding), tuple(dilation), groups)
-    name, _ = _choose(backend, g, input.dtype, input.device)
-    BACKENDS[name].wgrad(input, grad_output, g, out, accumulate, split_k)
+_GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+_WGRAD = f"Tensor input, Tensor grad_output, SymInt R, SymInt S, {_GEOMETRY}, str backend, SymInt? split_k"
 
 
-# Custom operators, so that torch.compile sees one opaque call with known output shapes instead of breaking the graph.
+def _run_wgrad(out, input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, accumulate):
+    g = plan.checked(input.shape, grad_output.shape[-1], R, S, tuple(stride), tuple(padding), tuple(dilation), groups)
+    plan.wgrad(input, grad_output, g, out, accumulate, backend, split_k)
 
 
-@torch.library.custom_op("kernels_from_math::conv2d_wgrad", mutates_args=())
-def _wgrad(
-    input: Tensor,
-    grad_output: Tensor,
-    R: int,
-    S: int,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    backend: str,
-    split_k: int | None,
-    out_dtype: torch.dtype | None,
-) -> Tensor:
-    shape = (grad_output.shape[-1], R, S, input.shape[-1] // groups)
-    out = torch.empty(shape, dtype=out_dtype or input.dtype, device=input.device)
-    _run(input, grad_output, out, False, R, S, stride, padding, dilation, groups, backend, split_k)
+def _new_wgrad(*arguments):
+    out = _wgrad_shape(*arguments)
+    _run_wgrad(out, *arguments[:-1], False)
     return out
 
 
-@_wgrad.register_fake
-def _(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out_dtype):
+def _wgrad_shape(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out_dtype):
     return input.new_empty(grad_output.shape[-1], R, S, input.shape[-1] // groups, dtype=out_dtype or input.dtype)
 
 
-@torch.library.custom_op("kernels_from_math::conv2d_wgrad_into", mutates_args=("out",))
-def _wgrad_into(
-    out: Tensor,
-    input: Tensor,
-    grad_output: Tensor,
-    R: int,
-    S: int,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    backend: str,
-    split_k: int | None,
-    accumulate: bool,
-) -> None:
-    _run(input, grad_output, out, accumulate, R, S, stride, padding, dilation, groups, backend, split_k)
-
-
-@torch.library.custom_op("kernels_from_math::conv2d_bias_grad", mutates_args=())
-def _bias_grad(grad_output: Tensor) -> Tensor:
+def _new_bias_grad(grad_output):
     out = grad_output.new_empty(grad_output.shape[-1])
-    portable.bias_grad(grad_output, out, False)
+    plan.bias_grad(grad_output, out)
     return out
 
 
-@_bias_grad.register_fake
-def _(grad_output):
-    return grad_output.new_empty(grad_output.shape[-1])
-
-
-@torch.library.custom_op("kernels_from_math::conv2d_bias_grad_into", mutates_args=("out",))
-def _bias_grad_into(out: Tensor, grad_output: Tensor, accumulate: bool) -> None:
-    portable.bias_grad(grad_output, out, accumulate)
-
-
-@torch.library.custom_op("kernels_from_math::conv2d", mutates_args=())
-def _conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    """y [N, Co, P, Q] of input [N, Ci, H, W] and weight [Co, Ci/groups, R, S]."""
-    y = forward(input, weight, bias, _planes(input, weight, stride, padding, dilation, groups))
-    return y.contiguous(memory_format=memory_format(input, weight))  # whatever torch chose, as the fake says
+_wgrad = Operator(
+    f"conv2d_wgrad({_WGRAD}, ScalarType? out_dtype) -> Tensor dw", _new_wgrad, _wgrad_shape, room="conv_wgrad"
+)
+_wgrad_into = Operator(
+    f"conv2d_wgrad_into(Tensor(a!) out, {_WGRAD}, bool accumulate) -> ()",
+    _run_wgrad, lambda *arguments: None, public="conv2d_wgrad", room="conv_wgrad",
+)  # fmt: skip
+_bias_grad = Operator(
+    "conv2d_bias_grad(Tensor grad_output) -> Tensor db",
+    _new_bias_grad, lambda dy: dy.new_empty(dy.shape[-1]), room="conv_wgrad",
+)  # fmt: skip
+_bias_grad_into = Operator(
+    "conv2d_bias_grad_into(Tensor(a!) out, Tensor grad_output, bool accumulate) -> ()",
+    lambda out, grad_output, accumulate: plan.bias_grad(grad_output, out, accumulate), lambda *arguments: None,
+    public="conv2d_bias_grad", room="conv_wgrad",
+)  # fmt: skip
 
 
 def _planes(input, weight, stride, padding, dilation, groups):
     """The ``Geometry`` of images and weights whose channels come before height and width."""
     N, Ci, H, W = input.shape
     Co, _, R, S = weight.shape
-    return geometry((N, H, W, Ci), Co, R, S, tuple(stride), tuple(padding), tuple(dilation), groups)
+    return plan.checked((N, H, W, Ci), Co, R, S, tuple(stride), tuple(padding), tuple(dilation), groups)
 
 
-@_conv2d.register_fake
-def _(input, weight, bias, stride, padding, dilation, groups):
-    g = _planes(input, weight, stride, padding, dilation, groups)
+def _convolution(input, weight, bias, *rest):
+    """y [N, Co, P, Q] of input [N, Ci, H, W] and weight [Co, Ci/groups, R, S]."""
+    y = forward(input, weight, bias, _planes(input, weight, *rest))
+    return y.contiguous(memory_format=memory_format(input, weight))  # whatever torch chose, as the fake says
+
+
+def _convolution_shape(input, weight, bias, *rest):
+    g = _planes(input, weight, *rest)
     return input.new_empty(g.N, g.Co, g.P, g.Q).contiguous(memory_format=memory_format(input, weight))
 
 
-@torch.library.custom_op("kernels_from_math::conv2d_backward", mutates_args=())
-def _conv2d_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of input, weight and bias, empty where not needed."""
+def _convolution_backward(dy, input, weight, stride, padding, dilation, groups, needs):
+    """The gradients of input, weight and bias, ``None`` where not needed."""
     g = _planes(input, weight, stride, padding, dilation, groups)
     need_input, need_weight, need_bias = needs
-    dx, dw, db = (input.new_empty(0) for _ in needs)
-    dy = grad_output.permute(0, 2, 3, 1)
+    dx = dw = db = None
+    pixels = dy.permute(0, 2, 3, 1)
     if need_input:
-        dx = input_grad(grad_output, input, weight, g)
+        dx = input_grad(dy, input, weight, g)
     if need_weight:
         dw = torch.empty_like(weight)
-        x = input.permute(0, 2, 3, 1)
-        _run(x, dy, dw.permute(0, 2, 3, 1), False, g.R, g.S, stride, padding, dilation, groups, "auto", None)
+        plan.wgrad(input.permute(0, 2, 3, 1), pixels, g, dw.permute(0, 2, 3, 1))
     if need_bias:
         db = input.new_empty(g.Co)
-        portable.bias_grad(dy, db, False)
+        plan.bias_grad(pixels, db)
     return dx, dw, db
 
 
-@_conv2d_backward.register_fake
-def _(grad_output, input, weight, stride, padding, dilation, groups, needs):
+def _convolution_backward_shapes(dy, input, weight, *rest):
     dx = input.new_empty(input.shape).contiguous(memory_format=memory_format(input))
-    given = dx, torch.empty_like(weight), weight.new_empty(weight.shape[:1])
-    return tuple(t if need else input.new_empty(0) for t, need in zip(given, needs, strict=True))
+    return dx, torch.empty_like(weight), weight.new_empty(weight.shape[:1])
 
 
-def _save(ctx, inputs, output):
-    input, weight, _, *ctx.geometry = inputs
-    ctx.save_for_backward(input, weight)
-
-
-def _differentiate(ctx, grad_output):
-    input, weight = ctx.saved_tensors
-    needs = list(ctx.needs_input_grad[:3])
-    grads = _conv2d_backward(grad_output, input, weight, *ctx.geometry, needs)
-    return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), None, None, None, None
-
-
-_conv2d.register_autograd(_differentiate, setup_context=_save)
-_conv2d_backward.register_autograd(refuse_second_derivative("conv2d", room="conv_wgrad"))
-_wgrad.register_autograd(refuse_second_derivative("conv2d_wgrad", room="conv_wgrad"))
-_bias_grad.register_autograd(refuse_second_derivative("conv2d_bias_grad", room="conv_wgrad"))
+_conv2d = Operator(
+    f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor y",
+    _convolution,
+    _convolution_shape,
+    backward=_convolution_backward,
+    gradients=("input", "weight", "bias"),
+    saved=("input", "weight"),
+    fake_backward=_convolution_backward_shapes,
+    room="conv_wgrad",
+)
 
 
 # What torch's counter of floating-point operations is told, where it would see an operator it does not know.
 
 
-@register_flop_formula(torch.ops.kernels_from_math.conv2d)
+@register_flop_formula(_conv2d.op.overloadpacket)
 def _forward_flops(input, weight, *args, out_shape, **rest):
     return conv_flop_count(input, weight, out_shape)
 
 
-@register_flop_formula(torch.ops.kernels_from_math.conv2d_backward)
+@register_flop_formula(_conv2d.backward_op.overloadpacket)
 def _backward_flops(grad_output, input, weight, stride, padding, dilation, groups, needs, **rest):
     return sum(needs[:2]) * conv_flop_count(input, weight, grad_output)
 
 
-@register_flop_formula(torch.ops.kernels_from_math.conv2d_wgrad)
+@register_flop_formula(_wgrad.op.overloadpacket)
 def _wgrad_flops(input, grad_output, R, S, *args, out_shape, **rest):
     return 2 * math.prod(grad_output) * R * S * out_shape[-1]

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
+from kernels.common.plan import remembered
 
 # What a program costs beside its pixels, in pixels: filling the pipeline and storing its tile; partial sums written and read.
 START = 256
@@ -125,7 +126,7 @@ def sum_pieces(partials, out, accumulate):
         sum_pieces(partials, total, False)
         out.add_(total) if accumulate else out.copy_(total)
         return
-    options = configuration("conv_wgrad", "sum", "default", out.device)
+    options = _sum_options(out.device)
     launch(
         sum_kernel,
         (-(-out.numel() // options["BLOCK"]),),
@@ -133,6 +134,11 @@ def sum_pieces(partials, out, accumulate):
         outputs=(out,),
         ACCUMULATE=accumulate, **options,
     )  # fmt: skip
+
+
+@remembered
+def _sum_options(device):
+    return configuration("conv_wgrad", "sum", "default", device)
 
 
 def reduce_into(out, accumulate, pieces, run):

@@ -10,7 +10,7 @@ import triton
 
 from kernels.common.configs import configuration, declare
 from kernels.common.launch import launch
-from kernels.common.math import bits
+from kernels.common.math import bits, cdiv
 from kernels.common.plan import Layout, layout, remembered
 from kernels.common.sequences import count_runs, sequence_of_runs
 from kernels.dynamic_conv.backward import conv_backward_kernel, ends_kernel
@@ -151,7 +151,7 @@ def plan_forward(x, weight, bias, residual, state, activation, final, packed, de
     del options["G"]
     N = B if packed is None else packed
     runs = count_runs(packed, N, T, options["RUN"])
-    tiles_d = triton.cdiv(D // G, options["BLOCK"])
+    tiles_d = cdiv(D // G, options["BLOCK"])
     numbers = (
         T, D // G, runs, tiles_d,
         *word_strides(x, G), *word_strides(k, G, inner=2), *_strides(bias, 1),
@@ -162,14 +162,14 @@ def plan_forward(x, weight, bias, residual, state, activation, final, packed, de
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
         "HAS_STATE": state is not None and W > 1, "PACKED": packed is not None, **options,
     }  # fmt: skip
-    walk = Launch((triton.cdiv(runs, options["ROWS"]) * tiles_d,), numbers, meta)
+    walk = Launch((cdiv(runs, options["ROWS"]) * tiles_d,), numbers, meta)
     return ForwardPlan(G, reason, options["RUN"], runs, walk, _plan_final(x, W, state, N, packed) if final else None)
 
 
 def _plan_final(x, W, state, N, packed):
     BLOCK = 128
     _, T, D = x.shape
-    tiles_d = triton.cdiv(D, BLOCK) if W > 1 else 0
+    tiles_d = cdiv(D, BLOCK) if W > 1 else 0
     meta = {"W": W, "SLOTS": triton.next_power_of_2(max(W - 1, 1)), "HAS_STATE": state is not None,
             "PACKED": packed is not None, "BLOCK": BLOCK}  # fmt: skip
     return Launch((N * tiles_d,), (T, D, tiles_d, *x.strides, *_strides(state, 3)), meta)
@@ -210,11 +210,11 @@ def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs,
     key = size_class(W, weight.dtype, static, packed is not None)
     options = configuration("dynamic_conv", "backward", key, device)
     G = min(G, options.pop("G"))
-    tiles_d = triton.cdiv(D // G, options["BLOCK"])
+    tiles_d = cdiv(D // G, options["BLOCK"])
     held = options.pop("HELD", None)
     RUN = options.pop("RUN", None) or balanced_run(T, B, 0 if packed is None else N, tiles_d, held, W)
     runs = count_runs(packed, N, T, RUN)
-    tiles = triton.cdiv(runs, options["ROWS"])
+    tiles = cdiv(runs, options["ROWS"])
     shared = {
         "W": W, "TAPS": triton.next_power_of_2(W), "SILU": activation == "silu",
         "HAS_BIAS": bias is not None, "HAS_STATE": state is not None, "PACKED": packed is not None,
@@ -230,7 +230,7 @@ def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs,
 
     def ends(final):
         BLOCK = 64
-        tiles_d = triton.cdiv(D, BLOCK)
+        tiles_d = cdiv(D, BLOCK)
         numbers = (
             T, D, tiles_d, *dy.strides, *x.strides, *k.strides, *_strides(bias, 1), *_strides(state, 3), *_strides(dfinal, 3),
         )  # fmt: skip
@@ -257,7 +257,7 @@ def balanced_run(T, rows, packed, columns, held, W):
     pieces = np.arange(1, min(max(1, T // 32), 4 * held) + 1, dtype=np.int64)
     waves = -(-(rows * pieces + packed) * columns // held)
     steps = -(-T // pieces) + W - 1
-    return max(1, triton.cdiv(T, int(pieces[np.argmin(waves * steps)])))
+    return max(1, cdiv(T, int(pieces[np.argmin(waves * steps)])))
 
 
 def step(x, weight, state, bias, residual, activation, slots):
@@ -281,7 +281,7 @@ def plan_step(shape, weight_shape, dtype, kept, strides, activation, device):
     static = len(weight_shape) == 2
     of_x, of_k, of_bias, of_residual, of_state, of_slots = strides
     options = configuration("dynamic_conv", "step", size_class(W, dtype, static), device)
-    tiles_d = triton.cdiv(D, options["BLOCK"])
+    tiles_d = cdiv(D, options["BLOCK"])
     numbers = (
         D, tiles_d, *of_x, *((0, *of_k) if static else of_k), *(of_bias or (0,)), *(of_residual or (0, 0)),
         *of_state, *(of_slots or (0,)),

@@ -1,19 +1,16 @@
-"""The public functions: validate, choose, wire autograd. Their docstrings are the ones of record."""
+"""The public functions: validate, choose, register. Their docstrings are the ones of record."""
 
 import torch
 from torch import Tensor
 
-from kernels.common.operator import autocast, public, refuse_second_derivative
+from kernels.common.operator import Operator
+from kernels.common.public import autocast, explains, public
 from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_number, check_slots, check_tensor
-from kernels.recurrent_attention.chunk import backward as chunk_backward
-from kernels.recurrent_attention.chunk import decays as chunk_decays
-from kernels.recurrent_attention.chunk import forward as chunk_forward
-from kernels.recurrent_attention.recurrence import backward as backward_pass
-from kernels.recurrent_attention.recurrence import forward as forward_pass
+from kernels.recurrent_attention import plan
+from kernels.recurrent_attention.chunk.cut import cuts, operand_dtype
 
-MODES = ("auto", "recurrent", "chunk")
-SHORT = 16  # tokens along time up to which the recurrence takes no more steps than a chunk has rows to fill
+MODES = ("auto", *plan.WAYS)
 
 
 @public
@@ -95,11 +92,11 @@ def recurrent_attention(
     q, k, v = autocast(q, k, v)
     _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"), state_v_first)
     initial_state = initial_state.mT if state_v_first and initial_state is not None else initial_state
-    mode, _ = _choose(mode, q, gk, gv)
+    mode = plan.chosen(mode, q, gv).name
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.contiguous()
     scale = _scale(scale, q)
-    o, final_state, _ = _forward(
+    o, final_state, _ = _attend(
         q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, mode
     )
     if not output_final_state:
@@ -165,42 +162,15 @@ def recurrent_attention_step(
     return _step(q, k, v, state, g, g_gamma, gk, gv, slots, _scale(scale, q))
 
 
-def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    g: Tensor | None = None,
-    g_gamma: Tensor | None = None,
-    gk: Tensor | None = None,
-    gv: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: Tensor | None = None,
-    mode: str = "auto",
-    state_v_first: bool = False,
-) -> str:
-    """Which mode ``recurrent_attention`` would take for these arguments, and why, as text."""
+@explains(recurrent_attention)
+def explain(q, k, v, g, g_gamma, gk, gv, scale, initial_state, output_final_state, reverse, cu_seqlens, mode, state_v_first):
+    """Which mode ``recurrent_attention`` would take for these arguments, and why, as text; then what that launches."""
+    q, k, v = autocast(q, k, v)
     _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"), state_v_first)
-    return "{}: {}".format(*_choose(mode, q, gk, gv))
-
-
-recurrent_attention.explain = explain
-
-
-def _choose(mode, q, gk, gv):
-    """``(mode, reason)``."""
-    if mode == "chunk" and gv is not None:
-        raise ValueError("mode is 'chunk', needs to be 'recurrent' with gv: chunks have no form for a gate on values")
-    if mode != "auto":
-        return mode, "the caller asked for it"
-    if gv is not None:
-        return "recurrent", "only the recurrence has gates on values (gv)"
-    if q.shape[1] <= SHORT:
-        return "recurrent", f"{q.shape[1]} tokens along time are no more than {SHORT}: too few to fill a chunk"
-    return "chunk", "matrix products over chunks of tokens are faster than one token after the other"
+    choice = plan.chosen(mode, q, gv)
+    reason = "; ".join(choice.passed_over.values()) or "the caller asked for it"
+    what = plan.describe(q, k, v, g, g_gamma, gk, gv, reverse, cu_seqlens, choice.name)
+    return f"{choice.name}: {reason}\n{what}"
 
 
 def _scale(scale, q):
@@ -251,129 +221,38 @@ def _name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-# Custom operators, so that torch.compile sees one opaque call with known output shapes instead of breaking the graph.
+# As torch sees them: one opaque call with known output shapes, in a compiled graph as in an eager one.
 
 
-@torch.library.custom_op("kernels_from_math::recurrent_attention", mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    g_gamma: Tensor | None,
-    gk: Tensor | None,
-    gv: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    output_final_state: bool,
-    reverse: bool,
-    mode: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``(o, final state, scores)``, empty where there is none; the scores are for the backward pass of chunk mode."""
-    scores = None
-    rest = (scale, initial_state, output_final_state, reverse, cu_seqlens)
-    if mode == "chunk":
-        o, final_state, scores = chunk_forward.forward(q, k, v, g, g_gamma, gk, *rest)
-    else:
-        o, final_state = forward_pass.forward(q, k, v, g, g_gamma, gk, gv, *rest)
-    return o, *(q.new_empty(0) if x is None else x for x in (final_state, scores))
-
-
-@_forward.register_fake
-def _(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, mode):
+def _shapes(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, mode):
     B, T, H, K = q.shape
     V = v.shape[-1]
-    o = q.new_empty(B, T, H, V)
-    scores = q.new_empty(0)
+    final = scores = None
     if mode == "chunk" and gk is not None and T > 0 and H > 0:
-        scores = q.new_empty(B, T, H, chunk_decays.cuts(q)["C"], dtype=chunk_decays.operand_dtype(q))
-    if not output_final_state:
-        return o, q.new_empty(0), scores
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return o, q.new_empty(N, H, K, V, dtype=torch.float32), scores
+        scores = q.new_empty(B, T, H, cuts(q, q.device)["C"], dtype=operand_dtype(q))
+    if output_final_state:
+        N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        final = q.new_empty(N, H, K, V, dtype=torch.float32)
+    return q.new_empty(B, T, H, V), final, scores
 
 
-@torch.library.custom_op("kernels_from_math::recurrent_attention_backward", mutates_args=())
-def _backward(
-    do: Tensor,
-    dfinal: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    g_gamma: Tensor | None,
-    gk: Tensor | None,
-    gv: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scores: Tensor,
-    scale: float,
-    reverse: bool,
-    mode: str,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    if mode == "chunk":
-        chunk_needs = needs[:6] + needs[7:]
-        grads = chunk_backward.backward(
-            do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens, chunk_needs,
-            scores if scores.numel() else None,
-        )  # fmt: skip
-        grads = *grads[:6], None, grads[6]
-    else:
-        grads = backward_pass.backward(
-            do, dfinal, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, needs
-        )
-    return tuple(q.new_empty(0) if grad is None else grad for grad in grads)
+_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? g_gamma, Tensor? gk, Tensor? gv"
+_GATED = ("q", "k", "v", "g", "g_gamma", "gk", "gv", "initial_state")
 
-
-@_backward.register_fake
-def _(do, dfinal, q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scores, scale, reverse, mode, needs):
-    given = (q, k, v, g, g_gamma, gk, gv, initial_state)
-    return tuple(t.new_empty(t.shape) if need else q.new_empty(0) for t, need in zip(given, needs, strict=True))
-
-
-def _save(ctx, inputs, output):
-    *tensors, scale, output_final_state, reverse, mode = inputs
-    ctx.save_for_backward(*tensors, output[2])
-    ctx.scale, ctx.reverse, ctx.mode = scale, reverse, mode
-    ctx.final_state = output_final_state
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx, do, dfinal, _):
-    q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scores = ctx.saved_tensors
-    needs = list(ctx.needs_input_grad[:8])
-    if do is None:  # only the final state was used
-        do = q.new_zeros(()).expand(*q.shape[:3], v.shape[-1])
-    grads = _backward(
-        do, dfinal if ctx.final_state else None, q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens,
-        scores, ctx.scale, ctx.reverse, ctx.mode, needs,
-    )  # fmt: skip
-    grads = (grad if need else None for grad, need in zip(grads, needs, strict=True))
-    return *grads, None, None, None, None, None
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(refuse_second_derivative("recurrent_attention"))
-
-
-@torch.library.custom_op("kernels_from_math::recurrent_attention_step", mutates_args=("state",))
-def _step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: Tensor,
-    g: Tensor | None,
-    g_gamma: Tensor | None,
-    gk: Tensor | None,
-    gv: Tensor | None,
-    slots: Tensor | None,
-    scale: float,
-) -> Tensor:
-    return forward_pass.step(q, k, v, state, g, g_gamma, gk, gv, scale, slots)
-
-
-@_step.register_fake
-def _(q, k, v, state, g, g_gamma, gk, gv, slots, scale):
-    return q.new_empty(*q.shape[:2], v.shape[-1])
+_attend = Operator(
+    f"recurrent_attention({_TENSORS}, Tensor? initial_state, Tensor? cu_seqlens, float scale, bool output_final_state, "
+    "bool reverse, str mode) -> (Tensor o, Tensor final_state, Tensor scores)",
+    plan.forward,
+    _shapes,
+    backward=plan.backward,
+    gradients=_GATED,
+    saved=(*_GATED, "cu_seqlens", "scores"),
+    constant=("scores",),
+)
+_step = Operator(
+    "recurrent_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? g, Tensor? g_gamma, Tensor? gk, "
+    "Tensor? gv, Tensor? slots, float scale) -> Tensor o",
+    plan.step,
+    lambda q, k, v, *rest: q.new_empty(*q.shape[:2], v.shape[-1]),
+    room="recurrent_attention",
+)

@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
 from kernels.common import configs
+from kernels.common.plan import forget
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.gluon.tma import segment_of, share_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
@@ -58,7 +59,9 @@ def shared_out(pieces, per):
         return tma.Work(tiles, blocks, pieces, per)
 
     with mock.patch.object(tma, "share_out", cut):
+        forget()
         yield
+    forget()
 
 
 def gradient(backend, x, dy, g, *, out=None, accumulate=False, split_k=None, **model):

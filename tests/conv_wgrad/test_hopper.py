@@ -12,9 +12,10 @@ import torch
 
 from benchmarks import conv_wgrad as benchmark
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad
+from kernels.conv_wgrad import conv2d_wgrad, plan
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.gluon import hopper, tma
+from kernels.conv_wgrad.portable import way
 
 if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
@@ -236,6 +237,13 @@ def on_an_h200(monkeypatch):
     monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
 
 
+def problem_of(case):
+    """The problem of a benchmark's case, of tensors without memory, on the CPU."""
+    g = benchmark.geometry_of(case)
+    x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
+    return plan.problem_of(x, dy, g)._replace(device=torch.device("cpu"))
+
+
 PREFERRED = {  # N, Ci, Co, H = W, R = S, stride, padding, groups; why not Hopper's
     "few channels": ((1, 3, 64, 9, 3, 1, 0, 1), "3 input and 64 output channels make its tiles small"),
     "few channels on both sides": ((64, 64, 64, 56, 3, 1, 1, 1), "64 input and 64 output channels"),
@@ -249,14 +257,14 @@ PREFERRED = {  # N, Ci, Co, H = W, R = S, stride, padding, groups; why not Hoppe
 def test_auto_passes_over_tiles_that_do_not_pay(on_an_h200, name):
     """In each of these the portable kernel was faster, or as fast, on an H200."""
     case, reason = PREFERRED[name]
-    g = benchmark.geometry_of(case)
-    assert tma.unfit(g, torch.bfloat16) is None
-    assert reason in hopper.reason_slower(g, torch.bfloat16, torch.device("cpu"))
+    problem = problem_of(case)
+    assert tma.unfit(problem.g, torch.bfloat16) is None
+    assert hopper.cost(problem).time > way.cost(problem).time and reason in hopper.cost(problem).because
 
 
 @pytest.mark.parametrize("case", benchmark.CASES[:6], ids=benchmark.describe)
 def test_auto_takes_long_sums_of_full_tiles(on_an_h200, case):
-    assert hopper.reason_slower(benchmark.geometry_of(case), torch.bfloat16, torch.device("cpu")) is None
+    assert hopper.cost(problem_of(case)).time <= way.cost(problem_of(case)).time
 
 
 @interpreted

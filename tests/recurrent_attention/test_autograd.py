@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import runtime
 from kernels.recurrent_attention import operator, recurrent_attention, recurrent_attention_step
@@ -20,19 +21,30 @@ def randn(*shape, dtype=torch.float32, grad=False):
     return torch.randn(shape, device=runtime.device, dtype=dtype).requires_grad_(grad)
 
 
-def calls(name, monkeypatch, function):
-    """The arguments with which ``function`` calls the custom operator ``name``."""
-    seen = []
-    op = getattr(operator, name)
-    monkeypatch.setattr(operator, name, lambda *args: (seen.append(args), op(*args))[1])
-    function()
-    assert seen
-    return op, seen
+class Seen(TorchDispatchMode):
+    """The arguments that one of torch's operators is called with."""
+
+    def __init__(self, op):
+        super().__init__()
+        self.op, self.calls = op, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is self.op:
+            self.calls.append(args)
+        return function(*args, **(kwargs or {}))
+
+
+def calls(op, function):
+    """The arguments with which ``function`` calls ``op``."""
+    with Seen(op) as seen:
+        function()
+    assert seen.calls
+    return seen.calls
 
 
 @BOTH
 @pytest.mark.parametrize("packed", [False, True])
-def test_opcheck(mode, packed, monkeypatch):
+def test_opcheck(mode, packed):
     """Both operators, with as few arguments as possible and, but for the checks that run them ten times, with every one."""
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     checks += () if packed else ("test_aot_dispatch_dynamic",)
@@ -48,20 +60,20 @@ def test_opcheck(mode, packed, monkeypatch):
         out = recurrent_attention(**leaves, **packing, output_final_state=packed, mode=mode)
         sum(o.sum() for o in out if o is not None).backward()
 
-    op, seen = calls("_backward", monkeypatch, work)
-    for args in seen:  # its own derivative is refused
-        torch.library.opcheck(op, [x.detach() if isinstance(x, torch.Tensor) else x for x in args], test_utils=checks)
-    op, seen = calls("_forward", monkeypatch, work)
-    for args in seen:
-        torch.library.opcheck(op, args, test_utils=checks)
+    for args in calls(operator._attend.backward_op, work):  # its own derivative is refused
+        values = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
+        torch.library.opcheck(operator._attend.backward_op, values, test_utils=checks)
+    for args in calls(operator._attend.op, work):
+        torch.library.opcheck(operator._attend.op, args, test_utils=checks)
 
 
-def test_opcheck_step(monkeypatch):
+def test_opcheck_step():
     x, state = randn(2, 2, 4), randn(3, 2, 4, 4)
     slots = torch.tensor([2, 0], device=runtime.device)
     gates = {"g": randn(2, 2), "g_gamma": randn(2), "gk": x, "gv": x}
-    op, seen = calls("_step", monkeypatch, lambda: recurrent_attention_step(x, x, x, state, **gates, slots=slots))
-    torch.library.opcheck(op, seen[0])
+    step = operator._step.op
+    (args,) = calls(step, lambda: recurrent_attention_step(x, x, x, state, **gates, slots=slots))
+    torch.library.opcheck(step, args)
 
 
 @BOTH
@@ -184,7 +196,7 @@ def test_a_second_derivative_is_refused_clearly(mode):
 def test_explain_names_the_mode_and_the_reason():
     x = randn(1, 40, 1, 4)
     assert recurrent_attention.explain(x, x, x).startswith("chunk: matrix products")
-    assert recurrent_attention.explain(x, x, x, mode="recurrent") == "recurrent: the caller asked for it"
+    assert recurrent_attention.explain(x, x, x, mode="recurrent").startswith("recurrent: the caller asked for it\n")
     assert recurrent_attention.explain(x, x, x, gv=x).startswith("recurrent: only the recurrence has gates on values")
     short = x[:, :16]
     assert recurrent_attention.explain(short, short, short).startswith("recurrent: 16 tokens along time")

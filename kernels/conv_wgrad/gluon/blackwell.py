@@ -15,10 +15,13 @@ sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
+from kernels.common.plan import Cost, remembered
 from kernels.conv_wgrad.gluon import tma
-from kernels.conv_wgrad.gluon.tma import copies, gluon, plan
+from kernels.conv_wgrad.gluon.tma import copies, gluon
 
-__all__ = ["copies", "describe", "reason_not", "reason_slower", "wgrad"]
+__all__ = ["copies", "cost", "plan", "reason_not", "wgrad"]
+
+_plan = remembered(tma.plan_wgrad)
 
 if gluon is not None:
     from triton.experimental.gluon import language as gl
@@ -113,26 +116,26 @@ if gluon is not None:
         )
 
 
-def reason_not(g, dtype, device):
-    """Why this backend cannot compute a geometry, as text, or ``None``."""
-    if not is_cuda_architecture(device, 10):
+def reason_not(problem):
+    """Why this way cannot compute a problem, as text, or ``None``."""
+    if not is_cuda_architecture(problem.device, 10):
         return "the GPU is not a data center's Blackwell"
-    return tma.unfit(g, dtype)
+    return tma.unfit(problem.g, problem.dtype)
 
 
-def reason_slower(g, dtype, device):
-    """Why ``"auto"`` passes over this backend although it can, as text."""
-    return 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"'
+def cost(problem):
+    """None that is finite, as long as no GPU has measured it."""
+    return Cost(float("inf"), 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"')
 
 
-def describe(g, dtype, device, split_k=None):
-    """What ``wgrad`` would launch, in words."""
-    return str(plan("blackwell", g, device, split_k))
+def plan(problem):
+    """What ``wgrad`` would launch, and how."""
+    return _plan("blackwell", launch_kernel, problem.g, problem.device, problem.split_k)
 
 
 def wgrad(input, grad_output, g, out, accumulate, split_k=None):
-    """Bring the weight gradient into ``out``; arguments as in ``product.wgrad``."""
-    tma.wgrad("blackwell", launch_kernel, input, grad_output, g, out, accumulate, split_k)
+    """Bring the weight gradient of the ``Geometry`` g into ``out``, whatever the GPU is; the rest as ``conv2d_wgrad``."""
+    _plan("blackwell", launch_kernel, g, input.device, split_k).run(input, grad_output, out, accumulate)
 
 
 def slice_of(options):

@@ -11,10 +11,13 @@ store a tile, the next tile's blocks are on their way. ``tma`` says which tiles 
 
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
+from kernels.common.plan import remembered
 from kernels.conv_wgrad.gluon import tma
-from kernels.conv_wgrad.gluon.tma import copies, gluon, plan
+from kernels.conv_wgrad.gluon.tma import copies, gluon
 
-__all__ = ["copies", "describe", "reason_not", "reason_slower", "wgrad"]
+__all__ = ["copies", "cost", "plan", "reason_not", "wgrad"]
+
+_plan = remembered(tma.plan_wgrad)
 
 # Registers a thread that a program with 2 or 3 groups starts with: with its copying warp it takes 12 or 16 warps' room.
 REGISTERS = {2: 168, 3: 128}
@@ -90,21 +93,21 @@ if gluon is not None:
             )
 
 
-def reason_not(g, dtype, device):
-    """Why this backend cannot compute a geometry, as text, or ``None``."""
-    if not is_cuda_architecture(device, 9):
+def reason_not(problem):
+    """Why this way cannot compute a problem, as text, or ``None``."""
+    if not is_cuda_architecture(problem.device, 9):
         return "the GPU is not a Hopper"
-    return tma.unfit(g, dtype)
+    return tma.unfit(problem.g, problem.dtype)
 
 
-def reason_slower(g, dtype, device):
-    """Why ``"auto"`` passes over this backend although it can, as text, or ``None``."""
-    return tma.slower(plan(kernel_of(g), g, device), g, dtype, device)
+def cost(problem):
+    """The predicted time, which the portable way shares the unit of."""
+    return tma.cost(kernel_of(problem.g), problem)
 
 
-def describe(g, dtype, device, split_k=None):
-    """What ``wgrad`` would launch, in words."""
-    return str(plan(kernel_of(g), g, device, split_k))
+def plan(problem):
+    """What ``wgrad`` would launch, and how."""
+    return _plan(kernel_of(problem.g), launch_kernel, problem.g, problem.device, problem.split_k)
 
 
 def kernel_of(g):
@@ -114,8 +117,8 @@ def kernel_of(g):
 
 
 def wgrad(input, grad_output, g, out, accumulate, split_k=None):
-    """Bring the weight gradient into ``out``; arguments as in ``product.wgrad``."""
-    tma.wgrad(kernel_of(g), launch_kernel, input, grad_output, g, out, accumulate, split_k)
+    """Bring the weight gradient of the ``Geometry`` g into ``out``, whatever the GPU is; the rest as ``conv2d_wgrad``."""
+    _plan(kernel_of(g), launch_kernel, g, input.device, split_k).run(input, grad_output, out, accumulate)
 
 
 def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options):

@@ -6,96 +6,28 @@ hold there: TMA itself walks along the output pixels, shifted by the tap, with z
 are numbered with taps fastest, so that those of a tile are mostly the same pixels, a step apart.
 """
 
-import functools
 from dataclasses import dataclass
 
-import torch
 import triton
 
 from kernels.common.configs import configuration
-from kernels.common.gpu import multiprocessors
-from kernels.conv_wgrad.portable import product as portable
+from kernels.common.gluon import element, gluon, multiprocessors, reason_not, shared_layout
+from kernels.common.plan import Cost, remembered
+from kernels.conv_wgrad.gluon.work import PARTIAL, START, Work, share_out
+from kernels.conv_wgrad.portable import way as portable
 from kernels.conv_wgrad.portable.pixels import is_rows, rows_of
-from kernels.conv_wgrad.split_k import MOST, pieces, reduce_into
+from kernels.conv_wgrad.split_k import reduce_into
 
-try:
-    from triton.experimental import gluon
+__all__ = ["Work", "element", "gluon", "share_out"]
+
+if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor, TensorDescriptorIm2Col
-except ImportError:  # an older Triton: ``unfit`` says so
-    gluon = None
-
-# What a share costs beside its pixels, in pixels: filling the pipeline and storing a tile; a partial sum written and read.
-START = 320
-PARTIAL = 800
 
 
 @dataclass(frozen=True)
-class Work:
-    """``tiles`` sums over ``blocks`` blocks of pixels each, cut into shares of at most ``per`` blocks.
-
-    The first ``pieces`` * ``per`` blocks of a tile are cut into ``pieces`` pieces, each a share. What is left of the tile,
-    fewer than ``per`` blocks, is laid end to end with what is left of the others, and cut into shares of ``per`` blocks, too:
-    such a share may end one tile and begin the next. The first pieces of all tiles come first, then the second ones: programs
-    that run at the same time read the same pixels.
-    """
-
-    tiles: int
-    blocks: int
-    pieces: int
-    per: int
-
-    @property
-    def rest(self):
-        """Blocks of a tile behind its pieces; 0 where the last piece is the shorter one."""
-        return max(0, self.blocks - self.pieces * self.per)
-
-    @property
-    def slots(self):
-        """Partial sums of a tile, at most: a rest is no longer than a share, so it lies in one of them or in two."""
-        return self.pieces + (0 if not self.rest else 1 if self.per % self.rest == 0 else 2)
-
-    @property
-    def whole(self):
-        """Shares that are pieces, of all tiles together."""
-        return self.tiles * self.pieces
-
-    @property
-    def items(self):
-        """Shares."""
-        return self.whole + -(-self.tiles * self.rest // self.per)
-
-
-@functools.cache
-def share_out(tiles, blocks, block, programs, split_k=None):
-    """The ``Work`` with the smallest modelled time: whole waves of pieces, or one equal share for each program.
-
-    Args:
-        tiles: output tiles.
-        blocks: length of the reduction in blocks.
-        block: pixels in a block.
-        programs: how many run at once.
-        split_k: pieces of every tile, or ``None`` to choose.
-    """
-
-    def cut(splits):
-        return Work(tiles, blocks, *pieces(blocks, splits))
-
-    def cost(work):
-        waves = -(-work.items // programs)
-        tiles_met = 2 if work.rest else 1
-        written = PARTIAL * tiles * work.slots / programs if work.slots > 1 else 0
-        return waves * (work.per * block + tiles_met * START) + written
-
-    if split_k is not None:
-        return cut(split_k)
-    per = -(-tiles * blocks // programs)
-    return min([*map(cut, range(1, min(blocks, MOST) + 1)), Work(tiles, blocks, blocks // per, per)], key=cost)
-
-
-@dataclass(frozen=True)
-class Plan:
+class Shares:
     """The kernel's ``options``, how the ``work`` is shared out, and ``waste``: 1.0 where no tile is padded."""
 
     options: dict
@@ -108,8 +40,9 @@ class Plan:
         return f"{options}; {self.work.tiles} tiles, split-K {self.work.pieces}{rest}; tile waste {self.waste:.2f}"
 
 
+@remembered
 def plan(kernel, g, device, split_k=None):
-    """The ``Plan`` for a geometry: three chunks a tile, or two.
+    """The ``Shares`` for a geometry: three chunks a tile, or two.
 
     Two where that wastes clearly less, and where the input channels are no multiple of 16: sums are then stored one by one,
     which takes more registers than three groups have.
@@ -127,13 +60,13 @@ def _plan(kernel, key, g, device, split_k):
     rows, columns, blocks = -(-g.Co // BLOCK_M), -(-chunks // GROUPS), -(-g.M // BLOCK_K)
     work = share_out(rows * columns, blocks, BLOCK_K, multiprocessors(device), split_k)
     padded = rows * BLOCK_M * columns * GROUPS * BLOCK_N * blocks * BLOCK_K
-    return Plan(options, work, padded / (g.Co * g.columns * g.M))
+    return Shares(options, work, padded / (g.Co * g.columns * g.M))
 
 
 def unfit(g, dtype):
     """Why TMA cannot bring a geometry's tiles, as text, or ``None``."""
-    if gluon is None or tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
-        return f"Triton is {triton.__version__}, needs 3.8 for Gluon's im2col copies"
+    if reason := reason_not("im2col copies"):
+        return reason
     if dtype.itemsize != 2:
         return f"{dtype} has no 16-bit matrix instruction"
     if g.groups > 1:
@@ -152,24 +85,20 @@ def unfit(g, dtype):
     return None
 
 
-def slower(chosen, g, dtype, device):
-    """Why the portable kernel is preferred although TMA would do, as text, or ``None``.
-
-    Args:
-        chosen: the ``Plan`` of what TMA would bring.
-        g, dtype, device: of the problem.
-    """
+def cost(kernel, problem):
+    """The product's volume with its tiles' padding; not finite where on an H200 the portable kernel was faster."""
+    g = problem.g
     if min(g.Ci, g.Co) < 64 or max(g.Ci, g.Co) <= 64:
-        return f"{g.Ci} input and {g.Co} output channels make its tiles small"
-    sizes, cut = portable.plan(g, dtype, device)
-    waste = portable.waste_of(g, sizes, cut.tile)
-    if chosen.waste > 1.1 * waste:
-        return f"its tiles are {chosen.waste:.2f} times the product, the portable kernel's {waste:.2f} times"
+        return Cost(float("inf"), f"{g.Ci} input and {g.Co} output channels make its tiles small")
+    chosen = plan(kernel, g, problem.device)
     work = chosen.work
-    pixels = -(-work.items // multiprocessors(device)) * work.per * chosen.options["BLOCK_K"]
-    if work.slots > 1 and pixels < 2 * (START + PARTIAL):
-        return f"its programs sum {pixels} pixels each, not enough to pay for partial sums of its larger tiles"
-    return None
+    pixels = -(-work.items // multiprocessors(problem.device)) * work.per * chosen.options["BLOCK_K"]
+    portably = portable.waste(g, problem._replace(split_k=None))
+    if chosen.waste <= portable.SLOWER * portably and work.slots > 1 and pixels < 2 * (START + PARTIAL):
+        because = f"its programs sum {pixels} pixels each, not enough to pay for partial sums of its larger tiles"
+        return Cost(float("inf"), because)
+    because = f"its tiles are {chosen.waste:.2f} times the product, the portable kernel's {portably:.2f} times"
+    return Cost(chosen.waste, because)
 
 
 def pixel_box(g):
@@ -207,8 +136,8 @@ def copies(input, grad_output):
 def descriptors(x, dy, g, options):
     """``(of dy's tiles, of im2col's chunks)``; the latter are plain tiles where x is im2col already."""
     x, dy = aligned(x), aligned(rows_of(dy))
-    dy_desc = TensorDescriptor(*described(dy, [options["BLOCK_K"], options["BLOCK_M"]]))
-    tile = [options["BLOCK_K"], options["BLOCK_N"]]
+    dy_desc = TensorDescriptor(*described(dy, (options["BLOCK_K"], options["BLOCK_M"])))
+    tile = (options["BLOCK_K"], options["BLOCK_N"])
     if is_rows(g, x):
         return dy_desc, TensorDescriptor(*described(x.as_strided((g.M, g.Ci), (x.stride(2), 1)), tile))
     lower, upper = pixel_box(g)
@@ -218,40 +147,54 @@ def descriptors(x, dy, g, options):
     )  # fmt: skip
 
 
+_layout = remembered(shared_layout)  # a layout takes longer to make than a launch
+
+
 def described(x, tile):
     """``(x, sizes, strides, tile, layout in shared memory)``; the stride of a single row or pixel may have been anything."""
     strides = [stride if stride > 0 and stride % 8 == 0 else 8 for stride in x.stride()]
-    layout = gl.NVMMASharedLayout.get_default_for(tile, gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16)
-    return x, list(x.shape), [*strides[:-1], 1], tile, layout
+    return x, list(x.shape), [*strides[:-1], 1], list(tile), _layout(tile, x.dtype)
 
 
-def wgrad(kernel, run, input, grad_output, g, out, accumulate, split_k):
-    """Bring the weight gradient into ``out``.
+@dataclass(frozen=True)
+class TmaPlan:
+    """Shares of the work, and the tuples that the kernels take apart: ``share_of``, ``load_blocks`` and ``place_of``."""
 
-    Args:
-        kernel: in the table.
-        run: launches it: ``run(dy_desc, x_desc, target, work, walk, sizes, options)``, the three tuples as
-            ``share_of``, ``load_blocks`` and ``place_of`` take them apart.
-        input, grad_output, g, out, accumulate, split_k: as in ``product.wgrad``.
-    """
-    chosen = plan(kernel, g, input.device, split_k)
-    work, options = chosen.work, chosen.options
-    programs = min(work.items, multiprocessors(input.device))
-    taps = g.R * g.S
+    launch: object
+    g: object
+    shares: Shares
+    work: tuple[int, ...]
+    walk: tuple[int, ...]
+    sizes: tuple[int, ...]
 
-    def fill(target):
-        if work.slots == work.pieces + 2:
-            target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
-        run(
-            *descriptors(input, grad_output, g, options),
-            target,
-            (work.items, programs, work.whole, work.tiles, -(-g.Co // options["BLOCK_M"]), work.blocks, work.per),
-            (g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation),
-            (g.Co, g.Ci, taps, g.columns),
-            options,
-        )
+    def __str__(self):
+        return str(self.shares)
 
-    reduce_into(out, accumulate, work.slots, fill)
+    def run(self, input, grad_output, out, accumulate):
+        """Bring the weight gradient into ``out`` [Co, R, S, Ci]; ``accumulate``: add it."""
+        chosen = self.shares.work
+
+        def fill(target):
+            if chosen.slots == chosen.pieces + 2:
+                target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
+            options = self.shares.options
+            self.launch(*descriptors(input, grad_output, self.g, options), target, self.work, self.walk, self.sizes, options)
+
+        reduce_into(out, accumulate, chosen.slots, fill)
+
+
+def plan_wgrad(kernel, launch, g, device, split_k):
+    """The ``TmaPlan`` of the table's kernel that ``launch(dy_desc, x_desc, target, work, walk, sizes, options)`` starts."""
+    shares = plan(kernel, g, device, split_k)
+    work = shares.work
+    programs, taps = min(work.items, multiprocessors(device)), g.R * g.S
+    rows = -(-g.Co // shares.options["BLOCK_M"])
+    return TmaPlan(
+        launch, g, shares,
+        (work.items, programs, work.whole, work.tiles, rows, work.blocks, work.per),
+        (g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation),
+        (g.Co, g.Ci, taps, g.columns),
+    )  # fmt: skip
 
 
 if gluon is not None:

@@ -3,20 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
-from kernels.conv_wgrad.portable.pixels import (
-    UNITS,
-    WALK,
-    channels_adjacent,
-    common_unit,
-    first_pixels,
-    inside,
-    is_wide,
-    next_pixels,
-    pixel_offset,
-    rows_of,
-    walk,
-)
+from kernels.conv_wgrad.portable.pixels import UNITS, WALK, first_pixels, inside, next_pixels, pixel_offset
 
 MOST_TAPS = 8  # a program's sums, side by side in registers
 
@@ -109,43 +96,3 @@ def bias_kernel(
 def taps_at_once(S):
     """How many taps of a row of ``S`` a program sums: all, or as few shares as hold at most MOST_TAPS."""
     return -(-S // -(-S // MOST_TAPS))
-
-
-def depthwise(input, grad_output, g, cut, out):
-    """Write ``cut.pieces`` partial sums of a depthwise weight gradient to ``out``.
-
-    Args:
-        input: [N, H, W, Ci].
-        grad_output: [N, P, Q, Co].
-        g: their ``Geometry``, with one input channel a group.
-        cut: the ``Cut`` of its pixels.
-        out: contiguous, [pieces, *g.weight_shape].
-    """
-    x, dy = channels_adjacent(input), rows_of(grad_output)
-    unit = common_unit(16 // x.element_size(), g.Co, dy.stride(0), *x.stride()[:3])
-    m_units, *x_units = (stride // unit for stride in (dy.stride(0), *x.stride()[:3]))
-    start, step = walk(g, cut.options["BLOCK_K"])
-    launch(
-        depthwise_kernel,
-        (cut.tiles * cut.pieces,),
-        dy, x, out,
-        g.M, g.P, g.Q, g.H, g.W, g.S, g.R * g.S, g.Co_group,
-        g.Co // unit, cut.blocks, cut.per,
-        m_units, *x_units,
-        *start, *g.dilation,
-        *step,
-        outputs=(out,),
-        UNIT=unit, WIDE=is_wide(g, cut.options["BLOCK_K"], *x_units), TAPS=taps_at_once(g.S), **cut.options,
-    )  # fmt: skip
-
-
-def column_sums(grad_output, cut, out):
-    """Write ``cut.pieces`` partial sums of ``grad_output`` [N, P, Q, Co] over its pixels to ``out`` [pieces, Co]."""
-    dy = rows_of(grad_output)
-    launch(
-        bias_kernel,
-        (cut.tiles * cut.pieces,),
-        dy, out, *dy.shape, cut.blocks, cut.per, dy.stride(0),
-        outputs=(out,),
-        **cut.options,
-    )  # fmt: skip

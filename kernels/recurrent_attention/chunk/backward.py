@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.common.math import strides
+from kernels.common.math import cdiv, strides
 from kernels.common.sequences import locate_run
-from kernels.recurrent_attention.chunk.decays import decay_matrix, operand_dtype, plan, prepare
+from kernels.recurrent_attention.chunk.cut import cut_of, operand_dtype
+from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
 from kernels.recurrent_attention.chunk.forward import walk
 from kernels.recurrent_attention.chunk.levels import level_of_rows, load_mask
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
@@ -211,16 +212,16 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         their gradients, ``None`` for those not needed, each in its tensor's dtype.
     """
     need_q, need_k, need_v, need_g, need_gamma, need_gk, need_initial = needs
-    p = plan([x for x in (q, k, v, do, gk) if x is not None], g, g_gamma, reverse, cu_seqlens)
+    p, at = cut_of((q, k, v, do, gk), g, g_gamma, reverse, cu_seqlens)
     if p.T == 0 or p.H == 0:
         given = (q, k, v, g, g_gamma, gk)
         zeros = [torch.zeros_like(x) if need else None for x, need in zip(given, needs[:-1], strict=True)]
         return *zeros, p.untouched(dfinal).to(initial_state.dtype) if need_initial else None
 
-    gates = prepare(p, q, k, g, g_gamma, gk, scores)
+    gates = prepare(p, at, q, k, g, g_gamma, gk, scores)
     edge = operand_dtype(q)
-    states, _ = walk(p, gates, gates.k, v, initial_state, 1.0, costate=False, each=edge, end=False)
-    costates, dinitial = walk(p, gates, gates.q, do, dfinal, scale, costate=True, each=edge, end=need_initial)
+    states, _ = walk(p, at, gates, gates.k, v, initial_state, 1.0, costate=False, each=edge, end=False)
+    costates, dinitial = walk(p, at, gates, gates.q, do, dfinal, scale, costate=True, each=edge, end=need_initial)
 
     vector = gk is not None
     new = lambda *shape, dtype: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
@@ -230,7 +231,7 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
     dv = new(*rows, p.V, dtype=v.dtype if p.H == v.shape[2] else torch.float32)
     wanted = need_g or need_gamma or need_gk
     options = p.options("chunk_gradients")
-    tiles = max(triton.cdiv(p.K, options["BLOCK_K"]), triton.cdiv(p.V, options["BLOCK_V"]))
+    tiles = max(cdiv(p.K, options["BLOCK_K"]), cdiv(p.V, options["BLOCK_V"]))
     dg = None
     if wanted:
         dg = new(*([*rows, p.K] if vector else [tiles, *rows]), dtype=torch.float32)
@@ -240,11 +241,11 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         dq_through, dk_through, dg_through = through
     else:
         dq_through, dk_through, dg_through = dq, dk, dg
-    places, sequence_of_chunk = p.chunks
+    places = p.chunks
     launch(
         _gradients_kernel, (places * p.H * tiles,),
         gates.q, gates.k, v, do, gates.gamma, gates.resets, gates.from_start, gates.to_end, gates.scores, gates.chunk_decay,
-        states, costates, dq_through, dk_through, dv, dg_through, products, sequence_of_chunk, p.cu_seqlens,
+        states, costates, dq_through, dk_through, dv, dg_through, products, at.chunks, at.cu_seqlens,
         places, p.T, p.H, p.K, p.V, p.H // gates.k.shape[2], p.H // v.shape[2], p.B * p.T * p.H, scale,
         *strides(gates.q), *strides(gates.k), *strides(v), *strides(do),
         outputs=[x for x in (dq_through, dk_through, dv, dg_through, products) if x is not None],
@@ -253,9 +254,9 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
     if vector:
         options = p.options("chunk_inside", without=("BLOCK_V",))
         launch(
-            _inside_kernel, (places * p.H * triton.cdiv(p.K, options["BLOCK_K"]),),
+            _inside_kernel, (places * p.H * cdiv(p.K, options["BLOCK_K"]),),
             q, k, gates.gamma, gates.parted, gates.crossed, products, dq_through, dk_through, dg_through, dq, dk, dg,
-            sequence_of_chunk, p.cu_seqlens,
+            at.chunks, at.cu_seqlens,
             places, p.T, p.H, p.K, p.H // k.shape[2], scale, *strides(q), *strides(k),
             outputs=[x for x in (dq, dk, dg) if x is not None], GATES=wanted, LEVELS=gates.parted.shape[0], **options,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What both passes of the chunked form begin with: how a call is cut into chunks, and what its gates come to in each.
+"""What both passes of the chunked form begin with: what the gates of a call come to in each of its chunks.
 
 In a chunk of C tokens Gamma_t is the sum of the log-decays from its first token to t. A gate a token makes the decay between
 two tokens a C x C matrix, e^{Gamma_t - Gamma_s}. A gate for every key component does not factor so: there the scores
@@ -9,18 +9,15 @@ are made here, level by level, and what follows sees decayed q and k, A, and no 
 """
 
 import dataclasses
-import functools
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels import runtime
-from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.math import LOG2_E, block, strides
-from kernels.common.precision import matmul_in_tf32
-from kernels.common.sequences import cut_into_runs, locate_run
+from kernels.common.math import LOG2_E, block, cdiv, strides
+from kernels.common.sequences import locate_run
+from kernels.recurrent_attention.chunk.cut import operand_dtype
 from kernels.recurrent_attention.chunk.levels import level_masks_kernel, scores_kernel
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 
@@ -161,91 +158,6 @@ def _vector_decay_kernel(
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How a call is cut: into chunks for the matrix products, and into runs of chunks that are walked side by side."""
-
-    B: int
-    T: int
-    H: int
-    K: int
-    V: int
-    N: int
-    C: int
-    RUN: int
-    runs: int
-    one_run: bool
-    sequence_of_run: torch.Tensor | None
-    cu_seqlens: torch.Tensor | None
-    size_class: str
-    device: torch.device
-    switches: dict  # what the kernels are told about the packing, the strides and the numbers' format
-    gates: dict  # which scalar gates there are
-
-    def options(self, kernel, without=()):
-        """Constexpr arguments of ``kernel``: switches and what the table of configurations says, but for some."""
-        options = configuration("recurrent_attention", kernel, self.size_class, self.device)
-        tiles = {"BLOCK_K": block(self.K), "BLOCK_V": block(self.V)}
-        tiles = {name: min(size, options.get(name, size)) for name, size in tiles.items()}
-        options = self.switches | {"C": self.C} | options | tiles
-        return {name: value for name, value in options.items() if name not in without}
-
-    def untouched(self, state):
-        """A fp32 copy of the state that no token changed; zeros where there is none."""
-        if state is None:
-            return torch.zeros(self.N, self.H, self.K, self.V, dtype=torch.float32, device=self.device)
-        return state.to(torch.float32, copy=True).contiguous()
-
-    @functools.cached_property
-    def chunks(self):
-        """``(number of chunks, sequence of each or None)``; for packed sequences a kernel finds them, once a call."""
-        return cut_into_runs(self.cu_seqlens, self.N, self.T, self.C)
-
-
-def operand_dtype(q):
-    """The dtype of the matrix products' operands: float16 becomes float32, whose range what sums up along time may need."""
-    return torch.bfloat16 if q.dtype == torch.bfloat16 and not runtime.interpreted else torch.float32
-
-
-def size_class(q):
-    """The key of the chunk kernels' tables of configurations."""
-    return f"K{max(64, block(q.shape[-1]))} {'16-bit' if operand_dtype(q) == torch.bfloat16 else '32-bit'}"
-
-
-def cuts(q):
-    """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``."""
-    return configuration("recurrent_attention", "chunk", size_class(q), q.device)
-
-
-def plan(tensors, g, g_gamma, reverse, cu_seqlens):
-    """Cut the call. A sequence is one run when there are heads enough to fill the GPU, else several, chained afterwards."""
-    q, _, v, *_ = tensors
-    B, T, H, K = q.shape
-    V = v.shape[-1]
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    table = cuts(q)
-    C = table["C"]
-    wanted = triton.cdiv(table["runs"], max(N * H if cu_seqlens is None else H, 1))  # runs a sequence, or a head
-    RUN = max(triton.cdiv(triton.cdiv(T, wanted), C), 1) * C
-    one_run = RUN >= T
-    runs, sequence_of_run = cut_into_runs(cu_seqlens, N, T, RUN)
-    if q.dtype == torch.float32:
-        precision = "tf32" if matmul_in_tf32() else "tf32x3"
-    else:
-        precision = "tf32"  # as many bits as float16 has, with float32's range for what sums up
-    switches = {
-        "DTYPE": tl.bfloat16 if operand_dtype(q) == torch.bfloat16 else tl.float32,
-        "PRECISION": precision,
-        "PACKED": cu_seqlens is not None,
-        "REVERSE": reverse,
-        "WIDE": any(C * x.stride(1) + x.shape[3] * x.stride(3) >= 2**31 for x in tensors if x.ndim == 4),
-    }
-    gates = {"USE_G": g is not None, "USE_GAMMA": g_gamma is not None}
-    return Plan(
-        B, T, H, K, V, N, C, RUN, runs, one_run, sequence_of_run, cu_seqlens, size_class(q), q.device, switches, gates
-    )
-
-
-@dataclasses.dataclass(frozen=True)
 class Gates:
     """What the gates come to in every chunk; what is not there is ``None``.
 
@@ -274,20 +186,21 @@ class Gates:
         return self.scores is not None
 
 
-def prepare(p, q, k, g, g_gamma, gk, scores=None):
-    """Run the kernels that turn gates into decays, and those that make the scores unless they are given."""
+def prepare(p, at, q, k, g, g_gamma, gk, scores=None):
+    """Run the kernels that turn gates into decays, and those that make the scores unless they are given; ``p`` is the call's
+    ``Cut``, ``at`` its ``Places``."""
     new = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
-    places, sequence_of_chunk = p.chunks
+    places = p.chunks
     if gk is None:
         if g is None and g_gamma is None:
             return Gates(q=q, k=k)
         gamma, from_start, to_end = new(3, places, p.H, p.C)
         resets = new(places, p.H, p.C, dtype=torch.int32) if q.dtype == torch.float32 else None
         chunk_decay = new(places, p.H)
-        BLOCK_H = min(16, triton.next_power_of_2(p.H))
+        BLOCK_H = block(min(16, p.H), least=1)
         launch(
-            _scalar_decay_kernel, (places, triton.cdiv(p.H, BLOCK_H)),
-            g, g_gamma, gamma, resets, from_start, to_end, chunk_decay, sequence_of_chunk, p.cu_seqlens,
+            _scalar_decay_kernel, (places, cdiv(p.H, BLOCK_H)),
+            g, g_gamma, gamma, resets, from_start, to_end, chunk_decay, at.chunks, at.cu_seqlens,
             places, p.T, p.H, *strides(g, 3), *strides(g_gamma, 1),
             outputs=[x for x in (gamma, resets, from_start, to_end, chunk_decay) if x is not None],
             C=p.C, BLOCK_H=BLOCK_H, COUNTED=resets is not None,
@@ -301,8 +214,8 @@ def prepare(p, q, k, g, g_gamma, gk, scores=None):
     chunk_decay = new(places, p.H, p.K)
     options = p.options("chunk_decay", without=("BLOCK_V", "DTYPE", "PRECISION"))
     launch(
-        _vector_decay_kernel, (places * p.H * triton.cdiv(p.K, options["BLOCK_K"]),),
-        q, k, g, g_gamma, gk, gamma, decayed_q, decayed_k, chunk_decay, sequence_of_chunk, p.cu_seqlens,
+        _vector_decay_kernel, (places * p.H * cdiv(p.K, options["BLOCK_K"]),),
+        q, k, g, g_gamma, gk, gamma, decayed_q, decayed_k, chunk_decay, at.chunks, at.cu_seqlens,
         places, p.T, p.H, p.K, p.H // k.shape[2],
         *strides(q), *strides(k), *strides(g, 3), *strides(g_gamma, 1), *strides(gk),
         outputs=(gamma, decayed_q, decayed_k, chunk_decay),
@@ -316,7 +229,7 @@ def prepare(p, q, k, g, g_gamma, gk, scores=None):
         options = p.options("chunk_scores", without=("BLOCK_V",))
         launch(
             scores_kernel, (places * p.H,),
-            q, k, gamma, parted, scores, sequence_of_chunk, p.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2],
+            q, k, gamma, parted, scores, at.chunks, at.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2],
             *strides(q), *strides(k), outputs=(scores,), LEVELS=LEVELS, **options,
         )  # fmt: skip
     return Gates(

@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.common.math import strides
+from kernels.common.math import cdiv, strides
 from kernels.common.sequences import first_run, locate_run, sequence_span
-from kernels.recurrent_attention.chunk.decays import decay_matrix, plan, prepare
+from kernels.recurrent_attention.chunk.cut import cut_of
+from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 from kernels.recurrent_attention.tiles import load_state, store_state
 
@@ -174,11 +175,12 @@ def _outputs_kernel(
             store_state(end_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, S)
 
 
-def walk(p, gates, x, y, start, scale, *, costate, each, end):
+def walk(p, at, gates, x, y, start, scale, *, costate, each, end):
     """States (or costates) of every sequence: those entering the chunks, those leaving the sequences, or both.
 
     Args:
-        p: the call's ``Plan``.
+        p: the call's ``Cut``.
+        at: its ``Places``.
         gates: its ``Gates``.
         x, y: [B, T, heads, K] and [B, T, heads, V]; the state grows by their outer products.
         start: state [N, H, K, V] before the first token (after the last, for costates), or ``None``.
@@ -192,17 +194,16 @@ def walk(p, gates, x, y, start, scale, *, costate, each, end):
         a sequence is several runs, states [runs, H, K, V] are those that enter the runs.
     """
     options = p.options("chunk_states")
-    tiles = triton.cdiv(p.K, options["BLOCK_K"]) * triton.cdiv(p.V, options["BLOCK_V"])
+    tiles = cdiv(p.K, options["BLOCK_K"]) * cdiv(p.V, options["BLOCK_V"])
     start = None if start is None else start.contiguous()
-    places, _ = p.chunks
-    states = None if each is None else torch.empty(places, p.H, p.K, p.V, dtype=each, device=x.device)
+    states = None if each is None else torch.empty(p.chunks, p.H, p.K, p.V, dtype=each, device=x.device)
     final = torch.empty(p.N, p.H, p.K, p.V, dtype=torch.float32, device=x.device) if end else None
 
     def launch_walk(start, states, end, run_decay):
         launch(
             _states_kernel, (p.runs * p.H * tiles,),
             x, y, gates.from_start if costate else gates.to_end, gates.chunk_decay, start, states, end, run_decay,
-            p.sequence_of_run, p.cu_seqlens,
+            at.runs, at.cu_seqlens,
             p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // x.shape[2], p.H // y.shape[2], scale, *strides(x), *strides(y),
             outputs=[t for t in (states, end, run_decay) if t is not None],
             COSTATE=costate, ONE_RUN=p.one_run, START=start is not None, EACH=states is not None, END=end is not None,
@@ -217,10 +218,10 @@ def walk(p, gates, x, y, start, scale, *, costate, each, end):
     launch_walk(None, None, run_states, run_decay)
     launch(
         _chain_kernel, (p.N * p.H * tiles,),
-        run_states, run_decay, start, final, p.cu_seqlens, p.T, p.RUN, p.H, p.K, p.V,
+        run_states, run_decay, start, final, at.cu_seqlens, p.T, p.RUN, p.H, p.K, p.V,
         outputs=[run_states] if final is None else [run_states, final],
         BLOCK_K=options["BLOCK_K"], BLOCK_V=options["BLOCK_V"], COSTATE=costate,
-        START=start is not None, END=end, PACKED=p.cu_seqlens is not None,
+        START=start is not None, END=end, PACKED=at.cu_seqlens is not None,
     )  # fmt: skip
     if each is None:
         return run_states, final
@@ -235,24 +236,24 @@ def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, r
         ``(o [B, T, H, V] in q's dtype, final state [N, H, K, V] float32 or None, scores)``; with gates on components the
         scores [B, T, H, C] are worth keeping for the backward pass, else they are ``None``.
     """
-    p = plan([x for x in (q, k, v, gk) if x is not None], g, g_gamma, reverse, cu_seqlens)
+    p, at = cut_of((q, k, v, gk), g, g_gamma, reverse, cu_seqlens)
     o = torch.empty(p.B, p.T, p.H, p.V, dtype=q.dtype, device=q.device)
     if p.T == 0 or p.H == 0:
         return o, p.untouched(initial_state) if output_final_state else None, None
-    gates = prepare(p, q, k, g, g_gamma, gk)
+    gates = prepare(p, at, q, k, g, g_gamma, gk)
     q, k = gates.q, gates.k
     start = None if initial_state is None else initial_state.contiguous()
     final = None
     if not p.one_run:
-        start, final = walk(p, gates, k, v, start, 1.0, costate=False, each=None, end=output_final_state)
+        start, final = walk(p, at, gates, k, v, start, 1.0, costate=False, each=None, end=output_final_state)
     elif output_final_state:
         final = torch.empty(p.N, p.H, p.K, p.V, dtype=torch.float32, device=q.device)
     options = p.options("chunk_outputs")
     launch(
-        _outputs_kernel, (p.runs * p.H * triton.cdiv(p.V, options["BLOCK_V"]),),
+        _outputs_kernel, (p.runs * p.H * cdiv(p.V, options["BLOCK_V"]),),
         q, k, v, gates.gamma, gates.resets, gates.from_start, gates.to_end, gates.scores, gates.chunk_decay, start,
         o, final,
-        p.sequence_of_run, p.cu_seqlens,
+        at.runs, at.cu_seqlens,
         p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale, *strides(q), *strides(k), *strides(v),
         outputs=(o,) if final is None else (o, final),
         ONE_RUN=p.one_run, START=start is not None, END=p.one_run and output_final_state,

@@ -25,6 +25,7 @@ from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
 from kernels.common.math import block, strides
+from kernels.common.plan import remembered
 from kernels.common.sequences import cut_into_runs, first_run, sequence_span
 from kernels.recurrent_attention.recurrence.forward import configured, size_class
 from kernels.recurrent_attention.recurrence.gates import (
@@ -209,6 +210,11 @@ def through_kernel(
         store_state(dinitial_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, Z)
 
 
+@remembered
+def _pairs(key, device):
+    return configuration("recurrent_attention", "backward_pairs", key, device)
+
+
 def backward(do, dfinal, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, needs):
     """Launch the backward pass of the recurrence.
 
@@ -275,8 +281,9 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reve
         room(need_gk, B, T, H, K, dtype=gk.dtype if need_gk else None),
         room(need_gv, B, T, H, V, dtype=gv.dtype if need_gv else None),
     )
-    pairs = configuration("recurrent_attention", "backward_pairs", size_class(q), q.device)
-    SLICE = pairs.pop("SLICE")
+    pairs = _pairs(size_class(q), q.device)
+    SLICE = pairs["SLICE"]
+    pairs = {name: value for name, value in pairs.items() if name != "SLICE"}
     launch(
         pairs_kernel, (places * H,),
         do, q, k, v, *gates, sequence_of_block, cu_seqlens, *through, *outputs, scale, T, H, group, tiles_v, B * T, places,

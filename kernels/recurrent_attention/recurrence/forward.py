@@ -13,7 +13,8 @@ import triton.language as tl
 
 from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.math import block, strides
+from kernels.common.math import bits, block, cdiv, strides
+from kernels.common.plan import Cost, remembered
 from kernels.common.sequences import sequence_span
 from kernels.recurrent_attention.tiles import heads_per_kv
 
@@ -178,17 +179,32 @@ def recurrent_step_kernel(
     tl.store(o_ptr + (b * H + h) * V + offs_v, o.to(o_ptr.dtype.element_ty), mask=mask_v)
 
 
+def reason_not(problem):
+    """Why the recurrence cannot take a problem: it takes every one."""
+    return None
+
+
+def cost(problem):
+    """A step a token."""
+    return Cost(problem.T, "matrix products over chunks of tokens are faster than one token after the other")
+
+
 def size_class(q):
     """The key of a launch configuration: rows of the padded state, and bits per element of q, k and v."""
-    return f"K{block(q.shape[-1])} {8 * q.element_size()}-bit"
+    return f"K{block(q.shape[-1])} {bits(q.dtype)}"
 
 
 def configured(kernel, q, v):
     """``(options, tiles_v)``: arguments of a kernel for BV columns of the state (all, if none are set), and how many such."""
-    K, V = q.shape[-1], v.shape[-1]
-    options = configuration("recurrent_attention", kernel, size_class(q), q.device)
+    return plan(kernel, q.shape[-1], v.shape[-1], size_class(q), q.device)
+
+
+@remembered
+def plan(kernel, K, V, key, device):
+    """The same for K rows and V columns."""
+    options = configuration("recurrent_attention", kernel, key, device)
     options |= {"K": K, "V": V, "BK": block(K), "BV": min(options.get("BV", block(V)), block(V))}
-    return options, triton.cdiv(V, options["BV"])
+    return options, cdiv(V, options["BV"])
 
 
 def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, output_final_state, reverse, cu_seqlens):
