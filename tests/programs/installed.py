@@ -2,9 +2,12 @@
 
 import importlib
 import os
+import re
 
 import pytest
 import torch
+
+from tools.kernel_environment import ROOT
 
 
 def _load_torchvision():
@@ -34,3 +37,13 @@ def program(name):
         if os.environ.get("PROGRAMS_REQUIRED"):
             raise
         pytest.skip(f"needs {name.split('.')[0]} ({error}): make test-programs", allow_module_level=True)
+
+
+def documented(heading):
+    """What the code below a heading of docs/other_programs.md defines."""
+    sections = re.split(r"^## ", (ROOT / "docs" / "other_programs.md").read_text(), flags=re.M)
+    (section,) = [text for text in sections if text.startswith(f"{heading}\n")]
+    blocks = re.findall(r"^```python\n(.*?)^```", section, flags=re.M | re.S)
+    namespace = {}
+    exec(compile("\n".join(blocks), f"docs/other_programs.md, {heading}", "exec"), namespace)
+    return namespace

@@ -9,13 +9,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import runtime
-from kernels.conv_wgrad import Conv2d, conv2d
-from tests.programs.installed import program
+from kernels.conv_wgrad import Conv2d
+from tests.programs.installed import documented, program
 
 models = program("torchvision.models")
 timm = program("timm")
 
 DEVICE = runtime.device
+DOCUMENTED = documented("Convolution networks")
 
 
 def vgg():
@@ -82,17 +83,8 @@ FIXED = {"timm coatnet", "timm maxvit", "timm vit"}  # whose images are all of o
 
 
 def with_ours(network):
-    """A copy with every torch.nn.Conv2d replaced by ours, as a user would: the same arguments, the same state."""
-    network = copy.deepcopy(network)
-    for parent in list(network.modules()):
-        for name, layer in parent.named_children():
-            if type(layer) is nn.Conv2d:
-                sizes = layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding
-                rest = layer.dilation, layer.groups, layer.bias is not None, layer.padding_mode
-                ours = Conv2d(*sizes, *rest, device=layer.weight.device, dtype=layer.weight.dtype)
-                ours.load_state_dict(layer.state_dict())
-                setattr(parent, name, ours.train(layer.training))
-    return network
+    """A copy with every torch.nn.Conv2d replaced by ours, as documented."""
+    return DOCUMENTED["with_ours"](copy.deepcopy(network))
 
 
 class Counted(TorchDispatchMode):
@@ -177,12 +169,6 @@ def test_bfloat16_by_autocast():
         assert gradient.dtype == torch.float32 and (gradient - wanted_gradients[name]).norm() < 0.1 * want.norm(), name
 
 
-def functional(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-    """torch.nn.functional.conv2d by our function of images with channels last."""
-    out = conv2d(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), bias, stride, padding, dilation, groups)
-    return out.permute(0, 3, 1, 2)
-
-
 @pytest.mark.parametrize("name", ["test_nfnet", "test_efficientnet"])
 def test_layers_that_call_the_function(name, monkeypatch):
     """Weights standardised before, and TensorFlow's padding: subclasses of Conv2d with a forward of their own."""
@@ -191,7 +177,7 @@ def test_layers_that_call_the_function(name, monkeypatch):
     network = timm.create_model(name, num_classes=5, **options).to(DEVICE).eval()
     images = torch.randn(2, 3, 41, 41, device=DEVICE)
     want = step(copy.deepcopy(network), images)
-    monkeypatch.setattr(nn.functional, "conv2d", functional)
+    monkeypatch.setattr(nn.functional, "conv2d", DOCUMENTED["functional"])
     with Counted() as counted:
         got = step(network, images)
     assert counted.ours > 3

@@ -14,7 +14,7 @@ from kernels import runtime
 from kernels.dynamic_conv import dynamic_conv
 from kernels.dynamic_conv.causal_conv1d import causal_conv1d_update
 from kernels.recurrent_attention import recurrent_attention
-from tests.programs.installed import program
+from tests.programs.installed import documented, program
 
 layers = program("fla.layers")
 SimpleGatedLinearAttention = program("fla.layers.simple_gla").SimpleGatedLinearAttention
@@ -29,15 +29,8 @@ def retention_gates(H):
     return torch.log(1 - 2.0 ** (-5 - torch.arange(H, device=DEVICE)))
 
 
-# Ours by its names, as the table in recurrent_attention's docstring has them.
-
-
-def our_gla(q, k, v, g=None, gk=None, **options):
-    return recurrent_attention(q, k, v, gk=g if gk is None else gk, **options)
-
-
-def our_retention(q, k, v, **options):
-    return recurrent_attention(q, k, v, g_gamma=retention_gates(q.shape[2]), **options)
+# Ours by its names: those that our documentation has, and linear attention.
+OURS = documented("flash-linear-attention")
 
 
 def our_linear_attn(q, k, v, normalize=False, initial_state=None, output_final_state=False, scale=None, **options):
@@ -56,7 +49,7 @@ def our_linear_attn(q, k, v, normalize=False, initial_state=None, output_final_s
     return o, (last[..., :-1], last[..., -1][:, None]) if output_final_state else None
 
 
-OURS = {"gla": our_gla, "simple_gla": recurrent_attention, "retention": our_retention, "linear_attn": our_linear_attn}
+OURS["linear_attn"] = our_linear_attn
 
 
 def our_convolution(x, weight, bias=None, residual=None, initial_state=None, output_final_state=False, **options):

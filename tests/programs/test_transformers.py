@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.flex_attention import AuxRequest, flex_attention
-from tests.programs.installed import program
+from kernels.flex_attention import flex_attention
+from tests.programs.installed import documented, program
 
 transformers = program("transformers")
 integration = program("transformers.integrations.flex_attention")
 masking = program("transformers.masking_utils")
 
 DEVICE = runtime.device
-OURS = "flex_attention_from_math"
+OURS = "from_math"  # as the documentation registers it
+attention = documented("transformers")["attention"]
 SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "max_position_embeddings": 64}
 SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12}
 SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "attention_dropout": 0.0}
@@ -30,27 +31,9 @@ DECODERS = {
 TEXT = {"Gemma3", "Llama4"}  # whose configuration of the text model alone has a name of its own
 
 
-def attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **rest):
-    """Our operator as transformers wants an attention function: heads grouped, a soft cap, and sinks by the lse."""
-
-    def cap(score, b, h, q_idx, kv_idx):
-        return softcap * torch.tanh(score / softcap)
-
-    o, aux = flex_attention(
-        *(query, key, value, cap if softcap else None, attention_mask),
-        scale=scaling,
-        enable_gqa=True,
-        return_aux=AuxRequest(lse=True),
-    )
-    if s_aux is not None:  # one more logit a head, which takes its share and gives no value
-        share = torch.sigmoid(aux.lse - s_aux[None, :, None])
-        o = (o * share[..., None]).to(query.dtype)
-    return o.transpose(1, 2).contiguous(), aux.lse
-
-
 @pytest.fixture(autouse=True)
 def ours(monkeypatch):
-    """transformers' own "flex_attention" calls ours, and so does a function registered as its documentation says."""
+    """transformers' own "flex_attention" calls ours, and so does the function that our documentation registers."""
     monkeypatch.setattr(integration, "flex_attention", flex_attention)
     monkeypatch.setattr(integration.WrappedFlexAttention, "_instance", None)
     # To make the lists of blocks, torch would compile C++ for ten seconds a mask; they are not what is tested.
