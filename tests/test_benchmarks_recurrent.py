@@ -21,6 +21,7 @@ from kernels import runtime
 from kernels.common import configs
 from kernels.common.launch import launch
 from kernels.recurrent_attention import recurrent_attention
+from kernels.recurrent_attention.chunk import decays
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
 MACHINE = {"copy_tb_per_s": 4.0}
@@ -402,7 +403,7 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
         return committed(room, name, key, device)
 
     committed = configs.table_says
-    for module in (bench.forward_pass, bench.backward_pass, bench.chunk_decays, bench.chunk_forward, bench.chunk_backward):
+    for module in (bench.forward_pass, bench.backward_pass, decays, bench.chunk_forward, bench.chunk_backward):
         monkeypatch.setattr(module, "launch", lambda *args, **meta: (launched.append(meta), launch(*args, **meta)))
     monkeypatch.setattr(configs, "table_says", table_says)
     gate = bench.tuning_shapes(kernel)[-1][-1]

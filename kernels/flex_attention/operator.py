@@ -1,4 +1,4 @@
-"""The public function: validates, compiles the mods, chooses, wires autograd. Its docstring is the one of record."""
+"""The public function: validates, compiles the mods, and calls the operator. Its docstring is the one of record."""
 
 import math
 from collections.abc import Callable
@@ -8,24 +8,23 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
-from kernels.common.operator import autocast, once_differentiable, public, refuse_transforms
+from kernels.common.operator import Operator, autocast, nothing_looks_on, public, refuse_transforms
+from kernels.common.plan import remembered
+from kernels.common.precision import matmul_in_tf32
 from kernels.common.validate import check_number, check_tensor, same_device
+from kernels.flex_attention import graphs, specs
 from kernels.flex_attention import options as options_of
+from kernels.flex_attention import problem as problems
 from kernels.flex_attention.block_mask import BlockMask
-from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import fit
-from kernels.flex_attention.hopper import forward as hopper
 from kernels.flex_attention.mods.bind import bind, source
-from kernels.flex_attention.portable import backward as backward_pass
-from kernels.flex_attention.portable import decoding, stored_ds
-from kernels.flex_attention.portable import forward as forward_pass
-from kernels.flex_attention.problem import Problem
+from kernels.flex_attention.plan import Plan
+from kernels.flex_attention.portable.tiles import like_strided, steps_fit_tma
+from kernels.flex_attention.problem import LISTS, Inputs, Problem
 
 LN2 = math.log(2)
 
 
 @public
-@torch.compiler.disable
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -80,45 +79,184 @@ def flex_attention(
     """
     if torch.jit.is_tracing():
         raise RuntimeError("flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result")
-    query, key, value = autocast(query, key, value)
-    problem = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     _check_returns(return_lse, return_aux)
     want_top = return_aux is not None and return_aux.max_scores
-    learned = [] if problem.score is None else problem.score.learned
-    o, lse, top = _Attention.apply(problem, want_top, query, key, value, *learned)
+    query, key, value = autocast(query, key, value)
+    tracing = graphs.traced if torch.compiler.is_dynamo_compiling() else graphs.recorded
+    if tracing is graphs.traced or graphs.without_values(query, key, value):
+        lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
+        options = tuple((kernel_options or {}).items())
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+        o, lse, top = tracing(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
+    else:
+        spec, *inputs = _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
+        o, lse, top = _OPERATOR(query, key, value, *inputs, want_top, spec)
     if return_aux is not None:
         return o, AuxOutput(lse * LN2 if return_aux.lse else None, top * LN2 if want_top else None)
     return (o, lse * LN2) if return_lse else o
 
 
-class _Attention(torch.autograd.Function):
-    """Arguments: problem, whether row maxima are wanted, query, key, value, captured tensors that get a gradient."""
+# The operator.
 
-    @staticmethod
-    def forward(ctx, problem, want_top, query, key, value, *learned):
-        splits, pack, _ = decoding.choose(problem)
-        if splits:
-            o, lse, top = decoding.decode(problem, query, key, value, splits, pack, want_top)
-        elif hopper.reason_not(problem, query, key, value) is None:
-            o, lse, top = hopper.forward(problem, query, key, value, want_top)
-        else:
-            o, lse, top = forward_pass.forward(problem, query, key, value, want_top)
-        ctx.problem, others = problem.parted()
-        ctx.save_for_backward(query, key, value, o, lse, *others)
-        ctx.set_materialize_grads(False)
-        if top is not None:
-            ctx.mark_non_differentiable(top)
-        return o, lse, top
 
-    @staticmethod
-    def backward(ctx, do, dlse, dtop):
-        query, key, value, o, lse, *others = ctx.saved_tensors
-        do = torch.zeros_like(o) if do is None else do
-        refuse_transforms("flex_attention's backward pass", (do,))
-        problem, needs = ctx.problem.with_tensors(others), ctx.needs_input_grad[2:]
-        with torch.no_grad():
-            grads = backward_pass.backward(problem, do, dlse, query, key, value, o, lse, needs[:3], any(needs[3:]))
-        return None, None, *once_differentiable("flex_attention", grads, (query, key, value, do, dlse))
+def _forward(query, key, value, captured, lists, ints, floats, scale, want_top, spec):
+    p, x, _ = _resolved(query, key, value, captured, lists, ints, floats, scale, spec)
+    return p.remember(Plan).forward(x, want_top)
+
+
+def _backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats, scale, want_top, spec, needs):
+    p, x, places = _resolved(query, key, value, captured, lists, ints, floats, scale, spec, needs[3:])
+    do = torch.zeros_like(o) if do is None else do
+    refuse_transforms("flex_attention's backward pass", (do,))
+    wanted = [on and needs[3 + i] for i, on in zip(places, () if p.score is None else p.score.learned, strict=True)]
+    grads = p.remember(Plan).backward(x, do, dlse, o, lse, needs[:3], any(wanted))
+    made = dict(zip(places, grads[3:], strict=False))
+    for i, t in enumerate(captured):
+        grad = made.get(i)
+        made[i] = torch.zeros_like(t) if grad is None and needs[3 + i] else grad  # nothing of it reaches the scores
+    return [*grads[:3], *(made[i] for i in range(len(captured)))]
+
+
+def _fake(query, key, value, captured, lists, ints, floats, scale, want_top, spec):
+    B, Hq, M, _ = query.shape
+    lse = query.new_empty((B, Hq, M), dtype=torch.float32)
+    return like_strided(query, (B, Hq, M, value.shape[-1])), lse, torch.empty_like(lse) if want_top else None
+
+
+def _fake_backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats, scale, want_top, spec, needs):
+    made = [like_strided(t, t.shape) for t in (query, key, value)] + [torch.empty_like(t) for t in captured]
+    return [t if need else None for t, need in zip(made, needs, strict=True)]
+
+
+_OPERATOR = Operator(
+    "flex_attention(Tensor query, Tensor key, Tensor value, Tensor[] captured, Tensor[] lists, SymInt[] ints, "
+    "float[] floats, float scale, bool want_top, str spec) -> (Tensor o, Tensor lse, Tensor top)",
+    _forward,
+    _fake,
+    backward=_backward,
+    fake_backward=_fake_backward,
+    gradients=("query", "key", "value", "captured"),
+    saved=("query", "key", "value", "captured", "lists", "o", "lse"),
+    constant=("top",),
+)
+
+
+def attend_with_spec(spec, query, key, value, captured, lists, ints, floats, scale, enable_gqa, want_top, seq_lengths):
+    """The operator's outputs, for ``graphs``, whose arguments nobody has checked."""
+    check_shapes(query, key, value, enable_gqa)
+    if spec.BLOCK_SIZE is not None:
+        named = dict(zip(spec.lists, lists, strict=True))
+        check_lists(spec.BLOCK_SIZE, seq_lengths, named, *query.shape[:3], key.shape[2], query.device)
+    return _OPERATOR(query, key, value, captured, lists, ints, floats, scale, want_top, spec)
+
+
+def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, learned=()):
+    """``(problem, inputs, places)`` of the operator's arguments; learned: which captured tensors want a gradient."""
+    spec = specs.find(spec)
+    bound = spec.bound(captured, ints, floats, query.device, learned)
+    p = spec.problem
+    if p is None:
+        p = problem_of(query, key, value, bound.score, bound.mask, spec, lists, scale)
+    return p, Inputs(p, query, key, value, bound.captured, lists, bound.numbers), bound.places
+
+
+def problem_of(query, key, value, score, mask, spec, lists, scale):
+    """The ``Problem``, remembered by all that it, and a plan, depend on."""
+    tensors = query, key, value
+    return _problem(
+        *(t.shape for t in tensors), *(t.stride() for t in tensors), *(t.data_ptr() % 16 == 0 for t in tensors),
+        query.dtype, query.device, scale, score, mask, spec, lists[0].shape[1] if lists else 1,
+        "ieee" if query.dtype == torch.float32 and not matmul_in_tf32() else "tf32", problems.table_options,
+    )  # fmt: skip
+
+
+@remembered
+def _problem(
+    query, key, value, q_strides, k_strides, v_strides, q_aligned, k_aligned, v_aligned,
+    dtype, device, scale, score, mask, spec, list_heads, precision, table_options,
+):  # fmt: skip
+    (B, Hq, M, D), (Bkv, Hkv, N, _) = query, key
+    for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
+        if mod is not None:
+            _check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
+    layouts = {
+        name: (strides, aligned and steps_fit_tma(shape, strides, dtype.itemsize))
+        for name, shape, strides, aligned in (
+            ("query", query, q_strides, q_aligned),
+            ("key", key, k_strides, k_aligned),
+            ("value", value, v_strides, v_aligned),
+        )
+    }
+    return Problem(
+        B, Hq, Hkv, Bkv, M, N, D, value[-1], dtype, device, layouts, scale, score, mask,
+        spec.BLOCK_SIZE, spec.lists, list_heads, spec.options, precision,
+    )  # fmt: skip
+
+
+# What is asked for.
+
+
+@remembered
+def _checked_before(known_by):
+    """Where the ``Spec`` of a call is kept: empty before its check."""
+    return []
+
+
+def _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
+    """``(spec, captured, lists, ints, floats, scale)`` of a checked call."""
+    try:
+        known_by, score, mask = _known_by(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
+        kept = _checked_before(known_by)
+    except (AttributeError, TypeError, ValueError):  # the checks say what is wrong, in their order
+        kept = []
+    if kept:
+        spec = kept[0]
+    else:
+        spec, score, mask = _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
+        kept.append(spec)
+    captured = numbers = ()  # the score mod's first
+    if score is not None:
+        captured, numbers = score.captured, score.numbers
+    if mask is not None:  # a mask's gradient is zero everywhere
+        captured = *captured, *(t.detach() if t.requires_grad else t for t in mask.captured)
+        numbers = *numbers, *mask.numbers
+    lists = [] if block_mask is None else [getattr(block_mask, name) for name in spec.lists]
+    ints = [n for n in numbers if type(n) is int]
+    return spec, list(captured), lists, ints, [n for n in numbers if type(n) is float], spec.scale
+
+
+def _bound(query, key, value, score_mod, block_mask):
+    """The mods as ``BoundMod``, ``None`` where there is none."""
+    score = mask = None
+    if score_mod is not None:
+        graded = torch.is_grad_enabled()
+        gradient = graded and (query.requires_grad or key.requires_grad or value.requires_grad)
+        score = bind(score_mod, "score_mod", query.device, gradient)
+        if graded and not gradient and any(t.requires_grad for t in score.captured):
+            score = bind(score_mod, "score_mod", query.device, True)
+    if block_mask is not None:
+        mask = bind(block_mask.mask_mod, "mask_mod", query.device)
+    return score, mask
+
+
+def _known_by(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
+    """``(all that a check or a plan looks at, bound score mod, bound mask)``."""
+    score, mask = _bound(query, key, value, score_mod, block_mask)
+    dtype, device = query.dtype, query.device
+    known_by = (
+        query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(), dtype, key.dtype, value.dtype,
+        device, key.device, value.device, query.data_ptr() % 16, key.data_ptr() % 16, value.data_ptr() % 16,
+        type(scale), scale, enable_gqa, dtype == torch.float32 and matmul_in_tf32(), problems.table_options,
+        tuple(kernel_options.items()) if kernel_options else None, torch.are_deterministic_algorithms_enabled(),
+        None if score is None else score.compiled, None if mask is None else mask.compiled,
+    )  # fmt: skip
+    if block_mask is None:
+        return known_by, score, mask
+    b = block_mask
+    lists = b.kv_num_blocks, b.kv_indices, b.full_kv_num_blocks, b.full_kv_indices
+    known = [None if t is None else (t.shape, t.device) for t in lists]
+    rest = b.BLOCK_SIZE, b.seq_lengths, b.q_num_blocks is None, b.full_q_num_blocks is None
+    return (known_by, *known, *rest), score, mask
 
 
 def _check_returns(return_lse, return_aux):
@@ -128,8 +266,8 @@ def _check_returns(return_lse, return_aux):
         raise ValueError(f"return_aux is {return_aux!r}, needs an AuxRequest")
 
 
-def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
-    """The checked call."""
+def check_shapes(query, key, value, enable_gqa):
+    """Raise ``ValueError`` unless the three fit each other."""
     check_tensor("query", query, (None, None, None, None), "[B, Hq, M, D]")
     B, Hq, M, D = query.shape
     same = {"dtypes": (query.dtype,), "like": ("query", query)}
@@ -144,6 +282,12 @@ def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
         raise ValueError(f"key has {Hkv} heads, needs {Hq}, those of query; with enable_gqa=True a divisor of {Hq}")
     if (Hkv == 0) != (Hq == 0) or (Hkv and Hq % Hkv):
         raise ValueError(f"key has {Hkv} heads, needs a divisor of {Hq}, the heads of query")
+
+
+def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
+    """``(spec of a problem, bound score mod, bound mask)``, or the error that says what does not fit."""
+    check_shapes(query, key, value, enable_gqa)
+    (B, Hq, M, D), N = query.shape, key.shape[2]
     check_number("scale", scale)
     for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", getattr(block_mask, "mask_mod", None))):
         if mod is not None and not callable(mod):
@@ -151,25 +295,19 @@ def _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     options = options_of.checked(kernel_options)
     if block_mask is not None:
         _check_block_mask(block_mask, B, Hq, M, N, query.device)
-    gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    score = mask = None
-    if score_mod is not None:
-        score = bind(score_mod, "score_mod", query.device, gradient)
-        if torch.is_grad_enabled() and not gradient and any(t.requires_grad for t in score.captured):
-            score = bind(score_mod, "score_mod", query.device, True)
-    if block_mask is not None:
-        mask = bind(block_mask.mask_mod, "mask_mod", query.device)
-    for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
-        if mod is not None:
-            _check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
+    score, mask = _bound(query, key, value, score_mod, block_mask)
+    compiled = [None if mod is None else mod.compiled for mod in (score, mask)]
+    lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
+    spec = specs.register(*compiled, None if block_mask is None else tuple(block_mask.BLOCK_SIZE), lists, options)
     scale = 1 / math.sqrt(D) if scale is None else float(scale)
-    return Problem(
-        B, Hq, Hkv, M, N, D, value.shape[-1], query.dtype, query.device, scale, score, mask, block_mask, options
-    )
+    p = None
+    if nothing_looks_on((query, key, value)):
+        p = problem_of(query, key, value, *compiled, spec, [getattr(block_mask, name) for name in lists], scale)
+    return spec.of_call(p, scale), score, mask
 
 
 def _check_captured(name, mod, sizes):
-    for argument, least in mod.compiled.bounds.items():
+    for argument, least in mod.bounds.items():
         if least < sizes[argument]:
             raise ValueError(
                 f"{name} indexes a captured dimension of size {least} with {argument}, needs {sizes[argument]}: "
@@ -185,16 +323,21 @@ def _check_block_mask(block_mask, B, Hq, M, N, device):
             "block_mask was sliced and lost its mask_mod, needs one for the part that is left: "
             "set block_mask.mask_mod, with the positions shifted by where the part begins"
         )
-    if tuple(block_mask.seq_lengths) != (M, N):
+    lists = {name: getattr(block_mask, name) for name in LISTS}
+    check_lists(block_mask.BLOCK_SIZE, block_mask.seq_lengths, lists, B, Hq, M, N, device)
+
+
+def check_lists(BLOCK_SIZE, seq_lengths, lists, B, Hq, M, N, device):
+    """Raise ``ValueError`` unless a block mask's lists, by their names, fit the call."""
+    if tuple(seq_lengths) != (M, N):
         raise ValueError(
-            f"block_mask was made for {block_mask.seq_lengths[0]} queries and {block_mask.seq_lengths[1]} keys, needs "
+            f"block_mask was made for {seq_lengths[0]} queries and {seq_lengths[1]} keys, needs "
             f"{M} and {N}: make another, or cut it with block_mask._adjust({M}, {N})"
         )
-    lists = {name: getattr(block_mask, name) for name in ("kv_num_blocks", "kv_indices")}
-    if block_mask.full_kv_num_blocks is not None:
-        lists |= {name: getattr(block_mask, name) for name in ("full_kv_num_blocks", "full_kv_indices")}
-    rows = -(-M // block_mask.BLOCK_SIZE[0])
+    rows = -(-M // BLOCK_SIZE[0])
     for name, tensor in lists.items():
+        if tensor is None or name.removeprefix("full_").startswith("q"):  # lists of queries that do not fit are made again
+            continue
         legend = "[B or 1, Hq or 1, blocks of queries, ...]"
         if (
             tensor.ndim != 3 + name.endswith("indices")
@@ -226,49 +369,20 @@ def explain(
     """How ``flex_attention`` would run these arguments, and why, as text. Reads the mask's counts: waits for the GPU."""
     _check_returns(return_lse, return_aux)
     query, key, value = autocast(query, key, value)
-    p = _problem(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
-    splits, _, reason = decoding.choose(p)
-    way = f"{'decoding' if splits else 'one program a tile of queries'}: {reason}"
-    stored = stored_ds.heads_with_stored_ds(p, key.shape[0] * p.Hkv, p.shared(key))
-    dq = "backward_dq_from_ds" if stored else "backward_dq"
-    lines = [way]
+    spec, *_ = _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
+    return f"{spec.problem.remember(Plan)}\n{_blocks(spec.problem, block_mask)}"
 
-    def says(kernel, why_plain=None, tiles=None):
-        if tiles and why_plain is None:
-            lines.append(f"{kernel}: warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
-            return
-        if tiles:
-            lines.append(f"{kernel}: the kernel for any GPU, because {why_plain}")
-        lines.append(f"{kernel}: {', '.join(f'{k} {v}' for k, v in p.launch_options(kernel).items())}")
 
-    if splits:
-        says("decoding")
-    else:
-        tiles = fit.BLOCK_M, hopper.options(p)["BLOCK_N"]
-        says("forward", hopper.reason_not(p, query, key, value), tiles)
-    tiles = hopper_backward.options(p)["BLOCK_M"], hopper_backward.BLOCK_N
-    says("backward_dkdv", hopper_backward.reason_not(p, query, key, value, query), tiles)  # o's gradient lies as query
-    says(dq)
-    if stored:
-        lines.append(f"dq: ds of {stored} key heads at a time fits the workspace, five matrix products in all")
-    else:
-        lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
-    if p.score_mod is None:
-        lines.append("score: no code runs, the scale is folded into the exponent")
-    else:
-        lines.append(
-            "score: " + ("a negative or zero scale" if p.score is None else "the score mod runs in every tile")
-        )
+def _blocks(p, block_mask):
+    """``explain``'s line about the mask."""
     if block_mask is None:
-        lines.append("mask: none, every block of keys is visited and no mask code runs")
-    else:
-        blocks = [0 if t is None else int(t.sum()) for t in (block_mask.kv_num_blocks, block_mask.full_kv_num_blocks)]
-        total = block_mask.kv_num_blocks.numel() * -(-p.N // block_mask.BLOCK_SIZE[1])
-        lines.append(
-            f"mask: of {total} blocks {blocks[1]} are full (no mask code), {blocks[0]} partial (the mask mod runs), "
-            f"{total - sum(blocks)} are skipped"
-        )
-    return "\n".join(lines)
+        return "mask: none, every block of keys is visited and no mask code runs"
+    blocks = [0 if t is None else int(t.sum()) for t in (block_mask.kv_num_blocks, block_mask.full_kv_num_blocks)]
+    total = block_mask.kv_num_blocks.numel() * -(-p.N // block_mask.BLOCK_SIZE[1])
+    return (
+        f"mask: of {total} blocks {blocks[1]} are full (no mask code), {blocks[0]} partial (the mask mod runs), "
+        f"{total - sum(blocks)} are skipped"
+    )
 
 
 flex_attention.source = source

@@ -1,21 +1,28 @@
-"""What one call asks for, checked and put in the kernels' terms: sizes, compiled mods, lists of blocks, launch options."""
+"""What one call asks for, checked and put in the kernels' terms: sizes, layouts, compiled mods; and the tensors it gives."""
 
-import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import triton
 
 from kernels import runtime
-from kernels.common.configs import configuration
-from kernels.common.precision import matmul_in_tf32
+from kernels.common.configs import configuration, declare
+from kernels.common.math import LOG2_E, bits, block
 from kernels.flex_attention import block_mask as masks
-from kernels.flex_attention.mods import device
-from kernels.flex_attention.mods.bind import BoundMod
+from kernels.flex_attention.mods import device as device_functions
+from kernels.flex_attention.mods.compiler import CompiledMod
 from kernels.flex_attention.options import OPTIONS
 
-LOG2E = math.log2(math.e)
+#: The lists of a block mask, as attributes of torch's ``BlockMask``.
+LISTS = tuple(f"{full}{side}_{part}" for side in ("kv", "q") for full in ("", "full_") for part in ("num_blocks", "indices"))
+
+
+KERNELS = (
+    "forward", "forward_hopper", "decoding", "backward_dq", "backward_dkdv", "backward_dkdv_hopper", "backward_dq_from_ds",
+)  # fmt: skip
+HEADS = (64, 128, 256)
+_classes = [f"d{d} {size}-bit {kind}" for d in HEADS for size in (16, 32) for kind in ("plain", "mod")]
+declare("flex_attention", {kernel: ["default", *_classes] for kernel in KERNELS})
 
 
 def table_options(kernel, key, device):
@@ -23,184 +30,133 @@ def table_options(kernel, key, device):
     return configuration("flex_attention", kernel, "default" if runtime.interpreted else key, device)
 
 
-@dataclass
-class BlockLists:
-    """The lists of a block mask, without its mask mod."""
-
-    BLOCK_SIZE: tuple[int, int]
-    kv_num_blocks: torch.Tensor | None
-    kv_indices: torch.Tensor | None
-    full_kv_num_blocks: torch.Tensor | None
-    full_kv_indices: torch.Tensor | None
-    q_num_blocks: torch.Tensor | None
-    q_indices: torch.Tensor | None
-    full_q_num_blocks: torch.Tensor | None
-    full_q_indices: torch.Tensor | None
-
-
-BlockLists.NAMES = tuple(field.name for field in fields(BlockLists))[1:]
-
-
-@dataclass
+@dataclass(eq=False)
 class Problem:
-    """Sizes as in the docstring of ``flex_attention``; score and mask: the compiled mods, or ``None``."""
+    """All that a plan depends on. Sizes as in the docstring of ``flex_attention``.
+
+    layouts: of query, key and value ``(strides, whether TMA can read it)``. score, mask: the compiled mods, or
+    ``None``. BLOCK_SIZE: of the block mask, ``None`` without one; lists: the names of its lists that there are; list_heads:
+    for how many heads. precision: how float32 is multiplied.
+    """
 
     B: int
     Hq: int
     Hkv: int
+    Bkv: int
     M: int
     N: int
     D: int
     Dv: int
     dtype: torch.dtype
     device: torch.device
+    layouts: dict
     scale: float
-    score: BoundMod | None
-    mask: BoundMod | None
-    block_mask: masks.BlockMask | BlockLists | None
+    score: CompiledMod | None
+    mask: CompiledMod | None
+    BLOCK_SIZE: tuple[int, int] | None
+    lists: tuple
+    list_heads: int
     options: dict
+    precision: str
 
-    @property
+    def __post_init__(self):
+        self._remembered = {}
+
+    def remember(self, make, *of):
+        """``make(self, *of)``, made once: what is the same in every call of this problem."""
+        key = make, *of
+        if key not in self._remembered:
+            self._remembered[key] = make(self, *of)
+        return self._remembered[key]
+
+    def strides(self, *names):
+        """Those of query, key and value, one after another."""
+        return sum((self.layouts[name][0] for name in names), ())
+
+    def tma(self, *names):
+        """Whether TMA can read all of them."""
+        return all(self.layouts[name][1] for name in names)
+
+    @cached_property
     def G(self):
         """Query heads that share a key head."""
         return self.Hq // max(self.Hkv, 1)
 
-    # What autograd has to know of: the tensors, beside query, key and value, that both passes read.
-
-    def parted(self):
-        """``(problem without tensors, tensors)``: captured ones and lists of blocks, for autograd to save."""
-        bare = {}
-        tensors = []
-        for name in ("score", "mask"):
-            if (mod := getattr(self, name)) is not None:
-                tensors += mod.captured
-                bare[name] = replace(mod, captured=(None,) * len(mod.captured))
-        if self.block_mask is not None:
-            lists = [getattr(self.block_mask, name) for name in BlockLists.NAMES]
-            tensors += lists
-            bare["block_mask"] = BlockLists(self.block_mask.BLOCK_SIZE, *[None] * len(lists))
-        return replace(self, **bare), tensors
-
-    def with_tensors(self, tensors):
-        """The problem again, from ``parted``'s two, whose tensors autograd may have moved and given back."""
-        tensors = iter(tensors)
-        whole = {
-            name: replace(mod, captured=tuple(next(tensors) for _ in mod.captured))
-            for name in ("score", "mask")
-            if (mod := getattr(self, name)) is not None
-        }
-        if self.block_mask is not None:
-            whole["block_mask"] = BlockLists(self.block_mask.BLOCK_SIZE, *tensors)
-        return replace(self, **whole)
-
-    def shared(self, key):
-        """Batch rows that share a batch row of ``key``."""
-        return self.B // max(key.shape[0], 1)
+    @cached_property
+    def shared(self):
+        """Batch rows that share a batch row of keys."""
+        return self.B // max(self.Bkv, 1)
 
     # The kernels' compile-time arguments.
 
-    @property
+    @cached_property
     def score_mod(self):
         """Triton's score mod. ``None``, and the scale folded into ``unit``, needs a scale above zero: the running maximum of
         scale * s is then scale times the maximum of s."""
-        if self.score is None or self.score.compiled.value is None:
-            return None if self.scale > 0 else device.unchanged
-        return self.score.compiled.value
+        if self.score is None or self.score.value is None:
+            return None if self.scale > 0 else device_functions.unchanged
+        return self.score.value
 
-    @property
+    @cached_property
     def score_gradient(self):
         """Triton's derivative of the score mod."""
-        if self.score is None or self.score.compiled.value is None:
-            return device.unchanged_gradient
-        return self.score.compiled.gradient
+        if self.score is None or self.score.value is None:
+            return device_functions.unchanged_gradient
+        return self.score.gradient
 
-    @property
+    @cached_property
     def mask_mod(self):
         """Triton's mask mod, for partial blocks."""
-        return None if self.mask is None else self.mask.compiled.value
+        return None if self.mask is None else self.mask.value
+
+    def mods(self):
+        """What kernels of the backward pass are compiled with."""
+        return {"SCORE_MOD": self.score_mod, "SCORE_GRADIENT": self.score_gradient, "MASK_MOD": self.mask_mod}
 
     @cached_property
-    def score_tables(self):
-        """What the score mod reads."""
-        return () if self.score is None else self.score.tables()
-
-    @cached_property
-    def mask_tables(self):
-        """What the mask mod reads."""
-        return () if self.mask is None else self.mask.tables()
-
-    @property
     def unit(self):
         """Logits in base 2 are ``unit`` times what ``logits`` returns."""
-        return LOG2E if self.score_mod is not None else self.scale * LOG2E
+        return LOG2_E if self.score_mod is not None else self.scale * LOG2_E
 
     # Blocks.
 
     @property
+    def sparse(self):
+        """Whether there is a block mask."""
+        return self.BLOCK_SIZE is not None
+
+    @cached_property
     def SPARSE_M(self):
-        """Queries in a block; a block that holds them all is cut to them."""
+        """Queries in a block; a block that holds them all is cut to them; 0 without a block mask."""
         return self._block(0, self.M)
 
-    @property
+    @cached_property
     def SPARSE_N(self):
         """Keys in a block."""
         return self._block(1, self.N)
 
     def _block(self, axis, length):
-        if self.block_mask is None:
-            return 0
-        return min(self.block_mask.BLOCK_SIZE[axis], triton.next_power_of_2(max(length, 16)))
+        return min(self.BLOCK_SIZE[axis], block(length)) if self.sparse else 0
 
-    @cached_property
-    def partial(self):
-        """Partial blocks of each block of queries."""
-        mask = self.block_mask
-        return None if mask is None else _lists(mask.kv_num_blocks, mask.kv_indices)
-
-    @cached_property
-    def full(self):
-        """Full blocks of each block of queries."""
-        mask = self.block_mask
-        if mask is None or mask.full_kv_num_blocks is None:
-            return None
-        return _lists(mask.full_kv_num_blocks, mask.full_kv_indices)
-
-    @cached_property
-    def transposed(self):
-        """``(partial, full)`` blocks of queries of each block of keys."""
-        mask = self.block_mask
-        if mask is None:
-            return None, None
-        rows, columns = triton.cdiv(self.M, self.SPARSE_M), triton.cdiv(self.N, self.SPARSE_N)
-
-        def transpose(num, indices, q_num, q_indices):
-            if num is None:
-                return None
-            if q_num is None or q_num.shape[-1] < columns:  # not given, or made from lists that were cut short
-                dense = masks.dense_blocks(num[..., :rows], indices[..., :rows, :], columns)
-                q_num, q_indices = masks.ordered_lists(dense.mT)
-            return _lists(q_num, q_indices)
-
-        return (
-            transpose(mask.kv_num_blocks, mask.kv_indices, mask.q_num_blocks, mask.q_indices),
-            transpose(mask.full_kv_num_blocks, mask.full_kv_indices, mask.full_q_num_blocks, mask.full_q_indices),
-        )
+    @property
+    def HAS_FULL(self):
+        """Whether full blocks are listed apart."""
+        return "full_kv_num_blocks" in self.lists
 
     @staticmethod
     def tiles(length, SPARSE, BLOCK):
         """Tiles of BLOCK that cover ``length``; tiles never cross blocks of SPARSE."""
-        return triton.cdiv(length, SPARSE) * triton.cdiv(SPARSE, BLOCK) if SPARSE else triton.cdiv(length, BLOCK)
+        return cdiv(length, SPARSE) * cdiv(SPARSE, BLOCK) if SPARSE else cdiv(length, BLOCK)
 
     # Launch options.
 
-    @property
+    @cached_property
     def key(self):
         """The class of sizes and dtypes in the table of configurations."""
-        head = next((d for d in (64, 128, 256) if max(self.D, self.Dv) <= d), None)
-        bits = 8 * self.dtype.itemsize
-        return f"d{head} {bits}-bit {'plain' if self.score_mod is None else 'mod'}" if head else "default"
+        head = next((d for d in HEADS if max(self.D, self.Dv) <= d), None)
+        return f"d{head} {bits(self.dtype)} {'plain' if self.score_mod is None else 'mod'}" if head else "default"
 
-    @property
+    @cached_property
     def workspace(self):
         """Bytes that the backward pass may use to keep ds."""
         if "WORKSPACE" in self.options:
@@ -226,33 +182,81 @@ class Problem:
         return {
             "D": self.D,
             "DV": self.Dv,
-            "SPARSE": self.block_mask is not None,
+            "SPARSE": self.sparse,
             "SPARSE_M": self.SPARSE_M or 1,
             "SPARSE_N": self.SPARSE_N or 1,
             "EDGE_M": self.M % BLOCK_M != 0 or self.SPARSE_M % BLOCK_M != 0,
             "EDGE_N": self.N % BLOCK_N != 0 or self.SPARSE_N % BLOCK_N != 0,
             "PRECISION": self.precision,
-            "BLOCK_D": max(16, triton.next_power_of_2(self.D)),
-            "BLOCK_DV": max(16, triton.next_power_of_2(self.Dv)),
+            "BLOCK_D": columns(self.D),
+            "BLOCK_DV": columns(self.Dv),
+            **options,
         }
 
+
+class Inputs:
+    """The tensors of one call, in the kernels' terms."""
+
+    def __init__(self, problem, query, key, value, captured, lists, numbers):
+        self.problem, self.query, self.key, self.value = problem, query, key, value
+        score, mask = problem.score, problem.mask
+        of_score, ns = (0, 0) if score is None else (len(score.learned), sum(score.inputs))
+        self.score_captured, self.score_numbers = captured[:of_score], numbers[:ns]
+        self.score_tables = () if score is None else score.tables(self.score_captured, self.score_numbers)
+        self.mask_tables = () if mask is None else mask.tables(captured[of_score:], numbers[ns:])
+        self.partial = self.full = self._transposed = None
+        if lists:
+            self.lists = dict(zip(problem.lists, lists, strict=True))
+            self.partial = _rows(self.lists["kv_num_blocks"], self.lists["kv_indices"])
+            if problem.HAS_FULL:
+                self.full = _rows(self.lists["full_kv_num_blocks"], self.lists["full_kv_indices"])
+
     @property
-    def precision(self):
-        """How float32 is multiplied: as torch is set."""
-        return "ieee" if self.dtype == torch.float32 and not matmul_in_tf32() else "tf32"
+    def transposed(self):
+        """``(partial, full)`` blocks of queries of each block of keys."""
+        if self._transposed is None:
+            self._transposed = (
+                self._transpose("") if self.partial else None,
+                self._transpose("full_") if self.full else None,
+            )
+        return self._transposed
+
+    def _transpose(self, full):
+        p = self.problem
+        rows, columns = cdiv(p.M, p.SPARSE_M), cdiv(p.N, p.SPARSE_N)
+        num_blocks, indices = self.lists.get(f"{full}q_num_blocks"), self.lists.get(f"{full}q_indices")
+        if num_blocks is None or num_blocks.shape[-1] < columns:  # not given, or made from lists that were cut short
+            num_blocks, indices = self.lists[f"{full}kv_num_blocks"], self.lists[f"{full}kv_indices"]
+            dense = masks.dense_blocks(num_blocks[..., :rows], indices[..., :rows, :], columns)
+            num_blocks, indices = masks.ordered_lists(dense.mT)
+        return _rows(num_blocks, indices)
 
 
-def _lists(num_blocks, indices):
+def _rows(num_blocks, indices):
     """``(num_blocks, indices, batch stride, head stride, width)`` in rows; a batch or head of one serves all."""
     B, H, rows = num_blocks.shape
-    num_blocks, indices = (t.to(torch.int32).contiguous() for t in (num_blocks, indices))
+    if num_blocks.dtype != torch.int32 or not num_blocks.is_contiguous():
+        num_blocks = num_blocks.to(torch.int32).contiguous()
+    if indices.dtype != torch.int32 or not indices.is_contiguous():
+        indices = indices.to(torch.int32).contiguous()
     return num_blocks, indices, H * rows if B > 1 else 0, rows if H > 1 else 0, indices.shape[-1]
 
 
 def _fit(BLOCK, length, SPARSE):
     """The tile for ``length`` rows in blocks of SPARSE: a power of two, at least 16, that divides a block if it can."""
-    BLOCK = min(BLOCK, max(16, triton.next_power_of_2(length)))
+    BLOCK = min(BLOCK, columns(length))
     if SPARSE and SPARSE % BLOCK:
         divisor = SPARSE & -SPARSE
-        BLOCK = min(BLOCK, divisor if divisor >= 16 else max(16, triton.next_power_of_2(SPARSE)))
+        BLOCK = min(BLOCK, divisor if divisor >= 16 else columns(SPARSE))
     return BLOCK
+
+
+# Triton has this, too, as a function that its compiler can call; around a launch it takes longer than it computes.
+
+
+def cdiv(a, b):
+    """The quotient, rounded up."""
+    return -(-a // b)
+
+
+columns = block  # of a tile: a head, filled up with zeros

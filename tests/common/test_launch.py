@@ -1,5 +1,7 @@
 """The launcher hides the interpreter's bfloat16; runs are cut and found; tables fall back in order."""
 
+import importlib
+import importlib.util
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -152,3 +154,23 @@ def test_a_launch_on_cpu_tensors_is_left_to_whoever_executes_it_where_kernels_ar
     assert launched == [((2,), (x, 3), {"BLOCK": 8})]
     here = configs.configuration("dynamic_conv", "forward", "W4 16-bit", x.device)  # and no GPU is asked for its name
     assert here == configs.of_gpu("interpreter", "dynamic_conv", "forward", "W4 16-bit")
+
+
+ROOMS = sorted(path.parent.name for path in configs.Path(configs.__file__).parent.parent.glob("*/configs.json"))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_key_of_a_table_is_a_shape_class_that_its_room_declares(room):
+    if importlib.util.find_spec(f"kernels.{room}.plan") is None:
+        pytest.skip(f"kernels.{room} has no plan yet")
+    importlib.import_module(f"kernels.{room}.plan")
+    classes, table = configs.declared(room), configs._table(room)
+    assert classes, f"kernels.{room} declares no shape classes"
+    for gpu, kernels in table.items():
+        if isinstance(kernels, str):
+            assert isinstance(table[kernels], dict), f"{gpu} stands for {kernels}, which has no table"
+            continue
+        for kernel, keys in kernels.items():
+            unknown = set(keys) - classes[kernel] - {"default"}
+            assert not unknown, f"{gpu}, {kernel}: {unknown} are no shape classes"
+    assert all("default" in table["any GPU"][kernel] for kernel in classes)

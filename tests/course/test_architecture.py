@@ -16,6 +16,13 @@ import pytest
 from tools.kernel_environment import ROOT
 
 FURNITURE = {"__init__.py", "reference.py", "operator.py"}
+# The ways that a room can go, a folder each; a room with one way has its passes beside its plan.
+WAYS = {
+    "conv_wgrad": {"gluon", "portable"},
+    "dynamic_conv": set(),
+    "flex_attention": {"hopper", "mods", "portable"},
+    "recurrent_attention": {"chunk", "recurrence"},
+}
 INSTRUMENTS = ("lab", "check", "gluon_model")
 ROOMS = sorted(
     p.name
@@ -141,7 +148,22 @@ def test_every_way_of_importing_is_read():
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_has_its_furniture(room):
-    assert FURNITURE - {path.name for path in (ROOT / "kernels" / room).glob("*.py")} == set()
+    inside = {path.name for path in (ROOT / "kernels" / room).glob("*.py")}
+    ways = {path.parent.name for path in (ROOT / "kernels" / room).glob("*/__init__.py")}
+    assert FURNITURE - inside == set() and ways == WAYS[room]
+    if room != "flex_attention":
+        assert "plan.py" in inside
+    if not ways:
+        assert {"forward.py", "backward.py"} <= inside
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_only_a_plan_chooses_among_a_rooms_ways(room):
+    """Whoever else imports two ways' kernels would decide beside it; a way may build on another."""
+    outside = [path for path in (ROOT / "kernels" / room).glob("*.py") if path.name != "plan.py"]
+    for path in outside if room != "flex_attention" else []:
+        found = {name.split(".")[2] for name in imports(path.read_text(), module_of(path)) if name.count(".") > 1}
+        assert len(found & WAYS[room]) < 2, path.name
 
 
 def calls(tree: ast.AST, name: str) -> list[int]:

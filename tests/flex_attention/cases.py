@@ -4,11 +4,12 @@ import torch
 import torch.nn.functional as F
 
 from kernels import runtime
-from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, noop_mask, or_masks
+from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, noop_mask, operator, or_masks
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper import rows as hopper_rows
-from kernels.flex_attention.portable import backward, decoding, delta, dkdv, forward, stored_ds
+from kernels.flex_attention.portable import decoding, delta, dkdv, dq, forward, stored_ds
+from kernels.flex_attention.problem import Inputs
 from kernels.flex_attention.reference import flex_attention_reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
@@ -267,7 +268,16 @@ def check(
     return ours, grads
 
 
+def resolved(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, options=None):
+    """``(problem, inputs)`` of a call."""
+    spec, captured, lists, ints, floats, _ = operator._call(
+        query, key, value, score_mod, block_mask, scale, enable_gqa, options
+    )
+    bound = spec.bound(captured, ints, floats, query.device)
+    return spec.problem, Inputs(spec.problem, query, key, value, bound.captured, lists, bound.numbers)
+
+
 def replace_launch(monkeypatch, make):
     """``make(launch)`` in place of ``launch`` wherever a kernel of this room is launched."""
-    for module in (forward, decoding, delta, dkdv, stored_ds, backward, hopper_forward, hopper_backward, hopper_rows):
+    for module in (forward, decoding, delta, dq, dkdv, stored_ds, hopper_forward, hopper_backward, hopper_rows):
         monkeypatch.setattr(module, "launch", make(module.launch))

@@ -9,6 +9,7 @@ import triton
 
 from kernels import runtime
 from kernels.common import configs
+from kernels.common import gluon as common_gluon
 from kernels.flex_attention import create_block_mask, flex_attention, operator, problem
 from kernels.flex_attention.hopper import dealing, fit
 from kernels.flex_attention.mods import bind
@@ -74,7 +75,7 @@ def test_compiles_for_hopper_on_matrix_units(monkeypatch):
     assert all(report.count("HGMMA") and report.count("UTMALDG") for report in reports if "attention" in report.kernel)
 
 
-@pytest.mark.skipif(fit.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
+@pytest.mark.skipif(common_gluon.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
 @pytest.mark.parametrize(
     ("name", "D", "most"),
     [("nothing", 128, 40), ("causal", 64, 0)]
@@ -125,7 +126,7 @@ def test_numbers_are_arguments_on_a_gpu(monkeypatch, offset):
         compile_report(kernel, *args, arch=90, **meta)
 
 
-@pytest.mark.skipif(fit.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
+@pytest.mark.skipif(common_gluon.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
 def test_numbers_are_arguments_of_warp_specialised_kernels(monkeypatch):
     monkeypatch.setitem(cases.ZOO, "numbers", functools.partial(with_numbers, 1, 0.5))
     seen = launches(monkeypatch, "numbers", D=64, warp_specialised=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
+from kernels.common.plan import forget
 from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, problem
 from kernels.flex_attention.portable import decoding
 from tests.flex_attention import cases
@@ -12,16 +13,16 @@ from tests.flex_attention import cases
 @pytest.fixture
 def splits_taken(monkeypatch):
     taken = []
-    original = decoding.decode
+    original = decoding.forward
 
-    def decode(problem, query, key, value, splits, pack, want_top=False):
-        taken.append((splits, pack))
-        return original(problem, query, key, value, splits, pack, want_top)
+    def decode(p, x, want_top=False):
+        taken.append(decoding.choose(p)[:2])
+        return original(p, x, want_top)
 
     # Problems small enough for a test, which a GPU's table would not split.
     table = problem.table_options
     monkeypatch.setattr(problem, "table_options", lambda *of: table(*of) | {"PROGRAMS": 8, "LEAST_TILES": 1})
-    monkeypatch.setattr(decoding, "decode", decode)
+    monkeypatch.setattr(decoding, "forward", decode)
     return taken
 
 
@@ -38,7 +39,8 @@ def test_against_the_reference(name, shape, splits_taken):
 def both(monkeypatch, q, k, v, score_mod=None, mask=None, **options):
     arguments = {"enable_gqa": True, "return_aux": AuxRequest(True, True), "kernel_options": {"BLOCK_N": 16}}
     split = flex_attention(q, k, v, score_mod, mask, **arguments)
-    monkeypatch.setattr(decoding, "choose", lambda problem: (0, 1, ""))
+    monkeypatch.setattr(decoding, "choose", lambda problem: (0, 1, "not here"))
+    forget()
     return split, flex_attention(q, k, v, score_mod, mask, **arguments)
 
 

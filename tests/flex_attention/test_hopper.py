@@ -8,13 +8,16 @@ import triton
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem
+from kernels.common import gluon as common_gluon
+from kernels.common.plan import forget
+from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem, specs
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import dealing, fit
 from kernels.flex_attention.hopper import forward as hopper
+from kernels.flex_attention.portable.tiles import fits_tma
 from tests.flex_attention import cases
 
-if fit.gluon is None:
+if common_gluon.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
 
 from triton.experimental import gluon
@@ -160,32 +163,34 @@ def test_other_tiles_and_rings(table, name):
 
 
 def call(shape):
-    """``(problem, query, key, value)`` under a causal mask."""
+    """``(problem, inputs)`` under a causal mask."""
+    forget()
     B, Hq, Hkv, M, N, D, Dv = shape
     generator = torch.Generator().manual_seed(0)
     tensors = [
         torch.randn(size, generator=generator).bfloat16() for size in ((B, Hq, M, D), (B, Hkv, N, D), (B, Hkv, N, Dv))
     ]
-    return operator._problem(*tensors, None, causal_block_mask(M, N), None, True, None), *tensors
+    return cases.resolved(*tensors, None, causal_block_mask(M, N), None, True)
 
 
 def forward_alone(schedule="round-robin", seed=0, shape=RAGGED):
     """``(what the forward kernel leaves, as bits; what the model found)``."""
-    p, q, k, v = call(shape)
+    p, x = call(shape)
     with gluon_model.executing(schedule=schedule, seed=seed) as results:
-        o, lse, top = hopper.forward(p, q, k, v)
+        o, lse, top = hopper.forward(p, x)
     assert top is None
     return [x.view(torch.uint8) for x in (o, lse)], results[0]
 
 
 def backward_alone(schedule="round-robin", seed=0, shape=RAGGED):
     """The same of the backward kernel, for rows whose lse and delta are zero."""
-    p, q, k, v = call(shape)
+    p, x = call(shape)
+    q, k, v = x.query, x.key, x.value
     rows, columns = (triton.cdiv(length, 128) * 128 for length in (p.N, p.M))
     zeros, ds = torch.zeros(p.B * p.Hq, columns), torch.empty(p.B * p.Hq, rows, columns, dtype=q.dtype)
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     with gluon_model.executing(schedule=schedule, seed=seed) as results:
-        hopper_backward.launch_dkdv(p, q, k, v, q, [zeros, zeros], dk, dv, ds, 0, p.B * p.Hkv)
+        hopper_backward.launch_dkdv(p, x, q, [zeros, zeros], dk, dv, ds, 0, p.B * p.Hkv)
     return [x.view(torch.uint8) for x in (dk, dv, ds)], results[0]
 
 
@@ -460,7 +465,7 @@ def on_gpu(capability=(9, 0), shape=(1, 2, 2, 256, 256, 64, 64), dtype=torch.bfl
     """``(problem, (query, key, value))`` of a call on a GPU that is not there."""
     b, hq, hkv, m, n, d, dv = shape
     tensors = [torch.zeros(b, *size, dtype=dtype) for size in ((hq, m, d), (hkv, n, d), (hkv, n, dv))]
-    p = operator._problem(*tensors, None, mask, None, hq != hkv, options)
+    p, _ = cases.resolved(*tensors, None, mask, None, hq != hkv, options)
     return dataclasses.replace(p, device=torch.device("cuda")), tensors
 
 
@@ -482,7 +487,7 @@ def gpu(monkeypatch):
 
 
 def reasons(p, query, key, value):
-    return hopper.reason_not(p, query, key, value), hopper_backward.reason_not(p, query, key, value, query)
+    return hopper.reason_not(p), hopper_backward.reason_not(p, fits_tma(query))
 
 
 def test_a_hopper_takes_16_bit_heads_of_up_to_128(gpu):
@@ -497,8 +502,8 @@ def test_a_hopper_takes_16_bit_heads_of_up_to_128(gpu):
         ({"dtype": torch.float32}, "torch.float32 has no 16-bit matrix instruction"),
         ({"shape": (1, 2, 2, 256, 256, 64, 136)}, "heads of 136 do not fit the registers"),
         ({"shape": (1, 2, 2, 256, 256, 136, 64)}, "heads of 136 do not fit the registers"),
-        ({"shape": (1, 2, 2, 256, 256, 60, 64)}, "the copy engine cannot read these strides"),
-        ({"shape": (1, 2, 2, 256, 0, 64, 64)}, "the copy engine cannot read these strides"),
+        ({"shape": (1, 2, 2, 256, 256, 60, 64)}, "TMA cannot read these strides"),
+        ({"shape": (1, 2, 2, 256, 0, 64, 64)}, "TMA cannot read these strides"),
     ],
 )
 def test_what_neither_kernel_takes(gpu, call, why):
@@ -539,16 +544,16 @@ def test_a_table_without_stages_says_that_the_plain_kernel_is_faster(gpu, monkey
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
 def test_an_older_triton(gpu, monkeypatch, version):
-    monkeypatch.setattr(fit, "gluon", None)
+    monkeypatch.setattr(common_gluon, "gluon", None)
     monkeypatch.setattr(triton, "__version__", version)
     p, tensors = on_gpu()
-    assert reasons(p, *tensors) == (f"Triton is {version}, needs 3.8 for Gluon's copy engine",) * 2
+    assert reasons(p, *tensors) == (f"Triton is {version}, needs 3.8 for Gluon's TMA",) * 2
 
 
 def explained(monkeypatch, **call):
     p, tensors = on_gpu(**call)
     with monkeypatch.context() as patch:
-        patch.setattr(operator, "_problem", lambda *_: p)
+        patch.setattr(operator, "_call", lambda *_: (specs.Spec().of_call(p, p.scale),))
         return flex_attention.explain(*tensors).splitlines()
 
 

@@ -8,7 +8,7 @@ from torch.nn.attention import flex_attention as theirs
 
 from kernels import runtime
 from kernels.flex_attention import flex_attention, mods, options
-from kernels.flex_attention.portable import backward
+from kernels.flex_attention.portable import stored_ds
 
 
 def qkv():
@@ -20,7 +20,7 @@ def test_the_workspace_is_capped(monkeypatch):
     """Room for one head, for all, for none: the same gradients, within the bytes."""
     asked = []
     monkeypatch.setattr(
-        backward, "dq_from_ds", lambda p, ds, *a, f=backward.dq_from_ds: asked.append(ds) or f(p, ds, *a)
+        stored_ds, "dq_from_ds", lambda p, x, ds, *a, f=stored_ds.dq_from_ds: asked.append(ds) or f(p, x, ds, *a)
     )
     inputs, head, grads = qkv(), 256 * 256 * 4, []
     for room, launches in ((0, 0), (head - 1, 0), (head, 3), (2 * head, 2), (2**31, 1)):

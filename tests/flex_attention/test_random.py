@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kernels import runtime
 from kernels.flex_attention import AuxRequest, flex_attention, mods, or_masks, problem
-from kernels.flex_attention.portable import backward, decoding, forward
 from tests.flex_attention import cases
 
 MASKS = [
@@ -68,11 +67,9 @@ def test_low_precision(dtype, layout):
 def test_loads_by_the_copy_engine(name, shape, layout, monkeypatch):
     """Descriptors instead of pointers, where a tensor's strides allow it."""
     described = []
-    for module in (forward, backward, decoding):
-        launch = module.launch
-        monkeypatch.setattr(
-            module, "launch", lambda *a, launch=launch, **m: (described.append(m.get("TMA")), launch(*a, **m))
-        )
+    cases.replace_launch(
+        monkeypatch, lambda launch: lambda *a, **m: (described.append(m.get("TMA")), launch(*a, **m))
+    )
     original = problem.table_options
     monkeypatch.setattr(problem, "table_options", lambda *a: original(*a) | {"TMA": True})
     cases.check(name, shape=shape, layout=layout, BLOCK_N=32, bwd_BLOCK_M=32, bwd_BLOCK_N=16)

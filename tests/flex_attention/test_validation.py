@@ -8,7 +8,7 @@ import torch
 from kernels import runtime
 from kernels.flex_attention import AuxRequest, causal_block_mask, create_block_mask, flex_attention, mods
 from kernels.flex_attention.mods import bind
-from kernels.flex_attention.portable import backward, decoding, forward
+from tests.flex_attention import cases
 
 
 def zeros(*shape, dtype=torch.float32):
@@ -92,8 +92,7 @@ CALLS = [
 @pytest.mark.parametrize(("call", "message"), CALLS, ids=range(len(CALLS)))
 def test_bad_input_is_refused_before_a_launch(call, message, monkeypatch):
     launched = []
-    for module in (forward, backward, decoding):
-        monkeypatch.setattr(module, "launch", lambda *a, **k: launched.append(a))
+    cases.replace_launch(monkeypatch, lambda launch: lambda *a, **k: launched.append(a))
     with pytest.raises(ValueError, match=message):
         call()
     assert not launched

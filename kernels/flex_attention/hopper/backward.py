@@ -11,14 +11,15 @@ Per tile of queries a group multiplies four times, every matrix of scores transp
 lse and delta come with the queries, made whole tiles by ``rows_kernel``: behind a sequence's end lse is infinite, so p = 0.
 """
 
-import triton
 
+from kernels.common import gluon as common_gluon
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
-from kernels.flex_attention.portable.tiles import logits
+from kernels.flex_attention.portable.tiles import Descriptors, logits
+from kernels.flex_attention.problem import cdiv, columns
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import (
@@ -36,10 +37,10 @@ BLOCK_N = fit.GROUPS * fit.ROWS
 KEPT = 2  # items' keys and values in shared memory: the next item's come while this one's gradients are stored
 
 
-def reason_not(p, query, key, value, do):
-    """Why this kernel cannot take the call, as text, or ``None``."""
-    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", query, key, value, do)
-    if why is None and p.block_mask is not None and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % options(p)["BLOCK_M"]):
+def reason_not(p, tma):
+    """Why this kernel cannot take the call, as text, or ``None``; tma: whether TMA can read the gradient of o."""
+    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", tma and p.tma("query", "key", "value"))
+    if why is None and p.sparse and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % options(p)["BLOCK_M"]):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {options(p)['BLOCK_M']} x {BLOCK_N}"
     return why
 
@@ -49,7 +50,7 @@ def options(p):
     return problem.table_options("backward_dkdv_hopper", p.key, p.device)
 
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
 
     @gluon.jit
     def item_of(item, tiles_n, items, TILES_FIRST: gl.constexpr):
@@ -300,58 +301,53 @@ if fit.gluon is not None:
         )  # fmt: skip
 
 
-def launch_dkdv(p, query, key, value, do, rows, dk, dv, ds, first, count):
-    """Launch the kernel for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace, or ``None``."""
-    partial, full = p.transposed
-    tiles_n = triton.cdiv(p.N, BLOCK_N)
+def _prepare(p, count, strides_of_do):
+    """``(programs, sizes, items, compile-time arguments, how the tensors are read)``."""
+    BLOCK_M = options(p)["BLOCK_M"]
+    tiles_n = cdiv(p.N, BLOCK_N)
     items = count * tiles_n
     programs = min(items, dealing.multiprocessors(p.device))
+    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared
+    static = dealing.order(count, tiles_n, 1, programs) | compile_time(p) | {"num_warps": 4, "maxnreg": 168}
+    row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    rows = Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout))
+    kept = Descriptors(lambda ds: fit.descriptor(ds, [1, fit.ROWS, BLOCK_M]))
+    return (programs,), sizes, items, static, *map(fit.described, (BLOCK_M, BLOCK_M, fit.ROWS, fit.ROWS)), rows, kept
+
+
+def launch_dkdv(p, x, do, rows, dk, dv, ds, first, count):
+    """Launch the kernel for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace, or ``None``."""
+    programs, sizes, items, static, queries, gradients, keys, values, row, kept = p.remember(
+        _prepare, count, do.stride()
+    )
+    partial, full = x.transposed
     launch(
         attention_dkdv_hopper_kernel,
-        (programs,),
-        *arguments(p, query, key, value, do, rows, dk, dv, ds, first, items),
+        programs,
+        queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), kept(ds), dk, dv,
+        partial, full, x.score_tables, x.mask_tables, *sizes, first, items, *dk.stride(), *dv.stride(),
         outputs=(dk, dv, ds),
-        HAS_FULL=full is not None, STORE=ds is not None, **dealing.order(count, tiles_n, 1, programs),
-        **compile_time(p), num_warps=4, maxnreg=168,
-    )  # fmt: skip
-
-
-def arguments(p, query, key, value, do, rows, dk, dv, ds, first, items):
-    """What the kernel is launched with: descriptors in place of everything it reads by tiles, and of the workspace."""
-    BLOCK_M, ROWS = options(p)["BLOCK_M"], fit.ROWS
-    partial, full = p.transposed
-    row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    ds_desc = None
-    if ds is not None:
-        tile = [1, ROWS, BLOCK_M]
-        layout = gl.NVMMASharedLayout.get_default_for(tile, fit.element(ds))
-        ds_desc = TensorDescriptor(ds, list(ds.shape), list(ds.stride()), tile, layout)
-    return (
-        fit.described(query, BLOCK_M), fit.described(do, BLOCK_M),
-        fit.described(key, ROWS), fit.described(value, ROWS),
-        *(TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout) for r in rows), ds_desc,
-        dk, dv, partial, full, p.score_tables, p.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
-        triton.cdiv(p.N, BLOCK_N), p.shared(key), first, items, *dk.stride(), *dv.stride(),
+        STORE=ds is not None,
+        **static,
     )  # fmt: skip
 
 
 def compile_time(p):
-    """The kernel's compile-time arguments but HAS_FULL, STORE and the order of items."""
+    """The kernel's compile-time arguments but STORE and the order of items."""
     BLOCK_M, STAGES = options(p)["BLOCK_M"], options(p)["STAGES"]
     return {
-        "SCORE_MOD": p.score_mod,
-        "SCORE_GRADIENT": p.score_gradient,
-        "MASK_MOD": p.mask_mod,
+        **p.mods(),
         "D": p.D,
         "DV": p.Dv,
-        "SPARSE": p.block_mask is not None,
+        "SPARSE": p.sparse,
+        "HAS_FULL": p.HAS_FULL,
         "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
         "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
         "SPARSE_M": p.SPARSE_M or 1,
         "EDGE_M": p.M % BLOCK_M != 0,
         "BLOCK_M": BLOCK_M,
-        "BLOCK_D": fit.columns(p.D),
-        "BLOCK_DV": fit.columns(p.Dv),
+        "BLOCK_D": columns(p.D),
+        "BLOCK_DV": columns(p.Dv),
         "ROWS": fit.ROWS,
         "GROUPS": fit.GROUPS,
         "STAGES": STAGES,

@@ -4,11 +4,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from kernels.common import gluon as common_gluon
 from kernels.common.gpu import multiprocessors  # noqa: F401 (both kernels ask it here)
-from kernels.flex_attention.hopper import fit
 from kernels.flex_attention.portable.tiles import list_row
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
 
@@ -40,7 +40,7 @@ def order(groups, tiles, together, programs):
     return dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), best, strict=True))
 
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
 
     @gluon.jit
     def place(turn, BACK_AND_FORTH: gl.constexpr):

@@ -1,30 +1,23 @@
 """Which calls the Hopper kernels take, and how they are given tensors: as descriptors, from which TMA copies tiles."""
 
-import torch
-import triton
-
+from kernels.common import gluon
 from kernels.common.gpu import is_cuda_architecture
 from kernels.flex_attention import problem
-from kernels.flex_attention.portable.tiles import fits_copy_engine
-
-if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8):
-    from triton.experimental import gluon
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-else:  # ``unfit`` says so
-    gluon = None
+from kernels.flex_attention.portable.tiles import Descriptors
+from kernels.flex_attention.problem import columns
 
 GROUPS = 2
 ROWS = 64  # queries of a group of four warps: the rows of one matrix instruction
 BLOCK_M = GROUPS * ROWS
 
 
-def unfit(p, kernel, prefix, *tensors):
-    """Why the Hopper version of ``kernel`` cannot take the call whatever its blocks, as text, or ``None``."""
+def unfit(p, kernel, prefix, tma):
+    """Why the Hopper version of ``kernel`` cannot take the call whatever its blocks, as text, or ``None``; tma: whether TMA
+    can read its tensors."""
     if p.options.keys() & {prefix + name for name in problem.OPTIONS}:
         return "kernel_options ask for tiles or warps of their own"
-    if gluon is None:
-        return f"Triton is {triton.__version__}, needs 3.8 for Gluon's copy engine"
+    if why := gluon.reason_not("TMA"):
+        return why
     if not is_cuda_architecture(p.device, 9):
         return "the GPU is not a Hopper"
     if p.dtype.itemsize != 2:
@@ -33,23 +26,16 @@ def unfit(p, kernel, prefix, *tensors):
         return f"heads of {max(p.D, p.Dv)} do not fit the registers"
     if not problem.table_options(kernel, p.key, p.device)["STAGES"]:
         return f"for {p.key} the plain kernel is faster"
-    if not all(map(fits_copy_engine, tensors)):
-        return "the copy engine cannot read these strides"
+    if not tma:
+        return "TMA cannot read these strides"
     return None
 
 
-def columns(D):
-    """Columns of a tile: a head, filled up with zeros."""
-    return max(16, triton.next_power_of_2(D))
+def described(rows):
+    """How a kernel is given tensors [B, H, ., D] that TMA reads in tiles of ``rows``."""
+    return Descriptors(lambda x: descriptor(x, [1, 1, rows, columns(x.shape[-1])]))
 
 
-def described(x, rows):
-    """x [B, H, ., D] as the copy engine reads it, in tiles of ``rows``."""
-    tile = [1, 1, rows, columns(x.shape[-1])]
-    layout = gl.NVMMASharedLayout.get_default_for(tile, element(x))
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), tile, layout)
-
-
-def element(x):
-    """The type of a tensor's elements, in Gluon's terms."""
-    return gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
+def descriptor(x, tile):
+    """x as TMA moves its tiles, swizzled for the matrix instructions."""
+    return gluon.describe(x, tile)

@@ -11,16 +11,17 @@ Programs stay: while a group stores one tile of queries, the next tile's keys ar
 ``portable.forward.attention_forward_kernel``'s, whose mods, masks and lists it takes.
 """
 
-import torch
-import triton
-
+from kernels.common import gluon as common_gluon
 from kernels.common.launch import launch
+from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
-from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, columns, described
-from kernels.flex_attention.portable.tiles import like_strided, logits
+from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, described
+from kernels.flex_attention.portable.forward import outputs_of
+from kernels.flex_attention.portable.tiles import logits
+from kernels.flex_attention.problem import cdiv, columns
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
@@ -28,13 +29,18 @@ if fit.gluon is not None:
     from kernels.flex_attention.hopper.dealing import first_row, items_of_program, lists_of, place
 
 
-def reason_not(p, query, key, value):
+def reason_not(p):
     """Why this kernel cannot take the call, as text, or ``None``."""
-    why = fit.unfit(p, "forward_hopper", "", query, key, value)
+    why = fit.unfit(p, "forward_hopper", "", p.tma("query", "key", "value"))
     BLOCK_N = options(p)["BLOCK_N"]
-    if why is None and p.block_mask is not None and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
+    if why is None and p.sparse and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
     return why
+
+
+def cost(p):
+    """In products of a kernel that keeps the tensor cores busy while the softmax is taken."""
+    return Cost(1)
 
 
 def options(p):
@@ -42,7 +48,7 @@ def options(p):
     return problem.table_options("forward_hopper", p.key, p.device)
 
 
-if fit.gluon is not None:
+if common_gluon.gluon is not None:
 
     @gluon.jit
     def item_of(item, items, tiles_m, G, Hkv, TILES_FIRST: gl.constexpr):
@@ -303,35 +309,31 @@ if fit.gluon is not None:
         )  # fmt: skip
 
 
-def forward(p, query, key, value, want_top=False):
-    """Launch the forward pass; arguments and results as ``forward.forward``."""
-    o = like_strided(query, (p.B, p.Hq, p.M, p.Dv))
-    lse = torch.empty(p.B, p.Hq, p.M, dtype=torch.float32, device=query.device)
-    top = torch.empty_like(lse) if want_top else None
-    tiles_m = triton.cdiv(p.M, BLOCK_M)
+def _prepare(p):
+    """``(programs, sizes, compile-time arguments, how query, key and value are read)``."""
+    tiles_m = cdiv(p.M, BLOCK_M)
     items = p.B * p.Hq * tiles_m
     at_once = 65536 // (options(p)["maxnreg"] * 32 * 12)  # programs that share a multiprocessor's registers
     programs = min(items, at_once * dealing.multiprocessors(p.device))
+    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, items, p.shared
+    static = dealing.order(p.B * p.Hkv, tiles_m, p.G, programs) | compile_time(p)
+    rows = ROWS, options(p)["BLOCK_N"], options(p)["BLOCK_N"]
+    return (programs,), sizes, static | {"num_warps": 4, "maxnreg": options(p)["maxnreg"]}, *map(described, rows)
+
+
+def forward(p, x, want_top=False):
+    """Launch the forward pass; arguments and results as ``portable.forward.forward``."""
+    o, lse, top = outputs_of(p, x.query, want_top)
+    programs, sizes, static, queries, keys, values = p.remember(_prepare)
     launch(
         attention_forward_hopper_kernel,
-        (programs,),
-        *kernel_arguments(p, query, key, value, o, lse, top, tiles_m, items),
+        programs,
+        queries(x.query), keys(x.key), values(x.value), o, lse, top, x.partial, x.full, x.score_tables, x.mask_tables,
+        *sizes, *o.stride(),
         outputs=(o,),
-        **dealing.order(p.B * p.Hkv, tiles_m, p.G, programs),
-        **compile_time(p),
-        num_warps=4,
-        maxnreg=options(p)["maxnreg"],
-    )
-    return o, lse, top
-
-
-def kernel_arguments(p, query, key, value, o, lse, top, tiles_m, items):
-    """What the kernel is launched with: descriptors in place of query, key and value."""
-    descriptors = [described(query, ROWS), *(described(x, options(p)["BLOCK_N"]) for x in (key, value))]
-    return (
-        *descriptors, o, lse, top, p.partial, p.full, p.score_tables, p.mask_tables,
-        p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, items, p.shared(key), *o.stride(),
+        **static,
     )  # fmt: skip
+    return o, lse, top
 
 
 def compile_time(p):
@@ -341,8 +343,8 @@ def compile_time(p):
         "SCORE_MOD": p.score_mod,
         "MASK_MOD": p.mask_mod,
         "DV": p.Dv,
-        "SPARSE": p.block_mask is not None,
-        "HAS_FULL": p.full is not None,
+        "SPARSE": p.sparse,
+        "HAS_FULL": p.HAS_FULL,
         "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
         "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
         "SPARSE_N": p.SPARSE_N or 1,

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.flex_attention.hopper.fit import columns
-from kernels.flex_attention.portable.delta import delta_of_rows
+from kernels.flex_attention.portable.delta import delta_of_rows, strides_of_rows
+from kernels.flex_attention.problem import cdiv, columns
 
 MULTIPLE = 128  # rows are whole tiles, of any size up to this
 
@@ -41,14 +41,14 @@ def rows_kernel(
 
 def rows_of(p, do, dlse, o, lse):
     """``rows_kernel``'s lse and delta, float32 [B Hq, MP] with MP a multiple of 128."""
-    MP = triton.cdiv(p.M, MULTIPLE) * MULTIPLE
-    rows = [torch.empty(p.B * p.Hq, MP, dtype=torch.float32, device=lse.device) for _ in range(2)]
+    MP = cdiv(p.M, MULTIPLE) * MULTIPLE
+    rows = torch.empty((2, p.B * p.Hq, MP), dtype=torch.float32, device=lse.device).unbind()
     BLOCK_M = 64
     launch(
         rows_kernel,
         (p.B * p.Hq * (MP // BLOCK_M),),
         o, do, lse, dlse, *rows, p.M, MP, p.Hq,
-        *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride()),
+        *strides_of_rows(o, do, dlse),
         HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=columns(p.Dv),
     )  # fmt: skip
     return rows

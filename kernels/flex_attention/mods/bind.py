@@ -3,6 +3,7 @@
 So a mod that is defined anew in every forward pass is traced once.
 """
 
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -24,31 +25,9 @@ class BoundMod:
     captured: tuple
     numbers: tuple = ()
 
-    @property
-    def learned(self):
-        """The captured tensors that get a gradient."""
-        return [t for t, on in zip(self.captured, self.compiled.learned) if on]
-
-    def _inputs(self):
-        """What torch's parts are called with: tensors, and numbers as tensors on the CPU, which torch lets meet any other."""
-        captured, numbers = iter(self.captured), iter(self.numbers)
-        for is_number in self.compiled.inputs:
-            yield torch.tensor(next(numbers), device="cpu") if is_number else next(captured)
-
-    @torch.no_grad()
     def tables(self):
-        """What the kernel reads: tensors, numbers, and sizes of the tensors."""
-        made, numbers = iter(self.compiled.before(*self._inputs())), self.compiled.numbers
-        return *(next(made) if i is None else self.numbers[i] for i in numbers), *self.compiled.sizes
-
-    @torch.no_grad()
-    def gradients(self, sums):
-        """The gradients of ``learned``, from the sums that the kernel made, each in its tensor's dtype and shape."""
-        made = self.compiled.after(*self._inputs(), *sums)
-        return [
-            torch.zeros_like(t) if gradient is None else gradient.to(t.dtype).expand(t.shape).reshape(t.shape)
-            for t, gradient in zip(self.learned, made)
-        ]
+        """What its functions read: tensors, numbers, and sizes of the tensors."""
+        return self.compiled.tables(self.captured, self.numbers)
 
 
 @dataclass
@@ -84,7 +63,46 @@ def bind(mod, kind, device, differentiate=False):
     Raises:
         ModError: see ``trace``. ValueError: a captured tensor is on another device.
     """
+    asked = kind, device, differentiate
+    latest = _latest.get(id(mod))
+    if latest is not None and latest.mod() is mod and asked in latest.bound and latest.guards.hold():
+        return latest.bound[asked]
     look = Fingerprint(mod)
+    bound = _bind(look, mod, kind, device, differentiate)
+    if look.complete and look.guards.possible:
+        _remember(mod, look.guards, asked, bound)
+    return bound
+
+
+_latest = {}  # id of a mod -> _Latest
+
+
+class _Latest:
+    """A mod that was bound, and what it was bound to for each device and use."""
+
+    def __init__(self, mod, guards):
+        self.mod, self.guards, self.bound = weakref.ref(mod, self.forget), guards, {}
+        self.key = id(mod)
+
+    def forget(self, _, known=_latest):
+        """The mod is gone."""
+        if known.get(self.key) is self:
+            del known[self.key]
+
+
+
+def _remember(mod, guards, asked, bound):
+    with lock:
+        latest = _latest.get(id(mod))
+        if latest is None or latest.mod() is not mod or not latest.guards.hold():
+            try:
+                latest = _latest[id(mod)] = _Latest(mod, guards)
+            except TypeError:  # what is no function may have no weak references
+                return
+        latest.bound[asked] = bound
+
+
+def _bind(look, mod, kind, device, differentiate):
     key = (kind, device.type, differentiate, look.structure)
     if not look.complete:
         compiled, captured = _compile(look, mod, kind, device, differentiate)
@@ -103,6 +121,11 @@ def bind(mod, kind, device, differentiate=False):
     return BoundMod(compiled, captured, tuple(look.numbers[i] for i in numbers))
 
 
+def stand_in(number):
+    """In a number's place while its mod is traced, in the dtype of a score, or of an index."""
+    return torch.empty((), dtype=torch.float32 if isinstance(number, float) else torch.int32, device="cpu")
+
+
 def _of_family(look, key, mod, kind, device, differentiate):
     """What ``_compiled`` keeps for all mods that differ in the numbers in which this one differs, or ``None``."""
     family = _families.find(key)
@@ -117,8 +140,7 @@ def _of_family(look, key, mod, kind, device, differentiate):
     if known := _compiled.find(own_key):
         return known
     numbers = [look.numbers[i] for i in family.varying]
-    dtypes = [torch.float32 if isinstance(n, float) else torch.int32 for n in numbers]  # those of a score, of an index
-    stand_ins = [torch.empty((), dtype=dtype, device="cpu") for dtype in dtypes]  # as ``BoundMod`` gives them to torch
+    stand_ins = list(map(stand_in, numbers))
     try:
         other = replaced(mod, dict(zip((look.places[i] for i in family.varying), stand_ins, strict=True)))
         compiled, captured = compile_mod(other, kind, device, differentiate, stand_ins)
@@ -159,7 +181,10 @@ def _check_devices(kind, mod, captured, device):
 
 
 def source(score_mod=None, mask_mod=None, *, device=None):
-    """The Triton text generated for a score mod with its gradients, and for a mask mod.
+    """The Triton text generated for a score mod with its gradients, and for a mask mod: a function of the mods alone.
+
+    Their numbers stand in it as they are when the first mod of this code is compiled. A mod that differs from a known one in
+    numbers alone gets those as arguments; the text ends with a comment that names them.
 
     Args:
         score_mod: ``(score, b, h, q_idx, kv_idx)``, or ``None``.
@@ -170,7 +195,11 @@ def source(score_mod=None, mask_mod=None, *, device=None):
     for mod, kind in ((score_mod, "score_mod"), (mask_mod, "mask_mod")):
         if mod is not None:
             there = torch.device(device or _device_of(mod))
-            texts.append(bind(mod, kind, there, differentiate=kind == "score_mod").compiled.text)
+            look = Fingerprint(mod)
+            text = _compile(look, mod, kind, there, kind == "score_mod")[0].text
+            if look.complete and look.open and look.numbers:
+                text += f"\n\n# Arguments from their second value on: {', '.join(map(repr, look.numbers))}\n"
+            texts.append(text)
     return "\n\n".join(texts)
 
 

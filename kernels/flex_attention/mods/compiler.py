@@ -4,7 +4,9 @@ The steps are ``trace.trace`` (Python to graph, and the graph's derivative), ``e
 module).
 """
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -14,7 +16,7 @@ from kernels.flex_attention.mods.store import load, module_text
 from kernels.flex_attention.mods.trace import trace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompiledMod:
     """What a trace became; it holds no captured tensor.
 
@@ -41,6 +43,61 @@ class CompiledMod:
     numbers: tuple
     sizes: tuple
     learned: tuple
+
+    @cached_property
+    def name(self):
+        """A hash of all that the kernels and torch's parts are made of: the same for the same mod in every process."""
+        parts = [self.text, self.before.code, self.after.code]
+        parts += [self.bounds, self.sink_shapes, self.inputs, self.numbers, self.sizes, self.learned]
+        for part in (self.before, self.after):  # constants that the mod makes itself
+            parts += [value.tolist() for _, value in sorted(vars(part).items()) if isinstance(value, torch.Tensor)]
+            parts += [value.tolist() for _, value in part.named_buffers()]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    @cached_property
+    def number_kinds(self):
+        """``int`` or ``float``, of each number among the inputs."""
+        nodes = [node for node in self.before.graph.nodes if node.op == "placeholder"]
+        return tuple(
+            float if node.meta["val"].dtype.is_floating_point else int
+            for node, is_number in zip(nodes, self.inputs, strict=True)
+            if is_number
+        )
+
+    @cached_property
+    def direct(self):
+        """For each table which captured tensor it is, or which number, ``(is_number, i)``; ``None`` where torch computes."""
+        *inputs, result = self.before.graph.nodes
+        if any(node.op != "placeholder" for node in inputs):
+            return None
+        captured = [node for node, is_number in zip(inputs, self.inputs, strict=True) if not is_number]
+        made = iter(result.args[0])
+        return tuple((True, i) if i is not None else (False, captured.index(next(made))) for i in self.numbers)
+
+    def _inputs(self, captured, numbers):
+        """What torch's parts are called with: tensors, and numbers as tensors on the CPU, which torch lets meet any other."""
+        captured, numbers = iter(captured), iter(numbers)
+        for is_number in self.inputs:
+            yield torch.tensor(next(numbers), device="cpu") if is_number else next(captured)
+
+    def tables(self, captured, numbers=()):
+        """What the kernel reads: tensors, numbers, and sizes of the tensors."""
+        if (direct := self.direct) is not None:
+            return *[numbers[i] if is_number else captured[i] for is_number, i in direct], *self.sizes
+        with torch.no_grad():
+            made = iter(self.before(*self._inputs(captured, numbers)))
+        return *(next(made) if i is None else numbers[i] for i in self.numbers), *self.sizes
+
+    @torch.no_grad()
+    def gradients(self, captured, numbers, sums):
+        """The gradients of the captured tensors from the sums that the kernel made, ``None`` for those that get none."""
+        made = iter(self.after(*self._inputs(captured, numbers), *sums))
+        return [self._gradient(t, next(made)) if on else None for t, on in zip(captured, self.learned, strict=True)]
+
+    @staticmethod
+    def _gradient(t, gradient):
+        """In its tensor's dtype and shape."""
+        return torch.zeros_like(t) if gradient is None else gradient.to(t.dtype).expand(t.shape).reshape(t.shape)
 
 
 def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
@@ -100,6 +157,7 @@ def _before(t):
     graph, copied = torch.fx.Graph(), {}
     for node in t.inputs:
         copied[node] = graph.placeholder(node.name)
+        copied[node].meta = node.meta
     graph.output([_copy(node, graph, copied) for node in t.tables if node not in t.numbers])
     return torch.fx.GraphModule(t.graph.owning_module or {}, graph)
 

@@ -31,11 +31,6 @@ from kernels.flex_attention.mods.text import (
 
 aten = torch.ops.aten
 
-# Sizes and strides of tables from here on are arguments, because those that grow with the sequence would otherwise make new
-# code for every length. Smaller ones (of heads, of buckets) are numbers in the text.
-LARGE = 64
-
-
 def emit_value(trace):
     """Triton text of the mod itself: ``score_mod(score, b, h, q_idx, kv_idx, tables)`` or ``mask_mod(b, ...)``."""
     return _Function(trace).value()
@@ -121,10 +116,8 @@ class _Function:
                 if node in self.trace.numbers:
                     unpack.append(f"{self.table_name(i)} = tl.cast(tables[{i}], {TRITON_TYPE[kind_of(val.dtype)]})")
                     continue
-                # Not the sizes of what may grow with the sequence: text that differs with a length is compiled for each.
-                small = val.ndim > 1 and max(val.shape) < LARGE
-                sizes = ", ".join(str(size) if small else "." for size in val.shape)
-                kind = f"{str(val.dtype).removeprefix('torch.')} [{sizes}]"
+                # Not its sizes: text that differs with a length is compiled for each.
+                kind = f"{str(val.dtype).removeprefix('torch.')} [{', '.join('.' * val.ndim)}]"
                 unpack.append(f"{self.table_name(i)} = tables[{i}]  # {kind}")
         for i, size in enumerate(self.trace.sizes, len(self.trace.tables)):
             if size in needed:
@@ -279,8 +272,8 @@ class _Function:
         return f"{text}.to(tl.float32)" if val.dtype.is_floating_point and val.dtype != torch.float32 else text
 
     def size(self, name, value):
-        """The text of a size or stride of a table."""
-        if value < LARGE:
+        """The text of a size or stride of a table: an argument, because with the number there would be new code for each."""
+        if value in (0, 1):
             return str(value)
         self.trace.sizes[name] = value
         return name

@@ -3,7 +3,9 @@
 import contextlib
 import linecache
 import os
+import re
 import sys
+import threading
 import traceback
 
 import torch
@@ -12,14 +14,34 @@ import torch
 ARGUMENTS = {"score_mod": ("score", "b", "h", "q_idx", "kv_idx"), "mask_mod": ("b", "h", "q_idx", "kv_idx")}
 
 _TORCH_FOLDER, _FOLDER = torch.__path__[0], os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
 
 class ModError(ValueError):
     """A mod that cannot become a kernel; the message shows the user's line and says what to write instead."""
 
 
+class _Played(threading.local):
+    """The user's line of the step of a recorded mod that runs now, where one does."""
+
+    line = None
+
+
+played = _Played()
+
+
+def line_of_stack(text):
+    """``(file, line number)`` of the innermost user's frame in dynamo's text of a stack, ``None`` without one."""
+    frames = re.findall(r'File "(.+)", line (\d+)', text or "")
+    theirs = lambda file: not _is_ours(file) and (not file.startswith(_PACKAGE) or file.endswith("zoo.py"))  # noqa: E731
+    mine = [(file, int(number)) for file, number in frames if theirs(file)]
+    return mine[-1] if mine else None
+
+
 def user_line():
-    """``(file, line number)`` of the innermost frame that is neither torch's nor ours."""
+    """``(file, line number)`` of the innermost frame that is neither torch's nor ours; of a recorded mod, as it was then."""
+    if played.line is not None:
+        return played.line
     frame = sys._getframe(1)
     while frame and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
@@ -55,8 +77,9 @@ def explained(mod, kind):
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        mine = [f for f in frames if not _is_ours(f.filename)]
-        at = at_line((mine[-1].filename, mine[-1].lineno)) if mine else " "
+        mine = [(f.filename, f.lineno) for f in frames if not _is_ours(f.filename)]
+        mine, played.line = [*mine, *filter(None, [played.line])], None
+        at = at_line(mine[-1] if mine else None)
         text = type(error).__name__
         if "DataDependent" in text or "data-dependent" in str(error).lower():
             raise ModError(

@@ -11,6 +11,7 @@ import types
 
 import torch
 
+from kernels.flex_attention.mods.guards import Guards
 from kernels.flex_attention.mods.zoo import Mod
 
 SAFE_PACKAGES = ("torch", "math", "builtins", "operator", "functools", "kernels", "kernels_from_math")
@@ -38,7 +39,7 @@ class Fingerprint:
             self.complete = self.open = True
             self.tensors, self.numbers, self.places = [], [], []
             self.names, self.named_at_objects = names, None
-            self.inside, self.path, self.left = set(), (), MOST
+            self.inside, self.path, self.left, self.guards = set(), (), MOST, Guards()
             self.structure = self.of(mod)
             if self.named_at_objects is None or self.named_at_objects == self.names:
                 break
@@ -73,6 +74,7 @@ class Fingerprint:
             i = next((i for i, t in enumerate(self.tensors) if t is x), len(self.tensors))
             if i == len(self.tensors):
                 self.tensors.append(x)
+                self.guards.tensor(x)
             return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type
         kind = type(x)
         # An int that is larger than an index cannot be told from one in torch's arithmetic, which wraps it around.
@@ -83,16 +85,21 @@ class Fingerprint:
         if x is None or isinstance(x, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
             return kind, repr(x)
         if kind in (tuple, list, torch.Size):
+            if kind is list:
+                self.guards.list(x)
             items = enumerate(x)
             return kind, *(self.within(None if kind is torch.Size else ("item", i), one) for i, one in items)
         if kind is dict:
+            self.guards.dict(x)
             return dict, *((self.within(None, k), self.within(("item", k), v)) for k, v in x.items())
         if kind is functools.partial:
+            self.guards.dict(x.keywords)
             parts = (("func", x.func), ("args", x.args), ("keywords", x.keywords))
             return kind, *(self.within((name, None), part) for name, part in parts)
         if isinstance(x, types.FunctionType):
             return self.guarded(x, self.function)
         if isinstance(x, Mod):
+            self.guards.attribute(x, "__wrapped__")
             return self.within(("wrapped", None), x.__wrapped__)
         if isinstance(x, types.MethodType):
             whole = _escapes(x.__func__.__code__, 0) if isinstance(x.__func__, types.FunctionType) else True
@@ -117,6 +124,7 @@ class Fingerprint:
     def guarded(self, x, describe, *more):
         """``describe(x)``, unless x is being described already."""
         if id(x) in self.inside:
+            self.guards.possible = False
             self.open = False  # a number in it would have to be replaced in a circle
             return "itself"
         self.inside.add(id(x))
@@ -132,7 +140,7 @@ class Fingerprint:
         code = f.__code__
         if f.__module__ and f.__module__.split(".")[0] in SAFE_PACKAGES:  # whose globals stay as they are
             self.names |= _ASK_FOR_TYPES & set(code.co_names)
-            globals_used = ()
+            globals_used = names = ()
         else:
             names = _names(code)
             self.names |= names.keys()
@@ -141,6 +149,7 @@ class Fingerprint:
                 for name in names
                 if name in f.__globals__
             )
+        self.guards.function(f, names)
         try:
             cells = tuple(
                 self.within(("cell", i), cell.cell_contents, _escapes(code, name))
@@ -157,6 +166,7 @@ class Fingerprint:
 
     def module(self, x, whole):
         """Of a ``torch.nn.Module``: what torch itself computes with altogether, others by name."""
+        self.guards.possible = False
         if _is_safe(type(x)) or (whole and type(x).forward.__module__.split(".")[0] == "torch"):
             if any(getattr(x, hooks) for hooks in _HOOKS):
                 self.complete = False
@@ -169,6 +179,7 @@ class Fingerprint:
 
     def object(self, x, whole):
         """Of an object, or a class: whatever of it has one of the names."""
+        self.guards.possible = False
         kind = x if isinstance(x, type) else type(x)
         if self.named_at_objects is None:
             self.named_at_objects = self.names

@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
+from kernels.common.plan import Cost
 from kernels.flex_attention import problem
-from kernels.flex_attention.portable.forward import attend_list, attend_tile
-from kernels.flex_attention.portable.tiles import like_strided, list_row, source_of, sources
+from kernels.flex_attention.portable.forward import attend_list, attend_tile, outputs_of
+from kernels.flex_attention.portable.tiles import list_row, source_of, tiled
 
 ROWS = 64  # (head, query) pairs that fit a tile
 
@@ -137,17 +138,27 @@ def combine_kernel(
     tl.store(o_at, (acc / l[:, None]).to(o_ptr.dtype.element_ty), mask=mask)
 
 
+def reason_not(p):
+    """Why the call is not decoded, as text, or ``None``."""
+    splits, _, reason = p.remember(choose)
+    return None if splits else reason
+
+
+def cost(p):
+    """Keys are read once for all heads that share them: where a call can be decoded, nothing is faster."""
+    return Cost(0)
+
+
 def choose(p):
     """``(splits, heads packed in a tile, reason)``: 0 splits where the plain pass is the better one."""
     # Heads whose lists of blocks differ cannot share a tile.
-    same_lists = p.block_mask is None or p.block_mask.kv_num_blocks.shape[1] == 1
-    pack = p.G if same_lists else 1
+    pack = p.G if p.list_heads == 1 else 1
     if not 0 < pack * p.M <= ROWS:
         return 0, pack, f"{pack} heads x {p.M} queries do not fit one tile of {ROWS} rows"
     if p.SPARSE_M and p.M > p.SPARSE_M:
         return 0, pack, "the queries lie in several blocks of the mask"
     options = problem.table_options("decoding", p.key, p.device)
-    tiles = triton.cdiv(p.N, p.launch_options("decoding")["BLOCK_N"])
+    tiles = problem.cdiv(p.N, p.launch_options("decoding")["BLOCK_N"])
     programs = p.B * p.Hq // pack
     splits = max(1, min(options["PROGRAMS"] // max(programs, 1), tiles // options["LEAST_TILES"]))
     if splits == 1 and pack == 1:
@@ -155,32 +166,38 @@ def choose(p):
     return splits, pack, f"{pack} heads x {p.M} queries fit one tile; {programs} tiles, keys in {splits} parts"
 
 
-def decode(problem, query, key, value, splits, pack, want_top=False):
-    """The forward pass of a few queries; arguments and results as ``forward``, splits and pack as ``choose`` gave them."""
-    p = problem
+def _prepare(p):
+    """``(splits, programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
+    splits, pack, _ = p.remember(choose)
+    meta = p.launch_options("decoding") | {"BLOCK_M": problem.columns(pack * p.M)}
+    meta["TMA"] = meta["TMA"] and p.tma("key", "value")
+    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, pack, p.B * p.Hq * p.M, splits, p.shared
+    static = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "HAS_FULL": p.HAS_FULL, **p.static(meta)}
+    read = [tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2)]
+    return splits, (p.B * p.Hq // pack * splits,), (*sizes, *p.strides("query", "key", "value")), static, *read
+
+
+def forward(p, x, want_top=False):
+    """The forward pass of a few queries; arguments and results as ``portable.forward.forward``."""
+    splits, programs, sizes, static, keys, values = p.remember(_prepare)
     rows = p.B * p.Hq * p.M
-    new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=query.device)  # noqa: E731
+    new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=x.query.device)  # noqa: E731
     part, lse_part, top_part = new(splits, rows, p.Dv), new(splits, rows), new(splits, rows) if want_top else None
-    meta = p.launch_options("decoding") | {"BLOCK_M": max(16, triton.next_power_of_2(pack * p.M))}
-    meta["TMA"], (k, v) = sources(meta["TMA"], meta["BLOCK_N"], key, value)
     launch(
         decode_kernel,
-        (p.B * p.Hq // pack * splits,),
-        query, k, v, part, lse_part, top_part, p.partial, p.full, p.score_tables, p.mask_tables,
-        p.scale, p.unit, p.M, p.N, p.Hkv, p.G, pack, rows, splits, p.shared(key),
-        *query.stride(), *key.stride(), *value.stride(),
+        programs,
+        x.query, keys(x.key), values(x.value), part, lse_part, top_part, x.partial, x.full, x.score_tables, x.mask_tables,
+        *sizes,
         outputs=(),
-        SCORE_MOD=p.score_mod, MASK_MOD=p.mask_mod, HAS_FULL=p.full is not None, **p.static(meta), **meta,
+        **static,
     )  # fmt: skip
-    o = like_strided(query, (p.B, p.Hq, p.M, p.Dv))
-    lse = new(p.B, p.Hq, p.M)
-    top = torch.empty_like(lse) if want_top else None
+    o, lse, top = outputs_of(p, x.query, want_top)
     BLOCK_R = 16
     launch(
         combine_kernel,
-        (triton.cdiv(rows, BLOCK_R),),
+        (problem.cdiv(rows, BLOCK_R),),
         part, lse_part, top_part, o, lse, top, p.M, p.Hq, rows, splits, *o.stride(),
         outputs=(o,),
-        DV=p.Dv, BLOCK_R=BLOCK_R, BLOCK_DV=max(16, triton.next_power_of_2(p.Dv)),
+        DV=p.Dv, BLOCK_R=BLOCK_R, BLOCK_DV=problem.columns(p.Dv),
     )  # fmt: skip
     return o, lse, top

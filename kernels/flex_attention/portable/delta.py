@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.common.launch import launch
 from kernels.flex_attention.portable.tiles import load_rows, source_of
+from kernels.flex_attention.problem import cdiv, columns
 
 
 @triton.jit
@@ -71,12 +72,17 @@ def load_lse_and_delta(lse_base, delta_base, m, end, EDGE: tl.constexpr):
 def delta_of(p, do, dlse, o, lse):
     """Launch ``delta_kernel``."""
     delta = torch.empty_like(lse)
-    BLOCK_M, BLOCK_DV = 64, max(16, triton.next_power_of_2(p.Dv))
+    BLOCK_M = 64
     launch(
         delta_kernel,
-        (p.B * p.Hq * triton.cdiv(p.M, BLOCK_M),),
-        o, do, dlse, delta, p.M, p.Hq,
-        *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride()),
-        HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=BLOCK_DV,
+        (p.B * p.Hq * cdiv(p.M, BLOCK_M),),
+        o, do, dlse, delta, p.M, p.Hq, *strides_of_rows(o, do, dlse),
+        outputs=(),
+        HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=columns(p.Dv),
     )  # fmt: skip
     return delta
+
+
+def strides_of_rows(o, do, dlse):
+    """What kernels that call ``delta_of_rows`` are told of its tensors."""
+    return *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride())

@@ -5,8 +5,8 @@ import triton.language as tl
 
 from kernels.common.launch import launch
 from kernels.flex_attention.portable.delta import load_lse_and_delta
-from kernels.flex_attention.portable.stored_ds import at_ds, described, stored_ds
-from kernels.flex_attention.portable.tiles import list_row, load_rows, logits, source_of, sources
+from kernels.flex_attention.portable.stored_ds import at_ds, described, size, stored_ds
+from kernels.flex_attention.portable.tiles import fits_tma, list_row, load_rows, logits, source_of, tiled
 
 
 @triton.jit
@@ -157,19 +157,33 @@ def attention_dkdv_kernel(
     tl.store(at, dv.to(dv_ptr.dtype.element_ty), mask=mask_n[:, None] & (offs_dv < DV)[None, :])
 
 
-def launch_dkdv(p, query, key, value, do, lse, delta, dk, dv, ds, size, first, count, mods):
-    """Launch ``attention_dkdv_kernel`` for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace."""
-    partial, full = p.transposed
-    meta = p.launch_options("backward_dkdv")
+def _prepare(p, TMA, strides_of_do):
+    """``(tiles of keys, sizes, strides, compile-time arguments, how queries, gradients and ds are read)``."""
+    meta = p.launch_options("backward_dkdv") | {"TMA": TMA}
     tiles_n = p.tiles(p.N, p.SPARSE_N, meta["BLOCK_N"])
-    TMA, (q, do_rows) = sources(meta["TMA"], meta["BLOCK_M"], query, do)
+    static = {**p.mods(), "HAS_FULL": p.HAS_FULL, **p.static(meta)}
+    read = *[tiled(TMA, meta["BLOCK_M"]) for _ in range(2)], described(TMA, meta["BLOCK_N"], meta["BLOCK_M"])
+    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared
+    return tiles_n, sizes, p.strides("query", "key", "value"), static, *read
+
+
+def _wants_tma(p):
+    return p.launch_options("backward_dkdv")["TMA"] and p.tma("query")
+
+
+def launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count):
+    """Launch ``attention_dkdv_kernel`` for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace."""
+    TMA = p.remember(_wants_tma) and fits_tma(do)
+    tiles_n, sizes, strides, static, queries, gradients, kept = p.remember(_prepare, TMA, do.stride())
+    partial, full = x.transposed
     launch(
         attention_dkdv_kernel,
         (count * tiles_n,),
-        q, key, value, do_rows, lse, delta, dk, dv, described(ds, TMA, meta),
-        partial, full, p.score_tables, p.mask_tables,
-        p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared(key), first, *size,
-        *query.stride(), *key.stride(), *value.stride(), *do.stride(), *dk.stride(), *dv.stride(),
+        queries(x.query), x.key, x.value, gradients(do), lse, delta, dk, dv, kept(ds),
+        partial, full, x.score_tables, x.mask_tables,
+        *sizes, first, *((0, 0) if ds is None else p.remember(size)),
+        *strides, *do.stride(), *dk.stride(), *dv.stride(),
         outputs=(dk, dv, ds),
-        HAS_FULL=full is not None, STORE=ds is not None, **mods, **p.static(meta), **meta | {"TMA": TMA},
+        STORE=ds is not None,
+        **static,
     )  # fmt: skip

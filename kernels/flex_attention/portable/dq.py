@@ -1,10 +1,23 @@
-"""Gradient of the queries, and the sums for captured tensors: one program owns queries and walks over keys."""
+"""Backward pass: two kernels that recompute the probabilities from q, k and lse, and never meet on the same address.
+
+With delta = sum_d o do - dlse (the rows' inner product of probabilities and their gradients, and the lse's own gradient):
+
+    p  = 2^(t log2 e - lse)                the forward pass's probabilities, zero wherever the mask forbids
+    dz = p (do v^T - delta)                through the softmax
+    ds = f'(s) dz                          through the score mod; zero wherever z is minus infinity, whatever f' is there
+    dq = c ds k,   dk = c ds^T q,   dv = p^T do
+
+This kernel owns queries and walks over keys: dq, and the sums of the captured tensors' gradients. ``dkdv``'s owns keys
+and walks over the queries of all heads that share them (and over the batch, where keys serve all of it): dk and dv, computed
+transposed, so that keys are the rows of every tile. Each sum has one owner and one order: the same bits every time.
+"""
 
 import triton
 import triton.language as tl
 
+from kernels.common.launch import launch
 from kernels.flex_attention.portable.delta import load_lse_and_delta
-from kernels.flex_attention.portable.tiles import list_row, load_rows, logits, source_of
+from kernels.flex_attention.portable.tiles import list_row, load_rows, logits, source_of, tiled
 
 
 @triton.jit
@@ -134,3 +147,27 @@ def attention_dq_kernel(
     at = dq_ptr + b.to(tl.int64) * stride_db + h.to(tl.int64) * stride_dh
     at += (m0.to(tl.int64) + offs_m)[:, None] * stride_dm + offs_d[None, :].to(tl.int64) * stride_dd
     tl.store(at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=mask_m[:, None] & (offs_d < D)[None, :])
+
+
+def _prepare(p):
+    """``(programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
+    meta = p.launch_options("backward_dq")
+    meta["TMA"] = meta["TMA"] and p.tma("key", "value")
+    tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
+    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value")
+    static = {**p.mods(), "HAS_FULL": p.HAS_FULL, **p.static(meta)}
+    return (p.B * p.Hq * tiles_m,), sizes, static, *(tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2))
+
+
+def launch_dq(p, x, do, lse, delta, dq, sinks=(), PASS="add"):
+    """Launch ``attention_dq_kernel``; sinks: where the sums for captured tensors go, if any."""
+    programs, sizes, static, keys, values = p.remember(_prepare)
+    launch(
+        attention_dq_kernel,
+        programs,
+        x.query, keys(x.key), values(x.value), do, lse, delta, dq, x.partial, x.full, x.score_tables, x.mask_tables, sinks,
+        *sizes, *do.stride(), *dq.stride(),
+        outputs=(dq,),
+        SINKS=p.score.sinks if sinks else None, PASS=PASS,
+        **static,
+    )  # fmt: skip

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.flex_attention.portable.tiles import like_strided, list_row, load_rows, logits, source_of, sources
+from kernels.common.plan import Cost
+from kernels.flex_attention.portable.tiles import like_strided, list_row, load_rows, logits, source_of, tiled
 
 
 @triton.jit
@@ -150,32 +151,52 @@ def attention_forward_kernel(
     tl.store(o_at, o.to(o_ptr.dtype.element_ty), mask=mask_m[:, None] & (offs_dv < DV)[None, :])
 
 
-def forward(problem, query, key, value, want_top=False):
+def outputs_of(p, query, want_top):
+    """Memory for ``(o, lse, top)``, as ``forward`` returns them."""
+    o = like_strided(query, (p.B, p.Hq, p.M, p.Dv))
+    lse = torch.empty((p.B, p.Hq, p.M), dtype=torch.float32, device=query.device)
+    return o, lse, torch.empty_like(lse) if want_top else None
+
+
+def reason_not(p):
+    """It takes every call."""
+
+
+def cost(p):
+    """Twice the time of the Hopper kernel, which the table rules out where that is not so."""
+    return Cost(2, "the warp-specialised kernel is faster")
+
+
+def _prepare(p):
+    """``(programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
+    meta = p.launch_options("forward")
+    meta["TMA"] = meta["TMA"] and p.tma("key", "value")
+    tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
+    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value")
+    static = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "HAS_FULL": p.HAS_FULL, **p.static(meta)}
+    return (p.B * p.Hq * tiles_m,), sizes, static, *(tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2))
+
+
+def forward(p, x, want_top=False):
     """Launch the forward pass.
 
     Args:
-        problem: what the call asks for, a ``Problem``.
-        query, key, value: [B, Hq, M, D], [B or 1, Hkv, N, D], [B or 1, Hkv, N, Dv].
+        p: what the call asks for, a ``Problem``.
+        x: its tensors, ``Inputs``.
         want_top: whether the largest logit of each row is wanted.
 
     Returns:
         ``(o, lse, top)``: o [B, Hq, M, Dv] in query's dtype and order of strides; lse and top [B, Hq, M] float32 in base 2,
         top ``None`` unless wanted.
     """
-    p = problem
-    o = like_strided(query, (p.B, p.Hq, p.M, p.Dv))
-    lse = torch.empty(p.B, p.Hq, p.M, dtype=torch.float32, device=query.device)
-    top = torch.empty_like(lse) if want_top else None
-    meta = p.launch_options("forward")
-    tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
-    meta["TMA"], (k, v) = sources(meta["TMA"], meta["BLOCK_N"], key, value)
+    o, lse, top = outputs_of(p, x.query, want_top)
+    programs, sizes, static, keys, values = p.remember(_prepare)
     launch(
         attention_forward_kernel,
-        (p.B * p.Hq * tiles_m,),
-        query, k, v, o, lse, top, p.partial, p.full, p.score_tables, p.mask_tables,
-        p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared(key),
-        *query.stride(), *key.stride(), *value.stride(), *o.stride(),
+        programs,
+        x.query, keys(x.key), values(x.value), o, lse, top, x.partial, x.full, x.score_tables, x.mask_tables,
+        *sizes, *o.stride(),
         outputs=(o,),
-        SCORE_MOD=p.score_mod, MASK_MOD=p.mask_mod, HAS_FULL=p.full is not None, **p.static(meta), **meta,
+        **static,
     )  # fmt: skip
     return o, lse, top

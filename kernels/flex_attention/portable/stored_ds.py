@@ -1,11 +1,13 @@
 """ds kept by the keys' kernel for some heads at a time: dq is one product with it then, not three."""
 
+import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.launch import launch
-from kernels.flex_attention.portable.tiles import list_row, load_rows, source_of, sources
+from kernels.flex_attention.portable.tiles import Descriptors, list_row, load_rows, source_of, tiled
+from kernels.flex_attention.problem import cdiv
 
 DS_MULTIPLE = 128  # stored matrices are whole tiles, of any size up to this
 
@@ -108,40 +110,55 @@ def dq_from_ds_kernel(
     tl.store(at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=mask)
 
 
-def heads_with_stored_ds(problem, groups, shared):
+def heads(p):
     """How many key heads' ds fit the workspace that the table allows, at most all; 0: dq recomputes everything it needs.
 
     Stored, the backward pass is five matrix products instead of seven, at the price of writing and reading ds once.
     """
-    p = problem
     tiles = [p.launch_options(name) for name in ("backward_dkdv", "backward_dq_from_ds")]
     whole = all(
         o["BLOCK_M"] <= DS_MULTIPLE >= o["BLOCK_N"] and p.SPARSE_M % o["BLOCK_M"] == 0 == p.SPARSE_N % o["BLOCK_N"]
         for o in tiles
     )
-    rows, columns = (triton.cdiv(length, DS_MULTIPLE) * DS_MULTIPLE for length in (p.N, p.M))
-    head = rows * columns * p.dtype.itemsize * shared * p.G
-    return min(groups, p.workspace // head) if whole and head else 0
+    rows, columns = p.remember(size)
+    head = rows * columns * p.dtype.itemsize * p.shared * p.G
+    return min(p.Bkv * p.Hkv, p.workspace // head) if whole and head else 0
 
 
-def described(ds, TMA, options):
-    """The workspace as kernels take it."""
-    if ds is None or not TMA:
-        return ds
-    return TensorDescriptor(ds, list(ds.shape), list(ds.stride()), [1, options["BLOCK_N"], options["BLOCK_M"]])
+def size(p):
+    """Rows and columns of one head's ds in the workspace."""
+    return tuple(cdiv(length, DS_MULTIPLE) * DS_MULTIPLE for length in (p.N, p.M))
 
 
-def dq_from_ds(problem, ds, size, key, dq, first, count, shared):
-    """Launch the product for the queries of ``count`` key heads from ``first`` on."""
-    p = problem
+def workspace(p, like):
+    """Memory for ds of as many heads as are kept at a time."""
+    return torch.empty((p.remember(heads) * p.shared * p.G, *p.remember(size)), dtype=like.dtype, device=like.device)
+
+
+def described(TMA, BLOCK_N, BLOCK_M):
+    """How kernels are given the workspace."""
+    if not TMA:
+        return Descriptors(None)
+    return Descriptors(lambda ds: TensorDescriptor(ds, list(ds.shape), list(ds.stride()), [1, BLOCK_N, BLOCK_M]))
+
+
+def _prepare(p):
+    """``(tiles of queries, sizes, compile-time arguments, how ds and keys are read)``."""
     meta = p.launch_options("backward_dq_from_ds")
+    meta["TMA"] = meta["TMA"] and p.tma("key")
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
-    meta["TMA"], (k,) = sources(meta["TMA"], meta["BLOCK_N"], key)
+    static = {"HAS_FULL": p.HAS_FULL, **p.static(meta)}
+    read = described(meta["TMA"], meta["BLOCK_N"], meta["BLOCK_M"]), tiled(meta["TMA"], meta["BLOCK_N"])
+    return tiles_m, (p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared), static, *read
+
+
+def dq_from_ds(p, x, ds, dq, first, count):
+    """Launch the product for the queries of ``count`` key heads from ``first`` on."""
+    tiles_m, sizes, static, read, keys = p.remember(_prepare)
     launch(
         dq_from_ds_kernel,
-        (count * shared * p.G * tiles_m,),
-        described(ds, meta["TMA"], meta), k, dq, p.partial, p.full,
-        p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, shared, first, *size, *key.stride(), *dq.stride(),
+        (count * p.shared * p.G * tiles_m,),
+        read(ds), keys(x.key), dq, x.partial, x.full, *sizes, first, *p.remember(size), *p.strides("key"), *dq.stride(),
         outputs=(dq,),
-        HAS_FULL=p.full is not None, **p.static(meta), **meta,
+        **static,
     )  # fmt: skip

@@ -1,9 +1,14 @@
 """What every kernel here does with tiles: read rows, apply the mods, find a row's list of blocks."""
 
+import functools
+import operator
+
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.flex_attention.problem import columns
 
 
 @triton.jit
@@ -13,7 +18,7 @@ def load_rows(
     """Rows row ... row + BLOCK - 1 of a matrix [., D], zero from ``end`` on (where EDGE) and past D.
 
     source: ``(pointer, stride of rows, stride of columns)``; with TMA ``(descriptor of [B, H, ., D], b, h)``: one thread asks
-    the GPU's copy engine for the whole tile, and no thread computes an address.
+    TMA for the whole tile, and no thread computes an address.
     """
     if TMA:
         return source[0].load([source[1], source[2], row, 0]).reshape([BLOCK, BLOCK_D])
@@ -58,21 +63,51 @@ def list_row(lists, b, h, r):
 
 def like_strided(x, shape, dtype=None):
     """Uninitialized memory of ``shape`` whose dimensions lie in memory in the order in which x's do."""
-    order = sorted(range(len(shape)), key=lambda i: (-x.stride(i), i))
+    strides = x.stride()
+    if all(map(operator.ge, strides, strides[1:])):
+        return torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
+    order = sorted(range(len(shape)), key=lambda i: (-strides[i], i))
     memory = torch.empty([shape[i] for i in order], dtype=dtype or x.dtype, device=x.device)
     return memory.permute([order.index(i) for i in range(len(shape))])
 
 
-def fits_copy_engine(t):
-    """Whether the copy engine can read a tensor: columns side by side, all else at multiples of 16 bytes."""
-    steps = [stride * t.element_size() for stride in t.stride()[:-1]]
-    return t.numel() > 0 and t.stride(-1) == 1 and t.data_ptr() % 16 == 0 and all(s % 16 == 0 and s > 0 for s in steps)
+def fits_tma(t):
+    """Whether TMA can read a tensor: columns side by side, all else at multiples of 16 bytes."""
+    return t.data_ptr() % 16 == 0 and steps_fit_tma(t.shape, t.stride(), t.dtype.itemsize)
 
 
-def sources(TMA, BLOCK, *tensors):
-    """``(TMA, kernel arguments)``: descriptors of tensors [B, H, ., D] in tiles of BLOCK rows, if ``TMA`` asks for them and
-    the copy engine can read them all; else the tensors."""
-    if not (TMA and all(map(fits_copy_engine, tensors))):
-        return False, tensors
-    tiles = ([1, 1, BLOCK, max(16, triton.next_power_of_2(t.shape[-1]))] for t in tensors)
-    return True, [TensorDescriptor(t, list(t.shape), list(t.stride()), tile) for t, tile in zip(tensors, tiles)]
+@functools.lru_cache(4096)
+def steps_fit_tma(shape, strides, itemsize):
+    """The same, of sizes and strides alone."""
+    steps = [stride * itemsize for stride in strides[:-1]]
+    return 0 not in shape and strides[-1] == 1 and all(step % 16 == 0 and step > 0 for step in steps)
+
+
+class Descriptors:
+    """Makes descriptors of tensors that have one layout: ``make`` and its checks run for the first of them.
+
+    ``Descriptors(None)`` leaves tensors as they are, for kernels that compute addresses.
+    """
+
+    def __init__(self, make):
+        self.make, self.kind, self.fields = make, None, None
+
+    def __call__(self, t):
+        """A descriptor of ``t``."""
+        if self.make is None or t is None:
+            return t
+        if self.fields is None:
+            first = self.make(t)
+            self.kind, self.fields = type(first), {name: part for name, part in vars(first).items() if name != "base"}
+        made = object.__new__(self.kind)
+        made.__dict__.update(self.fields, base=t)
+        return made
+
+
+def tiled(TMA, BLOCK):
+    """How a kernel is given tensors [B, H, ., D] that it reads in tiles of BLOCK rows."""
+    if not TMA:
+        return Descriptors(None)
+    return Descriptors(
+        lambda t: TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, BLOCK, columns(t.shape[-1])])
+    )

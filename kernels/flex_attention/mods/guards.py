@@ -1,0 +1,67 @@
+"""Whether a mod is as it was when it was last looked at, told from identities: a ``Fingerprint`` describes all of it anew."""
+
+_MISSING = object()
+
+
+class Guards:
+    """What a fingerprint has read: while it all is the same, so is the fingerprint. It keeps no longer than its mod.
+
+    possible: False where something was read whose changes identities do not show, such as an object's attributes.
+    """
+
+    def __init__(self):
+        self.possible = True
+        self.functions, self.cells, self.names, self.tensors, self.lists, self.dicts = [], [], [], [], [], []
+
+    def function(self, f, names):
+        """A function whose code names these globals."""
+        keywords = f.__kwdefaults__
+        self.functions.append((f, f.__code__, f.__defaults__, keywords))
+        if keywords:
+            self.dict(keywords)
+        self.names += [(f.__globals__, name, f.__globals__.get(name, _MISSING)) for name in names]
+        for cell in f.__closure__ or ():
+            try:
+                self.cells.append((cell, cell.cell_contents))
+            except ValueError:
+                self.possible = False
+
+    def attribute(self, x, name):
+        """Something that stands in x's own dict."""
+        self.names.append((vars(x), name, vars(x)[name]))
+
+    def tensor(self, t):
+        """A tensor's layout, which can be changed in place."""
+        self.tensors.append((t, t.shape, t.stride(), t.dtype, t.requires_grad, t.device))
+
+    def list(self, x):
+        """A list's items."""
+        self.lists.append((x, tuple(map(id, x)), tuple(x)))
+
+    def dict(self, x):
+        """A dict's items."""
+        self.dicts.append((x, tuple((id(k), id(v)) for k, v in x.items()), tuple(x.items())))
+
+    def hold(self):
+        """Whether all is as it was."""
+        for cell, value in self.cells:
+            if cell.cell_contents is not value:
+                return False
+        for there, name, value in self.names:
+            if there.get(name, _MISSING) is not value:
+                return False
+        for t, shape, stride, dtype, requires_grad, device in self.tensors:
+            if (
+                t.requires_grad is not requires_grad
+                or t.shape != shape
+                or t.stride() != stride
+                or t.dtype is not dtype
+                or t.device != device
+            ):
+                return False
+        for f, code, defaults, keywords in self.functions:
+            if f.__code__ is not code or f.__defaults__ is not defaults or f.__kwdefaults__ is not keywords:
+                return False
+        return all(tuple(map(id, x)) == ids for x, ids, _ in self.lists) and all(
+            tuple((id(k), id(v)) for k, v in x.items()) == ids for x, ids, _ in self.dicts
+        )

@@ -1,0 +1,115 @@
+"""The ways flex attention can go, and the choice among them: the only place that decides.
+
+A way says why it does not take a problem (``reason_not``), and runs it. The forward pass takes the first that does: decoding
+for few queries, the warp-specialised kernel of Hopper GPUs, the kernel for any GPU. The backward pass chooses the kernel of
+keys in the same manner, and whether that one keeps ds for the queries' gradient.
+"""
+
+from kernels.common.plan import choose
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import fit
+from kernels.flex_attention.hopper import forward as hopper_forward
+from kernels.flex_attention.hopper.rows import rows_of
+from kernels.flex_attention.portable import decoding, dkdv, stored_ds
+from kernels.flex_attention.portable import forward as portable_forward
+from kernels.flex_attention.portable.delta import delta_of
+from kernels.flex_attention.portable.dq import launch_dq
+from kernels.flex_attention.portable.sinks import sums_of_sinks
+from kernels.flex_attention.portable.tiles import fits_tma, like_strided
+
+#: For the forward pass, the faster ones first.
+WAYS = {"decoding": decoding, "hopper": hopper_forward, "portable": portable_forward}
+
+
+class Plan:
+    """What runs for a ``Problem``; printed, ``explain``'s lines about kernels."""
+
+    def __init__(self, problem):
+        self.problem = problem
+        self.choice = choose(WAYS, problem)
+        self.forward_way = WAYS[self.choice.name]
+        self.not_hopper_backward = hopper_backward.reason_not(problem, True)
+        self.stored = stored_ds.heads(problem)
+
+    def forward(self, x, want_top):
+        """``(o, lse, top)``: see ``portable.forward.forward``."""
+        return self.forward_way.forward(self.problem, x, want_top)
+
+    def backward(self, x, do, dlse, o, lse, needs, need_captured):
+        """Launch the backward pass.
+
+        Args:
+            x: the ``Inputs`` of the forward pass.
+            do: gradient of o [B, Hq, M, Dv]; dlse: of the lse in base 2 [B, Hq, M], or ``None``.
+            o, lse: as the forward pass gave them.
+            needs: three bools, whether the gradients of query, key and value are wanted.
+            need_captured: whether those of the captured tensors are.
+
+        Returns:
+            a list: dq, dk, dv, each in its tensor's dtype and order of strides, ``None`` where not wanted; then the gradients
+            of what the score mod captures, if wanted.
+        """
+        p = self.problem
+        need_q, need_k, need_v = needs
+        need_kv = need_k or need_v
+        groups = p.Bkv * p.Hkv
+        stored = self.stored if need_q and need_kv and not need_captured else 0
+        on_hopper = need_kv and self.not_hopper_backward is None and fits_tma(do)
+        rows = rows_of(p, do, dlse, o, lse) if on_hopper else None
+        delta = None
+        if not on_hopper or need_captured or (need_q and not stored):
+            delta = delta_of(p, do, dlse, o, lse)
+
+        dq = like_strided(x.query, x.query.shape) if need_q or need_captured else None
+        captured = []
+        if need_captured:
+            sums = sums_of_sinks(p, x, do, lse, delta, dq)
+            captured = p.score.gradients(x.score_captured, x.score_numbers, sums)
+        elif need_q and not stored:
+            launch_dq(p, x, do, lse, delta, dq)
+
+        dk = dv = None
+        if need_kv:
+            dk, dv = like_strided(x.key, x.key.shape), like_strided(x.value, x.value.shape)
+            ds = stored_ds.workspace(p, x.query) if stored else None
+            for first in range(0, groups, stored or max(groups, 1)):
+                count = min(stored or groups, groups - first)
+                if on_hopper:
+                    hopper_backward.launch_dkdv(p, x, do, rows, dk, dv, ds, first, count)
+                else:
+                    dkdv.launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count)
+                if stored:
+                    stored_ds.dq_from_ds(p, x, ds, dq, first, count)
+        return [dq if need_q else None, dk if need_k else None, dv if need_v else None, *captured]
+
+    def __str__(self):
+        p = self.problem
+        decoded = self.choice.name == "decoding"
+        reason = p.remember(decoding.choose)[2]
+        lines = [f"{'decoding' if decoded else 'one program a tile of queries'}: {reason}"]
+
+        def says(kernel, why_plain=None, tiles=None):
+            if tiles and why_plain is None:
+                lines.append(f"{kernel}: warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
+                return
+            if tiles:
+                lines.append(f"{kernel}: the kernel for any GPU, because {why_plain}")
+            lines.append(f"{kernel}: {', '.join(f'{k} {v}' for k, v in p.launch_options(kernel).items())}")
+
+        if decoded:
+            says("decoding")
+        else:
+            says("forward", self.choice.passed_over.get("hopper"), (fit.BLOCK_M, hopper_forward.options(p)["BLOCK_N"]))
+        tiles = hopper_backward.options(p)["BLOCK_M"], hopper_backward.BLOCK_N
+        says("backward_dkdv", self.not_hopper_backward, tiles)
+        says("backward_dq_from_ds" if self.stored else "backward_dq")
+        if self.stored:
+            lines.append(f"dq: ds of {self.stored} key heads at a time fits the workspace, five matrix products in all")
+        else:
+            lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
+        if p.score_mod is None:
+            lines.append("score: no code runs, the scale is folded into the exponent")
+        else:
+            why = "a negative or zero scale" if p.score is None else "the score mod runs in every tile"
+            lines.append(f"score: {why}")
+        return "\n".join(lines)
