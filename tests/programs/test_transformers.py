@@ -121,20 +121,22 @@ def test_generation_beside_eager(name, way):
     torch.testing.assert_close(torch.stack(got.logits), torch.stack(want.logits), atol=2e-4, rtol=2e-4)
 
 
-def test_generation_makes_no_kernel_a_token(monkeypatch):
+def test_generation_makes_no_kernel_a_token(monkeypatch, tmp_path):
     """The offset of the cache, a number that grows by one a token, stands in what the mask captures."""
-    texts = []
+    monkeypatch.setenv("KERNELS_CACHE_DIR", str(tmp_path))  # where the text of what is compiled is written
+    made = []
 
-    def noted(module, query, key, value, attention_mask, **options):
-        texts.append(flex_attention.source(None, attention_mask.mask_mod))
-        return attention(module, query, key, value, attention_mask, **options)
+    def noted(module, query, *rest, **options):
+        out = attention(module, query, *rest, **options)
+        made.append(len(list(tmp_path.glob("*.py"))))
+        return out
 
     transformers.AttentionInterface.register(OURS, noted)
-    model, ids = decoder("Mistral"), tokens(1, 11)
+    model, ids = decoder("Mistral", sliding_window=23), tokens(1, 33)  # numbers that no other test has
     model.set_attn_implementation(OURS)
-    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=7, do_sample=False)
-    assert len(texts) == 2 * 7
-    assert len(set(texts[2:6])) <= 2 and len(set(texts[6:])) == 1  # a new number once as itself, then as an argument
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+    assert len(made) == 2 * 8 and made[0] > 0
+    assert made[-1] == made[7] <= made[1] + 4  # a new number once as itself, then as an argument
 
 
 @torch.no_grad()
