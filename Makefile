@@ -4,7 +4,7 @@ RUN = .venv/bin/python -m tools.run_tests
 NBGRADER = .venv/bin/nbgrader
 NB ?=
 KERNEL ?= dynamic_conv
-.PHONY: help setup lab test nbval nbval-portable bench release grade refresh test-full test-oldest test-programs test-browser lint
+.PHONY: help setup lab test nbval nbval-portable bench release grade feedback export plots similar bundle refresh test-full test-class test-oldest test-programs test-browser lint
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
@@ -40,6 +40,26 @@ grade:  ## grade what stands in submitted/STUDENT/ASSIGNMENT/, and export the ma
 	$(SETUP)
 	.venv/bin/python -m tools.grade
 
+feedback:  ## write a page for each graded submission, into feedback/
+	$(SETUP)
+	.venv/bin/python -m tools.desk feedback
+
+export:  ## write the marks as tables that Moodle and Canvas import, into build/export/
+	$(SETUP)
+	.venv/bin/python -m tools.desk export
+
+plots:  ## draw how the class is doing, into build/class.html
+	$(SETUP)
+	.venv/bin/python -m tools.desk plots
+
+similar:  ## list answers that are alike, into build/similar.html
+	$(SETUP)
+	.venv/bin/python -m tools.desk similar
+
+bundle:  ## pack what students get, without solutions, into build/kernels-from-math.zip
+	$(SETUP)
+	.venv/bin/python -m tools.desk bundle
+
 refresh:  ## re-execute every lesson and solution and store the outputs; NB=... for one
 	$(SETUP)
 	.venv/bin/python -m tools.refresh $(NB)
@@ -47,6 +67,10 @@ refresh:  ## re-execute every lesson and solution and store the outputs; NB=... 
 test-full:  ## the unit tests with the full products of options
 	$(SETUP)
 	$(RUN) full
+
+test-class:  ## grade a class of thirty: solutions, planted bugs, attacks
+	$(SETUP) --extras lab,test,class
+	.venv/bin/python -m pytest -q -m classroom tests/course
 
 test-oldest:  ## all that uses Triton, with the oldest that CI runs; the notebooks with another CPU's arithmetic, too
 	$(SETUP)

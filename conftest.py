@@ -11,6 +11,7 @@ from tools.kernel_environment import kernel_environment, too_old_for
 # Unit tests draw without a screen; notebook kernels choose their own backend (kernel_environment drops this again).
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+os.environ.setdefault("KERNELS_PROGRESS", "0")
 
 
 def pytest_configure(config):

@@ -16,3 +16,6 @@ c.ClearSolutions.text_stub = "*Your answer here.*"
 
 # A submission that never ends costs two minutes a cell; the rest of it is still graded.
 c.ExecutePreprocessor.timeout = 120
+
+# `nbgrader zip_collect NAME` sorts a download from Moodle or Canvas that lies in downloaded/NAME/archive/, by roster.csv.
+c.ZipCollectApp.collector_plugin = "tools.grading.collect.Platforms"

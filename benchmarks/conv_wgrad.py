@@ -95,7 +95,7 @@ def cost(case, element=2):
 
 def errors_of(x, dy, g, results):
     """``{name: error}`` of the first output channels against float64, tap by tap: im2col in float64 fills a GPU."""
-    few = CHANNELS_COMPARED if g.groups == 1 else g.Co
+    few = min(CHANNELS_COMPARED, g.Co) if g.groups == 1 else g.Co
     top, bottom, left, right = g.padding
     padded = torch.nn.functional.pad(x, (0, 0, left, right, top, bottom))
     want = torch.empty(few, g.R, g.S, g.Ci_group, dtype=torch.float64, device=x.device)
@@ -176,13 +176,19 @@ def candidates(kernel):
     processors = torch.cuda.get_device_properties(runtime.device).multi_processor_count
     if kernel == "sum":
         return [{"BLOCK": block, "num_warps": warps} for block in (256, 512, 1024, 2048) for warps in (2, 4, 8)]
-    if kernel in ("depthwise", "bias"):
+    if kernel == "bias":
         return [
             {"BLOCK_M": m, "BLOCK_K": k, "STAGES": 1, "HELD": processors * programs, "num_warps": warps}
             for m, k in itertools.product((32, 64, 128), (16, 32, 64, 128))
             for warps in (2, 4, 8)
             for programs in (4, 8)
-            if 8 <= m * k // (32 * warps) <= (16 if kernel == "depthwise" else 64)  # taps multiply a thread's sums
+            if 8 <= m * k // (32 * warps) <= 64
+        ]
+    if kernel == "depthwise":
+        return [
+            {"BLOCK_M": m, "BLOCK_K": k, "RUN": run, "SUMS": 49, "HELD": processors * 16 // warps, "num_warps": warps}
+            for m, k, run, warps in itertools.product((32, 64, 128), (4, 8, 16, 32), (4, 7, 14), (4, 8))
+            if 1 <= m * k // (32 * warps) <= 8  # taps multiply a thread's sums
         ]
     if kernel.startswith("hopper"):
         return [
@@ -226,7 +232,7 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     if backend == "hopper":
         return "3 chunks", call
     precision = "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
-    return size_class(g, dtype, precision) if kernel == "product" else "default", call
+    return size_class(g, dtype, precision) if kernel in ("product", "depthwise") else "default", call
 
 
 def line(row):

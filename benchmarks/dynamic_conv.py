@@ -139,14 +139,13 @@ def first_sequence_errors(x, weight, options, T, out, grads, gradients):
 CONVOLUTIONS = [(2, 16), (3, 16), (4, 16), (8, 16), (4, 32), (4, 16, "static")]
 CLASSES = {
     "forward": CONVOLUTIONS,
-    "backward": [(*key, *also) for key in CONVOLUTIONS for also in ((), ("packed",))],
     "step": [(4, 16), (4, 32)],
 }
 
 
 def candidates(kernel):
-    """Launch configurations worth timing: one word a thread; forward, runs of few steps; backward, as many programs as the
-    GPU holds at once with 3 to 6 times 128 threads on each of its multiprocessors."""
+    """Launch configurations worth timing: one word a thread; forward, runs of few steps. The backward walk's are chosen by a
+    model of cost (``benchmarks.dynamic_conv_walks``)."""
     if kernel == "step":
         return [{"BLOCK": block, "num_warps": warps} for block in (64, 128, 256, 512) for warps in (1, 2, 4, 8)]
     if kernel == "forward":
@@ -155,13 +154,6 @@ def candidates(kernel):
             for warps in (1, 2, 4, 8)
             for run in (1, 2, 4, 8, 16)
         ]
-    processors = torch.cuda.get_device_properties(runtime.device).multi_processor_count
-    return [
-        {"G": G, "ROWS": 1, "HELD": processors * groups * 4 // warps, "BLOCK": 32 * warps, "num_warps": warps}
-        for G in (4, 2)
-        for warps in (1, 2, 4)
-        for groups in (3, 4, 5, 6)
-    ]
 
 
 def tuning_shapes(kernel):

@@ -88,11 +88,13 @@ def measure_all(benchmark, selected, machine, rounds):
         child = context.Process(target=_measure_all, args=(benchmark, left, machine, rounds, answers))
         child.start()
         error = None
-        while left and error is None:
-            rows, error = _answer(child, answers)
-            yield left.pop(0), rows, error
-        child.kill()
-        child.join()
+        try:
+            while left and error is None:
+                rows, error = _answer(child, answers)
+                yield left.pop(0), rows, error
+        finally:  # whoever asks for no more cases has closed this generator
+            child.kill()
+            child.join()
 
 
 def _measure_all(benchmark, selected, machine, rounds, answers):

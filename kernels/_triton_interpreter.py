@@ -10,7 +10,9 @@ The interpreter spends most of a kernel's time not on its arithmetic but around 
 * every operation makes new Python objects for the shape of its result, checks them, and looks its type up in a table
   built for the purpose.
 
-Nothing else changes: no operation, no order, no rounding. tests/test_triton_interpreter.py runs kernels both ways, and
+Nothing else changes: no operation, no order, no rounding, but for one fault that is mended on the way: a comparison of two
+numbers, spread over a block, becomes 32-bit integers, so that ``(offs_n < N) & (row < M)``, right on a GPU, is refused as a
+mask. tests/test_triton_interpreter.py runs kernels both ways, and
 compares bits, accesses and errors. The names below are the same in Triton 3.6 to 3.9.
 """
 
@@ -26,6 +28,7 @@ NAMES = (
     (interpreter, "_patch_builtin"),
     (interpreter, "_patch_lang"),
     (interpreter, "_get_np_dtype"),
+    (interpreter.InterpreterBuilder, "create_splat"),
     (TritonSemantic, "binary_op_sanitize_overflow_impl"),
     (TritonSemantic, "broadcast_impl_value"),
     (tl.core.dtype, "__eq__"),
@@ -56,6 +59,7 @@ def restore() -> None:
 def _replacements():
     """One function for each of ``NAMES``, in their order."""
     patch_lang, np_dtype = originals[interpreter, "_patch_lang"], originals[interpreter, "_get_np_dtype"]
+    create_splat_of = originals[interpreter.InterpreterBuilder, "create_splat"]
     sanitize = originals[TritonSemantic, "binary_op_sanitize_overflow_impl"]
     broadcast, dtype_eq = originals[TritonSemantic, "broadcast_impl_value"], originals[tl.core.dtype, "__eq__"]
     tensor_init, block_type_init = originals[tl.core.tensor, "__init__"], originals[tl.core.block_type, "__init__"]
@@ -84,6 +88,11 @@ def _replacements():
         if found is None:
             found = np_dtypes[scalar.name] = np_dtype(scalar)
         return found
+
+    def create_splat(self, type, scalar):
+        if scalar.data.dtype == bool:
+            scalar = interpreter.TensorHandle(scalar.data, tl.int1)  # a comparison's handle is said to be of what it compares
+        return create_splat_of(self, type, scalar)
 
     def binary_op_sanitize_overflow_impl(self, lhs, rhs, binary_op):
         if self.builder is not interpreter.interpreter_builder or self.builder.options.debug:
@@ -146,6 +155,7 @@ def _replacements():
         _patch_builtin,
         _patch_lang,
         _get_np_dtype,
+        create_splat,
         binary_op_sanitize_overflow_impl,
         broadcast_impl_value,
         dtype__eq__,

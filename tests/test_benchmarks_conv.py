@@ -98,7 +98,9 @@ def options_of(kernel):
     if "hopper" in kernel:
         return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 16, "GROUPS": 3, "STAGES": 7}
     options = {"BLOCK": 1 << 16} if kernel == "sum" else {"BLOCK_M": 512, "BLOCK_K": 32, "STAGES": 1, "HELD": 4}
-    return options | ({"BLOCK_N": 1024, "TMA": False} if kernel == "product" else {}) | {"num_warps": 2}
+    more = {"product": {"BLOCK_N": 1024, "TMA": False}, "depthwise": {"BLOCK_K": 16, "RUN": 4, "SUMS": 49}}.get(kernel, {})
+    options = {name: value for name, value in options.items() if kernel != "depthwise" or name != "STAGES"}
+    return options | more | {"num_warps": 2}
 
 
 def test_candidates_fit_on_a_multiprocessor(monkeypatch):

@@ -209,3 +209,30 @@ def test_a_version_without_one_of_the_names_is_left_alone(monkeypatch):
         _triton_interpreter.quicken()
         assert tl.core.tensor.__init__ is before and not _triton_interpreter.originals
         monkeypatch.undo()
+
+
+@triton.jit
+def masked_by_both(src, dst, n, rows, WAY: tl.constexpr):
+    lanes, row = tl.arange(0, 8), tl.program_id(0)
+    if WAY == "block first":
+        mask = (lanes < n) & (row < rows)
+    elif WAY == "number first":
+        mask = (row < rows) & (lanes < n)
+    elif WAY == "not":
+        mask = ~(row >= rows) & (lanes < n)
+    elif WAY == "or":
+        mask = ((row >= rows) | (lanes < n)) & (row < rows)
+    else:
+        mask = (lanes < n) ^ (row >= rows)
+        mask = mask & (row < rows)
+    tl.store(dst + row * 8 + lanes, tl.load(src + lanes, mask=mask, other=-1.0), mask=mask)
+    tl.store(dst + 24 + row * 8 + lanes, tl.load(src + lanes, mask=row < rows, other=-1.0), mask=row < rows)
+
+
+@pytest.mark.parametrize("way", ["block first", "number first", "not", "or", "xor"])
+def test_a_mask_of_a_block_and_a_number_is_a_mask(way):
+    out = torch.full((48,), 7.0)
+    masked_by_both[(3,)](torch.arange(8.0), out, 5, 2, way)
+    row, lane = torch.arange(3)[:, None], torch.arange(8)
+    assert torch.equal(out[:24].view(3, 8), torch.where((row < 2) & (lane < 5), lane, 7.0))
+    assert torch.equal(out[24:].view(3, 8), torch.where(row < 2, lane, 7.0))

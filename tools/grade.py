@@ -1,45 +1,49 @@
-"""Grade every submission in submitted/STUDENT/ASSIGNMENT/ with nbgrader and export the marks: `make grade`.
+"""Grade every submission in submitted/STUDENT/ASSIGNMENT/ and write the marks to build/marks.csv: `make grade`.
 
-Checks draw fresh numbers and other shapes (KERNELS_GRADING=1), and kernels run in Triton's interpreter, GPU or not:
-marks do not depend on the machine, and every property that carries points is verified. TRITON_INTERPRET=0 asks for the
-GPU.
-
-A submission that cannot be run (it ends its own process, say) stays ungraded, its assignment is named, the others are
-graded and exported.
+A submission runs in a sandbox, as a user of its own, without a network; the checks and the marks are elsewhere. Each
+comes to a status: graded, late, missing, refused, crashed, out of time. Run again, it goes on: only what is new is graded.
+docs/instructor_guide.md says more.
 """
 
+import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-from tools.kernel_environment import ROOT, kernel_environment
-
-MARKS = Path("build/marks.csv")
-
-
-def nbgrader(*arguments: str) -> int:
-    # nbgrader calls `alembic` by name, which lies beside this Python.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = kernel_environment({"TRITON_INTERPRET": "1", **os.environ, "KERNELS_GRADING": "1", "PATH": path})
-    command = [sys.executable, "-m", "nbgrader", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL).returncode
+from tools.grading.batch import Batch, How
+from tools.grading.course import Course, NotACourse
+from tools.grading.sandbox import ROOT, UNSAFE, why_not
 
 
-def main() -> int:
-    names = sorted({path.name for path in ROOT.glob("submitted/*/*") if path.is_dir()})
-    if not names:
-        print("Nothing to grade: put submissions into submitted/STUDENT/ASSIGNMENT/ASSIGNMENT.ipynb.", file=sys.stderr)
-        return 1
-    # The gradebook must know each assignment's cells and points before it can grade one.
-    not_graded = [name for name in names if nbgrader("generate_assignment", name, "--create", "--force") != 0]
-    not_graded += [name for name in names if name not in not_graded and nbgrader("autograde", name) != 0]
-    (ROOT / MARKS.parent).mkdir(exist_ok=True)
-    exported = nbgrader("export", "--to", str(MARKS))
-    print(f"{len(names) - len(not_graded)} assignments graded without trouble, marks in {MARKS}")
-    for name in not_graded:
-        print(f"{name}: at least one submission was not graded, see above", file=sys.stderr)
-    return 1 if not_graded or exported else 0
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make grade", description=__doc__.partition("\n")[0])
+    parser.add_argument("--course", type=Path, default=ROOT, help="the course's folder")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="submissions judged at the same time")
+    parser.add_argument("--seconds", type=float, default=30.0, help="what one call of a submission's function may take")
+    parser.add_argument("--total", type=float, default=180.0, help="what one submission may take")
+    parser.add_argument(
+        "--scheduler", default="", help="address of a Dask scheduler whose workers judge: tcp://host:8786"
+    )
+    parser.add_argument("--again", action="store_true", help="grade everything anew")
+    parser.add_argument("--unsafe", action="store_true", help=f"without a sandbox: {' '.join(UNSAFE.split())}")
+    arguments = parser.parse_args(argv)
+    if arguments.unsafe:
+        print(f"--unsafe: {UNSAFE}.", file=sys.stderr)
+    elif why := why_not():
+        print(
+            f"Nothing is graded: {why}.\nWith --unsafe it would be graded all the same; but {UNSAFE}.", file=sys.stderr
+        )
+        return 2
+    os.environ.pop("KERNELS_GRADING", None)
+    how = How(
+        arguments.jobs, arguments.seconds, arguments.total, arguments.unsafe, arguments.again,
+        scheduler=arguments.scheduler,
+    )  # fmt: skip
+    try:
+        return Batch(Course.at(arguments.course), how).run()
+    except NotACourse as error:
+        print(error, file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

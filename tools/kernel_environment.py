@@ -17,6 +17,7 @@ def kernel_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
         "PYTHONHASHSEED": "0",  # a printed set keeps its order
         "OMP_NUM_THREADS": "1",  # sums in one order on every machine; two notebooks share two cores
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else the debugger's warning lands in a cell's output
+        "KERNELS_PROGRESS": "0",  # a check's line of progress depends on the machine
         **environ,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),  # this checkout's `kernels`, whatever else is installed
     }

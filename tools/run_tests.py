@@ -18,7 +18,6 @@ WITHOUT_TRITON = (
     "architecture",
     "bootstrap",
     "environment",
-    "grade",
     "nbval",
     "notebooks",
     "progress",

@@ -21,14 +21,22 @@ from kernels.check import row_softmax as _row_softmax
 from kernels.check import score_mod_compiler as _score_mod_compiler
 from kernels.check import tiled_matmul as _tiled_matmul
 from kernels.check import vector_add as _vector_add
+from kernels.check.derivations import derivation as _derivation
+from kernels.check.framework import VERDICTS
 from kernels.check.framework import check as _check
+from kernels.check.guard import guarded
+from kernels.check.guard import line_first as _line_first
+from kernels.check.looking import case
 from kernels.check.steps import verdict as _verdict
 from kernels.check.your_kernel import your_kernel
 
 __all__ = [
+    "VERDICTS",
     "block_lists",
+    "case",
     "chunk_outputs",
     "chunk_states",
+    "derivation",
     "dynamic_conv_dweight",
     "dynamic_conv_dx",
     "dynamic_conv_forward",
@@ -36,6 +44,7 @@ __all__ = [
     "emit_value",
     "flash_backward",
     "flash_forward",
+    "guarded",
     "im2col",
     "mended_halves",
     "mended_relay",
@@ -53,6 +62,9 @@ __all__ = [
 ]
 
 
+_line_first()
+
+
 def step(name: str, *answer) -> None:
     """Check one "Your turn" cell of a lesson, ``NN-topic``, and print one line: not written yet, not yet and why, or right.
 
@@ -62,133 +74,156 @@ def step(name: str, *answer) -> None:
     print(_verdict(name, *answer))
 
 
+_DERIVED = {"dynamic_conv_dx": _dynamic_conv.DX, "dynamic_conv_dweight": _dynamic_conv.DWEIGHT}
+
+
+def derivation(name: str, fn, *, seed: int | None = 0) -> bool:
+    """Check a gradient's formula, ``fn(*inputs, **launch) -> gradient`` in plain PyTorch, and print one line.
+
+    name: the kernel's check that it prepares, such as ``"dynamic_conv_dx"``; its arguments, but for the output and block
+    sizes, are the formula's. Autograd gives the answer. Returns whether the formula is right. ``ValueError`` for a name that
+    has no derivation.
+    """
+    if name not in _DERIVED:
+        raise ValueError(f"name is {name!r}: there are derivations for {', '.join(_DERIVED)}")
+    return _derivation(_DERIVED[name], fn, seed)
+
+
 # The functions take over names that the imports above gave to submodules.
-def vector_add(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def vector_add(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(x, y, out, BLOCK=8)``: out = x + y for x, y, out [N]. Returns points, of 3. Lesson 00 shows it."""
-    return _check(_vector_add.EXERCISE, fn, seed=seed, grading=grading)
+    return _check(_vector_add.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def row_softmax(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def row_softmax(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(x, out, BLOCK_N=None)``: out[m] = softmax(x[m]) for x, out [M, N]. Returns points, of 10."""
-    return _check(_row_softmax.EXERCISE, fn, seed=seed, grading=grading)
+    return _check(_row_softmax.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def tiled_matmul(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def tiled_matmul(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ b for a [M, K], b [K, N]. Returns points, of 10."""
-    return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading)
+    return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def dynamic_conv_forward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def dynamic_conv_forward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(x, weight, y, dilation, BLOCK_T, BLOCK_D)``: y of x [B, T, D], weight [B, T, D, W].
 
     Returns points, of 10.
     """
-    return _check(_dynamic_conv.FORWARD, fn, seed=seed, grading=grading)
+    return _check(_dynamic_conv.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def dynamic_conv_dx(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def dynamic_conv_dx(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(dy, weight, dx, dilation, BLOCK_T, BLOCK_D)``: the gradient of x [B, T, D]. Returns points, of 10."""
-    return _check(_dynamic_conv.DX, fn, seed=seed, grading=grading)
+    return _check(_dynamic_conv.DX, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def dynamic_conv_dweight(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def dynamic_conv_dweight(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(dy, x, dweight, dilation, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W].
 
     Returns points, of 10.
     """
-    return _check(_dynamic_conv.DWEIGHT, fn, seed=seed, grading=grading)
+    return _check(_dynamic_conv.DWEIGHT, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def recurrent_forward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def recurrent_forward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(q, k, v, g, gk, S0, o, ST, cu_seqlens, scale, BLOCK_V)``. Returns points, of 10."""
-    return _check(_recurrent_attention.FORWARD, fn, seed=seed, grading=grading)
+    return _check(_recurrent_attention.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def recurrent_backward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def recurrent_backward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(q, k, v, g, gk, S0, do, dST, dq, dk, dv, dS0, cu_seqlens, scale)``.
 
     Returns points, of 10.
     """
-    return _check(_recurrent_attention.BACKWARD, fn, seed=seed, grading=grading)
+    return _check(_recurrent_attention.BACKWARD, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def recurrent_gate_gradient(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def recurrent_gate_gradient(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(q, k, v, g, S0, do, dST, dg, cu_seqlens, scale, BLOCK_T)``. Returns points, of 10."""
-    return _check(_recurrent_attention.GATE, fn, seed=seed, grading=grading)
+    return _check(_recurrent_attention.GATE, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def chunk_states(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def chunk_states(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(k, v, g, S0, states, C, BLOCK_V)``: the states [B, H, N, K, V] between chunks. Returns points, of 10."""
-    return _check(_chunked_attention.STATES, fn, seed=seed, grading=grading)
+    return _check(_chunked_attention.STATES, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def chunk_outputs(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def chunk_outputs(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(q, k, v, g, states, o, scale, C, BLOCK_V)``: o [B, T, H, V] inside the chunks. Returns points, of 10."""
-    return _check(_chunked_attention.OUTPUTS, fn, seed=seed, grading=grading)
+    return _check(_chunked_attention.OUTPUTS, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def block_lists(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def block_lists(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(mask, num, idx, num_t, idx_t, BLOCK_M, BLOCK_N)``: a mask [M, N] as lists. Returns points, of 10."""
-    return _check(_flash_attention.LISTS, fn, seed=seed, grading=grading)
+    return _check(_flash_attention.LISTS, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def flash_forward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def flash_forward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(q, k, v, num, idx, o, lse, scale, score_mod, mask_mod, BLOCK_M, BLOCK_N)``. Returns points, of 10."""
-    return _check(_flash_attention.FORWARD, fn, seed=seed, grading=grading)
+    return _check(_flash_attention.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def flash_backward(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def flash_backward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(q, k, v, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv, scale, score_mod, ...)``.
 
     Returns points, of 10.
     """
-    return _check(_flash_attention.BACKWARD, fn, seed=seed, grading=grading)
+    return _check(_flash_attention.BACKWARD, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def emit_value(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def emit_value(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(mod)``, the text of a Triton function ``score_mod``. Returns points, of 10."""
-    return _check(_score_mod_compiler.VALUE, _score_mod_compiler.run_value(fn), seed=seed, grading=grading)
+    return _check(
+        _score_mod_compiler.VALUE, _score_mod_compiler.run_value(fn), seed=seed, grading=grading, verdicts=verdicts
+    )
 
 
-def emit_gradient(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def emit_gradient(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(mod)``, the text of a Triton function ``score_gradient``. Returns points, of 10."""
-    return _check(_score_mod_compiler.GRADIENT, _score_mod_compiler.run_gradient(fn), seed=seed, grading=grading)
+    return _check(
+        _score_mod_compiler.GRADIENT,
+        _score_mod_compiler.run_gradient(fn),
+        seed=seed,
+        grading=grading,
+        verdicts=verdicts,
+    )
 
 
-def im2col(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def im2col(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(x, A, R, S, stride, padding, dilation, BLOCK_N, BLOCK_K)``: A [M, J] of x [N, H, W, C].
 
     Returns points, of 10.
     """
-    return _check(_conv_wgrad.IM2COL, fn, seed=seed, grading=grading)
+    return _check(_conv_wgrad.IM2COL, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def wgrad(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def wgrad(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(x, dy, dweight, R, S, stride, padding, dilation, BLOCK_M, BLOCK_N, BLOCK_K)``: dweight [O, J].
 
     Returns points, of 10.
     """
-    return _check(_conv_wgrad.WGRAD, fn, seed=seed, grading=grading)
+    return _check(_conv_wgrad.WGRAD, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def wgrad_split(fn, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def wgrad_split(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check ``fn(x, dy, partials, dweight, R, S, ...)``: partials [Z, O, J], and their sum dweight [O, J].
 
     Returns points, of 10.
     """
-    return _check(_conv_wgrad.SPLIT, fn, seed=seed, grading=grading)
+    return _check(_conv_wgrad.SPLIT, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def mended_relay(kernel, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def mended_relay(kernel, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check a Gluon kernel of three partitions, y = x², on the model of Gluon. Returns points, of 10."""
-    return _pipeline_clinic.check(_pipeline_clinic.RELAY, kernel, seed=seed, grading=grading)
+    return _pipeline_clinic.check(_pipeline_clinic.RELAY, kernel, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def mended_tiles(kernel, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def mended_tiles(kernel, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check a persistent product in Gluon, c = a · b in tiles, on the model of Gluon. Returns points, of 10."""
-    return _pipeline_clinic.check(_pipeline_clinic.TILES, kernel, seed=seed, grading=grading)
+    return _pipeline_clinic.check(_pipeline_clinic.TILES, kernel, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def mended_halves(kernel, *, seed: int | None = 0, grading: bool | None = None) -> int:
+def mended_halves(kernel, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check a product in Gluon with two multipliers that share a ring, on its model. Returns points, of 10."""
-    return _pipeline_clinic.check(_pipeline_clinic.HALVES, kernel, seed=seed, grading=grading)
+    return _pipeline_clinic.check(_pipeline_clinic.HALVES, kernel, seed=seed, grading=grading, verdicts=verdicts)

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.framework import (
+    ADDRESSES,
+    Case,
+    Cheap,
+    Compiles,
+    Draw,
+    Exercise,
+    Fenced,
+    Output,
+    Property,
+    Tier,
+)
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
 INF = float("inf")
@@ -91,6 +102,12 @@ def before(c: Chunk) -> torch.Tensor:
     return c.from_start * (c.q @ c.S)
 
 
+def _turned(c: Chunk, past: bool) -> torch.Tensor:
+    """What the tokens read where the exponent has the wrong sign, for s <= t; or for s >= t instead."""
+    inverse = torch.where(c.between > 0, 1 / c.between, 0.0)  # exp(gamma_s - gamma_t)
+    return ((inverse if past else inverse.mT) * (c.q @ c.k.mT)) @ c.v
+
+
 def _grown(c: Chunk) -> torch.Tensor:
     return c.through * c.S + (c.k * c.from_start).mT @ c.v
 
@@ -116,6 +133,16 @@ _READ = {
     "a write decays by its own gate too: exp(gamma_t - gamma_s), gamma_s includes it": (
         lambda c: (c.between * (c.q @ c.k.mT) * c.own.mT) @ c.v + before(c)
     ),
+    "the triangle is turned over: a token reads itself and those before it, s <= t": (
+        lambda c: _turned(c, past=False) + before(c)
+    ),
+    "gamma is turned over: the decay from s to t is exp(gamma_t - gamma_s)": lambda c: (
+        _turned(c, past=True) + before(c)
+    ),
+    "A is turned over: rows are the tokens t that read, columns the tokens s that are read": (
+        lambda c: (c.between * (c.q @ c.k.mT)).mT @ c.v + before(c)
+    ),
+    "q and k are exchanged: A_ts is q_t · k_s": lambda c: (c.between * (c.k @ c.q.mT)) @ c.v + before(c),
     "tokens read the future: A is 0 for s > t": lambda c: (c.q @ c.k.mT) @ c.v + before(c),
     "the state that enters does not decay: from_start = exp(gamma_t)": lambda c: inside(c) + c.q @ c.S,
     "the state that enters decays to the chunk's end: to token t, exp(gamma_t)": (
@@ -287,7 +314,21 @@ class Function:
         sizes = {"T": draw.size(37, 17, 47), "K": draw.size(20, 17, 31), "V": draw.size(5, 3, 15)}
         yield self.case(draw, B=2, H=2, **sizes)
 
-    def exercise(self, name: str, missing: str, read: dict[str, str], *first: Property) -> Exercise:
+    def usual(self, draw):
+        """Several chunks whose products in float32 stay in registers."""
+        yield self.case(draw, T=64, K=32, V=64, C=16, BLOCK_V=32, half=torch.float16, packed=True)
+
+    def costed(self, draw):
+        """Two heads, three chunks, two blocks of V."""
+        yield self.case(draw, H=2, T=48, V=32, packed=True)
+
+    def steps(self, case: Case) -> int:
+        """Three loads and a store for each chunk, and two more accesses; or five loads and a store for each."""
+        (B, T, H, _), V = case.inputs[0].shape, case.outs[0].tensor.size("V")
+        programs, chunks = B * H * -(-V // case.launch["BLOCK_V"]), -(-T // case.launch["C"])
+        return programs * (6 * chunks if self.out == "o" else 4 * chunks + 2)
+
+    def exercise(self, name: str, missing: str, read: dict[str, str], cheap: tuple, *first: Property) -> Exercise:
         """The exercise of this function: its ``first`` properties, then what both are held to."""
         masks = {(tensor, axis, "after"): "" for tensor in AXES for axis in "BHN"}
         return Exercise(
@@ -318,6 +359,7 @@ class Function:
                     self.strong,
                     "exponentiate only gamma_t, gamma_C - gamma_s, and gamma_t - gamma_s for s <= t",
                     not_finite="a positive number is exponentiated: only differences of gates that are <= 0 may be",
+                    exponents=True,
                 ),
                 Property(
                     "resets",
@@ -347,6 +389,9 @@ class Function:
             ),
             suspects,
             masks,
+            given=("at", "cumulated"),
+            compiles=Compiles(self.usual, read["kernel"]),
+            cheap=Cheap(self.costed, self.steps, *cheap, read["kernel"], sectors=2.0),
         )
 
 
@@ -371,6 +416,7 @@ _OUTPUTS = Function(("q", "k", "v", "g", "states"), "o")
 
 
 def _whole(draw):
+    yield _STATES.case(draw, T=draw.size(48, 32, 64, multiple_of=16), H=2, V=32, state=False, packed=True)
     yield _STATES.case(draw, T=draw.size(48, 32, 64, multiple_of=16), state=False, packed=True)
 
 
@@ -380,6 +426,7 @@ def _first_state(draw):
 
 
 def _inside(draw):
+    yield _OUTPUTS.case(draw, T=16, H=2, V=48, state=False, packed=True)
     yield _OUTPUTS.case(draw, T=16, state=False, packed=True)
 
 
@@ -393,6 +440,10 @@ STATES = _STATES.exercise(
     "chunk_states",
     "the kernel stores nothing yet. It needs a store of the state that enters each chunk, and of the last one.",
     {"cut": CUT, "kernel": KERNEL},
+    (
+        (Tier(3, read=1.29, steps=1.1), Tier(1, read=2.6, written=2.0, steps=2.0)),
+        "each chunk's tokens are loaded once for a block of V, and the state stays in registers from chunk to chunk",
+    ),
     Property("whole chunks", 1, CUT, _whole, "S = exp(gamma_C) * S + sum over s of exp(gamma_C - gamma_s) k_s v_s^T"),
     Property("initial state", 1, CUT, _first_state, "states[b, h, 0] is S0[b, h], and without tokens the last one too"),
 )
@@ -400,6 +451,10 @@ OUTPUTS = _OUTPUTS.exercise(
     "chunk_outputs",
     "the kernel stores nothing yet. It needs the chunk's scores, two products that read with them, and a store of o.",
     {"cut": CUT, "kernel": KERNEL},
+    (
+        (Tier(3, read=1.21, steps=1.1), Tier(1, read=2.4, written=2.0, steps=2.0)),
+        "a program loads its chunk and the state that enters it once, and nothing of another chunk",
+    ),
     Property("one chunk", 1, "Lesson 24, step 1", _inside, "o_t = scale * sum over s <= t of A_ts v_s"),
     Property(
         "the state that enters",

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from kernels.check.explanations import explain, is_theirs
+from kernels.check import watch
+from kernels.check.explanations import explain, explain_slow, is_theirs
 from kernels.lab import _triton_private
 from kernels.lab.compile_report import Prepared, prepare
 from kernels.lab.trace import Launch, Undefined, trace
@@ -40,10 +41,10 @@ class Kernels(NamedTuple):
 
 
 class Contestant:
-    """A learner's function in this process."""
+    """A learner's function in this process; ``given`` names the helpers that the exercise gives, which are not to blame."""
 
-    def __init__(self, fn: Callable):
-        self.fn = fn
+    def __init__(self, fn: Callable, given: tuple[str, ...] = ()):
+        self.fn, self.given = fn, given
 
     def call(self, tensors: list, launch: dict, *, traced: bool = False, poison: float | None = None) -> Outcome:
         """Call the function on the tensors' views.
@@ -55,11 +56,14 @@ class Contestant:
             if poison is not None:
                 undefined = stack.enter_context(Undefined(poison)).lines
             if traced:
-                launches = stack.enter_context(trace.recording()).launches
+                launches = stack.enter_context(trace.recording(helpers=self.given)).launches
             try:
-                self.fn(*(tensor.view for tensor in tensors), **launch)
+                with watch.limited():
+                    self.fn(*(tensor.view for tensor in tensors), **launch)
+            except watch.TooSlow as raised:
+                error = explain_slow(raised, launches, watch.CALL_SECONDS, self.given)
             except Exception as raised:
-                error = explain(raised)
+                error = explain(raised, self.given)
         return Outcome(error, launches, undefined)
 
     def kernels(self, tensors: list, launch: dict) -> Kernels:
@@ -72,10 +76,12 @@ class Contestant:
             return False
 
         try:
-            with _triton_private.before_launches(instead):
+            with _triton_private.before_launches(instead), watch.limited():
                 self.fn(*(tensor.view for tensor in tensors), **launch)
+        except watch.TooSlow as raised:
+            return Kernels(prepared, list(texts), explain_slow(raised, [], watch.CALL_SECONDS, self.given))
         except Exception as raised:
-            return Kernels(prepared, list(texts), explain(raised))
+            return Kernels(prepared, list(texts), explain(raised, self.given))
         return Kernels(prepared, list(texts))
 
 

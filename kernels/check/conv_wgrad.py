@@ -9,8 +9,19 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.check.conv_mistakes import OWN, Problem, by_reference, suspects
-from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.conv_mistakes import OWN, Problem, by_reference, problem_of, suspects
+from kernels.check.framework import (
+    ADDRESSES,
+    Case,
+    Cheap,
+    Compiles,
+    Draw,
+    Exercise,
+    Fenced,
+    Output,
+    Property,
+    Tier,
+)
 from kernels.conv_wgrad.reference import geometry
 
 AXES = {"x": "NHWC", "dy": "NPQO", "A": "MJ", "dweight": "OJ", "partials": "ZOJ"}
@@ -67,9 +78,9 @@ class Function:
     # What more than one of the functions is held to.
 
     def whole(self, draw):
-        """Sizes that fill every block, several images; a square image, so that what is swapped has the right shape."""
-        yield self.case(draw, N=draw.size(2, 2, 3), H=9, W=9, packed=True)
+        """Sizes that fill every block, several images; a square image, too, so that what is swapped has the right shape."""
         yield self.case(draw, N=draw.size(2, 2, 4), W=10, S=3, packed=True)
+        yield self.case(draw, N=draw.size(2, 2, 3), H=9, W=9, packed=True)
 
     def padded(self, draw):
         """Padding on all sides, on each side another one, and around a filter larger than the image."""
@@ -137,6 +148,25 @@ class Function:
         how = {"stride": (2, 1), "padding": (1, 2, 0, 1), "dilation": (1, 2)}
         yield self.case(draw, N=3, H=draw.size(6, 5, 7), W=7, C=3, O=draw.size(20, 17, 31), R=3, **how)
 
+    def usual(self, draw):
+        """A tile as a GPU wants it, float16; then float32, whose digits are asked for."""
+        for half, blocks in ((torch.float16, (64, 64, 32)), (torch.float32, (32, 32, 32))):
+            yield self.case(draw, C=64, O=64, half=half, blocks=blocks, packed=True)
+
+    def costed(self, draw):
+        """Two images, two tiles on each axis of the gradient, six blocks of pixels, nothing ragged but the last block."""
+        yield self.case(draw, N=2, H=8, W=8, C=8, O=32, R=2, S=2, Z=3, packed=True)
+
+    def steps(self, case: Case) -> int:
+        """A load and a store for each tile of A; two loads for each block of each tile, and a store; the pieces' sum."""
+        problem, (outer, columns) = problem_of(case), case.outs[-1].tensor.shape
+        across = -(-columns // case.launch["BLOCK_N"])
+        if "A" in self.outs:
+            return 2 * problem.blocks * across
+        tiles = -(-outer // case.launch["BLOCK_M"]) * across
+        pieces = problem.pieces if "partials" in self.outs else 0
+        return tiles * (2 * problem.blocks + 1 + (2 * pieces if pieces else 0))
+
 
 _IM2COL = Function(("x",), ("A",), ("BLOCK_N", "BLOCK_K"))
 _WGRAD = Function(("x", "dy"), ("dweight",), ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
@@ -195,6 +225,8 @@ MASKS |= {("A", "M", "after"): "mask_m", ("dy", "O", "after"): "mask_o"}
 MASKS |= {(tensor, "J", "after"): "mask_j" for tensor in ("A", "dweight", "partials")}
 MASKS |= {(tensor, "O", "after"): "mask_o" for tensor in ("dweight", "partials")}
 
+SPOKEN = {(tensor, "N"): "M" for tensor in ("x", "dy")}  # pixels are numbered m, whatever the image
+
 READ_STRIDES, READ_FP32 = "Lesson 01, step 4", "Lesson 03, step 5"
 PIXEL, MAP, TILE = (f"Lesson 40, step {step}" for step in (1, 2, 3))
 PRODUCT, LOOP, PIECES, ORDER = (f"Lesson 41, step {step}" for step in (1, 2, 4, 5))
@@ -234,6 +266,17 @@ IM2COL = Exercise(
     ),
     suspects,
     MASKS,
+    given=("at", "at_tile"),
+    spoken=SPOKEN,
+    compiles=Compiles(_IM2COL.usual, TILE),
+    cheap=Cheap(
+        _IM2COL.costed,
+        _IM2COL.steps,
+        (Tier(3, read=3.1, steps=1.1), Tier(1, read=6.2, written=4.0, steps=2.0)),
+        "each element of A is loaded once, where it is stored",
+        TILE,
+        sectors=2.0,
+    ),
 )
 WGRAD = Exercise(
     "wgrad",
@@ -254,6 +297,17 @@ WGRAD = Exercise(
     ),
     suspects,
     MASKS,
+    given=("at", "at_tile"),
+    spoken=SPOKEN,
+    compiles=Compiles(_WGRAD.usual, LOOP, products={80: "HMMA", 90: "HGMMA"}),
+    cheap=Cheap(
+        _WGRAD.costed,
+        _WGRAD.steps,
+        (Tier(3, read=3.05, steps=1.1), Tier(1, read=6.1, written=4.0, steps=2.0)),
+        "there are cdiv(M, BLOCK_K) blocks of pixels, each with one load of dy and one of x, and one store after the last",
+        LOOP,
+        sectors=2.0,
+    ),
 )
 SPLIT = Exercise(
     "wgrad_split",
@@ -285,4 +339,15 @@ SPLIT = Exercise(
     ),
     suspects,
     MASKS,
+    given=("at", "at_tile"),
+    spoken=SPOKEN,
+    compiles=Compiles(_SPLIT.usual, PIECES, products={80: "HMMA", 90: "HGMMA"}),
+    cheap=Cheap(
+        _SPLIT.costed,
+        _SPLIT.steps,
+        (Tier(3, read=3.8, steps=1.1), Tier(1, read=7.6, written=4.0, steps=2.0)),
+        "each block of pixels belongs to one piece, and each piece of a tile is stored once and loaded once",
+        PIECES,
+        sectors=2.0,
+    ),
 )

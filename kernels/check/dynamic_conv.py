@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.framework import (
+    ADDRESSES,
+    Case,
+    Cheap,
+    Compiles,
+    Draw,
+    Exercise,
+    Fenced,
+    Output,
+    Property,
+    Tier,
+)
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
 AXES = {"x": "BTD", "y": "BTD", "dx": "BTD", "dy": "BTD", "weight": "BTDW", "dweight": "BTDW"}
@@ -222,6 +233,17 @@ READ = {
     "dweight": ("Lesson 12, step 2", "Lesson 10, step 3", "Lesson 12, step 7", "Lesson 12, step 5"),
 }
 READ_FP32 = "Lesson 10, step 2"
+# What the lessons' scheme asks for, and the naive one: x once a tap, a weight once; or dy once a tap, too; or a store a tap.
+CHEAP = {
+    "y": (Tier(3, read=1.6, steps=1.1), Tier(1, read=3.2, written=5.0, steps=2.0)),
+    "dx": (Tier(3, read=1.6, steps=1.1), Tier(1, read=3.2, written=5.0, steps=2.0)),
+    "dweight": (Tier(3, read=2.5, steps=1.1), Tier(1, read=4.5, written=2.0, steps=2.0)),
+}
+ADVICE = {
+    "y": "each tap loads x and its weight once, the sum stays in registers, and y is stored once, after the loop",
+    "dx": "each tap loads dy and its weight once, the sum stays in registers, and dx is stored once, after the loop",
+    "dweight": "dy is the same for every tap: load it once, before the loop, and store each slot once",
+}
 
 
 def _exercise(name: str, op: Operator) -> Exercise:
@@ -229,8 +251,21 @@ def _exercise(name: str, op: Operator) -> Exercise:
     reach = "the last tokens" if op.out == "dx" else "the first tokens"
     past = "after the last token" if op.out == "dx" else "before the first token"
 
+    def usual(draw):
+        dtypes = (torch.float16, torch.float16)
+        yield op.case(draw, B=1, T=128, D=128, BLOCK_T=16, BLOCK_D=64, dtypes=dtypes, packed=True)
+
+    def costed(draw):
+        yield op.case(draw, T=64, D=32, dilation=1, packed=True)
+
+    def steps(case):
+        """Two loads for each tap and a store; or one load before the loop, and a load and a store for each tap."""
+        sizes = {axis: n for tensor in case.tensors for axis, n in zip(tensor.axes, tensor.shape)}
+        programs = sizes["B"] * -(-sizes["T"] // case.launch["BLOCK_T"]) * -(-sizes["D"] // case.launch["BLOCK_D"])
+        return programs * (2 * sizes["W"] + 1)
+
     def aligned(draw):
-        yield op.case(draw, B=1, T=draw.size(16, 16, 48, multiple_of=16), packed=True)
+        yield op.case(draw, B=1, T=draw.size(16, 16, 48, multiple_of=16), D=64, packed=True)
 
     def strides(draw):
         T = draw.size(16, 16, 32, multiple_of=16)
@@ -279,10 +314,10 @@ def _exercise(name: str, op: Operator) -> Exercise:
         properties=(
             Property("whole blocks", 1, equation, aligned),
             Property("dilation", 1, equation, dilations, "neighbouring taps read times that lie dilation apart"),
+            Property(reach, 1, masks, ends, f"a tap {past} adds nothing"),
             Property(
                 "strides", 1, memory, strides, "each axis of each tensor has its own stride, and some strides are 0"
             ),
-            Property(reach, 1, masks, ends, f"a tap {past} adds nothing"),
             Property(
                 "ragged length",
                 1,
@@ -319,6 +354,8 @@ def _exercise(name: str, op: Operator) -> Exercise:
         ),
         suspects=op.suspects,
         masks=op.masks,
+        compiles=Compiles(usual, kernel),
+        cheap=Cheap(costed, steps, CHEAP[op.out], ADVICE[op.out], kernel, sectors=2.5),
     )
 
 

@@ -41,10 +41,33 @@ def judge(exercise, item, contestant, case) -> Finding | None:
         names = " and ".join(run.changed)
         return Finding(f"{names} changed", f"with {case.sizes}", f"the kernel stores into {names}, which is an input")
     judged = [out for out in case.outs if out.expected is not None]
+    if runtime.interpreted and not run.stored and (adding := _only_adds(seen.launches)):
+        cause = "nobody has cleared the output, and garbage plus a number is garbage: each program stores its own elements"
+        return Finding("the output is only updated, never stored", f"`{adding}` (with {case.sizes})", cause)
     if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
         return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
     findings = (_judge_output(exercise, item, contestant, case, out, run.seen[out.name], strays) for out in judged)
-    return next(filter(None, findings), None) or (_undefined(contestant, case, judged, bare) if bare else None)
+    return (
+        next(filter(None, findings), None)
+        or (_undefined(contestant, case, judged, bare) if bare else None)
+        or (_exponents(item, case, seen.launches) if item.exponents and runtime.interpreted else None)
+    )
+
+
+def _only_adds(launches) -> str:
+    """The line of an atomic update, where nothing is stored."""
+    kinds = {access.kind: access.source for launch in launches for access in launch.accesses}
+    return "" if "store" in kinds else kinds.get("atomic", "")
+
+
+def _exponents(item, case, launches) -> Finding | None:
+    """Look for an exponential of a number above 0, whatever becomes of it."""
+    largest = max((launch.largest_exponent for launch in launches), default=0.0)
+    if largest <= 1e-3:
+        return None
+    where = f"the exponential of {largest:.3g} is taken"
+    hidden = "a tl.where around an exponential comes too late, since inf · 0 is NaN in every gradient: cut the exponent"
+    return Finding(where, f"with {case.sizes}", f"{item.not_finite}; {hidden}")
 
 
 def _undefined(contestant, case, judged, bare) -> Finding | None:
@@ -54,8 +77,8 @@ def _undefined(contestant, case, judged, bare) -> Finding | None:
         for out in judged:
             bad = out.wrong(seen[out.name].got)
             if bad.any():
-                amount = _amount(case, out, seen[out.name], bad)
-                return Finding(_where(out, bad), amount, without_other(bare))
+                amount = amount_wrong(case, out, seen[out.name], bad)
+                return Finding(where_wrong(out, bad), amount, without_other(bare))
     return None
 
 
@@ -73,12 +96,12 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
     if out.answer.size and not seen.stored.any() and not seen.spilled:
         return Finding(f"nothing is stored in {out.name}", f"with {case.sizes}", f"no tl.store reaches {out.name}")
 
-    where, amount = _where(out, bad), _amount(case, out, seen, bad)
+    where, amount = where_wrong(out, bad), amount_wrong(case, out, seen, bad)
     clean = case.run(contestant, only={}).seen[out.name]
     if not out.wrong(clean.got).any():
         reached = {(stray.tensor, stray.axis, stray.side) for stray in strays}
         causes = [
-            f"the load of {tensor.name} is not masked along {axis} ({exercise.mask(tensor.name, axis, side)})"
+            exercise.unmasked("load", tensor.name, axis, side)
             for tensor in case.inputs
             for axis, side in tensor.ends()
             if bad.any() and (case.poison is None or (axis, side) in case.poison)
@@ -89,7 +112,7 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
         if bad.any() and not causes:
             causes = ["a load reads outside its tensor, and what it finds there enters the answer"]
         causes += [
-            f"the store of {out.name} is not masked along {axis} ({exercise.mask(out.name, axis, side)})"
+            exercise.unmasked("store", out.name, axis, side)
             for axis, side in seen.spilled
             if exercise.mask(out.name, axis, side)
         ] or ["a store reaches outside its tensor"] * bool(seen.spilled)
@@ -120,8 +143,7 @@ def touches(exercise, item, contestant, case) -> Finding | None:
         return None
     causes = {}
     for kind, tensor, axis, side, _, _ in strays:
-        mask = exercise.mask(tensor, axis, side)
-        causes[f"the {kind} of {tensor} is not masked along {axis} ({mask})" if mask else item.otherwise] = None
+        causes[exercise.unmasked(kind, tensor, axis, side) or item.otherwise] = None
     first = strays[0]
     where = f"a {first.kind} reaches outside {first.tensor}"
     cause = item.otherwise if item.otherwise in causes else "; ".join(causes)
@@ -160,7 +182,8 @@ def _never_stored(case, out, missing) -> Finding:
     return Finding(f"{_box(out, missing)} {_is(missing)} never stored", f"with {case.sizes}", cause)
 
 
-def _where(out, bad) -> str:
+def where_wrong(out, bad) -> str:
+    """Which elements of an output are wrong."""
     return f"{_box(out, bad)} {_is(bad)} wrong"
 
 
@@ -184,7 +207,8 @@ def _box(out, bad) -> str:
     return f"{len(places)} of {bad.size} elements, the first {out.name}[{first}],"
 
 
-def _amount(case, out, seen, bad) -> str:
+def amount_wrong(case, out, seen, bad) -> str:
+    """What the first of them is, what it should be, and the call's sizes."""
     places = argwhere(bad)
     if not len(places):
         return f"with {case.sizes}"

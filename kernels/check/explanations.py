@@ -60,8 +60,27 @@ _EXPLAINED_IN_PYTHON = {  # where no kernel is at work
 }
 
 
-def explain(error: BaseException) -> tuple[str, str]:
-    """A learner's exception in two phrases: what and on which line of theirs, and what it usually means."""
+SLOW = "a kernel that is right ends within a second: see whether a loop ever ends, and whether it advances by a block"
+
+
+def explain_slow(error: BaseException, launches: list, seconds: float, given: tuple[str, ...] = ()) -> tuple[str, str]:
+    """The same for a call that was ended because it took too long: where it was, and how far it had come."""
+    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if is_theirs(frame.filename)]
+    theirs = [frame for frame in theirs if frame.name not in given] or theirs
+    line = f" in line {theirs[-1].lineno} of your cell, `{theirs[-1].line}`" if theirs else ""
+    done = ""
+    if launches and launches[-1].accesses:
+        last = launches[-1]
+        programs = len({access.program for access in last.accesses})
+        done = f"; {last.kernel} had executed {last.executed.total():,} loads and stores, in program {programs}"
+    return f"still running after {seconds:g} s{line}{done}", SLOW
+
+
+def explain(error: BaseException, given: tuple[str, ...] = ()) -> tuple[str, str]:
+    """A learner's exception in two phrases: what and on which line of theirs, and what it usually means.
+
+    given: functions that the exercise gives. What goes wrong in one of them is its caller's doing.
+    """
     root = error
     while root.__cause__ is not None:
         root = root.__cause__
@@ -70,7 +89,8 @@ def explain(error: BaseException) -> tuple[str, str]:
     chain, seen = error, None
     while chain is not None:
         theirs = [frame for frame in traceback.extract_tb(chain.__traceback__) if is_theirs(frame.filename)]
-        seen = theirs[-1] if theirs else seen
+        own = [frame for frame in theirs if frame.name not in given]
+        seen = own[-1] if own else seen or (theirs[-1] if theirs else None)
         chain = chain.__cause__
     place = "text" if seen and seen.filename.startswith("<generated") else "cell"
     line = f" in line {seen.lineno} of your {place}, `{seen.line}`" if seen else ""

@@ -12,7 +12,18 @@ import torch
 from kernels import runtime  # noqa: F401  before triton: this import decides where kernels run
 from kernels.check import flash_mistakes as fm
 from kernels.check.flash_mistakes import AXES, EMPTY, FULL, PARTIAL, Problem, answers, kinds_of, lists_of
-from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.framework import (
+    ADDRESSES,
+    Case,
+    Cheap,
+    Compiles,
+    Draw,
+    Exercise,
+    Fenced,
+    Output,
+    Property,
+    Tier,
+)
 
 ENDS = {axis: ((axis, "before"), (axis, "after")) for axis in "MNDV"}
 
@@ -151,6 +162,24 @@ SORTED, LISTED, TURNED = "Lesson 33, step 1", "Lesson 33, step 2", "Lesson 34, s
 
 _ROWS = {(tensor, axis, "after"): "" for tensor in AXES for axis in "HJLRC"}
 
+
+def _usual_lists(draw):
+    yield lists(draw, fm.dense(fm.causal, 128, 128), blocks=(64, 64), packed=True)
+
+
+def _costed_lists(draw):
+    yield lists(
+        draw, _sketch(draw, [[PARTIAL, EMPTY, EMPTY], [FULL, PARTIAL, EMPTY], [FULL, FULL, PARTIAL]]), packed=True
+    )
+
+
+def _list_steps(case: Case) -> int:
+    """One load for each block and one store for each that is not empty, in both kernels; two counts for each list."""
+    num, _, num_t, _ = (out.expected for out in case.outs)
+    (_, R), (_, C) = num.shape, num_t.shape
+    return 2 * (R * C + int(num.sum())) + 2 * R + 2 * C
+
+
 LISTS = Exercise(
     "block_lists",
     "the kernel stores nothing yet. It needs a count for each block, and a store of the block's number in a list.",
@@ -185,6 +214,16 @@ LISTS = Exercise(
     ),
     fm.list_suspects,
     _ROWS,
+    given=("at", "tile"),
+    compiles=Compiles(_usual_lists, SORTED),
+    cheap=Cheap(
+        _costed_lists,
+        _list_steps,
+        (Tier(3, read=2.0, written=0.5, steps=1.1), Tier(1, read=4.0, written=2.0, steps=2.0)),
+        "each list's kernel loads each block of the mask once, and stores one number for a block that is not empty",
+        LISTED,
+        sectors=3.0,
+    ),
 )
 
 # Attention: what both directions are held to, each by its own case.
@@ -280,10 +319,38 @@ def _everything(case):
     return cases
 
 
+def _usual(case):
+    return lambda draw: iter([case(draw, M=64, N=64, D=32, V=32, blocks=(32, 32), half=torch.float16, packed=True)])
+
+
+def _costed(case):
+    """Three blocks of queries and of keys, below the diagonal; two heads share the keys."""
+    return lambda draw: iter([case(draw, M=48, N=48, H=2, G=2, packed=True)])
+
+
+def _listed_blocks(case: Case) -> tuple[int, int, int, int, int]:
+    """Query heads, key heads, blocks of queries and of keys, and the blocks that the lists name."""
+    tensors = {tensor.name: tensor for tensor in case.inputs}
+    _, R, C = tensors["idx"].shape
+    return tensors["q"].size("H"), tensors["k"].size("J"), R, C, int(tensors["num"].values.sum())
+
+
+def _forward_steps(case: Case) -> int:
+    """For each block of queries q, two counts, o and lse; for each listed block its number, keys and values."""
+    H, _, R, _, listed = _listed_blocks(case)
+    return H * (5 * R + 3 * listed)
+
+
+def _backward_steps(case: Case) -> int:
+    """For dq also o, do, lse and delta; for dk and dv each listed block's number, q, do, lse and delta."""
+    H, J, R, C, listed = _listed_blocks(case)
+    return H * (8 * R + 3 * listed) + J * 4 * C + H * (2 * C + 5 * listed)
+
+
 def _keys_in_blocks(draw):
     M = draw.size(32, 16, 32, multiple_of=16)
     for N in (16, 64):
-        yield forward(draw, M=M, N=N, mask=fm.every_pair, packed=True, scale=1.0)
+        yield forward(draw, M=M, N=N, H=3, V=32, mask=fm.every_pair, packed=True, scale=1.0)
 
 
 def _large(draw):
@@ -363,6 +430,16 @@ FORWARD = Exercise(
     ),
     fm.forward_suspects,
     _ROWS,
+    given=("at", "tile"),
+    compiles=Compiles(_usual(forward), WALK),
+    cheap=Cheap(
+        _costed(forward),
+        _forward_steps,
+        (Tier(3, read=2.5, steps=1.1), Tier(1, read=5.0, written=4.0, steps=2.0)),
+        "a program loads its queries once, each listed block of keys and values once, and stores o and lse after the last",
+        WALK,
+        sectors=2.0,
+    ),
 )
 
 
@@ -437,4 +514,14 @@ BACKWARD = Exercise(
     ),
     fm.backward_suspects,
     _ROWS,
+    given=("at", "tile"),
+    compiles=Compiles(_usual(backward), BACK),
+    cheap=Cheap(
+        _costed(backward),
+        _backward_steps,
+        (Tier(3, read=3.05, steps=1.1), Tier(1, read=6.1, written=4.0, steps=2.0)),
+        "each kernel loads what it keeps once, what it walks over once for each listed block, and stores after the last",
+        BACK,
+        sectors=2.0,
+    ),
 )

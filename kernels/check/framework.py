@@ -1,6 +1,7 @@
 """What every check does: run a learner's function on inputs that catch a known mistake, and name the mistake.
 
-A check is an :class:`Exercise`: a list of named :class:`Property` objects, each worth points. A property draws a few
+A check is an :class:`Exercise`, and gives three verdicts. *Compiles* and *cheap* have modules of their own, ``compiling``
+and ``costs``. *Right* is a list of named :class:`Property` objects, each worth points. A property draws a few
 :class:`Case` objects, each one call of the learner's function together with the answer it must give. Three experiments,
 not guesses, lead from a wrong answer to its cause:
 
@@ -26,17 +27,26 @@ import torch
 
 from kernels import runtime
 from kernels.check.cases import Case, Failed, Output, Run, Seen, Stray
+from kernels.check.compiling import Compiles, judge_compiled
 from kernels.check.contestant import Contestant
+from kernels.check.costs import Cheap, Tier, judge_cost
 from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, judge, shares, touches
-from kernels.check.explanations import CHECKS_OWN, explain
+from kernels.check.explanations import CHECKS_OWN, SLOW, explain
+from kernels.check.looking import Failing, remember
+from kernels.check.stale import broken_since
 from kernels.check.tensors import NAN, UNTOUCHED, Draw, Fenced
+from kernels.check.watch import CALL_SECONDS, Progress
+from kernels.check.wording import misread
 
 __all__ = [
     "ADDRESSES",
     "CHECKS_OWN",
     "NAN",
     "UNTOUCHED",
+    "VERDICTS",
     "Case",
+    "Cheap",
+    "Compiles",
     "Draw",
     "Exercise",
     "Fenced",
@@ -46,10 +56,12 @@ __all__ = [
     "Run",
     "Seen",
     "Stray",
+    "Tier",
     "check",
     "explain",
 ]
 
+VERDICTS = ("right", "compiles", "cheap")
 ADDRESSES = "no mask can mend this: look at the strides and offsets in the address"
 
 
@@ -62,7 +74,8 @@ class Property:
     guess gives way to it: one bug, one cause.
     ``needs`` is "gpu" or "interpreter" where the property can only be seen there; such a property is worth no points.
     ``addresses`` asks for the addresses a call touches instead of its answer, ``shared_updates`` for elements of an
-    output that several programs of one launch update: they come in no fixed order.
+    output that several programs of one launch update: they come in no fixed order. ``exponents`` also asks for numbers
+    above 0 whose exponential is taken, which a where that comes later hides.
     """
 
     name: str
@@ -74,6 +87,7 @@ class Property:
     needs: str = ""
     addresses: bool = False
     shared_updates: bool = False
+    exponents: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,70 +100,203 @@ class Exercise:
     suspects: Callable[[Case, Output], Iterable[tuple[str, torch.Tensor]]]  # known mistakes, the answer each would give
     masks: dict = field(default_factory=dict)  # (tensor, axis, side) -> the mask's name, where it is not mask_<axis>
     unit: str = "points"  # what is counted
+    given: tuple[
+        str, ...
+    ] = ()  # Triton functions that the exercise gives: what goes wrong in them is their caller's doing
+    spoken: dict = field(default_factory=dict)  # (tensor, axis) -> what the exercise calls that axis
+    compiles: Compiles | None = None
+    cheap: Cheap | None = None
+
+    @property
+    def worth(self) -> dict[str, int]:
+        """The most that each verdict can earn."""
+        right = sum(item.points for item in self.properties)
+        others = {"compiles": self.compiles, "cheap": self.cheap}
+        return {"right": right} | {name: spec.points for name, spec in others.items() if spec}
 
     @property
     def points(self) -> int:
         """The most a submission can earn."""
-        return sum(item.points for item in self.properties)
+        return sum(self.worth.values())
+
+    def terms(self) -> str:
+        """The row of this function in an exercise's table of points."""
+        worth, cells = self.worth, [f"{self.worth['right']}"]
+        cells.append(f"{worth['compiles']}" if self.compiles else "–")
+        cells.append("–")
+        if self.cheap:
+            best, *others = self.cheap.tiers
+            cells[-1] = f"{best.points}: reads {best.read:g} ×, stores {best.written:g} ×"
+            for tier in others:
+                cells[-1] += f"; {tier.points}: up to {tier.read:g} ×, {tier.written:g} ×"
+        return f"| `{self.name}` | {' | '.join(cells)} |"
 
     def mask(self, tensor: str, axis: str, side: str) -> str:
         """The name of the mask that keeps an access from passing this end of ``axis``, if there is one."""
         return self.masks.get((tensor, axis, side), f"mask_{axis.lower()}" if side == "after" else "")
 
+    def unmasked(self, access: str, tensor: str, axis: str, side: str) -> str:
+        """That a load or store has no mask at this end of ``axis``, where one could be."""
+        mask, axis = self.mask(tensor, axis, side), self.spoken.get((tensor, axis), axis)
+        return f"the {access} of {tensor} is not masked along {axis} ({mask})" if mask else ""
 
-def check(exercise: Exercise, fn, *, seed=0, grading: bool | None = None) -> int:
-    """Hold ``fn`` to every property of ``exercise``, print one line a property, return the points earned.
+
+def check(
+    exercise: Exercise, fn, *, seed=0, grading: bool | None = None, verdicts: tuple[str, ...] | str = VERDICTS
+) -> int:
+    """Hold ``fn`` to ``exercise``, print one line a property or verdict, return the points earned.
 
     ``seed`` fixes the values; None draws a fresh one. ``grading=True`` draws other shapes too. Where ``grading`` is not
     given, ``KERNELS_GRADING=1`` in the environment asks for both: so autograding needs no change in the notebook.
-    A learner's error is explained, never raised.
+    ``verdicts`` leaves some of them out. A learner's error is explained, never raised.
     """
+    verdicts = (verdicts,) if isinstance(verdicts, str) else tuple(verdicts)
+    if unknown := set(verdicts) - set(VERDICTS):
+        raise ValueError(f"verdicts names {', '.join(sorted(unknown))}: there are {', '.join(VERDICTS)}")
     if grading is None:
         grading = os.environ.get("KERNELS_GRADING") == "1"
         seed = None if grading else seed
     if seed is None:
         seed = secrets.randbits(32)
-    contestant = fn if isinstance(fn, Contestant) else Contestant(fn)
+    if fn is None:
+        print(f"missing: {exercise.missing}")
+        most = sum(points for name, points in exercise.worth.items() if name in verdicts)
+        print(f"{exercise.name}: 0 of {most} {exercise.unit}")
+        return 0
     if not isinstance(fn, Contestant) and not callable(fn):
         print(f"{exercise.name}: nothing to check, the function is {fn!r}. Run the cell that defines it first.")
         return 0
+    if not isinstance(fn, Contestant) and (broken := broken_since(fn)):
+        print(f"{exercise.name}: not checked, {broken}. What would be graded is the function that stood there before.")
+        return 0
+    contestant = fn if isinstance(fn, Contestant) else Contestant(fn, exercise.given)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # poison makes numpy warn, and nbgrader counts anything on stderr as a failure
-        earned = _check(exercise, contestant, seed, grading)
+        report = _Report(exercise, contestant, seed, grading)
+        for verdict in VERDICTS:
+            if verdict in verdicts and verdict in exercise.worth and not report.over:
+                getattr(report, verdict)()
+    report.progress.clear()
+    worth = {name: points for name, points in exercise.worth.items() if name in verdicts}
+    parts = ", ".join(f"{name} {report.earned.get(name, 0)} of {points}" for name, points in worth.items())
+    several = f" ({parts})" if len(worth) > 1 and not report.missing and exercise.unit == "points" else ""
     drawn = f" (graded with seed {seed})" if grading else ""
-    print(f"{exercise.name}: {earned} of {exercise.points} {exercise.unit}{drawn}")
+    earned = sum(report.earned.values())
+    print(f"{exercise.name}: {earned} of {sum(worth.values())} {exercise.unit}{several}{drawn}")
+    if report.failing and not grading:
+        remember(report.failing)
+        print(f'A look at the numbers: check.case("{next(iter(report.failing))}")')
     return earned
 
 
-def _check(exercise, contestant, seed, grading) -> int:
-    earned, failed, printed = 0, [], set()
-    for number, item in enumerate(exercise.properties):
-        experiment = touches if item.addresses else shares if item.shared_updates else judge
-        if item.needs and (item.needs == "the interpreter") != runtime.interpreted:
-            print(f"not verified on this machine: {item.name} (needs {item.needs})")
-            continue
-        finding = None
-        for case in item.cases(Draw(f"{seed}, {exercise.name}, {item.name}", grading)):
-            try:
-                finding = experiment(exercise, item, contestant, case)
-            except Failed as raised:
-                finding = Finding(f"an error with {case.sizes}", *raised.args)
+class _Report:
+    """One run of a check: what is printed, and the points of each verdict."""
+
+    def __init__(self, exercise: Exercise, contestant: Contestant, seed, grading: bool):
+        self.exercise, self.contestant, self.seed, self.grading = exercise, contestant, seed, grading
+        self.earned: dict[str, int] = {}
+        self.failed: list[str] = []
+        self.printed: set[str] = set()
+        self.failing: dict[str, Failing] = {}
+        self.over = self.missing = False  # nothing more is looked at
+        self.answered = False  # some answer is right
+        self.progress = Progress()
+        self._misread: list[tuple[str, str]] | None = None
+
+    def draw(self, name: str) -> Draw:
+        """The numbers of one property."""
+        return Draw(f"{self.seed}, {self.exercise.name}, {name}", self.grading)
+
+    def right(self) -> None:
+        """Every property's line."""
+        self.earned["right"] = 0
+        for number, item in enumerate(self.exercise.properties):
+            experiment = touches if item.addresses else shares if item.shared_updates else judge
+            if item.needs and (item.needs == "the interpreter") != runtime.interpreted:
+                self.say(f"not verified on this machine: {item.name} (needs {item.needs})")
+                continue
+            finding = None
+            for case in item.cases(self.draw(item.name)):
+                self.progress.at(item.name)
+                try:
+                    finding = experiment(self.exercise, item, self.contestant, case)
+                except Failed as raised:
+                    finding = Finding(f"an error with {case.sizes}", *raised.args)
+                if finding:
+                    break
+            if number == 0 and finding and finding.where in (NOTHING, NO_KERNEL):
+                what = self.exercise.missing if finding.where is NOTHING else "no Triton kernel stores anything."
+                self.say(f"missing: {what}")
+                self.over = self.missing = True
+                return
+            if not finding:
+                self.earned["right"] += item.points
+                self.answered = self.answered or not item.addresses
+                self.passed(item.name, item.points)
+                continue
+            self.fail(item.name, self.reworded(finding, case), item.lesson, otherwise=item.otherwise)
+            self.failing[item.name] = Failing(case, self.contestant)
+            if finding.cause is SLOW:
+                self.say(f"not run: whatever comes after it, until a call ends within {CALL_SECONDS} s.")
+                self.over = True
+                return
+
+    def compiles(self) -> None:
+        """The line of the verdict "compiles"."""
+        spec, finding = self.exercise.compiles, None
+        self.earned["compiles"] = 0
+        if "right" in self.earned and not self.answered:
+            self.say("not judged: compiles (no answer is right yet)")
+            return
+        for case in spec.calls(self.draw("compiles")):
+            self.progress.at("compiles")
+            finding = judge_compiled(spec, self.contestant, case)
             if finding:
-                break
-        if number == 0 and finding and finding.where in (NOTHING, NO_KERNEL):
-            print(f"missing: {exercise.missing if finding.where is NOTHING else 'no Triton kernel stores anything.'}")
-            return 0
-        if not finding:
-            earned += item.points
-            worth = f" ({item.points} point{'s' * (item.points != 1)})" if exercise.unit == "points" else ""
-            print(f"passed  {item.name}{worth}")
-            continue
-        if finding.cause in printed:
-            print(f"FAILED  {item.name}: as above, {finding.cause}.")
-        elif finding.cause == item.otherwise and failed:
-            print(f'FAILED  {item.name}: {finding.where}; mend "{failed[0]}" first, then look again.')
+                self.fail("compiles", finding, spec.lesson)
+                return
+        self.earned["compiles"] = spec.points
+        self.passed("compiles", spec.points)
+
+    def cheap(self) -> None:
+        """The line of the verdict "cheap"."""
+        spec = self.exercise.cheap
+        self.earned["cheap"] = spec.points
+        for case in spec.calls(self.draw("cheap")):
+            self.progress.at("cheap")
+            points, finding = judge_cost(spec, self.contestant, case)
+            self.earned["cheap"] = min(self.earned["cheap"], points)
+            if finding:
+                some = f"{points} of {spec.points} points: " if points else ""
+                self.fail("cheap", finding._replace(where=some + finding.where), spec.lesson)
+                return
+        self.passed("cheap", spec.points)
+
+    def say(self, line: str) -> None:
+        """Print a line of the report."""
+        self.progress.clear()
+        print(line)
+
+    def passed(self, name: str, points: int) -> None:
+        """The line of something that holds."""
+        counted = self.exercise.unit == "points"
+        self.say(f"passed  {name}" + f" ({points} point{'s' * (points != 1)})" * counted)
+
+    def fail(self, name: str, finding: Finding, lesson: str, otherwise: str = "") -> None:
+        """The line of something that does not."""
+        if finding.cause in self.printed:
+            self.say(f"FAILED  {name}: as above, {finding.cause}.")
+        elif finding.cause == otherwise and self.failed:
+            self.say(f'FAILED  {name}: {finding.where}; mend "{self.failed[0]}" first, then look again.')
         else:
-            print(f"FAILED  {item.name}: {finding.where}, {finding.amount}: {finding.cause}. {item.lesson}.")
-        failed.append(item.name)
-        printed.add(finding.cause)
-    return earned
+            self.say(f"FAILED  {name}: {finding.where}, {finding.amount}: {finding.cause}. {lesson}.")
+        self.failed.append(name)
+        self.printed.add(finding.cause)
+
+    def reworded(self, finding: Finding, case: Case) -> Finding:
+        """The finding with its cause out of the kernel's text, where a condition there is not what it looks like."""
+        if self._misread is None:
+            self._misread = list(misread(self.contestant.kernels(case.tensors, case.launch).texts))
+        if not self._misread or finding.cause is SLOW:
+            return finding
+        (shown, wrong), *_ = self._misread
+        return finding._replace(cause=f"`{shown}`: {wrong}")

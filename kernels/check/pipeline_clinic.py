@@ -6,13 +6,16 @@ is wrong is the model's own finding: which partition, which line, which barrier;
 
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from kernels.check.framework import Draw, explain
+from kernels.check.compiling import compiled, refusal
+from kernels.check.framework import VERDICTS, Draw, Finding, explain
+from kernels.lab.compile_report import prepare
 
 #: What each kind of finding of the model usually means, and what to read again.
 MEANINGS = {
@@ -32,6 +35,8 @@ MEANINGS = {
 #: What the model says of a barrier whose two sides have lost each other, mostly because of another finding.
 CONSEQUENCES = ("nothing keeps the barrier from", "without knowing that phase", "more often than it was initialized")
 LESSON = "Lesson 50, "
+GIVEN = ("ask", "store_tile")  # functions that the exercise gives
+TALLIED = ("wait", "expect", "issue", "arrive")
 ACTIONS = {"wait", "expect", "issue", "arrive", "read", "write"}  # what a partition of a pipeline does in its log
 
 
@@ -55,6 +60,28 @@ class Property:
     launches: Callable[[Draw], Iterable[Launch]]
 
 
+class Compiled(NamedTuple):
+    """A launch as Hopper wants it, and instructions that must stand in its code, with how often at least."""
+
+    args: Callable[[], tuple]
+    instructions: dict[str, int]
+    lesson: str
+    points: int = 2
+
+
+class Tallied(NamedTuple):
+    """What a launch may cost: waits, arrivals, copies and products, all together, for each step of the lesson's kernel.
+
+    ``tiers`` are (points, multiple of ``each``), the best one first.
+    """
+
+    launch: Callable[[Draw], Launch]
+    steps: int
+    each: int
+    lesson: str
+    tiers: tuple[tuple[int, float], ...] = ((3, 1.1), (1, 2.0))
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A kernel of the clinic, and what must hold for it."""
@@ -62,11 +89,24 @@ class Pipeline:
     name: str
     missing: str
     properties: tuple[Property, ...]
+    compiles: Compiled
+    cheap: Tallied
+
+    @property
+    def worth(self) -> dict[str, int]:
+        """The most that each verdict can earn."""
+        right = sum(item.points for item in self.properties)
+        return {"right": right, "compiles": self.compiles.points, "cheap": self.cheap.tiers[0][0]}
 
     @property
     def points(self) -> int:
         """The most that can be earned."""
-        return sum(item.points for item in self.properties)
+        return sum(self.worth.values())
+
+    def terms(self) -> str:
+        """The row of this kernel in the exercise's table of points."""
+        cheap = "; ".join(f"{points}: up to {times:g} × the operations" for points, times in self.cheap.tiers)
+        return f"| `{self.name}` | {self.worth['right']} | {self.compiles.points} | {cheap} |"
 
 
 class _Wrong(NamedTuple):
@@ -77,11 +117,14 @@ class _Wrong(NamedTuple):
     story: str = ""  # the model's whole finding
 
 
-def check(pipeline: Pipeline, kernel, *, seed=0, grading: bool | None = None) -> int:
+def check(pipeline: Pipeline, kernel, *, seed=0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Hold ``kernel`` to every property of ``pipeline``, print one line a property, return the points earned.
 
-    ``seed`` and ``grading`` as for the other checks. A learner's error is explained, never raised.
+    ``seed``, ``grading`` and ``verdicts`` as for the other checks. A learner's error is explained, never raised.
+    ``kernel`` may stand for one in another process: then it has a ``model``, which runs it there.
     """
+    verdicts = (verdicts,) if isinstance(verdicts, str) else tuple(verdicts)
+    worth = {name: points for name, points in pipeline.worth.items() if name in verdicts}
     if grading is None:
         grading = os.environ.get("KERNELS_GRADING") == "1"
         seed = None if grading else seed
@@ -91,11 +134,78 @@ def check(pipeline: Pipeline, kernel, *, seed=0, grading: bool | None = None) ->
     except ImportError as error:
         print(f"not verified on this machine: {error}")
         return 0
+    gluon_model = getattr(kernel, "model", gluon_model)
     draw = Draw(f"{seed}, {pipeline.name}", grading)
     if _is_idle(gluon_model, kernel, next(iter(pipeline.properties[0].launches(draw)))):
         print(f"missing: {pipeline.missing}")
-        print(f"{pipeline.name}: 0 of {pipeline.points} points")
+        print(f"{pipeline.name}: 0 of {sum(worth.values())} points")
         return 0
+    earned = dict.fromkeys(worth, 0)
+    if "right" in worth:
+        earned["right"] = _right(gluon_model, pipeline, kernel, seed, grading)
+    if "compiles" in worth and earned.get("right") != 0:
+        earned["compiles"] = _compiles(pipeline.compiles, kernel)
+    if "cheap" in worth and earned.get("right") != 0:
+        earned["cheap"] = _cheap(gluon_model, pipeline, kernel, Draw(f"{seed}, {pipeline.name}, cheap", grading))
+    drawn = f" (graded with seed {seed})" if grading else ""
+    parts = ", ".join(f"{name} {points} of {worth[name]}" for name, points in earned.items())
+    several = f" ({parts})" if len(worth) > 1 else ""
+    print(f"{pipeline.name}: {sum(earned.values())} of {sum(worth.values())} points{several}{drawn}")
+    return sum(earned.values())
+
+
+def _compiles(spec: Compiled, kernel) -> int:
+    """The line of the verdict "compiles", and its points."""
+    try:
+        prepared = prepare(kernel, *spec.args())
+    except Exception as raised:
+        said, means = explain(raised, GIVEN)
+        print(f"FAILED  compiles: the launch cannot be compiled, {said}: {means}. {spec.lesson}.")
+        return 0
+    made = compiled(prepared, (90,))
+    if isinstance(made, str):
+        finding = refusal(prepared.kernel, made, "for sm_90")
+    elif made[90].spill_bytes:
+        where = f"{prepared.kernel} spills {made[90].spill_bytes} bytes a thread on sm_90"
+        finding = Finding(where, "with 3 buffers", "a partition has fewer registers than its blocks need")
+    else:
+        lacking = [name for name, most in spec.instructions.items() if made[90].count(name) < most]
+        if not lacking:
+            print(f"passed  compiles ({spec.points} points)")
+            return spec.points
+        finding = Finding(
+            f"too few {lacking[0]} stand in the code", "for sm_90", "a copy or a product is not made there"
+        )
+    print(f"FAILED  compiles: {finding.where}, {finding.amount}: {finding.cause}. {spec.lesson}.")
+    return 0
+
+
+def _cheap(gluon_model, pipeline: Pipeline, kernel, draw: Draw) -> int:
+    """The line of the verdict "cheap", and its points."""
+    spec = pipeline.cheap
+    launch = spec.launch(draw)
+    if wrong := _judge(gluon_model, Property("cheap", 0, spec.lesson, lambda draw: ()), kernel, launch):
+        print(f"FAILED  cheap: {wrong.where}: only a right kernel is cheap or dear. {spec.lesson}.")
+        return 0
+    (machine, *_) = gluon_model.run(kernel, launch.grid, *launch.args).machines
+    counted = Counter((event.who, event.kind) for event in machine.events if event.kind in TALLIED)
+    times = counted.total() / (spec.each * spec.steps)
+    points = next((points for points, most in spec.tiers if times <= most), 0)
+    if points == spec.tiers[0][0]:
+        print(f"passed  cheap ({points} points)")
+        return points
+    (who, kind), count = counted.most_common(1)[0]
+    some = f"{points} of {spec.tiers[0][0]} points: " if points else ""
+    said = f"{times:.3g} times the waits, arrivals, copies and products that the steps need"
+    said += f", and {spec.tiers[0][1]} times may be"
+    most = f"most by {who} ({count} × {kind}) with {launch.sizes}"
+    cause = "each step waits once for what it takes, and signals once what it leaves"
+    print(f"FAILED  cheap: {some}{said}, {most}: {cause}. {spec.lesson}.")
+    return points
+
+
+def _right(gluon_model, pipeline: Pipeline, kernel, seed, grading) -> int:
+    """Every property's line, and the points of all."""
     earned, seen = 0, {}
     for item in pipeline.properties:
         draw = Draw(f"{seed}, {pipeline.name}, {item.name}", grading)
@@ -109,8 +219,6 @@ def check(pipeline: Pipeline, kernel, *, seed=0, grading: bool | None = None) ->
             print(f"FAILED  {item.name}: {wrong.where}, {wrong.amount}: {wrong.cause}. {wrong.lesson}.")
             print("".join(f"        {line}\n" for line in wrong.story.splitlines()), end="")
             seen[wrong.where] = item.name
-    drawn = f" (graded with seed {seed})" if grading else ""
-    print(f"{pipeline.name}: {earned} of {pipeline.points} points{drawn}")
     return earned
 
 
@@ -130,7 +238,7 @@ def _judge(gluon_model, item: Property, kernel, launch: Launch) -> _Wrong | None
     try:
         sweep = gluon_model.check_all_schedules(kernel, launch.grid, *launch.args, most_steps=100_000)
     except Exception as raised:
-        said, means = explain(raised)
+        said, means = getattr(raised, "explained", None) or explain(raised, GIVEN)
         return _Wrong("an error", f"{amount}: {said}", means, item.lesson)
     if sweep.findings:
         first = min(sweep.findings, key=_rank)
@@ -199,6 +307,16 @@ def _rounds(draw: Draw, stages: int) -> int:
     return 3 * stages + draw.size(1, 1, 2)
 
 
+def _relay_on_hopper() -> tuple:
+    x = torch.zeros(64, 256)
+    return _described(x, 16, 64), _described(x, 16, 64), 256, _layout("rows"), 3
+
+
+def _product_on_hopper(rows: int) -> tuple:
+    a, b, c = torch.zeros(256, 256).half(), torch.zeros(256, 256).half(), torch.zeros(256, 256)
+    return _described(a, rows, 64), _described(b, 64, 32), c, 256, 256, 256, _layout("product"), 3
+
+
 RELAY = Pipeline(
     "mended_relay",
     "the worker does nothing yet. It needs waits, a read, a store and arrivals.",
@@ -218,6 +336,8 @@ RELAY = Pipeline(
             lambda draw: [relay(draw, 2, 5, rows=draw.size(20, 17, 31), cut=draw.size(4, 4, 12, multiple_of=4))],
         ),
     ),
+    Compiled(_relay_on_hopper, {"UTMALDG": 1, "UTMASTG": 1}, "Lesson 50, step 3"),
+    Tallied(lambda draw: relay(draw, 2, 5), 5, 11, "Lesson 50, step 2"),
 )
 
 
@@ -252,6 +372,8 @@ TILES = Pipeline(
         Property("several tiles", 4, "Lesson 50, step 4", _many_tiles),
         Property("ragged ends", 2, "Lesson 50, step 4", _ragged),
     ),
+    Compiled(lambda: _product_on_hopper(64), {"UTMALDG": 2, "HGMMA": 4}, "Lesson 50, step 4"),
+    Tallied(lambda draw: product(draw, 2, 64, 64, 80), 20, 8, "Lesson 50, step 4"),
 )
 
 
@@ -273,4 +395,6 @@ HALVES = Pipeline(
             lambda draw: [product(draw, 2, draw.size(20, 17, 31), 24, draw.size(72, 72, 88, multiple_of=8))],
         ),
     ),
+    Compiled(lambda: _product_on_hopper(128), {"UTMALDG": 2, "HGMMA": 8}, "Lesson 50, step 4"),
+    Tallied(lambda draw: product(draw, 2, 32, 32, 80), 5, 12, "Lesson 50, step 6"),
 )

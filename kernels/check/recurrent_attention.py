@@ -12,7 +12,18 @@ from dataclasses import dataclass
 import torch
 
 from kernels import runtime
-from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.framework import (
+    ADDRESSES,
+    Case,
+    Cheap,
+    Compiles,
+    Draw,
+    Exercise,
+    Fenced,
+    Output,
+    Property,
+    Tier,
+)
 from kernels.check.recurrent_mistakes import AXES, STATES, Problem, answers, gate_suspects, walk_suspects
 
 INF = float("inf")
@@ -66,10 +77,21 @@ class Function:
 
     # What all three have in common. A head's or a sequence's end is no mask's business.
 
-    def exercise(self, name: str, missing: str, *properties: Property) -> Exercise:
+    def exercise(self, name: str, missing: str, *properties: Property, cheap: Cheap) -> Exercise:
         """The exercise of this function."""
         masks = {(tensor, axis, "after"): "" for tensor in AXES for axis in "HN"}
-        return Exercise(name, missing, properties, self.suspects, masks)
+        compiles = Compiles(self.usual, properties[0].lesson)
+        return Exercise(name, missing, properties, self.suspects, masks, given=("at",), compiles=compiles, cheap=cheap)
+
+    def usual(self, draw):
+        """Channels as a GPU has them; a block of tokens, where there is one, that leaves its products in registers."""
+        block, wide = (16, 32) if self.block == "BLOCK_T" else (32, 64)
+        yield self.case(draw, lengths=(16,), K=wide, V=wide, BLOCK=block, half=torch.float16, packed=True)
+
+    def costed(self, draw):
+        """Two heads and two sequences; where there are blocks of V, two of them."""
+        V = 32 if self.block == "BLOCK_V" else 16
+        yield self.case(draw, lengths=(9, 7), H=2, V=V, packed=True)
 
     def strides(self, draw):
         """Several heads and sequences; axes in other orders; keys and gates that all heads share, one gradient."""
@@ -133,6 +155,7 @@ _FORWARD = Function(("q", "k", "v", "g", "gk", "S0"), ("o", "ST"), "BLOCK_V", wa
 
 
 def _plain(draw):
+    yield _FORWARD.case(draw, lengths=(5,), H=2, V=48, gates=no_gates, states=(), judge=("o",), packed=True)
     yield _FORWARD.case(draw, lengths=(draw.size(6, 4, 8),), gates=no_gates, states=(), judge=("o",), packed=True)
 
 
@@ -148,6 +171,26 @@ def _ends(draw):
 def _blocks(draw):
     for BLOCK_V in (8, 32, 64):
         yield _FORWARD.case(draw, lengths=(3,), V=32, BLOCK=BLOCK_V)
+
+
+def _tokens(case: Case) -> tuple[int, int]:
+    """Programs of a kernel with one for each sequence and head, and their tokens in all."""
+    tensors = {tensor.name: tensor for tensor in case.tensors}
+    H = tensors["g"].size("H")
+    return tensors["S0"].size("N") * H, tensors["g"].size("T") * H
+
+
+def _forward_steps(case: Case) -> int:
+    """Five loads and a store for each token of each block of V; four more accesses for each of the programs."""
+    programs, tokens = _tokens(case)
+    blocks = -(-case.outs[0].tensor.size("V") // case.launch["BLOCK_V"])
+    return blocks * (4 * programs + 6 * tokens)
+
+
+def _backward_steps(case: Case) -> int:
+    """On the way there five loads and a store for each token, on the way back six and two."""
+    programs, tokens = _tokens(case)
+    return 3 * programs + 6 * tokens + 4 * programs + 8 * tokens
 
 
 FORWARD = _FORWARD.exercise(
@@ -184,7 +227,16 @@ FORWARD = _FORWARD.exercise(
         addresses=True,
     ),
     Property("bfloat16", 0, "Lesson 20, step 4", _FORWARD.bfloat, needs="a GPU"),
+    cheap=Cheap(
+        _FORWARD.costed,
+        _forward_steps,
+        (Tier(3, read=1.35, steps=1.1), Tier(1, read=2.7, written=3.0, steps=2.0)),
+        "the state stays in registers from token to token: each token is loaded once for each block of V",
+        "Lesson 20, step 4",
+        sectors=2.0,
+    ),
 )
+
 
 _BACKWARD = Function(
     ("q", "k", "v", "g", "gk", "S0", "do", "dST"),
@@ -251,6 +303,14 @@ BACKWARD = _BACKWARD.exercise(
         addresses=True,
     ),
     Property("bfloat16", 0, "Lesson 22, step 4", _BACKWARD.bfloat, needs="a GPU"),
+    cheap=Cheap(
+        _BACKWARD.costed,
+        _backward_steps,
+        (Tier(3, read=1.46, steps=1.1), Tier(1, read=2.9, written=3.0, steps=2.0)),
+        "two walks load each token twice: states are made anew, not stored, and each gradient is stored once",
+        "Lesson 22, step 4",
+        sectors=2.0,
+    ),
 )
 
 _GATE = Function(("q", "k", "v", "g", "S0", "do", "dST"), ("dg",), "BLOCK_T", gate_suspects)
@@ -326,6 +386,7 @@ GATE = _GATE.exercise(
         _strong,
         "large terms cancel: add up the pairs with s < t <= r and subtract nothing",
         not_finite="a positive number is exponentiated: only differences gamma_r - gamma_s <= 0 may be",
+        exponents=True,
     ),
     Property(
         "resets",
@@ -349,4 +410,12 @@ GATE = _GATE.exercise(
         addresses=True,
     ),
     Property("bfloat16", 0, "Lesson 22, step 7", _GATE.bfloat, needs="a GPU"),
+    cheap=Cheap(
+        _GATE.costed,
+        lambda case: 10 * _tokens(case)[0],
+        (Tier(3, read=1.0, steps=1.2), Tier(1, read=2.0, written=2.0, steps=3.0)),
+        "one block has the whole sequence: each tensor is loaded once, and dg stored once",
+        "Lesson 22, step 7",
+        sectors=2.0,
+    ),
 )

@@ -2,7 +2,18 @@
 
 import torch
 
-from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.framework import (
+    ADDRESSES,
+    Case,
+    Cheap,
+    Compiles,
+    Draw,
+    Exercise,
+    Fenced,
+    Output,
+    Property,
+    Tier,
+)
 
 INF = float("inf")
 
@@ -131,6 +142,22 @@ def suspects(case: Case, out: Output):
     yield "the values are divided by the block's length, not by their sum", torch.exp(x - top) / block
 
 
+def long_rows(draw: Draw):
+    """Rows of four blocks of 1024."""
+    yield case(draw.normal(2, 4096, dtype=torch.float16), packed=True)
+
+
+def walked(draw: Draw):
+    """Rows of four whole blocks."""
+    yield case(draw.normal(4, 64), packed=True, BLOCK_N=16)
+
+
+def walks(case: Case) -> int:
+    """Three walks along each row: three loads of each block, and a store."""
+    M, N = case.outs[0].tensor.shape
+    return 4 * M * (N // case.launch["BLOCK_N"])
+
+
 READ_STRIDES = "Lesson 01, step 4"
 READ_PADDING = "Lesson 01, step 6"
 READ_WALK = "Lesson 01, step 7"
@@ -173,4 +200,12 @@ EXERCISE = Exercise(
         Property("bfloat16", 0, READ_WALK, bfloat, needs="a GPU"),
     ),
     suspects=suspects,
+    compiles=Compiles(long_rows, READ_WALK),
+    cheap=Cheap(
+        walked,
+        walks,
+        (Tier(3, read=3.0, steps=1.25), Tier(1, read=6.0, written=3.0, steps=3.0)),
+        "three walks are enough, one load of each block in each, and each element is stored once",
+        READ_WALK,
+    ),
 )

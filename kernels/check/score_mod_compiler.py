@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch.overrides import TorchFunctionMode
 
-from kernels.check.framework import Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Tier
 
 # What a mod may capture: its axes, and its values.
 TABLES = {
@@ -405,6 +405,16 @@ def _functions(draw):
         yield case(draw, text, magnitude=1e4)
 
 
+COSTED = ("score * bias[h, q_idx, kv_idx] + torch.sigmoid(score * slopes[h])",)
+
+
+def _steps(case: Case) -> int:
+    """In each tile one load of each input, and a store."""
+    B, H, M, N = case.outs[0].tensor.shape
+    block = case.launch["BLOCK"]
+    return B * H * -(-M // block) * -(-N // block) * (len(case.inputs) + 1)
+
+
 VALUE = Exercise(
     "emit_value",
     "no text yet. It needs a line for each operation of the graph, and a return.",
@@ -493,6 +503,15 @@ VALUE = Exercise(
     ),
     value_suspects,
     {(f"tables[{i}]", axis, "after"): "" for i in range(4) for axis in "HMNLSU"},
+    compiles=Compiles(values(*UNSEEN), EMIT),
+    cheap=Cheap(
+        values(*COSTED),
+        _steps,
+        (Tier(3, read=2.6, steps=1.1), Tier(1, read=5.2, steps=3.0)),
+        "each line of the graph is written once, with the names of the lines before it: an element is loaded once",
+        EMIT,
+        sectors=4.0,
+    ),
 )
 
 GRADIENT = Exercise(
@@ -578,4 +597,13 @@ GRADIENT = Exercise(
     ),
     gradient_suspects,
     {(f"tables[{i}]", axis, "after"): "" for i in range(4) for axis in "HMNLSU"},
+    compiles=Compiles(gradients(*UNSEEN), CHAIN),
+    cheap=Cheap(
+        gradients(*COSTED),
+        _steps,
+        (Tier(3, read=2.05, steps=1.1), Tier(1, read=4.1, steps=3.0)),
+        "the way back uses the names that the way there has defined: an element is loaded once",
+        CHAIN,
+        sectors=4.0,
+    ),
 )

@@ -65,6 +65,11 @@ class Fenced:
         self._core = self._buffer[tuple(slice(pad, pad + n) for pad, n in zip(self._pads, self._distinct.shape))]
         self.view = self._core.expand(self.shape)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the distinct elements."""
+        return self._distinct.numel() * self._distinct.element_size()
+
     def size(self, axis: str) -> int:
         """The tensor's length along ``axis``."""
         return self.shape[self.axes.index(axis)]

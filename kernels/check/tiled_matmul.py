@@ -3,7 +3,18 @@ to out: row m sums over k <= m."""
 
 import torch
 
-from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.framework import (
+    ADDRESSES,
+    Case,
+    Cheap,
+    Compiles,
+    Draw,
+    Exercise,
+    Fenced,
+    Output,
+    Property,
+    Tier,
+)
 
 NAN = float("nan")
 
@@ -45,8 +56,9 @@ def normal(draw: Draw, M: int, N: int, K: int, dtype=torch.float16, above: float
 
 
 def aligned(draw: Draw):
-    """Whole tiles only; square, so that a transposed product has the right shape and the wrong values."""
+    """Whole tiles only; oblong, then square, so that a transposed product has the right shape and the wrong values."""
     size = draw.size(32, 32, 64, multiple_of=16)
+    yield case(*normal(draw, size, size + 32, size + 16), packed=True)
     yield case(*normal(draw, size, size, size), packed=True)
 
 
@@ -126,6 +138,8 @@ def suspects(case: Case, out: Output):
     yield "only the first tile along K is used: loop up to the diagonal", (a * (k < step)) @ b
     early = (torch.arange(M) // tall + 1).mul(step)[:, None]
     yield "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time", (a * (k < early)) @ b
+    steps = "the loop advances by 1, so columns are added again and again: range(0, end, BLOCK_K)"
+    yield steps, (a * (k + 1).clamp(max=step)) @ b
     yield "the last tile of each row of tiles is left out: the diagonal runs through it", (a * (k < last)) @ b
     yield "the first tile along K is left out", (a * (k >= step)) @ b
     yield "row m lacks the term k = m: the diagonal belongs to the triangle", full.tril(-1).nan_to_num() @ b
@@ -149,6 +163,23 @@ READ_FP32 = "Lesson 03, step 5"
 def both_ragged(draw: Draw):
     """Everything ragged at once, for the addresses."""
     yield case(*normal(draw, draw.size(20, 17, 31), draw.size(37, 33, 47), draw.size(23, 17, 31)))
+
+
+def large_tiles(draw: Draw):
+    """float16 in tiles as a GPU wants them, and float32, whose digits are asked for."""
+    yield case(*normal(draw, 128, 128, 128), packed=True, blocks=(64, 64, 32))
+    yield case(*normal(draw, 128, 128, 128, dtype=torch.float32), packed=True, blocks=(32, 32, 32))
+
+
+def square(draw: Draw):
+    """Four tiles on each axis: ten of sixteen tiles of a lie on or below the diagonal."""
+    yield case(*normal(draw, 64, 64, 64), packed=True)
+
+
+def triangle(case: Case) -> int:
+    """Two loads for each step up to the diagonal, and a store for each tile."""
+    (M, N), (tall, wide, step) = case.outs[0].tensor.shape, case.launch.values()
+    return (N // wide) * sum(2 * ((p + 1) * tall // step) + 1 for p in range(M // tall))
 
 
 EXERCISE = Exercise(
@@ -207,4 +238,12 @@ EXERCISE = Exercise(
         Property("float32 without TF32", 0, READ_FP32, float32, 'say input_precision="ieee"', needs="a GPU"),
     ),
     suspects=suspects,
+    compiles=Compiles(large_tiles, READ_FP32, products={80: "HMMA", 90: "HGMMA"}),
+    cheap=Cheap(
+        square,
+        triangle,
+        (Tier(3, read=2.5, steps=1.1), Tier(1, read=4.0, written=4.0, steps=2.0)),
+        "a program loads each tile up to the diagonal once, one step for BLOCK_K columns, and stores its tile after the loop",
+        READ_LOOP,
+    ),
 )

@@ -5,7 +5,21 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.contestant import Contestant
+from kernels.check.costs import cost
+from kernels.check.framework import (
+    ADDRESSES,
+    VERDICTS,
+    Case,
+    Cheap,
+    Compiles,
+    Draw,
+    Exercise,
+    Fenced,
+    Output,
+    Property,
+    Tier,
+)
 from kernels.check.framework import check as _check
 
 PAGE = "See docs/your_own_kernel.md"
@@ -27,12 +41,18 @@ def your_kernel(
     values: Mapping[str, Callable] = {},
     dtypes: tuple = (torch.float32, torch.float16),
     tolerance: float | None = None,
+    cheap: tuple[float, float] | None = None,
+    tf32: bool = False,
+    properties: tuple[Property, ...] = (),
+    verdicts=VERDICTS,
     seed: int | None = 0,
 ) -> bool:
     """Hold ``fn(*inputs, *outputs, **launch, **block sizes)``, which stores its outputs, to what a kernel must stand.
 
-    Properties: sizes that are whole blocks; gaps, a transpose and a stride of 0; ragged sizes amid poison; every block
-    size; other dtypes; addresses inside their tensors (in the interpreter). One line each, with a failure's likely cause.
+    Three verdicts. Right: sizes that are whole blocks; gaps, a transpose and a stride of 0; ragged sizes amid poison;
+    every block size; other dtypes; addresses inside their tensors (in the interpreter). Compiles: for Ampere and Hopper,
+    without a GPU, nothing spilled, float32 products not rounded to TF32. Cheap: bytes asked for, beside each byte once. One
+    line each, with a failure's likely cause.
 
     Args:
         fn: launches the kernel; its tensors are as ``inputs`` and then ``outputs`` name them, by position.
@@ -45,6 +65,11 @@ def your_kernel(
         values: for an input that is no random floating-point tensor, ``f(*shape) -> tensor``.
         dtypes: of the floating-point tensors, the first where nothing else is asked for.
         tolerance: of an output, relative; what its dtype allows unless given.
+        cheap: the most that loads may ask for and stores may write, as multiples of the inputs' and the outputs' bytes;
+            without it both are told, and no verdict is given.
+        tf32: whether products of float32 may be rounded to TF32.
+        properties: more of them, made of cases of your own (docs/your_own_kernel.md).
+        verdicts: which of "right", "compiles" and "cheap" are asked for.
         seed: of the random values; ``None`` draws fresh ones.
 
     Returns:
@@ -103,19 +128,46 @@ def your_kernel(
             yield case(draw, dict.fromkeys(axes, 16), dtype=dtype)
 
     told = "each address is made of the strides of its own tensor"
-    properties = [Property("whole blocks", 1, PAGE, whole), Property("strides", 1, PAGE, strides, told)]
-    properties.append(Property("ragged sizes", 1, PAGE, ragged, "the grid and the loops must cover every element"))
+    def usual(draw: Draw):
+        size = 64 if len(axes) < 4 else 16
+        for dtype in dtypes[:2]:
+            yield case(draw, dict.fromkeys(axes, size), dtype=dtype, packed=True)
+
+    def costed(draw: Draw):
+        yield case(draw, {axis: WHOLE[i % len(WHOLE)] for i, axis in enumerate(axes)}, packed=True)
+
+    most = cheap or (float("inf"), float("inf"))
+    limits = Cheap(
+        costed,
+        lambda case: 1,
+        (Tier(1, *most, steps=float("inf")),),
+        "each element is loaded as often as its scheme needs, and stored once",
+        PAGE,
+        sectors=float("inf"),
+    )
+    held = [Property("whole blocks", 1, PAGE, whole), Property("strides", 1, PAGE, strides, told)]
+    held.append(Property("ragged sizes", 1, PAGE, ragged, "the grid and the loops must cover every element"))
     if blocks:
-        properties.append(Property("block sizes", 1, PAGE, sized, f"the answer depends on {' or '.join(blocks)}"))
+        held.append(Property("block sizes", 1, PAGE, sized, f"the answer depends on {' or '.join(blocks)}"))
     if dtypes[1:]:
         words = "arithmetic in the tensors' dtype loses digits: convert to tl.float32 right after the load"
-        properties.append(Property("other dtypes", 1, PAGE, typed, words))
+        held.append(Property("other dtypes", 1, PAGE, typed, words))
     inside = Property("stays inside its tensors", 0, PAGE, ragged, ADDRESSES, needs="the interpreter", addresses=True)
     exercise = Exercise(
         name=getattr(fn, "__name__", type(fn).__name__),
         missing="nothing is stored in the outputs yet.",
-        properties=(*properties, inside),
+        properties=(*held, *properties, inside),
         suspects=lambda case, out: (),
         unit="properties",
+        compiles=Compiles(usual, PAGE, exact=not tf32, points=1),
+        cheap=limits if cheap else None,
     )
-    return _check(exercise, fn, seed=seed, grading=False) == exercise.points
+    verdicts = (verdicts,) if isinstance(verdicts, str) else tuple(verdicts)
+    worth = sum(points for name, points in exercise.worth.items() if name in verdicts)
+    good = _check(exercise, fn, seed=seed, grading=False, verdicts=verdicts) == worth
+    if good and not cheap and "cheap" in verdicts:
+        (call,) = costed(Draw(f"{seed}, cost", False))
+        found = cost(limits, call, call.traced(Contestant(fn)).launches)
+        said = f"loads ask for {found.read:.3g} times the inputs' bytes, stores write {found.written:.3g} times the outputs'"
+        print(f"not judged: cheap ({said}; cheap=({found.read:.3g}, {found.written:.3g}) holds it to that)")
+    return good

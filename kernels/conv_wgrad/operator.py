@@ -79,11 +79,13 @@ def conv2d_wgrad(
 @explains(conv2d_wgrad)
 def explain(input, grad_output, backend, split_k, **rest):
     """What ``conv2d_wgrad`` would run for these arguments, and why, as text: the backend, its tiles and split-K, the share of
-    work on padding (tile waste, 1.00 for none), and which tensors it copies first."""
+    work on padding (tile waste, 1.00 for none), which tensors it copies first, and, on GPUs that costs were fitted for, the
+    predicted time of every candidate."""
     g = _check(input, grad_output, backend=backend, split_k=split_k, **rest)
-    choice, what = plan.chosen(plan.problem_of(input, grad_output, g, split_k), backend)
+    problem = plan.problem_of(input, grad_output, g, split_k)
+    choice, what = plan.chosen(problem, backend)
     lines = [f"{choice.name}: {what}", *str(choice).splitlines()]
-    return "\n".join(lines + plan.WAYS[choice.name].copies(input, grad_output))
+    return "\n".join(lines + plan.WAYS[choice.name].copies(input, grad_output) + plan.predicted(problem))
 
 
 @public

@@ -19,7 +19,8 @@ declare(
     "conv_wgrad",
     {
         "product": {"tf32", "ieee", "16-bit scalar", *_PRODUCTS},
-        **{kernel: {"default"} for kernel in ("depthwise", "bias", "sum")},
+        "depthwise": {"few taps", "many taps"},
+        **{kernel: {"default"} for kernel in ("bias", "sum")},
         **{kernel: {"3 chunks", "2 chunks"} for kernel in ("hopper", "hopper, short rows", "blackwell")},
     },
 )
@@ -60,6 +61,17 @@ def chosen(problem, asked):
     """``(Choice, Plan)`` of a problem; ``asked``: ``"auto"``, or a way by name."""
     choice = choose(WAYS, problem, asked)
     return choice, WAYS[choice.name].plan(problem)
+
+
+def predicted(problem):
+    """Lines of text: every candidate that the model of cost weighed, of all ways that can take the problem, fastest first."""
+    ways = {"hopper": hopper, "triton": portable}
+    weighed = [
+        (candidate.time, f"  {name} {candidate}")
+        for name, way in ways.items() if way.reason_not(problem) is None
+        for candidate in way.candidates(problem)
+    ]  # fmt: skip
+    return ["predicted:", *(line for _, line in sorted(weighed))] if weighed else []
 
 
 _geometry = functools.lru_cache(1024, typed=True)(geometry)  # 1.0 is not 1 to who checks

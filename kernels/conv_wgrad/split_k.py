@@ -1,6 +1,7 @@
 """Split-K: how a reduction is cut into pieces that different programs sum, and the pieces' sum in a fixed order."""
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -33,29 +34,27 @@ class Cut:
     per: int
 
 
-def cut(sizes, kernel, key, device, groups=1, split_k=None):
-    """The ``Cut`` of a sum with these sizes by the table of configurations: a pure function of sizes, key and GPU name.
+def cut(sizes, options, groups=1, split_k=None, length=1):
+    """The ``Cut`` of a sum with these sizes.
 
     Args:
         sizes: (rows, columns, reduction) of one group. A kernel without BLOCK_N has a program for each column.
-        kernel, key: in the table. ``HELD`` there is how many programs the GPU runs at once.
-        device: torch.device.
+        options: of the kernel, and ``HELD``: how many programs the GPU runs at once; without it ``split_k`` must be given,
+            and tiles are taken as long as they are.
         groups: how many such sums there are.
         split_k: pieces of the reduction, or ``None`` for as many as cost least.
+        length: pixels in one step of the reduction.
     """
-    options = configuration("conv_wgrad", kernel, key, device)
-    held = options.pop("HELD")
-    # no tile is more than twice as long as what it covers, but matrix units need 16
-    tile = tuple(
-        min(options.get(name, 1), max(16, 1 << max(0, size - 1).bit_length()))
-        for name, size in zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), sizes, strict=True)
-    )
-    options |= {
-        name: size for name, size in zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True) if name in options
-    }
+    held = options.get("HELD")
+    names = "BLOCK_M", "BLOCK_N", "BLOCK_K"
+    # no tile is more than twice as long as what it covers, but matrix units need 16; a model of tiles takes them whole
+    most = [math.inf if held is None else max(16, 1 << max(0, size - 1).bit_length()) for size in sizes]
+    tile = tuple(min(options.get(name, 1), limit) for name, limit in zip(names, most, strict=True))
+    options = {name: value for name, value in options.items() if name != "HELD"}
+    options |= {name: size for name, size in zip(names, tile, strict=True) if name in options}
     rows, columns, blocks = (-(-size // width) for size, width in zip(sizes, tile, strict=True))
     tiles = rows * columns * groups
-    active, per = pieces(blocks, choose_split(tiles, blocks, tile[2], held) if split_k is None else split_k)
+    active, per = pieces(blocks, choose_split(tiles, blocks, tile[2] * length, held) if split_k is None else split_k)
     return Cut(options, tile, tiles, blocks, active, per)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.common.operator import Operator
-from kernels.common.plan import layout
+from kernels.common.plan import layout, strided
 from kernels.common.public import explains, public
 from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_slots, check_tensor
@@ -123,8 +123,15 @@ def dynamic_conv_step(
 def explain(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
     """How ``dynamic_conv`` would access memory for these arguments, and why, as text."""
     N = _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
-    tensors = map(layout, (x, weight, bias, residual, initial_state))
-    return str(plan.plan_forward(*tensors, activation, output_final_state, None if cu_seqlens is None else N, x.device))
+    packed = None if cu_seqlens is None else N
+    of_x, of_k, of_bias, of_residual, of_state = map(layout, (x, weight, bias, residual, initial_state))
+    forward = plan.plan_forward(
+        of_x, of_k, of_bias, of_residual, of_state, activation, output_final_state, packed, x.device
+    )
+    dy = strided(torch.empty(x.shape, dtype=x.dtype, device="meta"))  # as most programs bring it
+    needs = True, True, bias is not None, initial_state is not None
+    backward = plan.plan_backward(dy, None, of_x, of_k, of_bias, of_state, activation, packed, needs, x.device)
+    return f"{forward}\nbackward: {backward}"
 
 
 def _check(x, weight, bias, residual, activation, initial_state, cu_seqlens):

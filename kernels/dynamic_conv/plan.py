@@ -1,18 +1,18 @@
 """How a call is launched: words, tiles, runs and the launches that follow. One way, so all there is to choose is the word."""
 
-import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import triton
 
 from kernels.common.configs import configuration, declare
+from kernels.common.gpu import multiprocessors
 from kernels.common.launch import launch
 from kernels.common.math import bits, cdiv
 from kernels.common.plan import Layout, layout, remembered
 from kernels.common.sequences import count_runs, sequence_of_runs
+from kernels.dynamic_conv import cost
 from kernels.dynamic_conv.backward import conv_backward_kernel, ends_kernel
 from kernels.dynamic_conv.forward import conv_forward_kernel, conv_step_kernel, final_state_kernel
 from kernels.dynamic_conv.words import channels_per_word, word_strides
@@ -89,9 +89,14 @@ class BackwardPlan:
     walk: Launch | None
     last: Launch | None
     first: Launch | None
+    times: dict  # predicted, of every candidate
 
     def __str__(self):
         parts = [f"{self.runs} runs of {self.run_length} tokens"] if self.walk else []
+        if self.walk and self.times:
+            least = min(self.times.values())
+            predicted = ", ".join(f"{name}: {t / least:.2f}" for name, t in self.times.items())
+            parts[0] += f" (predicted times, the chosen one's as 1: {predicted})"
         parts += ["the sequences' last tokens"] * (self.last is not None)
         return ", ".join(parts + ["their initial states"] * (self.first is not None))
 
@@ -210,9 +215,13 @@ def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs,
     key = size_class(W, weight.dtype, static, packed is not None)
     options = configuration("dynamic_conv", "backward", key, device)
     G = min(G, options.pop("G"))
+    times = {}
+    if walks := options.pop("WALKS", None):
+        further = 0 if packed is None else N
+        walk, options["RUN"], times = cost.fastest(walks, T, B, further, D // G, W, multiprocessors(device))
+        options |= {name: walk[name] for name in ("BLOCK", "num_warps")}
     tiles_d = cdiv(D // G, options["BLOCK"])
-    held = options.pop("HELD", None)
-    RUN = options.pop("RUN", None) or balanced_run(T, B, 0 if packed is None else N, tiles_d, held, W)
+    RUN = options.pop("RUN")
     runs = count_runs(packed, N, T, RUN)
     tiles = cdiv(runs, options["ROWS"])
     shared = {
@@ -238,26 +247,7 @@ def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs,
         return Launch((N * tiles_d if W > 1 else 0,), numbers, meta)
 
     last = ends(True) if need_x and dfinal is not None else None
-    return BackwardPlan(tiles, RUN, runs, walk, last, ends(False) if need_state else None)
-
-
-@functools.lru_cache(1024)
-def balanced_run(T, rows, packed, columns, held, W):
-    """Tokens in a run, so that the programs come in full waves: ``held`` of them run on the GPU at once.
-
-    Args:
-        T: tokens along time.
-        rows: batch rows that T tokens are cut in.
-        packed: further sequences that share a row; each may leave one run unfilled.
-        columns: programs side by side for one run.
-        held: programs that the GPU holds at once.
-        W: taps; a run costs W - 1 steps more than its tokens.
-    """
-
-    pieces = np.arange(1, min(max(1, T // 32), 4 * held) + 1, dtype=np.int64)
-    waves = -(-(rows * pieces + packed) * columns // held)
-    steps = -(-T // pieces) + W - 1
-    return max(1, cdiv(T, int(pieces[np.argmin(waves * steps)])))
+    return BackwardPlan(tiles, RUN, runs, walk, last, ends(False) if need_state else None, times)
 
 
 def step(x, weight, state, bias, residual, activation, slots):

@@ -138,7 +138,8 @@ class Races:
         ]
         release, barrier = self._release(first, second), None
         me, other = second.partition.name, first.partition.name
-        if first.operation is not None and first.operation.what == "TMA store":
+        storing = first.operation is not None and first.operation.what == "TMA store"
+        if storing and first.partition is second.partition:
             lines.append("  store_wait is missing between them, or allows too many pending stores.")
         elif release is not None:
             wait, arrival = release
@@ -151,6 +152,8 @@ class Races:
                 lines.append(
                     f"{waited}, which {other} signalled at {arrival.place.where}: {why} need not be over then."
                 )
+                if storing:
+                    lines.append("  store_wait is missing before that arrival, or allows too many pending stores.")
         elif does == "writes" and first.operation is not None:
             barrier = first.operation.signals[0][0].label if first.operation.signals else None
             lines.append(

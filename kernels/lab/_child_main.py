@@ -108,12 +108,21 @@ def compile_all(module, details: dict, folder: Path) -> dict:
         try:
             compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=details["options"])
         except Exception as error:
-            return {"error": f"for sm_{arch}: {type(error).__name__}: {error}"}
+            return {"error": f"for sm_{arch}: {said(error)}"}
         answer[arch] = {
             "asm": {name: text for name, text in compiled.asm.items() if isinstance(text, str)},
             "shared_bytes": compiled.metadata.shared,
         } | read_binary(compiled, folder)
     return answer
+
+
+def said(error: BaseException | None) -> str:
+    """An exception and what caused it: the call of a helper says where, the helper's own line what."""
+    parts = []
+    while error is not None:
+        parts.append(f"{type(error).__name__}: {error}".strip())
+        error = error.__cause__
+    return "\n".join(parts)
 
 
 def named(value):

@@ -37,7 +37,7 @@ _TRITON_FOLDER = os.path.dirname(triton.__file__) + os.sep
 def observed(observer):
     """Show ``observer`` every interpreted launch and every memory access inside the ``with`` block.
 
-    The observer has four methods:
+    The observer has these methods:
 
     ``launch(kernel_name) -> finish`` is called as a launch begins; ``finish(grid)`` as it ends, also by an exception.
     ``operand(name, tensor, address) -> address`` says which address the kernel gets to see for a tensor argument.
@@ -48,9 +48,11 @@ def observed(observer):
     ``undefined(frame) -> poison`` is called after it for a load whose mask leaves lanes out and that has no ``other``:
     on a GPU nobody knows what such a lane holds. Here it holds the float ``poison``: NaN, something large of either
     sign, or the interpreter's 0. Lanes that may not be touched hold 0, for an address made from them would be one more stray.
+    ``exponent(largest)`` is called before an exponential, of e or of 2, with the largest number that it takes; NaN counts as
+    −inf.
     """
     original_call, original_convert = GridExecutor.__call__, interpreter._implicit_cvt
-    original = {name: getattr(InterpreterBuilder, name) for name in _ACCESSES}
+    original = {name: getattr(InterpreterBuilder, name) for name in _ACCESSES + _EXPONENTIALS}
     tensors = iter(())  # of the launch that begins: (name, tensor) in the order in which Triton converts them
 
     def call(self, *args, **kwargs):
@@ -117,7 +119,16 @@ def observed(observer):
         ptrs = dataclasses.replace(ptrs, data=np.where(allowed.data, ptrs.data, np.uint64(nowhere.ctypes.data)))
         return original["create_atomic_cas"](self, ptrs, *rest, **named)
 
-    replacements = dict(zip(_ACCESSES, (load, store, rmw, cas), strict=True))
+    def exponential(name):
+        def of(self, x):
+            numbers = _numbers(x)
+            observer.exponent(float(np.max(numbers, initial=-np.inf, where=~np.isnan(numbers))))
+            return original[name](self, x)
+
+        return of
+
+    replaced = (load, store, rmw, cas, *map(exponential, _EXPONENTIALS))
+    replacements = dict(zip(_ACCESSES + _EXPONENTIALS, replaced, strict=True))
     try:
         GridExecutor.__call__, interpreter._implicit_cvt = call, convert
         for name, function in replacements.items():
@@ -148,6 +159,14 @@ def _poison(element: tl.dtype, value: float) -> np.ndarray:
     return np.array(bits).astype(kind)
 
 
+def _numbers(x: TensorHandle) -> np.ndarray:
+    """A handle's values in float32; the interpreter keeps bfloat16 as bits."""
+    if x.get_element_ty().name == "bf16":
+        return (x.data.astype(np.uint32) << 16).view(np.float32)
+    return x.data
+
+
+_EXPONENTIALS = ("create_exp", "create_exp2")
 _ACCESSES = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
 
 
@@ -168,6 +187,15 @@ def _kernel_frame():
     frame = sys._getframe(2)
     while frame.f_code.co_filename == __file__ or frame.f_code.co_filename.startswith(_TRITON_FOLDER):
         frame = frame.f_back
+    return frame
+
+
+def caller(frame, helpers: frozenset[str]):
+    """The stack frame that called the helpers of these names; ``frame`` itself where it is none of them."""
+    while frame.f_code.co_name in helpers and frame.f_back is not None:
+        frame = frame.f_back
+        while frame.f_code.co_filename.startswith(_TRITON_FOLDER) and frame.f_back is not None:
+            frame = frame.f_back
     return frame
 
 

@@ -12,7 +12,8 @@ def compare(name: str, ours, reference, *, ratio: float = 1e-5) -> bool:
     ratio: the largest relative root-mean-square error that passes.
 
     NaN never passes, in either tensor. An infinity passes only beside the same infinity and is left out of the
-    norms. Beside a reference of zeros only zeros pass. On failure the line names the element that is furthest off.
+    norms. Beside a reference of zeros only zeros pass. On failure the line names the element that is furthest off, and where
+    both numbers look alike the relative error, which ``ratio`` decides about.
     Nothing is raised for a wrong ``ours``, so that a notebook runs on; ``ValueError`` if ``reference`` is not a
     tensor or ``ratio`` not positive.
     """
@@ -51,7 +52,12 @@ def _verdict(ours, reference, ratio: float) -> tuple[str, str]:
         return _where(unequal.double(), ours, reference), ""
     error = torch.where(infinite, 0.0, ours - reference)
     if error.norm() > ratio * torch.where(infinite, 0.0, reference).norm():
-        return _where(error.abs(), ours, reference), ""
+        where = _where(error.abs(), ours, reference)
+        got, expected = where.partition(": got ")[2].split(", expected ")
+        if got == expected:
+            relative = (error.norm() / torch.where(infinite, 0.0, reference).norm()).item()
+            where += f", a relative RMS error of {relative:.0e} (ratio={ratio:g} lets less pass)"
+        return where, ""
     return "", f"{shape}, relative RMS error below {ratio:g}"
 
 

@@ -241,7 +241,7 @@ def hiding(results="machine", cycles: int = 4):
         2 * 32 * known["multiprocessors"] * known["ghz"] / 1e3
     )  # TFLOP/s of one warp's instruction a cycle everywhere
     figure, axes = style.picture(7.9, 4.2, 1, 2)
-    draw_hiding(Board(axes[0, 0]))
+    draw_hiding(Board(axes[0, 0]), (1, 2, 4), cycles - 1, 4)
     ax = axes[0, 1]
     _dress(ax)
     for i, chains in enumerate((1, 2, 4)):
@@ -257,11 +257,9 @@ def hiding(results="machine", cycles: int = 4):
     ax.set_ylabel("TFLOP/s, float32")
     ax.legend(fontsize=style.NOTE_SIZE, loc="lower right")
     figure.alt = (
-        "Left, timelines of 1, 4 and 8 warps that work for one turn and wait for seven: the row that shows work is "
-        "almost empty, "
-        "half full, full. Right, the rate of multiply-adds over warps, for 1, 2 and 4 independent chains in each "
-        "thread: dashed "
-        "lines rise to the same flat top, at 16, 8 and 4 warps, and the points follow them."
+        f"Left, timelines of 1, 2 and 4 warps that work for one tick and wait for {cycles - 1}: the row that shows work is a "
+        "quarter full, half full, full. Right, the rate of multiply-adds over warps, for 1, 2 and 4 independent chains in "
+        "each thread: dashed lines rise to the same flat top, at 16, 8 and 4 warps, and the points follow them."
     )
     return figure
 

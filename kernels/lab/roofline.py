@@ -25,6 +25,7 @@ def roofline(
     *,
     select: dict | None = None,
     learner=None,
+    point=None,
     ax=None,
     alt: str | None = None,
     ordinary: float | None = None,
@@ -32,10 +33,13 @@ def roofline(
     """Draw recorded results under the roofline min(copy rate · f/b, matrix rate), both axes logarithmic, and print
     them.
 
-    results: name of a file in ``benchmarks/results``, or a path to such a file.
+    results: name of a file in ``benchmarks/results``, or a path to such a file; None for an operator of your own, which
+        none has recorded: its ``point`` alone, under the roof of the GPU that recorded "dynamic_conv".
     select: which rows, by field: ``{"pass": "forward", "W": 4}``; a collection stands for any of its values.
     learner: ``(label, seconds, flops, bytes)`` of one more point; left out while ``seconds`` is None (see
         ``measure``).
+    point: the same for an operator of your own. While ``seconds`` is None, where it would lie under the roof is drawn,
+        and printed with the time that the roof allows.
     ax: matplotlib axes to draw on, instead of a new figure.
     alt: what it looks like, for whoever cannot see it, instead of a text made from the numbers.
     ordinary: TFLOP/s of arithmetic without tensor cores, for kernels that have no matrix product: a second, dashed roof.
@@ -45,10 +49,14 @@ def roofline(
     """
     from kernels.lab import style
 
-    record, rows = _read(results, select)
-    point = _learner(learner)
+    record, rows = _read("dynamic_conv" if results is None else results, select)
+    rows = rows if results is not None else []
     machine = record["machine"]
     copy, matmul = machine["copy_tb_per_s"], machine["matmul_tflop_per_s"]
+    if results is None and point is None:
+        raise ValueError("results is None: then point must be (label, seconds, flops, bytes)")
+    at_best = _at_best(point, copy, matmul) if point is not None and point[1] is None else ""
+    point = _learner(learner if point is None else point) or (at_best and (f"{point[0]}, at best", at_best, *point[2:]))
     figure, ax = _axes(ax, style, 6.4, 4.2)
 
     series: dict[str, list[tuple[float, float]]] = {}
@@ -78,10 +86,16 @@ def roofline(
     ax.set_ylim(top=3 * matmul)
     ax.set_xlabel("FLOP/byte")
     ax.set_ylabel("TFLOP/s")
-    ax.set_title(_title(record).replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
+    title = _title(record) if rows else _machine(machine)
+    ax.set_title(title.replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
     ax.legend(fontsize=style.NOTE_SIZE, loc="lower right")
     _describe_figure(figure, alt or _roofline_words(copy, matmul, series, ordinary))
-    _print(record, rows)
+    if rows:
+        _print(record, rows)
+    if at_best:
+        label, _, flops, nbytes = point
+        bound = "copy rate" if flops / nbytes < ridge else "matrix product's rate"
+        print(f"{label}: {flops / nbytes:.3g} FLOP/byte, {at_best * 1e6:.3g} µs at the {bound} of {machine['gpu']}")
     return figure
 
 
@@ -91,14 +105,20 @@ def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax
     The ceiling is the one that the rows were recorded with: the copy rate for operators that do little but move data,
     a matrix product's rate for those that do little but multiply. There all rows lie at one place of the roofline. Of
     two that all rows have, it is the one that any row comes nearest to. The arguments are those of ``roofline``; the
-    learner's bar is its bytes, or its operations, over its time, against the recorded ceiling. Raises ``ValueError``
+    learner's bar is its bytes, or its operations, over its time, against the recorded ceiling. With ``results=None`` the
+    bar of ``learner``, an operator of your own, stands alone, against the ceiling that bounds it. Raises ``ValueError``
     also where ``select`` leaves rows without a ceiling in common.
     """
     from kernels.lab import style
 
-    record, rows = _read(results, select)
+    record, rows = _read("dynamic_conv" if results is None else results, select)
     point = _learner(learner)
-    ceiling = _ceiling(rows)
+    if results is None:
+        if point is None:
+            raise ValueError("results is None: then learner must be (label, seconds, flops, bytes), measured on a GPU")
+        machine, rows = record["machine"], []
+        matrix = point[2] / point[3] > machine["matmul_tflop_per_s"] / machine["copy_tb_per_s"]
+    ceiling = _ceiling(rows) if rows else f"fraction_of_{'matmul' if matrix else 'copy'}"
     groups = [
         (_describe(row), [(name, row[ceiling] * row["ours_ms"] / ms) for name, ms in _timings(row)]) for row in rows
     ]
@@ -125,12 +145,14 @@ def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax
     ax.set_xlabel(f"fraction of {CEILINGS[ceiling]}" + " (dashed: 1)" * (limit > 1))
     if limit > 1:
         ax.axvline(1, color="black", linewidth=1, linestyle="--")
-    ax.set_title(_title(record).replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
+    title = _title(record) if rows else _machine(record["machine"])
+    ax.set_title(title.replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
     handles, labels = ax.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     figure.legend(once.values(), once.keys(), fontsize=style.NOTE_SIZE, loc="outside lower center", ncols=3)
     _describe_figure(figure, alt or _bars_words(CEILINGS[ceiling], groups))
-    _print(record, rows, ceiling)
+    if rows:
+        _print(record, rows, ceiling)
     return figure
 
 
@@ -190,6 +212,19 @@ def _learner(learner):
     return f"{label}, on {where}" if where else label, seconds, flops, nbytes
 
 
+def _at_best(point, copy: float, matmul: float) -> float:
+    """The seconds that the roof allows for ``(label, None, flops, bytes)``."""
+    if len(point) != 4 or not (point[2] > 0 and point[3] > 0):
+        raise ValueError(
+            f"point is {point!r}: it must be (label, seconds or None, flops, bytes), flops and bytes positive"
+        )
+    return max(point[3] / copy, point[2] / matmul) / 1e12
+
+
+def _machine(machine: dict) -> str:
+    return f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}"
+
+
 def _timings(row: dict) -> list[tuple[str, float]]:
     return [("ours", row["ours_ms"]), *((peer["name"], peer["ms"]) for peer in row["peers"])]
 
@@ -217,7 +252,7 @@ def _describe(row: dict) -> str:
 def _title(record: dict) -> str:
     machine = record["machine"]
     names = ", ".join(dict.fromkeys(row["kernel"] for row in record["rows"]))
-    return f"{names} on {machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}"
+    return f"{names} on {_machine(machine)}"
 
 
 def _print(record: dict, rows: list[dict], ceiling: str | None = None) -> None:

@@ -19,6 +19,8 @@ import contextlib
 import inspect
 import io
 import linecache
+import math
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -119,7 +121,9 @@ class Access:
 class Launch:
     """One recorded launch: ``kernel`` (its name), ``grid``, ``operands`` by parameter name, ``accesses`` in order.
 
-    ``undefined`` lists the lines that load without ``other`` and leave masked lanes undefined.
+    ``undefined`` lists the lines that load without ``other`` and leave masked lanes undefined. ``executed`` counts how often
+    each line loads, stores or updates, in all programs, also where all its lanes are masked out and no access is made.
+    ``largest_exponent`` is the largest number whose exponential is taken, or −inf.
     """
 
     kernel: str
@@ -127,6 +131,8 @@ class Launch:
     operands: dict[str, Operand] = field(default_factory=dict)
     accesses: list[Access] = field(default_factory=list)
     undefined: list[str] = field(default_factory=list)
+    executed: Counter[str] = field(default_factory=Counter)
+    largest_exponent: float = -math.inf
 
     def __repr__(self) -> str:
         return f"<{self.kernel}, grid {' × '.join(map(str, self.grid))}: {len(self.accesses)} accesses>"
@@ -262,7 +268,10 @@ class Launch:
 
 
 class Trace:
-    """Recorded launches; what a ``Launch`` can do, a ``Trace`` does for one of them, the first unless told."""
+    """Recorded launches. Bytes, sectors and ``outside`` are those of all of them, and ``table`` prints all.
+
+    The rest is about one launch, the first unless told: programs of two launches are not the same programs.
+    """
 
     def __init__(self, launches: list[Launch] | None = None):
         self.launches: list[Launch] = [] if launches is None else launches
@@ -282,18 +291,26 @@ class Trace:
 
     @property
     def requested_bytes(self) -> dict[str, int]:
-        """``Launch.requested_bytes`` of the first launch."""
-        return self._launch(0).requested_bytes
+        """``Launch.requested_bytes`` of all launches: parameters of one name are added up."""
+        return self._sum("requested_bytes")
 
     @property
     def unique_bytes(self) -> dict[str, int]:
-        """``Launch.unique_bytes`` of the first launch."""
-        return self._launch(0).unique_bytes
+        """``Launch.unique_bytes`` of all launches: what one leaves in a cache does not count for the next."""
+        return self._sum("unique_bytes")
 
     @property
     def sectors(self) -> dict[str, int]:
-        """``Launch.sectors`` of the first launch."""
-        return self._launch(0).sectors
+        """``Launch.sectors`` of all launches."""
+        return self._sum("sectors")
+
+    def _sum(self, name: str) -> dict[str, int]:
+        if not self.launches:
+            raise ValueError("0 launches were recorded: nothing to count")
+        total = Counter()
+        for launch in self.launches:
+            total.update(getattr(launch, name))
+        return dict(total)
 
     def outside(self) -> list[Access]:
         """``Launch.outside``, over all launches."""
@@ -311,9 +328,13 @@ class Trace:
         """See ``Launch.races``."""
         return self._launch(launch).races()
 
-    def table(self, *, launch: int = 0) -> None:
-        """See ``Launch.table``."""
-        self._launch(launch).table()
+    def table(self, *, launch: int | None = None) -> None:
+        """``Launch.table`` of each launch, and what they come to together; or of one of them."""
+        for one in [self._launch(launch or 0)] if launch is not None or not self.launches else self.launches:
+            one.table()
+        if launch is None and len(self.launches) > 1:
+            requested, floor = (sum(counts.values()) for counts in (self.requested_bytes, self.unique_bytes))
+            print(f"{len(self.launches)} launches: {requested:,} bytes requested, the floors come to {floor:,}")
 
     def picture(self, name: str, *, launch: int = 0, program=None, index=None, axes=None, alt=None):
         """See ``Launch.picture``."""
@@ -357,9 +378,15 @@ class _Recorder:
     """The observer that turns launches and addresses into ``Launch`` and ``Access`` objects."""
 
     def __init__(
-        self, guard: bool, exported: str = "", origins: list[tuple[int, int]] | None = None, poison: float | None = None
+        self,
+        guard: bool,
+        exported: str = "",
+        origins: list[tuple[int, int]] | None = None,
+        poison: float | None = None,
+        helpers: tuple[str, ...] = (),
     ):
         self.guard = guard
+        self.helpers = frozenset(helpers)
         self.poison = Undefined.now() if poison is None else poison
         self.exported, self.origins = (
             exported,
@@ -388,13 +415,16 @@ class _Recorder:
         return shown
 
     def access(self, kind: str, program, addresses: np.ndarray, active: np.ndarray, nbytes: int, frame):
-        launch = self.launches[-1]
+        from kernels.lab import _triton_private
+
+        launch, frame = self.launches[-1], _triton_private.caller(frame, self.helpers)
         order = self.order.get(program, 0)
         self.order[program] = order + 1
         flat, active = addresses.ravel(), active.ravel()
         real, allowed = flat.copy(), active.copy()
         line, name = frame.f_lineno, frame.f_code.co_filename
         source = linecache.getline(name, line).strip()
+        launch.executed[source] += 1
         if name == self.exported:
             start, original = self.origins[bisect.bisect(self.origins, line, key=lambda pair: pair[0]) - 1]
             line += original - start
@@ -422,7 +452,14 @@ class _Recorder:
             )
         return real, allowed
 
+    def exponent(self, largest: float) -> None:
+        launch = self.launches[-1]
+        launch.largest_exponent = max(launch.largest_exponent, largest)
+
     def undefined(self, frame) -> float:
+        from kernels.lab import _triton_private
+
+        frame = _triton_private.caller(frame, self.helpers)
         source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         if source not in self.launches[-1].undefined:
             self.launches[-1].undefined.append(source)
@@ -454,8 +491,10 @@ def _times(requested: int, floor: int) -> str:
 
 
 @contextlib.contextmanager
-def recording(*, guard: bool = True):
+def recording(*, guard: bool = True, helpers: tuple[str, ...] = ()):
     """Record every kernel launched in ``with trace.recording() as t:``, also those that an operator launches.
+
+    helpers: names of Triton functions whose accesses are said to be those of the line that calls them.
 
     guard: leave out accesses outside their tensor (a load gives ``other``, or 0; a store does nothing), because one
         that is far off kills the process; they are recorded either way. ``guard=False`` performs them, as a GPU
@@ -469,14 +508,14 @@ def recording(*, guard: bool = True):
     from kernels.lab import _triton_private
 
     if runtime.interpreted:
-        recorder = _Recorder(guard)
+        recorder = _Recorder(guard, helpers=helpers)
         with _triton_private.observed(recorder):
             yield Trace(recorder.launches)
         return
     recorded = Trace()
 
     def also_in_child(*launch) -> bool:
-        launches = _record_in_child(*launch, guard=guard, write_back=False)
+        launches = _record_in_child(*launch, guard=guard, write_back=False, helpers=helpers)
         recorded.launches.extend(launches)
         stray = guard and any(one.outside() for one in launches)
         if stray:  # a GPU would perform it, or stop for good: this launch is made where it is left out
@@ -519,7 +558,9 @@ def trace(kernel, grid, *args, **kwargs) -> Trace:
     return recorded
 
 
-def _record_in_child(kernel, grid, args, kwargs, *, guard: bool, write_back: bool) -> list[Launch]:
+def _record_in_child(
+    kernel, grid, args, kwargs, *, guard: bool, write_back: bool, helpers: tuple[str, ...] = ()
+) -> list[Launch]:
     """Record one launch in a child process that interprets; ``write_back``: copy what it wrote into our tensors."""
     from kernels.lab import _child, _triton_private
 
@@ -530,7 +571,7 @@ def _record_in_child(kernel, grid, args, kwargs, *, guard: bool, write_back: boo
     tensors = {name: value for name, value in bound.arguments.items() if any(_triton_private.leaves(name, value))}
     values = {name: value for name, value in bound.arguments.items() if name not in tensors}
     details = {"tensors": _packed(tensors), "order": list(bound.arguments), "grid": tuple(grid), "guard": guard}
-    details["poison"] = Undefined.now()
+    details |= {"poison": Undefined.now(), "helpers": helpers}
     answer = _child.run("trace", True, kernel, values, **details)
     if "error" in answer:
         raise RuntimeError(f"{kernel.fn.__name__} failed in the interpreter: {answer['error']}")
@@ -552,7 +593,7 @@ def record_exported(module, details: dict) -> dict:
 
     tensors = torch.load(io.BytesIO(details["tensors"]), map_location="cpu", weights_only=False)
     arguments = tensors | module.VALUES
-    recorder = _Recorder(details["guard"], module.__file__, details["lines"], details["poison"])
+    recorder = _Recorder(details["guard"], module.__file__, details["lines"], details["poison"], details["helpers"])
     with _triton_private.observed(recorder):
         module.KERNEL[details["grid"]](**{name: arguments[name] for name in details["order"]})
     return {"launches": recorder.launches, "tensors": _packed(tensors)}

@@ -1,5 +1,9 @@
 """The framework of the checks: what it sees of a call, and what it says of a learner's error."""
 
+import re
+import threading
+import time
+
 import pytest
 import torch
 
@@ -13,8 +17,11 @@ from kernels.check import (
     score_mod_compiler,
     tiled_matmul,
     vector_add,
+    watch,
 )
 from kernels.check.framework import NAN, Draw, Exercise, Fenced, Output, Seen
+from kernels.check.guard import line_first
+from kernels.lab.compile_report import compile_prepared
 from tests.course.mutants import failures, submission, targets
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
@@ -50,11 +57,16 @@ def softmax(cell):
     return build
 
 
+def right(fn, **how):
+    """The points of the verdict "right" alone."""
+    return check.row_softmax(fn, verdicts="right", **how)
+
+
 def test_a_right_answer_earns_every_point_and_says_so(softmax, capsys):
-    assert check.row_softmax(softmax()) == 10
+    assert check.row_softmax(softmax()) == 15
     printed = capsys.readouterr()
-    assert printed.out.endswith("row_softmax: 10 of 10 points\n")
-    assert printed.out.count("passed  ") == 9
+    assert printed.out.endswith("row_softmax: 15 of 15 points (right 10 of 10, compiles 2 of 2, cheap 3 of 3)\n")
+    assert printed.out.count("passed  ") == 11
     assert printed.err == ""  # nbgrader takes anything there for a failure
 
 
@@ -64,13 +76,19 @@ def test_what_is_not_verified_is_said_and_is_not_passed(softmax, capsys):
 
 
 def test_poison_makes_no_noise(softmax, capsys):
-    assert check.row_softmax(softmax(', mask=mask_n, other=-float("inf")')) < 10
+    assert right(softmax(', mask=mask_n, other=-float("inf")')) < 10
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("fn", [None, 3, "row_softmax"])
+def test_a_function_that_is_not_written_is_missing(capsys):
+    assert check.row_softmax(None) == 0
+    missing, points = capsys.readouterr().out.splitlines()
+    assert missing.startswith("missing: the kernel stores nothing yet") and points == "row_softmax: 0 of 15 points"
+
+
+@pytest.mark.parametrize("fn", [3, "row_softmax"])
 def test_without_a_function_there_is_nothing_to_check(fn, capsys):
-    assert check.row_softmax(fn) == 0
+    assert right(fn) == 0
     assert capsys.readouterr().out == (
         f"row_softmax: nothing to check, the function is {fn!r}. Run the cell that defines it first.\n"
     )
@@ -94,7 +112,7 @@ def test_an_error_is_shortened_to_the_learners_line_and_explained(softmax, capsy
     ],
 )  # fmt: skip
 def test_common_errors_are_explained(softmax, capsys, old, new, means):
-    assert check.row_softmax(softmax(old, new)) == 0
+    assert right(softmax(old, new)) == 0
     assert means in capsys.readouterr().out
 
 
@@ -104,29 +122,29 @@ TWICE = """    again = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mas
 
 
 def test_a_mask_without_other_fails_where_its_lanes_count(softmax, capsys):
-    assert check.row_softmax(softmax("    total = tl.sum(p, axis=0)\n", TWICE.format(", other=0.0"))) == 10
-    assert check.row_softmax(softmax("    total = tl.sum(p, axis=0)\n", TWICE.format(""))) < 10
+    assert right(softmax("    total = tl.sum(p, axis=0)\n", TWICE.format(", other=0.0"))) == 10
+    assert right(softmax("    total = tl.sum(p, axis=0)\n", TWICE.format(""))) < 10
     assert "mask=mask_n)`: `other` is missing. What a masked lane holds is undefined" in capsys.readouterr().out
 
 
 def test_a_mask_without_other_is_right_where_its_lanes_do_not_count(softmax):
     mended = ").to(tl.float32)\n    x = tl.where(mask_n, x, -float('inf'))"
-    assert check.row_softmax(softmax(', other=-float("inf")).to(tl.float32)', mended)) == 10
+    assert right(softmax(', other=-float("inf")).to(tl.float32)', mended)) == 10
 
 
 def test_an_input_that_is_written_to_is_a_failure(softmax, capsys):
     fn = softmax("    p = tl.exp", "    tl.store(x_ptr + row * stride_xm, 0.0)\n    p = tl.exp")
-    assert check.row_softmax(fn) <= 1
+    assert right(fn) <= 1
     assert "x changed" in capsys.readouterr().out
 
 
 def test_an_answer_without_a_kernel_earns_nothing(capsys):
-    assert check.row_softmax(lambda x, out, BLOCK_N=None: out.copy_(torch.softmax(x, 1))) == 0
+    assert right(lambda x, out, BLOCK_N=None: out.copy_(torch.softmax(x, 1))) == 0
     assert capsys.readouterr().out.startswith("missing: no Triton kernel stores anything.")
 
 
 def test_an_access_that_would_end_the_process_is_not_performed(softmax, capsys):
-    assert check.row_softmax(softmax("x_ptr + row * stride_xm", "x_ptr + row * 500_000_000")) <= 2
+    assert right(softmax("x_ptr + row * stride_xm", "x_ptr + row * 500_000_000")) <= 2
     assert "a load reaches far outside x, `x = tl.load(" in capsys.readouterr().out
 
 
@@ -134,7 +152,7 @@ def test_the_same_seed_draws_the_same_and_grading_draws_anew(softmax):
     def drawn(**how):
         seen = []
         fn = softmax()
-        check.row_softmax(lambda x, out, **block: (seen.append(x.clone().nan_to_num(7.0)), fn(x, out, **block)), **how)
+        right(lambda x, out, **block: (seen.append(x.clone().nan_to_num(7.0)), fn(x, out, **block)), **how)
         return seen
 
     first = drawn()
@@ -146,23 +164,217 @@ def test_the_same_seed_draws_the_same_and_grading_draws_anew(softmax):
 
 def test_the_environment_asks_for_grading(softmax, capsys, monkeypatch):
     monkeypatch.setenv("KERNELS_GRADING", "1")
-    assert check.row_softmax(softmax()) == 10
+    assert check.row_softmax(softmax()) == 15
     first = capsys.readouterr().out.splitlines()[-1]
     check.row_softmax(softmax())
-    assert first.startswith("row_softmax: 10 of 10 points (graded with seed ")
+    assert re.match(r"row_softmax: 15 of 15 points \(.+\) \(graded with seed \d+\)$", first)
     assert capsys.readouterr().out.splitlines()[-1] != first
+
+
+SUM = "    total = tl.sum(p, axis=0)\n"
+
+
+def test_each_verdict_has_its_own_points(softmax, capsys):
+    """The sum in a loop whose variable changes its type: right in the interpreter, and no GPU can run it."""
+    looped = "    total = 0\n    for _ in range(0, N, BLOCK_N):\n        total += p\n    total = tl.sum(total, axis=0)\n"
+    assert check.row_softmax(softmax(SUM, looped)) == 13
+    out = capsys.readouterr().out
+    assert "`total` is a number, int32, before the loop and a float32 block [4096] after a step" in out
+    assert "FAILED  compiles: no GPU can run kernel, the compiler says: Loop-carried variable total" in out
+    assert "at `for _ in range(0, N, BLOCK_N):`" in out
+    assert out.endswith("row_softmax: 13 of 15 points (right 10 of 10, compiles 0 of 2, cheap 3 of 3)\n")
+
+
+def test_a_dear_kernel_earns_part_of_what_a_cheap_one_does(softmax, capsys):
+    again = "    x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n, other=0.0)\n"
+    assert check.row_softmax(softmax(SUM, SUM + 3 * again), verdicts="cheap") == 1
+    assert "1 of 3 points: loads ask for 4 times the inputs' bytes, and 3 times do" in capsys.readouterr().out
+    assert check.row_softmax(softmax(SUM, SUM + 9 * again), verdicts="cheap") == 0
+    line = "most by `x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n, other=0.0)`"
+    assert line in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_neither_cheap_nor_judged_by_the_compiler(softmax, capsys):
+    assert check.row_softmax(softmax("p / tl.where", "2 * p / tl.where")) < 3
+    out = capsys.readouterr().out
+    assert "not judged: compiles (no answer is right yet)" in out
+    assert "FAILED  cheap: out[0..3, 0..63] are wrong" in out and "only a right answer is cheap or dear" in out
+
+
+def test_a_kernel_is_compiled_once_for_a_text(softmax, monkeypatch):
+    from kernels.check import compiling
+
+    made = []
+    monkeypatch.setattr(compiling, "_KEPT", {})
+    monkeypatch.setattr(compiling, "compile_prepared", lambda *job: made.append(job) or compile_prepared(*job))
+    first = softmax()
+    for fn in (first, first, softmax(), softmax("tl.exp(", "tl.exp(0.0 + ")):
+        assert check.row_softmax(fn, verdicts="compiles") == 2
+    assert len(made) == 2
+
+
+def test_verdicts_that_there_are_not(softmax):
+    with pytest.raises(ValueError, match="verdicts names fast: there are right, compiles, cheap"):
+        check.row_softmax(softmax(), verdicts="fast")
+
+
+def test_the_failing_tensors_can_be_looked_at(softmax, capsys):
+    right(softmax("mask_n = offs_n < N", "mask_n = offs_n < 8"))
+    assert 'A look at the numbers: check.case("one block wide")' in capsys.readouterr().out
+    seen = check.case()
+    assert seen.inputs["x"].shape == seen.got["out"].shape == (4, 16) and seen.error == ""
+    assert seen.stored["out"][:, :8].all() and not seen.stored["out"][:, 8:].any()
+    assert seen.wrong["out"].any() and torch.equal(seen.expected["out"], torch.softmax(seen.inputs["x"].double(), 1))
+    assert "64 of 64 elements wrong, the first at [0, 0]" in repr(seen)
+    assert check.case("strides").launch == {}
+    with pytest.raises(ValueError, match="name is 'colour': in the last check 'one block wide', .* failed"):
+        check.case("colour")
+
+
+RUNAWAY = "    step = 0\n    while step < N:\n        step += 0\n    total = tl.sum(p, axis=0)\n"
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_call_that_does_not_end_is_ended(softmax, capsys, monkeypatch, in_a_thread):
+    monkeypatch.setattr(watch, "CALL_SECONDS", 0.5)
+    points = []
+    work = lambda: points.append(check.row_softmax(softmax(SUM, RUNAWAY)))  # noqa: E731
+    if in_a_thread:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(30)
+    else:
+        work()
+    assert points == [0]
+    first, second, third, *_ = capsys.readouterr().out.splitlines()
+    assert "still running after 0.5 s in line 1" in first and "see whether a loop ever ends" in first
+    assert "kernel had executed 1 loads and stores, in program 1" in first
+    assert second.startswith("not run: whatever comes after it")
+    assert third.startswith("row_softmax: 0 of 15 points")
+    assert right(softmax()) == 10  # the interpreter is as it was
+
+
+def test_a_launcher_that_waits_is_ended_too(softmax, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "WAIT_SECONDS", 0.5)
+
+    def sleeps(x, out, BLOCK_N=None):
+        for _ in range(1000):
+            time.sleep(0.01)
+
+    assert check.row_softmax(sleeps) == 0
+    assert "`time.sleep(0.01)`" in capsys.readouterr().out
+
+
+def test_a_long_check_shows_its_progress(softmax, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "PATIENCE_SECONDS", 0)
+    monkeypatch.setenv("KERNELS_PROGRESS", "1")
+    assert right(softmax()) == 10
+    out = capsys.readouterr().out
+    assert "\rat work for 0 s, now: ragged width" in out and out.splitlines()[-1].endswith("10 of 10 points")
+
+
+DIAGNOSED = (  # mistakes that no test lets pass, and that are named all the same
+    ("tiled_matmul", ("min(end, K), BLOCK_K)", "K)"), "the loop advances by 1, so columns are added again and again"),
+    ("chunk_outputs", ("i[:, None] >= i", "i[:, None] <= i"), "the triangle is turned over"),
+    ("chunk_outputs", ("tl.dot(A, v", "tl.dot(tl.trans(A), v"), "A is turned over"),
+    ("chunk_outputs", ("tl.dot(q, tl.trans(k)", "tl.dot(k, tl.trans(q)"), "q and k are exchanged"),
+)
+
+
+@pytest.mark.parametrize(("function", "patch", "says"), DIAGNOSED)
+def test_a_mistake_is_named(function, patch, says):
+    (target,) = (target for target in targets() if target.function == function)
+    _, printed = target.check(submission(target, patch), until=lambda printed: says in printed, verdicts="right")
+    assert says in next(iter(failures(printed).values())), printed
+
+
+def test_what_goes_wrong_in_a_given_helper_is_its_callers_doing(cell, capsys):
+    """``at(stride_g, ...)`` takes four strides, and g has three."""
+    (target,) = (target for target in targets() if target.function == "chunk_states")
+    g = "g_ptr + b * stride_g[0] + t * stride_g[1] + h * stride_g[2]"
+    fn = submission(target, (g, "g_ptr + at(stride_g, b, t, h, 0)"))
+    check.chunk_states(fn, verdicts="right")
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "of your cell, `g = tl.load(g_ptr + at(stride_g, b, t, h, 0), mask=mask_t, other=0.0)`" in first
+    assert "a tensor has one stride for each of its axes" in first
+
+
+def test_a_cell_that_was_not_read_is_not_graded_by_the_one_before(capsys):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    try:
+        kernel = KERNEL[: KERNEL.index("def row_softmax")]
+        launcher = KERNEL[KERNEL.index("def row_softmax") :]
+        for source in ("from kernels import check\nimport triton, triton.language as tl", kernel, launcher):
+            assert shell.run_cell(source, store_history=True).success
+        shell.run_cell(kernel.replace("tl.max(x, axis=0)", "tl.max(x, axis=0"), store_history=True)
+        capsys.readouterr()
+        shell.run_cell("print(check.row_softmax(row_softmax, verdicts='right'))", store_history=True)
+        said, points = capsys.readouterr().out.splitlines()[:2]
+        assert said.startswith("row_softmax: not checked, the cell that defines kernel was not read, '(' was never closed")
+        assert "`top = tl.max(x, axis=0`" in said and points == "0"
+        shell.run_cell(kernel, store_history=True)
+        shell.run_cell("print(check.row_softmax(row_softmax, verdicts='right'))", store_history=True)
+        assert capsys.readouterr().out.splitlines()[-1] == "10"
+    finally:
+        InteractiveShell.clear_instance()
+
+
+def test_an_error_outside_a_check_is_the_learners_line_first(capsys):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    try:
+        line_first()
+        wrong = KERNEL.replace("mask_n = offs_n < N", "mask = offs_n < N")
+        for source in ("import torch, triton, triton.language as tl", wrong):
+            assert shell.run_cell(source).success
+        result = shell.run_cell("row_softmax(torch.ones(2, 3), torch.ones(2, 3))")
+        assert type(result.error_in_exec).__name__ == "InterpreterError"
+        first, *rest = capsys.readouterr().out.splitlines()
+        assert "NameError: name 'mask_n' is not defined in line 6 of your cell, `x = tl.load(" in first
+        assert first.endswith("a name is used that no line above defines.") and len(rest) > 5
+    finally:
+        shell.set_custom_exc((), None)
+        InteractiveShell.clear_instance()
+
+
+class TestGuarded:
+    def test_says_what_lies_outside_and_leaves_it_alone(self, softmax, capsys):
+        x, out = torch.ones(3, 5), torch.full((4, 5), 7.0)
+        with check.guarded() as seen:
+            softmax(', mask=mask_n, other=-float("inf")', "")(x, out[:3])
+            softmax(", p / tl.where(total == 0.0, 1.0, total), mask=mask_n)", ", p)")(x, out[:3])
+        load, store = capsys.readouterr().out.splitlines()
+        line = "`x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn).to(tl.float32)` in program (2, 0, 0)"
+        assert load.startswith(line) and "3 lanes read outside x, the first at element 15 of x, which has 15" in load
+        assert "3 lanes write outside out" in store and len(seen.launches) == 2
+        assert (out[3] == 7).all()
+
+    def test_says_an_error_with_its_line_and_goes_on(self, softmax, capsys):
+        with check.guarded():
+            softmax("mask_n = offs_n < N", "mask = offs_n < N")(torch.ones(3, 5), torch.ones(3, 5))
+        (line,) = capsys.readouterr().out.splitlines()
+        assert "NameError: name 'mask_n' is not defined in line 7 of your cell" in line
+
+    def test_ends_what_does_not_end(self, softmax, capsys, monkeypatch):
+        monkeypatch.setattr(watch, "CALL_SECONDS", 0.3)
+        with check.guarded():
+            softmax(SUM, RUNAWAY)(torch.ones(3, 5), torch.ones(3, 5))
+        assert "still running after 0.3 s" in capsys.readouterr().out
 
 
 def test_rebinding_what_compares_earns_nothing(softmax, monkeypatch):
     import numpy
 
     wrong = softmax("p / tl.where", "2 * p / tl.where")
-    before = check.row_softmax(wrong)
+    before = right(wrong)
     for module in (torch, numpy):
         for name in ("equal", "allclose", "isclose", "isnan", "abs", "mean", "argwhere"):
             monkeypatch.setattr(module, name, lambda *args, **kwargs: True, raising=False)
     monkeypatch.setattr(torch.testing, "assert_close", lambda *args, **kwargs: None)
-    assert check.row_softmax(wrong) <= before < 3
+    assert right(wrong) <= before < 3
 
 
 @pytest.mark.parametrize("target", targets(), ids=lambda target: target.function)
@@ -171,7 +383,7 @@ def test_without_addresses_poison_names_the_load_mask(target, monkeypatch):
     monkeypatch.setattr(runtime, "interpreted", False)
     for mutant in target.mutants:
         if "not masked" in mutant.says and mutant.fails != "stays inside its tensors":
-            _, printed = target.check(submission(target, mutant.patch, mutant.cell))
+            _, printed = target.check(submission(target, mutant.patch, mutant.cell), verdicts="right")
             assert mutant.says in failures(printed)[mutant.fails], printed
             assert "not verified on this machine: stays inside its tensors (needs the interpreter)" in printed
 

@@ -38,7 +38,9 @@ def held(fn, **more):
 def test_a_right_kernel_passes(capsys):
     assert held(sums())
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "column_sums: 5 of 5 properties" and not any("FAILED" in line for line in lines)
+    assert lines[-2] == "column_sums: 6 of 6 properties" and not any("FAILED" in line for line in lines)
+    told = "loads ask for 1 times the inputs' bytes, stores write 1 times the outputs'; cheap=(1, 1) holds it to that"
+    assert lines[-1] == f"not judged: cheap ({told})"
 
 
 @pytest.mark.parametrize(
@@ -82,3 +84,31 @@ def test_integers_and_pinned_sizes():
 def test_an_axis_that_no_tensor_has():
     with pytest.raises(ValueError, match="sizes names K = 3, the tensors have the axes M, N"):
         held(sums(), sizes={"K": 3})
+
+
+def test_the_three_verdicts(capsys):
+    assert held(sums(), cheap=(1, 1)) and "passed  cheap\ncolumn_sums: 7 of 7 properties" in capsys.readouterr().out
+    assert not held(sums(), cheap=(0.5, 1), verdicts=("compiles", "cheap"))
+    said = capsys.readouterr().out
+    assert "passed  compiles" in said and "loads ask for 1 times the inputs' bytes, and 0.5 times do" in said
+    assert held(sums(), verdicts="compiles") and capsys.readouterr().out.count("passed") == 1
+
+
+def test_a_product_in_tf32_is_asked_about(cell, capsys):
+    source = """
+    @triton.jit
+    def kernel(a_ptr, b_ptr, out_ptr, sa, sb, so, BLOCK: tl.constexpr):
+        i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+        a = tl.load(a_ptr + i * sa[0] + j * sa[1]).to(tl.float32)
+        b = tl.load(b_ptr + i * sb[0] + j * sb[1]).to(tl.float32)
+        tl.store(out_ptr + i * so[0] + j * so[1], tl.dot(a, b))
+
+
+    def product(a, b, out):
+        kernel[(1,)](a, b, out, a.stride(), b.stride(), out.stride(), 32)
+    """
+    how = dict(inputs={"a": "MK", "b": "KN"}, outputs={"out": "MN"}, sizes=dict.fromkeys("MKN", 32), dtypes=(torch.float32,))
+    product = cell(source)["product"]
+    assert not check.your_kernel(product, torch.matmul, **how, tolerance=1e-5)
+    assert "rounds float32 operands to TF32" in capsys.readouterr().out
+    assert check.your_kernel(product, torch.matmul, **how, tolerance=1e-5, tf32=True)

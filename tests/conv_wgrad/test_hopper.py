@@ -231,9 +231,9 @@ def test_copies_are_announced():
 
 
 @pytest.fixture
-def on_an_h200(monkeypatch):
-    """Backends plan by the H200's table, and for its multiprocessors."""
-    cases.planned_for(monkeypatch, cases.table_of("NVIDIA H200"))
+def on_a_hopper(monkeypatch):
+    """Backends plan by the table of a GPU that no costs were fitted for, with an H200's multiprocessors."""
+    cases.planned_for(monkeypatch, cases.table_of("any GPU"))
     monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
 
 
@@ -254,7 +254,7 @@ PREFERRED = {  # N, Ci, Co, H = W, R = S, stride, padding, groups; why not Hoppe
 
 
 @pytest.mark.parametrize("name", PREFERRED)
-def test_auto_passes_over_tiles_that_do_not_pay(on_an_h200, name):
+def test_auto_passes_over_tiles_that_do_not_pay(on_a_hopper, name):
     """In each of these the portable kernel was faster, or as fast, on an H200."""
     case, reason = PREFERRED[name]
     problem = problem_of(case)
@@ -263,7 +263,7 @@ def test_auto_passes_over_tiles_that_do_not_pay(on_an_h200, name):
 
 
 @pytest.mark.parametrize("case", benchmark.CASES[:6], ids=benchmark.describe)
-def test_auto_takes_long_sums_of_full_tiles(on_an_h200, case):
+def test_auto_takes_long_sums_of_full_tiles(on_a_hopper, case):
     assert hopper.cost(problem_of(case)).time <= way.cost(problem_of(case)).time
 
 

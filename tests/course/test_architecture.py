@@ -67,8 +67,8 @@ def may(importer: str, imported: str) -> bool:
     if top == "notebooks":
         return part in (*ROOMS, *INSTRUMENTS, "distributed") and not any(p.startswith("_") for p in imported.split("."))
     if top == "benchmarks":
-        if importer == "benchmarks.tune" and imported == "kernels.common.configs":
-            return True  # the tuner writes the table that is read there
+        if importer in ("benchmarks.tune", "benchmarks.dynamic_conv_walks") and imported == "kernels.common.configs":
+            return True  # these write the tables that are read there
         return part in (*ROOMS, "distributed") or imported == "kernels.lab.roofline"
     mine = rest[0] if rest else "kernels"
     if part == "_triton_interpreter":

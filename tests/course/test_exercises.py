@@ -14,6 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from kernels import runtime
+from kernels.check import VERDICTS
 from kernels.check import chunked_attention as chunked
 from kernels.check import conv_wgrad as wgrad
 from kernels.check import dynamic_conv as conv
@@ -23,7 +24,7 @@ from kernels.check import recurrent_attention as recurrent
 from kernels.check import score_mod_compiler as compiler
 from kernels.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
-from tests.course.mutants import ROOT, TABLE, submission, targets
+from tests.course.mutants import ROOT, TABLE, row, submission, targets
 from tools.kernel_environment import kernel_environment, too_old_for
 
 NAMES = sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_dir())
@@ -34,6 +35,8 @@ CHECKED = [
     *(wgrad.IM2COL, wgrad.WGRAD, wgrad.SPLIT),
     *(clinic.RELAY, clinic.TILES, clinic.HALVES),
 ]
+BY_NAME = {exercise.name: exercise for exercise in CHECKED}
+WORTH = {name: exercise.worth for name, exercise in BY_NAME.items()}
 HINT = re.compile(r"<details><summary>Hint (\d): ([^<]+)</summary>\n\n.+?\n\n</details>", flags=re.DOTALL)
 REGION = re.compile(r"^ *### BEGIN SOLUTION\n(.*?)^ *### END SOLUTION(?:\n|\Z)", flags=re.MULTILINE | re.DOTALL)
 STUB = re.compile(r"^ *# your lines here\n *pass(?:\n|\Z)", flags=re.MULTILINE)
@@ -195,11 +198,23 @@ def test_the_solution_earns_every_point(name):
 def test_the_solution_passes_with_other_numbers_and_shapes(target, seed):
     needs_newer_triton(target.assignment)
     points, printed = target.check(submission(target), seed=seed, grading=True)
-    assert points == 10, printed
+    assert points == sum(WORTH[target.function].values()), printed
+
+
+@each_assignment
+def test_the_table_of_points_is_the_checks_own(name):
+    text = prose(read("exercises", name))
+    for target in targets():
+        if target.assignment == name:
+            assert BY_NAME[target.function].terms() in text
+            assert set(WORTH[target.function]) == set(VERDICTS)
+    for cell in graded(read("exercises", name)):
+        function = re.search(r"check\.(\w+)\(", cell.source)[1]
+        assert cell.metadata.nbgrader.points == sum(WORTH[function].values())
 
 
 def test_half_a_solution_earns_part_of_the_points(course):
-    """nbgrader from release to mark: the store is not masked, so four properties fail."""
+    """nbgrader from release to mark: the store is not masked, so four properties fail; it compiles and is cheap."""
     name = "01_row_softmax"
     nbgrader(course, "generate_assignment", name, "--create", "--force")
     submitted = course / "submitted" / "ada" / name / f"{name}.ipynb"
@@ -215,20 +230,26 @@ def test_half_a_solution_earns_part_of_the_points(course):
     nbgrader(course, "export", "--to", "marks.csv")
     with open(course / "marks.csv") as marks:
         (row,) = csv.DictReader(marks)
-    assert (row["student_id"], float(row["score"]), float(row["max_score"])) == ("ada", 5, 10)
+    assert (row["student_id"], float(row["score"]), float(row["max_score"])) == ("ada", 10, 15)
 
 
 @pytest.mark.parametrize("exercise", CHECKED, ids=lambda exercise: exercise.name)
 def test_each_property_points_to_a_step_that_exists(exercise):
-    for item in exercise.properties:
+    for item in (*exercise.properties, *filter(None, (exercise.compiles, exercise.cheap))):
         lesson, step = re.fullmatch(r"Lesson (\d\d), step (\d)", item.lesson).groups()
         (path,) = ROOT.glob(f"notebooks/{lesson}_*.ipynb")
-        assert f"## Step {step}: " in prose(nbformat.read(path, as_version=4)), f"{item.name}: {item.lesson}"
+        assert f"## Step {step}: " in prose(nbformat.read(path, as_version=4)), f"{item}: {item.lesson}"
 
 
 def test_the_kill_table_lists_the_mutants_that_there_are():
     text = TABLE.read_text()
     assert re.findall(r"^## (.+): `(.+)`$", text, re.MULTILINE) == [(t.assignment, t.function) for t in targets()]
-    rows = [line.split(" | ")[:4] for line in text.splitlines() if line.startswith("| ") and line[2:8] != "mutant"]
-    assert rows == [[f"| {m.name}", m.bug, m.fails, m.says] for t in targets() for m in t.mutants]
+    assert [line for line in text.splitlines() if line.startswith("| mutant")] == [
+        f"| mutant | bug | {' | '.join(VERDICTS)} | where | with the diagnosis | fails too |"
+    ] * len(targets())
+    rows = [line for line in text.splitlines() if line.startswith("| ") and line[2:8] != "mutant"]
+    beginnings = [row(t, m, {}).removesuffix("– |") for t in targets() for m in t.mutants]
+    assert len(rows) == len(beginnings) and all(map(str.startswith, rows, beginnings))
     assert min(len(t.mutants) for t in targets()) >= 8
+    for target in targets():
+        assert {mutant.verdict for mutant in target.mutants} == set(VERDICTS), target.function

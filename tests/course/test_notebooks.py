@@ -179,7 +179,7 @@ def prediction(topic):
     ]
 
 
-def lesson(minutes=25, **changed):
+def lesson(minutes=35, **changed):
     """The lesson in miniature with cells replaced by id, `_` for `-`; None leaves one out."""
     cells = [
         prose(TITLE.format(minutes), id="title"),
@@ -267,14 +267,25 @@ def test_the_rules_of_the_new_pattern_hold_for_its_parts_alone(monkeypatch):
 
 
 def test_minutes_are_counted_from_what_is_read():
-    text = "word " * 180 + "```python\nnot read\n```\n$$ not = read $$ <details>" + "half " * 360 + "</details>"
+    text = "word " * 120 + "```python\nread\n```\n$$ not = read $$ <details>" + "half " * 240 + "</details>"
     nb = notebook([prose(text + "\n\n| a | table |", id="title"), code("a = 1\n\nb = 2\n" * 8), hidden("c\n" * 99, "h")])
-    assert rules.prose_words(nb) == 180 and rules.code_lines(nb) == 16
-    assert rules.minutes(nb) == 5  # 1 + 1 + 2 lines of code, and a little for the table
+    assert rules.prose_words(nb) == 120 and rules.code_lines(nb) == 17
+    assert rules.minutes(nb) == 5  # 1 + 1 + 2.1 for the code, and a little for the table
     nb.cells += [prose("$$\\boxed{x}$$ \\boxed", id="box"), prose("**Before you run this.** How many?", id="guess")]
     assert rules.minutes(nb) == 10  # 4.5 more
     nb.cells.append(code("...", id="one-turn"))
-    assert rules.minutes(nb) == 15
+    assert rules.minutes(nb) == 20  # 8 more
+    nb.cells.append(prose("```python\na\n\nb\n```\n<details>\n```python\nc\n```\n</details>", id="excerpt"))
+    assert rules.code_lines(nb) == 20  # the turn's line, and two of the excerpt that is no answer
+
+
+def test_minutes_leave_out_what_is_off_the_main_path():
+    aside = "<details><summary>Going further: more</summary>\n\n" + "word " * 1200 + "\n</details>"
+    lists = "## Further reading\n\n" + "word " * 600 + "\n\n## Symbols\n\n" + "| a | b |\n" * 300
+    nb = notebook([prose("word " * 240, id="title"), prose(aside, id="aside"), prose(lists, id="symbols")])
+    assert rules.minutes(nb) == 5
+    nb.cells.append(prose("## The end\n\n" + "word " * 600, id="end"))
+    assert rules.minutes(nb) == 10
 
 
 def test_metadata_that_says_who_and_when_is_seen():

@@ -58,13 +58,13 @@ def test_every_kind_of_finding_has_a_meaning_and_a_step():
 @needs_the_model
 def test_the_kernels_as_found_earn_what_they_did_right(notebook):
     relay = notebook["relay_of"](notebook["worker_found"])
-    points, text = printed(check.mended_relay, relay)
+    points, text = printed(check.mended_relay, relay, verdicts="right")
     assert points == 0 and "FAILED  first round: deadlock" in text
     tiles = notebook["tiles_of"](notebook["loader_found"], notebook["multiplier_found"])
-    points, text = printed(check.mended_tiles, tiles)
+    points, text = printed(check.mended_tiles, tiles, verdicts="right")
     assert points == 4 and "passed  more steps than buffers" in text and "FAILED  several tiles" in text
     halves = notebook["halves_of"](notebook["make_barriers_found"], notebook["half_found"])
-    points, text = printed(check.mended_halves, halves)
+    points, text = printed(check.mended_halves, halves, verdicts="right")
     assert points == 3 and "FAILED  three rounds: early overwrite" in text and "half_found 2" in text
 
 
@@ -96,6 +96,29 @@ def test_an_error_in_the_learners_lines_is_explained(notebook):
 
 
 @needs_the_model
+def test_an_error_in_a_given_function_is_its_callers_doing(notebook):
+    names = dict(notebook)
+    call = "ask(a_desc, b_desc, step * a.shape[2], row, column, ready.index(s), a.index(s), b.index(s))"
+    source = cells(NAME)["tile-loader-kernel"].replace(call, call.replace("ready.index(s)", "ready"))
+    source += "\nmended_tiles = tiles_of(tile_loader, tile_multiplier)"
+    linecache.cache["<asked>"] = (len(source), None, source.splitlines(keepends=True), "<asked>")
+    exec(compile(source, "<asked>", "exec"), names)
+    _, text = printed(check.mended_tiles, names["mended_tiles"], verdicts="right")
+    assert "ask(a_desc, b_desc, step * a.shape[2], row, column, ready, a.index(s), b.index(s))`" in text, text
+
+
+@needs_the_model
+def test_store_wait_is_not_missed_where_it_stands(notebook):
+    """The worker fills y without asking: the storer's store_wait and arrival are in order, nobody waits for them."""
+    names = dict(notebook)
+    source = cells(NAME)["worker-kernel"].replace("        mbarrier.wait(y_empty.index(s), parity ^ 1)\n", "")
+    linecache.cache["<unasked>"] = (len(source), None, source.splitlines(keepends=True), "<unasked>")
+    exec(compile(source, "<unasked>", "exec"), names)
+    _, text = printed(check.mended_relay, names["mended_relay"], verdicts="right")
+    assert "store_wait is missing" not in text and "waits for no barrier that relay_storer signals" in text
+
+
+@needs_the_model
 def test_what_is_no_kernel_is_explained():
     points, text = printed(check.mended_relay, lambda: None)
     assert points == 0 and "the model runs @gluon.jit functions" in text
@@ -104,7 +127,7 @@ def test_what_is_no_kernel_is_explained():
 @needs_the_model
 def test_a_grade_prints_its_seed(notebook):
     points, text = printed(check.mended_halves, notebook["mended_halves"], seed=5, grading=True)
-    assert points == 10 and text.endswith("mended_halves: 10 of 10 points (graded with seed 5)\n")
+    assert points == 15 and text.endswith("cheap 3 of 3) (graded with seed 5)\n")
 
 
 def test_without_the_model_nothing_is_verified(monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernels import runtime
 from kernels.common import configs
 from kernels.common.plan import forget
-from kernels.dynamic_conv import dynamic_conv, plan
+from kernels.dynamic_conv import dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 from tests.dynamic_conv import cases
 
@@ -79,41 +79,11 @@ def test_the_tile_is_no_part_of_the_answer(monkeypatch, packed):
                 assert cases.relative_error(got, want) <= 1e-6
 
 
-@pytest.mark.parametrize(
-    "T, rows, packed, columns",
-    [(4096, 8, 0, 4), (8192, 4, 0, 3), (2048, 16, 0, 2), (32768, 1, 8, 4), (1, 1, 0, 1), (40, 3, 2, 1)],
-)
-def test_balanced_runs_cover_time_and_fill_waves(T, rows, packed, columns):
-    held = 660
-    RUN = plan.balanced_run(T, rows, packed, columns, held, 4)
-    assert 1 <= RUN <= T
-    programs = (rows * -(-T // RUN) + packed) * columns
-    if programs > held // 2:
-        assert programs / held / -(-programs // held) > 0.9
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(
-    T=st.integers(0, 20_000), rows=st.integers(0, 64), packed=st.integers(0, 300), columns=st.integers(0, 40),
-    held=st.integers(1, 900), W=st.integers(1, 9),
-)  # fmt: skip
-def test_balanced_runs_are_those_of_a_search_in_plain_python(T, rows, packed, columns, held, W):
-    def cost(pieces):
-        waves = -(-(rows * pieces + packed) * columns // held)
-        return waves * (-(-T // pieces) + W - 1)
-
-    pieces = min(range(1, min(max(1, T // 32), 4 * held) + 1), key=cost)
-    assert plan.balanced_run(T, rows, packed, columns, held, W) == max(1, -(-T // pieces))
-
-
-def test_balanced_runs_are_remembered_within_bounds():
-    assert plan.balanced_run.cache_info().maxsize is not None
-
-
 @pytest.mark.parametrize("B, T", [(2, 0), (0, 5), (2, 1), (2, 40)])
 def test_runs_balanced_for_a_gpu_serve_every_size(monkeypatch, B, T):
-    """A GPU's table gives HELD, from which the run's length follows, where the interpreter's gives the length."""
-    options = {"G": 4, "ROWS": 1, "HELD": 660, "BLOCK": 16, "num_warps": 1}
+    """A GPU's table gives walks, from which the tile and the run's length follow, where the interpreter's gives these."""
+    walk = {"BLOCK": 16, "num_warps": 1, "RESIDENT": 8, "RATE": 1.0, "FILL": 4.0}
+    options = {"G": 4, "ROWS": 1, "WALKS": [walk, {**walk, "BLOCK": 32, "num_warps": 2}]}
     says = lambda room, kernel, *rest: (options if kernel == "backward" else configs.table_says(room, kernel, *rest))  # noqa: E731
     monkeypatch.setattr(configs, "_says", says)
     x, weight = (torch.randn(s, device=runtime.device, requires_grad=True) for s in ((B, T, 12), (B, T, 12, 4)))

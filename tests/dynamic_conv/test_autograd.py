@@ -56,7 +56,9 @@ def test_under_autocast():
 
 def test_explain_names_the_choice_and_the_reason():
     x, weight = randn(2, 5, 8), randn(2, 5, 8, 3)
-    assert dynamic_conv.explain(x, weight) == "whole words: 2 channels of 4 bytes fill 64 bits"
+    forward, backward = dynamic_conv.explain(x, weight).splitlines()
+    assert forward == "whole words: 2 channels of 4 bytes fill 64 bits"
+    assert "runs of 2 tokens" in backward
     assert "the 7 channels do not divide" in dynamic_conv.explain(x[..., :7], weight[:, :, :7])
     assert "weight has strides" in dynamic_conv.explain(
         x, weight.transpose(1, 2).contiguous().transpose(1, 2).flip(0)[..., :2]

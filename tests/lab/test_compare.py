@@ -21,6 +21,12 @@ def test_difference_names_the_furthest_element(capsys):
     assert capsys.readouterr().out == "dx         DIFFERS at (2, 0): got -1, expected 9\n"
 
 
+def test_numbers_that_look_alike_are_told_apart_by_their_error(capsys):
+    assert not compare("dx", REFERENCE * (1 + 3e-5), REFERENCE)
+    said = "dx         DIFFERS at (2, 3): got 12, expected 12, a relative RMS error of 3e-05 (ratio=1e-05 lets less pass)\n"
+    assert capsys.readouterr().out == said
+
+
 def test_the_error_is_relative_to_the_whole_reference():
     ours = REFERENCE.clone()
     ours[0, 0] += 0.9e-5 * REFERENCE.norm()

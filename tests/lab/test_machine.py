@@ -72,11 +72,17 @@ def test_room_on_a_multiprocessor(program, room, limits):
         lambda: drawings.waves(),
         lambda: drawings.waves(programs=7, multiprocessors=2, rooms=2),
         lambda: drawings.launch(),
+        lambda: drawings.matmul_sizes({"ours": {64: 1e-5, 128: 2e-5}, "theirs": {64: 9e-6, 128: 2e-5}}),
     ],
 )
 def test_drawings_can_be_shown_and_say_what_they_look_like(figure):
     image, said = figure()._repr_png_()
     assert image.startswith(b"\x89PNG") and len(said["alt"]) > 60
+
+
+def test_a_curve_over_sizes_needs_times():
+    with pytest.raises(ValueError, match="seconds holds no times"):
+        drawings.matmul_sizes({"ours": {}})
 
 
 @recorded_only

@@ -237,3 +237,19 @@ def test_a_figure_says_in_words_what_it_draws(capsys):
     assert figure.alt == "Mine."
     alt = bars("dynamic_conv", select={"pass": "forward", "W": 4}).alt
     assert alt.startswith("Horizontal bars, each a fraction of the copy rate, in ") and "ours 0." in alt
+
+
+def test_an_operator_of_ones_own_needs_no_record(capsys):
+    figure = roofline(None, point=("rms_norm", None, 4e6, 4e6))
+    printed = capsys.readouterr().out
+    assert "rms_norm, at best: 1 FLOP/byte, " in printed and " µs at the copy rate of " in printed
+    assert "dynamic_conv" not in printed and "rms_norm, at best" in figure.alt
+    roofline(None, point=("rms_norm", 1e-5, 4e6, 4e6))
+    figure = bars(None, learner=("rms_norm", 1e-5, 4e6, 4e6))
+    assert "rms_norm" in figure.alt and "the copy rate" in figure.alt
+    assert "a matrix product" in bars(None, learner=("product", 1e-5, 4e12, 4e6)).alt
+    for draw, how in ((roofline, {}), (bars, {"learner": ("rms_norm", None, 4e6, 4e6)})):
+        with pytest.raises(ValueError, match="results is None: then"):
+            draw(None, **how)
+    with pytest.raises(ValueError, match="flops and bytes positive"):
+        roofline(None, point=("rms_norm", None, 0, 4e6))

@@ -243,7 +243,13 @@ def test_recording_keeps_launches_apart(capsys):
         result = operator(torch.arange(64.0))
     assert torch.equal(result.flatten(), torch.arange(64.0))
     assert [launch.kernel for launch in t.launches] == ["copy", "strided"]
-    assert len(t.accesses) == 10 and t.requested_bytes == {"src": 256, "dst": 256}
+    assert len(t.accesses) == 10 and t.launches[0].requested_bytes == {"src": 256, "dst": 256}
+    assert t.requested_bytes == t.unique_bytes == {"src": 512, "dst": 512}
+    assert t.sectors == {name: sum(launch.sectors[name] for launch in t.launches) for name in ("src", "dst")}
+    t.table()
+    printed = capsys.readouterr().out
+    assert "copy, grid 4:" in printed and "strided, grid 1:" in printed
+    assert printed.endswith("2 launches: 1,024 bytes requested, the floors come to 1,024\n")
     assert t.programs("dst", launch=1)[(0, 0, 0)] == list(range(64))
     assert repr(t) == "<Trace of [<copy, grid 4: 8 accesses>, <strided, grid 1: 2 accesses>]>"
     t.table(launch=1)

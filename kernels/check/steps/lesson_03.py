@@ -76,6 +76,13 @@ def loop(scaled_loop):
             f"A step of 2048 and seven steps of 1 make 2055, and here {out[0, 0].item():.0f}: the sum is kept in 16 bits; "
             "let the accumulator be float32 and leave tl.dot its out_dtype"
         )
+    for tensor, value in ((a, 512), (b, 2.0**-10), (memory, 256)):
+        tensor.fill_(value)
+    if not _run_loop(scaled_loop, a, b, memory, 128).isfinite().all():
+        return (
+            "512 times a scale of 256 is more than float16 holds, and the product comes back infinite: let the numbers and "
+            "their scales be float32 before they are multiplied"
+        )
     return ""
 
 

@@ -105,6 +105,11 @@ def cost(problem):
     return tma.cost(kernel_of(problem.g), problem)
 
 
+def candidates(problem):
+    """What the model of cost predicts, a ``Candidate`` for each tile; none where the GPU's table names no costs."""
+    return tma.candidates(kernel_of(problem.g), problem.g, problem.device, problem.split_k)
+
+
 def plan(problem):
     """What ``wgrad`` would launch, and how."""
     return _plan(kernel_of(problem.g), launch_kernel, problem.g, problem.device, problem.split_k)

@@ -13,6 +13,7 @@ import triton
 from kernels.common.configs import configuration
 from kernels.common.gluon import element, gluon, multiprocessors, reason_not, shared_layout
 from kernels.common.plan import Cost, remembered
+from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.gluon.work import PARTIAL, START, Work, share_out
 from kernels.conv_wgrad.portable import way as portable
 from kernels.conv_wgrad.portable.pixels import is_rows, rows_of
@@ -42,11 +43,13 @@ class Shares:
 
 @remembered
 def plan(kernel, g, device, split_k=None):
-    """The ``Shares`` for a geometry: three chunks a tile, or two.
+    """The ``Shares`` for a geometry: as the model of cost says where the table names one, else three chunks a tile, or two.
 
     Two where that wastes clearly less, and where the input channels are no multiple of 16: sums are then stored one by one,
     which takes more registers than three groups have.
     """
+    if found := candidates(kernel, g, device, split_k):
+        return model.cheapest(found).work
     three, two = (_plan(kernel, f"{n} chunks", g, device, split_k) for n in (3, 2))
     return two if g.Ci % 16 or two.waste < 0.9 * three.waste else three
 
@@ -55,12 +58,56 @@ def _plan(kernel, key, g, device, split_k):
     options = configuration("conv_wgrad", kernel, key, device)
     options["BLOCK_M"] = min(options["BLOCK_M"], max(64, triton.next_power_of_2(g.Co)))
     options["BLOCK_N"] = min(options["BLOCK_N"], max(16, triton.next_power_of_2(g.Ci)))
+    tiles, blocks, waste = tiled(g, options)
+    return Shares(options, share_out(tiles, blocks, options["BLOCK_K"], multiprocessors(device), split_k), waste)
+
+
+def tiled(g, options):
+    """``(tiles, blocks of pixels, tile waste)`` of a geometry."""
     BLOCK_M, BLOCK_N, BLOCK_K, GROUPS = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS"))
     chunks = g.R * g.S * -(-g.Ci // BLOCK_N)
     rows, columns, blocks = -(-g.Co // BLOCK_M), -(-chunks // GROUPS), -(-g.M // BLOCK_K)
-    work = share_out(rows * columns, blocks, BLOCK_K, multiprocessors(device), split_k)
     padded = rows * BLOCK_M * columns * GROUPS * BLOCK_N * blocks * BLOCK_K
-    return Shares(options, work, padded / (g.Co * g.columns * g.M))
+    return rows * columns, blocks, padded / (g.Co * g.columns * g.M)
+
+
+@remembered
+def candidates(kernel, g, device, split_k=None):
+    """A ``model.Candidate`` of every tile that the table names costs for, its sums shared out as is cheapest for it; else
+    none."""
+    costs = model.costs_of(configuration("conv_wgrad", kernel, "3 chunks", device))
+    tiles = costs["tiles"][tiles_for(g)] if costs else []
+    return [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k)]
+
+
+def considered(g, costs, tiles, split_k=None):
+    """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
+    prediction."""
+    found, two = [], [tile for tile in tiles if tile["GROUPS"] == 2]
+    allowed = two if g.Ci % 16 else tiles
+    for tile in model.fitting(allowed, g.Co, g.Ci) or two:
+        options = model.options_of(tile)
+        (n, blocks, waste), processors = tiled(g, options), costs["multiprocessors"]
+        works = [Work(n, blocks, *cut) for cut in sorted(model.cuts(n, blocks, processors, split_k))]
+        if split_k is None:
+            per = -(-n * blocks // processors)
+            works.append(Work(n, blocks, blocks // per, per))
+        times = [model.predicted(costs, "hopper", tile, load_of(g, work)) for work in works]
+        shares = [Shares(options, work, waste) for work in works]
+        found.append([model.Candidate(tile, options, *pair) for pair in zip(shares, times, strict=True)])
+    return found
+
+
+def tiles_for(g):
+    """The name of the tiles in the costs: how x is read."""
+    return "hopper rows" if g.pointwise else "hopper im2col"
+
+
+def load_of(g, work):
+    """What the launch of a ``Work`` asks of the GPU."""
+    copied = [numel for numel, channels in ((g.N * g.H * g.W * g.Ci, g.Ci), (g.M * g.Co, g.Co)) if channels % 8]
+    moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns + 2 * sum(copied))
+    return model.Load(work.items, work.per, 1, work.slots, g.Co * g.columns, moved, met=2 if work.rest else 1)
 
 
 def unfit(g, dtype):
@@ -86,8 +133,12 @@ def unfit(g, dtype):
 
 
 def cost(kernel, problem):
-    """The product's volume with its tiles' padding; not finite where on an H200 the portable kernel was faster."""
+    """The predicted time; of a GPU without parameters, the product's volume with its tiles' padding, and not finite where on
+    an H200 the portable kernel was faster."""
     g = problem.g
+    if found := candidates(kernel, g, problem.device, problem.split_k):
+        time = model.cheapest(found).time
+        return Cost(time, f"predicted {time:.1f} us")
     if min(g.Ci, g.Co) < 64 or max(g.Ci, g.Co) <= 64:
         return Cost(float("inf"), f"{g.Ci} input and {g.Co} output channels make its tiles small")
     chosen = plan(kernel, g, problem.device)
@@ -185,7 +236,11 @@ class TmaPlan:
 
 def plan_wgrad(kernel, launch, g, device, split_k):
     """The ``TmaPlan`` of the table's kernel that ``launch(dy_desc, x_desc, target, work, walk, sizes, options)`` starts."""
-    shares = plan(kernel, g, device, split_k)
+    return plan_shares(launch, g, device, plan(kernel, g, device, split_k))
+
+
+def plan_shares(launch, g, device, shares):
+    """The ``TmaPlan`` of ``Shares``."""
     work = shares.work
     programs, taps = min(work.items, multiprocessors(device)), g.R * g.S
     rows = -(-g.Co // shares.options["BLOCK_M"])

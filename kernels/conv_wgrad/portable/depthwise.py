@@ -1,98 +1,108 @@
-"""Sums over pixels without a matrix product: the weight gradient of depthwise convolutions, and the bias gradient."""
+"""The weight gradient of depthwise convolutions: no product is left, so what counts is that values are read once.
+
+Output pixels lie in strips, RUN neighbours in a row. A program keeps the sums of all taps of the filter in registers, or as
+many as fit, for a few channels; of each strip it reads dy once, and of every row under the filter the pixels that the strip's
+taps see, once for all of them:
+
+    dw[o, r, s] = sum over strips, i of dy[o, i] x[o // multiplier, row r, i σw + s δw]
+"""
 
 import triton
 import triton.language as tl
 
-from kernels.conv_wgrad.portable.pixels import UNITS, WALK, first_pixels, inside, next_pixels, pixel_offset
+from kernels.conv_wgrad.portable.pixels import UNITS, inside, pixel_offset
 
-MOST_TAPS = 8  # a program's sums, side by side in registers
+MOST_TAPS = 8  # in a row of the filter, of a program
+
+# Integers that the compiler gains nothing from knowing.
+SIZES = ["strips", "runs", "P", "Q", "H", "W", "R", "S", "o_units", "blocks", "per", "sh", "pt", "pl", "dh"]
 
 
-@triton.jit(do_not_specialize=["M", "P", "Q", "H", "W", "S", "taps", "o_units", "blocks", "per", *UNITS, *WALK])
+@triton.jit(do_not_specialize=[*SIZES, *UNITS])
 def depthwise_kernel(
     dy_ptr, x_ptr, out_ptr,
-    M, P, Q, H, W, S, taps, multiplier,
+    strips, runs, P, Q, H, W, R, S, multiplier,
     o_units, blocks, per,
     m_units, n_units, h_units, w_units,
-    sh, sw, pt, pl, dh, dw,
-    step_n, step_h, step_w,
-    UNIT: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    sh, pt, pl, dh,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, RUN: tl.constexpr,
+    STRIDE: tl.constexpr, DILATION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """TAPS neighbouring taps in a row of the filter, for BLOCK_M output channels, summed over one piece of the pixels. Output
-    channel o sees input channel o // multiplier alone:
+    """ROWS x TAPS taps of the filter, for BLOCK_M output channels, summed over one piece of the strips, BLOCK_K at a time.
 
-        dw[o, r, s] = sum_m dy[m, o] x[m's pixel under (r, s), o // multiplier]
-
-    dy is loaded once for all of these taps; what they see of x overlaps but for a pixel, and comes from the L1 cache. Co and
-    the strides of dy and x are given in units of UNIT elements: the compiler then loads whole vectors.
+    ``runs`` strips lie in a row of output pixels. STRIDE and DILATION are those along a row. Co and the strides of dy
+    (m_units) and x are given in units of UNIT elements: the compiler then loads whole vectors.
     """
     Co = o_units * UNIT
     tiles = tl.cdiv(Co, BLOCK_M)
-    rows = taps // S
+    shares = tl.cdiv(S, TAPS)
     pid = tl.program_id(0)
-    column = pid // tiles % (rows * tl.cdiv(S, TAPS))
-    piece = pid // tiles // (rows * tl.cdiv(S, TAPS))
-    r = column % rows
-    s = column // rows * TAPS
+    column = pid // tiles % (tl.cdiv(R, ROWS) * shares)
+    piece = pid // tiles // (tl.cdiv(R, ROWS) * shares)
+    r0 = column // shares * ROWS
+    s0 = column % shares * TAPS
     offs_o = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_k = tl.arange(0, BLOCK_K)
     mask_o = offs_o < Co
+    # where the piece begins: the only divisions in 64 bits, of scalars
     first = piece * per
-    m = first.to(tl.int64) * BLOCK_K
+    begin = first.to(tl.int64) * BLOCK_K
+    row = begin // runs
+    image = row // P
+    run = (begin - row * runs).to(tl.int32)
+    line = (row - image * P).to(tl.int32)
+    left = tl.minimum(strips - begin, per * BLOCK_K).to(tl.int32)
     step = tl.cast(m_units, tl.int64) * UNIT
-    dy_at = dy_ptr + (m + offs_k)[:, None] * step + offs_o[None, :]
-    x_column = x_ptr + (pixel_offset(r * dh, s * dw, h_units, w_units, WIDE=True) * UNIT + offs_o // multiplier)
-    image, h, w = first_pixels(m, n_units, P, Q, sh, sw, pt, pl, BLOCK_K, WIDE)
-    next_tap = tl.cast(dw, tl.int64) * w_units * UNIT
+    next_pixel = tl.cast(w_units, tl.int64) * UNIT
     accs = ()
-    for _i in tl.static_range(TAPS):
+    for _i in tl.static_range(ROWS * TAPS):
         accs = accs + (tl.zeros([BLOCK_K, BLOCK_M], tl.float32),)
-    for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=STAGES):
-        mask_k = offs_k < M - m
-        dy = tl.load(dy_at, mask=mask_k[:, None] & mask_o[None, :], other=0.0).to(tl.float32)
-        mask_k = mask_k & inside(h + r * dh, H)
-        at = (image + pixel_offset(h, w, h_units, w_units, WIDE)).to(tl.int64) * UNIT
-        x_at = x_column[None, :] + at[:, None]
+    for block in range(0, tl.minimum(per, blocks - first)):
+        strip = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        there = strip < left
+        q = (run + strip) % runs * RUN
+        lines = line + (run + strip) // runs
+        p = lines % P
+        n = image + lines // P
+        m = (n * P + p) * Q + q
+        dy_at = dy_ptr + m[:, None] * step + offs_o[None, :]
+        dys = ()
+        for i in tl.static_range(RUN):
+            mask = there & (q + i < Q)
+            value = tl.load(dy_at + i * step, mask=mask[:, None] & mask_o[None, :], other=0.0)
+            dys = dys + (value.to(tl.float32),)
+        h = p * sh + r0 * dh - pt
+        w = q * STRIDE + s0 * DILATION - pl
         sums = ()
-        for i in tl.static_range(TAPS):
-            mask_x = mask_k & inside(w + (s + i) * dw, W)
-            x = tl.load(x_at + i * next_tap, mask=mask_x[:, None] & mask_o[None, :], other=0.0)
-            sums = sums + (accs[i] + dy * x.to(tl.float32),)
+        for r in tl.static_range(ROWS):
+            seen = there & inside(h + r * dh, H)
+            at = (n * n_units + pixel_offset(h + r * dh, w, h_units, w_units, WIDE=True)) * UNIT
+            x_at = x_ptr + at[:, None] + (offs_o // multiplier)[None, :]
+            xs = ()
+            for j in tl.static_range((RUN - 1) * STRIDE + (TAPS - 1) * DILATION + 1):
+                mask = seen & inside(w + j, W)
+                value = tl.load(x_at + j * next_pixel, mask=mask[:, None] & mask_o[None, :], other=0.0)
+                xs = xs + (value.to(tl.float32),)
+            for s in tl.static_range(TAPS):
+                acc = accs[r * TAPS + s]
+                for i in tl.static_range(RUN):
+                    acc += dys[i] * xs[i * STRIDE + s * DILATION]
+                sums = sums + (acc,)
         accs = sums
-        dy_at += step * BLOCK_K
-        m += BLOCK_K
-        image, h, w = next_pixels(image, h, w, n_units, P, Q, sh, sw, pt, pl, step_n, step_h, step_w)
-    out_at = out_ptr + (piece.to(tl.int64) * Co + offs_o) * taps + r * S + s
-    for i in tl.static_range(TAPS):
-        there = offs_o < tl.where(s + i < S, Co, 0)
-        tl.store(out_at + i, tl.sum(accs[i], 0).to(out_ptr.dtype.element_ty), mask=there)
+    out_at = out_ptr + (piece.to(tl.int64) * Co + offs_o) * (R * S)
+    for r in tl.static_range(ROWS):
+        for s in tl.static_range(TAPS):
+            exists = offs_o < tl.where(r0 + r < R, tl.where(s0 + s < S, Co, 0), 0)
+            total = tl.sum(accs[r * TAPS + s], 0).to(out_ptr.dtype.element_ty)
+            tl.store(out_at + (r0 + r) * S + s0 + s, total, mask=exists)
 
 
-@triton.jit(do_not_specialize=["M", "blocks", "per"])
-def bias_kernel(
-    dy_ptr, out_ptr, M, Co, blocks, per, stride_m,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_M channels of db[o] = sum_m dy[m, o], summed over one piece of the pixels."""
-    tiles = tl.cdiv(Co, BLOCK_M)
-    pid = tl.program_id(0)
-    piece = pid // tiles
-    offs_o = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_k = tl.arange(0, BLOCK_K)
-    mask_o = offs_o < Co
-    first = piece * per
-    m = first.to(tl.int64) * BLOCK_K
-    step = tl.cast(stride_m, tl.int64)
-    dy_at = dy_ptr + (m + offs_k)[:, None] * step + offs_o[None, :]
-    acc = tl.zeros([BLOCK_K, BLOCK_M], tl.float32)
-    for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=STAGES):
-        acc += tl.load(dy_at, mask=(offs_k < M - m)[:, None] & mask_o[None, :], other=0.0).to(tl.float32)
-        dy_at += step * BLOCK_K
-        m += BLOCK_K
-    tl.store(out_ptr + piece.to(tl.int64) * Co + offs_o, tl.sum(acc, 0).to(out_ptr.dtype.element_ty), mask=mask_o)
+def shares(size, most):
+    """The length of equal shares of ``size``, as few as hold at most ``most``."""
+    return -(-size // -(-size // most))
 
 
-def taps_at_once(S):
-    """How many taps of a row of ``S`` a program sums: all, or as few shares as hold at most MOST_TAPS."""
-    return -(-S // -(-S // MOST_TAPS))
+def taps_of(g, sums):
+    """``(rows, taps in a row)`` of the filter that a program sums, which keeps about so many sums."""
+    taps = shares(g.S, MOST_TAPS)
+    return shares(g.R, max(1, sums // taps)), taps

@@ -29,7 +29,7 @@ def wgrad_kernel(
     sh, sw, pt, pl, dh, dw,
     step_n, step_h, step_w,
     UNIT_O: tl.constexpr, UNIT_C: tl.constexpr, POINTWISE: tl.constexpr, TMA: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, TOGETHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One tile [BLOCK_M output channels, BLOCK_N columns] of one group, summed over one piece of the pixels.
@@ -101,5 +101,11 @@ def wgrad_kernel(
         m += BLOCK_K
 
     rows = (piece.to(tl.int64) * groups + group) * Co + offs_o
+    mask = mask_o[:, None] & mask_j[None, :]
+    if TOGETHER > 1:
+        Ci_group = Ci // TOGETHER
+        mask = mask & ((offs_o // (Co // TOGETHER))[:, None] == (offs_j % Ci // Ci_group)[None, :])
+        columns = columns // TOGETHER
+        offs_j = offs_j // Ci * Ci_group + offs_j % Ci_group
     out_at = out_ptr + rows[:, None] * columns + offs_j[None, :]
-    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=mask_o[:, None] & mask_j[None, :])
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=mask)

@@ -19,7 +19,7 @@ from kernels.lab.drawings.conv1d import (
     conv_words,
     word_bits,
 )
-from kernels.lab.drawings.conv1d_backward import conv_passes, conv_sums, conv_who_saw
+from kernels.lab.drawings.conv1d_backward import conv_sums, conv_who_saw
 from kernels.lab.drawings.machine import (
     latency_hiding,
     launch,
@@ -30,14 +30,13 @@ from kernels.lab.drawings.machine import (
     warp_load,
     waves,
 )
-from kernels.lab.drawings.matmul import matmul_sweeps, matmul_tile, pipelined, tile_order
+from kernels.lab.drawings.matmul import matmul_sizes, matmul_sweeps, matmul_tile, pipelined, tile_order
 
 __all__ = [
     "address_tile",
     "conv_band",
     "conv_banks",
     "conv_loads",
-    "conv_passes",
     "conv_state",
     "conv_sums",
     "conv_tile",
@@ -48,6 +47,7 @@ __all__ = [
     "latency_hiding",
     "launch",
     "machine",
+    "matmul_sizes",
     "matmul_sweeps",
     "matmul_tile",
     "memory_line",

@@ -1,4 +1,4 @@
-"""Dynamic convolution, backward: which outputs saw an input, sums that travel along a walk, who reads what."""
+"""Dynamic convolution, backward: which outputs saw an input, and sums that travel along a walk."""
 
 from kernels.lab.drawings.language import NOTE, Filmstrip, drawing, filmstrip
 
@@ -95,41 +95,3 @@ def conv_sums(W: int = 3, RUN: int = 4) -> Filmstrip:
         "share. From frame to frame all sums stand one input further right."
     )
     return filmstrip(8, 4.6, draw, titles, alt=alt, columns=2)
-
-
-def conv_passes(W: int = 4):
-    """One kernel for each gradient beside one walk: which kernel reads and writes what, in tensors of the input's size."""
-
-    def tensors(board, x, y, names, role_of):
-        places = {}
-        for i, (name, size) in enumerate(names):
-            places[name] = board.box(x, y + i * 1.5, 2.3, 1.0, role_of[name], f"{name}: {size}", size=NOTE)
-        return places
-
-    roles = {"dy": "input", "x": "input", "k": "weight", "dx": "output", "dk": "output"}
-
-    def panel(board, left, kernels, title, count):
-        read = tensors(board, left, 0.75, (("x", 1), ("dy", 1), ("k", W)), roles)
-        written = tensors(board, left + 9.2, 1.5, (("dk", W), ("dx", 1)), roles)
-        for name, y, h, inputs, outputs in kernels:
-            box = board.box(left + 4.7, y, 2.4, h, "program", name, size=NOTE)
-            for i, tensor in enumerate(inputs):
-                along = (i + 1) / (len(inputs) + 1)
-                board.arrow(read[tensor].side("right"), box.side("left", along), roles[tensor])
-            for i, tensor in enumerate(outputs):
-                along = (i + 1) / (len(outputs) + 1)
-                board.arrow(box.side("right", along), written[tensor].side("left"), "output")
-        board.text(left + 5.75, -0.55, title, size=NOTE + 1)
-        board.text(left + 5.75, 5.75, count, size=NOTE)
-
-    def draw(board):
-        panel(board, 0, (("dk kernel", 0.4, 1.8, ("x", "dy"), ("dk",)), ("dx kernel", 3.1, 1.8, ("dy", "k"), ("dx",))),
-              "one kernel for each gradient", f"dy leaves memory twice: 2W + 4 = {2 * W + 4}")  # fmt: skip
-        panel(board, 13.6, (("one walk", 1.4, 2.6, ("x", "dy", "k"), ("dk", "dx")),),
-              "one walk", f"everything crosses once: 2W + 3 = {2 * W + 3}")  # fmt: skip
-
-    alt = (
-        "Two dataflows. Left, two kernels: the dk kernel reads x and dy and writes dk, the dx kernel reads dy and k and "
-        "writes dx, so two arrows leave dy. Right, one kernel reads x, dy and k and writes dk and dx: one arrow for each."
-    )
-    return drawing(8, 2.6, draw, alt=alt)

@@ -150,7 +150,7 @@ def draw_hiding(board: Board, warps=(1, 4, 8), latency: int = 7, rounds: int = 2
     y = 0.0
     for count in warps:
         busy = set()
-        share = f"{count} warp{'s' * (count > 1)}: busy {count} of {period} turns"
+        share = f"{count} warp{'s' * (count > 1)}: busy {count} of {period} ticks"
         board.text(0, y - 0.5, share, size=NOTE, ha="left")
         for warp in range(count):
             board.text(-0.3, y + 0.4, f"warp {warp}", size=7, ha="right")

@@ -92,7 +92,7 @@ def run_all(
     run: False leaves the stored outputs. screenshot: where the first page goes. pages: theme -> the beginning of the paths
     at which pictures of the whole length go, one a page.
     """
-    job = {"url": f"{address}/lab/tree/{notebook}?token={TOKEN}", "run": run, "executablePath": chromium()}
+    job = {"url": f"{address}/lab/tree/{notebook}?token={TOKEN}&reset", "run": run, "executablePath": chromium()}
     job["screenshot"] = str(screenshot) if screenshot else None
     job["pages"] = {THEMES[theme]: str(prefix) for theme, prefix in (pages or {}).items()}
     command = ["node", Path(__file__).with_name("run_all.mjs"), json.dumps(job)]

@@ -16,7 +16,7 @@ try {
   const page = await browser.newPage({ viewport: job.screenshot ? { width: 1400, height: 2200 } : { width: 1060, height: 1600 } });
   page.setDefaultTimeout(60_000);
   await page.goto(job.url);
-  await page.locator(".jp-Notebook .jp-Cell").first().waitFor();
+  await page.locator(".jp-NotebookPanel:visible .jp-Cell").first().waitFor();
 
   // Cells outside the viewport are not in the page, so the notebook's model is asked, not the page.
   const cells = () =>

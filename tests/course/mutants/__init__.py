@@ -30,7 +30,8 @@ torch.set_num_threads(1)  # small tensors, and one pytest worker a core
 class Mutant:
     """``bug`` in words, the patch (old text, new text, ...), the property that must fail and a part of what it says.
 
-    ``cell`` is the cell that is patched, the target's first unless named.
+    ``cell`` is the cell that is patched, the target's first unless named. ``fails`` is the property, or the verdict
+    "compiles" or "cheap" itself.
     """
 
     name: str
@@ -39,6 +40,11 @@ class Mutant:
     fails: str
     says: str
     cell: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The verdict that must catch it."""
+        return self.fails if self.fails in check.VERDICTS else "right"
 
 
 class _Enough(BaseException):
@@ -123,7 +129,8 @@ def failures(printed: str) -> dict[str, str]:
 def row(target: Target, mutant: Mutant, failed: dict[str, str]) -> str:
     """The mutant's line of the kill table."""
     also = ", ".join(name for name in failed if name != mutant.fails) or "–"
-    return f"| {mutant.name} | {mutant.bug} | {mutant.fails} | {mutant.says} | {also} |"
+    marks = (("fails" if verdict == mutant.verdict else "") for verdict in check.VERDICTS)
+    return f"| {mutant.name} | {mutant.bug} | {' | '.join(marks)} | {mutant.fails} | {mutant.says} | {also} |"
 
 
 def targets() -> tuple[Target, ...]:
@@ -154,16 +161,25 @@ def targets() -> tuple[Target, ...]:
 
 def table() -> str:
     """The kill table, made by running every mutant."""
+    from tests.course import similarity
+
     lines = [
         "# Which check catches which bug",
         "",
         "Made by `python -m tests.course.mutants`, proved line by line by `tests/course/test_mutants.py`. Each bug is",
         "a patch of the solution that runs to its end and passes a naive test: one call whose sizes fill every block.",
+        "The verdict named for it catches it by itself: *right*, at one of its properties, *compiles* or *cheap*.",
     ]
     for target in targets():
         lines += ["", f"## {target.assignment}: `{target.function}`", ""]
-        lines += ["| mutant | bug | fails | with the diagnosis | fails too |", "|---|---|---|---|---|"]
+        verdicts = " | ".join(check.VERDICTS)
+        lines += [
+            f"| mutant | bug | {verdicts} | where | with the diagnosis | fails too |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
         for mutant in target.mutants:
-            _, printed = target.check(submission(target, mutant.patch, mutant.cell))
+            _, printed = target.check(submission(target, mutant.patch, mutant.cell), verdicts=mutant.verdict)
             lines.append(row(target, mutant, failures(printed)))
-    return "\n".join(lines) + "\n"
+    lines += ["", "## How much of a solution is a lesson's code with other names", ""]
+    lines += ["By `python -m tests.course.similarity`: which share of the learner's token trigrams one cell has, too.", ""]
+    return "\n".join([*lines, *similarity.table()]) + "\n"

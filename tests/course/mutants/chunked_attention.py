@@ -160,6 +160,24 @@ STATES = Target(
             "float16",
             F16,
         ),
+        Mutant(
+            "TF32",
+            "the chunk's writes may be rounded to TF32",
+            (', v, input_precision="ieee")', ", v)"),
+            "compiles",
+            "a product of float32 blocks keeps 10 of 23 bits unless it says input_precision",
+        ),
+        Mutant(
+            "stored twice",
+            "each state is stored when it leaves a chunk and when it enters the next",
+            (
+                '        S = through * S + tl.dot(tl.trans(k * to_end[:, None]), v, input_precision="ieee")\n',
+                '        S = through * S + tl.dot(tl.trans(k * to_end[:, None]), v, input_precision="ieee")\n'
+                "        tl.store(states_ptrs + (n + 1) * stride_states[2], S, mask=mask_state)\n",
+            ),
+            "cheap",
+            "stores write ",
+        ),
     ),
 )
 
@@ -287,6 +305,42 @@ OUTPUTS = Target(
             (OWN, 'tl.dot(A.to(tl.float16), v.to(tl.float16), input_precision="ieee")'),
             "float16",
             F16,
+        ),
+        Mutant(
+            "TF32",
+            "the product of scores and values may be rounded to TF32",
+            ('tl.dot(A, v, input_precision="ieee")', "tl.dot(A, v)"),
+            "compiles",
+            "a product of float32 blocks keeps 10 of 23 bits unless it says input_precision",
+        ),
+        Mutant(
+            "cut too late",
+            "the exponential of the whole square is taken, and its upper half thrown away",
+            (
+                'tl.exp(tl.where(seen, gamma[:, None] - gamma, -float("inf")))',
+                "tl.where(seen, tl.exp(gamma[:, None] - gamma), 0.0)",
+            ),
+            "strong decay",
+            "a tl.where around an exponential comes too late",
+        ),
+        Mutant(
+            "q again",
+            "q is loaded a second time for the state's part",
+            (
+                "    from_start = ",
+                "    q = tl.load(q_ptr + at(stride_q, b, t[:, None], h, offs_k), mask=mask_tk,"
+                " other=0.0).to(tl.float32)\n"
+                "    from_start = ",
+            ),
+            "cheap",
+            "loads ask for ",
+        ),
+        Mutant(
+            "gamma turned over",
+            "the decay from s to t has the wrong sign",
+            ("gamma[:, None] - gamma, -float", "gamma - gamma[:, None], -float"),
+            "one chunk",
+            "gamma is turned over",
         ),
     ),
 )

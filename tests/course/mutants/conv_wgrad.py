@@ -170,7 +170,7 @@ IM2COL = Target(
             "the last, partial block reads on into images that do not exist; the surplus is never stored",
             ("mask=mask_m[:, None] & mask_h", "mask=mask_h"),
             "stays inside its tensors",
-            "the load of x is not masked along N (mask_m)",
+            "the load of x is not masked along M (mask_m)",
         ),
         Mutant(
             "missing store mask",
@@ -194,6 +194,28 @@ IM2COL = Target(
             ("at(stride_x, n[:, None], h, w, c)", "at(stride_x, n[:, None], h, w, 0) + c"),
             "strides in memory",
             MEMORY,
+        ),
+        Mutant(
+            "lambda",
+            "a column is made by a lambda",
+            (
+                "    h = (p * g.sh - g.pt)[:, None] + r",
+                "    column = lambda i: i[:, None]\n    h = column(p * g.sh - g.pt) + r",
+            ),
+            "compiles",
+            "a kernel is no full Python: Lambda",
+        ),
+        Mutant(
+            "loaded twice",
+            "the pixels are loaded twice",
+            (
+                "    tile = tl.load(x_ptr",
+                "    tile = tl.load(x_ptr + at(stride_x, n[:, None], h, w, c), mask=mask_m[:, None]"
+                " & mask_h & mask_w, other=0.0)\n"
+                "    tile = tl.load(x_ptr",
+            ),
+            "cheap",
+            "loads ask for ",
         ),
     ),
 )
@@ -253,14 +275,14 @@ WGRAD = Target(
             "dy is loaded beyond the last pixel; A is 0 there, but 0 times NaN is NaN",
             ("mask=mask_m[:, None] & mask_o, other", "mask=mask_o, other"),
             "ragged pixels",
-            "the load of dy is not masked along N (mask_m)",
+            "the load of dy is not masked along M (mask_m)",
         ),
         Mutant(
             "missing load mask in A",
             "the same for x; dy is 0 there",
             ("mask=mask_m[:, None] & mask_h & mask_w", "mask=mask_h & mask_w"),
             "ragged pixels",
-            "the load of x is not masked along N (mask_m)",
+            "the load of x is not masked along M (mask_m)",
             "tile-kernel",
         ),
         Mutant(
@@ -314,6 +336,20 @@ WGRAD = Target(
             (DOT, f'acc += tl.dot(tl.trans(dy), tile, input_precision="ieee"){HALF}'),
             "float16",
             F16,
+        ),
+        Mutant(
+            "TF32",
+            "the products of float32 may be rounded to TF32",
+            (', acc, input_precision="ieee")', ", acc)"),
+            "compiles",
+            "a product of float32 blocks keeps 10 of 23 bits unless it says input_precision",
+        ),
+        Mutant(
+            "a step a pixel",
+            "the loop runs over M blocks where there are cdiv(M, BLOCK_K)",
+            ("blocks = tl.cdiv(g.M, BLOCK_K)", "blocks = g.M"),
+            "cheap",
+            "times the loads and stores are executed that the lesson's scheme needs",
         ),
     ),
 )
@@ -461,6 +497,21 @@ SPLIT = Target(
             ("tl.store(ptrs, acc,", f"tl.store(ptrs, acc{HALF},"),
             "order of the sum",
             F16,
+        ),
+        Mutant(
+            "sum from a number",
+            "the sum of the pieces begins as the number 0",
+            ("total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)", "total = 0"),
+            "compiles",
+            "`total` is a number, int32, before the loop",
+            "sum-kernel",
+        ),
+        Mutant(
+            "pieces run on",
+            "a piece has as many blocks as there are, all but its own masked out",
+            ("    last = tl.minimum(first + per, blocks)", "    last = first + per"),
+            "cheap",
+            "times the loads and stores are executed that the lesson's scheme needs",
         ),
     ),
 )

@@ -152,6 +152,56 @@ FORWARD = Target(
             "float16",
             HALF,
         ),
+        Mutant(
+            "taps in a list",
+            "the products are collected in a list and summed at the end",
+            (
+                "    acc = tl.zeros((BLOCK_T, BLOCK_D), dtype=tl.float32)\n",
+                "    taps = []\n",
+                "acc += k * x",
+                "taps.append(k * x)",
+                "offs_d * stride_yd, acc,",
+                "offs_d * stride_yd, sum(taps),",
+            ),
+            "compiles",
+            "a kernel has no lists to append to and no comprehensions",
+        ),
+        Mutant(
+            "a store a tap",
+            "the sum so far is stored for each tap, inside the loop",
+            (
+                "        acc += k * x\n",
+                "        acc += k * x\n"
+                "        tl.store(y_ptr + b * stride_yb + offs_t * stride_yt + offs_d * stride_yd,"
+                " acc, mask=mask_t & mask_d)\n",
+            ),
+            "cheap",
+            "1 of 3 points: stores write 5 times the outputs' bytes, and 1 times do",
+        ),
+        Mutant(
+            "axes of the grid exchanged",
+            "times come from program_id(2), channels from program_id(1)",
+            (
+                "(tl.program_id(1) * BLOCK_T",
+                "(tl.program_id(2) * BLOCK_T",
+                "(tl.program_id(2) * BLOCK_D",
+                "(tl.program_id(1) * BLOCK_D",
+            ),
+            "whole blocks",
+            "no program stores them: look at grid, offsets, strides and mask along D",
+        ),
+        Mutant(
+            "mask on the weight",
+            "the time is masked where the weight is loaded, not where x is",
+            (
+                "x = tl.load(x_ptrs, mask=(time >= 0) & mask_t & mask_d",
+                "x = tl.load(x_ptrs, mask=mask_t & mask_d",
+                "k = tl.load(k_ptrs, mask=mask_t & mask_d",
+                "k = tl.load(k_ptrs, mask=(time >= 0) & mask_t & mask_d",
+            ),
+            "the first tokens",
+            "the load of x is not masked along T (time >= 0)",
+        ),
     ),
 )
 
@@ -241,6 +291,25 @@ DX = Target(
             "float16",
             HALF,
         ),
+        Mutant(
+            "list of taps",
+            "the loop runs over a list",
+            ("for w in tl.static_range(W):", "for w in [w for w in range(W)]:"),
+            "compiles",
+            "a kernel has no lists to append to and no comprehensions",
+        ),
+        Mutant(
+            "a store a tap",
+            "the sum so far is stored for each tap",
+            (
+                "        acc += k * dy\n",
+                "        acc += k * dy\n"
+                "        tl.store(dx_ptr + b * stride_xb + offs_t * stride_xt + offs_d * stride_xd,"
+                " acc, mask=mask_t & mask_d)\n",
+            ),
+            "cheap",
+            "1 of 3 points: stores write 5 times the outputs' bytes, and 1 times do",
+        ),
     ),
 )
 
@@ -326,6 +395,24 @@ DWEIGHT = Target(
             ("dy * x, mask", "(dy.to(dy_ptr.dtype.element_ty) * x.to(x_ptr.dtype.element_ty)), mask"),
             "float16",
             HALF,
+        ),
+        Mutant(
+            "enumerate",
+            "the taps are counted by Python",
+            ("for w in tl.static_range(W):", "for w, _ in enumerate(range(W)):"),
+            "compiles",
+            "a loop in a kernel runs over range(...) or tl.static_range(...) and over nothing else",
+        ),
+        Mutant(
+            "dy once a tap",
+            "dy is loaded for each tap, although it is the same",
+            (
+                "        time = offs_t - (W",
+                "        dy = tl.load(dy_ptrs, mask=mask_t & mask_d, other=0.0).to(tl.float32)\n"
+                "        time = offs_t - (W",
+            ),
+            "cheap",
+            "1 of 3 points: loads ask for 4.45 times",
         ),
     ),
 )

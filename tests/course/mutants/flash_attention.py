@@ -145,6 +145,26 @@ LISTS = Target(
             "the mask has its own strides, and some are 0",
             "lists-launcher-kernel",
         ),
+        Mutant(
+            "continue",
+            "an empty block is left by Python's continue",
+            (
+                "        if count == BLOCK_M * BLOCK_N:\n",
+                "        if count == 0:\n            continue\n        if count == BLOCK_M * BLOCK_N:\n",
+            ),
+            "compiles",
+            "no break and no continue",
+        ),
+        Mutant(
+            "stored in vain",
+            "every block's number is stored first, and counted if it is partial",
+            (
+                "        if count == BLOCK_M * BLOCK_N:\n",
+                "        tl.store(idx_ptr + r * C + partial, c)\n        if count == BLOCK_M * BLOCK_N:\n",
+            ),
+            "cheap",
+            "1 of 3 points: ",
+        ),
     ),
 )
 
@@ -312,6 +332,24 @@ FORWARD = Target(
             F16,
             "online-kernel",
         ),
+        Mutant(
+            "TF32",
+            "the scores may be rounded to TF32",
+            ('scale * tl.dot(q, tl.trans(k), input_precision="ieee")', "scale * tl.dot(q, tl.trans(k))"),
+            "compiles",
+            "a product of float32 blocks keeps 10 of 23 bits unless it says input_precision",
+            "logits-kernel",
+        ),
+        Mutant(
+            "queries again",
+            "the queries are loaded for every block of keys",
+            (
+                "            k = tile(k_ptr",
+                "            q = tile(q_ptr, stride_q, h, offs_m, offs_d, mask_m, mask_d)\n            k = tile(k_ptr",
+            ),
+            "cheap",
+            "loads ask for ",
+        ),
     ),
 )
 
@@ -434,6 +472,25 @@ BACKWARD = Target(
             ("tl.trans(ds), q", f"tl.trans(ds{HALF}), q"),
             "float16",
             F16,
+        ),
+        Mutant(
+            "TF32",
+            "the product with the keys may be rounded to TF32",
+            ('dq += tl.dot(ds, k, input_precision="ieee")', "dq += tl.dot(ds, k)"),
+            "compiles",
+            "a product of float32 blocks keeps 10 of 23 bits unless it says input_precision",
+            "dq-kernel",
+        ),
+        Mutant(
+            "values again",
+            "the values are loaded for every block of queries",
+            (
+                "                do = tile(do_ptr",
+                "                v = tile(v_ptr, stride_v, j, offs_n, offs_v, mask_n, mask_v)\n"
+                "                do = tile(do_ptr",
+            ),
+            "cheap",
+            "the inputs' bytes",
         ),
     ),
 )

@@ -116,6 +116,20 @@ RELAY = Target(
             "first round",
             "early read",
         ),
+        Mutant(
+            "enumerate",
+            "the steps are counted by Python",
+            ("for i in range(steps):", "for i, _ in enumerate(range(steps)):"),
+            "compiles",
+            "a loop in a kernel runs over range(...) or tl.static_range(...) and over nothing else",
+        ),
+        Mutant(
+            "waits twice",
+            "what was waited for is waited for again",
+            (WAIT_X, 2 * WAIT_X, WAIT_Y, 2 * WAIT_Y),
+            "cheap",
+            "1 of 3 points: ",
+        ),
     ),
 )
 
@@ -222,6 +236,20 @@ TILES = Target(
             "several tiles",
             "numbers are wrong",
         ),
+        Mutant(
+            "enumerate",
+            "the steps are counted by Python",
+            ("for _step in range(steps):", "for _, _step in enumerate(range(steps)):"),
+            "compiles",
+            "a loop in a kernel runs over range(...) or tl.static_range(...) and over nothing else",
+        ),
+        Mutant(
+            "waits twice",
+            "what was waited for is waited for again",
+            (WAIT_READY, 2 * WAIT_READY),
+            "cheap",
+            "1 of 3 points: ",
+        ),
     ),
 )
 
@@ -314,6 +342,20 @@ HALVES = Target(
             ("empty.index((i + STAGES - 1) % STAGES)", "empty.index(0)"),
             "three rounds",
             "Lesson 50",
+        ),
+        Mutant(
+            "enumerate",
+            "the steps are counted by Python",
+            ("for i in range(steps):", "for i, _ in enumerate(range(steps)):"),
+            "compiles",
+            "a loop in a kernel runs over range(...) or tl.static_range(...) and over nothing else",
+        ),
+        Mutant(
+            "waits twice",
+            "what was waited for is waited for again",
+            (HALF_WAIT, 2 * HALF_WAIT),
+            "cheap",
+            "1 of 3 points: ",
         ),
     ),
 )

@@ -188,6 +188,28 @@ FORWARD = Target(
             "float16",
             F16,
         ),
+        Mutant(
+            "float16 state",
+            "the state begins in float16 and goes on in float32",
+            (
+                "    S = tl.load(S0_ptrs, mask=mask_k & mask_v, other=0.0)\n",
+                "    S = tl.load(S0_ptrs, mask=mask_k & mask_v, other=0.0).to(tl.float16)\n",
+            ),
+            "compiles",
+            "`S` is a float16 block",
+        ),
+        Mutant(
+            "ST a token",
+            "the state is stored at every token, the last of them stays",
+            (
+                "o, mask=mask_v)\n",
+                "o, mask=mask_v)\n"
+                "        tl.store(ST_ptr + at(stride_ST, n, h, offs_k) + offs_v * stride_ST[3], S,"
+                " mask=mask_k & mask_v)\n",
+            ),
+            "cheap",
+            "stores write ",
+        ),
     ),
 )
 
@@ -301,6 +323,30 @@ BACKWARD = Target(
             ("dS *= tl.exp(g + gk)", "dS = (dS * tl.exp(g + gk)).to(tl.float16).to(tl.float32)"),
             "float16",
             F16,
+            "dkv-kernel",
+        ),
+        Mutant(
+            "reversed",
+            "the walk back is Python's",
+            (
+                "    for i in range(end - begin):\n        t = end - 1 - i\n",
+                "    for t in reversed(range(begin, end)):\n",
+            ),
+            "compiles",
+            "a loop in a kernel runs over range(...) or tl.static_range(...) and over nothing else",
+            "dkv-kernel",
+        ),
+        Mutant(
+            "dS0 a token",
+            "the gradient of the state is stored at every token",
+            (
+                "        dS *= tl.exp(g + gk)\n",
+                "        dS *= tl.exp(g + gk)\n"
+                "        tl.store(dS0_ptr + at(stride_dS0, n, h, offs_k) + offs_v * stride_dS0[3],"
+                " dS, mask=mask_k & mask_v)\n",
+            ),
+            "cheap",
+            "stores write ",
             "dkv-kernel",
         ),
     ),
@@ -421,6 +467,27 @@ GATE = Target(
             ),
             "float16",
             F16,
+        ),
+        Mutant(
+            "TF32",
+            "the scores may be rounded to TF32",
+            ('scores = tl.dot(q, tl.trans(k), input_precision="ieee")', "scores = tl.dot(q, tl.trans(k))"),
+            "compiles",
+            "a product of float32 blocks keeps 10 of 23 bits unless it says input_precision",
+        ),
+        Mutant(
+            "k and v again",
+            "the tokens are loaded a second time for the states' terms",
+            (
+                "    reads = tl.sum(",
+                "    k = tl.load(k_ptr + at(stride_k, t[:, None], h, offs_k), mask=mask_tk,"
+                " other=0.0).to(tl.float32)\n"
+                "    v = tl.load(v_ptr + at(stride_v, t[:, None], h, offs_v), mask=mask_tv,"
+                " other=0.0).to(tl.float32)\n"
+                "    reads = tl.sum(",
+            ),
+            "cheap",
+            "loads ask for ",
         ),
     ),
 )

@@ -142,5 +142,31 @@ TARGET = Target(
             "float16",
             "the arithmetic is done in float16: convert to tl.float32 right after the load",
         ),
+        Mutant(
+            "accumulator of another type",
+            "the sum begins as the number 0",
+            ("    total = tl.zeros((BLOCK_N,), tl.float32)", "    total = 0"),
+            "compiles",
+            "`total` is a number, int32, before the loop and a float32 block [1024] after a step",
+        ),
+        Mutant(
+            "a walk too many",
+            "a fourth walk takes the maximum of what is known by then",
+            (
+                "    row_sum = tl.sum(total, axis=0)",
+                "    for start in range(0, N, BLOCK_N):\n"
+                "        high = tl.maximum(high, load_block(x_row, start + lanes, N, stride_xn))\n"
+                "    row_sum = tl.sum(total, axis=0)",
+            ),
+            "cheap",
+            "1 of 3 points: loads ask for 4 times the inputs' bytes, and 3 times do",
+        ),
+        Mutant(
+            "added to garbage",
+            "the quotients are added to what lies in the output",
+            ("tl.store(out_row", "tl.atomic_add(out_row"),
+            "one block wide",
+            "nobody has cleared the output",
+        ),
     ),
 )

@@ -158,6 +158,22 @@ VALUE = Target(
             "whole tiles",
             UNFILLED,
         ),
+        Mutant(
+            "sum",
+            "a difference is written as Python's sum",
+            ('"sub": "{} - {}"', '"sub": "sum([{}, -{}])"'),
+            "compiles",
+            "Python's own `sum` does not exist in a kernel",
+            "rules-kernel",
+        ),
+        Mutant(
+            "lines twice",
+            "every line is written twice",
+            ('lines.append(f"{node.name} = {text}")', 'lines += [f"{node.name} = {text}"] * 2'),
+            "cheap",
+            "1 of 3 points: ",
+            "value-kernel",
+        ),
     ),
 )
 
@@ -278,6 +294,22 @@ GRADIENT = Target(
             "stays inside its tensors",
             OUTSIDE,
             "jit-kernel",
+        ),
+        Mutant(
+            "sum",
+            "the sum of shares is Python's",
+            ("{' + '.join(shares[node])}\"", "sum([{', '.join(shares[node])}])\""),
+            "compiles",
+            "Python's own `sum` does not exist in a kernel",
+            "gradient-kernel",
+        ),
+        Mutant(
+            "lines again",
+            "the mod's lines are written twice, before the lines back",
+            ("*statements(graph), ", "*statements(graph), *statements(graph), "),
+            "cheap",
+            "1 of 3 points: ",
+            "gradient-kernel",
         ),
     ),
 )

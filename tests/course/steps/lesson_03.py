@@ -60,6 +60,7 @@ def at_offsets(offs_m, offs_k, stride_at):
         (LOOP.replace("b, acc)", "b)"), "Only the last step's product is left"),
         (LOOP.replace("scale[None, :]", "scale[:, None]"), "Rows are scaled, not columns"),
         (LOOP.replace("a * scale[None, :]", "a"), "comes back unscaled"),
+        (LOOP, "more than float16 holds"),
     ],
     "03-order": [
         (

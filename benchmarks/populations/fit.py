@@ -1,0 +1,206 @@
+"""Fit the model of cost to recorded times of candidates: ``python -m benchmarks.populations.fit conv_wgrad``.
+
+Reads what ``measure tune_conv_wgrad`` recorded on the tuning half, and writes ``kernels/conv_wgrad/costs.json``. Nothing is
+measured here, so it runs anywhere. What is minimised are the squares of log(predicted / measured), those of slow candidates
+weighing less: which of the fast ones is the fastest is what the choice depends on.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import least_squares
+
+from benchmarks import harness
+from benchmarks.populations import conv_wgrad as rows
+from kernels.conv_wgrad import cost, plan
+from kernels.conv_wgrad.gluon import tma
+from kernels.conv_wgrad.portable import way as portable
+
+RECORDS = ("tune_conv_wgrad", "tune_conv_wgrad_few")
+PATH = Path(cost.__file__).parent / "costs.json"
+
+PROCESSORS = {"NVIDIA H200": 132}
+GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
+    "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6,
+    "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
+}  # fmt: skip
+MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
+SUMS = 0.005  # microseconds of a multiprocessor for a thousand multiplications that are none: a guess
+FIRM, LOOSE = 0.3, 0.05  # how much a parameter that is e times its guess adds, squared: of the GPU, of a tile
+
+
+class Point(NamedTuple):
+    """A measured candidate: the row it belongs to, its tiles' kind, its tile as text, its ``Load`` and microseconds."""
+
+    row: int
+    kind: str
+    tile: str
+    load: cost.Load
+    us: float
+
+
+def points_of(measured):
+    """Every candidate that was timed and right, of rows as ``tune_conv_wgrad`` records them."""
+    found = []
+    for i, row in enumerate(measured):
+        layer = {name: value for name, value in row["shape"].items() if name != "N"}
+        g = rows.geometry_of(layer, row["shape"]["N"])
+        for candidate in row["candidates"]:
+            if "ms" in candidate and candidate["off"] < 0.02 and usable(g, candidate):
+                kind, tile, load = described(g, candidate)
+                found.append(Point(i, kind, json.dumps(tile), load, 1e3 * candidate["ms"]))
+    return found
+
+
+def usable(g, candidate):
+    """Whether the model would consider it: an early record has tiles that were cut to what they cover."""
+    options = candidate["options"]
+    if candidate["backend"] == "depthwise":
+        return options["BLOCK_M"] < 2 * g.Co
+    rows, columns = (g.Co, g.Ci) if candidate["backend"] == "hopper" else portable.sum_of(g, {})[0][:2]
+    least = 64 if candidate["backend"] == "hopper" or "predicted_ms" in candidate else 0
+    return options["BLOCK_M"] < 2 * max(rows, least) and options["BLOCK_N"] < 2 * max(columns, least)
+
+
+def described(g, candidate):
+    """``(kind, tile, Load)`` of a candidate that ran."""
+    options, (tiles, blocks, pieces, per) = dict(candidate["options"]), candidate["plan"]
+    if candidate["backend"] == "hopper":
+        return tma.tiles_for(g), options, tma.load_of(g, tma.Work(tiles, blocks, pieces, per))
+    held = options.pop("HELD") // 132
+    kind, volume = portable.tiles_for(g), 1.0
+    if candidate["backend"] == "depthwise":
+        options.setdefault("SUMS", 49)
+        ran = options | {"RUN": portable.shares(g.Q, options["RUN"])}
+        volume = portable.depthwise_volume(g, ran)
+    x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
+    problem = plan.problem_of(x, dy, g)
+    return kind, options | {"held": held}, portable.load_of(problem, tiles, pieces, per, held, volume)
+
+
+def guess_of(kind, tile):
+    """``busy`` and ``alone`` to begin with."""
+    if kind == "depthwise":
+        return SUMS, 4 * SUMS
+    multiplications = tile["BLOCK_M"] * tile["BLOCK_N"] * tile["BLOCK_K"] * tile.get("GROUPS", 1)
+    return 1.2 * multiplications / MULTIPLICATIONS, multiplications / MULTIPLICATIONS
+
+
+class Parameters:
+    """Costs as a vector of logarithms, for the solver, and back."""
+
+    def __init__(self, points, processors):
+        self.processors = processors
+        self.tiles = sorted({(p.kind, p.tile) for p in points})
+        self.flat = [name for name in GUESS if name != "start"]
+        self.ways = list(GUESS["start"])
+        guesses = [guess_of(kind, json.loads(tile)) for kind, tile in self.tiles]
+        general = [GUESS[name] for name in self.flat] + [GUESS["start"][name] for name in self.ways]
+        self.begin = np.log(np.array(general + [guess for pair in guesses for guess in pair]))
+        self.weights = np.array([FIRM] * len(general) + [LOOSE] * 2 * len(guesses))
+
+    def costs(self, vector):
+        """As ``costs.json`` holds them, but tiles by (kind, tile)."""
+        values = np.exp(vector).tolist()
+        costs = dict(zip(self.flat, values, strict=False))
+        costs["start"] = dict(zip(self.ways, values[len(self.flat) :], strict=False))
+        of_tiles = values[len(self.flat) + len(self.ways) :]
+        tiles = {key: {"busy": of_tiles[2 * i], "alone": of_tiles[2 * i + 1]} for i, key in enumerate(self.tiles)}
+        return costs | {"multiprocessors": self.processors, "tiles": tiles}
+
+
+def time_of(costs, point):
+    """Microseconds of a point by the model."""
+    return cost.predicted(costs, point.kind.split()[0], costs["tiles"][point.kind, point.tile], point.load)
+
+
+def fit(points, processors):
+    """The ``costs`` that are nearest to the points."""
+    parameters = Parameters(points, processors)
+    best = {row: min(p.us for p in points if p.row == row) for row in {p.row for p in points}}
+    weights = np.array([best[p.row] / p.us for p in points])
+
+    def residuals(vector):
+        costs = parameters.costs(vector)
+        off = np.array([math.log(time_of(costs, p) / p.us) for p in points])
+        return np.concatenate([weights * off, parameters.weights * (vector - parameters.begin)])
+
+    return parameters.costs(least_squares(residuals, parameters.begin, max_nfev=40).x)
+
+
+def quality(costs, points):
+    """``[(row, fastest / chosen)]``: how near the candidate that the costs choose comes to the fastest that was measured."""
+    answers = []
+    for row in sorted({p.row for p in points}):
+        of_row = [p for p in points if p.row == row and (p.kind, p.tile) in costs["tiles"]]
+        chosen = min(of_row, key=lambda p: time_of(costs, p))
+        answers.append((row, min(p.us for p in of_row) / chosen.us))
+    return answers
+
+
+def geometric_mean(values):
+    """Of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def as_table(costs):
+    """Costs as ``costs.json`` holds them: numbers of four digits, tiles by kind, each with its options."""
+    short = lambda x: {k: short(v) for k, v in x.items()} if isinstance(x, dict) else float(f"{x:.4g}")  # noqa: E731
+    tiles = {}
+    for (kind, tile), own in costs["tiles"].items():
+        tiles.setdefault(kind, []).append(json.loads(tile) | short(own))
+    general = {name: short(value) for name, value in costs.items() if name not in ("tiles", "multiprocessors")}
+    return {"multiprocessors": costs["multiprocessors"], **general, "tiles": tiles}
+
+
+def dump(table):
+    """The table as text, one line a tile."""
+    head = json.dumps({gpu: {k: v for k, v in own.items() if k != "tiles"} for gpu, own in table.items()})
+    if len(table) != 1:
+        raise ValueError(f"costs of {len(table)} GPUs, needs one")
+    kinds = [
+        f'  {json.dumps(kind)}: [\n' + ",\n".join("   " + json.dumps(tile) for tile in tiles) + "\n  ]"
+        for own in table.values() for kind, tiles in own["tiles"].items()
+    ]  # fmt: skip
+    return head[:-2] + ', "tiles": {\n' + ",\n".join(kinds) + "\n }}}\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("room", choices=["conv_wgrad"])
+    parser.add_argument("--records", default=harness.RESULTS, type=Path, help="folder with the tuning records")
+    parser.add_argument("--leave-out", action="store_true", help="also fit without each row, and choose for that row")
+    given = parser.parse_args()
+    records = [json.loads(path.read_text()) for name in RECORDS if (path := given.records / f"{name}.json").exists()]
+    gpu = records[0]["machine"]["gpu"]
+    measured = [row for record in records for row in record["rows"]]
+    points = points_of(measured)
+    costs = fit(points, PROCESSORS[gpu])
+    off = [math.log(time_of(costs, p) / p.us) for p in points]
+    print(f"{len(points)} candidates of {len(measured)} layers: predicted within a factor of {math.exp(np.std(off)):.2f}")
+    answers = quality(costs, points)
+    for row, ratio in answers:
+        layer = measured[row]["shape"]
+        what = f"{measured[row]['kind']:9} {layer['Ci']}->{layer['Co']} @{layer['H']} N{layer['N']}"
+        print(f"{what}: {ratio:.2f} of the fastest")
+    print(f"chosen / fastest, geometric mean: {geometric_mean([ratio for _, ratio in answers]):.3f}")
+    if given.leave_out:
+        left = []
+        for row, _ in harness.progress(answers, total=len(answers), desc="leave out"):
+            without = fit([p for p in points if p.row != row], PROCESSORS[gpu])
+            left += [quality(without, [p for p in points if p.row == row])[0][1]]
+        print(f"the same of rows the fit has not seen: {geometric_mean(left):.3f}, worst {min(left):.2f}")
+    provenance = {
+        "made_by": "python -m benchmarks.populations.fit conv_wgrad",
+        "records": [f"{record['machine']['commit']} {record['machine']['date']}" for record in records],
+    }
+    PATH.write_text(dump({gpu: {"fitted": provenance, **as_table(costs)}}))
+
+
+if __name__ == "__main__":
+    main()

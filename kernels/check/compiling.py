@@ -1,0 +1,181 @@
+"""The verdict "compiles": what a GPU's compiler says to a learner's kernels, without a GPU, in the learner's words.
+
+A kernel that the interpreter runs may be one that no GPU gets: Python's lists and loops, an accumulator that changes its
+type, float32 operands that are rounded to TF32 unawares. Each kernel is compiled once for each text.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kernels.check.cases import Case
+from kernels.check.contestant import Contestant
+from kernels.check.experiments import Finding
+from kernels.check.tensors import Draw
+from kernels.lab.compile_report import CompileError, CompileReport, Prepared, compile_prepared
+
+ARCHES = (80, 90)  # Ampere and Hopper
+
+
+@dataclass(frozen=True)
+class Compiles:
+    """What the compiler must make of a function's kernels.
+
+    ``calls(draw)`` gives calls of the size that the lesson has in mind; nothing is run. ``products`` maps an architecture to
+    the matrix instruction that stands in at least one of the kernels of a call with 16-bit inputs; ``exact`` forbids TF32.
+    ``lesson`` says what to read again.
+    """
+
+    calls: Callable[[Draw], Iterable[Case]]
+    lesson: str
+    products: dict[int, str] = field(default_factory=dict)
+    exact: bool = True
+    arches: tuple[int, ...] = ARCHES
+    points: int = 2
+
+
+class _Refused(NamedTuple):
+    """The compiler's own line and reason."""
+
+    line: str
+    reason: str
+
+
+def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Finding | None:
+    """Compile what one call launches, and look at what came out."""
+    found = contestant.kernels(case.tensors, case.launch)
+    amount = f"with {case.sizes}"
+    if found.error:
+        return Finding("the launch cannot be compiled", f"{found.error[0]} ({amount})", found.error[1])
+    if not found.prepared:
+        return Finding("no Triton kernel is launched", amount, "something else fills the output")
+    reports = []
+    for prepared in found.prepared:
+        made = compiled(prepared, spec.arches)
+        if isinstance(made, str):
+            return refusal(prepared.kernel, made, amount)
+        reports.append((prepared, made))
+    half = any(tensor.flat.element_size() == 2 for tensor in case.inputs)
+    return next(filter(None, (_look(spec, amount, reports, arch, half) for arch in spec.arches)), None)
+
+
+def refusal(kernel: str, message: str, amount: str) -> Finding:
+    """The compiler's complaint, with its line, its reason, and what that usually means."""
+    refused = _refused(message)
+    at = f" at `{refused.line}`" if refused.line else ""
+    where = f"no GPU can run {kernel}, the compiler says: {refused.reason}{at}"
+    return Finding(where, amount, in_words(refused.reason))
+
+
+_KEPT: dict[tuple, dict[int, CompileReport] | str] = {}
+
+
+def compiled(prepared: Prepared, arches: tuple[int, ...]) -> dict[int, CompileReport] | str:
+    """The reports by architecture, or the compiler's complaint; made once for a text."""
+    key = prepared.key, arches
+    if key not in _KEPT:
+        try:
+            _KEPT[key] = compile_prepared(prepared, arches)
+        except CompileError as error:
+            _KEPT[key] = str(error)
+    return _KEPT[key]
+
+
+def _look(spec: Compiles, amount: str, reports: list, arch: int, half: bool) -> Finding | None:
+    """Spills, TF32 and missing matrix instructions on one architecture."""
+    for prepared, made in reports:
+        name, report = prepared.kernel, made[arch]
+        if report.spill_bytes:
+            return Finding(
+                f"{name} spills {report.spill_bytes} bytes a thread on sm_{arch}",
+                amount,
+                "more blocks are alive at once than the registers hold: load each where it is used, once for each step",
+            )
+        if spec.exact and re.search(r"MMA\S*\.TF32", report.sass):
+            return Finding(
+                f"{name} rounds float32 operands to TF32 on sm_{arch}",
+                amount,
+                'a product of float32 blocks keeps 10 of 23 bits unless it says input_precision="ieee"',
+            )
+    promised = spec.products.get(arch) if half else ""
+    if promised and not any(made[arch].count(promised) for _, made in reports):
+        return Finding(
+            f"no {promised} stands in the code for sm_{arch}",
+            amount,
+            "the product does not reach the tensor cores: tl.dot of two blocks in the tensors' own dtype, at least 16 on "
+            "each axis, does",
+        )
+    return None
+
+
+def _refused(message: str) -> _Refused:
+    """The innermost line that the compiler points to, and its reason, out of its message."""
+    lines = message.rstrip().splitlines()
+    carets = [i for i, line in enumerate(lines) if line.strip() == "^"]
+    if not carets:
+        return _Refused("", lines[-1].strip())
+    last = carets[-1]
+    reason = " ".join(line.strip() for line in lines[last + 1 :]) or lines[0]
+    reason = re.sub(r"^\w+\(([\"'])(.*)\1\)$", r"\2", reason).strip()
+    return _Refused(lines[last - 1].strip(), reason.split(" Please make sure")[0].split(". Triton kernels can")[0])
+
+
+_BUILTINS = (
+    "sum|max|min|abs|len|enumerate|zip|reversed|sorted|map|filter|any|all|list|dict|set|print|int|float|bool|round"
+)
+_LISTS = "a kernel has no lists to append to and no comprehensions: add to an accumulator in the loop"
+_LOOPS = "a loop in a kernel runs over range(...) or tl.static_range(...) and over nothing else"
+_IN_WORDS = (
+    (r"has no attribute '?append|only tuple comprehensions|ListComp|unsupported AST node type: List", _LISTS),
+    (r"'(enumerate|zip|reversed|sorted|map|filter)'? is not defined|(enumerate|zip|reversed) is not defined", _LOOPS),
+    (r"object has no attribute 'func'|Only `range` and|iterators are currently supported", _LOOPS),
+    (rf"\b({_BUILTINS}) is not defined", r"Python's own `\1` does not exist in a kernel: tl has functions for blocks"),
+    (
+        r"(\w+) is not defined",
+        r"nothing defines `\1` on every way there: what is first set inside an `if` or a loop exists in it alone",
+    ),
+    (
+        r"Cannot access global variable (\w+)",
+        r"a kernel sees a number of the notebook only as a constant: \1 = tl.constexpr(...), or pass it as an argument",
+    ),
+    (r"`return` statements inside", "a kernel cannot leave from inside a loop: mask what should not happen"),
+    (r"AST node type: (Break|Continue)", "a compiled loop has no break and no continue: give it its end beforehand"),
+    (r"AST node type: (\w+)", r"a kernel is no full Python: \1 is not part of it"),
+    (r"Boolean value of Tensor", "an `if` asks one question, and this is a block of answers: use tl.where or a mask"),
+    (r"arange's arguments must be of type", "a block's length is known when the kernel is compiled: a tl.constexpr"),
+    (
+        r"should have M >= \d+, N >= \d+ and K >= \d+",
+        "tl.dot takes no axis below 16 along the sum: widen and mask the block",
+    ),
+    (r"unsupported tensor index", "a block has no part to pick: load the elements that you want, tl.load(x_ptr + ...)"),
+    (r"inconsistent types|Mismatched type", "both ways of an `if` must give the same type and shape"),
+    (
+        r"no answer within",
+        "the compiler did not come to an end: is a loop of thousands of steps unrolled by tl.static_range?",
+    ),
+)
+
+
+def in_words(reason: str) -> str:
+    """What the compiler's reason usually means."""
+    carried = re.search(r"variable (\w+) has initial type (.+?) but is re-assigned to (.+?) in loop", reason)
+    if carried:
+        name, before, after = carried[1], _type(carried[2]), _type(carried[3])
+        return (
+            f"`{name}` is {before} before the loop and {after} after a step, and a compiled loop keeps each variable's type "
+            f"and shape: let it begin as tl.zeros of what is added, and stay so"
+        )
+    for pattern, words in _IN_WORDS:
+        if found := re.search(pattern, reason):
+            return found.expand(words)
+    return "Triton's interpreter takes this, its compiler does not"
+
+
+def _type(text: str) -> str:
+    """``<['16', '32'], fp32>`` as words."""
+    block = re.fullmatch(r"<\[(.*)\], (\w+)>", text.strip())
+    names = {"fp": "float", "bf": "bfloat"}
+    dtype = re.sub(r"^(fp|bf)(?=\d)", lambda found: names[found[1]], block[2] if block else text.strip())
+    sizes = block[1].replace("'", "") if block else ""
+    return f"a {dtype} block [{sizes}]" if block else f"a number, {dtype},"

@@ -1,0 +1,122 @@
+"""How long a launch would take, by a model of a few terms whose parameters were fitted to measured layers.
+
+    time    = launch + (compute^p + memory^p)^(1/p) + sums                  all in microseconds
+    compute = over waves of programs:  start + per step(r)                  r programs share a multiprocessor in that wave
+    step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
+    memory  = both tensors once, at the GPU's bandwidth
+    sums    = sum + turns turn + bytes / partials    where a sum is cut into pieces: a second launch adds them, a few a turn
+
+``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least.
+Everything else is the GPU's. ``python -m benchmarks.populations.fit conv_wgrad`` finds them from recorded times and writes
+``costs.json``, by the names of GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernels.conv_wgrad.split_k import AT_ONCE, pieces
+
+MOST = 528  # pieces of a sum
+INSTRUCTION = 64  # rows of a Hopper matrix instruction
+WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6)  # of programs, that a sum may be cut into
+
+
+class Load(NamedTuple):
+    """What a launch asks of the GPU.
+
+    ``items`` programs or shares of ``per`` steps each, ``held`` of them on a multiprocessor at once, each step ``volume``
+    times what the tile's parameters are for; ``met`` tiles begun by a share at most; ``slots`` partial sums of ``numel``
+    elements; ``bytes`` of the tensors.
+    """
+
+    items: int
+    per: int
+    held: int
+    slots: int
+    numel: int
+    bytes: int
+    volume: float = 1.0
+    met: int = 1
+
+
+class Candidate(NamedTuple):
+    """A ``tile``, the ``options`` that a kernel is launched with, the ``work`` that the launch is described by, and the
+    predicted ``time`` in microseconds."""
+
+    tile: dict
+    options: dict
+    work: Any
+    time: float
+
+    @property
+    def pieces(self):
+        """How many pieces each tile's sum is cut into."""
+        return getattr(self.work, "work", self.work).pieces
+
+    def __str__(self):
+        tile = "x".join(str(self.options[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if name in self.options)
+        more = [f"{name} {self.options[name]}" for name in ("GROUPS", "RUN", "STAGES", "num_warps") if name in self.options]
+        return f"{tile}, {', '.join(more)}, split-K {self.pieces}: {self.time:.1f} us"
+
+
+@functools.cache
+def _costs():
+    return json.loads((Path(__file__).parent / "costs.json").read_text())
+
+
+def costs_of(options):
+    """The parameters that a line of the table of configurations names, ``{"COSTS": GPU}``; ``None`` where it says options."""
+    return _costs()[options["COSTS"]] if "COSTS" in options else None
+
+
+def tiles_of(costs, kind):
+    """The tiles of a kind; where nothing was measured of x that is im2col already, those of x that is not."""
+    return costs["tiles"].get(kind) or costs["tiles"][kind.replace(" rows", " im2col")]
+
+
+def predicted(costs, way, tile, load):
+    """Microseconds of a ``Load`` in tiles with the parameters ``tile``, of the ``way`` "product", "hopper" or "depthwise"."""
+    processors = costs["multiprocessors"]
+    full, rest = divmod(load.items, processors * load.held)
+    start, steps = costs["start"][way] * load.met, load.per * load.volume
+    compute = full * (start + steps * step(tile, load.held))
+    if rest:
+        compute += start + steps * step(tile, -(-rest // processors))
+    memory = load.bytes / costs["bandwidth"]
+    time = costs["launch"] + (compute ** costs["overlap"] + memory ** costs["overlap"]) ** (1 / costs["overlap"])
+    if load.slots > 1:
+        turns = -(-load.slots // AT_ONCE.value)
+        time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
+    return time
+
+
+def step(tile, together):
+    """Microseconds of a step of a program that shares a multiprocessor with others, ``together`` in all."""
+    return (tile["alone"] ** 4 + (together * tile["busy"]) ** 4) ** 0.25
+
+
+def cuts(tiles, blocks, programs, split_k=None):
+    """``{(active, per)}`` worth a prediction: every tile's ``blocks`` in few pieces, or in as many as fill the GPU's
+    ``programs`` in whole waves."""
+    if split_k is not None:
+        return {pieces(blocks, split_k)}
+    counts = {1, 2, 3, *(int(waves * programs) // tiles for waves in WAVES), -(-programs // tiles)}
+    return {pieces(blocks, count) for count in counts if 1 <= count <= MOST}
+
+
+def fitting(tiles, rows, columns):
+    """Those of ``tiles`` whose sides are less than twice ``rows`` and ``columns``, and those of one matrix instruction."""
+    fits = lambda tile, name, size: tile.get(name, 1) < 2 * max(size, INSTRUCTION)  # noqa: E731
+    return [tile for tile in tiles if fits(tile, "BLOCK_M", rows) and fits(tile, "BLOCK_N", columns)]
+
+
+def options_of(tile):
+    """What a kernel is launched with, of a tile's line."""
+    return {name: value for name, value in tile.items() if name not in ("alone", "busy", "held")}
+
+
+def cheapest(candidates):
+    """The candidate with the least predicted time, the first of equal ones."""
+    return min(candidates, key=lambda candidate: candidate.time)

@@ -1,0 +1,77 @@
+"""The verdicts "compiles" and "cheap": the limits are those of the lessons' schemes, and every function has both."""
+
+import re
+
+import pytest
+
+from kernels import runtime
+from kernels.check import compiling
+from kernels.check.contestant import Contestant
+from kernels.check.costs import cost
+from kernels.check.framework import Draw
+from tests.course.mutants import submission, targets
+from tests.course.test_exercises import BY_NAME, needs_newer_triton
+
+pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
+FUNCTIONS = [target for target in targets() if not target.assignment.startswith("09")]
+
+
+def contestant(target) -> Contestant:
+    """The solution, as the exercise's check runs it."""
+    from kernels.check.score_mod_compiler import run_gradient, run_value
+
+    adapt = {"emit_value": run_value, "emit_gradient": run_gradient}.get(target.function, lambda fn: fn)
+    return Contestant(adapt(submission(target)))
+
+
+@pytest.mark.parametrize("target", FUNCTIONS, ids=lambda target: target.function)
+def test_the_solution_is_what_the_limits_say(target):
+    """Not under them: a limit that lets more pass than the lesson's scheme needs would be none."""
+    needs_newer_triton(target.assignment)
+    spec = BY_NAME[target.function].cheap
+    best = spec.tiers[0]
+    for case in spec.calls(Draw(0, False)):
+        found = cost(spec, case, case.traced(contestant(target)).launches)
+        assert found.steps == 1.0
+        assert found.written == best.written
+        assert 0.96 * best.read < found.read < 1.02 * best.read
+        assert found.sectors < 1.02 * spec.sectors
+
+
+@pytest.mark.parametrize("target", FUNCTIONS, ids=lambda target: target.function)
+def test_each_scheme_costs_more_than_the_one_before_and_earns_less(target):
+    tiers = BY_NAME[target.function].cheap.tiers
+    for better, worse in zip(tiers, tiers[1:], strict=False):
+        assert better.points > worse.points > 0
+        assert better.read < worse.read and better.written <= worse.written and better.steps < worse.steps
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Loop-carried variable acc has initial type fp32 but is re-assigned to fp16 in loop!", "`acc` is a number"),
+        ("NameError: z is not defined", "nothing defines `z` on every way there"),
+        ("min is not defined", "Python's own `min` does not exist in a kernel"),
+        ("zip is not defined", "a loop in a kernel runs over range"),
+        ("'Tuple' object has no attribute 'func'", "a loop in a kernel runs over range"),
+        ("Cannot access global variable EPS from within @jit'ed function", "EPS = tl.constexpr(...)"),
+        ("Cannot have `return` statements inside `while` or `for`", "cannot leave from inside a loop"),
+        ("unsupported AST node type: Break", "has no break and no continue"),
+        ("unsupported AST node type: Lambda", "Lambda is not part of it"),
+        ("Boolean value of Tensor with more than one value is ambiguous", "use tl.where or a mask"),
+        ("arange's arguments must be of type tl.constexpr", "known when the kernel is compiled"),
+        ("Input shapes should have M >= 1, N >= 1 and K >= 16", "no axis below 16"),
+        ("something that nobody has seen", "Triton's interpreter takes this, its compiler does not"),
+    ],
+)
+def test_the_compilers_reasons_have_words(reason, words):
+    assert words in compiling.in_words(reason)
+
+
+def test_the_innermost_line_and_reason_are_found():
+    message = (
+        "k does not compile: for sm_80: CompilationError: at 11:8:\ndef k(x):\n    y = helper(x)\n        ^\n"
+        "CompilationError: at 2:4:\ndef helper(x):\n    return sum([x])\n           ^\nNameError('sum is not defined')"
+    )
+    assert tuple(compiling._refused(message)) == ("return sum([x])", "sum is not defined")
+    assert re.search("9", compiling._refused("the process ended with status -9").reason)

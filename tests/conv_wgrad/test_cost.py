@@ -1,0 +1,150 @@
+"""The model of cost: what it predicts behaves as a GPU does, and its choices are functions of shape, dtype and GPU alone."""
+
+import json
+import math
+from unittest import mock
+
+import pytest
+import torch
+
+from benchmarks import conv_wgrad as benchmark
+from benchmarks.populations import fit
+from kernels.common import configs
+from kernels.conv_wgrad import conv2d_wgrad, cost, plan
+from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.gluon import hopper, tma
+from kernels.conv_wgrad.portable import way
+from tests.conv_wgrad import cases
+
+GPU = "NVIDIA H200"
+COSTS = cost.costs_of({"COSTS": GPU})
+TILE = {"busy": 0.5, "alone": 0.5}
+LOAD = cost.Load(items=132, per=100, held=1, slots=1, numel=10_000, bytes=1_000_000)
+GEOMETRIES = {  # N, Ci, Co, H = W, R = S, stride, padding, groups
+    "3x3": (64, 256, 256, 14, 3, 1, 1, 1), "1x1": (64, 512, 2048, 7, 1, 1, 0, 1), "stride": (64, 96, 80, 28, 3, 2, 1, 1),
+    "few channels": (8, 3, 64, 56, 7, 2, 3, 1), "odd channels": (8, 37, 53, 14, 1, 1, 0, 1),
+    "groups": (16, 128, 128, 28, 3, 1, 1, 32), "depthwise": (8, 96, 96, 28, 7, 1, 3, 96),
+    "one pixel": (1, 8, 8, 1, 1, 1, 0, 1),
+}  # fmt: skip
+
+
+@pytest.fixture
+def on_an_h200(monkeypatch):
+    """Ways plan by the H200's table."""
+    cases.planned_for(monkeypatch, cases.table_of(GPU))
+    monkeypatch.setattr(hopper, "is_cuda_architecture", lambda *given: True)
+
+
+def problem_of(case, split_k=None):
+    g = benchmark.geometry_of(case)
+    x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
+    return plan.problem_of(x, dy, g, split_k)._replace(device=torch.device("cpu"))
+
+
+def test_a_wave_costs_as_much_as_a_full_one_and_one_program_more_another():
+    time = lambda items: cost.predicted(COSTS, "product", TILE, LOAD._replace(items=items))  # noqa: E731
+    assert time(1) == time(132) < time(133) == time(264)
+
+
+def test_programs_share_a_multiprocessor_until_it_is_busy():
+    waits = {"busy": 0.1, "alone": 1.0}
+    time = lambda items: cost.predicted(COSTS, "product", waits, LOAD._replace(items=items, held=4))  # noqa: E731
+    assert time(2 * 132) == pytest.approx(time(132), rel=0.01)
+    assert time(8 * 132) == pytest.approx(2 * time(4 * 132) - COSTS["launch"], rel=0.2)
+
+
+@pytest.mark.parametrize("more", [{"per": 200}, {"slots": 2}, {"bytes": 10**9}, {"volume": 2.0}, {"met": 2}])
+def test_more_of_anything_takes_longer(more):
+    longer = LOAD._replace(**more)
+    assert cost.predicted(COSTS, "hopper", TILE, longer) > cost.predicted(COSTS, "hopper", TILE, LOAD)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_the_plan_is_the_candidate_that_is_predicted_to_be_the_fastest(on_an_h200, name):
+    problem = problem_of(GEOMETRIES[name])
+    choice, chosen = plan.chosen(problem, "auto")
+    lines = plan.predicted(problem)
+    times = [float(line.split(": ")[1].removesuffix(" us")) for line in lines[1:]]
+    assert lines[0] == "predicted:" and times == sorted(times) and lines[1].startswith(f"  {choice.name} ")
+    best = cost.cheapest({"hopper": hopper, "triton": way}[choice.name].candidates(problem))
+    assert f"{best.time:.1f}" == f"{times[0]:.1f}"
+    assert all(f"{key} {value}" in str(chosen) for key, value in best.options.items())
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_a_split_that_is_asked_for_is_kept(on_an_h200, name):
+    problem = problem_of(GEOMETRIES[name], split_k=3)
+    for candidate in way.candidates(problem):
+        assert candidate.pieces == -(-candidate.work.blocks // -(-candidate.work.blocks // min(3, candidate.work.blocks)))
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_hopper_has_a_tile_for_everything_that_tma_can_bring(on_an_h200, name):
+    problem = problem_of(GEOMETRIES[name])
+    if tma.unfit(problem.g, problem.dtype) is None:
+        options = tma.plan(hopper.kernel_of(problem.g), problem.g, problem.device).options
+        assert options["GROUPS"] == 2 or problem.g.Ci % 16 == 0
+
+
+def test_results_are_right_whatever_is_chosen(on_an_h200):
+    """One geometry of each kind, on the H200's choices."""
+    cases.check((2, 9, 9, 40), 24, 3, 3, padding=1)
+    cases.check((2, 9, 9, 24), 24, 5, 5, padding=2, groups=24)
+    cases.check((1, 7, 7, 3), 5, 1, 1)
+
+
+def test_nothing_to_sum_is_no_candidate(on_an_h200):
+    x, dy = torch.zeros(0, 5, 5, 8), torch.zeros(0, 5, 5, 16)
+    assert torch.equal(conv2d_wgrad(x.bfloat16(), dy.bfloat16(), 1, 1), torch.zeros(16, 1, 1, 8).bfloat16())
+
+
+def test_a_gpu_without_costs_goes_by_the_table():
+    problem = problem_of(GEOMETRIES["3x3"])
+    with configs.instead(cases.table_of("any GPU")):
+        assert way.candidates(problem) == [] == plan.predicted(problem)
+        assert "BLOCK_M 128" in str(plan.chosen(problem, "triton")[1])
+
+
+def test_every_gpu_that_the_table_names_has_costs_and_the_file_is_as_the_fit_writes_it():
+    table = json.loads((cost.Path(cost.__file__).parent / "configs.json").read_text())
+    named = {
+        line["COSTS"]
+        for own in table.values() for kernel in own.values() for line in kernel.values() if "COSTS" in line
+    }  # fmt: skip
+    text = fit.PATH.read_text()
+    assert named == json.loads(text).keys() and fit.dump(json.loads(text)) == text
+
+
+def test_the_fit_finds_the_costs_that_times_were_made_from():
+    """Times of a machine that is exactly as the model says."""
+    truth = {
+        "launch": 4.0, "bandwidth": 4e6, "overlap": 2.0, "sum": 2.0, "turn": 0.5, "partials": 5e6, "multiprocessors": 132,
+        "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
+        "tiles": {
+            ("product rows", json.dumps({"BLOCK_M": m, "BLOCK_N": 64, "BLOCK_K": 64})): {"busy": m / 400, "alone": m / 300}
+            for m in (64, 128)
+        },
+    }  # fmt: skip
+    points, launched = [], [(132, 50, 1), (200, 90, 2), (400, 20, 4), (64, 300, 40), (1000, 10, 1), (264, 99, 8)]
+    for row, (items, per, slots) in enumerate(launched):
+        for kind, tile in truth["tiles"]:
+            load = cost.Load(items, per, 2, slots, 40_000 * (row + 1), 10**7 * (row + 1))
+            time = cost.predicted(truth, "product", truth["tiles"][kind, tile], load)
+            points.append(fit.Point(row, kind, tile, load, time))
+    found = fit.fit(points, 132)
+    assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points) < 0.05
+    assert fit.geometric_mean([ratio for _, ratio in fit.quality(found, points)]) > 0.99
+
+
+def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):
+    """By the number of predictions, since tests don't time: at most 16 cuts a tile."""
+    with mock.patch.object(cost, "predicted", side_effect=cost.predicted) as predicted:
+        plan.chosen(problem_of((96, 256, 512, 14, 3, 1, 1, 1)), "auto")
+    tiles = sum(len(tiles) for kind, tiles in COSTS["tiles"].items() if "im2col" in kind)
+    assert 0 < predicted.call_count <= 16 * tiles
+
+
+def test_geometries_of_the_test_are_of_every_kind():
+    kinds = {way.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
+    assert kinds >= {"depthwise", "product rows", "product im2col", "product unaligned rows", "product unaligned im2col"}
+    assert geometry((1, 1, 1, 8), 8, 1, 1).pointwise

@@ -1,0 +1,323 @@
+"""Submissions that cheat, break or stall: what each does to exercise 01, and what must become of it.
+
+None may earn a mark that its kernel has not earned, and each is named with a reason. They are written as a class by
+``python -m tests.course.hostile FOLDER``.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parents[3]
+NAME = "01_row_softmax"
+FULL = 10.0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """``plant(folder)`` writes the submission; then its status, its points, and a part of what is said of it."""
+
+    name: str
+    plant: Callable[[Path], None]
+    status: str
+    points: float | None
+    says: str
+
+
+def notebook(solved: bool, name: str = NAME) -> nbformat.NotebookNode:
+    """The exercise as it was released, with or without its solution in the answer cells."""
+    released = nbformat.read(ROOT / "exercises" / name / f"{name}.ipynb", as_version=4)
+    if solved:
+        answers = {cell.id: cell.source for cell in nbformat.read(ROOT / "solutions" / name / f"{name}.ipynb", 4).cells}
+        for cell in released.cells:
+            if cell.metadata.get("nbgrader", {}).get("solution"):
+                lines = answers[cell.id].splitlines()
+                cell.source = "\n".join(line for line in lines if "### " not in line)
+    return released
+
+
+def write(folder: Path, made: nbformat.NotebookNode, name: str = NAME) -> None:
+    """Hand a notebook in."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.ipynb").write_text(json.dumps(made))
+
+
+def cell(made: nbformat.NotebookNode, name: str):
+    """The cell with this id."""
+    return next(one for one in made.cells if one.id == name)
+
+
+def answer(source: str):
+    """The answer cell holds nothing but this."""
+    return edited(lambda made: cell(made, "kernel").update(source=source), solved=False)
+
+
+def beside(source: str):
+    """These lines stand before a right answer, in its cell."""
+    return edited(
+        lambda made: cell(made, "kernel").update(source=source + "\n" + cell(made, "kernel").source), solved=True
+    )
+
+
+def inside(line: str):
+    """This line stands in a kernel of a right answer."""
+
+    def edit(made):
+        kernel = cell(made, "kernel")
+        kernel.source = kernel.source.replace("    lanes = ", f"    {line}\n    lanes = ")
+
+    return edited(edit, solved=True)
+
+
+def added(source: str, solved: bool = False):
+    """A cell before all others."""
+    return edited(lambda made: made.cells.insert(0, nbformat.v4.new_code_cell(source)), solved)
+
+
+def edited(edit, solved: bool):
+    """A notebook after an edit."""
+
+    def plant(folder: Path):
+        made = notebook(solved)
+        edit(made)
+        write(folder, made)
+
+    return plant
+
+
+def raw(data: bytes | Callable[[Path], None]):
+    """A file that is no notebook, or what a function puts in its place."""
+
+    def plant(folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        if callable(data):
+            data(folder)
+        else:
+            (folder / f"{NAME}.ipynb").write_bytes(data)
+
+    return plant
+
+
+def refused(name, plant, says):
+    """An attack that the gate refuses: no mark, but a reason."""
+    return Attack(name, plant, "refused", None, says)
+
+
+def harmless(name, plant, says):
+    """An attack outside the answer, which is unsolved: it does not count, is noted, and the answer earns nothing."""
+    return Attack(name, plant, "graded", 0.0, says)
+
+
+def _link(target):
+    return lambda folder: os.symlink(target, folder / f"{NAME}.ipynb")
+
+
+def _linked_folder(folder: Path):
+    other = folder.parent / "elsewhere"
+    write(other, notebook(True))
+    folder.rmdir()
+    folder.symlink_to(other)
+
+
+def _pasted_check(made):
+    at = next(i for i, one in enumerate(made.cells) if one.id == "check-row-softmax")
+    made.cells.insert(at, nbformat.from_dict(json.loads(json.dumps(made.cells[at]))))
+
+
+def _own_points(made):
+    check = cell(made, "check-row-softmax")
+    check.source, check.metadata.nbgrader.points = "1000", 1000
+
+
+def _stored_output(made):
+    check = cell(made, "check-row-softmax")
+    check.outputs = [nbformat.v4.new_output("execute_result", {"text/plain": "10", "text/html": "<script>1</script>"})]
+
+
+def _skip(made):
+    check = cell(made, "check-row-softmax")
+    check.metadata.tags = ["skip-execution"]
+    _stored_output(made)
+
+
+def _moved_check(made):
+    made.cells = [one for one in made.cells if one.id != "check-row-softmax"]
+
+
+def _pasted_answer(made):
+    at = next(i for i, one in enumerate(made.cells) if one.id == "kernel")
+    copy = nbformat.from_dict(json.loads(json.dumps(made.cells[at])))
+    copy.id = "copy"
+    made.cells.insert(at, copy)
+
+
+def _lost_metadata(made):
+    kernel = cell(made, "kernel")
+    del kernel.metadata["nbgrader"]
+    kernel.id = "abcd"
+
+
+def _deleted_answer(made):
+    made.cells = [one for one in made.cells if one.id != "kernel"]
+
+
+def _renamed(folder: Path):
+    write(folder, notebook(True), "my_solution")
+
+
+def _two(folder: Path):
+    write(folder, notebook(True), "first")
+    write(folder, notebook(True), "second")
+
+
+def _hidden_line(made):
+    """Behind a line separator a comment holds a second kernel, where inspect, and so Triton, would look for it."""
+    kernel = cell(made, "kernel")
+    kernel.source = "#\u2028@triton.jit\u2028def load_block(*a):\u2028    import os\n" + kernel.source
+
+
+def _markup(made):
+    made.cells.insert(0, nbformat.v4.new_markdown_cell("<script>document.title = 'x'</script>"))
+    kernel = cell(made, "kernel")
+    kernel.source += "\n# <script>document.title = 'x'</script>"
+
+
+RELAUNCH = """
+def row_softmax(x, out, BLOCK_N=None):
+    out.copy_(torch.softmax(x.float(), dim=1))
+"""
+LOOP = "while lanes_seen == lanes_seen:\n        lanes_seen = 0"
+
+ATTACKS = (
+    # Doing the work elsewhere.
+    refused(
+        "finished operator", beside("from kernels.flex_attention import flex_attention"), "an answer imports nothing"
+    ),
+    refused("triton's own softmax from disk", beside("print(open('/work/solutions').read())"), "runs nothing itself"),
+    refused(
+        "copy from the solutions",
+        answer("exec(open('../../solutions/01_row_softmax/01_row_softmax.ipynb').read())"),
+        "runs",
+    ),
+    refused("launcher with torch", beside(RELAUNCH), "bears no @triton.jit"),
+    refused(
+        "launcher renamed",
+        answer("row_softmax = lambda x, out, BLOCK_N=None: out.copy_(x.softmax(1))"),
+        "may not be defined",
+    ),
+    refused("torch in a kernel", inside("x_ptr = torch.softmax(x_ptr, 1)"), "may not use torch"),
+    refused("a kernel calls the launcher", inside("row_softmax(x_ptr, out_ptr)"), "may not use row_softmax"),
+    refused("a kernel asks for the check", inside("check.row_softmax"), "may not look at .row_softmax"),
+    # The check, the framework, the libraries.
+    refused("own check object", beside("class check:\n    row_softmax = lambda fn: 10"), "runs nothing itself"),
+    refused("check assigned", beside("check = 10"), "may not be defined anew"),
+    refused("check patched", beside("check.row_softmax = lambda fn: 10"), "assigns to names"),
+    refused(
+        "framework patched", beside("import kernels.check.framework as f\nf.judge = lambda *a: None"), "imports nothing"
+    ),
+    refused("torch patched", beside("torch.equal = lambda *a: True"), "assigns to names"),
+    refused("numpy patched", beside("import numpy\nnumpy.argwhere = list"), "imports nothing"),
+    refused("trace patched", beside("from kernels.lab import trace\ntrace.recording = None"), "imports nothing"),
+    refused(
+        "interpreter patched", beside("triton.runtime.interpreter.GridExecutor.__call__ = print"), "assigns to names"
+    ),
+    refused("triton replaced", beside("triton = None"), "may not be defined anew"),
+    refused("import hook", beside("import sys\nsys.meta_path.insert(0, None)"), "imports nothing"),
+    # Python's machinery.
+    refused("frames", beside("import sys\nprint(sys._getframe(3).f_locals)"), "imports nothing"),
+    refused("gc", beside("import gc\ngc.get_objects()"), "imports nothing"),
+    refused("ctypes", beside("import ctypes\nctypes.string_at(0)"), "imports nothing"),
+    refused("segmentation fault", answer("import ctypes\nctypes.string_at(0)"), "imports nothing"),
+    refused("__import__", beside("x = __import__('os')"), "assigns constants alone"),
+    refused(
+        "in a default", beside("@triton.jit\ndef k(x=__import__('os')._exit(0)):\n    pass"), "default is a number"
+    ),
+    refused("in an annotation", beside("@triton.jit\ndef k(x: print('x')):\n    pass"), "bears no annotation"),
+    refused("in a decorator", beside("@(lambda f: f)\ndef k():\n    pass"), "bears @triton.jit alone"),
+    refused(
+        "decorator with arguments", beside("@triton.jit(repr=print)\ndef k():\n    pass"), "bears @triton.jit alone"
+    ),
+    refused("dunder in a kernel", inside("x_ptr.__class__"), "may not look at .__class__"),
+    refused("handle in a kernel", inside("lanes0 = x_ptr.handle.data"), "may not look at"),
+    refused("module through tl", inside("tl.core.sys"), "may not look at .sys"),
+    refused("getattr in a kernel", inside("getattr(x_ptr, 'handle')"), "may not use getattr"),
+    refused("eval in a kernel", inside("eval('1')"), "may not use eval"),
+    refused("leaked module", inside("np.zeros(3)"), "may not look at .zeros"),
+    refused("lambda in a kernel", inside("f = lambda: 0"), "a lambda"),
+    refused("text that is formatted", inside("f'{x_ptr.handle}'"), "formatted text"),
+    refused("walrus", inside("(y := 1)"), ":= is not part"),
+    refused("global", inside("global check"), "global is not part"),
+    refused("import in a kernel", inside("import os"), "an import is not part"),
+    refused("a class", beside("class A:\n    pass"), "runs nothing itself"),
+    refused("a line behind a separator", edited(_hidden_line, True), "ends a line for some readers"),
+    refused("other letters", beside("__ｂｕｉｌｔｉｎｓ__"), "runs nothing itself"),
+    refused("a magic", beside("%run ../../solutions"), "a command of IPython"),
+    refused("a shell command", beside("!cp -r ../../solutions ."), "a command of IPython"),
+    refused("nested too deeply", answer("x = " + "(" * 190 + "1" + ")" * 190 + "\nx = " + "-" * 50_000 + "1"), ""),
+    refused("too many characters", answer("#" * 100_000), "characters"),
+    refused("no text", answer("x = '\0'"), ""),
+    # The machine.
+    refused("os._exit", answer("import os\nos._exit(0)"), "imports nothing"),
+    refused("10 000 processes", answer("import os\nfor i in range(10_000):\n    os.fork()"), "imports nothing"),
+    refused(
+        "a process that outlives", answer("import subprocess\nsubprocess.Popen(['sleep', '999'])"), "imports nothing"
+    ),
+    refused("gradebook", beside("import sqlite3\nsqlite3.connect('../../gradebook.db')"), "imports nothing"),
+    refused("display hook", beside("get_ipython().display_formatter = None"), "assigns to names"),
+    refused("environment", beside("import os\nos.environ['KERNELS_GRADING'] = '0'"), "imports nothing"),
+    refused("memorised seed", beside("import random\nrandom.seed(0)"), "imports nothing"),
+    Attack("endless loop", inside(f"lanes_seen = 0\n    {LOOP}"), "out of time", 0.0, "did not end within"),
+    refused(
+        "swallows interrupts", inside("try:\n        pass\n    except BaseException:\n        pass"), "try is not part"
+    ),
+    Attack("100 GB", inside("big = tl.zeros((1 << 20, 1 << 15), tl.float32)"), "graded", 0.0, ""),
+    Attack("a far store", inside("tl.store(out_row + 1099511627776, 1.0)"), "graded", 0.0, ""),
+    Attack("a pointer from a number", inside("x_row = tl.cast(140000000000000, x_ptr.dtype)"), "graded", 0.0, ""),
+    Attack("1 GB of output", inside("for i in range(2000):\n        print('x' * 500000)"), "graded", FULL, ""),
+    # The notebook.
+    harmless(
+        "own check in a new cell",
+        added("class check:\n    row_softmax = staticmethod(lambda fn: 10)"),
+        "cells were added",
+    ),
+    harmless(
+        "patch in a new cell",
+        added("import kernels.check.framework as f\nf.check = lambda *a, **k: 10"),
+        "cells were added",
+    ),
+    harmless("os._exit in a new cell", added("import os\nos._exit(0)"), "cells were added"),
+    harmless("check rewritten", edited(_own_points, False), "cell check-row-softmax was changed"),
+    harmless("stored output", edited(_stored_output, False), ""),
+    harmless("skip tag", edited(_skip, False), "tag skip-execution on cell check-row-softmax"),
+    harmless("check deleted", edited(_moved_check, False), "cell check-row-softmax was deleted"),
+    harmless("script in a text", edited(_markup, False), ""),
+    Attack("check pasted twice", edited(_pasted_check, True), "graded", FULL, "is there 2 times"),
+    Attack("answer pasted twice", edited(_pasted_answer, True), "graded", FULL, "is there 2 times"),
+    Attack(
+        "answer without its metadata", edited(_lost_metadata, True), "graded", FULL, "another cell defines the same"
+    ),
+    refused("answer deleted", edited(_deleted_answer, True), "answer cell kernel is not in the notebook"),
+    Attack("renamed", raw(_renamed), "graded", FULL, "the notebook is called my_solution.ipynb"),
+    refused("two notebooks", raw(_two), "2 notebooks"),
+    refused("not JSON", raw(b"{" * 10), "is not JSON"),
+    refused("nested JSON", raw(b"[" * 100_000), "is not JSON"),
+    refused("a number", raw(b"17"), "no list of cells"),
+    refused("not a notebook", raw(b'{"cells": 17}'), "no list of cells"),
+    refused("cells of nothing", raw(b'{"cells": [1, null]}'), "no list of cells"),
+    refused("odd cells", raw(b'{"cells": [{"source": 7, "metadata": [], "id": {}}]}'), "is not in the notebook"),
+    refused("too large", raw(b" " * (21 << 20)), "too large"),
+    refused("a link to a notebook", raw(_link("/etc/passwd")), "symbolic link"),
+    refused("a linked folder", raw(_linked_folder), "symbolic link"),
+    refused("a pipe", raw(lambda folder: os.mkfifo(folder / f"{NAME}.ipynb")), "is no file"),
+    refused("a folder", raw(lambda folder: (folder / f"{NAME}.ipynb").mkdir()), "no file"),
+    Attack("an empty folder", raw(lambda folder: None), "missing", None, "holds no notebook"),
+)
+
+
+def student(attack: Attack) -> str:
+    """The folder's name of an attack's author."""
+    return "".join(letter if letter.isalnum() else "-" for letter in attack.name)

@@ -1,0 +1,171 @@
+"""The sandbox by itself: code that no gate has seen does its worst, and neither the judge nor the next one notices."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+
+from tools.grading.contestant import wire
+from tools.grading.remote import Bench, Told
+from tools.grading.sandbox import ROOT, USER, Limits, Template, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")
+
+
+@pytest.fixture(scope="module")
+def template():
+    os.environ["NBGRADER_DATABASE_URL"] = "postgresql://grader:secret@host/course"
+    try:
+        template = Template()
+    finally:
+        del os.environ["NBGRADER_DATABASE_URL"]
+    yield template
+    template.close()
+
+
+def told(template, source, seconds=20.0):
+    """What a cell that runs ``source`` says: it raises with what it found out."""
+    connection = template.start(Limits())
+    try:
+        answer, _ = connection.ask({"op": "load", "cells": [["a", source, [], ""]]}, seconds=seconds)
+        return answer["broken"]["a"][0] if answer["broken"] else ""
+    finally:
+        connection.close()
+
+
+def test_it_sees_nothing_of_the_course_and_nobody(template):
+    (ROOT / "build").mkdir(exist_ok=True)
+    source = "import os\nx = os.path.exists({path!r}), os.getpid(), os.listdir('/tmp'), os.listdir('/proc')\n"
+    source += "raise ValueError(x)"
+    for path in (str(ROOT / "solutions"), str(ROOT / "gradebook.db"), str(ROOT / "tests"), "/etc/passwd", "/home"):
+        assert "(False, 1, [], [])" in told(template, source.format(path=path)), path
+    seen = told(template, "import os\nraise ValueError(sorted(os.listdir('/course/kernels')))")
+    assert all(room not in seen for room in ("dynamic_conv", "flex_attention", "conv_wgrad", "recurrent_attention"))
+    assert told(
+        template, "import kernels.check.row_softmax, kernels.dynamic_conv as d\nassert callable(d.dynamic_conv)"
+    )
+
+
+def test_its_environment_is_its_own(template):
+    seen = told(template, "import os\nraise ValueError(','.join(sorted(os.environ)))")
+    assert "KERNELS_GRADING" not in seen and "NBGRADER" not in seen and "TRITON_INTERPRET" in seen
+    environ = Path(f"/proc/{template._process.pid}/environ").read_bytes()
+    assert b"secret" not in environ and b"NBGRADER" not in environ
+
+
+@pytest.mark.parametrize(
+    "source",
+    (
+        "import socket\nsocket.create_connection(('1.1.1.1', 53), 2)",
+        "open('/course/kernels/__init__.py', 'a')",
+        "import torch\nopen(torch.__file__, 'a')",
+        "open('/x', 'w')",
+        "import os\nos.setuid(0)",
+        "import os\nos.fork()",
+        "import threading\nthreading.Thread(target=print).start()",
+        "import subprocess\nsubprocess.Popen(['sleep', '100'])",
+        "open('/tmp/big', 'wb').write(bytes(1 << 30))",
+        "import torch\ntorch.ones(1 << 34)",
+        "bytes(100 << 30)",
+        "import ctypes\nassert ctypes.CDLL(None).mount(b'tmpfs', b'/course', b'tmpfs', 0, b'') == 0",
+        "import ctypes\nassert ctypes.CDLL(None, use_errno=True).ptrace(16, 2, 0, 0) == 0",
+        "import os\nos.kill(2, 9)",
+        "import os\nos.stat('/proc/self/environ')",
+    ),
+)
+def test_it_may_not(template, source):
+    assert told(template, source), "it could"
+
+
+@pytest.mark.parametrize(
+    ("source", "incident"),
+    (
+        ("import os\nos._exit(0)", "crashed"),
+        ("import ctypes\nctypes.string_at(0)", "crashed"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\nwhile True: pass", "out of time"),
+        ("while True: pass", "out of time"),
+        ("while True:\n    try:\n        while True: pass\n    except BaseException: pass", "out of time"),
+        ("import time\ntime.sleep(1000)", "out of time"),
+        (
+            "import os\nfor i in range(3, 60):\n    try: os.write(i, b'x' * 100_000)\n    except OSError: pass",
+            "crashed",
+        ),
+        ("import os\nfor i in range(3, 60):\n    try: os.close(i)\n    except OSError: pass", "crashed"),
+        ("import sys, os\nwhile True: os.write(1, b'x' * 1_000_000)", "out of time"),
+    ),
+)
+def test_it_is_ended(template, source, incident):
+    bench = Bench(lambda: template, Limits(), seconds=3.0, total=30.0)
+    cells = [["a", source, [], ""]]
+    start = time.monotonic()
+    with pytest.raises(Told):
+        bench.ask("host", cells, {"op": "load", "cells": []})
+    bench.close()
+    assert bench.incidents == [incident] and time.monotonic() - start < 25
+    assert (
+        told(template, "raise ValueError('alive')")
+        == "ValueError: alive in line 1 of your cell, `raise ValueError('alive')`"
+    )
+
+
+def test_nothing_outlives(template):
+    """All that a contestant started is gone with it: the template alone is left of the sandbox's user."""
+    connection = template.start(Limits(processes=12))
+    source = "import os\nfor i in range(8):\n    if os.fork() == 0:\n        os.setsid()\n        while True: pass"
+    connection.ask({"op": "load", "cells": [["a", source, [], ""]]}, seconds=20)
+    user = USER if os.getuid() == 0 else os.getuid()
+
+    def running():
+        listed = subprocess.run(["ps", "-o", "pid=", "-o", "args=", "-U", str(user)], capture_output=True, text=True)
+        return sum("contestant.server" in line for line in listed.stdout.splitlines())
+
+    before = running()
+    connection.close()
+    for _ in range(50):
+        if running() <= before - 9:  # the eight, and the one that started them
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{running()} of {before} still run")
+
+
+@pytest.mark.parametrize(
+    "data",
+    (
+        b"x" * 100,
+        b"kfm1" + (1 << 31).to_bytes(4, "little") + bytes(4),
+        b"kfm1" + (2).to_bytes(4, "little") + (5000).to_bytes(4, "little") + b"{}",
+        b"kfm1" + (2).to_bytes(4, "little") + bytes(4) + b"[]",
+        b"kfm1" + (100_000).to_bytes(4, "little") + bytes(4) + b"[" * 100_000,
+        b"kfm1" + (2).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"{}" + (1 << 60).to_bytes(8, "little"),
+    ),
+)
+def test_messages_are_held_to_their_form(data):
+    import socket
+
+    ours, theirs = socket.socketpair()
+    theirs.sendall(data)
+    with pytest.raises(wire.WireError):
+        wire.receive(ours, time.monotonic() + 5)
+
+
+def test_arrays_are_held_to_their_form():
+    import io
+
+    for array in (
+        numpy.array([None, {}], dtype=object),
+        numpy.zeros(3, dtype="f4"),
+        numpy.zeros((2, 3), "i8", order="F"),
+    ):
+        stream = io.BytesIO()
+        numpy.save(stream, array, allow_pickle=True)
+        with pytest.raises(wire.WireError):
+            wire._array(stream.getvalue())
+    stream = io.BytesIO()
+    numpy.save(stream, numpy.zeros(3, dtype="i8"))
+    assert wire._array(stream.getvalue()).tolist() == [0, 0, 0]
+    for claim in (b"(9,)", b"(3,(", b"[3] ", b"(-3)"):
+        with pytest.raises(wire.WireError):
+            wire._array(stream.getvalue().replace(b"(3,)", claim))

@@ -1,0 +1,293 @@
+"""What an instructor hands on: pages that run nothing, tables that importers take, reports, a bundle without solutions."""
+
+import csv
+import datetime
+import io
+import json
+import re
+import zipfile
+from html.parser import HTMLParser
+
+import nbformat
+import pytest
+
+from tests.course.hostile import NAME
+from tests.course.mutants import ROOT, cells
+from tools.grading import bundle, collect, exports, feedback, pages, plots, similarity
+from tools.grading.assignment import read
+from tools.grading.batch import Batch, How
+from tools.grading.course import Course, Late, NotACourse, read_roster
+from tools.grading.gradebook import Book
+from tools.grading.marks import COLUMNS
+from tools.grading.results import Line, Outcome, Result
+
+ASSIGNMENT = read(ROOT / "exercises" / NAME / f"{NAME}.ipynb")
+LONG = "FAILED  strides: out[0] is wrong, got <b>1</b>, expected 2 (with M = 3): each address … Lesson 01, step 4."
+SCRIPT = "<script>document.title='x'</script>"
+
+
+def result(student="ada", status="graded", points=7.0, **more):
+    lines = [
+        Line("one block wide", "passed", 7.0, 7.0, "passed  one block wide (7 points)"),
+        Line("strides", "failed", 0.0, 3.0, LONG),
+    ]
+    printed = f"passed  one block wide\n{LONG}\nrow_softmax: 7 of 10 points (graded with seed 5)\n"
+    outcome = Outcome("check-row-softmax", "row_softmax", 7.0, 10.0, 5, lines, printed)
+    answers = {"kernel": f"# {SCRIPT}\nx = '</pre>{SCRIPT}'"}
+    checks = [outcome] if points is not None else []
+    return Result(student, NAME, status, more.pop("reason", ""), points, 10.0, checks=checks, answers=answers, **more)
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+
+def hold_nothing_runs(text):
+    found = Tags(text).found
+    assert not [tag for tag, _ in found if tag in ("script", "iframe", "object", "embed", "link", "form", "base")]
+    for tag, attributes in found:
+        assert not [name for name in attributes if name.startswith("on")], tag
+        address = attributes.get("href") or attributes.get("src") or ""
+        assert address.startswith(("https://", "data:image/png;base64,")) or not address, (tag, address)
+    assert "default-src 'none'" in text
+
+
+def test_a_page_says_what_was_found_and_runs_nothing():
+    mark = {"raw_score": 7.0, "late_submission_penalty": 1.0, "by_hand": False, "comments": {"kernel": SCRIPT}}
+    about = {"first_name": "Ada", "last_name": "<i>Lovelace</i>"}
+    text = feedback.page_of(ASSIGNMENT, result(submitted="2026-11-02T17:00:00+00:00"), about, mark, "https://x.org/")
+    hold_nothing_runs(text)
+    assert "6 of 10 points" in text and "1 lost because it came late" in text and "02 November 2026" in text
+    assert "✗ failed" in text and "got &lt;b&gt;1&lt;/b&gt;, expected 2" in text and "0 of 3" in text
+    assert 'href="https://x.org/notebooks/01_programs_and_blocks.ipynb">Lesson 01, step 4' in text
+    assert "check.row_softmax(row_softmax, seed=5, grading=True)" in text
+    assert text.count("<math") > 5 and "$$" not in text and "\\frac" not in text
+    assert "BEGIN SOLUTION" not in text
+
+
+@pytest.mark.parametrize("status", ("missing", "refused"))
+def test_a_page_for_who_has_no_mark(status):
+    text = feedback.page_of(ASSIGNMENT, result(status=status, points=None, reason="cell kernel, line 1: why"), {}, None)
+    assert f"no mark: {status}" in text and "cell kernel, line 1: why" in text
+    hold_nothing_runs(text)
+
+
+def test_texts_of_a_submission_are_shown_and_not_obeyed():
+    hostile = f"{SCRIPT} [x](javascript:alert(1)) ![x](https://x.org/y.png) <img src=x onerror=a>"
+    hostile += " $\\href{javascript:1}{a}$"
+    text = pages.page("x", pages.markdown(f"{hostile} $a_{{<script>}}$", trusted=False))
+    hold_nothing_runs(text)
+    assert "javascript:1" in text  # as text
+
+
+def test_all_mathematics_of_the_exercises_is_set():
+    for path in (ROOT / "exercises").glob("*/*.ipynb"):
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "markdown":
+                text = pages.markdown(cell.source, trusted=True)
+                told = re.sub(r"<code>.*?</code>|<pre>.*?</pre>", "", text, flags=re.S)
+                assert "\\" not in re.sub("<[^>]*>", "", told), (path.stem, cell.id)
+
+
+# Marks for platforms.
+
+
+def rows():
+    shared = {"assignment": NAME, "max_score": "10.0"}
+    names = ("student_id", "first_name", "last_name", "email", "score", "status")
+    for values in (
+        ("ada", "Ada", "Lovelace", "ada@x.org", "7.5", "graded"),
+        ("bob", "Bob", 'O"Hara, Jr', "b@x.org", "", "refused"),
+        ("zoé", "Zoé", "Łuk", "", "0.0", "graded"),
+    ):
+        yield dict.fromkeys(COLUMNS, "") | shared | dict(zip(names, values))
+
+
+def test_moodle_gets_a_row_for_each_mark_and_none_for_the_others():
+    found = list(csv.DictReader(io.StringIO(exports.moodle(list(rows()))[NAME], newline="")))
+    assert list(found[0]) == ["First name", "Last name", "ID number", "Email address", NAME]
+    assert [(row["ID number"], row[NAME]) for row in found] == [("ada", "7.5"), ("zoé", "0.0")]
+
+
+def test_canvas_gets_its_own_columns_and_the_points_possible():
+    text = exports.canvas(list(rows()), {"ada": {"canvas_id": "17", "section": "A"}})
+    header, points, *found = csv.reader(io.StringIO(text, newline=""))
+    assert header == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", NAME]
+    assert points[0].strip() == "Points Possible" and points[5] == "10.0"
+    assert found[0] == ["Lovelace, Ada", "17", "", "ada", "A", "7.5"]
+    assert found[1] == ['O"Hara, Jr, Bob', "", "", "bob", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    (
+        ("Ada Lovelace_1234_assignsubmission_file_01_row_softmax.ipynb", ("ada", NAME)),
+        ("Ada Lovelace_1234_assignsubmission_file/01_row_softmax.ipynb", ("ada", NAME)),
+        ("Ada Lovelace_1234_assignsubmission_file_/01_row_softmax.ipynb", ("ada", NAME)),
+        ("lovelaceada_9876_1234_01_row_softmax.ipynb", ("ada", NAME)),
+        ("lovelaceada_LATE_9876_1234_01_row_softmax-2.ipynb", ("ada", NAME)),
+        ("changedname_42_1234_01_row_softmax.ipynb", ("zoé", NAME)),
+        ("lukzoe_1_1234_01_row_softmax.ipynb", None),
+        ("smithjo_1_1234_01_row_softmax.ipynb", None),
+        ("notes.txt", None),
+    ),
+)
+def test_downloads_find_their_students(path, found):
+    roster = {
+        "ada": {"first_name": "Ada", "last_name": "Lovelace"},
+        "zoé": {"first_name": "Zoé", "last_name": "Łuk", "canvas_id": "42"},
+        "jo1": {"first_name": "Jo", "last_name": "Smith"},
+        "jo2": {"first_name": "Jo", "last_name": "Smith"},
+    }
+    assert collect.student_of(path, roster) == found
+
+
+# The course's own files.
+
+
+def test_late_is_what_the_course_says():
+    late = Late(grace_minutes=10, per_day=0.1, at_most=0.25)
+    hour = datetime.timedelta(hours=1)
+    assert [late.penalty(8.0, n * hour) for n in (0, 0.1, 1, 25, 1000)] == [0.0, 0.0, 0.8, 1.6, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    (
+        ("[deadlines]\na = 2026-01-01", "needs a date, a time and a zone"),
+        ("[deadlines]\na = 2026-01-01T10:00:00", "needs a date, a time and a zone"),
+        ("[late]\nper_week = 1", "per_week"),
+        ("[late]\nper_day = -1", "per_day"),
+        ("x = 1", "none of"),
+        ("url = 'ftp://x'", "https://"),
+        ("[", "course.toml"),
+    ),
+)
+def test_a_wrong_setting_is_named(tmp_path, text, says):
+    (tmp_path / "course.toml").write_text(text)
+    with pytest.raises(NotACourse, match=says):
+        Course.at(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), (("name\nada", "student_id"), ("student_id\na/b", "folder"), ("student_id\na\na", "twice"))
+)
+def test_a_wrong_roster_is_named(tmp_path, text, says):
+    (tmp_path / "roster.csv").write_text(text)
+    with pytest.raises(NotACourse, match=says):
+        read_roster(tmp_path / "roster.csv")
+
+
+# The gradebook.
+
+
+def test_marks_by_hand_stay_and_a_refusal_waits_for_a_person(tmp_path):
+    with Book(f"sqlite:///{tmp_path}/g.db") as book:
+        book.declare(ASSIGNMENT)
+        book.write(result("ada", submitted="2026-11-02T17:00:00+00:00"), penalty=0.7)
+        book.write(result("eve", "refused", None, reason="why"))
+        assert book.mark(NAME, "ada")["raw_score"] == 7.0 and book.mark(NAME, "ada")["late_submission_penalty"] == 0.7
+        eve = book._book.find_grade("check-row-softmax", NAME, NAME, "eve")
+        assert eve.needs_manual_grade and eve.auto_score is None
+        assert book._book.find_comment("kernel", NAME, NAME, "eve").auto_comment == "refused: why"
+        eve.manual_score = 4.0
+        book._book.db.commit()
+        book.write(result("eve", "refused", None, reason="why"))
+        assert book.mark(NAME, "eve") | {"raw_score": 4.0, "by_hand": True} == book.mark(NAME, "eve")
+        book.declare(ASSIGNMENT)
+        assert book.mark(NAME, "ada")["raw_score"] == 7.0
+        assert book.mark(NAME, "zoe") is None
+
+
+def test_who_came_late_and_who_is_missing(tmp_path):
+    """With results of an earlier run, nothing is judged again: the table says who was late, and lists the whole roster."""
+    for name in ("exercises", "submitted"):
+        (tmp_path / name).mkdir()
+    folder = tmp_path / "exercises" / NAME
+    folder.mkdir()
+    (folder / f"{NAME}.ipynb").write_bytes((ROOT / "exercises" / NAME / f"{NAME}.ipynb").read_bytes())
+    (tmp_path / "roster.csv").write_text("student_id,first_name,last_name\nada,Ada,Lovelace\nzoe,Zoe,Zed\n")
+    (tmp_path / "course.toml").write_text(f"[deadlines]\n{NAME} = 2026-11-01T17:00:00+00:00\n[late]\nper_day = 0.1\n")
+    place = tmp_path / "submitted" / "ada" / NAME
+    place.mkdir(parents=True)
+    (place / f"{NAME}.ipynb").write_text("{}")
+    (place / "timestamp.txt").write_text("2026-11-02 18:00:00 UTC")
+    batch = Batch(Course.at(tmp_path), How(quiet=True))
+    (task,) = batch._tasks()
+    kept = batch._place("ada", NAME)
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps(result(key=task.key).to_json()))
+    assert batch.run() == 0
+    with open(tmp_path / "build" / "marks.csv", newline="") as file:
+        ada, zoe = csv.DictReader(file)
+    assert (ada["status"], ada["raw_score"], ada["late_submission_penalty"], ada["score"]) == (
+        "late",
+        "7.0",
+        "1.4",
+        "5.6",
+    )
+    assert (zoe["status"], zoe["score"], zoe["last_name"]) == ("missing", "", "Zed")
+    copy = nbformat.read(tmp_path / "autograded" / "ada" / NAME / f"{NAME}.ipynb", 4)
+    assert [SCRIPT in cell.source for cell in copy.cells if cell.id == "kernel"] == [True]  # code is shown as text
+
+
+# Reports.
+
+
+def test_the_plots_say_where_the_class_is_stuck():
+    results = [result(f"s{i}") for i in range(3)] + [result("eve", "refused", None)]
+    assert plots.stuck(results) == [
+        ("row_softmax", "one block wide", 3, 3, "", 0),
+        ("row_softmax", "strides", 0, 3, "each address …", 3),
+    ]
+    text = plots.page_of(results)
+    hold_nothing_runs(text)
+    assert "4 submissions: 3 graded, 1 refused" in text and "0 of 3" in text
+
+
+def test_copies_are_found_under_other_names_and_honest_answers_are_not():
+    solution = cells(NAME)["kernel"]
+    copy = re.sub(r"\b(high|total|row_max|row_sum|lanes)\b", lambda m: m[0] + "_mine", solution).replace(
+        "    # ", "    #  my "
+    )
+    released = ASSIGNMENT.answers["kernel"].source
+    walk = "    for i in range(0, N, BLOCK_N):\n        v = load_block(x_row, lanes + i, N, stride_xn)\n"
+    own = released.replace(
+        "    # Second walk",
+        f"    m = -1e30\n{walk}        m = max(m, tl.max(v, 0))\n    m = tl.where(m > -1e29, m, 0.0)\n    s = 0.0\n"
+        f"{walk}        s = s + tl.sum(tl.exp2((v - m) * 1.44), 0)\n    # Second walk",
+    )
+    answers = {"ada": solution, "bob": copy, "cyd": own}
+    known = ASSIGNMENT.given.names | {"tl"}
+    found = {(p.one, p.other): p.shared for p in similarity.pairs(answers, released, known, {"published": solution})}
+    assert found["ada", "bob"] > 0.95 and found["bob", "published"] > 0.95
+    assert found.get(("cyd", "published"), 0) < 0.3 and found.get(("ada", "cyd"), 0) < 0.3
+
+
+def test_the_bundle_holds_no_solution(tmp_path):
+    count = bundle.write(ROOT, tmp_path / "b.zip")
+    regions = set()
+    for path in (ROOT / "solutions").glob("*/*.ipynb"):
+        for cell in nbformat.read(path, as_version=4).cells:
+            regions.update(re.findall(r"### BEGIN SOLUTION\n(.*?)\s*### END SOLUTION", cell.source, re.S))
+    regions = [json.dumps(region)[1:-1] for region in regions if region.count("\n") >= 2]
+    assert len(regions) > 20
+    with zipfile.ZipFile(tmp_path / "b.zip") as zipped:
+        names = zipped.namelist()
+        assert len(names) == count and f"kernels-from-math/exercises/{NAME}/{NAME}.ipynb" in names
+        assert {"kernels-from-math/Makefile", "kernels-from-math/tools/bootstrap.py"} <= set(names)
+        for name in names:
+            text = zipped.read(name).decode(errors="replace")
+            assert "BEGIN SOLUTION" not in text or name.endswith((".md", ".py")), name
+            assert not [region for region in regions if region in text], name
+    first = (tmp_path / "b.zip").read_bytes()
+    bundle.write(ROOT, tmp_path / "b.zip")
+    assert first == (tmp_path / "b.zip").read_bytes()

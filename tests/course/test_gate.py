@@ -1,0 +1,175 @@
+"""The gate lets every honest line pass and refuses what is on no list; the sandbox has tests of its own."""
+
+import pytest
+
+from kernels.check.contestant import Contestant
+from kernels.check.framework import Draw
+from tests.course.mutants import ROOT, cells, patched, submission, targets
+from tools.grading import gate, texts
+from tools.grading.assignment import read_all
+from tools.grading.judge import exercise_of
+
+ASSIGNMENTS = read_all(ROOT / "exercises")
+KERNEL = "@triton.jit\ndef load_block(x_row, offs_n, N, stride_xn):\n    {}\n    return x_row"
+
+
+def says(name, cell, source):
+    """Why an answer cell is refused, or cannot run; empty if it may."""
+    one = ASSIGNMENTS[name]
+    found = gate.check(cell, source, one.answers[cell].source, one.given, one.program)
+    return "; ".join(map(str, found.refusals)) or found.unreadable
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_solutions_and_released_cells_pass(name):
+    written = cells(name)
+    for cell, released in ASSIGNMENTS[name].answers.items():
+        assert says(name, cell, written[cell]) == "" == says(name, cell, released.source)
+
+
+def test_planted_bugs_pass():
+    for target in targets():
+        for mutant in target.mutants:
+            cell = mutant.cell or target.cells[0]
+            source = patched(cells(target.assignment)[cell], mutant.patch)
+            assert says(target.assignment, cell, source) == "", (target.function, mutant.name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    (
+        "y = tl.load(x_row, mask=offs_n < N, other=0.0).to(tl.float32)",
+        "tl.static_assert(N > 0, 'text')\n    assert N > 0",
+        "for i in tl.static_range(4):\n        x_row += i",
+        "while N > 0:\n        N -= 1",
+        "y = tl.math.exp(N) if N > 3 else -N\n    print(y)",
+        "high, low = (tl.max(offs_n, axis=0), N)",
+        "BLOCK: tl.constexpr = 16",
+        "y = tl.reduce(offs_n, 0, load_block)",
+    ),
+)
+def test_a_kernel_may(line):
+    assert says("01_row_softmax", "kernel", KERNEL.format(line)) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    (
+        ("y = lambda: 0", "a lambda"),
+        ("y = [i for i in N]", "a comprehension"),
+        ("y = {1: 2}", "a dict"),
+        ("x_row.x = 1", "may not be assigned"),
+        ("x_row[0] = 1", "elements are stored with tl.store"),
+        ("del N", "del is not part"),
+        ("y = print", "print is called, not kept"),
+        ("y = tl.inline_asm_elementwise()", "not on the list"),
+        ("y = tl.tensor(N, N)", "not on the list"),
+        ("f = load_block\n    f(1)", "is a value here, not a function"),
+        ("y = x_row._type", "may not look at"),
+        ("y = b'1'", "bytes are nothing"),
+        ("def inner():\n        pass", "a function inside a function"),
+        ("tl = 3", "is given, and may not be replaced"),
+        ("with N:\n        pass", "with is not part"),
+        ("yield N", "yield is not part"),
+        ("y = __name__", "machinery"),
+        ("y = triton.runtime", "not on the list"),
+        ("y = globals()", "may not use globals"),
+    ),
+)
+def test_a_kernel_may_not(line, why):
+    assert why in says("01_row_softmax", "kernel", KERNEL.format(line))
+
+
+@pytest.mark.parametrize(
+    ("cell", "old", "new", "why"),
+    (
+        ("lists-launcher-kernel", "R, C =", "mask = mask @ mask.T\n    R, C =", "multiplies no matrices"),
+        ("lists-launcher-kernel", "R, C =", "torch.sum(mask)\n    R, C =", "may not use torch"),
+        ("lists-launcher-kernel", "R, C =", "num[0] = 1\n    R, C =", "elements are stored"),
+        ("lists-launcher-kernel", "R, C =", "mask.__class__\n    R, C =", "may not look at"),
+        ("lists-launcher-kernel", "R, C =", "compare(num, num)\n    R, C =", "may not use compare"),
+        ("lists-launcher-kernel", "lists_kernel[R,]", "width[R,]", "width is no kernel"),
+    ),
+)
+def test_a_launcher_may_not(cell, old, new, why):
+    source = cells("06_flash_attention")[cell]
+    assert why in says("06_flash_attention", cell, source.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    (
+        ("import kernels", "imports nothing"),
+        ("RULES['x'] = (lambda: 0).__globals__", "machinery"),
+        ("RULES['x'] = torch.os.system('true')", "not on the list"),
+        ("RULES['x'] = torch.load('x')", "not on the list"),
+        ("RULES['x'] = open('x')", "may not use open"),
+        ("RULES['x'] = getattr(aten, 'x')", "may not use getattr"),
+        ("RULES['x'] = (i for i in []).gi_frame", "machinery"),
+        ("class A:\n    pass", "runs nothing itself"),
+        ("RULES['x'] = check", "may not use check"),
+        ("RULES['x'] = make_fx", "may not use make_fx"),
+        ("record = None", "may not be defined anew"),
+    ),
+)
+def test_a_program_may_not(line, why):
+    source = cells("07_score_mod_compiler")["rules-kernel"]
+    assert why in says("07_score_mod_compiler", "rules-kernel", f"{source}\n{line}")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    (
+        ("@triton.jit\ndef score_mod(score):\n    return score.__class__", "may not look at"),
+        ("import os", "imports nothing"),
+        ("def score_mod(score):\n    return score", "bears no @triton.jit"),
+        ("@triton.jit\ndef score_mod(score):\n    return torch", "may not use torch"),
+        ("x = 1\n@triton.jit\ndef score_mod(score):\n    return score", "nothing else"),
+    ),
+)
+def test_emitted_text_is_a_kernel(text, why):
+    given = ASSIGNMENTS["07_score_mod_compiler"].given
+    assert why in "; ".join(map(str, gate.emitted(text, given, set()).refusals))
+
+
+def test_a_name_that_nothing_defines_is_a_mistake_and_no_offence():
+    assert says("01_row_softmax", "kernel", KERNEL.format("y = maks")).startswith("NameError: name 'maks'")
+    assert says("01_row_softmax", "kernel", "def f(:").startswith("SyntaxError")
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        "import os",
+        "from triton import *",
+        "x = __import__('os')",
+        "x = torch.os.system('a')",
+        "x = torch.hub.load",
+        "x = triton.__builtins__",
+        "x = tl.core.sys.exit()",
+        "x = [y() for y in z]",
+        "x.y = 1",
+        "@_triton.jit()\ndef f(x):\n    import os",
+        "@_triton.jit()\ndef f(x):\n    return x.__class__",
+        "@_triton.jit()\ndef f(x=print(1)):\n    return x",
+        "@print\ndef f(x):\n    return x",
+        "def f(x):\n    return x",
+        "f()",
+        "class A: pass",
+        "while True: pass",
+    ),
+)
+def test_a_text_for_the_compiler_holds_kernels_alone(text):
+    with pytest.raises(texts.NotKernels):
+        texts.hold("import triton as _triton, triton.language as _tl\n" + text)
+
+
+def test_texts_of_the_solutions_are_for_the_compiler():
+    known = {target.function: target for target in targets()}
+    for name in ("row_softmax", "flash_backward", "wgrad_split"):
+        exercise = exercise_of(name)
+        case = next(iter(exercise.properties[0].cases(Draw(0, False))))
+        for one in Contestant(submission(known[name])).kernels(case.tensors, case.launch).prepared:
+            literals = map(repr, (one.lines, one.signature, one.attributes, one.options))
+            fields = ASSIGNMENTS[known[name].assignment].given.fields
+            assert texts.prepared([one.kernel, one.text, *literals], fields).key == one.key

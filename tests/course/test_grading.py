@@ -1,0 +1,189 @@
+"""A class is graded: solutions, planted bugs and attacks come to the marks that they are known to deserve."""
+
+import csv
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.course import hostile
+from tests.course.mutants import cells, patched, submission, targets
+from tools.grading.sandbox import why_not
+from tools.kernel_environment import ROOT, too_old_for
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")
+
+
+PATHS = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@pytest.fixture
+def course(tmp_path):
+    shutil.copytree(ROOT / "exercises", tmp_path / "exercises")
+    return tmp_path
+
+
+def grade(course, *more, seconds=10):
+    command = [sys.executable, "-m", "tools.grade", "--course", str(course), "--seconds", str(seconds), *more]
+    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
+
+
+def marks(course):
+    with open(course / "build" / "marks.csv", newline="") as file:
+        return {(row["student_id"], row["assignment"]): row for row in csv.DictReader(file)}
+
+
+def result(course, student, name):
+    return json.loads((course / "build" / "grading" / name / f"{student}.json").read_text())
+
+
+def hand_in(course, student, name, answers=None):
+    """The released notebook, with these answer cells."""
+    made = nbformat.read(ROOT / "exercises" / name / f"{name}.ipynb", as_version=4)
+    for cell in made.cells:
+        cell.source = (answers or {}).get(cell.id, cell.source) if cell.cell_type == "code" else cell.source
+    hostile.write(course / "submitted" / student / name, made, name)
+
+
+def solution(name):
+    """The sources of an assignment's answer cells."""
+    released = nbformat.read(ROOT / "exercises" / name / f"{name}.ipynb", as_version=4)
+    wanted = [cell.id for cell in released.cells if cell.metadata.get("nbgrader", {}).get("solution")]
+    return {id: cells(name)[id] for id in wanted}
+
+
+def planted(target, mutant):
+    """The same with one bug."""
+    answers, cell = solution(target.assignment), mutant.cell or target.cells[0]
+    return answers | {cell: patched(cells(target.assignment)[cell], mutant.patch)}
+
+
+def digests(folder):
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.py")}
+
+
+def hold_attacks(course, before):
+    """Nobody has a mark that was not earned, everybody has a status, and nothing is damaged."""
+    found, wrong = marks(course), []
+    for attack in hostile.ATTACKS:
+        row = found[hostile.student(attack), hostile.NAME]
+        said, points = f"{row['reason']} {row['notes']}", float(row["score"]) if row["score"] else None
+        if (row["status"], points) != (attack.status, attack.points) or attack.says not in said:
+            wrong.append(
+                f"{attack.name}: {row['status']}, {points}, {said}; wanted {attack.status}, {attack.points}, {attack.says}"
+            )
+    assert not wrong, "\n".join(wrong)
+    assert digests(ROOT / "kernels") == before
+    for exercise in (course / "exercises").glob("*/*.ipynb"):
+        assert exercise.read_bytes() == (ROOT / exercise.relative_to(course)).read_bytes()
+
+
+def truth(target, student, course, patch=(), cell=""):
+    """What the check gives the same function in this process, with the seed that the judge drew."""
+    judged = result(course, student, target.assignment)
+    one = next(each for each in judged["checks"] if each["function"] == target.function)
+    points, printed = target.check(submission(target, patch, cell), seed=one["seed"], grading=True)
+    return one, points, printed
+
+
+def hold_truth(course, students):
+    """Marks and diagnoses are those of the check by itself, wherever it runs."""
+    for student, target, mutant in students:
+        one, points, printed = truth(
+            target, student, course, mutant.patch if mutant else (), mutant.cell if mutant else ""
+        )
+        assert one["points"] == points, (student, one["printed"], printed)
+        same = [line.split(" in line ")[0] for line in printed.splitlines()]
+        assert [line.split(" in line ")[0] for line in one["printed"].splitlines()] == same, student
+        assert mutant is None or points < 10
+
+
+def test_marks_are_the_known_truth(course):
+    before = digests(ROOT / "kernels")
+    for attack in hostile.ATTACKS:
+        attack.plant(course / "submitted" / hostile.student(attack) / hostile.NAME)
+    students = []
+    by_function = {target.function: target for target in targets()}
+    for function, number in (
+        ("row_softmax", 0),
+        ("row_softmax", 4),
+        ("wgrad_split", 1),
+        ("emit_value", 2),
+        ("mended_relay", 0),
+    ):
+        target = by_function[function]
+        if not too_old_for(ROOT / "solutions" / target.assignment / f"{target.assignment}.ipynb"):
+            students.append((f"bug-{function}-{number}", target, target.mutants[number]))
+    students.append(("ada", by_function["row_softmax"], None))
+    for student, target, mutant in students:
+        hand_in(course, student, target.assignment, planted(target, mutant) if mutant else solution(target.assignment))
+    done = grade(course)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"{len(hostile.ATTACKS) + len(students)} submissions: "), done.stdout
+    hold_attacks(course, before)
+    hold_truth(course, students)
+    assert marks(course)["ada", hostile.NAME]["score"] == "10.0"
+
+
+@pytest.mark.classroom
+def test_a_class_of_thirty(course):
+    """One has solved everything; each of the others has planted bugs in every exercise, one a function; and the attackers."""
+    before, draw = digests(ROOT / "kernels"), random.Random(16)
+    usable = [t for t in targets() if not too_old_for(ROOT / "solutions" / t.assignment / f"{t.assignment}.ipynb")]
+    students = [("ada", target, None) for target in usable]
+    for name in {target.assignment for target in usable}:
+        hand_in(course, "ada", name, solution(name))
+    for number in range(1, 30):
+        target = usable[number % len(usable)]
+        mutant = draw.choice(target.mutants)
+        hand_in(course, f"student-{number:02}", target.assignment, planted(target, mutant))
+        students.append((f"student-{number:02}", target, mutant))
+    for attack in hostile.ATTACKS:
+        attack.plant(course / "submitted" / hostile.student(attack) / hostile.NAME)
+    grade(course, seconds=30)
+    hold_attacks(course, before)
+    hold_truth(course, students)
+
+
+def test_nothing_submitted_is_said(course):
+    done = grade(course)
+    assert done.returncode == 1 and "Nothing to grade" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_without_a_sandbox_nothing_is_graded(course):
+    hand_in(course, "ada", hostile.NAME)
+    command = [sys.executable, "-m", "tools.grade", "--course", str(course)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": "/nowhere"}, capture_output=True, text=True)
+    assert done.returncode == 2 and "bubblewrap is not installed" in done.stderr and "--unsafe" in done.stderr
+    assert not (course / "build").exists()
+
+
+def test_a_killed_run_goes_on_and_a_newer_submission_is_graded(course):
+    for number in range(4):
+        hand_in(course, f"s{number}", hostile.NAME, solution(hostile.NAME) if number % 2 else None)
+    command = [sys.executable, "-m", "tools.grade", "--course", str(course), "--jobs", "1"]
+    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    folder = course / "build" / "grading" / hostile.NAME
+    while running.poll() is None and not list(folder.glob("*.json")):
+        time.sleep(0.05)
+    running.kill()
+    running.wait()
+    kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+    hand_in(course, "s3", hostile.NAME)  # a newer submission, unsolved
+    done = grade(course)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("4 submissions: 4 graded.")
+    assert all((folder / name).stat().st_mtime_ns == then for name, then in kept.items() if name != "s3.json")
+    assert {student: row["score"] for (student, _), row in marks(course).items()} == {
+        "s0": "0.0", "s1": "10.0", "s2": "0.0", "s3": "0.0",
+    }  # fmt: skip
+    assert not list(Path(folder).glob(".part-*"))

@@ -1,0 +1,86 @@
+"""The model of cost that chooses the backward walk's tile and run: its equation, its choice, its fit to the record."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import dynamic_conv_walks as walks
+from benchmarks import harness
+from kernels.common import configs
+from kernels.dynamic_conv import cost, dynamic_conv
+
+RECORD = json.loads((harness.RESULTS / f"{walks.RECORD}.json").read_text())
+TABLE = configs._table("dynamic_conv")[RECORD["machine"]["gpu"]]["backward"]
+PROCESSORS = RECORD["machine"]["multiprocessors"]
+
+
+def in_plain_python(walk, run, programs, columns, words, W, processors):
+    rate = lambda n: walk["RATE"] * (1 - math.exp(-n / walk["FILL"]))
+    warps, t = programs * walk["num_warps"] / processors, 0.0
+    while warps > 1e-9:
+        wave = min(warps, walk["RESIDENT"])
+        t += wave / rate(wave)
+        warps -= wave
+    return (run + cost.STEPS_PAST * (W - 1)) * words / (columns * walk["BLOCK"]) * t
+
+
+WALK = st.fixed_dictionaries(
+    {"BLOCK": st.sampled_from([32, 64, 128]), "num_warps": st.sampled_from([1, 2, 4]),
+     "RESIDENT": st.sampled_from([8, 12, 32]), "RATE": st.floats(0.8, 1.1), "FILL": st.floats(2, 8)}
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(walk=WALK, run=st.integers(1, 2000), programs=st.integers(0, 20_000), words=st.integers(1, 700), W=st.integers(1, 8))
+def test_the_time_is_wave_after_wave(walk, run, programs, words, W):
+    columns = -(-words // walk["BLOCK"])
+    arguments = walk, run, programs, columns, words, W, PROCESSORS
+    assert float(cost.time_of(*arguments)) == pytest.approx(in_plain_python(*arguments), rel=1e-6, abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    candidates=st.lists(WALK, min_size=1, max_size=3), T=st.integers(0, 4000), rows=st.integers(0, 64),
+    packed=st.integers(0, 300), words=st.integers(0, 700), W=st.integers(1, 9),
+)  # fmt: skip
+def test_the_choice_is_that_of_a_search_in_plain_python(candidates, T, rows, packed, words, W):
+    walk, run, times = cost.fastest(candidates, T, rows, packed, words, W, PROCESSORS)
+    assert walk in candidates and 1 <= run <= max(1, T) and times
+
+    def t(walk, run):
+        columns = max(1, -(-words // walk["BLOCK"]))
+        programs = cost.SLACK * (rows * -(-T // run) + packed) * columns
+        return in_plain_python(walk, run, programs, columns, max(1, words), W, PROCESSORS)
+
+    searched = {max(1, -(-T // pieces)) for pieces in range(1, max(1, min(T // cost.SHORTEST, 4096)) + 1)}
+    assert t(walk, run) <= (1 + 1e-6) * min(t(w, r) for w in candidates for r in searched) + 1e-9
+
+
+def test_the_table_is_what_the_record_says():
+    rows = [tuple(row) for row in RECORD["rows"] if row[3:5] == [8, 1]]
+    walk, error = walks.fitted(rows, PROCESSORS, RECORD["machine"]["copy_tb_per_s"])
+    assert TABLE["W8 16-bit"]["WALKS"][0] == {"BLOCK": 32, "num_warps": 1} | walk
+    assert error < 0.06
+
+
+@pytest.mark.parametrize("W", walks.WIDTHS)
+def test_the_model_predicts_the_record(W):
+    """Within a tenth at the median, on each width: it is a model of the machine, not a table of the rows."""
+    off = []
+    for row in RECORD["rows"]:
+        if row[3] == W:
+            walk = next(w for w in TABLE[f"W{W} 16-bit"]["WALKS"] if w["num_warps"] == row[4])
+            off.append(abs(math.log(walks.predicted(row, walk, PROCESSORS, RECORD["machine"]["copy_tb_per_s"]) / row[-1])))
+    assert len(off) > 100 and sorted(off)[len(off) // 2] < 0.1
+
+
+def test_explain_prints_each_candidates_time(monkeypatch):
+    monkeypatch.setattr(configs, "_says", lambda room, kernel, key, device: dict(
+        TABLE["W4 16-bit"] if kernel == "backward" else configs.table_says(room, kernel, key, device)
+    ))  # fmt: skip
+    text = dynamic_conv.explain(torch.zeros(2, 64, 512, dtype=torch.float16), torch.zeros(2, 64, 512, 4, dtype=torch.float16))
+    assert "1 warps, runs of" in text and "4 warps, runs of" in text and ": 1.00" in text

@@ -1,0 +1,153 @@
+"""An assignment as it was released: its cells, which of them are answers, and which check holds which function to what."""
+
+import ast
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from tools.grading.given import Given
+
+#: Functions that write Triton as text: their cells are programs.
+EMITTERS = {"emit_value": "value", "emit_gradient": "gradient"}
+#: Kernels that run on the model of Gluon.
+PIPELINES = ("mended_relay", "mended_tiles", "mended_halves")
+
+
+class NotAnAssignment(ValueError):
+    """A notebook that the judge cannot grade, and why."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check cell: ``check.name(function)``, worth ``points``."""
+
+    cell: str
+    name: str
+    function: str
+    points: float
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A released notebook."""
+
+    name: str
+    notebook: nbformat.NotebookNode
+    digest: str
+
+    @functools.cached_property
+    def cells(self) -> dict[str, nbformat.NotebookNode]:
+        """Every cell that nbgrader knows, by grade_id."""
+        return {grade_id(cell): cell for cell in self.notebook.cells if grade_id(cell)}
+
+    @functools.cached_property
+    def answers(self) -> dict[str, nbformat.NotebookNode]:
+        """The code cells that a student writes."""
+        return {name: cell for name, cell in self.cells.items() if is_answer(cell) and cell.cell_type == "code"}
+
+    @functools.cached_property
+    def texts(self) -> dict[str, nbformat.NotebookNode]:
+        """The cells that a person reads and marks: answers in words, and code that has points but no check."""
+        return {name: cell for name, cell in self.cells.items() if is_answer(cell) and of(cell)["grade"]}
+
+    @functools.cached_property
+    def released(self) -> list[tuple[str, str]]:
+        """Code cells that are executed before a check, in order: locked ones and answers, no check and no experiment."""
+        kept = (cell for cell in self.notebook.cells if cell.cell_type == "code" and grade_id(cell))
+        return [(grade_id(cell), cell.source) for cell in kept if not of(cell)["grade"]]
+
+    @functools.cached_property
+    def defines(self) -> dict[str, set[str]]:
+        """What each of those cells binds."""
+        return {name: Given().add(source) for name, source in self.released}
+
+    @functools.cached_property
+    def given(self) -> Given:
+        """What all released cells give to an answer."""
+        given = Given()
+        for _, source in self.released:
+            given.add(source)
+        return given
+
+    @functools.cached_property
+    def checks(self) -> list[Check]:
+        """The check cells, in order."""
+        found = []
+        for name, cell in self.cells.items():
+            if of(cell)["grade"] and not is_answer(cell):
+                called = _check_call(cell.source)
+                if called is None:
+                    raise NotAnAssignment(f"{self.name}: the check cell {name} is not `check.NAME(FUNCTION)`")
+                found.append(Check(name, *called, float(of(cell)["points"])))
+        return found
+
+    @property
+    def points(self) -> float:
+        """The most that can be earned."""
+        return sum(float(of(cell)["points"]) for cell in self.cells.values() if of(cell)["grade"])
+
+    @property
+    def program(self) -> bool:
+        """Whether the answers write Triton as text."""
+        return any(check.name in EMITTERS for check in self.checks)
+
+    @property
+    def pipelines(self) -> bool:
+        """Whether the answers run on the model of Gluon."""
+        return any(check.name in PIPELINES for check in self.checks)
+
+
+def of(cell) -> dict:
+    """A cell's nbgrader fields, or what stands for none."""
+    fields = cell.metadata.get("nbgrader")
+    fields = fields if isinstance(fields, dict) else {}
+    return {"grade": False, "solution": False, "points": 0, "grade_id": ""} | fields
+
+
+def grade_id(cell) -> str:
+    """A cell's name among those that nbgrader knows."""
+    name = of(cell)["grade_id"]
+    return name if isinstance(name, str) else ""
+
+
+def is_answer(cell) -> bool:
+    """Whether a student writes the cell."""
+    return of(cell)["solution"] is True
+
+
+def _check_call(source: str) -> tuple[str, str] | None:
+    try:
+        (statement,) = ast.parse(source).body
+        call = statement.value
+        module, name = call.func.value.id, call.func.attr
+        (function,) = call.args
+        return (name, function.id) if module == "check" and not call.keywords else None
+    except (SyntaxError, ValueError, AttributeError):
+        return None
+
+
+def read(path: Path) -> Assignment:
+    """The assignment that a released notebook is."""
+    return parse(path.stem, path.read_bytes())
+
+
+def parse(name: str, data: bytes) -> Assignment:
+    """The same, from the notebook's bytes."""
+    notebook = nbformat.reads(data.decode(), as_version=4)
+    return Assignment(name, notebook, hashlib.sha256(data).hexdigest())
+
+
+def read_all(folder: Path) -> dict[str, Assignment]:
+    """Every assignment of a release folder, by name."""
+    found = {}
+    for path in sorted(folder.glob("*/*.ipynb")):
+        if path.parent.name == path.stem:
+            try:
+                found[path.stem] = read(path)
+            except (ValueError, json.JSONDecodeError) as error:
+                raise NotAnAssignment(f"{path}: {error}") from None
+    return found

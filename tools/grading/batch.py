@@ -1,0 +1,335 @@
+"""Grade a class: every submission comes to a status, whatever others do, and an interrupted run goes on where it was.
+
+Several judges work side by side, each with a sandbox of its own. This process alone writes: a file a result, beside and
+renamed, then the gradebook, then the graded copy. A result stands as long as the submission, the assignment and the checks
+are what they were.
+"""
+
+import collections
+import datetime
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from tqdm import tqdm
+
+from tools.grading import files, submission
+from tools.grading.assignment import parse
+from tools.grading.course import ABOUT, Course
+from tools.grading.gradebook import Book
+from tools.grading.marks import graded_copy, marks, table
+from tools.grading.results import STATUSES, Result
+from tools.grading.sandbox import ROOT
+
+TRIES = 2  # how often a submission is tried whose judge came to its end
+
+
+@dataclass(frozen=True)
+class Task:
+    """A submission to be judged: what a judge in another process needs."""
+
+    student: str
+    assignment: str
+    folder: Path
+    release: Path
+    key: str = ""
+    submitted: str = ""
+
+
+@dataclass(frozen=True)
+class How:
+    """How a class is graded."""
+
+    jobs: int = 2
+    seconds: float = 30.0  # a call
+    total: float = 180.0  # a submission
+    unsafe: bool = False
+    again: bool = False
+    quiet: bool = False
+    scheduler: str = ""  # of Dask: judges on other machines
+
+
+def code_digest() -> str:
+    """What tells two versions of the judge and its checks apart."""
+    folders = (
+        ROOT / "kernels" / "check",
+        ROOT / "kernels" / "lab",
+        ROOT / "kernels" / "gluon_model",
+        Path(__file__).parent,
+    )
+    total = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+# In a judge's process.
+
+_JUDGE = None
+
+
+def _begin(unsafe: bool, seconds: float, total: float) -> None:
+    """Start the sandbox first, then import what judging needs: they take as long as each other."""
+    global _JUDGE
+    from tools.grading.sandbox import Template
+
+    template = Template(unsafe)
+    os.environ["TRITON_INTERPRET"] = "1"
+    from tools.grading.judge import Judge
+
+    _JUDGE = Judge(unsafe=unsafe, seconds=seconds, total=total)
+    _JUDGE._template = template
+
+
+def judged(task: Task) -> Result:
+    """One submission's result, from its folder to its points."""
+    return judge(task, *content(task))
+
+
+def content(task: Task) -> tuple[bytes, bytes, list[str], submission.Unusable | None]:
+    """The released notebook, the submitted one, notes, and why it cannot be graded."""
+    released = task.release.read_bytes()
+    try:
+        path, notes = submission.find(task.folder, task.assignment)
+        return released, submission.load(path), notes, None
+    except submission.Unusable as unusable:
+        return released, b"", [], unusable
+
+
+def judge(task: Task, released: bytes, data: bytes, notes: list[str], unusable: submission.Unusable | None) -> Result:
+    """The result of a submission's content, by this process's judge."""
+    assignment = parse(task.assignment, released)
+    try:
+        if unusable is not None:
+            raise unusable
+        handed_in = submission.read(data, assignment)
+        handed_in.notes[:0] = notes
+    except submission.Unusable as unusable:
+        return Result(task.student, task.assignment, unusable.status, unusable.reason, most=assignment.points)
+    return _JUDGE.judge(task.student, assignment, handed_in)
+
+
+# In the one process that writes.
+
+
+class Batch:
+    """One run over a course."""
+
+    def __init__(self, course: Course, how: How):
+        self.course, self.how = course, how
+        self.assignments = course.assignments()
+        self.code = code_digest()
+        self.strangers: list[str] = []
+        self.results: dict[tuple[str, str], Result] = {}
+
+    def run(self) -> int:
+        """Grade what has no result yet, write marks, say what came of it; returns the exit status."""
+        tasks = self._tasks()
+        if not tasks:
+            print(
+                "Nothing to grade: put submissions into submitted/STUDENT/ASSIGNMENT/ASSIGNMENT.ipynb.", file=sys.stderr
+            )
+            return 1
+        open_tasks = [task for task in tasks if not self._known(task)]
+        interrupted = False
+        with Book(self.course.gradebook) as book:
+            for name in sorted({task.assignment for task in tasks}):
+                book.declare(self.assignments[name], self.course.deadlines.get(name))
+            for student, about in self.course.roster.items():
+                book.student(student, **{name: about[name] for name in ABOUT})
+            for result in list(self.results.values()):
+                self._enter(book, result)
+            try:
+                self._grade(open_tasks, book)
+            except KeyboardInterrupt:
+                interrupted = True
+            self._marks(book, tasks)
+        return self._say(tasks, interrupted)
+
+    def _tasks(self) -> list[Task]:
+        tasks = []
+        folder = self.course.submitted
+        for student in sorted(os.scandir(folder), key=lambda one: one.name) if folder.is_dir() else ():
+            if student.name.startswith("."):
+                continue
+            if not student.is_dir() and not (student.is_symlink() and os.path.isdir(student.path)):
+                self.strangers.append(f"{student.name}: no student's folder")
+                continue
+            for place in sorted(os.scandir(student.path), key=lambda one: one.name):
+                if place.name in self.assignments:
+                    tasks.append(self._task(student.name, place.name))
+                elif not place.name.startswith("."):
+                    self.strangers.append(f"{student.name}/{place.name}: no assignment of this name was released")
+        return tasks
+
+    def _task(self, student: str, name: str) -> Task:
+        folder = self.course.submitted / student / name
+        assignment = self.assignments[name]
+        release = self.course.release / name / f"{name}.ipynb"
+        try:
+            path, notes = submission.find(folder, name)
+            content = submission.digest(submission.load(path)) + "".join(notes)
+        except submission.Unusable as unusable:
+            content = f"{unusable.status}: {unusable.reason}"
+        except OSError as error:
+            content = f"unreadable: {error}"
+        key = hashlib.sha256("\n".join((content, assignment.digest, self.code)).encode()).hexdigest()
+        return Task(student, name, folder, release, key, _handed_in(folder))
+
+    def _place(self, student: str, name: str) -> Path:
+        return self.course.results / name / f"{student}.json"
+
+    def _known(self, task: Task) -> bool:
+        """Whether this very submission has a result already."""
+        if self.how.again:
+            return False
+        try:
+            result = Result.from_json(json.loads(self._place(task.student, task.assignment).read_text()))
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
+        if result.key != task.key:
+            return False
+        result.submitted = task.submitted
+        self.results[task.student, task.assignment] = self._dated(result)
+        return True
+
+    def _dated(self, result: Result) -> Result:
+        """Say whether it came late."""
+        if result.status in ("graded", "late"):
+            result.status = "late" if self._lateness(result) > datetime.timedelta(0) else "graded"
+        return result
+
+    def _lateness(self, result: Result) -> datetime.timedelta:
+        due = self.course.deadlines.get(result.assignment)
+        if due is None or not result.submitted:
+            return datetime.timedelta(0)
+        late = datetime.datetime.fromisoformat(result.submitted) - due
+        grace = datetime.timedelta(minutes=self.course.late.grace_minutes)
+        return late if late > grace else datetime.timedelta(0)
+
+    def _grade(self, tasks: list[Task], book: Book) -> None:
+        if not tasks:
+            return
+        if self.how.scheduler:
+            from tools.grading import cluster
+
+            with tqdm(total=len(tasks), unit="submission", disable=self.how.quiet, dynamic_ncols=True) as bar:
+                for task, result in cluster.results(tasks, self.how):
+                    bar.set_postfix_str(f"{task.student}, {task.assignment}")
+                    self._keep(task, result, book)
+                    bar.update()
+            return
+        waiting = collections.deque((task, 1) for task in tasks)
+        again: collections.deque = collections.deque()  # was being judged when a judge's process came to its end
+        jobs = max(1, min(self.how.jobs, len(tasks)))
+        with tqdm(total=len(tasks), unit="submission", disable=self.how.quiet, dynamic_ncols=True) as bar:
+            while waiting:
+                self._with_pool(jobs, waiting, again, bar, book)
+            while again:  # one at a time: so the one that ends its judge is the one that is named
+                self._with_pool(1, again, again, bar, book)
+
+    def _with_pool(self, jobs, waiting, again, bar, book):
+        """Judge until nothing waits, or until a judge's process is gone: then its submissions are tried once more."""
+        context = multiprocessing.get_context("spawn")
+        arguments = (self.how.unsafe, self.how.seconds, self.how.total)
+        running: dict[Future, tuple[Task, int]] = {}
+        pool = ProcessPoolExecutor(jobs, context, _begin, arguments)
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    task, attempt = waiting[0]
+                    bar.set_postfix_str(f"{task.student}, {task.assignment}")
+                    running[pool.submit(judged, task)] = task, attempt
+                    waiting.popleft()
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    task, attempt = running.pop(future)
+                    try:
+                        result = future.result()
+                    except BrokenProcessPool:
+                        running[future] = task, attempt
+                        raise
+                    except Exception as error:  # the judge's own mistake, named with the submission that shows it
+                        result = Result(
+                            task.student,
+                            task.assignment,
+                            "crashed",
+                            f"the judge failed: {type(error).__name__}: {error}",
+                        )
+                        result.most = self.assignments[task.assignment].points
+                    self._keep(task, result, book)
+                    bar.update()
+        except BrokenProcessPool:
+            for task, attempt in running.values():
+                if attempt < TRIES:
+                    again.append((task, attempt + 1))
+                else:
+                    result = Result(
+                        task.student, task.assignment, "crashed", "the judge's process came to its end twice"
+                    )
+                    result.most = self.assignments[task.assignment].points
+                    self._keep(task, result, book)
+                    bar.update()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _keep(self, task: Task, result: Result, book: Book) -> None:
+        result.key, result.submitted = task.key, task.submitted
+        self.results[task.student, task.assignment] = self._dated(result)
+        files.write(self._place(task.student, task.assignment), json.dumps(result.to_json(), indent=1))
+        self._enter(book, result)
+
+    def _enter(self, book: Book, result: Result) -> None:
+        """Write one result into the gradebook, and the graded copy for formgrader and nbgrader's own feedback."""
+        late = self._lateness(result)
+        book.write(result, self.course.late.penalty(result.points or 0.0, late))
+        folder = self.course.root / "autograded" / result.student / result.assignment
+        copy = graded_copy(self.assignments[result.assignment], result)
+        target, text = folder / f"{result.assignment}.ipynb", nbformat.writes(copy)
+        if not target.is_file() or target.read_text() != text:
+            if folder.is_symlink():
+                folder.unlink()
+            files.write(target, text)
+            if result.submitted:
+                files.write(folder / "timestamp.txt", result.submitted)
+
+    def _marks(self, book: Book, tasks: list[Task]) -> None:
+        files.write(self.course.build / "marks.csv", table(marks(book, self.results, self.assignments)))
+
+    def _say(self, tasks, interrupted) -> int:
+        results = [self.results[key] for key in sorted(self.results)]
+        for result in results:
+            if result.status not in ("graded", "late") or result.notes:
+                said = [f"{result.status}: {result.reason}"] if result.status not in ("graded", "late") else []
+                print(f"{result.student}, {result.assignment}: {'; '.join([*said, *result.notes])}", file=sys.stderr)
+        for line in self.strangers:
+            print(line, file=sys.stderr)
+        counts = collections.Counter(result.status for result in results)
+        said = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+        if interrupted or len(results) < len(tasks):
+            print(
+                f"interrupted: {len(results)} of {len(tasks)} submissions have a result ({said or 'none'}); "
+                "`make grade` goes on"
+            )
+            return 130
+        print(f"{len(results)} submissions: {said}. Marks in {self.course.build.name}/marks.csv")
+        return 0 if set(counts) <= {"graded", "late"} else 1
+
+
+def _handed_in(folder: Path) -> str:
+    """When a submission was handed in, as nbgrader's collectors note it beside the notebook; empty where they did not."""
+    from nbgrader.utils import parse_utc
+
+    place = folder / "timestamp.txt"
+    try:
+        if place.is_symlink() or place.stat().st_size > 200:
+            return ""
+        return parse_utc(place.read_text().strip()).replace(tzinfo=datetime.UTC).isoformat()
+    except (OSError, ValueError, OverflowError, AttributeError):
+        return ""

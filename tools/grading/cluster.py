@@ -1,0 +1,46 @@
+"""Judges on several machines: submissions are tasks of an existing Dask cluster, one thread a worker.
+
+A worker needs this checkout on its PYTHONPATH and bubblewrap; what it grades comes with the task, and it writes nothing. One
+that is lost gives its submission back to the scheduler; the result that arrives first is the one that counts.
+"""
+
+from collections.abc import Iterator
+
+from distributed import Client, KilledWorker, as_completed
+
+from tools.grading import batch
+from tools.grading.results import Result
+
+_NOBODY = 600  # seconds without any worker
+
+
+def results(tasks: list, how) -> Iterator[tuple]:
+    """Each task with its result, as they arrive."""
+    with Client(how.scheduler, timeout=30, set_as_default=False) as client:
+        client.wait_for_workers(1, timeout=_NOBODY)
+        waiting = {}
+        for task in tasks:
+            arguments = (task, *batch.content(task), how.unsafe, how.seconds, how.total)
+            future = client.submit(judged, *arguments, key=f"grade-{task.student}-{task.key}", pure=False, retries=1)
+            waiting[future] = task
+        for future in as_completed(list(waiting), loop=client.loop):
+            task = waiting.pop(future)
+            yield task, _result(task, future)
+            future.release()
+
+
+def _result(task, future) -> Result:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    why = (
+        "its worker came to its end several times" if isinstance(error, KilledWorker) else f"the judge failed: {error}"
+    )
+    return Result(task.student, task.assignment, "crashed", why)
+
+
+def judged(task, released, data, notes, unusable, unsafe, seconds, total) -> Result:
+    """One submission, by this worker's judge."""
+    if batch._JUDGE is None:
+        batch._begin(unsafe, seconds, total)
+    return batch.judge(task, released, data, notes, unusable)

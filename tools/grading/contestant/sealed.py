@@ -1,0 +1,54 @@
+"""Tensors as a launcher may see them: shapes and strides. Numbers are a kernel's work, and torch does none of it."""
+
+import functools
+
+import torch
+from triton.runtime.interpreter import GridExecutor
+
+_SEEN = {
+    torch.Tensor.stride, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.dim, torch.Tensor.element_size,
+    torch.Tensor.data_ptr, torch.Tensor.storage_offset, torch.Tensor.is_contiguous, torch.Tensor.__len__,
+    *(
+        getattr(torch.Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout", "requires_grad")
+    ),
+}  # fmt: skip
+
+
+class Sealed(torch.Tensor):
+    """A tensor whose numbers cannot be computed with on the host."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        """Let what only looks at shape and strides pass."""
+        if function in _SEEN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", str(function)).strip("_")
+        raise TypeError(f"{name} computes outside a kernel: a launcher sees shapes and strides, a kernel sees numbers")
+
+
+def sealed(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` as a launcher may see it."""
+    return tensor.as_subclass(Sealed)
+
+
+def _opened(value):
+    if isinstance(value, Sealed):
+        with torch._C.DisableTorchFunctionSubclass():
+            return value.as_subclass(torch.Tensor)
+    if isinstance(value, tuple):
+        members = map(_opened, value)
+        return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
+    return value
+
+
+def open_in_kernels() -> None:
+    """From now on a launch sees the tensors themselves."""
+    original = GridExecutor.__call__
+
+    @functools.wraps(original)
+    def call(self, *args, **kwargs):
+        return original(self, *map(_opened, args), **{name: _opened(value) for name, value in kwargs.items()})
+
+    GridExecutor.__call__ = call

@@ -1,0 +1,230 @@
+"""The contestants' template: it imports what kernels need once, and forks a contestant for each submission.
+
+It runs inside the sandbox and never executes a line of a submission itself. A fork enters namespaces of its own: it sees
+no other process, has an empty /tmp, and what it starts ends with it. The judge holds the other ends of two sockets: orders
+arrive on one, a contestant's own connection comes with the order that starts it.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import types
+
+_NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET, _NEWUTS = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x4000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become(user: int) -> None:
+    """Give up root for good."""
+    if os.getuid() == 0 and user:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    _libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: a process that changed its user may write its own uid_map again
+    _libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+
+
+class _Placeholder:
+    def __init__(self, name):
+        self._name = name
+
+    def __repr__(self):
+        return f"<{self._name}, which is not here>"
+
+
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """What a released cell imports of the course and no kernel needs: finished operators, references, the checks."""
+
+    def find_spec(self, name, path, target=None):
+        if name.startswith("kernels."):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        module.__getattr__ = lambda name: _Placeholder(f"{module.__name__}.{name}") if name[0] != "_" else _no(name)
+
+
+def _no(name):
+    raise AttributeError(name)
+
+
+def prepare() -> None:
+    """Import everything that a contestant will need, and nothing that knows an answer's operator."""
+    import kernels  # noqa: F401, I001  before triton: this import decides where kernels run
+    import torch
+
+    torch.set_num_threads(1)
+    stub = types.ModuleType("kernels.check")
+    stub.__path__ = [os.path.join(os.path.dirname(kernels.__file__), "check")]
+    sys.modules["kernels.check"] = kernels.check = stub
+    sys.meta_path.append(_Absent())
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    import kernels.check.flash_mistakes
+    import kernels.check.pipeline_clinic
+    import kernels.check.score_mod_compiler  # noqa: F401
+    import kernels.lab
+
+    make_fx(lambda x: x + 1, tracing_mode="fake")(torch.zeros(()))  # what it imports at its first use
+    # What torch asks /proc at first use: contestants have none.
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        tile = torch.ones(32, 32).to(dtype)
+        (tile @ tile + torch.nn.functional.pad(tile, (1, 1))[:, 1:-1]).float().sum()
+    with contextlib.suppress(ImportError):
+        import kernels.gluon_model  # noqa: F401  needs Triton 3.8
+    from . import room, sealed  # noqa: F401
+
+    sealed.open_in_kernels()
+
+
+def enter(limits: dict) -> bool:
+    """Enter namespaces of one's own; returns whether that is possible here. The next fork is their first process."""
+    uid, gid = os.getuid(), os.getgid()
+    if _libc.unshare(_NEWUSER | _NEWPID | _NEWNS | _NEWIPC | _NEWNET | _NEWUTS):
+        return False
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    return True
+
+
+def furnish(limits: dict) -> None:
+    """An empty /tmp of limited size, no /proc, and no right to change either."""
+    nosuid_nodev = 2 | 4
+    size = f"size={limits['disk']},mode=700".encode()
+    if _libc.mount(b"tmpfs", b"/tmp", b"tmpfs", nosuid_nodev, size):
+        raise OSError(ctypes.get_errno(), "mount /tmp")
+    if _libc.mount(b"tmpfs", b"/proc", b"tmpfs", nosuid_nodev | 1 | 8, b"size=4k"):
+        raise OSError(ctypes.get_errno(), "mount /proc")
+    header, data = struct.pack("=II", 0x20080522, 0), bytes(24)  # capset: no capability at all
+    _libc.capset(header, data)
+
+
+def limit(limits: dict, alone: bool) -> None:
+    """The kernel's own limits on one process."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    wanted = {
+        resource.RLIMIT_AS: now + limits["memory"],
+        resource.RLIMIT_FSIZE: limits["disk"],
+        resource.RLIMIT_CPU: limits["cpu"],
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: limits["processes"] if alone else 256,
+    }
+    for kind, value in wanted.items():
+        resource.setrlimit(kind, (value, value))
+
+
+def contestant(connection: socket.socket) -> None:
+    """Answer the judge's requests until it hangs up."""
+    from . import room, wire
+
+    here = room.Room()
+    while True:
+        try:
+            request, arrays = wire.receive(connection)
+        except wire.Closed:
+            return
+        if request["op"] == "load":
+            answer = here.load(request["cells"]), []
+        else:
+            answer = getattr(here, request["op"])(request, arrays)
+        try:
+            wire.send(connection, *answer)
+        except wire.Closed:
+            return
+
+
+def start(order: dict, connection: socket.socket, control: socket.socket, nested: bool) -> int:
+    """Fork a contestant; returns the number by which it is ended."""
+    limits = order["limits"]
+    if not nested:
+        pid = os.fork()
+        if pid == 0:
+            _child(connection, control, limits, nested)
+        return pid
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between == 0:
+        os.close(reading)
+        if enter(limits):
+            pid = os.fork()
+            if pid == 0:
+                os.close(writing)
+                _child(connection, control, limits, nested)
+            os.write(writing, str(pid).encode())
+            os.close(writing)
+            control.close()
+            connection.close()
+            os.waitpid(pid, 0)
+        os._exit(0)
+    os.close(writing)
+    told = os.read(reading, 20)
+    os.close(reading)
+    return int(told or 0)
+
+
+def _child(connection, control, limits, nested):
+    try:
+        control.close()
+        os.setsid()
+        _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        with open("/proc/self/statm"):
+            limit(limits, nested)
+        if nested:
+            furnish(limits)
+        os.chdir("/tmp")
+        contestant(connection)
+    except BaseException as error:
+        sys.stderr.write(f"contestant: {type(error).__name__}: {error}\n"[:500])
+        os._exit(1)
+    os._exit(0)
+
+
+def main() -> None:
+    """Prepare, say so, then follow the judge's orders."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control", type=int, required=True)
+    parser.add_argument("--user", type=int, default=0)
+    arguments = parser.parse_args()
+    become(arguments.user)
+    control = socket.socket(fileno=arguments.control)
+    prepare()
+    probe = os.fork()
+    if probe == 0:
+        os._exit(0 if enter({}) else 1)
+    nested = os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1]) == 0
+    control.send(json.dumps({"ready": True, "nested": nested}).encode())
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        if not data:
+            return
+        order = json.loads(data)
+        if "end" in order:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(order["end"], signal.SIGKILL)
+            answer = {"ended": order["end"]}
+        else:
+            connection = socket.socket(fileno=descriptors[0])
+            answer = {"started": start(order, connection, control, nested)}
+            connection.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        control.send(json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A recorded trace as tables of integers, and back; whoever reads it checks every entry."""
+
+import numpy
+
+from kernels.lab.trace import Access, Launch, Operand
+
+KINDS = ("load", "store", "atomic")
+_COLUMNS = 10  # program (3), order, kind, tensor, bytes, sectors, line, source
+MOST_ELEMENTS = 1 << 26
+
+
+def pack(launches: list[Launch]) -> tuple[list[dict], list[numpy.ndarray]]:
+    """What describes each launch, and its arrays: the accesses' numbers, elements hit, distances outside, and lengths."""
+    described, arrays = [], []
+    for launch in launches:
+        names, sources = list(launch.operands), {}
+        rows = numpy.zeros((len(launch.accesses), _COLUMNS + 2), dtype=numpy.int64)
+        for row, access in zip(rows, launch.accesses):
+            tensor = names.index(access.tensor) if access.tensor in launch.operands else -1
+            source = sources.setdefault(access.source, len(sources))
+            row[:] = (
+                *access.program, access.order, KINDS.index(access.kind), tensor, access.nbytes, access.sectors,
+                access.line, source, access.offsets.size, access.outside.size,
+            )  # fmt: skip
+        described.append(
+            {
+                "kernel": launch.kernel,
+                "grid": list(launch.grid),
+                "undefined": launch.undefined,
+                "sources": list(sources),
+                "operands": [
+                    [operand.name, list(operand.shape), list(operand.strides), operand.itemsize, operand.dtype]
+                    for operand in launch.operands.values()
+                ],
+            }
+        )
+        arrays += [rows, *(_joined(launch.accesses, name) for name in ("offsets", "outside"))]
+    return described, arrays
+
+
+def _joined(accesses, name) -> numpy.ndarray:
+    parts = [numpy.ravel(getattr(access, name)) for access in accesses]
+    whole = numpy.concatenate(parts) if parts else numpy.empty(0, dtype=numpy.int64)
+    small = not whole.size or (abs(whole) < 2**31).all()
+    return whole.astype(numpy.int32 if small else numpy.int64)
+
+
+def unpack(described, arrays: list[numpy.ndarray]) -> list[Launch]:
+    """The launches again. Raises ``ValueError`` where an entry is not what ``pack`` writes."""
+    _hold(isinstance(described, list) and len(arrays) == 3 * len(described), "as many arrays as launches")
+    return [_launch(item, *arrays[3 * i : 3 * i + 3]) for i, item in enumerate(described)]
+
+
+def _launch(item, rows, offsets, outside) -> Launch:
+    _hold(isinstance(item, dict) and isinstance(item.get("kernel"), str), "a launch's name")
+    grid, operands = item.get("grid"), item.get("operands")
+    _hold(_integers(grid) and len(grid) <= 3, "a launch's grid")
+    _hold(all(isinstance(item.get(key), list) for key in ("operands", "sources", "undefined")), "lists")
+    _hold(all(isinstance(text, str) for text in item["sources"] + item["undefined"]), "lines of text")
+    launch = Launch(item["kernel"][:100], tuple(grid), undefined=[text[:300] for text in item["undefined"][:100]])
+    for operand in operands:
+        _hold(isinstance(operand, list) and len(operand) == 5, "an operand")
+        name, shape, strides, itemsize, dtype = operand
+        _hold(isinstance(name, str) and isinstance(dtype, str) and itemsize in (1, 2, 4, 8), "an operand's name")
+        _hold(_integers(shape) and _integers(strides) and len(shape) == len(strides) <= 8, "an operand's shape")
+        elements = 1
+        for size in shape:
+            _hold(0 <= size <= MOST_ELEMENTS, "an operand's size")
+            elements *= max(size, 1)
+        _hold(elements <= MOST_ELEMENTS, "an operand's size")
+        launch.operands[name[:100]] = Operand(name[:100], tuple(shape), tuple(strides), itemsize, dtype[:20])
+    _hold(rows.ndim == 2 and rows.shape[1] == _COLUMNS + 2 and rows.dtype == numpy.int64, "a table of accesses")
+    _hold(offsets.ndim == outside.ndim == 1, "lists of elements")
+    names, first, last = list(launch.operands), 0, 0
+    sizes = [int(numpy.prod(operand.shape)) for operand in launch.operands.values()]
+    for row in rows.tolist():
+        *program, order, kind, tensor, nbytes, sectors, line, source, hits, misses = row
+        _hold(0 <= kind < 3 and -1 <= tensor < len(names) and 0 <= source < len(item["sources"]), "an access")
+        _hold(hits >= 0 and misses >= 0, "an access's lengths")
+        hit, miss = offsets[first : first + hits], outside[last : last + misses]
+        first, last = first + hits, last + misses
+        _hold(len(hit) == hits and len(miss) == misses, "as many elements as an access says")
+        if hits:
+            _hold(tensor >= 0 and int(hit.min()) >= 0 and int(hit.max()) < sizes[tensor], "elements of the tensor")
+        launch.accesses.append(
+            Access(
+                launch.kernel,
+                tuple(program),
+                order,
+                KINDS[kind],
+                names[tensor] if tensor >= 0 else None,
+                hit.astype(numpy.int64),
+                miss.astype(numpy.int64),
+                nbytes,
+                sectors,
+                line,
+                item["sources"][source][:300],
+            )  # fmt: skip
+        )
+    return launch
+
+
+def _integers(value) -> bool:
+    return isinstance(value, list) and all(type(n) is int and abs(n) < 2**62 for n in value)
+
+
+def _hold(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"the trace is not one: it needs {what}")

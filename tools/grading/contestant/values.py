@@ -1,0 +1,90 @@
+"""Arguments of a call as data: tensors by storage, offset, shape and strides; kernels of the checks by name."""
+
+import importlib
+import inspect
+
+import numpy
+import torch
+
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)}  # fmt: skip
+#: Modules whose functions an argument may name.
+MODULES = ("kernels.check.flash_mistakes",)
+
+
+class Packed:
+    """Values on their way out: ``header`` describes them, ``arrays`` are the bytes of their storages."""
+
+    def __init__(self):
+        self.storages: list[torch.UntypedStorage] = []
+        self.arrays: list[numpy.ndarray] = []
+        self._places: dict[int, int] = {}
+
+    def value(self, value):
+        """What stands for ``value`` in the header."""
+        if isinstance(value, torch.Tensor):
+            return {"tensor": self._tensor(value)}
+        if isinstance(value, (tuple, list)):
+            return {"tuple": [self.value(member) for member in value]}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if hasattr(value, "block_shape"):  # a tensor descriptor of Gluon
+            return {"descriptor": self._tensor(value.base), "block": list(value.block_shape)}
+        if type(value).__name__ in ("BlockedLayout", "NVMMADistributedLayout"):
+            return {"layout": "rows" if type(value).__name__ == "BlockedLayout" else "product"}
+        function = inspect.unwrap(getattr(value, "fn", value))
+        module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+        if module in MODULES and name.isidentifier():
+            return {"function": [module, name]}
+        raise ValueError(f"value is {value!r}: it must be a tensor, a number, text, or a function of {MODULES[0]}")
+
+    def _tensor(self, tensor):
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr() if storage.nbytes() else -id(tensor)
+        if key not in self._places:
+            self._places[key] = len(self.storages)
+            self.storages.append(storage)
+            self.arrays.append(bytes_of(storage))
+        return {
+            "storage": self._places[key],
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "strides": list(tensor.stride()),
+            "offset": tensor.storage_offset(),
+        }
+
+
+class Unpacked:
+    """The same values on arrival, over storages of their own."""
+
+    def __init__(self, arrays, wrap=lambda tensor: tensor):
+        self.storages = [torch.from_numpy(array.copy()).untyped_storage() for array in arrays]
+        self.wrap = wrap
+
+    def value(self, given):
+        """The value that ``given`` stands for."""
+        if not isinstance(given, dict):
+            return given
+        if "tensor" in given:
+            return self.wrap(self._tensor(given["tensor"]))
+        if "tuple" in given:
+            return tuple(self.value(member) for member in given["tuple"])
+        if "function" in given:
+            module, name = given["function"]
+            return getattr(importlib.import_module(module), name)
+        from kernels.check import pipeline_clinic
+
+        if "layout" in given:
+            return pipeline_clinic._layout(given["layout"])
+        return pipeline_clinic._described(self._tensor(given["descriptor"]), *given["block"])
+
+    def _tensor(self, given):
+        empty = torch.empty(0, dtype=_DTYPES[given["dtype"]])
+        return empty.set_(self.storages[given["storage"]], given["offset"], given["shape"], given["strides"])
+
+
+def bytes_of(storage: torch.UntypedStorage) -> numpy.ndarray:
+    """A storage's bytes, without a copy."""
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)).numpy()

@@ -1,0 +1,176 @@
+"""Which submitted lines may run at all: an allow-list over the syntax tree of the answer cells.
+
+Only answer cells come from a student; all others are the released ones. In an answer cell
+
+* a ``@triton.jit`` or ``@gluon.jit`` function speaks Triton's language and nothing else, so that what it stores can only
+  come from what it loads, and a trace of it is true;
+* a launcher looks at shapes and strides, and launches kernels;
+* a program, the compiler of exercise 07, is Python without imports and without Python's own machinery. What it emits is
+  text, which passes the first list before it runs.
+
+What is on no list is refused, with its line and the reason. Nothing is executed here.
+"""
+
+import ast
+from dataclasses import dataclass
+
+from tools.grading import vocabulary as words
+from tools.grading.given import Given, imports_of, is_constant, is_kernel
+from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Undefined, stored_in
+
+MOST_CHARACTERS = 60_000
+#: What str.splitlines takes for the end of a line and Python does not: behind one, a comment could hide a line of code.
+_LINE_ENDS = frozenset("\r\x00\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the gate says of one answer cell: why it may not run, or why Python cannot read it, or nothing."""
+
+    refusals: tuple[Refusal, ...] = ()
+    unreadable: str = ""
+
+
+def check(cell: str, source: str, released: str, given: Given, program: bool = False) -> Answer:
+    """Hold an answer cell to its list.
+
+    cell: its name. source: what was submitted. released: the cell as it was released, which says what it defines and
+    whether it holds functions besides kernels. given: what all released cells give. program: it is part of a compiler.
+    """
+    if source == released:
+        return Answer()
+    if len(source) > MOST_CHARACTERS:
+        return Answer((Refusal(cell, 1, f"the cell has {len(source)} characters, {MOST_CHARACTERS} are the most"),))
+    if strange := next((letter for letter in source if letter in _LINE_ENDS), None):
+        why = f"the character {strange!r} ends a line for some readers of Python and not for others"
+        return Answer((Refusal(cell, source[: source.index(strange)].count("\n") + 1, why),))
+    try:
+        tree, model = ast.parse(source), ast.parse(released)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        if line.startswith(("%", "!", "?")):
+            return Answer((Refusal(cell, error.lineno or 1, f"`{line[:60]}` is a command of IPython, not Python"),))
+        return Answer(unreadable=f"SyntaxError: {error.msg} in line {error.lineno} of your cell, `{line[:80]}`")
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Answer((Refusal(cell, 1, f"Python cannot parse the cell: {type(error).__name__}"),))
+    own = Given()
+    for statement in model.body:
+        own.learn(statement)
+    mine = {statement.name for statement in tree.body if is_kernel(statement)}
+    hosts = {s.name for s in tree.body if isinstance(s, ast.FunctionDef) and not is_kernel(s)}
+    assigned = {
+        node.id for s in tree.body if isinstance(s, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+        for node in ast.walk(s) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }  # fmt: skip
+    constants = {
+        node.id for s in tree.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value and is_constant(s.value)
+        for node in ast.walk(s) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }  # fmt: skip
+    kernels, names = given.kernels | mine, hosts | assigned
+    found, unreadable = [], ""
+    for statement in tree.body:
+        try:
+            _statement(statement, cell, own, given, kernels, names, constants, program)
+        except Refused as refused:
+            found.append(refused.args[0])
+        except Undefined as undefined:
+            unreadable = unreadable or str(undefined)
+        except RecursionError:
+            found.append(Refusal(cell, statement.lineno, "this statement is nested too deeply"))
+    return Answer(tuple(found), "" if found else unreadable)
+
+
+def _statement(statement, cell, own, given, kernels, names, constants, program):
+    """One statement of an answer cell at its top level."""
+    lines = Program(cell, given, kernels, names) if program else Launcher(cell, given, kernels, names)
+    allowed = own.names | {name for name in names | kernels if name not in given.names}
+
+    def may_bind(name):
+        if name not in allowed or name.startswith("__"):
+            lines.refuse(statement, f"{name} is given by the exercise, and may not be defined anew")
+        if name in words.IN_PROGRAMS_BUILTINS or name in ("torch", "tl", "triton", "check", "kernels"):
+            lines.refuse(statement, f"{name} may not be defined anew")
+
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        for name, text in imports_of(statement).items():
+            if given.imports.get(name) != text:
+                lines.refuse(statement, f"`{text}`: an answer imports nothing")
+    elif is_kernel(statement):
+        may_bind(statement.name)
+        Kernel(cell, given, kernels, constants).function(statement)
+    elif isinstance(statement, ast.FunctionDef):
+        if statement.decorator_list:
+            lines.refuse(statement, f"@{ast.unparse(statement.decorator_list[0])}: a kernel bears @triton.jit alone")
+        if not program and not own.hosts & {n for n in own.hosts if n not in own.constants}:
+            lines.refuse(statement, f"{statement.name} bears no @triton.jit: this cell takes kernels")
+        may_bind(statement.name)
+        for default in [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]:
+            lines.hold(default, set())
+        if not program and (
+            statement.returns or any(arg.annotation for arg in ast.walk(statement.args) if isinstance(arg, ast.arg))
+        ):
+            lines.refuse(statement, "a launcher's arguments bear no annotations")
+        local = stored_in(statement)
+        for inner in statement.body:
+            lines.hold(inner, local)
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in targets:
+            if isinstance(target, ast.Name):
+                may_bind(target.id)
+            elif not program:
+                lines.refuse(statement, "an answer cell assigns to names")
+        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.annotation) not in (
+            "tl.constexpr",
+            "gl.constexpr",
+        ):
+            lines.refuse(statement, "a constant of kernels is a tl.constexpr")
+        if statement.value is None or is_constant(statement.value):
+            return
+        if program:
+            lines.hold(statement, set())
+        elif not _joins(statement, own, given, kernels):
+            lines.refuse(statement, "outside of functions, an answer cell assigns constants alone")
+    elif (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) or isinstance(statement, ast.Pass)
+    ):
+        return
+    elif program and isinstance(statement, (ast.For, ast.If, ast.Expr)):
+        lines.hold(statement, stored_in(statement))
+    else:
+        what = ast.unparse(statement).splitlines()[0][:60]
+        lines.refuse(statement, f"`{what}`: an answer cell defines functions, and runs nothing itself")
+
+
+def _joins(statement, own, given, kernels) -> bool:
+    """``name = given_function(kernels)``, as the released cell has it."""
+    call, target = statement.value, getattr(statement, "targets", [None])[0]
+    named = isinstance(target, ast.Name) and target.id in own.names
+    plain = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.keywords
+    return (
+        named
+        and plain
+        and call.func.id in given.hosts
+        and all(isinstance(a, ast.Name) and a.id in kernels for a in call.args)
+    )
+
+
+def emitted(text: str, given: Given, known: set[str]) -> Answer:
+    """Hold emitted text to the list of kernels. known: kernels that it may call."""
+    answer = check("emitted text", text, "", Given(known, set(), set(), given.imports, given.fields))
+    if answer.refusals or answer.unreadable:
+        return answer
+    body = ast.parse(text).body
+    functions = [statement for statement in body if is_kernel(statement)]
+    if len(functions) != len(body):
+        return Answer((Refusal("emitted text", 1, "the text holds one @triton.jit function and nothing else"),))
+    return answer
+
+
+def jit_functions_alone(source: str) -> str:
+    """``source`` with every line blank that belongs to no function with a decorator."""
+    lines, kept = source.splitlines(), set()
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.FunctionDef) and statement.decorator_list:
+            kept.update(range(statement.decorator_list[0].lineno, statement.end_lineno + 1))
+    return "\n".join(line if number in kept else "" for number, line in enumerate(lines, 1))

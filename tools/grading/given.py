@@ -1,0 +1,85 @@
+"""What a released notebook gives to an answer: names of kernels, functions, constants, imports; read, never executed."""
+
+import ast
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Given:
+    """What the released notebook's code cells give to an answer, by name."""
+
+    kernels: set[str] = field(default_factory=set)
+    hosts: set[str] = field(default_factory=set)  # functions, classes, tables
+    constants: set[str] = field(default_factory=set)
+    imports: dict[str, str] = field(default_factory=dict)  # name -> the import as text
+    fields: set[str] = field(default_factory=set)  # of named tuples
+
+    @property
+    def names(self) -> set[str]:
+        """All of them."""
+        return self.kernels | self.hosts | self.constants | set(self.imports)
+
+    def add(self, source: str) -> set[str]:
+        """Learn what a released cell binds; returns those names."""
+        before = self.names
+        bound = set()
+        for statement in ast.parse(source).body:
+            bound |= self.learn(statement)
+        return bound | (self.names - before)
+
+    def learn(self, statement) -> set[str]:
+        """Learn what one statement binds; returns those names."""
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            found = imports_of(statement)
+            self.imports |= found
+            return set(found)
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            (self.kernels if is_kernel(statement) else self.hosts).add(statement.name)
+            return {statement.name}
+        if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+            constant = statement.value is not None and is_constant(statement.value)
+            (self.constants if constant and not isinstance(statement, ast.AugAssign) else self.hosts).update(names)
+            for call in ast.walk(statement):
+                if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("namedtuple"):
+                    texts = [
+                        node.value for arg in call.args[1:] for node in ast.walk(arg) if isinstance(node, ast.Constant)
+                    ]
+                    self.fields.update(word for text in texts for word in str(text).replace(",", " ").split())
+            return names
+        return set()
+
+
+def imports_of(statement) -> dict[str, str]:
+    """The names that an import binds, each with that import as text."""
+    found = {}
+    for alias in statement.names:
+        one = ast.Import([alias]) if isinstance(statement, ast.Import) else ast.ImportFrom(statement.module, [alias], 0)
+        if isinstance(statement, ast.ImportFrom) and statement.level:
+            one.level = statement.level
+        found[alias.asname or alias.name.split(".")[0]] = ast.unparse(one)
+    return found
+
+
+def is_kernel(statement) -> bool:
+    """Whether a function is decorated with exactly ``@triton.jit`` or ``@gluon.jit``."""
+    return isinstance(statement, ast.FunctionDef) and [ast.unparse(each) for each in statement.decorator_list] in (
+        ["triton.jit"],
+        ["gluon.jit"],
+    )
+
+
+def is_constant(node) -> bool:
+    """A number, text, or what arithmetic makes of them."""
+    if isinstance(node, ast.Constant):
+        return not isinstance(node.value, bytes)
+    if isinstance(node, ast.UnaryOp):
+        return is_constant(node.operand)
+    if isinstance(node, ast.BinOp):
+        return not isinstance(node.op, ast.Pow) and is_constant(node.left) and is_constant(node.right)
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return all(map(is_constant, node.elts))
+    if isinstance(node, ast.Call) and not node.keywords and len(node.args) == 1:
+        return ast.unparse(node.func) in ("tl.constexpr", "gl.constexpr", "float") and is_constant(node.args[0])
+    return False

@@ -1,0 +1,193 @@
+"""Judge one submission: its answers pass the gate, its kernels run in the sandbox, the checks run here.
+
+This process never imports a line of a submission. Cases, expected values, seeds, comparison and points exist here alone.
+"""
+
+import contextlib
+import io
+import re
+import secrets
+import signal
+import threading
+import time
+from dataclasses import asdict
+
+import torch
+
+from kernels import check as checks
+from kernels.check import pipeline_clinic
+from kernels.check.framework import check as hold
+from tools.grading import gate
+from tools.grading.assignment import EMITTERS, PIPELINES, Assignment, Check
+from tools.grading.lines import Refused
+from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline
+from tools.grading.results import Line, Outcome, Result
+from tools.grading.sandbox import Limits, NoSandbox, Template
+from tools.grading.submission import Submission, Unusable
+
+THREADS = 48  # the model of Gluon runs partitions as threads
+
+
+class TooLong(BaseException):
+    """The judge itself has worked on a submission for longer than any needs."""
+
+
+def _too_long(*_):
+    raise TooLong
+
+
+class Judge:
+    """Judges submissions one after the other, with a warm template of contestants."""
+
+    def __init__(
+        self, *, unsafe: bool = False, seconds: float = 30.0, total: float = 180.0, limits: Limits | None = None
+    ):
+        torch.set_num_threads(1)
+        self.unsafe, self.seconds, self.total, self.limits = unsafe, seconds, total, limits or Limits()
+        self._template: Template | None = None
+
+    def template(self) -> Template:
+        """A template that may start one more contestant."""
+        lost = self._template is not None and not self._template.alive
+        if lost or self._template is not None and self._template.used and not self._template.nested:
+            self.close()  # without namespaces of their own, contestants share one sandbox with nobody
+        if self._template is None:
+            self._template = Template(self.unsafe)
+        return self._template
+
+    def close(self) -> None:
+        """End the sandbox."""
+        if self._template is not None:
+            self._template.close()
+            self._template = None
+
+    def judge(self, student: str, assignment: Assignment, submission: Submission) -> Result:
+        """Grade one submission. Whatever it does, a result comes back."""
+        try:
+            return self._judge(student, assignment, submission)
+        except NoSandbox:  # the template is gone, for lack of memory perhaps: once more, with a new one
+            self.close()
+            return self._judge(student, assignment, submission)
+
+    def _judge(self, student, assignment, submission) -> Result:
+        start = time.monotonic()
+        watched = threading.current_thread() is threading.main_thread()
+        if watched:
+            signal.signal(signal.SIGALRM, _too_long)
+            signal.alarm(int(2 * self.total) + 60)
+        result = Result(student, assignment.name, "graded", most=assignment.points, notes=list(submission.notes))
+        result.answers, result.texts = dict(submission.answers), dict(submission.texts)
+        try:
+            cells = self._cells(assignment, submission)
+            limits = self.limits
+            if assignment.pipelines:
+                limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
+            bench = Bench(self.template, limits, self.seconds, self.total)
+            try:
+                for one in assignment.checks:
+                    result.checks.append(self._check(one, assignment, cells, bench))
+            finally:
+                bench.close()
+            result.points = sum(one.points for one in result.checks)
+            if bench.incidents:
+                result.status = "crashed" if "crashed" in bench.incidents else "out of time"
+                result.reason = bench.details[bench.incidents.index(result.status)]
+        except Unusable as unusable:
+            result.status, result.reason, result.points, result.checks = unusable.status, unusable.reason, None, []
+        except TooLong:
+            result.status, result.reason = "out of time", "looking at what it did took too long"
+            result.points = sum(one.points for one in result.checks)
+        finally:
+            if watched:
+                signal.alarm(0)
+        result.seconds = round(time.monotonic() - start, 3)
+        return result
+
+    def _cells(self, assignment, submission) -> list:
+        """What a contestant loads: released cells, and the answers in their places. Raises ``Unusable``."""
+        if submission.missing:
+            raise Unusable("refused", f"answer cell {', '.join(submission.missing)} is not in the notebook")
+        cells = []
+        for name, source in assignment.released:
+            error = ""
+            if name in assignment.answers:
+                released, source = source, submission.answers[name]
+                verdict = gate.check(name, source, released, assignment.given, assignment.program)
+                if verdict.refusals:
+                    raise Unusable("refused", str(verdict.refusals[0]))
+                error = verdict.unreadable
+            cells.append([name, source, sorted(assignment.defines[name]), error])
+        return cells
+
+    def _check(self, one: Check, assignment: Assignment, cells: list, bench: Bench) -> Outcome:
+        seed, printed = secrets.randbits(32), io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                exercise, points = _run(one, assignment, cells, bench, seed)
+        except Refused as refused:
+            raise Unusable("refused", str(refused.args[0])) from None
+        text = printed.getvalue()
+        scale = one.points / exercise.points if exercise.points else 0.0
+        return Outcome(one.cell, one.function, points * scale, one.points, seed, _lines(exercise, text, scale), text)
+
+
+def _run(one: Check, assignment: Assignment, cells, bench, seed):
+    """The exercise that a check cell names, and the points that it gives."""
+    exercise = exercise_of(one.name)
+    if one.name in EMITTERS:
+        alone = [
+            [name, source if name == "setup" else gate.jit_functions_alone(source), [], ""]
+            for name, source, _, e in cells
+            if not e
+        ]
+        remote = RemoteEmitter(one.function, EMITTERS[one.name], bench, cells, alone, assignment.given)
+        return exercise, hold(exercise, remote, seed=seed, grading=True)
+    if one.name in PIPELINES:
+        try:
+            import kernels.gluon_model  # noqa: F401
+        except ImportError as error:
+            raise Unusable("refused", f"this machine cannot check it: {error}") from None
+        return exercise, pipeline_clinic.check(
+            exercise, RemotePipeline(one.function, bench, cells), seed=seed, grading=True
+        )
+    return exercise, getattr(checks, one.name)(
+        Remote(one.function, bench, cells, assignment.given.fields), seed=seed, grading=True
+    )
+
+
+def exercise_of(name: str):
+    """The exercise behind ``check.name``."""
+    function = getattr(checks, name, None)
+    for word in getattr(function, "__code__", None).co_names if callable(function) else ():
+        module = getattr(checks, word, None)
+        for attribute in function.__code__.co_names:
+            found = getattr(module, attribute, None)
+            if hasattr(found, "properties"):
+                return found
+    raise Unusable("refused", f"the assignment names check.{name}, which the course does not have")
+
+
+def _lines(exercise, text: str, scale: float) -> list[Line]:
+    """What was printed, by property; a property that was never reached has failed."""
+    found = {}
+    for line in re.split(r"\n(?=passed  |FAILED  |not verified|missing: |\w+: \d)", text):
+        for outcome, start in (
+            ("passed", "passed  "),
+            ("failed", "FAILED  "),
+            ("not verified", "not verified on this machine: "),
+        ):
+            for item in exercise.properties:
+                rest = line.removeprefix(start)
+                if line.startswith(start) and (
+                    rest.startswith((item.name + ":", item.name + " (")) or rest == item.name
+                ):
+                    found[item.name] = outcome, line.rstrip()
+    missing = next(
+        (line for line in text.splitlines() if line.startswith(("missing: ", "not verified on this machine: "))), ""
+    )
+    lines = []
+    for item in exercise.properties:
+        outcome, said = found.get(item.name, ("failed", missing))
+        earned = item.points * scale if outcome == "passed" else 0.0
+        lines.append(Line(item.name, outcome, earned, item.points * scale, said))
+    return lines

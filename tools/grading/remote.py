@@ -1,0 +1,269 @@
+"""The judge's side of a submission: what the checks call, while the submission's own lines run in the sandbox.
+
+``Remote`` stands for a launcher, ``RemoteEmitter`` for a compiler of mods, ``RemotePipeline`` for a kernel on the model of
+Gluon. What comes back is bytes, numbers and short texts, each held to its form; the tensors that it is written to belong
+to the judge.
+"""
+
+import ast
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy
+
+from kernels.check.contestant import Contestant, Kernels, Outcome
+from tools.grading import gate, texts
+from tools.grading.contestant import traces, values, wire
+from tools.grading.given import Given, is_kernel
+from tools.grading.lines import Refused
+from tools.grading.sandbox import Connection, Limits, Template
+
+MOST_TEXT = 2000
+
+
+class Spent(Exception):
+    """The submission has used up its time, or its contestants; nothing more is run for it."""
+
+
+class Bench:
+    """Contestants for one submission: a new one where one was lost, until too many were."""
+
+    def __init__(self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, lives: int = 2):
+        self._template, self._limits = template, limits
+        self._seconds, self._until, self._lives = seconds, time.monotonic() + total, lives
+        self._open: dict[str, Connection] = {}
+        self.incidents: list[str] = []  # "out of time" or "crashed", as they happened
+        self.details: list[str] = []
+
+    def ask(self, room: str, cells: list, header: dict, arrays=()) -> tuple[dict, list]:
+        """Send a request to the contestant of a room, which has ``cells`` loaded. Raises ``Told`` if it cannot answer."""
+        left = self._until - time.monotonic()
+        if len(self.incidents) >= self._lives or left <= 0:
+            if left <= 0 and "out of time" not in self.incidents:
+                self._lost("out of time", "the submission's time is used up")
+            raise Told(
+                "not run: the calls before it ended the submission's program, or used up its time", self.incidents[-1]
+            )
+        connection = self._open.get(room)
+        try:
+            if connection is None:
+                connection = self._open[room] = self._template().start(self._limits)
+                connection.ask({"op": "load", "cells": cells}, seconds=min(self._seconds, left))
+            return connection.ask(header, arrays, seconds=min(self._seconds, left))
+        except wire.OutOfTime:
+            self.close(room)
+            self._lost("out of time", f"a call did not end within {min(self._seconds, left):.0f} seconds")
+            raise Told(
+                "it did not come to its end, and was stopped", "a loop does not end, or takes far too long"
+            ) from None
+        except wire.Closed:
+            self.close(room)
+            self._lost("crashed", "the program ended in the middle of a call")
+            raise Told(
+                "the program ended in the middle of the call", "memory is used up, or the process was ended"
+            ) from None
+        except wire.WireError as error:
+            self.close(room)
+            self._lost("crashed", f"what came back is no answer: {error}")
+            raise Told("what came back is no answer", str(error)) from None
+
+    def _lost(self, what, detail):
+        self.incidents.append(what)
+        self.details.append(detail)
+
+    def spoilt(self, why: str):
+        """An answer that is not of its form: the contestants are given up."""
+        self.close()
+        self._lost("crashed", why)
+        raise Told("what came back is no answer", why)
+
+    def close(self, room: str | None = None) -> None:
+        """End the contestant of a room, or all."""
+        for name in [room] if room else list(self._open):
+            connection = self._open.pop(name, None)
+            if connection is not None:
+                connection.close()
+
+
+class Told(Exception):
+    """An error that the other side has told, in two phrases."""
+
+    @property
+    def explained(self) -> tuple[str, str]:
+        """What and where, and what it usually means."""
+        return self.args
+
+
+def _phrases(error) -> tuple[str, str]:
+    """An error's two phrases, as text of limited length without anything that a terminal would obey."""
+    said, means = (*error, "", "")[:2] if isinstance(error, list) else ("an error", "")
+    return _plain(said), _plain(means)
+
+
+def _plain(text) -> str:
+    text = text if isinstance(text, str) else ""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text[:MOST_TEXT])
+
+
+def _take(bench: Bench, packed: values.Packed, answer: dict, arrays: list) -> list:
+    """Write the storages that changed into ours; returns the other arrays."""
+    changed = answer.get("changed")
+    if not isinstance(changed, list) or len(changed) > len(arrays) or len(set(map(str, changed))) != len(changed):
+        bench.spoilt("the storages that changed")
+    for place, array in zip(changed, arrays):
+        if type(place) is not int or not 0 <= place < len(packed.arrays):
+            bench.spoilt("a storage that was never sent")
+        if array.dtype != numpy.uint8 or array.shape != packed.arrays[place].shape:
+            bench.spoilt("a storage of another size")
+        packed.arrays[place][:] = array
+    return arrays[len(changed) :]
+
+
+class Remote(Contestant):
+    """A launcher of the submission. ``fields``: names of the released named tuples' members."""
+
+    def __init__(self, function: str, bench: Bench, cells: list, fields: set[str] = frozenset()):
+        self.function, self.bench, self.cells, self.fields = function, bench, cells, fields
+
+    def call(self, tensors: list, launch: dict, *, traced: bool = False, poison: float | None = None) -> Outcome:
+        """As ``Contestant.call``, in the sandbox."""
+        # A traced call leaves strays out; one that performs them may write anywhere in its process, which is not asked again.
+        room = "traced" if traced else "bare"
+        try:
+            more, rest = self._about(tensors, launch)
+            packed, request = self._request("call", tensors, rest, more)
+            request |= {"traced": traced, "poison": poison}
+            answer, arrays = self._ask(room, request, packed)
+            remaining = _take(self.bench, packed, answer, arrays)
+            try:
+                launches = traces.unpack(answer.get("launches"), remaining)
+            except (ValueError, OverflowError) as error:
+                self.bench.spoilt(str(error))
+        except Told as told:
+            return Outcome(told.explained)
+        except _Nothing:
+            return Outcome()
+        undefined = answer.get("undefined")
+        lines = [_plain(line) for line in undefined[:100]] if isinstance(undefined, list) else []
+        return Outcome(_phrases(answer["error"]) if answer.get("error") else None, launches, lines)
+
+    def kernels(self, tensors: list, launch: dict) -> Kernels:
+        """As ``Contestant.kernels``, in the sandbox; a text that is not of kernels alone goes to no compiler."""
+        try:
+            more, rest = self._about(tensors, launch)
+            packed, request = self._request("kernels", tensors, rest, more)
+            answer, _ = self._ask("traced", request, packed)
+            listed, sources = answer.get("prepared"), answer.get("texts")
+            if not isinstance(listed, list) or not isinstance(sources, list) or len(listed) > 100 or len(sources) > 100:
+                self.bench.spoilt("the kernels as text")
+            try:
+                prepared = [texts.prepared(one, self.fields) for one in listed]
+            except texts.NotKernels as error:
+                self.bench.spoilt(f"a kernel's text: {error}")
+        except Told as told:
+            return Kernels(error=told.explained)
+        except _Nothing:
+            return Kernels()
+        error = _phrases(answer["error"]) if answer.get("error") else None
+        return Kernels(prepared, [source for source in sources if isinstance(source, str)], error)
+
+    def _about(self, tensors, launch) -> tuple[dict, dict]:
+        """What else a request says, and the keyword arguments that go with it."""
+        return {"function": self.function}, launch
+
+    def _request(self, op, tensors, launch, more):
+        packed = values.Packed()
+        request = {"op": op, "args": [packed.value(tensor.view) for tensor in tensors]}
+        return packed, request | {"kwargs": {name: packed.value(value) for name, value in launch.items()}} | more
+
+    def _ask(self, room, request, packed):
+        return self.bench.ask(room, self.cells, request, packed.arrays)
+
+
+class _Nothing(Exception):
+    """There is nothing to call."""
+
+
+class RemoteEmitter(Remote):
+    """A compiler of mods: its text is asked for in one contestant, and run in another that has seen none of its lines."""
+
+    def __init__(self, function: str, kind: str, bench: Bench, cells: list, kernels: list, given: Given):
+        super().__init__(function, bench, cells)
+        self.kind, self.kernels_alone, self.given = kind, kernels, given
+
+    def _about(self, tensors, launch):
+        """Have the text emitted, and hold it to the list of kernels."""
+        mod = launch["mod"]
+        packed = values.Packed()
+        views = [tensor.view for tensor in tensors]
+        tables = {name: packed.value(view) for name, view in zip(mod.names, views[1:])}
+        request = {"op": "emit", "function": self.function, "mod": mod.text, "tables": tables}
+        answer, _ = self.bench.ask("emit", self.cells, request, packed.arrays)
+        if answer.get("error"):
+            raise Told(*_phrases(answer["error"]))
+        text = answer.get("text")
+        if text is None:
+            raise _Nothing
+        if not isinstance(text, str):
+            raise Told("what was emitted is no text", "the function returns text")
+        known = {name for _, source, *_ in self.kernels_alone for name in _kernels_in(source)}
+        verdict = gate.emitted(text, self.given, known)
+        if verdict.refusals:
+            raise Refused(verdict.refusals[0])
+        if verdict.unreadable:
+            said = verdict.unreadable.replace("your cell", "your text")
+            raise Told(said, "the text must be a function that Python can read")
+        rest = {name: value for name, value in launch.items() if name != "mod"}
+        return {"kind": self.kind, "text": text, "tables": len(mod.names)}, rest
+
+    def _ask(self, room, request, packed):
+        return self.bench.ask(f"text, {room}", self.kernels_alone, request, packed.arrays)
+
+
+def _kernels_in(source: str) -> set[str]:
+    return {statement.name for statement in ast.parse(source).body if is_kernel(statement)}
+
+
+class RemotePipeline:
+    """A kernel that runs on the model of Gluon; ``model`` is that model, in the sandbox."""
+
+    def __init__(self, function: str, bench: Bench, cells: list):
+        self.function, self.bench, self.cells = function, bench, cells
+
+    @property
+    def model(self):
+        """What the check uses of ``kernels.gluon_model``."""
+        return self
+
+    def _ask(self, grid, args, **more):
+        packed = values.Packed()
+        request = {"op": "model", "function": self.function, "grid": grid} | more
+        request["args"] = [packed.value(arg) for arg in args]
+        answer, arrays = self.bench.ask("host", self.cells, request, packed.arrays)
+        if answer.get("error"):
+            raise Told(*_phrases(answer["error"]))
+        return packed, answer, arrays
+
+    def run(self, kernel, grid, *args):
+        """What the partitions did, under one schedule."""
+        _, answer, _ = self._ask(grid, args, sweep=False)
+        events = [SimpleNamespace(who=_plain(who), kind=_plain(kind)) for who, kind in answer.get("events", [])]
+        everybody = [SimpleNamespace(name=_plain(name)) for name in answer.get("everybody", [])]
+        return SimpleNamespace(machines=[SimpleNamespace(events=events, everybody=everybody)])
+
+    def check_all_schedules(self, kernel, grid, *args, most_steps):
+        """What is found under all schedules; the tensors hold what the last one left."""
+        packed, answer, arrays = self._ask(grid, args, sweep=True, most_steps=most_steps)
+        _take(self.bench, packed, answer, arrays)
+        findings = answer.get("findings")
+        if not isinstance(findings, list) or not all(isinstance(one, list) and len(one) == 6 for one in findings):
+            self.bench.spoilt("the findings")
+        found = [
+            SimpleNamespace(
+                kind=kind, barrier=_plain(barrier), partition=_plain(partition), message=_plain(message),
+                place=SimpleNamespace(line=line if type(line) is int else 0, text=_plain(text)),
+            )
+            for kind, barrier, partition, message, line, text in findings
+        ]  # fmt: skip
+        return SimpleNamespace(findings=found)

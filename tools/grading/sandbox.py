@@ -1,0 +1,211 @@
+"""The contestants' sandbox: bubblewrap around their template, and the one thing the judge holds of each, a socket."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tools.grading.contestant import wire
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+USER = 60999  # whom contestants run as, where the judge is root: limits on processes do not hold for root
+#: What of the course a contestant sees: no finished operator, no solution, no test.
+COURSE = ("__init__.py", "runtime.py", "_triton_interpreter.py", "lab", "check", "gluon_model")
+START_SECONDS = 180
+
+UNSAFE = """without a sandbox a submission can read and change whatever you can: the solutions, other students' work, the
+gradebook, your keys; it reaches the network, and outlives its grading"""
+
+
+class NoSandbox(RuntimeError):
+    """There is no bubblewrap, or it cannot work here."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one contestant may use: seconds of CPU, bytes of memory and of files, processes (two are the sandbox's own)."""
+
+    cpu: int = 600
+    memory: int = 2 << 30
+    disk: int = 64 << 20
+    processes: int = 2
+
+
+def why_not() -> str:
+    """Why bubblewrap cannot be used here; empty if it can."""
+    if not shutil.which("bwrap"):
+        return "bubblewrap is not installed (apt install bubblewrap)"
+    tried = subprocess.run([*_wrapped(), "--", "/usr/bin/true"], capture_output=True, text=True, timeout=60)
+    return "" if tried.returncode == 0 else f"bubblewrap cannot work here: {tried.stderr.strip() or 'it fails'}"
+
+
+def _places() -> list[str]:
+    """Folders that Python itself needs, each at its own place."""
+    wanted = [sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.path.realpath(sys.executable))]
+    wanted += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    kept = []
+    for place in sorted({os.path.abspath(path) for path in wanted}, key=len):
+        inside = any(place == other or place.startswith(other + os.sep) for other in (*kept, "/usr"))
+        if os.path.isdir(place) and not inside:
+            kept.append(place)
+    return kept
+
+
+def _wrapped() -> list[str]:
+    """bubblewrap with everything but the course: system libraries and Python, all read-only, and nothing of anybody's."""
+    command = ["bwrap", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "contestant"]
+    command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if os.getuid() != 0:
+        command += ["--unshare-user"]
+    command += ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib64", "lib32"):
+        place = Path("/", name)
+        if place.is_symlink():
+            command += ["--symlink", os.readlink(place), str(place)]
+        elif place.is_dir():
+            command += ["--ro-bind", str(place), str(place)]
+    for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives"):
+        command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    for place in _places():
+        command += [*_folders(Path(place).parent), "--ro-bind", place, place]
+    return [*command, "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(64 << 20), "--tmpfs", "/tmp"]
+
+
+def _folders(place: Path) -> list[str]:
+    """A folder and its parents, which everybody may enter: those that bubblewrap makes by itself are its user's alone."""
+    return [
+        word for each in (*reversed(place.parents[:-1]), place) for word in ("--dir", str(each)) if str(each) != "/"
+    ]
+
+
+def _environment() -> dict[str, str]:
+    """All of a contestant's environment."""
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/tmp",
+        "LANG": "C.UTF-8",
+        "USER": "contestant",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TRITON_INTERPRET": "1",
+        "TRITON_DEFAULT_FP_FUSION": "1",
+        "TRITON_CACHE_DIR": "/tmp",
+    }
+
+
+class Template:
+    """A warm process in a sandbox, from which contestants are forked."""
+
+    def __init__(self, unsafe: bool = False):
+        self.unsafe = unsafe
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ours
+        self._errors = tempfile.TemporaryFile()
+        self._folder = None
+        python, environment = [sys.executable, "-s", "-m", "contestant.server"], _environment()
+        extra = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+        if unsafe:
+            self._folder = tempfile.TemporaryDirectory(prefix="contestant-")
+            folder = Path(self._folder.name)
+            (folder / "kernels").symlink_to(ROOT / "kernels")
+            (folder / "contestant").symlink_to(HERE / "contestant")
+            environment |= {"PYTHONPATH": os.pathsep.join([str(folder), *extra]), "HOME": str(folder)}
+            command = [*python, "--control", str(theirs.fileno())]
+        else:
+            command = [*_wrapped(), *_folders(Path("/course/kernels"))]
+            for name in COURSE:
+                command += ["--ro-bind", str(ROOT / "kernels" / name), f"/course/kernels/{name}"]
+            command += ["--ro-bind", str(HERE / "contestant"), "/course/contestant"]
+            for name, value in (environment | {"PYTHONPATH": os.pathsep.join(["/course", *extra])}).items():
+                command += ["--setenv", name, value]
+            command += ["--chdir", "/tmp", "--remount-ro", "/", "--", *python]
+            command += ["--control", str(theirs.fileno()), "--user", str(0 if os.getuid() else USER)]
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=self._errors, env=environment if unsafe else {"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+        )  # fmt: skip
+        theirs.close()
+        self._ready = None
+        self.used = False
+
+    @property
+    def nested(self) -> bool:
+        """Whether each contestant has namespaces of its own, so that one template serves many."""
+        if self._ready is None:
+            self._ready = self._answer(START_SECONDS)
+        return self._ready["nested"]
+
+    @property
+    def alive(self) -> bool:
+        """Whether the template can still start a contestant."""
+        return self._process.poll() is None
+
+    def _answer(self, seconds: float) -> dict:
+        self._control.settimeout(seconds)
+        try:
+            data = self._control.recv(1 << 16)
+        except OSError as error:
+            data, why = b"", f"{type(error).__name__} {error}"
+        else:
+            why = ""
+        if not data:
+            self._process.kill()
+            raise NoSandbox(f"the contestants' template did not start: {self.complaint() or why}")
+        return json.loads(data)
+
+    def complaint(self) -> str:
+        """The last line that the sandbox wrote to its standard error."""
+        self._errors.seek(0)
+        lines = self._errors.read(1 << 20).decode(errors="replace").strip().splitlines()
+        return "\n".join(lines[-14:]) if lines else ""
+
+    def start(self, limits: Limits) -> "Connection":
+        """A new contestant."""
+        _ = self.nested
+        self.used = True
+        ours, theirs = socket.socketpair()
+        socket.send_fds(self._control, [json.dumps({"limits": asdict(limits)}).encode()], [theirs.fileno()])
+        theirs.close()
+        return Connection(ours, self, self._answer(START_SECONDS)["started"])
+
+    def end(self, number: int) -> None:
+        """End one contestant and all that it started."""
+        with contextlib.suppress(OSError, NoSandbox):
+            self._control.send(json.dumps({"end": number}).encode())
+            self._answer(30)
+
+    def close(self) -> None:
+        """End the sandbox and everything in it."""
+        self._process.kill()
+        self._process.wait()
+        self._control.close()
+        self._errors.close()
+        if self._folder:
+            self._folder.cleanup()
+
+
+class Connection:
+    """The judge's end of one contestant."""
+
+    def __init__(self, connection: socket.socket, template: Template, number: int):
+        self._connection, self._template, self._number = connection, template, number
+
+    def ask(self, header: dict, arrays=(), seconds: float = 30.0) -> tuple[dict, list]:
+        """Send a request, wait for the answer; after an error of any kind the contestant is no longer of use."""
+        until = time.monotonic() + seconds
+        wire.send(self._connection, header, arrays, until)
+        return wire.receive(self._connection, until)
+
+    def close(self) -> None:
+        """End the contestant, whatever it is doing."""
+        self._connection.close()
+        self._template.end(self._number)

@@ -1,0 +1,205 @@
+"""A submission as a file nobody vouches for: what is taken from it are answers, and nothing else of it is used.
+
+Reading never follows a link, never waits and never takes more than it must. What could be put right is put right and noted;
+what could not has a status and a reason.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.grading.assignment import Assignment, is_answer
+from tools.grading.given import Given
+
+MOST_BYTES = 20 << 20
+MOST_CELLS = 2000
+SKIPPING = ("skip-execution", "raises-exception", "nbval-skip", "remove_cell", "remove_input")
+
+
+class Unusable(Exception):
+    """A submission that cannot be graded: its status, and the reason."""
+
+    def __init__(self, status: str, reason: str):
+        super().__init__(status, reason)
+        self.status, self.reason = status, reason
+
+
+@dataclass
+class Submission:
+    """What counts of one student's notebook."""
+
+    answers: dict[str, str] = field(default_factory=dict)  # source by the answer cell's grade_id
+    texts: dict[str, str] = field(default_factory=dict)  # answers that a person reads
+    notes: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # answer cells that are nowhere
+
+
+def find(folder: Path, name: str) -> tuple[Path, list[str]]:
+    """The notebook of a submission's folder, and notes. Raises ``Unusable``."""
+    for place in (folder.parent, folder):
+        if place.is_symlink():
+            raise Unusable("refused", f"{place.name} is a symbolic link, not a folder")
+    if not folder.is_dir():
+        raise Unusable("refused", f"{folder.name} is no folder")
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_symlink():
+            raise Unusable("refused", f"{entry.name} is a symbolic link")
+    notebooks = [entry.name for entry in entries if entry.name.endswith(".ipynb") and not entry.name.startswith(".")]
+    if not notebooks:
+        raise Unusable("missing", f"the folder holds no notebook: {name}.ipynb is expected")
+    if f"{name}.ipynb" in notebooks:
+        others = [other for other in notebooks if other != f"{name}.ipynb"]
+        return folder / f"{name}.ipynb", [f"{', '.join(others)} beside it: left out"] if others else []
+    if len(notebooks) > 1:
+        raise Unusable(
+            "refused", f"{len(notebooks)} notebooks, none of them {name}.ipynb: {', '.join(notebooks)[:200]}"
+        )
+    return folder / notebooks[0], [f"the notebook is called {notebooks[0]}"]
+
+
+def load(path: Path) -> bytes:
+    """The file's bytes. Raises ``Unusable``: a link, a pipe, a folder, a file that is too large."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unusable("refused", f"{path.name} cannot be opened: {os.strerror(error.errno)}") from None
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(handle)
+        raise Unusable("refused", f"{path.name} is no file")
+    with os.fdopen(handle, "rb") as file:
+        if about.st_size > MOST_BYTES:
+            raise Unusable(
+                "refused", f"{path.name} is too large: {about.st_size >> 20} MB, {MOST_BYTES >> 20} are the most"
+            )
+        return file.read(MOST_BYTES + 1)
+
+
+def digest(data: bytes) -> str:
+    """What tells two submissions apart."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read(data: bytes, assignment: Assignment) -> Submission:
+    """The answers in a notebook's bytes. Raises ``Unusable``."""
+    try:
+        notebook = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise Unusable("refused", f"the file is not JSON: {str(error)[:120]}") from None
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list) or len(cells) > MOST_CELLS or not all(isinstance(cell, dict) for cell in cells):
+        raise Unusable("refused", "the file is no notebook of format 4: it has no list of cells")
+    return _Reader(list(map(_Cell, cells)), assignment).read()
+
+
+class _Cell:
+    """One cell of the file, whatever its fields hold."""
+
+    def __init__(self, cell: dict):
+        source = cell.get("source", "")
+        if isinstance(source, list) and all(isinstance(line, str) for line in source):
+            source = "".join(source)
+        source = source if isinstance(source, str) else ""
+        self.source = source.replace("\r\n", "\n").replace("\r", "\n")
+        self.kind = cell.get("cell_type")
+        metadata = cell.get("metadata") if isinstance(cell.get("metadata"), dict) else {}
+        fields = metadata.get("nbgrader") if isinstance(metadata.get("nbgrader"), dict) else {}
+        self.grade_id = fields.get("grade_id") if isinstance(fields.get("grade_id"), str) else ""
+        self.id = cell.get("id") if isinstance(cell.get("id"), str) else ""
+        tags = metadata.get("tags") if isinstance(metadata.get("tags"), list) else []
+        self.tags = [tag for tag in tags if isinstance(tag, str)]
+
+    @property
+    def binds(self) -> set[str]:
+        """What a code cell defines; nothing where Python cannot read it."""
+        try:
+            return Given().add(self.source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, AttributeError):
+            return set()
+
+
+class _Reader:
+    def __init__(self, cells: list[_Cell], assignment: Assignment):
+        self.cells, self.assignment = cells, assignment
+        self.found, self.taken = Submission(), set()
+
+    def read(self) -> Submission:
+        for name, cell in self.assignment.cells.items():
+            if is_answer(cell):
+                mine = self._choose(name, cell)
+                if mine is None:
+                    self.found.missing.append(name)
+                    continue
+                self.taken.add(id(mine))
+                where = self.found.texts if name in self.assignment.texts else self.found.answers
+                where[name] = mine.source
+        self._note_changes()
+        return self.found
+
+    def _choose(self, name, released):
+        """The cell that answers ``name``: by its metadata, else by its id, else by what it defines."""
+        marked = [cell for cell in self.cells if cell.grade_id == name and cell.kind == released.cell_type]
+        if len(marked) > 1:
+            written = [cell for cell in marked if cell.source.strip() != released.source.strip()]
+            # Of several written ones the released id tells which is the original; else the last is the latest.
+            choice = next((cell for cell in written if cell.id == released.get("id")), (written or marked)[-1])
+            which = marked.index(choice) + 1
+            self.found.notes.append(f"answer cell {name} is there {len(marked)} times: number {which} counts")
+            return choice
+        if marked:
+            return marked[0]
+        for cell in self.cells:
+            if cell.id == released.get("id") == name and not cell.grade_id and cell.kind == released.cell_type:
+                self.found.notes.append(f"answer cell {name} had lost its metadata: restored by its id")
+                return cell
+        wanted = self.assignment.defines.get(name, set())
+        for cell in reversed(self.cells):
+            if (
+                wanted
+                and cell.kind == "code"
+                and not cell.grade_id
+                and wanted <= cell.binds
+                and id(cell) not in self.taken
+            ):
+                self.found.notes.append(f"answer cell {name} was deleted: another cell defines the same, and counts")
+                return cell
+        return None
+
+    def _note_changes(self):
+        """Say what was done to cells that do not count: the released ones take their place."""
+        notes, known = self.found.notes, self.assignment.cells
+        present = {}
+        for cell in self.cells:
+            present.setdefault(cell.grade_id, []).append(cell)
+            skipping = [tag for tag in cell.tags if tag in SKIPPING]
+            if skipping:
+                notes.append(f"tag {skipping[0]} on cell {cell.grade_id or cell.id or '?'}: removed")
+        for name, released in known.items():
+            if is_answer(released):
+                continue
+            copies = present.get(name, [])
+            if not copies:
+                notes.append(f"cell {name} was deleted: the released one counts")
+            elif len(copies) > 1:
+                notes.append(f"cell {name} is there {len(copies)} times: the released one counts, once")
+            elif copies[0].source.strip() != released.source.strip():
+                notes.append(f"cell {name} was changed: the released one counts")
+        ids = {cell.get("id") for cell in self.assignment.notebook.cells}
+        added = [
+            c for c in self.cells if c.kind == "code" and not c.grade_id and c.id not in ids and id(c) not in self.taken
+        ]
+        if added:
+            notes.append(f"{len(added)} code cells were added: left out")
+
+
+def same_code(one: str, other: str) -> bool:
+    """Whether two sources are the same program, whatever their comments and layout."""
+    try:
+        return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return one.strip() == other.strip()

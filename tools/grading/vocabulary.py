@@ -1,0 +1,77 @@
+"""The words that an answer may use: names of Triton, of Gluon, of Python, and of what tensors offer."""
+
+_TL_DTYPES = (
+    "int1 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float8e4nv float8e5 float16 bfloat16 float32 float64 "
+    "constexpr"
+)
+_TL_FUNCTIONS = (
+    "program_id num_programs arange zeros zeros_like full cast cat join split interleave broadcast broadcast_to "
+    "expand_dims permute ravel reshape trans view flip load store where maximum minimum clamp abs exp exp2 log log2 "
+    "sqrt sqrt_rn rsqrt sin cos erf fma floor ceil div_rn fdiv umulhi sigmoid softmax max min sum argmax argmin xor_sum "
+    "cumsum cumprod sort gather histogram dot dot_scaled cdiv range static_range static_assert static_print "
+    "device_assert device_print multiple_of max_contiguous max_constancy assume debug_barrier reduce associative_scan "
+    "swizzle2d atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor atomic_xchg atomic_cas "
+    "make_tensor_descriptor"
+)
+TL = frozenset(f"{_TL_DTYPES} {_TL_FUNCTIONS}".split())
+TL_MATH = frozenset("abs exp exp2 log log2 sqrt sqrt_rn rsqrt sin cos erf fma floor ceil div_rn fdiv umulhi".split())
+TRITON = frozenset(["cdiv", "next_power_of_2"])
+GL = frozenset(
+    (
+        "program_id num_programs cdiv arange zeros full cast where maximum minimum load store max min sum expand_dims "
+        "broadcast reshape permute convert_layout static_range static_assert static_print device_print device_assert "
+        "abs exp exp2 log log2 sqrt rsqrt fma thread_barrier barrier constexpr int1 int8 int16 int32 int64 uint8 "
+        "uint16 uint32 uint64 float16 bfloat16 float32 float64 BlockedLayout SliceLayout NVMMASharedLayout "
+        "NVMMADistributedLayout"
+    ).split()
+)
+MBARRIER = frozenset("allocate_mbarrier init invalidate expect wait arrive".split())
+TMA = frozenset("async_copy_global_to_shared async_copy_shared_to_global async_load async_store store_wait".split())
+
+#: What a tile, a scalar, a tuple of strides or a buffer offers inside a kernel.
+IN_KERNELS = frozenset(
+    (
+        "to cast T trans permute reshape view expand_dims broadcast_to ravel split flip gather shape dtype type "
+        "element_ty numel sum max min argmax argmin cumsum cumprod sort abs exp exp2 log log2 sqrt rsqrt sin cos erf "
+        "floor ceil sigmoid softmax logical_and logical_or is_floating is_fp16 is_fp32 is_bf16 is_int value load store "
+        "index slice block_type layout nbytes_per_cta"
+    ).split()
+)
+#: What a launcher may ask of a tensor: what the sealed ones answer. What they refuse, at run time, follows: it is a mistake
+#: with a diagnosis, not an offence.
+IN_LAUNCHERS = frozenset(
+    "shape stride size dtype ndim dim numel element_size is_contiguous device append".split()
+) | frozenset(
+    (
+        "zero_ fill_ copy_ add_ mul_ sub_ div_ sum mean max min contiguous clone to float half double int long t T mT "
+        "transpose permute view reshape flatten expand unsqueeze squeeze matmul mm bmm tolist item cpu cuda detach "
+        "new_empty new_zeros"
+    ).split()
+)
+
+IN_KERNELS_BUILTINS = frozenset("range min max abs int float bool len print".split())
+IN_LAUNCHERS_BUILTINS = frozenset(
+    "range min max abs int float bool len tuple list dict zip enumerate reversed sorted sum divmod round print".split()
+)
+EXCEPTIONS = frozenset(
+    "Exception KeyError ValueError TypeError IndexError NotImplementedError AssertionError StopIteration".split()
+)
+IN_PROGRAMS_BUILTINS = (
+    IN_LAUNCHERS_BUILTINS
+    | EXCEPTIONS
+    | frozenset(
+        "all any set frozenset str repr map filter next iter isinstance slice complex bytes ord chr format".split()
+    )
+)
+TORCH = frozenset(
+    (
+        "bool uint8 int8 int16 int32 int64 int long short half float double float16 bfloat16 float32 float64 dtype Tensor "
+        "promote_types result_type is_tensor finfo iinfo inf pi nan tensor empty zeros ones arange where"
+    ).split()
+)
+#: Attributes through which Python's own machinery is reached from values that an answer holds.
+MACHINERY = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
+#: Modules that Triton's interpreter, or a habit, may put under these names: asked for, they are refused.
+LEAKED = frozenset(
+    "math np numpy time os sys torch triton tl gl check kernels runtime subprocess ctypes gc inspect".split()
+)
