@@ -29,6 +29,7 @@ from kernels.flex_attention.mods.recorded import bind_graph
 from kernels.flex_attention.mods.store import lock
 from kernels.flex_attention.options import checked
 from kernels.flex_attention.portable.tiles import like_strided
+from kernels.flex_attention.registered import attend_unchecked
 
 _LIBRARY = torch.library.Library("kernels_from_math", "FRAGMENT")
 _LIBRARY.define("flex_operand(Tensor x, int i) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
@@ -82,7 +83,6 @@ class _Attend(BaseHOP):
         self, graph, *operands, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top, names
     ):  # fmt: skip
         """What ``graph`` says that it returns; of its first two values, the mods', nobody asks."""
-
         recipe = _recipe(graph)
         given = {i: operands[at] for i, at in recipe.operands.items()}
         values = [operands[at] for at in recipe.captured]
@@ -94,13 +94,11 @@ class _Attend(BaseHOP):
 
 def _attend(recipe, values, qkv, names, tensors, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top):
     """The operator's outputs for mods whose graphs capture ``values``."""
-    from kernels.flex_attention.operator import attend_with_spec
-
     kinds = tuple(next((kind for kind, those in _KINDS.items() if isinstance(x, those)), float) for x in values)
     captured, ints, floats = ([x for x, k in zip(values, kinds, strict=True) if k is kind] for kind in (Tensor, int, float))
     spec = register(recipe, kinds, names, BLOCK_SIZE, lists, checked(dict(options)))
     numbers = ints, list(map(float, floats)), scale
-    return attend_with_spec(spec, *qkv, captured, tensors, *numbers, enable_gqa, want_top, seq_lengths)
+    return attend_unchecked(spec, *qkv, captured, tensors, *numbers, enable_gqa, want_top, seq_lengths)
 
 
 attend = _Attend()
@@ -133,6 +131,7 @@ class Recipe:
         self.free = [inputs[at] for at in self.captured]
         (result,) = [node for node in graph.graph.nodes if node.op == "output"]
         self.score, self.mask = (self.part(node) for node in result.args[0][:2])
+        del self.root, self.mine, self.free  # remembered with its graph, it must not hold that
 
     @classmethod
     def by_hand(cls, *mods):
@@ -150,6 +149,7 @@ class Recipe:
                 results.append(value.node)
         recipe.free = list(tracer.lifted.values())
         recipe.score, recipe.mask = map(recipe.part, results)
+        del recipe.root, recipe.mine, recipe.free
         return recipe, tracer.values
 
     def part(self, result):
@@ -231,7 +231,7 @@ def recorded(query, key, value, score_mod, block_mask, scale, enable_gqa, option
 
 def without_values(*tensors):
     """Whether a tracer's tensors are among these."""
-    return any(isinstance(t, FakeTensor | FunctionalTensor) for t in tensors)
+    return any(type(t) is not Tensor and isinstance(t, FakeTensor | FunctionalTensor) for t in tensors)
 
 
 _recipes = WeakKeyDictionary()  # graph -> Recipe

@@ -200,7 +200,9 @@ class Inputs:
     def __init__(self, problem, query, key, value, captured, lists, numbers):
         self.problem, self.query, self.key, self.value = problem, query, key, value
         score, mask = problem.score, problem.mask
-        of_score, ns = (0, 0) if score is None else (len(score.learned), sum(score.inputs))
+        of_score = ns = 0
+        if score is not None:
+            of_score, ns = len(score.learned), len(score.number_kinds)
         self.score_captured, self.score_numbers = captured[:of_score], numbers[:ns]
         self.score_tables = () if score is None else score.tables(self.score_captured, self.score_numbers)
         self.mask_tables = () if mask is None else mask.tables(captured[of_score:], numbers[ns:])

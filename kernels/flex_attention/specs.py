@@ -36,10 +36,12 @@ class Spec(str):
 
     def bound(self, captured, ints, floats, device, learned=()):
         """The ``Bound`` of tensors and numbers; learned: for which captured tensors a gradient is wanted."""
+        of_score = 0 if self.score is None else len(self.score.learned)
+        if not ints and not floats:
+            return Bound(self.score, self.mask, captured, (), range(of_score))
         ints, floats = iter(ints), iter(floats)
         kinds = (kind for mod in (self.score, self.mask) if mod is not None for kind in mod.number_kinds)
         numbers = [next(ints if kind is int else floats) for kind in kinds]
-        of_score = 0 if self.score is None else len(self.score.learned)
         return Bound(self.score, self.mask, captured, numbers, range(of_score))
 
 

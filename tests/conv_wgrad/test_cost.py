@@ -109,7 +109,8 @@ def test_every_gpu_that_the_table_names_has_costs_and_the_file_is_as_the_fit_wri
     table = json.loads((cost.Path(cost.__file__).parent / "configs.json").read_text())
     named = {
         line["COSTS"]
-        for own in table.values() for kernel in own.values() for line in kernel.values() if "COSTS" in line
+        for own in table.values() if isinstance(own, dict)  # a name stands for another GPU's table
+        for kernel in own.values() for line in kernel.values() if "COSTS" in line
     }  # fmt: skip
     text = fit.PATH.read_text()
     assert named == json.loads(text).keys() and fit.dump(json.loads(text)) == text

@@ -1,6 +1,7 @@
 """Flex attention inside ``torch.compile``, ``torch.export`` and whatever else traces a program; as a registered operator."""
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -17,8 +18,10 @@ from kernels.flex_attention import (
     create_block_mask,
     document_block_mask,
     flex_attention,
+    graphs,
     mods,
     operator,
+    registered,
     sliding_window_block_mask,
     specs,
 )
@@ -184,7 +187,7 @@ def test_export_for_any_length(strict):
 def test_a_program_from_another_process_says_what_it_lacks():
     q, k, v, _ = inputs(requires_grad=False)
     with pytest.raises(RuntimeError, match="mods 0123 are not known in this process"):
-        operator._OPERATOR.op(q, k, v, [], [], [], [], 1.0, False, "0123")
+        registered.OPERATOR.op(q, k, v, [], [], [], [], 1.0, False, "0123")
 
 
 def test_the_registered_operator():
@@ -192,7 +195,7 @@ def test_the_registered_operator():
     table = torch.rand(2, device=DEVICE, requires_grad=True)
     call = operator._call(q, k, v, mods.learned_alibi(table), MASKS["causal"](), None, False, None)
     spec, *arguments = call
-    result = torch.library.opcheck(operator._OPERATOR.op, (q, k, v, *arguments, True, str(spec)))
+    result = torch.library.opcheck(registered.OPERATOR.op, (q, k, v, *arguments, True, str(spec)))
     assert set(result.values()) == {"SUCCESS"}
     assert specs.find(str(spec)).score is spec.score
 
@@ -278,3 +281,13 @@ def test_gradients_meet_across_processes(tmp_path):
     sum(model(*inputs(24 + 8 * rank)).square().sum() for rank in range(2)).backward()
     for grad, p in zip(got[0], model.parameters(), strict=True):
         torch.testing.assert_close(torch.tensor(grad), p.grad / 2)
+
+
+def test_a_compiled_program_that_is_gone_is_forgotten():
+    before = len(graphs._recipes)
+    q, k, v, _ = inputs(requires_grad=False)
+    torch.compile(flex_attention, backend="eager", fullgraph=True)(q, k, v, lambda s, *_: s * 0.375)
+    assert len(graphs._recipes) == before + 1
+    torch._dynamo.reset()
+    gc.collect()
+    assert len(graphs._recipes) <= before

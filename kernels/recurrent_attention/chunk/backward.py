@@ -220,8 +220,8 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
 
     gates = prepare(p, at, q, k, g, g_gamma, gk, scores)
     edge = operand_dtype(q)
-    states, _ = walk(p, at, gates, gates.k, v, initial_state, 1.0, costate=False, each=edge, end=False)
-    costates, dinitial = walk(p, at, gates, gates.q, do, dfinal, scale, costate=True, each=edge, end=need_initial)
+    back = gates.q, do, scale, dfinal, need_initial
+    states, _, costates, dinitial = walk(p, at, gates, gates.k, v, initial_state, False, edge, back)
 
     vector = gk is not None
     new = lambda *shape, dtype: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
@@ -263,7 +263,9 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
 
     dgk = dg.to(gk.dtype) if need_gk else None
     if need_g or need_gamma:
-        dg = dg.sum(-1 if vector else 0)  # over the components, all of which it decays, or over the tiles' parts
+        single = not vector and tiles == 1
+        # over the components, all of which it decays, or over the tiles' parts
+        dg = dg[0] if single else dg.sum(-1 if vector else 0)
     return (
         dq if need_q else None,
         over_group(dk, k) if need_k else None,

@@ -1,6 +1,6 @@
 """The chunked form, forward: C tokens at a time, so that everything but the decays is a matrix product.
 
-With S the state that enters a chunk of C tokens, and Gamma and A as ``chunk_decays`` has them:
+With S the state that enters a chunk of C tokens, and Gamma and A as ``decays`` has them:
 
     S' = e^{Gamma_C} . S + sum_s (k_s e^{Gamma_C - Gamma_s}) v_s^T                              (the state that leaves it)
     o_t = c [ S^T (q_t e^{Gamma_t}) + sum_{s <= t} A_ts v_s ]
@@ -22,9 +22,9 @@ from kernels.recurrent_attention.tiles import load_state, store_state
 
 
 @triton.jit
-def _states_kernel(
-    x_ptr, y_ptr, row_decay_ptr, chunk_decay_ptr, start_ptr, each_ptr, end_ptr, run_decay_ptr, sequence_of_run_ptr, cu_ptr,
-    runs, T, RUN, H, K, V, heads_per_x, heads_per_y, scale,
+def walk_run(
+    pid, x_ptr, y_ptr, row_decay_ptr, chunk_decay_ptr, start_ptr, each_ptr, end_ptr, run_decay_ptr, sequence_of_run_ptr,
+    cu_ptr, runs, T, RUN, H, K, V, heads_per_x, heads_per_y, scale,
     stride_x_b, stride_x_t, stride_x_h, stride_x_k, stride_y_b, stride_y_t, stride_y_h, stride_y_v,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
     GATED: tl.constexpr, VECTOR: tl.constexpr, COSTATE: tl.constexpr, ONE_RUN: tl.constexpr, START: tl.constexpr,
@@ -38,7 +38,6 @@ def _states_kernel(
     """
     tiles_v = tl.cdiv(V, BLOCK_V)
     tiles = tl.cdiv(K, BLOCK_K) * tiles_v
-    pid = tl.program_id(0)
     tile = pid % tiles
     h = (pid // tiles % H).to(tl.int64)
     r = pid // tiles // H
@@ -87,15 +86,47 @@ def _states_kernel(
 
 
 @triton.jit
-def _chain_kernel(
-    runs_ptr, run_decay_ptr, start_ptr, end_ptr, cu_ptr, T, RUN, H, K, V,
+def _states_kernel(
+    k_ptr, v_ptr, q_ptr, do_ptr, to_end_ptr, from_start_ptr, chunk_decay_ptr, start_ptr, costart_ptr, each_ptr, coeach_ptr,
+    end_ptr, coend_ptr, run_decay_ptr, corun_decay_ptr, sequence_of_run_ptr, cu_ptr,
+    runs, T, RUN, H, K, V, heads_per_k, heads_per_v, scale,
+    stride_k_b, stride_k_t, stride_k_h, stride_k_k, stride_v_b, stride_v_t, stride_v_h, stride_v_v,
+    stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_do_b, stride_do_t, stride_do_h, stride_do_v,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    GATED: tl.constexpr, VECTOR: tl.constexpr, COSTATES: tl.constexpr, ONE_RUN: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The walk of the states and, with COSTATES, of the costates beside it: the second half of the programs. A pointer that
+    is None is a state that is not given, or one that is not wanted."""
+    pid = tl.program_id(0)
+    walks = tl.num_programs(0) // 2 if COSTATES else tl.num_programs(0)
+    if pid < walks:
+        walk_run(
+            pid, k_ptr, v_ptr, to_end_ptr, chunk_decay_ptr, start_ptr, each_ptr, end_ptr, run_decay_ptr,
+            sequence_of_run_ptr, cu_ptr, runs, T, RUN, H, K, V, heads_per_k, heads_per_v, 1.0,
+            stride_k_b, stride_k_t, stride_k_h, stride_k_k, stride_v_b, stride_v_t, stride_v_h, stride_v_v,
+            C, BLOCK_K, BLOCK_V, DTYPE, PRECISION, GATED, VECTOR, False, ONE_RUN, start_ptr is not None,
+            each_ptr is not None, end_ptr is not None, PACKED, REVERSE, WIDE,
+        )  # fmt: skip
+    elif COSTATES:
+        walk_run(
+            pid - walks, q_ptr, do_ptr, from_start_ptr, chunk_decay_ptr, costart_ptr, coeach_ptr, coend_ptr, corun_decay_ptr,
+            sequence_of_run_ptr, cu_ptr, runs, T, RUN, H, K, V, 1, 1, scale,
+            stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_do_b, stride_do_t, stride_do_h, stride_do_v,
+            C, BLOCK_K, BLOCK_V, DTYPE, PRECISION, GATED, VECTOR, True, ONE_RUN, costart_ptr is not None,
+            coeach_ptr is not None, coend_ptr is not None, PACKED, REVERSE, WIDE,
+        )  # fmt: skip
+
+
+@triton.jit
+def chain_runs(
+    pid, runs_ptr, run_decay_ptr, start_ptr, end_ptr, cu_ptr, T, RUN, H, K, V,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, COSTATE: tl.constexpr,
     START: tl.constexpr, END: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Chain the runs of a sequence: replace what each run adds to the state by the state that enters the run."""
     tiles_v = tl.cdiv(V, BLOCK_V)
     tiles = tl.cdiv(K, BLOCK_K) * tiles_v
-    pid = tl.program_id(0)
     tile = pid % tiles
     h = (pid // tiles % H).to(tl.int64)
     n = (pid // tiles // H).to(tl.int64)
@@ -115,6 +146,22 @@ def _chain_kernel(
         S = S * tl.load(run_decay_ptr + (r * H + h) * K + offs_k, mask=offs_k < K, other=0.0)[:, None] + added
     if END:
         store_state(end_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, S)
+
+
+@triton.jit
+def _chain_kernel(
+    runs_ptr, coruns_ptr, run_decay_ptr, corun_decay_ptr, start_ptr, costart_ptr, end_ptr, coend_ptr, cu_ptr,
+    T, RUN, H, K, V, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, COSTATES: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """The chains of the states and, with COSTATES, of the costates beside them: the second half of the programs."""
+    pid = tl.program_id(0)
+    chains = tl.num_programs(0) // 2 if COSTATES else tl.num_programs(0)
+    if pid < chains:
+        chain_runs(pid, runs_ptr, run_decay_ptr, start_ptr, end_ptr, cu_ptr, T, RUN, H, K, V, BLOCK_K, BLOCK_V, False,
+                   start_ptr is not None, end_ptr is not None, PACKED)  # fmt: skip
+    elif COSTATES:
+        chain_runs(pid - chains, coruns_ptr, corun_decay_ptr, costart_ptr, coend_ptr, cu_ptr, T, RUN, H, K, V, BLOCK_K,
+                   BLOCK_V, True, costart_ptr is not None, coend_ptr is not None, PACKED)  # fmt: skip
 
 
 @triton.jit
@@ -175,58 +222,65 @@ def _outputs_kernel(
             store_state(end_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, S)
 
 
-def walk(p, at, gates, x, y, start, scale, *, costate, each, end):
-    """States (or costates) of every sequence: those entering the chunks, those leaving the sequences, or both.
+def walk(p, at, gates, k, v, start, end, each=None, back=None):
+    """States of every sequence, and costates in the same launches: those entering the chunks, those leaving the sequences.
 
     Args:
         p: the call's ``Cut``.
         at: its ``Places``.
         gates: its ``Gates``.
-        x, y: [B, T, heads, K] and [B, T, heads, V]; the state grows by their outer products.
-        start: state [N, H, K, V] before the first token (after the last, for costates), or ``None``.
-        scale: factor of the outer products of costates.
-        costate: walk back in time.
-        each: dtype of the states that enter the chunks, or ``None`` where they are not wanted.
+        k, v: [B, T, heads, K] and [B, T, heads, V]; the state grows by their outer products.
+        start: state [N, H, K, V] before the first token, or ``None``.
         end: whether the states that leave the sequences are wanted.
+        each: dtype of the states that enter the chunks, or ``None`` where they are not wanted.
+        back: the same of the costates, ``(q, do, scale, state's gradient behind the last token or None, end)``, or ``None``.
 
     Returns:
-        ``(states, final)``: [chunks, H, K, V] and [N, H, K, V] float32, ``None`` where not wanted. Without ``each``, where
-        a sequence is several runs, states [runs, H, K, V] are those that enter the runs.
+        ``(states, final, costates, cofinal)``: [chunks, H, K, V] and [N, H, K, V] float32, ``None`` where not wanted. Without
+        ``each``, where a sequence is several runs, states [runs, H, K, V] are those that enter the runs.
     """
     options = p.options("chunk_states")
     tiles = cdiv(p.K, options["BLOCK_K"]) * cdiv(p.V, options["BLOCK_V"])
-    start = None if start is None else start.contiguous()
-    states = None if each is None else torch.empty(p.chunks, p.H, p.K, p.V, dtype=each, device=x.device)
-    final = torch.empty(p.N, p.H, p.K, p.V, dtype=torch.float32, device=x.device) if end else None
+    q, do, scale, costart, coend = (None, None, 1.0, None, False) if back is None else back
+    sides = 1 if back is None else 2
 
-    def launch_walk(start, states, end, run_decay):
+    def new(wanted, count, dtype=torch.float32):
+        wanted = (wanted,) if sides == 1 else wanted
+        made = [torch.empty(count, p.H, p.K, p.V, dtype=dtype, device=k.device) if want else None for want in wanted]
+        return made if sides == 2 else [*made, None]
+
+    starts = [None if state is None else state.contiguous() for state in (start, costart)]
+    states = new((each is not None,) * 2 if sides == 2 else each is not None, p.chunks, each or torch.float32)
+    finals = new((end, coend) if sides == 2 else end, p.N)
+
+    def launch_walk(starts, states, ends, decays):
         launch(
-            _states_kernel, (p.runs * p.H * tiles,),
-            x, y, gates.from_start if costate else gates.to_end, gates.chunk_decay, start, states, end, run_decay,
+            _states_kernel, (sides * p.runs * p.H * tiles,),
+            k, v, q, do, gates.to_end, gates.from_start, gates.chunk_decay, *starts, *states, *ends, *decays,
             at.runs, at.cu_seqlens,
-            p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // x.shape[2], p.H // y.shape[2], scale, *strides(x), *strides(y),
-            outputs=[t for t in (states, end, run_decay) if t is not None],
-            COSTATE=costate, ONE_RUN=p.one_run, START=start is not None, EACH=states is not None, END=end is not None,
-            GATED=gates.scalar(), VECTOR=gates.vector(), **options,
+            p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale,
+            *strides(k), *strides(v), *strides(q), *strides(do),
+            outputs=[t for t in (*states, *ends, *decays) if t is not None],
+            COSTATES=sides == 2, ONE_RUN=p.one_run, GATED=gates.scalar(), VECTOR=gates.vector(), **options,
         )  # fmt: skip
 
+    none = None, None
     if p.one_run:
-        launch_walk(start, states, final, None)
-        return states, final
-    run_states = torch.empty(p.runs, p.H, p.K, p.V, dtype=torch.float32, device=x.device)
-    run_decay = torch.empty(p.runs, p.H, p.K, dtype=torch.float32, device=x.device)
-    launch_walk(None, None, run_states, run_decay)
+        launch_walk(starts, states, finals, none)
+        return states[0], finals[0], states[1], finals[1]
+    run_states = new((True, True) if sides == 2 else True, p.runs)
+    decays = [None if t is None else torch.empty(p.runs, p.H, p.K, dtype=torch.float32, device=k.device) for t in run_states]
+    launch_walk(none, none, run_states, decays)
     launch(
-        _chain_kernel, (p.N * p.H * tiles,),
-        run_states, run_decay, start, final, at.cu_seqlens, p.T, p.RUN, p.H, p.K, p.V,
-        outputs=[run_states] if final is None else [run_states, final],
-        BLOCK_K=options["BLOCK_K"], BLOCK_V=options["BLOCK_V"], COSTATE=costate,
-        START=start is not None, END=end, PACKED=at.cu_seqlens is not None,
+        _chain_kernel, (sides * p.N * p.H * tiles,),
+        *run_states, *decays, *starts, *finals, at.cu_seqlens, p.T, p.RUN, p.H, p.K, p.V,
+        outputs=[t for t in (*run_states, *finals) if t is not None],
+        BLOCK_K=options["BLOCK_K"], BLOCK_V=options["BLOCK_V"], COSTATES=sides == 2, PACKED=at.cu_seqlens is not None,
     )  # fmt: skip
     if each is None:
-        return run_states, final
-    launch_walk(run_states, states, None, None)
-    return states, final
+        return run_states[0], finals[0], None, None
+    launch_walk(run_states, states, none, none)
+    return states[0], finals[0], states[1], finals[1]
 
 
 def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, reverse, cu_seqlens):
@@ -245,7 +299,7 @@ def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, r
     start = None if initial_state is None else initial_state.contiguous()
     final = None
     if not p.one_run:
-        start, final = walk(p, at, gates, k, v, start, 1.0, costate=False, each=None, end=output_final_state)
+        start, final, *_ = walk(p, at, gates, k, v, start, output_final_state)
     elif output_final_state:
         final = torch.empty(p.N, p.H, p.K, p.V, dtype=torch.float32, device=q.device)
     options = p.options("chunk_outputs")

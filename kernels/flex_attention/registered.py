@@ -1,0 +1,107 @@
+"""The registered operator: what PyTorch sees of a call, and how it finds its plan."""
+
+import torch
+
+from kernels.common.operator import Operator, refuse_transforms
+from kernels.common.plan import remembered
+from kernels.common.precision import matmul_in_tf32
+from kernels.flex_attention import problem as problems
+from kernels.flex_attention import specs
+from kernels.flex_attention.checks import check_captured, check_lists, check_shapes
+from kernels.flex_attention.plan import Plan
+from kernels.flex_attention.portable.tiles import like_strided, steps_fit_tma
+from kernels.flex_attention.problem import Inputs, Problem
+
+
+def _forward(query, key, value, captured, lists, ints, floats, scale, want_top, spec):
+    p, x, _ = _resolved(query, key, value, captured, lists, ints, floats, scale, spec)
+    return p.remember(Plan).forward(x, want_top)
+
+
+def _backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats, scale, want_top, spec, needs):
+    p, x, places = _resolved(query, key, value, captured, lists, ints, floats, scale, spec, needs[3:])
+    do = torch.zeros_like(o) if do is None else do
+    refuse_transforms("flex_attention's backward pass", (do,))
+    wanted = [on and needs[3 + i] for i, on in zip(places, () if p.score is None else p.score.learned, strict=True)]
+    grads = p.remember(Plan).backward(x, do, dlse, o, lse, needs[:3], any(wanted))
+    made = dict(zip(places, grads[3:], strict=False))
+    for i, t in enumerate(captured):
+        grad = made.get(i)
+        made[i] = torch.zeros_like(t) if grad is None and needs[3 + i] else grad  # nothing of it reaches the scores
+    return [*grads[:3], *(made[i] for i in range(len(captured)))]
+
+
+def _fake(query, key, value, captured, lists, ints, floats, scale, want_top, spec):
+    B, Hq, M, _ = query.shape
+    lse = query.new_empty((B, Hq, M), dtype=torch.float32)
+    return like_strided(query, (B, Hq, M, value.shape[-1])), lse, torch.empty_like(lse) if want_top else None
+
+
+def _fake_backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats, scale, want_top, spec, needs):
+    made = [like_strided(t, t.shape) for t in (query, key, value)] + [torch.empty_like(t) for t in captured]
+    return [t if need else None for t, need in zip(made, needs, strict=True)]
+
+
+OPERATOR = Operator(
+    "flex_attention(Tensor query, Tensor key, Tensor value, Tensor[] captured, Tensor[] lists, SymInt[] ints, "
+    "float[] floats, float scale, bool want_top, str spec) -> (Tensor o, Tensor lse, Tensor top)",
+    _forward,
+    _fake,
+    backward=_backward,
+    fake_backward=_fake_backward,
+    gradients=("query", "key", "value", "captured"),
+    saved=("query", "key", "value", "captured", "lists", "o", "lse"),
+    constant=("top",),
+)
+
+
+def attend_unchecked(spec, query, key, value, captured, lists, ints, floats, scale, enable_gqa, want_top, seq_lengths):
+    """The operator's outputs, for ``graphs``, whose arguments nobody has checked."""
+    check_shapes(query, key, value, enable_gqa)
+    if spec.BLOCK_SIZE is not None:
+        named = dict(zip(spec.lists, lists, strict=True))
+        check_lists(spec.BLOCK_SIZE, seq_lengths, named, *query.shape[:3], key.shape[2], query.device)
+    return OPERATOR(query, key, value, captured, lists, ints, floats, scale, want_top, spec)
+
+
+def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, learned=()):
+    """``(problem, inputs, places)`` of the operator's arguments; learned: which captured tensors want a gradient."""
+    spec = specs.find(spec)
+    bound = spec.bound(captured, ints, floats, query.device, learned)
+    p = spec.problem
+    if p is None:
+        p = problem_of(query, key, value, bound.score, bound.mask, spec, lists, scale)
+    return p, Inputs(p, query, key, value, bound.captured, lists, bound.numbers), bound.places
+
+
+def problem_of(query, key, value, score, mask, spec, lists, scale):
+    """The ``Problem``, remembered by all that it, and a plan, depend on."""
+    tensors = query, key, value
+    return _problem(
+        *(t.shape for t in tensors), *(t.stride() for t in tensors), *(t.data_ptr() % 16 == 0 for t in tensors),
+        query.dtype, query.device, scale, score, mask, spec, lists[0].shape[1] if lists else 1,
+        "ieee" if query.dtype == torch.float32 and not matmul_in_tf32() else "tf32", problems.table_options,
+    )  # fmt: skip
+
+
+@remembered
+def _problem(
+    query, key, value, q_strides, k_strides, v_strides, q_aligned, k_aligned, v_aligned,
+    dtype, device, scale, score, mask, spec, list_heads, precision, table_options,
+):  # fmt: skip
+    (B, Hq, M, D), (Bkv, Hkv, N, _) = query, key
+    for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
+        if mod is not None:
+            check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
+    layouts = {
+        name: (strides, aligned and steps_fit_tma(shape, strides, dtype.itemsize))
+        for name, shape, strides, aligned in (
+            ("query", query, q_strides, q_aligned),
+            ("key", key, k_strides, k_aligned),
+            ("value", value, v_strides, v_aligned),
+        )
+    }
+    return Problem(
+        B, Hq, Hkv, Bkv, M, N, D, value[-1], dtype, device, layouts, scale, score, mask,
+        spec.BLOCK_SIZE, spec.lists, list_heads, spec.options, precision,
+    )  # fmt: skip
