@@ -4,7 +4,7 @@ RUN = .venv/bin/python -m tools.run_tests
 NBGRADER = .venv/bin/nbgrader
 NB ?=
 KERNEL ?= dynamic_conv
-.PHONY: help setup lab test nbval nbval-portable bench release grade feedback export plots similar bundle refresh test-full test-class test-oldest test-browser lint
+.PHONY: help setup lab test nbval nbval-portable bench release grade feedback export plots similar bundle refresh test-full test-class test-oldest test-programs test-browser lint
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
@@ -76,6 +76,11 @@ test-oldest:  ## all that uses Triton, with the oldest that CI runs; the noteboo
 	$(SETUP)
 	$(SETUP) --venv .venv-oldest --constraints oldest-triton --base .venv
 	.venv-oldest/bin/python -m tools.run_tests triton portable
+
+test-programs:  ## other people's programs (transformers, timm, torchvision, flash-linear-attention) with our operators
+	$(SETUP)
+	$(SETUP) --venv .venv-programs --base .venv --extras programs
+	.venv-programs/bin/python -m tools.run_tests programs
 
 test-browser:  ## open lesson 00 in headless Chromium, run all its cells, take a screenshot
 	$(SETUP)

@@ -47,6 +47,6 @@ if __name__ == "__main__":
         setup(
             packages=[THERE + name for name in inside],
             package_dir={THERE: HERE},
-            package_data={"": ["*.json", "py.typed"]},
+            package_data={"": ["*.json", "*.pyi", "py.typed"]},
             cmdclass={"build_py": Renamed},
         )

@@ -116,8 +116,16 @@ def site_packages(venv):
     return venv / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
 
-def layer(venv, base, choice):
-    """Make ``venv`` see all of ``base``, and install in front of it what the constraints name otherwise."""
+def requirements(extras):
+    """What pyproject.toml lists under these extras, a string of names with commas between."""
+    import tomllib  # this file must be read by a Python that has none, too
+
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return [requirement for extra in extras.split(",") for requirement in listed[extra]]
+
+
+def layer(venv, base, choice, extras=""):
+    """Make ``venv`` see all of ``base``; install in front of it what the constraints name otherwise, and the extras."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)], check=True)
     below = site_packages(base)
     (site_packages(venv) / "base.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
@@ -129,15 +137,22 @@ def layer(venv, base, choice):
     lines = (ROOT / "constraints" / f"{choice}.txt").read_text().splitlines()
     pins = [line for line in lines if "==" in line and not line.startswith("#")]
     wanted = [pin for pin in pins if not list(below.glob("{}-{}[.+]*dist-info".format(*pin.split("=="))))]
-    if not wanted:
-        return
-    print(f"Installing {', '.join(wanted)} in front of {base.name}", flush=True)
-    command = [base / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
-    command += ["--target", site_packages(venv), *wanted]
-    if reachable(CPU_INDEX):
+    if wanted:  # pip counts as installed what lies below, so this goes past it
+        install_above(venv, choice, [base / "bin" / "python", "--no-deps", "--target", site_packages(venv), *wanted])
+    if extras:  # pip of the base, run by the layer's Python: what lies below is there, what is missing lands in the layer
+        constraints = ROOT / "constraints" / f"{choice}.txt"
+        install_above(venv, choice, [venv / "bin" / "python", "-c", constraints, *requirements(extras)])
+
+
+def install_above(venv, choice, arguments):
+    """``pip install``; ``arguments`` are the Python that runs it, options, and what is to be installed."""
+    python, *options = arguments
+    print(f"Installing {', '.join(str(o) for o in options if '=' in str(o))} into {venv.name}", flush=True)
+    command = [python, "-m", "pip", "install", "--disable-pip-version-check", *options]
+    if choice != "gpu" and reachable(CPU_INDEX):
         command += ["--extra-index-url", CPU_INDEX]
     if subprocess.run(command, stdin=subprocess.DEVNULL).returncode != 0:
-        raise Problem("pip could not install what is to be older (its reason is above); run the same command again.")
+        raise Problem(f"pip could not install into {venv.name} (its reason is above); run the same command again.")
 
 
 def check_kernels(venv):
@@ -172,7 +187,7 @@ def set_up(venv, choice, extras, base=None):
             create(venv)
             install(venv, choice, extras)
         else:
-            layer(venv, base, choice)
+            layer(venv, base, choice, extras)
         check_kernels(venv)
         stamp.write_text(wanted)  # last, so that an interrupted set-up goes on where it stopped
     else:
@@ -184,8 +199,10 @@ def main(arguments=None):
     parser.add_argument("--venv", type=Path, default=Path(".venv"), help="where, relative to the repository")
     parser.add_argument("--constraints", default="auto", help="auto (by nvidia-smi), or a name in constraints/")
     parser.add_argument("--base", type=Path, help="an environment of which all is used but what the constraints pin")
-    parser.add_argument("--extras", default="lab,test", help="the extras of pyproject.toml to install")
+    parser.add_argument("--extras", help="the extras of pyproject.toml to install; lab,test, and none with --base")
     options = parser.parse_args(arguments)
+    if options.extras is None:
+        options.extras = "" if options.base else "lab,test"
     try:
         set_up(ROOT / options.venv, options.constraints, options.extras, options.base and ROOT / options.base)
     except Problem as problem:

@@ -35,17 +35,23 @@ PYTEST = {
     "unit": UNIT,
     "full": [*UNIT, "-m", "not browser"],
     "triton": [*UNIT, *(f"--ignore=tests/course/test_{name}.py" for name in WITHOUT_TRITON)],
+    "programs": [*CORES, "--dist=worksteal", "-p", "no:nbval", "tests/programs"],
     "browser": ["-m", "browser", "-s", "tests/course/browser"],
     "notebooks": NOTEBOOKS,
     "portable": NOTEBOOKS,
 }
-# Another CPU's arithmetic: torch's kernels without this CPU's vector instructions.
-ENVIRONMENT = {"portable": {"ATEN_CPU_CAPABILITY": "default"}}
+ENVIRONMENT = {
+    # Another CPU's arithmetic: torch's kernels without this CPU's vector instructions.
+    "portable": {"ATEN_CPU_CAPABILITY": "default"},
+    # A program that isn't installed is an error there, and a skipped test elsewhere.
+    "programs": {"PROGRAMS_REQUIRED": "1"},
+}
 NAMES = {
     "unit": "unit tests",
     "triton": "unit tests of what uses Triton",
     "notebooks": "notebook cells",
     "portable": "notebook cells with another CPU's arithmetic",
+    "programs": "tests inside other people's programs",
 }
 
 

@@ -51,6 +51,18 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
         )
 
 
+def check_updated_in_place(name, tensor):
+    """Raise ``ValueError`` unless a function that isn't differentiable may write ``tensor``: each of its elements at an
+    address of its own, and no gradient expected."""
+    end = 0  # of what the dimensions so far span
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= end:
+            raise ValueError(f"{name} has strides {tensor.stride()}, needs no element twice: it is updated in place")
+        end += (size - 1) * stride
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} requires a gradient, needs none: it is updated in place, which is not differentiable")
+
+
 def left_to_reference(layer, tensor):
     """Whether a layer must do without kernels: its tensors are on the CPU, and kernels are compiled for a GPU here.
 

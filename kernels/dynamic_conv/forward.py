@@ -145,21 +145,22 @@ def conv_step_kernel(
     D, tiles_d,
     stride_xb, stride_xd,
     stride_kb, stride_kd, stride_kw,
-    stride_bias, stride_rb, stride_rd, stride_slots,
-    W: tl.constexpr, SILU: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    stride_bias, stride_rb, stride_rd, stride_sn, stride_sd, stride_si, stride_slots,
+    W: tl.constexpr, KEPT: tl.constexpr, SILU: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One token: u = sum_w k[w] [s_0 ... s_{W-2}, x]_w, and the state moves up by one, in place."""
+    """One token: u = sum_w k[w] [s_0 ... s_{W-2}, x]_w, and the state moves up by one, in place. It holds the last KEPT
+    inputs: W - 1, or W, the first of which is read no more."""
     pid = tl.program_id(0)
     b = (pid // tiles_d).to(tl.int64)
     offs_d = (pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs_d < D
     row = tl.load(slots_ptr + b * stride_slots) if HAS_SLOTS else b
-    state_row = state_ptr + (row * D + offs_d) * (W - 1)
+    state_row = state_ptr + row * stride_sn + offs_d * stride_sd
 
     window = ()
     for w in tl.static_range(W - 1):
-        window += (tl.load(state_row + w, mask=mask, other=0.0).to(tl.float32),)
+        window += (tl.load(state_row + (w + KEPT - (W - 1)) * stride_si, mask=mask, other=0.0).to(tl.float32),)
     window += (tl.load(x_ptr + b * stride_xb + offs_d * stride_xd, mask=mask, other=0.0).to(tl.float32),)
 
     u = tl.zeros([BLOCK], tl.float32)
@@ -175,5 +176,5 @@ def conv_step_kernel(
     tl.store(y_ptr + b * D + offs_d, u.to(y_ptr.dtype.element_ty), mask=mask)
 
     tl.debug_barrier()  # every slot has been read before any is overwritten, whichever threads own them
-    for w in tl.static_range(W - 1):
-        tl.store(state_row + w, window[w + 1].to(state_ptr.dtype.element_ty), mask=mask)
+    for i in tl.static_range(KEPT):
+        tl.store(state_row + i * stride_si, window[i + W - KEPT].to(state_ptr.dtype.element_ty), mask=mask)

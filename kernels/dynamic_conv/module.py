@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.common.validate import check_choice, check_tensor, left_to_reference
+from kernels.dynamic_conv import caches
 from kernels.dynamic_conv.operator import ACTIVATIONS, dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
@@ -21,12 +22,14 @@ class DynamicShortConvolution(nn.Module):
         hidden_size: D, channels of x.
         kernel_size: W, taps.
         generator_input_size: features of g; ``None``: D, and g is x itself.
-        generator_reduction: :math:`h` has ``generator_input_size // generator_reduction`` features; ``None``: 8, or as many
-            as leave one feature.
-        activation: ``"silu"`` or ``None``, applied to the convolution's output.
+        generator_reduction: :math:`h` has ``hidden_size // generator_reduction`` features; ``None``: hidden_size.
+        activation: ``"silu"``, which is called ``"swish"``, too, or ``None``: applied to the convolution's output.
         static_conv_init: the kernel every token starts with: a tensor [D, W], or a function that fills such a tensor in
             place (as ``torch.nn.init`` has them). It becomes :math:`b_2`, with :math:`W_2` zero, so that the layer begins
             as that static convolution. ``None``: :math:`W_2` and :math:`b_2` start as in ``nn.Linear``.
+
+    A ``state_dict`` of Jet-Nemotron's layer is loaded as it is (there the names begin with ``kernel_generator.``); with that
+    layer's constructor, names and ``forward`` it is ``kernels.dynamic_conv.jet_nemotron.DynamicShortConvolution``.
 
     Raises:
         ValueError: a size below 1, a reduction that leaves no feature, an unknown activation, an initial kernel of the
@@ -46,24 +49,23 @@ class DynamicShortConvolution(nn.Module):
     ) -> None:
         super().__init__()
         generator_input_size = hidden_size if generator_input_size is None else generator_input_size
-        generator_reduction = min(8, generator_input_size) if generator_reduction is None else generator_reduction
+        generator_reduction = 1 if generator_reduction is None else generator_reduction
         sizes = {"hidden_size": hidden_size, "kernel_size": kernel_size, "generator_input_size": generator_input_size}
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name} is {size}, needs at least 1")
-        if not 1 <= generator_reduction <= generator_input_size:
-            raise ValueError(
-                f"generator_reduction is {generator_reduction}, needs 1 to {generator_input_size}, the generator's input size"
-            )
-        check_choice("activation", activation, ACTIVATIONS)
+        if not 1 <= generator_reduction <= hidden_size:
+            raise ValueError(f"generator_reduction is {generator_reduction}, needs 1 to {hidden_size}, the hidden size")
+        check_choice("activation", activation, (*ACTIVATIONS, "swish"))
         self.hidden_size = hidden_size
         self.kernel_size = kernel_size
         self.generator_input_size = generator_input_size
-        self.activation = activation
-        self.w1 = nn.Linear(generator_input_size, generator_input_size // generator_reduction, bias=False)
+        self.activation = "silu" if activation == "swish" else activation
+        self.w1 = nn.Linear(generator_input_size, hidden_size // generator_reduction, bias=False)
         self.w2 = nn.Linear(self.w1.out_features, hidden_size * kernel_size)
         if static_conv_init is not None:
             self._start_static(static_conv_init)
+        self.register_load_state_dict_pre_hook(_published_names)
 
     @torch.no_grad()
     def _start_static(self, init):
@@ -84,40 +86,104 @@ class DynamicShortConvolution(nn.Module):
         state: Tensor | None = None,
         output_final_state: bool = False,
         cu_seqlens: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Generate the kernels and convolve; x is never modified. CPU tensors where kernels are compiled for a GPU are
         convolved by the reference, in plain PyTorch, with one warning.
 
         Args:
-            x: [B, T, D]. Batches of unequal length are packed end to end, with B = 1 and ``cu_seqlens``, not padded.
+            x: [B, T, D]. Batches of unequal length are packed end to end, with B = 1 and ``cu_seqlens``, or padded on the
+                left, with ``mask``.
             generator_input: g, [B, T, generator_input_size]; ``None``: x.
             state: [N, D, W-1], the last inputs of what came before, or ``None``.
             output_final_state: return the state after the last token too; decoding is this with T = 1.
             cu_seqlens: [N+1], see ``dynamic_conv``.
+            mask: [B, T], zero where x is padding and counts as zero; g isn't masked where it is given.
+            cache: [N, D, W], the last W inputs of what came before, zeros at the start, instead of ``state``; shifted in
+                place, without a gradient of its own.
 
         Returns:
-            y [B, T, D], or ``(y, state)`` with ``output_final_state``.
+            y [B, T, D], or ``(y, state)`` with ``output_final_state``, or ``(y, cache)`` with ``cache``.
 
         Raises:
-            ValueError: a shape, dtype or device does not fit.
+            ValueError: a shape, dtype, device or layout does not fit; both ``state`` and ``cache`` are given.
         """
         on_reference = isinstance(x, torch.Tensor) and left_to_reference(type(self).__name__, x)
         here = ("x", x) if on_reference else None
         check_tensor("x", x, (None, None, self.hidden_size), "[B, T, D]", like=here)
+        if mask is not None:
+            if tuple(mask.shape) != tuple(x.shape[:2]):
+                raise ValueError(f"mask has shape {list(mask.shape)}, needs [B, T] = {list(x.shape[:2])}")
+            x = x * mask[..., None].to(x.dtype)
         g = x if generator_input is None else generator_input
         wanted = (*x.shape[:2], self.generator_input_size)
         check_tensor("generator_input", g, wanted, "[B, T, generator_input_size]", like=("x", x))
-        weight = self.w2(F.silu(self.w1(g))).unflatten(-1, (self.hidden_size, self.kernel_size))
+        if cache is not None:
+            if state is not None:
+                raise ValueError("state and cache are both given, needs one: a cache holds the state")
+            N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+            caches.check_cache("cache", cache, N, self.hidden_size, self.kernel_size, ("x", x))
+            if x.shape[1] == 1 and cu_seqlens is None and not self._differentiates(x, g):
+                return self.step(x[:, 0], cache, generator_input=g[:, 0])[:, None], cache
+            state = caches.state_of(cache, self.kernel_size).clone()  # what the backward pass reads
         convolve = dynamic_conv_reference if on_reference else dynamic_conv
-        return convolve(
+        out = convolve(
             x,
-            weight,
+            self._kernels(g),
             activation=self.activation,
             initial_state=state,
-            output_final_state=output_final_state,
+            output_final_state=output_final_state and cache is None,
             cu_seqlens=cu_seqlens,
         )
+        if cache is None:
+            return out
+        caches.remember(cache, x, cu_seqlens)
+        return out, cache
+
+    def step(
+        self, x: Tensor, cache: Tensor, *, generator_input: Tensor | None = None, slots: Tensor | None = None
+    ) -> Tensor:
+        """One token for each sequence, for decoding: one kernel after the generator. Not differentiable.
+
+        Args:
+            x: [B, D].
+            cache: [B or pool, D, W], the last W inputs, or a state [B or pool, D, W-1], at any strides; shifted in place.
+            generator_input: g, [B, generator_input_size]; ``None``: x.
+            slots: int64 [B], which row of the pool belongs to each row of x, see ``dynamic_conv_step``.
+
+        Returns:
+            y [B, D].
+
+        Raises:
+            ValueError: a shape, dtype, device or layout does not fit.
+        """
+        on_reference = isinstance(x, torch.Tensor) and left_to_reference(type(self).__name__, x)
+        check_tensor("x", x, (None, self.hidden_size), "[B, D]", like=("x", x) if on_reference else None)
+        g = x if generator_input is None else generator_input
+        wanted = (x.shape[0], self.generator_input_size)
+        check_tensor("generator_input", g, wanted, "[B, generator_input_size]", like=("x", x))
+        with torch.no_grad():
+            advance = caches.step_reference if on_reference else caches.step
+            return advance(x, self._kernels(g), cache, activation=self.activation, slots=slots)
+
+    def _kernels(self, g):
+        """k [..., D, W] of g [..., generator_input_size]."""
+        return self._generate(g).unflatten(-1, (self.hidden_size, self.kernel_size))
+
+    def _generate(self, g):
+        return self.w2(F.silu(self.w1(g)))
+
+    def _differentiates(self, *tensors):
+        return torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *self.parameters()))
 
     def extra_repr(self):
         """What ``print(module)`` adds."""
         return f"{self.hidden_size}, kernel_size={self.kernel_size}, activation={self.activation!r}"
+
+
+def _published_names(module, state_dict, prefix, *rest):
+    """Jet-Nemotron's layer keeps its generator as a submodule."""
+    for name in ("w1.weight", "w2.weight", "w2.bias"):
+        if f"{prefix}kernel_generator.{name}" in state_dict and "kernel_generator" not in module._modules:
+            state_dict[prefix + name] = state_dict.pop(f"{prefix}kernel_generator.{name}")

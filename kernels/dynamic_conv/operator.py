@@ -34,6 +34,16 @@ def dynamic_conv(
     sums are fp32, with one rounding to the dtype of ``x``. Differentiable once in every tensor argument; the gradient of
     each has that tensor's dtype. Bit-identical from run to run; never waits for the GPU.
 
+    What others call it:
+
+    ======================  ==============================================================================================
+    Jet-Nemotron            its ``dynamic_conv_triton_autograd(x, kernels)`` with kernels [B, T, D, W] as weight; its layer is
+                            ``kernels.dynamic_conv.jet_nemotron.DynamicShortConvolution``
+    flash-linear-attention  its ``causal_conv1d(x, weight)`` with weight [D, W], the other names as here, but states hold W
+                            inputs: ``initial_state[..., 1:]``
+    causal_conv1d, Mamba    ``causal_conv1d_fn`` and ``causal_conv1d_update`` of ``kernels.dynamic_conv.causal_conv1d``
+    ======================  ==============================================================================================
+
     Args:
         x: inputs [B, T, D], float32, float16 or bfloat16; any strides.
         weight: k, one kernel a token [B, T, D, W] or one for all [D, W]; any W >= 1; its dtype may differ from x's.

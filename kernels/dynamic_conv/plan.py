@@ -251,10 +251,11 @@ def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs,
 
 
 def step(x, weight, state, bias, residual, activation, slots):
-    """One token's step; arguments as ``dynamic_conv_step`` has validated them. Returns y, shifts ``state``."""
+    """One token's step; arguments as ``dynamic_conv_step`` has validated them. Returns y, shifts ``state``, whose strides are
+    any, and which may hold W inputs, too."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    strides = tuple(None if t is None else t.stride() for t in (x, weight, bias, residual, slots))
-    grid, numbers, meta = plan_step(x.shape, weight.shape, weight.dtype, strides, activation, x.device)
+    strides = tuple(None if t is None else t.stride() for t in (x, weight, bias, residual, state, slots))
+    grid, numbers, meta = plan_step(x.shape, weight.shape, weight.dtype, state.shape[-1], strides, activation, x.device)
     launch(
         conv_step_kernel, grid, x, weight, bias, residual, state, slots, y, *numbers, outputs=(y, state), **meta
     )  # fmt: skip
@@ -262,20 +263,21 @@ def step(x, weight, state, bias, residual, activation, slots):
 
 
 @remembered
-def plan_step(shape, weight_shape, dtype, strides, activation, device):
-    """The ``Launch`` of a step; ``strides`` of x, weight, bias, residual and slots, ``None`` where absent."""
+def plan_step(shape, weight_shape, dtype, kept, strides, activation, device):
+    """The ``Launch`` of a step; ``kept`` inputs in the state; ``strides`` of x, weight, bias, residual, state and slots,
+    ``None`` where absent."""
     B, D = shape
     W = weight_shape[-1]
     static = len(weight_shape) == 2
-    of_x, of_k, of_bias, of_residual, of_slots = strides
+    of_x, of_k, of_bias, of_residual, of_state, of_slots = strides
     options = configuration("dynamic_conv", "step", size_class(W, dtype, static), device)
     tiles_d = cdiv(D, options["BLOCK"])
     numbers = (
         D, tiles_d, *of_x, *((0, *of_k) if static else of_k), *(of_bias or (0,)), *(of_residual or (0, 0)),
-        *(of_slots or (0,)),
+        *of_state, *(of_slots or (0,)),
     )  # fmt: skip
-    meta = {"W": W, "SILU": activation == "silu", "HAS_BIAS": of_bias is not None, "HAS_RESIDUAL": of_residual is not None,
-            "HAS_SLOTS": of_slots is not None, **options}  # fmt: skip
+    meta = {"W": W, "KEPT": kept, "SILU": activation == "silu", "HAS_BIAS": of_bias is not None,
+            "HAS_RESIDUAL": of_residual is not None, "HAS_SLOTS": of_slots is not None, **options}  # fmt: skip
     return Launch((B * tiles_d,), numbers, meta)
 
 

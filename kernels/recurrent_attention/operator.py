@@ -29,6 +29,7 @@ def recurrent_attention(
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
     mode: str = "auto",
+    state_v_first: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Linear attention with a decaying memory: a matrix per head that every token decays, writes to, and is read from.
 
@@ -42,19 +43,23 @@ def recurrent_attention(
     tensor's dtype. Gradients of gates are sums of products without a subtraction, right at any strength. Bit-identical from
     run to run; never waits for the GPU.
 
-    The named special cases are arguments, not functions:
+    The named special cases are arguments, not functions; flash-linear-attention's ``chunk_``, ``fused_chunk_`` and
+    ``fused_recurrent_`` functions are one here:
 
     ============================  ====================================================================================
-    linear attention              no gate
+    linear attention              no gate: its ``linear_attn(normalize=False)``
     normalised linear attention   v with a column of ones appended; divide the other columns of o by that one
-    retention                     ``g_gamma = log(1 - 2 ** (-5 - arange(H)))``
-    lightning attention           ``g_gamma = -8 / H * arange(H) * (1 - layer / layers)``
-    simple GLA                    ``g``
+    retention                     ``g_gamma = log(1 - 2 ** (-5 - arange(H)))``: its ``retention``
+    lightning attention           ``g_gamma = -8 / H * arange(H) * (1 - layer / layers)``: its ``lightning_attn``
+    simple GLA                    ``g``, ``g_gamma``: its ``simple_gla``
     Mamba-2 (SSD)                 q = C, k = B, v = x dt, ``g = A * dt``, ``scale = 1``
-    GLA                           ``gk``
-    HGRN-2                        ``gk`` with k = 1 - exp(gk)
-    gates on both sides           ``gk`` and ``gv``
+    GLA                           ``gk``: its ``chunk_gla(g=)``, ``fused_recurrent_gla(gk=)``
+    HGRN-2                        ``gk`` with k = 1 - exp(gk), through the same
+    gates on both sides           ``gk`` and ``gv``: its ``fused_recurrent_gla(gk=, gv=)``
     ============================  ====================================================================================
+
+    Its other names are ours: scale, initial_state, output_final_state, reverse, cu_seqlens, state_v_first; ``chunk_size`` and
+    ``cu_seqlens_cpu`` have no use here. Its packed ``initial_state`` and final states are [N, H, K, V], too.
 
     Args:
         q: queries [B, T, H, K], float32, float16 or bfloat16; any strides, as for every argument.
@@ -72,6 +77,8 @@ def recurrent_attention(
             ``cu_seqlens[n]`` to ``cu_seqlens[n+1] - 1``; it may be empty. ``None``: every batch row is a sequence, N = B.
         mode: ``"recurrent"``: one token at a time, every gate; ``"chunk"``: matrix products, every gate but gv;
             ``"auto"`` chooses between them. ``recurrent_attention.explain`` says which, and why.
+        state_v_first: initial_state and final_state are [N, H, V, K], as flash-linear-attention's layers keep them: the same
+            as passing ``initial_state.mT``, which is read in place.
 
     Returns:
         ``(o, final_state)``: o [B, T, H, V] in q's dtype; final_state [N, H, K, V] float32, or ``None`` if not asked for.
@@ -83,7 +90,8 @@ def recurrent_attention(
     Source: gated linear attention (Yang et al., 2023, arXiv:2312.06635) and its library flash-linear-attention.
     """
     q, k, v = autocast(q, k, v)
-    _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"))
+    _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"), state_v_first)
+    initial_state = initial_state.mT if state_v_first and initial_state is not None else initial_state
     mode = plan.chosen(mode, q, gv).name
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.contiguous()
@@ -91,7 +99,9 @@ def recurrent_attention(
     o, final_state, _ = _attend(
         q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, mode
     )
-    return o, final_state if output_final_state else None
+    if not output_final_state:
+        return o, None
+    return o, final_state.mT if state_v_first else final_state
 
 
 @public
@@ -107,6 +117,7 @@ def recurrent_attention_step(
     gv: Tensor | None = None,
     scale: float | None = None,
     slots: Tensor | None = None,
+    state_v_first: bool = False,
 ) -> Tensor:
     """One token of ``recurrent_attention`` for each sequence, for decoding; updates ``state`` in place. Not differentiable.
 
@@ -116,13 +127,15 @@ def recurrent_attention_step(
         q: [B, H, K], float32, float16 or bfloat16.
         k: [B, Hkv, K] in q's dtype.
         v: [B, Hkv, V] in q's dtype.
-        state: S, float32 [B, H, K, V], or a pool [S, H, K, V] with ``slots``; contiguous, because it is updated in place.
+        state: S, float32 [B, H, K, V], or a pool [S, H, K, V] with ``slots``; updated in place, and so contiguous, or the
+            transposed view of what is: ``state.mT`` of [B, H, V, K].
         g: [B, H], or ``None``.
         g_gamma: [H], or ``None``.
         gk: [B, H, K], or ``None``.
         gv: [B, H, V], or ``None``.
         scale: c; ``None`` means :math:`K^{-1/2}`.
         slots: int64 [B], which state of the pool belongs to each row of q, no two the same; ``None``: row b uses state b.
+        state_v_first: state is [B or pool, H, V, K].
 
     Returns:
         o [B, H, V] in q's dtype.
@@ -135,22 +148,25 @@ def recurrent_attention_step(
     B, H, K = q.shape
     like = ("q", q)
     pool = B if slots is None else None
-    legend = "[B or pool, H, K, V]"
-    check_tensor("state", state, (pool, H, K, v.shape[-1]), legend, dtypes=(torch.float32,), like=like)
-    if not state.is_contiguous():
-        raise ValueError(f"state has strides {state.stride()}, needs to be contiguous: it is updated in place")
+    legend, sizes = _state(H, K, v.shape[-1], state_v_first)
+    check_tensor("state", state, (pool, *sizes), f"[B or pool, {legend}]", dtypes=(torch.float32,), like=like)
+    if not (state.is_contiguous() or state.mT.is_contiguous()):
+        raise ValueError(
+            f"state has strides {state.stride()}, needs to be contiguous, as it is or transposed: it is updated in place"
+        )
     if state.requires_grad and torch.is_grad_enabled():
         raise ValueError("state requires a gradient, needs none: a step updates it in place and is not differentiable")
     if slots is not None:
         check_slots("slots", slots, B, state.shape[0], like)
+    state = state.mT if state_v_first else state
     return _step(q, k, v, state, g, g_gamma, gk, gv, slots, _scale(scale, q))
 
 
 @explains(recurrent_attention)
-def explain(q, k, v, g, g_gamma, gk, gv, scale, initial_state, output_final_state, reverse, cu_seqlens, mode):
+def explain(q, k, v, g, g_gamma, gk, gv, scale, initial_state, output_final_state, reverse, cu_seqlens, mode, state_v_first):
     """Which mode ``recurrent_attention`` would take for these arguments, and why, as text; then what that launches."""
     q, k, v = autocast(q, k, v)
-    _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"))
+    _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"), state_v_first)
     choice = plan.chosen(mode, q, gv)
     reason = "; ".join(choice.passed_over.values()) or "the caller asked for it"
     what = plan.describe(q, k, v, g, g_gamma, gk, gv, reverse, cu_seqlens, choice.name)
@@ -161,13 +177,19 @@ def _scale(scale, q):
     return float(max(q.shape[-1], 1) ** -0.5 if scale is None else scale)
 
 
-def _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, lead):
+def _state(H, K, V, v_first):
+    """The last dimensions of a state, in symbols and as numbers."""
+    return ("H, V, K", (H, V, K)) if v_first else ("H, K, V", (H, K, V))
+
+
+def _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, lead, state_v_first):
     check_choice("mode", mode, MODES)
     _check_token(q, k, v, g, g_gamma, gk, gv, scale, lead)
     B, T, H, K = q.shape
     N = check_cu_seqlens(cu_seqlens, B, T, ("q", q))
     if initial_state is not None:
-        check_tensor("initial_state", initial_state, (N, H, K, v.shape[-1]), "[N, H, K, V]", like=("q", q))
+        legend, sizes = _state(H, K, v.shape[-1], state_v_first)
+        check_tensor("initial_state", initial_state, (N, *sizes), f"[N, {legend}]", like=("q", q))
 
 
 def _check_token(q, k, v, g, g_gamma, gk, gv, scale, lead):

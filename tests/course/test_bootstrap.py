@@ -216,6 +216,28 @@ def test_a_layer_installs_only_what_is_pinned_otherwise(repository, monkeypatch,
     assert bootstrap.main([]) == 0 and bootstrap.main(layer) == 0 and len(pip.commands) == 2
 
 
+def test_a_layer_takes_an_extra_with_the_python_that_sees_what_lies_below(repository, monkeypatch):
+    (repository / "pyproject.toml").write_text(
+        '[project]\n[project.optional-dependencies]\ntest = ["pytest"]\nprograms = ["timm>=1", "mypy"]\n'
+    )
+    layer = ["--venv", ".venv-programs", "--base", ".venv", "--extras", "programs"]
+    assert bootstrap.main([]) == 0
+    real, pip = subprocess.run, Spy()
+    monkeypatch.setattr(
+        bootstrap.subprocess, "run", lambda c, **k: pip(c, **k) if "pip" in map(str, c) else real(c, **k)
+    )
+    monkeypatch.setattr(bootstrap, "reachable", lambda url: url == bootstrap.CPU_INDEX)
+    assert bootstrap.main(layer) == 0
+    (command,) = pip.commands
+    assert command[:2] == [str(repository / ".venv-programs" / "bin" / "python"), "-m"] and "--target" not in command
+    assert command[command.index("-c") + 1 :] == [
+        *(str(repository / "constraints" / "cpu.txt"), "timm>=1", "mypy"),
+        *("--extra-index-url", bootstrap.CPU_INDEX),
+    ]
+    assert bootstrap.main(layer) == 0 and len(pip.commands) == 1  # it stands
+    assert bootstrap.main([*layer[:-1], "test"]) == 0 and pip.commands[1][-3] == "pytest"
+
+
 def test_a_failing_pip_is_a_problem(monkeypatch, tmp_path):
     monkeypatch.setattr(bootstrap.subprocess, "run", Spy(returncode=1))
     monkeypatch.setattr(bootstrap, "reachable", lambda url: False)

@@ -28,7 +28,7 @@ def by_hand(module, x, g):
 @pytest.mark.parametrize("activation", ["silu", None])
 def test_the_layer_is_its_equation(activation):
     module = layer(8, 3, generator_input_size=6, generator_reduction=2, activation=activation)
-    assert module.w1.weight.shape == (3, 6) and module.w1.bias is None and module.w2.weight.shape == (24, 3)
+    assert module.w1.weight.shape == (4, 6) and module.w1.bias is None and module.w2.weight.shape == (24, 4)
     x, g = torch.randn(2, 7, 8, device=runtime.device), torch.randn(2, 7, 6, device=runtime.device)
     before = x.clone()
     y = module(x, generator_input=g)

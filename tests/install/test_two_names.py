@@ -68,6 +68,8 @@ def test_the_wheel_holds_one_name_only(wheel):
         names = archive.namelist()
         texts = {n: archive.read(n).decode() for n in names if n.endswith(".py")}
     assert {n.split("/")[0] for n in names} == {"kernels_from_math", f"{wheel.name.split('-py3')[0]}.dist-info"}
+    stubs = {n for n in names if n.endswith(".pyi")}
+    assert stubs == {f"kernels_from_math/{p.parent.name}/__init__.pyi" for p in ROOT.glob("kernels/*/__init__.pyi")} != set()
     tables = {n for n in names if n.endswith("configs.json")}
     assert tables == {f"kernels_from_math/{p.parent.name}/configs.json" for p in ROOT.glob("kernels/*/configs.json")}
     assert "kernels_from_math/py.typed" in names and set(texts) >= {
@@ -86,22 +88,48 @@ def test_the_wheel_is_used_by_its_name(wheel, tmp_path):
     assert said == "kernels_from_math.flex_attention.operator True False"
 
 
+TRANSFORMERS = """
+from kernels_from_math.flex_attention import flex_attention
+import torch, transformers
+from transformers.masking_utils import flex_attention_mask
+
+def attention(module, q, k, v, mask, scaling=None, **rest):
+    return flex_attention(q, k, v, block_mask=mask, scale=scaling, enable_gqa=True).transpose(1, 2).contiguous(), None
+
+transformers.AttentionInterface.register("ours", attention)
+transformers.AttentionMaskInterface.register("ours", lambda *a, **k: flex_attention_mask(*a, **k))
+sizes = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+ids = torch.arange(2, 12)[None]
+with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    outs = [model.set_attn_implementation(way) or model(ids).logits for way in ("eager", "ours")]
+print(torch.allclose(*outs, atol=1e-5))
+"""
+
+
 @pytest.mark.slow
 def test_beside_the_other_distribution(wheel, tmp_path):
-    """Hugging Face's ``kernels``, which transformers imports: ours comes and goes and leaves it as it is. Reaches PyPI."""
+    """Hugging Face's ``kernels``, and transformers, which looks for it: ours comes and goes and leaves both as they are.
+    Reaches PyPI."""
     folder = tmp_path / "environment"
     python("-m", "venv", str(folder), cwd=tmp_path)
     executable = str(folder / "bin" / "python")
     site = Path(python("-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path, executable=executable))
     own = {"cwd": tmp_path, "executable": executable, "KERNELS_CACHE_DIR": str(tmp_path / "cache")}
-    theirs = "import kernels, importlib.metadata as m; print(m.version('kernels'), kernels.get_kernel.__name__)"
-    python("-m", "pip", "install", "--quiet", "kernels", **own)
+    theirs = """
+import kernels, importlib.metadata
+from transformers.integrations import hub_kernels
+from transformers.utils import is_kernels_available
+print(importlib.metadata.version("kernels"), hub_kernels.__name__, is_kernels_available(), kernels.get_kernel.__name__)
+"""
+    python("-m", "pip", "install", "--quiet", "kernels", "transformers", **own)
+    (site / "torch.pth").write_text(sysconfig.get_path("purelib"))  # torch and Triton of this environment
     found = python("-c", theirs, **own)
     assert found.endswith(" get_kernel")
     python("-m", "pip", "install", "--quiet", "--no-deps", str(wheel), **own)
-    (site / "torch.pth").write_text(sysconfig.get_path("purelib"))  # torch and Triton of this environment
     both = USE + "import kernels\nprint(kernels.get_kernel.__module__.split('.')[0])"
     assert python("-c", both, **own) == "kernels_from_math.flex_attention.operator True False\nkernels"
+    assert python("-c", TRANSFORMERS, **own).splitlines()[-1] == "True"
     assert python("-c", theirs, **own) == found
     python("-m", "pip", "uninstall", "--quiet", "--yes", "kernels-from-math", **own)
     assert python("-c", theirs, **own) == found

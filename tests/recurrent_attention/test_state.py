@@ -159,3 +159,38 @@ def test_inputs_are_never_modified():
         o, final = recurrent_attention(**leaves, **packing, output_final_state=True, mode=mode)
         (o.sum() + final.sum()).backward()
         assert all(torch.equal(y, before[name]) for name, y in x.items())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_states_with_the_values_first(mode):
+    """As flash-linear-attention's layers keep them: [N, H, V, K], with their gradients, forward and by the token."""
+    leaves, _ = cases.problem(2, 21, 2, 1, 6, 5, gates=GATES[mode], initial=True)
+    rest = {name: x for name, x in leaves.items() if name != "initial_state"}
+    turned = leaves["initial_state"].detach().mT.contiguous().requires_grad_()
+    o, last = recurrent_attention(**rest, initial_state=turned, output_final_state=True, mode=mode, state_v_first=True)
+    want, wanted_last = recurrent_attention(**leaves, output_final_state=True, mode=mode)
+    assert torch.equal(o, want) and torch.equal(last.mT, wanted_last)
+    do, dlast = torch.randn_like(o), torch.randn_like(last)
+    got = torch.autograd.grad((o, last), [turned, leaves["q"]], (do, dlast))
+    wanted = torch.autograd.grad((want, wanted_last), [leaves["initial_state"], leaves["q"]], (do, dlast.mT))
+    assert torch.equal(got[0].mT, wanted[0]) and torch.equal(got[1], wanted[1])
+    assert recurrent_attention(**rest, mode=mode, state_v_first=True)[1] is None
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("view", [False, True])
+def test_a_step_on_states_with_the_values_first(view, pool):
+    x, _ = values(2, 3, 2, 1, 6, 20, gates=cases.GATES, initial=True)
+    state = x.pop("initial_state").float().contiguous()
+    slots = torch.tensor([3, 1], device=runtime.device) if pool else None
+    turned = torch.randn(5 if pool else 2, 2, 20, 6, device=runtime.device)
+    turned[slots if pool else slice(None)] = state.mT
+    before = turned.clone()
+    given = {"state": turned.mT} if view else {"state": turned, "state_v_first": True}
+    for t in range(3):
+        token = {name: y if name in WHOLE else y[:, t] for name, y in x.items()}
+        want = recurrent_attention_step(**token, state=state)
+        got = recurrent_attention_step(**token, **given, slots=slots)
+        assert torch.equal(got, want)
+    assert torch.equal(turned[slots if pool else slice(None)].mT, state)
+    assert not pool or torch.equal(turned[[0, 2, 4]], before[[0, 2, 4]])

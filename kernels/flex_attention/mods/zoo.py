@@ -7,6 +7,7 @@ Those that need a parameter are made by a function of that parameter.
 
 import functools
 from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import torch
 import torch.nn.attention.flex_attention as torch_flex
@@ -48,27 +49,31 @@ __all__ = [
 ]
 
 
+AnyMod = Callable[..., Tensor]  # of four or five tensors without dimensions
+P = ParamSpec("P")
+
+
 class Mod:
     """A mod that knows how it was made: unlike a function inside a function it can be pickled, so a ``BlockMask`` that holds
     it can be stored, and sent to another process. It is called as the function that it wraps."""
 
-    def __init__(self, function, factory, args, kwargs):
+    def __init__(self, function: AnyMod, factory: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         functools.update_wrapper(self, function.__wrapped__ if isinstance(function, Mod) else function)
         self.made_by = factory, args, kwargs
 
-    def __call__(self, *args):
+    def __call__(self, *args: Tensor) -> Tensor:
         """The wrapped function's value."""
         return self.__wrapped__(*args)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _remake, self.made_by
 
 
-def _made(factory):
+def _made(factory: Callable[P, AnyMod]) -> Callable[P, Mod]:
     """A factory of mods whose products are ``Mod``."""
 
     @functools.wraps(factory)
-    def make(*args, **kwargs):
+    def make(*args: P.args, **kwargs: P.kwargs) -> Mod:
         return Mod(factory(*args, **kwargs), factory.__name__, args, kwargs)
 
     return make
@@ -82,24 +87,24 @@ def _remake(factory, args, kwargs):
 
 
 @_made
-def and_masks(*mask_mods: Callable[..., Tensor]) -> Mod:
+def and_masks(*mask_mods: AnyMod) -> AnyMod:
     """What all of ``mask_mods`` allow."""
     return torch_flex.and_masks(*mask_mods)
 
 
 @_made
-def or_masks(*mask_mods: Callable[..., Tensor]) -> Mod:
+def or_masks(*mask_mods: AnyMod) -> AnyMod:
     """What any of ``mask_mods`` allows."""
     return torch_flex.or_masks(*mask_mods)
 
 
-def causal(b, h, q_idx, kv_idx):
+def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     """A query sees itself and what came before."""
     return q_idx >= kv_idx
 
 
 @_made
-def sliding_window(window):
+def sliding_window(window: int) -> AnyMod:
     """Causal, and at most ``window`` keys back: ``window + 1`` keys in all (Beltagy et al., 2020)."""
 
     def inside(b, h, q_idx, kv_idx):
@@ -109,7 +114,7 @@ def sliding_window(window):
 
 
 @_made
-def prefix(length):
+def prefix(length: int) -> AnyMod:
     """The first ``length`` keys, for every query."""
 
     def in_prefix(b, h, q_idx, kv_idx):
@@ -119,13 +124,13 @@ def prefix(length):
 
 
 @_made
-def prefix_causal(length):
+def prefix_causal(length: int) -> AnyMod:
     """A prefix that sees itself in both directions, causal after it (Raffel et al., 2020)."""
     return or_masks(prefix(length), causal)
 
 
 @_made
-def document(ids, inner=None):
+def document(ids: Tensor, inner: AnyMod | None = None) -> AnyMod:
     """Packed documents: ``ids`` [T] or [B, T], one integer a token; tokens see their own document, by ``inner`` if given.
 
     ``inner`` gets the positions in the packed sequence; causal is the same there as within a document.
@@ -142,7 +147,7 @@ def document(ids, inner=None):
 
 
 @_made
-def dilated_sliding_window(window, dilation):
+def dilated_sliding_window(window: int, dilation: int) -> AnyMod:
     """Every ``dilation``-th key within ``window`` to either side (Hassani and Shi, 2022)."""
 
     def dilated(b, h, q_idx, kv_idx):
@@ -153,7 +158,7 @@ def dilated_sliding_window(window, dilation):
 
 
 @_made
-def global_and_window(is_global, window):
+def global_and_window(is_global: Tensor, window: int) -> AnyMod:
     """Longformer: a window to either side, and tokens marked in ``is_global`` (bool [T]) see and are seen by all."""
 
     def local(b, h, q_idx, kv_idx):
@@ -166,7 +171,7 @@ def global_and_window(is_global, window):
 
 
 @_made
-def natten(width, height, kernel):
+def natten(width: int, height: int, kernel: int) -> AnyMod:
     """Neighbourhood attention on a ``height`` x ``width`` canvas: a ``kernel`` x ``kernel`` window kept inside it
     (Hassani et al., 2023)."""
     half = kernel // 2
@@ -180,7 +185,7 @@ def natten(width, height, kernel):
 
 
 @_made
-def block_diffusion(length, block):
+def block_diffusion(length: int, block: int) -> AnyMod:
     """Training mask of block diffusion (Arriola et al., 2025): noised tokens [0, length), clean ones [length, 2 length)."""
 
     def noised_and_clean(b, h, q_idx, kv_idx):
@@ -195,7 +200,7 @@ def block_diffusion(length, block):
 
 
 @_made
-def jagged(lengths):
+def jagged(lengths: Tensor) -> AnyMod:
     """Row b holds ``lengths[b]`` tokens, the rest is padding; queries in the padding see nothing."""
 
     def inside(b, h, q_idx, kv_idx):
@@ -205,7 +210,7 @@ def jagged(lengths):
 
 
 @_made
-def shared_prefix(ids, offsets, prefix_of):
+def shared_prefix(ids: Tensor, offsets: Tensor, prefix_of: Tensor) -> AnyMod:
     """Packed answers that share their prompt: document d also sees all of document ``prefix_of[d]``.
 
     ``ids`` [T] gives a token's document, ``offsets`` [documents + 1] where each begins; a prompt is its own prefix.
@@ -221,7 +226,7 @@ def shared_prefix(ids, offsets, prefix_of):
 
 
 @_made
-def tree(prefix_length, ancestors):
+def tree(prefix_length: int, ancestors: Tensor) -> AnyMod:
     """Verifying a tree of drafted tokens: the prefix, and in the tree the query's ``ancestors`` (bool [nodes, nodes])."""
     nodes = ancestors.shape[0]
 
@@ -233,7 +238,7 @@ def tree(prefix_length, ancestors):
 
 
 @_made
-def vision_cross(intervals, image_tokens):
+def vision_cross(intervals: Tensor, image_tokens: int) -> AnyMod:
     """Flamingo: keys are images of ``image_tokens`` each; text tokens ``intervals[i]`` (start, end) see image i."""
 
     def sees_its_image(b, h, q_idx, kv_idx):
@@ -244,7 +249,7 @@ def vision_cross(intervals, image_tokens):
 
 
 @_made
-def batched(inner, size):
+def batched(inner: AnyMod, size: int) -> AnyMod:
     """``inner`` within consecutive groups of ``size`` tokens, nothing between groups."""
 
     def within_group(b, h, q_idx, kv_idx):
@@ -257,18 +262,18 @@ def batched(inner, size):
 # Score mods.
 
 
-def causal_score(score, b, h, q_idx, kv_idx):
+def causal_score(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     """Causal as a score mod: right, but no block is skipped."""
     return torch.where(q_idx >= kv_idx, score, -float("inf"))
 
 
-def alibi_slopes(heads, device=None):
+def alibi_slopes(heads: int, device: torch.device | str | None = None) -> Tensor:
     """The fixed slopes of ALiBi, [heads]: 2^(-8 (h+1) / heads)."""
     return torch.exp2(-8 * torch.arange(1, heads + 1, device=device) / heads)
 
 
 @_made
-def alibi(heads):
+def alibi(heads: int) -> AnyMod:
     """A penalty that grows with distance, steeper from head to head (Press et al., 2021); no table needed."""
 
     def distance_penalty(score, b, h, q_idx, kv_idx):
@@ -278,7 +283,7 @@ def alibi(heads):
 
 
 @_made
-def learned_alibi(slopes):
+def learned_alibi(slopes: Tensor) -> AnyMod:
     """ALiBi with ``slopes`` [heads] from outside, which may require a gradient."""
 
     def distance_penalty(score, b, h, q_idx, kv_idx):
@@ -288,7 +293,7 @@ def learned_alibi(slopes):
 
 
 @_made
-def softcap(cap):
+def softcap(cap: float) -> AnyMod:
     """Scores squeezed into (-cap, cap) (Gemma 2)."""
 
     def squeezed(score, b, h, q_idx, kv_idx):
@@ -298,7 +303,7 @@ def softcap(cap):
 
 
 @_made
-def relative_bias(bias):
+def relative_bias(bias: Tensor) -> AnyMod:
     """A dense additive bias, ``bias`` [heads, M, N]."""
 
     def plus_bias(score, b, h, q_idx, kv_idx):
@@ -308,7 +313,7 @@ def relative_bias(bias):
 
 
 @_made
-def relative_table(table):
+def relative_table(table: Tensor) -> AnyMod:
     """A learnable bias by distance, ``table`` [heads, 2 length - 1] (Raffel et al., 2020, without the buckets)."""
     length = (table.shape[-1] + 1) // 2
 
@@ -319,7 +324,7 @@ def relative_table(table):
 
 
 @_made
-def sandwich(heads, length, dim=128, device=None):
+def sandwich(heads: int, length: int, dim: int = 128, device: torch.device | str | None = None) -> AnyMod:
     """The position-position part of sinusoidal embeddings, divided head by head (Chi et al., 2023)."""
     frequency = 10000 ** (-torch.arange(0, dim, 2, device=device) / dim)
     cosines = torch.cos(torch.arange(length, device=device)[:, None] * frequency).sum(-1)
@@ -332,7 +337,7 @@ def sandwich(heads, length, dim=128, device=None):
 
 
 @_made
-def graph_distance(bias, distances):
+def graph_distance(bias: Tensor, distances: Tensor) -> AnyMod:
     """Graphormer: a learnable ``bias`` [heads, buckets] by the distance of two nodes, ``distances`` [B, M, N]
     (Ying et al., 2021)."""
 
@@ -343,7 +348,7 @@ def graph_distance(bias, distances):
 
 
 @_made
-def head_scale(scales):
+def head_scale(scales: Tensor) -> AnyMod:
     """A factor for each head, ``scales`` [heads]."""
 
     def scaled(score, b, h, q_idx, kv_idx):
@@ -353,7 +358,7 @@ def head_scale(scales):
 
 
 @_made
-def temperature(t):
+def temperature(t: Tensor) -> AnyMod:
     """One learnable number ``t`` without dimensions that divides every score."""
 
     def cooled(score, b, h, q_idx, kv_idx):
@@ -363,7 +368,7 @@ def temperature(t):
 
 
 @_made
-def activation(function=F.gelu, offset=1.0):
+def activation(function: Callable[[Tensor], Tensor] = F.gelu, offset: float = 1.0) -> AnyMod:
     """Softmax replaced: log(function(s) + offset), so that the softmax's numerator is function(s) + offset.
 
     With o and lse of ``flex_attention``, ``o * lse.exp()[..., None] - offset * v.sum(2)`` is the sum of function(s) v.

@@ -136,7 +136,7 @@ def recurrent_step_kernel(
     stride_gamma,
     stride_gkb, stride_gkh, stride_gkk,
     stride_gvb, stride_gvh, stride_gvv,
-    stride_slots,
+    stride_sn, stride_sh, stride_sk, stride_sv, stride_slots,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """One token: the state is read, decayed, written to, read by q, and stored where it was."""
@@ -163,7 +163,7 @@ def recurrent_step_kernel(
         gv_at = gv_ptr + b * stride_gvb + h * stride_gvh + offs_v * stride_gvv
 
     slot = tl.load(slots_ptr + b * stride_slots) if slots_ptr is not None else b
-    s_at = state_ptr + ((slot * H + h) * K + offs_k[:, None]) * V + offs_v[None, :]
+    s_at = state_ptr + slot * stride_sn + h * stride_sh + offs_k[:, None] * stride_sk + offs_v[None, :] * stride_sv
     mask_s = mask_k[:, None] & mask_v[None, :]
     S = tl.load(s_at, mask=mask_s, other=0.0)
     q, k, v, g, gk, gv = load_token(
@@ -245,7 +245,7 @@ def step(q, k, v, state, g, g_gamma, gk, gv, scale, slots):
         q, k, v, g, g_gamma, gk, gv, state, slots, o,
         scale, H, heads_per_kv(q, k), tiles_v,
         *q.stride(), *k.stride(), *v.stride(), *strides(g, 2), *strides(g_gamma, 1), *strides(gk, 3), *strides(gv, 3),
-        *strides(slots, 1),
+        *state.stride(), *strides(slots, 1),
         outputs=(o, state),
         **options,
     )  # fmt: skip
