@@ -77,13 +77,6 @@ def measure(seconds):
     return rows
 
 
-def write(machine, rows, path):
-    """One line a row; returns the path."""
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f'{{\n"machine": {json.dumps(machine)},\n"columns": {json.dumps(COLUMNS)},\n"rows": [\n{lines}\n]\n}}\n')
-    return path
-
-
 def predicted(row, walk, processors, copy_tb_per_s):
     """ms of a row by the model: its unit is one warp's step, on one of the GPU's multiprocessors, at the copy rate."""
     B, T, D, W, warps, run, _ = row
@@ -141,7 +134,7 @@ def main():
         processors = torch.cuda.get_device_properties(runtime.device).multi_processor_count
         rows = measure(given.limit_seconds)
         machine["multiprocessors"] = processors
-        print(write(machine, rows, Path(given.out) / f"{RECORD}.json"))
+        print(harness.write(RECORD, {"machine": machine, "columns": COLUMNS, "rows": rows}, given.out))
         return
     record = json.loads((Path(given.out) / f"{RECORD}.json").read_text())
     lines, errors = fit(record)

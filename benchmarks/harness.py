@@ -201,8 +201,19 @@ def beside_peers(ms, errors, version):
 
 
 def write(name, record, folder=RESULTS):
-    """Write a record as ``<folder>/<name>.json`` and return the path."""
+    """Write a record as ``<folder>/<name>.json``, a line for each row of its lists, and return the path."""
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(text_of(record))
     return path
+
+
+def text_of(record):
+    """A record as JSON text: each of its entries, and each row of an entry that is a list, on a line of its own."""
+
+    def entry(value):
+        if not isinstance(value, list) or not value:
+            return json.dumps(value)
+        return "[\n" + ",\n".join(f"  {json.dumps(row, separators=(',', ':'))}" for row in value) + "\n ]"
+
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {entry(value)}" for name, value in record.items()) + "\n}\n"

@@ -26,6 +26,7 @@ MEANINGS = {
     "wrong phase": ("another round than the one that is meant lets this wait pass: the parity turns once a round", "step 2"),
     "early overwrite": ("a buffer is free when its last reader is done and has said so on a barrier", "step 8"),
     "race": ("one arrives after its access, the other waits before its own", "step 8"),
+    "order of sums": ("let each addition wait for the one before it: sums of floats depend on their order", "step 8"),
     "uninitialized": ("wait for the barrier of what fills this memory before you read", "step 2"),
     "barrier": ("init asks for as many arrivals as come in a phase, no more and no fewer", "step 2"),
     "out of bounds": ("mask what lies past the end", "step 4"),
