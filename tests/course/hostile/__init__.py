@@ -201,7 +201,7 @@ ATTACKS = (
     refused(
         "finished operator", beside("from kernels.flex_attention import flex_attention"), "an answer imports nothing"
     ),
-    refused("triton's own softmax from disk", beside("print(open('/work/solutions').read())"), "runs nothing itself"),
+    refused("triton's own softmax from disk", beside("print(open('/home/course/solutions').read())"), "runs nothing itself"),
     refused(
         "copy from the solutions",
         answer("exec(open('../../solutions/01_row_softmax/01_row_softmax.ipynb').read())"),
