@@ -2,6 +2,11 @@
 
 import pytest
 import torch
+import triton
+
+if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
+    pytest.skip("the model needs Triton 3.8", allow_module_level=True)
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
