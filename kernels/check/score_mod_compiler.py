@@ -343,10 +343,10 @@ def gradient_suspects(case: Case, out: Output):
 # Cases and properties.
 
 
-def case(draw: Draw, text: str, *, gradient=False, magnitude=1.0, orders=None, B=1, BLOCK=32) -> Case:
-    """One mod, on two heads and a ragged number of queries and keys."""
+def case(draw: Draw, text: str, *, gradient=False, magnitude=1.0, orders=None, B=1, M=None, N=None, BLOCK=32) -> Case:
+    """One mod, on two heads and a ragged number of queries M and keys N, drawn if not given."""
     mod = Mod(text)
-    sizes = {"B": B, "H": 2, "M": draw.size(13, 9, 15), "N": draw.size(19, 17, 23), "S": 3, "U": 5}
+    sizes = {"B": B, "H": 2, "M": M or draw.size(13, 9, 15), "N": N or draw.size(19, 17, 23), "S": 3, "U": 5}
     sizes["L"] = max(sizes["M"], sizes["N"])
     fence = {axis: 1 for axis in "BH"} | {axis: BLOCK for axis in "MN"}
 
@@ -405,6 +405,8 @@ def _functions(draw):
         yield case(draw, text, magnitude=1e4)
 
 
+# What is counted depends on the sizes: how much of a tile lies outside. So these are the same for everybody.
+COSTED_SIZES = {"M": 13, "N": 19}
 COSTED = ("score * bias[h, q_idx, kv_idx] + torch.sigmoid(score * slopes[h])",)
 
 
@@ -505,7 +507,7 @@ VALUE = Exercise(
     {(f"tables[{i}]", axis, "after"): "" for i in range(4) for axis in "HMNLSU"},
     compiles=Compiles(values(*UNSEEN), EMIT),
     cheap=Cheap(
-        values(*COSTED),
+        values(*COSTED, **COSTED_SIZES),
         _steps,
         (Tier(3, read=2.6, steps=1.1), Tier(1, read=5.2, steps=3.0)),
         "each line of the graph is written once, with the names of the lines before it: an element is loaded once",
@@ -599,7 +601,7 @@ GRADIENT = Exercise(
     {(f"tables[{i}]", axis, "after"): "" for i in range(4) for axis in "HMNLSU"},
     compiles=Compiles(gradients(*UNSEEN), CHAIN),
     cheap=Cheap(
-        gradients(*COSTED),
+        gradients(*COSTED, **COSTED_SIZES),
         _steps,
         (Tier(3, read=2.05, steps=1.1), Tier(1, read=4.1, steps=3.0)),
         "the way back uses the names that the way there has defined: an element is loaded once",
