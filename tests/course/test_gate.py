@@ -32,7 +32,9 @@ def test_planted_bugs_pass():
         for mutant in target.mutants:
             cell = mutant.cell or target.cells[0]
             source = patched(cells(target.assignment)[cell], mutant.patch)
-            assert says(target.assignment, cell, source) == "", (target.function, mutant.name)
+            said = says(target.assignment, cell, source)
+            # what no compiler takes may be refused by its name: a list, a lambda, Python's own functions
+            assert said == "" or mutant.verdict == "compiles", (target.function, mutant.name, said)
 
 
 @pytest.mark.parametrize(

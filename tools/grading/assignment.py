@@ -47,7 +47,36 @@ class Assignment:
     @functools.cached_property
     def answers(self) -> dict[str, nbformat.NotebookNode]:
         """The code cells that a student writes."""
-        return {name: cell for name, cell in self.cells.items() if is_answer(cell) and cell.cell_type == "code"}
+        return {
+            name: cell
+            for name, cell in self.cells.items()
+            if is_answer(cell) and cell.cell_type == "code" and name not in self.derivations
+        }
+
+    @functools.cached_property
+    def derivations(self) -> set[str]:
+        """Cells of a derivation, which has no points: what calls ``check.derivation``, and the answers given to it.
+
+        They are plain PyTorch for the learner's own eyes: nothing of them is executed or held to the gate's list.
+        """
+        code = {name: ast.parse(cell.source) for name, cell in self.cells.items() if cell.cell_type == "code"}
+        calls = {
+            name: [
+                argument.id
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "check.derivation"
+                for argument in node.args
+                if isinstance(argument, ast.Name)
+            ]
+            for name, tree in code.items()
+        }
+        given = {function for functions in calls.values() for function in functions}
+        answered = {
+            name
+            for name, tree in code.items()
+            if any(isinstance(node, ast.FunctionDef) and node.name in given for node in tree.body)
+        }
+        return {name for name, functions in calls.items() if functions} | answered
 
     @functools.cached_property
     def texts(self) -> dict[str, nbformat.NotebookNode]:
@@ -57,7 +86,11 @@ class Assignment:
     @functools.cached_property
     def released(self) -> list[tuple[str, str]]:
         """Code cells that are executed before a check, in order: locked ones and answers, no check and no experiment."""
-        kept = (cell for cell in self.notebook.cells if cell.cell_type == "code" and grade_id(cell))
+        kept = (
+            cell
+            for cell in self.notebook.cells
+            if cell.cell_type == "code" and grade_id(cell) and grade_id(cell) not in self.derivations
+        )
         return [(grade_id(cell), cell.source) for cell in kept if not of(cell)["grade"]]
 
     @functools.cached_property

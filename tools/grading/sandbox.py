@@ -74,9 +74,11 @@ def _wrapped() -> list[str]:
             command += ["--ro-bind", str(place), str(place)]
     for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives"):
         command += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    # /tmp before the places: a course or an environment that lies there must not be hidden by it
+    command += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(64 << 20), "--tmpfs", "/tmp"]
     for place in _places():
         command += [*_folders(Path(place).parent), "--ro-bind", place, place]
-    return [*command, "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(64 << 20), "--tmpfs", "/tmp"]
+    return command
 
 
 def _folders(place: Path) -> list[str]:
