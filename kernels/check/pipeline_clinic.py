@@ -158,9 +158,6 @@ def check(pipeline: Pipeline, kernel, *, seed=0, grading: bool | None = None, ve
 
 def _compiles(spec: Compiled, kernel) -> int:
     """The line of the verdict "compiles", and its points."""
-    if hasattr(kernel, "model") and not hasattr(kernel, "prepare"):
-        print("not verified on this machine: compiles (the kernel is in another process, which does not give it as text)")
-        return 0
     try:
         elsewhere = getattr(kernel, "prepare", None)
         prepared = elsewhere() if elsewhere else prepare(kernel, *spec.args())

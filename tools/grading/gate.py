@@ -103,7 +103,7 @@ def _statement(statement, cell, own, given, kernels, names, constants, program):
             lines.refuse(statement, f"@{ast.unparse(statement.decorator_list[0])}: a kernel bears @triton.jit alone")
         # what the release binds to None is a launcher that the learner writes whole
         whole = statement.name in own.names and statement.name not in own.hosts
-        if not program and not whole and not own.hosts & {n for n in own.hosts if n not in own.constants}:
+        if not program and not whole and not own.hosts - own.constants:
             lines.refuse(statement, f"{statement.name} bears no @triton.jit: this cell takes kernels")
         may_bind(statement.name)
         for default in [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]:

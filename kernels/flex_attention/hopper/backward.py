@@ -32,6 +32,7 @@ if common_gluon.gluon is not None:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from kernels.flex_attention.hopper.dealing import first_row, items_of_program, lists_of, place
+    from kernels.flex_attention.hopper.forward import store_rows
 
 BLOCK_N = fit.GROUPS * fit.ROWS
 KEPT = 2  # items' keys and values in shared memory: the next item's come while this one's gradients are stored
@@ -223,17 +224,6 @@ if common_gluon.gluon is not None:
             store_rows(dv, dv_ptr, b_kv, h_kv, n0, N, DV, stride_dvb, stride_dvh, stride_dvn, stride_dvd)
         if STORE:
             tma.store_wait(0)
-
-    @gluon.jit
-    def store_rows(x, ptr, b, h, n0, N, D: gl.constexpr, stride_b, stride_h, stride_n, stride_d):
-        """Rows n0 ... of one head."""
-        layout: gl.constexpr = x.type.layout
-        offs_n = n0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
-        offs_d = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
-        base = ptr + b.to(gl.int64) * stride_b + h.to(gl.int64) * stride_h
-        at = gl.expand_dims(offs_n.to(gl.int64) * stride_n, 1) + gl.expand_dims(offs_d.to(gl.int64) * stride_d, 0)
-        mask = gl.expand_dims(offs_n < N, 1) & gl.expand_dims(offs_d < D, 0)
-        gl.store(base + at, x.to(ptr.dtype.element_ty), mask=mask)
 
     @gluon.jit
     def attention_dkdv_hopper_kernel(
