@@ -1,15 +1,20 @@
 """What several folders share: marks, fresh memory full of NaN, a notebook's cell, the guise of a compiled kernel."""
 
 import linecache
+import os
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels import runtime
+from kernels import runtime  # before triton, whose mode it chooses
 from kernels.common import plan, validate
 
+import triton.language as tl  # isort: skip
+
+SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_")
 ROOMS = {path.parent.name for path in (Path(__file__).parent.parent / "kernels").glob("*/operator.py")}
 
 
@@ -19,6 +24,34 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def process_state() -> dict[str, object]:
+    """What a test could leave behind, to the harm of one that knows nothing of it: each with its name."""
+    # A launch in the interpreter replaces these, and puts them back; a helper's call leaves tl.core replaced, in Triton's own.
+    language = {f"{of.__name__}.{key}": value for of in (tl, tl.math, tl.tensor) for key, value in vars(of).items()}
+    return {
+        **{name: value for name, value in language.items() if tl.core.is_builtin(value)},
+        **{f"os.environ[{key!r}]": value for key, value in os.environ.items() if not key.startswith(SET_BY_LIBRARIES)},
+        "sys.modules['__main__']": sys.modules["__main__"],
+        **{f"sys.{name}": getattr(sys, name) for name in ("displayhook", "excepthook")},
+        "the default dtype": torch.get_default_dtype(),
+        "the default device": str(torch.get_default_device()),
+    }
+
+
+@pytest.fixture(autouse=True)
+def the_process_is_left_as_it_was():
+    """The test that changes it for good is the one that fails, not one that comes later in the same process."""
+    before = process_state()
+    yield
+    after = process_state()
+    changed = [name for name in {**before, **after} if not _same(before.get(name), after.get(name))]
+    assert not changed, f"left behind: {', '.join(changed)}"
+
+
+def _same(before, after) -> bool:
+    return before is after or isinstance(before, str) and before == after
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +89,21 @@ def cell():
         return namespace
 
     return execute
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    """An IPython shell, as a notebook's kernel has one; it takes the place of ``__main__`` while it lives."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    for name in ("displayhook", "excepthook"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    shell = InteractiveShell.instance()
+    yield shell
+    shell.set_custom_exc((), None)
+    shell.restore_sys_module_state()
+    InteractiveShell.clear_instance()
 
 
 @pytest.fixture

@@ -299,45 +299,32 @@ def test_what_goes_wrong_in_a_given_helper_is_its_callers_doing(cell, capsys):
     assert "a tensor has one stride for each of its axes" in first
 
 
-def test_a_cell_that_was_not_read_is_not_graded_by_the_one_before(capsys):
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell.instance()
-    try:
-        kernel = KERNEL[: KERNEL.index("def row_softmax")]
-        launcher = KERNEL[KERNEL.index("def row_softmax") :]
-        for source in ("from kernels import check\nimport triton, triton.language as tl", kernel, launcher):
-            assert shell.run_cell(source, store_history=True).success
-        shell.run_cell(kernel.replace("tl.max(x, axis=0)", "tl.max(x, axis=0"), store_history=True)
-        capsys.readouterr()
-        shell.run_cell("print(check.row_softmax(row_softmax, verdicts='right'))", store_history=True)
-        said, points = capsys.readouterr().out.splitlines()[:2]
-        assert said.startswith("row_softmax: not checked, the cell that defines kernel was not read, '(' was never closed")
-        assert "`top = tl.max(x, axis=0`" in said and points == "0"
-        shell.run_cell(kernel, store_history=True)
-        shell.run_cell("print(check.row_softmax(row_softmax, verdicts='right'))", store_history=True)
-        assert capsys.readouterr().out.splitlines()[-1] == "10"
-    finally:
-        InteractiveShell.clear_instance()
+def test_a_cell_that_was_not_read_is_not_graded_by_the_one_before(shell, capsys):
+    kernel = KERNEL[: KERNEL.index("def row_softmax")]
+    launcher = KERNEL[KERNEL.index("def row_softmax") :]
+    for source in ("from kernels import check\nimport triton, triton.language as tl", kernel, launcher):
+        assert shell.run_cell(source, store_history=True).success
+    shell.run_cell(kernel.replace("tl.max(x, axis=0)", "tl.max(x, axis=0"), store_history=True)
+    capsys.readouterr()
+    shell.run_cell("print(check.row_softmax(row_softmax, verdicts='right'))", store_history=True)
+    said, points = capsys.readouterr().out.splitlines()[:2]
+    assert said.startswith("row_softmax: not checked, the cell that defines kernel was not read, '(' was never closed")
+    assert "`top = tl.max(x, axis=0`" in said and points == "0"
+    shell.run_cell(kernel, store_history=True)
+    shell.run_cell("print(check.row_softmax(row_softmax, verdicts='right'))", store_history=True)
+    assert capsys.readouterr().out.splitlines()[-1] == "10"
 
 
-def test_an_error_outside_a_check_is_the_learners_line_first(capsys):
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell.instance()
-    try:
-        line_first()
-        wrong = KERNEL.replace("mask_n = offs_n < N", "mask = offs_n < N")
-        for source in ("import torch, triton, triton.language as tl", wrong):
-            assert shell.run_cell(source).success
-        result = shell.run_cell("row_softmax(torch.ones(2, 3), torch.ones(2, 3))")
-        assert type(result.error_in_exec).__name__ == "InterpreterError"
-        first, *rest = capsys.readouterr().out.splitlines()
-        assert "NameError: name 'mask_n' is not defined in line 6 of your cell, `x = tl.load(" in first
-        assert first.endswith("a name is used that no line above defines.") and len(rest) > 5
-    finally:
-        shell.set_custom_exc((), None)
-        InteractiveShell.clear_instance()
+def test_an_error_outside_a_check_is_the_learners_line_first(shell, capsys):
+    line_first()
+    wrong = KERNEL.replace("mask_n = offs_n < N", "mask = offs_n < N")
+    for source in ("import torch, triton, triton.language as tl", wrong):
+        assert shell.run_cell(source).success
+    result = shell.run_cell("row_softmax(torch.ones(2, 3), torch.ones(2, 3))")
+    assert type(result.error_in_exec).__name__ == "InterpreterError"
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert "NameError: name 'mask_n' is not defined in line 6 of your cell, `x = tl.load(" in first
+    assert first.endswith("a name is used that no line above defines.") and len(rest) > 5
 
 
 class TestGuarded:
