@@ -14,7 +14,7 @@ from kernels.common import plan, validate
 
 import triton.language as tl  # isort: skip
 
-SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_")
+SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "KMP_", "PATH")
 ROOMS = {path.parent.name for path in (Path(__file__).parent.parent / "kernels").glob("*/operator.py")}
 
 
