@@ -30,7 +30,9 @@ class Spent(Exception):
 class Bench:
     """Contestants for one submission: a new one where one was lost, until too many were."""
 
-    def __init__(self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, tracing: bool = False):
+    def __init__(
+        self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, tracing: bool = False
+    ):
         self._template, self._limits, self._tracing = template, limits, tracing
         self._seconds, self._until = seconds, time.monotonic() + total
         self._open: dict[str, Connection] = {}
