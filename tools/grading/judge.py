@@ -18,6 +18,7 @@ import torch
 from kernels import check as checks
 from kernels.check import pipeline_clinic
 from kernels.check.framework import check as hold
+from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
 from tools.grading import gate
 from tools.grading.assignment import EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.lines import Refused
@@ -84,7 +85,7 @@ class Judge:
             limits = self.limits
             if assignment.pipelines:
                 limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
-            bench = Bench(self.template, limits, self.seconds, self.total)
+            bench = Bench(self.template, limits, self.seconds, self.total, assignment.program)
             try:
                 for one in assignment.checks:
                     result.checks.append(self._check(one, assignment, cells, bench))
