@@ -31,7 +31,7 @@ import triton.language as tl
 
 from kernels.lab import _triton_private
 
-_TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 300  # a job; whoever grades a class sets less
 
 
 def run(job: str, interpreted: bool, kernel, values: dict, **details) -> dict:
@@ -53,7 +53,7 @@ def run_text(job: str, interpreted: bool, source: str, **details) -> dict:
         (folder / "details.pickle").write_bytes(pickle.dumps(details))
         status = _Nursery.raise_child(interpreted, job, folder)
         if status is None:
-            return {"error": f"no answer within {_TIMEOUT_SECONDS} s"}
+            return {"error": f"no answer within {TIMEOUT_SECONDS} s"}
         answer = folder / "answer.pickle"
         if answer.exists():
             return pickle.loads(answer.read_bytes())
@@ -118,7 +118,7 @@ class _Nursery:
             with contextlib.suppress(BrokenPipeError):  # it has left: no answer comes
                 self.process.stdin.write(json.dumps([job, str(folder), os.getcwd()]).encode() + b"\n")
                 self.process.stdin.flush()
-            if not select.select([self.process.stdout], [], [], _TIMEOUT_SECONDS)[0]:
+            if not select.select([self.process.stdout], [], [], TIMEOUT_SECONDS)[0]:
                 self.end()
                 return None
             answer = self.process.stdout.readline()
@@ -126,7 +126,7 @@ class _Nursery:
                 self.end()
                 raise EOFError
             return int(answer)
-        except KeyboardInterrupt:  # the answer, when it comes, must not be taken for the next job's
+        except BaseException:  # the answer, when it comes, must not be taken for the next job's
             self.end()
             raise
 
