@@ -18,6 +18,7 @@ import torch
 from kernels import check as checks
 from kernels.check import pipeline_clinic
 from kernels.check.framework import check as hold
+from kernels.lab import _nursery
 from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
 from tools.grading import gate
 from tools.grading.assignment import EMITTERS, PIPELINES, Assignment, Check
@@ -27,6 +28,7 @@ from tools.grading.results import Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable
 
+COMPILER_SECONDS = 60  # for one kernel: what a compiler works on for longer is an unrolled loop
 THREADS = 48  # the model of Gluon runs partitions as threads
 
 
@@ -48,6 +50,7 @@ class Judge:
         os.environ["KERNELS_PROGRESS"] = "0"  # what a check prints is kept
         self.unsafe, self.seconds, self.total, self.limits = unsafe, seconds, total, limits or Limits()
         self._template: Template | None = None
+        _nursery.TIMEOUT_SECONDS = min(_nursery.TIMEOUT_SECONDS, COMPILER_SECONDS)
 
     def template(self) -> Template:
         """A template that may start one more contestant."""
@@ -79,7 +82,8 @@ class Judge:
             signal.signal(signal.SIGALRM, _too_long)
             signal.alarm(int(2 * self.total) + 60)
         result = Result(student, assignment.name, "graded", most=assignment.points, notes=list(submission.notes))
-        result.answers, result.texts = dict(submission.answers), dict(submission.texts)
+        result.answers = {name: source[: gate.MOST_CHARACTERS] for name, source in submission.answers.items()}
+        result.texts = dict(submission.texts)
         try:
             cells = self._cells(assignment, submission)
             limits = self.limits
