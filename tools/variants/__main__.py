@@ -27,7 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, task in drawn.items():
         ways = f"(one of {len(task.others())})" if task else ""
         print(f"{name:24}{task.asked if task else 'as published'} {ways}".rstrip())
-    print(f"The solutions stand in {folder.relative_to(arguments.course)}/solutions/.")
+    place = folder.relative_to(arguments.course)
+    print(f"The solutions stand in {place}/solutions/. What students get: make release COURSE={place}")
     return 0
 
 

@@ -39,8 +39,8 @@ def _specification(task: Triangle, m: str, le: str, gt: str) -> tuple[str, ...]:
         mixes, relation = f"from row {m} on", r"\ge"
         starts = rf"\{{S, S + {step}, S + 2\,{step}, \dots\}} < K"
         ends = rf"\sum_{{k=\max(s,\; {m})}}^{{\min(s + {step} - 1,\; K - 1)}}"
-        loop = f"""It begins at $S$, the step's first k that holds the first k, ${m}$, of
-  the *first* row of the program's tile: a multiple of `BLOCK_K`, and not below 0."""
+        loop = f"""It begins at $S$, the largest multiple of `BLOCK_K` up to the k,
+  ${m}$, with which the *first* row of the program's tile begins; at 0 where that k is negative."""
     return (
         "moment m mixes the rows of `b` up to its own.",
         f"moment m mixes the rows of `b` {mixes}.",
