@@ -135,12 +135,14 @@ class Judge:
             raise Unusable("refused", str(refused.args[0])) from None
         text = printed.getvalue()
         scale = one.points / exercise.points if exercise.points else 0.0
-        return Outcome(one.cell, one.function, points * scale, one.points, seed, _lines(exercise, text, scale), text)
+        return Outcome(
+            one.cell, one.function, points * scale, one.points, seed, _lines(exercise, text, scale), text, one.varied
+        )
 
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
-    exercise = exercise_of(one.name)
+    exercise = exercise_of(one.name).varied(one.varied)
     if one.name in EMITTERS:
         alone = [
             [name, source if name == "setup" else gate.jit_functions_alone(source), [], ""]
@@ -160,9 +162,8 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
             seed=seed,
             grading=True,
         )
-    return exercise, getattr(checks, one.name)(
-        Remote(one.function, bench, cells, exercise.given, assignment.given.fields), seed=seed, grading=True
-    )
+    remote = Remote(one.function, bench, cells, exercise.given, assignment.given.fields)
+    return exercise, hold(exercise, remote, seed=seed, grading=True)
 
 
 def exercise_of(name: str):
