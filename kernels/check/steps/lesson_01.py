@@ -73,9 +73,9 @@ def spans(kernel):
             expected = x.amax(1) - x.amin(1)
             if not torch.allclose(out, expected):
                 if torch.allclose(out, x.amax(1).clamp(min=0) - x.amin(1).clamp(max=0)):
-                    return (
-                        f"{where}the span reaches to 0: the padding, or what an accumulator starts with, isn't neutral."
-                    )
+                    said = difference("out", out, expected).split(" (")[0].rstrip(".")
+                    why = "The padding, or what an accumulator starts with, isn't neutral."
+                    return f"{where}{said}: your span reaches to 0. {why}"
                 if out.isinf().any():
                     return f"{where}out[0] is {out[0].item()}: high or low still holds an infinity after the walk."
                 return f"{where}{difference('out', out, expected)}"
