@@ -23,7 +23,8 @@ def lower(kernel):
         if torch.equal(out, x.tril(-1)):
             return "The diagonal is missing: an element with offs_n == offs_m belongs to the triangle."
         if said := difference("out", out, x.tril()):
-            return f"With N = {N}, {said}"
+            row, column = (~torch.isclose(out, x.tril())).nonzero()[0].tolist()
+            return f"With N = {N}, {said} What does each of the two masks say at row {row}, column {column}?"
         loaded = sum(len(elements) for elements in recorded.launches[0].programs("x_ptr", "load").values())
         if loaded > N * (N + 1) // 2:
             enough = N * (N + 1) // 2
