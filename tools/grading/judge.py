@@ -16,12 +16,12 @@ from dataclasses import asdict
 import torch
 
 from kernels import check as checks
-from kernels.check import pipeline_clinic
+from kernels.check import clinics, pipeline_clinic
 from kernels.check.framework import check as hold
 from tools.grading import gate
-from tools.grading.assignment import EMITTERS, PIPELINES, Assignment, Check
+from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.lines import Refused
-from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline
+from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable
@@ -114,7 +114,7 @@ class Judge:
             error = ""
             if name in assignment.answers:
                 released, source = source, submission.answers[name]
-                verdict = gate.check(name, source, released, assignment.given, assignment.program)
+                verdict = gate.check(name, source, released, assignment.given, assignment.program, assignment.clinic)
                 if verdict.refusals:
                     raise Unusable("refused", str(verdict.refusals[0]))
                 error = verdict.unreadable
@@ -144,6 +144,12 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
         ]
         remote = RemoteEmitter(one.function, EMITTERS[one.name], bench, cells, alone, assignment.given)
         return exercise, hold(exercise, remote, seed=seed, grading=True)
+    if one.name.startswith(CLINICS):
+        if one.name.startswith("finds_"):
+            return exercise, clinics.check_finds(
+                exercise, RemoteTester(one.function, bench, cells), seed=seed, grading=True
+            )
+        return exercise, clinics.check_diagnosis(exercise, diagnosis(one.function, bench, cells))
     if one.name in PIPELINES:
         try:
             import kernels.gluon_model  # noqa: F401
@@ -163,6 +169,8 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
 def exercise_of(name: str):
     """The exercise behind ``check.name``."""
     function = getattr(checks, name, None)
+    if name in clinics.CHECKS:
+        return clinics.SHEETS[name]
     for word in getattr(function, "__code__", None).co_names if callable(function) else ():
         module = getattr(checks, word, None)
         for attribute in function.__code__.co_names:
