@@ -18,7 +18,7 @@ from pathlib import Path
 import nbformat
 from tqdm import tqdm
 
-from tools.grading import files, submission
+from tools.grading import files, foreign, submission
 from tools.grading.course import ABOUT, Course
 from tools.grading.judges import Judges
 from tools.grading.marks import graded_copy, marks, table
@@ -100,13 +100,22 @@ class Batch:
             if student.name.startswith("."):
                 continue
             if not student.is_dir() and not (student.is_symlink() and os.path.isdir(student.path)):
-                self.strangers.append(f"{student.name}: no student's folder")
+                self.strangers.append(f"{foreign.plain(student.name, 200)}: no student's folder")
                 continue
-            for place in sorted(os.scandir(student.path), key=lambda one: one.name):
+            if foreign.plain(student.name, 200) != student.name or len(student.name.encode()) > 200:
+                self.strangers.append(f"{foreign.plain(student.name, 200)}: no student can be called so")
+                continue
+            try:
+                places = sorted(os.scandir(student.path), key=lambda one: one.name)
+            except OSError as error:
+                self.strangers.append(f"{student.name}: cannot be read: {os.strerror(error.errno)}")
+                continue
+            for place in places:
                 if place.name in self.assignments:
                     tasks.append(self._task(student.name, place.name))
                 elif not place.name.startswith("."):
-                    self.strangers.append(f"{student.name}/{place.name}: no assignment of this name was released")
+                    place = foreign.plain(place.name, 200)
+                    self.strangers.append(f"{student.name}/{place}: no assignment of this name was released")
         return tasks
 
     def _task(self, student: str, name: str) -> Task:
@@ -227,6 +236,6 @@ def _handed_in(folder: Path) -> str:
             return ""
         from nbgrader.utils import parse_utc  # only where a collector was: it takes its time
 
-        return parse_utc(place.read_text().strip()).replace(tzinfo=datetime.UTC).isoformat()
-    except (OSError, ValueError, OverflowError, AttributeError):
+        return parse_utc(submission.load(place).decode().strip()).replace(tzinfo=datetime.UTC).isoformat()
+    except (OSError, ValueError, OverflowError, AttributeError, submission.Unusable):
         return ""

@@ -6,6 +6,7 @@ import json
 
 import nbformat
 
+from tools.grading import foreign
 from tools.grading.assignment import Assignment, grade_id, is_answer
 from tools.grading.results import Result
 
@@ -71,5 +72,5 @@ def table(rows: list[dict]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: foreign.cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy
 
 from kernels.check.contestant import Contestant, Kernels, Outcome
-from tools.grading import gate, texts
+from tools.grading import foreign, gate, texts
 from tools.grading.contestant import traces, values, wire
 from tools.grading.given import Given, is_kernel
 from tools.grading.lines import Refused
@@ -105,8 +105,7 @@ def _phrases(error) -> tuple[str, str]:
 
 
 def _plain(text) -> str:
-    text = text if isinstance(text, str) else ""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text[:MOST_TEXT])
+    return foreign.plain(text, MOST_TEXT, lines=True)
 
 
 def _take(bench: Bench, packed: values.Packed, answer: dict, arrays: list) -> list:
