@@ -18,7 +18,8 @@ import torch
 from kernels import check as checks
 from kernels.check import pipeline_clinic
 from kernels.check.framework import check as hold
-from kernels.lab import _child
+from kernels.lab import _nursery
+from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
 from tools.grading import gate
 from tools.grading.assignment import EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.given import Given
@@ -50,7 +51,7 @@ class Judge:
         os.environ["KERNELS_PROGRESS"] = "0"  # what a check prints is kept
         self.unsafe, self.seconds, self.total, self.limits = unsafe, seconds, total, limits or Limits()
         self._template: Template | None = None
-        _child.TIMEOUT_SECONDS = min(_child.TIMEOUT_SECONDS, COMPILER_SECONDS)
+        _nursery.TIMEOUT_SECONDS = min(_nursery.TIMEOUT_SECONDS, COMPILER_SECONDS)
 
     def template(self) -> Template:
         """A template that may start one more contestant."""
@@ -89,7 +90,7 @@ class Judge:
             limits = self.limits
             if assignment.pipelines:
                 limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
-            bench = Bench(self.template, limits, self.seconds, self.total)
+            bench = Bench(self.template, limits, self.seconds, self.total, assignment.program)
             try:
                 for one in assignment.checks:
                     result.checks.append(self._check(one, assignment, cells, bench))
@@ -140,12 +141,14 @@ class Judge:
             raise Unusable("refused", str(refused.args[0])) from None
         text = printed.getvalue()
         scale = one.points / exercise.points if exercise.points else 0.0
-        return Outcome(one.cell, one.function, points * scale, one.points, seed, _lines(exercise, text, scale), text)
+        return Outcome(
+            one.cell, one.function, points * scale, one.points, seed, _lines(exercise, text, scale), text, one.varied
+        )
 
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
-    exercise = exercise_of(one.name)
+    exercise = exercise_of(one.name).varied(one.varied)
     if one.name in EMITTERS:
         alone = [
             [name, source if name == "setup" else gate.jit_functions_alone(source), [], ""]
@@ -165,9 +168,8 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
             seed=seed,
             grading=True,
         )
-    return exercise, getattr(checks, one.name)(
-        Remote(one.function, bench, cells, exercise.given, assignment.given.fields), seed=seed, grading=True
-    )
+    remote = Remote(one.function, bench, cells, exercise.given, assignment.given.fields)
+    return exercise, hold(exercise, remote, seed=seed, grading=True)
 
 
 def exercise_of(name: str):
