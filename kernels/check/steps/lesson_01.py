@@ -23,10 +23,12 @@ def lower(kernel):
         if torch.equal(out, x.tril(-1)):
             return "The diagonal is missing: an element with offs_n == offs_m belongs to the triangle."
         if said := difference("out", out, x.tril()):
-            return f"With N = {N}, {said}"
+            row, column = (~torch.isclose(out, x.tril())).nonzero()[0].tolist()
+            return f"With N = {N}, {said} What does each of the two masks say at row {row}, column {column}?"
         loaded = sum(len(elements) for elements in recorded.launches[0].programs("x_ptr", "load").values())
         if loaded > N * (N + 1) // 2:
-            return f"out is right, but {loaded} elements are loaded where {N * (N + 1) // 2} are enough: mask the load too."
+            enough = N * (N + 1) // 2
+            return f"The result is right, but {loaded} elements are loaded where {enough} are enough: mask the load too."
     return ""
 
 
@@ -46,7 +48,11 @@ def windows(function):
             if said := difference("the view", got, expected):
                 if got.stride(0) == W * x.stride(0):
                     return f"{where}the windows lie side by side. The next one begins one element further, not W."
-                own = " A vector's own stride needn't be 1: x.stride(0)." if x.stride(0) != 1 else ""
+                own = (
+                    " A vector's own stride needn't be 1: x.stride(0)."
+                    if x.stride(0) != 1
+                    else f" Your strides are {got.stride()}: how far is it in x from a window to the next, and within one?"
+                )
                 return f"{where}{said}{own}"
             if got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
                 return f"{where}the numbers are right, but they were copied: a view shares the vector's memory."
@@ -68,9 +74,9 @@ def spans(kernel):
             expected = x.amax(1) - x.amin(1)
             if not torch.allclose(out, expected):
                 if torch.allclose(out, x.amax(1).clamp(min=0) - x.amin(1).clamp(max=0)):
-                    return (
-                        f"{where}the span reaches to 0: the padding, or what an accumulator starts with, isn't neutral."
-                    )
+                    said = difference("out", out, expected).split(" (")[0].rstrip(".")
+                    why = "The padding, or what an accumulator starts with, isn't neutral."
+                    return f"{where}{said}: your span reaches to 0. {why}"
                 if out.isinf().any():
                     return f"{where}out[0] is {out[0].item()}: high or low still holds an infinity after the walk."
                 return f"{where}{difference('out', out, expected)}"
