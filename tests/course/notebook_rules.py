@@ -115,7 +115,7 @@ def cells_are_short(notebook):
         if prose_lines(cell.source) > 10:
             yield f"{cell.id}: {prose_lines(cell.source)} lines of prose, more than 10"
     for cell in code_cells(notebook):
-        # An answer that is a whole program, launchers and all, a backward pass at the most: the release shows three lines of it.
+        # An answer that is a whole program, a backward pass at the most: the release shows three lines of it.
         most = 110 if "### BEGIN SOLUTION" in cell.source else 40
         if len(cell.source.splitlines()) > most:
             yield f"{cell.id}: {len(cell.source.splitlines())} lines of code, more than {most}"
