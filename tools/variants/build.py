@@ -14,14 +14,15 @@ from pathlib import Path
 
 import nbformat
 
+from kernels.check.dynamic_conv import DWEIGHT, DX, FORWARD, Window
 from kernels.check.framework import Exercise
 from kernels.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.check.row_softmax import Softmax
 from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
 from kernels.check.tiled_matmul import Triangle
 from kernels.check.variations import Variation
+from tools.variants import dynamic_conv, row_softmax, tiled_matmul
 from tools.variants import edits as pieces
-from tools.variants import row_softmax, tiled_matmul
 
 COPIED = ("nbgrader_config.py", "roster.csv", "course.toml")
 
@@ -38,6 +39,7 @@ class Varied:
 TABLE = {
     "01_row_softmax": Varied(Softmax, (ROW_SOFTMAX,), row_softmax.edits),
     "02_tiled_matmul": Varied(Triangle, (TILED_MATMUL,), tiled_matmul.edits),
+    "03_dynamic_conv": Varied(Window, (FORWARD, DX, DWEIGHT), dynamic_conv.edits),
 }
 
 
