@@ -9,8 +9,10 @@ import pytest
 
 from kernels import check, runtime
 from tests.course.mutants import ROOT, Target, failures
+from tools.desk import main as desk
 from tools.grading import assignment
 from tools.grading.judge import exercise_of
+from tools.grading.submission import Unusable
 from tools.variants import build, edits
 from tools.variants.__main__ import main
 
@@ -161,6 +163,21 @@ def test_what_is_no_choice_is_refused_before_anything_runs(name, varied, said):
     exercise = vector_add.__globals__["_vector_add"].EXERCISE if name == "vector_add" else exercise_of(name)
     with pytest.raises(ValueError, match=said):
         hold(exercise, None, varied=varied)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("mended_relay", "one way only"), ("tiled_matmul", "there are side, diagonal")]
+)
+def test_the_judge_says_what_an_assignment_cannot_ask(name, said):
+    assert exercise_of(name).points and exercise_of(name, {}) is exercise_of(name)
+    with pytest.raises(Unusable, match=said):
+        exercise_of(name, {"log": True})
+
+
+def test_the_rubric_names_every_exercise(capsys):
+    assert desk(["rubric"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"`{one}`" in printed for one in ("row_softmax", "wgrad_split", "emit_value", "mended_relay"))
 
 
 def test_only_a_literal_variation_is_read_from_a_check_cell():
