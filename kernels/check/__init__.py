@@ -78,7 +78,11 @@ def step(name: str, *answer) -> None:
     print(_verdict(name, *answer))
 
 
-_DERIVED = {"dynamic_conv_dx": _dynamic_conv.DX, "dynamic_conv_dweight": _dynamic_conv.DWEIGHT}
+_DERIVED = {
+    "dynamic_conv_dx": _dynamic_conv.DX,
+    "dynamic_conv_dweight": _dynamic_conv.DWEIGHT,
+    "wgrad": _conv_wgrad.WGRAD,
+}
 
 
 def derivation(name: str, fn, *, seed: int | None = 0, varied: Mapping | None = None) -> bool:

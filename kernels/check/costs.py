@@ -84,11 +84,21 @@ def judge_cost(spec: Cheap, contestant: Contestant, case: Case) -> tuple[int, Fi
         if bad.any():
             words = amount_wrong(case, out, seen.run.seen[out.name], bad)
             return 0, Finding(where_wrong(out, bad), words, "only a right answer is cheap or dear: mend it first")
+    if astray := _astray(seen):
+        return 0, Finding(astray, amount, "what reaches there is left out here, and nobody knows its cost: mend it first")
     costs = cost(spec, case, seen.launches)
     points = next((tier.points for tier in spec.tiers if _within(costs, tier, spec.sectors)), 0)
     if points == spec.points:
         return points, None
     return points, _dear(spec, costs, seen.launches, amount)
+
+
+def _astray(seen) -> str:
+    """What a call does that its right values do not show: accesses that the trace fenced off, inputs that are written to."""
+    if seen.strays:
+        stray = seen.strays[0]
+        return f"a {stray.kind} reaches outside {stray.tensor}, `{stray.source}`"
+    return f"{' and '.join(seen.run.changed)} changed" if seen.run.changed else ""
 
 
 def _within(costs: Cost, tier: Tier, sectors: float) -> bool:

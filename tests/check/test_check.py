@@ -194,6 +194,20 @@ def test_a_dear_kernel_earns_part_of_what_a_cheap_one_does(softmax, capsys):
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("stray", "says"),
+    [
+        ("    tl.store(out_ptr + tl.num_programs(0) * stride_om + row, 0.0)\n", "a store reaches outside out, `tl.store("),
+        ("    tl.load(x_ptr - 1 - row)\n", "a load reaches outside x, `tl.load("),
+        ("    tl.store(x_ptr + row * stride_xm, 0.0)\n", "x changed"),
+    ],
+)
+def test_what_is_fenced_off_is_not_cheap(softmax, capsys, stray, says):
+    """The trace leaves such an access out, so that every value is right, and no byte of it is counted."""
+    assert check.row_softmax(softmax(SUM, SUM + stray), verdicts="cheap") == 0
+    assert says in capsys.readouterr().out
+
+
 def test_what_is_wrong_is_neither_cheap_nor_judged_by_the_compiler(softmax, capsys):
     assert check.row_softmax(softmax("p / tl.where", "2 * p / tl.where")) < 3
     out = capsys.readouterr().out
