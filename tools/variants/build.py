@@ -81,7 +81,10 @@ def write(root: Path, target: Path, seed: str) -> dict[str, Variation | None]:
         if drawn[name] is None:
             shutil.copyfile(source, place)
         else:
-            nbformat.write(notebook(nbformat.read(source, as_version=4), name, drawn[name]), place)
+            try:
+                nbformat.write(notebook(nbformat.read(source, as_version=4), name, drawn[name]), place)
+            except pieces.OutOfDate as error:
+                raise pieces.OutOfDate(f"{name}, {error}") from None
     for name in COPIED:
         if (root / name).exists():
             shutil.copyfile(root / name, target / name)

@@ -24,8 +24,8 @@ def edits(task: Filter) -> Edits:
             rf"j = {number} \quad",
             r"h = p\,\sigma_h + r\,\delta_h - \text{top} \qquad w = q\,\sigma_w + s\,\delta_w - \text{left}",
             rf"h = p\,\sigma_h + {tex[0]}\delta_h - \text{{top}} \qquad w = q\,\sigma_w + {tex[1]}\delta_w - \text{{left}}",
-            "There is one group.",
-            "There is one group."
+            "`padding` (top, bottom, left, right).",
+            "`padding` (top, bottom, left, right)."
             + " The filter is turned over, as in mathematics: tap $(R - 1, S - 1)$ looks farthest up and to the left."
             * turned,
         ),
