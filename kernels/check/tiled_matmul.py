@@ -1,5 +1,9 @@
-"""The check of exercise 02: ``tiled_matmul(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)`` writes the lower triangle of a, times b,
-to out: row m sums over k <= m."""
+"""The check of exercise 02: ``tiled_matmul(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)`` writes the lower triangle of a
+[M, K], times the numbers that b and scale stand for, to out [M, N].
+
+Byte b[j, n] holds the numbers of k = 2 j, in its low four bits, and of k = 2 j + 1, as codes 8 larger; scale[n] multiplies
+column n.
+"""
 
 import torch
 
@@ -24,96 +28,112 @@ def lower(a):
     return a.double().tril()
 
 
-def product(a, b):
-    """The answer in float64. Rows of ``b`` past the last row of ``a`` belong to no sum, and may hold NaN."""
-    depth = min(a.shape)
-    return lower(a)[:, :depth] @ b[:depth].double()
+def product(a, q, scale):
+    """The answer in float64, from the numbers q [K, N] in -8..7."""
+    return lower(a) @ q.double() * scale.double()
 
 
-def case(a, b, *, packed=False, orders=("", "", ""), shared="", blocks=(16, 16, 16), poison=(), tolerance=5e-3) -> Case:
-    """One call on ``a`` and ``b``, with fences as wide as the blocks."""
+def packed_pairs(q):
+    """Two numbers a byte; what no number fills, in the last byte where K is odd, holds the largest one."""
+    codes = torch.cat([q, torch.full((len(q) % 2, q.shape[1]), 7)]) + 8
+    return (codes[0::2] + 16 * codes[1::2]).to(torch.uint8)
+
+
+def numbers(b, K):
+    """The numbers that b holds, as float64 [K, N]."""
+    return torch.stack([b & 15, b >> 4], dim=1).flatten(0, 1)[:K].double() - 8
+
+
+def case(
+    a, q, scale, *, packed=False, orders=("", "", ""), shared="", blocks=(16, 16, 32), poison=(), tolerance=5e-3
+) -> Case:
+    """One call on ``a``, the packed ``q`` and ``scale``, with fences as wide as the blocks."""
     launch = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), blocks))
-    fence = None if packed else dict(zip("MNK", blocks))
-    out = Fenced("out", "MN", torch.empty(a.shape[0], b.shape[1]), fence=fence, order=orders[2])
+    fence = None if packed else dict(zip("MNKJ", (*blocks, blocks[2] // 2)))
+    out = Fenced("out", "MN", torch.empty(a.shape[0], q.shape[1]), fence=fence, order=orders[2])
     return Case(
         inputs=[
             Fenced("a", "MK", a, fence=fence, order=orders[0], shared=shared),
-            Fenced("b", "KN", b, fence=fence, order=orders[1]),
+            Fenced("b", "JN", packed_pairs(q), fence=fence, order=orders[1]),
+            Fenced("scale", "N", scale, fence=fence),
         ],
         # The precision properties alone look at the last digits.
-        outs=[Output(out, product(a, b), tolerance=tolerance)],
+        outs=[Output(out, product(a, q, scale), tolerance=tolerance)],
         launch=launch,
         poison=poison,
     )
 
 
 def normal(draw: Draw, M: int, N: int, K: int, dtype=torch.float16, above: float | None = 0.0):
-    """A pair of matrices; ``above`` stands above the diagonal of a, or, when None, numbers like all others."""
-    a, b = draw.normal(M, K, dtype=dtype), draw.normal(K, N, dtype=dtype)
+    """a, numbers of four bits, scales; ``above`` stands above the diagonal of a, or, when None, numbers like all others."""
+    a, q, scale = draw.normal(M, K, dtype=dtype), draw.normal(K, N, scale=4.0), draw.normal(N).abs() + 0.5
     if above is not None:
         a = a.masked_fill(torch.ones(M, K).triu(1).bool(), above)
-    return a, b
+    return a, q.round().clamp(-8, 7).long(), scale
 
 
 def aligned(draw: Draw):
     """Whole tiles only; oblong, then square, so that a transposed product has the right shape and the wrong values."""
-    size = draw.size(32, 32, 64, multiple_of=16)
-    yield case(*normal(draw, size, size + 32, size + 16), packed=True)
-    yield case(*normal(draw, size, size, size), packed=True)
+    size = draw.size(32, 32, 64, multiple_of=32)
+    yield case(*normal(draw, 2 * size, 4 * size, 3 * size), packed=True)
+    yield case(*normal(draw, 2 * size, 2 * size, 2 * size), packed=True)
 
 
 def diagonal(draw: Draw):
     """Numbers above the diagonal, then NaN; tiles that it crosses at corners, and wide and tall ones."""
     for above in (None, NAN):
-        for blocks in ((16, 16, 16), (16, 16, 32), (32, 16, 16)):
-            size = draw.size(32, 32, 64, multiple_of=32)
+        for blocks in ((16, 16, 32), (32, 16, 32), (64, 16, 32)):
+            size = draw.size(2, 2, 3) * max(blocks)
             yield case(*normal(draw, size, size, size, above=above), packed=True, blocks=blocks)
 
 
-def past_the_diagonal(draw: Draw):
-    """More columns of a than rows, with zeros there, and NaN in the rows of b that no sum reaches."""
-    M = draw.size(32, 32, 64, multiple_of=32)
-    a, b = normal(draw, M, M + 48, M + 48)
-    b[M:] = NAN
-    for blocks in ((16, 16, 16), (32, 16, 16)):
-        yield case(a, b, packed=True, blocks=blocks)
+def scales(draw: Draw):
+    """Columns whose scales are thousands apart, along several steps; one of them is 0."""
+    size, wide = draw.size(96, 96, 128, multiple_of=32), 32
+    a, q, scale = normal(draw, size, wide, size)
+    scale = scale * 10.0 ** (torch.arange(wide) % 7 - 3)
+    scale[wide // 2] = 0.0
+    groups = torch.arange(wide).expand(size, wide)
+    made = case(a, q, scale)
+    made.outs = [Output(made.outs[0].tensor, product(a, q, scale), groups=groups, tolerance=5e-3)]
+    yield made
 
 
 def strides(draw: Draw):
     """Each matrix in turn stored transposed, rows of ``a`` that are one row repeated, rows with gaps."""
-    M, N, K = (draw.size(shown, 16, 48, multiple_of=16) for shown in (16, 32, 32))
-    for orders in (("", "", ""), ("KM", "", ""), ("", "NK", ""), ("", "", "NM")):
+    M, N, K = (draw.size(shown, 32, 64, multiple_of=16) for shown in (16, 32, 64))
+    for orders in (("", "", ""), ("KM", "", ""), ("", "NJ", ""), ("", "", "NM")):
         yield case(*normal(draw, M, N, K), orders=orders)
-    a, b = normal(draw, 1, N, K, above=None)
-    yield case(a.expand(M, K), b, shared="M")
+    a, q, scale = normal(draw, 1, N, K, above=None)
+    yield case(a.expand(M, K), q, scale, shared="M")
 
 
 def ragged_output(draw: Draw):
     """Rows and columns that fill no tile, and fewer of them than one tile has."""
-    yield case(*normal(draw, draw.size(20, 17, 31), draw.size(37, 33, 47), 16))
-    yield case(*normal(draw, draw.size(3, 1, 15), draw.size(5, 1, 15), 16))
+    yield case(*normal(draw, draw.size(20, 17, 31), draw.size(37, 33, 47), 32))
+    yield case(*normal(draw, draw.size(3, 1, 15), draw.size(5, 1, 15), 32))
 
 
 def ragged_depth(draw: Draw):
-    """A K that fills no tile, one below a tile, and an empty sum, with rows that reach past each."""
-    for K in (draw.size(23, 17, 31), draw.size(5, 1, 15), 0):
-        yield case(*normal(draw, 48, 16, K), poison=None)
+    """A K that fills no tile, odd and even ones, one below a tile, and an empty sum, with rows that reach past each."""
+    for K in (2 * draw.size(22, 17, 31) + 1, 2 * draw.size(20, 17, 31), 2 * draw.size(2, 1, 7) + 1, 0):
+        yield case(*normal(draw, 80, 16, K), poison=None)
 
 
 def tiles(draw: Draw):
     """The same product with tiles of several shapes."""
-    a, b = normal(draw, *(draw.size(64, 64, 128, multiple_of=64) for _ in "MNK"))
-    for blocks in ((16, 32, 64), (32, 16, 16), (64, 64, 32)):
-        yield case(a, b, blocks=blocks)
+    made = normal(draw, *(draw.size(64, 64, 128, multiple_of=64) for _ in "MNK"))
+    for blocks in ((16, 32, 64), (32, 16, 32), (64, 64, 32)):
+        yield case(*made, blocks=blocks)
 
 
 def accumulation(draw: Draw):
     """Sums of up to thousands of terms, and sums past float16's largest value."""
-    size = draw.size(2048, 1536, 2048, multiple_of=256)
-    a, b = normal(draw, size, 16, size, above=None)
-    yield case(a * 0.25 + 1, b * 0.25 + 1, blocks=(256, 16, 256), tolerance=None)
-    a, b = normal(draw, 32, 16, 32, above=None)
-    yield case(a + 300, b + 300, tolerance=None)
+    size = draw.size(1024, 768, 1024, multiple_of=256)
+    a, q, scale = normal(draw, size, 16, size, above=None)
+    yield case(a * 0.25 + 1, q.abs().clamp(1, 7), scale, blocks=(256, 16, 256), tolerance=None)
+    a, q, scale = normal(draw, 64, 16, 64, above=None)
+    yield case(a + 400, q.abs().clamp(6, 7), scale, tolerance=None)
 
 
 def float32(draw: Draw):
@@ -123,35 +143,60 @@ def float32(draw: Draw):
 
 def suspects(case: Case, out: Output):
     """Known mistakes, as formulas."""
-    full, b = (tensor.values.double() for tensor in case.inputs)
-    if b.isnan().any():
-        return
+    full, b, scale = (tensor.values for tensor in case.inputs)
+    full, scale = full.double(), scale.double()
     a, (M, K), N = lower(full), full.shape, b.shape[1]
-    tall, step = case.launch["BLOCK_M"], case.launch["BLOCK_K"]
+    q = numbers(b, K)
+    wide, tall, step = case.launch["BLOCK_N"], case.launch["BLOCK_M"], case.launch["BLOCK_K"]
     k = torch.arange(K)
     # Each row's program ends at the diagonal; the first index of its last step:
     ends = (torch.arange(M) // tall + 1).mul(tall).clamp(max=K)[:, None]
     last = (ends - 1).div(step, rounding_mode="floor") * step
-    whole = K // step * step
-    yield "only the last tile along K is left: add to the accumulator, do not replace it", (a * (k >= last)) @ b
-    yield "the partial tile at the end of K is left out: the loop must run to K", (a * (k < whole)) @ b
-    yield "only the first tile along K is used: loop up to the diagonal", (a * (k < step)) @ b
+    whole, product = K // step * step, lambda weights, values=q: weights @ values * scale
+    yield "only the last tile along K is left: add to the accumulator, do not replace it", product(a * (k >= last))
+    for after in (last, 0):
+        replaced = "the even k are left out: the second product replaces the first, and must be added to it"
+        yield replaced, product(a * (k % 2) * (k >= after))
+    yield "the odd k are left out: a byte's high four bits hold them", product(a * (1 - k % 2))
+    yield "the partial tile at the end of K is left out: the loop must run to K", product(a * (k < whole))
+    yield "only the first tile along K is used: loop up to the diagonal", product(a * (k < step))
     early = (torch.arange(M) // tall + 1).mul(step)[:, None]
-    yield "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time", (a * (k < early)) @ b
-    steps = "the loop advances by 1, so columns are added again and again: range(0, end, BLOCK_K)"
-    yield steps, (a * (k + 1).clamp(max=step)) @ b
-    yield "the last tile of each row of tiles is left out: the diagonal runs through it", (a * (k < last)) @ b
-    yield "the first tile along K is left out", (a * (k >= step)) @ b
-    yield "row m lacks the term k = m: the diagonal belongs to the triangle", full.tril(-1).nan_to_num() @ b
+    yield "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time", product(a * (k < early))
+    twice = "a step has BLOCK_K values of k, and BLOCK_K // 2 bytes: the rows of b begin at start // 2"
+    rows = 2 * (k // step * step) + k % step
+    yield twice, product(a * (rows < K), q[rows.clamp(max=max(K - 1, 0))])
+    yield "the last tile of each row of tiles is left out: the diagonal runs through it", product(a * (k < last))
+    yield "the first tile along K is left out", product(a * (k >= step))
+    yield "row m lacks the term k = m: the diagonal belongs to the triangle", product(full.tril(-1).nan_to_num())
+    odd = torch.where((k[None, :] == torch.arange(M)[:, None] + 1) & (k % 2 == 1), full, a).nan_to_num()
+    yield "an odd k above the diagonal counts: hold 2 j + 1 against m by itself", product(odd)
+    yield (
+        "the two halves of a byte are exchanged: k = 2 j lies in the low four bits",
+        product(a, numbers(b >> 4 | b << 4, K)),
+    )
+    yield "8 is not taken off: the codes 0..15 stand for -8..7", product(a, q + 8)
+    yield "the codes are less 8 in uint8, where 3 - 8 is 251: convert them first", product(a, q % 256)
+    sixteen = torch.where(k % 2 == 0, 0.0, 1.0)[:, None] * (q + 8) * 15
+    yield "the high four bits count 16 times: shift them down, b >> 4", product(a, q + sixteen)
+    whole_byte = (b.double().repeat_interleave(2, 0)[:K] - 8) * (k % 2 == 0)[:, None] + q * (k % 2)[:, None]
+    yield "the low number is the whole byte: keep its low four bits, b & 15", product(a, whole_byte)
+    yield "the columns are not scaled: scale[n] times the sum, after the loop", a @ q
+    first = scale.repeat(2)[torch.arange(N) % wide]
+    yield "each program scales its columns by the first tile's scales: their place is offs_n", a @ q * first
+    blocks = (k // step)[None, :]
+    powers = (((ends - 1).div(step, rounding_mode="floor") - blocks).clamp(min=0) + 1)[:, :, None]
+    if M * K * N < 1 << 20:
+        again = (a[:, :, None] * q[None] * scale[None, None, :] ** powers).sum(1)
+        yield "the sum so far is scaled again in each step: scale it once, after the loop", again
     if not full.isnan().any():
         above = "what stands above the diagonal is added: keep a[m, k] where k <= m, element by element"
-        yield above, (full * (k < ends)) @ b
-        yield above, full @ b
-        yield "the other triangle is kept: a[m, k] belongs to the sum where k <= m", full.triu() @ b
+        reached = (ends + step - 1).div(step, rounding_mode="floor") * step
+        yield above, product(full * (k < reached))
+        yield above, product(full)
+        yield "the other triangle is kept: a[m, k] belongs to the sum where k <= m", product(full.triu())
     if M == N == K:
-        yield "b is read transposed: its rows are offs_k, its columns offs_n", a @ b.T
-        yield "a is read transposed: its rows are offs_m, its columns offs_k", lower(full.T) @ b
-        yield "the tiles are stored transposed: rows are offs_m, columns offs_n", (a @ b).T
+        yield "a is read transposed: its rows are offs_m, its columns k", product(lower(full.T))
+        yield "the tiles are stored transposed: rows are offs_m, columns offs_n", product(a).T
 
 
 READ_LOOP = "Lesson 03, step 2"
@@ -162,7 +207,7 @@ READ_FP32 = "Lesson 03, step 5"
 
 def both_ragged(draw: Draw):
     """Everything ragged at once, for the addresses."""
-    yield case(*normal(draw, draw.size(20, 17, 31), draw.size(37, 33, 47), draw.size(23, 17, 31)))
+    yield case(*normal(draw, draw.size(52, 49, 63), draw.size(37, 33, 47), 2 * draw.size(22, 17, 23) + 1))
 
 
 def large_tiles(draw: Draw):
@@ -173,13 +218,13 @@ def large_tiles(draw: Draw):
 
 def square(draw: Draw):
     """Four tiles on each axis: ten of sixteen tiles of a lie on or below the diagonal."""
-    yield case(*normal(draw, 64, 64, 64), packed=True)
+    yield case(*normal(draw, 128, 64, 128), packed=True, blocks=(32, 16, 32))
 
 
 def triangle(case: Case) -> int:
-    """Two loads for each step up to the diagonal, and a store for each tile."""
+    """Three loads for each step up to the diagonal, one of the scales and a store for each tile."""
     (M, N), (tall, wide, step) = case.outs[0].tensor.shape, case.launch.values()
-    return (N // wide) * sum(2 * ((p + 1) * tall // step) + 1 for p in range(M // tall))
+    return (N // wide) * sum(3 * ((p + 1) * tall // step) + 2 for p in range(M // tall))
 
 
 EXERCISE = Exercise(
@@ -196,12 +241,11 @@ EXERCISE = Exercise(
             not_finite="what stands above the diagonal is multiplied, and 0 · NaN is NaN: replace it with tl.where",
         ),
         Property(
-            "no step past the diagonal",
+            "a scale for each column",
             1,
             READ_LOOP,
-            past_the_diagonal,
-            "a program needs no k beyond its last row: the loop ends there, or at K",
-            not_finite="steps past the diagonal are taken, and 0 · NaN is NaN: the loop ends at the program's last row",
+            scales,
+            "column n of the sum is multiplied by scale[n], once",
         ),
         Property(
             "strides",
@@ -238,6 +282,8 @@ EXERCISE = Exercise(
         Property("float32 without TF32", 0, READ_FP32, float32, 'say input_precision="ieee"', needs="a GPU"),
     ),
     suspects=suspects,
+    masks={("a", "K", "after"): "mask_even, mask_odd", ("b", "J", "after"): "mask_k"},
+    spoken={("b", "J"): "K"},
     compiles=Compiles(large_tiles, READ_FP32, products={80: "HMMA", 90: "HGMMA"}),
     cheap=Cheap(
         square,
@@ -245,5 +291,6 @@ EXERCISE = Exercise(
         (Tier(3, read=2.5, steps=1.1), Tier(1, read=4.0, written=4.0, steps=2.0)),
         "a program loads each tile up to the diagonal once, one step for BLOCK_K columns, and stores its tile after the loop",
         READ_LOOP,
+        sectors=2.2,  # every other column of a: a sector holds twice what is asked for
     ),
 )
