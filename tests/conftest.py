@@ -14,7 +14,7 @@ from kernels.common import plan, validate
 
 import triton.language as tl  # isort: skip
 
-SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_")
+SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "KMP_", "PATH")
 ROOMS = {path.parent.name for path in (Path(__file__).parent.parent / "kernels").glob("*/operator.py")}
 
 
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items):
 
 def process_state() -> dict[str, object]:
     """What a test could leave behind, to the harm of one that knows nothing of it: each with its name."""
-    # A launch in the interpreter replaces these, and puts them back; a helper's call leaves tl.core replaced, in Triton's own.
+    # A launch in the interpreter replaces these and puts them back; a helper's call leaves tl.core replaced, as in Triton.
     language = {f"{of.__name__}.{key}": value for of in (tl, tl.math, tl.tensor) for key, value in vars(of).items()}
     return {
         **{name: value for name, value in language.items() if tl.core.is_builtin(value)},

@@ -8,8 +8,12 @@ Every check takes ``seed=`` (0 unless told, so that a second run sees the same n
 submissions are graded without a change in their notebooks. Points come from Triton's interpreter and from a GPU alike,
 but for the property "stays inside its tensors", which reads addresses: grade with ``TRITON_INTERPRET=1``.
 
+Some exercises can be asked in other ways (``check.variations``): ``varied={"side": "upper"}`` names what differs.
+
 ``check.your_kernel`` brings the same experiments to a kernel that is in no exercise (docs/your_own_kernel.md).
 """
+
+from collections.abc import Mapping
 
 from kernels.check import chunked_attention as _chunked_attention
 from kernels.check import conv_wgrad as _conv_wgrad
@@ -74,10 +78,14 @@ def step(name: str, *answer) -> None:
     print(_verdict(name, *answer))
 
 
-_DERIVED = {"dynamic_conv_dx": _dynamic_conv.DX, "dynamic_conv_dweight": _dynamic_conv.DWEIGHT}
+_DERIVED = {
+    "dynamic_conv_dx": _dynamic_conv.DX,
+    "dynamic_conv_dweight": _dynamic_conv.DWEIGHT,
+    "wgrad": _conv_wgrad.WGRAD,
+}
 
 
-def derivation(name: str, fn, *, seed: int | None = 0) -> bool:
+def derivation(name: str, fn, *, seed: int | None = 0, varied: Mapping | None = None) -> bool:
     """Check a gradient's formula, ``fn(*inputs, **launch) -> gradient`` in plain PyTorch, and print one line.
 
     name: the kernel's check that it prepares, such as ``"dynamic_conv_dx"``; its arguments, but for the output and block
@@ -86,7 +94,7 @@ def derivation(name: str, fn, *, seed: int | None = 0) -> bool:
     """
     if name not in _DERIVED:
         raise ValueError(f"name is {name!r}: there are derivations for {', '.join(_DERIVED)}")
-    return _derivation(_DERIVED[name], fn, seed)
+    return _derivation(_DERIVED[name].varied(varied), fn, seed)
 
 
 # The functions take over names that the imports above gave to submodules.
@@ -95,38 +103,48 @@ def vector_add(fn, *, seed: int | None = 0, grading: bool | None = None, verdict
     return _check(_vector_add.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts)
 
 
-def row_softmax(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def row_softmax(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(x, out, BLOCK_N=None)``: out[m] = softmax(x[m]) for x, out [M, N]. Returns points, of 10."""
-    return _check(_row_softmax.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_row_softmax.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def tiled_matmul(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def tiled_matmul(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ B for a [M, K].
 
     B [K, N] is what b [⌈K/2⌉, N], two numbers a byte, and scale [N] stand for. Returns points, of 15.
     """
-    return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def dynamic_conv_forward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def dynamic_conv_forward(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(x, weight, y, dilation, BLOCK_T, BLOCK_D)``: y of x [B, T, D], weight [B, T, D, W].
 
     Returns points, of 10.
     """
-    return _check(_dynamic_conv.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_dynamic_conv.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def dynamic_conv_dx(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def dynamic_conv_dx(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(dy, weight, dx, dilation, BLOCK_T, BLOCK_D)``: the gradient of x [B, T, D]. Returns points, of 10."""
-    return _check(_dynamic_conv.DX, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_dynamic_conv.DX, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def dynamic_conv_dweight(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def dynamic_conv_dweight(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(dy, x, dweight, dilation, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W].
 
     Returns points, of 10.
     """
-    return _check(_dynamic_conv.DWEIGHT, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_dynamic_conv.DWEIGHT, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
 def recurrent_forward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
@@ -193,28 +211,34 @@ def emit_gradient(fn, *, seed: int | None = 0, grading: bool | None = None, verd
     )
 
 
-def im2col(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def im2col(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(x, A, R, S, stride, padding, dilation, BLOCK_N, BLOCK_K)``: A [M, J] of x [N, H, W, C].
 
     Returns points, of 10.
     """
-    return _check(_conv_wgrad.IM2COL, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_conv_wgrad.IM2COL, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def wgrad(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def wgrad(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(x, dy, dweight, R, S, stride, padding, dilation, BLOCK_M, BLOCK_N, BLOCK_K)``: dweight [O, J].
 
     Returns points, of 10.
     """
-    return _check(_conv_wgrad.WGRAD, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_conv_wgrad.WGRAD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def wgrad_split(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def wgrad_split(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(x, dy, partials, dweight, R, S, ...)``: partials [Z, O, J], and their sum dweight [O, J].
 
     Returns points, of 10.
     """
-    return _check(_conv_wgrad.SPLIT, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_conv_wgrad.SPLIT, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
 def mended_relay(kernel, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:

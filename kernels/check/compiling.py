@@ -69,6 +69,7 @@ def refusal(kernel: str, message: str, amount: str) -> Finding:
 
 
 _KEPT: dict[tuple, dict[int, CompileReport] | str] = {}
+_MOST_KEPT = 64  # a judge compiles thousands, each as long as a book
 
 
 def compiled(prepared: Prepared, arches: tuple[int, ...]) -> dict[int, CompileReport] | str:
@@ -79,6 +80,8 @@ def compiled(prepared: Prepared, arches: tuple[int, ...]) -> dict[int, CompileRe
             _KEPT[key] = compile_prepared(prepared, arches)
         except CompileError as error:
             _KEPT[key] = str(error)
+        if len(_KEPT) > _MOST_KEPT:
+            del _KEPT[next(iter(_KEPT))]
     return _KEPT[key]
 
 

@@ -26,6 +26,11 @@ def place(p, q, r, s, g: Geometry):
     return p * g.stride[0] + r * g.dilation[0] - top, q * g.stride[1] + s * g.dilation[1] - left
 
 
+def around(h, w, g: Geometry):
+    """(h, w) on the globe: columns run round, rows do not."""
+    return h, w % g.W
+
+
 def gathered(x: torch.Tensor, *index) -> torch.Tensor:
     """``x`` at the given indices of its axes, 0 where one of them does not exist."""
     index = torch.broadcast_tensors(*index)
@@ -53,11 +58,11 @@ class Problem:
         """Blocks in a piece."""
         return -(-self.blocks // self.pieces)
 
-    def columns(self, pixel=pixel, tap=tap, place=place) -> torch.Tensor:
+    def columns(self, pixel=pixel, tap=tap, place=place, around=around) -> torch.Tensor:
         """A [M, J] by these parts of the index map."""
         n, p, q = pixel(torch.arange(self.g.M)[:, None], self.g)
         r, s, c = tap(torch.arange(self.g.columns), self.g)
-        return gathered(self.x, n, *place(p, q, r, s, self.g), c)
+        return gathered(self.x, n, *around(*place(p, q, r, s, self.g), self.g), c)
 
     def rows(self, pixel=pixel) -> torch.Tensor:
         """dy as [M, O] by this part of the index map."""
@@ -87,16 +92,17 @@ class Problem:
 
 
 def by_reference(problem: Problem) -> dict[str, torch.Tensor]:
-    """The right answers, by the package's reference."""
-    g = problem.g
+    """The right answers, by the package's reference on images whose columns beyond either edge stand there."""
+    g, (top, bottom, left, right) = problem.g, problem.g.padding
+    x = problem.x[:, :, torch.arange(-left, g.W + right) % g.W]
+    how = (g.R, g.S, g.stride, (top, bottom, 0, 0), g.dilation)
     if problem.dy is None:
-        return {"A": im2col_reference(problem.x, g).reshape(g.M, g.columns)}
-    how = (g.R, g.S, g.stride, g.padding, g.dilation)
-    images = [conv2d_wgrad_reference(problem.x, problem.dy, *how)]
+        return {"A": im2col_reference(x, geometry(x.shape, g.Co, *how)).reshape(g.M, g.columns)}
+    images = [conv2d_wgrad_reference(x, problem.dy, *how)]
     for z in range(problem.pieces):
         own = torch.zeros(g.M, 1, dtype=torch.float64)
         own[problem.owned(problem.mine(z))] = 1.0
-        images.append(conv2d_wgrad_reference(problem.x, problem.dy * own.view(g.N, g.P, g.Q, 1), *how))
+        images.append(conv2d_wgrad_reference(x, problem.dy * own.view(g.N, g.P, g.Q, 1), *how))
     dweight, *partials = (image.reshape(g.Co, g.columns) for image in images)
     return {"dweight": dweight, "partials": torch.stack(partials)}
 
@@ -174,13 +180,31 @@ _PLACES = {
 }
 
 
-def _without_row_or_column(problem: Problem):
-    """Masks that keep too little: the image's first or last row or column counts as padding."""
-    for axis, name in ((1, "row"), (2, "column")):
-        for which, index in (("first", 0), ("last", -1)):
-            x = problem.x.clone()
-            x.select(axis, index).zero_()
-            yield f"the image's {which} {name} is taken for padding: look at the comparison in mask_{'hw'[axis - 1]}", x
+_AROUND = {
+    "columns beyond either edge are 0: they run round, w mod W": lambda h, w, g: (h, w),
+    "columns left of the edge are 0: w % W is negative there, add W": lambda h, w, g: (h, torch.where(w < 0, w, w % g.W)),
+    "columns right of the edge are 0: they run round, w mod W": lambda h, w, g: (h, torch.where(w < g.W, w % g.W, w)),
+    "columns stop at the edge, as if the first and the last went on: they run round, w mod W": (
+        lambda h, w, g: (h, w.clamp(0, g.W - 1))
+    ),
+    "columns run round once only: w mod W, however large the padding": (
+        lambda h, w, g: (h, torch.where(w < 0, w + g.W, torch.where(w >= g.W, w - g.W, w)))
+    ),
+    "columns run back from the edge, as in a mirror: they run round, w mod W": (
+        lambda h, w, g: (h, (g.W - 1) - ((g.W - 1) - w.abs()).abs())
+    ),
+    "rows run round too: beyond the poles there are zeros, mask_h": lambda h, w, g: (h % g.H, w % g.W),
+    "rows run round and columns do not: it is w that runs round": lambda h, w, g: (h % g.H, w),
+    "w is taken by H: columns run round by W": lambda h, w, g: (h, w % g.H),
+}
+
+
+def _without_row(problem: Problem):
+    """Masks that keep too little: the image's first or last row counts as padding."""
+    for which, index in (("first", 0), ("last", -1)):
+        x = problem.x.clone()
+        x[:, index].zero_()
+        yield f"the image's {which} row is taken for padding: look at the comparison in mask_h", x
 
 
 def _pairs(problem: Problem):
@@ -191,11 +215,13 @@ def _pairs(problem: Problem):
         yield cause, problem.columns(tap=wrong), None
     for cause, wrong in _PLACES.items():
         yield cause, problem.columns(place=wrong), None
+    for cause, wrong in _AROUND.items():
+        yield cause, problem.columns(around=wrong), None
     if problem.g.H == problem.g.W:
         cause = "rows and columns are swapped in the address: h moves by stride_x[1], w by stride_x[2]"
         yield cause, replace(problem, x=problem.x.transpose(1, 2)).columns(), None
-    if problem.g.H > 1 and problem.g.W > 1:
-        for cause, x in _without_row_or_column(problem):
+    if problem.g.H > 1:
+        for cause, x in _without_row(problem):
             yield cause, replace(problem, x=x).columns(), None
     if problem.dy is None:
         return

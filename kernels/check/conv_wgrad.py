@@ -3,6 +3,7 @@
 ``im2col(x, A)`` writes what each output pixel sees, ``wgrad(x, dy, dweight)`` the weight gradient, ``wgrad_split(x, dy,
 partials, dweight)`` the sums of Z pieces of the pixels and their sum. All take ``R=, S=, stride=, padding=, dilation=`` and
 block sizes; x [N, H, W, C], dy [N, P, Q, O], A [M, J], dweight [O, J], partials [Z, O, J], with m = (n, p, q), j = (r, s, c).
+Images are maps of the globe: beyond their rows there are zeros, their columns run round.
 """
 
 from dataclasses import dataclass
@@ -83,10 +84,11 @@ class Function:
         yield self.case(draw, N=draw.size(2, 2, 4), W=10, S=3, packed=True)
 
     def padded(self, draw):
-        """Padding on all sides, on each side another one, and around a filter larger than the image."""
+        """Padding on all sides, on each side another one, around a filter larger than the image, and twice round it."""
         yield self.case(draw, N=1, H=6, W=6, C=16, R=3, S=3, padding=(2, 2, 2, 2), poison=BORDER)
         yield self.case(draw, H=4, W=6, R=3, padding=(0, draw.size(2, 1, 2), draw.size(2, 2, 3), 1), poison=BORDER)
         yield self.case(draw, N=4, H=2, W=3, R=5, S=4, padding=(3, draw.size(2, 2, 3), 2, 2), poison=BORDER)
+        yield self.case(draw, N=4, H=2, W=3, S=3, padding=(0, 0, 4, draw.size(5, 4, 6)), poison=BORDER)
 
     def spread(self, draw):
         """Strides and dilations, each for rows and columns its own; a stride larger than the filter."""
@@ -219,7 +221,7 @@ def _several_pieces(draw):
 
 
 MASKS = {(tensor, axis, "after"): "" for tensor, axes in AXES.items() for axis in axes}
-MASKS |= {("x", axis, side): f"mask_{axis.lower()}" for axis, side in BORDER}
+MASKS |= {("x", "H", side): "mask_h" for side in ("before", "after")}
 MASKS |= {(tensor, "N", "after"): "mask_m" for tensor in ("x", "dy")}
 MASKS |= {("A", "M", "after"): "mask_m", ("dy", "O", "after"): "mask_o"}
 MASKS |= {(tensor, "J", "after"): "mask_j" for tensor in ("A", "dweight", "partials")}
@@ -257,7 +259,13 @@ IM2COL = Exercise(
         Property(
             "ragged sizes", 1, TILE, _ragged, "rows beyond M and columns beyond J are not stored (mask_m, mask_j)"
         ),
-        Property("padding", 2, PIXEL, _IM2COL.padded, "h = p * sh + r * dil_h - pt, and x is 0 outside the image"),
+        Property(
+            "padding",
+            2,
+            PIXEL,
+            _IM2COL.padded,
+            "h = p * sh + r * dil_h - pt, and x is 0 where that is no row; w = (q * sw + s * dil_w - pl) mod W, 0..W-1",
+        ),
         Property(
             "stride and dilation", 2, PIXEL, _IM2COL.spread, "h = p * sh + r * dil_h - pt, w = q * sw + s * dil_w - pl"
         ),

@@ -20,7 +20,7 @@ wrote, its trace and its error. On this side stand the cases, the answers, the c
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -106,6 +106,15 @@ class Exercise:
     spoken: dict = field(default_factory=dict)  # (tensor, axis) -> what the exercise calls that axis
     compiles: Compiles | None = None
     cheap: Cheap | None = None
+    vary: "Callable[[Mapping], Exercise] | None" = None  # the exercise that asks something else (variations)
+
+    def varied(self, varied: Mapping | None) -> "Exercise":
+        """The exercise that differs from the published one in these choices; ``ValueError`` where it has none."""
+        if not varied:
+            return self
+        if self.vary is None:
+            raise ValueError(f"varied is {dict(varied)!r}: {self.name} is asked in one way only")
+        return self.vary(varied)
 
     @property
     def worth(self) -> dict[str, int]:
@@ -142,14 +151,21 @@ class Exercise:
 
 
 def check(
-    exercise: Exercise, fn, *, seed=0, grading: bool | None = None, verdicts: tuple[str, ...] | str = VERDICTS
+    exercise: Exercise,
+    fn,
+    *,
+    seed=0,
+    grading: bool | None = None,
+    verdicts: tuple[str, ...] | str = VERDICTS,
+    varied: Mapping | None = None,
 ) -> int:
     """Hold ``fn`` to ``exercise``, print one line a property or verdict, return the points earned.
 
     ``seed`` fixes the values; None draws a fresh one. ``grading=True`` draws other shapes too. Where ``grading`` is not
     given, ``KERNELS_GRADING=1`` in the environment asks for both: so autograding needs no change in the notebook.
-    ``verdicts`` leaves some of them out. A learner's error is explained, never raised.
+    ``verdicts`` leaves some of them out, ``varied`` asks for a variation. A learner's error is explained, never raised.
     """
+    exercise = exercise.varied(varied)
     verdicts = (verdicts,) if isinstance(verdicts, str) else tuple(verdicts)
     if unknown := set(verdicts) - set(VERDICTS):
         raise ValueError(f"verdicts names {', '.join(sorted(unknown))}: there are {', '.join(VERDICTS)}")

@@ -1,4 +1,11 @@
-"""The check of exercise 01: ``row_softmax(x, out, BLOCK_N=None)`` writes the softmax of each row of x [M, N] to out."""
+"""The check of exercise 01: ``row_softmax(x, out, BLOCK_N=None)`` writes the softmax of each row of x [M, N] to out.
+
+A variation multiplies x by a factor first, takes powers of 2, or asks for the logarithm of the softmax.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
 
 import torch
 
@@ -14,198 +21,253 @@ from kernels.check.framework import (
     Property,
     Tier,
 )
+from kernels.check.variations import Variation, among
 
 INF = float("inf")
 
 
-def expected(x: torch.Tensor) -> torch.Tensor:
-    """Softmax along the rows in float64; a row that is all -inf gives zeros."""
-    return torch.softmax(x.double(), dim=1).nan_to_num(nan=0.0)
+@dataclass(frozen=True)
+class Softmax(Variation):
+    """The softmax along the rows of ``factor`` times x, to the base e or 2, or its logarithm to that base."""
 
+    factor: float = among(1.0, -1.0, 0.5, -0.5, 2.0, -2.0)
+    base: str = among("e", "2")
+    log: bool = among(False, True)
 
-def case(x, *, packed=False, order="", shared="", out_order="", out_dtype=None, poison=(), **launch) -> Case:
-    """One call on ``x``, with a fence as wide as the widest block that the launch may use."""
-    fence = None if packed else {"M": 2, "N": max(64, launch.get("BLOCK_N", 0))}
-    out = Fenced("out", "MN", torch.empty(x.shape, dtype=out_dtype or x.dtype), fence=fence, order=out_order)
-    return Case(
-        inputs=[Fenced("x", "MN", x, fence=fence, order=order, shared=shared)],
-        outs=[Output(out, expected(x))],
-        launch=launch,
-        neutral=-INF,
-        poison=poison,
-    )
+    @property
+    def asked(self) -> str:
+        """In words."""
+        number = {1.0: "x", -1.0: "−x", 0.5: "x / 2", -0.5: "−x / 2", 2.0: "2 x", -2.0: "−2 x"}[self.factor]
+        to_base = " to the base 2" if self.base == "2" else ""
+        return f"the {'logarithm of the ' * self.log}softmax{to_base} of {number}"
 
+    @property
+    def nothing(self) -> float:
+        """The entry that takes no part: its power is 0."""
+        return math.copysign(INF, -self.factor)
 
-def aligned(draw: Draw):
-    """A width that is a power of two, rows one after another in memory."""
-    yield case(draw.normal(draw.size(4, 2, 6), draw.size(16, 16, 32, multiple_of=16)), packed=True)
+    def exponents(self, x: torch.Tensor) -> torch.Tensor:
+        """What exp is taken of: the base is part of it."""
+        return x * (self.factor * (math.log(2.0) if self.base == "2" else 1.0))
 
+    def stored(self, p: torch.Tensor) -> torch.Tensor:
+        """What stands in out for probabilities p."""
+        return p.log() / (math.log(2.0) if self.base == "2" else 1.0) if self.log else p
 
-def strides(draw: Draw):
-    """Rows with gaps, a transposed x, a row that is repeated with stride 0, an output laid out unlike x."""
-    M, N = draw.size(3, 2, 6), 16
-    yield case(draw.normal(M, N))
-    yield case(draw.normal(M, N), order="NM")
-    yield case(draw.normal(1, N).expand(M, N), shared="M")
-    yield case(draw.normal(M, N), out_order="NM")
+    def answer(self, x: torch.Tensor) -> torch.Tensor:
+        """The answer in float64; where nothing in a row takes part, each probability is 0."""
+        z = self.exponents(x.double())
+        if not self.log:
+            return torch.softmax(z, dim=1).nan_to_num(nan=0.0)
+        empty = (x == self.nothing).all(dim=1, keepdim=True)
+        log_p = torch.log_softmax(z, dim=1) / (math.log(2.0) if self.base == "2" else 1.0)
+        return log_p.masked_fill(empty, -INF)
 
+    def case(self, x, *, packed=False, order="", shared="", out_order="", out_dtype=None, poison=(), **launch) -> Case:
+        """One call on ``x``, with a fence as wide as the widest block that the launch may use."""
+        fence = None if packed else {"M": 2, "N": max(64, launch.get("BLOCK_N", 0))}
+        out = Fenced("out", "MN", torch.empty(x.shape, dtype=out_dtype or x.dtype), fence=fence, order=out_order)
+        return Case(
+            inputs=[Fenced("x", "MN", x, fence=fence, order=order, shared=shared)],
+            outs=[Output(out, self.answer(x))],
+            launch=launch,
+            neutral=self.nothing,
+            poison=poison,
+        )
 
-def ragged(draw: Draw):
-    """Widths that fill no block: a little less, one element, and almost all of it."""
-    for shown, low, high in ((13, 9, 15), (1, 1, 1), (60, 57, 63)):
-        yield case(draw.normal(3, draw.size(shown, low, high)), poison=None)
+    def aligned(self, draw: Draw):
+        """A width that is a power of two, rows one after another in memory."""
+        yield self.case(draw.normal(draw.size(4, 2, 6), draw.size(16, 16, 32, multiple_of=16)), packed=True)
 
+    def strides(self, draw: Draw):
+        """Rows with gaps, a transposed x, a row that is repeated with stride 0, an output laid out unlike x."""
+        M, N = draw.size(3, 2, 6), 16
+        yield self.case(draw.normal(M, N))
+        yield self.case(draw.normal(M, N), order="NM")
+        yield self.case(draw.normal(1, N).expand(M, N), shared="M")
+        yield self.case(draw.normal(M, N), out_order="NM")
 
-def wide(draw: Draw):
-    """Rows of several blocks, the last of them whole or ragged."""
-    yield case(draw.normal(2, draw.size(48, 48, 64, multiple_of=16)), BLOCK_N=16)
-    yield case(draw.normal(3, draw.size(41, 33, 47)), BLOCK_N=16, poison=None)
+    def ragged(self, draw: Draw):
+        """Widths that fill no block: a little less, one element, and almost all of it."""
+        for shown, low, high in ((13, 9, 15), (1, 1, 1), (60, 57, 63)):
+            yield self.case(draw.normal(3, draw.size(shown, low, high)), poison=None)
 
+    def wide(self, draw: Draw):
+        """Rows of several blocks, the last of them whole or ragged."""
+        yield self.case(draw.normal(2, draw.size(48, 48, 64, multiple_of=16)), BLOCK_N=16)
+        yield self.case(draw.normal(3, draw.size(41, 33, 47)), BLOCK_N=16, poison=None)
 
-def blocks(draw: Draw):
-    """The same rows with three block lengths."""
-    x = draw.normal(2, draw.size(13, 9, 15))
-    for BLOCK_N in (16, 64, 256):
-        yield case(x, BLOCK_N=BLOCK_N)
+    def blocks(self, draw: Draw):
+        """The same rows with three block lengths."""
+        x = draw.normal(2, draw.size(13, 9, 15))
+        for BLOCK_N in (16, 64, 256):
+            yield self.case(x, BLOCK_N=BLOCK_N)
 
+    def large(self, draw: Draw):
+        """Rows around +1000 and -1000, where exp overflows or gives zero; wide ones with their maximum in any block."""
+        x = draw.normal(4, draw.size(16, 16, 32, multiple_of=16))
+        yield self.case(x + torch.tensor([[1000.0], [-1000.0], [0.0], [80.0]]))
+        far = math.copysign(1000.0, self.factor)
+        x = draw.normal(3, draw.size(48, 48, 64, multiple_of=16))
+        x[0, :16] += far
+        x[1, 16:32] += far
+        x[2, -16:] += far
+        yield self.case(x, BLOCK_N=16)
 
-def large(draw: Draw):
-    """Rows around +1000 and -1000, where exp overflows or gives zero; wide ones whose maximum is in one block or another."""
-    x = draw.normal(4, draw.size(16, 16, 32, multiple_of=16))
-    yield case(x + torch.tensor([[1000.0], [-1000.0], [0.0], [80.0]]))
-    x = draw.normal(3, draw.size(48, 48, 64, multiple_of=16))
-    x[0, :16] += 1000
-    x[1, 16:32] += 1000
-    x[2, -16:] += 1000
-    yield case(x, BLOCK_N=16)
+    def excluded(self, draw: Draw):
+        """Entries that take no part, and a row of nothing else; wide rows in which whole blocks are."""
+        x = draw.normal(3, draw.size(16, 16, 32, multiple_of=16))
+        x[0, ::3] = self.nothing
+        x[1] = self.nothing
+        x[2, 0] = self.nothing
+        yield self.case(x)
+        x = draw.normal(3, draw.size(48, 48, 64, multiple_of=16))
+        x[0, :16] = self.nothing
+        x[1] = self.nothing
+        x[2, -16:] = self.nothing
+        yield self.case(x, BLOCK_N=16)
 
+    def half(self, draw: Draw):
+        """float16 values with a float32 output, where only float32 arithmetic gives the digits; then a float16 output."""
+        x = draw.normal(2, draw.size(1024, 1024, 2048, multiple_of=1024), dtype=torch.float16, scale=3.0)
+        yield self.case(x, out_dtype=torch.float32)
+        yield self.case(x)
 
-def excluded(draw: Draw):
-    """Entries that are -inf, and a row of nothing else; wide rows in which whole blocks are."""
-    x = draw.normal(3, draw.size(16, 16, 32, multiple_of=16))
-    x[0, ::3] = -INF
-    x[1] = -INF
-    x[2, 0] = -INF
-    yield case(x)
-    x = draw.normal(3, draw.size(48, 48, 64, multiple_of=16))
-    x[0, :16] = -INF
-    x[1] = -INF
-    x[2, -16:] = -INF
-    yield case(x, BLOCK_N=16)
+    def bfloat(self, draw: Draw):
+        """bfloat16 in and out: the interpreter truncates where a GPU rounds."""
+        yield self.case(draw.normal(4, 64, dtype=torch.bfloat16))
 
+    def suspects(self, case: Case, out: Output):
+        """Known mistakes, as formulas."""
+        values = case.inputs[0].values
+        yield from self.instead(lambda other: other.answer(values))
+        for cause, p in self.mistaken(case):
+            yield cause, self.stored(p)
 
-def half(draw: Draw):
-    """float16 values with a float32 output, where only float32 arithmetic gives the digits; then a float16 output."""
-    x = draw.normal(2, draw.size(1024, 1024, 2048, multiple_of=1024), dtype=torch.float16, scale=3.0)
-    yield case(x, out_dtype=torch.float32)
-    yield case(x)
+    def mistaken(self, case: Case):
+        """Known mistakes, and the probabilities that they give."""
+        x = self.exponents(case.inputs[0].values.float())
+        N = x.shape[1]
+        block = case.launch.get("BLOCK_N", min(1 << (N - 1).bit_length(), 1024))
+        parts, lanes = x.split(block, dim=1), -(-N // block) * block
+        top = x.amax(dim=1, keepdim=True)
+        top0 = top.clamp(min=0.0)
 
+        def over_sum(p, extra=0.0):
+            return p / (p.sum(dim=1, keepdim=True) + extra)
 
-def bfloat(draw: Draw):
-    """bfloat16 in and out: the interpreter truncates where a GPU rounds."""
-    yield case(draw.normal(4, 64, dtype=torch.bfloat16))
+        empty = over_sum(torch.exp(x - top))
+        nothing, zeros = f"{self.nothing}", "-inf throughout" if self.log else "zeros"
+        yield f"a row of {nothing} gives inf - inf or 0 / 0: the specification asks for {zeros}", empty
+        padding = (lanes - N) * torch.exp(-top0)
+        yield (
+            f"the masked lanes count as zeros: their `other` must be {nothing}",
+            over_sum(torch.exp(x - top0), padding),
+        )
+        for zero in (float("nan"), 0.0):  # what becomes of 0 / 0: a kernel may guard against it
+            bare = over_sum(torch.exp(x)).where(torch.exp(x).sum(1, keepdim=True) > 0, torch.tensor(zero))
+            low = over_sum(torch.exp(x - top0)).where(torch.exp(x - top0).sum(1, keepdim=True) > 0, torch.tensor(zero))
+            yield "exp overflows, or is zero all along a row: subtract the row's maximum first", bare
+            yield "what is subtracted is not the maximum of a row that is negative throughout", low
+        if len(parts) > 1:
+            tops = [part.amax(dim=1, keepdim=True) for part in parts]
+            sums = [torch.exp(part - top).sum(dim=1, keepdim=True) for part in parts]
+            own = [torch.exp(part - peak).sum(dim=1, keepdim=True) for part, peak in zip(parts, tops)]
+            yield "the sum is that of the last block alone", torch.exp(x - top) / sums[-1]
+            yield "the sum is that of the first block alone", torch.exp(x - top) / sums[0]
+            yield "each block's sum is taken against its own maximum", torch.exp(x - top) / sum(own)
+            yield "what is subtracted is the maximum of the last block alone", over_sum(torch.exp(x - tops[-1]))
+            yield "what is subtracted is the maximum of the first block alone", over_sum(torch.exp(x - tops[0]))
+        if self.log:
+            vanished = over_sum(torch.exp(x - top0)).masked_fill(torch.isneginf(top), 0.0)
+            yield "a quotient that vanishes has no logarithm: subtract the logarithm of the sum instead", vanished
+            yield "the logarithm of the sum is not subtracted", torch.exp((x - top).double())
+        yield "the row is not divided by its sum", torch.exp(x - top)
+        yield "the sum runs down the columns, it must run along the row", torch.softmax(x, dim=0)
+        if self.base == "e":
+            yield "exp2 needs the factor log2(e)", over_sum(torch.exp2(x - top))
+        yield "the values are divided by the block's length, not by their sum", torch.exp(x - top) / block
 
+    def long_rows(self, draw: Draw):
+        """Rows of four blocks of 1024."""
+        yield self.case(draw.normal(2, 4096, dtype=torch.float16), packed=True)
 
-def suspects(case: Case, out: Output):
-    """Known mistakes, as formulas."""
-    x = case.inputs[0].values.float()
-    N = x.shape[1]
-    block = case.launch.get("BLOCK_N", min(1 << (N - 1).bit_length(), 1024))
-    parts, lanes = x.split(block, dim=1), -(-N // block) * block
-    top = x.amax(dim=1, keepdim=True)
-    top0 = top.clamp(min=0.0)
+    def walked(self, draw: Draw):
+        """Rows of four whole blocks."""
+        yield self.case(draw.normal(4, 64), packed=True, BLOCK_N=16)
 
-    def over_sum(p, extra=0.0):
-        return p / (p.sum(dim=1, keepdim=True) + extra)
-
-    empty = over_sum(torch.exp(x - top))
-    yield "a row of -inf gives inf - inf or 0 / 0: the specification asks for zeros", empty
-    padding = (lanes - N) * torch.exp(-top0)
-    yield "the masked lanes count as zeros: their `other` must be -inf", over_sum(torch.exp(x - top0), padding)
-    for zero in (float("nan"), 0.0):  # what becomes of 0 / 0: a kernel may guard against it
-        bare = over_sum(torch.exp(x)).where(torch.exp(x).sum(1, keepdim=True) > 0, torch.tensor(zero))
-        low = over_sum(torch.exp(x - top0)).where(torch.exp(x - top0).sum(1, keepdim=True) > 0, torch.tensor(zero))
-        yield "exp overflows, or is zero all along a row: subtract the row's maximum first", bare
-        yield "what is subtracted is not the maximum of a row that is negative throughout", low
-    if len(parts) > 1:
-        tops = [part.amax(dim=1, keepdim=True) for part in parts]
-        sums = [torch.exp(part - top).sum(dim=1, keepdim=True) for part in parts]
-        own = [torch.exp(part - peak).sum(dim=1, keepdim=True) for part, peak in zip(parts, tops)]
-        yield "the sum is that of the last block alone", torch.exp(x - top) / sums[-1]
-        yield "the sum is that of the first block alone", torch.exp(x - top) / sums[0]
-        yield "each block's sum is taken against its own maximum", torch.exp(x - top) / sum(own)
-        yield "what is subtracted is the maximum of the last block alone", over_sum(torch.exp(x - tops[-1]))
-        yield "what is subtracted is the maximum of the first block alone", over_sum(torch.exp(x - tops[0]))
-    yield "the row is not divided by its sum", torch.exp(x - top)
-    yield "the sum runs down the columns, it must run along the row", torch.softmax(x, dim=0)
-    yield "exp2 needs the factor log2(e)", over_sum(torch.exp2(x - top))
-    yield "the values are divided by the block's length, not by their sum", torch.exp(x - top) / block
-
-
-def long_rows(draw: Draw):
-    """Rows of four blocks of 1024."""
-    yield case(draw.normal(2, 4096, dtype=torch.float16), packed=True)
-
-
-def walked(draw: Draw):
-    """Rows of four whole blocks."""
-    yield case(draw.normal(4, 64), packed=True, BLOCK_N=16)
-
-
-def walks(case: Case) -> int:
-    """Three walks along each row: three loads of each block, and a store."""
-    M, N = case.outs[0].tensor.shape
-    return 4 * M * (N // case.launch["BLOCK_N"])
+    def walks(self, case: Case) -> int:
+        """Three walks along each row: three loads of each block, and a store."""
+        M, N = case.outs[0].tensor.shape
+        return 4 * M * (N // case.launch["BLOCK_N"])
 
 
 READ_STRIDES = "Lesson 01, step 4"
 READ_PADDING = "Lesson 01, step 6"
 READ_WALK = "Lesson 01, step 7"
 
-EXERCISE = Exercise(
-    name="row_softmax",
-    missing="the kernel stores nothing yet. It needs three walks along a row: its maximum, its sum, and what is stored.",
-    properties=(
-        Property("one block wide", 1, READ_PADDING, aligned),
-        Property(
-            "strides",
-            1,
-            READ_STRIDES,
-            strides,
-            "each address is row * stride_m + offs_n * stride_n, with the strides of that tensor",
+
+@functools.cache
+def exercise(task: Softmax) -> Exercise:
+    """The exercise that asks for ``task``."""
+    return Exercise(
+        name="row_softmax",
+        missing="the kernel stores nothing yet. It needs three walks along a row: its maximum, its sum, and what is stored.",
+        properties=(
+            Property("one block wide", 1, READ_PADDING, task.aligned),
+            Property(
+                "strides",
+                1,
+                READ_STRIDES,
+                task.strides,
+                "each address is row * stride_m + offs_n * stride_n, with the strides of that tensor",
+            ),
+            Property(
+                "ragged width",
+                1,
+                READ_PADDING,
+                task.ragged,
+                "the block must cover the row: its length is BLOCK_N, not a number",
+            ),
+            Property(
+                "wide rows",
+                2,
+                READ_WALK,
+                task.wide,
+                "something is not carried from block to block, or not every block is visited",
+            ),
+            Property("block length", 1, READ_PADDING, task.blocks, "the answer depends on BLOCK_N, it must not"),
+            Property("large values", 1, READ_PADDING, task.large),
+            Property("excluded entries", 1, READ_PADDING, task.excluded),
+            Property(
+                "float16",
+                1,
+                READ_WALK,
+                task.half,
+                "the arithmetic is done in float16: convert to tl.float32 right after the load",
+            ),
+            Property(
+                "stays inside its tensors",
+                1,
+                READ_PADDING,
+                task.ragged,
+                ADDRESSES,
+                needs="the interpreter",
+                addresses=True,
+            ),
+            Property("bfloat16", 0, READ_WALK, task.bfloat, needs="a GPU"),
         ),
-        Property(
-            "ragged width", 1, READ_PADDING, ragged, "the block must cover the row: its length is BLOCK_N, not a number"
-        ),
-        Property(
-            "wide rows",
-            2,
+        suspects=task.suspects,
+        compiles=Compiles(task.long_rows, READ_WALK),
+        cheap=Cheap(
+            task.walked,
+            task.walks,
+            (Tier(3, read=3.0, steps=1.25), Tier(1, read=6.0, written=3.0, steps=3.0)),
+            "three walks are enough, one load of each block in each, and each element is stored once",
             READ_WALK,
-            wide,
-            "something is not carried from block to block, or not every block is visited",
         ),
-        Property("block length", 1, READ_PADDING, blocks, "the answer depends on BLOCK_N, it must not"),
-        Property("large values", 1, READ_PADDING, large),
-        Property("excluded entries", 1, READ_PADDING, excluded),
-        Property(
-            "float16",
-            1,
-            READ_WALK,
-            half,
-            "the arithmetic is done in float16: convert to tl.float32 right after the load",
-        ),
-        Property(
-            "stays inside its tensors", 1, READ_PADDING, ragged, ADDRESSES, needs="the interpreter", addresses=True
-        ),
-        Property("bfloat16", 0, READ_WALK, bfloat, needs="a GPU"),
-    ),
-    suspects=suspects,
-    compiles=Compiles(long_rows, READ_WALK),
-    cheap=Cheap(
-        walked,
-        walks,
-        (Tier(3, read=3.0, steps=1.25), Tier(1, read=6.0, written=3.0, steps=3.0)),
-        "three walks are enough, one load of each block in each, and each element is stored once",
-        READ_WALK,
-    ),
-)
+        vary=lambda varied: exercise(Softmax.of(varied)),
+    )
+
+
+EXERCISE = exercise(Softmax())

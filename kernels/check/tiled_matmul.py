@@ -2,8 +2,11 @@
 [M, K], times the numbers that b and scale stand for, to out [M, N].
 
 Byte b[j, n] holds the numbers of k = 2 j, in its low four bits, and of k = 2 j + 1, as codes 8 larger; scale[n] multiplies
-column n.
+column n. A variation has another number than 8, or the halves of a byte exchanged.
 """
+
+import functools
+from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +22,7 @@ from kernels.check.framework import (
     Property,
     Tier,
 )
+from kernels.check.variations import Variation, among
 
 NAN = float("nan")
 
@@ -28,175 +32,215 @@ def lower(a):
     return a.double().tril()
 
 
-def product(a, q, scale):
-    """The answer in float64, from the numbers q [K, N] in -8..7."""
-    return lower(a) @ q.double() * scale.double()
+@dataclass(frozen=True)
+class Packing(Variation):
+    """How two numbers lie in a byte: what is taken off a code, and which half holds the even k."""
 
+    offset: int = among(8, 7, 6, 5, 4)
+    first: str = among("low", "high")
 
-def packed_pairs(q):
-    """Two numbers a byte; what no number fills, in the last byte where K is odd, holds the largest one."""
-    codes = torch.cat([q, torch.full((len(q) % 2, q.shape[1]), 7)]) + 8
-    return (codes[0::2] + 16 * codes[1::2]).to(torch.uint8)
+    @property
+    def asked(self) -> str:
+        """In words."""
+        return f"the numbers of even k in the {self.first} half of a byte, each its code less {self.offset}"
 
+    def answer(self, a, b, scale):
+        """The answer in float64, from the bytes."""
+        return self.product(a, self.numbers(b, a.shape[1]), scale)
 
-def numbers(b, K):
-    """The numbers that b holds, as float64 [K, N]."""
-    return torch.stack([b & 15, b >> 4], dim=1).flatten(0, 1)[:K].double() - 8
+    def product(self, a, q, scale):
+        """The answer in float64, from the numbers q [K, N]."""
+        return lower(a) @ q.double() * scale.double()
 
+    def packed_pairs(self, q):
+        """Two numbers a byte; what no number fills, in the last byte where K is odd, holds the largest one."""
+        codes = torch.cat([q + self.offset, torch.full((len(q) % 2, q.shape[1]), 15)])
+        low, high = (codes[0::2], codes[1::2]) if self.first == "low" else (codes[1::2], codes[0::2])
+        return (low + 16 * high).to(torch.uint8)
 
-def case(
-    a, q, scale, *, packed=False, orders=("", "", ""), shared="", blocks=(16, 16, 32), poison=(), tolerance=5e-3
-) -> Case:
-    """One call on ``a``, the packed ``q`` and ``scale``, with fences as wide as the blocks."""
-    launch = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), blocks))
-    fence = None if packed else dict(zip("MNKJ", (*blocks, blocks[2] // 2)))
-    out = Fenced("out", "MN", torch.empty(a.shape[0], q.shape[1]), fence=fence, order=orders[2])
-    return Case(
-        inputs=[
-            Fenced("a", "MK", a, fence=fence, order=orders[0], shared=shared),
-            Fenced("b", "JN", packed_pairs(q), fence=fence, order=orders[1]),
-            Fenced("scale", "N", scale, fence=fence),
-        ],
-        # The precision properties alone look at the last digits.
-        outs=[Output(out, product(a, q, scale), tolerance=tolerance)],
-        launch=launch,
-        poison=poison,
-    )
+    def numbers(self, b, K):
+        """The numbers that b holds, as float64 [K, N]."""
+        halves = (b & 15, b >> 4) if self.first == "low" else (b >> 4, b & 15)
+        return torch.stack(halves, dim=1).flatten(0, 1)[:K].double() - self.offset
 
+    def case(
+        self,
+        a,
+        q,
+        scale,
+        *,
+        packed=False,
+        orders=("", "", ""),
+        shared="",
+        blocks=(16, 16, 32),
+        poison=(),
+        tolerance=5e-3,
+    ) -> Case:
+        """One call on ``a``, the packed ``q`` and ``scale``, with fences as wide as the blocks."""
+        launch = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), blocks))
+        fence = None if packed else dict(zip("MNKJ", (*blocks, blocks[2] // 2)))
+        out = Fenced("out", "MN", torch.empty(a.shape[0], q.shape[1]), fence=fence, order=orders[2])
+        return Case(
+            inputs=[
+                Fenced("a", "MK", a, fence=fence, order=orders[0], shared=shared),
+                Fenced("b", "JN", self.packed_pairs(q), fence=fence, order=orders[1]),
+                Fenced("scale", "N", scale, fence=fence),
+            ],
+            # The precision properties alone look at the last digits.
+            outs=[Output(out, self.product(a, q, scale), tolerance=tolerance)],
+            launch=launch,
+            poison=poison,
+        )
 
-def normal(draw: Draw, M: int, N: int, K: int, dtype=torch.float16, above: float | None = 0.0):
-    """a, numbers of four bits, scales; ``above`` stands above the diagonal of a, or, when None, numbers like all others."""
-    a, q, scale = draw.normal(M, K, dtype=dtype), draw.normal(K, N, scale=4.0), draw.normal(N).abs() + 0.5
-    if above is not None:
-        a = a.masked_fill(torch.ones(M, K).triu(1).bool(), above)
-    return a, q.round().clamp(-8, 7).long(), scale
+    def normal(self, draw: Draw, M: int, N: int, K: int, dtype=torch.float16, above: float | None = 0.0):
+        """a, numbers of four bits, scales; ``above`` stands above the diagonal of a, or, where None, numbers as elsewhere."""
+        a, q, scale = draw.normal(M, K, dtype=dtype), draw.normal(K, N, scale=4.0), draw.normal(N).abs() + 0.5
+        if above is not None:
+            a = a.masked_fill(torch.ones(M, K).triu(1).bool(), above)
+        return a, q.round().clamp(-self.offset, 15 - self.offset).long(), scale
 
+    def aligned(self, draw: Draw):
+        """Whole tiles only; oblong, then square, so that a transposed product has the right shape and the wrong values."""
+        size = draw.size(32, 32, 64, multiple_of=32)
+        yield self.case(*self.normal(draw, 2 * size, 4 * size, 3 * size), packed=True)
+        yield self.case(*self.normal(draw, 2 * size, 2 * size, 2 * size), packed=True)
 
-def aligned(draw: Draw):
-    """Whole tiles only; oblong, then square, so that a transposed product has the right shape and the wrong values."""
-    size = draw.size(32, 32, 64, multiple_of=32)
-    yield case(*normal(draw, 2 * size, 4 * size, 3 * size), packed=True)
-    yield case(*normal(draw, 2 * size, 2 * size, 2 * size), packed=True)
+    def diagonal(self, draw: Draw):
+        """Numbers above the diagonal, then NaN; tiles that it crosses at corners, and wide and tall ones."""
+        for above in (None, NAN):
+            for blocks in ((16, 16, 32), (32, 16, 32), (64, 16, 32)):
+                size = draw.size(2, 2, 3) * max(blocks)
+                yield self.case(*self.normal(draw, size, size, size, above=above), packed=True, blocks=blocks)
 
+    def scales(self, draw: Draw):
+        """Columns whose scales are thousands apart, along several steps; one of them is 0."""
+        size, wide = draw.size(96, 96, 128, multiple_of=32), 32
+        a, q, scale = self.normal(draw, size, wide, size)
+        scale = scale * 10.0 ** (torch.arange(wide) % 7 - 3)
+        scale[wide // 2] = 0.0
+        groups = torch.arange(wide).expand(size, wide)
+        made = self.case(a, q, scale)
+        made.outs = [Output(made.outs[0].tensor, self.product(a, q, scale), groups=groups, tolerance=5e-3)]
+        yield made
 
-def diagonal(draw: Draw):
-    """Numbers above the diagonal, then NaN; tiles that it crosses at corners, and wide and tall ones."""
-    for above in (None, NAN):
-        for blocks in ((16, 16, 32), (32, 16, 32), (64, 16, 32)):
-            size = draw.size(2, 2, 3) * max(blocks)
-            yield case(*normal(draw, size, size, size, above=above), packed=True, blocks=blocks)
+    def strides(self, draw: Draw):
+        """Each matrix in turn stored transposed, rows of ``a`` that are one row repeated, rows with gaps."""
+        M, N, K = (draw.size(shown, 32, 64, multiple_of=16) for shown in (16, 32, 64))
+        for orders in (("", "", ""), ("KM", "", ""), ("", "NJ", ""), ("", "", "NM")):
+            yield self.case(*self.normal(draw, M, N, K), orders=orders)
+        a, q, scale = self.normal(draw, 1, N, K, above=None)
+        yield self.case(a.expand(M, K), q, scale, shared="M")
 
+    def ragged_output(self, draw: Draw):
+        """Rows and columns that fill no tile, and fewer of them than one tile has."""
+        yield self.case(*self.normal(draw, draw.size(20, 17, 31), draw.size(37, 33, 47), 32))
+        yield self.case(*self.normal(draw, draw.size(3, 1, 15), draw.size(5, 1, 15), 32))
 
-def scales(draw: Draw):
-    """Columns whose scales are thousands apart, along several steps; one of them is 0."""
-    size, wide = draw.size(96, 96, 128, multiple_of=32), 32
-    a, q, scale = normal(draw, size, wide, size)
-    scale = scale * 10.0 ** (torch.arange(wide) % 7 - 3)
-    scale[wide // 2] = 0.0
-    groups = torch.arange(wide).expand(size, wide)
-    made = case(a, q, scale)
-    made.outs = [Output(made.outs[0].tensor, product(a, q, scale), groups=groups, tolerance=5e-3)]
-    yield made
+    def ragged_depth(self, draw: Draw):
+        """A K that fills no tile, odd and even ones, one below a tile, and an empty sum, with rows that reach past each."""
+        for K in (2 * draw.size(22, 17, 31) + 1, 2 * draw.size(20, 17, 31), 2 * draw.size(2, 1, 7) + 1, 0):
+            yield self.case(*self.normal(draw, 80, 16, K), poison=None)
 
+    def tiles(self, draw: Draw):
+        """The same product with tiles of several shapes."""
+        made = self.normal(draw, *(draw.size(64, 64, 128, multiple_of=64) for _ in "MNK"))
+        for blocks in ((16, 32, 64), (32, 16, 32), (64, 64, 32)):
+            yield self.case(*made, blocks=blocks)
 
-def strides(draw: Draw):
-    """Each matrix in turn stored transposed, rows of ``a`` that are one row repeated, rows with gaps."""
-    M, N, K = (draw.size(shown, 32, 64, multiple_of=16) for shown in (16, 32, 64))
-    for orders in (("", "", ""), ("KM", "", ""), ("", "NJ", ""), ("", "", "NM")):
-        yield case(*normal(draw, M, N, K), orders=orders)
-    a, q, scale = normal(draw, 1, N, K, above=None)
-    yield case(a.expand(M, K), q, scale, shared="M")
+    def accumulation(self, draw: Draw):
+        """Sums of up to thousands of terms, and sums past float16's largest value."""
+        size = draw.size(1024, 768, 1024, multiple_of=256)
+        a, q, scale = self.normal(draw, size, 16, size, above=None)
+        yield self.case(a * 0.25 + 1, q.abs().clamp(1, 7), scale, blocks=(256, 16, 256), tolerance=None)
+        a, q, scale = self.normal(draw, 64, 16, 64, above=None)
+        yield self.case(a + 400, q.abs().clamp(6, 7), scale, tolerance=None)
 
+    def float32(self, draw: Draw):
+        """float32 matrices: a GPU's tl.dot rounds them to TF32 unless told otherwise, the interpreter never does."""
+        yield self.case(*self.normal(draw, 64, 32, 64, dtype=torch.float32), tolerance=None)
 
-def ragged_output(draw: Draw):
-    """Rows and columns that fill no tile, and fewer of them than one tile has."""
-    yield case(*normal(draw, draw.size(20, 17, 31), draw.size(37, 33, 47), 32))
-    yield case(*normal(draw, draw.size(3, 1, 15), draw.size(5, 1, 15), 32))
+    def suspects(self, case: Case, out: Output):
+        """Known mistakes, as formulas."""
+        full, b, scale = (tensor.values for tensor in case.inputs)
+        yield from self.instead(lambda other: other.answer(full, b, scale.double()))
+        taken = self.offset
+        full, scale = full.double(), scale.double()
+        a, (M, K), N = lower(full), full.shape, b.shape[1]
+        q = self.numbers(b, K)
+        wide, tall, step = case.launch["BLOCK_N"], case.launch["BLOCK_M"], case.launch["BLOCK_K"]
+        k = torch.arange(K)
+        # Each row's program ends at the diagonal; the first index of its last step:
+        ends = (torch.arange(M) // tall + 1).mul(tall).clamp(max=K)[:, None]
+        last = (ends - 1).div(step, rounding_mode="floor") * step
+        whole, summed = K // step * step, lambda weights, values=q: weights @ values * scale
+        yield "only the last tile along K is left: add to the accumulator, do not replace it", summed(a * (k >= last))
+        for after in (last, 0):
+            replaced = "the even k are left out: the second product replaces the first, and must be added to it"
+            yield replaced, summed(a * (k % 2) * (k >= after))
+        yield "the odd k are left out: the other four bits of a byte hold them", summed(a * (1 - k % 2))
+        yield "the partial tile at the end of K is left out: the loop must run to K", summed(a * (k < whole))
+        yield "only the first tile along K is used: loop up to the diagonal", summed(a * (k < step))
+        early = (torch.arange(M) // tall + 1).mul(step)[:, None]
+        yield "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time", summed(a * (k < early))
+        twice = "a step has BLOCK_K values of k, and BLOCK_K // 2 bytes: the rows of b begin at start // 2"
+        rows = 2 * (k // step * step) + k % step
+        yield twice, summed(a * (rows < K), q[rows.clamp(max=max(K - 1, 0))])
+        yield "the last tile of each row of tiles is left out: the diagonal runs through it", summed(a * (k < last))
+        yield "the first tile along K is left out", summed(a * (k >= step))
+        yield "row m lacks the term k = m: the diagonal belongs to the triangle", summed(full.tril(-1).nan_to_num())
+        odd = torch.where((k[None, :] == torch.arange(M)[:, None] + 1) & (k % 2 == 1), full, a).nan_to_num()
+        yield "an odd k above the diagonal counts: hold 2 j + 1 against m by itself", summed(odd)
+        yield (
+            f"the two halves of a byte are exchanged: k = 2 j lies in the {self.first} four bits",
+            summed(a, self.numbers(b >> 4 | b << 4, K)),
+        )
+        yield f"{taken} is not taken off: the codes 0..15 stand for {-taken}..{15 - taken}", summed(a, q + taken)
+        yield (
+            f"the codes are less {taken} in uint8, where 3 - {taken} is {(3 - taken) % 256}: convert them first",
+            summed(a, q % 256),
+        )
+        low = (k % 2 == (self.first == "high"))[:, None]
+        yield (
+            "the high four bits count 16 times: shift them down, b >> 4",
+            summed(a, torch.where(low, q, 16 * (q + taken) - taken)),
+        )
+        whole_byte = torch.where(low, b.double().repeat_interleave(2, 0)[:K] - taken, q)
+        yield "the low number is the whole byte: keep its low four bits, b & 15", summed(a, whole_byte)
+        yield "the columns are not scaled: scale[n] times the sum, after the loop", a @ q
+        first = scale.repeat(2)[torch.arange(N) % wide]
+        yield "each program scales its columns by the first tile's scales: their place is offs_n", a @ q * first
+        blocks = (k // step)[None, :]
+        powers = (((ends - 1).div(step, rounding_mode="floor") - blocks).clamp(min=0) + 1)[:, :, None]
+        if M * K * N < 1 << 20:
+            again = (a[:, :, None] * q[None] * scale[None, None, :] ** powers).sum(1)
+            yield "the sum so far is scaled again in each step: scale it once, after the loop", again
+        if not full.isnan().any():
+            above = "what stands above the diagonal is added: keep a[m, k] where k <= m, element by element"
+            reached = (ends + step - 1).div(step, rounding_mode="floor") * step
+            yield above, summed(full * (k < reached))
+            yield above, summed(full)
+            yield "the other triangle is kept: a[m, k] belongs to the sum where k <= m", summed(full.triu())
+        if M == N == K:
+            yield "a is read transposed: its rows are offs_m, its columns k", summed(lower(full.T))
+            yield "the tiles are stored transposed: rows are offs_m, columns offs_n", summed(a).T
 
+    def both_ragged(self, draw: Draw):
+        """Everything ragged at once, for the addresses."""
+        yield self.case(*self.normal(draw, draw.size(52, 49, 63), draw.size(37, 33, 47), 2 * draw.size(22, 17, 23) + 1))
 
-def ragged_depth(draw: Draw):
-    """A K that fills no tile, odd and even ones, one below a tile, and an empty sum, with rows that reach past each."""
-    for K in (2 * draw.size(22, 17, 31) + 1, 2 * draw.size(20, 17, 31), 2 * draw.size(2, 1, 7) + 1, 0):
-        yield case(*normal(draw, 80, 16, K), poison=None)
+    def large_tiles(self, draw: Draw):
+        """float16 in tiles as a GPU wants them, and float32, whose digits are asked for."""
+        yield self.case(*self.normal(draw, 128, 128, 128), packed=True, blocks=(64, 64, 32))
+        yield self.case(*self.normal(draw, 128, 128, 128, dtype=torch.float32), packed=True, blocks=(32, 32, 32))
 
+    def square(self, draw: Draw):
+        """Four tiles on each axis: ten of sixteen tiles of a lie on or below the diagonal."""
+        yield self.case(*self.normal(draw, 128, 64, 128), packed=True, blocks=(32, 16, 32))
 
-def tiles(draw: Draw):
-    """The same product with tiles of several shapes."""
-    made = normal(draw, *(draw.size(64, 64, 128, multiple_of=64) for _ in "MNK"))
-    for blocks in ((16, 32, 64), (32, 16, 32), (64, 64, 32)):
-        yield case(*made, blocks=blocks)
-
-
-def accumulation(draw: Draw):
-    """Sums of up to thousands of terms, and sums past float16's largest value."""
-    size = draw.size(1024, 768, 1024, multiple_of=256)
-    a, q, scale = normal(draw, size, 16, size, above=None)
-    yield case(a * 0.25 + 1, q.abs().clamp(1, 7), scale, blocks=(256, 16, 256), tolerance=None)
-    a, q, scale = normal(draw, 64, 16, 64, above=None)
-    yield case(a + 400, q.abs().clamp(6, 7), scale, tolerance=None)
-
-
-def float32(draw: Draw):
-    """float32 matrices: a GPU's tl.dot rounds them to TF32 unless told otherwise, the interpreter never does."""
-    yield case(*normal(draw, 64, 32, 64, dtype=torch.float32), tolerance=None)
-
-
-def suspects(case: Case, out: Output):
-    """Known mistakes, as formulas."""
-    full, b, scale = (tensor.values for tensor in case.inputs)
-    full, scale = full.double(), scale.double()
-    a, (M, K), N = lower(full), full.shape, b.shape[1]
-    q = numbers(b, K)
-    wide, tall, step = case.launch["BLOCK_N"], case.launch["BLOCK_M"], case.launch["BLOCK_K"]
-    k = torch.arange(K)
-    # Each row's program ends at the diagonal; the first index of its last step:
-    ends = (torch.arange(M) // tall + 1).mul(tall).clamp(max=K)[:, None]
-    last = (ends - 1).div(step, rounding_mode="floor") * step
-    whole, product = K // step * step, lambda weights, values=q: weights @ values * scale
-    yield "only the last tile along K is left: add to the accumulator, do not replace it", product(a * (k >= last))
-    for after in (last, 0):
-        replaced = "the even k are left out: the second product replaces the first, and must be added to it"
-        yield replaced, product(a * (k % 2) * (k >= after))
-    yield "the odd k are left out: a byte's high four bits hold them", product(a * (1 - k % 2))
-    yield "the partial tile at the end of K is left out: the loop must run to K", product(a * (k < whole))
-    yield "only the first tile along K is used: loop up to the diagonal", product(a * (k < step))
-    early = (torch.arange(M) // tall + 1).mul(step)[:, None]
-    yield "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time", product(a * (k < early))
-    twice = "a step has BLOCK_K values of k, and BLOCK_K // 2 bytes: the rows of b begin at start // 2"
-    rows = 2 * (k // step * step) + k % step
-    yield twice, product(a * (rows < K), q[rows.clamp(max=max(K - 1, 0))])
-    yield "the last tile of each row of tiles is left out: the diagonal runs through it", product(a * (k < last))
-    yield "the first tile along K is left out", product(a * (k >= step))
-    yield "row m lacks the term k = m: the diagonal belongs to the triangle", product(full.tril(-1).nan_to_num())
-    odd = torch.where((k[None, :] == torch.arange(M)[:, None] + 1) & (k % 2 == 1), full, a).nan_to_num()
-    yield "an odd k above the diagonal counts: hold 2 j + 1 against m by itself", product(odd)
-    yield (
-        "the two halves of a byte are exchanged: k = 2 j lies in the low four bits",
-        product(a, numbers(b >> 4 | b << 4, K)),
-    )
-    yield "8 is not taken off: the codes 0..15 stand for -8..7", product(a, q + 8)
-    yield "the codes are less 8 in uint8, where 3 - 8 is 251: convert them first", product(a, q % 256)
-    sixteen = torch.where(k % 2 == 0, 0.0, 1.0)[:, None] * (q + 8) * 15
-    yield "the high four bits count 16 times: shift them down, b >> 4", product(a, q + sixteen)
-    whole_byte = (b.double().repeat_interleave(2, 0)[:K] - 8) * (k % 2 == 0)[:, None] + q * (k % 2)[:, None]
-    yield "the low number is the whole byte: keep its low four bits, b & 15", product(a, whole_byte)
-    yield "the columns are not scaled: scale[n] times the sum, after the loop", a @ q
-    first = scale.repeat(2)[torch.arange(N) % wide]
-    yield "each program scales its columns by the first tile's scales: their place is offs_n", a @ q * first
-    blocks = (k // step)[None, :]
-    powers = (((ends - 1).div(step, rounding_mode="floor") - blocks).clamp(min=0) + 1)[:, :, None]
-    if M * K * N < 1 << 20:
-        again = (a[:, :, None] * q[None] * scale[None, None, :] ** powers).sum(1)
-        yield "the sum so far is scaled again in each step: scale it once, after the loop", again
-    if not full.isnan().any():
-        above = "what stands above the diagonal is added: keep a[m, k] where k <= m, element by element"
-        reached = (ends + step - 1).div(step, rounding_mode="floor") * step
-        yield above, product(full * (k < reached))
-        yield above, product(full)
-        yield "the other triangle is kept: a[m, k] belongs to the sum where k <= m", product(full.triu())
-    if M == N == K:
-        yield "a is read transposed: its rows are offs_m, its columns k", product(lower(full.T))
-        yield "the tiles are stored transposed: rows are offs_m, columns offs_n", product(a).T
+    def triangle(self, case: Case) -> int:
+        """Three loads for each step up to the diagonal, one of the scales and a store for each tile."""
+        (M, N), (tall, wide, step) = case.outs[0].tensor.shape, case.launch.values()
+        return (N // wide) * sum(3 * ((p + 1) * tall // step) + 2 for p in range(M // tall))
 
 
 READ_LOOP = "Lesson 03, step 2"
@@ -205,92 +249,85 @@ READ_MASK = "Lesson 03, step 4"
 READ_FP32 = "Lesson 03, step 5"
 
 
-def both_ragged(draw: Draw):
-    """Everything ragged at once, for the addresses."""
-    yield case(*normal(draw, draw.size(52, 49, 63), draw.size(37, 33, 47), 2 * draw.size(22, 17, 23) + 1))
-
-
-def large_tiles(draw: Draw):
-    """float16 in tiles as a GPU wants them, and float32, whose digits are asked for."""
-    yield case(*normal(draw, 128, 128, 128), packed=True, blocks=(64, 64, 32))
-    yield case(*normal(draw, 128, 128, 128, dtype=torch.float32), packed=True, blocks=(32, 32, 32))
-
-
-def square(draw: Draw):
-    """Four tiles on each axis: ten of sixteen tiles of a lie on or below the diagonal."""
-    yield case(*normal(draw, 128, 64, 128), packed=True, blocks=(32, 16, 32))
-
-
-def triangle(case: Case) -> int:
-    """Three loads for each step up to the diagonal, one of the scales and a store for each tile."""
-    (M, N), (tall, wide, step) = case.outs[0].tensor.shape, case.launch.values()
-    return (N // wide) * sum(3 * ((p + 1) * tall // step) + 2 for p in range(M // tall))
-
-
-EXERCISE = Exercise(
-    name="tiled_matmul",
-    missing="the kernel stores nothing yet. It needs a loop over the tiles along K, and a store after it.",
-    properties=(
-        Property("whole tiles", 1, READ_LOOP, aligned, "a tile is offs = program_id * BLOCK + tl.arange(0, BLOCK)"),
-        Property(
-            "nothing above the diagonal",
-            2,
-            READ_MASK,
-            diagonal,
-            "a[m, k] belongs to the sum where k <= m: compare offs_k with offs_m inside the tile",
-            not_finite="what stands above the diagonal is multiplied, and 0 · NaN is NaN: replace it with tl.where",
+@functools.cache
+def exercise(task: Packing) -> Exercise:
+    """The exercise that asks for ``task``."""
+    return Exercise(
+        name="tiled_matmul",
+        missing="the kernel stores nothing yet. It needs a loop over the tiles along K, and a store after it.",
+        properties=(
+            Property(
+                "whole tiles", 1, READ_LOOP, task.aligned, "a tile is offs = program_id * BLOCK + tl.arange(0, BLOCK)"
+            ),
+            Property(
+                "nothing above the diagonal",
+                2,
+                READ_MASK,
+                task.diagonal,
+                "a[m, k] belongs to the sum where k <= m: compare offs_k with offs_m inside the tile",
+                not_finite="what stands above the diagonal is multiplied, and 0 · NaN is NaN: replace it with tl.where",
+            ),
+            Property(
+                "a scale for each column",
+                1,
+                READ_LOOP,
+                task.scales,
+                "column n of the sum is multiplied by scale[n], once",
+            ),
+            Property(
+                "strides",
+                1,
+                READ_STRIDES,
+                task.strides,
+                "each address is row * stride + column * stride, with the two strides of that tensor",
+            ),
+            Property(
+                "ragged rows and columns",
+                1,
+                READ_MASK,
+                task.ragged_output,
+                "the grid must cover the last, partial tiles, and the masks must cut them at M and N",
+            ),
+            Property("ragged depth", 1, READ_MASK, task.ragged_depth, "lanes beyond K must add nothing"),
+            Property(
+                "tile shapes",
+                1,
+                READ_LOOP,
+                task.tiles,
+                "offs_m takes program_id(0) and BLOCK_M, offs_n program_id(1) and BLOCK_N",
+            ),
+            Property(
+                "float32 accumulation",
+                1,
+                READ_FP32,
+                task.accumulation,
+                "sums are kept in float16: the accumulator must be tl.float32",
+            ),
+            Property(
+                "stays inside its tensors",
+                1,
+                READ_MASK,
+                task.both_ragged,
+                ADDRESSES,
+                needs="the interpreter",
+                addresses=True,
+            ),
+            Property("float32 without TF32", 0, READ_FP32, task.float32, 'say input_precision="ieee"', needs="a GPU"),
         ),
-        Property(
-            "a scale for each column",
-            1,
+        suspects=task.suspects,
+        masks={("a", "K", "after"): "mask_even, mask_odd", ("b", "J", "after"): "mask_k"},
+        spoken={("b", "J"): "K"},
+        compiles=Compiles(task.large_tiles, READ_FP32, products={80: "HMMA", 90: "HGMMA"}),
+        cheap=Cheap(
+            task.square,
+            task.triangle,
+            (Tier(3, read=2.5, steps=1.1), Tier(1, read=4.0, written=4.0, steps=2.0)),
+            "a program loads each tile up to the diagonal once, one step for BLOCK_K columns, and stores its tile at last",
             READ_LOOP,
-            scales,
-            "column n of the sum is multiplied by scale[n], once",
+            sectors=2.2,  # every other column of a: a sector holds twice what is asked for
         ),
-        Property(
-            "strides",
-            1,
-            READ_STRIDES,
-            strides,
-            "each address is row * stride + column * stride, with the two strides of that tensor",
-        ),
-        Property(
-            "ragged rows and columns",
-            1,
-            READ_MASK,
-            ragged_output,
-            "the grid must cover the last, partial tiles, and the masks must cut them at M and N",
-        ),
-        Property("ragged depth", 1, READ_MASK, ragged_depth, "lanes beyond K must add nothing"),
-        Property(
-            "tile shapes",
-            1,
-            READ_LOOP,
-            tiles,
-            "offs_m takes program_id(0) and BLOCK_M, offs_n program_id(1) and BLOCK_N",
-        ),
-        Property(
-            "float32 accumulation",
-            1,
-            READ_FP32,
-            accumulation,
-            "sums are kept in float16: the accumulator must be tl.float32",
-        ),
-        Property(
-            "stays inside its tensors", 1, READ_MASK, both_ragged, ADDRESSES, needs="the interpreter", addresses=True
-        ),
-        Property("float32 without TF32", 0, READ_FP32, float32, 'say input_precision="ieee"', needs="a GPU"),
-    ),
-    suspects=suspects,
-    masks={("a", "K", "after"): "mask_even, mask_odd", ("b", "J", "after"): "mask_k"},
-    spoken={("b", "J"): "K"},
-    compiles=Compiles(large_tiles, READ_FP32, products={80: "HMMA", 90: "HGMMA"}),
-    cheap=Cheap(
-        square,
-        triangle,
-        (Tier(3, read=2.5, steps=1.1), Tier(1, read=4.0, written=4.0, steps=2.0)),
-        "a program loads each tile up to the diagonal once, one step for BLOCK_K columns, and stores its tile after the loop",
-        READ_LOOP,
-        sectors=2.2,  # every other column of a: a sector holds twice what is asked for
-    ),
-)
+        vary=lambda varied: exercise(Packing.of(varied)),
+    )
+
+
+EXERCISE = exercise(Packing())

@@ -6,32 +6,24 @@ inside a function is written into a module of its own, with every helper, consta
 """
 
 import ast
-import atexit
 import collections
 import contextlib
 import dataclasses
 import dis
 import importlib.machinery
 import inspect
-import json
 import os
 import pickle
-import select
-import signal
-import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import types
 from pathlib import Path
 
 import torch
 import triton.language as tl
 
-from kernels.lab import _triton_private
-
-_TIMEOUT_SECONDS = 300
+from kernels.lab import _nursery, _triton_private
 
 
 def run(job: str, interpreted: bool, kernel, values: dict, **details) -> dict:
@@ -51,9 +43,9 @@ def run_text(job: str, interpreted: bool, source: str, **details) -> dict:
         folder = Path(folder)
         (folder / "exported_kernel.py").write_text(source)
         (folder / "details.pickle").write_bytes(pickle.dumps(details))
-        status = _Nursery.raise_child(interpreted, job, folder)
+        status = _nursery.Nursery.raise_child(interpreted, job, folder)
         if status is None:
-            return {"error": f"no answer within {_TIMEOUT_SECONDS} s"}
+            return {"error": f"no answer within {_nursery.TIMEOUT_SECONDS} s"}
         answer = folder / "answer.pickle"
         if answer.exists():
             return pickle.loads(answer.read_bytes())
@@ -68,79 +60,6 @@ def plain(value):
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return tuple(map(plain, value)) if type(value) is tuple else value
-
-
-class _Nursery:
-    """The process that forks the children: it has imported Triton, and torch once a child needed it, so they need not.
-
-    It leaves when it has had no work for a while, and with this process.
-    """
-
-    _started: dict = {}  # by process and mode
-    _lock = threading.Lock()
-
-    @classmethod
-    def raise_child(cls, interpreted: bool, job: str, folder: Path) -> int | None:
-        """Have a child do the job in ``folder``; its exit status, or None if it took too long."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {
-            "TRITON_INTERPRET": str(int(interpreted)),
-            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        key = os.getpid(), interpreted
-        with cls._lock:
-            for _ in range(2):  # again if it left just now
-                nursery = cls._started.get(key)
-                if nursery is None or nursery.environment != environment or nursery.process.poll() is not None:
-                    if nursery is not None:
-                        nursery.end()
-                    nursery = cls._started[key] = cls(environment)
-                with contextlib.suppress(EOFError):
-                    return nursery.send(job, folder)
-        raise RuntimeError(f"no process can be started: {sys.executable} ended with {nursery.process.returncode}")
-
-    def __init__(self, environment: dict[str, str]):
-        self.environment, self.owner = environment, os.getpid()
-        # -P: this folder holds a trace.py, which must not stand in for the standard library's.
-        # In a session of its own, so that Ctrl-C reaches this process alone, and one signal ends it with its child.
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("_child_main.py"))],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        atexit.register(self.end)
-
-    def send(self, job: str, folder: Path) -> int | None:
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it has left: no answer comes
-                self.process.stdin.write(json.dumps([job, str(folder), os.getcwd()]).encode() + b"\n")
-                self.process.stdin.flush()
-            if not select.select([self.process.stdout], [], [], _TIMEOUT_SECONDS)[0]:
-                self.end()
-                return None
-            answer = self.process.stdout.readline()
-            if not answer:
-                self.end()
-                raise EOFError
-            return int(answer)
-        except KeyboardInterrupt:  # the answer, when it comes, must not be taken for the next job's
-            self.end()
-            raise
-
-    def end(self) -> None:
-        """End the process and the child that it may have."""
-        atexit.unregister(self.end)
-        if os.getpid() != self.owner:
-            return
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.stdout.close()
 
 
 def export(kernel, values: dict) -> tuple[str, list[tuple[int, int]]]:

@@ -16,6 +16,7 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
+COMPILER_BYTES = 4 << 30  # what one compilation may take
 IDLE_SECONDS = 300  # without a job for so long, it leaves
 
 
@@ -77,6 +78,8 @@ def raise_child(job: str, folder: Path, place: str) -> None:
         os.dup2(nothing, 0), os.dup2(words, 1), os.dup2(words, 2)
         os.chdir(place)
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "cache"))
+        if job == "compile":  # a kernel's text can ask the compiler for any amount: unrolled loops, constants
+            bound_memory(COMPILER_BYTES)
         importlib.invalidate_caches()
         main(job, folder)
         if "torch" in sys.modules:
@@ -89,6 +92,20 @@ def raise_child(job: str, folder: Path, place: str) -> None:
     finally:
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(status)
+
+
+def bound_memory(more: int) -> None:
+    """Let this process take ``more`` bytes of addresses than it has, where the system can limit it."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return
+    limit = pages * resource.getpagesize() + more
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def compile_all(module, details: dict, folder: Path) -> dict:

@@ -18,8 +18,8 @@ def repository(tmp_path, monkeypatch):
     (tmp_path / "tests" / "course" / "test_mutants.py").write_text("def test_no_mask():\n    pass\n")
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
     monkeypatch.setattr(run_tests, "BUILD", tmp_path / "build")
-    # One process, without plugins: they and workers cost seconds to start.
-    monkeypatch.setitem(run_tests.PYTEST, "unit", ["tests"])
+    # One process, without plugins that cost seconds to start.
+    monkeypatch.setitem(run_tests.PYTEST, "unit", ["-p", "pytest_timeout", "tests"])
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return tmp_path
 

@@ -210,9 +210,11 @@ def test_tensors_without_values():
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_recorded_by_make_fx(mode):
     q, k, v, _ = inputs(requires_grad=False)
-    program = make_fx(lambda q, k, v: flex_attention(q, k, v, mods.softcap(3.0)), tracing_mode=mode)(q, k, v)
-    assert "kernels_from_math.flex_attention.default" in program.code
-    torch.testing.assert_close(program(q, k, v), flex_attention(q, k, v, mods.softcap(3.0)))
+    for cap in (3.25, 3.5, 3.75):  # a number of the text, then an argument: traced anew in the recording
+        program = make_fx(lambda q, k, v: flex_attention(q, k, v, mods.softcap(cap)), tracing_mode=mode)(q, k, v)  # noqa: B023
+        calls = [node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        assert calls == [torch.ops.kernels_from_math.flex_attention.default]
+        torch.testing.assert_close(program(q, k, v), flex_attention(q, k, v, mods.softcap(cap)))
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

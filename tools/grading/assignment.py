@@ -23,11 +23,12 @@ class NotAnAssignment(ValueError):
 
 @dataclass(frozen=True)
 class Check:
-    """One check cell: ``check.name(function)``, worth ``points``."""
+    """One check cell: ``check.name(function)``, worth ``points``; ``varied`` says what it asks instead, if it does."""
 
     cell: str
     name: str
     function: str
+    varied: dict
     points: float
 
 
@@ -114,7 +115,10 @@ class Assignment:
             if of(cell)["grade"] and not is_answer(cell):
                 called = _check_call(cell.source)
                 if called is None:
-                    raise NotAnAssignment(f"{self.name}: the check cell {name} is not `check.NAME(FUNCTION)`")
+                    raise NotAnAssignment(
+                        f"{self.name}: the check cell {name} is not `check.NAME(FUNCTION)` or, varied, "
+                        "`check.NAME(FUNCTION, varied={...})`"
+                    )
                 found.append(Check(name, *called, float(of(cell)["points"])))
         return found
 
@@ -152,13 +156,15 @@ def is_answer(cell) -> bool:
     return of(cell)["solution"] is True
 
 
-def _check_call(source: str) -> tuple[str, str] | None:
+def _check_call(source: str) -> tuple[str, str, dict] | None:
     try:
         (statement,) = ast.parse(source).body
         call = statement.value
         module, name = call.func.value.id, call.func.attr
         (function,) = call.args
-        return (name, function.id) if module == "check" and not call.keywords else None
+        asked = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        varied = asked.pop("varied", {})
+        return (name, function.id, varied) if module == "check" and not asked and isinstance(varied, dict) else None
     except (SyntaxError, ValueError, AttributeError):
         return None
 

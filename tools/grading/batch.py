@@ -6,29 +6,25 @@ are what they were.
 """
 
 import collections
+import contextlib
 import datetime
 import hashlib
 import json
-import multiprocessing
 import os
 import sys
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 from tqdm import tqdm
 
-from tools.grading import files, submission
+from tools.grading import files, foreign, submission
 from tools.grading.course import ABOUT, Course
-from tools.grading.gradebook import Book
+from tools.grading.judges import Judges
 from tools.grading.marks import graded_copy, marks, table
 from tools.grading.results import STATUSES, Result
 from tools.grading.sandbox import ROOT
-from tools.grading.worker import Task, begin, judged
-
-TRIES = 2  # how often a submission is tried whose judge came to its end
+from tools.grading.worker import Task
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class Batch:
             return 1
         open_tasks = [task for task in tasks if not self._known(task)]
         interrupted = False
-        with Book(self.course.gradebook) as book:
+        with self._judges(open_tasks) as results, self._book() as book:
             for name in sorted({task.assignment for task in tasks}):
                 book.declare(self.assignments[name], self.course.deadlines.get(name))
             for student, about in self.course.roster.items():
@@ -86,11 +82,16 @@ class Batch:
             for result in list(self.results.values()):
                 self._enter(book, result)
             try:
-                self._grade(open_tasks, book)
+                self._grade(results, open_tasks, book)
             except KeyboardInterrupt:
                 interrupted = True
             self._marks(book, tasks)
         return self._say(tasks, interrupted)
+
+    def _book(self):
+        from tools.grading.gradebook import Book  # nbgrader takes its time, and judges are starting meanwhile
+
+        return Book(self.course.gradebook)
 
     def _tasks(self) -> list[Task]:
         tasks = []
@@ -99,13 +100,22 @@ class Batch:
             if student.name.startswith("."):
                 continue
             if not student.is_dir() and not (student.is_symlink() and os.path.isdir(student.path)):
-                self.strangers.append(f"{student.name}: no student's folder")
+                self.strangers.append(f"{foreign.plain(student.name, 200)}: no student's folder")
                 continue
-            for place in sorted(os.scandir(student.path), key=lambda one: one.name):
+            if foreign.plain(student.name, 200) != student.name or len(student.name.encode()) > 200:
+                self.strangers.append(f"{foreign.plain(student.name, 200)}: no student can be called so")
+                continue
+            try:
+                places = sorted(os.scandir(student.path), key=lambda one: one.name)
+            except OSError as error:
+                self.strangers.append(f"{student.name}: cannot be read: {os.strerror(error.errno)}")
+                continue
+            for place in places:
                 if place.name in self.assignments:
                     tasks.append(self._task(student.name, place.name))
                 elif not place.name.startswith("."):
-                    self.strangers.append(f"{student.name}/{place.name}: no assignment of this name was released")
+                    place = foreign.plain(place.name, 200)
+                    self.strangers.append(f"{student.name}/{place}: no assignment of this name was released")
         return tasks
 
     def _task(self, student: str, name: str) -> Task:
@@ -153,78 +163,35 @@ class Batch:
         grace = datetime.timedelta(minutes=self.course.late.grace_minutes)
         return late if late > grace else datetime.timedelta(0)
 
-    def _grade(self, tasks: list[Task], book: Book) -> None:
+    @contextlib.contextmanager
+    def _judges(self, tasks: list[Task]):
+        """What judges the tasks: a function of the tasks, and of what is called as each is begun."""
         if not tasks:
-            return
-        if self.how.scheduler:
+            yield lambda tasks, begun: ()
+        elif self.how.scheduler:
             from tools.grading import cluster
 
-            with tqdm(total=len(tasks), unit="submission", disable=self.how.quiet, dynamic_ncols=True) as bar:
-                for task, result in cluster.results(tasks, self.how):
-                    bar.set_postfix_str(f"{task.student}, {task.assignment}")
-                    self._keep(task, result, book)
-                    bar.update()
-            return
-        waiting = collections.deque((task, 1) for task in tasks)
-        again: collections.deque = collections.deque()  # was being judged when a judge's process came to its end
-        jobs = max(1, min(self.how.jobs, len(tasks)))
-        with tqdm(total=len(tasks), unit="submission", disable=self.how.quiet, dynamic_ncols=True) as bar:
-            while waiting:
-                self._with_pool(jobs, waiting, again, bar, book)
-            while again:  # one at a time: so the one that ends its judge is the one that is named
-                self._with_pool(1, again, again, bar, book)
+            yield lambda tasks, begun: cluster.results(tasks, self.how, begun)
+        else:
+            jobs = max(1, min(self.how.jobs, len(tasks)))
+            with Judges(jobs, self.how.unsafe, self.how.seconds, self.how.total) as judges:
+                yield judges.results
 
-    def _with_pool(self, jobs, waiting, again, bar, book):
-        """Judge until nothing waits, or until a judge's process is gone: then its submissions are tried once more."""
-        context = multiprocessing.get_context("spawn")
-        arguments = (self.how.unsafe, self.how.seconds, self.how.total)
-        running: dict[Future, tuple[Task, int]] = {}
-        pool = ProcessPoolExecutor(jobs, context, begin, arguments)
-        try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    task, attempt = waiting[0]
-                    bar.set_postfix_str(f"{task.student}, {task.assignment}")
-                    running[pool.submit(judged, task)] = task, attempt
-                    waiting.popleft()
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    task, attempt = running.pop(future)
-                    try:
-                        result = future.result()
-                    except BrokenProcessPool:
-                        running[future] = task, attempt
-                        raise
-                    except Exception as error:  # the judge's own mistake, named with the submission that shows it
-                        result = Result(
-                            task.student,
-                            task.assignment,
-                            "crashed",
-                            f"the judge failed: {type(error).__name__}: {error}",
-                        )
-                        result.most = self.assignments[task.assignment].points
-                    self._keep(task, result, book)
-                    bar.update()
-        except BrokenProcessPool:
-            for task, attempt in running.values():
-                if attempt < TRIES:
-                    again.append((task, attempt + 1))
-                else:
-                    result = Result(
-                        task.student, task.assignment, "crashed", "the judge's process came to its end twice"
-                    )
-                    result.most = self.assignments[task.assignment].points
-                    self._keep(task, result, book)
-                    bar.update()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    def _grade(self, results, tasks: list[Task], book) -> None:
+        with tqdm(total=len(tasks), unit="submission", disable=self.how.quiet or not tasks, dynamic_ncols=True) as bar:
+            begun = lambda task: bar.set_postfix_str(f"{task.student}, {task.assignment}")
+            for task, result in results(tasks, begun):
+                self._keep(task, result, book)
+                bar.update()
 
-    def _keep(self, task: Task, result: Result, book: Book) -> None:
+    def _keep(self, task: Task, result: Result, book) -> None:
         result.key, result.submitted = task.key, task.submitted
+        result.most = result.most or self.assignments[task.assignment].points
         self.results[task.student, task.assignment] = self._dated(result)
         files.write(self._place(task.student, task.assignment), json.dumps(result.to_json(), indent=1))
         self._enter(book, result)
 
-    def _enter(self, book: Book, result: Result) -> None:
+    def _enter(self, book, result: Result) -> None:
         """Write one result into the gradebook, and the graded copy for formgrader and nbgrader's own feedback."""
         late = self._lateness(result)
         book.write(result, self.course.late.penalty(result.points or 0.0, late))
@@ -238,7 +205,7 @@ class Batch:
             if result.submitted:
                 files.write(folder / "timestamp.txt", result.submitted)
 
-    def _marks(self, book: Book, tasks: list[Task]) -> None:
+    def _marks(self, book, tasks: list[Task]) -> None:
         files.write(self.course.build / "marks.csv", table(marks(book, self.results, self.assignments)))
 
     def _say(self, tasks, interrupted) -> int:
@@ -263,12 +230,12 @@ class Batch:
 
 def _handed_in(folder: Path) -> str:
     """When a submission was handed in, as nbgrader's collectors note it beside the notebook; empty where they did not."""
-    from nbgrader.utils import parse_utc
-
     place = folder / "timestamp.txt"
     try:
         if place.is_symlink() or place.stat().st_size > 200:
             return ""
-        return parse_utc(place.read_text().strip()).replace(tzinfo=datetime.UTC).isoformat()
-    except (OSError, ValueError, OverflowError, AttributeError):
+        from nbgrader.utils import parse_utc  # only where a collector was: it takes its time
+
+        return parse_utc(submission.load(place).decode().strip()).replace(tzinfo=datetime.UTC).isoformat()
+    except (OSError, ValueError, OverflowError, AttributeError, submission.Unusable):
         return ""

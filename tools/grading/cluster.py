@@ -4,7 +4,7 @@ A worker needs this checkout on its PYTHONPATH and bubblewrap; what it grades co
 that is lost gives its submission back to the scheduler; the result that arrives first is the one that counts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from distributed import Client, KilledWorker, as_completed
 
@@ -14,8 +14,8 @@ from tools.grading.results import Result
 _NOBODY = 600  # seconds without any worker
 
 
-def results(tasks: list, how) -> Iterator[tuple]:
-    """Each task with its result, as they arrive."""
+def results(tasks: list, how, begun: Callable) -> Iterator[tuple]:
+    """Each task with its result, as they arrive; ``begun(task)`` is called before."""
     with Client(how.scheduler, timeout=30, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=_NOBODY)
         waiting = {}
@@ -25,6 +25,7 @@ def results(tasks: list, how) -> Iterator[tuple]:
             waiting[future] = task
         for future in as_completed(list(waiting), loop=client.loop):
             task = waiting.pop(future)
+            begun(task)
             yield task, _result(task, future)
             future.release()
 

@@ -9,7 +9,7 @@ import csv
 import io
 from pathlib import Path
 
-from tools.grading import files
+from tools.grading import files, foreign
 from tools.grading.course import Course
 
 MOODLE = ("First name", "Last name", "ID number", "Email address")
@@ -49,7 +49,7 @@ def canvas(rows: list[dict], roster: dict[str, dict]) -> str:
 
 def _table(header, lines) -> str:
     text = io.StringIO()
-    csv.writer(text).writerows([header, *lines])
+    csv.writer(text).writerows([header, *(map(foreign.cell, line) for line in lines)])
     return text.getvalue()
 
 

@@ -6,12 +6,13 @@ An answer that could not be graded has no automatic mark and waits for a person;
 import contextlib
 import datetime
 import json
-import os
-import sys
 import time
 import warnings
 
+from alembic.script import ScriptDirectory
 from nbgrader.api import Comment, Grade, Gradebook, InvalidEntry, MissingEntry
+from nbgrader.dbutil import ALEMBIC_DIR
+from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError, SAWarning
 from sqlalchemy.orm.exc import StaleDataError
 
@@ -26,9 +27,8 @@ class Book:
 
     def __init__(self, url: str):
         self.url = url
-        if (scripts := os.path.dirname(sys.executable)) not in os.environ.get("PATH", "").split(os.pathsep):
-            os.environ["PATH"] = scripts + os.pathsep + os.environ.get("PATH", "")  # nbgrader calls `alembic` by name
         warnings.filterwarnings("ignore", "Object of type <Submitted", SAWarning)  # nbgrader's own way of adding one
+        _patiently(lambda: _version(url))
         self._book = _patiently(lambda: Gradebook(url, COURSE))
 
     def __enter__(self):
@@ -135,6 +135,19 @@ class Book:
             due = self._book.find_assignment(assignment).duedate
             return due.replace(tzinfo=datetime.UTC) if due else None
         return None
+
+
+def _version(url: str) -> None:
+    """Note in a new database which version of nbgrader's tables it has, as nbgrader does by a process of its own."""
+    engine = create_engine(url)
+    try:
+        if not inspect(engine).get_table_names():
+            version = ScriptDirectory(ALEMBIC_DIR).get_current_head()
+            with engine.begin() as connection:
+                connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)"))
+                connection.execute(text("INSERT INTO alembic_version VALUES (:version)"), {"version": version})
+    finally:
+        engine.dispose()
 
 
 def _patiently(action, undo=lambda: None, tries: int = 8):

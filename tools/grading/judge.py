@@ -18,6 +18,8 @@ import torch
 from kernels import check as checks
 from kernels.check import pipeline_clinic
 from kernels.check.framework import check as hold
+from kernels.lab import _nursery
+from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
 from tools.grading import gate
 from tools.grading.assignment import EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.lines import Refused
@@ -26,6 +28,7 @@ from tools.grading.results import Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable
 
+COMPILER_SECONDS = 60  # for one kernel: what a compiler works on for longer is an unrolled loop
 THREADS = 48  # the model of Gluon runs partitions as threads
 
 
@@ -47,6 +50,7 @@ class Judge:
         os.environ["KERNELS_PROGRESS"] = "0"  # what a check prints is kept
         self.unsafe, self.seconds, self.total, self.limits = unsafe, seconds, total, limits or Limits()
         self._template: Template | None = None
+        _nursery.TIMEOUT_SECONDS = min(_nursery.TIMEOUT_SECONDS, COMPILER_SECONDS)
 
     def template(self) -> Template:
         """A template that may start one more contestant."""
@@ -78,13 +82,14 @@ class Judge:
             signal.signal(signal.SIGALRM, _too_long)
             signal.alarm(int(2 * self.total) + 60)
         result = Result(student, assignment.name, "graded", most=assignment.points, notes=list(submission.notes))
-        result.answers, result.texts = dict(submission.answers), dict(submission.texts)
+        result.answers = {name: source[: gate.MOST_CHARACTERS] for name, source in submission.answers.items()}
+        result.texts = dict(submission.texts)
         try:
             cells = self._cells(assignment, submission)
             limits = self.limits
             if assignment.pipelines:
                 limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
-            bench = Bench(self.template, limits, self.seconds, self.total)
+            bench = Bench(self.template, limits, self.seconds, self.total, assignment.program)
             try:
                 for one in assignment.checks:
                     result.checks.append(self._check(one, assignment, cells, bench))
@@ -130,12 +135,14 @@ class Judge:
             raise Unusable("refused", str(refused.args[0])) from None
         text = printed.getvalue()
         scale = one.points / exercise.points if exercise.points else 0.0
-        return Outcome(one.cell, one.function, points * scale, one.points, seed, _lines(exercise, text, scale), text)
+        return Outcome(
+            one.cell, one.function, points * scale, one.points, seed, _lines(exercise, text, scale), text, one.varied
+        )
 
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
-    exercise = exercise_of(one.name)
+    exercise = exercise_of(one.name).varied(one.varied)
     if one.name in EMITTERS:
         alone = [
             [name, source if name == "setup" else gate.jit_functions_alone(source), [], ""]
@@ -155,9 +162,8 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
             seed=seed,
             grading=True,
         )
-    return exercise, getattr(checks, one.name)(
-        Remote(one.function, bench, cells, exercise.given, assignment.given.fields), seed=seed, grading=True
-    )
+    remote = Remote(one.function, bench, cells, exercise.given, assignment.given.fields)
+    return exercise, hold(exercise, remote, seed=seed, grading=True)
 
 
 def exercise_of(name: str):

@@ -6,8 +6,8 @@ import json
 
 import nbformat
 
+from tools.grading import foreign
 from tools.grading.assignment import Assignment, grade_id, is_answer
-from tools.grading.gradebook import Book
 from tools.grading.results import Result
 
 COLUMNS = (
@@ -38,7 +38,7 @@ def graded_copy(assignment: Assignment, result: Result) -> nbformat.NotebookNode
     return copy
 
 
-def marks(book: Book, results: dict, assignments: dict[str, Assignment]) -> list[dict]:
+def marks(book, results: dict, assignments: dict[str, Assignment]) -> list[dict]:
     """A row for every student and every assignment that anybody handed in; a mark is empty where there is none."""
     names = sorted({name for _, name in results})
     students = book.students()
@@ -72,5 +72,5 @@ def table(rows: list[dict]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: foreign.cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()

@@ -12,6 +12,8 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from tools.grading import foreign
+
 _MATHS = re.compile(r"(?s)(?P<code>```.*?```|``.+?``|`[^`\n]*`)|\$\$(?P<display>.+?)\$\$|\$(?P<inline>[^$]+?)\$")
 _FORMATTER = HtmlFormatter(linenos="inline", nobackground=True)
 
@@ -36,7 +38,9 @@ def mathematics(tex: str, display: bool) -> str:
     plain = re.sub(r"\\(texttt|mathtt|text)\{([^{}]*)\}", lambda m: m[0].replace(r"\_", "_"), tex.strip())
     if not re.search(r"\\(href|class|style|url|html)", plain):
         try:
-            return convert(plain, display="block" if display else "inline")
+            made = convert(plain, display="block" if display else "inline")
+            if foreign.is_mathml(made):
+                return made
         except Exception:  # the converter raises what its parser happens to raise
             pass
     return f"<code>{html.escape(tex)}</code>"

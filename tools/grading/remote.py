@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import numpy
 
 from kernels.check.contestant import Contestant, Kernels, Outcome
-from tools.grading import gate, texts
+from tools.grading import foreign, gate, texts
 from tools.grading.contestant import traces, values, wire
 from tools.grading.given import Given, is_kernel
 from tools.grading.lines import Refused
 from tools.grading.sandbox import Connection, Limits, Template
 
 MOST_TEXT = 2000
+LIVES = 2  # contestants that a submission may lose
 
 
 class Spent(Exception):
@@ -29,9 +30,11 @@ class Spent(Exception):
 class Bench:
     """Contestants for one submission: a new one where one was lost, until too many were."""
 
-    def __init__(self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, lives: int = 2):
-        self._template, self._limits = template, limits
-        self._seconds, self._until, self._lives = seconds, time.monotonic() + total, lives
+    def __init__(
+        self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, tracing: bool = False
+    ):
+        self._template, self._limits, self._tracing = template, limits, tracing
+        self._seconds, self._until = seconds, time.monotonic() + total
         self._open: dict[str, Connection] = {}
         self.incidents: list[str] = []  # "out of time" or "crashed", as they happened
         self.details: list[str] = []
@@ -39,7 +42,7 @@ class Bench:
     def ask(self, room: str, cells: list, header: dict, arrays=()) -> tuple[dict, list]:
         """Send a request to the contestant of a room, which has ``cells`` loaded. Raises ``Told`` if it cannot answer."""
         left = self._until - time.monotonic()
-        if len(self.incidents) >= self._lives or left <= 0:
+        if len(self.incidents) >= LIVES or left <= 0:
             if left <= 0 and "out of time" not in self.incidents:
                 self._lost("out of time", "the submission's time is used up")
             raise Told(
@@ -48,7 +51,7 @@ class Bench:
         connection = self._open.get(room)
         try:
             if connection is None:
-                connection = self._open[room] = self._template().start(self._limits)
+                connection = self._open[room] = self._template().start(self._limits, self._tracing)
                 connection.ask({"op": "load", "cells": cells}, seconds=min(self._seconds, left))
             return connection.ask(header, arrays, seconds=min(self._seconds, left))
         except wire.OutOfTime:
@@ -102,8 +105,7 @@ def _phrases(error) -> tuple[str, str]:
 
 
 def _plain(text) -> str:
-    text = text if isinstance(text, str) else ""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text[:MOST_TEXT])
+    return foreign.plain(text, MOST_TEXT, lines=True)
 
 
 def _take(bench: Bench, packed: values.Packed, answer: dict, arrays: list) -> list:

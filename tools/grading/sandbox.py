@@ -170,12 +170,13 @@ class Template:
         lines = self._errors.read(1 << 20).decode(errors="replace").strip().splitlines()
         return "\n".join(lines[-14:]) if lines else ""
 
-    def start(self, limits: Limits) -> "Connection":
-        """A new contestant."""
+    def start(self, limits: Limits, tracing: bool = False) -> "Connection":
+        """A new contestant; ``tracing``: it traces programs of PyTorch."""
         _ = self.nested
         self.used = True
         ours, theirs = socket.socketpair()
-        socket.send_fds(self._control, [json.dumps({"limits": asdict(limits)}).encode()], [theirs.fileno()])
+        order = {"limits": asdict(limits), "tracing": tracing}
+        socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
         theirs.close()
         return Connection(ours, self, self._answer(START_SECONDS)["started"])
 

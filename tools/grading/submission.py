@@ -5,6 +5,7 @@ what could not has a status and a reason.
 """
 
 import ast
+import functools
 import hashlib
 import json
 import os
@@ -12,11 +13,14 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.grading import foreign
 from tools.grading.assignment import Assignment, is_answer
+from tools.grading.gate import MOST_CHARACTERS
 from tools.grading.given import Given
 
 MOST_BYTES = 20 << 20
 MOST_CELLS = 2000
+MOST_NOTES, MOST_NOTE = 20, 300  # their number, and the characters of each
 SKIPPING = ("skip-execution", "raises-exception", "nbval-skip", "remove_cell", "remove_input")
 
 
@@ -24,8 +28,8 @@ class Unusable(Exception):
     """A submission that cannot be graded: its status, and the reason."""
 
     def __init__(self, status: str, reason: str):
-        super().__init__(status, reason)
-        self.status, self.reason = status, reason
+        self.status, self.reason = status, foreign.plain(reason, 500)
+        super().__init__(status, self.reason)
 
 
 @dataclass
@@ -45,7 +49,10 @@ def find(folder: Path, name: str) -> tuple[Path, list[str]]:
             raise Unusable("refused", f"{place.name} is a symbolic link, not a folder")
     if not folder.is_dir():
         raise Unusable("refused", f"{folder.name} is no folder")
-    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise Unusable("refused", f"{folder.name} cannot be read: {os.strerror(error.errno)}") from None
     for entry in entries:
         if entry.is_symlink():
             raise Unusable("refused", f"{entry.name} is a symbolic link")
@@ -54,12 +61,13 @@ def find(folder: Path, name: str) -> tuple[Path, list[str]]:
         raise Unusable("missing", f"the folder holds no notebook: {name}.ipynb is expected")
     if f"{name}.ipynb" in notebooks:
         others = [other for other in notebooks if other != f"{name}.ipynb"]
-        return folder / f"{name}.ipynb", [f"{', '.join(others)} beside it: left out"] if others else []
+        notes = [foreign.plain(f"beside it, left out: {', '.join(others)}", MOST_NOTE)] if others else []
+        return folder / f"{name}.ipynb", notes
     if len(notebooks) > 1:
         raise Unusable(
             "refused", f"{len(notebooks)} notebooks, none of them {name}.ipynb: {', '.join(notebooks)[:200]}"
         )
-    return folder / notebooks[0], [f"the notebook is called {notebooks[0]}"]
+    return folder / notebooks[0], [foreign.plain(f"the notebook is called {notebooks[0]}", MOST_NOTE)]
 
 
 def load(path: Path) -> bytes:
@@ -105,7 +113,7 @@ class _Cell:
         if isinstance(source, list) and all(isinstance(line, str) for line in source):
             source = "".join(source)
         source = source if isinstance(source, str) else ""
-        self.source = source.replace("\r\n", "\n").replace("\r", "\n")
+        self.source = foreign.storable(source).replace("\r\n", "\n").replace("\r", "\n")
         self.kind = cell.get("cell_type")
         metadata = cell.get("metadata") if isinstance(cell.get("metadata"), dict) else {}
         fields = metadata.get("nbgrader") if isinstance(metadata.get("nbgrader"), dict) else {}
@@ -114,11 +122,11 @@ class _Cell:
         tags = metadata.get("tags") if isinstance(metadata.get("tags"), list) else []
         self.tags = [tag for tag in tags if isinstance(tag, str)]
 
-    @property
+    @functools.cached_property
     def binds(self) -> set[str]:
-        """What a code cell defines; nothing where Python cannot read it."""
+        """What a code cell defines; nothing where Python cannot read it, or it is too long for an answer."""
         try:
-            return Given().add(self.source)
+            return set() if len(self.source) > MOST_CHARACTERS else Given().add(self.source)
         except (SyntaxError, ValueError, RecursionError, MemoryError, AttributeError):
             return set()
 
@@ -137,8 +145,14 @@ class _Reader:
                     continue
                 self.taken.add(id(mine))
                 where = self.found.texts if name in self.assignment.texts else self.found.answers
+                if where is self.found.texts and len(mine.source) > MOST_CHARACTERS:
+                    self.found.notes.append(f"text {name} has {len(mine.source)} characters: cut at {MOST_CHARACTERS}")
+                    mine.source = mine.source[:MOST_CHARACTERS]
                 where[name] = mine.source
         self._note_changes()
+        notes = [foreign.plain(note, MOST_NOTE) for note in self.found.notes]
+        more = len(notes) - MOST_NOTES
+        self.found.notes = notes[:MOST_NOTES] + ([f"{more} more notes of this kind"] if more > 0 else [])
         return self.found
 
     def _choose(self, name, released):

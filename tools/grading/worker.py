@@ -25,16 +25,17 @@ _judge = None
 
 
 def begin(unsafe: bool, seconds: float, total: float) -> None:
-    """Start the sandbox first, then import what judging needs: they take as long as each other."""
+    """Start the sandbox first, then import what judging needs: they take as long as each other. The compiler comes last."""
     global _judge
     from tools.grading.sandbox import Template
 
     template = Template(unsafe)
     os.environ["TRITON_INTERPRET"] = "1"
-    from tools.grading.judge import Judge
+    from tools.grading.judge import Judge, make_ready
 
     _judge = Judge(unsafe=unsafe, seconds=seconds, total=total)
     _judge._template = template
+    make_ready()
 
 
 def judged(task: Task) -> Result:

@@ -181,7 +181,9 @@ def difference(name: str, got, expected, *, tolerance: float = 1e-5) -> str:
 
 
 def _number(*numbers) -> list[str]:
-    """Numbers in few digits, in more where few would make two of them the same."""
+    """Numbers in few digits, in more where few would make two of them the same; integers in all of theirs."""
+    if all(float(number).is_integer() for number in numbers):
+        return [f"{number.item():.0f}" for number in numbers]
     for digits in (3, 6, 9, 17):
         texts = [f"{number.item():.{digits}g}" for number in numbers]
         if len(set(texts)) == len(texts):

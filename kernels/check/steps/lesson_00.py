@@ -20,7 +20,7 @@ def reverse(kernel):
     x, out = values(16), empty(16)
     explained("Which element does place 0 of out want?", kernel, (4,), x, out, 16, BLOCK=4)
     if torch.equal(out, x):
-        return "x is copied as it is: the load has to run the other way."
+        return "Nothing is reversed, x is copied as it is: the load has to run the other way."
     if torch.equal(out, x.view(4, 4).flip(1).flatten()):
         return "Each block is reversed, but the blocks are still in their old order: count from the end of x."
     return difference("out", out, x.flip(0))

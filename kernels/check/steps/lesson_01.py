@@ -26,7 +26,8 @@ def lower(kernel):
             return f"With N = {N}, {said}"
         loaded = sum(len(elements) for elements in recorded.launches[0].programs("x_ptr", "load").values())
         if loaded > N * (N + 1) // 2:
-            return f"out is right, but {loaded} elements are loaded where {N * (N + 1) // 2} are enough: mask the load too."
+            enough = N * (N + 1) // 2
+            return f"The result is right, but {loaded} elements are loaded where {enough} are enough: mask the load too."
     return ""
 
 
@@ -46,7 +47,11 @@ def windows(function):
             if said := difference("the view", got, expected):
                 if got.stride(0) == W * x.stride(0):
                     return f"{where}the windows lie side by side. The next one begins one element further, not W."
-                own = " A vector's own stride needn't be 1: x.stride(0)." if x.stride(0) != 1 else ""
+                own = (
+                    " A vector's own stride needn't be 1: x.stride(0)."
+                    if x.stride(0) != 1
+                    else f" Your strides are {got.stride()}: how far is it in x from a window to the next, and within one?"
+                )
                 return f"{where}{said}{own}"
             if got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
                 return f"{where}the numbers are right, but they were copied: a view shares the vector's memory."

@@ -17,7 +17,7 @@ def in_flight(answer):
     for block, loads, size, ns, rate in cases:
         got = answer(block, loads, size, ns, rate)
         asked = f"{loads} load{'s' * (loads > 1)} of {block} lanes × {size} bytes, {ns} ns, {rate} TB/s"
-        if wrong := _number(got, f"for {asked} the result"):
+        if wrong := _number(got, f"For {asked} the result"):
             return wrong
         exact = ns * rate * 1e3 / (block * loads * size)
         want = math.ceil(exact)
@@ -69,7 +69,7 @@ def rooms(answer):
         got = answer(registers, shared)
         asked = f"{registers} registers in a thread, {shared:,} bytes of shared memory"
         if got not in CHOICES:
-            return f"for {asked} the result is {got!r}, not one of 1, 2, 4, 8, 16"
+            return f"For {asked} the result is {got!r}, not one of 1, 2, 4, 8, 16"
         allowed = {warps: _allowed(warps, registers, shared) for warps in CHOICES}
         homes = {warps: warps * min(allowed[warps].values()) for warps in CHOICES}
         want = _best(homes.get)

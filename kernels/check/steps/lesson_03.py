@@ -74,16 +74,17 @@ def loop(scaled_loop):
     if float(out[0, 0]) != 2055:
         return (
             f"A step of 2048 and seven steps of 1 make 2055, and here {out[0, 0].item():.0f}: the sum is kept in 16 bits; "
-            "let the accumulator be float32 and leave tl.dot its out_dtype"
+            "let the accumulator be float32, and leave out tl.dot's out_dtype, which is float32 unless you say otherwise"
         )
-    for tensor, value in ((a, 512), (b, 2.0**-10), (memory, 256)):
-        tensor.fill_(value)
-    if not _run_loop(scaled_loop, a, b, memory, 128).isfinite().all():
-        return (
-            "512 times a scale of 256 is more than float16 holds, and the product comes back infinite: let the numbers and "
-            "their scales be float32 before they are multiplied"
-        )
-    return ""
+    for of_a, of_b in ((512, 2.0**-10), (2.0**-10, 512)):
+        for tensor, value in ((a, of_a), (b, of_b), (memory, 256)):
+            tensor.fill_(value)
+        if not _run_loop(scaled_loop, a, b, memory, 128).isfinite().all():
+            return (
+                "512 times a scale of 256 is more than float16 holds, and the product comes back infinite: let the numbers "
+                "and their scales be float32 before they are multiplied"
+            )
+    return _rounded_tiles(scaled_loop)
 
 
 def _loop_inputs(K: int, apart: int, behind: float):
@@ -111,7 +112,7 @@ def _known_loop(a, b, scale, out) -> str:
     k = torch.arange(a.shape[1], device=a.device)
     by_rows = a * scale[k[None, :] // 16 * 16 + torch.arange(16, device=a.device)[:, None]]
     known = {
-        "The product comes back unscaled": a @ b,
+        "The product comes back unscaled: multiply one of the tiles by the scales before tl.dot": a @ b,
         "Only the last step's product is left: hand acc to tl.dot, or add to it": (a * scale)[:, -16:] @ b[-16:],
         "Every step reads the first step's numbers: offs_k begins at start": 2 * (a * scale)[:, :16] @ b[:16],
         "Every step uses the first step's scales: load them at scale_ptr + offs_k": (a * scale[k % 16]) @ b,
@@ -158,6 +159,24 @@ def _short_accumulator(helper) -> str:
     return ""
 
 
+def _rounded_tiles(helper) -> str:
+    """A product of float32 tiles that tensor cores may round to TF32; in the interpreter it is exact all the same."""
+    exact = {"ieee", "tf32x3", "bf16x6"}
+    for node, text in _calls(helper, "dot"):
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        precision = given.get("input_precision", node.args[3] if len(node.args) > 3 else None)
+        said = getattr(precision, "value", None) if isinstance(precision, ast.Constant) else precision
+        forbidden = getattr(given.get("allow_tf32"), "value", None) is False
+        if forbidden or said in exact or isinstance(said, ast.expr):
+            continue
+        return (
+            f"All numbers are right here, but `{' '.join(text.split())}` lets a GPU's tensor cores round both tiles to TF32, "
+            "10 bits of fraction instead of 23, and a number of 11 bits times a scale of 11 may need 22. Say "
+            "input_precision=\"ieee\", as in step 2 (step 6 says why)"
+        )
+    return ""
+
+
 def _place(pid: int, grid_m: int, grid_n: int, GROUP_N: int) -> tuple[int, int]:
     first = pid // (GROUP_N * grid_m) * GROUP_N
     columns, here = min(grid_n - first, GROUP_N), pid % (GROUP_N * grid_m)
@@ -185,7 +204,12 @@ def order(place):
             return f"{said}, program {pid} gets tile {outside[0]}: the last group may have fewer columns than GROUP_N"
         twice = len(tiles) - len(set(tiles))
         if twice:
-            return f"{said}, {twice} tiles are computed twice and as many never"
+            again = next(tile for i, tile in enumerate(tiles) if tile in tiles[:i])
+            pids = [pid for pid, tile in enumerate(tiles) if tile == again]
+            return (
+                f"{said}, programs {pids[0]} and {pids[1]} both get tile {again}, and others are never computed: "
+                f"each group has {GROUP_N} columns of its own, from its first one on"
+            )
         first = min(GROUP_N, grid_n)
         wanted = [(i // first, i % first) for i in range(first * grid_m)]
         if tiles[: len(wanted)] == wanted:

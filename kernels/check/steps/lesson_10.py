@@ -15,22 +15,25 @@ def ahead(answer):
         return "It must return two blocks, j and inside"
     j, inside = (torch.as_tensor(part).expand(4, 3) for part in pair)
     if torch.equal(j, (t - w).expand(4, 3)):
-        return f"token 7's tap 2 reads time {j[0, 2]}: that is two tokens back, and the window shall look ahead"
+        return f"Token 7's tap 2 reads time {j[0, 2]}: that is two tokens back, and the window shall look ahead"
     if torch.equal(j, t + 2 - w):
-        return f"token 7's tap 0 reads time {j[0, 0]}: the taps are reversed, tap 0 is the token's own"
+        return f"Token 7's tap 0 reads time {j[0, 0]}: the taps are reversed, tap 0 is the token's own"
     if not torch.equal(j, t + w):
-        return f"token 7's taps read times {j[0].tolist()}, not 7, 8, 9"
+        return f"Token 7's taps read times {j[0].tolist()}, not 7, 8, 9"
     wanted = t + w < T
     if torch.equal(inside, wanted):
         return ""
     if torch.equal(inside, t + w <= T):
-        return f"time {T} counts as inside, but with T = {T} the last token is {T - 1}"
+        return f"Time {T} counts as inside, but with T = {T} the last token is {T - 1}"
     if torch.equal(inside, (t < T).expand(4, 3)):
-        return "token 9 exists, but its tap 1 reads time 10, which does not: the mask must ask for j, not for t"
+        return "Token 9 exists, but its tap 1 reads time 10, which does not: the mask must ask for j, not for t"
     if torch.equal(inside, (t + w >= 0).expand(4, 3)):
-        return "j >= 0 was the edge of the window that looks back: this one reaches beyond the end, T"
+        return "The mask j >= 0 was the edge of the window that looks back: this one reaches beyond the end, T"
     row, tap = (inside != wanted).nonzero()[0].tolist()
-    return f"with T = {T}, tap {tap} of token {7 + row} reads time {7 + row + tap}, and inside says {bool(inside[row, tap])}"
+    return (
+        f"With T = {T}, tap {tap} of token {7 + row} reads time {7 + row + tap}, and inside says {bool(inside[row, tap])}: "
+        f"there are inputs at the times 0 to {T - 1}"
+    )
 
 
 @step("10-shift", "the update for any length of the piece")
@@ -42,7 +45,7 @@ def newest_first(answer):
             state, piece = read[:slots].flip(0).expand(2, slots), read[slots:].expand(2, L)
             wanted = read.flip(0)[:slots].expand(2, slots)
             got = answer(state.clone(), piece.clone())
-            case = f"state {state[0].tolist()} and piece {piece[0].tolist()}"
+            case = f"The state {state[0].tolist()} and piece {piece[0].tolist()}"
             if tuple(got.shape) != (2, slots):
                 because = ": a slice [-0:] is everything" if slots == 0 else ""
                 return f"{case} (W = {slots + 1}) give {got.shape[-1]} slots, not {slots}{because}"
@@ -68,7 +71,7 @@ def tokens_after(answer):
         wanted = torch.cat([torch.arange(n).flip(0) for n in lengths])
         got = torch.as_tensor(answer(cu.clone()))
         if tuple(got.shape) != tuple(wanted.shape):
-            return f"lengths {lengths}: the answer has shape {list(got.shape)}, not [{len(wanted)}]"
+            return f"With lengths {lengths}, the answer has shape {list(got.shape)}, not [{len(wanted)}]"
         if torch.equal(got, wanted):
             continue
         t = int((got != wanted).nonzero()[0])
@@ -83,5 +86,6 @@ def tokens_after(answer):
             why = "an empty document has a number too, though it has no first token to count"
         else:
             why = "document n ends before cu[n + 1]"
-        return f"lengths {lengths}: after token {t} come {wanted[t]} of its own document, not {got[t]}; {why}"
+        said = f"With lengths {lengths}, your answer for token {t} is {got[t]}, and {wanted[t]} of its own document follow it"
+        return f"{said}: {why}"
     return ""

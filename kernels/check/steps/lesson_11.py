@@ -15,7 +15,7 @@ def requested(answer):
             continue
         if W == 1 and got == e * outputs * (W + 2):
             continue
-        case = f"B {B}, T {T}, D {D}, W {W}, e {e}: {got:,} bytes, not {wanted:,}"
+        case = f"For B = {B}, T = {T}, D = {D}, W = {W}, e = {e} you say {got:,} bytes, and it is {wanted:,}"
         if got == e * outputs * (W + 2):
             return f"{case}. That is the floor, each element once; but every token's program loads its whole window"
         if got == outputs * (2 * W + 1):
@@ -42,15 +42,17 @@ def pack_four(answer):
         got = torch.as_tensor(answer(bits.repeat(1, 3)))
         wanted = values.view(torch.int64)
         if got.dtype != torch.int64 or tuple(got.shape) != (3,):
-            return f"from [4, 3] bits it must make 3 words, an int64 tensor [3], not {got.dtype} {list(got.shape)}"
+            return f"From [4, 3] bits it must make 3 words, an int64 tensor [3], not {got.dtype} {list(got.shape)}"
         if torch.equal(got, wanted.expand(3)):
             continue
         back = _shown(got[:1])[0]
-        case = f"{numbers} comes back as {back}"
+        case = f"{numbers} comes back as [{', '.join(f'{value:.3g}' for value in back)}]"
         if back == numbers[::-1]:
             return f"{case}: place 0, the first number in memory, stands at the low end"
         at = next((i for i, v in enumerate(numbers) if v < 0 or str(v) == "-0.0"), None)
         right_below = at is not None and back[: at + 1] == numbers[: at + 1]
+        if numbers == [-2, 1, 3, 0.5] and back[0] == 2:
+            return f"{case}: the sign, the top bit of the 16, is lost; keep all 16, with & 0xFFFF"
         if right_below:
             return f"{case}: what is wrong stands above a negative number, whose widening filled it up with ones"
         return f"{case}: place i belongs 16 * i bits up, and all of its 16 bits"
@@ -68,22 +70,26 @@ def walk_back(answer):
             return j
 
         wanted = [list(range(t - W + 1, t + 1)) for t in range(last, first - 1, -1)]
-        run = f"tokens {last} to {first}, W = {W}"
+        run = f"Walking from token {last} to {first} with W = {W}"
         pairs = list(answer(X, first, last, W))
         if [t for t, _ in pairs] != list(range(last, first - 1, -1)):
-            return f"{run}: it yields the tokens {[t for t, _ in pairs]}"
+            return f"{run}, it yields the tokens {[t for t, _ in pairs]}"
         got = [list(window) for _, window in pairs]
         for t, (mine, right) in zip(range(last, first - 1, -1), zip(got, wanted)):
             if mine == right:
                 continue
             if sorted(mine) == right:
-                return f"{run}: token {t}'s window is {mine}: the oldest input stands first"
+                return f"{run}, token {t}'s window is {mine}: the oldest input stands first"
             if len(mine) != W:
-                return f"{run}: token {t}'s window {mine} has {len(mine)} inputs, not {W}"
-            return f"{run}: token {t}'s window is {mine}, not {right}; walking back, its oldest input is the new one"
+                return f"{run}, token {t}'s window {mine} has {len(mine)} inputs, not {W}"
+            return f"{run}, token {t}'s window is {mine}, not {right}; walking back, its oldest input is the new one"
         twice = sorted({j for j in asked if asked.count(j) > 1})
         if twice:
-            return f"{run}: right, but the inputs {twice} were asked for more than once"
+            return (
+                f"{run}, the windows are right, but the inputs {twice} were asked for more than once: keep what the next "
+                "token needs, too"
+            )
         if len(asked) > last - first + W:
-            return f"{run}: right, but {len(asked)} inputs were asked for, and R + W - 1 are {last - first + W}"
+            enough = last - first + W
+            return f"{run}, the windows are right, but {len(asked)} inputs were asked for, and R + W - 1 are {enough}"
     return ""

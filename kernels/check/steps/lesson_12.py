@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.check.steps import step
+from kernels.check.steps import described, step
 
 
 @step("12-reversed", "the outer product with the taps counted from the token")
@@ -14,32 +14,32 @@ def reversed_taps(answer):
         behind = torch.cat([x.new_zeros(2, W, 3), x], dim=1)  # W zeros in front
         wanted = torch.stack([dy * behind[:, W - w : W - w + T] for w in range(W)], dim=-1)
         got = answer(dy.clone(), x.clone(), W)
-        case = f"with T = {T} and W = {W}"
+        case = f"With T = {T} and W = {W}"
         if tuple(got.shape) != tuple(wanted.shape):
-            return f"{case} the answer has shape {list(got.shape)}, not {list(wanted.shape)}"
+            return f"{case}, the answer has shape {list(got.shape)}, not {list(wanted.shape)}"
         if torch.allclose(got, wanted):
             continue
         if torch.allclose(got, wanted.flip(-1)):
-            return f"{case} the taps are in lesson 10's order, oldest first: here tap 0 is the token's own"
+            return f"{case}, the taps are in lesson 10's order, oldest first: here tap 0 is the token's own"
         if torch.allclose(got, torch.stack([dy * x.roll(w, 1) for w in range(W)], dim=-1)):
             return (
-                f"{case} the first tokens multiply the last inputs of their sequence, which `roll` brings round: there "
+                f"{case}, the first tokens multiply the last inputs of their sequence, which `roll` brings round: there "
                 "must be 0"
             )
         one_line = torch.cat([x.new_zeros(W, 3), x.flatten(0, 1)])  # the sequences as one
         leaking = torch.stack([dy * one_line[W - w : W - w + 2 * T].view(2, T, 3) for w in range(W)], dim=-1)
         if torch.allclose(got, leaking):
-            return f"{case} the first tokens of sequence 1 multiply the last inputs of sequence 0"
+            return f"{case}, the first tokens of sequence 1 multiply the last inputs of sequence 0"
         ahead = torch.cat([x, x.new_zeros(2, W, 3)], dim=1)
         if torch.allclose(got, torch.stack([dy * ahead[:, w : w + T] for w in range(W)], dim=-1)):
-            return f"{case} token t multiplies x[t + w]: these taps look back, at x[t - w]"
+            return f"{case}, token t multiplies x[t + w]: these taps look back, at x[t - w]"
         both = torch.stack([(dy * x).roll(w, 1) for w in range(W)], dim=-1)
         if torch.allclose(got[:, W - 1 :], both[:, W - 1 :]):
-            return f"{case} dy is moved along with x: the weights of token t get dy at t, whatever the tap"
+            return f"{case}, dy is moved along with x: the weights of token t get dy at t, whatever the tap"
         b, t, d, w = (got - wanted).abs().nan_to_num(torch.inf).flatten().argmax().item(), *[0] * 3
         b, t, d, w = (int(i) for i in torch.unravel_index(torch.tensor(b), got.shape))
         return (
-            f"{case} the gradient of k[{b}, {t}, {d}, {w}] is {got[b, t, d, w]:.3g}, not dy[{t}] x[{t - w}] = "
+            f"{case}, the gradient of k[{b}, {t}, {d}, {w}] is {got[b, t, d, w]:.3g}, not dy[{t}] x[{t - w}] = "
             f"{wanted[b, t, d, w]:.3g}" + (" (before the start there is 0)" if t < w else "")
         )
     return ""
@@ -57,26 +57,43 @@ def document_end(answer):
         rows = [answer(j.clone(), tap, W, cu.clone()) for tap in range(W)]
         for row in rows:
             if not isinstance(row, torch.Tensor) or tuple(row.shape) != (T,):
-                return f"it must return {T} truth values, one for each place of j, and gives {row!r}"
+                return f"It must return {T} truth values, one for each place of j, and returns {described(row)}"
         got, wanted = torch.stack(rows).bool(), t < ends
         if torch.equal(got, wanted):
             continue
         tap, place = (got != wanted).nonzero()[0].tolist()
         mistakes = (
-            (t < T, "this asks for the end of the line, not of the document: the published mistake"),
-            (t <= ends, "cu[n + 1] is the first token of the next document"),
-            (j + w < ends, "tap w saw X[j] at j + W - 1 - w, not at j + w"),
-            ((j < ends).expand(W, T), "the time is what must stay inside, not j"),
-            (j - W + 1 + w >= begins, "that is the forward pass's mask, at the document's beginning"),
+            (
+                t < T,
+                "Your condition ends with the line, which is the published mistake: let it end with X[j]'s document",
+            ),
+            (
+                t <= ends,
+                "cu_seqlens[n + 1] is already the next document's first token: leave it out, with < in place of <=",
+            ),
+            (j + w < ends, "You test the time j + w, but tap w saw X[j] at j + W - 1 - w (step 3, line 1)"),
+            ((j < ends).expand(W, T), "You test j, which is in its document anyhow: test the time t = j + W - 1 - w"),
+            (
+                j - W + 1 + w >= begins,
+                "Yours is the forward pass's mask, at the document's beginning: here the time may pass its end",
+            ),
         )
         why = next(
-            (why for mask, why in mistakes if torch.equal(got, mask)), "compare with the end of X[j]'s own document"
+            (why for mask, why in mistakes if torch.equal(got, mask)),
+            "Compute t for this j and w by hand, and compare it with the end of X[j]'s own document",
         )
+        first, end, when = int(begins[place]), int(ends[place]), int(t[tap, place])
         return (
-            f"cu_seqlens = {cu.tolist()}, W = {W}: tap {tap} saw X[{place}] at t = {int(t[tap, place])}, and the document "
-            f"ends before {int(ends[place])}, but it {'counts' if got[tap, place] else 'does not count'}: {why}"
+            f"With cu_seqlens = {cu.tolist()} and W = {W}, j = {place} and w = {tap} give {bool(got[tap, place])}, and must "
+            f"give {bool(wanted[tap, place])}: tap {tap} saw X[{place}] at t = {when}, and its document has the places "
+            f"{first} to {end - 1}. {why}"
         )
     return ""
+
+
+def _shares(places) -> str:
+    """The shares (t, w) that a sum consists of, written as a sum."""
+    return " + ".join(f"share({t}, {w})" for t, w in sorted(places)) or "0"
 
 
 @step("12-sums", "the sums that travel back")
@@ -89,46 +106,61 @@ def sums_back(answer):
             asked.append((t, w))
             return 4 ** digits.setdefault((t, w), len(digits)) if t < T else 0
 
-        got = [tuple(pair) for pair in answer(share, first, last, W)]
-        case = f"inputs {first} to {last}, W = {W}, {T} tokens"
-        if any(len(pair) != 2 for pair in got):
-            return f"{case}: yield the input j and its sum, as a pair"
+        got = list(answer(share, first, last, W))
+        if odd := [pair for pair in got if not isinstance(pair, (tuple, list)) or len(pair) != 2]:
+            return f"It must yield pairs, an input j and its sum, and yields {odd[0]!r}"
+        case = f"With first = {first}, last = {last}, W = {W} and {T} tokens in all"
         inputs, wanted = [j for j, _ in got], list(range(last, first - 1, -1))
         if W > 1 and any(j < first for j in inputs):
             return (
-                f"{case}: the sum of input {min(inputs)} is yielded, that of X[t - W + 1] at some t: walking back that one "
-                "has only just entered, so look for the one that no token to come sees"
+                f"{case}, you yield dx[{min(inputs)}], the sum of X[t - W + 1] at t = {min(inputs) + W - 1}. Walking back, "
+                "that input has only just entered, and all tokens to come see it: yield the sum of the one that none of them "
+                "sees"
             )
         if any(j > last for j in inputs):
-            return f"{case}: the sum of input {max(inputs)} is the next program's: yield those from {last} down alone"
+            return (
+                f"{case}, you yield dx[{max(inputs)}], which lies beyond the run and belongs to the next program: yield only "
+                f"while the complete sum is of an input up to {last}"
+            )
         for j, total in got:
             held = {at: int(total) // 4**digit % 4 for at, digit in digits.items()}
             due = {(j + W - 1 - w, w) for w in range(W) if j + W - 1 - w < T}
             lacks = sorted(at for at in due if held.get(at, 0) == 0)
             foreign = sorted(at for at, times in held.items() if times and at not in due)
             twice = sorted(at for at, times in held.items() if times > 1 and at in due)
+            mine = _shares(at for at, times in held.items() if times)
+            sums = f"{case}, dx[{j}] is {mine}, and should be {_shares(due)}"
             if foreign:
                 (t, w), *_ = foreign
                 return (
-                    f"{case}: dx[{j}] holds what token {t} owes to X[{t - W + 1 + w}]: the older input enters at the old "
-                    "end, and the newest sum is the one that leaves"
+                    f"{sums}. What token {t} owes through tap {w} is for X[{t - W + 1 + w}]: the sums no longer stand beside "
+                    "their inputs. Walking back, an older input enters at the old end, and the newest sum leaves"
                 )
             if lacks and not any(t > last for t, _ in asked):
                 return (
-                    f"{case}: dx[{j}] lacks the share of token {lacks[0][0]}: begin W - 1 tokens after the run's last"
+                    f"{sums}. No token after {last} was asked, but W - 1 = {W - 1} of them see X[{last}], too: begin W - 1 "
+                    "tokens after the run's last"
                 )
             if lacks:
                 return (
-                    f"{case}: dx[{j}] lacks the share of token {lacks[0][0]}, through its tap {lacks[0][1]}: an input enters "
-                    "at the old end, and its sum stays until its own token has added to it"
+                    f"{sums}. Its sum left too early, or stood in the wrong place: an input enters at the old end, and its "
+                    "sum stays until its own token has added to it"
                 )
             if twice:
-                return f"{case}: dx[{j}] holds the share of token {twice[0][0]} {held[twice[0]]} times"
+                times = held[twice[0]]
+                return f"{sums}. Token {twice[0][0]} gave its share {times} times: each step of the walk adds it once"
         if inputs != wanted:
-            return f"{case}: it yields the inputs {inputs}, not {wanted}"
+            gone = [j for j in wanted if j not in inputs]
+            why = "Each once, in this order"
+            if gone:
+                why = f"dx[{gone[0]}] is complete at t = {gone[0]}: is your `if` true there?"
+            return f"{case}, you yield the inputs {inputs}, and should yield {wanted}. {why}"
         needed = {(t, w) for t in range(first, last + W) for w in range(W)}
         if extra := sorted(set(asked) - needed):
-            return f"{case}: it asks for a share of token {extra[0][0]}, which no input of this run needs"
+            return (
+                f"{case}, all sums are right, but you ask for a share of token {extra[-1][0]}, which no input of this run "
+                f"needs: the last token that sees X[{last}] is {last + W - 1}, so begin there"
+            )
         if len(asked) > len(needed):
-            return f"{case}: it asks for {len(asked)} shares, where {len(needed)} do"
+            return f"{case}, all sums are right, but you ask for {len(asked)} shares, where {len(needed)} are enough"
     return ""

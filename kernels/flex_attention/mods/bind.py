@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.common.validate import same_device
 from kernels.flex_attention.mods.compiler import CompiledMod, compile_mod
@@ -123,7 +124,8 @@ def _bind(look, mod, kind, device, differentiate):
 
 def stand_in(number):
     """In a number's place while its mod is traced, in the dtype of a score, or of an index."""
-    return torch.empty((), dtype=torch.float32 if isinstance(number, float) else torch.int32, device="cpu")
+    with _disable_current_modes():  # no part of a program that is being recorded
+        return torch.empty((), dtype=torch.float32 if isinstance(number, float) else torch.int32, device="cpu")
 
 
 def _of_family(look, key, mod, kind, device, differentiate):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.flex_attention.mods import emit
 from kernels.flex_attention.mods.errors import ARGUMENTS
@@ -102,7 +103,8 @@ class CompiledMod:
 
 def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
     """``(CompiledMod, captured tensors)`` of a mod, traced now; ``stand_ins`` among those stand for numbers."""
-    t = trace(mod, kind, device, differentiate)
+    with _disable_current_modes():  # a program that is being recorded holds the call, not what is computed on the way to it
+        t = trace(mod, kind, device, differentiate)
     inputs = [any(tensor is one for one in stand_ins) for tensor in t.captured]
     t.numbers = [node for node, is_number in zip(t.inputs, inputs, strict=True) if is_number]
     functions = {kind: emit.emit_value(t)}

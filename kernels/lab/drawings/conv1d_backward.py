@@ -9,12 +9,20 @@ def conv_who_saw(*inputs: int, T: int = 8, W: int = 4):
     """The table of weights, a row for each time and a column for each tap, and the cells that multiply an input.
 
     inputs: times j of one or two inputs; a negative one is a slot of the state. The cells of each are lit, and beside them
-    the gradient of the output that they belong to.
+    the gradient of the output that they belong to. A cell names its weight and the input that it multiplies.
     """
+    states = any(j < 0 for j in inputs)
+    names = " and ".join(_plain(j, W) for j in inputs)
+
+    def met(t: int, w: int) -> str:
+        j = t - W + 1 + w
+        return f"k$_{{{t},{w}}}$ · {_name(j, W) if j >= 0 or states else '0'}"
 
     def draw(board):
+        board.name("input", "gradients of the outputs that they went into")
+        board.name("weight", f"weights that multiply {names}")
         for at, j in enumerate(inputs):
-            left = at * (W * 1.25 + 7.2)
+            left = at * (W * 1.9 + 7.2)
             saw = {(j + W - 1 - w, w) for w in range(W) if 0 <= j + W - 1 - w < T}
             times = {t for t, _ in saw}
             dy = board.cells(
@@ -22,8 +30,8 @@ def conv_who_saw(*inputs: int, T: int = 8, W: int = 4):
                 lit=lambda t, _, times=times: t in times,
             )  # fmt: skip
             table = board.cells(
-                left + 2, 0, T, W, "weight", size=(1.25, CELL), lit=lambda t, w, saw=saw: (t, w) in saw, text_size=9,
-                label=lambda t, w: _name(t - W + 1 + w, W),
+                left + 2, 0, T, W, "weight", size=(1.9, CELL), lit=lambda t, w, saw=saw: (t, w) in saw, text_size=9,
+                label=met,
             )  # fmt: skip
             board.text(*dy.side("top")[:1], -0.45, "gradient", size=NOTE)
             board.text(table.side("top")[0], -1.15, "tap w", size=NOTE)
@@ -33,14 +41,14 @@ def conv_who_saw(*inputs: int, T: int = 8, W: int = 4):
                 board.text(left - 0.35, t + 0.5, str(t), size=NOTE, ha="right")
             board.text(left - 1.05, T / 2, "time t", size=NOTE, ha="right") if not at else None
             terms = " + ".join(f"dy$_{t}$ k$_{{{t},{w}}}$" for t, w in sorted(saw))
-            board.text(left + 1 + W * 0.6, T + 0.7, f"d{_name(j, W)} = {terms}", size=NOTE)
+            board.text(left + 1 + W * 0.95, T + 0.7, f"d{_name(j, W)} = {terms}", size=NOTE)
 
-    names = " and ".join(_plain(j, W) for j in inputs)
     alt = (
-        f"A table of weights, {T} times by {W} taps, each cell named for the input that it multiplies. The cells of {names} "
-        "are lit: a diagonal, the time one later for each tap earlier; the gradients of their rows are lit beside it."
+        f"A table of weights, {T} times by {W} taps, in each cell the weight and the input that it multiplies. The cells "
+        f"with {names} are lit: a diagonal, the time one later for each tap earlier. Beside it the gradients of their rows "
+        "are lit."
     )
-    return drawing(min(8, 4.3 * len(inputs) + 0.4), 3.9, draw, alt=alt)
+    return drawing(min(8, 5.2 * len(inputs) + 0.4), 3.9, draw, alt=alt)
 
 
 def _name(j: int, W: int) -> str:
@@ -56,6 +64,8 @@ def conv_sums(W: int = 3, RUN: int = 4) -> Filmstrip:
     steps = range(RUN - 2, RUN + W - 1)
 
     def draw(board, frame):
+        for role, word in (("input", "the window's inputs"), ("accumulator", "their sums"), ("output", "gradients stored")):
+            board.name(role, word)
         t = steps[frame]
         wide, tall = 2.5, 0.9
         own = t < RUN

@@ -25,6 +25,8 @@ def matmul_tile(program: tuple[int, int] = (1, 2), tile=(16, 16, 16), shape=(48,
         return Place(of.x + column * unit, of.y + row * unit, width * unit, height * unit)
 
     def draw(board: Board, frame: int):
+        last = {"output": "out"} if frame < 2 else {"accumulator": "accumulator of out's tile"}
+        _names(board, input="a", weight="b", **last)
         for place, name, size in ((a, "a", f"{M} × {K}"), (b, "b", f"{K} × {N}"), (out, "out", f"{M} × {N}")):
             board.box(place.x, place.y, place.w, place.h, edge=OUTLINE)
             below = place is not b
@@ -71,6 +73,11 @@ def matmul_tile(program: tuple[int, int] = (1, 2), tile=(16, 16, 16), shape=(48,
     return filmstrip(7.2, 6.2, draw, titles, alt=alt, columns=2)
 
 
+def _names(board: Board, **words: str) -> None:
+    for role, word in words.items():
+        board.name(role, word)
+
+
 def _span(first: int, length: int) -> str:
     return f"{first}–{first + length - 1}"
 
@@ -94,6 +101,7 @@ def tile_order(grid=(8, 16), groups=(1, 4), wave: int = 16):
     bands = {G: (len({m for m, _ in tiles}), len({n for _, n in tiles})) for G, tiles in first.items()}
 
     def draw(board: Board, frame: int):
+        _names(board, program="tiles of the first wave", input="bands of a", weight="bands of b")
         tiles = first[groups[frame]]
         number = {tile: pid for pid, tile in enumerate(tiles)}
         used_m, used_n = ({tile[axis] for tile in tiles} for axis in (0, 1))

@@ -119,11 +119,43 @@ IM2COL = Target(
             "the paddings of rows and columns are swapped: pt goes with h, pl with w",
         ),
         Mutant(
-            "border not masked",
-            "left and right of the image lies the neighbouring row",
-            ("mask_m[:, None] & mask_h & mask_w", "mask_m[:, None] & mask_h"),
+            "edges like poles",
+            "columns beyond either edge are masked, as in the lessons",
+            (
+                " % g.W\n    w = tl.where(w < 0, w + g.W, w)\n",
+                "\n",
+                "mask_m[:, None] & mask_h",
+                "mask_m[:, None] & mask_h & (w >= 0) & (w < g.W)",
+            ),
             "padding",
-            "the load of x is not masked along W (mask_w)",
+            "columns beyond either edge are 0: they run round, w mod W",
+        ),
+        Mutant(
+            "negative remainder",
+            "the remainder of a negative number, which is negative in C, is taken for an address",
+            ("    w = tl.where(w < 0, w + g.W, w)\n", ""),
+            "padding",
+            "columns left of the edge are 0: w % W is negative there, add W",
+        ),
+        Mutant(
+            "once round",
+            "W is added or taken away once",
+            (
+                " % g.W\n    w = tl.where(w < 0, w + g.W, w)\n",
+                "\n    w = tl.where(w < 0, w + g.W, tl.where(w >= g.W, w - g.W, w))\n",
+            ),
+            "padding",
+            "columns run round once only: w mod W, however large the padding",
+        ),
+        Mutant(
+            "over the poles",
+            "rows run round as columns do",
+            (
+                "    w = tl.where(w < 0, w + g.W, w)\n",
+                "    w = tl.where(w < 0, w + g.W, w)\n    h = (h % g.H + g.H) % g.H\n",
+            ),
+            "padding",
+            "rows run round too: beyond the poles there are zeros, mask_h",
         ),
         Mutant(
             "border off by one",
@@ -133,11 +165,11 @@ IM2COL = Target(
             "the load of x is not masked along H (mask_h)",
         ),
         Mutant(
-            "last column masked",
-            "column W - 1 is taken for padding; a stride of 2 does not come to it",
-            ("(w < g.W)", "(w < g.W - 1)"),
+            "last row masked",
+            "row H - 1 is taken for padding; a stride of 2 does not come to it",
+            ("(h < g.H)", "(h < g.H - 1)"),
             "pixels and taps",
-            "the image's last column is taken for padding: look at the comparison in mask_w",
+            "the image's last row is taken for padding: look at the comparison in mask_h",
         ),
         Mutant(
             "stride and dilation swapped",
@@ -211,7 +243,7 @@ IM2COL = Target(
             (
                 "    tile = tl.load(x_ptr",
                 "    tile = tl.load(x_ptr + at(stride_x, n[:, None], h, w, c), mask=mask_m[:, None]"
-                " & mask_h & mask_w, other=0.0)\n"
+                " & mask_h, other=0.0)\n"
                 "    tile = tl.load(x_ptr",
             ),
             "cheap",
@@ -280,7 +312,7 @@ WGRAD = Target(
         Mutant(
             "missing load mask in A",
             "the same for x; dy is 0 there",
-            ("mask=mask_m[:, None] & mask_h & mask_w", "mask=mask_h & mask_w"),
+            ("mask=mask_m[:, None] & mask_h", "mask=mask_h"),
             "ragged pixels",
             "the load of x is not masked along M (mask_m)",
             "tile-kernel",
@@ -368,7 +400,7 @@ UNORDERED = "programs come in no fixed order, so the last bits change from run t
 SPLIT = Target(
     "08_conv_wgrad",
     "wgrad_split",
-    ("split-kernel", "sum-kernel"),
+    ("split-kernel",),
     naive_split,
     (
         Mutant(
@@ -405,7 +437,6 @@ SPLIT = Target(
             ("for _piece in range(Z):", "for _piece in range(2):"),
             "equal pieces",
             "only the first 2 of the 4 pieces are added: z runs over all Z",
-            "sum-kernel",
         ),
         Mutant(
             "empty piece not stored",
@@ -425,7 +456,6 @@ SPLIT = Target(
             ),
             "order of the sum",
             "the pieces are not added from the first to the last: total starts at 0, z runs up",
-            "sum-kernel",
         ),
         Mutant(
             "atomics",
@@ -439,7 +469,6 @@ SPLIT = Target(
             ),
             "the same bits every time",
             UNORDERED,
-            "sum-kernel",
         ),
         Mutant(
             "summed by torch",
@@ -450,7 +479,6 @@ SPLIT = Target(
             ),
             "the same bits every time",
             "something else filled it",
-            "sum-kernel",
         ),
         Mutant(
             "load, add, store",
@@ -466,7 +494,6 @@ SPLIT = Target(
             ),
             "the same bits every time",
             UNORDERED,
-            "sum-kernel",
         ),
         Mutant(
             "missing load mask",
@@ -474,7 +501,6 @@ SPLIT = Target(
             ("mask=mask_o[:, None] & mask_j, other", "mask=mask_o[:, None], other"),
             "stays inside its tensors",
             "the load of partials is not masked along J (mask_j)",
-            "sum-kernel",
         ),
         Mutant(
             "missing store mask",
@@ -489,7 +515,6 @@ SPLIT = Target(
             ("stride_z, *stride_piece = partials.stride()", "stride_z, *stride_piece = O * g.J, g.J, 1"),
             "strides in memory",
             MEMORY,
-            "sum-kernel",
         ),
         Mutant(
             "float16 pieces",
@@ -504,7 +529,6 @@ SPLIT = Target(
             ("total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)", "total = 0"),
             "compiles",
             "`total` is a number, int32, before the loop",
-            "sum-kernel",
         ),
         Mutant(
             "pieces run on",

@@ -45,7 +45,7 @@ WRONG = {
             LOWER.format("inside", "inside").replace(
                 "    tl.store", "    x = tl.where(offs_n <= offs_m, x, 0.0)\n    tl.store"
             ),
-            "out is right, but 64 elements are loaded where 36 are enough",
+            "The result is right, but 64 elements are loaded where 36 are enough",
         ),
     ],
     "01-windows": [

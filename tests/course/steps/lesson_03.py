@@ -17,6 +17,8 @@ def scaled_loop(
     return acc
 """
 
+WIDE = LOOP.replace("a * scale[None, :], b, acc", "a.to(tl.float32) * scale.to(tl.float32)[None, :], b.to(tl.float32), acc")
+
 WRONG = {
     "03-transposed": [
         (
@@ -61,6 +63,9 @@ def at_offsets(offs_m, offs_k, stride_at):
         (LOOP.replace("scale[None, :]", "scale[:, None]"), "Rows are scaled, not columns"),
         (LOOP.replace("a * scale[None, :]", "a"), "comes back unscaled"),
         (LOOP, "more than float16 holds"),
+        (LOOP.replace("a * scale[None, :], b, acc", "a, b * scale[:, None], acc"), "more than float16 holds"),
+        (WIDE, "round both tiles to TF32"),
+        (WIDE.replace("acc)", "acc, input_precision='tf32')"), "round both tiles to TF32"),
     ],
     "03-order": [
         (
@@ -90,7 +95,7 @@ def grouped_columns(pid, grid_m, grid_n, GROUP_N):
     columns = min(grid_n - first_n, GROUP_N)
     return pid % programs // columns, pid % programs % columns
 """,
-            "computed twice",
+            "both get tile (0, 0)",
         ),
         (
             """

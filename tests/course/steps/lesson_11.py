@@ -20,7 +20,7 @@ WRONG = {
             "    return wide[0] | wide[1] << 2 | wide[2] << 4 | wide[3] << 6",
             "16 * i bits up",
         ),
-        (f"def pack_four(bits):\n    wide = bits.to(torch.int64) & 0x7FFF\n{PACK}", "all of its 16 bits"),
+        (f"def pack_four(bits):\n    wide = bits.to(torch.int64) & 0x7FFF\n{PACK}", "the sign, the top bit of the 16,"),
     ],
     "11-back": [
         (

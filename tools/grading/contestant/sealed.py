@@ -43,12 +43,23 @@ def _opened(value):
     return value
 
 
+def _holds_tensor(value) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, torch.Tensor)
+
+
 def open_in_kernels() -> None:
     """From now on a launch sees the tensors themselves."""
     original = GridExecutor.__call__
 
     @functools.wraps(original)
     def call(self, *args, **kwargs):
+        # A pointer is opened. A constant is handed on as it is, and a tensor of torch there would compute like one.
+        given = dict(zip(self.arg_names, args)) | kwargs
+        for name in self.constexprs:
+            if _holds_tensor(given.get(name)):
+                raise TypeError(f"{name} is a tl.constexpr, and was given a tensor: a tensor arrives as a pointer")
         return original(self, *map(_opened, args), **{name: _opened(value) for name, value in kwargs.items()})
 
     GridExecutor.__call__ = call

@@ -1,0 +1,166 @@
+"""Variations of exercises: the solution earns every point, the published one none for what is asked, a seed repeats itself."""
+
+import json
+import linecache
+import re
+
+import nbformat
+import pytest
+
+from kernels import check, runtime
+from tests.course.mutants import ROOT, Target, failures
+from tools.grading import assignment
+from tools.grading.judge import exercise_of
+from tools.variants import build, edits
+from tools.variants.__main__ import main
+
+NAMES = list(build.TABLE)
+each = pytest.mark.parametrize("name", NAMES)
+
+
+def published(name):
+    return nbformat.read(ROOT / "solutions" / name / f"{name}.ipynb", as_version=4)
+
+
+def defined(notebook, tag):
+    """What a solution's cells define, as a learner's notebook would: without its checks and experiments."""
+    namespace = {}
+    for cell in notebook.cells:
+        fields = cell.metadata.get("nbgrader", {})
+        if cell.cell_type == "code" and fields and "check." not in cell.source:
+            filename = f"<{cell.id} {tag}>"  # Triton reads a kernel's source back by this name
+            linecache.cache[filename] = (len(cell.source), None, cell.source.splitlines(keepends=True), filename)
+            exec(compile(cell.source, filename, "exec"), namespace)
+    return namespace
+
+
+def checks(notebook):
+    """(check, function, what it is asked, points) of each check cell, as the judge reads them."""
+    made = assignment.Assignment("made", notebook, "")
+    return [(one.name, one.function, one.varied, one.points) for one in made.checks]
+
+
+def held(name, function, until=None, **how):
+    return Target("", name, (), None, ()).check(function, until, **how)
+
+
+@each
+def test_every_variation_can_be_written(name):
+    """Each replaced piece is there once, for every choice; the text differs from the published one, and among choices."""
+    before, texts = published(name), set()
+    for task in build.TABLE[name].variation.others():
+        made = build.notebook(before, name, task)
+        assert [cell.id for cell in made.cells] == [cell.id for cell in before.cells]
+        assert all(one.metadata == other.metadata for one, other in zip(made.cells, before.cells, strict=True))
+        assert [varied for _, _, varied, _ in checks(made)] == [task.varied] * len(checks(made))
+        for cell in made.cells:
+            if cell.cell_type == "code":
+                compile(cell.source, cell.id, "exec")
+                assert not cell.outputs
+        for one, _, varied, points in checks(made):
+            exercise = exercise_of(one).varied(varied)
+            assert exercise.terms() in next(cell.source for cell in made.cells if cell.id == "points")
+            assert exercise.points == points
+        for change in build.TABLE[name].edits(task).items():
+            assert "### BEGIN" not in "".join(change[1]), change
+        texts.add("".join(cell.source for cell in made.cells))
+    assert len(texts) == len(build.TABLE[name].variation.others())
+
+
+def solved(name, task, verdicts, seed):
+    """The variation's solution earns all; the published one is told what is asked, in the first place."""
+    old = defined(published(name), "published")
+    made = build.notebook(published(name), name, task)
+    new = defined(made, "varied")
+    for one, function, varied, _ in checks(made):
+        exercise = exercise_of(one).varied(varied)
+        how = {"varied": varied, "seed": seed, "grading": True}
+        points, printed = held(one, new[function], verdicts=verdicts, **how)
+        assert points == sum(exercise.worth[verdict] for verdict in verdicts), f"{task}\n{printed}"
+        until = None if verdicts == check.VERDICTS else lambda printed: "FAILED" in printed
+        points, printed = held(one, old[function], until, verdicts=verdicts, **how)
+        diagnosis = next(iter(failures(printed).values()))
+        assert f"asked is {task.asked}" in diagnosis, f"{task}\n{printed}"
+        assert points is None or points <= exercise.points / 2, f"{task}\n{printed}"
+
+
+interpreted = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
+
+
+@interpreted
+@each
+def test_a_drawn_variation_is_solved_by_its_own_solution_alone(name):
+    solved(name, build.draw(name, "autumn"), ("right",), "autumn")
+
+
+@interpreted
+@pytest.mark.classroom
+@each
+def test_every_variation_is_solved_by_its_own_solution_alone(name):
+    for seed, task in enumerate(build.TABLE[name].variation.others()):
+        solved(name, task, check.VERDICTS, seed)
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_seed_gives_the_same_course_again_and_another_one_another(tmp_path, capsys):
+    for name in ("solutions", "nbgrader_config.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    assert main(["one", "--course", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    first = contents(tmp_path / "build" / "variants" / "one")
+    assert main(["one", "--course", str(tmp_path)]) == 0
+    assert contents(tmp_path / "build" / "variants" / "one") == first
+    assert main(["two", "--course", str(tmp_path)]) == 0
+    second = contents(tmp_path / "build" / "variants" / "two")
+    assert first.keys() == second.keys() and first != second
+    for name in NAMES:
+        assert re.search(rf"^{name} +{re.escape(build.draw(name, 'one').asked)} \(one of \d+\)$", said, re.MULTILINE)
+    for path, data in first.items():
+        as_published = path.stem not in NAMES and path.suffix == ".ipynb"
+        assert not as_published or data == (ROOT / path).read_bytes()
+        assert path.suffix != ".ipynb" or json.loads(data)["nbformat"] == 4
+
+
+@pytest.mark.parametrize("seed", ["../here", "", "a b", "x" * 65])
+def test_a_seed_that_names_no_folder_is_refused(seed, tmp_path, capsys):
+    assert main([seed, "--course", str(tmp_path)]) == 2
+    assert "the seed is" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_published_text_that_has_changed_is_named(monkeypatch):
+    changed = published("01_row_softmax")
+    next(cell for cell in changed.cells if cell.id == "kernel").source += "\n# row_sum\n"
+    changed.cells[-1].source += " x"
+    task = build.draw("01_row_softmax", "one")
+    build.notebook(changed, "01_row_softmax", task)
+    next(cell for cell in changed.cells if cell.id == "task").source = "Write it."
+    with pytest.raises(edits.OutOfDate, match="cell (task|kernel)|occurs 0 times"):
+        edits.apply(changed, {"task": ("three times", "twice")})
+
+
+@pytest.mark.parametrize(
+    ("name", "varied", "said"),
+    [
+        ("row_softmax", {"axis": 0}, r"varied names 'axis': there are factor, base, log"),
+        ("row_softmax", {"log": 1}, r"varied\['log'\] is 1: it needs one of False, True"),
+        ("tiled_matmul", {"first": "left"}, r"varied\['first'\] is 'left': it needs one of 'low', 'high'"),
+        ("vector_add", {"log": True}, "asked in one way only"),
+    ],
+)
+def test_what_is_no_choice_is_refused_before_anything_runs(name, varied, said):
+    from kernels.check import vector_add
+    from kernels.check.framework import check as hold
+
+    exercise = vector_add.__globals__["_vector_add"].EXERCISE if name == "vector_add" else exercise_of(name)
+    with pytest.raises(ValueError, match=said):
+        hold(exercise, None, varied=varied)
+
+
+def test_only_a_literal_variation_is_read_from_a_check_cell():
+    assert assignment._check_call("check.f(g, varied={'a': 1})") == ("f", "g", {"a": 1})
+    assert assignment._check_call("check.f(g)") == ("f", "g", {})
+    for source in ("check.f(g, varied=h())", "check.f(g, varied=[1])", "check.f(g, seed=3)", "check.f(g, **{})"):
+        assert assignment._check_call(source) is None, source
