@@ -152,7 +152,7 @@ def test_a_published_text_that_has_changed_is_named(monkeypatch):
     [
         ("row_softmax", {"axis": 0}, r"varied names 'axis': there are factor, base, log"),
         ("row_softmax", {"log": 1}, r"varied\['log'\] is 1: it needs one of False, True"),
-        ("tiled_matmul", {"side": "left"}, r"varied\['side'\] is 'left': it needs one of 'lower', 'upper'"),
+        ("tiled_matmul", {"first": "left"}, r"varied\['first'\] is 'left': it needs one of 'low', 'high'"),
         ("vector_add", {"log": True}, "asked in one way only"),
     ],
 )

@@ -21,7 +21,7 @@ from kernels.check.framework import Exercise
 from kernels.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.check.row_softmax import Softmax
 from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
-from kernels.check.tiled_matmul import Triangle
+from kernels.check.tiled_matmul import Packing
 from kernels.check.variations import Variation
 from tools.variants import conv_wgrad, dynamic_conv, row_softmax, tiled_matmul
 from tools.variants import edits as pieces
@@ -40,7 +40,7 @@ class Varied:
 
 TABLE = {
     "01_row_softmax": Varied(Softmax, (ROW_SOFTMAX,), row_softmax.edits),
-    "02_tiled_matmul": Varied(Triangle, (TILED_MATMUL,), tiled_matmul.edits),
+    "02_tiled_matmul": Varied(Packing, (TILED_MATMUL,), tiled_matmul.edits),
     "03_dynamic_conv": Varied(Window, (FORWARD, DX, DWEIGHT), dynamic_conv.edits),
     "08_conv_wgrad": Varied(Filter, (IM2COL, WGRAD, SPLIT), conv_wgrad.edits),
 }
