@@ -460,8 +460,8 @@ STATES = _STATES.exercise(
 )
 OUTPUTS = _OUTPUTS.exercise(
     "chunk_outputs",
-    "the kernel stores nothing yet. It needs the chunk's scores, what reads with them and what reads the state, and a store"
-    " of o.",
+    "the kernel stores nothing yet. It needs the chunk's scores, what reads with them and what reads the state, "
+    "and a store of o.",
     {"cut": CUT, "kernel": KERNEL},
     (
         (Tier(3, read=1.16, steps=1.1), Tier(1, read=2.3, written=2.0, steps=2.0)),
