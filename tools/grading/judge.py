@@ -22,6 +22,7 @@ from kernels.lab import _nursery
 from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
 from tools.grading import gate
 from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
+from tools.grading.given import Given
 from tools.grading.lines import Refused
 from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import Line, Outcome, Result
@@ -85,7 +86,7 @@ class Judge:
         result.answers = {name: source[: gate.MOST_CHARACTERS] for name, source in submission.answers.items()}
         result.texts = dict(submission.texts)
         try:
-            cells = self._cells(assignment, submission)
+            cells = self._cells(assignment, submission, result.notes)
             limits = self.limits
             if assignment.pipelines:
                 limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
@@ -110,19 +111,25 @@ class Judge:
         result.seconds = round(time.monotonic() - start, 3)
         return result
 
-    def _cells(self, assignment, submission) -> list:
+    def _cells(self, assignment, submission, notes) -> list:
         """What a contestant loads: released cells, and the answers in their places. Raises ``Unusable``."""
         if submission.missing:
             raise Unusable("refused", f"answer cell {', '.join(submission.missing)} is not in the notebook")
-        cells = []
+        cells, earlier = [], Given()
         for name, source in assignment.released:
             error = ""
             if name in assignment.answers:
                 released, source = source, submission.answers[name]
-                verdict = gate.check(name, source, released, assignment.given, assignment.program, assignment.clinic)
+                how = assignment.given, assignment.program, earlier, assignment.clinic
+                verdict = gate.check(name, source, released, *how)
                 if verdict.refusals:
                     raise Unusable("refused", str(verdict.refusals[0]))
                 error = verdict.unreadable
+                if verdict.source is not None:
+                    source = verdict.source
+                    notes.append(verdict.note)
+                with contextlib.suppress(SyntaxError):
+                    earlier.add(source)
             cells.append([name, source, sorted(assignment.defines[name]), error])
         return cells
 
