@@ -1,8 +1,8 @@
-"""The checks of exercise 05: gated attention in chunks, the states between them and the outputs inside them.
+"""The checks of exercise 05: attention with a value gate in chunks, the states between them and the outputs inside them.
 
 ``chunk_states(k, v, g, S0, states)`` writes the state that enters each of the N - 1 chunks of C tokens, and the one
 after the last; ``chunk_outputs(q, k, v, g, states, o, scale)`` reads them. Both take ``C=, BLOCK_V=``; q, k
-[B, T, H, K], v, o [B, T, H, V], g [B, T, H], S0 [B, H, K, V], states [B, H, N, K, V].
+[B, T, H, K], v, o, g [B, T, H, V], S0 [B, H, K, V], states [B, H, N, K, V].
 """
 
 from collections.abc import Callable
@@ -25,15 +25,16 @@ from kernels.check.framework import (
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
 INF = float("inf")
-AXES = {"q": "BTHK", "k": "BTHK", "v": "BTHV", "o": "BTHV", "g": "BTH", "S0": "BHKV", "states": "BHNKV"}
+AXES = {"q": "BTHK", "k": "BTHK", "v": "BTHV", "o": "BTHV", "g": "BTHV", "S0": "BHKV", "states": "BHNKV"}
 
 
 @dataclass(frozen=True)
 class Chunk:
     """One chunk's tensors in float64, heads before tokens: q, k [B, H, C, K], v [B, H, C, V], S [B, H, K, V].
 
-    ``between[t, s]`` is the decay from token s to token t, 0 for s > t; ``from_start`` and ``to_end`` are those from the
-    chunk's start to each token and from each to its end, ``through`` that of all its gates, ``own`` each gate's own.
+    ``between[t, s, v]`` is channel v's decay from token s to token t, 0 for s > t; ``from_start`` and ``to_end`` [C, V] are
+    those from the chunk's start to each token and from each to its end, ``through`` [1, V] that of all its gates, ``own``
+    each gate's own.
     """
 
     q: torch.Tensor
@@ -54,12 +55,13 @@ def chunks(x: dict[str, torch.Tensor], C: int, entering: Callable):
     for n, begin in enumerate(range(0, T, C)):
         part = {name: x[name][:, begin : begin + C].transpose(1, 2) for name in ("q", "k", "v", "g") if name in x}
         g, L = part["g"], min(C, T - begin)
-        t, s, u = torch.arange(L)[:, None, None], torch.arange(L)[:, None], torch.arange(L)
-        between = torch.where((s < u) & (u <= t), g[:, :, None, None], 0.0).sum(-1).exp().tril()
-        from_start, to_end = g.cumsum(-1).exp(), between[..., -1, :]
-        S, through = entering(n, S), from_start[..., -1:, None]
-        after = through * S + (part["k"] * to_end[..., None]).mT @ part["v"]
-        decays = (between, from_start[..., None], to_end[..., None], through, g.exp()[..., None])
+        gamma, resets = g.masked_fill(g == -INF, 0).cumsum(2), (g == -INF).cumsum(2)
+        seen = torch.ones(L, L).tril().bool()[..., None] & (resets[:, :, :, None] == resets[:, :, None])
+        between = (gamma[:, :, :, None] - gamma[:, :, None]).masked_fill(~seen, -INF).exp()
+        from_start, to_end = g.cumsum(2).exp(), between[:, :, -1]
+        S, through = entering(n, S), from_start[:, :, -1:]
+        after = through * S + part["k"].mT @ (part["v"] * to_end)
+        decays = (between, from_start, to_end, through, g.exp())
         yield Chunk(part.get("q"), part["k"], part["v"], S, after, *decays)
         S = after
 
@@ -86,15 +88,20 @@ def by_reference(x: dict[str, torch.Tensor], C: int, scale: float) -> torch.Tens
         k, v, g = (x[name][:, begin : begin + C] for name in ("k", "v", "g"))
         q = x["q"][:, begin : begin + C] if "q" in x else k
         S = x["states"][:, :, n] if "states" in x else S
-        o, S = recurrent_attention_reference(q, k, v, g=g, scale=scale, initial_state=S, output_final_state=True)
+        o, S = recurrent_attention_reference(q, k, v, gv=g, scale=scale, initial_state=S, output_final_state=True)
         outputs.append(o)
         states.append(S)
     return torch.cat(outputs, dim=1) if "states" in x else torch.stack(states, dim=2)
 
 
+def pairs(between: torch.Tensor, scores: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The sum over s of these decays [t, s, v], scores [t, s] and values [s, v]."""
+    return torch.einsum("bhtsv,bhts,bhsv->bhtv", between, scores, v)
+
+
 def inside(c: Chunk) -> torch.Tensor:
     """What the tokens read of their own chunk."""
-    return (c.between * (c.q @ c.k.mT)) @ c.v
+    return pairs(c.between, c.q @ c.k.mT, c.v)
 
 
 def before(c: Chunk) -> torch.Tensor:
@@ -105,33 +112,29 @@ def before(c: Chunk) -> torch.Tensor:
 def _turned(c: Chunk, past: bool) -> torch.Tensor:
     """What the tokens read where the exponent has the wrong sign, for s <= t; or for s >= t instead."""
     inverse = torch.where(c.between > 0, 1 / c.between, 0.0)  # exp(gamma_s - gamma_t)
-    return ((inverse if past else inverse.mT) * (c.q @ c.k.mT)) @ c.v
-
-
-def _grown(c: Chunk) -> torch.Tensor:
-    return c.through * c.S + (c.k * c.from_start).mT @ c.v
+    return pairs(inverse if past else inverse.transpose(2, 3), c.q @ c.k.mT, c.v)
 
 
 _LEAVE = {
-    "the state is not carried on: S = through * S + ...": lambda c, S: (c.k * c.to_end).mT @ c.v,
-    "the old state does not decay: through = exp(gamma_C)": lambda c, S: c.S + (c.k * c.to_end).mT @ c.v,
+    "the state is not carried on: S = through * S + ...": lambda c, S: c.k.mT @ (c.v * c.to_end),
+    "the old state does not decay: through = exp(gamma_C)": lambda c, S: c.S + c.k.mT @ (c.v * c.to_end),
     "the writes do not decay: to_end = exp(gamma_C - gamma_s)": lambda c, S: c.through * c.S + c.k.mT @ c.v,
     "a write decays by its own gate too: to_end = exp(gamma_C - gamma_s), gamma_s includes it": (
-        lambda c, S: c.through * c.S + (c.k * c.to_end * c.own).mT @ c.v
+        lambda c, S: c.through * c.S + c.k.mT @ (c.v * c.to_end * c.own)
     ),
     "the writes decay from the chunk's start: they decay to its end, exp(gamma_C - gamma_s)": (
-        lambda c, S: c.through * c.S + (c.k * c.from_start).mT @ c.v
+        lambda c, S: c.through * c.S + c.k.mT @ (c.v * c.from_start)
     ),
     "the new writes decay through the whole chunk": lambda c, S: c.through * (c.S + c.k.mT @ c.v),
     "nothing is written to the state": lambda c, S: c.through * c.S,
 }
 _READ = {
     "the state that enters is left out: from_start * (q @ S)": inside,
-    "the chunk's own tokens are left out: A @ v": before,
-    "the token's own pair is left out: s <= t": lambda c: ((c.between * (c.q @ c.k.mT)).tril(-1)) @ c.v + before(c),
+    "the chunk's own tokens are left out: the sum over s <= t": before,
+    "the token's own pair is left out: s <= t": lambda c: pairs(c.between, (c.q @ c.k.mT).tril(-1), c.v) + before(c),
     "the pairs do not decay: exp(gamma_t - gamma_s)": lambda c: (c.q @ c.k.mT).tril() @ c.v + before(c),
     "a write decays by its own gate too: exp(gamma_t - gamma_s), gamma_s includes it": (
-        lambda c: (c.between * (c.q @ c.k.mT) * c.own.mT) @ c.v + before(c)
+        lambda c: pairs(c.between, c.q @ c.k.mT, c.v * c.own) + before(c)
     ),
     "the triangle is turned over: a token reads itself and those before it, s <= t": (
         lambda c: _turned(c, past=False) + before(c)
@@ -139,11 +142,13 @@ _READ = {
     "gamma is turned over: the decay from s to t is exp(gamma_t - gamma_s)": lambda c: (
         _turned(c, past=True) + before(c)
     ),
-    "A is turned over: rows are the tokens t that read, columns the tokens s that are read": (
-        lambda c: (c.between * (c.q @ c.k.mT)).mT @ c.v + before(c)
+    "the pairs are turned over: the sum runs over the tokens s that are read, for each token t that reads": (
+        lambda c: pairs(c.between.transpose(2, 3), (c.q @ c.k.mT).mT, c.v) + before(c)
     ),
-    "q and k are exchanged: A_ts is q_t · k_s": lambda c: (c.between * (c.k @ c.q.mT)) @ c.v + before(c),
-    "tokens read the future: A is 0 for s > t": lambda c: (c.q @ c.k.mT) @ c.v + before(c),
+    "q and k are exchanged: the score of t and s is q_t · k_s": lambda c: (
+        pairs(c.between, c.k @ c.q.mT, c.v) + before(c)
+    ),
+    "tokens read the future: nothing of s > t": lambda c: (c.q @ c.k.mT) @ c.v + before(c),
     "the state that enters does not decay: from_start = exp(gamma_t)": lambda c: inside(c) + c.q @ c.S,
     "the state that enters decays to the chunk's end: to token t, exp(gamma_t)": (
         lambda c: inside(c) + c.through * (c.q @ c.S)
@@ -157,7 +162,8 @@ _READ = {
 def _firsts(x: dict[str, torch.Tensor]):
     """A stride left out: the first head, or batch entry, of one input stands for all."""
     for name, value in x.items():
-        for axis, who, index in (("H", "head", "h"), ("B", "sequence", "b")):
+        axes = (("H", "head", "h"), ("B", "sequence", "b"), *([("V", "value channel", "offs_v")] if name == "g" else []))
+        for axis, who, index in axes:
             i = AXES[name].index(axis)
             cause = f"every {who} reads the first one's {name}: {index} moves by its stride"
             yield cause, x | {name: value.narrow(i, 0, 1).expand_as(value)}
@@ -184,7 +190,11 @@ def suspects(case: Case, out: Output):
         if square:
             yield (
                 "k^T v is transposed: rows of the state are key channels",
-                states_of(x, C, lambda c, S: c.through * c.S + c.v.mT @ (c.k * c.to_end)),
+                states_of(x, C, lambda c, S: c.through * c.S + (c.v * c.to_end).mT @ c.k),
+            )
+            yield (
+                "the gates decay rows of the state, as a key's would: each column has its own, to_end * v",
+                states_of(x, C, lambda c, S: c.through.mT * c.S + (c.k * c.to_end).mT @ c.v),
             )
         yield (
             "every chunk reads the first one's tokens: t = n * C + ...",
@@ -267,10 +277,11 @@ class Function:
         T = draw.size(32, 16, 48, multiple_of=16)
         yield self.case(draw, B=2, H=2, T=T)
         yield self.case(
-            draw, B=2, H=2, T=T, orders={"BTHK": "HKBT", "BTHV": "VTHB", "BTH": "HTB", "BHKV": "VKHB", "BHNKV": "NHBVK"}
+            draw, B=2, H=2, T=T, orders={"BTHK": "HKBT", "BTHV": "VTHB", "BHKV": "VKHB", "BHNKV": "NHBVK"}
         )
         yield self.case(draw, B=2, H=2, T=T, out_order={"o": "HVBT", "states": "VNBKH"}[self.out])
-        yield self.case(draw, B=2, H=2, T=T, shared={"k": "H", "g": "HB", "v": "T", "S0": "BH", "states": "B"})
+        for still in ("HB", "HV"):
+            yield self.case(draw, B=2, H=2, T=T, shared={"k": "H", "g": still, "v": "T", "S0": "BH", "states": "B"})
 
     def length(self, draw):
         """Lengths that fill no chunk, a single token, and fewer tokens than a chunk has."""
@@ -291,12 +302,12 @@ class Function:
 
     def strong(self, draw):
         """Gates that sum to less than -88 in a chunk: one in four at -20, all at -20, anything down to -25."""
-        spread = -25 * torch.distributions.Normal(0, 1).cdf(draw.normal(1, 32, 1))
+        spread = -25 * torch.distributions.Normal(0, 1).cdf(draw.normal(1, 32, 1, 16))
         for gates in (_one_in_four(-20.0), lambda shape: torch.full(shape, -20.0), lambda shape: spread):
             yield self.case(draw, gates=gates)
 
     def resets(self, draw):
-        """Gates of -inf: the first token of all, two in a row, the first and the last of a chunk."""
+        """Gates of -inf, not in all channels: the first token of all, two in a row, the first and the last of a chunk."""
         yield self.case(draw, gates=_one_in_four(-INF))
         yield self.case(draw, T=48, gates=_awkward)
 
@@ -406,8 +417,8 @@ def _one_in_four(gate):
 
 def _awkward(shape):
     values = torch.full(shape, -0.5)
-    for t in (0, 15, 16, 20, 21, 32):
-        values[:, t] = -INF
+    for place, t in enumerate((0, 15, 16, 20, 21, 32)):
+        values[:, t, :, place % 3 :: 2] = -INF
     return values
 
 
@@ -441,21 +452,28 @@ STATES = _STATES.exercise(
     "the kernel stores nothing yet. It needs a store of the state that enters each chunk, and of the last one.",
     {"cut": CUT, "kernel": KERNEL},
     (
-        (Tier(3, read=1.29, steps=1.1), Tier(1, read=2.6, written=2.0, steps=2.0)),
+        (Tier(3, read=1.18, steps=1.1), Tier(1, read=2.4, written=2.0, steps=2.0)),
         "each chunk's tokens are loaded once for a block of V, and the state stays in registers from chunk to chunk",
     ),
-    Property("whole chunks", 1, CUT, _whole, "S = exp(gamma_C) * S + sum over s of exp(gamma_C - gamma_s) k_s v_s^T"),
+    Property("whole chunks", 1, CUT, _whole, "S = exp(gamma_C) * S + sum over s of k_s (exp(gamma_C - gamma_s) v_s)^T"),
     Property("initial state", 1, CUT, _first_state, "states[b, h, 0] is S0[b, h], and without tokens the last one too"),
 )
 OUTPUTS = _OUTPUTS.exercise(
     "chunk_outputs",
-    "the kernel stores nothing yet. It needs the chunk's scores, two products that read with them, and a store of o.",
+    "the kernel stores nothing yet. It needs the chunk's scores, what reads with them and what reads the state, "
+    "and a store of o.",
     {"cut": CUT, "kernel": KERNEL},
     (
-        (Tier(3, read=1.21, steps=1.1), Tier(1, read=2.4, written=2.0, steps=2.0)),
+        (Tier(3, read=1.16, steps=1.1), Tier(1, read=2.3, written=2.0, steps=2.0)),
         "a program loads its chunk and the state that enters it once, and nothing of another chunk",
     ),
-    Property("one chunk", 1, "Lesson 24, step 1", _inside, "o_t = scale * sum over s <= t of A_ts v_s"),
+    Property(
+        "one chunk",
+        1,
+        "Lesson 24, step 1",
+        _inside,
+        "o_t = scale * sum over s <= t of (q_t · k_s) exp(gamma_t - gamma_s) v_s, for each channel",
+    ),
     Property(
         "the state that enters",
         1,

@@ -89,17 +89,17 @@ def _look(spec: Compiles, amount: str, reports: list, arch: int, half: bool) -> 
     """Spills, TF32 and missing matrix instructions on one architecture."""
     for prepared, made in reports:
         name, report = prepared.kernel, made[arch]
-        if report.spill_bytes:
-            return Finding(
-                f"{name} spills {report.spill_bytes} bytes a thread on sm_{arch}",
-                amount,
-                "more blocks are alive at once than the registers hold: load each where it is used, once for each step",
-            )
         if spec.exact and re.search(r"MMA\S*\.TF32", report.sass):
             return Finding(
                 f"{name} rounds float32 operands to TF32 on sm_{arch}",
                 amount,
                 'a product of float32 blocks keeps 10 of 23 bits unless it says input_precision="ieee"',
+            )
+        if report.spill_bytes:  # after the precision, which changes what is kept in registers
+            return Finding(
+                f"{name} spills {report.spill_bytes} bytes a thread on sm_{arch}",
+                amount,
+                "more blocks are alive at once than the registers hold: load each where it is used, once for each step",
             )
     promised = spec.products.get(arch) if half else ""
     if promised and not any(made[arch].count(promised) for _, made in reports):

@@ -1,4 +1,4 @@
-"""Variations of exercises: the solution earns every point, the published one none for what is asked, a seed repeats itself."""
+"""Variations of exercises: the solution earns all points, the published one none for what is asked, a seed repeats itself."""
 
 import json
 import linecache

@@ -6,7 +6,8 @@ Only answer cells come from a student; all others are the released ones. In an a
   come from what it loads, and a trace of it is true;
 * a launcher looks at shapes and strides, and launches kernels;
 * a program, the compiler of exercise 07, is Python without imports and without Python's own machinery. What it emits is
-  text, which passes the first list before it runs.
+  text, which passes the first list before it runs;
+* a test, of a clinic, is such Python too, with what torch offers to make inputs and to compare, and the trace.
 
 What is on no list is refused, with its line and the reason. Nothing is executed here.
 """
@@ -14,9 +15,10 @@ What is on no list is refused, with its line and the reason. Nothing is executed
 import ast
 from dataclasses import dataclass
 
+from tools.grading import trials
 from tools.grading import vocabulary as words
-from tools.grading.given import Given, imports_of, is_constant, is_kernel
-from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Undefined, stored_in
+from tools.grading.given import Given, imports_of, is_constant, is_kernel, names_of
+from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Test, Undefined, stored_in
 
 MOST_CHARACTERS = 60_000
 #: What str.splitlines takes for the end of a line and Python does not: behind one, a comment could hide a line of code.
@@ -29,14 +31,36 @@ class Answer:
 
     refusals: tuple[Refusal, ...] = ()
     unreadable: str = ""
+    source: str | None = None  # what may run, where it is not the whole cell
+    note: str = ""
 
 
-def check(cell: str, source: str, released: str, given: Given, program: bool = False) -> Answer:
+def check(
+    cell: str,
+    source: str,
+    released: str,
+    given: Given,
+    program: bool = False,
+    earlier: Given | None = None,
+    clinic: bool = False,
+) -> Answer:
     """Hold an answer cell to its list.
 
     cell: its name. source: what was submitted. released: the cell as it was released, which says what it defines and
     whether it holds functions besides kernels. given: what all released cells give. program: it is part of a compiler.
+    earlier: what the answers before it define. clinic: it is a diagnosis or a test.
     """
+    try:
+        return _check(cell, source, released, given, program, earlier or Given(), clinic)
+    except (
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # of Python's own, at a number or a nest that is too large
+        return Answer((Refusal(cell, 1, f"Python cannot look through the cell: {type(error).__name__}"),))
+
+
+def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
     if source == released:
         return Answer()
     if len(source) > MOST_CHARACTERS:
@@ -66,23 +90,36 @@ def check(cell: str, source: str, released: str, given: Given, program: bool = F
         node.id for s in tree.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value and is_constant(s.value)
         for node in ast.walk(s) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }  # fmt: skip
-    kernels, names = given.kernels | mine, hosts | assigned
-    found, unreadable = [], ""
+    kernels, names = given.kernels | earlier.kernels | mine, hosts | assigned
+    known = given.with_answers(earlier)
+    found, unreadable, tried = [], "", []
     for statement in tree.body:
+        if not program and not clinic and trials.is_trial(statement, tree, given.names | own.names):
+            tried.append(statement)
+            continue
         try:
-            _statement(statement, cell, own, given, kernels, names, constants, program)
+            _statement(statement, cell, own, given, known, kernels, names, constants, program, clinic)
         except Refused as refused:
             found.append(refused.args[0])
         except Undefined as undefined:
             unreadable = unreadable or str(undefined)
         except RecursionError:
             found.append(Refusal(cell, statement.lineno, "this statement is nested too deeply"))
+    if tried and not found:
+        without = trials.blanked(source, tried)
+        if without is None:
+            return Answer(
+                (Refusal(cell, tried[0].lineno, "an answer cell defines functions, and runs nothing itself"),)
+            )
+        first = ast.unparse(tried[0]).splitlines()[0][:60]
+        return Answer((), unreadable, without, f"cell {cell}, line {tried[0].lineno}: `{first}` is not run")
     return Answer(tuple(found), "" if found else unreadable)
 
 
-def _statement(statement, cell, own, given, kernels, names, constants, program):
+def _statement(statement, cell, own, given, known, kernels, names, constants, program, clinic):
     """One statement of an answer cell at its top level."""
-    lines = Program(cell, given, kernels, names) if program else Launcher(cell, given, kernels, names)
+    lines = (Test if clinic else Program if program else Launcher)(cell, known, kernels, names)
+    program = program or clinic
     allowed = own.names | {name for name in names | kernels if name not in given.names}
 
     def may_bind(name):
@@ -97,7 +134,7 @@ def _statement(statement, cell, own, given, kernels, names, constants, program):
                 lines.refuse(statement, f"`{text}`: an answer imports nothing")
     elif is_kernel(statement):
         may_bind(statement.name)
-        Kernel(cell, given, kernels, constants).function(statement)
+        Kernel(cell, known, kernels, constants).function(statement)
     elif isinstance(statement, ast.FunctionDef):
         if statement.decorator_list:
             lines.refuse(statement, f"@{ast.unparse(statement.decorator_list[0])}: a kernel bears @triton.jit alone")
@@ -108,18 +145,17 @@ def _statement(statement, cell, own, given, kernels, names, constants, program):
         may_bind(statement.name)
         for default in [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]:
             lines.hold(default, set())
-        if not program and (
-            statement.returns or any(arg.annotation for arg in ast.walk(statement.args) if isinstance(arg, ast.arg))
-        ):
-            lines.refuse(statement, "a launcher's arguments bear no annotations")
+        if not program:
+            _without_annotations(statement, lines)
         local = stored_in(statement)
         for inner in statement.body:
             lines.hold(inner, local)
     elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         for target in targets:
-            if isinstance(target, ast.Name):
-                may_bind(target.id)
+            if (bound := names_of(target)) is not None:
+                for name in bound:
+                    may_bind(name.id)
             elif not program:
                 lines.refuse(statement, "an answer cell assigns to names")
         if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.annotation) not in (
@@ -142,6 +178,29 @@ def _statement(statement, cell, own, given, kernels, names, constants, program):
     else:
         what = ast.unparse(statement).splitlines()[0][:60]
         lines.refuse(statement, f"`{what}`: an answer cell defines functions, and runs nothing itself")
+
+
+def _without_annotations(function, lines) -> None:
+    """Take the types off a launcher and off what is defined in it; what names no plain type is refused."""
+    for node in ast.walk(function):
+        for place in ("annotation", "returns"):
+            if (written := getattr(node, place, None)) is not None:
+                if not _is_type(written):
+                    lines.refuse(written, f"`{ast.unparse(written)[:60]}` is no plain type: an annotation is evaluated")
+                setattr(node, place, ast.Constant(None) if isinstance(node, ast.AnnAssign) else None)
+
+
+def _is_type(node) -> bool:
+    """``int``, ``torch.Tensor``, text, and what brackets and bars make of them."""
+    if isinstance(node, ast.Constant):
+        return node.value is None or node.value is ... or isinstance(node.value, str)
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return all(map(_is_type, node.elts))
+    if isinstance(node, ast.Subscript):
+        return _is_type(node.value) and _is_type(node.slice)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.BitOr) and _is_type(node.left) and _is_type(node.right)
+    return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in words.ANNOTATIONS
 
 
 def _joins(statement, own, given, kernels) -> bool:

@@ -19,6 +19,13 @@ class Given:
         """All of them."""
         return self.kernels | self.hosts | self.constants | set(self.imports)
 
+    def with_answers(self, answers: "Given") -> "Given":
+        """These, and what answers define."""
+        return Given(
+            self.kernels | answers.kernels, self.hosts | answers.hosts, self.constants | answers.constants,
+            self.imports, self.fields,
+        )  # fmt: skip
+
     def add(self, source: str) -> set[str]:
         """Learn what a released cell binds; returns those names."""
         before = self.names
@@ -70,6 +77,17 @@ def is_kernel(statement) -> bool:
     )
 
 
+def names_of(target) -> list[ast.Name] | None:
+    """The names of an assignment's target: one, or a tuple of them; None where it is something else."""
+    parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+    return parts if all(isinstance(part, ast.Name) for part in parts) else None
+
+
+def _at_most(node, most: int) -> bool:
+    """A power or shift of small numbers, which is a number: a large one would take all memory."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and abs(node.value) <= most
+
+
 def is_constant(node) -> bool:
     """A number, text, or what arithmetic makes of them."""
     if isinstance(node, ast.Constant):
@@ -77,7 +95,10 @@ def is_constant(node) -> bool:
     if isinstance(node, ast.UnaryOp):
         return is_constant(node.operand)
     if isinstance(node, ast.BinOp):
-        return not isinstance(node.op, ast.Pow) and is_constant(node.left) and is_constant(node.right)
+        small = (
+            not isinstance(node.op, (ast.Pow, ast.LShift)) or _at_most(node.right, 64) and _at_most(node.left, 1 << 20)
+        )
+        return small and is_constant(node.left) and is_constant(node.right)
     if isinstance(node, (ast.Tuple, ast.List)):
         return all(map(is_constant, node.elts))
     if isinstance(node, ast.Call) and not node.keywords and len(node.args) == 1:

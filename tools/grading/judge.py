@@ -16,14 +16,15 @@ from dataclasses import asdict
 import torch
 
 from kernels import check as checks
-from kernels.check import pipeline_clinic
+from kernels.check import clinics, pipeline_clinic
 from kernels.check.framework import check as hold
 from kernels.lab import _nursery
 from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
 from tools.grading import gate
-from tools.grading.assignment import EMITTERS, PIPELINES, Assignment, Check
+from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
+from tools.grading.given import Given
 from tools.grading.lines import Refused
-from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline
+from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable
@@ -85,7 +86,7 @@ class Judge:
         result.answers = {name: source[: gate.MOST_CHARACTERS] for name, source in submission.answers.items()}
         result.texts = dict(submission.texts)
         try:
-            cells = self._cells(assignment, submission)
+            cells = self._cells(assignment, submission, result.notes)
             limits = self.limits
             if assignment.pipelines:
                 limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
@@ -110,19 +111,25 @@ class Judge:
         result.seconds = round(time.monotonic() - start, 3)
         return result
 
-    def _cells(self, assignment, submission) -> list:
+    def _cells(self, assignment, submission, notes) -> list:
         """What a contestant loads: released cells, and the answers in their places. Raises ``Unusable``."""
         if submission.missing:
             raise Unusable("refused", f"answer cell {', '.join(submission.missing)} is not in the notebook")
-        cells = []
+        cells, earlier = [], Given()
         for name, source in assignment.released:
             error = ""
             if name in assignment.answers:
                 released, source = source, submission.answers[name]
-                verdict = gate.check(name, source, released, assignment.given, assignment.program)
+                how = assignment.given, assignment.program, earlier, assignment.clinic
+                verdict = gate.check(name, source, released, *how)
                 if verdict.refusals:
                     raise Unusable("refused", str(verdict.refusals[0]))
                 error = verdict.unreadable
+                if verdict.source is not None:
+                    source = verdict.source
+                    notes.append(verdict.note)
+                with contextlib.suppress(SyntaxError):
+                    earlier.add(source)
             cells.append([name, source, sorted(assignment.defines[name]), error])
         return cells
 
@@ -142,7 +149,14 @@ class Judge:
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
-    exercise = exercise_of(one.name).varied(one.varied)
+    exercise = exercise_of(one.name)
+    if one.name.startswith(CLINICS):
+        if one.name.startswith("finds_"):
+            return exercise, clinics.check_finds(
+                exercise, RemoteTester(one.function, bench, cells), seed=seed, grading=True
+            )
+        return exercise, clinics.check_diagnosis(exercise, diagnosis(one.function, bench, cells))
+    exercise = exercise.varied(one.varied)
     if one.name in EMITTERS:
         alone = [
             [name, source if name == "setup" else gate.jit_functions_alone(source), [], ""]
@@ -169,6 +183,8 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
 def exercise_of(name: str):
     """The exercise behind ``check.name``."""
     function = getattr(checks, name, None)
+    if name in clinics.CHECKS:
+        return clinics.SHEETS[name]
     for word in getattr(function, "__code__", None).co_names if callable(function) else ():
         module = getattr(checks, word, None)
         for attribute in function.__code__.co_names:

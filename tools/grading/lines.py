@@ -34,10 +34,12 @@ _SHARED = (
     ast.boolop, ast.cmpop, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return, ast.If, ast.For, ast.While,
     ast.Pass, ast.Break, ast.Continue, ast.Assert, ast.arguments, ast.arg,
 )  # fmt: skip
-_IN_LAUNCHERS = (*_SHARED, ast.GeneratorExp, ast.ListComp, ast.comprehension, ast.Dict)
+_IN_LAUNCHERS = (
+    *_SHARED, ast.GeneratorExp, ast.ListComp, ast.comprehension, ast.Dict, ast.FunctionDef, ast.Lambda, ast.JoinedStr,
+    ast.FormattedValue, ast.NamedExpr, ast.Raise,
+)  # fmt: skip
 _IN_PROGRAMS = (
-    *_IN_LAUNCHERS, ast.FunctionDef, ast.Lambda, ast.JoinedStr, ast.FormattedValue, ast.NamedExpr, ast.DictComp, ast.SetComp,
-    ast.Set, ast.Raise, ast.Try, ast.ExceptHandler, ast.Match, ast.match_case, ast.pattern,
+    *_IN_LAUNCHERS, ast.DictComp, ast.SetComp, ast.Set, ast.Try, ast.ExceptHandler, ast.Match, ast.match_case, ast.pattern,
 )  # fmt: skip
 
 
@@ -180,7 +182,7 @@ class Kernel(_Lines):
                 self._annotation(argument.annotation)
             if argument.arg in self.roots or argument.arg.startswith("__"):
                 self.refuse(argument, f"{argument.arg} is given, and no name for an argument")
-        if function.returns is not None:
+        if function.returns is not None and ast.unparse(function.returns) != "None":
             self.refuse(function, "a kernel's result has no annotation")
         local = {argument.arg for argument in every} | stored_in(function)
         self.parameters = {argument.arg for argument in every}
@@ -189,6 +191,8 @@ class Kernel(_Lines):
 
     def _annotation(self, node):
         text = node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+        if text in ("int", "float", "bool"):
+            return
         root, _, name = str(text).partition(".")
         if name not in self.roots.get(root, ()):
             self.refuse(node, "an argument of a kernel is a tl.constexpr or bears no annotation")
@@ -239,6 +243,8 @@ class Launcher(_Lines):
         for node in ast.walk(statement):
             if isinstance(node, ast.MatMult):
                 self.refuse(statement, "a launcher multiplies no matrices")
+            if isinstance(node, ast.FunctionDef) and node.decorator_list:
+                self.refuse(node, "a function inside a launcher bears no decorator")
         super().hold(statement, local)
 
 
@@ -265,17 +271,38 @@ class Program(_Lines):
         """Any attribute but those of Python's machinery."""
         if not isinstance(node.ctx, ast.Load):
             self.refuse(node, f"{ast.unparse(node)} may not be assigned")
-        if node.attr.startswith("_") or node.attr.startswith(words.MACHINERY) or node.attr == "mro":
-            self.refuse(node, f".{node.attr} belongs to Python's machinery")
+        self.member(node, node.attr)
         root = node.value
         while isinstance(root, ast.Attribute):
             root = root.value
         if isinstance(root, ast.Name) and root.id == "torch" and root.id not in local:
-            if not isinstance(node.value, ast.Name) or node.attr not in words.TORCH:
+            if not isinstance(node.value, ast.Name) or node.attr not in self.roots["torch"]:
                 self.refuse(node, f"{ast.unparse(node)} is not on the list of what {self.place} may use")
+
+    def member(self, node, name: str):
+        """A member's name, in an attribute or in a pattern."""
+        if name.startswith("_") or name.startswith(words.MACHINERY) or name == "mro":
+            self.refuse(node, f".{name} belongs to Python's machinery")
+
+    def hold(self, statement, local):
+        """As above; a pattern asks for attributes, too."""
+        for node in ast.walk(statement):
+            for name in node.kwd_attrs if isinstance(node, ast.MatchClass) else ():
+                self.member(node, name)
+        super().hold(statement, local)
 
     def call(self, node, local):
         """Any call."""
+
+
+class Test(Program):
+    """A clinic's test, or its diagnosis: Python that makes tensors, calls a launcher that it is given, and compares."""
+
+    nodes = (*_IN_PROGRAMS, ast.With, ast.withitem)
+    roots = {"torch": words.TORCH | words.TORCH_IN_TESTS}
+
+    def extra(self, node):
+        return super().extra(node) or node.id == "trace" and node.id in self.given.imports
 
 
 def stored_in(function) -> set[str]:

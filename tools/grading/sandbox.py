@@ -112,15 +112,10 @@ class Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         self._errors = tempfile.TemporaryFile()
-        self._folder = None
         python, environment = [sys.executable, "-s", "-m", "contestant.server"], _environment()
         extra = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
         if unsafe:
-            self._folder = tempfile.TemporaryDirectory(prefix="contestant-")
-            folder = Path(self._folder.name)
-            (folder / "kernels").symlink_to(ROOT / "kernels")
-            (folder / "contestant").symlink_to(HERE / "contestant")
-            environment |= {"PYTHONPATH": os.pathsep.join([str(folder), *extra]), "HOME": str(folder)}
+            environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *extra, str(HERE)])}
             command = [*python, "--control", str(theirs.fileno())]
         else:
             command = [*_wrapped(), *_folders(Path("/course/kernels"))]
@@ -192,8 +187,6 @@ class Template:
         self._process.wait()
         self._control.close()
         self._errors.close()
-        if self._folder:
-            self._folder.cleanup()
 
 
 class Connection:

@@ -13,7 +13,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.grading import foreign
+from tools.grading import foreign, gathered
 from tools.grading.assignment import Assignment, is_answer
 from tools.grading.gate import MOST_CHARACTERS
 from tools.grading.given import Given
@@ -149,6 +149,7 @@ class _Reader:
                     self.found.notes.append(f"text {name} has {len(mine.source)} characters: cut at {MOST_CHARACTERS}")
                     mine.source = mine.source[:MOST_CHARACTERS]
                 where[name] = mine.source
+        self._take_helpers()
         self._note_changes()
         notes = [foreign.plain(note, MOST_NOTE) for note in self.found.notes]
         more = len(notes) - MOST_NOTES
@@ -159,6 +160,12 @@ class _Reader:
         """The cell that answers ``name``: by its metadata, else by its id, else by what it defines."""
         marked = [cell for cell in self.cells if cell.grade_id == name and cell.kind == released.cell_type]
         if len(marked) > 1:
+            wanted = self.assignment.defines.get(name, set())
+            whole = gathered.joined([cell.source for cell in marked], wanted) if released.cell_type == "code" else None
+            if whole is not None:  # a cell that was split: each part kept the metadata
+                marked[0].source = whole
+                self.found.notes.append(f"answer cell {name} was split into {len(marked)}: joined")
+                return marked[0]
             written = [cell for cell in marked if cell.source.strip() != released.source.strip()]
             # Of several written ones the released id tells which is the original; else the last is the latest.
             choice = next((cell for cell in written if cell.id == released.get("id")), (written or marked)[-1])
@@ -183,6 +190,27 @@ class _Reader:
                 self.found.notes.append(f"answer cell {name} was deleted: another cell defines the same, and counts")
                 return cell
         return None
+
+    def _take_helpers(self):
+        """Add to an answer what it uses of the cells that were added: the rest of a split cell, a helper, a constant."""
+        ids = {cell.get("id") for cell in self.assignment.notebook.cells}
+        added = [
+            cell for cell in self.cells
+            if cell.kind == "code" and not cell.grade_id and cell.id not in ids and id(cell) not in self.taken
+            and len(cell.source) <= MOST_CHARACTERS
+        ]  # fmt: skip
+        if not added or sum(len(cell.source) for cell in added) > 4 * MOST_CHARACTERS:
+            return
+        answers = {name: self.found.answers[name] for name in self.assignment.answers if name in self.found.answers}
+        bound = {name: gathered.names(source) for name, source in answers.items()}
+        given = set().union(*self.assignment.defines.values()) | self.assignment.given.names
+        for name, source in answers.items():
+            lacking = self.assignment.defines.get(name, set()) - bound[name]
+            known = (given - lacking).union(*(names for other, names in bound.items() if other != name))
+            text, taken = gathered.helpers(source, [cell.source for cell in added], known, lacking)
+            if taken:
+                self.found.answers[name] = text
+                self.found.notes.append(f"answer cell {name} uses {', '.join(taken)} of an added cell: taken along")
 
     def _note_changes(self):
         """Say what was done to cells that do not count: the released ones take their place."""

@@ -11,7 +11,8 @@ _TL_FUNCTIONS = (
     "cumsum cumprod sort gather histogram dot dot_scaled cdiv range static_range static_assert static_print "
     "device_assert device_print multiple_of max_contiguous max_constancy assume debug_barrier reduce associative_scan "
     "swizzle2d atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor atomic_xchg atomic_cas "
-    "make_tensor_descriptor"
+    "make_tensor_descriptor load_tensor_descriptor store_tensor_descriptor make_block_ptr advance squeeze unsqueeze topk "
+    "reduce_or add sub mul PropagateNan"
 )
 TL = frozenset(f"{_TL_DTYPES} {_TL_FUNCTIONS}".split())
 TL_MATH = frozenset("abs exp exp2 log log2 sqrt sqrt_rn rsqrt sin cos erf fma floor ceil div_rn fdiv umulhi".split())
@@ -35,13 +36,17 @@ IN_KERNELS = frozenset(
         "to cast T trans permute reshape view expand_dims broadcast_to ravel split flip gather shape dtype type "
         "element_ty numel sum max min argmax argmin cumsum cumprod sort abs exp exp2 log log2 sqrt rsqrt sin cos erf "
         "floor ceil sigmoid softmax logical_and logical_or is_floating is_fp16 is_fp32 is_bf16 is_int value load store "
-        "index slice block_type layout nbytes_per_cta"
+        "index slice block_type layout nbytes_per_cta associative_scan reduce histogram sqrt_rn xor_sum cdiv scalar "
+        "is_ptr is_bool is_fp64 is_fp8 is_int8 is_int16 is_int32 is_int64 primitive_bitwidth ALL NONE"
     ).split()
 )
 #: What a launcher may ask of a tensor: what the sealed ones answer. What they refuse, at run time, follows: it is a mistake
 #: with a diagnosis, not an offence.
 IN_LAUNCHERS = frozenset(
-    "shape stride size dtype ndim dim numel element_size is_contiguous device append".split()
+    (
+        "shape stride size dtype ndim dim numel nelement element_size itemsize is_contiguous storage_offset data_ptr "
+        "device is_cuda append items keys values get"
+    ).split()
 ) | frozenset(
     (
         "zero_ fill_ copy_ add_ mul_ sub_ div_ sum mean max min contiguous clone to float half double int long t T mT "
@@ -51,23 +56,29 @@ IN_LAUNCHERS = frozenset(
 )
 
 IN_KERNELS_BUILTINS = frozenset("range min max abs int float bool len print".split())
-IN_LAUNCHERS_BUILTINS = frozenset(
-    "range min max abs int float bool len tuple list dict zip enumerate reversed sorted sum divmod round print".split()
-)
 EXCEPTIONS = frozenset(
     "Exception KeyError ValueError TypeError IndexError NotImplementedError AssertionError StopIteration".split()
 )
-IN_PROGRAMS_BUILTINS = (
-    IN_LAUNCHERS_BUILTINS
-    | EXCEPTIONS
-    | frozenset(
-        "all any set frozenset str repr map filter next iter isinstance slice complex bytes ord chr format".split()
-    )
+IN_LAUNCHERS_BUILTINS = EXCEPTIONS | frozenset(
+    "range min max abs int float bool len tuple list dict zip enumerate reversed sorted sum divmod round print".split()
+)
+IN_PROGRAMS_BUILTINS = IN_LAUNCHERS_BUILTINS | frozenset(
+    "all any set frozenset str repr map filter next iter isinstance slice complex bytes ord chr format".split()
 )
 TORCH = frozenset(
     (
         "bool uint8 int8 int16 int32 int64 int long short half float double float16 bfloat16 float32 float64 dtype Tensor "
         "promote_types result_type is_tensor finfo iinfo inf pi nan tensor empty zeros ones arange where"
+    ).split()
+)
+#: What a test of a clinic needs of torch besides: inputs of its own, the formula, and a comparison.
+TORCH_IN_TESTS = frozenset(
+    (
+        "randn rand randint randperm manual_seed full ones_like zeros_like empty_like full_like randn_like rand_like "
+        "linspace logspace eye tril triu cat stack flip roll clone as_strided broadcast_to arange isnan isinf isfinite "
+        "isclose allclose equal eq all any softmax log_softmax logsumexp sigmoid exp exp2 log log2 sqrt rsqrt square abs "
+        "sum mean amax amin max min maximum minimum cumsum cumprod prod einsum matmul mm bmm mv dot outer norm clamp "
+        "nan_to_num where masked_fill transpose permute reshape unsqueeze squeeze flatten movedim conv1d conv2d no_grad"
     ).split()
 )
 #: Attributes through which Python's own machinery is reached from values that an answer holds.
@@ -76,3 +87,5 @@ MACHINERY = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 LEAKED = frozenset(
     "math np numpy time os sys torch triton tl gl check kernels runtime subprocess ctypes gc inspect".split()
 )
+#: Types by which a function of the host may be annotated: what stands there is evaluated.
+ANNOTATIONS = frozenset("int float bool str tuple list dict torch.Tensor torch.dtype".split())

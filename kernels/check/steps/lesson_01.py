@@ -23,7 +23,8 @@ def lower(kernel):
         if torch.equal(out, x.tril(-1)):
             return "The diagonal is missing: an element with offs_n == offs_m belongs to the triangle."
         if said := difference("out", out, x.tril()):
-            return f"With N = {N}, {said}"
+            row, column = (~torch.isclose(out, x.tril())).nonzero()[0].tolist()
+            return f"With N = {N}, {said} What does each of the two masks say at row {row}, column {column}?"
         loaded = sum(len(elements) for elements in recorded.launches[0].programs("x_ptr", "load").values())
         if loaded > N * (N + 1) // 2:
             enough = N * (N + 1) // 2
@@ -73,9 +74,9 @@ def spans(kernel):
             expected = x.amax(1) - x.amin(1)
             if not torch.allclose(out, expected):
                 if torch.allclose(out, x.amax(1).clamp(min=0) - x.amin(1).clamp(max=0)):
-                    return (
-                        f"{where}the span reaches to 0: the padding, or what an accumulator starts with, isn't neutral."
-                    )
+                    said = difference("out", out, expected).split(" (")[0].rstrip(".")
+                    why = "The padding, or what an accumulator starts with, isn't neutral."
+                    return f"{where}{said}: your span reaches to 0. {why}"
                 if out.isinf().any():
                     return f"{where}out[0] is {out[0].item()}: high or low still holds an infinity after the walk."
                 return f"{where}{difference('out', out, expected)}"

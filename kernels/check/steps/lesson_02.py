@@ -1,5 +1,6 @@
 """Lesson 02's turns: programs in flight, sectors of a warp, room on a multiprocessor, idle places of the last wave."""
 
+import functools
 import math
 
 from kernels.check.steps import step
@@ -29,7 +30,7 @@ def in_flight(answer):
         if got == want - 1:
             return f"{said}. Rounded down, they are not quite enough: round up"
         if loads > 1 and math.isclose(got, exact * loads, rel_tol=0.02, abs_tol=1):
-            return f"{said}. All {loads} loads of a program are under way together: count each"
+            return f"{said}. The {loads} loads of a program are under way together: count each"
         if math.isclose(got, exact * size, rel_tol=0.02, abs_tol=1):
             return f"{said}. The pipe holds bytes, and a lane has {size} of them"
         if any(
@@ -52,7 +53,7 @@ def _allowed(warps, registers, shared_bytes):
     return {
         "threads": 2048 // (32 * warps),
         "registers": 65536 // (32 * warps * registers),
-        "shared memory": 228 * KB // (shared_bytes + KB),
+        "shared_memory": 228 * KB // (shared_bytes + KB),
         "programs": 32,
     }
 
@@ -61,31 +62,64 @@ def _best(resident):
     return max(CHOICES, key=resident)
 
 
+def _resident(rho, sigma, **changed):
+    """Resident warps by the warps of a program, with some of the four limits changed, or left out (None).
+
+    rho, sigma: registers of a thread, bytes of shared memory of a program.
+    """
+    found = {}
+    for warps in CHOICES:
+        allowed = _allowed(warps, rho, sigma)
+        for name, limit in changed.items():
+            allowed[name] = limit(sigma) if limit else math.inf
+        found[warps] = warps * min(allowed.values())
+    return found
+
+
+def _programs(registers, shared_bytes):
+    return {warps: count / warps for warps, count in _resident(registers, shared_bytes).items()}
+
+
+_ROOM_MISTAKES = [
+    *(
+        (
+            functools.partial(_resident, **{name: None}),
+            f"Your minimum leaves out the limit on {name.replace('_', ' ')}",
+        )
+        for name in ("programs", "threads", "shared_memory")
+    ),
+    (_programs, "You took the most programs; what hides latency are warps, so multiply by the warps of each"),
+    (
+        functools.partial(_resident, registers=None),  # without the 32 it never counts, either
+        "Your minimum never meets the limit on registers, which are counted for each thread, 32 in a warp",
+    ),
+    (
+        functools.partial(_resident, shared_memory=lambda sigma: 228 * KB // max(sigma, 1)),
+        "Every program takes 1 kB of shared memory more than it asks for",
+    ),
+]
+
+
 @step("02-rooms", "how many warps a program should have")
 def rooms(answer):
     """best_warps(registers, shared_bytes)."""
-    cases = ((16, 4 * KB), (32, 0), (128, 0), (40, 0), (32, 20 * KB), (64, 48 * KB), (168, 64 * KB), (80, 0), (255, 0))
-    for registers, shared in cases:
-        got = answer(registers, shared)
+    small = ((16, 4 * KB), (32, 0), (128, 0), (40, 0), (32, 20 * KB), (32, 14592))  # the last: 14.25 kB, and 1 kB more
+    cases = (*small, (64, 48 * KB), (168, 64 * KB), (80, 0), (255, 0))
+    answers = [answer(*case) for case in cases]
+    for (registers, shared), got in zip(cases, answers):
         asked = f"{registers} registers in a thread, {shared:,} bytes of shared memory"
         if got not in CHOICES:
             return f"For {asked} the result is {got!r}, not one of 1, 2, 4, 8, 16"
-        allowed = {warps: _allowed(warps, registers, shared) for warps in CHOICES}
-        homes = {warps: warps * min(allowed[warps].values()) for warps in CHOICES}
+        homes = _resident(registers, shared)
         want = _best(homes.get)
         if got == want:
             continue
-        said = f"{asked}: programs of {want} warps make {homes[want]} resident, and yours, of {got}, {homes[got]}"
+        said = f"{asked}: {want} for each program make {homes[want]} warps resident, and your {got} make {homes[got]}"
+        for mistake, why in _ROOM_MISTAKES:
+            if answers == [_best(mistake(*case).get) for case in cases]:
+                return f"{said}. {why}"
         if homes[got] == homes[want]:
             return f"{said}. Of equals take the smallest: max() keeps the first"
-        for name in ("programs", "threads", "registers", "shared memory"):
-            if got == _best(lambda w: w * min(v for n, v in allowed[w].items() if n != name)):  # noqa: B023
-                least = {w: allowed[w][name] for w in CHOICES}[got]
-                return f"{said}. There {least} fit by the limit on {name}, which your minimum leaves out"
-        if got == _best(lambda w: min(allowed[w].values())):  # noqa: B023
-            return f"{said}. You took the most programs; what hides latency are warps, so multiply by the warps of each"
-        if got == _best(lambda w: w * min(2048 // (32 * w), 65536 // (w * registers), allowed[w]["shared memory"], 32)):  # noqa: B023
-            return f"{said}. Registers are counted for each thread, and a warp has 32 of them"
         return (
             f"{said}. A multiprocessor holds the least of what threads, registers, shared memory and 32 programs allow"
         )
@@ -123,5 +157,7 @@ def idle(answer):
             places = math.ceil(other / count) * count
             if places and math.isclose(got, 1 - other / places, abs_tol=1e-9):
                 return f"{said}. There are {tiles} tiles: a ragged edge has its own, so round up along each axis"
-        return f"{said}. {tiles} tiles need {waves} waves of {count} places, {waves * count} in all"
+        if math.isclose(got, 0, abs_tol=1e-9):
+            return f"{said}. {tiles} tiles are no whole number of waves of {count}: round the waves up"
+        return f"{said}. {tiles} tiles need {waves} × {count} = {waves * count} places"
     return ""

@@ -47,7 +47,7 @@ def newest_first(answer):
             got = answer(state.clone(), piece.clone())
             case = f"The state {state[0].tolist()} and piece {piece[0].tolist()}"
             if tuple(got.shape) != (2, slots):
-                because = ": a slice [-0:] is everything" if slots == 0 else ""
+                because = ": a slice [-0:] is everything" if slots == 0 else ": a slice [:-0] is empty" * (L == 0)
                 return f"{case} (W = {slots + 1}) give {got.shape[-1]} slots, not {slots}{because}"
             if torch.equal(got, wanted):
                 continue
@@ -85,7 +85,8 @@ def tokens_after(answer):
         elif 0 in lengths:
             why = "an empty document has a number too, though it has no first token to count"
         else:
-            why = "document n ends before cu[n + 1]"
+            n = int(torch.searchsorted(cu, torch.tensor(t), right=True)) - 1
+            why = f"it is in document {n}, whose last token is cu[{n + 1}] - 1 = {int(cu[n + 1]) - 1}"
         said = f"With lengths {lengths}, your answer for token {t} is {got[t]}, and {wanted[t]} of its own document follow it"
         return f"{said}: {why}"
     return ""

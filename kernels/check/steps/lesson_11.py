@@ -55,7 +55,7 @@ def pack_four(answer):
             return f"{case}: the sign, the top bit of the 16, is lost; keep all 16, with & 0xFFFF"
         if right_below:
             return f"{case}: what is wrong stands above a negative number, whose widening filled it up with ones"
-        return f"{case}: place i belongs 16 * i bits up, and all of its 16 bits"
+        return f"{case}: place i belongs 16 * i bits up (and << binds less tightly than +)"
     return ""
 
 

@@ -76,6 +76,8 @@ def address_tile(rows: int, columns: int, width: int, *, lit: tuple[int, int] | 
         board.text(
             columns * w + 0.25, r + 0.5, f"{starts[r]} + {offsets[c]} = {starts[r] + offsets[c]}", ha="left", size=10
         )
+        board.name("program", "the program's rows and columns")
+        board.name("input", "places in memory")
 
     return drawing(
         6.4, 3.2, draw,
@@ -107,6 +109,7 @@ def views(tensors: dict[str, torch.Tensor]):
             again = [["////" if rows[m][n] in cells[: m * N + n] else "" for n in range(N)] for m in range(M)]
             board.cells(x, 3.2, M, N, "input", label=rows, text_size=9, hatch=lambda m, n, again=again: again[m][n])
             x += N + gap
+        board.name("input", "elements of a view (hatched: in a place that an earlier one has)")
 
     said = [f"A line of {line} memory cells, and below it {len(tensors)} matrices that number them"]
     for name, view in tensors.items():
@@ -240,6 +243,9 @@ def walk(row: Sequence[float], BLOCK: int):
 
     def draw(board, i):
         last = i == len(frames)
+        board.name("accumulator", "accumulator")
+        if not last:
+            board.name("input", "this step's numbers")
         start, lanes = frames[min(i, len(frames) - 1)]
         board.cells(0, 0, 1, len(row), "input", label=[[_number(v) for v in row]],
                     lit=lambda r, c: not last and start <= c < start + BLOCK)  # fmt: skip

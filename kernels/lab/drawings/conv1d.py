@@ -121,9 +121,11 @@ def conv_state(W=4, pieces=(0, 1, 2, 5)):
 
     def draw(board, i):
         L = pieces[i]
+        board.name("memory", "state, old (above) and new (below)")
         board.cells(0, 0, 1, S, "memory", label=[list(names[:S])], text_size=9)
         if L:
             board.cells(S, 0, 1, L, "input", label=[list(names[S : S + L])], text_size=9)
+            board.name("input", "piece")
         for j in range(-S, L):
             board.text(j + S + 0.5, -0.35, _sign(j), size=7, colour="#555555")
         board.text(-0.2, -0.35, "time", size=7, colour="#555555", ha="right")

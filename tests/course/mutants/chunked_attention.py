@@ -11,13 +11,13 @@ def operands():
     """q, k, v of one chunk of 16 tokens, gates of 0, a state of zeros."""
     draw = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, 16, 1, 16, generator=draw) for _ in range(3))
-    return q, k, v, torch.zeros(1, 16, 1), torch.zeros(1, 1, 16, 16)
+    return q, k, v, torch.zeros(1, 16, 1, 16), torch.zeros(1, 1, 16, 16)
 
 
 def reference():
     """o and the last state of that chunk, scale 1."""
     q, k, v, g, S0 = operands()
-    return recurrent_attention_reference(q, k, v, g=g, scale=1.0, initial_state=S0, output_final_state=True)
+    return recurrent_attention_reference(q, k, v, gv=g, scale=1.0, initial_state=S0, output_final_state=True)
 
 
 def naive_states(chunk_states) -> bool:
@@ -40,7 +40,7 @@ F16 = "something is rounded to float16: convert right after each load, keep S an
 LENGTHS = "the answer depends on C or BLOCK_V: tokens of chunk n are n * C + tl.arange(0, C)"
 POSITIVE = "a positive number is exponentiated: only differences of gates that are <= 0 may be"
 STRIDES = "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x"
-UPDATE = 'S = through * S + tl.dot(tl.trans(k * to_end[:, None]), v, input_precision="ieee")'
+UPDATE = 'S = through * S + tl.dot(tl.trans(k), to_end * v, input_precision="ieee")'
 
 STATES = Target(
     "05_chunked_attention",
@@ -70,6 +70,16 @@ STATES = Target(
             "a write decays by its own gate too: to_end = exp(gamma_C - gamma_s), gamma_s includes it",
         ),
         Mutant(
+            "a key's gate",
+            "the gates decay the rows of the state",
+            (
+                UPDATE,
+                'S = through[:, None] * S + tl.dot(tl.trans(k * to_end), v, input_precision="ieee")',
+            ),
+            "initial state",
+            "the gates decay rows of the state, as a key's would: each column has its own, to_end * v",
+        ),
+        Mutant(
             "leaving state stored",
             "slot n holds the state after chunk n; the last slot is right",
             (
@@ -96,7 +106,7 @@ STATES = Target(
             "each write is divided by its decay from the chunk's start, and all are multiplied with the chunk's",
             (
                 UPDATE,
-                'S = through * (S + tl.dot(tl.trans(k * tl.exp(-gamma)[:, None]), v, input_precision="ieee"))',
+                'S = through * (S + tl.dot(tl.trans(k), tl.exp(-gamma) * v, input_precision="ieee"))',
             ),
             "strong decay",
             POSITIVE,
@@ -118,14 +128,17 @@ STATES = Target(
         Mutant(
             "missing load mask, T",
             "gates of tokens beyond T are loaded",
-            (", mask=mask_t, other=0.0)", ")"),
+            (
+                "g_ptr + at(stride_g, b, t[:, None], h, offs_v), mask=mask_t[:, None] & mask_v",
+                "g_ptr + at(stride_g, b, t[:, None], h, offs_v), mask=mask_v",
+            ),
             "ragged length",
             "the load of g is not masked along T (mask_t)",
         ),
         Mutant(
             "missing load mask, V",
             "whole blocks of v are loaded; the surplus is never stored",
-            ("mask=mask_t[:, None] & mask_v", "mask=mask_t[:, None]"),
+            ("mask=mask_t[:, None] & mask_v, other=0.0).to", "mask=mask_t[:, None], other=0.0).to"),
             "stays inside its tensors",
             "the load of v is not masked along V (mask_v)",
         ),
@@ -163,7 +176,7 @@ STATES = Target(
         Mutant(
             "TF32",
             "the chunk's writes may be rounded to TF32",
-            (', v, input_precision="ieee")', ", v)"),
+            ('to_end * v, input_precision="ieee")', "to_end * v)"),
             "compiles",
             "a product of float32 blocks keeps 10 of 23 bits unless it says input_precision",
         ),
@@ -171,8 +184,8 @@ STATES = Target(
             "stored twice",
             "each state is stored when it leaves a chunk and when it enters the next",
             (
-                '        S = through * S + tl.dot(tl.trans(k * to_end[:, None]), v, input_precision="ieee")\n',
-                '        S = through * S + tl.dot(tl.trans(k * to_end[:, None]), v, input_precision="ieee")\n'
+                UPDATE + "\n",
+                f"{UPDATE}\n"
                 "        tl.store(states_ptrs + (n + 1) * stride_states[2], S, mask=mask_state)\n",
             ),
             "cheap",
@@ -181,8 +194,9 @@ STATES = Target(
     ),
 )
 
-DECAY = 'decay = tl.exp(tl.where(seen, gamma[:, None] - gamma, -float("inf")))'
-OWN = 'tl.dot(A, v, input_precision="ieee")'
+EXPONENT = "gamma[:, None, :] - gamma[None, :, :]"
+DECAY = f'decay = tl.exp(tl.where(seen, {EXPONENT}, -float("inf")))'
+OWN = "tl.sum(decay * scores[:, :, None] * v[None, :, :], axis=1)"
 
 OUTPUTS = Target(
     "05_chunked_attention",
@@ -200,7 +214,7 @@ OUTPUTS = Target(
         Mutant(
             "decay after the write",
             "a write decays by its own gate too",
-            ("gamma[:, None] - gamma,", "gamma[:, None] - gamma + g,"),
+            (EXPONENT, f"{EXPONENT} + g[None, :, :]"),
             "one chunk",
             "a write decays by its own gate too: exp(gamma_t - gamma_s), gamma_s includes it",
         ),
@@ -212,6 +226,13 @@ OUTPUTS = Target(
             "the state is read transposed: q @ S sums over its rows, the key channels",
         ),
         Mutant(
+            "one gate for all",
+            "every value channel decays by the first one's gates",
+            ("at(stride_g, b, t[:, None], h, offs_v)", "at(stride_g, b, t[:, None], h, 0 * offs_v)"),
+            "one chunk",
+            "every value channel reads the first one's g: offs_v moves by its stride",
+        ),
+        Mutant(
             "leaving state read",
             "chunk n reads slot n + 1",
             ("at(stride_states, b, h, n, offs_k[:, None])", "at(stride_states, b, h, n + 1, offs_k[:, None])"),
@@ -221,47 +242,47 @@ OUTPUTS = Target(
         Mutant(
             "entering state not scaled",
             "the scale is applied to the chunk's own part alone",
-            (
-                'input_precision="ieee") + from_start',
-                'input_precision="ieee") * scale + from_start',
-                "scale * o, mask",
-                "o, mask",
-            ),
+            ("o = inside + from_start", "o = scale * inside + from_start", "scale * o, mask", "o, mask"),
             "the state that enters",
             "the entering state's part is not scaled: scale * (both parts)",
         ),
         Mutant(
             "positive exponent",
             "the decay of a pair is the quotient of two, and one of them overflows",
-            (DECAY, "decay = tl.where(seen, tl.exp(gamma)[:, None] * tl.exp(-gamma), 0.0)"),
+            (DECAY, "decay = tl.where(seen, tl.exp(gamma)[:, None, :] * tl.exp(-gamma)[None, :, :], 0.0)"),
             "strong decay",
             POSITIVE,
         ),
         Mutant(
             "triangle cut too late",
             "the exponential is taken above the diagonal too, and infinity times 0 is NaN",
-            (DECAY, "decay = tl.exp(gamma[:, None] - gamma) * seen.to(tl.float32)"),
+            (DECAY, f"decay = tl.exp({EXPONENT}) * seen.to(tl.float32)"),
             "strong decay",
             POSITIVE,
         ),
         Mutant(
             "resets not counted",
             "a gate of -inf is taken for one of 0",
-            (" & (resets[:, None] == resets)", "", "resets == 0", "resets >= 0"),
+            (
+                "resets[:, None, :] == resets[None, :, :]",
+                "resets[:, None, :] >= 0 * resets[None, :, :]",
+                "resets == 0",
+                "resets >= 0",
+            ),
             "resets",
             "nothing crosses a gate of -inf: where the counts of resets differ, the factor is exactly 0",
         ),
         Mutant(
             "infinite sums",
             "gates of -inf are summed like others",
-            ("gamma, resets, gamma_C, resets_C = cumulated(g)", "gamma, resets = tl.cumsum(g, axis=0), i * 0"),
+            ("gamma, resets, gamma_C, resets_C = cumulated(g)", "gamma, resets = tl.cumsum(g, axis=0), tl.zeros_like(g)"),
             "resets",
             "-inf - -inf is NaN: take gamma and the counts of resets from cumulated",
         ),
         Mutant(
             "missing load mask",
             "tokens beyond T are loaded; their scores lie above the diagonal, but NaN times 0 is NaN",
-            ("offs_v), mask=mask_tv, other=0.0)", "offs_v), mask=mask_v, other=0.0)"),
+            ("offs_v), mask=mask_tv, other=0.0).to", "offs_v), mask=mask_v, other=0.0).to"),
             "ragged length",
             "the load of v is not masked along T (mask_t)",
         ),
@@ -287,7 +308,7 @@ OUTPUTS = Target(
             "the first 16 gates of a chunk count, whatever C is",
             (
                 "gamma, resets, gamma_C, resets_C = cumulated(g)",
-                "gamma, resets, gamma_C, resets_C = cumulated(tl.where(i < 16, g, 0.0))",
+                "gamma, resets, gamma_C, resets_C = cumulated(tl.where(i[:, None] < 16, g, 0.0))",
             ),
             "chunk lengths",
             LENGTHS,
@@ -295,21 +316,21 @@ OUTPUTS = Target(
         Mutant(
             "head stride left out",
             "every head takes the first one's gates",
-            ("t * stride_g[1] + h * stride_g[2]", "t * stride_g[1]"),
+            ("at(stride_g, b, t[:, None], h, offs_v)", "at(stride_g, b, t[:, None], 0, offs_v)"),
             "strides",
             "every head reads the first one's g: h moves by its stride",
         ),
         Mutant(
             "float16 scores",
             "the scores are rounded to float16 before they are multiplied with v",
-            (OWN, 'tl.dot(A.to(tl.float16), v.to(tl.float16), input_precision="ieee")'),
+            (OWN, OWN.replace("scores[", "scores.to(tl.float16).to(tl.float32)[")),
             "float16",
             F16,
         ),
         Mutant(
             "TF32",
-            "the product of scores and values may be rounded to TF32",
-            ('tl.dot(A, v, input_precision="ieee")', "tl.dot(A, v)"),
+            "the scores may be rounded to TF32",
+            ('tl.dot(q, tl.trans(k), input_precision="ieee")', "tl.dot(q, tl.trans(k))"),
             "compiles",
             "a product of float32 blocks keeps 10 of 23 bits unless it says input_precision",
         ),
@@ -317,8 +338,8 @@ OUTPUTS = Target(
             "cut too late",
             "the exponential of the whole square is taken, and its upper half thrown away",
             (
-                'tl.exp(tl.where(seen, gamma[:, None] - gamma, -float("inf")))',
-                "tl.where(seen, tl.exp(gamma[:, None] - gamma), 0.0)",
+                DECAY,
+                f"decay = tl.where(seen, tl.exp({EXPONENT}), 0.0)",
             ),
             "strong decay",
             "a tl.where around an exponential comes too late",
@@ -338,7 +359,7 @@ OUTPUTS = Target(
         Mutant(
             "gamma turned over",
             "the decay from s to t has the wrong sign",
-            ("gamma[:, None] - gamma, -float", "gamma - gamma[:, None], -float"),
+            (EXPONENT, "gamma[None, :, :] - gamma[:, None, :]"),
             "one chunk",
             "gamma is turned over",
         ),

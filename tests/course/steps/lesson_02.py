@@ -38,6 +38,11 @@ WRONG = {
             ),
             "Of equals take the smallest",
         ),
+        (ROOMS.format("warps * min(64 // warps, 65536 // (warps * registers), by_shared_memory, 32)"), "32 in a warp"),
+        (
+            ROOMS.format("warps * min(64 // warps, by_registers, 228 * 1024 // max(shared_bytes, 1), 32)"),
+            "1 kB of shared memory more",
+        ),
     ],
     "02-idle": [
         (IDLE.format(RAGGED, "1 - tiles % multiprocessors / multiprocessors"), "last wave alone"),
@@ -46,5 +51,6 @@ WRONG = {
             IDLE.format("math.ceil(M * N / (tile_m * tile_n))", "1 - tiles / (waves * multiprocessors)"),
             "round up along each axis",
         ),
+        (IDLE.format(RAGGED, "1 - tiles / (tiles / multiprocessors * multiprocessors)"), "round the waves up"),
     ],
 }

@@ -8,9 +8,10 @@ from triton.runtime.interpreter import GridExecutor
 _SEEN = {
     torch.Tensor.stride, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.dim, torch.Tensor.element_size,
     torch.Tensor.data_ptr, torch.Tensor.storage_offset, torch.Tensor.is_contiguous, torch.Tensor.__len__,
+    torch.Tensor.nelement,
     *(
         getattr(torch.Tensor, name).__get__
-        for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout", "requires_grad")
+        for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout", "requires_grad", "itemsize")
     ),
 }  # fmt: skip
 
