@@ -85,6 +85,7 @@ def step(name: str, *answer) -> None:
 _DERIVED = {
     "dynamic_conv_dx": _dynamic_conv.DX,
     "dynamic_conv_dweight": _dynamic_conv.DWEIGHT,
+    "flash_dtau": _flash_attention.TEMPERATURE,
     "wgrad": _conv_wgrad.WGRAD,
 }
 
