@@ -149,14 +149,13 @@ class Judge:
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
-    exercise = exercise_of(one.name)
+    exercise = asked(one)
     if one.name.startswith(CLINICS):
         if one.name.startswith("finds_"):
             return exercise, clinics.check_finds(
                 exercise, RemoteTester(one.function, bench, cells), seed=seed, grading=True
             )
         return exercise, clinics.check_diagnosis(exercise, diagnosis(one.function, bench, cells))
-    exercise = exercise.varied(one.varied)
     if one.name in EMITTERS:
         alone = [
             [name, source if name == "setup" else gate.jit_functions_alone(source), [], ""]
@@ -178,6 +177,12 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
         )
     remote = Remote(one.function, bench, cells, exercise.given, assignment.given.fields)
     return exercise, hold(exercise, remote, seed=seed, grading=True)
+
+
+def asked(one: Check):
+    """The exercise that a check cell asks for; pipelines and clinics are asked in one way only."""
+    exercise = exercise_of(one.name)
+    return exercise.varied(one.varied) if one.varied else exercise
 
 
 def exercise_of(name: str):
