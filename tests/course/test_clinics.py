@@ -12,8 +12,8 @@ from kernels.check.clinics import CAUSES, CHECKS, PATIENTS, SHEETS
 from kernels.check.clinics.patient import launcher
 from tests.course.mutants import ROOT, cells
 from tools.grading import gate
-from tools.grading.assignment import read
-from tools.grading.judge import Judge, exercise_of
+from tools.grading.assignment import read, read_all
+from tools.grading.judge import Judge, asked, exercise_of
 from tools.grading.sandbox import why_not
 from tools.grading.submission import Submission
 
@@ -172,3 +172,9 @@ def test_a_test_may_record_and_compare():
     return bool(seen.races()) or len(seen.outside()) > 0 or not wide[:, 1::2].isnan().all().item()"""
     found = gate.check("test-a", source, book.answers["test-a"].source, book.given, clinic=True)
     assert found == gate.Answer(), found
+
+
+def test_every_check_of_every_assignment_asks_for_something():
+    for name, book in read_all(ROOT / "exercises").items():
+        for one in book.checks:
+            assert sum(item.points for item in asked(one).properties) > 0, (name, one.name)
