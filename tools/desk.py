@@ -61,7 +61,7 @@ def rubric(course: Course) -> str:
         lines += [f"## {name}: {assignment.points:g} points", ""]
         for one in assignment.checks:
             lines += [f"### `{one.function}`: {one.points:g}", "", "| points | property | taught in |", "|---|---|---|"]
-            for item in exercise_of(one.name).varied(one.varied).properties:
+            for item in exercise_of(one.name, one.varied).properties:
                 needs = " (on a GPU only)" if getattr(item, "needs", "") == "a GPU" else ""
                 lines.append(f"| {item.points} | {item.name}{needs} | {item.lesson} |")
             lines.append("")

@@ -6,6 +6,7 @@ no weights are made: models run on torch's meta device, and configurations are t
 
 import argparse
 import datetime
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -23,10 +24,13 @@ ROOMS = {
 
 
 def dump(record):
-    """A record as text, a line a layer."""
-    head = {name: value for name, value in record.items() if name != "layers"}
-    lines = ",\n".join("  " + json.dumps(row) for row in record["layers"])
-    return json.dumps(head, indent=1)[:-2] + ',\n "layers": [\n' + lines + "\n ]\n}\n"
+    """A record as text, a line a layer and a line a model, without spaces: there are thousands."""
+    short = functools.partial(json.dumps, separators=(",", ":"))
+    lists = {name: value for name, value in record.items() if name in ("models", "layers")}
+    lines = [f" {short(name)}: {json.dumps(value)}" for name, value in record.items() if name not in lists]
+    for name, rows in lists.items():
+        lines.append(f" {short(name)}: [\n" + ",\n".join(f"  {short(row)}" for row in rows) + "\n ]")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def main():

@@ -8,6 +8,7 @@ Every check takes ``seed=`` (0 unless told, so that a second run sees the same n
 submissions are graded without a change in their notebooks. Points come from Triton's interpreter and from a GPU alike,
 but for the property "stays inside its tensors", which reads addresses: grade with ``TRITON_INTERPRET=1``.
 
+The clinics' checks, ``check.diagnosis_0a`` and ``check.finds_0a`` and so on, ask for what is wrong with a given kernel.
 Some exercises can be asked in other ways (``check.variations``): ``varied={"side": "upper"}`` names what differs.
 
 ``check.your_kernel`` brings the same experiments to a kernel that is in no exercise (docs/your_own_kernel.md).
@@ -25,6 +26,7 @@ from kernels.check import row_softmax as _row_softmax
 from kernels.check import score_mod_compiler as _score_mod_compiler
 from kernels.check import tiled_matmul as _tiled_matmul
 from kernels.check import vector_add as _vector_add
+from kernels.check.clinics import CHECKS as _CLINICS
 from kernels.check.derivations import derivation as _derivation
 from kernels.check.framework import VERDICTS
 from kernels.check.framework import check as _check
@@ -63,7 +65,9 @@ __all__ = [
     "wgrad",
     "wgrad_split",
     "your_kernel",
+    *_CLINICS,
 ]
+globals().update(_CLINICS)
 
 
 _line_first()
@@ -81,6 +85,7 @@ def step(name: str, *answer) -> None:
 _DERIVED = {
     "dynamic_conv_dx": _dynamic_conv.DX,
     "dynamic_conv_dweight": _dynamic_conv.DWEIGHT,
+    "flash_dtau": _flash_attention.TEMPERATURE,
     "wgrad": _conv_wgrad.WGRAD,
 }
 
@@ -113,7 +118,10 @@ def row_softmax(
 def tiled_matmul(
     fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
 ) -> int:
-    """Check ``fn(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ b for a [M, K], b [K, N]. Returns points, of 10."""
+    """Check ``fn(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ B for a [M, K].
+
+    B [K, N] is what b [⌈K/2⌉, N], two numbers a byte, and scale [N] stand for. Returns points, of 15.
+    """
     return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 

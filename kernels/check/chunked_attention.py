@@ -460,13 +460,20 @@ STATES = _STATES.exercise(
 )
 OUTPUTS = _OUTPUTS.exercise(
     "chunk_outputs",
-    "the kernel stores nothing yet. It needs the chunk's scores, what reads with them and what reads the state, and a store of o.",
+    "the kernel stores nothing yet. It needs the chunk's scores, what reads with them and what reads the state, "
+    "and a store of o.",
     {"cut": CUT, "kernel": KERNEL},
     (
         (Tier(3, read=1.16, steps=1.1), Tier(1, read=2.3, written=2.0, steps=2.0)),
         "a program loads its chunk and the state that enters it once, and nothing of another chunk",
     ),
-    Property("one chunk", 1, "Lesson 24, step 1", _inside, "o_t = scale * sum over s <= t of (q_t · k_s) exp(gamma_t - gamma_s) v_s, for each channel"),
+    Property(
+        "one chunk",
+        1,
+        "Lesson 24, step 1",
+        _inside,
+        "o_t = scale * sum over s <= t of (q_t · k_s) exp(gamma_t - gamma_s) v_s, for each channel",
+    ),
     Property(
         "the state that enters",
         1,

@@ -76,7 +76,7 @@ class Nursery:
                 self.end()
                 raise EOFError
             return int(answer)
-        except KeyboardInterrupt:  # the answer, when it comes, must not be taken for the next job's
+        except BaseException:  # a timer's, too: the answer, when it comes, must not be taken for the next job's
             self.end()
             raise
 

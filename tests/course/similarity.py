@@ -87,8 +87,8 @@ def similarity(assignment: str) -> tuple[tuple[float, str], tuple[float, str]]:
 
 
 def exercises() -> list[str]:
-    """Every exercise."""
-    return sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_dir())
+    """Every exercise in which kernels are written; in a clinic none is."""
+    return sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_dir() and path.name[0].isdigit())
 
 
 def table() -> list[str]:

@@ -40,7 +40,9 @@ WORTH = {name: exercise.worth for name, exercise in BY_NAME.items()}
 HINT = re.compile(r"<details><summary>Hint (\d): ([^<]+)</summary>\n\n.+?\n\n</details>", flags=re.DOTALL)
 REGION = re.compile(r"^ *### BEGIN SOLUTION\n(.*?)^ *### END SOLUTION(?:\n|\Z)", flags=re.MULTILINE | re.DOTALL)
 STUB = re.compile(r"^ *# your lines here\n *pass(?:\n|\Z)", flags=re.MULTILINE)
+EXERCISES = [name for name in NAMES if name[0].isdigit()]  # the others are clinics: no kernel is written there
 each_assignment = pytest.mark.parametrize("name", NAMES)
+each_exercise = pytest.mark.parametrize("name", EXERCISES)
 each_target = pytest.mark.parametrize("target", targets(), ids=lambda target: target.function)
 
 
@@ -130,14 +132,14 @@ def test_each_gap_says_how_long_its_answer_is(name):
 def test_the_title_says_minutes_points_difficulty_and_lesson(name):
     notebook = read("exercises", name)
     title = notebook.cells[0].source
-    assert re.match(rf"# Exercise {name[:2]} · ", title)
+    assert re.match(rf"# (Exercise {name[:2]}|Clinic {name[7:8]}) · ", title)
     said = re.search(r"\*\*(\d+) minutes · (\d+) points · difficulty (●+)(○*)\*\* · after lessons? \[", title)
     assert said, title
     assert len(said[3] + said[4]) == 5
     assert int(said[2]) == sum(cell.metadata.nbgrader.points for cell in graded(notebook))
 
 
-@each_assignment
+@each_exercise
 def test_three_hints_come_after_each_check(name):
     notebook = read("exercises", name)
     found = HINT.findall(prose(notebook))
@@ -204,7 +206,7 @@ def test_the_solution_passes_with_other_numbers_and_shapes(target, seed):
     assert points == sum(WORTH[target.function].values()), printed
 
 
-@each_assignment
+@each_exercise
 def test_the_table_of_points_is_the_checks_own(name):
     text = prose(read("exercises", name))
     for target in targets():

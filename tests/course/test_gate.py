@@ -16,7 +16,7 @@ KERNEL = "@triton.jit\ndef load_block(x_row, offs_n, N, stride_xn):\n    {}\n   
 def says(name, cell, source):
     """Why an answer cell is refused, or cannot run; empty if it may."""
     one = ASSIGNMENTS[name]
-    found = gate.check(cell, source, one.answers[cell].source, one.given, one.program)
+    found = gate.check(cell, source, one.answers[cell].source, one.given, one.program, clinic=one.clinic)
     return "; ".join(map(str, found.refusals)) or found.unreadable
 
 

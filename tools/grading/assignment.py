@@ -15,6 +15,8 @@ from tools.grading.given import Given
 EMITTERS = {"emit_value": "value", "emit_gradient": "gradient"}
 #: Kernels that run on the model of Gluon.
 PIPELINES = ("mended_relay", "mended_tiles", "mended_halves")
+#: How the checks of a clinic begin: of what a learner says, and of a test that they write.
+CLINICS = ("diagnosis_", "finds_")
 
 
 class NotAnAssignment(ValueError):
@@ -131,6 +133,11 @@ class Assignment:
     def program(self) -> bool:
         """Whether the answers write Triton as text."""
         return any(check.name in EMITTERS for check in self.checks)
+
+    @property
+    def clinic(self) -> bool:
+        """Whether the answers are diagnoses and tests."""
+        return any(check.name.startswith(CLINICS) for check in self.checks)
 
     @property
     def pipelines(self) -> bool:

@@ -6,7 +6,8 @@ Only answer cells come from a student; all others are the released ones. In an a
   come from what it loads, and a trace of it is true;
 * a launcher looks at shapes and strides, and launches kernels;
 * a program, the compiler of exercise 07, is Python without imports and without Python's own machinery. What it emits is
-  text, which passes the first list before it runs.
+  text, which passes the first list before it runs;
+* a test, of a clinic, is such Python too, with what torch offers to make inputs and to compare, and the trace.
 
 What is on no list is refused, with its line and the reason. Nothing is executed here.
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from tools.grading import trials
 from tools.grading import vocabulary as words
 from tools.grading.given import Given, imports_of, is_constant, is_kernel, names_of
-from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Undefined, stored_in
+from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Test, Undefined, stored_in
 
 MOST_CHARACTERS = 60_000
 #: What str.splitlines takes for the end of a line and Python does not: behind one, a comment could hide a line of code.
@@ -35,16 +36,22 @@ class Answer:
 
 
 def check(
-    cell: str, source: str, released: str, given: Given, program: bool = False, earlier: Given | None = None
+    cell: str,
+    source: str,
+    released: str,
+    given: Given,
+    program: bool = False,
+    earlier: Given | None = None,
+    clinic: bool = False,
 ) -> Answer:
     """Hold an answer cell to its list.
 
     cell: its name. source: what was submitted. released: the cell as it was released, which says what it defines and
     whether it holds functions besides kernels. given: what all released cells give. program: it is part of a compiler.
-    earlier: what the answers before it define.
+    earlier: what the answers before it define. clinic: it is a diagnosis or a test.
     """
     try:
-        return _check(cell, source, released, given, program, earlier or Given())
+        return _check(cell, source, released, given, program, earlier or Given(), clinic)
     except (
         ValueError,
         RecursionError,
@@ -53,7 +60,7 @@ def check(
         return Answer((Refusal(cell, 1, f"Python cannot look through the cell: {type(error).__name__}"),))
 
 
-def _check(cell, source, released, given, program, earlier) -> Answer:
+def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
     if source == released:
         return Answer()
     if len(source) > MOST_CHARACTERS:
@@ -87,11 +94,11 @@ def _check(cell, source, released, given, program, earlier) -> Answer:
     known = given.with_answers(earlier)
     found, unreadable, tried = [], "", []
     for statement in tree.body:
-        if not program and trials.is_trial(statement, tree, given.names | own.names):
+        if not program and not clinic and trials.is_trial(statement, tree, given.names | own.names):
             tried.append(statement)
             continue
         try:
-            _statement(statement, cell, own, given, known, kernels, names, constants, program)
+            _statement(statement, cell, own, given, known, kernels, names, constants, program, clinic)
         except Refused as refused:
             found.append(refused.args[0])
         except Undefined as undefined:
@@ -109,9 +116,10 @@ def _check(cell, source, released, given, program, earlier) -> Answer:
     return Answer(tuple(found), "" if found else unreadable)
 
 
-def _statement(statement, cell, own, given, known, kernels, names, constants, program):
+def _statement(statement, cell, own, given, known, kernels, names, constants, program, clinic):
     """One statement of an answer cell at its top level."""
-    lines = Program(cell, known, kernels, names) if program else Launcher(cell, known, kernels, names)
+    lines = (Test if clinic else Program if program else Launcher)(cell, known, kernels, names)
+    program = program or clinic
     allowed = own.names | {name for name in names | kernels if name not in given.names}
 
     def may_bind(name):

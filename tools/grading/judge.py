@@ -16,15 +16,15 @@ from dataclasses import asdict
 import torch
 
 from kernels import check as checks
-from kernels.check import pipeline_clinic
+from kernels.check import clinics, pipeline_clinic
 from kernels.check.framework import check as hold
 from kernels.lab import _nursery
 from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
 from tools.grading import gate
-from tools.grading.assignment import EMITTERS, PIPELINES, Assignment, Check
+from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.given import Given
 from tools.grading.lines import Refused
-from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline
+from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable
@@ -120,7 +120,8 @@ class Judge:
             error = ""
             if name in assignment.answers:
                 released, source = source, submission.answers[name]
-                verdict = gate.check(name, source, released, assignment.given, assignment.program, earlier)
+                how = assignment.given, assignment.program, earlier, assignment.clinic
+                verdict = gate.check(name, source, released, *how)
                 if verdict.refusals:
                     raise Unusable("refused", str(verdict.refusals[0]))
                 error = verdict.unreadable
@@ -148,7 +149,13 @@ class Judge:
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
-    exercise = exercise_of(one.name).varied(one.varied)
+    exercise = exercise_of(one.name, one.varied)
+    if one.name.startswith(CLINICS):
+        if one.name.startswith("finds_"):
+            return exercise, clinics.check_finds(
+                exercise, RemoteTester(one.function, bench, cells), seed=seed, grading=True
+            )
+        return exercise, clinics.check_diagnosis(exercise, diagnosis(one.function, bench, cells))
     if one.name in EMITTERS:
         alone = [
             [name, source if name == "setup" else gate.jit_functions_alone(source), [], ""]
@@ -172,16 +179,27 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
     return exercise, hold(exercise, remote, seed=seed, grading=True)
 
 
-def exercise_of(name: str):
-    """The exercise behind ``check.name``."""
+def exercise_of(name: str, varied: dict | None = None):
+    """The exercise behind ``check.name``, or the variation of it that the assignment asks for."""
     function = getattr(checks, name, None)
+    if name in clinics.CHECKS:
+        return clinics.SHEETS[name] if not varied else _variation(name, clinics.SHEETS[name], varied)
     for word in getattr(function, "__code__", None).co_names if callable(function) else ():
         module = getattr(checks, word, None)
         for attribute in function.__code__.co_names:
             found = getattr(module, attribute, None)
             if hasattr(found, "properties"):
-                return found
+                return found if not varied else _variation(name, found, varied)
     raise Unusable("refused", f"the assignment names check.{name}, which the course does not have")
+
+
+def _variation(name, exercise, varied):
+    if not hasattr(exercise, "varied"):
+        raise Unusable("refused", f"the assignment asks check.{name} for {varied}: it is asked in one way only")
+    try:
+        return exercise.varied(varied)
+    except ValueError as error:
+        raise Unusable("refused", f"the assignment asks check.{name} for what it does not have: {error}") from None
 
 
 def _lines(exercise, text: str, scale: float) -> list[Line]:

@@ -276,7 +276,7 @@ class Program(_Lines):
         while isinstance(root, ast.Attribute):
             root = root.value
         if isinstance(root, ast.Name) and root.id == "torch" and root.id not in local:
-            if not isinstance(node.value, ast.Name) or node.attr not in words.TORCH:
+            if not isinstance(node.value, ast.Name) or node.attr not in self.roots["torch"]:
                 self.refuse(node, f"{ast.unparse(node)} is not on the list of what {self.place} may use")
 
     def member(self, node, name: str):
@@ -293,6 +293,16 @@ class Program(_Lines):
 
     def call(self, node, local):
         """Any call."""
+
+
+class Test(Program):
+    """A clinic's test, or its diagnosis: Python that makes tensors, calls a launcher that it is given, and compares."""
+
+    nodes = (*_IN_PROGRAMS, ast.With, ast.withitem)
+    roots = {"torch": words.TORCH | words.TORCH_IN_TESTS}
+
+    def extra(self, node):
+        return super().extra(node) or node.id == "trace" and node.id in self.given.imports
 
 
 def stored_in(function) -> set[str]:

@@ -1,7 +1,9 @@
 """The judge's side of a submission: what the checks call, while the submission's own lines run in the sandbox.
 
 ``Remote`` stands for a launcher, ``RemoteEmitter`` for a compiler of mods, ``RemotePipeline`` for a kernel on the model of
-Gluon. What comes back is bytes, numbers and short texts, each held to its form; the tensors that it is written to belong
+Gluon, ``RemoteTester`` for a clinic's test.
+
+What comes back is bytes, numbers and short texts, each held to its form; the tensors that it is written to belong
 to the judge.
 """
 
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy
 
+from kernels.check.clinics import Tester
 from kernels.check.contestant import Contestant, Kernels, Outcome
 from tools.grading import foreign, gate, texts
 from tools.grading.contestant import traces, values, wire
@@ -282,3 +285,33 @@ class RemotePipeline:
             for kind, barrier, partition, message, line, text in findings
         ]  # fmt: skip
         return SimpleNamespace(findings=found)
+
+
+class RemoteTester(Tester):
+    """A clinic's test: each kernel is sent to it as text, and it says whether anything is wrong with that."""
+
+    def __init__(self, function: str, bench: Bench, cells: list):
+        super().__init__(None)
+        self.function, self.bench, self.cells = function, bench, cells
+
+    def finds(self, source: str, function: str) -> tuple[object, tuple[str, str] | None]:
+        """As ``Tester.finds``, in the sandbox."""
+        request = {"op": "find", "test": self.function, "source": source, "function": function}
+        try:
+            answer, _ = self.bench.ask("tests", self.cells, request)
+        except Told as told:
+            return None, told.explained
+        if answer.get("error"):
+            return None, _phrases(answer["error"])
+        found = answer.get("answer")
+        return found if isinstance(found, (bool, int, float, type(None))) else "text", None
+
+
+def diagnosis(name: str, bench: Bench, cells: list) -> object:
+    """What a submission says of a clinic's kernel: numbers and words, or the name of a type that is neither."""
+    try:
+        answer, _ = bench.ask("tests", cells, {"op": "said", "name": name})
+    except Told:
+        return None
+    found = answer.get("answer")
+    return found if isinstance(found, (dict, str, type(None))) else None

@@ -71,6 +71,16 @@ TORCH = frozenset(
         "promote_types result_type is_tensor finfo iinfo inf pi nan tensor empty zeros ones arange where"
     ).split()
 )
+#: What a test of a clinic needs of torch besides: inputs of its own, the formula, and a comparison.
+TORCH_IN_TESTS = frozenset(
+    (
+        "randn rand randint randperm manual_seed full ones_like zeros_like empty_like full_like randn_like rand_like "
+        "linspace logspace eye tril triu cat stack flip roll clone as_strided broadcast_to arange isnan isinf isfinite "
+        "isclose allclose equal eq all any softmax log_softmax logsumexp sigmoid exp exp2 log log2 sqrt rsqrt square abs "
+        "sum mean amax amin max min maximum minimum cumsum cumprod prod einsum matmul mm bmm mv dot outer norm clamp "
+        "nan_to_num where masked_fill transpose permute reshape unsqueeze squeeze flatten movedim conv1d conv2d no_grad"
+    ).split()
+)
 #: Attributes through which Python's own machinery is reached from values that an answer holds.
 MACHINERY = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 #: Modules that Triton's interpreter, or a habit, may put under these names: asked for, they are refused.

@@ -10,6 +10,7 @@ import types
 import torch
 
 from kernels.check import explanations
+from kernels.check.clinics import Tester
 from kernels.check.contestant import Contestant
 from kernels.check.score_mod_compiler import run_gradient, run_value
 from kernels.lab.compile_report import prepare
@@ -130,6 +131,16 @@ class Room:
             return {"error": explanations.explain(text)}, []
         return {"text": text}, []
 
+    def find(self, request: dict, arrays) -> tuple[dict, list]:
+        """What a clinic's test says of one kernel, which comes as text."""
+        answer, error = Tester(self.namespace.get(request["test"])).finds(request["source"], request["function"])
+        return {"answer": _plain(answer), "error": self._told(error)}, []
+
+    def said(self, request: dict, arrays) -> tuple[dict, list]:
+        """The diagnosis of a clinic's kernel, a dict of words and numbers."""
+        value = self.namespace.get(request["name"])
+        return {"answer": None if isinstance(value, _Missing) else _plain(value)}, []
+
     def model(self, request: dict, arrays) -> tuple[dict, list]:
         """One launch on the model of Gluon, under one schedule or under all."""
         from kernels import gluon_model
@@ -154,6 +165,15 @@ class Room:
             return {"events": events, "everybody": [str(partition.name) for partition in machine.everybody]}, []
         except Exception as raised:
             return {"error": self._told(explanations.explain(raised))}, []
+
+
+def _plain(value, depth: int = 2):
+    """Words and numbers as they are, dicts of them too; of anything else the name of its type."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value[:1000] if isinstance(value, str) else value
+    if isinstance(value, dict) and depth and len(value) <= 20:
+        return {str(name)[:100]: _plain(each, depth - 1) for name, each in value.items()}
+    return type(value).__name__
 
 
 def _six_texts(one) -> list[str]:

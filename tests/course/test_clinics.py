@@ -1,0 +1,174 @@
+"""The clinics: right answers earn every point, plausible wrong ones do not, and a test that knows nothing earns none."""
+
+import contextlib
+import io
+import linecache
+
+import pytest
+import torch
+
+from kernels import check, lab, runtime
+from kernels.check.clinics import CAUSES, CHECKS, PATIENTS, SHEETS
+from kernels.check.clinics.patient import launcher
+from tests.course.mutants import ROOT, cells
+from tools.grading import gate
+from tools.grading.assignment import read
+from tools.grading.judge import Judge, exercise_of
+from tools.grading.sandbox import why_not
+from tools.grading.submission import Submission
+
+pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="each launch is traced, in Triton's interpreter")
+NAMES = sorted(path.name for path in (ROOT / "solutions").glob("clinic_*"))
+each = pytest.mark.parametrize("patient", PATIENTS.values(), ids=PATIENTS)
+
+
+def held(name, answer, **how) -> tuple[int, str]:
+    """Points and what is printed."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        points = CHECKS[name](answer, **how)
+    return points, out.getvalue()
+
+
+def notebook(key) -> dict[str, str]:
+    (name,) = (name for name in NAMES if name.startswith(f"clinic_{key[0]}_"))
+    return cells(name)
+
+
+def defined(key, cell) -> object:
+    """What the solution's answer cell for this kernel defines."""
+    namespace = {"torch": torch, "device": runtime.device, "trace": lab.trace}
+    exec(notebook(key)[f"{cell}-{key[1]}"], namespace)
+    return namespace[f"{'finds' if cell == 'test' else 'diagnosis'}_{key[1]}"]
+
+
+@each
+def test_the_notebook_shows_the_kernel_of_the_check(patient):
+    shown = notebook(patient.key)
+    assert shown[f"found-{patient.key[1]}"].strip() == patient.source.strip()
+    assert "#" not in patient.source and '"""' not in patient.source  # nothing in it tells
+    assert patient.cause in CAUSES and set(patient.lines) <= {line.strip() for line in patient.source.splitlines()}
+    assert len(patient.broken) >= 2 and len(patient.sound) >= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_notebook_lists_every_cause_and_holds_three_kernels(name):
+    book = read(ROOT / "exercises" / name / f"{name}.ipynb")
+    text = "\n".join(cell.source for cell in book.notebook.cells if cell.cell_type == "markdown")
+    assert all(f"| `{word}` | {said} |" in text for word, said in CAUSES.items())
+    assert len(book.checks) == 6 and {one.points for one in book.checks} == {4.0, 6.0}
+    for one in book.checks:
+        assert exercise_of(one.name) is SHEETS[one.name] and one.points == SHEETS[one.name].points
+        assert getattr(check, one.name) is CHECKS[one.name]
+
+
+@each
+def test_each_part_of_a_diagnosis_counts_alone(patient):
+    """By number or by text, and each plausible slip costs its own part; nothing printed says what is right."""
+    right = defined(patient.key, "diagnosis")
+    number = [line.strip() for line in patient.source.splitlines()].index(right["line"].strip()) + 1
+    name, small = f"diagnosis_{patient.key}", right["smallest"]
+    larger = [small | {axis: allowed[allowed.index(small[axis]) + 1]} for axis, allowed in patient.sizes.items()
+              if small[axis] != allowed[-1]]  # fmt: skip
+    none = {axis: allowed[0] for axis, allowed in patient.sizes.items()}
+    other = next(word for word in CAUSES if word != patient.cause)
+    assert held(name, right | {"line": number})[0] == 4
+    wrong = right | {"line": number - 1, "cause": other}
+    for smallest in (*larger[:2], none, {}, small | {"Z": 1}, None):
+        points, printed = held(name, wrong | {"smallest": smallest})
+        assert points == 0 and "passed" not in printed
+        assert patient.cause not in printed.split("one of")[0] and right["line"] not in printed, printed
+    points, printed = held(name, wrong | {"smallest": small})
+    assert points == 2 and "FAILED  line: not accepted" in printed and "FAILED  cause: not accepted" in printed
+    assert held(name, {"line": number})[0] == 1
+
+
+def test_what_is_no_diagnosis_is_missing():
+    for answer in (None, ..., "line 3", {"where": 3}, 7):
+        points, printed = held("diagnosis_0a", answer)
+        assert points == 0 and printed.startswith("missing: ")
+    assert "it is one of neutral, mask" in held("diagnosis_0a", {"cause": "typo"})[1]
+
+
+@each
+def test_a_test_that_knows_nothing_earns_nothing(patient):
+    name = f"finds_{patient.key}"
+    for answer in (True, False, "broken", 1):
+        points, printed = held(name, lambda kernel, answer=answer: answer)
+        assert points == 0 and "passed" not in printed, printed
+    for nothing in (None, lambda kernel: None, 3):
+        points, printed = held(name, nothing)
+        assert points == 0 and printed.startswith("missing: "), printed
+    points, printed = held(name, lambda kernel: kernel(1))
+    assert points == 0 and "your test ends in an error with" in printed
+
+
+@each
+def test_a_naive_test_does_not_find_it(patient):
+    """What the notebook shows first passes: the broken kernel gets through the test that its author wrote."""
+    space = {"torch": torch, "device": runtime.device, "check": check, "trace": lab.trace}
+    space |= {patient.function: launcher(patient.source, patient.function), "print": lambda *said: None}
+    seen = []
+    space["compare"] = lambda name, got, want: seen.append(torch.allclose(got, want, atol=1e-4))
+    exec(notebook(patient.key)[f"first-look-{patient.key[1]}"], space)
+    assert seen and all(seen)
+
+
+@each
+def test_the_solutions_test_finds_every_relative_and_accuses_none(patient):
+    points, printed = held(f"finds_{patient.key}", defined(patient.key, "test"), grading=True, seed=3)
+    assert points == 6 and "graded with seed 3" in printed, printed
+
+
+@each
+def test_a_test_that_knows_one_kernel_finds_no_relative(patient):
+    points, printed = held(f"finds_{patient.key}", lambda kernel: text_of(kernel).endswith(patient.source))
+    assert points == 4, printed
+    for one in patient.broken:
+        assert f"it lets {one.said} pass" in printed
+    points, printed = held(f"finds_{patient.key}", lambda kernel: not text_of(kernel).endswith(patient.right))
+    assert points == 4 and all(f"it accuses {one.said}" in printed for one in patient.sound), printed
+
+
+def text_of(kernel) -> str:
+    return "".join(linecache.getlines(kernel.__code__.co_filename))
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")
+def test_a_solved_clinic_is_judged_in_the_sandbox():
+    """Two kernels solved, slips in the answers of the others cost what they cost at one's desk."""
+    name = NAMES[0]
+    book, judge = read(ROOT / "exercises" / name / f"{name}.ipynb"), Judge()
+    answers = {cell: cells(name)[cell] for cell in book.answers}
+    answers |= {
+        "diagnosis-a": answers["diagnosis-a"].replace("'neutral'", "'mask'"),
+        "test-a": "def finds_a(row_softmax):\n    return True",
+        "test-b": "def finds_b(matmul):\n    return matmul(1)",
+    }
+    try:
+        result = judge.judge("bob", book, Submission(answers))
+    finally:
+        judge.close()
+    assert (result.status, [one.points for one in result.checks]) == ("graded", [3, 0, 4, 0, 4, 6]), result
+    assert "your test ends in an error" in result.checks[3].printed
+
+
+@pytest.mark.parametrize(
+    "line", ["import os", "open('x')", "fn.__globals__", "torch.load('x')", "check.finds_0a", "fn.x = 1"]
+)
+def test_a_test_may_not(line):
+    book = read(ROOT / "exercises" / NAMES[0] / f"{NAMES[0]}.ipynb")
+    source = f"def finds_a(fn):\n    {line}\n    return True"
+    found = gate.check("test-a", source, book.answers["test-a"].source, book.given, clinic=True)
+    assert found.refusals, found
+
+
+def test_a_test_may_record_and_compare():
+    book = read(ROOT / "exercises" / NAMES[0] / f"{NAMES[0]}.ipynb")
+    source = """def finds_a(row_softmax):
+    wide = torch.full((4, 9), float("nan"), device=device)
+    with trace.recording() as seen:
+        row_softmax(torch.randn(4, 9, device=device)[:, ::2], wide[:, ::2])
+    return bool(seen.races()) or len(seen.outside()) > 0 or not wide[:, 1::2].isnan().all().item()"""
+    found = gate.check("test-a", source, book.answers["test-a"].source, book.given, clinic=True)
+    assert found == gate.Answer(), found
