@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from tools.grading.contestant import wire
+from tools.grading.contestant import values, wire
 from tools.grading.remote import Bench, Told
 from tools.grading.sandbox import ROOT, USER, Limits, Template, why_not
 
@@ -169,3 +169,9 @@ def test_arrays_are_held_to_their_form():
     for claim in (b"(9,)", b"(3,(", b"[3] ", b"(-3)"):
         with pytest.raises(wire.WireError):
             wire._array(stream.getvalue().replace(b"(3,)", claim))
+
+
+def test_what_arrives_lies_as_at_home():
+    """Sectors are counted by address: numpy's own begin at any multiple of 16, torch's at multiples of 64."""
+    arrays = [numpy.zeros(size, dtype=numpy.uint8) for size in (1, 100, 100, 3000, 70_000)]
+    assert [storage.data_ptr() % 64 for storage in values.Unpacked(arrays).storages] == [0] * len(arrays)
