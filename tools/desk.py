@@ -54,7 +54,7 @@ def bundle(course: Course) -> str:
 
 
 def rubric(course: Course) -> str:
-    from tools.grading.judge import asked
+    from tools.grading.judge import exercise_of
 
     lines = []
     for name, assignment in course.assignments().items():
