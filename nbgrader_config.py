@@ -1,8 +1,14 @@
 """nbgrader's configuration: the sources of the assignments are solutions/, what students receive is exercises/."""
 
 import os
+import sys
+from pathlib import Path
 
 c = get_config()
+# The plugins below are found here, or above a variation's folder; formgrader under a JupyterHub runs elsewhere.
+sys.path += [str(folder) for folder in Path(__file__).resolve().parents if (folder / "tools" / "grading").is_dir()]
+# nbgrader starts `alembic` by its name, also where it was itself started as .venv/bin/nbgrader.
+os.environ["PATH"] = os.pathsep.join(dict.fromkeys([f"{sys.prefix}/bin", *os.environ.get("PATH", "").split(os.pathsep)]))
 
 c.CourseDirectory.course_id = "kernels-from-math"
 c.CourseDirectory.source_directory = "solutions"
@@ -19,3 +25,7 @@ c.ExecutePreprocessor.timeout = 120
 
 # `nbgrader zip_collect NAME` sorts a download from Moodle or Canvas that lies in downloaded/NAME/archive/, by roster.csv.
 c.ZipCollectApp.collector_plugin = "tools.grading.collect.Platforms"
+
+# A folder in the exchange counts as handed in by the user who owns it, whatever its name; feedback goes to whom it can reach.
+c.ExchangeFactory.collect = "tools.grading.exchange.Collect"
+c.ExchangeFactory.release_feedback = "tools.grading.exchange.ReleaseFeedback"

@@ -54,14 +54,14 @@ def bundle(course: Course) -> str:
 
 
 def rubric(course: Course) -> str:
-    from tools.grading.judge import asked
+    from tools.grading.judge import exercise_of
 
     lines = []
     for name, assignment in course.assignments().items():
         lines += [f"## {name}: {assignment.points:g} points", ""]
         for one in assignment.checks:
             lines += [f"### `{one.function}`: {one.points:g}", "", "| points | property | taught in |", "|---|---|---|"]
-            for item in asked(one).properties:
+            for item in exercise_of(one.name, one.varied).properties:
                 needs = " (on a GPU only)" if getattr(item, "needs", "") == "a GPU" else ""
                 lines.append(f"| {item.points} | {item.name}{needs} | {item.lesson} |")
             lines.append("")

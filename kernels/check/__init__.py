@@ -85,6 +85,7 @@ def step(name: str, *answer) -> None:
 _DERIVED = {
     "dynamic_conv_dx": _dynamic_conv.DX,
     "dynamic_conv_dweight": _dynamic_conv.DWEIGHT,
+    "flash_dtau": _flash_attention.TEMPERATURE,
     "wgrad": _conv_wgrad.WGRAD,
 }
 
@@ -117,7 +118,10 @@ def row_softmax(
 def tiled_matmul(
     fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
 ) -> int:
-    """Check ``fn(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ b for a [M, K], b [K, N]. Returns points, of 10."""
+    """Check ``fn(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ B for a [M, K].
+
+    B [K, N] is what b [⌈K/2⌉, N], two numbers a byte, and scale [N] stand for. Returns points, of 15.
+    """
     return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 

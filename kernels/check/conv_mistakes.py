@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.check.framework import Case, Output
+from kernels.check.variations import Variation, among
 from kernels.conv_wgrad.reference import Geometry, conv2d_wgrad_reference, geometry
 from kernels.conv_wgrad.reference import im2col as im2col_reference
 
@@ -39,14 +40,57 @@ def gathered(x: torch.Tensor, *index) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class Filter(Variation):
+    """How the columns j number a filter's weights, slowest digit first, and whether the filter is turned over."""
+
+    order: str = among(
+        "rsc", "rcs", "src", "scr"
+    )  # c last but one or last: a column past J stays in the image, or masked
+    turned: bool = among(False, True)
+
+    @property
+    def number(self) -> str:
+        """j by its digits."""
+        _, middle, last = self.order.upper()
+        first, second, third = self.order
+        return f"({first} {middle} + {second}) {last} + {third}"
+
+    @property
+    def taps(self) -> tuple[str, str]:
+        """What the dilations multiply."""
+        return ("(R - 1 - r)", "(S - 1 - s)") if self.turned else ("r", "s")
+
+    @property
+    def asked(self) -> str:
+        """In words."""
+        return f"columns j = {self.number}" + " of a filter that is turned over" * self.turned
+
+    def worded(self, cause: str) -> str:
+        """A cause that names the published index map, for this one's."""
+        for old, new in zip(("r * dil_h", "s * dil_w"), self.taps):
+            cause = cause.replace(old, f"{new} * dil_{old[-1]}")
+        return cause
+
+    def arranged(self, A: torch.Tensor, g: Geometry) -> torch.Tensor:
+        """The published columns (or weights) [..., J] in this numbering."""
+        if not self.varied:
+            return A
+        A = A.unflatten(-1, (g.R, g.S, g.Ci))
+        A = A.flip(-3, -2) if self.turned else A
+        lead = tuple(range(A.ndim - 3))
+        return A.permute(*lead, *(A.ndim - 3 + "rsc".index(digit) for digit in self.order)).flatten(-3)
+
+
+@dataclass(frozen=True)
 class Problem:
-    """One call: its tensors in float64 (dy is None for im2col), its sizes, blocks of pixels, and pieces."""
+    """One call: its tensors in float64 (dy is None for im2col), its sizes, blocks of pixels, pieces, and what is asked."""
 
     x: torch.Tensor
     dy: torch.Tensor | None
     g: Geometry
     block: int
     pieces: int
+    task: Filter = Filter()
 
     @property
     def blocks(self) -> int:
@@ -62,7 +106,7 @@ class Problem:
         """A [M, J] by these parts of the index map."""
         n, p, q = pixel(torch.arange(self.g.M)[:, None], self.g)
         r, s, c = tap(torch.arange(self.g.columns), self.g)
-        return gathered(self.x, n, *around(*place(p, q, r, s, self.g), self.g), c)
+        return self.task.arranged(gathered(self.x, n, *around(*place(p, q, r, s, self.g), self.g), c), self.g)
 
     def rows(self, pixel=pixel) -> torch.Tensor:
         """dy as [M, O] by this part of the index map."""
@@ -97,13 +141,14 @@ def by_reference(problem: Problem) -> dict[str, torch.Tensor]:
     x = problem.x[:, :, torch.arange(-left, g.W + right) % g.W]
     how = (g.R, g.S, g.stride, (top, bottom, 0, 0), g.dilation)
     if problem.dy is None:
-        return {"A": im2col_reference(x, geometry(x.shape, g.Co, *how)).reshape(g.M, g.columns)}
+        A = im2col_reference(x, geometry(x.shape, g.Co, *how)).reshape(g.M, g.columns)
+        return {"A": problem.task.arranged(A, g)}
     images = [conv2d_wgrad_reference(x, problem.dy, *how)]
     for z in range(problem.pieces):
         own = torch.zeros(g.M, 1, dtype=torch.float64)
         own[problem.owned(problem.mine(z))] = 1.0
         images.append(conv2d_wgrad_reference(x, problem.dy * own.view(g.N, g.P, g.Q, 1), *how))
-    dweight, *partials = (image.reshape(g.Co, g.columns) for image in images)
+    dweight, *partials = (problem.task.arranged(image.reshape(g.Co, g.columns), g) for image in images)
     return {"dweight": dweight, "partials": torch.stack(partials)}
 
 
@@ -182,7 +227,10 @@ _PLACES = {
 
 _AROUND = {
     "columns beyond either edge are 0: they run round, w mod W": lambda h, w, g: (h, w),
-    "columns left of the edge are 0: w % W is negative there, add W": lambda h, w, g: (h, torch.where(w < 0, w, w % g.W)),
+    "columns left of the edge are 0: w % W is negative there, add W": lambda h, w, g: (
+        h,
+        torch.where(w < 0, w, w % g.W),
+    ),
     "columns right of the edge are 0: they run round, w mod W": lambda h, w, g: (h, torch.where(w < g.W, w % g.W, w)),
     "columns stop at the edge, as if the first and the last went on: they run round, w mod W": (
         lambda h, w, g: (h, w.clamp(0, g.W - 1))
@@ -211,10 +259,10 @@ def _pairs(problem: Problem):
     """Mistaken operands: (cause, A, rows of dy), None for the right ones."""
     for cause, wrong in _PIXELS.items():
         yield cause, problem.columns(pixel=wrong), None if problem.dy is None else problem.rows(wrong)
-    for cause, wrong in _TAPS.items():
+    for cause, wrong in _TAPS.items() if not problem.task.varied else ():
         yield cause, problem.columns(tap=wrong), None
     for cause, wrong in _PLACES.items():
-        yield cause, problem.columns(place=wrong), None
+        yield problem.task.worded(cause), problem.columns(place=wrong), None
     for cause, wrong in _AROUND.items():
         yield cause, problem.columns(around=wrong), None
     if problem.g.H == problem.g.W:
@@ -303,9 +351,10 @@ def _sums(problem: Problem, partials: torch.Tensor):
     yield "the sum is divided by Z: it is no mean", partials.mean(0)
 
 
-def suspects(case: Case, out: Output):
+def suspects(case: Case, out: Output, task: Filter = Filter()):
     """Known mistakes of the three functions, and the answers they give."""
-    problem = problem_of(case)
+    problem = problem_of(case, task)
+    yield from task.instead(lambda other: by_reference(replace(problem, task=other))[out.name])
     if out.name == "dweight":
         if len(case.outs) > 1:  # its pieces are judged before it, so their sum is wrong
             yield from _sums(problem, problem.answer("partials"))
@@ -321,11 +370,11 @@ def suspects(case: Case, out: Output):
             yield cause, problem.pieces_of(problem.columns(), problem.rows(), blocks_of)
 
 
-def problem_of(case: Case) -> Problem:
+def problem_of(case: Case, task: Filter = Filter()) -> Problem:
     """The problem that a case poses."""
     tensors = {tensor.name: tensor for tensor in case.tensors}
     values = {tensor.name: tensor.values.double() for tensor in case.inputs}
     names = ("R", "S", "stride", "padding", "dilation")
     g = geometry(values["x"].shape, tensors["dy"].size("O") if "dy" in tensors else 1, *(case.launch[n] for n in names))
     pieces = tensors["partials"].size("Z") if "partials" in tensors else 1
-    return Problem(values["x"], values.get("dy"), g, case.launch["BLOCK_K"], pieces)
+    return Problem(values["x"], values.get("dy"), g, case.launch["BLOCK_K"], pieces, task)

@@ -3,14 +3,17 @@
 ``im2col(x, A)`` writes what each output pixel sees, ``wgrad(x, dy, dweight)`` the weight gradient, ``wgrad_split(x, dy,
 partials, dweight)`` the sums of Z pieces of the pixels and their sum. All take ``R=, S=, stride=, padding=, dilation=`` and
 block sizes; x [N, H, W, C], dy [N, P, Q, O], A [M, J], dweight [O, J], partials [Z, O, J], with m = (n, p, q), j = (r, s, c).
-Images are maps of the globe: beyond their rows there are zeros, their columns run round.
+Images are maps of the globe: beyond their rows there are zeros, their columns run round. A variation numbers the columns j
+in another order, or turns the filter over.
 """
 
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from kernels.check.conv_mistakes import OWN, Problem, by_reference, problem_of, suspects
+from kernels.check.conv_mistakes import OWN, Filter, Problem, by_reference, problem_of, suspects
 from kernels.check.framework import (
     ADDRESSES,
     Case,
@@ -36,6 +39,7 @@ class Function:
     inputs: tuple[str, ...]
     outs: tuple[str, ...]
     blocks: tuple[str, ...]
+    task: Filter = Filter()
 
     def case(
         self, draw: Draw, *, N=2, H=5, W=5, C=8, O=16, R=2, S=2, stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1),
@@ -66,7 +70,7 @@ class Function:
         launch |= {f"BLOCK_{axis}": n for axis, n in zip("MNK", blocks) if f"BLOCK_{axis}" in self.blocks}
         case = Case(inputs, [], launch, poison=how.get("poison", ()))
         x, *dy = (tensor.values.double() for tensor in inputs)
-        answers = by_reference(Problem(x, dy[0] if dy else None, g, blocks[2], Z))
+        answers = by_reference(Problem(x, dy[0] if dy else None, g, blocks[2], Z, self.task))
         for name in self.outs:
             tensor = Fenced(
                 name, AXES[name], torch.empty([sizes[axis] for axis in AXES[name]]), fence=fence,
@@ -169,55 +173,47 @@ class Function:
         pieces = problem.pieces if "partials" in self.outs else 0
         return tiles * (2 * problem.blocks + 1 + (2 * pieces if pieces else 0))
 
+    def ragged(self, draw):
+        """Pixels, then columns that fill no block."""
+        yield from self.pixels(draw)
+        yield from self.channels(draw)
 
-_IM2COL = Function(("x",), ("A",), ("BLOCK_N", "BLOCK_K"))
-_WGRAD = Function(("x", "dy"), ("dweight",), ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
-_SPLIT = Function(("x", "dy"), ("partials", "dweight"), ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    def no_pixels(self, draw):
+        """The same for pixels, and no image at all."""
+        yield from self.pixels(draw)
+        yield self.case(draw, N=0)
 
+    def even(self, draw):
+        """Blocks that the pieces share evenly."""
+        for Z in (2, 4, 1):
+            yield self.case(draw, N=draw.size(2, 1, 3), H=9, W=9, Z=Z, packed=True)
 
-def _ragged(draw):
-    yield from _IM2COL.pixels(draw)
-    yield from _IM2COL.channels(draw)
+    def uneven(self, draw):
+        """Blocks that the pieces do not share evenly, and a partial one; each piece has some."""
+        yield self.case(draw, N=draw.size(5, 3, 9, but_not_of=2), Z=2)
+        yield self.case(draw, N=7, Z=4)
+        yield self.case(draw, N=3, H=6, W=6, Z=3)
 
+    def more_pieces(self, draw):
+        """More pieces than blocks; pieces without blocks though there are fewer; no blocks at all."""
+        yield self.case(draw, N=2, Z=draw.size(5, 3, 6))
+        yield self.case(draw, N=9, Z=7)
+        yield self.case(draw, N=0, Z=3)
 
-def _no_pixels(draw):
-    yield from _WGRAD.pixels(draw)
-    yield _WGRAD.case(draw, N=0)
+    def cancelling(self, draw):
+        """Three pieces, of which the second undoes the large first: in order, the third is left to its last digit."""
+        x, dy = draw.normal(3, 5, 5, 8), draw.normal(3, 4, 4, 16)
+        x[1], dy[0], dy[1] = x[0], 2.0**30 * dy[0], -(2.0**30) * dy[0]
+        yield self.case(draw, N=3, Z=3, values={"x": x, "dy": dy})
 
+    def split_ragged(self, draw):
+        """Pixels, then channels that fill no block."""
+        yield from self.pixels(draw)
+        yield from self.channels(draw)
 
-def _even(draw):
-    for Z in (2, 4, 1):
-        yield _SPLIT.case(draw, N=draw.size(2, 1, 3), H=9, W=9, Z=Z, packed=True)
-
-
-def _uneven(draw):
-    """Blocks that the pieces do not share evenly, and a partial one; each piece has some."""
-    yield _SPLIT.case(draw, N=draw.size(5, 3, 9, but_not_of=2), Z=2)
-    yield _SPLIT.case(draw, N=7, Z=4)
-    yield _SPLIT.case(draw, N=3, H=6, W=6, Z=3)
-
-
-def _more_pieces(draw):
-    """More pieces than blocks; pieces without blocks though there are fewer; no blocks at all."""
-    yield _SPLIT.case(draw, N=2, Z=draw.size(5, 3, 6))
-    yield _SPLIT.case(draw, N=9, Z=7)
-    yield _SPLIT.case(draw, N=0, Z=3)
-
-
-def _cancelling(draw):
-    """Three pieces, of which the second undoes the large first: in order, the third is left to its last digit."""
-    x, dy = draw.normal(3, 5, 5, 8), draw.normal(3, 4, 4, 16)
-    x[1], dy[0], dy[1] = x[0], 2.0**30 * dy[0], -(2.0**30) * dy[0]
-    yield _SPLIT.case(draw, N=3, Z=3, values={"x": x, "dy": dy})
-
-
-def _split_ragged(draw):
-    yield from _SPLIT.pixels(draw)
-    yield from _SPLIT.channels(draw)
-
-
-def _several_pieces(draw):
-    yield _SPLIT.case(draw, N=6, C=draw.size(5, 3, 7), O=draw.size(20, 17, 31), Z=4)
+    def several_pieces(self, draw):
+        """Several pieces of everything ragged."""
+        yield self.case(draw, N=6, C=draw.size(5, 3, 7), O=draw.size(20, 17, 31), Z=4)
 
 
 MASKS = {(tensor, axis, "after"): "" for tensor, axes in AXES.items() for axis in axes}
@@ -244,118 +240,162 @@ def _inside(function, lesson):
     )
 
 
-IM2COL = Exercise(
-    "im2col",
-    "the kernel stores nothing yet. It needs the index map, a load of the pixels it points to, and a store of A.",
-    (
-        Property(
-            "pixels and taps",
-            2,
-            MAP,
-            _IM2COL.whole,
-            "A[m, j] = x[n, p + r, q + s, c], m = (n P + p) Q + q, j = (r S + s) C + c",
+@functools.cache
+def exercises(task: Filter) -> tuple[Exercise, Exercise, Exercise]:
+    """The three exercises where ``task`` is asked."""
+    gather = Function(("x",), ("A",), ("BLOCK_N", "BLOCK_K"), task)
+    product = Function(("x", "dy"), ("dweight",), ("BLOCK_M", "BLOCK_N", "BLOCK_K"), task)
+    split = Function(("x", "dy"), ("partials", "dweight"), ("BLOCK_M", "BLOCK_N", "BLOCK_K"), task)
+    mistakes = functools.partial(suspects, task=task)
+    row, column = task.taps
+
+    def vary(which: int) -> Callable[[Mapping], Exercise]:
+        return lambda varied: exercises(Filter.of(varied))[which]
+
+    im2col = Exercise(
+        "im2col",
+        "the kernel stores nothing yet. It needs the index map, a load of the pixels it points to, and a store of A.",
+        (
+            Property(
+                "pixels and taps",
+                2,
+                MAP,
+                gather.whole,
+                f"A[m, j] = x[n, p + {row}, q + {column}, c], m = (n P + p) Q + q, j = {task.number}",
+            ),
+            Property("strides in memory", 1, READ_STRIDES, gather.memory, MEMORY),
+            Property(
+                "ragged sizes",
+                1,
+                TILE,
+                gather.ragged,
+                "rows beyond M and columns beyond J are not stored (mask_m, mask_j)",
+            ),
+            Property(
+                "padding",
+                2,
+                PIXEL,
+                gather.padded,
+                f"h = p * sh + {row} * dil_h - pt, and x is 0 where that is no row; "
+                f"w = (q * sw + {column} * dil_w - pl) mod W, 0..W-1",
+            ),
+            Property(
+                "stride and dilation",
+                2,
+                PIXEL,
+                gather.spread,
+                f"h = p * sh + {row} * dil_h - pt, w = q * sw + {column} * dil_w - pl",
+            ),
+            Property("block sizes", 1, TILE, gather.tiles, BLOCKS),
+            _inside(gather, TILE),
         ),
-        Property("strides in memory", 1, READ_STRIDES, _IM2COL.memory, MEMORY),
-        Property(
-            "ragged sizes", 1, TILE, _ragged, "rows beyond M and columns beyond J are not stored (mask_m, mask_j)"
+        mistakes,
+        MASKS,
+        given=("at", "at_tile"),
+        spoken=SPOKEN,
+        compiles=Compiles(gather.usual, TILE),
+        cheap=Cheap(
+            gather.costed,
+            gather.steps,
+            (Tier(3, read=3.1, steps=1.1), Tier(1, read=6.2, written=4.0, steps=2.0)),
+            "each element of A is loaded once, where it is stored",
+            TILE,
+            sectors=2.0,
         ),
-        Property(
-            "padding",
-            2,
-            PIXEL,
-            _IM2COL.padded,
-            "h = p * sh + r * dil_h - pt, and x is 0 where that is no row; w = (q * sw + s * dil_w - pl) mod W, 0..W-1",
+        vary=vary(0),
+    )
+    wgrad = Exercise(
+        "wgrad",
+        "the kernel stores nothing yet. It needs a loop over the blocks of pixels, and a store of dweight.",
+        (
+            Property(
+                "whole blocks",
+                2,
+                PRODUCT,
+                product.whole,
+                "dweight[o, j] = sum over m of dy[m, o] A[m, j], that is dy^T A",
+            ),
+            Property("strides in memory", 1, READ_STRIDES, product.memory, MEMORY),
+            Property(
+                "ragged pixels",
+                2,
+                LOOP,
+                product.no_pixels,
+                "pixels beyond M add nothing: dy and A are 0 there (mask_m)",
+            ),
+            Property(
+                "ragged channels", 1, LOOP, product.channels, "channels beyond O and columns beyond J are not stored"
+            ),
+            Property("padding, stride, dilation", 1, PIXEL, product.everywhere, "the tile of A is im2col_tile's"),
+            Property("block sizes", 1, LOOP, product.tiles, BLOCKS),
+            Property("float16", 1, READ_FP32, product.half, F16),
+            _inside(product, LOOP),
+            Property("bfloat16", 0, READ_FP32, product.bfloat, needs="a GPU"),
+            Property("float32 without TF32", 0, READ_FP32, product.single, 'say input_precision="ieee"', needs="a GPU"),
         ),
-        Property(
-            "stride and dilation", 2, PIXEL, _IM2COL.spread, "h = p * sh + r * dil_h - pt, w = q * sw + s * dil_w - pl"
+        mistakes,
+        MASKS,
+        given=("at", "at_tile"),
+        spoken=SPOKEN,
+        compiles=Compiles(product.usual, LOOP, products={80: "HMMA", 90: "HGMMA"}),
+        cheap=Cheap(
+            product.costed,
+            product.steps,
+            (Tier(3, read=3.05, steps=1.1), Tier(1, read=6.1, written=4.0, steps=2.0)),
+            "there are cdiv(M, BLOCK_K) blocks of pixels, each with one load of dy and one of x; one store after the last",
+            LOOP,
+            sectors=2.0,
         ),
-        Property("block sizes", 1, TILE, _IM2COL.tiles, BLOCKS),
-        _inside(_IM2COL, TILE),
-    ),
-    suspects,
-    MASKS,
-    given=("at", "at_tile"),
-    spoken=SPOKEN,
-    compiles=Compiles(_IM2COL.usual, TILE),
-    cheap=Cheap(
-        _IM2COL.costed,
-        _IM2COL.steps,
-        (Tier(3, read=3.1, steps=1.1), Tier(1, read=6.2, written=4.0, steps=2.0)),
-        "each element of A is loaded once, where it is stored",
-        TILE,
-        sectors=2.0,
-    ),
-)
-WGRAD = Exercise(
-    "wgrad",
-    "the kernel stores nothing yet. It needs a loop over the blocks of pixels, and a store of dweight.",
-    (
-        Property(
-            "whole blocks", 2, PRODUCT, _WGRAD.whole, "dweight[o, j] = sum over m of dy[m, o] A[m, j], that is dy^T A"
+        vary=vary(1),
+    )
+    wgrad_split = Exercise(
+        "wgrad_split",
+        "the kernels store nothing yet. They need the blocks of each piece, their sum, and the sum of the pieces.",
+        (
+            Property("equal pieces", 2, PIECES, split.even, OWN),
+            Property("strides in memory", 1, READ_STRIDES, split.memory, MEMORY),
+            Property("unequal pieces", 2, PIECES, split.uneven, OWN),
+            Property(
+                "pieces without blocks", 1, PIECES, split.more_pieces, "a piece without blocks is stored too, as zeros"
+            ),
+            Property(
+                "order of the sum",
+                1,
+                ORDER,
+                split.cancelling,
+                "the pieces are added from the first to the last, in float32",
+                F16,
+            ),
+            Property(
+                "the same bits every time",
+                1,
+                ORDER,
+                split.several_pieces,
+                "programs come in no fixed order, so the last bits change from run to run: one program adds up all pieces",
+                needs="the interpreter",
+                shared_updates=True,
+            ),
+            Property(
+                "ragged sizes", 1, PIECES, split.split_ragged, "each program's tile ends at O and J (mask_o, mask_j)"
+            ),
+            _inside(split, PIECES),
         ),
-        Property("strides in memory", 1, READ_STRIDES, _WGRAD.memory, MEMORY),
-        Property("ragged pixels", 2, LOOP, _no_pixels, "pixels beyond M add nothing: dy and A are 0 there (mask_m)"),
-        Property("ragged channels", 1, LOOP, _WGRAD.channels, "channels beyond O and columns beyond J are not stored"),
-        Property("padding, stride, dilation", 1, PIXEL, _WGRAD.everywhere, "the tile of A is im2col_tile's"),
-        Property("block sizes", 1, LOOP, _WGRAD.tiles, BLOCKS),
-        Property("float16", 1, READ_FP32, _WGRAD.half, F16),
-        _inside(_WGRAD, LOOP),
-        Property("bfloat16", 0, READ_FP32, _WGRAD.bfloat, needs="a GPU"),
-        Property("float32 without TF32", 0, READ_FP32, _WGRAD.single, 'say input_precision="ieee"', needs="a GPU"),
-    ),
-    suspects,
-    MASKS,
-    given=("at", "at_tile"),
-    spoken=SPOKEN,
-    compiles=Compiles(_WGRAD.usual, LOOP, products={80: "HMMA", 90: "HGMMA"}),
-    cheap=Cheap(
-        _WGRAD.costed,
-        _WGRAD.steps,
-        (Tier(3, read=3.05, steps=1.1), Tier(1, read=6.1, written=4.0, steps=2.0)),
-        "there are cdiv(M, BLOCK_K) blocks of pixels, each with one load of dy and one of x, and one store after the last",
-        LOOP,
-        sectors=2.0,
-    ),
-)
-SPLIT = Exercise(
-    "wgrad_split",
-    "the kernels store nothing yet. They need the blocks of each piece, their sum, and the sum of the pieces.",
-    (
-        Property("equal pieces", 2, PIECES, _even, OWN),
-        Property("strides in memory", 1, READ_STRIDES, _SPLIT.memory, MEMORY),
-        Property("unequal pieces", 2, PIECES, _uneven, OWN),
-        Property("pieces without blocks", 1, PIECES, _more_pieces, "a piece without blocks is stored too, as zeros"),
-        Property(
-            "order of the sum",
-            1,
-            ORDER,
-            _cancelling,
-            "the pieces are added from the first to the last, in float32",
-            F16,
+        mistakes,
+        MASKS,
+        given=("at", "at_tile"),
+        spoken=SPOKEN,
+        compiles=Compiles(split.usual, PIECES, products={80: "HMMA", 90: "HGMMA"}),
+        cheap=Cheap(
+            split.costed,
+            split.steps,
+            (Tier(3, read=3.8, steps=1.1), Tier(1, read=7.6, written=4.0, steps=2.0)),
+            "each block of pixels belongs to one piece, and each piece of a tile is stored once and loaded once",
+            PIECES,
+            sectors=2.0,
         ),
-        Property(
-            "the same bits every time",
-            1,
-            ORDER,
-            _several_pieces,
-            "programs come in no fixed order, so the last bits change from run to run: one program adds up all pieces",
-            needs="the interpreter",
-            shared_updates=True,
-        ),
-        Property("ragged sizes", 1, PIECES, _split_ragged, "each program's tile ends at O and J (mask_o, mask_j)"),
-        _inside(_SPLIT, PIECES),
-    ),
-    suspects,
-    MASKS,
-    given=("at", "at_tile"),
-    spoken=SPOKEN,
-    compiles=Compiles(_SPLIT.usual, PIECES, products={80: "HMMA", 90: "HGMMA"}),
-    cheap=Cheap(
-        _SPLIT.costed,
-        _SPLIT.steps,
-        (Tier(3, read=3.8, steps=1.1), Tier(1, read=7.6, written=4.0, steps=2.0)),
-        "each block of pixels belongs to one piece, and each piece of a tile is stored once and loaded once",
-        PIECES,
-        sectors=2.0,
-    ),
-)
+        vary=vary(2),
+    )
+    return im2col, wgrad, wgrad_split
+
+
+IM2COL, WGRAD, SPLIT = exercises(Filter())

@@ -2,11 +2,13 @@
 
 ``dynamic_conv_forward(x, weight, y)``, ``dynamic_conv_dx(dy, weight, dx)``, ``dynamic_conv_dweight(dy, x, dweight)``,
 each with ``dilation=, BLOCK_T=, BLOCK_D=``, write their last tensor: x, y, dx, dy [B, T, D], weight, dweight
-[B, T, D, W]. Tap w of token t reads time t - (W - 1 - w) * dilation.
+[B, T, D, W]. Tap w of token t reads time t - (W - 1 - w) * dilation; in a variation, the future, in the other order, or
+from a few tokens further on.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +24,7 @@ from kernels.check.framework import (
     Property,
     Tier,
 )
+from kernels.check.variations import Variation, among
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
 AXES = {"x": "BTD", "y": "BTD", "dx": "BTD", "dy": "BTD", "weight": "BTDW", "dweight": "BTDW"}
@@ -50,11 +53,83 @@ def spread(weight: torch.Tensor, dilation: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class Window(Variation):
+    """Where taps read: tap 0 the farthest token or the nearest, in the past or the future, each of them ``lag`` further."""
+
+    first: str = among("farthest", "nearest")
+    reads: str = among("past", "future")
+    lag: int = among(0, 1, 2)
+
+    @property
+    def time(self) -> str:
+        """When tap w reads, for the output at time t."""
+        sign = "-" if self.reads == "past" else "+"
+        steps = "(W - 1 - w)" if self.first == "farthest" else "w"
+        return f"t {sign} {steps} * dilation" + f" {sign} {self.lag}" * bool(self.lag)
+
+    @property
+    def asked(self) -> str:
+        """In words."""
+        return f"the window whose tap w reads time {self.time}"
+
+    def back(self, w: int, W: int, dilation: int, more: int = 0) -> int:
+        """How many tokens back tap w reads, or the tap ``more`` further away."""
+        steps = (W - 1 - w if self.first == "farthest" else w) + more
+        return (steps * dilation + self.lag) * (1 if self.reads == "past" else -1)
+
+    def forward(self, x, weight, dilation: int):
+        """The equation, by the package's reference, which reads the past and its farthest token first."""
+        if self.first == "nearest":
+            weight = weight.flip(-1)
+        if self.reads == "future":
+            x, weight = x.flip(1), weight.flip(1)
+        late = torch.cat([x.new_zeros(x.shape[0], self.lag, x.shape[2]), x], dim=1)[:, : x.shape[1]]
+        y = dynamic_conv_reference(late, spread(weight, dilation))
+        return y.flip(1) if self.reads == "future" else y
+
+    def mistakes(self, op: "Operator") -> dict[str, Callable]:
+        """What is usually mistaken in a variation, by cause, as ``Operator.mistakes`` has it."""
+
+        def tapped(back: Callable) -> Callable:
+            return lambda p, q, w, W, n: op.tap(p, q, w, back(w, W, n), at)
+
+        wrong = {
+            "the dilation is left out": tapped(lambda w, W, n: self.back(w, W, 1)),
+            "the window is one tap too near": tapped(lambda w, W, n: self.back(w, W, n, -1)),
+            "the window is one tap too far away": tapped(lambda w, W, n: self.back(w, W, n, 1)),
+            "the lag is multiplied by the dilation": tapped(
+                lambda w, W, n: replace(self, lag=0).back(w, W, n, self.lag)
+            ),
+        }
+        if op.out == "dx":
+            wrong["dx is gathered where the tap reads, not where it was read"] = tapped(
+                lambda w, W, n: -self.back(w, W, n)
+            )
+        wrong = {f"{cause}: tap w reads time {self.time}": tap for cause, tap in wrong.items()}
+        if op.out == "y":
+            wrong["weight is read at the time of x: it must be read at time t"] = lambda x, k, w, W, n: at(
+                x * k[..., w], -self.back(w, W, n)
+            )
+        elif op.out == "dx":
+            wrong["weight is read at time t: it must be read where tap w saw x[t]"] = lambda dy, k, w, W, n: (
+                at(dy, self.back(w, W, n)) * k[..., w]
+            )
+            wrong["dy is read at time t: it must be read where tap w saw x[t]"] = lambda dy, k, w, W, n: (
+                dy * at(k[..., w], self.back(w, W, n))
+            )
+        else:
+            wrong["dy is read at the time of x: it must be read at time t"] = lambda dy, x, w, W, n: at(
+                dy * x, -self.back(w, W, n)
+            )
+        return wrong
+
+
+@dataclass(frozen=True)
 class Operator:
     """One of the three functions: its two inputs p and q, its output, its equation, its usual mistakes.
 
-    ``answer(p, q, W, dilation)`` is the equation by the reference and autograd. ``tap(p, q, w, back, at)`` is what tap w
-    contributes, which reads ``back`` tokens back; ``mistakes`` gives, by cause, what tap w of a mistaken kernel does
+    ``answer(p, q, W, dilation, task)`` is the equation by the reference and autograd. ``tap(p, q, w, back, at)`` is what tap
+    w contributes, which reads ``back`` tokens back; ``mistakes`` gives, by cause, what tap w of a mistaken kernel does
     from p, q, w, W and the dilation. ``shared`` are the axes that the strides property gives stride 0, for p and for q;
     ``masks`` names the masks that are not mask_t or mask_d.
     """
@@ -66,6 +141,16 @@ class Operator:
     mistakes: dict[str, Callable]
     shared: tuple[str, str]
     masks: dict
+    task: Window = Window()
+
+    def asked_as(self, task: Window) -> "Operator":
+        """The same function in a variation."""
+        if not task.varied:
+            return self
+        masks = {end: name for end, name in self.masks.items() if end[1] != "T"}
+        end, name = ("before", "time >= 0") if (task.reads == "past") == (self.out != "dx") else ("after", "time < T")
+        masks |= {(tensor, "T", end): name for tensor, axis, _ in self.masks if axis == "T"}
+        return replace(self, mistakes=task.mistakes(self), masks=masks, task=task)
 
     def shape(self, name: str, sizes: dict[str, int]) -> list[int]:
         """The shape of one of the tensors."""
@@ -80,7 +165,7 @@ class Operator:
         sizes = {"B": B, "T": T, "D": D, "W": W}
         packed, orders = how.get("packed", False), how.get("orders", {})
         dtypes, shared = how.get("dtypes", (torch.float32, torch.float32)), how.get("shared", ("", ""))
-        fence = None if packed else {"B": 1, "T": BLOCK_T + W * dilation, "D": BLOCK_D, "W": 6}
+        fence = None if packed else {"B": 1, "T": BLOCK_T + W * dilation + self.task.lag, "D": BLOCK_D, "W": 6}
         tensors = []
         for name, dtype, axes in zip(self.inputs, dtypes, shared):
             one = [1 if axis in axes else sizes[axis] for axis in AXES[name]]
@@ -88,7 +173,7 @@ class Operator:
             tensors.append(Fenced(name, AXES[name], values, fence=fence, order=orders.get(AXES[name], ""), shared=axes))
         order = how.get("out_order", {}).get(AXES[self.out], "")
         out = Fenced(self.out, AXES[self.out], torch.empty(self.shape(self.out, sizes)), fence=fence, order=order)
-        answer = self.answer(*(tensor.values.double() for tensor in tensors), W, dilation)
+        answer = self.answer(*(tensor.values.double() for tensor in tensors), W, dilation, self.task)
         return Case(
             inputs=tensors,
             # The precision property alone looks at the last digits.
@@ -102,7 +187,8 @@ class Operator:
         p, q = (tensor.values.double() for tensor in case.inputs)
         W = next(tensor.size("W") for tensor in case.tensors if "W" in tensor.axes)
         dilation = case.launch["dilation"]
-        back = [(W - 1 - w) * dilation for w in range(W)]
+        yield from self.task.instead(lambda other: self.answer(p, q, W, dilation, other))
+        back = [self.task.back(w, W, dilation) for w in range(W)]
         taps = [self.tap(p, q, w, back[w], at) for w in range(W)]
         for cause, tap in self.mistakes.items():
             yield cause, self.combine([tap(p, q, w, W, dilation) for w in range(W)])
@@ -115,7 +201,8 @@ class Operator:
         )
         if self.out == "dweight":
             holes = torch.stack([at(torch.ones_like(q), -back[w]) == 0 for w in range(W)], dim=-1)
-            cause = "slots whose tap lies before the first token hold 0, and they are stored too"
+            outside = "before the first" if self.task.reads == "past" else "after the last"
+            cause = f"slots whose tap lies {outside} token hold 0, and they are stored too"
             yield cause, self.combine(taps).masked_fill(holes, float("nan"))
         else:
             yield "only the last tap is left: add to the accumulator, do not replace it", taps[-1]
@@ -124,18 +211,18 @@ class Operator:
                 yield f"only the last {W - n} of the {W} taps are added: loop over W", sum(taps[n:])
 
 
-def _forward(x, weight, W, dilation):
-    return dynamic_conv_reference(x, spread(weight, dilation))
+def _forward(x, weight, W, dilation, task):
+    return task.forward(x, weight, dilation)
 
 
-def _dx(dy, weight, W, dilation):
+def _dx(dy, weight, W, dilation, task):
     x = torch.zeros_like(dy).requires_grad_()
-    return torch.autograd.grad(_forward(x, weight, W, dilation), x, dy)[0]
+    return torch.autograd.grad(_forward(x, weight, W, dilation, task), x, dy)[0]
 
 
-def _dweight(dy, x, W, dilation):
+def _dweight(dy, x, W, dilation, task):
     weight = x.new_zeros(*x.shape, W).requires_grad_()
-    return torch.autograd.grad(_forward(x, weight, W, dilation), weight, dy)[0]
+    return torch.autograd.grad(_forward(x, weight, W, dilation, task), weight, dy)[0]
 
 
 _PAST = {("x", "T", "before"): "time >= 0"}
@@ -246,10 +333,19 @@ ADVICE = {
 }
 
 
+@functools.cache
+def _varied(name: str, task: Window) -> Exercise:
+    return _exercise(name, _OPERATORS[name].asked_as(task))
+
+
 def _exercise(name: str, op: Operator) -> Exercise:
     equation, masks, memory, kernel = READ[op.out]
-    reach = "the last tokens" if op.out == "dx" else "the first tokens"
-    past = "after the last token" if op.out == "dx" else "before the first token"
+    at_end = (op.out == "dx") == (op.task.reads == "past")
+    reach = "the last tokens" if at_end else "the first tokens"
+    past = "after the last token" if at_end else "before the first token"
+
+    def vary(varied: Mapping) -> Exercise:
+        return _varied(name, Window.of(varied))
 
     def usual(draw):
         dtypes = (torch.float16, torch.float16)
@@ -358,9 +454,9 @@ def _exercise(name: str, op: Operator) -> Exercise:
         masks=op.masks,
         compiles=Compiles(usual, kernel),
         cheap=Cheap(costed, steps, CHEAP[op.out], ADVICE[op.out], kernel, sectors=2.5),
+        vary=vary,
     )
 
 
-FORWARD = _exercise("dynamic_conv_forward", _FORWARD)
-DX = _exercise("dynamic_conv_dx", _DX)
-DWEIGHT = _exercise("dynamic_conv_dweight", _DWEIGHT)
+_OPERATORS = {"dynamic_conv_forward": _FORWARD, "dynamic_conv_dx": _DX, "dynamic_conv_dweight": _DWEIGHT}
+FORWARD, DX, DWEIGHT = (_exercise(name, op) for name, op in _OPERATORS.items())

@@ -1,10 +1,10 @@
 """The checks of exercise 06: lists of blocks, attention forward over them, and its gradients.
 
-``block_lists(mask, num, idx, num_t, idx_t)``, ``flash_forward(q, k, v, num, idx, o, lse)`` and
-``flash_backward(q, k, v, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv)`` write the last of their tensors; all
+``block_lists(mask, num, idx, num_t, idx_t)``, ``flash_forward(q, k, v, tau, num, idx, o, lse)`` and ``flash_backward(q, k,
+v, tau, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv, dtau)`` write the last of their tensors; all
 take ``BLOCK_M=, BLOCK_N=``, the latter two ``scale=, score_mod=, mask_mod=``, and the last ``score_gradient=``.
-q, o [H, M, D or V], k, v [J, N, D or V], lse, delta [H, M], mask bool [M, N], num [2, R], idx [2, R, C], num_t [2, C],
-idx_t [2, C, R] int32: list 0 holds the partial blocks, list 1 the full ones.
+q, o [H, M, D or V], k, v [J, N, D or V], tau, lse, delta, dtau [H, M], mask bool [M, N], num [2, R], idx [2, R, C],
+num_t [2, C], idx_t [2, C, R] int32: list 0 holds the partial blocks, list 1 the full ones.
 """
 
 import torch
@@ -50,7 +50,11 @@ def attention(
         if values is None:
             one = [1 if axis in still else sizes[axis] for axis in AXES[name]]
             scale = magnitude if name in ("q", "k") else 1.0
-            values = draw.normal(*one, dtype=half, scale=scale).expand([sizes[axis] for axis in AXES[name]])
+            values = draw.normal(*one, dtype=torch.float32 if name == "tau" else half, scale=scale)
+            if name == "tau":
+                values = 1 + 0.5 * values
+                values[..., 1::7] = 1.0 if mod is fm.log_abs else 0.0  # a score of 0 has no logarithm
+            values = values.expand([sizes[axis] for axis in AXES[name]])
         order = how.get("orders", {}).get(AXES[name], "")
         return Fenced(name, AXES[name], values, fence=fence, order=order, shared=still)
 
@@ -60,7 +64,7 @@ def attention(
     if backward:
         num_t, idx_t = lists_of(kinds.T)
         lists += [Fenced("num_t", "LC", num_t), Fenced("idx_t", "LCR", idx_t)]
-    inputs = [fenced(name) for name in ("q", "k", "v")]
+    inputs = [fenced(name) for name in ("q", "k", "v", "tau")]
     launch = {"scale": how.get("scale", D**-0.5), "score_mod": mod, "mask_mod": mask}
     launch |= {"score_gradient": fm.GRADIENTS.get(mod, fm.same_gradient)} if backward else {}
     launch |= {"BLOCK_M": blocks[0], "BLOCK_N": blocks[1]}
@@ -70,10 +74,12 @@ def attention(
         inputs += [fenced("o", expected["o"].float()), fenced("lse", expected["lse"].float()), fenced("do")]
         case.inputs = [*inputs, *lists]
         expected = answers(Problem.of(case))
-    for name in ("delta", "dq", "dk", "dv") if backward else ("o", "lse"):
+    for name in ("delta", "dq", "dk", "dv", "dtau") if backward else ("o", "lse"):
         order = how.get("out_orders", {}).get(AXES[name], "")
         out = Fenced(name, AXES[name], torch.empty([sizes[axis] for axis in AXES[name]]), fence=fence, order=order)
-        answer = expected[name] if name in how.get("judge", (name,)) else None
+        # log |tau s| moves all logits of a row alike, so that its dtau is rounding alone.
+        judged = name in how.get("judge", (name,)) and not (name == "dtau" and mod is fm.log_abs)
+        answer = expected[name] if judged else None
         # The precision property alone looks at the last digits.
         case.outs.append(Output(out, answer, tolerance=how.get("tolerance", 5e-3)))
     return case
@@ -284,7 +290,7 @@ def _strided(case):
         orders = {"HMD": "DMH", "JND": "NJD", "JNV": "VNJ", "HMV": "MVH", "HM": "MH"}
         yield case(draw, **sizes, orders=orders)
         yield case(draw, **sizes, out_orders={"HMD": "MDH", "JND": "DNJ", "JNV": "NVJ", "HMV": "VHM", "HM": "MH"})
-        yield case(draw, **sizes, shared={"q": "H", "k": "J", "v": "V", "do": "HMV"})
+        yield case(draw, **sizes, shared={"q": "H", "k": "J", "v": "V", "do": "HMV", "tau": "H"})
 
     return cases
 
@@ -336,15 +342,15 @@ def _listed_blocks(case: Case) -> tuple[int, int, int, int, int]:
 
 
 def _forward_steps(case: Case) -> int:
-    """For each block of queries q, two counts, o and lse; for each listed block its number, keys and values."""
+    """For each block of queries q, tau, two counts, o and lse; for each listed block its number, keys and values."""
     H, _, R, _, listed = _listed_blocks(case)
-    return H * (5 * R + 3 * listed)
+    return H * (6 * R + 3 * listed)
 
 
 def _backward_steps(case: Case) -> int:
-    """For dq also o, do, lse and delta; for dk and dv each listed block's number, q, do, lse and delta."""
+    """For dq also o, do, lse, delta and dtau; for dk and dv each listed block's number, q, tau, do, lse and delta."""
     H, J, R, C, listed = _listed_blocks(case)
-    return H * (8 * R + 3 * listed) + J * 4 * C + H * (2 * C + 5 * listed)
+    return H * (10 * R + 3 * listed) + J * 4 * C + H * (2 * C + 6 * listed)
 
 
 def _keys_in_blocks(draw):
@@ -445,7 +451,7 @@ FORWARD = Exercise(
 
 def _queries(draw):
     yield backward(
-        draw, M=16, N=draw.size(32, 16, 48, multiple_of=16), mask=fm.every_pair, judge=("delta", "dq"), packed=True
+        draw, M=16, N=draw.size(32, 16, 48, multiple_of=16), mask=fm.every_pair, judge=("delta", "dq", "dtau"), packed=True
     )
 
 
@@ -458,16 +464,16 @@ BACK, CHAIN = "Lesson 34, step 8", "Lesson 34, step 5"
 
 BACKWARD = Exercise(
     "flash_backward",
-    "the kernels store nothing yet. They need delta and dq along the queries' lists, dk and dv along the keys'.",
+    "the kernels store nothing yet. They need delta, dq and dtau along the queries' lists, dk and dv along the keys'.",
     (
         Property(
             "queries",
             1,
             "Lesson 34, step 3",
             _queries,
-            "dq = scale * ds k, ds = p * (do v^T - delta) where there is no score mod",
+            "dq = tau * scale * ds k, dtau = scale * q · (ds k), ds = p * (do v^T - delta) where there is no score mod",
         ),
-        Property("keys and values", 1, CHAIN, _keys, "dk = scale * ds^T q, dv = p^T do"),
+        Property("keys and values", 1, CHAIN, _keys, "dk = scale * ds^T (tau q), dv = p^T do"),
         Property(
             "rows without keys",
             1,
@@ -524,4 +530,25 @@ BACKWARD = Exercise(
         BACK,
         sectors=2.0,
     ),
+)
+
+
+def _temperatures(draw):
+    """Dense attention, for a derivation: every pair counts, each head has its own keys."""
+    for H, M, N, D, V in ((1, 3, 4, 2, 2), (2, draw.size(5, 3, 9), 7, 3, 5)):
+        shapes = {"q": (H, M, D), "k": (H, N, D), "v": (H, N, V), "tau": (H, M), "do": (H, M, V)}
+        x = {name: draw.normal(*shape) for name, shape in shapes.items()}
+        x["tau"][:, 1] = 0.0
+        axes = AXES | {"k": "HND", "v": "HNV"}
+        answer = fm.temperature({name: values.double() for name, values in x.items()}, 0.7)
+        out = Output(Fenced("dtau", "HM", torch.empty(H, M)), answer)
+        yield Case([Fenced(name, axes[name], values) for name, values in x.items()], [out], {"scale": 0.7})
+
+
+# What check.derivation holds a formula of the temperature's gradient to; no kernel is checked with it.
+TEMPERATURE = Exercise(
+    "flash_dtau",
+    "the function returns nothing yet.",
+    (Property("temperature", 0, CHAIN, _temperatures),),
+    fm.temperature_suspects,
 )

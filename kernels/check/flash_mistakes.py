@@ -16,6 +16,7 @@ AXES = (
     | dict.fromkeys(("v", "dv"), "JNV")
     | dict.fromkeys(("o", "do"), "HMV")
     | dict.fromkeys(("lse", "delta"), "HM")
+    | dict.fromkeys(("tau", "dtau"), "HM")
     | {"num": "LR", "idx": "LRC", "num_t": "LC", "idx_t": "LCR", "mask": "MN"}
 )
 
@@ -193,10 +194,10 @@ class Problem:
         kinds = kinds[: len(m), : len(n)]
         return (kinds == FULL) | ((kinds == PARTIAL) & self.mask(m, n))
 
-    def scores(self, q=None, k=None) -> torch.Tensor:
+    def scores(self, q=None, k=None, tau=None) -> torch.Tensor:
         """s [H, M, N]."""
-        q, k = self.x["q"] if q is None else q, self.x["k"] if k is None else k
-        return self.scale * q @ k[self.heads].mT
+        q, k, tau = (self.x[name] if own is None else own for name, own in (("q", q), ("k", k), ("tau", tau)))
+        return self.scale * (tau[..., None] * q) @ k[self.heads].mT
 
     def modified(self, s: torch.Tensor) -> torch.Tensor:
         """The score mod's value at every pair."""
@@ -217,11 +218,12 @@ def attend(z: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 def answers(p: Problem) -> dict[str, torch.Tensor]:
     """o and lse, and where the problem has do the gradients, by autograd on the dense equation."""
-    q, k, v = (p.x[name].clone().requires_grad_() for name in "qkv")
-    o, lse = attend(p.z(p.scores(q, k)), v[p.heads])
+    q, k, v, tau = (p.x[name].clone().requires_grad_() for name in ("q", "k", "v", "tau"))
+    o, lse = attend(p.z(p.scores(q, k, tau)), v[p.heads])
     found = {"o": o.detach(), "lse": lse.detach()}
     if "do" in p.x:
-        found |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad((o * p.x["do"]).sum(), (q, k, v))))
+        wanted = torch.autograd.grad((o * p.x["do"]).sum(), (q, k, v, tau))
+        found |= dict(zip(("dq", "dk", "dv", "dtau"), wanted))
         found["delta"] = (found["o"] * p.x["do"]).sum(-1)
     return found
 
@@ -288,6 +290,7 @@ LISTS = {
     "the full blocks are left out: list 1 comes after list 0": (FULL, EMPTY),
     "blocks that no list names are visited": (EMPTY, PARTIAL),
 }
+NO_TAU = "the temperature is left out: s = tau * scale * q k^T"
 SCALE = "the scale is left out: s = scale * q k^T"
 SCALE_LATE = "the scale is applied after the score mod: the mod takes scale * q k^T"
 NO_MOD = "the score mod is left out: z = SCORE_MOD(s, m, n)"
@@ -298,6 +301,15 @@ TAIL = "keys beyond N count: where n >= N, z is -inf"
 
 def _changed(p: Problem):
     """Problems that a mistaken kernel may solve instead."""
+    tau = p.x["tau"]
+    yield NO_TAU, p.but(x=p.x | {"tau": torch.ones_like(tau)})
+    yield (
+        "the temperature is applied after the score mod: the mod takes tau * scale * q k^T",
+        p.but(x=p.x | {"tau": torch.ones_like(tau)}, score=lambda s, m, n: tau[..., None] * p.score(s, m, n)),
+    )
+    yield "the temperature is multiplied twice: onto q, or onto s", p.but(x=p.x | {"tau": tau * tau})
+    yield "the temperature divides: s = tau * scale * q k^T", p.but(x=p.x | {"tau": torch.where(tau == 0, 0, 1 / tau)})
+    yield "every head takes the first one's temperatures", p.but(x=p.x | {"tau": tau[:1].expand_as(tau)})
     yield SCALE, p.but(scale=1.0)
     yield SCALE_LATE, p.but(scale=1.0, score=lambda s, m, n: p.scale * p.score(s, m, n))
     yield NO_MOD, p.but(score=_SCORES["same"])
@@ -340,16 +352,17 @@ def forward_suspects(case: Case, out: Output):
 
 
 def gradients(p: Problem, kinds_t: torch.Tensor | None = None, **mistake) -> dict[str, torch.Tensor]:
-    """dq, dk, dv by the formulas of lesson 34; ``kinds_t`` [C, R] is what the keys' lists say, if not the transpose.
+    """dq, dk, dv, dtau by the formulas of lesson 34; ``kinds_t`` [C, R] is what the keys' lists say, if not the transpose.
 
     ``mistake``: ``lse`` and ``prime`` (the score mod's derivative) in place of the right ones, ``through(P, dP, delta)``
-    the softmax's, ``scaled`` which gradients are multiplied by the scale, ``group(grouped)`` how query heads are added.
+    the softmax's, ``scaled`` which gradients are multiplied by the scale, ``warm`` which of dq and dk by the temperature,
+    ``group(grouped)`` how query heads are added.
     """
     if kinds_t is not None:
         own = gradients(p.but(kinds=kinds_t.T), **mistake)
         return gradients(p, **mistake) | {name: own[name] for name in ("dk", "dv")}
-    q, k, v, do = (p.x[name] for name in ("q", "k", "v", "do"))
-    k, v = k[p.heads], v[p.heads]
+    q, k, v, do, tau = (p.x[name] for name in ("q", "k", "v", "do", "tau"))
+    k, v, tau = k[p.heads], v[p.heads], tau[..., None]
     s = p.scores().requires_grad_()
     t = p.modified(s)
     prime = mistake.get("prime", torch.autograd.grad(t.sum(), s)[0] if t.requires_grad else torch.zeros_like(s))
@@ -358,9 +371,12 @@ def gradients(p: Problem, kinds_t: torch.Tensor | None = None, **mistake) -> dic
     P = (t.masked_fill(~counts, -INF) - torch.where(lse == -INF, 0, lse)[..., None]).exp()
     dz = mistake.get("through", lambda P, dP, delta: P * (dP - delta))(P, do @ v.mT, delta)
     ds = (prime * dz).masked_fill(~counts, 0)
-    scaled = mistake.get("scaled", ("dq", "dk"))
+    scaled, warm = mistake.get("scaled", ("dq", "dk", "dtau")), mistake.get("warm", ("dq", "dk"))
+    seen = tau * q if "dk" in warm else q
     group = mistake.get("group", lambda grouped: grouped.sum(1))
-    found = {"dq": ds @ k, "dk": group(_by_key_head(p, ds.mT @ q)), "dv": group(_by_key_head(p, P.mT @ do))}
+    found = {"dq": ds @ k, "dk": group(_by_key_head(p, ds.mT @ seen)), "dv": group(_by_key_head(p, P.mT @ do))}
+    found["dtau"] = (q * found["dq"]).sum(-1)
+    found["dq"] = tau * found["dq"] if "dq" in warm else found["dq"]
     return {name: value * (p.scale if name in scaled else 1) for name, value in found.items()}
 
 
@@ -378,7 +394,15 @@ def backward_suspects(case: Case, out: Output):
         yield "delta is the sum of o * do, not of o * o", (o * o).sum(-1)
         yield "delta is a sum over the value channels, not their mean", (o * do).mean(-1)
         return
-    if name in ("dq", "dk"):
+    if name == "dtau":
+        dtau, tau = gradients(p)[name], p.x["tau"]
+        yield "dtau is the sum of q * dq, which holds tau already: leave it out there", tau * dtau
+        yield "dtau is divided by tau, and where that is 0 it is NaN: sum q * (ds k) itself", dtau / tau * tau
+        yield "dtau is a sum over the channels, not their mean", dtau / p.x["q"].shape[-1]
+    if name in ("dq", "dk", "dtau"):
+        if name != "dtau":
+            whose = "dq = tau * scale * ds k" if name == "dq" else "dk adds up ds^T (tau * q)"
+            yield f"the temperature is left out of {name}: {whose}", gradients(p, warm={"dq", "dk"} - {name})[name]
         yield f"the scale is left out: {name} is scale * the product with ds", gradients(p, scaled=())[name]
         yield "delta is left out: dz = p * (do v^T - delta)", gradients(p, through=lambda P, dP, delta: P * dP)[name]
         yield (
@@ -406,6 +430,34 @@ def backward_suspects(case: Case, out: Output):
     for cause, changed in _changed(p):
         if cause not in (NO_MOD, FIRST_HEAD, HEADS):
             yield cause, gradients(changed)[name]
+
+
+def temperature(x: dict[str, torch.Tensor], scale: float, factor: Callable | None = None) -> torch.Tensor:
+    """dtau of dense attention without a mask, a head of keys for each of queries: autograd's, or with a mistaken formula.
+
+    ``factor(bare, tau)`` stands in for what multiplies dz, and "dz" is the gradient of the logits.
+    """
+    tau = x["tau"].clone().requires_grad_()
+    bare = scale * x["q"] @ x["k"].mT
+    s = tau[..., None] * bare
+    o = s.softmax(-1) @ x["v"]
+    dtau, dz = torch.autograd.grad((o * x["do"]).sum(), (tau, s))
+    return dtau if factor is None else (dz * factor(bare, x["tau"][..., None])).sum(-1)
+
+
+def temperature_suspects(case: Case, out: Output):
+    """Known mistakes of the derivation of dtau."""
+    x, scale = {tensor.name: tensor.values.double() for tensor in case.inputs}, case.launch["scale"]
+    bare = scale * x["q"] @ x["k"].mT
+    p = (x["tau"][..., None] * bare).softmax(-1)
+    dp = x["do"] @ x["v"].mT
+    yield "the factor is the bare score, scale * q k^T: here the temperature is in it", temperature(x, scale, torch.mul)
+    yield "the scale is left out of the factor: it is scale * q k^T", temperature(x, scale) / scale
+    yield "the softmax's denominator depends on tau, too: dz = p * (do v^T - delta)", (p * dp * bare).sum(-1)
+    yield "p is left out of dz = p * (do v^T - delta)", ((dp - (p * dp).sum(-1, keepdim=True)) * bare).sum(-1)
+    cold = bare.softmax(-1)
+    dz = cold * (dp - (cold * dp).sum(-1, keepdim=True))
+    yield "the probabilities are those without a temperature", (dz * bare).sum(-1)
 
 
 # Lists: what a block is taken for may be mistaken, or where it is written.

@@ -20,7 +20,7 @@ _UNTOUCHED = {  # NaNs with a payload that arithmetic does not produce
 }
 SIDES = ("before", "after")
 NAN = float("nan")
-_POISON = {torch.bool: True, torch.int64: 7, torch.int32: 7}  # for what cannot be NaN
+_POISON = {torch.bool: True, torch.int64: 7, torch.int32: 7, torch.uint8: 255}  # for what cannot be NaN
 
 
 class Draw:

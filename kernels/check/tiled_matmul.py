@@ -1,5 +1,8 @@
-"""The check of exercise 02: ``tiled_matmul(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K)`` writes the lower triangle of a, times b,
-to out: row m sums over k <= m. A variation takes the upper triangle, or a diagonal beside the main one.
+"""The check of exercise 02: ``tiled_matmul(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)`` writes the lower triangle of a
+[M, K], times the numbers that b and scale stand for, to out [M, N].
+
+Byte b[j, n] holds the numbers of k = 2 j, in its low four bits, and of k = 2 j + 1, as codes 8 larger; scale[n] multiplies
+column n. A variation has another number than 8, or the halves of a byte exchanged.
 """
 
 import functools
@@ -24,130 +27,133 @@ from kernels.check.variations import Variation, among
 NAN = float("nan")
 
 
+def lower(a):
+    """``a`` with zeros above the diagonal, whatever stands there."""
+    return a.double().tril()
+
+
 @dataclass(frozen=True)
-class Triangle(Variation):
-    """What of row m counts: k <= m + diagonal in the lower triangle, k >= m + diagonal in the upper one."""
+class Packing(Variation):
+    """How two numbers lie in a byte: what is taken off a code, and which half holds the even k."""
 
-    side: str = among("lower", "upper")
-    diagonal: int = among(0, -1, 1, -2, 2)
-
-    @property
-    def condition(self) -> str:
-        """What k of row m belongs to the sum."""
-        end = "m" if not self.diagonal else f"m {'+-'[self.diagonal < 0]} {abs(self.diagonal)}"
-        return f"k {'<=' if self.side == 'lower' else '>='} {end}"
+    offset: int = among(8, 7, 6, 5, 4)
+    first: str = among("low", "high")
 
     @property
     def asked(self) -> str:
         """In words."""
-        return f"the {self.side} triangle with the sum over {self.condition}"
+        return f"the numbers of even k in the {self.first} half of a byte, each its code less {self.offset}"
 
-    @property
-    def outside(self) -> str:
-        """Where the elements lie that have no meaning."""
-        return "above" if self.side == "lower" else "below"
+    def answer(self, a, b, scale):
+        """The answer in float64, from the bytes."""
+        return self.product(a, self.numbers(b, a.shape[1]), scale)
 
-    def kept(self, a):
-        """``a`` with zeros outside the triangle, whatever stands there."""
-        return a.tril(self.diagonal) if self.side == "lower" else a.triu(self.diagonal)
+    def product(self, a, q, scale):
+        """The answer in float64, from the numbers q [K, N]."""
+        return lower(a) @ q.double() * scale.double()
 
-    def answer(self, a, b):
-        """The answer in float64. Rows of ``b`` that belong to no sum may hold NaN."""
-        reached = self.kept(torch.ones(a.shape)).any(0)
-        return self.kept(a.double())[:, reached] @ b[reached].double()
+    def packed_pairs(self, q):
+        """Two numbers a byte; what no number fills, in the last byte where K is odd, holds the largest one."""
+        codes = torch.cat([q + self.offset, torch.full((len(q) % 2, q.shape[1]), 15)])
+        low, high = (codes[0::2], codes[1::2]) if self.first == "low" else (codes[1::2], codes[0::2])
+        return (low + 16 * high).to(torch.uint8)
 
-    def ends(self, m, tall: int, K: int):
-        """One more than the last k that the program of row ``m`` needs."""
-        return ((m // tall + 1) * tall + self.diagonal).clamp(0, K) if self.side == "lower" else torch.full_like(m, K)
-
-    def begins(self, m, tall: int, step: int):
-        """The first k of the first step that the program of row ``m`` needs."""
-        return (m // tall * tall + self.diagonal).clamp(min=0) // step * step if self.side == "upper" else 0 * m
+    def numbers(self, b, K):
+        """The numbers that b holds, as float64 [K, N]."""
+        halves = (b & 15, b >> 4) if self.first == "low" else (b >> 4, b & 15)
+        return torch.stack(halves, dim=1).flatten(0, 1)[:K].double() - self.offset
 
     def case(
-        self, a, b, *, packed=False, orders=("", "", ""), shared="", blocks=(16, 16, 16), poison=(), tolerance=5e-3
+        self,
+        a,
+        q,
+        scale,
+        *,
+        packed=False,
+        orders=("", "", ""),
+        shared="",
+        blocks=(16, 16, 32),
+        poison=(),
+        tolerance=5e-3,
     ) -> Case:
-        """One call on ``a`` and ``b``, with fences as wide as the blocks."""
+        """One call on ``a``, the packed ``q`` and ``scale``, with fences as wide as the blocks."""
         launch = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), blocks))
-        fence = None if packed else dict(zip("MNK", blocks))
-        out = Fenced("out", "MN", torch.empty(a.shape[0], b.shape[1]), fence=fence, order=orders[2])
+        fence = None if packed else dict(zip("MNKJ", (*blocks, blocks[2] // 2)))
+        out = Fenced("out", "MN", torch.empty(a.shape[0], q.shape[1]), fence=fence, order=orders[2])
         return Case(
             inputs=[
                 Fenced("a", "MK", a, fence=fence, order=orders[0], shared=shared),
-                Fenced("b", "KN", b, fence=fence, order=orders[1]),
+                Fenced("b", "JN", self.packed_pairs(q), fence=fence, order=orders[1]),
+                Fenced("scale", "N", scale, fence=fence),
             ],
             # The precision properties alone look at the last digits.
-            outs=[Output(out, self.answer(a, b), tolerance=tolerance)],
+            outs=[Output(out, self.product(a, q, scale), tolerance=tolerance)],
             launch=launch,
             poison=poison,
         )
 
     def normal(self, draw: Draw, M: int, N: int, K: int, dtype=torch.float16, above: float | None = 0.0):
-        """A pair of matrices; ``above`` stands outside the triangle of a, or, when None, numbers like all others."""
-        a, b = draw.normal(M, K, dtype=dtype), draw.normal(K, N, dtype=dtype)
+        """a, numbers of four bits, scales; ``above`` stands above the diagonal of a, or, where None, numbers as elsewhere."""
+        a, q, scale = draw.normal(M, K, dtype=dtype), draw.normal(K, N, scale=4.0), draw.normal(N).abs() + 0.5
         if above is not None:
-            free = self.kept(torch.ones(M, K))
-            if above == 0:  # what counts in the published exercise alone is no 0: whoever wrote that must not be right
-                free += Triangle().kept(torch.ones(M, K))
-            a = a.masked_fill(free == 0, above)
-        return a, b
+            a = a.masked_fill(torch.ones(M, K).triu(1).bool(), above)
+        return a, q.round().clamp(-self.offset, 15 - self.offset).long(), scale
 
     def aligned(self, draw: Draw):
         """Whole tiles only; oblong, then square, so that a transposed product has the right shape and the wrong values."""
-        size = draw.size(32, 32, 64, multiple_of=16)
-        yield self.case(*self.normal(draw, size, size + 32, size + 16), packed=True)
-        yield self.case(*self.normal(draw, size, size, size), packed=True)
+        size = draw.size(32, 32, 64, multiple_of=32)
+        yield self.case(*self.normal(draw, 2 * size, 4 * size, 3 * size), packed=True)
+        yield self.case(*self.normal(draw, 2 * size, 2 * size, 2 * size), packed=True)
 
-    def outside_the_triangle(self, draw: Draw):
-        """Numbers outside the triangle, then NaN; tiles that it crosses at corners, and wide and tall ones."""
+    def diagonal(self, draw: Draw):
+        """Numbers above the diagonal, then NaN; tiles that it crosses at corners, and wide and tall ones."""
         for above in (None, NAN):
-            for blocks in ((16, 16, 16), (16, 16, 32), (32, 16, 16)):
-                size = draw.size(32, 32, 64, multiple_of=32)
+            for blocks in ((16, 16, 32), (32, 16, 32), (64, 16, 32)):
+                size = draw.size(2, 2, 3) * max(blocks)
                 yield self.case(*self.normal(draw, size, size, size, above=above), packed=True, blocks=blocks)
 
-    def past_the_diagonal(self, draw: Draw):
-        """NaN in the rows of b that no step reaches, past the last row of a; in the upper triangle, rows without a sum."""
-        M = draw.size(32, 32, 64, multiple_of=32)
-        if self.side == "upper":
-            for K in (M - 16, M):
-                yield self.case(*self.normal(draw, M + 48, M, K, above=NAN), packed=True)
-            return
-        a, b = self.normal(draw, M, M + 48, M + 48)
-        b[-(-(M + self.diagonal) // 16) * 16 :] = NAN
-        for blocks in ((16, 16, 16), (32, 16, 16)):
-            yield self.case(a, b, packed=True, blocks=blocks)
+    def scales(self, draw: Draw):
+        """Columns whose scales are thousands apart, along several steps; one of them is 0."""
+        size, wide = draw.size(96, 96, 128, multiple_of=32), 32
+        a, q, scale = self.normal(draw, size, wide, size)
+        scale = scale * 10.0 ** (torch.arange(wide) % 7 - 3)
+        scale[wide // 2] = 0.0
+        groups = torch.arange(wide).expand(size, wide)
+        made = self.case(a, q, scale)
+        made.outs = [Output(made.outs[0].tensor, self.product(a, q, scale), groups=groups, tolerance=5e-3)]
+        yield made
 
     def strides(self, draw: Draw):
         """Each matrix in turn stored transposed, rows of ``a`` that are one row repeated, rows with gaps."""
-        M, N, K = (draw.size(shown, 16, 48, multiple_of=16) for shown in (16, 32, 32))
-        for orders in (("", "", ""), ("KM", "", ""), ("", "NK", ""), ("", "", "NM")):
+        M, N, K = (draw.size(shown, 32, 64, multiple_of=16) for shown in (16, 32, 64))
+        for orders in (("", "", ""), ("KM", "", ""), ("", "NJ", ""), ("", "", "NM")):
             yield self.case(*self.normal(draw, M, N, K), orders=orders)
-        a, b = self.normal(draw, 1, N, K, above=None)
-        yield self.case(a.expand(M, K), b, shared="M")
+        a, q, scale = self.normal(draw, 1, N, K, above=None)
+        yield self.case(a.expand(M, K), q, scale, shared="M")
 
     def ragged_output(self, draw: Draw):
         """Rows and columns that fill no tile, and fewer of them than one tile has."""
-        yield self.case(*self.normal(draw, draw.size(20, 17, 31), draw.size(37, 33, 47), 16))
-        yield self.case(*self.normal(draw, draw.size(3, 1, 15), draw.size(5, 1, 15), 16))
+        yield self.case(*self.normal(draw, draw.size(20, 17, 31), draw.size(37, 33, 47), 32))
+        yield self.case(*self.normal(draw, draw.size(3, 1, 15), draw.size(5, 1, 15), 32))
 
     def ragged_depth(self, draw: Draw):
-        """A K that fills no tile, one below a tile, and an empty sum, with rows that reach past each."""
-        for K in (draw.size(23, 17, 31), draw.size(5, 1, 15), 0):
-            yield self.case(*self.normal(draw, 48, 16, K), poison=None)
+        """A K that fills no tile, odd and even ones, one below a tile, and an empty sum, with rows that reach past each."""
+        for K in (2 * draw.size(22, 17, 31) + 1, 2 * draw.size(20, 17, 31), 2 * draw.size(2, 1, 7) + 1, 0):
+            yield self.case(*self.normal(draw, 80, 16, K), poison=None)
 
     def tiles(self, draw: Draw):
         """The same product with tiles of several shapes."""
-        a, b = self.normal(draw, *(draw.size(64, 64, 128, multiple_of=64) for _ in "MNK"))
-        for blocks in ((16, 32, 64), (32, 16, 16), (64, 64, 32)):
-            yield self.case(a, b, blocks=blocks)
+        made = self.normal(draw, *(draw.size(64, 64, 128, multiple_of=64) for _ in "MNK"))
+        for blocks in ((16, 32, 64), (32, 16, 32), (64, 64, 32)):
+            yield self.case(*made, blocks=blocks)
 
     def accumulation(self, draw: Draw):
         """Sums of up to thousands of terms, and sums past float16's largest value."""
-        size = draw.size(2048, 1536, 2048, multiple_of=256)
-        a, b = self.normal(draw, size, 16, size, above=None)
-        yield self.case(a * 0.25 + 1, b * 0.25 + 1, blocks=(256, 16, 256), tolerance=None)
-        a, b = self.normal(draw, 32, 16, 32, above=None)
-        yield self.case(a + 300, b + 300, tolerance=None)
+        size = draw.size(1024, 768, 1024, multiple_of=256)
+        a, q, scale = self.normal(draw, size, 16, size, above=None)
+        yield self.case(a * 0.25 + 1, q.abs().clamp(1, 7), scale, blocks=(256, 16, 256), tolerance=None)
+        a, q, scale = self.normal(draw, 64, 16, 64, above=None)
+        yield self.case(a + 400, q.abs().clamp(6, 7), scale, tolerance=None)
 
     def float32(self, draw: Draw):
         """float32 matrices: a GPU's tl.dot rounds them to TF32 unless told otherwise, the interpreter never does."""
@@ -155,53 +161,72 @@ class Triangle(Variation):
 
     def suspects(self, case: Case, out: Output):
         """Known mistakes, as formulas."""
-        full, b = (tensor.values.double() for tensor in case.inputs)
-        if b.isnan().any():
-            return
-        yield from self.instead(lambda other: other.answer(full, b))
-        a, (M, K), N = self.kept(full), full.shape, b.shape[1]
-        tall, step = case.launch["BLOCK_M"], case.launch["BLOCK_K"]
-        k, m = torch.arange(K), torch.arange(M)[:, None]
-        begins, ends = self.begins(m, tall, step), self.ends(m, tall, K)  # of each row's program
-        last = begins + (ends - 1 - begins).div(step, rounding_mode="floor") * step  # the first index of its last step
-        whole = K // step * step
-        yield "only the last tile along K is left: add to the accumulator, do not replace it", (a * (k >= last)) @ b
-        yield "the partial tile at the end of K is left out: the loop must run to K", (a * (k < whole)) @ b
-        if self.side == "lower":
-            yield "only the first tile along K is used: loop up to the diagonal", (a * (k < step)) @ b
-            early = (m // tall + 1) * step + self.diagonal
-            yield "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time", (a * (k < early)) @ b
-        else:
-            yield "only the tile at the diagonal is used: the loop goes on to K", (a * (k < begins + step)) @ b
-            late = m // tall * step
-            yield "the loop of program p begins at p * BLOCK_K: rows come BLOCK_M at a time", (a * (k >= late)) @ b
-            late = m // tall * tall + tall
-            yield (
-                "the loop begins after the program's first row: its tile at the diagonal is missing",
-                (a * (k >= late)) @ b,
-            )
-        steps = "the loop advances by 1, so columns are added again and again: range(0, end, BLOCK_K)"
-        yield steps, (a * (k - begins + 1).clamp(max=step)) @ b
-        cause = "of each row of tiles is left out" + ": the diagonal runs through it" * (self.side == "lower")
-        yield f"the last tile {cause}", (a * (k < last)) @ b
-        yield "the first tile along K is left out", (a * (k >= begins + step)) @ b
-        if not self.varied:
-            yield "row m lacks the term k = m: the diagonal belongs to the triangle", full.tril(-1).nan_to_num() @ b
+        full, b, scale = (tensor.values for tensor in case.inputs)
+        yield from self.instead(lambda other: other.answer(full, b, scale.double()))
+        taken = self.offset
+        full, scale = full.double(), scale.double()
+        a, (M, K), N = lower(full), full.shape, b.shape[1]
+        q = self.numbers(b, K)
+        wide, tall, step = case.launch["BLOCK_N"], case.launch["BLOCK_M"], case.launch["BLOCK_K"]
+        k = torch.arange(K)
+        # Each row's program ends at the diagonal; the first index of its last step:
+        ends = (torch.arange(M) // tall + 1).mul(tall).clamp(max=K)[:, None]
+        last = (ends - 1).div(step, rounding_mode="floor") * step
+        whole, summed = K // step * step, lambda weights, values=q: weights @ values * scale
+        yield "only the last tile along K is left: add to the accumulator, do not replace it", summed(a * (k >= last))
+        for after in (last, 0):
+            replaced = "the even k are left out: the second product replaces the first, and must be added to it"
+            yield replaced, summed(a * (k % 2) * (k >= after))
+        yield "the odd k are left out: the other four bits of a byte hold them", summed(a * (1 - k % 2))
+        yield "the partial tile at the end of K is left out: the loop must run to K", summed(a * (k < whole))
+        yield "only the first tile along K is used: loop up to the diagonal", summed(a * (k < step))
+        early = (torch.arange(M) // tall + 1).mul(step)[:, None]
+        yield "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time", summed(a * (k < early))
+        twice = "a step has BLOCK_K values of k, and BLOCK_K // 2 bytes: the rows of b begin at start // 2"
+        rows = 2 * (k // step * step) + k % step
+        yield twice, summed(a * (rows < K), q[rows.clamp(max=max(K - 1, 0))])
+        yield "the last tile of each row of tiles is left out: the diagonal runs through it", summed(a * (k < last))
+        yield "the first tile along K is left out", summed(a * (k >= step))
+        yield "row m lacks the term k = m: the diagonal belongs to the triangle", summed(full.tril(-1).nan_to_num())
+        odd = torch.where((k[None, :] == torch.arange(M)[:, None] + 1) & (k % 2 == 1), full, a).nan_to_num()
+        yield "an odd k above the diagonal counts: hold 2 j + 1 against m by itself", summed(odd)
+        yield (
+            f"the two halves of a byte are exchanged: k = 2 j lies in the {self.first} four bits",
+            summed(a, self.numbers(b >> 4 | b << 4, K)),
+        )
+        yield f"{taken} is not taken off: the codes 0..15 stand for {-taken}..{15 - taken}", summed(a, q + taken)
+        yield (
+            f"the codes are less {taken} in uint8, where 3 - {taken} is {(3 - taken) % 256}: convert them first",
+            summed(a, q % 256),
+        )
+        low = (k % 2 == (self.first == "high"))[:, None]
+        yield (
+            "the high four bits count 16 times: shift them down, b >> 4",
+            summed(a, torch.where(low, q, 16 * (q + taken) - taken)),
+        )
+        whole_byte = torch.where(low, b.double().repeat_interleave(2, 0)[:K] - taken, q)
+        yield "the low number is the whole byte: keep its low four bits, b & 15", summed(a, whole_byte)
+        yield "the columns are not scaled: scale[n] times the sum, after the loop", a @ q
+        first = scale.repeat(2)[torch.arange(N) % wide]
+        yield "each program scales its columns by the first tile's scales: their place is offs_n", a @ q * first
+        blocks = (k // step)[None, :]
+        powers = (((ends - 1).div(step, rounding_mode="floor") - blocks).clamp(min=0) + 1)[:, :, None]
+        if M * K * N < 1 << 20:
+            again = (a[:, :, None] * q[None] * scale[None, None, :] ** powers).sum(1)
+            yield "the sum so far is scaled again in each step: scale it once, after the loop", again
         if not full.isnan().any():
-            added = f"what stands {self.outside} the diagonal is added"
-            cause = f"{added}: keep a[m, k] where {self.condition}, element by element"
-            yield cause, (full * (k >= begins) * (k < ends)) @ b
-            yield cause, full @ b
-            other = full.triu() if self.side == "lower" else full.tril()
-            yield f"the other triangle is kept: a[m, k] belongs to the sum where {self.condition}", other @ b
+            above = "what stands above the diagonal is added: keep a[m, k] where k <= m, element by element"
+            reached = (ends + step - 1).div(step, rounding_mode="floor") * step
+            yield above, summed(full * (k < reached))
+            yield above, summed(full)
+            yield "the other triangle is kept: a[m, k] belongs to the sum where k <= m", summed(full.triu())
         if M == N == K:
-            yield "b is read transposed: its rows are offs_k, its columns offs_n", a @ b.T
-            yield "a is read transposed: its rows are offs_m, its columns offs_k", self.kept(full.T) @ b
-            yield "the tiles are stored transposed: rows are offs_m, columns offs_n", (a @ b).T
+            yield "a is read transposed: its rows are offs_m, its columns k", summed(lower(full.T))
+            yield "the tiles are stored transposed: rows are offs_m, columns offs_n", summed(a).T
 
     def both_ragged(self, draw: Draw):
         """Everything ragged at once, for the addresses."""
-        yield self.case(*self.normal(draw, draw.size(20, 17, 31), draw.size(37, 33, 47), draw.size(23, 17, 31)))
+        yield self.case(*self.normal(draw, draw.size(52, 49, 63), draw.size(37, 33, 47), 2 * draw.size(22, 17, 23) + 1))
 
     def large_tiles(self, draw: Draw):
         """float16 in tiles as a GPU wants them, and float32, whose digits are asked for."""
@@ -209,15 +234,13 @@ class Triangle(Variation):
         yield self.case(*self.normal(draw, 128, 128, 128, dtype=torch.float32), packed=True, blocks=(32, 32, 32))
 
     def square(self, draw: Draw):
-        """Four tiles on each axis: ten or thirteen of sixteen tiles of a lie in the triangle."""
-        yield self.case(*self.normal(draw, 64, 64, 64), packed=True)
+        """Four tiles on each axis: ten of sixteen tiles of a lie on or below the diagonal."""
+        yield self.case(*self.normal(draw, 128, 64, 128), packed=True, blocks=(32, 16, 32))
 
-    def steps(self, case: Case) -> int:
-        """Two loads for each step that the triangle needs, and a store for each tile."""
+    def triangle(self, case: Case) -> int:
+        """Three loads for each step up to the diagonal, one of the scales and a store for each tile."""
         (M, N), (tall, wide, step) = case.outs[0].tensor.shape, case.launch.values()
-        (K, _), m = case.inputs[1].shape, torch.arange(0, M, tall)
-        taken = -(-(self.ends(m, tall, K) - self.begins(m, tall, step)) // step)
-        return (N // wide) * int((2 * taken + 1).sum())
+        return (N // wide) * sum(3 * ((p + 1) * tall // step) + 2 for p in range(M // tall))
 
 
 READ_LOOP = "Lesson 03, step 2"
@@ -227,13 +250,8 @@ READ_FP32 = "Lesson 03, step 5"
 
 
 @functools.cache
-def exercise(task: Triangle) -> Exercise:
+def exercise(task: Packing) -> Exercise:
     """The exercise that asks for ``task``."""
-    lower = task.side == "lower"
-    over = (
-        task.diagonal > 0 if lower else task.diagonal < 0
-    )  # a row of tiles needs one tile beyond the one on the diagonal
-    least = 3.25 if over else 2.5
     return Exercise(
         name="tiled_matmul",
         missing="the kernel stores nothing yet. It needs a loop over the tiles along K, and a store after it.",
@@ -242,23 +260,19 @@ def exercise(task: Triangle) -> Exercise:
                 "whole tiles", 1, READ_LOOP, task.aligned, "a tile is offs = program_id * BLOCK + tl.arange(0, BLOCK)"
             ),
             Property(
-                f"nothing {task.outside} the diagonal",
+                "nothing above the diagonal",
                 2,
                 READ_MASK,
-                task.outside_the_triangle,
-                f"a[m, k] belongs to the sum where {task.condition}: compare offs_k with offs_m inside the tile",
-                not_finite=f"what stands {task.outside} the diagonal is multiplied, and 0 · NaN is NaN: "
-                "replace it with tl.where",
+                task.diagonal,
+                "a[m, k] belongs to the sum where k <= m: compare offs_k with offs_m inside the tile",
+                not_finite="what stands above the diagonal is multiplied, and 0 · NaN is NaN: replace it with tl.where",
             ),
             Property(
-                "no step past the diagonal" if lower else "rows without a sum",
+                "a scale for each column",
                 1,
                 READ_LOOP,
-                task.past_the_diagonal,
-                "a program needs no k beyond its last row: the loop ends there, or at K"
-                if lower
-                else "rows past the last column sum over nothing: 0 is stored there",
-                not_finite="steps past the diagonal are taken, and 0 · NaN is NaN: the loop ends at the program's last row",
+                task.scales,
+                "column n of the sum is multiplied by scale[n], once",
             ),
             Property(
                 "strides",
@@ -301,17 +315,19 @@ def exercise(task: Triangle) -> Exercise:
             Property("float32 without TF32", 0, READ_FP32, task.float32, 'say input_precision="ieee"', needs="a GPU"),
         ),
         suspects=task.suspects,
+        masks={("a", "K", "after"): "mask_even, mask_odd", ("b", "J", "after"): "mask_k"},
+        spoken={("b", "J"): "K"},
         compiles=Compiles(task.large_tiles, READ_FP32, products={80: "HMMA", 90: "HGMMA"}),
         cheap=Cheap(
             task.square,
-            task.steps,
-            (Tier(3, read=least, steps=1.1), Tier(1, read=4.0, written=4.0, steps=2.0)),
-            f"a program loads each tile {'up to' if lower else 'from'} the diagonal {'' if lower else 'on '}once, "
-            "one step for BLOCK_K columns, and stores its tile after the loop",
+            task.triangle,
+            (Tier(3, read=2.5, steps=1.1), Tier(1, read=4.0, written=4.0, steps=2.0)),
+            "a program loads each tile up to the diagonal once, one step for BLOCK_K columns, and stores its tile at last",
             READ_LOOP,
+            sectors=2.2,  # every other column of a: a sector holds twice what is asked for
         ),
-        vary=lambda varied: exercise(Triangle.of(varied)),
+        vary=lambda varied: exercise(Packing.of(varied)),
     )
 
 
-EXERCISE = exercise(Triangle())
+EXERCISE = exercise(Packing())

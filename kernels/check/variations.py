@@ -3,11 +3,11 @@
 A variation is a frozen dataclass whose fields are the choices, each with the published one first::
 
     @dataclass(frozen=True)
-    class Triangle(Variation):
-        side: str = among("lower", "upper")
-        diagonal: int = among(0, -1, 1)
+    class Packing(Variation):
+        offset: int = among(8, 7, 6)
+        first: str = among("low", "high")
 
-``Triangle()`` is the published exercise. ``check.NAME(function, varied={"side": "upper"})`` asks for another one.
+``Packing()`` is the published exercise. ``check.NAME(function, varied={"first": "high"})`` asks for another one.
 """
 
 import dataclasses

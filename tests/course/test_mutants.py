@@ -6,7 +6,7 @@ import re
 import pytest
 
 from kernels import runtime
-from tests.course.mutants import ROOT, TABLE, cells, failures, passes_naively, row, submission, targets
+from tests.course.mutants import ROOT, TABLE, cells, failures, passes_naively, row, submission, targets, tiled_matmul
 from tools.kernel_environment import too_old_for
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
@@ -31,6 +31,13 @@ def test_mutant(target, mutant):
     most = int(re.search(rf"^{target.function}: \d+ of (\d+) points", printed, re.MULTILINE)[1])
     assert 0 <= points < most
     assert row(target, mutant, failed) in TABLE.read_text(), "out of date: python -m tests.course.mutants"
+
+
+@pytest.mark.parametrize(("bug", "patch", "says"), tiled_matmul.OBVIOUS, ids=[bug for bug, *_ in tiled_matmul.OBVIOUS])
+def test_a_bug_that_any_test_sees_is_named(bug, patch, says):
+    target = tiled_matmul.TARGET
+    _, printed = target.check(submission(target, patch), until=lambda printed: "FAILED" in printed, verdicts="right")
+    assert says in printed
 
 
 def masks():
@@ -76,7 +83,7 @@ def test_deleted_mask(target, cell, old, new, name):
 
     def diagnosed(printed):
         lines = [line for line in failures(printed).values() if access in line and "not masked" in line]
-        return any(name is None or f"({name})" in line for line in lines)
+        return any(name is None or re.search(rf"\([^()]*\b{re.escape(name)}\b[^()]*\)", line) for line in lines)
 
     _, printed = target.check(submission(target, (old, new), cell), until=diagnosed, verdicts="right")
     assert diagnosed(printed), printed

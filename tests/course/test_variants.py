@@ -1,4 +1,4 @@
-"""Variations of exercises: the solution earns all points, the published one none for what is asked, a seed repeats itself."""
+"""Variations of exercises: their own solution earns every point, the published one does not, a seed repeats itself."""
 
 import json
 import linecache
@@ -9,8 +9,10 @@ import pytest
 
 from kernels import check, runtime
 from tests.course.mutants import ROOT, Target, failures
+from tools.desk import main as desk
 from tools.grading import assignment
 from tools.grading.judge import exercise_of
+from tools.grading.submission import Unusable
 from tools.variants import build, edits
 from tools.variants.__main__ import main
 
@@ -67,12 +69,15 @@ def test_every_variation_can_be_written(name):
     assert len(texts) == len(build.TABLE[name].variation.others())
 
 
-def solved(name, task, verdicts, seed):
+def solved(name, task, verdicts, seed, which=slice(None)):
     """The variation's solution earns all; the published one is told what is asked, in the first place."""
     old = defined(published(name), "published")
     made = build.notebook(published(name), name, task)
     new = defined(made, "varied")
-    for one, function, varied, _ in checks(made):
+    if "dx_formula" in new:
+        assert check.derivation("dynamic_conv_dx", new["dx_formula"], varied=task.varied)
+        assert not check.derivation("dynamic_conv_dx", old["dx_formula"], varied=task.varied)
+    for one, function, varied, _ in checks(made)[which]:
         exercise = exercise_of(one).varied(varied)
         how = {"varied": varied, "seed": seed, "grading": True}
         points, printed = held(one, new[function], verdicts=verdicts, **how)
@@ -90,7 +95,8 @@ interpreted = pytest.mark.skipif(not runtime.interpreted, reason="checks read ad
 @interpreted
 @each
 def test_a_drawn_variation_is_solved_by_its_own_solution_alone(name):
-    solved(name, build.draw(name, "autumn"), ("right",), "autumn")
+    middle = len(build.TABLE[name].exercises) // 2
+    solved(name, build.draw(name, "autumn"), ("right",), "autumn", slice(middle, middle + 1))
 
 
 @interpreted
@@ -146,7 +152,7 @@ def test_a_published_text_that_has_changed_is_named(monkeypatch):
     [
         ("row_softmax", {"axis": 0}, r"varied names 'axis': there are factor, base, log"),
         ("row_softmax", {"log": 1}, r"varied\['log'\] is 1: it needs one of False, True"),
-        ("tiled_matmul", {"side": "left"}, r"varied\['side'\] is 'left': it needs one of 'lower', 'upper'"),
+        ("tiled_matmul", {"first": "left"}, r"varied\['first'\] is 'left': it needs one of 'low', 'high'"),
         ("vector_add", {"log": True}, "asked in one way only"),
     ],
 )
@@ -157,6 +163,21 @@ def test_what_is_no_choice_is_refused_before_anything_runs(name, varied, said):
     exercise = vector_add.__globals__["_vector_add"].EXERCISE if name == "vector_add" else exercise_of(name)
     with pytest.raises(ValueError, match=said):
         hold(exercise, None, varied=varied)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("mended_relay", "one way only"), ("tiled_matmul", "there are side, diagonal")]
+)
+def test_the_judge_says_what_an_assignment_cannot_ask(name, said):
+    assert exercise_of(name).points and exercise_of(name, {}) is exercise_of(name)
+    with pytest.raises(Unusable, match=said):
+        exercise_of(name, {"log": True})
+
+
+def test_the_rubric_names_every_exercise(capsys):
+    assert desk(["rubric"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"`{one}`" in printed for one in ("row_softmax", "wgrad_split", "emit_value", "mended_relay"))
 
 
 def test_only_a_literal_variation_is_read_from_a_check_cell():

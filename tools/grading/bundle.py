@@ -8,7 +8,7 @@ from tools.grading import files
 
 LEFT_OUT = (
     "solutions/", "tests/", "tools/grading/", "tools/variants/", "tools/grade.py", "tools/desk.py", "docs/kill_table.md",
-    "docs/instructor_guide.md", "nbgrader_config.py", ".github/", ".ci/",
+    "docs/instructor_guide.md", "docs/jupyterhub.md", "nbgrader_config.py", ".github/", ".ci/",
 )  # fmt: skip
 NAME = "kernels-from-math"
 

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tools.grading import files, pages
+from tools.grading import exchange, files, pages
 from tools.grading.assignment import Assignment, grade_id, is_answer
 from tools.grading.course import Course
 from tools.grading.gradebook import Book
@@ -139,5 +139,6 @@ def write_all(course: Course) -> int:
                 mark = book.mark(name, student) if student in known else None
                 text = page_of(assignments[name], result, students.get(student, {}), mark, course.url)
                 files.write(Path(folder, f"{name}.html"), text)
+                exchange.carry_receipt(course.submitted / student / name, folder)
                 count += 1
     return count

@@ -40,18 +40,15 @@ class _Tags(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.good = True
+        self.good, self.count = True, 0
 
     def handle_starttag(self, tag, attributes):
+        self.count += 1
         self.good &= tag in _TAGS and all(name in _ATTRIBUTES for name, _ in attributes)
 
     def handle_endtag(self, tag):
+        self.count += 1
         self.good &= tag in _TAGS
-
-    def _other(self, *_):
-        self.good = False
-
-    handle_comment = handle_decl = handle_pi = unknown_decl = _other
 
 
 def is_mathml(text: str) -> bool:
@@ -59,4 +56,4 @@ def is_mathml(text: str) -> bool:
     tags = _Tags()
     tags.feed(text)
     tags.close()
-    return tags.good and "<" not in tags.rawdata
+    return tags.good and text.count("<") == tags.count  # what begins anything else, a comment perhaps, is no tag

@@ -149,7 +149,7 @@ class Judge:
 
 def _run(one: Check, assignment: Assignment, cells, bench, seed):
     """The exercise that a check cell names, and the points that it gives."""
-    exercise = asked(one)
+    exercise = exercise_of(one.name, one.varied)
     if one.name.startswith(CLINICS):
         if one.name.startswith("finds_"):
             return exercise, clinics.check_finds(
@@ -179,24 +179,27 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
     return exercise, hold(exercise, remote, seed=seed, grading=True)
 
 
-def asked(one: Check):
-    """The exercise that a check cell asks for; pipelines and clinics are asked in one way only."""
-    exercise = exercise_of(one.name)
-    return exercise.varied(one.varied) if one.varied else exercise
-
-
-def exercise_of(name: str):
-    """The exercise behind ``check.name``."""
+def exercise_of(name: str, varied: dict | None = None):
+    """The exercise behind ``check.name``, or the variation of it that the assignment asks for."""
     function = getattr(checks, name, None)
     if name in clinics.CHECKS:
-        return clinics.SHEETS[name]
+        return clinics.SHEETS[name] if not varied else _variation(name, clinics.SHEETS[name], varied)
     for word in getattr(function, "__code__", None).co_names if callable(function) else ():
         module = getattr(checks, word, None)
         for attribute in function.__code__.co_names:
             found = getattr(module, attribute, None)
             if hasattr(found, "properties"):
-                return found
+                return found if not varied else _variation(name, found, varied)
     raise Unusable("refused", f"the assignment names check.{name}, which the course does not have")
+
+
+def _variation(name, exercise, varied):
+    if not hasattr(exercise, "varied"):
+        raise Unusable("refused", f"the assignment asks check.{name} for {varied}: it is asked in one way only")
+    try:
+        return exercise.varied(varied)
+    except ValueError as error:
+        raise Unusable("refused", f"the assignment asks check.{name} for what it does not have: {error}") from None
 
 
 def _lines(exercise, text: str, scale: float) -> list[Line]:

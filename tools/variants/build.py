@@ -14,14 +14,17 @@ from pathlib import Path
 
 import nbformat
 
+from kernels.check.conv_mistakes import Filter
+from kernels.check.conv_wgrad import IM2COL, SPLIT, WGRAD
+from kernels.check.dynamic_conv import DWEIGHT, DX, FORWARD, Window
 from kernels.check.framework import Exercise
 from kernels.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.check.row_softmax import Softmax
 from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
-from kernels.check.tiled_matmul import Triangle
+from kernels.check.tiled_matmul import Packing
 from kernels.check.variations import Variation
+from tools.variants import conv_wgrad, dynamic_conv, row_softmax, tiled_matmul
 from tools.variants import edits as pieces
-from tools.variants import row_softmax, tiled_matmul
 
 COPIED = ("nbgrader_config.py", "roster.csv", "course.toml")
 
@@ -37,7 +40,9 @@ class Varied:
 
 TABLE = {
     "01_row_softmax": Varied(Softmax, (ROW_SOFTMAX,), row_softmax.edits),
-    "02_tiled_matmul": Varied(Triangle, (TILED_MATMUL,), tiled_matmul.edits),
+    "02_tiled_matmul": Varied(Packing, (TILED_MATMUL,), tiled_matmul.edits),
+    "03_dynamic_conv": Varied(Window, (FORWARD, DX, DWEIGHT), dynamic_conv.edits),
+    "08_conv_wgrad": Varied(Filter, (IM2COL, WGRAD, SPLIT), conv_wgrad.edits),
 }
 
 
@@ -76,7 +81,10 @@ def write(root: Path, target: Path, seed: str) -> dict[str, Variation | None]:
         if drawn[name] is None:
             shutil.copyfile(source, place)
         else:
-            nbformat.write(notebook(nbformat.read(source, as_version=4), name, drawn[name]), place)
+            try:
+                nbformat.write(notebook(nbformat.read(source, as_version=4), name, drawn[name]), place)
+            except pieces.OutOfDate as error:
+                raise pieces.OutOfDate(f"{name}, {error}") from None
     for name in COPIED:
         if (root / name).exists():
             shutil.copyfile(root / name, target / name)

@@ -190,6 +190,46 @@ def _markup(made):
     kernel.source += "\n# <script>document.title = 'x'</script>"
 
 
+def _named(name: bytes):
+    """The unsolved exercise in a file of this name."""
+
+    def plant(folder: Path):
+        with open(os.path.join(os.fsencode(folder), name), "w") as file:
+            json.dump(notebook(False), file)
+
+    return plant
+
+
+def _pipe_for_a_timestamp(folder: Path):
+    write(folder, notebook(False))
+    os.mkfifo(folder / "timestamp.txt")
+
+
+def _long_cell(made):
+    """No answer cell, and one that takes minutes to read."""
+    kernel = cell(made, "kernel")
+    kernel.metadata, kernel.id, kernel.source = {}, "long", "x=1\n" * 1_000_000
+
+
+def _many_tags(made):
+    for number in range(1500):
+        more = nbformat.v4.new_code_cell("1", metadata={"tags": ["skip-execution"]})
+        more.id = f"\x1b[31m{number}\nada, {NAME}: graded" + "y" * 1000
+        made.cells.append(more)
+
+
+CONSTANT_TENSOR = """
+@triton.jit
+def load_block(x_row, offs_n, N, stride_xn):
+    return x_row
+
+@triton.jit
+def row_softmax_kernel(x: tl.constexpr, out_ptr, N, stride_xm, stride_xn, stride_om, stride_on, BLOCK_N: tl.constexpr):
+    if tl.program_id(0) == 0:
+        for r in range(x.shape[0]):
+            for c in range(x.shape[1]):
+                tl.store(out_ptr + r * stride_om + c * stride_on, float(x.softmax(1)[r, c]))
+"""
 RELAUNCH = """
 def row_softmax(x, out, BLOCK_N=None):
     out.copy_(torch.softmax(x.float(), dim=1))
@@ -201,7 +241,9 @@ ATTACKS = (
     refused(
         "finished operator", beside("from kernels.flex_attention import flex_attention"), "an answer imports nothing"
     ),
-    refused("triton's own softmax from disk", beside("print(open('/home/course/solutions').read())"), "runs nothing itself"),
+    refused(
+        "triton's own softmax from disk", beside("print(open('/home/course/solutions').read())"), "runs nothing itself"
+    ),
     refused(
         "copy from the solutions",
         answer("exec(open('../../solutions/01_row_softmax/01_row_softmax.ipynb').read())"),
@@ -214,6 +256,7 @@ ATTACKS = (
         "may not be defined",
     ),
     refused("torch in a kernel", inside("x_ptr = torch.softmax(x_ptr, 1)"), "may not use torch"),
+    Attack("torch through a constant", answer(CONSTANT_TENSOR), "graded", 0.0, ""),
     refused("a kernel calls the launcher", inside("row_softmax(x_ptr, out_ptr)"), "may not use row_softmax"),
     refused("a kernel asks for the check", inside("check.row_softmax"), "may not look at .row_softmax"),
     # The check, the framework, the libraries.
@@ -263,6 +306,12 @@ ATTACKS = (
     refused("a shell command", beside("!cp -r ../../solutions ."), "a command of IPython"),
     refused("nested too deeply", answer("x = " + "(" * 190 + "1" + ")" * 190 + "\nx = " + "-" * 50_000 + "1"), ""),
     refused("too many characters", answer("#" * 100_000), "characters"),
+    refused("a number that cannot be printed", beside("open(0x" + "f" * 20_000 + ")"), "cannot look through"),
+    refused("a sum of thousands", beside("x = " + " + ".join(["1"] * 2500)), "cannot look through"),
+    refused("open behind a trial", beside("print(check, [open])"), "runs nothing itself"),
+    harmless(
+        "half a surrogate", edited(lambda made: cell(made, "kernel").update(source="# \ud800\nrow = 1"), False), ""
+    ),
     refused("no text", answer("x = '\0'"), ""),
     # The machine.
     refused("os._exit", answer("import os\nos._exit(0)"), "imports nothing"),
@@ -308,6 +357,11 @@ ATTACKS = (
     refused("answer deleted", edited(_deleted_answer, True), "answer cell kernel is not in the notebook"),
     Attack("renamed", raw(_renamed), "graded", FULL, "the notebook is called my_solution.ipynb"),
     refused("two notebooks", raw(_two), "2 notebooks"),
+    harmless("a name of another encoding", raw(_named(b"\xfcbung.ipynb")), "called ?bung.ipynb"),
+    harmless("a name that a terminal obeys", raw(_named(b"\x1b]0;x\x07.ipynb")), "called ?]0;x?.ipynb"),
+    harmless("a pipe for a timestamp", raw(_pipe_for_a_timestamp), ""),
+    harmless("a thousand tags", edited(_many_tags, False), "more notes"),
+    refused("a cell of 4 MB", edited(_long_cell, True), "is not in the notebook"),
     refused("not JSON", raw(b"{" * 10), "is not JSON"),
     refused("nested JSON", raw(b"[" * 100_000), "is not JSON"),
     refused("a number", raw(b"17"), "no list of cells"),

@@ -123,7 +123,7 @@ def passes_naively(target: Target, fn) -> bool:
 
 def failures(printed: str) -> dict[str, str]:
     """What a check printed: failed property -> its line."""
-    return dict(re.findall(r"^FAILED  (.+?): (.*)$", printed, flags=re.MULTILINE))
+    return dict(re.findall(r"(?:^|\r)FAILED  (.+?): (.*)$", printed, flags=re.MULTILINE))
 
 
 def row(target: Target, mutant: Mutant, failed: dict[str, str]) -> str:

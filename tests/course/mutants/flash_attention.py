@@ -30,21 +30,23 @@ def naive_forward(flash_forward) -> bool:
     """o of one block, all of whose pairs are allowed, against the softmax; scale 1."""
     q, k, v, _ = operands()
     o = inside(torch.zeros(1, 16, 16))
-    flash_forward(*map(inside, (q, k, v)), *lists((1, 0), 0), o, torch.zeros(1, 16), scale=1.0, mask_mod=every_pair)
+    given = map(inside, (q, k, v, torch.ones(1, 16)))
+    flash_forward(*given, *lists((1, 0), 0), o, torch.zeros(1, 16), scale=1.0, mask_mod=every_pair)
     return torch.allclose(o, (q @ k.mT).softmax(-1) @ v, atol=0.1)
 
 
 def naive_backward(flash_backward) -> bool:
     """The same block's gradients against autograd, scale 1."""
     q, k, v, do = operands()
-    wanted = [x.requires_grad_() for x in (q, k, v)]
-    z = q @ k.mT
+    tau = torch.ones(1, 16)
+    wanted = [x.requires_grad_() for x in (q, k, v, tau)]
+    z = tau[..., None] * q @ k.mT
     o = z.softmax(-1) @ v
     expected = torch.autograd.grad(o, wanted, do)
-    found = [inside(torch.zeros(1, 16, 16)) for _ in range(3)]
-    given = map(inside, (x.detach() for x in (q, k, v, o, z.logsumexp(-1), do)))
+    found = [inside(torch.zeros(shape)) for shape in (*[(1, 16, 16)] * 3, (1, 16))]
+    given = map(inside, (x.detach() for x in (q, k, v, tau, o, z.logsumexp(-1), do)))
     listed = (*lists((1, 0), 0), *lists((1, 0), 0))
-    flash_backward(*given, *listed, inside(torch.zeros(1, 16)), *found, scale=1.0, mask_mod=every_pair)
+    flash_backward(*given, *listed, *map(inside, torch.zeros(1, 1, 16)), *found, scale=1.0, mask_mod=every_pair)
     return all(torch.allclose(a, b, atol=0.3) for a, b in zip(found, expected, strict=True))
 
 
@@ -250,6 +252,20 @@ FORWARD = Target(
             "logits-kernel",
         ),
         Mutant(
+            "temperature left out",
+            "queries are read as they are",
+            ("q = tau[:, None] * tile(", "q = tile("),
+            "blocks of keys",
+            "the temperature is left out: s = tau * scale * q k^T",
+        ),
+        Mutant(
+            "one head's temperatures",
+            "every head takes those of the first",
+            ("tau_ptr + h * stride_tau[0]", "tau_ptr"),
+            "blocks of keys",
+            "every head takes the first one's temperatures",
+        ),
+        Mutant(
             "scale after the score mod",
             "the mod sees the bare product",
             (*SCALE, "z = SCORE_MOD(s, m, n)", "z = scale * SCORE_MOD(s, m, n)"),
@@ -345,7 +361,8 @@ FORWARD = Target(
             "the queries are loaded for every block of keys",
             (
                 "            k = tile(k_ptr",
-                "            q = tile(q_ptr, stride_q, h, offs_m, offs_d, mask_m, mask_d)\n            k = tile(k_ptr",
+                "            q = tau[:, None] * tile(q_ptr, stride_q, h, offs_m, offs_d, mask_m, mask_d)\n"
+                "            k = tile(k_ptr",
             ),
             "cheap",
             "loads ask for ",
@@ -356,7 +373,7 @@ FORWARD = Target(
 BACKWARD = Target(
     "06_flash_attention",
     "flash_backward",
-    ("dkv-kernel", "dq-kernel", "gradients-kernel", "backward-launcher-kernel"),
+    ("backward-kernel",),
     naive_backward,
     (
         Mutant(
@@ -365,7 +382,6 @@ BACKWARD = Target(
             (" - delta[:, None])", ")"),
             "queries",
             "delta is left out: dz = p * (do v^T - delta)",
-            "gradients-kernel",
         ),
         Mutant(
             "delta added",
@@ -373,15 +389,41 @@ BACKWARD = Target(
             (" - delta[:, None])", " + delta[:, None])"),
             "queries",
             "delta is added: dz = p * (do v^T - delta)",
-            "gradients-kernel",
         ),
         Mutant(
             "missing scale in dq",
             "dq is not scaled; with scale=1.0 it need not be",
-            ("scale * dq, mask", "dq, mask"),
+            ("scale * tau[:, None] * dq, mask", "tau[:, None] * dq, mask"),
             "queries",
             "the scale is left out: dq is scale * the product with ds",
-            "dq-kernel",
+        ),
+        Mutant(
+            "temperature twice",
+            "dtau is taken from queries that have their temperature already",
+            ("tl.sum(bare * dq, axis=1)", "tl.sum(q * dq, axis=1)"),
+            "queries",
+            "dtau is the sum of q * dq, which holds tau already: leave it out there",
+        ),
+        Mutant(
+            "temperature divided out",
+            "dtau is q * dq over tau, and some temperatures are 0",
+            ("tl.sum(bare * dq, axis=1)", "tl.sum(q * dq, axis=1) / tau"),
+            "queries",
+            "dtau is divided by tau, and where that is 0 it is NaN",
+        ),
+        Mutant(
+            "temperature left out of dq",
+            "dq is that of the queries with their temperature",
+            ("scale * tau[:, None] * dq, mask", "scale * dq, mask"),
+            "queries",
+            "the temperature is left out of dq: dq = tau * scale * ds k",
+        ),
+        Mutant(
+            "cold keys",
+            "the keys' kernel reads the queries as they are",
+            ("q = rows_tau[:, None] * tile(", "q = tile("),
+            "keys and values",
+            "the temperature is left out: s = tau * scale * q k^T",
         ),
         Mutant(
             "missing scale in dk",
@@ -396,7 +438,6 @@ BACKWARD = Target(
             ("ds = SCORE_GRADIENT(s, offs_m[:, None], offs_n[None, :], dz)", "ds = dz"),
             "score mods",
             "the score mod's derivative is left out: ds = SCORE_GRADIENT(s, m, n, dz)",
-            "gradients-kernel",
         ),
         Mutant(
             "dead rows",
@@ -404,7 +445,6 @@ BACKWARD = Target(
             ('shift = tl.where(lse == -float("inf"), 0.0, lse)', "shift = lse"),
             "rows without keys",
             "a row without keys has z = lse = -inf, and -inf - -inf is NaN: take 0 for such an lse",
-            "gradients-kernel",
         ),
         Mutant(
             "ragged tail not masked",
@@ -420,7 +460,6 @@ BACKWARD = Target(
             ('    ds = tl.where(z == -float("inf"), 0.0, ds)\n', ""),
             "ragged sizes",
             "rows beyond M count: z must be -inf there, and ds 0 wherever z is -inf, whatever the gradient is",
-            "gradients-kernel",
         ),
         Mutant(
             "transposed lists swapped",
@@ -428,12 +467,14 @@ BACKWARD = Target(
             ("*for_dkv, num_t, idx_t,", "*for_dkv, num, idx,"),
             "block lists",
             "the keys' kernel walks along the queries' lists: row c of num_t and idx_t lists blocks of queries",
-            "backward-launcher-kernel",
         ),
         Mutant(
             "full list left out",
             "dk and dv come from partial blocks only",
-            ("tl.static_range(2)", "tl.static_range(1)"),
+            (
+                "        for kind in tl.static_range(2):\n            for",
+                "        for kind in tl.static_range(1):\n            for",
+            ),
             "block lists",
             "the full blocks are left out: list 1 comes after list 0",
         ),
@@ -450,7 +491,6 @@ BACKWARD = Target(
             ("tile(o_ptr, stride_o,", "tile(o_ptr, stride_do,"),
             "heads and strides",
             STRIDES,
-            "dq-kernel",
         ),
         Mutant(
             "missing store mask",
@@ -479,7 +519,6 @@ BACKWARD = Target(
             ('dq += tl.dot(ds, k, input_precision="ieee")', "dq += tl.dot(ds, k)"),
             "compiles",
             "a product of float32 blocks keeps 10 of 23 bits unless it says input_precision",
-            "dq-kernel",
         ),
         Mutant(
             "values again",

@@ -6,12 +6,12 @@ from tests.course.mutants import Mutant, Target
 
 
 def naive(tiled_matmul) -> bool:
-    """Square float16 matrices, whole tiles, one step along K; a has zeros on its diagonal and above."""
-    a, b = (torch.randn(32, 32, generator=torch.Generator().manual_seed(seed)).half() for seed in (1, 2))
-    a = a.tril(-1)
-    out = torch.zeros(32, 32)
-    tiled_matmul(a, b, out, BLOCK_M=16, BLOCK_N=16, BLOCK_K=32)
-    return torch.allclose(out, a.float() @ b.float(), atol=0.1)
+    """Square float16 matrices, whole tiles, one step; a is 0 on its diagonal and above, a byte holds one number twice."""
+    generator = torch.Generator().manual_seed(1)
+    a = torch.randn(32, 32, generator=generator).half().tril(-1)
+    b, scale, out = 17 * torch.randint(8, 16, (16, 32), generator=generator), torch.ones(32), torch.zeros(32, 32)
+    tiled_matmul(a, b.to(torch.uint8), scale, out, BLOCK_M=16, BLOCK_N=16, BLOCK_K=32)
+    return torch.allclose(out, a.float() @ (b // 17 - 8).float().repeat_interleave(2, 0), atol=0.1)
 
 
 STRIDES = "each address is row * stride + column * stride, with the two strides of that tensor"
@@ -24,36 +24,50 @@ TARGET = Target(
     (
         Mutant(
             "missing load mask",
-            "whole tiles of a are loaded",
-            (", mask=mask_m & mask_k[None, :], other=0.0", ""),
+            "the even columns of a are loaded whole",
+            (", mask=mask_m & mask_even, other=0.0)", ")"),
             "ragged depth",
-            "the load of a is not masked along K (mask_k)",
+            "the load of a is not masked along K (mask_even, mask_odd)",
+        ),
+        Mutant(
+            "one mask for both",
+            "odd columns are held against K by the mask of the even ones",
+            ("mask=mask_m & mask_odd", "mask=mask_m & mask_even"),
+            "ragged depth",
+            "the load of a is not masked along K (mask_even, mask_odd)",
         ),
         Mutant(
             "missing K mask",
-            "b is not masked along K",
-            ("mask=mask_k[:, None] & mask_n", "mask=mask_n"),
-            "ragged depth",
+            "b is not masked along K: what it holds there is multiplied by 0",
+            ("mask=mask_k & mask_n", "mask=mask_n"),
+            "stays inside its tensors",
             "the load of b is not masked along K (mask_k)",
         ),
         Mutant(
             "rows beyond M loaded",
             "a is not masked along M; the surplus is never stored",
-            ("mask=mask_m & mask_k[None, :]", "mask=mask_k[None, :]"),
+            ("mask=mask_m & mask_even", "mask=mask_even"),
             "stays inside its tensors",
             "the load of a is not masked along M (mask_m)",
         ),
         Mutant(
             "columns beyond N loaded",
             "b is not masked along N; the surplus is never stored",
-            ("mask=mask_k[:, None] & mask_n", "mask=mask_k[:, None]"),
+            ("mask=mask_k & mask_n", "mask=mask_k"),
             "stays inside its tensors",
             "the load of b is not masked along N (mask_n)",
         ),
         Mutant(
+            "scales beyond N loaded",
+            "scale is not masked along N; the surplus is never stored",
+            ("offs_n * stride_s, mask=mask_n, other=0.0", "offs_n * stride_s"),
+            "stays inside its tensors",
+            "the load of scale is not masked along N (mask_n)",
+        ),
+        Mutant(
             "missing store mask",
             "whole tiles are stored",
-            (", acc, mask=mask_m & mask_n)", ", acc)"),
+            (", acc * scale, mask=mask_m & mask_n)", ", acc * scale)"),
             "ragged rows and columns",
             "the store of out is not masked along M (mask_m)",
         ),
@@ -67,14 +81,74 @@ TARGET = Target(
         Mutant(
             "dropped accumulate",
             "each step replaces the accumulator",
-            ("acc = tl.dot(a, b, acc, ", "acc = tl.dot(a, b, "),
+            (
+                "acc = tl.dot(a_even, (b & 15).to(a_even.dtype) - 8, acc, ",
+                "acc = tl.dot(a_even, (b & 15).to(a_even.dtype) - 8, ",
+            ),
             "whole tiles",
             "only the last tile along K is left: add to the accumulator, do not replace it",
         ),
         Mutant(
+            "halves exchanged",
+            "even k take the high half",
+            ("(b & 15).to(a_even", "(b >> 4).to(a_even", "(b >> 4).to(a_odd", "(b & 15).to(a_odd"),
+            "whole tiles",
+            "the two halves of a byte are exchanged: k = 2 j lies in the low four bits",
+        ),
+        Mutant(
+            "wrapped round",
+            "8 is taken off in uint8",
+            (
+                "(b & 15).to(a_even.dtype) - 8",
+                "((b & 15) - 8).to(a_even.dtype)",
+                "(b >> 4).to(a_odd.dtype) - 8",
+                "((b >> 4) - 8).to(a_odd.dtype)",
+            ),
+            "whole tiles",
+            "the codes are less 8 in uint8, where 3 - 8 is 251: convert them first",
+        ),
+        Mutant(
+            "bytes for numbers",
+            "a step begins at row `start` of b",
+            (
+                "start // 2 + tl.arange",
+                "start + tl.arange",
+                "even = 2 * pair[None, :]",
+                "even = 2 * pair[None, :] - start",
+            ),
+            "whole tiles",
+            "a step has BLOCK_K values of k, and BLOCK_K // 2 bytes: the rows of b begin at start // 2",
+        ),
+        Mutant(
+            "not scaled",
+            "the sum is stored as it is",
+            ("acc * scale", "acc"),
+            "whole tiles",
+            "the columns are not scaled: scale[n] times the sum, after the loop",
+        ),
+        Mutant(
+            "scaled in each step",
+            "the sum so far is scaled in the loop",
+            (
+                "\n    ### END SOLUTION\n    # Scale",
+                "\n        acc = acc * tl.load(scale_ptr + offs_n * stride_s, mask=mask_n, other=0.0)\n    # Scale",
+                ", acc * scale,",
+                ", acc,",
+            ),
+            "a scale for each column",
+            "the sum so far is scaled again in each step: scale it once, after the loop",
+        ),
+        Mutant(
+            "first tile's scales",
+            "every tile of columns takes the first one's scales",
+            ("scale_ptr + offs_n * stride_s", "scale_ptr + tl.arange(0, BLOCK_N)[None, :] * stride_s"),
+            "whole tiles",
+            "each program scales its columns by the first tile's scales: their place is offs_n",
+        ),
+        Mutant(
             "hard-coded step",
-            "the loop advances by 32 whatever BLOCK_K is",
-            ("min(end, K), BLOCK_K)", "min(end, K), 32)"),
+            "the loop advances by 64 whatever BLOCK_K is",
+            ("min(end, K), BLOCK_K)", "min(end, K), 64)"),
             "whole tiles",
             "only the first tile along K is used: loop up to the diagonal",
         ),
@@ -91,8 +165,10 @@ TARGET = Target(
             (
                 "dtype=tl.float32)",
                 "dtype=tl.float16)",
-                "tl.dot(a, b, acc, ",
-                "tl.dot(a, b, acc, out_dtype=tl.float16, ",
+                "tl.dot(a_even, (b & 15).to(a_even.dtype) - 8, acc, ",
+                "tl.dot(a_even, (b & 15).to(a_even.dtype) - 8, acc, out_dtype=tl.float16, ",
+                "tl.dot(a_odd, (b >> 4).to(a_odd.dtype) - 8, acc, ",
+                "tl.dot(a_odd, (b >> 4).to(a_odd.dtype) - 8, acc, out_dtype=tl.float16, ",
             ),
             "float32 accumulation",
             "sums are kept in float16: the accumulator must be tl.float32",
@@ -100,13 +176,16 @@ TARGET = Target(
         Mutant(
             "float16 products",
             "the product of each pair of tiles is rounded to float16",
-            ("acc = tl.dot(a, b, acc, input_precision", "acc += tl.dot(a, b, out_dtype=tl.float16, input_precision"),
+            (
+                "acc = tl.dot(a_even, (b & 15).to(a_even.dtype) - 8, acc, ",
+                "acc += tl.dot(a_even, (b & 15).to(a_even.dtype) - 8, out_dtype=tl.float16, ",
+            ),
             "float32 accumulation",
             "sums are kept in float16: the accumulator must be tl.float32",
         ),
         Mutant(
             "column stride left out",
-            "the elements of a row of b are taken as neighbours",
+            "the bytes of a row of b are taken as neighbours",
             ("offs_n * stride_bn", "offs_n"),
             "strides",
             STRIDES,
@@ -128,49 +207,66 @@ TARGET = Target(
         Mutant(
             "no triangle",
             "the tile that the diagonal crosses counts as a whole",
-            ("        a = tl.where(offs_k[None, :] <= offs_m, a, 0.0)\n", ""),
+            (
+                "        a_even = tl.where(even <= offs_m, a_even, 0.0)\n",
+                "",
+                "        a_odd = tl.where(odd <= offs_m, a_odd, 0.0)\n",
+                "",
+            ),
             "nothing above the diagonal",
             "what stands above the diagonal is added: keep a[m, k] where k <= m, element by element",
         ),
         Mutant(
+            "one triangle for both",
+            "an odd k is held against m by the even one before it",
+            ("tl.where(odd <= offs_m", "tl.where(even <= offs_m"),
+            "nothing above the diagonal",
+            "an odd k above the diagonal counts: hold 2 j + 1 against m by itself",
+        ),
+        Mutant(
             "triangle by multiplication",
             "what stands above the diagonal is multiplied by 0",
-            ("tl.where(offs_k[None, :] <= offs_m, a, 0.0)", "a * (offs_k[None, :] <= offs_m).to(a.dtype)"),
+            (
+                "tl.where(even <= offs_m, a_even, 0.0)",
+                "a_even * (even <= offs_m).to(a_even.dtype)",
+                "tl.where(odd <= offs_m, a_odd, 0.0)",
+                "a_odd * (odd <= offs_m).to(a_odd.dtype)",
+            ),
             "nothing above the diagonal",
             "what stands above the diagonal is multiplied, and 0 · NaN is NaN: replace it with tl.where",
         ),
         Mutant(
             "diagonal left out",
             "k < m instead of k <= m",
-            ("offs_k[None, :] <= offs_m", "offs_k[None, :] < offs_m"),
+            ("even <= offs_m", "even < offs_m", "odd <= offs_m", "odd < offs_m"),
             "whole tiles",
             "row m lacks the term k = m: the diagonal belongs to the triangle",
-        ),
-        Mutant(
-            "all steps taken",
-            "the loop runs over all of K; the triangle makes the rest zeros",
-            ("min(end, K)", "K"),
-            "no step past the diagonal",
-            "steps past the diagonal are taken, and 0 · NaN is NaN: the loop ends at the program's last row",
         ),
         Mutant(
             "end counted in steps",
             "the loop of the program in row p of tiles ends at (p + 1) * BLOCK_K",
             ("(tl.program_id(0) + 1) * BLOCK_M", "(tl.program_id(0) + 1) * BLOCK_K"),
-            "tile shapes",
+            "nothing above the diagonal",
             "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time",
         ),
         Mutant(
             "float16 zeros",
             "the accumulator begins in float16 and goes on in float32",
-            ("dtype=tl.float32)", "dtype=tl.float16)", "acc = tl.dot(a, b, acc, ", "acc += tl.dot(a, b, "),
+            (
+                "dtype=tl.float32)",
+                "dtype=tl.float16)",
+                "acc = tl.dot(a_even, (b & 15).to(a_even.dtype) - 8, acc, ",
+                "acc += tl.dot(a_even, (b & 15).to(a_even.dtype) - 8, ",
+                "acc = tl.dot(a_odd, (b >> 4).to(a_odd.dtype) - 8, acc, ",
+                "acc += tl.dot(a_odd, (b >> 4).to(a_odd.dtype) - 8, ",
+            ),
             "compiles",
             "`acc` is a float16 block [64, 64] before the loop and a float32 block [64, 64] after a step",
         ),
         Mutant(
             "TF32",
-            "the product of float32 tiles may be rounded",
-            (', input_precision="ieee"', ""),
+            "the products of float32 tiles may be rounded",
+            ('- 8, acc, input_precision="ieee")\n        acc =', "- 8, acc)\n        acc ="),
             "compiles",
             'a product of float32 blocks keeps 10 of 23 bits unless it says input_precision="ieee"',
         ),
@@ -196,28 +292,28 @@ TARGET = Target(
             "every program goes along all of K",
             ("min(end, K), BLOCK_K)", "K, BLOCK_K)"),
             "cheap",
-            "1 of 3 points: loads ask for 4 times the inputs' bytes, and 2.5 times do",
+            "1 of 3 points: loads ask for",
         ),
         Mutant(
             "other left out",
-            "what b holds beyond K is undefined, and multiplied by 0",
-            ("mask=mask_k[:, None] & mask_n, other=0.0)", "mask=mask_k[:, None] & mask_n)"),
+            "what the odd columns of a hold beyond K is undefined, and multiplied",
+            ("mask=mask_m & mask_odd, other=0.0)", "mask=mask_m & mask_odd)"),
             "ragged depth",
             "`other` is missing. What a masked lane holds is undefined on a GPU",
         ),
         Mutant(
             "and",
             "two masks are joined by Python's `and`",
-            ("mask=mask_m & mask_n)", "mask=mask_m and mask_n)"),
+            ("acc * scale, mask=mask_m & mask_n)", "acc * scale, mask=mask_m and mask_n)"),
             "ragged rows and columns",
             "`mask_m and mask_n`: `and` asks whether a whole block is true",
         ),
         Mutant(
             "precedence",
             "a comparison joined by & has no parentheses",
-            ("mask=mask_m & mask_k[None, :], ", "mask=offs_m >= 0 & mask_k[None, :], "),
+            ("mask=mask_m & mask_even, ", "mask=offs_m >= 0 & mask_even, "),
             "ragged depth",
-            "`offs_m >= 0 & mask_k[None, :]`: `&` binds tighter than `>=`",
+            "`offs_m >= 0 & mask_even`: `&` binds tighter than `>=`",
         ),
         Mutant(
             "axes of the grid exchanged",
@@ -240,5 +336,37 @@ TARGET = Target(
             "whole tiles",
             "nobody has cleared the output",
         ),
+    ),
+)
+
+# Seen by any test, and so in no kill table, but a learner's first mistakes: what is wrong, the patch, the diagnosis.
+OBVIOUS = (
+    (
+        "second product alone",
+        (
+            "acc = tl.dot(a_odd, (b >> 4).to(a_odd.dtype) - 8, acc, ",
+            "acc = tl.dot(a_odd, (b >> 4).to(a_odd.dtype) - 8, ",
+        ),
+        "the even k are left out: the second product replaces the first, and must be added to it",
+    ),
+    (
+        "low half not cut out",
+        ("(b & 15).to", "b.to"),
+        "the low number is the whole byte: keep its low four bits, b & 15",
+    ),
+    (
+        "high half not shifted",
+        ("(b >> 4).to", "(b & 240).to"),
+        "the high four bits count 16 times: shift them down, b >> 4",
+    ),
+    (
+        "codes for numbers",
+        (
+            "(b & 15).to(a_even.dtype) - 8",
+            "(b & 15).to(a_even.dtype)",
+            "(b >> 4).to(a_odd.dtype) - 8",
+            "(b >> 4).to(a_odd.dtype)",
+        ),
+        "8 is not taken off: the codes 0..15 stand for -8..7",
     ),
 )

@@ -1,0 +1,170 @@
+"""What others wrote is shown as text; honest forms of an answer pass; nothing of one job is taken for the next one's."""
+
+import csv
+import io
+import json
+import os
+import shutil
+
+import pytest
+
+from kernels.lab import _nursery
+from tests.course.hostile import NAME, cell, notebook
+from tests.course.mutants import ROOT
+from tools.grading import foreign, gate, pages, submission
+from tools.grading.assignment import read_all
+from tools.grading.batch import Batch, How
+from tools.grading.course import Course
+from tools.grading.marks import COLUMNS, table
+
+ASSIGNMENTS = read_all(ROOT / "exercises")
+
+
+@pytest.mark.parametrize(
+    "formula",
+    (
+        r"\text{<meta/http-equiv=refresh/content=0;url=//x.org>}",
+        r"\text{<b>x</b>}",
+        r"\text{<!-- }",
+        r"\text{<svg onload=x}",
+    ),
+)
+def test_a_formula_is_no_page(formula):
+    made = pages.markdown(f"${formula}$", trusted=False)
+    assert "&lt;" in made and "<code>" in made and not any(tag in made for tag in ("<meta", "<b>", "<!--", "<svg"))
+
+
+def test_mathematics_is_still_set():
+    for formula in (
+        r"\frac{a}{b} < \sum_{i=1}^n x_i",
+        r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}",
+        r"\text{if } x > 0",
+    ):
+        assert "<math" in pages.markdown(f"${formula}$", trusted=False)
+
+
+def test_a_table_holds_no_formula_of_a_spreadsheet():
+    rows = [
+        dict.fromkeys(COLUMNS, "") | {"student_id": text, "score": -1.5} for text in ("=1+1", "@x", "-x", "+x", "ada")
+    ]
+    read = list(csv.DictReader(io.StringIO(table(rows))))
+    assert [row["student_id"] for row in read] == ["'=1+1", "'@x", "'-x", "'+x", "ada"]
+    assert {row["score"] for row in read} == {"-1.5"}
+
+
+def test_a_folder_that_is_no_name_is_named_and_left_out(tmp_path):
+    shutil.copytree(ROOT / "exercises" / NAME, tmp_path / "exercises" / NAME)
+    for student in (b"m\xfcller", b"x" * 253, b"a\nb", "müller".encode()):
+        os.makedirs(os.path.join(os.fsencode(tmp_path), b"submitted", student, NAME.encode()))
+    batch = Batch(Course.at(tmp_path), How())
+    assert [task.student for task in batch._tasks()] == ["müller"]
+    assert [line.partition(":")[0][:8] for line in batch.strangers] == ["a?b", "m?ller", "x" * 8]
+
+
+def answers(edit, name=NAME):
+    """What is taken of a solved notebook after an edit, and what the gate says of it."""
+    made = notebook(True, name)
+    edit(made)
+    read = submission.read(json.dumps(made).encode(), ASSIGNMENTS[name])
+    earlier, said = gate.Given(), []
+    one = ASSIGNMENTS[name]
+    for each in one.answers:
+        source = read.answers[each]
+        found = gate.check(each, source, one.answers[each].source, one.given, one.program, earlier)
+        said += [*map(str, found.refusals), *filter(None, [found.unreadable])]
+        earlier.add(source if found.source is None else found.source)
+    return read, said
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    (
+        ("@triton", "BLOCK_A, BLOCK_B = 2 ** 6, 1 << 5\n@triton"),
+        ("N, stride_xm", "N: int, stride_xm"),
+        ("tl.constexpr):", "tl.constexpr) -> None:"),
+        ("    lanes =", '    """größe, строки, 行"""\n    a, b = row, N\n    lanes ='),
+        ("@triton", "import torch\nimport triton.language as tl\n@triton"),
+        ("@triton", "x = torch.randn(3, 5)\nprint(row_softmax(x, x))\ncheck.row_softmax(row_softmax)\n@triton"),
+    ),
+)
+def test_an_honest_form_passes(old, new):
+    kernel = cell(notebook(True), "kernel").source
+    source = kernel.replace(old, new, 1)
+    assert source != kernel
+    assert answers(lambda made: cell(made, "kernel").update(source=source))[1] == []
+
+
+@pytest.mark.parametrize(
+    "grid",
+    (
+        "grid = lambda meta: (1, triton.cdiv(dy.shape[1], meta['BLOCK_T']))",
+        "def grid(meta) -> tuple:\n        return (1,)",
+        "if (n := dy.shape[0]) < 0:\n        raise ValueError(f'dy is {dy.shape}')",
+    ),
+)
+def test_an_honest_launcher_passes(grid):
+    def edit(made):
+        one = cell(made, "dweight-kernel")
+        one.source = one.source.replace("dweight, dilation=1", "dweight, dilation: int = 1").replace(
+            "\n    grid = ", f"\n    {grid}\n    grid = "
+        )
+        assert grid in one.source and ": int" in one.source
+
+    assert answers(edit, "03_dynamic_conv")[1] == []
+
+
+@pytest.mark.parametrize("kept", (True, False))
+def test_a_cell_that_was_split_is_joined(kept):
+    def edit(made):
+        at = next(i for i, one in enumerate(made.cells) if one.id == "kernel")
+        first, second = made.cells[at].source.rsplit("@triton.jit", 1)
+        rest = json.loads(json.dumps(made.cells[at])) | {"id": "rest", "source": "@triton.jit" + second}
+        made.cells[at].source = first
+        made.cells.insert(at + 1, rest if kept else rest | {"metadata": {}})
+
+    read, said = answers(edit)
+    assert said == [] and "def row_softmax_kernel" in read.answers["kernel"], read.notes
+
+
+def test_a_helper_is_taken_from_an_added_cell_and_nothing_else():
+    def edit(made):
+        one = cell(made, "kernel")
+        one.source = one.source.replace("tl.exp(", "my_exp(", 1)
+        added = (
+            "import os\nBASE: tl.constexpr = 1.5\n@triton.jit\ndef my_exp(x):\n    return tl.exp(x) * BASE\nos._exit(0)"
+        )
+        made.cells.insert(0, json.loads(json.dumps(one)) | {"id": "mine", "metadata": {}, "source": added})
+
+    read, said = answers(edit)
+    assert said == [] and "my_exp" in read.notes[0] and "os" not in read.answers["kernel"].split("my_exp(x)")[1][:60]
+    assert "_exit" not in read.answers["kernel"]
+
+
+def test_a_program_asks_no_pattern_for_machinery():
+    one = ASSIGNMENTS["07_score_mod_compiler"]
+    source = "def spy(x):\n    match x:\n        case str(__class__=c):\n            return c\n"
+    found = gate.check("rules-kernel", source, one.answers["rules-kernel"].source, one.given, True)
+    assert "machinery" in str(found.refusals[0])
+
+
+def test_text_for_a_terminal():
+    assert foreign.plain("a\x1b]0;b\udcfc\n") == "a?]0;b??" and foreign.plain("é\n", lines=True) == "é\n"
+    assert foreign.plain("x" * 10, 4) == "xxxx…" and foreign.storable("a\ud800") == "a?"
+
+
+def test_a_job_that_a_timer_breaks_off_ends_its_process(monkeypatch, tmp_path):
+    class Timer(BaseException):
+        pass
+
+    def select(*_):
+        raise Timer
+
+    nursery = _nursery.Nursery.__new__(_nursery.Nursery)
+    ended = []
+    pipe = type("Pipe", (), {"write": lambda self, data: None, "flush": lambda self: None})()
+    nursery.process = type("Process", (), {"stdin": pipe, "stdout": pipe})()
+    monkeypatch.setattr(nursery, "end", lambda: ended.append(True), raising=False)
+    monkeypatch.setattr(_nursery.select, "select", select)
+    with pytest.raises(Timer):
+        nursery.send("compile", tmp_path)
+    assert ended == [True]
