@@ -13,7 +13,7 @@ from kernels.check.clinics.patient import launcher
 from tests.course.mutants import ROOT, cells
 from tools.grading import gate
 from tools.grading.assignment import read, read_all
-from tools.grading.judge import Judge, asked, exercise_of
+from tools.grading.judge import Judge, exercise_of
 from tools.grading.sandbox import why_not
 from tools.grading.submission import Submission
 
@@ -177,4 +177,4 @@ def test_a_test_may_record_and_compare():
 def test_every_check_of_every_assignment_asks_for_something():
     for name, book in read_all(ROOT / "exercises").items():
         for one in book.checks:
-            assert sum(item.points for item in asked(one).properties) > 0, (name, one.name)
+            assert sum(item.points for item in exercise_of(one.name, one.varied).properties) > 0, (name, one.name)
