@@ -46,6 +46,9 @@ class _Tags(HTMLParser):
         self.count += 1
         self.good &= tag in _TAGS and all(name in _ATTRIBUTES for name, _ in attributes)
 
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)  # one tag, not two
+
     def handle_endtag(self, tag):
         self.count += 1
         self.good &= tag in _TAGS
