@@ -180,6 +180,9 @@ class Packing(Variation):
         yield "the odd k are left out: the other four bits of a byte hold them", summed(a * (1 - k % 2))
         yield "the partial tile at the end of K is left out: the loop must run to K", summed(a * (k < whole))
         yield "only the first tile along K is used: loop up to the diagonal", summed(a * (k < step))
+        pair = k // 2  # step by step, it is met from start = 2 (pair - step / 2 + 1) to 2 pair + 1
+        times = torch.minimum(2 * pair + 2, ends) - 2 * (pair - step // 2 + 1).clamp(min=0)
+        yield "the loop advances by 1, so columns are added again and again: by BLOCK_K", summed(a * times.clamp(min=0))
         early = (torch.arange(M) // tall + 1).mul(step)[:, None]
         yield "the loop of program p ends at (p + 1) * BLOCK_K: rows come BLOCK_M at a time", summed(a * (k < early))
         twice = "a step has BLOCK_K values of k, and BLOCK_K // 2 bytes: the rows of b begin at start // 2"

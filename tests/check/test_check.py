@@ -288,9 +288,9 @@ def test_a_long_check_shows_its_progress(softmax, capsys, monkeypatch):
 
 
 DIAGNOSED = (  # mistakes that no test lets pass, and that are named all the same
-    ("tiled_matmul", ("min(end, K), BLOCK_K)", "K)"), "the loop advances by 1, so columns are added again and again"),
+    ("tiled_matmul", ("min(end, K), BLOCK_K)", "min(end, K))"), "the loop advances by 1, so columns are added again and again"),
     ("chunk_outputs", ("i[:, None] >= i", "i[:, None] <= i"), "the triangle is turned over"),
-    ("chunk_outputs", ("tl.dot(A, v", "tl.dot(tl.trans(A), v"), "A is turned over"),
+    ("chunk_outputs", ("v[None, :, :], axis=1)", "v[:, None, :], axis=0)"), "the pairs are turned over"),
     ("chunk_outputs", ("tl.dot(q, tl.trans(k)", "tl.dot(k, tl.trans(q)"), "q and k are exchanged"),
 )
 
@@ -303,13 +303,13 @@ def test_a_mistake_is_named(function, patch, says):
 
 
 def test_what_goes_wrong_in_a_given_helper_is_its_callers_doing(cell, capsys):
-    """``at(stride_g, ...)`` takes four strides, and g has three."""
+    """``at(stride, ...)`` takes four strides, and is given three."""
     (target,) = (target for target in targets() if target.function == "chunk_states")
-    g = "g_ptr + b * stride_g[0] + t * stride_g[1] + h * stride_g[2]"
-    fn = submission(target, (g, "g_ptr + at(stride_g, b, t, h, 0)"))
+    three = "at((stride_g[0], stride_g[1], stride_g[2]), b, t[:, None], h, offs_v)"
+    fn = submission(target, ("at(stride_g, b, t[:, None], h, offs_v)", three))
     check.chunk_states(fn, verdicts="right")
     first = capsys.readouterr().out.splitlines()[0]
-    assert "of your cell, `g = tl.load(g_ptr + at(stride_g, b, t, h, 0), mask=mask_t, other=0.0)`" in first
+    assert f"of your cell, `g = tl.load(g_ptr + {three}, mask=mask_t[:, None] & mask_v, other=0.0)`" in first
     assert "a tensor has one stride for each of its axes" in first
 
 
