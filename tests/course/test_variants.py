@@ -166,7 +166,7 @@ def test_what_is_no_choice_is_refused_before_anything_runs(name, varied, said):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("mended_relay", "one way only"), ("tiled_matmul", "there are side, diagonal")]
+    ("name", "said"), [("mended_relay", "one way only"), ("tiled_matmul", "there are offset, first")]
 )
 def test_the_judge_says_what_an_assignment_cannot_ask(name, said):
     assert exercise_of(name).points and exercise_of(name, {}) is exercise_of(name)
