@@ -19,7 +19,10 @@ ROOMS = {path.parent.name for path in (Path(__file__).parent.parent / "kernels")
 
 
 def pytest_collection_modifyitems(items):
-    """Tests marked ``gpu`` run only where kernels are compiled for a GPU."""
+    """Tests marked ``gpu`` run only where kernels are compiled for a GPU; a class may take an hour."""
+    for item in items:
+        if "classroom" in item.keywords:
+            item.add_marker(pytest.mark.timeout(3600))
     if runtime.interpreted:
         for item in items:
             if "gpu" in item.keywords:
