@@ -288,7 +288,7 @@ def test_a_long_check_shows_its_progress(softmax, capsys, monkeypatch):
 
 
 DIAGNOSED = (  # mistakes that no test lets pass, and that are named all the same
-    ("tiled_matmul", ("min(end, K), BLOCK_K)", "min(end, K))"), "the loop advances by 1, so columns are added again and again"),
+    ("tiled_matmul", ("min(end, K), BLOCK_K)", "min(end, K))"), "the loop advances by 1, so columns are added again"),
     ("chunk_outputs", ("i[:, None] >= i", "i[:, None] <= i"), "the triangle is turned over"),
     ("chunk_outputs", ("v[None, :, :], axis=1)", "v[:, None, :], axis=0)"), "the pairs are turned over"),
     ("chunk_outputs", ("tl.dot(q, tl.trans(k)", "tl.dot(k, tl.trans(q)"), "q and k are exchanged"),
