@@ -378,5 +378,5 @@ ATTACKS = (
 
 
 def student(attack: Attack) -> str:
-    """The folder's name of an attack's author."""
-    return "".join(letter if letter.isalnum() else "-" for letter in attack.name)
+    """The folder's name of an attack's author, no formula to a spreadsheet."""
+    return "".join(letter if letter.isalnum() else "-" for letter in attack.name).strip("-")
