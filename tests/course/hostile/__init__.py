@@ -328,8 +328,7 @@ ATTACKS = (
         "swallows interrupts", inside("try:\n        pass\n    except BaseException:\n        pass"), "try is not part"
     ),
     Attack("100 GB", inside("big = tl.zeros((1 << 20, 1 << 15), tl.float32)"), "graded", 0.0, ""),
-    # What is left out while it is traced costs nothing: of three verdicts, one is earned.
-    Attack("a far store", inside("tl.store(out_row + 1099511627776, 1.0)"), "graded", 3.0, ""),
+    Attack("a far store", inside("tl.store(out_row + 1099511627776, 1.0)"), "graded", 0.0, ""),
     Attack("a pointer from a number", inside("x_row = tl.cast(140000000000000, x_ptr.dtype)"), "graded", 0.0, ""),
     Attack("1 GB of output", inside("for i in range(2000):\n        print('x' * 500000)"), "graded", FULL - 2, ""),
     # The notebook.
