@@ -95,13 +95,10 @@ def cell():
 
 
 @pytest.fixture
-def shell(monkeypatch):
+def shell():
     """An IPython shell, as a notebook's kernel has one; it takes the place of ``__main__`` while it lives."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    for name in ("displayhook", "excepthook"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     shell = InteractiveShell.instance()
     yield shell
     shell.set_custom_exc((), None)

@@ -19,6 +19,7 @@ import nbformat
 import torch
 
 from kernels import check
+from kernels.check.clinics.patient import patched
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "docs" / "kill_table.md"
@@ -90,15 +91,6 @@ def cells(assignment: str, folder: str = "solutions") -> dict[str, str]:
     """The source of each code cell, by id."""
     notebook = nbformat.read(ROOT / folder / assignment / f"{assignment}.ipynb", as_version=4)
     return {cell.id: cell.source for cell in notebook.cells if cell.cell_type == "code"}
-
-
-def patched(source: str, patch: tuple[str, ...]) -> str:
-    """``source`` with each old text, which must occur once, replaced by its new text."""
-    for old, new in zip(patch[::2], patch[1::2], strict=True):
-        if source.count(old) != 1:
-            raise ValueError(f"patch: {old!r} occurs {source.count(old)} times, it must occur once")
-        source = source.replace(old, new)
-    return source
 
 
 def submission(target: Target, patch: tuple[str, ...] = (), cell: str = "", folder: str = "solutions") -> Callable:
