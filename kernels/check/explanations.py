@@ -119,4 +119,5 @@ _OURS = tuple(os.path.dirname(os.path.abspath(place)) + os.sep for place in _LIB
 def is_theirs(filename: str) -> bool:
     """Whether a file or cell is the learner's: no library, nothing of ours."""
     installed = f"{os.sep}site-packages{os.sep}" in filename or f"{os.sep}dist-packages{os.sep}" in filename
-    return not installed and not filename.startswith((*_OURS, "<frozen", CHECKS_OWN))
+    generated = filename == "<string>"  # the methods that dataclasses and named tuples write themselves
+    return not installed and not generated and not filename.startswith((*_OURS, "<frozen", CHECKS_OWN))

@@ -19,6 +19,7 @@ from kernels.check import (
     vector_add,
     watch,
 )
+from kernels.check.explanations import explain, explain_slow
 from kernels.check.framework import NAN, Draw, Exercise, Fenced, Output, Seen
 from kernels.check.guard import line_first
 from kernels.lab.compile_report import compile_prepared
@@ -266,6 +267,23 @@ def test_a_call_that_does_not_end_is_ended(softmax, capsys, monkeypatch, in_a_th
     assert second.startswith("not run: whatever comes after it")
     assert third.startswith("row_softmax: 0 of 15 points")
     assert right(softmax()) == 10  # the interpreter is as it was
+
+
+def test_a_line_that_a_dataclass_generated_is_nobodys(cell):
+    """Its methods have no text to show: the line is the one that called."""
+    source = """
+    from dataclasses import dataclass, field
+
+    @dataclass
+    class Settings:
+        tile: int = field(default_factory=[].pop)
+
+    settings = lambda: Settings()
+    """
+    with pytest.raises(IndexError) as raised:
+        cell(source)["settings"]()
+    assert explain(raised.value)[0].endswith("in line 8 of your cell, `settings = lambda: Settings()`")
+    assert "in line 8 of your cell, `settings" in explain_slow(raised.value, [], 10)[0]
 
 
 def test_a_launcher_that_waits_is_ended_too(softmax, capsys, monkeypatch):
