@@ -11,6 +11,7 @@ import torch
 
 from kernels import runtime  # before triton, whose mode it chooses
 from kernels.common import plan, validate
+from kernels.lab.source import readable
 
 import triton.language as tl  # isort: skip
 
@@ -86,9 +87,8 @@ def cell():
     def execute(source: str, **names) -> dict:
         filename = f"/cell/{len(linecache.cache)}.py"
         source = textwrap.dedent(source)
-        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         namespace = {"__name__": "__main__", "tl": tl, "triton": triton, **names}
-        exec(compile(source, filename, "exec"), namespace)
+        exec(readable(source, filename), namespace)
         return namespace
 
     return execute

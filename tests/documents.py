@@ -2,9 +2,10 @@
 
 import contextlib
 import io
-import linecache
 import re
 from pathlib import Path
+
+from kernels.lab.source import readable
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -21,10 +22,9 @@ def outputs(page: str):
         code = block[2]
         stated = after[2] if after and after[1] == "text" and not text[block.end() : after.start()].strip() else ""
         file = f"/docs/{page}/{block.start()}.py"  # Triton and the model read a kernel's source again
-        linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, file, "exec"), namespace)
+            exec(readable(code, file), namespace)
         yield code, stated, printed.getvalue()
 
 

@@ -8,7 +8,6 @@ emitted, runs the text on tiles that reach past the end, and compares with the m
 import contextlib
 import functools
 import itertools
-import linecache
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ import triton.language as tl
 from torch.overrides import TorchFunctionMode
 
 from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Tier
+from kernels.lab.source import readable
 
 # What a mod may capture: its axes, and its values.
 TABLES = {
@@ -122,10 +122,9 @@ def defined(write, text: str, name: str):
     if not isinstance(text, str):
         raise TypeError(f"{write.__name__} gave {text!r}, it must give the text of a function")
     filename = f"<generated {next(_SERIAL)}>"  # Triton reads a kernel's source back by this name
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace = dict(write.__globals__)
     try:
-        code = compile(text, filename, "exec")
+        code = readable(text, filename)
     except SyntaxError as error:
         raise SyntaxError(f"line {error.lineno} of your text is no Python, `{(error.text or '').strip()}`") from None
     exec(code, namespace)

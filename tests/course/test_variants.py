@@ -1,13 +1,13 @@
 """Variations of exercises: their own solution earns every point, the published one does not, a seed repeats itself."""
 
 import json
-import linecache
 import re
 
 import nbformat
 import pytest
 
 from kernels import check, runtime
+from kernels.lab.source import readable
 from tests.course.mutants import ROOT, Target, failures
 from tools.desk import main as desk
 from tools.grading import assignment
@@ -31,8 +31,7 @@ def defined(notebook, tag):
         fields = cell.metadata.get("nbgrader", {})
         if cell.cell_type == "code" and fields and "check." not in cell.source:
             filename = f"<{cell.id} {tag}>"  # Triton reads a kernel's source back by this name
-            linecache.cache[filename] = (len(cell.source), None, cell.source.splitlines(keepends=True), filename)
-            exec(compile(cell.source, filename, "exec"), namespace)
+            exec(readable(cell.source, filename), namespace)
     return namespace
 
 

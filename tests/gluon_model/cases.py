@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor, TensorDescriptorIm2Col
 
 from kernels import gluon_model
+from kernels.lab.source import readable
 from tests.gluon_model import gluon_kernels
 
 ACC = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
@@ -23,9 +24,8 @@ def planted(module, function, *edits):
         assert re.split(r"\n *@gluon", text[start:])[0].count(old) == 1, (function, old)
         text = text[:start] + text[start:].replace(old, new, 1)
     file = f"/planted/{len(linecache.cache)}.py"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     namespace = {"__name__": "planted", "__file__": file}
-    exec(compile(text, file, "exec"), namespace)
+    exec(readable(text, file), namespace)
     return namespace
 
 

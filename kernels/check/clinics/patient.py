@@ -5,7 +5,6 @@ ways to write what is right. So nothing drifts apart, and whether an input fails
 """
 
 import itertools
-import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from functools import cached_property
 from kernels.check.cases import Case, Failed
 from kernels.check.contestant import Contestant
 from kernels.check.tensors import Draw
+from kernels.lab.source import readable
 
 #: Every cause that a clinic knows, and how its notebook says it. The faults of all clinics are among them.
 CAUSES = {
@@ -49,9 +49,8 @@ def launcher(source: str, name: str) -> Callable:
     """The function ``name`` that a text of kernels and their launcher defines, every time anew."""
     file = f"<kernel {next(_SERIAL)}>"  # Triton reads a kernel's source back by this name
     text = f"import torch\nimport triton\nimport triton.language as tl\n\n\n{source}"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     namespace = {"__name__": "clinic"}
-    exec(compile(text, file, "exec"), namespace)
+    exec(readable(text, file), namespace)
     return namespace[name]
 
 

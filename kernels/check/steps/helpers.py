@@ -27,6 +27,7 @@ import triton.language as tl
 from kernels import runtime
 from kernels.check.explanations import CHECKS_OWN
 from kernels.check.steps import Diagnosis, described
+from kernels.lab.source import readable
 from kernels.lab.trace import Trace, trace
 
 __all__ = ["Diagnosis", "block", "call", "described", "difference", "empty", "launch", "outside", "strided", "values"]
@@ -214,8 +215,7 @@ def _offsets(shape) -> str:
 
 def _kernel(source: str, namespace: dict):
     filename = f"{CHECKS_OWN} {len(linecache.cache)}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    exec(compile(source, filename, "exec"), namespace)
+    exec(readable(source, filename), namespace)
     return namespace["run"]
 
 
