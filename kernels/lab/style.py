@@ -38,10 +38,10 @@ class Picture(Figure):
             shell.display_formatter.formatters["image/png"].for_type(Picture, Picture._repr_png_)
 
     def png(self) -> bytes:
-        """In 256 colours, a third of the bytes; they cover all that occur: the most frequent would leave out a marker's."""
+        """In 64 colours, a quarter of the bytes; they cover all that occur: the most frequent would leave out a marker's."""
         full, small = io.BytesIO(), io.BytesIO()
         self.savefig(full, format="png", metadata={"Software": None})
-        image = Image.open(full).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        image = Image.open(full).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         image.save(small, "png", optimize=True)
         return small.getvalue()
 
