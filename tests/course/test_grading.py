@@ -113,6 +113,9 @@ def hold_truth(course, students):
         one, points, printed = truth(
             target, student, course, mutant.patch if mutant else (), mutant.cell if mutant else ""
         )
+        if mutant and mutant.name == "summed by torch":  # at home torch may add; a submission's launcher may not
+            assert one["points"] < points and "sum computes outside a kernel" in one["printed"], one["printed"]
+            continue
         assert one["points"] == points, (student, one["printed"], printed)
         same = [line.split(" in line ")[0] for line in printed.splitlines()]
         assert [line.split(" in line ")[0] for line in one["printed"].splitlines()] == same, student
