@@ -55,6 +55,8 @@ def newest_first(answer):
                 why = "the piece stands in reading order in it, oldest first: turn it around"
             elif torch.equal(got, torch.cat([state, piece], -1)[..., -slots:]):
                 why = "that is the rule for a state whose oldest stands first"
+            elif torch.equal(got, torch.cat([state, piece], -1).flip(-1)[..., :slots]):
+                why = "the old state stands newest first already: turn the piece around alone"
             elif L < slots and got[0].tolist()[:L] == wanted[0].tolist()[:L]:
                 why = f"the old slots must move on by L = {L} to make room"
             else:

@@ -26,6 +26,11 @@ WRONG = {
         ),
         (
             "def newest_first(state, piece):\n"
+            "    return torch.cat([state, piece], -1).flip(-1)[..., : state.shape[-1]]",
+            "turn the piece around alone",
+        ),
+        (
+            "def newest_first(state, piece):\n"
             "    return torch.cat([state.flip(-1), piece], -1)[..., -state.shape[-1] :].flip(-1)",
             "a slice [-0:] is everything",
         ),
