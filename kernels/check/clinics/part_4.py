@@ -259,7 +259,7 @@ PATIENTS = (
             ),
             Relative(
                 "one with the opposite mistake, inside a tile",
-                (f"        {ACC}\n", "", STEPS, f"{STEPS}            {ACC}\n"),
+                (STEPS, f"{STEPS}            {ACC}\n"),
             ),
         ),
         sound=(
