@@ -27,7 +27,9 @@ class Recurrence(Variation):
 
     def power(self, gates: str) -> str:
         """The decay that these gates make, in words."""
-        return f"2**({gates})" if self.base == "2" else f"exp({gates})"
+        if self.base == "e":
+            return f"exp({gates})"
+        return f"2**({gates})" if " " in gates else f"2**{gates}"
 
     @property
     def equation(self) -> str:
