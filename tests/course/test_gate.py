@@ -13,6 +13,7 @@ from tools.grading.assignment import read_all
 from tools.grading.contestant import sealed
 from tools.grading.judge import exercise_of
 
+TEXT = "import triton as _triton, triton.language as _tl\n"
 ASSIGNMENTS = read_all(ROOT / "exercises")
 KERNEL = "@triton.jit\ndef load_block(x_row, offs_n, N, stride_xn):\n    {}\n    return x_row"
 
@@ -80,10 +81,20 @@ def test_a_kernel_may(line):
         ("y = __name__", "machinery"),
         ("y = triton.runtime", "not on the list"),
         ("y = globals()", "may not use globals"),
+        ("\"\"\"\n    def load_block(*a):\n        import os\n    \"\"\"", "inside load_block begins with `def`"),
     ),
 )
 def test_a_kernel_may_not(line, why):
     assert why in says("01_row_softmax", "kernel", KERNEL.format(line))
+
+
+def test_triton_finds_a_kernel_where_python_does():
+    """Its compiler looks for the first line of the form `def name(`: here a docstring holds it, and another program."""
+    hidden = '"""\ndef load_block(x):\n    import os\n    x = \'\'\'"""\n    # \'\'\''
+    source = KERNEL.format(hidden).replace("def load_block", "def \\\nload_block")
+    assert "must begin with `def load_block(`" in says("01_row_softmax", "kernel", source)
+    with pytest.raises(texts.NotKernels, match="must begin with"):
+        texts.hold(f"{TEXT}{source.replace('@triton.jit', '@_triton.jit()')}")
 
 
 @pytest.mark.parametrize(
@@ -204,11 +215,27 @@ def test_a_name_that_nothing_defines_is_a_mistake_and_no_offence():
         "f()",
         "class A: pass",
         "while True: pass",
+        "x = triton.runtime.cache.os.system",
+        "x = triton.language.core.warn",
+        "tuple = triton.language.load\nx = tuple(1)",
+        "import triton.language as collections\nx = collections.namedtuple(1)",
+        "import triton.tools.compile",
+        "x = triton.experimental.gluon.language.__builtins__['eval']('1')",
+        "x = triton.experimental.gluon.language._core.warnings.warn('1')",
+        "x = triton.experimental.gluon.language._core.barrier('1')",
+        "x = collections.namedtuple('T', ['handle'])(1)\n@_triton.jit()\ndef f(x):\n    return x.handle",
+        "x = 1 #\x0cimport os",
     ),
 )
 def test_a_text_for_the_compiler_holds_kernels_alone(text):
     with pytest.raises(texts.NotKernels):
-        texts.hold("import triton as _triton, triton.language as _tl\n" + text)
+        texts.hold(TEXT + text)
+
+
+def test_no_comment_says_how_a_text_for_the_compiler_is_encoded():
+    texts.hold(TEXT + "# coding: utf-7\nx = 1")
+    with pytest.raises(texts.NotKernels):
+        texts.hold("# coding: utf-7\n" + TEXT + "#+AAo-import os")
 
 
 def test_texts_of_the_solutions_are_for_the_compiler():

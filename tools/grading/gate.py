@@ -15,14 +15,12 @@ What is on no list is refused, with its line and the reason. Nothing is executed
 import ast
 from dataclasses import dataclass
 
-from tools.grading import trials
+from tools.grading import reading, trials
 from tools.grading import vocabulary as words
 from tools.grading.given import Given, imports_of, is_constant, is_kernel, is_pure, names_of
 from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Test, Undefined, stored_in
 
 MOST_CHARACTERS = 60_000
-#: What str.splitlines takes for the end of a line and Python does not: behind one, a comment could hide a line of code.
-_LINE_ENDS = frozenset("\r\x00\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
         return Answer()
     if len(source) > MOST_CHARACTERS:
         return Answer((Refusal(cell, 1, f"the cell has {len(source)} characters, {MOST_CHARACTERS} are the most"),))
-    if strange := next((letter for letter in source if letter in _LINE_ENDS), None):
+    if strange := next((letter for letter in source if letter in reading.LINE_ENDS), None):
         why = f"the character {strange!r} ends a line for some readers of Python and not for others"
         return Answer((Refusal(cell, source[: source.index(strange)].count("\n") + 1, why),))
     try:
@@ -103,6 +101,8 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
             continue
         try:
             _statement(statement, cell, own, given, known, kernels, names, constants, program, clinic)
+            if is_kernel(statement) and (why := reading.why_not(statement, source.split("\n"))):
+                found.append(Refusal(cell, statement.lineno, why))
         except Refused as refused:
             found.append(refused.args[0])
         except Undefined as undefined:

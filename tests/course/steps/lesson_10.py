@@ -7,6 +7,7 @@ WRONG = {
         ("def ahead(t, w, T):\n    j = t + w\n    return j, j <= T", "the last token is 9"),
         ("def ahead(t, w, T):\n    j = t + w\n    return j, (t < T) & (w >= 0)", "must ask for j, not for t"),
         ("def ahead(t, w, T):\n    j = t + w\n    return j, j >= 0", "reaches beyond the end"),
+        ("def ahead(t, w, T):\n    return (t + w).clamp(max=T - 1), t + w < T", "Token 8's taps read times [8, 9, 9]"),
     ],
     "10-shift": [
         (
@@ -23,6 +24,21 @@ WRONG = {
         (
             "def newest_first(state, piece):\n    return torch.cat([state, piece], -1)[..., -state.shape[-1] :]",
             "oldest stands first",
+        ),
+        (
+            "def newest_first(state, piece):\n"
+            "    return torch.cat([state, piece], -1).flip(-1)[..., : state.shape[-1]]",
+            "turn the piece around alone",
+        ),
+        (
+            "def newest_first(state, piece):\n    return piece.flip(-1)[..., : state.shape[-1]]",
+            "the piece alone is too short",
+        ),
+        (
+            "def newest_first(state, piece):\n"
+            "    kept = state[..., : -piece.shape[-1]]\n"
+            "    return torch.cat([piece.flip(-1), kept], -1)[..., : state.shape[-1]]",
+            "a slice [:-0] is empty",
         ),
         (
             "def newest_first(state, piece):\n"
