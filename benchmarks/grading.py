@@ -156,11 +156,9 @@ def in_turn(names: list[str], copies: int) -> list[dict]:
             begun, before = time.monotonic(), of_tree()
             results += [worker.judged(task) for task in harness.progress(tasks[1:], desc=name)]
             clock, cores = time.monotonic() - begun, of_tree() - before
-            wrong = [result for result in results if (result.status, result.points) != ("graded", result.most)]
-            if wrong:
-                raise RuntimeError(
-                    f"{name}: {wrong[0].status}, {wrong[0].points} of {wrong[0].most}: {wrong[0].reason}"
-                )
+            for result in results:
+                if result.status != "graded" or result.points != sum(one.most for one in result.checks):
+                    raise RuntimeError(f"{name}: {result.status}, {result.points} points; {result.reason}")
             rows.append({"assignment": name, "cores_s": round(cores / copies, 2), "clock_s": round(clock / copies, 2)})
         worker._judge.close()
         return rows
@@ -187,7 +185,7 @@ def machine() -> dict:
 
 def table(record: dict) -> str:
     """The guide's paragraph and table."""
-    where = f"{record['machine']['cores']} cores of an {record['machine']['cpu']}"
+    where = f"{record['machine']['cores']} cores ({record['machine']['cpu']})"
     first = [
         f"one of {row['assignment'][:2]} {row['clock_s']:.1f} seconds ({row['one_core_s']:.1f} on one core)"
         for row in record["first"]
