@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.grading import files
+from tools.grading import files, leave
 from tools.grading.course import Course, NotACourse
 from tools.grading.sandbox import ROOT
 
@@ -95,4 +95,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -1,5 +1,6 @@
 """Grading a class: a trusted judge runs the checks, a contestant in a sandbox runs the submission's kernels."""
 
+import os
 import sys
 import types
 
@@ -27,3 +28,10 @@ def import_nbgrader() -> None:
     finally:
         for name in modules:  # whoever asks for one gets it
             del sys.modules[name]
+
+
+def leave(status: int = 0) -> None:
+    """End this process without taking its interpreter apart, in which Triton's bindings complain of all that they hold."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -5,12 +5,12 @@ import collections
 import multiprocessing
 import multiprocessing.connection
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
+from tools.grading import leave
 from tools.grading.results import Result
 from tools.grading.worker import Task, begin, judged
 
@@ -102,7 +102,7 @@ class Judges:
 
 
 def _begin(*how) -> None:
-    atexit.register(_leave)  # before anything else is registered: so it comes last
+    atexit.register(leave)  # before anything else is registered: so it comes last
     threading.Thread(target=_follow, daemon=True).start()
     begin(*how)
 
@@ -111,13 +111,6 @@ def _follow() -> None:
     """End with the process that started this one, however it ended: nobody else would end a judge."""
     multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
     os._exit(1)
-
-
-def _leave() -> None:
-    """End a judge's process without taking its interpreter apart, in which Triton's bindings complain of all they hold."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _crashed(task: Task, why: str) -> Result:
