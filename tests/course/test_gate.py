@@ -148,7 +148,7 @@ def test_a_launcher_may_clear_a_tensor_and_gets_no_number_out_of_it():
     tensor = torch.ones(3)
     sealed.sealed(tensor).zero_()
     assert not tensor.any()
-    one = sealed.sealed(torch.ones((), dtype=torch.int32))
+    one = sealed.sealed(torch.ones(1, dtype=torch.int32))
     for take in (float, int, bool, list, range, math.sqrt, math.isqrt, math.prod, lambda x: math.copysign(1, x)):
         with pytest.raises(TypeError, match="computes outside a kernel"):
             take(one)
