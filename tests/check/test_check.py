@@ -179,7 +179,9 @@ SUM = "    total = tl.sum(p, axis=0)\n"
 
 def test_each_verdict_has_its_own_points(softmax, capsys):
     """The sum in a loop whose variable changes its type: right in the interpreter, and no GPU can run it."""
-    looped = "    total = 0\n    for _ in range(0, N, BLOCK_N):\n        total += p\n    total = tl.sum(total, axis=0)\n"
+    looped = (
+        "    total = 0\n    for _ in range(0, N, BLOCK_N):\n        total += p\n    total = tl.sum(total, axis=0)\n"
+    )
     assert check.row_softmax(softmax(SUM, looped)) == 13
     out = capsys.readouterr().out
     assert "`total` is a number, int32, before the loop and a float32 block [4096] after a step" in out
@@ -200,7 +202,10 @@ def test_a_dear_kernel_earns_part_of_what_a_cheap_one_does(softmax, capsys):
 @pytest.mark.parametrize(
     ("stray", "says"),
     [
-        ("    tl.store(out_ptr + tl.num_programs(0) * stride_om + row, 0.0)\n", "a store reaches outside out, `tl.store("),
+        (
+            "    tl.store(out_ptr + tl.num_programs(0) * stride_om + row, 0.0)\n",
+            "a store reaches outside out, `tl.store(",
+        ),
         ("    tl.load(x_ptr - 1 - row)\n", "a load reaches outside x, `tl.load("),
         ("    tl.store(x_ptr + row * stride_xm, 0.0)\n", "x changed"),
     ],
@@ -223,7 +228,9 @@ def test_a_kernel_is_compiled_once_for_a_text(softmax, monkeypatch):
 
     made = []
     monkeypatch.setattr(compiling, "_KEPT", {})
-    monkeypatch.setattr(compiling, "compile_prepared", lambda *job: made.append(job) or compile_prepared(*job))
+    monkeypatch.setattr(
+        compiling, "compile_prepared", lambda *job, **how: made.append(job) or compile_prepared(*job, **how)
+    )
     first = softmax()
     for fn in (first, first, softmax(), softmax("tl.exp(", "tl.exp(0.0 + ")):
         assert check.row_softmax(fn, verdicts="compiles") == 2
