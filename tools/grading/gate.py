@@ -19,8 +19,7 @@ from tools.grading import reading, trials
 from tools.grading import vocabulary as words
 from tools.grading.given import Given, imports_of, is_constant, is_kernel, names_of
 from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Test, Undefined, stored_in
-
-MOST_CHARACTERS = 60_000
+from tools.grading.vocabulary import MOST_CHARACTERS
 
 
 @dataclass(frozen=True)

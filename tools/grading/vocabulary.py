@@ -1,5 +1,7 @@
 """The words that an answer may use: names of Triton, of Gluon, of Python, and of what tensors offer."""
 
+MOST_CHARACTERS = 60_000  # of one answer cell; Python's parser is asked to read nothing longer
+
 _TL_DTYPES = (
     "int1 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float8e4nv float8e5 float16 bfloat16 float32 float64 "
     "constexpr"

@@ -74,6 +74,11 @@ def test_its_environment_is_its_own(template):
         "import ctypes\nassert ctypes.CDLL(None, use_errno=True).ptrace(16, 2, 0, 0) == 0",
         "import os\nos.kill(2, 9)",
         "import os\nos.stat('/proc/self/environ')",
+        "import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 30, 0o1600) >= 0",  # memory that counts towards no limit
+        "import os\nos.memfd_create('big')",
+        "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",  # a user namespace: rights of its own
+        "import os\nassert os.access('/dev/shm', os.W_OK) or os.access('/dev', os.W_OK)",
+        "import os\nos.write(2, b'for the next one')\nos.lseek(2, 0, 0)\nassert os.read(2, 1)",
     ),
 )
 def test_it_may_not(template, source):
