@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tools.grading import reading, trials
 from tools.grading import vocabulary as words
-from tools.grading.given import Given, imports_of, is_constant, is_kernel, names_of
+from tools.grading.given import Given, imports_of, is_constant, is_kernel, is_pure, names_of
 from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Test, Undefined, stored_in
 from tools.grading.vocabulary import MOST_CHARACTERS
 
@@ -87,7 +87,11 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
         node.id for s in tree.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value and is_constant(s.value)
         for node in ast.walk(s) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }  # fmt: skip
-    kernels, names = given.kernels | earlier.kernels | mine, hosts | assigned
+    pure = {
+        name for s in tree.body if isinstance(s, (ast.Import, ast.ImportFrom))
+        for name, text in imports_of(s).items() if is_pure(name, text)
+    }  # fmt: skip
+    kernels, names = given.kernels | earlier.kernels | mine, hosts | assigned | pure
     known = given.with_answers(earlier)
     found, unreadable, tried = [], "", []
     for statement in tree.body:
@@ -124,13 +128,17 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, pr
     def may_bind(name):
         if name not in allowed or name.startswith("__"):
             lines.refuse(statement, f"{name} is given by the exercise, and may not be defined anew")
-        if name in words.IN_PROGRAMS_BUILTINS or name in ("torch", "tl", "triton", "check", "kernels"):
+        if name in words.IN_PROGRAMS_BUILTINS or name in ("torch", "tl", "triton", "check", "kernels", "math"):
             lines.refuse(statement, f"{name} may not be defined anew")
 
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         for name, text in imports_of(statement).items():
-            if given.imports.get(name) != text:
-                lines.refuse(statement, f"`{text}`: an answer imports nothing")
+            if given.imports.get(name) == text:
+                continue
+            if not is_pure(name, text):
+                lines.refuse(statement, f"`{text}`: an answer imports nothing but math")
+            if name != "math":
+                may_bind(name)
     elif is_kernel(statement):
         may_bind(statement.name)
         Kernel(cell, known, kernels, constants).function(statement)

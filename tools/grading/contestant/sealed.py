@@ -14,6 +14,7 @@ _SEEN = {
     torch.Tensor.stride, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.dim, torch.Tensor.element_size,
     torch.Tensor.data_ptr, torch.Tensor.storage_offset, torch.Tensor.is_contiguous, torch.Tensor.__len__,
     torch.Tensor.nelement,
+    torch.Tensor.zero_,  # cleared before programs add to it: what is then stored is theirs all the same
     *(
         getattr(torch.Tensor, name).__get__
         for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout", "requires_grad", "itemsize")
@@ -26,7 +27,7 @@ class Sealed(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        """Let what only looks at shape and strides pass."""
+        """Let what only looks at shape and strides pass, and what clears."""
         if function in _SEEN:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
