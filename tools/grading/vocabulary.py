@@ -26,6 +26,10 @@ MATH = frozenset(
         "sqrt tan tanh tau trunc ulp"
     ).split()
 )
+#: What a launcher may ask of torch and of triton.language.
+DTYPES = frozenset(
+    "bool uint8 int8 int1 int16 int32 int64 int long short half float double float16 bfloat16 float32 float64".split()
+)
 TRITON = frozenset(["cdiv", "next_power_of_2"])
 GL = frozenset(
     (
@@ -70,10 +74,11 @@ EXCEPTIONS = frozenset(
     "Exception KeyError ValueError TypeError IndexError NotImplementedError AssertionError StopIteration".split()
 )
 IN_LAUNCHERS_BUILTINS = EXCEPTIONS | frozenset(
-    "range min max abs int float bool len tuple list dict zip enumerate reversed sorted sum divmod round print".split()
+    "range min max abs int float bool len tuple list dict zip enumerate reversed sorted sum divmod round print str "
+    "isinstance all any".split()
 )
 IN_PROGRAMS_BUILTINS = IN_LAUNCHERS_BUILTINS | frozenset(
-    "all any set frozenset str repr map filter next iter isinstance slice complex bytes ord chr format".split()
+    "set frozenset repr map filter next iter slice complex bytes ord chr format".split()
 )
 TORCH = frozenset(
     (

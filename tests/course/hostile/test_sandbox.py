@@ -85,6 +85,25 @@ def test_it_may_not(template, source):
     assert told(template, source), "it could"
 
 
+LAUNCH = "import torch, triton, triton.language as tl\n@triton.jit\ndef k(x, f: tl.constexpr):\n    tl.store(x, 1.0)\n"
+
+
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    (
+        ("k[(1,)](x, lambda: 0)", "f was given a function of Python"),
+        ("k[(1,)](x, {})", "f was given a dict"),
+        ("k(x, 0)", "k is a kernel: it is launched with a grid"),
+        ("k[lambda meta: (k(meta['x'], 0), (1,))[1]](x, 0)", "k is a kernel: it is launched with a grid"),
+        ("k[lambda meta: (meta['f'],)](x, 2)\nassert x", ""),
+        ("k[(1,)](x, (1, 2.0, 'a', None, torch.float32, tl.float32, k))\nassert x", ""),
+    ),
+)
+def test_only_a_launch_runs_a_kernels_lines(template, launch, says):
+    said = told(template, f"{LAUNCH}x = torch.zeros(1)\n{launch}")
+    assert says in said if says else not said
+
+
 @pytest.mark.parametrize(
     ("source", "incident"),
     (
