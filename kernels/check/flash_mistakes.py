@@ -4,142 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-import triton
-import triton.language as tl
 
-from kernels.check.framework import UNTOUCHED, Case, Output
+from kernels.check.flash_lists import EMPTY, FULL, PARTIAL
+from kernels.check.flash_mods import MASKS, SCORES
+from kernels.check.framework import Case, Output
 
 INF = float("inf")
-AXES = (
-    dict.fromkeys(("q", "dq"), "HMD")
-    | dict.fromkeys(("k", "dk"), "JND")
-    | dict.fromkeys(("v", "dv"), "JNV")
-    | dict.fromkeys(("o", "do"), "HMV")
-    | dict.fromkeys(("lse", "delta"), "HM")
-    | dict.fromkeys(("tau", "dtau"), "HM")
-    | {"num": "LR", "idx": "LRC", "num_t": "LC", "idx_t": "LCR", "mask": "MN"}
-)
-
-# Score mods and mask mods, in Triton and, under the same name, in PyTorch.
-
-
-@triton.jit
-def same(s, m, n):
-    """The score itself."""
-    return s
-
-
-@triton.jit
-def same_gradient(s, m, n, dz):
-    """Its gradient."""
-    return dz
-
-
-@triton.jit
-def plus_100(s, m, n):
-    """A padded row, whose q is 0, has scores of 100: exp overflows there."""
-    return s + 100.0
-
-
-@triton.jit
-def alibi(s, m, n):
-    """A bias that grows with the key's position."""
-    return s + 0.25 * (n - m)
-
-
-@triton.jit
-def softcap(s, m, n):
-    """2 tanh(s / 2)."""
-    return 4.0 * tl.sigmoid(s) - 2.0
-
-
-@triton.jit
-def softcap_gradient(s, m, n, dz):
-    """Its gradient."""
-    t = 2.0 * tl.sigmoid(s) - 1.0
-    return dz * (1.0 - t * t)
-
-
-@triton.jit
-def log_abs(s, m, n):
-    """A padded row, whose q is 0, has no derivative."""
-    return tl.log(tl.abs(s))
-
-
-@triton.jit
-def log_abs_gradient(s, m, n, dz):
-    """Its gradient."""
-    return dz / s
-
-
-@triton.jit
-def every_pair(m, n):
-    """No mask."""
-    return (m >= 0) & (n >= 0)
-
-
-@triton.jit
-def causal(m, n):
-    """Keys up to the query."""
-    return n <= m
-
-
-@triton.jit
-def window(m, n):
-    """The twelve keys up to the query: in a block of 16, some rows have none."""
-    return (n <= m) & (m - n < 12)
-
-
-@triton.jit
-def dead_rows(m, n):
-    """Every third query has no key."""
-    return (m % 3 != 1) & (n <= m + 5)
-
-
-GRADIENTS = {plus_100: same_gradient, alibi: same_gradient, softcap: softcap_gradient, log_abs: log_abs_gradient}
-_SCORES = {
-    "same": lambda s, m, n: s,
-    "plus_100": lambda s, m, n: s + 100,
-    "alibi": lambda s, m, n: s + 0.25 * (n - m),
-    "softcap": lambda s, m, n: 2 * torch.tanh(s / 2),
-    "log_abs": lambda s, m, n: s.abs().log(),
-}
-_MASKS = {
-    "every_pair": lambda m, n: (m >= 0) & (n >= 0),
-    "causal": lambda m, n: n <= m,
-    "window": lambda m, n: (n <= m) & (m - n < 12),
-    "dead_rows": lambda m, n: (m % 3 != 1) & (n <= m + 5),
-}
-EMPTY, PARTIAL, FULL = 0, 1, 2
-
-
-def dense(mask_mod, M: int, N: int) -> torch.Tensor:
-    """The mask mod at every pair, bool [M, N]."""
-    return _MASKS[mask_mod.__name__](torch.arange(M)[:, None], torch.arange(N))
-
-
-def pairs(mask: torch.Tensor, BLOCK_M: int, BLOCK_N: int) -> torch.Tensor:
-    """How many pairs of each block are allowed, int [R, C]."""
-    M, N = mask.shape
-    padded = torch.nn.functional.pad(mask.int(), (0, -N % BLOCK_N, 0, -M % BLOCK_M))
-    return padded.view(-(-M // BLOCK_M), BLOCK_M, -(-N // BLOCK_N), BLOCK_N).sum((1, 3))
-
-
-def kinds_of(mask: torch.Tensor, BLOCK_M: int, BLOCK_N: int) -> torch.Tensor:
-    """What each block is, int [R, C]; one that reaches past M or N is never full."""
-    counts = pairs(mask, BLOCK_M, BLOCK_N)
-    return torch.where(counts == BLOCK_M * BLOCK_N, FULL, (counts > 0).int())
-
-
-def lists_of(kinds: torch.Tensor, beyond: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """num [2, R] and idx [2, R, C] int32, ``beyond`` in the entries that no count reaches."""
-    R, C = kinds.shape
-    num, idx = torch.zeros(2, R, dtype=torch.int32), torch.full((2, R, C), beyond, dtype=torch.int32)
-    for which, kind in enumerate((PARTIAL, FULL)):
-        for r in range(R):
-            listed = torch.nonzero(kinds[r] == kind).flatten()
-            num[which, r], idx[which, r, : len(listed)] = len(listed), listed
-    return num, idx
 
 
 @dataclass(frozen=True)
@@ -165,7 +35,7 @@ class Problem:
                 kinds[r, idx[which, r, :count].long()] = kind
         x = {name: value.double() for name, value in x.items() if name not in ("num_t", "idx_t")}
         how = case.launch
-        score, mask = _SCORES[how["score_mod"].__name__], _MASKS[how["mask_mod"].__name__]
+        score, mask = SCORES[how["score_mod"].__name__], MASKS[how["mask_mod"].__name__]
         return cls(x, kinds, how["scale"], score, mask, (how["BLOCK_M"], how["BLOCK_N"]))
 
     def but(self, **changed) -> "Problem":
@@ -312,7 +182,7 @@ def _changed(p: Problem):
     yield "every head takes the first one's temperatures", p.but(x=p.x | {"tau": tau[:1].expand_as(tau)})
     yield SCALE, p.but(scale=1.0)
     yield SCALE_LATE, p.but(scale=1.0, score=lambda s, m, n: p.scale * p.score(s, m, n))
-    yield NO_MOD, p.but(score=_SCORES["same"])
+    yield NO_MOD, p.but(score=SCORES["same"])
     for cause, change in LISTS.items():
         yield cause, p.where(*change)
     yield (
@@ -458,42 +328,3 @@ def temperature_suspects(case: Case, out: Output):
     cold = bare.softmax(-1)
     dz = cold * (dp - (cold * dp).sum(-1, keepdim=True))
     yield "the probabilities are those without a temperature", (dz * bare).sum(-1)
-
-
-# Lists: what a block is taken for may be mistaken, or where it is written.
-
-
-def list_answers(mask: torch.Tensor, kinds: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The four outputs."""
-    return dict(zip(("num", "idx", "num_t", "idx_t"), (*lists_of(kinds), *lists_of(kinds.T))))
-
-
-def list_suspects(case: Case, out: Output):
-    """Known mistakes of the lists, and what they hold then."""
-    mask, (BLOCK_M, BLOCK_N) = case.inputs[0].values, (case.launch["BLOCK_M"], case.launch["BLOCK_N"])
-    counts, there = (pairs(x, BLOCK_M, BLOCK_N) for x in (mask, torch.ones_like(mask)))
-    right, size = kinds_of(mask, BLOCK_M, BLOCK_N), BLOCK_M * BLOCK_N
-    yield (
-        "a block that reaches past M or N is taken for full: all BLOCK_M * BLOCK_N pairs must be allowed",
-        list_answers(mask, torch.where(counts == there, FULL, (counts > 0).int()))[out.name],
-    )
-    yield "empty blocks are listed", list_answers(mask, torch.where(counts == size, FULL, PARTIAL))[out.name]
-    yield "full blocks are listed as partial", list_answers(mask, (counts > 0).int())[out.name]
-    yield "list 0 holds the partial blocks, list 1 the full ones", list_answers(mask, (3 - right) % 3)[out.name]
-    both = list_answers(mask, (counts > 0).int())[out.name].clone()
-    both[1] = list_answers(mask, right)[out.name][1]
-    yield "full blocks are listed as partial too: a block is in one list", both
-    if out.name.startswith("idx"):
-        holes = torch.full_like(both, UNTOUCHED)  # what is never stored
-        for which, kind in enumerate((PARTIAL, FULL)):
-            for r, c in torch.nonzero((right if out.name == "idx" else right.T) == kind).tolist():
-                holes[which, r, c] = c
-        yield (
-            "block c stands at place c: blocks stand side by side, each at the place that counts those before it",
-            holes,
-        )
-    if out.name.endswith("_t") and right.shape[0] == right.shape[1]:
-        yield (
-            "the keys' lists are the queries' once more: swap the strides, and the sizes",
-            list_answers(mask, right.T)[out.name],
-        )

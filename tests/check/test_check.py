@@ -12,6 +12,7 @@ from kernels.check import (
     chunked_attention,
     dynamic_conv,
     flash_attention,
+    flash_lists,
     recurrent_attention,
     row_softmax,
     score_mod_compiler,
@@ -408,7 +409,7 @@ def test_without_addresses_poison_names_the_load_mask(target, monkeypatch):
 
 
 MODULES = (vector_add, row_softmax, tiled_matmul, dynamic_conv, recurrent_attention, chunked_attention)
-MODULES += (flash_attention, score_mod_compiler)
+MODULES += (flash_attention, flash_lists, score_mod_compiler)
 EXERCISES = [value for module in MODULES for value in vars(module).values() if isinstance(value, Exercise)]
 
 

@@ -14,7 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from kernels import runtime
-from kernels.check import VERDICTS
+from kernels.check import VERDICTS, flash_lists
 from kernels.check import chunked_attention as chunked
 from kernels.check import conv_wgrad as wgrad
 from kernels.check import dynamic_conv as conv
@@ -31,7 +31,7 @@ NAMES = sorted(path.name for path in (ROOT / "solutions").iterdir() if path.is_d
 CHECKED = [
     *(ROW_SOFTMAX, TILED_MATMUL, conv.FORWARD, conv.DX, conv.DWEIGHT),
     *(recurrent.FORWARD, recurrent.BACKWARD, recurrent.GATE, chunked.STATES, chunked.OUTPUTS),
-    *(flash.FORWARD, flash.LISTS, flash.BACKWARD, compiler.VALUE, compiler.GRADIENT),
+    *(flash.FORWARD, flash_lists.LISTS, flash.BACKWARD, compiler.VALUE, compiler.GRADIENT),
     *(wgrad.IM2COL, wgrad.WGRAD, wgrad.SPLIT),
     *(clinic.RELAY, clinic.TILES, clinic.HALVES),
 ]

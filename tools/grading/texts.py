@@ -12,7 +12,7 @@ from tools.grading.lines import Kernel, Refusal, Refused, Undefined
 from tools.grading.vocabulary import TORCH
 
 MOST_CHARACTERS = 500_000
-_MODULES = ("triton", "kernels.check.flash_mistakes", "kernels.check.score_mod_compiler")
+_MODULES = ("triton", "kernels.check.flash_mods", "kernels.check.score_mod_compiler")
 _MAKERS = {"float", "tuple", "list", "set", "frozenset", "_tl.constexpr", "_tl.dtype", "collections.namedtuple"}
 _DECORATORS = {"_triton.jit()", "_gluon.jit()"}
 
