@@ -135,7 +135,7 @@ def ragged(case):
         for mask, mod in ((fm.causal, fm.same), (fm.every_pair, fm.plus_100), (fm.every_pair, fm.log_abs)):
             M, N = draw.size(37, 33, 47), draw.size(41, 33, 47)
             yield case(draw, M=M, N=N, D=draw.size(20, 17, 31), V=draw.size(5, 1, 15), mask=mask, mod=mod, poison=ends)
-        M, N = draw.size(5, 1, 15), draw.size(3, 1, 15)
+        M, N = draw.size(5, 1, 15), draw.size(3, 2, 15)  # with one key every score gets a gradient of 0, and rounding
         yield case(draw, M=M, N=N, D=3, V=draw.size(20, 17, 31), mask=fm.every_pair, mod=fm.plus_100, poison=ends)
 
     return cases
