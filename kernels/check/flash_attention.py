@@ -5,19 +5,21 @@ delta, dq, dk, dv, dtau)`` write the last of their tensors; both take ``scale=, 
 and the latter ``score_gradient=``. q, o [H, M, D or V], k, v [J, N, D or V], tau, lse, delta, dtau [H, M].
 """
 
+import functools
+from collections.abc import Mapping
+
 import torch
 
 from kernels.check import flash_mistakes as mistakes
 from kernels.check import flash_mods as fm
 from kernels.check.flash_cases import (
     AXES,
-    backward,
+    attention,
     backward_steps,
     bfloat,
     blocks,
     costed,
     everything,
-    forward,
     forward_steps,
     half,
     listed,
@@ -28,6 +30,7 @@ from kernels.check.flash_cases import (
     without_keys,
 )
 from kernels.check.flash_lists import ROWS, TURNED
+from kernels.check.flash_variations import Scored
 from kernels.check.framework import (
     ADDRESSES,
     Case,
@@ -41,17 +44,17 @@ from kernels.check.framework import (
 )
 
 
-def _keys_in_blocks(draw):
+def _keys_in_blocks(case, draw):
     M = draw.size(32, 16, 32, multiple_of=16)
     for N in (16, 64):
-        yield forward(draw, M=M, N=N, H=3, mask=fm.every_pair, packed=True, scale=1.0)
+        yield case(draw, M=M, N=N, H=3, mask=fm.every_pair, packed=True, scale=1.0)
 
 
-def _large(draw):
+def _large(case, draw):
     """Logits around 1e4 and -1e4, in blocks whose maxima rise and fall."""
     for scale in (30.0, 1000.0):
-        yield forward(draw, M=32, N=64, mask=fm.every_pair, scale=scale)
-    yield forward(draw, M=32, N=64, mod=fm.plus_100, mask=fm.every_pair)
+        yield case(draw, M=32, N=64, mask=fm.every_pair, scale=scale)
+    yield case(draw, M=32, N=64, mod=fm.plus_100, mask=fm.every_pair)
 
 
 MASKLESS = ROWS | {(tensor, axis, "after"): "" for tensor in AXES for axis in "HJ"}
@@ -60,86 +63,91 @@ F16 = "something is rounded to float16: tile gives float32, and all sums stay fl
 BLOCK_SIZES = "the answer depends on BLOCK_M or BLOCK_N, it must not"
 ONLINE, DEAD, WALK, HEADS = "Lesson 30, step 2", "Lesson 30, step 4", "Lesson 30, step 5", "Lesson 33, step 8"
 
-FORWARD = Exercise(
-    "flash_forward",
-    "the kernel stores nothing yet. It needs a walk along two lists of blocks, and a store of o and of lse.",
-    (
-        Property(
-            "blocks of keys",
-            1,
-            ONLINE,
-            _keys_in_blocks,
-            "o = acc / l and lse = top + log l, where all three are carried from block to block",
+
+def _forward_exercise(task: Scored) -> Exercise:
+    case = functools.partial(attention, task=task)
+    return Exercise(
+        "flash_forward",
+        "the kernel stores nothing yet. It needs a walk along two lists of blocks, and a store of o and of lse.",
+        (
+            Property(
+                "blocks of keys",
+                1,
+                ONLINE,
+                functools.partial(_keys_in_blocks, case),
+                "o = acc / l and lse = top + log l, where all three are carried from block to block",
+            ),
+            Property(
+                "large logits",
+                1,
+                ONLINE,
+                functools.partial(_large, case),
+                "exponentiate z - top and top - new_top only, neither of which is positive",
+                not_finite="a positive number is exponentiated: top is the largest logit so far, it never falls",
+            ),
+            Property(
+                "rows without keys",
+                1,
+                DEAD,
+                without_keys(case),
+                "a row without keys has o = 0 and lse = -inf",
+                not_finite="-inf - -inf or 0 / 0 is NaN: shift by 0 where the maximum is -inf, divide by 1 where l is 0",
+            ),
+            Property(
+                "block lists",
+                1,
+                "Lesson 33, step 6",
+                listed(case),
+                "row r visits what its lists name, the mask counts in list 0 only",
+            ),
+            Property(
+                "score mods",
+                1,
+                "Lesson 31, step 4",
+                modified(case),
+                "z = SCORE_MOD(s, m, n), m a column of rows' numbers, n a row",
+            ),
+            Property("heads and strides", 1, HEADS, strided(case), STRIDES),
+            Property(
+                "ragged sizes",
+                1,
+                WALK,
+                ragged(case),
+                "pairs beyond M or N do not count (logits), and rows beyond M are not stored (mask_m)",
+                not_finite="pairs beyond M or N do not count: z is -inf there, whatever the score mod makes of a zero",
+            ),
+            Property("block sizes", 1, WALK, blocks(case), BLOCK_SIZES),
+            Property("float16", 1, WALK, half(case), F16),
+            Property(
+                "stays inside its tensors",
+                1,
+                WALK,
+                everything(case),
+                ADDRESSES,
+                needs="the interpreter",
+                addresses=True,
+            ),
+            Property("bfloat16", 0, WALK, bfloat(case), needs="a GPU"),
         ),
-        Property(
-            "large logits",
-            1,
-            ONLINE,
-            _large,
-            "exponentiate z - top and top - new_top only, neither of which is positive",
-            not_finite="a positive number is exponentiated: top is the largest logit so far, it never falls",
-        ),
-        Property(
-            "rows without keys",
-            1,
-            DEAD,
-            without_keys(forward),
-            "a row without keys has o = 0 and lse = -inf",
-            not_finite="-inf - -inf or 0 / 0 is NaN: shift by 0 where the maximum is -inf, divide by 1 where l is 0",
-        ),
-        Property(
-            "block lists",
-            1,
-            "Lesson 33, step 6",
-            listed(forward),
-            "row r visits what its lists name, the mask counts in list 0 only",
-        ),
-        Property(
-            "score mods",
-            1,
-            "Lesson 31, step 4",
-            modified(forward),
-            "z = SCORE_MOD(s, m, n), m a column of rows' numbers, n a row",
-        ),
-        Property("heads and strides", 1, HEADS, strided(forward), STRIDES),
-        Property(
-            "ragged sizes",
-            1,
+        functools.partial(mistakes.forward_suspects, task=task),
+        MASKLESS,
+        given=("at", "tile"),
+        compiles=Compiles(usual(case), WALK),
+        cheap=Cheap(
+            costed(case),
+            forward_steps,
+            (Tier(3, read=2.5, steps=1.1), Tier(1, read=5.0, written=4.0, steps=2.0)),
+            "a program loads its queries once, each listed block of keys and values once, "
+            "and stores o and lse after the last",
             WALK,
-            ragged(forward),
-            "pairs beyond M or N do not count (logits), and rows beyond M are not stored (mask_m)",
-            not_finite="pairs beyond M or N do not count: z is -inf there, whatever the score mod makes of a zero",
+            sectors=2.0,
         ),
-        Property("block sizes", 1, WALK, blocks(forward), BLOCK_SIZES),
-        Property("float16", 1, WALK, half(forward), F16),
-        Property(
-            "stays inside its tensors",
-            1,
-            WALK,
-            everything(forward),
-            ADDRESSES,
-            needs="the interpreter",
-            addresses=True,
-        ),
-        Property("bfloat16", 0, WALK, bfloat(forward), needs="a GPU"),
-    ),
-    mistakes.forward_suspects,
-    MASKLESS,
-    given=("at", "tile"),
-    compiles=Compiles(usual(forward), WALK),
-    cheap=Cheap(
-        costed(forward),
-        forward_steps,
-        (Tier(3, read=2.5, steps=1.1), Tier(1, read=5.0, written=4.0, steps=2.0)),
-        "a program loads its queries once, each listed block of keys and values once, and stores o and lse after the last",
-        WALK,
-        sectors=2.0,
-    ),
-)
+        vary=functools.partial(_varied, 0),
+    )
 
 
-def _queries(draw):
-    yield backward(
+def _queries(case, draw):
+    yield case(
         draw,
         M=16,
         N=draw.size(32, 16, 48, multiple_of=16),
@@ -149,100 +157,124 @@ def _queries(draw):
     )
 
 
-def _keys(draw):
+def _keys(case, draw):
     M = draw.size(32, 32, 48, multiple_of=16)
-    yield backward(draw, M=M, N=M, mask=fm.every_pair, judge=("dk", "dv"), packed=True)
+    yield case(draw, M=M, N=M, mask=fm.every_pair, judge=("dk", "dv"), packed=True)
 
 
 BACK, CHAIN = "Lesson 34, step 8", "Lesson 34, step 5"
 
-BACKWARD = Exercise(
-    "flash_backward",
-    "the kernels store nothing yet. They need delta, dq and dtau along the queries' lists, dk and dv along the keys'.",
-    (
-        Property(
-            "queries",
-            1,
-            "Lesson 34, step 3",
-            _queries,
-            "dq = tau * scale * ds k, dtau = scale * q · (ds k), ds = p * (do v^T - delta) where there is no score mod",
+
+def _backward_exercise(task: Scored) -> Exercise:
+    case = functools.partial(attention, backward=True, task=task)
+    return Exercise(
+        "flash_backward",
+        "the kernels store nothing yet. They need delta, dq and dtau along the queries' lists, dk and dv along the keys'.",
+        (
+            Property(
+                "queries",
+                1,
+                "Lesson 34, step 3",
+                functools.partial(_queries, case),
+                "dq = tau * scale * ds k, dtau = scale * q · (ds k), ds = p * (do v^T - delta) where there is no score mod",
+            ),
+            Property(
+                "keys and values", 1, CHAIN, functools.partial(_keys, case), "dk = scale * ds^T (tau q), dv = p^T do"
+            ),
+            Property(
+                "rows without keys",
+                1,
+                BACK,
+                without_keys(case),
+                "a row without keys gives no gradient",
+                not_finite="a row without keys has z = lse = -inf, and -inf - -inf is NaN: take 0 for such an lse",
+            ),
+            Property(
+                "block lists",
+                1,
+                TURNED,
+                listed(case),
+                "dq walks along num and idx, dk and dv along num_t and idx_t",
+            ),
+            Property(
+                "score mods",
+                1,
+                CHAIN,
+                modified(case),
+                "ds = SCORE_GRADIENT(s, m, n, dz), at the same s as the score mod",
+            ),
+            Property("heads and strides", 1, CHAIN, strided(case), STRIDES),
+            Property(
+                "ragged sizes",
+                1,
+                BACK,
+                ragged(case),
+                "pairs beyond M or N give no gradient: ds is 0 there",
+                not_finite="rows beyond M count: z must be -inf there, and ds 0 wherever z is -inf, whatever the gradient is",
+            ),
+            Property("block sizes", 1, BACK, blocks(case), BLOCK_SIZES),
+            Property("float16", 1, BACK, half(case), F16),
+            Property(
+                "stays inside its tensors",
+                1,
+                BACK,
+                everything(case),
+                ADDRESSES,
+                needs="the interpreter",
+                addresses=True,
+            ),
+            Property("bfloat16", 0, BACK, bfloat(case), needs="a GPU"),
         ),
-        Property("keys and values", 1, CHAIN, _keys, "dk = scale * ds^T (tau q), dv = p^T do"),
-        Property(
-            "rows without keys",
-            1,
+        functools.partial(mistakes.backward_suspects, task=task),
+        MASKLESS,
+        given=("at", "tile"),
+        compiles=Compiles(usual(case), BACK),
+        cheap=Cheap(
+            costed(case),
+            backward_steps,
+            (Tier(3, read=3.05, steps=1.1), Tier(1, read=6.1, written=4.0, steps=2.0)),
+            "each kernel loads what it keeps once, what it walks over once for each listed block, and stores after the last",
             BACK,
-            without_keys(backward),
-            "a row without keys gives no gradient",
-            not_finite="a row without keys has z = lse = -inf, and -inf - -inf is NaN: take 0 for such an lse",
+            sectors=2.0,
         ),
-        Property(
-            "block lists",
-            1,
-            TURNED,
-            listed(backward),
-            "dq walks along num and idx, dk and dv along num_t and idx_t",
-        ),
-        Property(
-            "score mods",
-            1,
-            CHAIN,
-            modified(backward),
-            "ds = SCORE_GRADIENT(s, m, n, dz), at the same s as the score mod",
-        ),
-        Property("heads and strides", 1, CHAIN, strided(backward), STRIDES),
-        Property(
-            "ragged sizes",
-            1,
-            BACK,
-            ragged(backward),
-            "pairs beyond M or N give no gradient: ds is 0 there",
-            not_finite="rows beyond M count: z must be -inf there, and ds 0 wherever z is -inf, whatever the gradient is",
-        ),
-        Property("block sizes", 1, BACK, blocks(backward), BLOCK_SIZES),
-        Property("float16", 1, BACK, half(backward), F16),
-        Property(
-            "stays inside its tensors",
-            1,
-            BACK,
-            everything(backward),
-            ADDRESSES,
-            needs="the interpreter",
-            addresses=True,
-        ),
-        Property("bfloat16", 0, BACK, bfloat(backward), needs="a GPU"),
-    ),
-    mistakes.backward_suspects,
-    MASKLESS,
-    given=("at", "tile"),
-    compiles=Compiles(usual(backward), BACK),
-    cheap=Cheap(
-        costed(backward),
-        backward_steps,
-        (Tier(3, read=3.05, steps=1.1), Tier(1, read=6.1, written=4.0, steps=2.0)),
-        "each kernel loads what it keeps once, what it walks over once for each listed block, and stores after the last",
-        BACK,
-        sectors=2.0,
-    ),
-)
+        vary=functools.partial(_varied, 1),
+    )
 
 
-def _temperatures(draw):
+def _temperatures(task, draw):
     """Dense attention, for a derivation: every pair counts, each head has its own keys."""
     for H, M, N, D, V in ((1, 3, 4, 2, 2), (2, draw.size(5, 3, 9), 7, 3, 5)):
         shapes = {"q": (H, M, D), "k": (H, N, D), "v": (H, N, V), "tau": (H, M), "do": (H, M, V)}
         x = {name: draw.normal(*shape) for name, shape in shapes.items()}
-        x["tau"][:, 1] = 0.0
+        x["tau"] = x["tau"].exp() if task.tau == "divisor" else x["tau"]
+        x["tau"][:, 1] = 1.0 if task.tau == "divisor" else 0.0
         axes = AXES | {"k": "HND", "v": "HNV"}
-        answer = mistakes.temperature({name: values.double() for name, values in x.items()}, 0.7)
+        answer = mistakes.temperature({name: values.double() for name, values in x.items()}, 0.7, task)
         out = Output(Fenced("dtau", "HM", torch.empty(H, M)), answer)
         yield Case([Fenced(name, axes[name], values) for name, values in x.items()], [out], {"scale": 0.7})
 
 
 # What check.derivation holds a formula of the temperature's gradient to; no kernel is checked with it.
-TEMPERATURE = Exercise(
-    "flash_dtau",
-    "the function returns nothing yet.",
-    (Property("temperature", 0, CHAIN, _temperatures),),
-    mistakes.temperature_suspects,
-)
+
+
+def _temperature_exercise(task: Scored) -> Exercise:
+    return Exercise(
+        "flash_dtau",
+        "the function returns nothing yet.",
+        (Property("temperature", 0, CHAIN, functools.partial(_temperatures, task)),),
+        functools.partial(mistakes.temperature_suspects, task=task),
+        vary=functools.partial(_varied, 2),
+    )
+
+
+@functools.cache
+def exercises(task: Scored) -> tuple[Exercise, Exercise, Exercise]:
+    """Both passes and the derivation where ``task`` is asked."""
+    return _forward_exercise(task), _backward_exercise(task), _temperature_exercise(task)
+
+
+def _varied(which: int, varied: Mapping) -> Exercise:
+    return exercises(Scored.of(varied))[which]
+
+
+FORWARD, BACKWARD, TEMPERATURE = exercises(Scored())

@@ -3,8 +3,9 @@
 import torch
 
 from kernels.check import flash_mods as fm
-from kernels.check.flash_lists import EMPTY, FULL, PARTIAL, kinds_of, lists_of
+from kernels.check.flash_lists import kinds_of, lists_of
 from kernels.check.flash_mistakes import Problem, answers
+from kernels.check.flash_variations import EMPTY, FULL, PARTIAL, Scored
 from kernels.check.framework import Case, Draw, Fenced, Output
 
 AXES = (
@@ -23,7 +24,20 @@ def _fence(BLOCK_M, BLOCK_N):
 
 
 def attention(
-    draw: Draw, *, backward=False, M=32, N=32, H=1, G=1, D=16, V=16, blocks=(16, 16), mask=fm.causal, mod=fm.same, **how
+    draw: Draw,
+    *,
+    task: Scored,
+    backward=False,
+    M=32,
+    N=32,
+    H=1,
+    G=1,
+    D=16,
+    V=16,
+    blocks=(16, 16),
+    mask=fm.causal,
+    mod=fm.same,
+    **how,
 ) -> Case:
     """One call of the forward or backward launcher.
 
@@ -42,28 +56,27 @@ def attention(
             scale = magnitude if name in ("q", "k") else 1.0
             values = draw.normal(*one, dtype=torch.float32 if name == "tau" else half, scale=scale)
             if name == "tau":
-                values = 1 + 0.5 * values
-                values[..., 1::7] = 1.0 if mod is fm.log_abs else 0.0  # a score of 0 has no logarithm
+                values = task.drawn(values, logarithm=mod is fm.log_abs)
             values = values.expand([sizes[axis] for axis in AXES[name]])
         order = how.get("orders", {}).get(AXES[name], "")
         return Fenced(name, AXES[name], values, fence=fence, order=order, shared=still)
 
     kinds = how.get("kinds", lambda kinds: kinds)(kinds_of(fm.dense(mask, M, N), *blocks))
-    num, idx = lists_of(kinds)
+    num, idx = lists_of(kinds, task)
     lists = [Fenced("num", "LR", num), Fenced("idx", "LRC", idx)]
     if backward:
-        num_t, idx_t = lists_of(kinds.T)
+        num_t, idx_t = lists_of(kinds.T, task)
         lists += [Fenced("num_t", "LC", num_t), Fenced("idx_t", "LCR", idx_t)]
     inputs = [fenced(name) for name in ("q", "k", "v", "tau")]
     launch = {"scale": how.get("scale", D**-0.5), "score_mod": mod, "mask_mod": mask}
     launch |= {"score_gradient": fm.GRADIENTS.get(mod, fm.same_gradient)} if backward else {}
     launch |= {"BLOCK_M": blocks[0], "BLOCK_N": blocks[1]}
     case = Case([*inputs, *lists], [], launch, poison=how.get("poison", ()))
-    expected = answers(Problem.of(case))
+    expected = answers(Problem.of(case, task))
     if backward:
         inputs += [fenced("o", expected["o"].float()), fenced("lse", expected["lse"].float()), fenced("do")]
         case.inputs = [*inputs, *lists]
-        expected = answers(Problem.of(case))
+        expected = answers(Problem.of(case, task))
     for name in ("delta", "dq", "dk", "dv", "dtau") if backward else ("o", "lse"):
         order = how.get("out_orders", {}).get(AXES[name], "")
         out = Fenced(name, AXES[name], torch.empty([sizes[axis] for axis in AXES[name]]), fence=fence, order=order)
@@ -73,16 +86,6 @@ def attention(
         # The precision property alone looks at the last digits.
         case.outs.append(Output(out, answer, tolerance=how.get("tolerance", 5e-3)))
     return case
-
-
-def forward(draw, **how):
-    """One forward call."""
-    return attention(draw, **how)
-
-
-def backward(draw, **how):
-    """One backward call."""
-    return attention(draw, backward=True, **how)
 
 
 def turned(kinds):
