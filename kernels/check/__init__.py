@@ -112,7 +112,7 @@ def vector_add(fn, *, seed: int | None = 0, grading: bool | None = None, verdict
 def row_softmax(
     fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
 ) -> int:
-    """Check ``fn(x, out, BLOCK_N=None)``: out[m] = softmax(x[m]) for x, out [M, N]. Returns points, of 10."""
+    """Check ``fn(x, out, entropy, BLOCK_N=None)``: softmax(x[m]) and its entropy, x, out [M, N]. Returns points, of 15."""
     return _check(_row_softmax.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
