@@ -12,6 +12,7 @@ from kernels.check import (
     chunked_attention,
     dynamic_conv,
     flash_attention,
+    flash_lists,
     recurrent_attention,
     row_softmax,
     score_mod_compiler,
@@ -417,7 +418,7 @@ def test_without_addresses_poison_names_the_load_mask(target, monkeypatch):
 
 
 MODULES = (vector_add, row_softmax, tiled_matmul, dynamic_conv, recurrent_attention, chunked_attention)
-MODULES += (flash_attention, score_mod_compiler)
+MODULES += (flash_attention, flash_lists, score_mod_compiler)
 EXERCISES = [value for module in MODULES for value in vars(module).values() if isinstance(value, Exercise)]
 
 
@@ -510,3 +511,10 @@ def test_a_size_divides_as_asked():
     assert shown.size(13, 9, 15) == 13
     graded = [Draw(seed, grading=True).size(20, 17, 47, but_not_of=16) for seed in range(50)]
     assert set(graded) <= set(range(17, 48)) - {32} and len(set(graded)) > 5
+
+
+def test_no_draw_asks_for_gradients_that_are_rounding_alone():
+    """Of a single key every score's gradient is 0: a right kernel's rounding cannot be told from a wrong answer."""
+    ragged = next(item for item in flash_attention.BACKWARD.properties if item.name == "ragged sizes")
+    *_, smallest = ragged.cases(Draw("5, flash_backward, ragged sizes", True))  # this seed drew one key of 1..15
+    assert all(out.expected.abs().max() > 1e-3 for out in smallest.outs)
