@@ -521,7 +521,7 @@ BACKWARD = Exercise(
     fm.backward_suspects,
     _ROWS,
     given=("at", "tile"),
-    compiles=Compiles(_usual(backward), BACK),
+    compiles=Compiles(_usual(backward), BACK, own_blocks=True),
     cheap=Cheap(
         _costed(backward),
         _backward_steps,

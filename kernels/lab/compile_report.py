@@ -100,6 +100,13 @@ class Prepared:
         """A name for what is compiled."""
         return repr((self.text, self.signature, self.attributes, self.options))
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The whole numbers among the constants of the launch, by parameter."""
+        names = list(self.signature)
+        found = re.findall(r"tuple\(\[(\d+)\]\): (\d+)[,}]", self.text.rpartition("VALUES = ")[2])
+        return {names[int(place)]: int(value) for place, value in found}
+
 
 def prepare(
     kernel, *args, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **constexprs

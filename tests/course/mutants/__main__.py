@@ -1,7 +1,11 @@
-"""Write docs/kill_table.md."""
+"""Write docs/kill_table.md, or the part of it that belongs to the exercises named."""
 
-from tests.course.mutants import TABLE, table
+import sys
 
+from tests.course.mutants import TABLE, table, targets
+
+if unknown := set(sys.argv[1:]) - {target.assignment for target in targets()}:
+    sys.exit(f"no exercise has mutants under the name {', '.join(sorted(unknown))}")
 TABLE.parent.mkdir(exist_ok=True)
-TABLE.write_text(table())
+TABLE.write_text(table(tuple(sys.argv[1:])))
 print(TABLE)
