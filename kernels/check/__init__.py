@@ -111,7 +111,7 @@ def vector_add(fn, *, seed: int | None = 0, grading: bool | None = None, verdict
 def row_softmax(
     fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
 ) -> int:
-    """Check ``fn(x, out, BLOCK_N=None)``: out[m] = softmax(x[m]) for x, out [M, N]. Returns points, of 10."""
+    """Check ``fn(x, out, entropy, BLOCK_N=None)``: softmax(x[m]) and its entropy, x, out [M, N]. Returns points, of 15."""
     return _check(_row_softmax.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
@@ -152,50 +152,66 @@ def dynamic_conv_dweight(
     return _check(_dynamic_conv.DWEIGHT, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def recurrent_forward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def recurrent_forward(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(q, k, v, g, gk, S0, o, ST, cu_seqlens, scale, BLOCK_V)``. Returns points, of 10."""
-    return _check(_recurrent_attention.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_recurrent_attention.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def recurrent_backward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def recurrent_backward(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(q, k, v, g, gk, S0, do, dST, dq, dk, dv, dS0, cu_seqlens, scale)``.
 
     Returns points, of 10.
     """
-    return _check(_recurrent_attention.BACKWARD, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_recurrent_attention.BACKWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def recurrent_gate_gradient(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def recurrent_gate_gradient(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(q, k, v, g, S0, do, dST, dg, cu_seqlens, scale, BLOCK_T)``. Returns points, of 10."""
-    return _check(_recurrent_attention.GATE, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_recurrent_attention.GATE, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def chunk_states(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def chunk_states(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(k, v, g, S0, states, C, BLOCK_V)``: the states [B, H, N, K, V] between chunks. Returns points, of 10."""
-    return _check(_chunked_attention.STATES, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_chunked_attention.STATES, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def chunk_outputs(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def chunk_outputs(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(q, k, v, g, states, o, scale, C, BLOCK_V)``: o [B, T, H, V] inside the chunks. Returns points, of 10."""
-    return _check(_chunked_attention.OUTPUTS, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_chunked_attention.OUTPUTS, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def block_lists(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def block_lists(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(mask, num, idx, num_t, idx_t, BLOCK_M, BLOCK_N)``: a mask [M, N] as lists. Returns points, of 10."""
-    return _check(_flash_attention.LISTS, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_flash_attention.LISTS, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def flash_forward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def flash_forward(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(q, k, v, num, idx, o, lse, scale, score_mod, mask_mod, BLOCK_M, BLOCK_N)``. Returns points, of 10."""
-    return _check(_flash_attention.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_flash_attention.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def flash_backward(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def flash_backward(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(q, k, v, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv, scale, score_mod, ...)``.
 
     Returns points, of 10.
     """
-    return _check(_flash_attention.BACKWARD, fn, seed=seed, grading=grading, verdicts=verdicts)
+    return _check(_flash_attention.BACKWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
 def emit_value(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:

@@ -11,7 +11,7 @@ from numpy import array, errstate, float64, isnan, mean, sqrt
 
 from kernels.check.contestant import Contestant, Outcome
 from kernels.check.tensors import SIDES, Fenced
-from kernels.lab.trace import Launch
+from kernels.lab.accesses import Launch
 
 _TOLERANCE = {torch.int32: 0.0, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 

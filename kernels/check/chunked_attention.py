@@ -2,10 +2,12 @@
 
 ``chunk_states(k, v, g, S0, states)`` writes the state that enters each of the N - 1 chunks of C tokens, and the one
 after the last; ``chunk_outputs(q, k, v, g, states, o, scale)`` reads them. Both take ``C=, BLOCK_V=``; q, k
-[B, T, H, K], v, o, g [B, T, H, V], S0 [B, H, K, V], states [B, H, N, K, V].
+[B, T, H, K], v, o, g [B, T, H, V], S0 [B, H, K, V], states [B, H, N, K, V]. A variation decays, writes and reads in another
+order, or has gates to the base 2.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +24,7 @@ from kernels.check.framework import (
     Property,
     Tier,
 )
+from kernels.check.recurrence import READ_FIRST, WRITE_FIRST, Chunked
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
 INF = float("inf")
@@ -32,9 +35,9 @@ AXES = {"q": "BTHK", "k": "BTHK", "v": "BTHV", "o": "BTHV", "g": "BTHV", "S0": "
 class Chunk:
     """One chunk's tensors in float64, heads before tokens: q, k [B, H, C, K], v [B, H, C, V], S [B, H, K, V].
 
-    ``between[t, s, v]`` is channel v's decay from token s to token t, 0 for s > t; ``from_start`` and ``to_end`` [C, V] are
-    those from the chunk's start to each token and from each to its end, ``through`` [1, V] that of all its gates, ``own``
-    each gate's own.
+    ``between[t, s, v]`` is channel v's decay from the write of token s to the read of token t, 0 where t reads before s has
+    written; ``from_start`` and ``to_end`` [C, V] are those from the chunk's start to each read and from each write to its
+    end, ``through`` [1, V] that of all its gates, ``own`` each gate's own.
     """
 
     q: torch.Tensor
@@ -49,35 +52,43 @@ class Chunk:
     own: torch.Tensor
 
 
-def chunks(x: dict[str, torch.Tensor], C: int, entering: Callable):
+def chunks(x: dict[str, torch.Tensor], C: int, task: Chunked, entering: Callable):
     """Every chunk of one call; ``entering(n, S)`` is the state that enters chunk n, where chunk n - 1 left S."""
     T, S = x["k"].shape[1], None
     for n, begin in enumerate(range(0, T, C)):
         part = {name: x[name][:, begin : begin + C].transpose(1, 2) for name in ("q", "k", "v", "g") if name in x}
-        g, L = part["g"], min(C, T - begin)
-        gamma, resets = g.masked_fill(g == -INF, 0).cumsum(2), (g == -INF).cumsum(2)
-        seen = torch.ones(L, L).tril().bool()[..., None] & (resets[:, :, :, None] == resets[:, :, None])
-        between = (gamma[:, :, :, None] - gamma[:, :, None]).masked_fill(~seen, -INF).exp()
-        from_start, to_end = g.cumsum(2).exp(), between[:, :, -1]
-        S, through = entering(n, S), from_start[:, :, -1:]
+        g, L = task.ln * part["g"], min(C, T - begin)
+        finite, reset = g.masked_fill(g == -INF, 0), (g == -INF).long()
+        gamma, resets = finite.cumsum(2), reset.cumsum(2)
+        before = gamma - finite, resets - reset  # without the token's own gate
+        read, counted = before if task.order == READ_FIRST else (gamma, resets)
+        written, count = before if task.order == WRITE_FIRST else (gamma, resets)
+        t, s = torch.arange(L)[:, None], torch.arange(L)
+        seen = task.seen(t, s)[..., None] & (counted[:, :, :, None] == count[:, :, None])
+        between = (read[:, :, :, None] - written[:, :, None]).masked_fill(~seen, -INF).exp()
+        from_start = read.masked_fill(counted > 0, -INF).exp()
+        to_end = (gamma[:, :, -1:] - written).masked_fill(count != resets[:, :, -1:], -INF).exp()
+        S, through = entering(n, S), g.sum(2, keepdim=True).exp()
         after = through * S + part["k"].mT @ (part["v"] * to_end)
         decays = (between, from_start, to_end, through, g.exp())
         yield Chunk(part.get("q"), part["k"], part["v"], S, after, *decays)
         S = after
 
 
-def states_of(x: dict[str, torch.Tensor], C: int, leave: Callable = lambda c, S: None) -> torch.Tensor:
+def states_of(
+    x: dict[str, torch.Tensor], C: int, task: Chunked, leave: Callable = lambda c, S: None
+) -> torch.Tensor:
     """The states that enter each chunk and the last one; ``leave(chunk, S)`` may say what leaves it instead."""
     S, states = x["S0"], [x["S0"]]
-    for c in chunks(x, C, lambda n, _: states[n]):
+    for c in chunks(x, C, task, lambda n, _: states[n]):
         S = leave(c, S)
         states.append(c.after if S is None else S)
     return torch.stack(states, dim=2)
 
 
-def outputs_of(x: dict[str, torch.Tensor], C: int, scale: float, read: Callable) -> torch.Tensor:
+def outputs_of(x: dict[str, torch.Tensor], C: int, task: Chunked, scale: float, read: Callable) -> torch.Tensor:
     """o of a call where ``read(chunk)`` is what the tokens of a chunk read, [B, H, C, V]."""
-    read_all = [read(c) for c in chunks(x, C, lambda n, _: x["states"][:, :, n])]
+    read_all = [read(c) for c in chunks(x, C, task, lambda n, _: x["states"][:, :, n])]
     return scale * torch.cat(read_all, dim=2).transpose(1, 2)
 
 
@@ -92,6 +103,25 @@ def by_reference(x: dict[str, torch.Tensor], C: int, scale: float) -> torch.Tens
         outputs.append(o)
         states.append(S)
     return torch.cat(outputs, dim=1) if "states" in x else torch.stack(states, dim=2)
+
+
+def by_steps(x: dict[str, torch.Tensor], C: int, scale: float, task: Chunked) -> torch.Tensor:
+    """The same for a variation, a token after the other."""
+    T, S, states, outputs = x["k"].shape[1], x.get("S0"), [x.get("S0")], []
+    for t in range(T):
+        S = x["states"][:, :, t // C] if "states" in x and t % C == 0 else S
+        write = x["k"][:, t, :, :, None] * x["v"][:, t, :, None]
+        S, read = task.step(S, (task.ln * x["g"][:, t, :, None]).exp(), write)
+        if "q" in x:
+            outputs.append(scale * torch.einsum("bhkv,bhk->bhv", read, x["q"][:, t]))
+        if (t + 1) % C == 0 or t + 1 == T:
+            states.append(S)
+    return torch.stack(outputs, dim=1) if "states" in x else torch.stack(states, dim=2)
+
+
+def answer(x: dict[str, torch.Tensor], C: int, scale: float, task: Chunked) -> torch.Tensor:
+    """What is asked."""
+    return by_steps(x, C, scale, task) if task.varied else by_reference(x, C, scale)
 
 
 def pairs(between: torch.Tensor, scores: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -169,14 +199,25 @@ def _firsts(x: dict[str, torch.Tensor]):
             yield cause, x | {name: value.narrow(i, 0, 1).expand_as(value)}
 
 
-def suspects(case: Case, out: Output):
+def _said(task: Chunked, mistakes: dict[str, Callable]):
+    """Mistakes and what is said of them; in a variation not the published formula, and nothing of a token's own gate."""
+    for cause, mistake in mistakes.items():
+        if not task.varied:
+            yield cause, mistake
+        elif "own" not in cause or "chunk's own" in cause:
+            yield cause.partition(":")[0], mistake
+
+
+def suspects(case: Case, out: Output, task: Chunked):
     """Known mistakes of either function, and the answers they give."""
     x = {tensor.name: tensor.values.double() for tensor in case.inputs}
     C, scale = case.launch["C"], case.launch.get("scale", 1.0)
     square, empty = x["k"].shape[-1] == x["v"].shape[-1], x["k"].shape[1] == 0
+    if out.name == "states" or not empty:
+        yield from task.instead(lambda other: answer(x, C, scale, other))
     if out.name == "states":
-        right = states_of(x, C)
-        yield "S0 is left out: S starts as S0[b, h]", states_of(x | {"S0": 0 * x["S0"]}, C)
+        right = states_of(x, C, task)
+        yield "S0 is left out: S starts as S0[b, h]", states_of(x | {"S0": 0 * x["S0"]}, C, task)
         yield (
             "each slot holds the state that leaves its chunk: states[b, h, n] enters chunk n",
             torch.cat([right[:, :, 1:], right[:, :, -1:]], dim=2),
@@ -185,39 +226,39 @@ def suspects(case: Case, out: Output):
             dropped = right.clone()
             dropped[:, :, whole], dropped[:, :, -1] = float("nan"), right[:, :, whole]
             yield "the last, partial chunk is left out: there are cdiv(T, C) chunks", dropped
-        for cause, leave in _LEAVE.items():
-            yield cause, states_of(x, C, leave)
+        for cause, leave in _said(task, _LEAVE):
+            yield cause, states_of(x, C, task, leave)
         if square:
             yield (
                 "k^T v is transposed: rows of the state are key channels",
-                states_of(x, C, lambda c, S: c.through * c.S + (c.v * c.to_end).mT @ c.k),
+                states_of(x, C, task, lambda c, S: c.through * c.S + (c.v * c.to_end).mT @ c.k),
             )
             yield (
                 "the gates decay rows of the state, as a key's would: each column has its own, to_end * v",
-                states_of(x, C, lambda c, S: c.through.mT * c.S + (c.k * c.to_end).mT @ c.v),
+                states_of(x, C, task, lambda c, S: c.through.mT * c.S + (c.k * c.to_end).mT @ c.v),
             )
         yield (
             "every chunk reads the first one's tokens: t = n * C + ...",
-            states_of({name: value if name == "S0" else _first_chunk(value, C) for name, value in x.items()}, C),
+            states_of({name: value if name == "S0" else _first_chunk(value, C) for name, value in x.items()}, C, task),
         )
         for cause, changed in _firsts(x):
-            yield cause, states_of(changed, C)
+            yield cause, states_of(changed, C, task)
     elif not empty:
-        for cause, read in _READ.items():
-            yield cause, outputs_of(x, C, scale, read)
-        yield "the scale is left out: o_t = scale * (...)", outputs_of(x, C, 1.0, lambda c: inside(c) + before(c))
+        for cause, read in _said(task, _READ):
+            yield cause, outputs_of(x, C, task, scale, read)
+        yield "the scale is left out: o_t = scale * (...)", outputs_of(x, C, task, 1.0, lambda c: inside(c) + before(c))
         yield (
             "the chunk's own part is not scaled: scale * (both parts)",
-            outputs_of(x, C, 1.0, lambda c: inside(c) + scale * before(c)),
+            outputs_of(x, C, task, 1.0, lambda c: inside(c) + scale * before(c)),
         )
         yield (
             "the entering state's part is not scaled: scale * (both parts)",
-            outputs_of(x, C, 1.0, lambda c: scale * inside(c) + before(c)),
+            outputs_of(x, C, task, 1.0, lambda c: scale * inside(c) + before(c)),
         )
         if square:
             yield (
                 "the state is read transposed: q @ S sums over its rows, the key channels",
-                outputs_of(x, C, scale, lambda c: inside(c) + c.from_start * (c.q @ c.S.mT)),
+                outputs_of(x, C, task, scale, lambda c: inside(c) + c.from_start * (c.q @ c.S.mT)),
             )
         slots = x["states"]
         moved = {
@@ -225,7 +266,7 @@ def suspects(case: Case, out: Output):
             "the states of slot n + 1 are read: states[b, h, n] enters chunk n": slots.roll(-1, dims=2),
         }
         for cause, changed in [*((cause, x | {"states": value}) for cause, value in moved.items()), *_firsts(x)]:
-            yield cause, outputs_of(changed, C, scale, lambda c: inside(c) + before(c))
+            yield cause, outputs_of(changed, C, task, scale, lambda c: inside(c) + before(c))
 
 
 def _first_chunk(value: torch.Tensor, C: int) -> torch.Tensor:
@@ -236,10 +277,11 @@ def _first_chunk(value: torch.Tensor, C: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Function:
-    """One of the two functions: its inputs and its output."""
+    """One of the two functions: its inputs and its output, and what is asked of it."""
 
     inputs: tuple[str, ...]
     out: str
+    task: Chunked
 
     def case(self, draw: Draw, *, B=1, T=32, H=1, K=16, V=16, C=16, BLOCK_V=16, poison=(), **how) -> Case:
         """One call of these sizes.
@@ -266,9 +308,9 @@ class Function:
         launch = {"C": C, "BLOCK_V": BLOCK_V} | ({"scale": K**-0.5} if self.out == "o" else {})
         empty = torch.empty([sizes[axis] for axis in AXES[self.out]])
         out = Fenced(self.out, AXES[self.out], empty, fence=fence, order=how.get("out_order", ""))
-        answer = by_reference({t.name: t.values.double() for t in tensors}, C, K**-0.5)
+        expected = answer({t.name: t.values.double() for t in tensors}, C, K**-0.5, self.task)
         # The precision property alone looks at the last digits.
-        return Case(tensors, [Output(out, answer, tolerance=how.get("tolerance", 5e-3))], launch, poison=poison)
+        return Case(tensors, [Output(out, expected, tolerance=how.get("tolerance", 5e-3))], launch, poison=poison)
 
     # Both functions are held to these. Where a head or a sequence of the batch ends is no mask's business.
 
@@ -339,7 +381,9 @@ class Function:
         programs, chunks = B * H * -(-V // case.launch["BLOCK_V"]), -(-T // case.launch["C"])
         return programs * (6 * chunks if self.out == "o" else 4 * chunks + 2)
 
-    def exercise(self, name: str, missing: str, read: dict[str, str], cheap: tuple, *first: Property) -> Exercise:
+    def exercise(
+        self, name: str, missing: str, read: dict[str, str], cheap: tuple, *first: Property, vary: Callable
+    ) -> Exercise:
         """The exercise of this function: its ``first`` properties, then what both are held to."""
         masks = {(tensor, axis, "after"): "" for tensor in AXES for axis in "BHN"}
         return Exercise(
@@ -368,7 +412,9 @@ class Function:
                     1,
                     "Lesson 24, step 3",
                     self.strong,
-                    "exponentiate only gamma_t, gamma_C - gamma_s, and gamma_t - gamma_s for s <= t",
+                    "exponentiate only what decays on the way from a write to a read or to the chunk's end"
+                    if self.task.varied
+                    else "exponentiate only gamma_t, gamma_C - gamma_s, and gamma_t - gamma_s for s <= t",
                     not_finite="a positive number is exponentiated: only differences of gates that are <= 0 may be",
                     exponents=True,
                 ),
@@ -398,11 +444,12 @@ class Function:
                 ),
                 Property("bfloat16", 0, read["kernel"], self.bfloat, needs="a GPU"),
             ),
-            suspects,
+            functools.partial(suspects, task=self.task),
             masks,
             given=("at", "cumulated"),
             compiles=Compiles(self.usual, read["kernel"]),
             cheap=Cheap(self.costed, self.steps, *cheap, read["kernel"], sectors=2.0),
+            vary=vary,
         )
 
 
@@ -422,63 +469,78 @@ def _awkward(shape):
     return values
 
 
-_STATES = Function(("k", "v", "g", "S0"), "states")
-_OUTPUTS = Function(("q", "k", "v", "g", "states"), "o")
+def _whole(f, draw):
+    yield f.case(draw, T=draw.size(48, 32, 64, multiple_of=16), H=3, K=32, V=32, state=False, packed=True)
+    yield f.case(draw, T=draw.size(48, 32, 64, multiple_of=16), state=False, packed=True)
 
 
-def _whole(draw):
-    yield _STATES.case(draw, T=draw.size(48, 32, 64, multiple_of=16), H=3, K=32, V=32, state=False, packed=True)
-    yield _STATES.case(draw, T=draw.size(48, 32, 64, multiple_of=16), state=False, packed=True)
+def _first_state(f, draw):
+    yield f.case(draw, T=draw.size(32, 16, 48, multiple_of=16), H=2)
+    yield f.case(draw, T=0)
 
 
-def _first_state(draw):
-    yield _STATES.case(draw, T=draw.size(32, 16, 48, multiple_of=16), H=2)
-    yield _STATES.case(draw, T=0)
+def _inside(f, draw):
+    yield f.case(draw, T=16, H=3, K=32, V=32, state=False, packed=True)
+    yield f.case(draw, T=16, state=False, packed=True)
 
 
-def _inside(draw):
-    yield _OUTPUTS.case(draw, T=16, H=3, K=32, V=32, state=False, packed=True)
-    yield _OUTPUTS.case(draw, T=16, state=False, packed=True)
-
-
-def _entering(draw):
-    yield _OUTPUTS.case(draw, T=draw.size(32, 32, 64, multiple_of=16))
+def _entering(f, draw):
+    yield f.case(draw, T=draw.size(32, 32, 64, multiple_of=16))
 
 
 CUT, KERNEL = "Lesson 24, step 2", "Lesson 24, step 5"
 
-STATES = _STATES.exercise(
-    "chunk_states",
-    "the kernel stores nothing yet. It needs a store of the state that enters each chunk, and of the last one.",
-    {"cut": CUT, "kernel": KERNEL},
-    (
-        (Tier(3, read=1.18, steps=1.1), Tier(1, read=2.4, written=2.0, steps=2.0)),
-        "each chunk's tokens are loaded once for a block of V, and the state stays in registers from chunk to chunk",
-    ),
-    Property("whole chunks", 1, CUT, _whole, "S = exp(gamma_C) * S + sum over s of k_s (exp(gamma_C - gamma_s) v_s)^T"),
-    Property("initial state", 1, CUT, _first_state, "states[b, h, 0] is S0[b, h], and without tokens the last one too"),
-)
-OUTPUTS = _OUTPUTS.exercise(
-    "chunk_outputs",
-    "the kernel stores nothing yet. It needs the chunk's scores, what reads with them and what reads the state, "
-    "and a store of o.",
-    {"cut": CUT, "kernel": KERNEL},
-    (
-        (Tier(3, read=1.16, steps=1.1), Tier(1, read=2.3, written=2.0, steps=2.0)),
-        "a program loads its chunk and the state that enters it once, and nothing of another chunk",
-    ),
-    Property(
-        "one chunk",
-        1,
-        "Lesson 24, step 1",
-        _inside,
-        "o_t = scale * sum over s <= t of (q_t · k_s) exp(gamma_t - gamma_s) v_s, for each channel",
-    ),
-    Property(
-        "the state that enters",
-        1,
-        CUT,
-        _entering,
-        "token t reads exp(gamma_t) * S^T q_t of the state that enters its chunk",
-    ),
-)
+
+@functools.cache
+def exercises(task: Chunked) -> tuple[Exercise, Exercise]:
+    """The two exercises where ``task`` is asked."""
+    states = Function(("k", "v", "g", "S0"), "states", task)
+    outputs = Function(("q", "k", "v", "g", "states"), "o", task)
+    leaves = "S = exp(gamma_C) * S + sum over s of k_s (exp(gamma_C - gamma_s) v_s)^T"
+    reads = "o_t = scale * sum over s <= t of (q_t · k_s) exp(gamma_t - gamma_s) v_s, for each channel"
+    enters = "token t reads exp(gamma_t) * S^T q_t of the state that enters its chunk"
+    if task.varied:
+        step = f"{task.equation}, with D = {task.power('g')}"
+        leaves = f"a chunk leaves what its tokens would, one after the other: {step}"
+        reads = f"a token reads what those before it have left in its chunk: {step}"
+        enters = f"a token reads what is left of the state that enters its chunk: {step}"
+    return (
+        states.exercise(
+            "chunk_states",
+            "the kernel stores nothing yet. It needs a store of the state that enters each chunk, and of the last one.",
+            {"cut": CUT, "kernel": KERNEL},
+            (
+                (Tier(3, read=1.18, steps=1.1), Tier(1, read=2.4, written=2.0, steps=2.0)),
+                "each chunk's tokens are loaded once for a block of V, and the state stays in registers from chunk to chunk",
+            ),
+            Property("whole chunks", 1, CUT, functools.partial(_whole, states), leaves),
+            Property(
+                "initial state",
+                1,
+                CUT,
+                functools.partial(_first_state, states),
+                "states[b, h, 0] is S0[b, h], and without tokens the last one too",
+            ),
+            vary=functools.partial(_varied, 0),
+        ),
+        outputs.exercise(
+            "chunk_outputs",
+            "the kernel stores nothing yet. It needs the chunk's scores, what reads with them and what reads the state, "
+            "and a store of o.",
+            {"cut": CUT, "kernel": KERNEL},
+            (
+                (Tier(3, read=1.16, steps=1.1), Tier(1, read=2.3, written=2.0, steps=2.0)),
+                "a program loads its chunk and the state that enters it once, and nothing of another chunk",
+            ),
+            Property("one chunk", 1, "Lesson 24, step 1", functools.partial(_inside, outputs), reads),
+            Property("the state that enters", 1, CUT, functools.partial(_entering, outputs), enters),
+            vary=functools.partial(_varied, 1),
+        ),
+    )
+
+
+def _varied(which: int, varied: Mapping) -> Exercise:
+    return exercises(Chunked.of(varied))[which]
+
+
+STATES, OUTPUTS = exercises(Chunked())

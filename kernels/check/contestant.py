@@ -20,8 +20,9 @@ from typing import NamedTuple
 from kernels.check import watch
 from kernels.check.explanations import explain, explain_slow, is_theirs
 from kernels.lab import _triton_private
+from kernels.lab.accesses import Launch
 from kernels.lab.compile_report import Prepared, prepare
-from kernels.lab.trace import Launch, Undefined, trace
+from kernels.lab.trace import Undefined, trace
 
 
 class Outcome(NamedTuple):

@@ -14,7 +14,7 @@ from kernels.check.cases import Case, Failed
 from kernels.check.contestant import Contestant
 from kernels.check.experiments import Finding, amount_wrong, where_wrong
 from kernels.check.tensors import Draw
-from kernels.lab.trace import SECTOR_BYTES, Launch
+from kernels.lab.accesses import SECTOR_BYTES, Launch
 
 _SLACK = 1.02  # for a byte more or less, a count that is rounded
 

@@ -12,6 +12,7 @@ from kernels.lab.trace import Undefined
 
 NOTHING = "nothing is stored"
 NO_KERNEL = "no Triton kernel stores anything"
+NOT_CLEARED = "nobody has cleared the output, and garbage plus a number is garbage"
 
 
 class Finding(NamedTuple):
@@ -41,9 +42,11 @@ def judge(exercise, item, contestant, case) -> Finding | None:
         names = " and ".join(run.changed)
         return Finding(f"{names} changed", f"with {case.sizes}", f"the kernel stores into {names}, which is an input")
     judged = [out for out in case.outs if out.expected is not None]
-    if runtime.interpreted and not run.stored and (adding := _only_adds(seen.launches)):
-        cause = "nobody has cleared the output, and garbage plus a number is garbage: each program stores its own elements"
-        return Finding("the output is only updated, never stored", f"`{adding}` (with {case.sizes})", cause)
+    added = _only_added(case, seen.launches) if runtime.interpreted else {}
+    for out in judged:
+        if out.name in added and not run.seen[out.name].stored.any():
+            where, amount = f"{out.name} is only updated, never stored", f"`{added[out.name]}` (with {case.sizes})"
+            return Finding(where, amount, f"{NOT_CLEARED}: each program stores its own elements")
     if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
         return Finding(NOTHING, f"with {case.sizes}", _idle(seen.launches) if runtime.interpreted else _UNREACHED)
     findings = (_judge_output(exercise, item, contestant, case, out, run.seen[out.name], strays) for out in judged)
@@ -63,10 +66,14 @@ def _idle(launches) -> str:
     return f"the grid {tuple(grid)} has no programs: triton.cdiv rounds up, // rounds down" if grid else _UNREACHED
 
 
-def _only_adds(launches) -> str:
-    """The line of an atomic update, where nothing is stored."""
-    kinds = {access.kind: access.source for launch in launches for access in launch.accesses}
-    return "" if "store" in kinds else kinds.get("atomic", "")
+def _only_added(case, launches) -> dict[str, str]:
+    """The tensors that are updated atomically and not stored, each with a line that does it."""
+    lines = {"store": {}, "atomic": {}, "load": {}}
+    for launch in launches:
+        for access in launch.accesses:
+            if tensor := case.tensor_of(launch.operands.get(access.tensor)):
+                lines[access.kind].setdefault(tensor.name, access.source)
+    return {name: line for name, line in lines["atomic"].items() if name not in lines["store"]}
 
 
 def _exponents(item, case, launches) -> Finding | None:

@@ -9,7 +9,8 @@ from triton.runtime.errors import InterpreterError
 
 from kernels.check import watch
 from kernels.check.explanations import explain, explain_slow
-from kernels.lab.trace import Trace, trace
+from kernels.lab.accesses import Trace
+from kernels.lab.trace import trace
 
 
 @contextlib.contextmanager

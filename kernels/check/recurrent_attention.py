@@ -3,10 +3,12 @@
 ``recurrent_forward(q, k, v, g, gk, S0, o, ST)``, ``recurrent_backward(q, k, v, g, gk,
 S0, do, dST, dq, dk, dv, dS0)`` and ``recurrent_gate_gradient(q, k, v, g, S0,
 do, dST, dg)`` write the last of their tensors; all take ``cu_seqlens=, scale=``. The sequences lie end to end
-along T: q, k, gk [T, H, K], v, o [T, H, V], g [T, H], states [N, H, K, V].
+along T: q, k, gk [T, H, K], v, o [T, H, V], g [T, H], states [N, H, K, V]. A variation decays, writes and reads in another
+order, has gates to the base 2, or gv [T, H, V] in the place of gk.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,28 +26,31 @@ from kernels.check.framework import (
     Property,
     Tier,
 )
+from kernels.check.recurrence import READ_FIRST, WRITE_FIRST, Gated
 from kernels.check.recurrent_mistakes import AXES, STATES, Problem, answers, gate_suspects, walk_suspects
 
 INF = float("inf")
 
+_SHARED = {"k": "H", "g": "H", "gk": "TH", "gv": "TH", "do": "THV", "v": "T"}
 ENDS = {axis: ((axis, "before"), (axis, "after")) for axis in "TKV"}
 
 
 @dataclass(frozen=True)
 class Function:
-    """One of the three functions: its tensors, its block size if it has one, the known mistakes."""
+    """One of the three functions: its tensors, its block size if it has one, the known mistakes, what is asked of it."""
 
     inputs: tuple[str, ...]
     outs: tuple[str, ...]
     block: str
     suspects: Callable
+    task: Gated
 
     def case(self, draw: Draw, *, lengths=(6,), H=1, K=16, V=16, BLOCK=16, poison=(), judge=None, **how) -> Case:
         """One call of these sizes; ``judge`` names the outputs that are judged, all unless told.
 
-        ``how``: ``gates(name, shape)`` makes g and gk, ``states`` names those that are not zero, ``half`` is the dtype
-        of q, k, v and do, ``magnitude`` multiplies them; ``orders``, ``shared`` and ``packed`` say how tensors lie in
-        memory; ``tolerance`` and ``apart``, gates whose gradients are judged among themselves, go to the outputs.
+        ``how``: ``gates(name, shape)`` makes g and the channels' gates, ``states`` names those that are not zero, ``half``
+        is the dtype of q, k, v and do, ``magnitude`` multiplies them; ``orders``, ``shared`` and ``packed`` say how tensors
+        lie in memory; ``tolerance`` and ``apart``, gates whose gradients are judged among themselves, go to the outputs.
         """
         sizes = {"T": sum(lengths), "H": H, "K": K, "V": V, "N": len(lengths)}
         fence = None if how.get("packed") else {"T": BLOCK, "K": 32, "V": 32, "H": 1, "N": 1}
@@ -54,7 +59,7 @@ class Function:
             axes, still = AXES[name], how.get("shared", {}).get(name, "")
             shape = [sizes[axis] for axis in axes]
             one = [1 if axis in still else sizes[axis] for axis in axes]
-            if name in ("g", "gk"):
+            if name in ("g", "gk", "gv"):
                 values = how["gates"](name, one) if "gates" in how else -0.25 * draw.normal(*one).abs()
             elif name in STATES:
                 values = draw.normal(*one) if name in how.get("states", STATES) else torch.zeros(one)
@@ -65,8 +70,8 @@ class Function:
         ends = torch.tensor([sum(lengths[:n]) for n in range(len(lengths) + 1)], dtype=torch.int32)
         launch = {"cu_seqlens": ends.to(runtime.device), "scale": how.get("scale", K**-0.5)}
         case = Case(tensors, [], launch | ({self.block: BLOCK} if self.block else {}), poison=poison)
-        expected = answers(Problem.of(case))
-        groups = how["apart"](Problem.of(case).x["g"]).int() if "apart" in how else None
+        expected = answers(Problem.of(case, self.task))
+        groups = how["apart"](Problem.of(case, self.task).x["g"]).int() if "apart" in how else None
         for name in self.outs:
             empty = torch.empty([sizes[axis] for axis in AXES[name]])
             tensor = Fenced(name, AXES[name], empty, fence=fence, order=how.get("out_orders", {}).get(AXES[name], ""))
@@ -77,11 +82,19 @@ class Function:
 
     # What all three have in common. A head's or a sequence's end is no mask's business.
 
-    def exercise(self, name: str, missing: str, *properties: Property, cheap: Cheap) -> Exercise:
+    def exercise(self, name: str, missing: str, *properties: Property, cheap: Cheap, vary: Callable) -> Exercise:
         """The exercise of this function."""
+        suspects = functools.partial(self.suspects, task=self.task)
         masks = {(tensor, axis, "after"): "" for tensor in AXES for axis in "HN"}
         compiles = Compiles(self.usual, properties[0].lesson)
-        return Exercise(name, missing, properties, self.suspects, masks, given=("at",), compiles=compiles, cheap=cheap)
+        return Exercise(
+            name, missing, properties, suspects, masks, given=("at",), compiles=compiles, cheap=cheap, vary=vary
+        )
+
+    @property
+    def plain(self) -> dict:
+        """No gates, where a variation would be the published exercise without them."""
+        return {} if self.task.varied else {"gates": no_gates}
 
     def usual(self, draw):
         """Channels as a GPU has them; a block of tokens, where there is one, that leaves its products in registers."""
@@ -99,7 +112,7 @@ class Function:
         yield self.case(draw, lengths=lengths, H=2)
         yield self.case(draw, lengths=lengths, H=2, orders={"THK": "HTK", "THV": "VHT", "TH": "HT", "NHKV": "HVNK"})
         yield self.case(draw, lengths=lengths, H=2, out_orders={"THK": "KTH", "THV": "HVT", "TH": "HT", "NHKV": "VNHK"})
-        yield self.case(draw, lengths=lengths, H=2, shared={"k": "H", "g": "H", "gk": "TH", "do": "THV", "v": "T"})
+        yield self.case(draw, lengths=lengths, H=2, shared=_SHARED)
 
     def sequences(self, draw):
         """Sequences end to end, empty ones first, last and in between; nothing but empty ones."""
@@ -138,7 +151,7 @@ def no_gates(name, shape):
 
 
 def strong_gates(name, shape):
-    """Every third token at -20, every fourth at -inf, but not the first; of gk, some channels at -inf."""
+    """Every third token at -20, every fourth at -inf, but not the first; of the channels' gates, some at -inf."""
     gates = torch.full(shape, -0.05)
     if name == "g":
         gates[2::3], gates[1::4] = -20.0, -INF
@@ -151,26 +164,24 @@ F16 = "products or sums are taken in float16: convert to tl.float32 right after 
 STRIDES = "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x"
 READ_STRIDES, READ_PACKED = "Lesson 01, step 4", "Lesson 20, step 7"
 
-_FORWARD = Function(("q", "k", "v", "g", "gk", "S0"), ("o", "ST"), "BLOCK_V", walk_suspects)
+
+def _plain(f, draw):
+    yield f.case(draw, lengths=(5,), H=3, K=32, V=32, **f.plain, states=(), judge=("o",), packed=True)
+    yield f.case(draw, lengths=(draw.size(6, 4, 8),), **f.plain, states=(), judge=("o",), packed=True)
 
 
-def _plain(draw):
-    yield _FORWARD.case(draw, lengths=(5,), H=3, K=32, V=32, gates=no_gates, states=(), judge=("o",), packed=True)
-    yield _FORWARD.case(draw, lengths=(draw.size(6, 4, 8),), gates=no_gates, states=(), judge=("o",), packed=True)
+def _gates(f, draw):
+    yield f.case(draw, states=(), judge=("o",))
+    yield f.case(draw, states=(), judge=("o",), gates=strong_gates)
 
 
-def _gates(draw):
-    yield _FORWARD.case(draw, states=(), judge=("o",))
-    yield _FORWARD.case(draw, states=(), judge=("o",), gates=strong_gates)
+def _ends(f, draw):
+    yield f.case(draw, lengths=(draw.size(4, 3, 6),), H=2)
 
 
-def _ends(draw):
-    yield _FORWARD.case(draw, lengths=(draw.size(4, 3, 6),), H=2)
-
-
-def _blocks(draw):
+def _blocks(f, draw):
     for BLOCK_V in (8, 32, 64):
-        yield _FORWARD.case(draw, lengths=(3,), V=32, BLOCK=BLOCK_V)
+        yield f.case(draw, lengths=(3,), V=32, BLOCK=BLOCK_V)
 
 
 def _tokens(case: Case) -> tuple[int, int]:
@@ -193,135 +204,144 @@ def _backward_steps(case: Case) -> int:
     return 3 * programs + 6 * tokens + 4 * programs + 8 * tokens
 
 
-FORWARD = _FORWARD.exercise(
-    "recurrent_forward",
-    "the kernel stores nothing yet. It needs a state, a walk along the tokens, and a store of o.",
-    Property("whole blocks", 1, "Lesson 20, step 2", _plain),
-    Property("gates", 1, "Lesson 20, step 3", _gates, "every row i of the state decays by exp(g_t + gk_t[i])"),
-    Property(
-        "a state at both ends",
-        1,
-        "Lesson 20, step 6",
-        _ends,
-        "S starts as S0[n, h]; after the last token it is ST[n, h]",
-    ),
-    Property(
-        "packed sequences",
-        1,
-        READ_PACKED,
-        _FORWARD.sequences,
-        "sequence n has the tokens from cu_seqlens[n] up to cu_seqlens[n + 1], perhaps none",
-    ),
-    Property("strides", 1, READ_STRIDES, _FORWARD.strides, STRIDES),
-    Property("ragged K", 1, "Lesson 20, step 4", _FORWARD.keys, "rows beyond K must stay 0 (mask_k)"),
-    Property("ragged V", 1, "Lesson 20, step 4", _FORWARD.values, "mask_v must cut the last, partial block of V"),
-    Property("block sizes", 1, "Lesson 20, step 4", _blocks, "the answer depends on BLOCK_V, it must not"),
-    Property("float16", 1, "Lesson 20, step 4", _FORWARD.half, F16),
-    Property(
-        "stays inside its tensors",
-        1,
-        "Lesson 20, step 4",
-        _FORWARD.everything,
-        ADDRESSES,
-        needs="the interpreter",
-        addresses=True,
-    ),
-    Property("bfloat16", 0, "Lesson 20, step 4", _FORWARD.bfloat, needs="a GPU"),
-    cheap=Cheap(
-        _FORWARD.costed,
-        _forward_steps,
-        (Tier(3, read=1.35, steps=1.1), Tier(1, read=2.7, written=3.0, steps=2.0)),
-        "the state stays in registers from token to token: each token is loaded once for each block of V",
-        "Lesson 20, step 4",
-        sectors=2.0,
-    ),
-)
+def _forward_exercise(task: Gated) -> Exercise:
+    f = Function(("q", "k", "v", "g", task.gates, "S0"), ("o", "ST"), "BLOCK_V", walk_suspects, task)
+    rows = "every row i of the state decays by exp(g_t + gk_t[i])"
+    if task.varied:
+        rows = f"the state decays by D = {task.decays}, in the order {task.order}: {task.equation}"
+    return f.exercise(
+        "recurrent_forward",
+        "the kernel stores nothing yet. It needs a state, a walk along the tokens, and a store of o.",
+        Property("whole blocks", 1, "Lesson 20, step 2", functools.partial(_plain, f)),
+        Property("gates", 1, "Lesson 20, step 3", functools.partial(_gates, f), rows),
+        Property(
+            "a state at both ends",
+            1,
+            "Lesson 20, step 6",
+            functools.partial(_ends, f),
+            "S starts as S0[n, h]; after the last token it is ST[n, h]",
+        ),
+        Property(
+            "packed sequences",
+            1,
+            READ_PACKED,
+            f.sequences,
+            "sequence n has the tokens from cu_seqlens[n] up to cu_seqlens[n + 1], perhaps none",
+        ),
+        Property("strides", 1, READ_STRIDES, f.strides, STRIDES),
+        Property("ragged K", 1, "Lesson 20, step 4", f.keys, "rows beyond K must stay 0 (mask_k)"),
+        Property("ragged V", 1, "Lesson 20, step 4", f.values, "mask_v must cut the last, partial block of V"),
+        Property(
+            "block sizes",
+            1,
+            "Lesson 20, step 4",
+            functools.partial(_blocks, f),
+            "the answer depends on BLOCK_V, it must not",
+        ),
+        Property("float16", 1, "Lesson 20, step 4", f.half, F16),
+        Property(
+            "stays inside its tensors",
+            1,
+            "Lesson 20, step 4",
+            f.everything,
+            ADDRESSES,
+            needs="the interpreter",
+            addresses=True,
+        ),
+        Property("bfloat16", 0, "Lesson 20, step 4", f.bfloat, needs="a GPU"),
+        vary=functools.partial(_varied, 0),
+        cheap=Cheap(
+            f.costed,
+            _forward_steps,
+            (Tier(3, read=1.35, steps=1.1), Tier(1, read=2.7, written=3.0, steps=2.0)),
+            "the state stays in registers from token to token: each token is loaded once for each block of V",
+            "Lesson 20, step 4",
+            sectors=2.0,
+        ),
+    )
 
 
-_BACKWARD = Function(
-    ("q", "k", "v", "g", "gk", "S0", "do", "dST"),
-    ("dq", "dk", "dv", "dS0"),
-    "",
-    walk_suspects,
-)
+def _queries(f, draw):
+    yield f.case(draw, **f.plain, states=(), judge=("dq",), packed=True)
 
 
-def _queries(draw):
-    yield _BACKWARD.case(draw, gates=no_gates, states=(), judge=("dq",), packed=True)
+def _keys_and_values(f, draw):
+    yield f.case(draw, **f.plain, states=(), judge=("dk", "dv"), packed=True)
 
 
-def _keys_and_values(draw):
-    yield _BACKWARD.case(draw, gates=no_gates, states=(), judge=("dk", "dv"), packed=True)
+def _gates_back(f, draw):
+    yield f.case(draw, states=())
+    yield f.case(draw, states=(), gates=strong_gates)
 
 
-def _gates_back(draw):
-    yield _BACKWARD.case(draw, states=())
-    yield _BACKWARD.case(draw, states=(), gates=strong_gates)
+def _ends_back(f, draw):
+    yield f.case(draw, lengths=(draw.size(4, 3, 6),), H=2)
 
 
-def _ends_back(draw):
-    yield _BACKWARD.case(draw, lengths=(draw.size(4, 3, 6),), H=2)
+def _backward_exercise(task: Gated) -> Exercise:
+    inputs = ("q", "k", "v", "g", task.gates, "S0", "do", "dST")
+    f = Function(inputs, ("dq", "dk", "dv", "dS0"), "", walk_suspects, task)
+    between = "D_t = exp(g_t + gk_t) lies between token t and the one before it, on the way back too"
+    if task.varied:
+        between = f"with {task.equation}, each step back is that step's gradient; D = {task.decays}"
+    return f.exercise(
+        "recurrent_backward",
+        "the kernels store nothing yet. They need a walk forward that stores dq, and one back that stores dk and dv.",
+        Property("queries", 1, "Lesson 22, step 2", functools.partial(_queries, f)),
+        Property("keys and values", 1, "Lesson 22, step 2", functools.partial(_keys_and_values, f)),
+        Property(
+            "gates",
+            1,
+            "Lesson 22, step 1",
+            functools.partial(_gates_back, f),
+            between,
+        ),
+        Property(
+            "a state at both ends",
+            1,
+            "Lesson 22, step 1",
+            functools.partial(_ends_back, f),
+            "dS starts as dST[n, h]; what is left before the first token is dS0[n, h]",
+        ),
+        Property(
+            "packed sequences",
+            1,
+            "Lesson 22, step 9",
+            f.sequences,
+            "sequence n has the tokens from cu_seqlens[n] up to cu_seqlens[n + 1], perhaps none",
+        ),
+        Property("strides", 1, READ_STRIDES, f.strides, STRIDES),
+        Property("ragged K", 1, "Lesson 22, step 4", f.keys, "rows beyond K must stay 0 (mask_k)"),
+        Property("ragged V", 1, "Lesson 22, step 4", f.values, "columns beyond V must stay 0 (mask_v)"),
+        Property("float16", 1, "Lesson 22, step 4", f.half, F16),
+        Property(
+            "stays inside its tensors",
+            1,
+            "Lesson 22, step 4",
+            f.everything,
+            ADDRESSES,
+            needs="the interpreter",
+            addresses=True,
+        ),
+        Property("bfloat16", 0, "Lesson 22, step 4", f.bfloat, needs="a GPU"),
+        vary=functools.partial(_varied, 1),
+        cheap=Cheap(
+            f.costed,
+            _backward_steps,
+            (Tier(3, read=1.46, steps=1.1), Tier(1, read=2.9, written=3.0, steps=2.0)),
+            "two walks load each token twice: states are made anew, not stored, and each gradient is stored once",
+            "Lesson 22, step 4",
+            sectors=2.0,
+        ),
+    )
 
 
-BACKWARD = _BACKWARD.exercise(
-    "recurrent_backward",
-    "the kernels store nothing yet. They need a walk forward that stores dq, and one back that stores dk and dv.",
-    Property("queries", 1, "Lesson 22, step 2", _queries),
-    Property("keys and values", 1, "Lesson 22, step 2", _keys_and_values),
-    Property(
-        "gates",
-        1,
-        "Lesson 22, step 1",
-        _gates_back,
-        "D_t = exp(g_t + gk_t) lies between token t and the one before it, on the way back too",
-    ),
-    Property(
-        "a state at both ends",
-        1,
-        "Lesson 22, step 1",
-        _ends_back,
-        "dS starts as dST[n, h]; what is left before the first token is dS0[n, h]",
-    ),
-    Property(
-        "packed sequences",
-        1,
-        "Lesson 22, step 9",
-        _BACKWARD.sequences,
-        "sequence n has the tokens from cu_seqlens[n] up to cu_seqlens[n + 1], perhaps none",
-    ),
-    Property("strides", 1, READ_STRIDES, _BACKWARD.strides, STRIDES),
-    Property("ragged K", 1, "Lesson 22, step 4", _BACKWARD.keys, "rows beyond K must stay 0 (mask_k)"),
-    Property("ragged V", 1, "Lesson 22, step 4", _BACKWARD.values, "columns beyond V must stay 0 (mask_v)"),
-    Property("float16", 1, "Lesson 22, step 4", _BACKWARD.half, F16),
-    Property(
-        "stays inside its tensors",
-        1,
-        "Lesson 22, step 4",
-        _BACKWARD.everything,
-        ADDRESSES,
-        needs="the interpreter",
-        addresses=True,
-    ),
-    Property("bfloat16", 0, "Lesson 22, step 4", _BACKWARD.bfloat, needs="a GPU"),
-    cheap=Cheap(
-        _BACKWARD.costed,
-        _backward_steps,
-        (Tier(3, read=1.46, steps=1.1), Tier(1, read=2.9, written=3.0, steps=2.0)),
-        "two walks load each token twice: states are made anew, not stored, and each gradient is stored once",
-        "Lesson 22, step 4",
-        sectors=2.0,
-    ),
-)
-
-_GATE = Function(("q", "k", "v", "g", "S0", "do", "dST"), ("dg",), "BLOCK_T", gate_suspects)
+def _one_block(f, draw):
+    yield f.case(draw, lengths=(16,), states=(), packed=True)
 
 
-def _one_block(draw):
-    yield _GATE.case(draw, lengths=(16,), states=(), packed=True)
-
-
-def _boundary(draw):
-    yield _GATE.case(draw, lengths=(16,))
+def _boundary(f, draw):
+    yield f.case(draw, lengths=(16,))
 
 
 def _constant(name, shape):
@@ -337,18 +357,18 @@ def _one_in_four(gate):
     return gates
 
 
-def _strong(draw):
+def _strong(f, draw):
     """Each strong gate is judged among strong gates: their gradients are smaller than the others' rounding."""
     spread = -25 * torch.distributions.Normal(0, 1).cdf(draw.normal(16, 1))
     for gates in (_one_in_four(-20.0), lambda name, shape: spread, _constant):
-        yield _GATE.case(draw, lengths=(16,), gates=gates, apart=lambda g: g <= -15, tolerance=1e-3)
+        yield f.case(draw, lengths=(16,), gates=gates, apart=lambda g: g <= -15, tolerance=1e-3)
 
 
-def _resets(draw):
+def _resets(f, draw):
     """A reset's gradient is exactly 0: among themselves, resets leave no room for rounding."""
     for place in (2, 3):
         gates = _one_in_four(-INF) if place == 2 else _two_in_a_row
-        yield _GATE.case(draw, lengths=(16,), gates=gates, apart=lambda g: g == -INF)
+        yield f.case(draw, lengths=(16,), gates=gates, apart=lambda g: g == -INF)
 
 
 def _two_in_a_row(name, shape):
@@ -357,65 +377,101 @@ def _two_in_a_row(name, shape):
     return values
 
 
-def _packed(draw):
+def _packed(f, draw):
     short = draw.size(5, 2, 7)
-    yield _GATE.case(draw, lengths=(short, 16 - short))
-    yield _GATE.case(draw, lengths=(0, draw.size(11, 9, 15), 0, draw.size(3, 1, 4), 0))
+    yield f.case(draw, lengths=(short, 16 - short))
+    yield f.case(draw, lengths=(0, draw.size(11, 9, 15), 0, draw.size(3, 1, 4), 0))
 
 
-def _ragged(draw):
+def _ragged(f, draw):
     for lengths, K, V, BLOCK in (((13, 9, 15), 20, 5, 16), ((3, 1, 4), 3, 20, 16), ((20, 17, 31), 16, 16, 32)):
-        yield _GATE.case(draw, lengths=(draw.size(*lengths),), K=K, V=V, BLOCK=BLOCK, poison=None)
+        yield f.case(draw, lengths=(draw.size(*lengths),), K=K, V=V, BLOCK=BLOCK, poison=None)
 
 
-GATE = _GATE.exercise(
-    "recurrent_gate_gradient",
-    "the kernel stores nothing yet. It needs W, its sums over s < t <= r, the two states' terms, and a store of dg.",
-    Property("one block", 1, "Lesson 22, step 7", _one_block, "dg_t is the sum of W[r, s] over s < t <= r"),
-    Property(
-        "the states' terms",
-        2,
-        "Lesson 22, step 7",
-        _boundary,
-        "S_0 counts as an s before the first token, the gradient of S_T as an r after the last",
-    ),
-    Property(
-        "strong decay",
-        1,
-        "Lesson 22, step 6",
-        _strong,
-        "large terms cancel: add up the pairs with s < t <= r and subtract nothing",
-        not_finite="a positive number is exponentiated: only differences gamma_r - gamma_s <= 0 may be",
-        exponents=True,
-    ),
-    Property(
-        "resets",
-        1,
-        "Lesson 22, step 8",
-        _resets,
-        "a pair with a gate of -inf between its tokens gives exactly 0: their counts of resets differ",
-        not_finite="-inf - -inf is NaN: put 0 for a gate of -inf into gamma, and count the resets instead",
-    ),
-    Property("packed sequences", 1, "Lesson 22, step 9", _packed, "each sequence has its own sums and its own states"),
-    Property("ragged sizes", 1, "Lesson 22, step 7", _ragged, "rows beyond the end add nothing, and are not stored"),
-    Property("strides", 1, READ_STRIDES, _GATE.strides, STRIDES),
-    Property("float16", 1, "Lesson 22, step 7", _GATE.half, F16),
-    Property(
-        "stays inside its tensors",
-        1,
-        "Lesson 22, step 7",
-        _GATE.everything,
-        ADDRESSES,
-        needs="the interpreter",
-        addresses=True,
-    ),
-    Property("bfloat16", 0, "Lesson 22, step 7", _GATE.bfloat, needs="a GPU"),
-    cheap=Cheap(
-        _GATE.costed,
-        lambda case: 10 * _tokens(case)[0],
-        (Tier(3, read=1.0, steps=1.2), Tier(1, read=2.0, written=2.0, steps=3.0)),
-        "one block has the whole sequence: each tensor is loaded once, and dg stored once",
-        "Lesson 22, step 7",
-        sectors=2.0,
-    ),
-)
+def _gate_exercise(task: Gated) -> Exercise:
+    f = Function(("q", "k", "v", "g", "S0", "do", "dST"), ("dg",), "BLOCK_T", gate_suspects, task)
+    pairs = {WRITE_FIRST: "s <= t <= r", READ_FIRST: "s < t < r"}.get(task.order, "s < t <= r")
+    factor = "log 2 times " * (task.base == "2")
+    return f.exercise(
+        "recurrent_gate_gradient",
+        "the kernel stores nothing yet. It needs W, its sums over s < t <= r, the two states' terms, and a store of dg.",
+        Property(
+            "one block",
+            1,
+            "Lesson 22, step 7",
+            functools.partial(_one_block, f),
+            f"dg_t is {factor}the sum of W[r, s] over {pairs}",
+        ),
+        Property(
+            "the states' terms",
+            2,
+            "Lesson 22, step 7",
+            functools.partial(_boundary, f),
+            "S_0 counts as an s before the first token, the gradient of S_T as an r after the last",
+        ),
+        Property(
+            "strong decay",
+            1,
+            "Lesson 22, step 6",
+            functools.partial(_strong, f),
+            f"large terms cancel: add up the pairs with {pairs} and subtract nothing",
+            not_finite="a positive number is exponentiated: only differences gamma_r - gamma_s <= 0 may be",
+            exponents=True,
+        ),
+        Property(
+            "resets",
+            1,
+            "Lesson 22, step 8",
+            functools.partial(_resets, f),
+            "a pair with a gate of -inf between its tokens gives exactly 0: their counts of resets differ",
+            not_finite="-inf - -inf is NaN: put 0 for a gate of -inf into gamma, and count the resets instead",
+        ),
+        Property(
+            "packed sequences",
+            1,
+            "Lesson 22, step 9",
+            functools.partial(_packed, f),
+            "each sequence has its own sums and its own states",
+        ),
+        Property(
+            "ragged sizes",
+            1,
+            "Lesson 22, step 7",
+            functools.partial(_ragged, f),
+            "rows beyond the end add nothing, and are not stored",
+        ),
+        Property("strides", 1, READ_STRIDES, f.strides, STRIDES),
+        Property("float16", 1, "Lesson 22, step 7", f.half, F16),
+        Property(
+            "stays inside its tensors",
+            1,
+            "Lesson 22, step 7",
+            f.everything,
+            ADDRESSES,
+            needs="the interpreter",
+            addresses=True,
+        ),
+        Property("bfloat16", 0, "Lesson 22, step 7", f.bfloat, needs="a GPU"),
+        vary=functools.partial(_varied, 2),
+        cheap=Cheap(
+            f.costed,
+            lambda case: 10 * _tokens(case)[0],
+            (Tier(3, read=1.0, steps=1.2), Tier(1, read=2.0, written=2.0, steps=3.0)),
+            "one block has the whole sequence: each tensor is loaded once, and dg stored once",
+            "Lesson 22, step 7",
+            sectors=2.0,
+        ),
+    )
+
+
+@functools.cache
+def exercises(task: Gated) -> tuple[Exercise, Exercise, Exercise]:
+    """The three exercises where ``task`` is asked."""
+    return _forward_exercise(task), _backward_exercise(task), _gate_exercise(task)
+
+
+def _varied(which: int, varied: Mapping) -> Exercise:
+    return exercises(Gated.of(varied))[which]
+
+
+FORWARD, BACKWARD, GATE = exercises(Gated())

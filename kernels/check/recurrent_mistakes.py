@@ -1,17 +1,18 @@
 """Exercise 04's answers, and the answers that known mistakes would give: float64, slow, in plain PyTorch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kernels.check.framework import Case, Output
+from kernels.check.recurrence import DECAY_FIRST, Gated
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 
 STATES = ("S0", "ST", "dS0", "dST")
 AXES = (
     dict.fromkeys(("q", "k", "gk", "dq", "dk"), "THK")
-    | dict.fromkeys(("v", "o", "do", "dv"), "THV")
+    | dict.fromkeys(("v", "gv", "o", "do", "dv"), "THV")
     | dict.fromkeys(("g", "dg"), "TH")
     | dict.fromkeys(STATES, "NHKV")
 )
@@ -19,22 +20,34 @@ AXES = (
 
 @dataclass
 class Problem:
-    """One call's tensors in float64 by name, the sequences' (begin, end) along T, the scale."""
+    """One call's tensors in float64 by name, the sequences' (begin, end) along T, the scale, and what is asked."""
 
     x: dict[str, torch.Tensor]
     spans: list[tuple[int, int]]
     scale: float
+    task: Gated = Gated()
 
     @classmethod
-    def of(cls, case: Case) -> "Problem":
+    def of(cls, case: Case, task: Gated) -> "Problem":
         """The problem that ``case`` sets."""
         ends = case.launch["cu_seqlens"].tolist()
         x = {tensor.name: tensor.values.double() for tensor in case.inputs}
-        return cls(x, list(zip(ends[:-1], ends[1:])), case.launch["scale"])
+        return cls(x, list(zip(ends[:-1], ends[1:])), case.launch["scale"], task)
 
     def but(self, spans=None, scale=None, **tensors) -> "Problem":
         """The same with something changed."""
-        return Problem(self.x | tensors, spans or self.spans, self.scale if scale is None else scale)
+        return replace(
+            self, x=self.x | tensors, spans=spans or self.spans, scale=self.scale if scale is None else scale
+        )
+
+    def asking(self, task: Gated) -> "Problem | None":
+        """The same tensors in another variation; None where its gates would have another shape."""
+        x, own, other = dict(self.x), self.task.gates, task.gates
+        if own != other and own in x:
+            if x["k"].shape != x["v"].shape:
+                return None
+            x[other] = x.pop(own)
+        return replace(self, x=x, task=task)
 
     def first(self, name: str, axis: str) -> "Problem":
         """The same where the first head, or sequence, of one input stands for all of them."""
@@ -51,18 +64,23 @@ class Problem:
 
 
 def answers(p: Problem) -> dict[str, torch.Tensor]:
-    """Outputs, and where the problem has do and dST the gradients, by the reference and autograd."""
+    """Outputs, and where the problem has do and dST the gradients: by the reference, or a variation's walk, and autograd."""
     x = {name: value.clone().requires_grad_() for name, value in p.x.items()}
-    o, ST = recurrent_attention_reference(
-        *(x[name][None] for name in ("q", "k", "v")),
-        g=x["g"][None],
-        gk=x["gk"][None] if "gk" in x else None,
-        scale=p.scale,
-        initial_state=x["S0"],
-        output_final_state=True,
-        cu_seqlens=torch.tensor([0, *(end for _, end in p.spans)]),
-    )
-    found = {"o": o[0].detach(), "ST": ST.detach()}
+    if p.task.varied:
+        reads, ST = walk(p.but(**x))
+        o = p.scale * torch.einsum("thkv,thk->thv", reads, x["q"])
+    else:
+        o, ST = recurrent_attention_reference(
+            *(x[name][None] for name in ("q", "k", "v")),
+            g=x["g"][None],
+            gk=x["gk"][None] if "gk" in x else None,
+            scale=p.scale,
+            initial_state=x["S0"],
+            output_final_state=True,
+            cu_seqlens=torch.tensor([0, *(end for _, end in p.spans)]),
+        )
+        o = o[0]
+    found = {"o": o.detach(), "ST": ST.detach()}
     if "do" in x:
         names = [name for name in ("q", "k", "v", "g", "S0") if name in x]
         loss = (o * p.x["do"]).sum() + (ST * p.x["dST"]).sum()
@@ -74,35 +92,36 @@ def answers(p: Problem) -> dict[str, torch.Tensor]:
 # The walks: each step may be mistaken.
 
 
+def gates(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+    """g and the channels' gates as natural logarithms, [T, H, 1, 1] and [T, H, K, 1] or [T, H, 1, V]."""
+    g = p.task.ln * p.x["g"][..., None, None]
+    channels = p.x.get(p.task.gates)
+    if channels is None:
+        return g, torch.zeros_like(g)
+    return g, p.task.ln * (channels[..., None] if p.task.gate == "key" else channels[..., None, :])
+
+
 def decay(p: Problem) -> torch.Tensor:
-    """D_t for every token, [T, H, K, 1]."""
-    return (p.x["g"][..., None] + p.x["gk"]).exp()[..., None]
+    """D_t for every token, [T, H, K, 1] or [T, H, 1, V]."""
+    g, channels = gates(p)
+    return (g + channels).exp()
 
 
-def write_then_read(S, D, write):
-    """A step of the recurrence: the state that goes on, and the one that is read."""
-    return D * S + write, D * S + write
-
-
-def take_then_give(dS, D, own):
-    """A step back: the gradient that goes on to the token before, and the one that gives dk and dv."""
-    return D * (dS + own), dS + own
-
-
-def walk(p: Problem, step: Callable = write_then_read, D: torch.Tensor | None = None):
+def walk(p: Problem, step: Callable | None = None, D: torch.Tensor | None = None):
     """The state read at every token [T, H, K, V], and the states that are left [N, H, K, V]."""
-    D = decay(p) if D is None else D
+    D, step = decay(p) if D is None else D, step or p.task.step
     write = p.x["k"][..., None] * p.x["v"][..., None, :]
-    reads, left = torch.full_like(write, float("nan")), p.x["S0"].clone()
-    for n, (begin, end) in enumerate(p.spans):
+    reads, left = torch.full_like(write, float("nan")), []
+    for (begin, end), S in zip(p.spans, p.x["S0"]):
         for t in range(begin, end):
-            left[n], reads[t] = step(left[n], D[t], write[t])
-    return reads, left
+            S, reads[t] = step(S, D[t], write[t])
+        left.append(S)
+    return reads, torch.stack(left)
 
 
-def walk_back(p: Problem, step: Callable = take_then_give, D: torch.Tensor | None = None):
-    """The state's gradient at every token [T, H, K, V], and what is left of it [N, H, K, V]."""
-    D = decay(p) if D is None else D
+def walk_back(p: Problem, step: Callable | None = None, D: torch.Tensor | None = None):
+    """The gradient of every token's write [T, H, K, V], and what is left of the state's [N, H, K, V]."""
+    D, step = decay(p) if D is None else D, step or p.task.step_back
     own = p.scale * p.x["q"][..., None] * p.x["do"][..., None, :]
     used, left = torch.full_like(own, float("nan")), p.x["dST"].clone()
     for n, (begin, end) in enumerate(p.spans):
@@ -139,9 +158,6 @@ _STEPS = {
     "the decay is applied after the write: decay, then write, then read": lambda S, D, w: (D * (S + w),) * 2,
     "the query reads before the write: o_t includes token t": lambda S, D, w: (D * S + w, D * S),
     "the query reads the state of the token before: decay, write, then read": lambda S, D, w: (D * S + w, S),
-    "the state is not carried from token to token: S = exp(g + gk) * S + k * v": lambda S, D, w: (w, w),
-    "the state does not decay": lambda S, D, w: (S + w,) * 2,
-    "the state is never written to": lambda S, D, w: (D * S,) * 2,
 }
 _STEPS_BACK = {
     "dS decays by D_t before token t uses it: D_t lies between token t and the one before": (
@@ -150,10 +166,27 @@ _STEPS_BACK = {
     "dS is used before scale * q_t do_t^T is added: token t reads the state it wrote": (
         lambda dS, D, own: (D * (dS + own), dS)
     ),
-    "dS is not carried from token to token": lambda dS, D, own: (D * own, own),
-    "dS does not decay": lambda dS, D, own: (dS + own,) * 2,
-    "the reads are never added to dS": lambda dS, D, own: (D * dS,) * 2,
 }
+
+
+def _steps(task: Gated, back: bool):
+    """Steps that a mistaken kernel may take; another order of the same three things is another variation."""
+    if task.order == DECAY_FIRST:
+        yield from (_STEPS_BACK if back else _STEPS).items()
+    if back:
+        yield "dS is not carried from token to token", lambda dS, D, own: task.step_back(0 * dS, D, own)
+        yield "dS does not decay", lambda dS, D, own: task.step_back(dS, 1 + 0 * D, own)
+        yield "the reads are never added to dS", lambda dS, D, own: task.step_back(dS, D, 0 * own)
+    else:
+        equation = task.equation if task.varied else "S = exp(g + gk) * S + k * v"
+        yield (
+            f"the state is not carried from token to token: {equation}",
+            lambda S, D, w: task.step(0 * S, D, w),
+        )
+        yield "the state does not decay", lambda S, D, w: task.step(S, 1 + 0 * D, w)
+        yield "the state is never written to", lambda S, D, w: task.step(S, D, 0 * w)
+
+
 _AXES = {
     "o": ("the product with q is summed over the columns: o_t = scale * S_t^T q_t sums over the rows, axis=0", "q", -1),
     "dq": (
@@ -176,31 +209,44 @@ _SPANS = {
 
 def _decays(p: Problem):
     """Decays that a mistaken kernel may use."""
-    g, gk = p.x["g"][..., None], p.x["gk"]
-    yield "the gate g is left out of the decay, exp(g + gk)", gk.exp()[..., None]
-    yield "the gate gk is left out of the decay, exp(g + gk)", g.exp().expand_as(gk)[..., None]
-    yield "the decay is the gate itself: it is exp(g + gk)", (g + gk)[..., None]
-    yield "the decay grows with -g: gates are logarithms, a gate of -1 keeps exp(-1)", (-g - gk).exp()[..., None]
-    yield "the decays of g and gk are added: they multiply, exp(g + gk)", (g.exp() + gk.exp())[..., None]
-    if gk.shape[-1] == p.x["v"].shape[-1]:
-        yield (
-            "gk decays the columns of the state: it belongs to the rows, the key channels",
-            (g + gk).exp()[..., None, :],
-        )
+    g, channels = gates(p)
+    name, D = p.task.gates, p.task.decays
+    where = (
+        "rows of the state, the key channels" if p.task.gate == "key" else "columns of the state, the value channels"
+    )
+    yield f"the gate g is left out of the decay, {D}", channels.exp()
+    yield f"the gate {name} is left out of the decay, {D}", g.exp().expand_as(channels)
+    yield f"the decay is the gate itself: it is {D}", (g + channels) / p.task.ln
+    yield (
+        f"the decay grows with -g: gates are logarithms, a gate of -1 keeps {p.task.power('-1')}",
+        (-g - channels).exp(),
+    )
+    yield f"the decays of g and {name} are added: they multiply, {D}", g.exp() + channels.exp()
+    if p.x["k"].shape[-1] == p.x["v"].shape[-1]:
+        other = "columns" if p.task.gate == "key" else "rows"
+        yield f"{name} decays the {other} of the state: it belongs to the {where}", (g + channels.mT).exp()
 
 
-def walk_suspects(case: Case, out: Output):
+def _instead(p: Problem, name: str):
+    """What other variations ask for."""
+    for said, other in p.task.taken_for():
+        if changed := p.asking(other):
+            yield said, answers(changed)[name]
+
+
+def walk_suspects(case: Case, out: Output, task: Gated):
     """Known mistakes of the forward and backward kernels, and the answers they give."""
-    p, name = Problem.of(case), out.name
+    p, name = Problem.of(case, task), out.name
+    yield from _instead(p, name)
     T, back = len(p.x["g"]), name in ("dk", "dv", "dS0")
     yield f"the scale is left out: {_SCALED[name]}", from_walk(p.but(scale=1.0), name)
     end, start = ("dST", "dS starts as dST[n, h]") if back else ("S0", "S starts as S0[n, h]")
     yield f"{end} is left out: {start}", from_walk(p.but(**{end: torch.zeros_like(p.x[end])}), name)
-    if name == "dS0":
+    if name == "dS0" and task.order == DECAY_FIRST:
         used = walk_back(p)[0]
         last = [used[begin] if begin < end else p.x["dST"][n] for n, (begin, end) in enumerate(p.spans)]
         yield "the last decay is left out: dS0 = D_1 * dS_1", torch.stack(last)
-    for cause, step in (_STEPS_BACK if back else _STEPS).items():
+    for cause, step in _steps(task, back):
         yield cause, from_walk(p, name, step=step)
     for cause, D in _decays(p):
         yield cause, from_walk(p, name, D=D)
@@ -228,12 +274,12 @@ def _strides(p: Problem, answer: Callable):
 # The gate's gradient: each pair of a write s and a read r may be mistaken.
 
 
-def rectangles(p: Problem, counted=lambda r, s, t, end: (s < t) & (t <= r), weight=torch.exp) -> torch.Tensor:
-    """dg [T, H] as the sum of W[r, s] over the pairs that are ``counted``.
+def rectangles(p: Problem, counted: Callable | None = None, weight=torch.exp) -> torch.Tensor:
+    """dg [T, H] as the sum of W[r, s] over the pairs that are ``counted``; those that pass gate t, unless told.
 
     Tokens count from 1; S0 is s = 0, dST is r = end.
     """
-    dg = torch.full_like(p.x["g"], float("nan"))
+    counted, dg = counted or passing(p.task), torch.full_like(p.x["g"], float("nan"))
     for n, (begin, end) in enumerate(p.spans):
         q, k, v, do, g = (p.x[name][begin:end].transpose(0, 1) for name in ("q", "k", "v", "do", "g"))  # [H, L, ...]
         S0, dST, L = p.x["S0"][n], p.x["dST"][n], end - begin
@@ -243,11 +289,17 @@ def rectangles(p: Problem, counted=lambda r, s, t, end: (s < t) & (t <= r), weig
         W[:, :L, 0] = p.scale * ((q @ S0) * do).sum(-1)
         W[:, L, 1:] = ((k @ dST) * v).sum(-1)
         W[:, L, 0] = (S0 * dST).sum((-1, -2))
-        between = torch.where((s < t) & (t <= r), g[:, None, None, :], 0.0).sum(-1)
-        W = W * weight(between) * (s <= r)[..., 0]
+        passed = p.task.written(s, t) & p.task.read(r, t)
+        between = p.task.ln * torch.where(passed, g[:, None, None, :], 0.0).sum(-1)
+        W = W * weight(between) * p.task.seen(r, s)[..., 0]
         counts = counted(r, s, t, L + 1).double().expand(L + 1, L + 1, L)
-        dg[begin:end] = torch.einsum("hrs,rst->th", W, counts)
+        dg[begin:end] = p.task.ln * torch.einsum("hrs,rst->th", W, counts)
     return dg
+
+
+def passing(task: Gated) -> Callable:
+    """Which pairs pass gate t: the write of s before it, the read of r behind it."""
+    return lambda r, s, t, end: task.written(s, t) & task.read(r, t)
 
 
 _LEFT_OUT = {
@@ -287,20 +339,37 @@ _COUNTED = {
 LEAK = "the sums run on into the next sequence: a block ends at cu_seqlens[n + 1], not at T (mask_t)"
 
 
-def gate_suspects(case: Case, out: Output):
+def _counted(task: Gated):
+    """Pairs that a mistaken kernel may count."""
+    if task.order == DECAY_FIRST:
+        yield from _COUNTED.items()
+    yield (
+        "every write is counted: only those before gate t have passed it",
+        lambda r, s, t, end: task.read(r, t) & (s >= 0),
+    )
+    yield (
+        "every read is counted: only those behind gate t have passed it",
+        lambda r, s, t, end: task.written(s, t) & (r >= 0),
+    )
+
+
+def gate_suspects(case: Case, out: Output, task: Gated):
     """Known mistakes of the gate's gradient, and the answers they give."""
-    p = Problem.of(case)
+    p, passes = Problem.of(case, task), passing(task)
+    yield from _instead(p, "dg")
+    if task.base == "2":
+        yield "the gradient is that of the gates' natural logarithms: times log 2", rectangles(p) / task.ln
     yield "the scale is left out: o_r = scale * S_r^T q_r", rectangles(p.but(scale=1.0))
     for cause, gone in _LEFT_OUT.items():
-        yield cause, rectangles(p, lambda r, s, t, end, gone=gone: (s < t) & (t <= r) & ~gone(r, s, end))
-    for cause, counted in _COUNTED.items():
+        yield cause, rectangles(p, lambda r, s, t, end, gone=gone: passes(r, s, t, end) & ~gone(r, s, end))
+    for cause, counted in _counted(task):
         yield cause, rectangles(p, counted)
     yield "the pairs do not decay: exp(gamma_r - gamma_s)", rectangles(p, weight=torch.ones_like)
     yield "the pairs grow with -g: exp(gamma_r - gamma_s)", rectangles(p, weight=lambda between: (-between).exp())
     if p.x["S0"].shape[2] == p.x["S0"].shape[3]:
         for name, term, product in (
-            ("S0", lambda r, s, t, end: (s < t) & (t <= r) & (s == 0) & (r < end), "do @ S0^T"),
-            ("dST", lambda r, s, t, end: (s < t) & (t <= r) & (s > 0) & (r == end), "v @ dST^T"),
+            ("S0", lambda r, s, t, end: passes(r, s, t, end) & (s == 0) & (r < end), "do @ S0^T"),
+            ("dST", lambda r, s, t, end: passes(r, s, t, end) & (s > 0) & (r == end), "v @ dST^T"),
         ):
             swapped = p.but(**{name: p.x[name].mT})
             cause = f"{name} is not transposed in its product with the tokens: {product}"

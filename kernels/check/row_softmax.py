@@ -1,6 +1,8 @@
-"""The check of exercise 01: ``row_softmax(x, out, BLOCK_N=None)`` writes the softmax of each row of x [M, N] to out.
+"""The check of exercise 01: the softmax of each row of x [M, N] to out, and its entropy to entropy [M].
 
-A variation multiplies x by a factor first, takes powers of 2, or asks for the logarithm of the softmax.
+``row_softmax(x, out, entropy, BLOCK_N=None)`` is the function. Most properties look at out alone, so that a softmax earns
+points before its entropy is there. A variation multiplies x by a factor first, takes powers of 2, or asks for the logarithm
+of the softmax.
 """
 
 import functools
@@ -21,6 +23,7 @@ from kernels.check.framework import (
     Property,
     Tier,
 )
+from kernels.check.softmax_mistakes import entropies, softmaxes
 from kernels.check.variations import Variation, among
 
 INF = float("inf")
@@ -46,13 +49,18 @@ class Softmax(Variation):
         """The entry that takes no part: its power is 0."""
         return math.copysign(INF, -self.factor)
 
+    @property
+    def unit(self) -> float:
+        """The natural logarithm of the base."""
+        return math.log(2.0) if self.base == "2" else 1.0
+
     def exponents(self, x: torch.Tensor) -> torch.Tensor:
         """What exp is taken of: the base is part of it."""
-        return x * (self.factor * (math.log(2.0) if self.base == "2" else 1.0))
+        return x * (self.factor * self.unit)
 
     def stored(self, p: torch.Tensor) -> torch.Tensor:
         """What stands in out for probabilities p."""
-        return p.log() / (math.log(2.0) if self.base == "2" else 1.0) if self.log else p
+        return p.log() / self.unit if self.log else p
 
     def answer(self, x: torch.Tensor) -> torch.Tensor:
         """The answer in float64; where nothing in a row takes part, each probability is 0."""
@@ -60,16 +68,27 @@ class Softmax(Variation):
         if not self.log:
             return torch.softmax(z, dim=1).nan_to_num(nan=0.0)
         empty = (x == self.nothing).all(dim=1, keepdim=True)
-        log_p = torch.log_softmax(z, dim=1) / (math.log(2.0) if self.base == "2" else 1.0)
+        log_p = torch.log_softmax(z, dim=1) / self.unit
         return log_p.masked_fill(empty, -INF)
 
-    def case(self, x, *, packed=False, order="", shared="", out_order="", out_dtype=None, poison=(), **launch) -> Case:
-        """One call on ``x``, with a fence as wide as the widest block that the launch may use."""
+    def entropy(self, x: torch.Tensor) -> torch.Tensor:
+        """The entropies of the rows in float64; that of a row where nothing takes part is 0."""
+        p = torch.softmax(self.exponents(x.double()), dim=1).nan_to_num(nan=0.0)
+        return torch.special.entr(p).sum(dim=1) / self.unit
+
+    def case(
+        self, x, *, entropy=False, packed=False, order="", shared="", out_order="", out_dtype=None, poison=(), **launch
+    ) -> Case:
+        """One call on ``x``, with a fence as wide as the widest block that the launch may use.
+
+        The entropies are judged where ``entropy``.
+        """
         fence = None if packed else {"M": 2, "N": max(64, launch.get("BLOCK_N", 0))}
         out = Fenced("out", "MN", torch.empty(x.shape, dtype=out_dtype or x.dtype), fence=fence, order=out_order)
+        entropies = Fenced("entropy", "M", torch.empty(len(x)), fence=fence)
         return Case(
             inputs=[Fenced("x", "MN", x, fence=fence, order=order, shared=shared)],
-            outs=[Output(out, self.answer(x))],
+            outs=[Output(out, self.answer(x)), Output(entropies, self.entropy(x) if entropy else None)],
             launch=launch,
             neutral=self.nothing,
             poison=poison,
@@ -103,16 +122,27 @@ class Softmax(Variation):
         for BLOCK_N in (16, 64, 256):
             yield self.case(x, BLOCK_N=BLOCK_N)
 
+    def decided(self, draw: Draw):
+        """Rows of one block, of several, narrower than theirs and ragged; equal numbers; one that has nearly everything."""
+        x = draw.normal(4, draw.size(13, 9, 15))
+        x[1], x[2, 0] = 0.5, 9.0 / self.factor
+        yield self.case(draw.normal(3, 16), entropy=True)
+        yield self.case(draw.normal(3, draw.size(48, 48, 64, multiple_of=16)), entropy=True, BLOCK_N=16)
+        yield self.case(x, entropy=True)
+        yield self.case(
+            draw.normal(3, draw.size(41, 33, 47), dtype=torch.float16), entropy=True, BLOCK_N=16, poison=None
+        )
+
     def large(self, draw: Draw):
         """Rows around +1000 and -1000, where exp overflows or gives zero; wide ones with their maximum in any block."""
         x = draw.normal(4, draw.size(16, 16, 32, multiple_of=16))
-        yield self.case(x + torch.tensor([[1000.0], [-1000.0], [0.0], [80.0]]))
+        yield self.case(x + torch.tensor([[1000.0], [-1000.0], [0.0], [80.0]]), entropy=True)
         far = math.copysign(1000.0, self.factor)
         x = draw.normal(3, draw.size(48, 48, 64, multiple_of=16))
         x[0, :16] += far
         x[1, 16:32] += far
         x[2, -16:] += far
-        yield self.case(x, BLOCK_N=16)
+        yield self.case(x, entropy=True, BLOCK_N=16)
 
     def excluded(self, draw: Draw):
         """Entries that take no part, and a row of nothing else; wide rows in which whole blocks are."""
@@ -120,12 +150,12 @@ class Softmax(Variation):
         x[0, ::3] = self.nothing
         x[1] = self.nothing
         x[2, 0] = self.nothing
-        yield self.case(x)
+        yield self.case(x, entropy=True)
         x = draw.normal(3, draw.size(48, 48, 64, multiple_of=16))
         x[0, :16] = self.nothing
         x[1] = self.nothing
         x[2, -16:] = self.nothing
-        yield self.case(x, BLOCK_N=16)
+        yield self.case(x, entropy=True, BLOCK_N=16)
 
     def half(self, draw: Draw):
         """float16 values with a float32 output, where only float32 arithmetic gives the digits; then a float16 output."""
@@ -140,53 +170,12 @@ class Softmax(Variation):
     def suspects(self, case: Case, out: Output):
         """Known mistakes, as formulas."""
         values = case.inputs[0].values
+        if out.name == "entropy":
+            yield from entropies(self, case)
+            return
         yield from self.instead(lambda other: other.answer(values))
-        for cause, p in self.mistaken(case):
+        for cause, p in softmaxes(self, case):
             yield cause, self.stored(p)
-
-    def mistaken(self, case: Case):
-        """Known mistakes, and the probabilities that they give."""
-        x = self.exponents(case.inputs[0].values.float())
-        N = x.shape[1]
-        block = case.launch.get("BLOCK_N", min(1 << (N - 1).bit_length(), 1024))
-        parts, lanes = x.split(block, dim=1), -(-N // block) * block
-        top = x.amax(dim=1, keepdim=True)
-        top0 = top.clamp(min=0.0)
-
-        def over_sum(p, extra=0.0):
-            return p / (p.sum(dim=1, keepdim=True) + extra)
-
-        empty = over_sum(torch.exp(x - top))
-        nothing, zeros = f"{self.nothing}", "-inf throughout" if self.log else "zeros"
-        yield f"a row of {nothing} gives inf - inf or 0 / 0: the specification asks for {zeros}", empty
-        padding = (lanes - N) * torch.exp(-top0)
-        yield (
-            f"the masked lanes count as zeros: their `other` must be {nothing}",
-            over_sum(torch.exp(x - top0), padding),
-        )
-        for zero in (float("nan"), 0.0):  # what becomes of 0 / 0: a kernel may guard against it
-            bare = over_sum(torch.exp(x)).where(torch.exp(x).sum(1, keepdim=True) > 0, torch.tensor(zero))
-            low = over_sum(torch.exp(x - top0)).where(torch.exp(x - top0).sum(1, keepdim=True) > 0, torch.tensor(zero))
-            yield "exp overflows, or is zero all along a row: subtract the row's maximum first", bare
-            yield "what is subtracted is not the maximum of a row that is negative throughout", low
-        if len(parts) > 1:
-            tops = [part.amax(dim=1, keepdim=True) for part in parts]
-            sums = [torch.exp(part - top).sum(dim=1, keepdim=True) for part in parts]
-            own = [torch.exp(part - peak).sum(dim=1, keepdim=True) for part, peak in zip(parts, tops)]
-            yield "the sum is that of the last block alone", torch.exp(x - top) / sums[-1]
-            yield "the sum is that of the first block alone", torch.exp(x - top) / sums[0]
-            yield "each block's sum is taken against its own maximum", torch.exp(x - top) / sum(own)
-            yield "what is subtracted is the maximum of the last block alone", over_sum(torch.exp(x - tops[-1]))
-            yield "what is subtracted is the maximum of the first block alone", over_sum(torch.exp(x - tops[0]))
-        if self.log:
-            vanished = over_sum(torch.exp(x - top0)).masked_fill(torch.isneginf(top), 0.0)
-            yield "a quotient that vanishes has no logarithm: subtract the logarithm of the sum instead", vanished
-            yield "the logarithm of the sum is not subtracted", torch.exp((x - top).double())
-        yield "the row is not divided by its sum", torch.exp(x - top)
-        yield "the sum runs down the columns, it must run along the row", torch.softmax(x, dim=0)
-        if self.base == "e":
-            yield "exp2 needs the factor log2(e)", over_sum(torch.exp2(x - top))
-        yield "the values are divided by the block's length, not by their sum", torch.exp(x - top) / block
 
     def long_rows(self, draw: Draw):
         """Rows of four blocks of 1024."""
@@ -194,12 +183,12 @@ class Softmax(Variation):
 
     def walked(self, draw: Draw):
         """Rows of four whole blocks."""
-        yield self.case(draw.normal(4, 64), packed=True, BLOCK_N=16)
+        yield self.case(draw.normal(4, 64), entropy=True, packed=True, BLOCK_N=16)
 
     def walks(self, case: Case) -> int:
-        """Three walks along each row: three loads of each block, and a store."""
+        """Three walks along each row: three loads of each block, and a store; and the store of the entropy."""
         M, N = case.outs[0].tensor.shape
-        return 4 * M * (N // case.launch["BLOCK_N"])
+        return M * (4 * (N // case.launch["BLOCK_N"]) + 1)
 
 
 READ_STRIDES = "Lesson 01, step 4"
@@ -231,12 +220,15 @@ def exercise(task: Softmax) -> Exercise:
             ),
             Property(
                 "wide rows",
-                2,
+                1,
                 READ_WALK,
                 task.wide,
                 "something is not carried from block to block, or not every block is visited",
             ),
             Property("block length", 1, READ_PADDING, task.blocks, "the answer depends on BLOCK_N, it must not"),
+            Property(
+                "entropy", 1, READ_WALK, task.decided, "it is minus the sum of p times ln p along row m, at place m"
+            ),
             Property("large values", 1, READ_PADDING, task.large),
             Property("excluded entries", 1, READ_PADDING, task.excluded),
             Property(
@@ -258,6 +250,7 @@ def exercise(task: Softmax) -> Exercise:
             Property("bfloat16", 0, READ_WALK, task.bfloat, needs="a GPU"),
         ),
         suspects=task.suspects,
+        masks={("entropy", "M", "after"): ""},  # one program a row: what goes astray there has a wrong address
         compiles=Compiles(task.long_rows, READ_WALK),
         cheap=Cheap(
             task.walked,

@@ -62,8 +62,13 @@ class Variation:
         """What is to be computed, as a noun phrase."""
         raise NotImplementedError
 
-    def instead(self, answer: Callable[[Self], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Where this is not the published exercise: what is said of another variation's answer, and that answer."""
+    def taken_for(self) -> Iterator[tuple[str, Self]]:
+        """Where this is not the published exercise: what is said of another variation's answer, and that variation."""
         if self.varied:
             for other in (type(self)(), *(one for one in self.others() if one != self)):
-                yield f"this is {other.asked}, and asked is {self.asked}", answer(other)
+                yield f"this is {other.asked}, and asked is {self.asked}", other
+
+    def instead(self, answer: Callable[[Self], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same with the other variation's answer."""
+        for said, other in self.taken_for():
+            yield said, answer(other)

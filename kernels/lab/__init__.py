@@ -8,11 +8,12 @@ the first picture.
 """
 
 # Functions share their file's name, so they are bound at once: a later `import kernels.lab.trace` cannot rebind them.
+from kernels.lab.accesses import Trace
 from kernels.lab.compare import compare
 from kernels.lab.compile_report import CompileError, CompileReport, compile_report
 from kernels.lab.ladder import ladder, sweep
 from kernels.lab.roofline import bars, measure, recorded, roofline
-from kernels.lab.trace import Trace, trace
+from kernels.lab.trace import trace
 from kernels.lab.traffic import bytes_of_calls
 
 __all__ = [

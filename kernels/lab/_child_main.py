@@ -109,28 +109,61 @@ def bound_memory(more: int) -> None:
 
 
 def compile_all(module, details: dict, folder: Path) -> dict:
-    """Compile the kernel for each architecture and read what the compiler made of it."""
+    """Compile the kernel for each architecture, side by side, each in a process of its own."""
+    children = {}
+    for arch in details["arches"]:
+        children[arch] = os.fork()
+        if children[arch] == 0:
+            compile_alone(arch, module, details, folder)
+    statuses = {arch: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for arch, child in children.items()}
+    answer = {}
+    for arch, status in statuses.items():
+        if status:  # the compiler aborted: so does this process, with its words
+            print((folder / f"stderr_{arch}").read_text(errors="replace"), file=sys.stderr, flush=True)
+            os.kill(os.getpid(), -status) if status < 0 else os._exit(status)
+        answer[arch] = pickle.loads((folder / f"answer_{arch}").read_bytes())
+        if "error" in answer[arch]:
+            return answer[arch]
+    return answer
+
+
+def compile_alone(arch: int, module, details: dict, folder: Path) -> None:
+    """In a process of its own: compile for one architecture, leave the answer in ``folder``, and end."""
+    status = 1
+    try:
+        words = os.open(folder / f"stderr_{arch}", os.O_WRONLY | os.O_CREAT)
+        os.dup2(words, 1), os.dup2(words, 2)
+        print(f"compiling for sm_{arch}", flush=True)  # among the last words, should the compiler abort
+        (folder / f"answer_{arch}").write_bytes(pickle.dumps(compile_for(arch, module, details, folder)))
+        if "torch" in sys.modules:
+            (folder / "torch").touch()
+        status = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+
+
+def compile_for(arch: int, module, details: dict, folder: Path) -> dict:
+    """What the compiler makes of the kernel for one architecture, or its complaint."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
     front_end = GluonASTSource if module.KERNEL.is_gluon() else ASTSource
-    answer, signature = {}, named(details["signature"])
-    for arch in details["arches"]:
-        print(
-            f"compiling for sm_{arch}", file=sys.stderr, flush=True
-        )  # among the last words, should the compiler abort
-        source = front_end(module.KERNEL, signature, module.VALUES, details["attributes"])
-        try:
-            compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=details["options"])
-        except Exception as error:
-            return {"error": f"for sm_{arch}: {said(error)}"}
-        answer[arch] = {
-            "asm": {name: text for name, text in compiled.asm.items() if isinstance(text, str)},
-            "shared_bytes": compiled.metadata.shared,
-        } | read_binary(compiled, folder)
-    return answer
+    source = front_end(module.KERNEL, named(details["signature"]), module.VALUES, details["attributes"])
+    try:
+        compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=details["options"])
+    except Exception as error:
+        return {"error": f"for sm_{arch}: {said(error)}"}
+    return {
+        "asm": {name: text for name, text in compiled.asm.items() if isinstance(text, str)},
+        "shared_bytes": compiled.metadata.shared,
+    } | read_binary(compiled, folder)
 
 
 def said(error: BaseException | None) -> str:

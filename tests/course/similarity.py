@@ -19,7 +19,6 @@ import nbformat
 from tests.course.mutants import ROOT
 
 LIMIT = 0.5
-MARGIN = 0.1  # above what a kernel of another part has, where that is more than the limit already
 APIS = ("tl", "triton", "torch", "gl", "mbarrier", "tma")
 REGION = re.compile(r"### BEGIN SOLUTION\n(.*?)^ *### END SOLUTION", flags=re.MULTILINE | re.DOTALL)
 SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.ENCODING)

@@ -81,7 +81,7 @@ def answers(edit, name=NAME):
     (
         ("@triton", "BLOCK_A, BLOCK_B = 2 ** 6, 1 << 5\n@triton"),
         ("N, stride_xm", "N: int, stride_xm"),
-        ("tl.constexpr):", "tl.constexpr) -> None:"),
+        ("tl.constexpr\n):", "tl.constexpr\n) -> None:"),
         ("    lanes =", '    """größe, строки, 行"""\n    a, b = row, N\n    lanes ='),
         ("@triton", "import torch\nimport triton.language as tl\n@triton"),
         ("@triton", "x = torch.randn(3, 5)\nprint(row_softmax(x, x))\ncheck.row_softmax(row_softmax)\n@triton"),

@@ -1,14 +1,19 @@
 """The gate lets every honest line pass and refuses what is on no list; the sandbox has tests of its own."""
 
+import math
+
 import pytest
+import torch
 
 from kernels.check.contestant import Contestant
 from kernels.check.framework import Draw
 from tests.course.mutants import ROOT, cells, patched, submission, targets
 from tools.grading import gate, texts
 from tools.grading.assignment import read_all
+from tools.grading.contestant import sealed
 from tools.grading.judge import exercise_of
 
+TEXT = "import triton as _triton, triton.language as _tl\n"
 ASSIGNMENTS = read_all(ROOT / "exercises")
 KERNEL = "@triton.jit\ndef load_block(x_row, offs_n, N, stride_xn):\n    {}\n    return x_row"
 
@@ -76,10 +81,20 @@ def test_a_kernel_may(line):
         ("y = __name__", "machinery"),
         ("y = triton.runtime", "not on the list"),
         ("y = globals()", "may not use globals"),
+        ("\"\"\"\n    def load_block(*a):\n        import os\n    \"\"\"", "inside load_block begins with `def`"),
     ),
 )
 def test_a_kernel_may_not(line, why):
     assert why in says("01_row_softmax", "kernel", KERNEL.format(line))
+
+
+def test_triton_finds_a_kernel_where_python_does():
+    """Its compiler looks for the first line of the form `def name(`: here a docstring holds it, and another program."""
+    hidden = '"""\ndef load_block(x):\n    import os\n    x = \'\'\'"""\n    # \'\'\''
+    source = KERNEL.format(hidden).replace("def load_block", "def \\\nload_block")
+    assert "must begin with `def load_block(`" in says("01_row_softmax", "kernel", source)
+    with pytest.raises(texts.NotKernels, match="must begin with"):
+        texts.hold(f"{TEXT}{source.replace('@triton.jit', '@_triton.jit()')}")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +111,47 @@ def test_a_kernel_may_not(line, why):
 def test_a_launcher_may_not(cell, old, new, why):
     source = cells("06_flash_attention")[cell]
     assert why in says("06_flash_attention", cell, source.replace(old, new, 1))
+
+
+def test_an_answer_may_import_math_and_nothing_of_it_reaches_further():
+    name, cell = "06_flash_attention", "lists-launcher-kernel"
+    source, rules = cells(name)[cell], cells("07_score_mod_compiler")["rules-kernel"]
+
+    def with_lines(line, used):
+        return says(name, cell, f"{line}\n{source.replace('R, C =', f'{used}{chr(10)}    R, C =', 1)}")
+
+    for line, used in (
+        ("import math", "y = math.ceil(math.log2(num.numel()) / math.pi)"),
+        ("from math import ceil, sqrt", "y = ceil(sqrt(num.numel()))"),
+        ("import math\nLOG2E = tl.constexpr(math.log2(math.e))", "y = math.inf"),
+        ("import math\nimport math", "y = math.prod(mask.shape)"),
+    ):
+        assert with_lines(line, used) == ""
+    for line, used, why in (
+        ("import math as m", "pass", "imports nothing but math"),
+        ("import math, os", "pass", "imports nothing but math"),
+        ("from math import *", "pass", "imports nothing but math"),
+        ("from math import factorial", "pass", "imports nothing but math"),
+        ("from math import sqrt as ceil", "pass", "imports nothing but math"),
+        ("import math", "math.factorial(9)", "not on the list"),
+        ("import math", "math.__loader__", "not on the list"),
+        ("import math", "math = num", "may not be replaced"),
+        ("math = 3", "pass", "may not be defined anew"),
+    ):
+        assert why in with_lines(line, used), line
+    kernel = f"import math\n{KERNEL.format('y = math.sqrt(2)')}"
+    assert "a kernel may not use math" in says("01_row_softmax", "kernel", kernel)
+    assert says("07_score_mod_compiler", "rules-kernel", f"import math\n{rules}") == ""
+
+
+def test_a_launcher_may_clear_a_tensor_and_gets_no_number_out_of_it():
+    tensor = torch.ones(3)
+    sealed.sealed(tensor).zero_()
+    assert not tensor.any()
+    one = sealed.sealed(torch.ones(1, dtype=torch.int32))
+    for take in (float, int, bool, list, range, math.sqrt, math.isqrt, math.prod, lambda x: math.copysign(1, x)):
+        with pytest.raises(TypeError, match="computes outside a kernel"):
+            take(one)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +215,27 @@ def test_a_name_that_nothing_defines_is_a_mistake_and_no_offence():
         "f()",
         "class A: pass",
         "while True: pass",
+        "x = triton.runtime.cache.os.system",
+        "x = triton.language.core.warn",
+        "tuple = triton.language.load\nx = tuple(1)",
+        "import triton.language as collections\nx = collections.namedtuple(1)",
+        "import triton.tools.compile",
+        "x = triton.experimental.gluon.language.__builtins__['eval']('1')",
+        "x = triton.experimental.gluon.language._core.warnings.warn('1')",
+        "x = triton.experimental.gluon.language._core.barrier('1')",
+        "x = collections.namedtuple('T', ['handle'])(1)\n@_triton.jit()\ndef f(x):\n    return x.handle",
+        "x = 1 #\x0cimport os",
     ),
 )
 def test_a_text_for_the_compiler_holds_kernels_alone(text):
     with pytest.raises(texts.NotKernels):
-        texts.hold("import triton as _triton, triton.language as _tl\n" + text)
+        texts.hold(TEXT + text)
+
+
+def test_no_comment_says_how_a_text_for_the_compiler_is_encoded():
+    texts.hold(TEXT + "# coding: utf-7\nx = 1")
+    with pytest.raises(texts.NotKernels):
+        texts.hold("# coding: utf-7\n" + TEXT + "#+AAo-import os")
 
 
 def test_texts_of_the_solutions_are_for_the_compiler():

@@ -16,7 +16,8 @@ import triton.language as tl
 import triton.language.core as an_alias_of_core
 
 from kernels.lab import CompileError, _child, _nursery, compile_report, trace
-from kernels.lab.trace import Trace, _record_in_child
+from kernels.lab.accesses import Trace
+from kernels.lab.trace import _record_in_child
 
 SCALE = tl.constexpr(2.5)
 FOUR = 4

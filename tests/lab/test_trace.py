@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import Trace, trace
-from kernels.lab.trace import Operand
+from kernels.lab.accesses import Operand
 
 
 @triton.jit

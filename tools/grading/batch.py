@@ -74,7 +74,12 @@ class Batch:
             return 1
         open_tasks = [task for task in tasks if not self._known(task)]
         interrupted = False
-        with self._judges(open_tasks) as results, self._book() as book:
+        with contextlib.ExitStack() as stack:
+            results = stack.enter_context(self._judges(open_tasks))
+            bar = stack.enter_context(self._bar(len(open_tasks)))
+            # The judges begin, and the gradebook is opened, which takes as long as a submission, while they are at work.
+            arriving = results(open_tasks, lambda task: bar.set_postfix_str(f"{task.student}, {task.assignment}"))
+            book = stack.enter_context(self._book())
             for name in sorted({task.assignment for task in tasks}):
                 book.declare(self.assignments[name], self.course.deadlines.get(name))
             for student, about in self.course.roster.items():
@@ -82,14 +87,16 @@ class Batch:
             for result in list(self.results.values()):
                 self._enter(book, result)
             try:
-                self._grade(results, open_tasks, book)
+                for task, result in arriving:
+                    self._keep(task, result, book)
+                    bar.update()
             except KeyboardInterrupt:
                 interrupted = True
             self._marks(book, tasks)
         return self._say(tasks, interrupted)
 
     def _book(self):
-        from tools.grading.gradebook import Book  # nbgrader takes its time, and judges are starting meanwhile
+        from tools.grading.gradebook import Book  # nbgrader takes its time: judges are at work meanwhile
 
         return Book(self.course.gradebook)
 
@@ -177,12 +184,8 @@ class Batch:
             with Judges(jobs, self.how.unsafe, self.how.seconds, self.how.total) as judges:
                 yield judges.results
 
-    def _grade(self, results, tasks: list[Task], book) -> None:
-        with tqdm(total=len(tasks), unit="submission", disable=self.how.quiet or not tasks, dynamic_ncols=True) as bar:
-            begun = lambda task: bar.set_postfix_str(f"{task.student}, {task.assignment}")
-            for task, result in results(tasks, begun):
-                self._keep(task, result, book)
-                bar.update()
+    def _bar(self, total: int) -> tqdm:
+        return tqdm(total=total, unit="submission", disable=self.how.quiet or not total, dynamic_ncols=True)
 
     def _keep(self, task: Task, result: Result, book) -> None:
         result.key, result.submitted = task.key, task.submitted

@@ -15,14 +15,12 @@ What is on no list is refused, with its line and the reason. Nothing is executed
 import ast
 from dataclasses import dataclass
 
-from tools.grading import trials
+from tools.grading import reading, trials
 from tools.grading import vocabulary as words
-from tools.grading.given import Given, imports_of, is_constant, is_kernel, names_of
+from tools.grading.given import Given, imports_of, is_constant, is_kernel, is_pure, names_of
 from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Test, Undefined, stored_in
 
 MOST_CHARACTERS = 60_000
-#: What str.splitlines takes for the end of a line and Python does not: behind one, a comment could hide a line of code.
-_LINE_ENDS = frozenset("\r\x00\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
         return Answer()
     if len(source) > MOST_CHARACTERS:
         return Answer((Refusal(cell, 1, f"the cell has {len(source)} characters, {MOST_CHARACTERS} are the most"),))
-    if strange := next((letter for letter in source if letter in _LINE_ENDS), None):
+    if strange := next((letter for letter in source if letter in reading.LINE_ENDS), None):
         why = f"the character {strange!r} ends a line for some readers of Python and not for others"
         return Answer((Refusal(cell, source[: source.index(strange)].count("\n") + 1, why),))
     try:
@@ -90,7 +88,11 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
         node.id for s in tree.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value and is_constant(s.value)
         for node in ast.walk(s) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }  # fmt: skip
-    kernels, names = given.kernels | earlier.kernels | mine, hosts | assigned
+    pure = {
+        name for s in tree.body if isinstance(s, (ast.Import, ast.ImportFrom))
+        for name, text in imports_of(s).items() if is_pure(name, text)
+    }  # fmt: skip
+    kernels, names = given.kernels | earlier.kernels | mine, hosts | assigned | pure
     known = given.with_answers(earlier)
     found, unreadable, tried = [], "", []
     for statement in tree.body:
@@ -99,6 +101,8 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
             continue
         try:
             _statement(statement, cell, own, given, known, kernels, names, constants, program, clinic)
+            if is_kernel(statement) and (why := reading.why_not(statement, source.split("\n"))):
+                found.append(Refusal(cell, statement.lineno, why))
         except Refused as refused:
             found.append(refused.args[0])
         except Undefined as undefined:
@@ -125,13 +129,17 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, pr
     def may_bind(name):
         if name not in allowed or name.startswith("__"):
             lines.refuse(statement, f"{name} is given by the exercise, and may not be defined anew")
-        if name in words.IN_PROGRAMS_BUILTINS or name in ("torch", "tl", "triton", "check", "kernels"):
+        if name in words.IN_PROGRAMS_BUILTINS or name in ("torch", "tl", "triton", "check", "kernels", "math"):
             lines.refuse(statement, f"{name} may not be defined anew")
 
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         for name, text in imports_of(statement).items():
-            if given.imports.get(name) != text:
-                lines.refuse(statement, f"`{text}`: an answer imports nothing")
+            if given.imports.get(name) == text:
+                continue
+            if not is_pure(name, text):
+                lines.refuse(statement, f"`{text}`: an answer imports nothing but math")
+            if name != "math":
+                may_bind(name)
     elif is_kernel(statement):
         may_bind(statement.name)
         Kernel(cell, known, kernels, constants).function(statement)

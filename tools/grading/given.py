@@ -3,6 +3,8 @@
 import ast
 from dataclasses import dataclass, field
 
+from tools.grading.vocabulary import MATH
+
 
 @dataclass
 class Given:
@@ -69,6 +71,11 @@ def imports_of(statement) -> dict[str, str]:
     return found
 
 
+def is_pure(name: str, text: str) -> bool:
+    """Whether an import, as text, binds ``name`` to what only reckons: ``math``, or a function of it by its own name."""
+    return (name, text) == ("math", "import math") or name in MATH and text == f"from math import {name}"
+
+
 def is_kernel(statement) -> bool:
     """Whether a function is decorated with exactly ``@triton.jit`` or ``@gluon.jit``."""
     return isinstance(statement, ast.FunctionDef) and [ast.unparse(each) for each in statement.decorator_list] in (
@@ -89,7 +96,9 @@ def _at_most(node, most: int) -> bool:
 
 
 def is_constant(node) -> bool:
-    """A number, text, or what arithmetic makes of them."""
+    """A number, text, or what arithmetic and ``math`` make of them."""
+    if isinstance(node, ast.Attribute):
+        return ast.unparse(node.value) == "math" and node.attr in MATH
     if isinstance(node, ast.Constant):
         return not isinstance(node.value, bytes)
     if isinstance(node, ast.UnaryOp):
@@ -101,6 +110,8 @@ def is_constant(node) -> bool:
         return small and is_constant(node.left) and is_constant(node.right)
     if isinstance(node, (ast.Tuple, ast.List)):
         return all(map(is_constant, node.elts))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_constant(node.func):
+        return not node.keywords and all(map(is_constant, node.args))
     if isinstance(node, ast.Call) and not node.keywords and len(node.args) == 1:
         return ast.unparse(node.func) in ("tl.constexpr", "gl.constexpr", "float") and is_constant(node.args[0])
     return False

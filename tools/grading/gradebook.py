@@ -9,15 +9,16 @@ import json
 import time
 import warnings
 
-from alembic.script import ScriptDirectory
-from nbgrader.api import Comment, Grade, Gradebook, InvalidEntry, MissingEntry
-from nbgrader.dbutil import ALEMBIC_DIR
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError, SAWarning
 from sqlalchemy.orm.exc import StaleDataError
 
+from tools.grading import import_nbgrader
 from tools.grading.assignment import Assignment, is_answer, of
 from tools.grading.results import Result
+
+import_nbgrader()
+from nbgrader.api import Comment, Grade, Gradebook, InvalidEntry, MissingEntry  # noqa: E402
 
 COURSE = "kernels-from-math"
 
@@ -142,6 +143,9 @@ def _version(url: str) -> None:
     engine = create_engine(url)
     try:
         if not inspect(engine).get_table_names():
+            from alembic.script import ScriptDirectory  # here, because it imports all of SQL's dialects
+            from nbgrader.dbutil import ALEMBIC_DIR
+
             version = ScriptDirectory(ALEMBIC_DIR).get_current_head()
             with engine.begin() as connection:
                 connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)"))

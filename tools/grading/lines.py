@@ -222,7 +222,7 @@ class Launcher(_Lines):
     nodes = _IN_LAUNCHERS
     place = "a launcher"
     builtins = words.IN_LAUNCHERS_BUILTINS
-    roots = {"triton": words.TRITON}
+    roots = {"triton": words.TRITON, "math": words.MATH}
 
     def extra(self, node):
         return node.id in self.given.hosts

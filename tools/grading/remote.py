@@ -166,6 +166,8 @@ class Remote(Contestant):
                 self.bench.spoilt("the kernels as text")
             try:
                 prepared = [texts.prepared(one, self.fields) for one in listed]
+            except texts.Unfinished as error:
+                return Kernels(error=(str(error), "the kernel leaves before that line, or nothing defines the name"))
             except texts.NotKernels as error:
                 self.bench.spoilt(f"a kernel's text: {error}")
         except Told as told:

@@ -5,20 +5,34 @@ named tuples, and functions that pass the list of kernels.
 """
 
 import ast
+import dataclasses
+import importlib
 
+from kernels.lab._triton_private import python_function
 from kernels.lab.compile_report import Prepared
+from tools.grading import reading
 from tools.grading.given import Given, is_constant
 from tools.grading.lines import Kernel, Refusal, Refused, Undefined
 from tools.grading.vocabulary import TORCH
 
 MOST_CHARACTERS = 500_000
-_MODULES = ("triton", "kernels.check.flash_mistakes", "kernels.check.score_mod_compiler")
+#: The first line of every text: behind it no comment can say in which encoding Python is to read the file.
+_FIRST = "import triton as _triton, triton.language as _tl\n"
+_GLUON = "triton.experimental.gluon.language"
+#: Modules whose functions and classes a text may name.
+_HOMES = ("triton.language", _GLUON, "kernels.check.flash_mistakes", "kernels.check.score_mod_compiler")
+_MODULES = ("collections", "torch", "triton", *_HOMES)
 _MAKERS = {"float", "tuple", "list", "set", "frozenset", "_tl.constexpr", "_tl.dtype", "collections.namedtuple"}
+_TAKEN = {"_gluon", "torch", "triton", "kernels", *(maker.split(".")[0] for maker in (*_MAKERS, "_triton"))}
 _DECORATORS = {"_triton.jit()", "_gluon.jit()"}
 
 
 class NotKernels(ValueError):
     """A text that holds something else."""
+
+
+class Unfinished(NotKernels):
+    """A text that uses a name which it does not define, as one does whose kernel leaves before that line."""
 
 
 def prepared(given: object, fields: set[str] = frozenset()) -> Prepared:
@@ -41,22 +55,21 @@ def prepared(given: object, fields: set[str] = frozenset()) -> Prepared:
 
 def hold(text: str, fields: set[str] = frozenset()) -> None:
     """Raise ``NotKernels`` unless a module's text defines kernels and constants, and does nothing else."""
-    tree = ast.parse(text)
-    given, fields = Given(), set(fields)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "collections.namedtuple":
-            fields.update(
-                str(each.value) for part in node.args[1:] for each in ast.walk(part) if isinstance(each, ast.Constant)
-            )
-    given.fields = fields
+    if not text.startswith(_FIRST) or reading.LINE_ENDS & set(text):
+        raise NotKernels("it begins in another way, or holds characters that end a line for some readers")
+    tree, lines = ast.parse(text), text.split("\n")
+    given = Given(fields=set(fields))
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef):
-            _function(statement, given)
+            _free(statement.name)
+            _function(statement, given, lines)
             given.kernels.add(statement.name)
         elif isinstance(statement, ast.Import):
             for alias in statement.names:
                 _module(alias.name)
-                if alias.asname:
+                if alias.asname and (statement.lineno, alias.asname) not in ((1, "_triton"), (1, "_tl")):
+                    if alias.asname != alias.name:
+                        _free(alias.asname)
                     given.imports[alias.asname] = _as_released(alias)
         elif isinstance(statement, ast.ImportFrom):
             if ast.unparse(statement) != "from triton.experimental import gluon as _gluon":
@@ -64,9 +77,16 @@ def hold(text: str, fields: set[str] = frozenset()) -> None:
         elif isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets):
             _value(statement.value)
             names = {target.id for target in statement.targets}
+            for name in names:
+                _free(name)
             (given.constants if is_constant(statement.value) else given.kernels).update(names - {"KERNEL", "VALUES"})
         else:
             raise NotKernels(f"`{ast.unparse(statement)[:60]}` defines no kernel")
+
+
+def _free(name: str) -> None:
+    if name in _TAKEN or name.startswith("__"):
+        raise NotKernels(f"{name} may not be defined anew")
 
 
 def _as_released(alias) -> str:
@@ -80,36 +100,34 @@ def _as_released(alias) -> str:
 
 
 def _module(name: str) -> None:
-    if name not in ("collections", "torch") and not any(name == one or name.startswith(f"{one}.") for one in _MODULES):
+    if name not in _MODULES and not name.startswith(tuple(f"{home}." for home in _HOMES[:2])):
         raise NotKernels(f"{name} is no module of kernels")
 
 
-def _function(statement, given) -> None:
+def _function(statement, given, lines) -> None:
     decorators = [ast.unparse(each) for each in statement.decorator_list]
     if len(decorators) != 1 or decorators[0] not in _DECORATORS:
         raise NotKernels(f"{statement.name} is no kernel")
+    if why := reading.why_not(statement, lines):
+        raise NotKernels(why)
+    kernel = Kernel("text", given, given.kernels | {statement.name}, given.constants)
     try:
-        Kernel("text", given, given.kernels | {statement.name}, given.constants).function(statement)
+        kernel.function(statement)
     except Refused as refused:
         refusal: Refusal = refused.args[0]
         raise NotKernels(f"{statement.name}: {refusal.why}") from None
     except Undefined as undefined:
-        raise NotKernels(str(undefined)) from None
+        raise Unfinished(str(undefined)) from None
 
 
 def _value(node) -> None:
-    """A constant, a name, what a module of kernels holds, or one of the makers with such values."""
+    """A constant, a name, what a module of kernels defines, or one of the makers with such values."""
     if isinstance(node, (ast.Constant, ast.Name)):
         return
     if isinstance(node, ast.Attribute):
-        path = ast.unparse(node)
-        if any(part.startswith("_") and part not in ("_tl", "_triton", "_gluon") for part in path.split(".")):
-            raise NotKernels(f"{path} belongs to Python's machinery")
-        if path.split(".")[0] == "torch":
-            if path.removeprefix("torch.") not in TORCH:
-                raise NotKernels(f"{path} is no dtype")
-        elif path.split(".")[0] not in ("_tl", "_triton", "_gluon"):
-            _module(path)
+        module, _, name = ast.unparse(node).rpartition(".")
+        if module != "torch" or name not in TORCH:
+            _defined(module, name)
         return
     if isinstance(node, (ast.List, ast.Tuple)):
         parts = node.elts
@@ -118,13 +136,31 @@ def _value(node) -> None:
     elif isinstance(node, ast.UnaryOp):
         parts = [node.operand]
     elif isinstance(node, ast.Call):
-        made = node.func.func if isinstance(node.func, ast.Call) else node.func
-        path = ast.unparse(made)
-        if path not in _MAKERS and not path.startswith("triton.experimental.gluon.language."):
-            raise NotKernels(f"{path[:60]} is not called where kernels are defined")
         parts = [*node.args, *(keyword.value for keyword in node.keywords)]
-        parts += node.func.args if isinstance(node.func, ast.Call) else []
+        if isinstance(node.func, ast.Call):  # the members of a named tuple, whose type is made on the spot
+            if ast.unparse(node.func.func) != "collections.namedtuple":
+                raise NotKernels(f"{ast.unparse(node.func)[:60]} is not called where kernels are defined")
+            parts.append(node.func)
+        elif (path := ast.unparse(node.func)) not in _MAKERS:
+            module, _, name = path.rpartition(".")
+            layout = _defined(module, name)
+            if not (isinstance(layout, type) and dataclasses.is_dataclass(layout) and module.startswith(_GLUON)):
+                raise NotKernels(f"{path[:60]} is not called where kernels are defined")
     else:
         raise NotKernels(f"`{ast.unparse(node)[:60]}` is no constant")
     for part in parts:
         _value(part)
+
+
+def _defined(module: str, name: str) -> object:
+    """The function or class that a module of kernels itself defines; one that it merely imported is somebody else's."""
+    if module in ("collections", "torch", "triton"):
+        raise NotKernels(f"{module}.{name} is nothing of a kernel")
+    _module(module)
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise NotKernels(str(error)) from None
+    if getattr(python_function(found) or found, "__module__", None) != module:
+        raise NotKernels(f"{module}.{name} is nothing that {module} defines")
+    return found

@@ -16,6 +16,14 @@ _TL_FUNCTIONS = (
 )
 TL = frozenset(f"{_TL_DTYPES} {_TL_FUNCTIONS}".split())
 TL_MATH = frozenset("abs exp exp2 log log2 sqrt sqrt_rn rsqrt sin cos erf fma floor ceil div_rn fdiv umulhi".split())
+#: Python's own module of numbers, the one that an answer may import: for launchers, compilers and tests.
+MATH = frozenset(
+    (
+        "acos asin atan atan2 cbrt ceil copysign cos cosh dist e erf erfc exp exp2 expm1 fabs floor fmod frexp fsum gcd "
+        "hypot inf isclose isfinite isinf isnan isqrt lcm ldexp log log10 log1p log2 modf nan pi prod remainder sin sinh "
+        "sqrt tan tanh tau trunc ulp"
+    ).split()
+)
 TRITON = frozenset(["cdiv", "next_power_of_2"])
 GL = frozenset(
     (

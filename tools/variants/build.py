@@ -14,16 +14,21 @@ from pathlib import Path
 
 import nbformat
 
+from kernels.check.chunked_attention import OUTPUTS, STATES
 from kernels.check.conv_mistakes import Filter
 from kernels.check.conv_wgrad import IM2COL, SPLIT, WGRAD
 from kernels.check.dynamic_conv import DWEIGHT, DX, FORWARD, Window
 from kernels.check.framework import Exercise
+from kernels.check.recurrence import Chunked, Gated
+from kernels.check.recurrent_attention import BACKWARD as RECURRENT_BACKWARD
+from kernels.check.recurrent_attention import FORWARD as RECURRENT_FORWARD
+from kernels.check.recurrent_attention import GATE
 from kernels.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.check.row_softmax import Softmax
 from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
 from kernels.check.tiled_matmul import Packing
 from kernels.check.variations import Variation
-from tools.variants import conv_wgrad, dynamic_conv, row_softmax, tiled_matmul
+from tools.variants import chunked_attention, conv_wgrad, dynamic_conv, recurrent_attention, row_softmax, tiled_matmul
 from tools.variants import edits as pieces
 
 COPIED = ("nbgrader_config.py", "roster.csv", "course.toml")
@@ -42,6 +47,8 @@ TABLE = {
     "01_row_softmax": Varied(Softmax, (ROW_SOFTMAX,), row_softmax.edits),
     "02_tiled_matmul": Varied(Packing, (TILED_MATMUL,), tiled_matmul.edits),
     "03_dynamic_conv": Varied(Window, (FORWARD, DX, DWEIGHT), dynamic_conv.edits),
+    "04_recurrent_attention": Varied(Gated, (RECURRENT_FORWARD, RECURRENT_BACKWARD, GATE), recurrent_attention.edits),
+    "05_chunked_attention": Varied(Chunked, (STATES, OUTPUTS), chunked_attention.edits),
     "08_conv_wgrad": Varied(Filter, (IM2COL, WGRAD, SPLIT), conv_wgrad.edits),
 }
 

@@ -9,8 +9,8 @@ class OutOfDate(ValueError):
     """A solution's text is no longer what a variation replaces."""
 
 
-#: For a cell's id, old and new text in turn; ("", new) stands for the whole cell.
-Edits = dict[str, tuple[str, ...]]
+#: For a cell's id, old and new text in turn. ("", new) stands for the whole cell, and a pattern for each place that it fits.
+Edits = dict[str, tuple[str | re.Pattern, ...]]
 
 
 def apply(notebook: nbformat.NotebookNode, edits: Edits) -> None:
@@ -23,7 +23,12 @@ def apply(notebook: nbformat.NotebookNode, edits: Edits) -> None:
             cells[name].source = _replaced(name, cells[name].source, old, new)
 
 
-def _replaced(name: str, source: str, old: str, new: str) -> str:
+def _replaced(name: str, source: str, old: str | re.Pattern, new: str) -> str:
+    if isinstance(old, re.Pattern):
+        made, places = old.subn(new, source)
+        if not places:
+            raise OutOfDate(f"cell {name}: {old.pattern!r} fits nothing")
+        return made
     if not old:
         return new
     if source.count(old) != 1:

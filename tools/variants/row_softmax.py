@@ -21,6 +21,7 @@ def edits(task: Softmax) -> Edits:
     else:
         formula = rf"\text{{out}}_{{m,n}} = \frac{{{b}^{{\,z_{{m,n}} - \mu_m}}}}{{{total}}},"
         cancels = "which cancels in the quotient"
+    p = rf"{b}^{{\,\text{{out}}_{{m,n}}}}" if task.log else r"\text{out}_{m,n}"
     stored, empty = (r"$-\infty$ is stored", r"$-\infty$ throughout") if task.log else ("its softmax is 0", "zeros")
     return {
         "title": ("turns each row of a matrix into its softmax.", f"turns each row of a matrix, x, into {task.asked}."),
@@ -31,8 +32,14 @@ def edits(task: Softmax) -> Edits:
   gives the same. In float32 $e^{x}$ overflows from $x = 89$ on, and with""",
             rf"""For any $c$ is ${b}^{{z}} = {b}^{{c}}\,{b}^{{z - c}}$, with a factor ${b}^{{c}}$ {cancels}. So on paper every $c$
   gives the same. In float32 ${b}^{{z}}$ overflows from $z = {overflow}$ on, and with""",
-            r"""An entry that is $-\infty$ takes no part: its softmax is 0. A row of nothing but $-\infty$ gives zeros.""",
-            f"An entry ${nothing}$ of `x` takes no part, for its power is 0: {stored}. A row of nothing but ${nothing}$ gives {empty}.",
+            r"""An entry that is $-\infty$ takes no part: its softmax is 0, and in the entropy $0 \ln 0$ counts as 0. A row of nothing but
+  $-\infty$ gives zeros, and the entropy 0.""",
+            rf"""An entry ${nothing}$ of `x` takes no part, for its power is 0: {stored}, and in the entropy $0 {log} 0$
+  counts as 0. A row of nothing but ${nothing}$ gives {empty}, and the entropy 0.""",
+            r"""-\sum_{n<N} p_{m,n} \ln p_{m,n}, \qquad p_{m,n} = \text{out}_{m,n}""",
+            rf"""-\sum_{{n<N}} p_{{m,n}} {log} p_{{m,n}}, \qquad p_{{m,n}} = {p}""",
+            r"""and $\ln N$ where""",
+            f"and ${log} N$ where",
         ),
         **_by_hand(task, log, exp),
         "task": ("for the quotients.", "for the logarithms.") if task.log else (),
@@ -42,6 +49,14 @@ def edits(task: Softmax) -> Edits:
 $-\infty$ too,""",
             rf"""${b}^{{-\infty}} = 0$ and $\max(a, -\infty) = a$, so one value of $z$ is neutral for both: of which $x$ is it the $z$? For a row
 without any other the maximum is $-\infty$ too,""",
+            r"""$d_n = x_n - \mu$. Then $p_n = e^{d_n} / Z$ and $\ln p_n = d_n - \ln Z$, so
+
+$$-\sum_n p_n \ln p_n = \ln Z - \frac1Z \sum_n e^{d_n}\, d_n$$""",
+            rf"""$d_n = z_n - \mu$. Then $p_n = {b}^{{d_n}} / Z$ and ${log} p_n = d_n - {log} Z$, so
+
+$$-\sum_n p_n {log} p_n = {log} Z - \frac1Z \sum_n {b}^{{d_n}}\, d_n$$""",
+            "where $e^{d_n}$ is 0",
+            f"where ${b}^{{d_n}}$ is 0",
             *(
                 (
                     """Then every exponential is 0, and so is their sum, by
@@ -75,19 +90,25 @@ def _by_hand(task: Softmax, log: str, exp: str) -> Edits:
     logarithm = {"exp": "torch.log", "exp2": "torch.log2"}[exp]
     x = f"{logarithm}(torch.tensor([[1.0, 2.0, 3.0]])){'' if task.factor == 1 else f' / {task.factor}'}"
     z = "x" if task.factor == 1 else f"{task.factor} * x"
-    shown = f"{logarithm}(p / p.sum())" if task.log else "(p / p.sum())"
+    shown, unit = f"{logarithm}(p)" if task.log else "p", task.unit
     return {
         "by-hand-text": (
             r"""chosen so that the exponentials are 1, 2 and 3: $x = (0, \ln 2, \ln 3)$. The sum is 6, so the softmax
-is $(\tfrac16, \tfrac26, \tfrac36)$.""",
+is $(\tfrac16, \tfrac26, \tfrac36)$. Its entropy is $\tfrac16 \ln 6 + \tfrac26 \ln 3 + \tfrac36 \ln 2 = 1.011$; three equal numbers would
+have $\ln 3 = 1.099$.""",
             rf"""chosen so that the powers are 1, 2 and 3: $x = (0, {entries})$. Their sum is 6, so `out` is
-${out}$.""",
+${out}$. The entropy is $\tfrac16 {log} 6 + \tfrac26 {log} 3 + \tfrac36 {log} 2 = {1.0114 / unit:.3f}$; three equal numbers
+would have ${log} 3 = {1.0986 / unit:.3f}$.""",
         ),
         "by-hand": (
             "x = torch.log(torch.tensor([[1.0, 2.0, 3.0]])).to(device)",
-            f"x = ({x}).to(device)\np = torch.{exp}({z})",
-            "torch.softmax(x, dim=1)[0].tolist()",
+            f"x = ({x}).to(device)\npower = torch.{exp}({z})",
+            "torch.softmax(x, dim=1)",
+            "power / power.sum()",
+            "p[0].tolist()",
             f"{shown}[0].tolist()",
+            "p * torch.log(p)",
+            f"p * {logarithm}(p)",
         ),
     }
 
@@ -104,7 +125,8 @@ def _kernel(task: Softmax, exp: str) -> tuple[str, ...]:
         "# First walk: the maximum of the row. Mind the row that is all -inf.",
         f"# First walk: the maximum of z. Mind the row that is all {task.nothing}.",
         "# Second walk: the sum of the exponentials.", "# Second walk: the sum of the powers.",
-        "total += tl.exp(", f"total += tl.{exp}(",
+        "power = tl.exp(", f"power = tl.{exp}(",
+        "tl.log(row_sum)", f"tl.{exp.replace('exp', 'log')}(row_sum)",
         "# Third walk: the quotients, stored.", f"# Third walk: the {'logarithms' if task.log else 'quotients'}, stored.",
         "tl.exp(load_block(x_row, offs_n, N, stride_xn) - row_max) / row_sum", third,
     )  # fmt: skip

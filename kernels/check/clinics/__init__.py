@@ -5,13 +5,13 @@
 
 from collections.abc import Callable
 
-from kernels.check.clinics import part_0, part_1, part_2
+from kernels.check.clinics import part_0, part_1, part_2, part_3, part_4
 from kernels.check.clinics.patient import CAUSES, Patient
 from kernels.check.clinics.sheets import Sheet, Tester, check_diagnosis, check_finds, diagnosis, finds
 
 __all__ = ["CAUSES", "CHECKS", "PATIENTS", "SHEETS", "Patient", "Sheet", "Tester", "check_diagnosis", "check_finds"]
 
-PATIENTS: dict[str, Patient] = {one.key: one for part in (part_0, part_1, part_2) for one in part.PATIENTS}
+PATIENTS: dict[str, Patient] = {one.key: one for part in (part_0, part_1, part_2, part_3, part_4) for one in part.PATIENTS}
 SHEETS: dict[str, Sheet] = {
     sheet.name: sheet for one in PATIENTS.values() for sheet in (diagnosis(one), finds(one))
 }  # fmt: skip

@@ -27,8 +27,9 @@ import triton.language as tl
 from kernels import runtime
 from kernels.check.explanations import CHECKS_OWN
 from kernels.check.steps import Diagnosis, described
+from kernels.lab.accesses import Trace
 from kernels.lab.source import readable
-from kernels.lab.trace import Trace, trace
+from kernels.lab.trace import trace
 
 __all__ = ["Diagnosis", "block", "call", "described", "difference", "empty", "launch", "outside", "strided", "values"]
 

@@ -23,6 +23,10 @@ def reverse(kernel):
         return "Nothing is reversed, x is copied as it is: the load has to run the other way."
     if torch.equal(out, x.view(4, 4).flip(1).flatten()):
         return "Each block is reversed, but the blocks are still in their old order: count from the end of x."
+    if torch.equal(out, x.view(4, 4).flip(0).flatten()):
+        return "The blocks have changed places, but in each the order is still the old one: count from the end of x."
+    if torch.equal(out, x.flip(0)[:4].repeat(4)):
+        return "Every program loads the same four elements: count with offs, which knows the program; the lanes alone don't."
     return difference("out", out, x.flip(0))
 
 
@@ -38,6 +42,8 @@ def pair(kernel):
             return f"out[{N - 1}] has x[0] in it: past the end there are zeros, not the first element again."
         if torch.equal(out, torch.where(right == x.roll(-1), 2 * x, out)):
             return "The lanes load their own element again: the right neighbour is at offs + 1."
+        if torch.equal(out, x + (x + 1)):
+            return "The 1 is added to the number that was loaded: add it to the address, x_ptr + offs + 1."
         if said := difference("out", out, x + right):
             return f"With N = {N}, {said}"
     return ""

@@ -104,7 +104,7 @@ _ROOM_MISTAKES = [
 def rooms(answer):
     """best_warps(registers, shared_bytes)."""
     small = ((16, 4 * KB), (32, 0), (128, 0), (40, 0), (32, 20 * KB), (32, 14592))  # the last: 14.25 kB, and 1 kB more
-    cases = (*small, (64, 48 * KB), (168, 64 * KB), (80, 0), (255, 0))
+    cases = (*small, (64, 48 * KB), (168, 64 * KB), (80, 0), (255, 0), (32, 150 * KB))  # the last: 16 warps
     answers = [answer(*case) for case in cases]
     for (registers, shared), got in zip(cases, answers):
         asked = f"{registers} registers in a thread, {shared:,} bytes of shared memory"
@@ -118,6 +118,8 @@ def rooms(answer):
         for mistake, why in _ROOM_MISTAKES:
             if answers == [_best(mistake(*case).get) for case in cases]:
                 return f"{said}. {why}"
+        if want not in answers:
+            return f"{said}. {want} warps for each program are a choice, too"
         if homes[got] == homes[want]:
             return f"{said}. Of equals take the smallest: max() keeps the first"
         return (
@@ -130,10 +132,11 @@ def rooms(answer):
 def idle(answer):
     """idle(M, N, tile_m, tile_n, multiprocessors)."""
     cases = (
+        (4096, 4096, 128, 128, 132),
         (2048, 2048, 128, 256, 132),
         (2176, 2048, 128, 256, 132),
         (100, 100, 64, 64, 3),
-        (4096, 4096, 128, 128, 132),
+        (1536, 1408, 128, 128, 132),  # one whole wave
         (1, 1, 16, 16, 132),
     )
     for M, N, m, n, count in cases:
@@ -157,6 +160,8 @@ def idle(answer):
             places = math.ceil(other / count) * count
             if places and math.isclose(got, 1 - other / places, abs_tol=1e-9):
                 return f"{said}. There are {tiles} tiles: a ragged edge has its own, so round up along each axis"
+        if math.isclose(got, 1 - tiles / ((waves + 1) * count), abs_tol=1e-9):
+            return f"{said}. The {tiles} tiles fill {waves * count} places, and no further wave begins"
         if math.isclose(got, 0, abs_tol=1e-9):
             return f"{said}. {tiles} tiles are no whole number of waves of {count}: round the waves up"
         return f"{said}. {tiles} tiles need {waves} × {count} = {waves * count} places"

@@ -40,7 +40,7 @@ def ahead(answer):
 def newest_first(answer):
     """Every length of piece from 0 to beyond the state, and W = 1, whose state has no slot."""
     for slots in (3, 1, 0):
-        for L in (0, 1, 2, 3, 5):
+        for L in (1, 0, 2, 3, 5):
             read = torch.arange(1, slots + L + 1)  # inputs in the order in which they were read
             state, piece = read[:slots].flip(0).expand(2, slots), read[slots:].expand(2, L)
             wanted = read.flip(0)[:slots].expand(2, slots)
@@ -48,6 +48,8 @@ def newest_first(answer):
             case = f"The state {state[0].tolist()} and piece {piece[0].tolist()}"
             if tuple(got.shape) != (2, slots):
                 because = ": a slice [-0:] is everything" if slots == 0 else ": a slice [:-0] is empty" * (L == 0)
+                if slots and L and got.shape[-1] == L:
+                    because = ": the piece alone is too short, and the other slots come from the old state"
                 return f"{case} (W = {slots + 1}) give {got.shape[-1]} slots, not {slots}{because}"
             if torch.equal(got, wanted):
                 continue
@@ -55,6 +57,8 @@ def newest_first(answer):
                 why = "the piece stands in reading order in it, oldest first: turn it around"
             elif torch.equal(got, torch.cat([state, piece], -1)[..., -slots:]):
                 why = "that is the rule for a state whose oldest stands first"
+            elif torch.equal(got, torch.cat([state, piece], -1).flip(-1)[..., :slots]):
+                why = "the old state stands newest first already: turn the piece around alone"
             elif L < slots and got[0].tolist()[:L] == wanted[0].tolist()[:L]:
                 why = f"the old slots must move on by L = {L} to make room"
             else:

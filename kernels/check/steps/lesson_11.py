@@ -82,6 +82,8 @@ def walk_back(answer):
                 return f"{run}, token {t}'s window is {mine}: the oldest input stands first"
             if len(mine) != W:
                 return f"{run}, token {t}'s window {mine} has {len(mine)} inputs, not {W}"
+            if t == last and mine[0] == right[0]:
+                return f"{run}, token {t}'s window is {mine}: before the walk it must hold the inputs {right[1:]}"
             return f"{run}, token {t}'s window is {mine}, not {right}; walking back, its oldest input is the new one"
         twice = sorted({j for j in asked if asked.count(j) > 1})
         if twice:

@@ -72,7 +72,11 @@ def document_end(answer):
                 "cu_seqlens[n + 1] is already the next document's first token: leave it out, with < in place of <=",
             ),
             (j + w < ends, "You test the time j + w, but tap w saw X[j] at j + W - 1 - w (step 3, line 1)"),
-            ((j < ends).expand(W, T), "You test j, which is in its document anyhow: test the time t = j + W - 1 - w"),
+            (
+                (j < ends).expand(W, T),
+                "What you test always holds: j lies in its document, and t = j + W - 1 - w is never before it begins. "
+                "Test whether t is past its end",
+            ),
             (
                 j - W + 1 + w >= begins,
                 "Yours is the forward pass's mask, at the document's beginning: here the time may pass its end",

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.lab.accesses import Trace
 from kernels.lab.drawings.language import INK, NOTE, drawing, filmstrip, ink
-from kernels.lab.trace import Trace
 
 SECTOR = 8  # float32 numbers in 32 bytes
 

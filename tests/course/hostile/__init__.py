@@ -224,14 +224,16 @@ def load_block(x_row, offs_n, N, stride_xn):
     return x_row
 
 @triton.jit
-def row_softmax_kernel(x: tl.constexpr, out_ptr, N, stride_xm, stride_xn, stride_om, stride_on, BLOCK_N: tl.constexpr):
+def row_softmax_kernel(
+    x: tl.constexpr, out_ptr, entropy_ptr, N, stride_xm, stride_xn, stride_om, stride_on, BLOCK_N: tl.constexpr
+):
     if tl.program_id(0) == 0:
         for r in range(x.shape[0]):
             for c in range(x.shape[1]):
                 tl.store(out_ptr + r * stride_om + c * stride_on, float(x.softmax(1)[r, c]))
 """
 RELAUNCH = """
-def row_softmax(x, out, BLOCK_N=None):
+def row_softmax(x, out, entropy, BLOCK_N=None):
     out.copy_(torch.softmax(x.float(), dim=1))
 """
 LOOP = "while lanes_seen == lanes_seen:\n        lanes_seen = 0"
@@ -252,7 +254,7 @@ ATTACKS = (
     refused("launcher with torch", beside(RELAUNCH), "bears no @triton.jit"),
     refused(
         "launcher renamed",
-        answer("row_softmax = lambda x, out, BLOCK_N=None: out.copy_(x.softmax(1))"),
+        answer("row_softmax = lambda x, out, entropy, BLOCK_N=None: out.copy_(x.softmax(1))"),
         "may not be defined",
     ),
     refused("torch in a kernel", inside("x_ptr = torch.softmax(x_ptr, 1)"), "may not use torch"),

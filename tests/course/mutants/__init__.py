@@ -2,7 +2,8 @@
 
 A mutant is a patch of a solution's source, taken out of its notebook, so that it never drifts from it. Each runs to its
 end, passes a naive test (one aligned call, zeros around everything), and fails the property named for it.
-``python -m tests.course.mutants`` writes docs/kill_table.md; with names of exercises, such as 03_dynamic_conv, their part.
+``python -m tests.course.mutants`` writes docs/kill_table.md, ``python -m tests.course.mutants 01_row_softmax`` what it says
+of that exercise.
 """
 
 import contextlib
@@ -150,44 +151,34 @@ def targets() -> tuple[Target, ...]:
     return (row_softmax.TARGET, tiled_matmul.TARGET, *(target for module in several for target in module.TARGETS))
 
 
-def kept() -> dict[str, list[str]]:
-    """The lines of the kill table as it stands, by heading."""
-    sections, heading = {"": []}, ""
-    for line in TABLE.read_text().splitlines() if TABLE.exists() else ():
-        heading = line if line.startswith("## ") else heading
-        sections.setdefault(heading, []).append(line)
-    return sections
+def section(target: Target) -> str:
+    """A target's part of the kill table, made by running its mutants."""
+    lines = [f"## {target.assignment}: `{target.function}`", ""]
+    verdicts = " | ".join(check.VERDICTS)
+    lines += [f"| mutant | bug | {verdicts} | where | with the diagnosis | fails too |", "|---|---|---|---|---|---|---|---|"]
+    for mutant in target.mutants:
+        _, printed = target.check(submission(target, mutant.patch, mutant.cell), verdicts=mutant.verdict)
+        lines.append(row(target, mutant, failures(printed)))
+    return "\n".join(lines)
 
 
-def table(only: tuple[str, ...] = ()) -> str:
-    """The kill table, made by running every mutant; ``only``: those of these assignments, and the rest as it stands."""
+def table(assignments: list[str] | None = None) -> str:
+    """The kill table, made by running every mutant, or those of ``assignments``; the others' parts stay as they stand."""
     from tests.course import similarity
 
-    lines = [
-        "# Which check catches which bug",
-        "",
-        "Made by `python -m tests.course.mutants`, proved line by line by `tests/course/test_mutants.py`. Each bug is",
-        "a patch of the solution that runs to its end and passes a naive test: one call whose sizes fill every block.",
-        "The verdict named for it catches it by itself: *right*, at one of its properties, *compiles* or *cheap*.",
-        "",
+    before = {part.splitlines()[0]: part.rstrip() for part in re.split(r"(?m)^(?=## )", TABLE.read_text()) if part.strip()}
+    parts = [
+        "# Which check catches which bug\n\n"
+        "Made by `python -m tests.course.mutants`, proved line by line by `tests/course/test_mutants.py`. Each bug is\n"
+        "a patch of the solution that runs to its end and passes a naive test: one call whose sizes fill every block.\n"
+        "The verdict named for it catches it by itself: *right*, at one of its properties, *compiles* or *cheap*."
     ]
-    before = kept() if only else {}
     for target in targets():
-        heading = f"## {target.assignment}: `{target.function}`"
-        if only and target.assignment not in only and heading in before:
-            lines += before[heading]
-            continue
-        verdicts = " | ".join(check.VERDICTS)
-        lines += [
-            heading,
-            "",
-            f"| mutant | bug | {verdicts} | where | with the diagnosis | fails too |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for mutant in target.mutants:
-            _, printed = target.check(submission(target, mutant.patch, mutant.cell), verdicts=mutant.verdict)
-            lines.append(row(target, mutant, failures(printed)))
-        lines.append("")
-    lines += ["## How much of a solution is a lesson's code with other names", ""]
-    lines += ["By `python -m tests.course.similarity`: which share of the learner's token trigrams one cell has, too.", ""]
-    return "\n".join([*lines, *similarity.table()]) + "\n"
+        made = not assignments or target.assignment in assignments
+        parts.append(section(target) if made else before[f"## {target.assignment}: `{target.function}`"])
+    parts.append(
+        "## How much of a solution is a lesson's code with other names\n\n"
+        "By `python -m tests.course.similarity`: which share of the learner's token trigrams one cell has, too.\n\n"
+        + "\n".join(similarity.table())
+    )
+    return "\n\n".join(parts) + "\n"

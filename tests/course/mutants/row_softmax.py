@@ -8,9 +8,10 @@ from tests.course.mutants import Mutant, Target
 def naive(row_softmax) -> bool:
     """Four rows of sixteen, float32."""
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
-    out = torch.zeros_like(x)
-    row_softmax(x, out)
-    return torch.allclose(out, torch.softmax(x, dim=1), atol=1e-3)
+    out, entropy = torch.zeros_like(x), torch.zeros(4)
+    row_softmax(x, out, entropy)
+    p = torch.softmax(x, dim=1)
+    return torch.allclose(out, p, atol=1e-3) and torch.allclose(entropy, -(p * p.log()).sum(1), atol=1e-3)
 
 
 TARGET = Target(
@@ -60,7 +61,7 @@ TARGET = Target(
         Mutant(
             "sum not carried",
             "each block's exponentials replace the sum so far",
-            ("total += tl.exp(", "total = tl.exp("),
+            ("total += power", "total = power"),
             "wide rows",
             "the sum is that of the last block alone",
         ),
@@ -68,8 +69,8 @@ TARGET = Target(
             "sums of different maxima",
             "a block's exponentials are taken against its own maximum",
             (
-                "total += tl.exp(load_block(x_row, start + lanes, N, stride_xn) - row_max)",
-                "x = load_block(x_row, start + lanes, N, stride_xn)\n        total += tl.exp(x - tl.max(x, axis=0))",
+                "        total += power",
+                "        total += tl.exp(d - tl.max(d, axis=0))",
             ),
             "wide rows",
             "each block's sum is taken against its own maximum",
@@ -88,8 +89,8 @@ TARGET = Target(
             "no maximum",
             "the exponential of x itself",
             (
-                "N, stride_xn) - row_max)\n    row_sum",
-                "N, stride_xn))\n    row_sum",
+                "d = load_block(x_row, start + lanes, N, stride_xn) - row_max",
+                "d = load_block(x_row, start + lanes, N, stride_xn)",
                 " - row_max) / row_sum",
                 ") / row_sum",
             ),
@@ -116,6 +117,27 @@ TARGET = Target(
             ("    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)\n", ""),
             "excluded entries",
             "a row of -inf gives inf - inf or 0 / 0: the specification asks for zeros",
+        ),
+        Mutant(
+            "zero times infinity",
+            "a power of 0 is multiplied with its exponent, -inf",
+            ("power * tl.where(power > 0.0, d, 0.0)", "power * d"),
+            "entropy",
+            "0 · -inf is NaN: where a power is 0, as in the lanes beyond N, its part of the entropy must be made 0",
+        ),
+        Mutant(
+            "zero times infinity inside",
+            "only beyond N is the exponent put to 0",
+            ("tl.where(power > 0.0, d, 0.0)", "tl.where(start + lanes < N, d, 0.0)"),
+            "excluded entries",
+            "0 · -inf is NaN: where a power is 0, as for an excluded entry, its part of the entropy must be made 0",
+        ),
+        Mutant(
+            "entropy not carried",
+            "each block's part of the entropy replaces the sum so far",
+            ("weighted += power", "weighted = power"),
+            "entropy",
+            "the sum of the powers times their exponents is that of the last block alone",
         ),
         Mutant(
             "column stride left out",

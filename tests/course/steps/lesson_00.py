@@ -35,6 +35,11 @@ WRONG = {
             REVERSE.format("tl.load(x_ptr + tl.program_id(0) * BLOCK + BLOCK - 1 - tl.arange(0, BLOCK))"),
             "the blocks are still in their old order",
         ),
+        (
+            REVERSE.format("tl.load(x_ptr + N - BLOCK - tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))"),
+            "in each the order is still the old one",
+        ),
+        (REVERSE.format("tl.load(x_ptr + N - 1 - tl.arange(0, BLOCK))"), "Every program loads the same four"),
     ],
     "00-pair": [
         (
@@ -46,6 +51,7 @@ WRONG = {
         (PAIR.format("tl.load(x_ptr + offs + 1, mask=offs + 1 < N)"), "`other` is missing"),
         (PAIR.format("here[offs + 1]"), "a block has no elements to pick"),
         (PAIR.format("here"), "the right neighbour is at offs + 1"),
+        (PAIR.format("here + 1"), "The 1 is added to the number"),
         (PAIR.format("tl.load(x_ptr + offs + 1, mask=offs + 2 < N, other=0.0)"), "With N = 13, out[11] is"),
     ],
     "00-block-sums": [

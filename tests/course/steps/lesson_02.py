@@ -43,6 +43,10 @@ WRONG = {
             ROOMS.format("warps * min(64 // warps, by_registers, 228 * 1024 // max(shared_bytes, 1), 32)"),
             "1 kB of shared memory more",
         ),
+        (
+            ROOMS.format("warps * min(64 // warps, by_registers, by_shared_memory, 32)").replace("8, 16)", "8)"),
+            "16 warps for each program are a choice, too",
+        ),
     ],
     "02-idle": [
         (IDLE.format(RAGGED, "1 - tiles % multiprocessors / multiprocessors"), "last wave alone"),
@@ -52,5 +56,13 @@ WRONG = {
             "round up along each axis",
         ),
         (IDLE.format(RAGGED, "1 - tiles / (tiles / multiprocessors * multiprocessors)"), "round the waves up"),
+        (
+            IDLE.format(RAGGED, "1 - tiles / ((tiles // multiprocessors + 1) * multiprocessors)"),
+            "no further wave begins",
+        ),
+        (
+            IDLE.format(RAGGED, "1 - tiles / (tiles // multiprocessors * multiprocessors)"),
+            "A wave that is not full takes its time",
+        ),
     ],
 }

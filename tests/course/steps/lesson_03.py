@@ -62,6 +62,7 @@ def at_offsets(offs_m, offs_k, stride_at):
         (LOOP.replace("b, acc)", "b)"), "Only the last step's product is left"),
         (LOOP.replace("scale[None, :]", "scale[:, None]"), "Rows are scaled, not columns"),
         (LOOP.replace("a * scale[None, :]", "a"), "comes back unscaled"),
+        (WIDE.replace("acc)", "acc, input_precision='ieee') * scale"), "elements are wrong, this one first"),
         (LOOP, "more than float16 holds"),
         (LOOP.replace("a * scale[None, :], b, acc", "a, b * scale[:, None], acc"), "more than float16 holds"),
         (WIDE, "round both tiles to TF32"),
@@ -116,6 +117,16 @@ def grouped_columns(pid, grid_m, grid_n, GROUP_N):
     return pid % programs % columns, first_n + pid % programs // columns
 """,
             "row and column are swapped inside a group",
+        ),
+        (
+            """
+def grouped_columns(pid, grid_m, grid_n, GROUP_N):
+    programs = GROUP_N * grid_m
+    first_n = pid // programs * GROUP_N
+    columns = min(grid_n - first_n, GROUP_N)
+    return pid // columns, first_n + pid % programs % columns
+""",
+            "inside a group it is pid % programs that counts",
         ),
     ],
 }

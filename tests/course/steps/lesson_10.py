@@ -26,6 +26,21 @@ WRONG = {
         ),
         (
             "def newest_first(state, piece):\n"
+            "    return torch.cat([state, piece], -1).flip(-1)[..., : state.shape[-1]]",
+            "turn the piece around alone",
+        ),
+        (
+            "def newest_first(state, piece):\n    return piece.flip(-1)[..., : state.shape[-1]]",
+            "the piece alone is too short",
+        ),
+        (
+            "def newest_first(state, piece):\n"
+            "    kept = state[..., : -piece.shape[-1]]\n"
+            "    return torch.cat([piece.flip(-1), kept], -1)[..., : state.shape[-1]]",
+            "a slice [:-0] is empty",
+        ),
+        (
+            "def newest_first(state, piece):\n"
             "    return torch.cat([state.flip(-1), piece], -1)[..., -state.shape[-1] :].flip(-1)",
             "a slice [-0:] is everything",
         ),

@@ -55,5 +55,14 @@ WRONG = {
             "        yield t, list(window)",
             "has 5 inputs, not 4",
         ),
+        (
+            "def walk_back(X, first, last, W):\n"
+            "    window = [X(last)] * (W - 1)\n"
+            "    for t in range(last, first - 1, -1):\n"
+            "        window = [X(t - W + 1), *window]\n"
+            "        yield t, list(window)\n"
+            "        window = window[:-1]",
+            "before the walk it must hold the inputs [10, 11, 12]",
+        ),
     ],
 }

@@ -1,14 +1,20 @@
 """Tensors as a launcher may see them: shapes and strides. Numbers are a kernel's work, and torch does none of it."""
 
 import functools
+import inspect
 
 import torch
-from triton.runtime.interpreter import GridExecutor
+import triton.language as tl
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction
+from triton.runtime.jit import ConstexprFunction
+
+from kernels.lab._triton_private import is_kernel
 
 _SEEN = {
     torch.Tensor.stride, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.dim, torch.Tensor.element_size,
     torch.Tensor.data_ptr, torch.Tensor.storage_offset, torch.Tensor.is_contiguous, torch.Tensor.__len__,
     torch.Tensor.nelement,
+    torch.Tensor.zero_,  # cleared before programs add to it: what is then stored is theirs all the same
     *(
         getattr(torch.Tensor, name).__get__
         for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout", "requires_grad", "itemsize")
@@ -21,7 +27,7 @@ class Sealed(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        """Let what only looks at shape and strides pass."""
+        """Let what only looks at shape and strides pass, and what clears."""
         if function in _SEEN:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
@@ -50,17 +56,43 @@ def _holds_tensor(value) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def open_in_kernels() -> None:
-    """From now on a launch sees the tensors themselves."""
-    original = GridExecutor.__call__
+def _is_argument(value) -> bool:
+    """Whether a GPU's launch takes it: a function of Python, or a table, would take the work out of the kernel."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_argument, value))
+    plain = value is None or isinstance(value, (bool, int, float, str, torch.dtype, tl.dtype, tl.constexpr))
+    return plain or isinstance(value, torch.Tensor) or is_kernel(value) or isinstance(value, ConstexprFunction)
 
-    @functools.wraps(original)
-    def call(self, *args, **kwargs):
+
+def open_in_kernels() -> None:
+    """From now on a launch sees the tensors themselves, and nothing but a launch runs a kernel's lines."""
+    launched, called = GridExecutor.__call__, InterpretedFunction.__call__
+    running = False
+
+    @functools.wraps(launched)
+    def launch(self, *args, **kwargs):
+        nonlocal running
         # A pointer is opened. A constant is handed on as it is, and a tensor of torch there would compute like one.
         given = dict(zip(self.arg_names, args)) | kwargs
-        for name in self.constexprs:
-            if _holds_tensor(given.get(name)):
+        for name, value in given.items():
+            if name in self.constexprs and _holds_tensor(value):
                 raise TypeError(f"{name} is a tl.constexpr, and was given a tensor: a tensor arrives as a pointer")
-        return original(self, *map(_opened, args), **{name: _opened(value) for name, value in kwargs.items()})
+            if name in self.arg_names and not _is_argument(value):
+                what = "a function of Python" if callable(value) else f"a {type(value).__name__}"
+                raise TypeError(f"{name} was given {what}: a kernel takes tensors, numbers, text and other kernels")
+        if callable(self.grid):  # here, where it sees what a GPU's launch shows it, and no kernel's language works yet
+            known = {name: value for name, value in kwargs.items() if name in self.arg_names}
+            self.grid = self.grid(inspect.getcallargs(self.fn, *args, **known))
+        before, running = running, True
+        try:
+            return launched(self, *map(_opened, args), **{name: _opened(value) for name, value in kwargs.items()})
+        finally:
+            running = before
 
-    GridExecutor.__call__ = call
+    @functools.wraps(called)
+    def call(self, *args, **kwargs):
+        if not running:
+            raise TypeError(f"{self.__name__} is a kernel: it is launched with a grid, {self.__name__}[grid](...)")
+        return called(self, *args, **kwargs)
+
+    GridExecutor.__call__, InterpretedFunction.__call__ = launch, call

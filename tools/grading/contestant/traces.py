@@ -2,7 +2,7 @@
 
 import numpy
 
-from kernels.lab.trace import Access, Launch, Operand
+from kernels.lab.accesses import Access, Launch, Operand
 
 KINDS = ("load", "store", "atomic")
 _COLUMNS = 10  # program (3), order, kind, tensor, bytes, sectors, line, source
