@@ -79,8 +79,11 @@ _MOST_REGISTERS = 255  # of a thread
 
 def _beyond_registers(prepared: Prepared) -> str:
     """What is wrong with blocks that no compiler need be asked about: it takes minutes over these."""
-    largest = sorted((n, name) for name, n in prepared.sizes.items() if name.startswith("BLOCK"))[-2:]
-    threads = 32 * prepared.options["num_warps"]
+    largest = sorted((n, name) for name, n in prepared.sizes.items() if str(name).startswith("BLOCK"))[-2:]
+    warps = prepared.options["num_warps"]
+    if not isinstance(warps, int) or warps < 1:  # the compiler says why
+        return ""
+    threads = 32 * warps
     each = math.prod(n for n, _ in largest) // threads
     if each <= 2 * _MOST_REGISTERS:
         return ""

@@ -103,9 +103,9 @@ class Prepared:
     @property
     def sizes(self) -> dict[str, int]:
         """The whole numbers among the constants of the launch, by parameter."""
-        names = list(self.signature)
-        found = re.findall(r"tuple\(\[(\d+)\]\): (\d+)[,}]", self.text.rpartition("VALUES = ")[2])
-        return {names[int(place)]: int(value) for place, value in found}
+        names = dict(enumerate(self.signature))
+        found = re.findall(r"tuple\(\[(\d{1,4})\]\): (\d{1,12})[,}]", self.text.rpartition("VALUES = ")[2])
+        return {names[int(place)]: int(value) for place, value in found if int(place) in names}
 
 
 def prepare(
