@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import harness
+from benchmarks import machine as bench
 from benchmarks.experiments import common, launches, memory, products, schedule
 from kernels import runtime
 from tests.dynamic_conv.cases import relative_error
