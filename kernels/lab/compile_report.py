@@ -100,6 +100,13 @@ class Prepared:
         """A name for what is compiled."""
         return repr((self.text, self.signature, self.attributes, self.options))
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The whole numbers among the constants of the launch, by parameter."""
+        names = dict(enumerate(self.signature))
+        found = re.findall(r"tuple\(\[(\d{1,4})\]\): (\d{1,12})[,}]", self.text.rpartition("VALUES = ")[2])
+        return {names[int(place)]: int(value) for place, value in found if int(place) in names}
+
 
 def prepare(
     kernel, *args, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **constexprs
