@@ -26,10 +26,6 @@ MOST_TEXT = 2000
 LIVES = 2  # contestants that a submission may lose
 
 
-class Spent(Exception):
-    """The submission has used up its time, or its contestants; nothing more is run for it."""
-
-
 class Bench:
     """Contestants for one submission: a new one where one was lost, until too many were."""
 
