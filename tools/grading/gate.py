@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from tools.grading import reading, trials
 from tools.grading import vocabulary as words
 from tools.grading.given import Given, imports_of, is_constant, is_kernel, is_pure, names_of
-from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Test, Undefined, stored_in
+from tools.grading.host_lines import Launcher, Program, Test
+from tools.grading.kernel_lines import Kernel
+from tools.grading.lines import Refusal, Refused, Undefined, stored_in
 from tools.grading.vocabulary import MOST_CHARACTERS
 
 
@@ -94,7 +96,10 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
     kernels, names = given.kernels | earlier.kernels | mine, hosts | assigned | pure
     known = given.with_answers(earlier)
     found, unreadable, tried = [], "", []
-    tries, taken = bool(released) and not program and not clinic, given.names | own.names | trials.wanted(tree, own.names)
+    tries, taken = (
+        bool(released) and not program and not clinic,
+        given.names | own.names | trials.wanted(tree, own.names),
+    )
     for statement in tree.body:
         trial = tries and trials.is_trial(statement, taken)
         if trial and not isinstance(statement, ast.FunctionDef):

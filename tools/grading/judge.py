@@ -20,9 +20,10 @@ from kernels.lab import _nursery
 from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
 from tools.grading import gate
 from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
+from tools.grading.bench import Bench
 from tools.grading.given import Given
 from tools.grading.lines import Refused
-from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline, RemoteTester, diagnosis
+from tools.grading.remote import Remote, RemoteEmitter, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable

@@ -1,11 +1,11 @@
-"""The lists themselves: what a kernel, a launcher and a program may say, node by node."""
+"""How lines are held to a list, node by node, and what a refusal says; the lists are ``kernel_lines`` and ``host_lines``."""
 
 import ast
 import builtins
 from dataclasses import dataclass
 
 from tools.grading import vocabulary as words
-from tools.grading.given import Given, is_constant
+from tools.grading.given import Given
 
 
 @dataclass(frozen=True)
@@ -28,25 +28,18 @@ class Undefined(Exception):
     """Raised with the sentence on a name that nothing defines: a mistake, which earns its diagnosis, and no offence."""
 
 
-_SHARED = (
+SHARED = (
     ast.Name, ast.Constant, ast.Tuple, ast.List, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript,
     ast.Slice, ast.Call, ast.Attribute, ast.keyword, ast.Starred, ast.Load, ast.Store, ast.operator, ast.unaryop,
     ast.boolop, ast.cmpop, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return, ast.If, ast.For, ast.While,
     ast.Pass, ast.Break, ast.Continue, ast.Assert, ast.arguments, ast.arg,
 )  # fmt: skip
-_IN_LAUNCHERS = (
-    *_SHARED, ast.GeneratorExp, ast.ListComp, ast.comprehension, ast.Dict, ast.FunctionDef, ast.Lambda, ast.JoinedStr,
-    ast.FormattedValue, ast.NamedExpr, ast.Raise,
-)  # fmt: skip
-_IN_PROGRAMS = (
-    *_IN_LAUNCHERS, ast.DictComp, ast.SetComp, ast.Set, ast.Try, ast.ExceptHandler, ast.Match, ast.match_case, ast.pattern,
-)  # fmt: skip
 
 
-class _Lines:
+class Lines:
     """One function, or one statement, held to one list."""
 
-    nodes = _SHARED
+    nodes = SHARED
     place = "a kernel"
 
     def __init__(self, cell: str, given: Given, kernels: set[str], own: set[str]):
@@ -142,182 +135,6 @@ def _called(node) -> str:
         "NamedExpr": ":=", "Await": "await", "Yield": "yield", "Dict": "a dict", "Raise": "raise",
     }  # fmt: skip
     return known.get(type(node).__name__, type(node).__name__)
-
-
-class Kernel(_Lines):
-    """A ``@triton.jit`` or ``@gluon.jit`` function."""
-
-    builtins = words.IN_KERNELS_BUILTINS
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        known = {
-            "import triton.language as tl": {"tl": words.TL, "tl.math": words.TL_MATH},
-            "import triton": {"triton": words.TRITON, "triton.language": words.TL},
-            "from triton.experimental.gluon import language as gl": {"gl": words.GL},
-        }
-        hopper = "from triton.experimental.gluon.language.nvidia.hopper import "
-        self.roots, self.functions = {}, set()
-        for name, text in self.given.imports.items():
-            self.roots |= known.get(text, {})
-            if text.startswith(hopper):
-                module = {"mbarrier": words.MBARRIER, "tma": words.TMA}.get(name)
-                self.roots |= {name: module} if module else {}
-                self.functions |= set() if module else {name}
-
-    def extra(self, node):
-        return node.id in self.functions
-
-    def function(self, function: ast.FunctionDef):
-        """Hold a whole function to the list: its arguments, defaults and annotations, and its lines."""
-        arguments = function.args
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        if arguments.vararg or arguments.kwarg:
-            self.refuse(function, "a kernel's arguments have names")
-        for default in [*arguments.defaults, *filter(None, arguments.kw_defaults)]:
-            if not is_constant(default):
-                self.refuse(default, "a kernel's default is a number")
-        for argument in every:
-            if argument.annotation is not None:
-                self._annotation(argument.annotation)
-            if argument.arg in self.roots or argument.arg.startswith("__"):
-                self.refuse(argument, f"{argument.arg} is given, and no name for an argument")
-        if function.returns is not None and ast.unparse(function.returns) != "None":
-            self.refuse(function, "a kernel's result has no annotation")
-        local = {argument.arg for argument in every} | stored_in(function)
-        self.parameters = {argument.arg for argument in every}
-        for statement in function.body:
-            self.hold(statement, local)
-
-    def _annotation(self, node):
-        text = node.value if isinstance(node, ast.Constant) else ast.unparse(node)
-        if text in ("int", "float", "bool"):
-            return
-        root, _, name = str(text).partition(".")
-        if name not in self.roots.get(root, ()):
-            self.refuse(node, "an argument of a kernel is a tl.constexpr or bears no annotation")
-
-    def call(self, node, local):
-        """A call of what Triton gives, of a kernel, of an argument that is a function, or of a tile's method."""
-        super().call(node, local)
-        if isinstance(node.func, ast.Name) and node.func.id in local - self.parameters:
-            self.refuse(node, f"{node.func.id} is a value here, not a function")
-
-    def hold(self, statement, local):
-        """As above; and functions of Triton are called, not kept."""
-        called = {id(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)}
-        for node in ast.walk(statement):
-            if isinstance(node, ast.AnnAssign):
-                self._annotation(node.annotation)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in local:
-                outside = node.id in self.builtins or node.id in self.functions
-                if outside and id(node) not in called:
-                    self.refuse(node, f"{node.id} is called, not kept")
-        super().hold(statement, local)
-
-
-class Launcher(_Lines):
-    """A function that launches kernels."""
-
-    nodes = _IN_LAUNCHERS
-    place = "a launcher"
-    builtins = words.IN_LAUNCHERS_BUILTINS
-    roots = {"triton": words.TRITON, "math": words.MATH, "torch": words.DTYPES, "tl": words.DTYPES}
-
-    def extra(self, node):
-        return node.id in self.given.hosts
-
-    def attributes(self):
-        return words.IN_LAUNCHERS | self.given.fields
-
-    def attribute(self, node, local):
-        """As above; what is imported for other cells is named before what is asked of it."""
-        root = node.value
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        if isinstance(root, ast.Name) and root.id not in local:
-            self.name(root)
-            if root.id in self.roots and not isinstance(node.value, ast.Name):
-                self.refuse(node, f"{ast.unparse(node)} is not on the list of what {self.place} may use")
-        super().attribute(node, local)
-
-    def call(self, node, local):
-        """A launch, or a call of a name or a method."""
-        if isinstance(node.func, ast.Subscript) and isinstance(node.func.value, ast.Name):
-            if node.func.value.id not in self.kernels:
-                self.refuse(node, f"{node.func.value.id} is no kernel of this notebook")
-            return
-        super().call(node, local)
-
-    def hold(self, statement, local):
-        """As above; and torch's operators are a kernel's work."""
-        for node in ast.walk(statement):
-            if isinstance(node, ast.MatMult):
-                self.refuse(statement, "a launcher multiplies no matrices")
-            if isinstance(node, ast.FunctionDef) and node.decorator_list:
-                self.refuse(node, "a function inside a launcher bears no decorator")
-        asked = {id(node.value) for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and node.id in ("torch", "tl") and node.id not in local and id(node) not in asked:
-                self.refuse(node, f"a launcher may not use {node.id}, but for its dtypes")
-        super().hold(statement, local)
-
-
-class Program(_Lines):
-    """Python that writes Triton: functions, tables, text."""
-
-    nodes = _IN_PROGRAMS
-    place = "this cell"
-    builtins = words.IN_PROGRAMS_BUILTINS
-    roots = {"torch": words.TORCH, "aten": frozenset()}
-
-    def name(self, node):
-        if node.id in self.roots and node.id not in self.given.names:
-            self.refuse(node, self.foreign(node.id))
-        super().name(node)
-
-    def extra(self, node):
-        return node.id in self.given.hosts
-
-    def stored(self, node):
-        """Elements of tables are stored to."""
-
-    def attribute(self, node, local):
-        """Any attribute but those of Python's machinery."""
-        if not isinstance(node.ctx, ast.Load):
-            self.refuse(node, f"{ast.unparse(node)} may not be assigned")
-        self.member(node, node.attr)
-        root = node.value
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        if isinstance(root, ast.Name) and root.id == "torch" and root.id not in local:
-            if not isinstance(node.value, ast.Name) or node.attr not in self.roots["torch"]:
-                self.refuse(node, f"{ast.unparse(node)} is not on the list of what {self.place} may use")
-
-    def member(self, node, name: str):
-        """A member's name, in an attribute or in a pattern."""
-        if name.startswith("_") or name.startswith(words.MACHINERY) or name == "mro":
-            self.refuse(node, f".{name} belongs to Python's machinery")
-
-    def hold(self, statement, local):
-        """As above; a pattern asks for attributes, too."""
-        for node in ast.walk(statement):
-            for name in node.kwd_attrs if isinstance(node, ast.MatchClass) else ():
-                self.member(node, name)
-        super().hold(statement, local)
-
-    def call(self, node, local):
-        """Any call."""
-
-
-class Test(Program):
-    """A clinic's test, or its diagnosis: Python that makes tensors, calls a launcher that it is given, and compares."""
-
-    nodes = (*_IN_PROGRAMS, ast.With, ast.withitem)
-    roots = {"torch": words.TORCH | words.TORCH_IN_TESTS}
-
-    def extra(self, node):
-        return super().extra(node) or node.id == "trace" and node.id in self.given.imports
 
 
 def stored_in(function) -> set[str]:

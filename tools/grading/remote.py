@@ -8,8 +8,6 @@ to the judge.
 """
 
 import ast
-import time
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy
@@ -17,84 +15,12 @@ import numpy
 from kernels.check.clinics import Tester
 from kernels.check.contestant import Contestant, Kernels, Outcome
 from tools.grading import foreign, gate, texts
-from tools.grading.contestant import traces, values, wire
+from tools.grading.bench import Bench, Told
+from tools.grading.contestant import traces, values
 from tools.grading.given import Given, is_kernel
 from tools.grading.lines import Refused
-from tools.grading.sandbox import Connection, Limits, Template
 
 MOST_TEXT = 2000
-LIVES = 2  # contestants that a submission may lose
-
-
-class Bench:
-    """Contestants for one submission: a new one where one was lost, until too many were."""
-
-    def __init__(
-        self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, tracing: bool = False
-    ):
-        self._template, self._limits, self._tracing = template, limits, tracing
-        self._seconds, self._until = seconds, time.monotonic() + total
-        self._open: dict[str, Connection] = {}
-        self.incidents: list[str] = []  # "out of time" or "crashed", as they happened
-        self.details: list[str] = []
-
-    def ask(self, room: str, cells: list, header: dict, arrays=()) -> tuple[dict, list]:
-        """Send a request to the contestant of a room, which has ``cells`` loaded. Raises ``Told`` if it cannot answer."""
-        left = self._until - time.monotonic()
-        if len(self.incidents) >= LIVES or left <= 0:
-            if left <= 0 and "out of time" not in self.incidents:
-                self._lost("out of time", "the submission's time is used up")
-            raise Told(
-                "not run: the calls before it ended the submission's program, or used up its time", self.incidents[-1]
-            )
-        connection = self._open.get(room)
-        try:
-            if connection is None:
-                connection = self._open[room] = self._template().start(self._limits, self._tracing)
-                connection.ask({"op": "load", "cells": cells}, seconds=min(self._seconds, left))
-            return connection.ask(header, arrays, seconds=min(self._seconds, left))
-        except wire.OutOfTime:
-            self.close(room)
-            self._lost("out of time", f"a call did not end within {min(self._seconds, left):.0f} seconds")
-            raise Told(
-                "it did not come to its end, and was stopped", "a loop does not end, or takes far too long"
-            ) from None
-        except wire.Closed:
-            self.close(room)
-            self._lost("crashed", "the program ended in the middle of a call")
-            raise Told(
-                "the program ended in the middle of the call", "memory is used up, or the process was ended"
-            ) from None
-        except wire.WireError as error:
-            self.close(room)
-            self._lost("crashed", f"what came back is no answer: {error}")
-            raise Told("what came back is no answer", str(error)) from None
-
-    def _lost(self, what, detail):
-        self.incidents.append(what)
-        self.details.append(detail)
-
-    def spoilt(self, why: str):
-        """An answer that is not of its form: the contestants are given up."""
-        self.close()
-        self._lost("crashed", why)
-        raise Told("what came back is no answer", why)
-
-    def close(self, room: str | None = None) -> None:
-        """End the contestant of a room, or all."""
-        for name in [room] if room else list(self._open):
-            connection = self._open.pop(name, None)
-            if connection is not None:
-                connection.close()
-
-
-class Told(Exception):
-    """An error that the other side has told, in two phrases."""
-
-    @property
-    def explained(self) -> tuple[str, str]:
-        """What and where, and what it usually means."""
-        return self.args
 
 
 def _phrases(error) -> tuple[str, str]:

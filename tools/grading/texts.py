@@ -12,7 +12,8 @@ from kernels.lab._triton_private import python_function
 from kernels.lab.compile_report import Prepared
 from tools.grading import reading
 from tools.grading.given import Given, is_constant
-from tools.grading.lines import Kernel, Refusal, Refused, Undefined
+from tools.grading.kernel_lines import Kernel
+from tools.grading.lines import Refusal, Refused, Undefined
 from tools.grading.vocabulary import TORCH
 
 MOST_CHARACTERS = 500_000

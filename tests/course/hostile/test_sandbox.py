@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy
 import pytest
 
+from tools.grading.bench import Bench, Told
 from tools.grading.contestant import values, wire
-from tools.grading.remote import Bench, Told
 from tools.grading.sandbox import ROOT, USER, Limits, Template, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")

@@ -1,0 +1,79 @@
+"""What a kernel may say: Triton's language, or Gluon's, and nothing else."""
+
+import ast
+
+from tools.grading import vocabulary as words
+from tools.grading.given import is_constant
+from tools.grading.lines import Lines, stored_in
+
+
+class Kernel(Lines):
+    """A ``@triton.jit`` or ``@gluon.jit`` function."""
+
+    builtins = words.IN_KERNELS_BUILTINS
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        known = {
+            "import triton.language as tl": {"tl": words.TL, "tl.math": words.TL_MATH},
+            "import triton": {"triton": words.TRITON, "triton.language": words.TL},
+            "from triton.experimental.gluon import language as gl": {"gl": words.GL},
+        }
+        hopper = "from triton.experimental.gluon.language.nvidia.hopper import "
+        self.roots, self.functions = {}, set()
+        for name, text in self.given.imports.items():
+            self.roots |= known.get(text, {})
+            if text.startswith(hopper):
+                module = {"mbarrier": words.MBARRIER, "tma": words.TMA}.get(name)
+                self.roots |= {name: module} if module else {}
+                self.functions |= set() if module else {name}
+
+    def extra(self, node):
+        return node.id in self.functions
+
+    def function(self, function: ast.FunctionDef):
+        """Hold a whole function to the list: its arguments, defaults and annotations, and its lines."""
+        arguments = function.args
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        if arguments.vararg or arguments.kwarg:
+            self.refuse(function, "a kernel's arguments have names")
+        for default in [*arguments.defaults, *filter(None, arguments.kw_defaults)]:
+            if not is_constant(default):
+                self.refuse(default, "a kernel's default is a number")
+        for argument in every:
+            if argument.annotation is not None:
+                self._annotation(argument.annotation)
+            if argument.arg in self.roots or argument.arg.startswith("__"):
+                self.refuse(argument, f"{argument.arg} is given, and no name for an argument")
+        if function.returns is not None and ast.unparse(function.returns) != "None":
+            self.refuse(function, "a kernel's result has no annotation")
+        local = {argument.arg for argument in every} | stored_in(function)
+        self.parameters = {argument.arg for argument in every}
+        for statement in function.body:
+            self.hold(statement, local)
+
+    def _annotation(self, node):
+        text = node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+        if text in ("int", "float", "bool"):
+            return
+        root, _, name = str(text).partition(".")
+        if name not in self.roots.get(root, ()):
+            self.refuse(node, "an argument of a kernel is a tl.constexpr or bears no annotation")
+
+    def call(self, node, local):
+        """A call of what Triton gives, of a kernel, of an argument that is a function, or of a tile's method."""
+        super().call(node, local)
+        if isinstance(node.func, ast.Name) and node.func.id in local - self.parameters:
+            self.refuse(node, f"{node.func.id} is a value here, not a function")
+
+    def hold(self, statement, local):
+        """As above; and functions of Triton are called, not kept."""
+        called = {id(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)}
+        for node in ast.walk(statement):
+            if isinstance(node, ast.AnnAssign):
+                self._annotation(node.annotation)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in local:
+                outside = node.id in self.builtins or node.id in self.functions
+                if outside and id(node) not in called:
+                    self.refuse(node, f"{node.id} is called, not kept")
+        super().hold(statement, local)
