@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.language import exp as renamed_exp
 
 from kernels.lab import CompileError, compile_report
-from kernels.lab.compile_report import CompileReport, _instructions
+from kernels.lab.compile_report import CompileReport, _instructions, compile_prepared, prepare
 
 SCALE = tl.constexpr(1.5)
 
@@ -60,6 +60,17 @@ def test_each_architecture_has_its_matrix_instruction(matmuls):
         assert list(products) == [mnemonic] and products[mnemonic] > 0
         assert matmuls[arch].count(mnemonic) == products[mnemonic]
         assert matmuls[arch].arch == arch and matmuls[arch].kernel == "matmul"
+
+
+def test_of_kernels_without_a_product_the_code_is_read_only_where_it_is_asked_for(copy):
+    pointers, sizes = (torch.float32, torch.float32), ("i32", "i32")
+    prepared = prepare(copy, *pointers, *sizes, BLOCK=128)
+    (plain,) = compile_prepared(prepared, (90,), products_only=True).values()
+    (whole,) = compile_prepared(prepared, (90,)).values()
+    assert (plain.sass, plain.registers, plain.spill_bytes) == ("", whole.registers, whole.spill_bytes)
+    assert whole.sass and plain.ptx.split() and not any(plain.instructions.values())
+    product = prepare(matmul, "*bf16", torch.bfloat16, torch.zeros(4), 512, 512, 256, BM=64, BN=64, BK=32)
+    assert compile_prepared(product, (90,), products_only=True)[90].count("HGMMA")
 
 
 def test_registers_can_be_limited_as_in_a_launch(matmuls):
