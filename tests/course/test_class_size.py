@@ -99,7 +99,7 @@ def test_a_judge_that_is_killed_is_replaced(tmp_path):
     grader = start("tools.grade", "--course", course, "--jobs", "2", "--seconds", "20")
     until(lambda: list((course / "build").rglob("s*.json")))
     for line in subprocess.run(
-        ["ps", "-o", "pid=", "-o", "args=", "--ppid", str(grader.pid)], capture_output=True, text=True
+        ["ps", "-ww", "-o", "pid=", "-o", "args=", "--ppid", str(grader.pid)], capture_output=True, text=True
     ).stdout.splitlines():
         if "spawn_main" in line:
             os.kill(int(line.split()[0]), 9)
