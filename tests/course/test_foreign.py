@@ -4,9 +4,11 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 
 import pytest
+from nbconvert.filters.markdown_mistune import markdown2html_mistune
 
 from kernels.lab import _nursery
 from tests.course.hostile import NAME, cell, notebook
@@ -15,7 +17,7 @@ from tools.grading import foreign, gate, pages, submission
 from tools.grading.assignment import read_all
 from tools.grading.batch import Batch, How
 from tools.grading.course import Course
-from tools.grading.marks import COLUMNS, table
+from tools.grading.marks import COLUMNS, shown, table
 
 ASSIGNMENTS = read_all(ROOT / "exercises")
 
@@ -32,6 +34,31 @@ ASSIGNMENTS = read_all(ROOT / "exercises")
 def test_a_formula_is_no_page(formula):
     made = pages.markdown(f"${formula}$", trusted=False)
     assert "&lt;" in made and "<code>" in made and not any(tag in made for tag in ("<meta", "<b>", "<!--", "<svg"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        "[x](javascript:alert(1))",
+        "[x](&#106;avascript:alert(1))",
+        "[a][b]\n\n[b]: data:text/html,1",
+        "![x](https://example.org/pixel)",
+        r"\\(\href{javascript:alert(1)}{x}\\) and $\href{javascript:alert(1)}{x}$ and $$\style{x}{y}$$",
+        "```mermaid\ngraph TD; A-->B\n\nclick A\n```",
+        "</div>\n\n<script>alert(1)</script>\n\n[x](javascript:alert(1))",
+        "[x](javascript:alert(1))" * 1000,
+    ),
+)
+def test_an_answer_in_words_is_shown_and_not_obeyed(text):
+    made = markdown2html_mistune(shown(text))
+    assert made.strip() == shown(text) and made.count("</div>") == 1
+    assert not re.search(r"<script|<img|jp-Mermaid|href=", made)
+
+
+def test_an_answer_in_words_keeps_its_form():
+    made = markdown2html_mistune(shown("One **line**, $a < b$.\n\n* [a link](https://example.org)\n\n```\nx = 1\n\ny\n```"))
+    assert all(part in made for part in ("<strong>line</strong>", "<mo>&#x0003C;<", '<a href="https://example.org"', "<li>"))
+    assert "x = 1&#10;&#10;y" in made
 
 
 def test_mathematics_is_still_set():
