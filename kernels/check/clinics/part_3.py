@@ -41,6 +41,7 @@ def attention(q, k, v, o, BLOCK_M=16, BLOCK_N=16):
     attention_kernel[grid](q, k, v, o, M, N, D**-0.5, D=D, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N)
 """
 RISEN = "if tl.max((new_top > top).to(tl.int32), axis=0) > 0:"
+POSITIVE = RISEN.replace("(new_top > top)", "((new_top > top) & (new_top > 0.0))")
 HIGHER = "if tl.max(new_top, axis=0) > tl.max(top, axis=0):"
 NEW_TOP = "new_top = tl.maximum(top, tl.max(z, axis=1))"
 HIGHEST = f"{NEW_TOP.replace('new_top', 'highest')}\n        new_top = tl.where(highest > top + 5.0, highest, top)"
@@ -190,6 +191,7 @@ PATIENTS = (
                 "one with the same mistake, made less often",
                 (RISEN, "if tl.sum((new_top > top).to(tl.int32), axis=0) > BLOCK_M // 4:"),
             ),
+            Relative("one with the same mistake for other values", (RISEN, POSITIVE)),
             Relative(
                 "one with the same mistake in part of what is summed",
                 ("l, acc = l * alpha, acc * alpha[:, None]", "acc = acc * alpha[:, None]"),

@@ -63,7 +63,8 @@ def windows(function):
 def spans(kernel):
     """``kernel[grid](x, out, N, stride_xm, BLOCK_N)``: out[m] = max(x[m]) - min(x[m])."""
     base = values(3, 37, seed=2)
-    for x, how in ((base + 9, "positive"), (base - 9, "negative"), (base, "mixed")):
+    huge = (base + 9) * torch.tensor([[1e30], [-1e30], [1e30]], device=base.device)  # beyond any large number of one's own
+    for x, how in ((base + 9, "positive"), (base - 9, "negative"), (base, "mixed"), (huge, "huge")):
         for BLOCK_N in (16, 64):
             out = empty(3)
             launch(kernel, (3,), x, out, 37, x.stride(0), BLOCK_N=BLOCK_N)

@@ -80,6 +80,11 @@ def _programs(registers, shared_bytes):
     return {warps: count / warps for warps, count in _resident(registers, shared_bytes).items()}
 
 
+def _in_part(rho, sigma):
+    shared = 228 * KB / (sigma + KB)
+    return {warps: warps * min(64 / warps, 65536 / (32 * warps * rho), shared, 32) for warps in CHOICES}
+
+
 _ROOM_MISTAKES = [
     *(
         (
@@ -97,14 +102,15 @@ _ROOM_MISTAKES = [
         functools.partial(_resident, shared_memory=lambda sigma: 228 * KB // max(sigma, 1)),
         "Every program takes 1 kB of shared memory more than it asks for",
     ),
+    (_in_part, "A program that has room only in part isn't resident: round each quotient down, with //"),
 ]
 
 
 @step("02-rooms", "how many warps a program should have")
 def rooms(answer):
-    """best_warps(registers, shared_bytes)."""
+    """best_warps(registers, shared_bytes). The last two: one program, so 16 warps; 1.6 of 16 warps, or 3.2 of 8."""
     small = ((16, 4 * KB), (32, 0), (128, 0), (40, 0), (32, 20 * KB), (32, 14592))  # the last: 14.25 kB, and 1 kB more
-    cases = (*small, (64, 48 * KB), (168, 64 * KB), (80, 0), (255, 0), (32, 150 * KB))  # the last: 16 warps
+    cases = (*small, (64, 48 * KB), (168, 64 * KB), (80, 0), (255, 0), (32, 150 * KB), (80, 72 * KB))
     answers = [answer(*case) for case in cases]
     for (registers, shared), got in zip(cases, answers):
         asked = f"{registers} registers in a thread, {shared:,} bytes of shared memory"

@@ -110,10 +110,12 @@ def _run_loop(scaled_loop, a, b, memory, K: int):
 def _known_loop(a, b, scale, out) -> str:
     """What a loop did whose product of whole, packed steps is wrong."""
     k = torch.arange(a.shape[1], device=a.device)
-    by_rows = a * scale[k[None, :] // 16 * 16 + torch.arange(16, device=a.device)[:, None]]
+    by_rows = a * scale[(k[None, :] // 16 * 16 + torch.arange(16, device=a.device)[:, None]).clamp(max=len(k) - 1)]
+    whole = len(k) // 16 * 16
     known = {
         "The product comes back unscaled: multiply one of the tiles by the scales before tl.dot": a @ b,
         "Only the last step's product is left: hand acc to tl.dot, or add to it": (a * scale)[:, -16:] @ b[-16:],
+        f"Only whole steps are added, and the terms from {whole} on are missing": (a * scale)[:, :whole] @ b[:whole],
         "Every step reads the first step's numbers: offs_k begins at start": 2 * (a * scale)[:, :16] @ b[:16],
         "Every step uses the first step's scales: load them at scale_ptr + offs_k": (a * scale[k % 16]) @ b,
         "Rows are scaled, not columns: k runs along the columns of a's tile, so the scales are scale[None, :]": by_rows @ b,

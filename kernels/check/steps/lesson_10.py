@@ -19,7 +19,8 @@ def ahead(answer):
     if torch.equal(j, t + 2 - w):
         return f"Token 7's tap 0 reads time {j[0, 0]}: the taps are reversed, tap 0 is the token's own"
     if not torch.equal(j, t + w):
-        return f"Token 7's taps read times {j[0].tolist()}, not 7, 8, 9"
+        row = int((j != t + w).any(1).nonzero()[0])
+        return f"Token {7 + row}'s taps read times {j[row].tolist()}, not {7 + row}, {8 + row}, {9 + row}"
     wanted = t + w < T
     if torch.equal(inside, wanted):
         return ""

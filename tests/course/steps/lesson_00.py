@@ -40,6 +40,7 @@ WRONG = {
             "in each the order is still the old one",
         ),
         (REVERSE.format("tl.load(x_ptr + N - 1 - tl.arange(0, BLOCK))"), "Every program loads the same four"),
+        (REVERSE.format("tl.load(x_ptr + 15 - offs)"), "reads outside x [8]"),
     ],
     "00-pair": [
         (

@@ -62,6 +62,7 @@ WRONG = {
         (SPANS.format(START, "tl.max(high, x)", LOW), "tl.maximum and tl.minimum compare two blocks"),
         (SPANS.format(START, HIGH, LOW.replace("tl.minimum", "tl.maximum")), "still holds an infinity"),
         (SPANS.format("tl.zeros((BLOCK_N,), tl.float32)", HIGH, LOW), "isn't neutral"),
+        (SPANS.format(START.replace('float("inf")', "1e9"), HIGH, LOW), "With rows of 37 huge numbers"),
         (
             SPANS.format(START, HIGH.replace("tl.maximum(high, ", "("), LOW.replace("tl.minimum(low, ", "(")),
             "only the last block counts",

@@ -47,6 +47,10 @@ WRONG = {
             ROOMS.format("warps * min(64 // warps, by_registers, by_shared_memory, 32)").replace("8, 16)", "8)"),
             "16 warps for each program are a choice, too",
         ),
+        (
+            ROOMS.format("warps * min(64 / warps, by_registers, by_shared_memory, 32)").replace("//", "/"),
+            "round each quotient down",
+        ),
     ],
     "02-idle": [
         (IDLE.format(RAGGED, "1 - tiles % multiprocessors / multiprocessors"), "last wave alone"),

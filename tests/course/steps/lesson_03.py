@@ -62,6 +62,7 @@ def at_offsets(offs_m, offs_k, stride_at):
         (LOOP.replace("b, acc)", "b)"), "Only the last step's product is left"),
         (LOOP.replace("scale[None, :]", "scale[:, None]"), "Rows are scaled, not columns"),
         (LOOP.replace("a * scale[None, :]", "a"), "comes back unscaled"),
+        (WIDE.replace("range(0, K,", "range(0, K - BLOCK_K + 1,"), "the terms from 16 on are missing"),
         (WIDE.replace("acc)", "acc, input_precision='ieee') * scale"), "elements are wrong, this one first"),
         (LOOP, "more than float16 holds"),
         (LOOP.replace("a * scale[None, :], b, acc", "a, b * scale[:, None], acc"), "more than float16 holds"),

@@ -7,6 +7,7 @@ WRONG = {
         ("def ahead(t, w, T):\n    j = t + w\n    return j, j <= T", "the last token is 9"),
         ("def ahead(t, w, T):\n    j = t + w\n    return j, (t < T) & (w >= 0)", "must ask for j, not for t"),
         ("def ahead(t, w, T):\n    j = t + w\n    return j, j >= 0", "reaches beyond the end"),
+        ("def ahead(t, w, T):\n    return (t + w).clamp(max=T - 1), t + w < T", "Token 8's taps read times [8, 9, 9]"),
     ],
     "10-shift": [
         (

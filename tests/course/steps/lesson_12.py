@@ -40,6 +40,7 @@ WRONG = {
             "the last inputs of sequence 0",
         ),
         (dk("dy * x"), "the gradient of k["),
+        (dk("dy * torch.cat([torch.zeros_like(x[:, :w]), x[:, :-w]], 1)"), "a slice [:-0] is empty"),
     ],
     "12-end": [
         (seen("j + W - 1 - w < cu_seqlens[-1]"), "the published mistake"),
