@@ -16,7 +16,8 @@ from tests.course.mutants import ROOT
 from tools.grading import foreign, gate, pages, submission
 from tools.grading.assignment import read_all
 from tools.grading.batch import Batch, How
-from tools.grading.course import Course
+from tools.grading.course import Course, NotACourse
+from tools.grading.gradebook import Book
 from tools.grading.marks import COLUMNS, shown, table
 
 ASSIGNMENTS = read_all(ROOT / "exercises")
@@ -195,3 +196,23 @@ def test_a_job_that_a_timer_breaks_off_ends_its_process(monkeypatch, tmp_path):
     with pytest.raises(Timer):
         nursery.send("compile", tmp_path)
     assert ended == [True]
+
+
+def test_cells_whose_ids_an_older_program_dropped_are_no_helpers():
+    """The release's own example has an ``x``, which the unsolved answer names: it is not taken along, and refused there."""
+    made, released = notebook(False), ASSIGNMENTS[NAME]
+    for one in made.cells:
+        del one["id"]
+    read = submission.read(json.dumps(made).encode(), released)
+    assert read.notes == [] and read.answers["kernel"] == released.answers["kernel"].source
+    example = next(one for one in made.cells if one.cell_type == "code" and not one.metadata.get("nbgrader"))
+    example.source += "\nx = x + 1"
+    read = submission.read(json.dumps(made).encode(), released)
+    assert read.notes == ["1 code cells were added: left out"]
+
+
+def test_a_gradebook_that_somebody_holds_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    (tmp_path / "gradebook.db").mkdir()
+    with pytest.raises(NotACourse, match="What is judged is kept"):
+        Book(f"sqlite:///{tmp_path / 'gradebook.db'}")
