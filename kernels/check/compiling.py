@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from kernels.check.cases import Case
+from kernels import runtime
+from kernels.check.cases import Case, Failed
 from kernels.check.contestant import Contestant
-from kernels.check.experiments import Finding
+from kernels.check.experiments import Finding, amount_wrong, where_wrong
 from kernels.check.tensors import Draw
 from kernels.lab.compile_report import CompileError, CompileReport, Prepared, compile_prepared
 
@@ -23,10 +24,10 @@ ARCHES = (80, 90)  # Ampere and Hopper
 class Compiles:
     """What the compiler must make of a function's kernels.
 
-    ``calls(draw)`` gives calls of the size that the lesson has in mind; nothing is run. ``products`` maps an architecture to
-    the matrix instruction that stands in at least one of the kernels of a call with 16-bit inputs; ``exact`` forbids TF32.
-    ``own_blocks``: the default blocks are the learner's, so the first call is compiled with them, too, and must fit into
-    registers. ``lesson`` says what to read again.
+    ``calls(draw)`` gives calls of the size that the lesson has in mind; what compiles is run, too. ``products`` maps an
+    architecture to the matrix instruction that stands in at least one of the kernels of a call with 16-bit inputs; ``exact``
+    forbids TF32. ``own_blocks``: the default blocks are the learner's, so the first call is compiled with them, too, and must
+    fit into registers. ``lesson`` says what to read again.
     """
 
     calls: Callable[[Draw], Iterable[Case]]
@@ -71,7 +72,24 @@ def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Findin
             return refusal(prepared.kernel, made, amount)
         reports.append((prepared, made))
     half = any(tensor.flat.element_size() == 2 for tensor in case.inputs) and not own  # no lesson promises for these
-    return next(filter(None, (_look(spec, amount, reports, arch, half) for arch in spec.arches)), None)
+    looks = (_look(spec, amount, reports, arch, half) for arch in spec.arches)
+    if found := next(filter(None, looks), None):
+        return found
+    return None if own else _answers(contestant, case, amount)  # its lists and pieces are those of the call's own blocks
+
+
+def _answers(contestant: Contestant, case: Case, amount: str) -> Finding | None:
+    """Perform the call, too: it may launch another kernel than calls of other sizes do, one that only compiles."""
+    try:
+        run = case.traced(contestant).run if runtime.interpreted else case.run(contestant)
+    except Failed as failed:
+        return Finding(f"the call that was compiled ends in an error, {failed.args[0]}", amount, failed.args[1])
+    for out in case.outs:
+        bad = None if out.expected is None else out.wrong(run.seen[out.name].got)
+        if bad is not None and bad.any():
+            words = amount_wrong(case, out, run.seen[out.name], bad)
+            return Finding(where_wrong(out, bad), words, "only a right answer is worth compiling: mend it first")
+    return None
 
 
 _MOST_REGISTERS = 255  # of a thread

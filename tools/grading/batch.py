@@ -117,6 +117,10 @@ class Batch:
             except OSError as error:
                 self.strangers.append(f"{student.name}: cannot be read: {os.strerror(error.errno)}")
                 continue
+            if student.is_symlink():  # what it holds of a student's is refused, by name; the rest is of some other place
+                places = [place for place in places if place.name in self.assignments]
+                if not places:
+                    self.strangers.append(f"{student.name}: a symbolic link, no student's folder")
             for place in places:
                 if place.name in self.assignments:
                     tasks.append(self._task(student.name, place.name))

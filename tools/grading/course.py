@@ -34,6 +34,10 @@ class NotACourse(ValueError):
     """What is wrong with the course's own files."""
 
 
+class GradebookBusy(NotACourse):
+    """The gradebook cannot be reached, or somebody else holds it."""
+
+
 @dataclass(frozen=True)
 class Late:
     """What a late hand-in costs."""

@@ -6,7 +6,7 @@ What is taken along are definitions, read and never run; the gate holds them to 
 import ast
 import builtins
 
-from tools.grading.given import Given, names_of
+from tools.grading.given import Given, is_constant, names_of
 from tools.grading.vocabulary import LEAKED, MOST_CHARACTERS
 
 MOST_PARTS, MOST_JOINED = 50, 10
@@ -43,16 +43,18 @@ def names(source: str) -> set[str]:
     return _bound(tree) if tree else set()
 
 
-def helpers(source: str, others: list[str], known: set[str], lacking: set[str]) -> tuple[str, list[str]]:
+def helpers(
+    source: str, others: list[str], known: set[str], lacking: set[str], tables: bool = False
+) -> tuple[str, list[str]]:
     """``source`` with what it needs of other cells, and the names of that.
 
     others: sources of the added cells, in order. known: names that the release or another answer gives. lacking: names
-    that the answer itself should define.
+    that the answer itself should define. tables: it may need more than functions and constants.
     """
     offered = {}
     for other in others:
         for statement in getattr(parsed(other), "body", ()):
-            for name in _defined(statement):
+            for name in _defined(statement, tables):
                 offered[name] = other, statement
     taken: list[str] = []
     texts, seen = [source], set()
@@ -71,10 +73,10 @@ def helpers(source: str, others: list[str], known: set[str], lacking: set[str]) 
     return "\n".join(texts), taken
 
 
-def _defined(statement) -> list[str]:
+def _defined(statement, tables: bool) -> list[str]:
     if isinstance(statement, ast.FunctionDef):
         return [statement.name]
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and (tables or statement.value and is_constant(statement.value)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return [name.id for target in targets for name in names_of(target) or ()]
     return []

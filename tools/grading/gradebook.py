@@ -10,11 +10,12 @@ import time
 import warnings
 
 from sqlalchemy import create_engine, inspect, text
-from sqlalchemy.exc import DBAPIError, SAWarning
+from sqlalchemy.exc import DBAPIError, OperationalError, SAWarning
 from sqlalchemy.orm.exc import StaleDataError
 
 from tools.grading import import_nbgrader
 from tools.grading.assignment import Assignment, is_answer, of
+from tools.grading.course import GradebookBusy
 from tools.grading.results import Result
 
 import_nbgrader()
@@ -159,8 +160,11 @@ def _patiently(action, undo=lambda: None, tries: int = 8):
     for attempt in range(tries):
         try:
             return action()
-        except (InvalidEntry, DBAPIError, StaleDataError):
+        except (InvalidEntry, DBAPIError, StaleDataError) as error:
             undo()
             if attempt == tries - 1:
+                if isinstance(error, OperationalError):
+                    why = f"the gradebook cannot be used, {error.orig}: does another program hold it?"
+                    raise GradebookBusy(f"{why} What is judged is kept: run this again") from None
                 raise
             time.sleep(0.05 * 2**attempt)

@@ -1,6 +1,7 @@
 """What is handed on: the table of marks, and the graded copy of a notebook."""
 
 import csv
+import html
 import io
 import json
 
@@ -15,6 +16,8 @@ COLUMNS = (
     "late_submission_penalty", "score", "max_score", "reason", "notes",
 )  # fmt: skip
 
+MOST_SET = 8000  # characters of a text whose mathematics is set
+
 
 def graded_copy(assignment: Assignment, result: Result) -> nbformat.NotebookNode:
     """The released notebook with the student's answers, and what the checks said under them. No output of a submission."""
@@ -26,7 +29,7 @@ def graded_copy(assignment: Assignment, result: Result) -> nbformat.NotebookNode
             cell.outputs, cell.execution_count = [], None
         if is_answer(cell):
             given = {**result.answers, **result.texts}.get(name, cell.source)
-            cell.source = given if cell.cell_type == "code" else given.replace("<", "&lt;")
+            cell.source = given if cell.cell_type == "code" else shown(given)
         elif name in earned:
             said = nbformat.v4.new_output("stream", name="stdout", text=earned[name].printed)
             points = nbformat.v4.new_output(
@@ -36,6 +39,18 @@ def graded_copy(assignment: Assignment, result: Result) -> nbformat.NotebookNode
         elif name and result.reason and assignment.cells[name].metadata.nbgrader.get("grade"):
             cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=f"{result.status}: {result.reason}\n")]
     return copy
+
+
+def shown(text: str) -> str:
+    """An answer in words as HTML of one line, which whoever renders a notebook hands on as it is.
+
+    nbconvert, and so formgrader, makes a link of ``[x](javascript:...)``, runs diagrams, and lets MathJax obey ``\\href``.
+    """
+    from tools.grading import pages  # here: no exercise of the course asks for words, and it takes its time
+
+    made = pages.markdown(text, trusted=False) if len(text) <= MOST_SET else f"<pre>{html.escape(text)}</pre>"
+    line = made.strip().replace("$", "&#36;").replace("\n", "&#10;")
+    return f'<div class="tex2jax_ignore mathjax_ignore">{line}</div>'
 
 
 def marks(book, results: dict, assignments: dict[str, Assignment]) -> list[dict]:

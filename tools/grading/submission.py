@@ -193,12 +193,7 @@ class _Reader:
 
     def _take_helpers(self):
         """Add to an answer what it uses of the cells that were added: the rest of a split cell, a helper, a constant."""
-        ids = {cell.get("id") for cell in self.assignment.notebook.cells}
-        added = [
-            cell for cell in self.cells
-            if cell.kind == "code" and not cell.grade_id and cell.id not in ids and id(cell) not in self.taken
-            and len(cell.source) <= MOST_CHARACTERS
-        ]  # fmt: skip
+        added = [cell for cell in self._added() if len(cell.source) <= MOST_CHARACTERS]
         if not added or sum(len(cell.source) for cell in added) > 4 * MOST_CHARACTERS:
             return
         answers = {name: self.found.answers[name] for name in self.assignment.answers if name in self.found.answers}
@@ -207,7 +202,8 @@ class _Reader:
         for name, source in answers.items():
             lacking = self.assignment.defines.get(name, set()) - bound[name]
             known = (given - lacking).union(*(names for other, names in bound.items() if other != name))
-            text, taken = gathered.helpers(source, [cell.source for cell in added], known, lacking)
+            tables = self.assignment.program or self.assignment.clinic
+            text, taken = gathered.helpers(source, [cell.source for cell in added], known, lacking, tables)
             if taken:
                 self.found.answers[name] = text
                 self.found.notes.append(f"answer cell {name} uses {', '.join(taken)} of an added cell: taken along")
@@ -231,12 +227,18 @@ class _Reader:
                 notes.append(f"cell {name} is there {len(copies)} times: the released one counts, once")
             elif copies[0].source.strip() != released.source.strip():
                 notes.append(f"cell {name} was changed: the released one counts")
-        ids = {cell.get("id") for cell in self.assignment.notebook.cells}
-        added = [
-            c for c in self.cells if c.kind == "code" and not c.grade_id and c.id not in ids and id(c) not in self.taken
-        ]
-        if added:
+        if added := self._added():
             notes.append(f"{len(added)} code cells were added: left out")
+
+    def _added(self) -> list[_Cell]:
+        """Code cells that the release does not have: by their ids, which older programs drop, and by their text."""
+        released = {cell.get("id") for cell in self.assignment.notebook.cells}
+        texts = {cell.source.strip() for cell in self.assignment.notebook.cells}
+        return [
+            cell for cell in self.cells
+            if cell.kind == "code" and not cell.grade_id and cell.id not in released
+            and cell.source.strip() not in texts and id(cell) not in self.taken
+        ]  # fmt: skip
 
 
 def same_code(one: str, other: str) -> bool:

@@ -104,6 +104,20 @@ def test_only_a_launch_runs_a_kernels_lines(template, launch, says):
     assert says in said if says else not said
 
 
+def test_a_launcher_keeps_nothing_from_call_to_call(template):
+    source = "SEEN = [0]\ndef f(more=[[1]], *, named={}):\n    SEEN.append(2)\n    more[0].append(3)\n    named[4] = 5\n"
+    source += "    raise ValueError(SEEN, more, named)"
+    call = {"op": "call", "function": "f", "args": [], "kwargs": {}, "given": [], "traced": False, "poison": None}
+    connection = template.start(Limits())
+    try:
+        connection.ask({"op": "load", "cells": [["a", source, ["f"], ""]]}, seconds=20)
+        for _ in range(2):
+            said = connection.ask(call, seconds=20)[0]["error"][0]
+            assert said.startswith("ValueError: ([0, 2], [[1, 3]], {4: 5})")
+    finally:
+        connection.close()
+
+
 @pytest.mark.parametrize(
     ("source", "incident"),
     (
