@@ -216,12 +216,18 @@ def flash_backward(
     return _check(_flash_attention.BACKWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def emit_value(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def emit_value(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(mod)``, the text of a Triton function ``score_mod``. Returns points, of 10."""
-    return _check(_score_mod_compiler.VALUE, _emitted.run_value(fn), seed=seed, grading=grading, verdicts=verdicts)
+    return _check(
+        _score_mod_compiler.VALUE, _emitted.run_value(fn), seed=seed, grading=grading, verdicts=verdicts, varied=varied
+    )
 
 
-def emit_gradient(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def emit_gradient(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(mod)``, the text of a Triton function ``score_gradient``. Returns points, of 10."""
     return _check(
         _score_mod_compiler.GRADIENT,
@@ -229,6 +235,7 @@ def emit_gradient(fn, *, seed: int | None = 0, grading: bool | None = None, verd
         seed=seed,
         grading=grading,
         verdicts=verdicts,
+        varied=varied,
     )
 
 

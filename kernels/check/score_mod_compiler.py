@@ -5,11 +5,15 @@ its derivative by the score times ``grad``, both [BLOCK, BLOCK]. The check write
 emitted, runs the text on tiles that reach past the end, and compares with the mod in float64, and with autograd.
 """
 
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
 import torch
 
 from kernels.check.emitted import TABLES, Mod
 from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Tier
-from kernels.check.score_mod_mistakes import ONE_SHARE, gradient_suspects, gradients_of, value_suspects
+from kernels.check.score_mod_mistakes import ONE_SHARE, Unit, gradient_suspects, value_suspects
 
 
 def case(draw: Draw, text: str, *, gradient=False, magnitude=1.0, orders=None, B=1, M=None, N=None, BLOCK=32) -> Case:
@@ -28,15 +32,12 @@ def case(draw: Draw, text: str, *, gradient=False, magnitude=1.0, orders=None, B
     for i, name in enumerate(mod.names):
         axes, make = TABLES[name]
         inputs.append(fenced(f"tables[{i}]", axes, make(draw, *(sizes[axis] for axis in axes))))
-    tables = {name: tensor.values for name, tensor in zip(mod.names, inputs[1:])}
-    score = inputs[0].values.double()
     if gradient:
         inputs.append(fenced("grad", "BHMN", draw.normal(*shape)))
-        expected = gradients_of(mod, score, tables, inputs[-1].values.double())
-    else:
-        expected = mod.dense(score, tables).double()
-    out = Output(fenced("ds" if gradient else "t", "BHMN", torch.empty(shape)), expected, tolerance=1e-4)
-    return Case(inputs, [out], {"mod": mod, "BLOCK": BLOCK}, poison=())
+    call = Case(inputs, [], {"mod": mod, "BLOCK": BLOCK}, poison=())
+    out = fenced("ds" if gradient else "t", "BHMN", torch.empty(shape))
+    call.outs.append(Output(out, Unit().answer(call), tolerance=1e-4))
+    return call
 
 
 def values(*texts, **how):
@@ -84,6 +85,27 @@ def _steps(case: Case) -> int:
     B, H, M, N = case.outs[0].tensor.shape
     block = case.launch["BLOCK"]
     return B * H * -(-M // block) * -(-N // block) * (len(case.inputs) + 1)
+
+
+def _in_unit(cases: Callable, task: Unit) -> Callable:
+    """The same calls with the answers of a variation."""
+
+    def asked(draw):
+        for call in cases(draw):
+            outs = [Output(out.tensor, task.answer(call), tolerance=out.tolerance) for out in call.outs]
+            yield replace(call, outs=outs)
+
+    return asked
+
+
+def _varied(name: str, varied: Mapping) -> Exercise:
+    published, task = {"emit_value": VALUE, "emit_gradient": GRADIENT}[name], Unit.of(varied)
+    return replace(
+        published,
+        properties=tuple(replace(item, cases=_in_unit(item.cases, task)) for item in published.properties),
+        suspects=functools.partial(published.suspects, task=task),
+        cheap=replace(published.cheap, calls=_in_unit(published.cheap.calls, task)),
+    )
 
 
 VALUE = Exercise(
@@ -183,6 +205,7 @@ VALUE = Exercise(
         EMIT,
         sectors=4.0,
     ),
+    vary=functools.partial(_varied, "emit_value"),
 )
 
 GRADIENT = Exercise(
@@ -277,4 +300,5 @@ GRADIENT = Exercise(
         CHAIN,
         sectors=4.0,
     ),
+    vary=functools.partial(_varied, "emit_gradient"),
 )

@@ -1,9 +1,39 @@
 """Known mistakes of a compiler of score mods, as functions that take the place of torch's while a mod is evaluated."""
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch.overrides import TorchFunctionMode
 
 from kernels.check.framework import Case, Output
+from kernels.check.variations import Variation, among
+
+
+@dataclass(frozen=True)
+class Unit(Variation):
+    """What the score of a tile is multiplied by before the mod sees it: kernels have logits to other bases, or energies."""
+
+    unit: str = among("1", "log 2", "log 10", "-1", "-log 2")
+
+    @property
+    def number(self) -> float:
+        """The unit as a number."""
+        size = {"1": 1.0, "log 2": math.log(2), "log 10": math.log(10)}[self.unit.removeprefix("-")]
+        return -size if self.unit.startswith("-") else size
+
+    @property
+    def asked(self) -> str:
+        """In words."""
+        return f"the mod of s = {self.unit} * score" if self.varied else "the mod of score"
+
+    def answer(self, case: Case, mistake=None, grad: torch.Tensor | None = None) -> torch.Tensor:
+        """The mod's value, or where the case has ``grad`` the score's gradient, with a mistake or without."""
+        mod, score = case.launch["mod"], self.number * case.inputs[0].values.double()
+        if case.inputs[-1].name != "grad":
+            return mod.dense(score, _tables(case), mistake).double()
+        grad = case.inputs[-1].values.double() if grad is None else grad
+        return self.number * gradients_of(mod, score, _tables(case), grad, mistake)
 
 
 class _Instead(TorchFunctionMode):
@@ -155,17 +185,22 @@ def gradients_of(mod, score, tables, grad, mistake=None):
     return torch.autograd.grad(value, score, grad)[0] if value.requires_grad else torch.zeros_like(score)
 
 
-def value_suspects(case: Case, out: Output):
+def value_suspects(case: Case, out: Output, task: Unit = Unit()):
     """Known mistakes, and the values they give."""
-    score, mod = case.inputs[0].values.double(), case.launch["mod"]
+    yield from task.instead(lambda other: other.answer(case))
     for cause, replacements in VALUE_MISTAKES.items():
-        yield cause, mod.dense(score, _tables(case), _Instead(replacements)).double()
+        yield cause, task.answer(case, _Instead(replacements))
 
 
-def gradient_suspects(case: Case, out: Output):
+def gradient_suspects(case: Case, out: Output, task: Unit = Unit()):
     """Known mistakes, and the gradients they give."""
-    score, grad, mod = case.inputs[0].values.double(), case.inputs[-1].values.double(), case.launch["mod"]
-    yield NO_GRAD, gradients_of(mod, score, _tables(case), torch.ones_like(grad))
+    yield from task.instead(lambda other: other.answer(case))
+    if task.varied:
+        yield (
+            f"the gradient is that of s, and score is s / ({task.unit}): times {task.unit}",
+            task.answer(case) / task.number,
+        )
+    yield NO_GRAD, task.answer(case, grad=torch.ones_like(case.inputs[-1].values.double()))
     for cause, replacements in GRADIENT_MISTAKES.items():
-        yield cause, gradients_of(mod, score, _tables(case), grad, _Instead(replacements))
-    yield ONE_SHARE, gradients_of(mod, score, _tables(case), grad, _LastShare())
+        yield cause, task.answer(case, _Instead(replacements))
+    yield ONE_SHARE, task.answer(case, _LastShare())
