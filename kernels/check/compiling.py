@@ -4,9 +4,10 @@ A kernel that the interpreter runs may be one that no GPU gets: Python's lists a
 type, float32 operands that are rounded to TF32 unawares. Each kernel is compiled once for each text.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kernels.check.cases import Case
@@ -24,7 +25,8 @@ class Compiles:
 
     ``calls(draw)`` gives calls of the size that the lesson has in mind; nothing is run. ``products`` maps an architecture to
     the matrix instruction that stands in at least one of the kernels of a call with 16-bit inputs; ``exact`` forbids TF32.
-    ``lesson`` says what to read again.
+    ``own_blocks``: the default blocks are the learner's, so the first call is compiled with them, too, and must fit into
+    registers. ``lesson`` says what to read again.
     """
 
     calls: Callable[[Draw], Iterable[Case]]
@@ -33,6 +35,15 @@ class Compiles:
     exact: bool = True
     arches: tuple[int, ...] = ARCHES
     points: int = 2
+    own_blocks: bool = False
+
+    def cases(self, draw: Draw) -> Iterable[Case]:
+        """The calls, and the first of them without blocks where these are the learner's own."""
+        for number, case in enumerate(self.calls(draw)):
+            yield case
+            if self.own_blocks and number == 0:
+                launch = {name: value for name, value in case.launch.items() if name not in _blocks(case)}
+                yield replace(case, launch=launch)
 
 
 class _Refused(NamedTuple):
@@ -45,19 +56,46 @@ class _Refused(NamedTuple):
 def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Finding | None:
     """Compile what one call launches, and look at what came out."""
     found = contestant.kernels(case.tensors, case.launch)
-    amount = f"with {case.sizes}"
+    own = spec.own_blocks and not _blocks(case)
+    amount = f"with {case.sizes}" + " and your own blocks" * own
     if found.error:
         return Finding("the launch cannot be compiled", f"{found.error[0]} ({amount})", found.error[1])
     if not found.prepared:
         return Finding("no Triton kernel is launched", amount, "something else fills the output")
     reports = []
     for prepared in found.prepared:
-        made = compiled(prepared, spec.arches)
+        if own and (beyond := _beyond_registers(prepared)):
+            return Finding(beyond, amount, "choose smaller blocks, or more num_warps, and let the compiler confirm it")
+        made = compiled(prepared, spec.arches, products_only=True)  # of instructions, those alone are asked for
         if isinstance(made, str):
             return refusal(prepared.kernel, made, amount)
         reports.append((prepared, made))
-    half = any(tensor.flat.element_size() == 2 for tensor in case.inputs)
+    half = any(tensor.flat.element_size() == 2 for tensor in case.inputs) and not own  # no lesson promises for these
     return next(filter(None, (_look(spec, amount, reports, arch, half) for arch in spec.arches)), None)
+
+
+_MOST_REGISTERS = 255  # of a thread
+
+
+def _beyond_registers(prepared: Prepared) -> str:
+    """What is wrong with blocks that no compiler need be asked about: it takes minutes over these."""
+    largest = sorted((n, name) for name, n in prepared.sizes.items() if str(name).startswith("BLOCK"))[-2:]
+    warps = prepared.options["num_warps"]
+    if not isinstance(warps, int) or warps < 1:  # the compiler says why
+        return ""
+    threads = 32 * warps
+    each = math.prod(n for n, _ in largest) // threads
+    if each <= 2 * _MOST_REGISTERS:
+        return ""
+    tile = " × ".join(f"{name} = {n}" for n, name in largest)
+    return (
+        f"a tile of {tile} in {prepared.kernel} is {each:,} numbers for each of {threads} threads, and a thread has "
+        f"{_MOST_REGISTERS} registers"
+    )
+
+
+def _blocks(case: Case) -> list[str]:
+    return [name for name in case.launch if name.startswith("BLOCK")]
 
 
 def refusal(kernel: str, message: str, amount: str) -> Finding:
@@ -72,12 +110,14 @@ _KEPT: dict[tuple, dict[int, CompileReport] | str] = {}
 _MOST_KEPT = 64  # a judge compiles thousands, each as long as a book
 
 
-def compiled(prepared: Prepared, arches: tuple[int, ...]) -> dict[int, CompileReport] | str:
-    """The reports by architecture, or the compiler's complaint; made once for a text."""
-    key = prepared.key, arches
+def compiled(
+    prepared: Prepared, arches: tuple[int, ...], *, products_only: bool = False
+) -> dict[int, CompileReport] | str:
+    """The reports by architecture, as ``compile_prepared`` gives them, or the compiler's complaint; made once for a text."""
+    key = prepared.key, arches, products_only
     if key not in _KEPT:
         try:
-            _KEPT[key] = compile_prepared(prepared, arches)
+            _KEPT[key] = compile_prepared(prepared, arches, products_only=products_only)
         except CompileError as error:
             _KEPT[key] = str(error)
         if len(_KEPT) > _MOST_KEPT:
@@ -117,10 +157,12 @@ def _refused(message: str) -> _Refused:
     lines = message.rstrip().splitlines()
     carets = [i for i, line in enumerate(lines) if line.strip() == "^"]
     if not carets:
-        return _Refused("", lines[-1].strip())
+        said = re.sub(r"^\w+ does not compile: (for sm_\d+: )?(\w+Error: )?", "", lines[-1].strip())
+        return _Refused("", re.sub(r" at 0x[0-9a-f]+", "", said))
     last = carets[-1]
     reason = " ".join(line.strip() for line in lines[last + 1 :]) or lines[0]
     reason = re.sub(r"^\w+\(([\"'])(.*)\1\)$", r"\2", reason).strip()
+    reason = re.sub(r"^(.+?) \w+Error: \1$", r"\1", reason)  # said twice
     return _Refused(lines[last - 1].strip(), reason.split(" Please make sure")[0].split(". Triton kernels can")[0])
 
 
@@ -130,7 +172,22 @@ _BUILTINS = (
 _LISTS = "a kernel has no lists to append to and no comprehensions: add to an accumulator in the loop"
 _LOOPS = "a loop in a kernel runs over range(...) or tl.static_range(...) and over nothing else"
 _IN_WORDS = (
-    (r"has no attribute '?append|only tuple comprehensions|ListComp|unsupported AST node type: List", _LISTS),
+    (
+        r"has no attribute '?append|only tuple comprehensions|ListComp|unsupported AST node type: List|"
+        r"cannot be interpreted as an integer",
+        _LISTS,
+    ),
+    (r"Unsupported function referenced: <function (\w+)", r"a kernel calls `\1`, so it is decorated with @triton.jit, too"),
+    (
+        r"static_range \w+ value is not a constexpr",
+        "tl.static_range is unrolled when the kernel is compiled, so its ends are known then: tl.constexpr in the signature",
+    ),
+    (
+        r"Did you forget to add @triton.jit",
+        "this function is none for kernels: triton.cdiv is tl.cdiv there, and one of your own is decorated with @triton.jit",
+    ),
+    (r"must be a power of 2", "lanes come in powers of two: choose such a block, and mask the rest"),
+    (r"incompatible dimensions", "two blocks of different shapes meet: look at each [:, None] and [None, :]"),
     (r"'(enumerate|zip|reversed|sorted|map|filter)'? is not defined|(enumerate|zip|reversed) is not defined", _LOOPS),
     (r"object has no attribute 'func'|Only `range` and|iterators are currently supported", _LOOPS),
     (rf"\b({_BUILTINS}) is not defined", r"Python's own `\1` does not exist in a kernel: tl has functions for blocks"),

@@ -198,6 +198,18 @@ _PLACES = {
     "stride and dilation are swapped: the stride goes with p and q, the dilation with r and s": (
         _by(stride=lambda g: g.dilation, dilation=lambda g: g.stride)
     ),
+    "stride and dilation are swapped in h: sh goes with p, dil_h with r": (
+        _by(
+            stride=lambda g: (g.dilation[0], g.stride[1]),
+            dilation=lambda g: (g.stride[0], g.dilation[1]),
+        )
+    ),
+    "stride and dilation are swapped in w: sw goes with q, dil_w with s": (
+        _by(
+            stride=lambda g: (g.stride[0], g.dilation[1]),
+            dilation=lambda g: (g.dilation[0], g.stride[1]),
+        )
+    ),
     "the stride is left out: h = p * sh + ...": _by(stride=lambda g: (1, 1)),
     "the dilation is left out: h = ... + r * dil_h": _by(dilation=lambda g: (1, 1)),
     "the strides of rows and columns are swapped: sh goes with p": _by(stride=lambda g: g.stride[::-1]),
@@ -210,6 +222,8 @@ _PLACES = {
     "rows take the padding of columns: pt goes with h": _by(padding=lambda g: (g.padding[2],) * 4),
     "the padding is left out: h = ... - pt": _by(padding=lambda g: (0, 0, 0, 0)),
     "the padding is added: it is subtracted, h = ... - pt": _by(padding=lambda g: tuple(-n for n in g.padding)),
+    "pt is added: it is subtracted, h = ... - pt": _by(padding=lambda g: (-g.padding[0], 0, g.padding[2], 0)),
+    "pl is added: it is subtracted, w = ... - pl": _by(padding=lambda g: (g.padding[0], 0, -g.padding[2], 0)),
     "the paddings of rows and columns are swapped: pt goes with h, pl with w": (
         _by(padding=lambda g: (g.padding[2], 0, g.padding[0], 0))
     ),
@@ -237,6 +251,9 @@ _AROUND = {
     ),
     "columns run round once only: w mod W, however large the padding": (
         lambda h, w, g: (h, torch.where(w < 0, w + g.W, torch.where(w >= g.W, w - g.W, w)))
+    ),
+    "W is added once before the remainder, and a wide padding needs more: w % W first, then add W where that is negative": (
+        lambda h, w, g: (h, torch.fmod(w + g.W, g.W))
     ),
     "columns run back from the edge, as in a mirror: they run round, w mod W": (
         lambda h, w, g: (h, (g.W - 1) - ((g.W - 1) - w.abs()).abs())
@@ -297,6 +314,8 @@ def _loops(problem: Problem):
         "only the first block of pixels is added: loop over all": problem.owned([0]),
         "every step adds the first block's pixels: offs_m moves by BLOCK_K": problem.owned([0] * blocks),
     }
+    along = (torch.arange(blocks)[:, None] + torch.arange(problem.block)).flatten()
+    subsets["block b begins at pixel b: offs_m moves by BLOCK_K, block * BLOCK_K"] = along[along < g.M]
     for cause, m in subsets.items():
         yield cause, dy[m].mT @ A[m]
     if g.Co == problem.block and g.M % problem.block == 0:
@@ -343,6 +362,8 @@ def _sums(problem: Problem, partials: torch.Tensor):
     for piece in reversed(partials.float()):
         backwards = backwards + piece
     yield order, backwards.double()
+    if Z == 2:  # both mistakes leave the same piece
+        yield "the first piece is missing: total starts at 0, z at 0, and each step adds to total", partials[-1]
     yield "only the last piece is left: add to total, do not replace it", partials[-1]
     for n in range(1, Z):
         yield f"only the first {n} of the {Z} pieces are added: z runs over all Z", partials[:n].sum(0)

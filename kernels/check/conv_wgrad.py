@@ -83,9 +83,13 @@ class Function:
     # What more than one of the functions is held to.
 
     def whole(self, draw):
-        """Sizes that fill every block, several images; a square image, too, so that what is swapped has the right shape."""
-        yield self.case(draw, N=draw.size(2, 2, 3), H=9, W=9, packed=True)
-        yield self.case(draw, N=draw.size(2, 2, 4), W=10, S=3, packed=True)
+        """Sizes that fill every block, several images; a square image, too, so that what is swapped has the right shape.
+
+        A tile of A is no square: a column that should be a row has the wrong shape at once.
+        """
+        how = {"C": 16, "blocks": (16, 32, 16), "packed": True}
+        yield self.case(draw, N=draw.size(2, 2, 3), H=9, W=9, **how)
+        yield self.case(draw, N=draw.size(2, 2, 4), W=10, S=3, **how)
 
     def padded(self, draw):
         """Padding on all sides, on each side another one, around a filter larger than the image, and twice round it."""
@@ -104,8 +108,8 @@ class Function:
 
     def everywhere(self, draw):
         """All of it at once."""
-        for H, W in ((7, 9), (9, 6)):
-            how = {"stride": (2, 1), "padding": (1, 0, 2, 1), "dilation": (1, 2)}
+        for H, W, top, bottom in ((7, 9, 1, 0), (9, 6, 0, 2)):
+            how = {"stride": (2, 1), "padding": (top, bottom, 2, 1), "dilation": (1, 2)}
             yield self.case(draw, H=draw.size(H, H, H + 2), W=W, C=draw.size(8, 4, 8), R=3, **how, poison=BORDER)
 
     def pixels(self, draw):
@@ -137,9 +141,10 @@ class Function:
         yield self.case(draw, **sizes, shared={"x": "N", "dy": "NPQ"})
 
     def half(self, draw):
-        """float16 values whose products float16 cannot hold, then sums whose last digits it cannot."""
+        """float16 values whose products float16 cannot hold, sums whose last digits it cannot, and float32 values."""
         for magnitude in (300.0, 1.0):
             yield self.case(draw, N=8, half=torch.float16, magnitude=magnitude, tolerance=2e-5)
+        yield self.case(draw, N=8, tolerance=2e-5)
 
     def bfloat(self, draw):
         """bfloat16 values."""
@@ -231,7 +236,7 @@ PRODUCT, LOOP, PIECES, ORDER = (f"Lesson 41, step {step}" for step in (1, 2, 4, 
 
 MEMORY = "each tensor has its own strides, and some are 0: an address takes those of its own"
 BLOCKS = "the answer depends on a block size: offsets of block i are i * BLOCK + tl.arange(0, BLOCK)"
-F16 = "something is rounded to float16: acc, partials and total stay float32"
+F16 = "something is rounded to float16: acc, partials and total stay float32, and tiles keep their tensor's dtype"
 
 
 def _inside(function, lesson):
@@ -384,7 +389,7 @@ def exercises(task: Filter) -> tuple[Exercise, Exercise, Exercise]:
         MASKS,
         given=("at", "at_tile"),
         spoken=SPOKEN,
-        compiles=Compiles(split.usual, PIECES, products={80: "HMMA", 90: "HGMMA"}),
+        compiles=Compiles(split.usual, PIECES, products={80: "HMMA", 90: "HGMMA"}, own_blocks=True),
         cheap=Cheap(
             split.costed,
             split.steps,

@@ -56,4 +56,7 @@ def _cause(exercise: Exercise, case: Case, out: Output, got: torch.Tensor) -> st
     for cause, answer in exercise.suspects(case, out):
         if not out.wrong(out.array(got), out.array(answer)).any():
             return cause
-    return "follow one element of the input forward: into which outputs does it go, and with which weight?"
+    factor = (got.sum() / out.answer.sum()).item() if out.answer.sum() else 0.0
+    if abs(factor) > 1e-6 and not out.wrong(out.array(got), factor * out.answer).any():
+        return f"every element is {factor:.3g} times what it should be"
+    return "follow one element of the input forward: into which outputs does it go, and with which weight"

@@ -42,19 +42,29 @@ def judge(exercise, item, contestant, case) -> Finding | None:
         names = " and ".join(run.changed)
         return Finding(f"{names} changed", f"with {case.sizes}", f"the kernel stores into {names}, which is an input")
     judged = [out for out in case.outs if out.expected is not None]
-    added = _only_added(case, seen.launches) if runtime.interpreted else {}
-    for out in judged:
-        if out.name in added and not run.seen[out.name].stored.any():
+    empty = [out for out in judged if out.answer.size and not run.seen[out.name].stored.any()]
+    added = _only_added(case, seen.launches) if empty and runtime.interpreted else {}
+    for out in empty:
+        if out.name in added:
             where, amount = f"{out.name} is only updated, never stored", f"`{added[out.name]}` (with {case.sizes})"
             return Finding(where, amount, f"{NOT_CLEARED}: each program stores its own elements")
     if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
-        return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+        return Finding(NOTHING, f"with {case.sizes}", _idle(seen.launches) if runtime.interpreted else _UNREACHED)
     findings = (_judge_output(exercise, item, contestant, case, out, run.seen[out.name], strays) for out in judged)
     return (
         next(filter(None, findings), None)
         or (_undefined(contestant, case, judged, bare) if bare else None)
         or (_exponents(item, case, seen.launches) if item.exponents and runtime.interpreted else None)
     )
+
+
+_UNREACHED = "no tl.store reaches the output"
+
+
+def _idle(launches) -> str:
+    """Why nothing is stored: the grid may have no programs."""
+    grid = next((launch.grid for launch in launches if 0 in launch.grid), None)
+    return f"the grid {tuple(grid)} has no programs: triton.cdiv rounds up, // rounds down" if grid else _UNREACHED
 
 
 def _only_added(case, launches) -> dict[str, str]:
@@ -135,6 +145,8 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
     if item.not_finite and not isfinite(clean.got[isfinite(out.answer)]).all():
         return Finding(where, amount, item.not_finite)
     factor = clean.got.sum() / out.answer.sum() if out.answer.sum() else NAN
+    if not clean.got.any():
+        return Finding(where, amount, "every element is 0: is what is added up ever loaded, and stored in the end?")
     if 0.01 < abs(factor - 1) < float("inf") and not out.wrong(clean.got, factor * out.answer).any():
         return Finding(where, amount, f"every element is {factor:.3g} times what it should be")
     return Finding(where, amount, item.otherwise)

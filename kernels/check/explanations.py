@@ -20,9 +20,18 @@ _EXPLAINED = (
     ("'tuple' object has no attribute", "a tuple of strides is not a number: take one of them, stride_x[0]"),
     ("tuple index out of range", "a tensor has one stride for each of its axes, and this one has fewer"),
     ("to unpack", "the function on the right returns another number of values than the line takes"),
-    ("positional argument", "the launcher and the kernel's signature do not agree"),
-    ("multiple values for argument", "the launcher and the kernel's signature do not agree"),
-    ("unexpected keyword", "the launcher and the kernel's signature do not agree"),
+    ("must be of type tl.constexpr", "a block's length is known when the kernel is compiled: a tl.constexpr"),
+    ("'torch.dtype' object has no attribute 'is_ptr'", "a kernel is launched as kernel[grid](...), not called"),
+    ("get_pointer<", "an address is no block: tl.zeros takes a shape and a type, tl.zeros((BLOCK,), tl.float32)"),
+    ("must be Tensor, not tensor", "torch's functions take no blocks: in a kernel it is tl.exp, tl.sum, tl.where, ..."),
+    ("type(s) for @", "the product of two blocks is tl.dot(a, b, acc)"),
+    (
+        "must have equal reduction dimensions",
+        "tl.dot(a, b) sums over the columns of a and the rows of b: one of the two lies the other way, see tl.trans",
+    ),
+    ("for divmod()", "Python's divmod takes no blocks: the quotient is //, the remainder %"),
+    ("module 'triton.language' has no attribute", "Triton has no function of this name: arithmetic is +, *, //, %"),
+    ("out of bounds for dimension", "an index lies beyond the end of its axis: which of the places exist?"),
     ("outside of the scope of a kernel", "a kernel is launched as kernel[grid](...), not called"),
     ("Did you forget to add @triton.jit", "tl functions work inside a function decorated with @triton.jit only"),
     (
@@ -50,10 +59,12 @@ _EXPLAINED = (
     ),
 )
 
+_DISAGREE = re.compile(
+    r"(?:(\w+)\(\) )?(?:missing \d+ required|takes (?:\d+|from \d+ to \d+) positional|got multiple values for|"
+    r"got an unexpected keyword|missing a required argument|too many positional arguments)"
+)
+
 _EXPLAINED_IN_PYTHON = {  # where no kernel is at work
-    "positional argument": "the call and the function's signature do not agree",
-    "multiple values for argument": "the call and the function's signature do not agree",
-    "unexpected keyword": "the call and the function's signature do not agree",
     "must match": "two tensors of different shapes meet: look at each [:, None] and [None, :]",
     "'int' object is not iterable": "a number stands where a tuple or a list is needed",
     "NoneType": "something is None here: does a function lack its `return`?",
@@ -95,10 +106,19 @@ def explain(error: BaseException, given: tuple[str, ...] = ()) -> tuple[str, str
     place = "text" if seen and seen.filename.startswith("<generated") else "cell"
     line = f" in line {seen.lineno} of your {place}, `{seen.line}`" if seen else ""
     named = f"{type(root).__name__}: {text}"
+    if called := _DISAGREE.search(text):
+        return f"{said}{line}", _disagreement(called[1] or "the function", seen.line if seen else "")
     explained = _EXPLAINED if _in_triton(error) else {**dict(_EXPLAINED), **_EXPLAINED_IN_PYTHON}.items()
     otherwise = f"{'Triton' if _in_triton(error) else 'Python'} cannot run this line"
     means = next((means for part, means in explained if part in named), otherwise)
     return f"{said}{line}", means
+
+
+def _disagreement(called: str, line: str) -> str:
+    """Whose arguments they are: a launcher's, which come in a long row, or those of a call inside the kernel."""
+    if "](" in line:  # kernel[grid](...)
+        return "the launcher and the kernel's signature do not agree: hold one beside the other, from the first argument on"
+    return f"the call and the signature of {called} do not agree"
 
 
 def _in_triton(error: BaseException | None) -> bool:

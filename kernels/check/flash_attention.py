@@ -228,7 +228,7 @@ def _backward_exercise(task: Scored) -> Exercise:
         functools.partial(mistakes.backward_suspects, task=task),
         MASKLESS,
         given=("at", "tile"),
-        compiles=Compiles(usual(case), BACK),
+        compiles=Compiles(usual(case), BACK, own_blocks=True),
         cheap=Cheap(
             costed(case),
             backward_steps,

@@ -36,7 +36,7 @@ from kernels.check.looking import Failing, remember
 from kernels.check.stale import broken_since
 from kernels.check.tensors import NAN, UNTOUCHED, Draw, Fenced
 from kernels.check.watch import CALL_SECONDS, Progress
-from kernels.check.wording import misread
+from kernels.check.wording import foreign_strides, misread, odd_lanes
 
 __all__ = [
     "ADDRESSES",
@@ -217,7 +217,7 @@ class _Report:
         self.over = self.missing = False  # nothing more is looked at
         self.answered = False  # some answer is right
         self.progress = Progress()
-        self._misread: list[tuple[str, str]] | None = None
+        self._texts: list[str] | None = None  # of the kernels
 
     def draw(self, name: str) -> Draw:
         """The numbers of one property."""
@@ -250,7 +250,8 @@ class _Report:
                 self.answered = self.answered or not item.addresses
                 self.passed(item.name, item.points)
                 continue
-            self.fail(item.name, self.reworded(finding, case), item.lesson, otherwise=item.otherwise)
+            guesses = item.otherwise, item.not_finite
+            self.fail(item.name, self.reworded(finding, case, guesses), item.lesson, guesses)
             self.failing[item.name] = Failing(case, self.contestant)
             if finding.cause is SLOW:
                 self.say(f"not run: whatever comes after it, until a call ends within {CALL_SECONDS} s.")
@@ -264,7 +265,7 @@ class _Report:
         if "right" in self.earned and not self.answered:
             self.say("not judged: compiles (no answer is right yet)")
             return
-        for case in spec.calls(self.draw("compiles")):
+        for case in spec.cases(self.draw("compiles")):
             self.progress.at("compiles")
             finding = judge_compiled(spec, self.contestant, case)
             if finding:
@@ -297,22 +298,24 @@ class _Report:
         counted = self.exercise.unit == "points"
         self.say(f"passed  {name}" + f" ({points} point{'s' * (points != 1)})" * counted)
 
-    def fail(self, name: str, finding: Finding, lesson: str, otherwise: str = "") -> None:
+    def fail(self, name: str, finding: Finding, lesson: str, guesses: tuple[str, ...] = ()) -> None:
         """The line of something that does not."""
         if finding.cause in self.printed:
             self.say(f"FAILED  {name}: as above, {finding.cause}.")
-        elif finding.cause == otherwise and self.failed:
+        elif finding.cause in guesses and self.failed:
             self.say(f'FAILED  {name}: {finding.where}; mend "{self.failed[0]}" first, then look again.')
         else:
             self.say(f"FAILED  {name}: {finding.where}, {finding.amount}: {finding.cause}. {lesson}.")
         self.failed.append(name)
         self.printed.add(finding.cause)
 
-    def reworded(self, finding: Finding, case: Case) -> Finding:
-        """The finding with its cause out of the kernel's text, where a condition there is not what it looks like."""
-        if self._misread is None:
-            self._misread = list(misread(self.contestant.kernels(case.tensors, case.launch).texts))
-        if not self._misread or finding.cause is SLOW:
-            return finding
-        (shown, wrong), *_ = self._misread
-        return finding._replace(cause=f"`{shown}`: {wrong}")
+    def reworded(self, finding: Finding, case: Case, guesses: tuple[str, ...]) -> Finding:
+        """The finding with its cause out of the kernel's text, where something there is not what it looks like.
+
+        What is merely odd there takes the place of a guess alone.
+        """
+        if self._texts is None:
+            self._texts = self.contestant.kernels(case.tensors, case.launch).texts
+        found = [] if finding.cause is SLOW else [*misread(self._texts), *foreign_strides(self._texts)]
+        found += odd_lanes(self._texts) if finding.cause in guesses else ()
+        return finding._replace(cause="`{}`: {}".format(*found[0])) if found else finding

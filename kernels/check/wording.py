@@ -1,6 +1,7 @@
-"""What a kernel's text shows by itself: conditions on blocks that Python reads otherwise than they are meant."""
+"""What a kernel's text shows by itself: conditions that Python reads otherwise than meant, strides of another tensor."""
 
 import ast
+import re
 import textwrap
 from collections.abc import Iterator
 
@@ -30,8 +31,69 @@ def misread(texts: list[str]) -> Iterator[tuple[str, str]]:
                     f"`{word}` asks whether a whole block is true; lane by lane it is `{sign}`, with each comparison in "
                     "parentheses",
                 )
+            elif isinstance(node, ast.If | ast.While | ast.IfExp) and _is_block(node.test, blocks):
+                word = "while" if isinstance(node, ast.While) else "if"
+                yield (
+                    " ".join((ast.get_source_segment(text, node.test) or "").split()),
+                    f"`{word}` asks one question, and this is a block of answers: tl.where(..., a, b) answers lane by lane",
+                )
             elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and _is_block(node.operand, blocks):
                 yield shown, "`not` asks whether a whole block is false; lane by lane it is `~`, before a parenthesis"
+
+
+_STRIDE = re.compile(r"stride_(\w+)\w")  # stride_xm: x's, along m
+
+
+def foreign_strides(texts: list[str]) -> Iterator[tuple[str, str]]:
+    """(the product, what is wrong with it) for each stride of one tensor that stands in an address of another.
+
+    Names tell whose a stride is: most addresses take all of theirs from the same tensor.
+    """
+    for text in texts:
+        text = textwrap.dedent(text)
+        addresses = [found for found in map(_address, _outermost_sums(ast.parse(text).body[0])) if found]
+        whose = {next(iter(owners)): pointer for pointer, terms in addresses if len(owners := {*terms.values()}) == 1}
+        for pointer, terms in addresses:
+            owners = list(terms.values())
+            for product, owner in terms.items():
+                other = whose.get(owner, pointer)
+                if len({*owners}) > 1 and other != pointer:
+                    name = _STRIDE.search(ast.unparse(product))[0]
+                    yield (
+                        " ".join((ast.get_source_segment(text, product) or "").split()),
+                        f"{name} is a stride of {other.removesuffix('_ptr')}, and this is an address of "
+                        f"{pointer.removesuffix('_ptr')}: each tensor is addressed by its own strides",
+                    )
+
+
+def odd_lanes(texts: list[str]) -> Iterator[tuple[str, str]]:
+    """(``other=``, what is odd about it) for each load whose masked lanes hold a number that no sum forgives."""
+    for text in texts:
+        for node in ast.walk(ast.parse(textwrap.dedent(text))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.load":
+                for keyword in node.keywords:
+                    if keyword.arg == "other" and isinstance(keyword.value, ast.Constant) and keyword.value.value:
+                        shown = ast.unparse(keyword.value)
+                        yield f"other={shown}", f"masked lanes hold {shown}, and what is added up there must be 0"
+
+
+def _outermost_sums(tree: ast.AST) -> Iterator[ast.BinOp]:
+    """The sums that are no part of a larger one."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            yield node
+        else:
+            yield from _outermost_sums(node)
+
+
+def _address(total: ast.BinOp) -> tuple[str, dict[ast.AST, str]] | None:
+    """The pointer in a sum, and its products with a stride, each with the tensor in that stride's name."""
+    pointers = [node.id for node in ast.walk(total) if isinstance(node, ast.Name) and node.id.endswith("_ptr")]
+    if len(pointers) != 1:
+        return None
+    products = [node for node in ast.walk(total) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)]
+    factors = [(p, side.id) for p in products for side in (p.left, p.right) if isinstance(side, ast.Name)]
+    return pointers[0], {product: found[1] for product, name in factors if (found := _STRIDE.fullmatch(name))}
 
 
 def _swallowed(text: str, node: ast.Compare) -> str:
@@ -47,8 +109,13 @@ def _swallowed(text: str, node: ast.Compare) -> str:
 
 
 def _blocks(function: ast.FunctionDef) -> set[str]:
-    """Names that hold a block: made by tl.arange or by a load, or from another block."""
+    """Names that hold a block: made by tl.arange or by a load, or from another block, or given an axis."""
     names: set[str] = set()
+    names |= {
+        node.value.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Subscript) and _adds_an_axis(node) and isinstance(node.value, ast.Name)
+    }
     assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
     for _ in assigned:  # at most as many rounds as there are links in a chain
         found = {
@@ -74,8 +141,15 @@ def _is_block(node: ast.AST, names: set[str]) -> bool:
         if called in ("tl.arange", "tl.zeros", "tl.full"):
             return True
         return any(_is_block(part, names) for part in [node.func, *node.args])
+    if isinstance(node, ast.Subscript) and _adds_an_axis(node):
+        return True
     if isinstance(node, ast.Name):
         return node.id in names
     if isinstance(node, ast.Attribute):
         return _is_block(node.value, names)
     return any(_is_block(child, names) for child in ast.iter_child_nodes(node))
+
+
+def _adds_an_axis(node: ast.Subscript) -> bool:
+    """``offs[:, None]``, which a number does not have."""
+    return any(isinstance(part, ast.Constant) and part.value is None for part in ast.walk(node.slice))

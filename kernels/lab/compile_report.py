@@ -100,6 +100,13 @@ class Prepared:
         """A name for what is compiled."""
         return repr((self.text, self.signature, self.attributes, self.options))
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The whole numbers among the constants of the launch, by parameter."""
+        names = dict(enumerate(self.signature))
+        found = re.findall(r"tuple\(\[(\d{1,4})\]\): (\d{1,12})[,}]", self.text.rpartition("VALUES = ")[2])
+        return {names[int(place)]: int(value) for place, value in found if int(place) in names}
+
 
 def prepare(
     kernel, *args, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **constexprs
@@ -125,8 +132,9 @@ def prepare(
     return Prepared(name, *_child.export(kernel, constants), _child.plain(signature), attributes, options)
 
 
-def compile_prepared(prepared: Prepared, arches: tuple[int, ...]) -> CompileReports:
-    """Compile for each architecture; raises ``CompileError``."""
+def compile_prepared(prepared: Prepared, arches: tuple[int, ...], *, products_only: bool = False) -> CompileReports:
+    """Compile for each architecture; raises ``CompileError``. ``products_only``: a kernel without a matrix product is not
+    disassembled, which takes as long as compiling it; its report has no ``sass`` and no ``instructions``."""
     from kernels.lab import _child
 
     answer = _child.run_text(
@@ -138,6 +146,7 @@ def compile_prepared(prepared: Prepared, arches: tuple[int, ...]) -> CompileRepo
         attributes=prepared.attributes,
         arches=arches,
         options=prepared.options,
+        products_only=products_only,
     )
     if "error" in answer:
         raise CompileError(f"{prepared.kernel} does not compile: {answer['error']}")

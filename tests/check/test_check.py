@@ -120,6 +120,56 @@ def test_common_errors_are_explained(softmax, capsys, old, new, means):
     assert means in capsys.readouterr().out
 
 
+TINY = """
+import torch
+
+
+@triton.jit
+def helper(x, y):
+    return x + y
+
+
+@triton.jit
+def tiny(x_ptr, N, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    {}
+    tl.store(x_ptr + tl.arange(0, BLOCK), x)
+
+
+def launch(x):
+    tiny[(1,)](x, 4, BLOCK=4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "launched", "means"),
+    [
+        ("x = helper(x)", "", "the call and the signature of helper do not agree"),
+        ("x = tl.zeros((BLOCK,))", "", "the call and the signature of zeros do not agree"),
+        ("pass", "[(1,)](x, BLOCK=4)", "the launcher and the kernel's signature do not agree: hold one beside"),
+        ("x += tl.arange(0, N)", "", "a block's length is known when the kernel is compiled"),
+        ("x = tl.zeros_like(x_ptr)", "", "an address is no block"),
+        ("x = torch.exp(x)", "", "in a kernel it is tl.exp"),
+        ("x, y = divmod(x, N)", "", "the quotient is //, the remainder %"),
+        ("x = tl.mod(x, N)", "", "Triton has no function of this name"),
+        ("x = x @ x", "", "the product of two blocks is tl.dot"),
+        ("y = tl.dot(tl.zeros((16, 32), tl.float32), tl.zeros((16, 32), tl.float32))", "", "see tl.trans"),
+    ],
+    ids=("helper", "zeros", "launcher", "length", "address", "torch", "divmod", "mod", "matmul", "dot"),
+)  # fmt: skip
+def test_an_error_in_a_kernel_is_explained(cell, capsys, line, launched, means):
+    source = TINY.format(line).replace("[(1,)](x, 4, BLOCK=4)", launched or "[(1,)](x, 4, BLOCK=4)")
+    with check.guarded():
+        cell(source)["launch"](torch.zeros(4))
+    assert means in capsys.readouterr().out
+
+
+def test_a_kernel_that_is_called_and_not_launched_is_explained():
+    """By its words: Triton's interpreter does not put itself back after such a call."""
+    error = AttributeError("'torch.dtype' object has no attribute 'is_ptr'")
+    assert explain(error)[1] == "a kernel is launched as kernel[grid](...), not called"
+
+
 TWICE = """    again = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n{})
     total = tl.sum(tl.where(again == again, p, 1.0), axis=0)
 """
@@ -180,7 +230,9 @@ SUM = "    total = tl.sum(p, axis=0)\n"
 
 def test_each_verdict_has_its_own_points(softmax, capsys):
     """The sum in a loop whose variable changes its type: right in the interpreter, and no GPU can run it."""
-    looped = "    total = 0\n    for _ in range(0, N, BLOCK_N):\n        total += p\n    total = tl.sum(total, axis=0)\n"
+    looped = (
+        "    total = 0\n    for _ in range(0, N, BLOCK_N):\n        total += p\n    total = tl.sum(total, axis=0)\n"
+    )
     assert check.row_softmax(softmax(SUM, looped)) == 13
     out = capsys.readouterr().out
     assert "`total` is a number, int32, before the loop and a float32 block [4096] after a step" in out
@@ -201,7 +253,10 @@ def test_a_dear_kernel_earns_part_of_what_a_cheap_one_does(softmax, capsys):
 @pytest.mark.parametrize(
     ("stray", "says"),
     [
-        ("    tl.store(out_ptr + tl.num_programs(0) * stride_om + row, 0.0)\n", "a store reaches outside out, `tl.store("),
+        (
+            "    tl.store(out_ptr + tl.num_programs(0) * stride_om + row, 0.0)\n",
+            "a store reaches outside out, `tl.store(",
+        ),
         ("    tl.load(x_ptr - 1 - row)\n", "a load reaches outside x, `tl.load("),
         ("    tl.store(x_ptr + row * stride_xm, 0.0)\n", "x changed"),
     ],
@@ -224,7 +279,9 @@ def test_a_kernel_is_compiled_once_for_a_text(softmax, monkeypatch):
 
     made = []
     monkeypatch.setattr(compiling, "_KEPT", {})
-    monkeypatch.setattr(compiling, "compile_prepared", lambda *job: made.append(job) or compile_prepared(*job))
+    monkeypatch.setattr(
+        compiling, "compile_prepared", lambda *job, **how: made.append(job) or compile_prepared(*job, **how)
+    )
     first = softmax()
     for fn in (first, first, softmax(), softmax("tl.exp(", "tl.exp(0.0 + ")):
         assert check.row_softmax(fn, verdicts="compiles") == 2
@@ -309,6 +366,15 @@ def test_a_long_check_shows_its_progress(softmax, capsys, monkeypatch):
 
 
 DIAGNOSED = (  # mistakes that no test lets pass, and that are named all the same
+    ("dynamic_conv_forward", ("time * stride_xt", "time * stride_kt"), "stride_kt is a stride of weight, and this is an"),
+    (
+        "dynamic_conv_dx",
+        ("load(dy_ptrs, mask=(time < T) & mask_d, other=0.0", "load(dy_ptrs, mask=(time < T) & mask_d, other=1.0")
+        + ("load(k_ptrs, mask=(time < T) & mask_d, other=0.0", "load(k_ptrs, mask=(time < T) & mask_d, other=1.0"),
+        "masked lanes hold 1.0",
+    ),
+    ("im2col", ("w = tl.where(w < 0, w + g.W, w)", "if w < 0:\n        w += g.W"), "this is a block of answers"),
+    ("wgrad", ("offs_m = block * BLOCK_K", "offs_m = block"), "block b begins at pixel b: offs_m moves by BLOCK_K"),
     ("tiled_matmul", ("min(end, K), BLOCK_K)", "min(end, K))"), "the loop advances by 1, so columns are added again"),
     ("chunk_outputs", ("i[:, None] >= i", "i[:, None] <= i"), "the triangle is turned over"),
     ("chunk_outputs", ("v[None, :, :], axis=1)", "v[:, None, :], axis=0)"), "the pairs are turned over"),

@@ -61,6 +61,12 @@ def test_each_scheme_costs_more_than_the_one_before_and_earns_less(target):
         ("Boolean value of Tensor with more than one value is ambiguous", "use tl.where or a mask"),
         ("arange's arguments must be of type tl.constexpr", "known when the kernel is compiled"),
         ("Input shapes should have M >= 1, N >= 1 and K >= 16", "no axis below 16"),
+        ("Unsupported function referenced: <function helper>", "a kernel calls `helper`, so it is decorated"),
+        ("int32[] used as tl.static_range start value is not a constexpr", "tl.constexpr in the signature"),
+        ("'tensor' object cannot be interpreted as an integer", "no comprehensions"),
+        ("Cannot make_shape_compatible: incompatible dimensions at index 0: 16 and 32", "different shapes meet"),
+        ("Did you forget to add @triton.jit ? (`_semantic` argument must be provided)", "triton.cdiv is tl.cdiv there"),
+        ("arange's range must be a power of 2", "lanes come in powers of two"),
         ("something that nobody has seen", "Triton's interpreter takes this, its compiler does not"),
     ],
 )
@@ -74,4 +80,8 @@ def test_the_innermost_line_and_reason_are_found():
         "CompilationError: at 2:4:\ndef helper(x):\n    return sum([x])\n           ^\nNameError('sum is not defined')"
     )
     assert tuple(compiling._refused(message)) == ("return sum([x])", "sum is not defined")
+    twice = "k does not compile: at 2:4:\n    acc += x\n    ^\nno shape: 8 and 16 ValueError: no shape: 8 and 16"
+    assert tuple(compiling._refused(twice)) == ("acc += x", "no shape: 8 and 16")
+    nowhere = "k does not compile: for sm_80: RuntimeError: Unsupported function referenced: <function f at 0x7f3b>"
+    assert compiling._refused(nowhere).reason == "Unsupported function referenced: <function f>"
     assert re.search("9", compiling._refused("the process ended with status -9").reason)

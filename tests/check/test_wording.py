@@ -2,11 +2,11 @@
 
 import pytest
 
-from kernels.check.wording import misread
+from kernels.check.wording import foreign_strides, misread, odd_lanes
 
 KERNEL = """
     @triton.jit
-    def kernel(x_ptr, N, M, BLOCK: tl.constexpr):
+    def kernel(x_ptr, N, M, given, BLOCK: tl.constexpr):
         row = tl.program_id(0)
         offs = row * BLOCK + tl.arange(0, BLOCK)
         later = offs[:, None] + 1
@@ -25,6 +25,7 @@ KERNEL = """
         ("(later < N) or row < M", "lane by lane it is `|`"),
         ("not (offs >= N)", "lane by lane it is `~`"),
         ("tl.load(x_ptr + offs) > 0 and row < M", "lane by lane it is `&`"),
+        ("(given[:, None] < N) and row < M", "lane by lane it is `&`"),
     ],
 )
 def test_a_misread_condition_is_quoted_and_named(condition, says):
@@ -42,7 +43,35 @@ def test_a_misread_condition_is_quoted_and_named(condition, says):
         "tl.sum(offs, 0) > 3 and row < M",
         "(offs < N)[:, None] & (row < M)",
         "0 <= row < M",
+        "M if row < N else N",
     ],
 )
 def test_what_is_right_is_left_alone(condition):
     assert not list(misread([KERNEL.format(condition)]))
+
+
+@pytest.mark.parametrize("line", ["if offs < N:\n            pass", "while offs < N:\n            pass"])
+def test_a_question_to_a_block_is_named(line):
+    ((quoted, said),) = misread([KERNEL.replace("mask = {}", line)])
+    assert quoted == "offs < N" and "this is a block of answers: tl.where" in said
+
+
+ADDRESSES = """
+    @triton.jit
+    def kernel(x_ptr, out_ptr, stride_xm, stride_xn, stride_om, stride_on):
+        x = tl.load(x_ptr + offs_m * stride_xm + offs_n * {}, mask=mask, other={})
+        tl.store(out_ptr + offs_m * stride_om + offs_n * stride_on, x, mask=mask)
+"""
+
+
+def test_a_stride_of_another_tensor_is_quoted_and_named():
+    ((quoted, said),) = foreign_strides([ADDRESSES.format("stride_on", 0.0)])
+    assert quoted == "offs_n * stride_on" and "stride_on is a stride of out, and this is an address of x" in said
+    for right in ("stride_xn", "stride_row", "4"):  # whose the second is, no other address tells
+        assert not list(foreign_strides([ADDRESSES.format(right, 0.0)]))
+
+
+def test_lanes_that_hold_another_number_than_zero_are_odd():
+    assert [shown for shown, _ in odd_lanes([ADDRESSES.format("stride_xn", 1.0)])] == ["other=1.0"]
+    for neutral in (0, 0.0, '-float("inf")'):
+        assert not list(odd_lanes([ADDRESSES.format("stride_xn", neutral)]))

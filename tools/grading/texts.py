@@ -45,6 +45,8 @@ def prepared(given: object, fields: set[str] = frozenset()) -> Prepared:
     try:
         lines, signature, attributes, options = map(ast.literal_eval, literals)
         hold(text, fields)
+    except NotKernels:
+        raise
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise NotKernels(str(error)) from None
     whole = isinstance(lines, list) and all(isinstance(part, dict) for part in (signature, attributes, options))

@@ -228,6 +228,27 @@ IM2COL = Target(
             MEMORY,
         ),
         Mutant(
+            "W added once",
+            "a negative remainder is avoided by adding W first, which is right for paddings up to W",
+            ("+ s * g.dil_w) % g.W\n    w = tl.where(w < 0, w + g.W, w)", "+ s * g.dil_w + g.W) % g.W"),
+            "padding",
+            "W is added once before the remainder, and a wide padding needs more",
+        ),
+        Mutant(
+            "stride and dilation swapped in h",
+            "rows of pixels lie the dilation apart, rows of taps the stride",
+            ("(p * g.sh - g.pt)[:, None] + r * g.dil_h", "(p * g.dil_h - g.pt)[:, None] + r * g.sh"),
+            "stride and dilation",
+            "stride and dilation are swapped in h: sh goes with p, dil_h with r",
+        ),
+        Mutant(
+            "and for &",
+            "the conditions of a mask are joined by and, which keeps the last",
+            ("mask=mask_m[:, None] & mask_h", "mask=mask_m[:, None] and mask_h"),
+            "stays inside its tensors",
+            "`and` asks whether a whole block is true",
+        ),
+        Mutant(
             "lambda",
             "a column is made by a lambda",
             (
@@ -260,6 +281,13 @@ WGRAD = Target(
     ("product-kernel",),
     naive_wgrad,
     (
+        Mutant(
+            "operands rounded",
+            "both tiles are made float16, whatever the tensors are",
+            (DOT, DOT.replace("tl.trans(dy), tile", "tl.trans(dy).to(tl.float16), tile.to(tl.float16)")),
+            "float16",
+            "tiles keep their tensor's dtype",
+        ),
         Mutant(
             "dropped accumulate",
             "each block replaces the accumulator",
@@ -403,6 +431,13 @@ SPLIT = Target(
     ("split-kernel",),
     naive_split,
     (
+        Mutant(
+            "blocks beyond the registers",
+            "the default tile has 512 numbers for each thread; the check's own tiles are smaller",
+            ("BLOCK_M=16, BLOCK_N=16, BLOCK_K=16", "BLOCK_M=256, BLOCK_N=256, BLOCK_K=16"),
+            "compiles",
+            "a thread has 255 registers",
+        ),
         Mutant(
             "a gap",
             "the number of blocks in a piece is rounded down",

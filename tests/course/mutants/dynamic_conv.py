@@ -124,7 +124,7 @@ FORWARD = Target(
             "weight is taken to lie packed beside x",
             ("offs_t * stride_kt", "offs_t * (stride_xt * W)"),
             "strides",
-            STRIDES,
+            "stride_xt is a stride of x, and this is an address of weight",
         ),
         Mutant(
             "hard-coded width",
@@ -211,6 +211,13 @@ DX = Target(
     ("dx-kernel",),
     naive_dx,
     (
+        Mutant(
+            "another tensor's strides",
+            "dy is addressed by dx's stride, the same number as long as both are packed",
+            ("time * stride_yt", "time * stride_xt"),
+            "strides",
+            "stride_xt is a stride of dx, and this is an address of dy",
+        ),
         Mutant(
             "dilation left out",
             "neighbouring tokens are read, as in the lessons",
@@ -319,6 +326,13 @@ DWEIGHT = Target(
     ("dweight-kernel",),
     naive_dweight,
     (
+        Mutant(
+            "blocks beyond the registers",
+            "the default tile has 512 numbers for each thread; the check's own tiles are smaller",
+            ("BLOCK_T=16, BLOCK_D=16):", "BLOCK_T=256, BLOCK_D=256):"),
+            "compiles",
+            "a tile of BLOCK_D = 256 × BLOCK_T = 256 in dweight_kernel is 512 numbers for each of 128 threads",
+        ),
         Mutant(
             "dilation left out",
             "neighbouring tokens are read, as in the lessons",

@@ -195,7 +195,7 @@ TARGET = Target(
             "rows of out are placed with the stride of a",
             ("offs_m * stride_om", "offs_m * stride_am"),
             "whole tiles",
-            "no program stores them: look at grid, offsets, strides and mask along M",
+            "stride_am is a stride of a, and this is an address of out",
         ),
         Mutant(
             "swapped block sizes",
