@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from kernels.check import chunked_attention as _chunked_attention
 from kernels.check import conv_wgrad as _conv_wgrad
 from kernels.check import dynamic_conv as _dynamic_conv
+from kernels.check import emitted as _emitted
 from kernels.check import flash_attention as _flash_attention
 from kernels.check import flash_lists as _flash_lists
 from kernels.check import pipeline_clinic as _pipeline_clinic
@@ -215,21 +216,26 @@ def flash_backward(
     return _check(_flash_attention.BACKWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
-def emit_value(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def emit_value(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(mod)``, the text of a Triton function ``score_mod``. Returns points, of 10."""
     return _check(
-        _score_mod_compiler.VALUE, _score_mod_compiler.run_value(fn), seed=seed, grading=grading, verdicts=verdicts
+        _score_mod_compiler.VALUE, _emitted.run_value(fn), seed=seed, grading=grading, verdicts=verdicts, varied=varied
     )
 
 
-def emit_gradient(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
+def emit_gradient(
+    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+) -> int:
     """Check ``fn(mod)``, the text of a Triton function ``score_gradient``. Returns points, of 10."""
     return _check(
         _score_mod_compiler.GRADIENT,
-        _score_mod_compiler.run_gradient(fn),
+        _emitted.run_gradient(fn),
         seed=seed,
         grading=grading,
         verdicts=verdicts,
+        varied=varied,
     )
 
 

@@ -18,7 +18,7 @@ FUNCTIONS = [target for target in targets() if not target.assignment.startswith(
 
 def contestant(target) -> Contestant:
     """The solution, as the exercise's check runs it."""
-    from kernels.check.score_mod_compiler import run_gradient, run_value
+    from kernels.check.emitted import run_gradient, run_value
 
     adapt = {"emit_value": run_value, "emit_gradient": run_gradient}.get(target.function, lambda fn: fn)
     return Contestant(adapt(submission(target)))

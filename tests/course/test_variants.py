@@ -7,6 +7,7 @@ import nbformat
 import pytest
 
 from kernels import check, runtime
+from kernels.check.framework import Draw
 from kernels.lab.source import readable
 from tests.course.mutants import ROOT, Target, failures
 from tools.desk import main as desk
@@ -19,7 +20,7 @@ from tools.variants.__main__ import main
 NAMES = list(build.TABLE)
 each = pytest.mark.parametrize("name", NAMES)
 # Exercises whose functions a variation changes each in another way; of the others one function stands for all.
-EACH_ITS_OWN = ("04_recurrent_attention", "05_chunked_attention", "06_flash_attention")
+EACH_ITS_OWN = ("04_recurrent_attention", "05_chunked_attention", "06_flash_attention", "07_score_mod_compiler")
 
 
 def published(name):
@@ -121,6 +122,18 @@ def test_a_drawn_variation_is_solved_by_its_own_solution_alone(name):
 def test_every_variation_is_solved_by_its_own_solution_alone(name):
     for seed, task in enumerate(build.TABLE[name].variation.others()):
         solved(name, task, check.VERDICTS, seed)
+
+
+@pytest.mark.classroom
+@pytest.mark.parametrize("name", EACH_ITS_OWN)
+def test_each_known_mistake_of_a_variation_gives_an_answer(name):
+    """What a suspect raised would be taken for the learner's error, and two of one name would hide a mistake."""
+    for task in build.TABLE[name].variation.others():
+        for exercise in (one.varied(task.varied) for one in build.TABLE[name].exercises):
+            calls = [call for item in exercise.properties for call in item.cases(Draw(1, True)) if not item.addresses]
+            for call, out in ((one, out) for one in calls for out in one.outs):
+                causes = [cause for cause, answer in exercise.suspects(call, out) if out.array(answer) is not None]
+                assert len(set(causes)) == len(causes) > 2, (task, exercise.name, out.name)
 
 
 def contents(folder):

@@ -29,6 +29,8 @@ from kernels.check.recurrent_attention import FORWARD as RECURRENT_FORWARD
 from kernels.check.recurrent_attention import GATE
 from kernels.check.row_softmax import EXERCISE as ROW_SOFTMAX
 from kernels.check.row_softmax import Softmax
+from kernels.check.score_mod_compiler import GRADIENT, VALUE
+from kernels.check.score_mod_mistakes import Unit
 from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
 from kernels.check.tiled_matmul import Packing
 from kernels.check.variations import Variation
@@ -39,6 +41,7 @@ from tools.variants import (
     flash_attention,
     recurrent_attention,
     row_softmax,
+    score_mod_compiler,
     tiled_matmul,
 )
 from tools.variants import edits as pieces
@@ -62,6 +65,7 @@ TABLE = {
     "04_recurrent_attention": Varied(Gated, (RECURRENT_FORWARD, RECURRENT_BACKWARD, GATE), recurrent_attention.edits),
     "05_chunked_attention": Varied(Chunked, (STATES, OUTPUTS), chunked_attention.edits),
     "06_flash_attention": Varied(Scored, (FLASH_FORWARD, LISTS, FLASH_BACKWARD), flash_attention.edits),
+    "07_score_mod_compiler": Varied(Unit, (VALUE, GRADIENT), score_mod_compiler.edits),
     "08_conv_wgrad": Varied(Filter, (IM2COL, WGRAD, SPLIT), conv_wgrad.edits),
 }
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.check.score_mod_compiler import Mod, run_gradient, run_value
+from kernels.check.emitted import Mod, run_gradient, run_value
 from tests.course.mutants import Mutant, Target
 
 DOUBLED = Mod("2 * score + 1")

@@ -12,7 +12,7 @@ import torch
 from kernels.check import explanations
 from kernels.check.clinics import Tester
 from kernels.check.contestant import Contestant
-from kernels.check.score_mod_compiler import run_gradient, run_value
+from kernels.check.emitted import run_gradient, run_value
 from kernels.lab.compile_report import prepare
 
 from . import sealed, traces, values
