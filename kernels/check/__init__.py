@@ -20,6 +20,7 @@ from kernels.check import chunked_attention as _chunked_attention
 from kernels.check import conv_wgrad as _conv_wgrad
 from kernels.check import dynamic_conv as _dynamic_conv
 from kernels.check import flash_attention as _flash_attention
+from kernels.check import flash_lists as _flash_lists
 from kernels.check import pipeline_clinic as _pipeline_clinic
 from kernels.check import recurrent_attention as _recurrent_attention
 from kernels.check import row_softmax as _row_softmax
@@ -194,7 +195,7 @@ def block_lists(
     fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
 ) -> int:
     """Check ``fn(mask, num, idx, num_t, idx_t, BLOCK_M, BLOCK_N)``: a mask [M, N] as lists. Returns points, of 10."""
-    return _check(_flash_attention.LISTS, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
+    return _check(_flash_lists.LISTS, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
 
 
 def flash_forward(

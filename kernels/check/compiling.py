@@ -67,7 +67,7 @@ def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Findin
     for prepared in found.prepared:
         if own and (beyond := _beyond_registers(prepared)):
             return Finding(beyond, amount, "choose smaller blocks, or more num_warps, and let the compiler confirm it")
-        made = compiled(prepared, arches)
+        made = compiled(prepared, arches, products_only=True)  # of instructions, those alone are asked for
         if isinstance(made, str):
             return refusal(prepared.kernel, made, amount)
         reports.append((prepared, made))
@@ -111,12 +111,14 @@ _KEPT: dict[tuple, dict[int, CompileReport] | str] = {}
 _MOST_KEPT = 64  # a judge compiles thousands, each as long as a book
 
 
-def compiled(prepared: Prepared, arches: tuple[int, ...]) -> dict[int, CompileReport] | str:
-    """The reports by architecture, or the compiler's complaint; made once for a text."""
-    key = prepared.key, arches
+def compiled(
+    prepared: Prepared, arches: tuple[int, ...], *, products_only: bool = False
+) -> dict[int, CompileReport] | str:
+    """The reports by architecture, as ``compile_prepared`` gives them, or the compiler's complaint; made once for a text."""
+    key = prepared.key, arches, products_only
     if key not in _KEPT:
         try:
-            _KEPT[key] = compile_prepared(prepared, arches)
+            _KEPT[key] = compile_prepared(prepared, arches, products_only=products_only)
         except CompileError as error:
             _KEPT[key] = str(error)
         if len(_KEPT) > _MOST_KEPT:

@@ -42,9 +42,10 @@ def judge(exercise, item, contestant, case) -> Finding | None:
         names = " and ".join(run.changed)
         return Finding(f"{names} changed", f"with {case.sizes}", f"the kernel stores into {names}, which is an input")
     judged = [out for out in case.outs if out.expected is not None]
-    added = _only_added(case, seen.launches) if runtime.interpreted else {}
-    for out in judged:
-        if out.name in added and not run.seen[out.name].stored.any():
+    empty = [out for out in judged if out.answer.size and not run.seen[out.name].stored.any()]
+    added = _only_added(case, seen.launches) if empty and runtime.interpreted else {}
+    for out in empty:
+        if out.name in added:
             where, amount = f"{out.name} is only updated, never stored", f"`{added[out.name]}` (with {case.sizes})"
             return Finding(where, amount, f"{NOT_CLEARED}: each program stores its own elements")
     if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):

@@ -4,142 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-import triton
-import triton.language as tl
 
-from kernels.check.framework import UNTOUCHED, Case, Output
+from kernels.check.flash_mods import MASKS, SCORES
+from kernels.check.flash_variations import EMPTY, FULL, PARTIAL, Scored
+from kernels.check.framework import Case, Output
 
 INF = float("inf")
-AXES = (
-    dict.fromkeys(("q", "dq"), "HMD")
-    | dict.fromkeys(("k", "dk"), "JND")
-    | dict.fromkeys(("v", "dv"), "JNV")
-    | dict.fromkeys(("o", "do"), "HMV")
-    | dict.fromkeys(("lse", "delta"), "HM")
-    | dict.fromkeys(("tau", "dtau"), "HM")
-    | {"num": "LR", "idx": "LRC", "num_t": "LC", "idx_t": "LCR", "mask": "MN"}
-)
-
-# Score mods and mask mods, in Triton and, under the same name, in PyTorch.
-
-
-@triton.jit
-def same(s, m, n):
-    """The score itself."""
-    return s
-
-
-@triton.jit
-def same_gradient(s, m, n, dz):
-    """Its gradient."""
-    return dz
-
-
-@triton.jit
-def plus_100(s, m, n):
-    """A padded row, whose q is 0, has scores of 100: exp overflows there."""
-    return s + 100.0
-
-
-@triton.jit
-def alibi(s, m, n):
-    """A bias that grows with the key's position."""
-    return s + 0.25 * (n - m)
-
-
-@triton.jit
-def softcap(s, m, n):
-    """2 tanh(s / 2)."""
-    return 4.0 * tl.sigmoid(s) - 2.0
-
-
-@triton.jit
-def softcap_gradient(s, m, n, dz):
-    """Its gradient."""
-    t = 2.0 * tl.sigmoid(s) - 1.0
-    return dz * (1.0 - t * t)
-
-
-@triton.jit
-def log_abs(s, m, n):
-    """A padded row, whose q is 0, has no derivative."""
-    return tl.log(tl.abs(s))
-
-
-@triton.jit
-def log_abs_gradient(s, m, n, dz):
-    """Its gradient."""
-    return dz / s
-
-
-@triton.jit
-def every_pair(m, n):
-    """No mask."""
-    return (m >= 0) & (n >= 0)
-
-
-@triton.jit
-def causal(m, n):
-    """Keys up to the query."""
-    return n <= m
-
-
-@triton.jit
-def window(m, n):
-    """The twelve keys up to the query: in a block of 16, some rows have none."""
-    return (n <= m) & (m - n < 12)
-
-
-@triton.jit
-def dead_rows(m, n):
-    """Every third query has no key."""
-    return (m % 3 != 1) & (n <= m + 5)
-
-
-GRADIENTS = {plus_100: same_gradient, alibi: same_gradient, softcap: softcap_gradient, log_abs: log_abs_gradient}
-_SCORES = {
-    "same": lambda s, m, n: s,
-    "plus_100": lambda s, m, n: s + 100,
-    "alibi": lambda s, m, n: s + 0.25 * (n - m),
-    "softcap": lambda s, m, n: 2 * torch.tanh(s / 2),
-    "log_abs": lambda s, m, n: s.abs().log(),
-}
-_MASKS = {
-    "every_pair": lambda m, n: (m >= 0) & (n >= 0),
-    "causal": lambda m, n: n <= m,
-    "window": lambda m, n: (n <= m) & (m - n < 12),
-    "dead_rows": lambda m, n: (m % 3 != 1) & (n <= m + 5),
-}
-EMPTY, PARTIAL, FULL = 0, 1, 2
-
-
-def dense(mask_mod, M: int, N: int) -> torch.Tensor:
-    """The mask mod at every pair, bool [M, N]."""
-    return _MASKS[mask_mod.__name__](torch.arange(M)[:, None], torch.arange(N))
-
-
-def pairs(mask: torch.Tensor, BLOCK_M: int, BLOCK_N: int) -> torch.Tensor:
-    """How many pairs of each block are allowed, int [R, C]."""
-    M, N = mask.shape
-    padded = torch.nn.functional.pad(mask.int(), (0, -N % BLOCK_N, 0, -M % BLOCK_M))
-    return padded.view(-(-M // BLOCK_M), BLOCK_M, -(-N // BLOCK_N), BLOCK_N).sum((1, 3))
-
-
-def kinds_of(mask: torch.Tensor, BLOCK_M: int, BLOCK_N: int) -> torch.Tensor:
-    """What each block is, int [R, C]; one that reaches past M or N is never full."""
-    counts = pairs(mask, BLOCK_M, BLOCK_N)
-    return torch.where(counts == BLOCK_M * BLOCK_N, FULL, (counts > 0).int())
-
-
-def lists_of(kinds: torch.Tensor, beyond: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """num [2, R] and idx [2, R, C] int32, ``beyond`` in the entries that no count reaches."""
-    R, C = kinds.shape
-    num, idx = torch.zeros(2, R, dtype=torch.int32), torch.full((2, R, C), beyond, dtype=torch.int32)
-    for which, kind in enumerate((PARTIAL, FULL)):
-        for r in range(R):
-            listed = torch.nonzero(kinds[r] == kind).flatten()
-            num[which, r], idx[which, r, : len(listed)] = len(listed), listed
-    return num, idx
 
 
 @dataclass(frozen=True)
@@ -152,21 +22,22 @@ class Problem:
     score: Callable
     mask: Callable
     blocks: tuple[int, int]
+    task: Scored
     key_head: Callable = lambda h, J, G: h // G
 
     @classmethod
-    def of(cls, case: Case) -> "Problem":
+    def of(cls, case: Case, task: Scored) -> "Problem":
         """The problem that ``case`` sets."""
         x = {tensor.name: tensor.values for tensor in case.inputs}
         num, idx = x.pop("num"), x.pop("idx")
         kinds = torch.zeros(idx.shape[1:], dtype=torch.int32)
-        for which, kind in enumerate((PARTIAL, FULL)):
+        for which, kind in enumerate(task.kinds):
             for r, count in enumerate(num[which].tolist()):
                 kinds[r, idx[which, r, :count].long()] = kind
         x = {name: value.double() for name, value in x.items() if name not in ("num_t", "idx_t")}
         how = case.launch
-        score, mask = _SCORES[how["score_mod"].__name__], _MASKS[how["mask_mod"].__name__]
-        return cls(x, kinds, how["scale"], score, mask, (how["BLOCK_M"], how["BLOCK_N"]))
+        score, mask = SCORES[how["score_mod"].__name__], MASKS[how["mask_mod"].__name__]
+        return cls(x, kinds, how["scale"], score, mask, (how["BLOCK_M"], how["BLOCK_N"]), task)
 
     def but(self, **changed) -> "Problem":
         """The same with something changed."""
@@ -175,6 +46,11 @@ class Problem:
     def where(self, kind: int, becomes: int) -> "Problem":
         """The same with blocks of one kind taken for another."""
         return self.but(kinds=torch.where(self.kinds == kind, becomes, self.kinds))
+
+    def asking(self, task: Scored) -> "Problem":
+        """The same lists and tensors in another variation."""
+        kinds = self.kinds if task.first == self.task.first else (3 - self.kinds) % 3
+        return self.but(task=task, kinds=kinds)
 
     @property
     def heads(self) -> list[int]:
@@ -197,7 +73,13 @@ class Problem:
     def scores(self, q=None, k=None, tau=None) -> torch.Tensor:
         """s [H, M, N]."""
         q, k, tau = (self.x[name] if own is None else own for name, own in (("q", q), ("k", k), ("tau", tau)))
-        return self.scale * (tau[..., None] * q) @ k[self.heads].mT
+        return self.task.score(self.scale * q @ k[self.heads].mT, tau[..., None], self.apart)
+
+    @property
+    def apart(self) -> torch.Tensor:
+        """n - m of every pair, [M, N]."""
+        m, n = self.positions
+        return n - m
 
     def modified(self, s: torch.Tensor) -> torch.Tensor:
         """The score mod's value at every pair."""
@@ -290,7 +172,7 @@ LISTS = {
     "the full blocks are left out: list 1 comes after list 0": (FULL, EMPTY),
     "blocks that no list names are visited": (EMPTY, PARTIAL),
 }
-NO_TAU = "the temperature is left out: s = tau * scale * q k^T"
+NO_TAU = "the temperature is left out"
 SCALE = "the scale is left out: s = scale * q k^T"
 SCALE_LATE = "the scale is applied after the score mod: the mod takes scale * q k^T"
 NO_MOD = "the score mod is left out: z = SCORE_MOD(s, m, n)"
@@ -302,19 +184,24 @@ TAIL = "keys beyond N count: where n >= N, z is -inf"
 def _changed(p: Problem):
     """Problems that a mistaken kernel may solve instead."""
     tau = p.x["tau"]
-    yield NO_TAU, p.but(x=p.x | {"tau": torch.ones_like(tau)})
-    yield (
-        "the temperature is applied after the score mod: the mod takes tau * scale * q k^T",
-        p.but(x=p.x | {"tau": torch.ones_like(tau)}, score=lambda s, m, n: tau[..., None] * p.score(s, m, n)),
-    )
-    yield "the temperature is multiplied twice: onto q, or onto s", p.but(x=p.x | {"tau": tau * tau})
-    yield "the temperature divides: s = tau * scale * q k^T", p.but(x=p.x | {"tau": torch.where(tau == 0, 0, 1 / tau)})
+    neutral = p.x | {"tau": torch.full_like(tau, p.task.neutral)}
+    yield f"{NO_TAU}: {p.task.formula}", p.but(x=neutral)
+    if p.task.tau == "factor":
+        yield (
+            "the temperature is applied after the score mod: the mod takes tau * scale * q k^T",
+            p.but(x=neutral, score=lambda s, m, n: tau[..., None] * p.score(s, m, n)),
+        )
+        yield "the temperature is multiplied twice: onto q, or onto s", p.but(x=p.x | {"tau": tau * tau})
+        yield (
+            "the temperature divides: s = tau * scale * q k^T",
+            p.but(x=p.x | {"tau": torch.where(tau == 0, 0, 1 / tau)}),
+        )
     yield "every head takes the first one's temperatures", p.but(x=p.x | {"tau": tau[:1].expand_as(tau)})
     yield SCALE, p.but(scale=1.0)
     yield SCALE_LATE, p.but(scale=1.0, score=lambda s, m, n: p.scale * p.score(s, m, n))
-    yield NO_MOD, p.but(score=_SCORES["same"])
+    yield NO_MOD, p.but(score=SCORES["same"])
     for cause, change in LISTS.items():
-        yield cause, p.where(*change)
+        yield cause if p.task.first == "partial" else cause.partition(":")[0], p.where(*change)
     yield (
         "every row of blocks walks along the first one's lists: row r of either list",
         p.but(kinds=p.kinds[:1].expand_as(p.kinds)),
@@ -329,9 +216,14 @@ def _padded(p: Problem) -> Problem:
     return p.but(x=p.x | {name: torch.nn.functional.pad(p.x[name], short) for name in "kv"})
 
 
-def forward_suspects(case: Case, out: Output):
+def _forward(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+    return attend(p.z(p.scores()), p.x["v"][p.heads])
+
+
+def forward_suspects(case: Case, out: Output, task: Scored):
     """Known mistakes of the forward kernel, and the o or lse they give."""
-    p, which = Problem.of(case), ("o", "lse").index(out.name)
+    p, which = Problem.of(case, task), ("o", "lse").index(out.name)
+    yield from task.instead(lambda other: _forward(p.asking(other))[which])
     o, lse = attend(z := p.z(p.scores()), p.x["v"][p.heads])
     if out.name == "o":
         top = torch.where(z.amax(-1) == -INF, 0, z.amax(-1)) if z.shape[-1] else lse
@@ -345,7 +237,7 @@ def forward_suspects(case: Case, out: Output):
     for cause, step in _STEPS.items():
         yield cause, walk(p, step)[which]
     for cause, changed in (*_changed(p), (TAIL, _padded(p))):
-        yield cause, attend(changed.z(changed.scores()), changed.x["v"][changed.heads])[which]
+        yield cause, _forward(changed)[which]
 
 
 # Backward: the formulas, each factor of which may be mistaken.
@@ -363,6 +255,7 @@ def gradients(p: Problem, kinds_t: torch.Tensor | None = None, **mistake) -> dic
         return gradients(p, **mistake) | {name: own[name] for name in ("dk", "dv")}
     q, k, v, do, tau = (p.x[name] for name in ("q", "k", "v", "do", "tau"))
     k, v, tau = k[p.heads], v[p.heads], tau[..., None]
+    warmth, by_tau = p.task.warmth(tau), p.task.by_tau(q @ k.mT, tau, p.apart)
     s = p.scores().requires_grad_()
     t = p.modified(s)
     prime = mistake.get("prime", torch.autograd.grad(t.sum(), s)[0] if t.requires_grad else torch.zeros_like(s))
@@ -372,11 +265,12 @@ def gradients(p: Problem, kinds_t: torch.Tensor | None = None, **mistake) -> dic
     dz = mistake.get("through", lambda P, dP, delta: P * (dP - delta))(P, do @ v.mT, delta)
     ds = (prime * dz).masked_fill(~counts, 0)
     scaled, warm = mistake.get("scaled", ("dq", "dk", "dtau")), mistake.get("warm", ("dq", "dk"))
-    seen = tau * q if "dk" in warm else q
+    seen = warmth * q if "dk" in warm else q
     group = mistake.get("group", lambda grouped: grouped.sum(1))
     found = {"dq": ds @ k, "dk": group(_by_key_head(p, ds.mT @ seen)), "dv": group(_by_key_head(p, P.mT @ do))}
-    found["dtau"] = (q * found["dq"]).sum(-1)
-    found["dq"] = tau * found["dq"] if "dq" in warm else found["dq"]
+    found["dtau"] = (ds * by_tau).sum(-1)
+    found["dq"] = warmth * found["dq"] if "dq" in warm else found["dq"]
+    scaled = set(scaled) - {"dtau"} if p.task.tau == "slope" else scaled
     return {name: value * (p.scale if name in scaled else 1) for name, value in found.items()}
 
 
@@ -385,24 +279,30 @@ def _by_key_head(p: Problem, value: torch.Tensor) -> torch.Tensor:
     return value.unflatten(0, (p.x["k"].shape[0], -1))
 
 
-def backward_suspects(case: Case, out: Output):
+def backward_suspects(case: Case, out: Output, task: Scored):
     """Known mistakes of the backward kernels, and the gradients they give."""
-    p, name = Problem.of(case), out.name
+    p, name = Problem.of(case, task), out.name
     if name == "delta":
         o, do = p.x["o"], p.x["do"]
         yield "delta is the sum of o * do, not of do * do", (do * do).sum(-1)
         yield "delta is the sum of o * do, not of o * o", (o * o).sum(-1)
         yield "delta is a sum over the value channels, not their mean", (o * do).mean(-1)
         return
+    yield from task.instead(lambda other: gradients(p.asking(other))[name])
     if name == "dtau":
         dtau, tau = gradients(p)[name], p.x["tau"]
-        yield "dtau is the sum of q * dq, which holds tau already: leave it out there", tau * dtau
-        yield "dtau is divided by tau, and where that is 0 it is NaN: sum q * (ds k) itself", dtau / tau * tau
+        if task.tau == "factor":
+            yield "dtau is the sum of q * dq, which holds tau already: leave it out there", tau * dtau
+            yield "dtau is divided by tau, and where that is 0 it is NaN: sum q * (ds k) itself", dtau / tau * tau
+        else:
+            yield "dtau has the wrong sign", -dtau
         yield "dtau is a sum over the channels, not their mean", dtau / p.x["q"].shape[-1]
     if name in ("dq", "dk", "dtau"):
-        if name != "dtau":
-            whose = "dq = tau * scale * ds k" if name == "dq" else "dk adds up ds^T (tau * q)"
-            yield f"the temperature is left out of {name}: {whose}", gradients(p, warm={"dq", "dk"} - {name})[name]
+        if name != "dtau" and task.tau != "slope":
+            whose = f": {task.formula}"
+            if task.tau == "factor":
+                whose = ": dq = tau * scale * ds k" if name == "dq" else ": dk adds up ds^T (tau * q)"
+            yield f"the temperature is left out of {name}{whose}", gradients(p, warm={"dq", "dk"} - {name})[name]
         yield f"the scale is left out: {name} is scale * the product with ds", gradients(p, scaled=())[name]
         yield "delta is left out: dz = p * (do v^T - delta)", gradients(p, through=lambda P, dP, delta: P * dP)[name]
         yield (
@@ -432,68 +332,44 @@ def backward_suspects(case: Case, out: Output):
             yield cause, gradients(changed)[name]
 
 
-def temperature(x: dict[str, torch.Tensor], scale: float, factor: Callable | None = None) -> torch.Tensor:
+def temperature(x: dict[str, torch.Tensor], scale: float, task: Scored, factor: Callable | None = None) -> torch.Tensor:
     """dtau of dense attention without a mask, a head of keys for each of queries: autograd's, or with a mistaken formula.
 
-    ``factor(bare, tau)`` stands in for what multiplies dz, and "dz" is the gradient of the logits.
+    ``factor(bare, tau)`` stands in for what multiplies dz, the gradient of the logits.
     """
     tau = x["tau"].clone().requires_grad_()
-    bare = scale * x["q"] @ x["k"].mT
-    s = tau[..., None] * bare
+    bare, apart = scale * x["q"] @ x["k"].mT, _apart(x)
+    s = task.score(bare, tau[..., None], apart)
     o = s.softmax(-1) @ x["v"]
     dtau, dz = torch.autograd.grad((o * x["do"]).sum(), (tau, s))
     return dtau if factor is None else (dz * factor(bare, x["tau"][..., None])).sum(-1)
 
 
-def temperature_suspects(case: Case, out: Output):
+def _apart(x: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.arange(x["k"].shape[1]) - torch.arange(x["q"].shape[1])[:, None]
+
+
+def temperature_suspects(case: Case, out: Output, task: Scored):
     """Known mistakes of the derivation of dtau."""
     x, scale = {tensor.name: tensor.values.double() for tensor in case.inputs}, case.launch["scale"]
-    bare = scale * x["q"] @ x["k"].mT
-    p = (x["tau"][..., None] * bare).softmax(-1)
-    dp = x["do"] @ x["v"].mT
-    yield "the factor is the bare score, scale * q k^T: here the temperature is in it", temperature(x, scale, torch.mul)
-    yield "the scale is left out of the factor: it is scale * q k^T", temperature(x, scale) / scale
-    yield "the softmax's denominator depends on tau, too: dz = p * (do v^T - delta)", (p * dp * bare).sum(-1)
-    yield "p is left out of dz = p * (do v^T - delta)", ((dp - (p * dp).sum(-1, keepdim=True)) * bare).sum(-1)
+    bare, tau, apart = scale * x["q"] @ x["k"].mT, x["tau"][..., None], _apart(x)
+    by_tau, dp = task.by_tau(bare, tau, apart), x["do"] @ x["v"].mT
+    p = task.score(bare, tau, apart).softmax(-1)
+    yield from task.instead(lambda other: temperature(x, scale, other))
+    if task.tau == "factor":
+        yield (
+            "the factor is the bare score, scale * q k^T: here the temperature is in it",
+            temperature(x, scale, task, torch.mul),
+        )
+    else:
+        yield (
+            f"the factor is the derivative of s by tau, and {task.formula}",
+            temperature(x, scale, task, lambda *_: bare),
+        )
+        yield "the sign is turned over", -temperature(x, scale, task)
+    yield "the scale is left out of the factor: it is scale * q k^T", temperature(x, scale, task) / scale
+    yield "the softmax's denominator depends on tau, too: dz = p * (do v^T - delta)", (p * dp * by_tau).sum(-1)
+    yield "p is left out of dz = p * (do v^T - delta)", ((dp - (p * dp).sum(-1, keepdim=True)) * by_tau).sum(-1)
     cold = bare.softmax(-1)
     dz = cold * (dp - (cold * dp).sum(-1, keepdim=True))
-    yield "the probabilities are those without a temperature", (dz * bare).sum(-1)
-
-
-# Lists: what a block is taken for may be mistaken, or where it is written.
-
-
-def list_answers(mask: torch.Tensor, kinds: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The four outputs."""
-    return dict(zip(("num", "idx", "num_t", "idx_t"), (*lists_of(kinds), *lists_of(kinds.T))))
-
-
-def list_suspects(case: Case, out: Output):
-    """Known mistakes of the lists, and what they hold then."""
-    mask, (BLOCK_M, BLOCK_N) = case.inputs[0].values, (case.launch["BLOCK_M"], case.launch["BLOCK_N"])
-    counts, there = (pairs(x, BLOCK_M, BLOCK_N) for x in (mask, torch.ones_like(mask)))
-    right, size = kinds_of(mask, BLOCK_M, BLOCK_N), BLOCK_M * BLOCK_N
-    yield (
-        "a block that reaches past M or N is taken for full: all BLOCK_M * BLOCK_N pairs must be allowed",
-        list_answers(mask, torch.where(counts == there, FULL, (counts > 0).int()))[out.name],
-    )
-    yield "empty blocks are listed", list_answers(mask, torch.where(counts == size, FULL, PARTIAL))[out.name]
-    yield "full blocks are listed as partial", list_answers(mask, (counts > 0).int())[out.name]
-    yield "list 0 holds the partial blocks, list 1 the full ones", list_answers(mask, (3 - right) % 3)[out.name]
-    both = list_answers(mask, (counts > 0).int())[out.name].clone()
-    both[1] = list_answers(mask, right)[out.name][1]
-    yield "full blocks are listed as partial too: a block is in one list", both
-    if out.name.startswith("idx"):
-        holes = torch.full_like(both, UNTOUCHED)  # what is never stored
-        for which, kind in enumerate((PARTIAL, FULL)):
-            for r, c in torch.nonzero((right if out.name == "idx" else right.T) == kind).tolist():
-                holes[which, r, c] = c
-        yield (
-            "block c stands at place c: blocks stand side by side, each at the place that counts those before it",
-            holes,
-        )
-    if out.name.endswith("_t") and right.shape[0] == right.shape[1]:
-        yield (
-            "the keys' lists are the queries' once more: swap the strides, and the sizes",
-            list_answers(mask, right.T)[out.name],
-        )
+    yield "the probabilities are those without a temperature", (dz * by_tau).sum(-1)

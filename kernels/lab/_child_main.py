@@ -163,7 +163,7 @@ def compile_for(arch: int, module, details: dict, folder: Path) -> dict:
     return {
         "asm": {name: text for name, text in compiled.asm.items() if isinstance(text, str)},
         "shared_bytes": compiled.metadata.shared,
-    } | read_binary(compiled, folder)
+    } | read_binary(compiled, folder, not details["products_only"] or "mma" in compiled.asm["ptx"])
 
 
 def said(error: BaseException | None) -> str:
@@ -186,18 +186,21 @@ def named(value):
     return {key: named(item) for key, item in value.items()}
 
 
-def read_binary(compiled, folder: Path) -> dict[str, str]:
-    """What the binary tools say of a compiled kernel: once for each that Triton's cache holds, by Triton's own key."""
+def read_binary(compiled, folder: Path, disassembled: bool) -> dict[str, str]:
+    """What the binary tools say of a compiled kernel: once for each that Triton's cache holds, by Triton's own key.
+
+    Not ``disassembled``, its ``sass`` is empty: the disassembler alone takes as long as the compiler.
+    """
     import triton
 
-    known = Path(os.environ["TRITON_CACHE_DIR"]) / f"{compiled.hash}.tools.json"
+    known = Path(os.environ["TRITON_CACHE_DIR"]) / f"{compiled.hash}.{'tools' if disassembled else 'usage'}.json"
     if known.exists():
         return json.loads(known.read_text())
     cubin = folder / f"{compiled.hash}.cubin"
     cubin.write_bytes(compiled.asm["cubin"])
     said = {
         "usage": tool(triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin),
-        "sass": tool(triton.knobs.nvidia.nvdisasm.path, "-c", cubin),
+        "sass": tool(triton.knobs.nvidia.nvdisasm.path, "-c", cubin) if disassembled else "",
     }
     unfinished = known.with_suffix(f".{os.getpid()}")
     unfinished.write_text(json.dumps(said))

@@ -132,8 +132,9 @@ def prepare(
     return Prepared(name, *_child.export(kernel, constants), _child.plain(signature), attributes, options)
 
 
-def compile_prepared(prepared: Prepared, arches: tuple[int, ...]) -> CompileReports:
-    """Compile for each architecture; raises ``CompileError``."""
+def compile_prepared(prepared: Prepared, arches: tuple[int, ...], *, products_only: bool = False) -> CompileReports:
+    """Compile for each architecture; raises ``CompileError``. ``products_only``: a kernel without a matrix product is not
+    disassembled, which takes as long as compiling it; its report has no ``sass`` and no ``instructions``."""
     from kernels.lab import _child
 
     answer = _child.run_text(
@@ -145,6 +146,7 @@ def compile_prepared(prepared: Prepared, arches: tuple[int, ...]) -> CompileRepo
         attributes=prepared.attributes,
         arches=arches,
         options=prepared.options,
+        products_only=products_only,
     )
     if "error" in answer:
         raise CompileError(f"{prepared.kernel} does not compile: {answer['error']}")

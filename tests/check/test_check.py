@@ -12,6 +12,7 @@ from kernels.check import (
     chunked_attention,
     dynamic_conv,
     flash_attention,
+    flash_lists,
     recurrent_attention,
     row_softmax,
     score_mod_compiler,
@@ -229,7 +230,9 @@ SUM = "    total = tl.sum(p, axis=0)\n"
 
 def test_each_verdict_has_its_own_points(softmax, capsys):
     """The sum in a loop whose variable changes its type: right in the interpreter, and no GPU can run it."""
-    looped = "    total = 0\n    for _ in range(0, N, BLOCK_N):\n        total += p\n    total = tl.sum(total, axis=0)\n"
+    looped = (
+        "    total = 0\n    for _ in range(0, N, BLOCK_N):\n        total += p\n    total = tl.sum(total, axis=0)\n"
+    )
     assert check.row_softmax(softmax(SUM, looped)) == 13
     out = capsys.readouterr().out
     assert "`total` is a number, int32, before the loop and a float32 block [4096] after a step" in out
@@ -250,7 +253,10 @@ def test_a_dear_kernel_earns_part_of_what_a_cheap_one_does(softmax, capsys):
 @pytest.mark.parametrize(
     ("stray", "says"),
     [
-        ("    tl.store(out_ptr + tl.num_programs(0) * stride_om + row, 0.0)\n", "a store reaches outside out, `tl.store("),
+        (
+            "    tl.store(out_ptr + tl.num_programs(0) * stride_om + row, 0.0)\n",
+            "a store reaches outside out, `tl.store(",
+        ),
         ("    tl.load(x_ptr - 1 - row)\n", "a load reaches outside x, `tl.load("),
         ("    tl.store(x_ptr + row * stride_xm, 0.0)\n", "x changed"),
     ],
@@ -273,7 +279,9 @@ def test_a_kernel_is_compiled_once_for_a_text(softmax, monkeypatch):
 
     made = []
     monkeypatch.setattr(compiling, "_KEPT", {})
-    monkeypatch.setattr(compiling, "compile_prepared", lambda *job: made.append(job) or compile_prepared(*job))
+    monkeypatch.setattr(
+        compiling, "compile_prepared", lambda *job, **how: made.append(job) or compile_prepared(*job, **how)
+    )
     first = softmax()
     for fn in (first, first, softmax(), softmax("tl.exp(", "tl.exp(0.0 + ")):
         assert check.row_softmax(fn, verdicts="compiles") == 2
@@ -469,7 +477,7 @@ def test_without_addresses_poison_names_the_load_mask(target, monkeypatch):
 
 
 MODULES = (vector_add, row_softmax, tiled_matmul, dynamic_conv, recurrent_attention, chunked_attention)
-MODULES += (flash_attention, score_mod_compiler)
+MODULES += (flash_attention, flash_lists, score_mod_compiler)
 EXERCISES = [value for module in MODULES for value in vars(module).values() if isinstance(value, Exercise)]
 
 
@@ -562,3 +570,10 @@ def test_a_size_divides_as_asked():
     assert shown.size(13, 9, 15) == 13
     graded = [Draw(seed, grading=True).size(20, 17, 47, but_not_of=16) for seed in range(50)]
     assert set(graded) <= set(range(17, 48)) - {32} and len(set(graded)) > 5
+
+
+def test_no_draw_asks_for_gradients_that_are_rounding_alone():
+    """Of a single key every score's gradient is 0: a right kernel's rounding cannot be told from a wrong answer."""
+    ragged = next(item for item in flash_attention.BACKWARD.properties if item.name == "ragged sizes")
+    *_, smallest = ragged.cases(Draw("5, flash_backward, ragged sizes", True))  # this seed drew one key of 1..15
+    assert all(out.expected.abs().max() > 1e-3 for out in smallest.outs)

@@ -101,7 +101,9 @@ def test_triton_finds_a_kernel_where_python_does():
     ("cell", "old", "new", "why"),
     (
         ("lists-launcher-kernel", "R, C =", "mask = mask @ mask.T\n    R, C =", "multiplies no matrices"),
-        ("lists-launcher-kernel", "R, C =", "torch.sum(mask)\n    R, C =", "may not use torch"),
+        ("lists-launcher-kernel", "R, C =", "torch.sum(mask)\n    R, C =", "torch.sum is not on the list"),
+        ("lists-launcher-kernel", "R, C =", "t = torch\n    R, C =", "may not use torch, but for its dtypes"),
+        ("lists-launcher-kernel", "R, C =", "torch.float32.x\n    R, C =", "not on the list"),
         ("lists-launcher-kernel", "R, C =", "num[0] = 1\n    R, C =", "elements are stored"),
         ("lists-launcher-kernel", "R, C =", "mask.__class__\n    R, C =", "may not look at"),
         ("lists-launcher-kernel", "R, C =", "compare(num, num)\n    R, C =", "may not use compare"),
@@ -188,6 +190,36 @@ def test_a_program_may_not(line, why):
 def test_emitted_text_is_a_kernel(text, why):
     given = ASSIGNMENTS["07_score_mod_compiler"].given
     assert why in "; ".join(map(str, gate.emitted(text, given, set()).refusals))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    (
+        "x = torch.randn(2, 3)\nassert torch.allclose(x, x), 'not close'",
+        "for n in (1, 5):\n    x = torch.ones(1, n)\n    print(f'{n}: {x}')",
+        "if __name__ == '__main__':\n    with torch.no_grad():\n        print([i for i in range(3)])",
+        "def test(n):\n    return torch.softmax(torch.ones(n), 0)\n\ntest(3)",
+        "try:\n    print(unknown)\nexcept ValueError as error:\n    print(error)",
+    ),
+)
+def test_lines_that_try_the_answer_out_are_left_out(lines):
+    one = ASSIGNMENTS["01_row_softmax"]
+    right = cells("01_row_softmax")["kernel"]
+    found = gate.check("kernel", f"{right}\n{lines}", one.answers["kernel"].source, one.given)
+    assert found.note.endswith("is not run") and found.source.rstrip() == right.rstrip()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    (
+        "def row_softmax(x, out):\n    pass",
+        "for load_block in [1]:\n    pass",
+        "def f():\n    return open('x')",
+        "torch.x = 1",
+    ),
+)
+def test_nothing_that_counts_is_tried_out(lines):
+    assert says("01_row_softmax", "kernel", f"{cells('01_row_softmax')['kernel']}\n{lines}")
 
 
 def test_a_name_that_nothing_defines_is_a_mistake_and_no_offence():

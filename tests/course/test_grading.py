@@ -113,6 +113,9 @@ def hold_truth(course, students):
         one, points, printed = truth(
             target, student, course, mutant.patch if mutant else (), mutant.cell if mutant else ""
         )
+        if mutant and mutant.name == "summed by torch":  # at home torch may add; a submission's launcher may not
+            assert one["points"] < points and "sum computes outside a kernel" in one["printed"], one["printed"]
+            continue
         assert one["points"] == points, (student, one["printed"], printed)
         same = [line.split(" in line ")[0] for line in printed.splitlines()]
         assert [line.split(" in line ")[0] for line in one["printed"].splitlines()] == same, student
@@ -198,6 +201,14 @@ def test_without_a_sandbox_and_unsafe_all_is_graded_and_the_risk_is_said(course)
     }  # fmt: skip
 
 
+def state(stat):
+    """A process's state and its parent's number, by its file in /proc; of one that is gone, those of a zombie."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return ["Z", "0"]
+
+
 @pytest.mark.classroom
 def test_a_killed_run_goes_on_and_a_newer_submission_is_graded(course):
     for number in range(4):
@@ -207,8 +218,12 @@ def test_a_killed_run_goes_on_and_a_newer_submission_is_graded(course):
     folder = course / "build" / "grading" / hostile.NAME
     while running.poll() is None and not list(folder.glob("*.json")):
         time.sleep(0.05)
+    judges = [path for path in Path("/proc").glob("[0-9]*/stat") if state(path)[1] == str(running.pid)]
+    assert judges
     running.kill()
     running.wait()
+    while any(state(path)[0] != "Z" for path in judges):  # they end with it, or this test does not
+        time.sleep(0.05)
     kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.json")}
     hand_in(course, "s3", hostile.NAME)  # a newer submission, unsolved
     done = grade(course)

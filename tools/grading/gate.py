@@ -19,8 +19,7 @@ from tools.grading import reading, trials
 from tools.grading import vocabulary as words
 from tools.grading.given import Given, imports_of, is_constant, is_kernel, is_pure, names_of
 from tools.grading.lines import Kernel, Launcher, Program, Refusal, Refused, Test, Undefined, stored_in
-
-MOST_CHARACTERS = 60_000
+from tools.grading.vocabulary import MOST_CHARACTERS
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,10 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
     kernels, names = given.kernels | earlier.kernels | mine, hosts | assigned | pure
     known = given.with_answers(earlier)
     found, unreadable, tried = [], "", []
+    tries, taken = bool(released) and not program and not clinic, given.names | own.names | trials.wanted(tree, own.names)
     for statement in tree.body:
-        if not program and not clinic and trials.is_trial(statement, tree, given.names | own.names):
+        trial = tries and trials.is_trial(statement, taken)
+        if trial and not isinstance(statement, ast.FunctionDef):
             tried.append(statement)
             continue
         try:
@@ -104,8 +105,14 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
             if is_kernel(statement) and (why := reading.why_not(statement, source.split("\n"))):
                 found.append(Refusal(cell, statement.lineno, why))
         except Refused as refused:
-            found.append(refused.args[0])
+            if trial:  # a function that may not run, and that nothing needs
+                tried.append(statement)
+            else:
+                found.append(refused.args[0])
         except Undefined as undefined:
+            if trial:
+                tried.append(statement)
+                continue
             unreadable = unreadable or str(undefined)
         except RecursionError:
             found.append(Refusal(cell, statement.lineno, "this statement is nested too deeply"))

@@ -7,24 +7,24 @@ import ast
 import builtins
 
 from tools.grading.given import Given, names_of
-from tools.grading.vocabulary import LEAKED
+from tools.grading.vocabulary import LEAKED, MOST_CHARACTERS
 
-MOST_PARTS = 50
+MOST_PARTS, MOST_JOINED = 50, 10
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def parsed(source: str) -> ast.Module | None:
-    """A cell's syntax tree; None where Python cannot read it."""
+    """A cell's syntax tree; None where Python cannot read it, or it is longer than any answer."""
     try:
-        return ast.parse(source)
+        return ast.parse(source) if len(source) <= MOST_CHARACTERS else None
     except _UNREADABLE:
         return None
 
 
 def joined(parts: list[str], wanted: set[str]) -> str | None:
     """The parts of one answer as one text, where they define all of it together and none does alone; else None."""
-    trees = [parsed(part) for part in parts]
-    if len(parts) > 10 or any(tree is None for tree in trees):
+    trees = [parsed(part) for part in parts[:MOST_JOINED]]
+    if len(parts) > MOST_JOINED or None in trees:
         return None
     bound = [_bound(tree) for tree in trees]
     apart = sum(len(one & wanted) for one in bound) == len(wanted & set().union(*bound))

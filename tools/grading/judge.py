@@ -8,8 +8,6 @@ import io
 import os
 import re
 import secrets
-import signal
-import threading
 import time
 from dataclasses import asdict
 
@@ -28,17 +26,10 @@ from tools.grading.remote import Bench, Remote, RemoteEmitter, RemotePipeline, R
 from tools.grading.results import Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable
+from tools.grading.timer import TooLong, within
 
 COMPILER_SECONDS = 60  # for one kernel: what a compiler works on for longer is an unrolled loop
 THREADS = 48  # the model of Gluon runs partitions as threads
-
-
-class TooLong(BaseException):
-    """The judge itself has worked on a submission for longer than any needs."""
-
-
-def _too_long(*_):
-    raise TooLong
 
 
 class Judge:
@@ -78,38 +69,36 @@ class Judge:
 
     def _judge(self, student, assignment, submission) -> Result:
         start = time.monotonic()
-        watched = threading.current_thread() is threading.main_thread()
-        if watched:
-            signal.signal(signal.SIGALRM, _too_long)
-            signal.alarm(int(2 * self.total) + 60)
         result = Result(student, assignment.name, "graded", most=assignment.points, notes=list(submission.notes))
         result.answers = {name: source[: gate.MOST_CHARACTERS] for name, source in submission.answers.items()}
         result.texts = dict(submission.texts)
         try:
-            cells = self._cells(assignment, submission, result.notes)
-            limits = self.limits
-            if assignment.pipelines:
-                limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
-            bench = Bench(self.template, limits, self.seconds, self.total, assignment.program)
-            try:
-                for one in assignment.checks:
-                    result.checks.append(self._check(one, assignment, cells, bench))
-            finally:
-                bench.close()
-            result.points = sum(one.points for one in result.checks)
-            if bench.incidents:
-                result.status = "crashed" if "crashed" in bench.incidents else "out of time"
-                result.reason = bench.details[bench.incidents.index(result.status)]
+            with within(2 * self.total + 60):
+                self._hold(assignment, submission, result)
         except Unusable as unusable:
             result.status, result.reason, result.points, result.checks = unusable.status, unusable.reason, None, []
         except TooLong:
             result.status, result.reason = "out of time", "looking at what it did took too long"
             result.points = sum(one.points for one in result.checks)
-        finally:
-            if watched:
-                signal.alarm(0)
         result.seconds = round(time.monotonic() - start, 3)
         return result
+
+    def _hold(self, assignment, submission, result) -> None:
+        """Every check of a submission, into its result."""
+        cells = self._cells(assignment, submission, result.notes)
+        limits = self.limits
+        if assignment.pipelines:
+            limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
+        bench = Bench(self.template, limits, self.seconds, self.total, assignment.program)
+        try:
+            for one in assignment.checks:
+                result.checks.append(self._check(one, assignment, cells, bench))
+        finally:
+            bench.close()
+        result.points = sum(one.points for one in result.checks)
+        if bench.incidents:
+            result.status = "crashed" if "crashed" in bench.incidents else "out of time"
+            result.reason = bench.details[bench.incidents.index(result.status)]
 
     def _cells(self, assignment, submission, notes) -> list:
         """What a contestant loads: released cells, and the answers in their places. Raises ``Unusable``."""

@@ -3,8 +3,10 @@
 import atexit
 import collections
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -101,7 +103,14 @@ class Judges:
 
 def _begin(*how) -> None:
     atexit.register(_leave)  # before anything else is registered: so it comes last
+    threading.Thread(target=_follow, daemon=True).start()
     begin(*how)
+
+
+def _follow() -> None:
+    """End with the process that started this one, however it ended: nobody else would end a judge."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def _leave() -> None:

@@ -222,13 +222,24 @@ class Launcher(_Lines):
     nodes = _IN_LAUNCHERS
     place = "a launcher"
     builtins = words.IN_LAUNCHERS_BUILTINS
-    roots = {"triton": words.TRITON, "math": words.MATH}
+    roots = {"triton": words.TRITON, "math": words.MATH, "torch": words.DTYPES, "tl": words.DTYPES}
 
     def extra(self, node):
         return node.id in self.given.hosts
 
     def attributes(self):
         return words.IN_LAUNCHERS | self.given.fields
+
+    def attribute(self, node, local):
+        """As above; what is imported for other cells is named before what is asked of it."""
+        root = node.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name) and root.id not in local:
+            self.name(root)
+            if root.id in self.roots and not isinstance(node.value, ast.Name):
+                self.refuse(node, f"{ast.unparse(node)} is not on the list of what {self.place} may use")
+        super().attribute(node, local)
 
     def call(self, node, local):
         """A launch, or a call of a name or a method."""
@@ -245,6 +256,10 @@ class Launcher(_Lines):
                 self.refuse(statement, "a launcher multiplies no matrices")
             if isinstance(node, ast.FunctionDef) and node.decorator_list:
                 self.refuse(node, "a function inside a launcher bears no decorator")
+        asked = {id(node.value) for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and node.id in ("torch", "tl") and node.id not in local and id(node) not in asked:
+                self.refuse(node, f"a launcher may not use {node.id}, but for its dtypes")
         super().hold(statement, local)
 
 

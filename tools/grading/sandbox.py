@@ -124,7 +124,7 @@ class Template:
             command += ["--ro-bind", str(HERE / "contestant"), "/course/contestant"]
             for name, value in (environment | {"PYTHONPATH": os.pathsep.join(["/course", *extra])}).items():
                 command += ["--setenv", name, value]
-            command += ["--chdir", "/tmp", "--remount-ro", "/", "--", *python]
+            command += ["--chdir", "/tmp", "--remount-ro", "/", "--remount-ro", "/dev", "--", *python]
             command += ["--control", str(theirs.fileno()), "--user", str(0 if os.getuid() else USER)]
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

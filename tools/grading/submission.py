@@ -15,11 +15,12 @@ from pathlib import Path
 
 from tools.grading import foreign, gathered
 from tools.grading.assignment import Assignment, is_answer
-from tools.grading.gate import MOST_CHARACTERS
 from tools.grading.given import Given
+from tools.grading.vocabulary import MOST_CHARACTERS
 
 MOST_BYTES = 20 << 20
 MOST_CELLS = 2000
+MOST_LIKELY = 10  # cells that are read because one of them may be a lost answer
 MOST_NOTES, MOST_NOTE = 20, 300  # their number, and the characters of each
 SKIPPING = ("skip-execution", "raises-exception", "nbval-skip", "remove_cell", "remove_input")
 
@@ -179,14 +180,13 @@ class _Reader:
                 self.found.notes.append(f"answer cell {name} had lost its metadata: restored by its id")
                 return cell
         wanted = self.assignment.defines.get(name, set())
-        for cell in reversed(self.cells):
-            if (
-                wanted
-                and cell.kind == "code"
-                and not cell.grade_id
-                and wanted <= cell.binds
-                and id(cell) not in self.taken
-            ):
+        likely = [
+            cell for cell in reversed(self.cells)
+            if wanted and cell.kind == "code" and not cell.grade_id and id(cell) not in self.taken
+            and all(each in cell.source for each in wanted)
+        ]  # fmt: skip
+        for cell in likely[:MOST_LIKELY]:
+            if wanted <= cell.binds:
                 self.found.notes.append(f"answer cell {name} was deleted: another cell defines the same, and counts")
                 return cell
         return None

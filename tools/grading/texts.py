@@ -20,7 +20,7 @@ MOST_CHARACTERS = 500_000
 _FIRST = "import triton as _triton, triton.language as _tl\n"
 _GLUON = "triton.experimental.gluon.language"
 #: Modules whose functions and classes a text may name.
-_HOMES = ("triton.language", _GLUON, "kernels.check.flash_mistakes", "kernels.check.score_mod_compiler")
+_HOMES = ("triton.language", _GLUON, "kernels.check.flash_mods", "kernels.check.score_mod_compiler")
 _MODULES = ("collections", "torch", "triton", *_HOMES)
 _MAKERS = {"float", "tuple", "list", "set", "frozenset", "_tl.constexpr", "_tl.dtype", "collections.namedtuple"}
 _TAKEN = {"_gluon", "torch", "triton", "kernels", *(maker.split(".")[0] for maker in (*_MAKERS, "_triton"))}
@@ -45,6 +45,8 @@ def prepared(given: object, fields: set[str] = frozenset()) -> Prepared:
     try:
         lines, signature, attributes, options = map(ast.literal_eval, literals)
         hold(text, fields)
+    except NotKernels:
+        raise
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise NotKernels(str(error)) from None
     whole = isinstance(lines, list) and all(isinstance(part, dict) for part in (signature, attributes, options))

@@ -4,42 +4,71 @@ import ast
 import builtins
 
 from tools.grading.gathered import needed
-from tools.grading.given import is_constant, names_of
+from tools.grading.given import is_constant
 from tools.grading.vocabulary import IN_LAUNCHERS_BUILTINS
 
+_STATEMENTS = (
+    ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Assert, ast.For, ast.While, ast.If, ast.With, ast.Try,
+    ast.FunctionDef,
+)  # fmt: skip
 _NODES = (
-    ast.Call, ast.Name, ast.Attribute, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.keyword, ast.Starred,
-    ast.Subscript, ast.Slice, ast.BinOp, ast.UnaryOp, ast.Compare, ast.JoinedStr, ast.FormattedValue, ast.operator,
-    ast.unaryop, ast.cmpop, ast.expr_context,
+    *_STATEMENTS, ast.withitem, ast.ExceptHandler, ast.Pass, ast.Break, ast.Continue, ast.Return, ast.Raise,
+    ast.Call, ast.Name, ast.Attribute, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.keyword, ast.Starred,
+    ast.Subscript, ast.Slice, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.NamedExpr, ast.JoinedStr,
+    ast.FormattedValue, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.comprehension, ast.Lambda,
+    ast.arguments, ast.arg, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context,
 )  # fmt: skip
 
 
-def is_trial(statement, tree: ast.Module, taken: set[str]) -> bool:
-    """Whether a statement only calls what the notebook has, and no function of the cell needs what it makes.
+def is_trial(statement, taken: set[str]) -> bool:
+    """Whether a statement only tries out what the notebook has.
 
     It is not run, so it need not be harmless; what calls Python's own machinery is refused all the same, and named.
-    taken: names that the exercise gives, which no trial binds.
+    taken: names that no trial binds: those that the exercise gives, that the answer is to define, or that it needs.
     """
     value = getattr(statement, "value", None)
-    if isinstance(statement, ast.Assign):
-        bound = [name for target in statement.targets for name in names_of(target) or [None]]
-        if None in bound or is_constant(value):
-            return False
-        names = {name.id for name in bound}
-        if names & (taken | needed(tree)) or any(hasattr(builtins, name) or name.startswith("__") for name in names):
-            return False
-    elif not isinstance(statement, ast.Expr):
+    if not isinstance(statement, _STATEMENTS) or isinstance(statement, ast.Expr) and isinstance(value, ast.Constant):
         return False
-    if isinstance(value, ast.Constant):
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and (value is None or is_constant(value)):
         return False
-    return all(isinstance(node, _NODES) and _is_ordinary(node) for node in ast.walk(value))
+    if getattr(statement, "decorator_list", ()):
+        return False
+    names = _bound(statement)
+    if names & taken or any(map(_is_builtin, names)):
+        return False
+    return all(isinstance(node, _NODES) and _is_ordinary(node) for node in ast.walk(statement))
+
+
+def _bound(statement) -> set[str]:
+    """Names that a statement binds in the notebook."""
+    if isinstance(statement, ast.FunctionDef):
+        return {statement.name}
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def wanted(tree: ast.Module, own: set[str]) -> set[str]:
+    """Names that an answer's own functions need: its kernels, those that it is to define, and what they call."""
+    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef)]
+    kept = [one for one in functions if one.decorator_list or one.name in own]
+    while True:
+        names = needed(ast.Module(kept, []))
+        more = [one for one in functions if one.name in names and one not in kept]
+        if not more:
+            return names
+        kept += more
+
+
+def _is_builtin(name: str) -> bool:
+    return hasattr(builtins, name) or name.startswith("__")
 
 
 def _is_ordinary(node) -> bool:
     if isinstance(node, ast.Name):
-        name, own = node.id, node.id in IN_LAUNCHERS_BUILTINS
-        return own or not hasattr(builtins, name) and not name.startswith("__") and name != "get_ipython"
-    return not isinstance(node, ast.Attribute) or not node.attr.startswith("_")
+        name, known = node.id, (*IN_LAUNCHERS_BUILTINS, "__name__")
+        return name in known or not _is_builtin(name) and name != "get_ipython"
+    if isinstance(node, ast.FunctionDef) and node.decorator_list:
+        return False
+    return not isinstance(node, ast.Attribute) or not node.attr.startswith("_") and isinstance(node.ctx, ast.Load)
 
 
 def blanked(source: str, statements: list) -> str | None:

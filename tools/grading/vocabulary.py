@@ -1,5 +1,7 @@
 """The words that an answer may use: names of Triton, of Gluon, of Python, and of what tensors offer."""
 
+MOST_CHARACTERS = 60_000  # of one answer cell; Python's parser is asked to read nothing longer
+
 _TL_DTYPES = (
     "int1 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float8e4nv float8e5 float16 bfloat16 float32 float64 "
     "constexpr"
@@ -23,6 +25,10 @@ MATH = frozenset(
         "hypot inf isclose isfinite isinf isnan isqrt lcm ldexp log log10 log1p log2 modf nan pi prod remainder sin sinh "
         "sqrt tan tanh tau trunc ulp"
     ).split()
+)
+#: What a launcher may ask of torch and of triton.language.
+DTYPES = frozenset(
+    "bool uint8 int8 int1 int16 int32 int64 int long short half float double float16 bfloat16 float32 float64".split()
 )
 TRITON = frozenset(["cdiv", "next_power_of_2"])
 GL = frozenset(
@@ -68,10 +74,11 @@ EXCEPTIONS = frozenset(
     "Exception KeyError ValueError TypeError IndexError NotImplementedError AssertionError StopIteration".split()
 )
 IN_LAUNCHERS_BUILTINS = EXCEPTIONS | frozenset(
-    "range min max abs int float bool len tuple list dict zip enumerate reversed sorted sum divmod round print".split()
+    "range min max abs int float bool len tuple list dict zip enumerate reversed sorted sum divmod round print str "
+    "isinstance all any".split()
 )
 IN_PROGRAMS_BUILTINS = IN_LAUNCHERS_BUILTINS | frozenset(
-    "all any set frozenset str repr map filter next iter isinstance slice complex bytes ord chr format".split()
+    "set frozenset repr map filter next iter slice complex bytes ord chr format".split()
 )
 TORCH = frozenset(
     (

@@ -7,6 +7,7 @@ from pathlib import Path
 from tools.grading import submission
 from tools.grading.assignment import parse
 from tools.grading.results import Result
+from tools.grading.timer import TooLong, within
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Task:
     key: str = ""
     submitted: str = ""
 
+
+READ_SECONDS = 60  # for a notebook, which takes a hundredth of one
 
 _judge = None
 
@@ -59,8 +62,12 @@ def judge(task: Task, released: bytes, data: bytes, notes: list[str], unusable: 
     try:
         if unusable is not None:
             raise unusable
-        handed_in = submission.read(data, assignment)
+        with within(READ_SECONDS):
+            handed_in = submission.read(data, assignment)
         handed_in.notes[:0] = notes
+    except TooLong:
+        why = f"reading the notebook takes longer than {READ_SECONDS} s"
+        return Result(task.student, task.assignment, "refused", why, most=assignment.points)
     except submission.Unusable as unusable:
         return Result(task.student, task.assignment, unusable.status, unusable.reason, most=assignment.points)
     return _judge.judge(task.student, assignment, handed_in)

@@ -18,6 +18,10 @@ from kernels.check.chunked_attention import OUTPUTS, STATES
 from kernels.check.conv_mistakes import Filter
 from kernels.check.conv_wgrad import IM2COL, SPLIT, WGRAD
 from kernels.check.dynamic_conv import DWEIGHT, DX, FORWARD, Window
+from kernels.check.flash_attention import BACKWARD as FLASH_BACKWARD
+from kernels.check.flash_attention import FORWARD as FLASH_FORWARD
+from kernels.check.flash_lists import LISTS
+from kernels.check.flash_variations import Scored
 from kernels.check.framework import Exercise
 from kernels.check.recurrence import Chunked, Gated
 from kernels.check.recurrent_attention import BACKWARD as RECURRENT_BACKWARD
@@ -28,7 +32,15 @@ from kernels.check.row_softmax import Softmax
 from kernels.check.tiled_matmul import EXERCISE as TILED_MATMUL
 from kernels.check.tiled_matmul import Packing
 from kernels.check.variations import Variation
-from tools.variants import chunked_attention, conv_wgrad, dynamic_conv, recurrent_attention, row_softmax, tiled_matmul
+from tools.variants import (
+    chunked_attention,
+    conv_wgrad,
+    dynamic_conv,
+    flash_attention,
+    recurrent_attention,
+    row_softmax,
+    tiled_matmul,
+)
 from tools.variants import edits as pieces
 
 COPIED = ("nbgrader_config.py", "roster.csv", "course.toml")
@@ -49,6 +61,7 @@ TABLE = {
     "03_dynamic_conv": Varied(Window, (FORWARD, DX, DWEIGHT), dynamic_conv.edits),
     "04_recurrent_attention": Varied(Gated, (RECURRENT_FORWARD, RECURRENT_BACKWARD, GATE), recurrent_attention.edits),
     "05_chunked_attention": Varied(Chunked, (STATES, OUTPUTS), chunked_attention.edits),
+    "06_flash_attention": Varied(Scored, (FLASH_FORWARD, LISTS, FLASH_BACKWARD), flash_attention.edits),
     "08_conv_wgrad": Varied(Filter, (IM2COL, WGRAD, SPLIT), conv_wgrad.edits),
 }
 

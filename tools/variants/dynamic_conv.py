@@ -206,8 +206,6 @@ def _dx(w: Words) -> Edits:
             "$$\n\nThe pairs $(s, w)$ lie on a diagonal of the table of weights, $\\delta$ rows from tap to tap.",
             r"with } s = t + (W - 1 - w)\,\delta",
             rf"with }} s = {w.tex('t', forward=False)}",
-            "# never before offs_t, so which bound is left?",
-            f"# never {'before' if w.past else 'after'} offs_t, so which bound is left?",
         ),
     }
 

@@ -138,10 +138,6 @@ def _forward(task: Gated, w: Words) -> Edits:
     elif w.read_first:
         looks = "the query looks first, then the old state is halved and the product added"
     first = w.walk(S0, Q, KV, (0.5,) * 3)[0]
-    shape = [
-        f"    S = {w.exp}(...) * {'(... + ...)' if w.write_first else '... + ...'}\n",
-        "    tl.store(o_ptr + at(...), scale * tl.sum(..., axis=...)[None, :], mask=...)\n",
-    ]
     return {
         "forward-task": (),
         "forward-kernel": (
@@ -158,12 +154,6 @@ def _forward(task: Gated, w: Words) -> Edits:
 A lane beyond $K$ must leave the sum alone, so its `k`, its `q` and its gate are 0 and its decay is 1.""",
             rf"""{"Column $j$" if values else "Row $i$"} of the state decays by ${power}$: a number plus a {"row" if values else "column"}. $o_t$ sums over the rows: $o_{{t,j}} = \mathtt{{scale}} \sum_i q_{{t,i}}\, S_{{ij}}$, {"before the step" if w.read_first else "after it"}.
 A lane beyond {"$K$ must leave the sum alone, so its `k` and its `q` are 0; one beyond $V$ has a gate of 0 and a decay of 1." if values else "$K$ must leave the sum alone, so its `k`, its `q` and its gate are 0 and its decay is 1."}""",
-            "# k and gk alike, v with offs_v",
-            f"# k{'' if values else ' and gk'} alike, v{' and gv' * values} with offs_v",
-            """    S = tl.exp(...) * ... + ...
-    tl.store(o_ptr + at(...), scale * tl.sum(..., axis=...)[None, :], mask=...)
-""",
-            "".join(reversed(shape) if w.read_first else shape),
         ),
     }
 
@@ -217,16 +207,6 @@ def _backward(task: Gated, w: Words) -> Edits:
 columns, $\mathrm{d}v_t$ over rows. Then multiply with $D_t$, and the step is done.""",
             r"""Adding the token's own read makes it $\mathrm{d}S_t$. Multiply with $D_t$; then
 $\mathrm{d}k_t$ sums over columns, $\mathrm{d}v_t$ over rows, and the step is done.""",
-            """    dS += ...
-    tl.store(dk_ptr + at(...), tl.sum(..., axis=...)[:, None], mask=...)
-    tl.store(dv_ptr + at(...), tl.sum(..., axis=...)[None, :], mask=...)
-    dS *= ...
-""",
-            """    dS += ...
-    dS *= ...
-    tl.store(dk_ptr + at(...), tl.sum(..., axis=...)[:, None], mask=...)
-    tl.store(dv_ptr + at(...), tl.sum(..., axis=...)[None, :], mask=...)
-""",
         )
     elif w.read_first:
         changes["backward-hints"] = (
@@ -236,22 +216,6 @@ $\mathrm{d}k_t$ sums over columns, $\mathrm{d}v_t$ over rows, and the step is do
 columns, $\mathrm{d}v_t$ over rows. Then multiply with $D_t$, and the step is done.""",
             r"""Before step $t$, let `dS` hold $\mathrm{d}S_t$, which is given at the last token. $\mathrm{d}k_t$ sums over columns, $\mathrm{d}v_t$ over rows. Then multiply
 with $D_t$ and add the token's own read, which makes it $\mathrm{d}S_{t-1}$, and the step is done.""",
-            """    dS += ...
-    tl.store(dk_ptr + at(...), tl.sum(..., axis=...)[:, None], mask=...)
-    tl.store(dv_ptr + at(...), tl.sum(..., axis=...)[None, :], mask=...)
-    dS *= ...
-""",
-            """    tl.store(dk_ptr + at(...), tl.sum(..., axis=...)[:, None], mask=...)
-    tl.store(dv_ptr + at(...), tl.sum(..., axis=...)[None, :], mask=...)
-    dS *= ...
-    dS += ...
-""",
-        )
-    if task.gate == "value":
-        changes["backward-hints"] = (
-            *changes.get("backward-hints", ()),
-            "# q, k, gk, v, do, g as before",
-            "# q, k, gv, v, do, g as before",
         )
     return changes
 
@@ -360,16 +324,6 @@ def _gate_hints(w: Words) -> tuple[str, ...]:
         if w.read_first
         else r"$U_{ts} = \sum_{r \ge t} W_{rs}$ is a running sum down the columns from the last row"
     )
-    first = "gamma_r[:, None] - gamma" if w.read_first else "gamma[:, None] - gamma_s" if w.write_first else ""
-    code = (
-        f"decay = {w.exp}(tl.where((i[:, None] {'>' if w.read_first else '>='} i) & (... == ...), "
-        f"{first or 'gamma[:, None] - gamma'}, ...))"
-    )
-    summed = "dg = tl.sum(tl.where(i < i[:, None], tl.cumsum(W, axis=0, reverse=True), 0.0), axis=1)"
-    if w.write_first:
-        summed = summed.replace("i < i", "i <= i")
-    elif w.read_first:
-        summed = "dg = tl.sum(tl.where(i < i[:, None], tl.dot(triangle, W, ...), 0.0), axis=1)"
     return (
         r"$\mathrm{d}g_3$ adds up. They fill a rectangle in a corner: which one, and"
         + "\ndoes it ever touch the diagonal?",
@@ -379,13 +333,6 @@ def _gate_hints(w: Words) -> tuple[str, ...]:
         "\nover $s < t$: the same two comparisons as masks. For $s > r$ the exponent is positive: put $-\\infty$ there *before* `tl.exp`.",
         rf"{down}; $\mathrm{{d}}g_t$ adds up its row $t$ over ${s}$. The two states' terms are vectors, one summed over ${r}$, one"
         f"\nover ${s}$: the same two comparisons as masks.{own} For ${future}$ {'nothing was written yet, and the exponent may be' if w.read_first else 'the exponent is'} positive: put $-\\infty$ there *before* `{w.exp}`.",
-        "decay = tl.exp(tl.where((i[:, None] >= i) & (... == ...), gamma[:, None] - gamma, ...))",
-        code,
-        "dg = tl.sum(tl.where(i < i[:, None], tl.cumsum(W, axis=0, reverse=True), 0.0), axis=1)",
-        summed,
-        "dg += tl.sum(tl.where(..., reads, 0.0), axis=1)",
-        "dg += tl.sum(tl.where(..., reads, 0.0), axis=1)"
-        + "                     # times log 2, when all is added" * w.two,
     )
 
 

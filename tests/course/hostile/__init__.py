@@ -184,6 +184,29 @@ def _hidden_line(made):
     kernel.source = "#\u2028@triton.jit\u2028def load_block(*a):\u2028    import os\n" + kernel.source
 
 
+def _docstring(made):
+    """Triton's interpreter takes a kernel to begin at its last line that begins with `def`."""
+    kernel = cell(made, "kernel")
+    text = kernel.source[kernel.source.index("def row_softmax_kernel") :]
+    inside = "".join(f"    {line}\n" for line in text.splitlines()).replace("lanes =", "import os; lanes =")
+    begin = text.index("    row = ")
+    kernel.source = kernel.source.replace(text, f"{text[:begin]}    '''\n{inside}    '''\n    row = 0")
+
+
+def _two_lines(made):
+    """Triton's compiler takes it to begin at the first `def name(`."""
+    kernel = cell(made, "kernel")
+    kernel.source = kernel.source.replace("def row_softmax_kernel(", "def \\\nrow_softmax_kernel(")
+
+
+def _long_answers(made):
+    """Two answers of megabytes, which a parser would take all memory for."""
+    _pasted_answer(made)
+    for one in made.cells:
+        if one.metadata.get("nbgrader", {}).get("grade_id") == "kernel":
+            one.source = f"[{'[],' * 1_000_000}]"
+
+
 def _markup(made):
     made.cells.insert(0, nbformat.v4.new_markdown_cell("<script>document.title = 'x'</script>"))
     kernel = cell(made, "kernel")
@@ -303,6 +326,8 @@ ATTACKS = (
     refused("import in a kernel", inside("import os"), "an import is not part"),
     refused("a class", beside("class A:\n    pass"), "runs nothing itself"),
     refused("a line behind a separator", edited(_hidden_line, True), "ends a line for some readers"),
+    refused("another program in a docstring", edited(_docstring, True), "begins with `def`"),
+    refused("def on two lines", edited(_two_lines, True), "must begin with `def row_softmax_kernel(`"),
     refused("other letters", beside("__ｂｕｉｌｔｉｎｓ__"), "runs nothing itself"),
     refused("a magic", beside("%run ../../solutions"), "a command of IPython"),
     refused("a shell command", beside("!cp -r ../../solutions ."), "a command of IPython"),
@@ -363,6 +388,7 @@ ATTACKS = (
     harmless("a pipe for a timestamp", raw(_pipe_for_a_timestamp), ""),
     harmless("a thousand tags", edited(_many_tags, False), "more notes"),
     refused("a cell of 4 MB", edited(_long_cell, True), "is not in the notebook"),
+    refused("answers of megabytes", edited(_long_answers, True), "60000 are the most"),
     refused("not JSON", raw(b"{" * 10), "is not JSON"),
     refused("nested JSON", raw(b"[" * 100_000), "is not JSON"),
     refused("a number", raw(b"17"), "no list of cells"),

@@ -74,10 +74,34 @@ def test_its_environment_is_its_own(template):
         "import ctypes\nassert ctypes.CDLL(None, use_errno=True).ptrace(16, 2, 0, 0) == 0",
         "import os\nos.kill(2, 9)",
         "import os\nos.stat('/proc/self/environ')",
+        "import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 30, 0o1600) >= 0",  # memory that counts towards no limit
+        "import os\nos.memfd_create('big')",
+        "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",  # a user namespace: rights of its own
+        "import os\nassert os.access('/dev/shm', os.W_OK) or os.access('/dev', os.W_OK)",
+        "import os\nos.write(2, b'for the next one')\nos.lseek(2, 0, 0)\nassert os.read(2, 1)",
     ),
 )
 def test_it_may_not(template, source):
     assert told(template, source), "it could"
+
+
+LAUNCH = "import torch, triton, triton.language as tl\n@triton.jit\ndef k(x, f: tl.constexpr):\n    tl.store(x, 1.0)\n"
+
+
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    (
+        ("k[(1,)](x, lambda: 0)", "f was given a function of Python"),
+        ("k[(1,)](x, {})", "f was given a dict"),
+        ("k(x, 0)", "k is a kernel: it is launched with a grid"),
+        ("k[lambda meta: (k(meta['x'], 0), (1,))[1]](x, 0)", "k is a kernel: it is launched with a grid"),
+        ("k[lambda meta: (meta['f'],)](x, 2)\nassert x", ""),
+        ("k[(1,)](x, (1, 2.0, 'a', None, torch.float32, tl.float32, k))\nassert x", ""),
+    ),
+)
+def test_only_a_launch_runs_a_kernels_lines(template, launch, says):
+    said = told(template, f"{LAUNCH}x = torch.zeros(1)\n{launch}")
+    assert says in said if says else not said
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.check.flash_mistakes import every_pair
+from kernels.check.flash_mods import every_pair
 from tests.course.mutants import Mutant, Target
 from tests.course.mutants.dynamic_conv import inside
 

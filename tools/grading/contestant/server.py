@@ -69,7 +69,7 @@ def prepare() -> None:
     stub.__path__ = [os.path.join(os.path.dirname(kernels.__file__), "check")]
     sys.modules["kernels.check"] = kernels.check = stub
     sys.meta_path.append(_Absent())
-    import kernels.check.flash_mistakes
+    import kernels.check.flash_mods
     import kernels.check.pipeline_clinic
     import kernels.check.score_mod_compiler  # noqa: F401
     import kernels.lab
@@ -85,7 +85,7 @@ def prepare() -> None:
     watch.limited = (
         contextlib.nullcontext
     )  # it starts a thread, which a contestant may not; the judge has a timer of its own
-    from . import room, sealed, wire  # noqa: F401  here, because a contestant's /tmp hides what lies in ours
+    from . import room, sealed, syscalls, wire  # noqa: F401  here, because a contestant's /tmp hides what lies in ours
 
     sealed.open_in_kernels()
 
@@ -187,6 +187,8 @@ def start(order: dict, connection: socket.socket, control: socket.socket, nested
 
 
 def _child(connection, control, limits, nested):
+    from . import syscalls
+
     try:
         control.close()
         os.setsid()
@@ -196,6 +198,8 @@ def _child(connection, control, limits, nested):
         if nested:
             furnish(limits)
         os.chdir("/tmp")
+        syscalls.forbid()
+        os.dup2(1, 2)  # nowhere: the template's own is a file, in which the next one could read
         contestant(connection)
     except BaseException as error:
         sys.stderr.write(f"contestant: {type(error).__name__}: {error}\n"[:500])

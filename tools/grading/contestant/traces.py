@@ -7,6 +7,7 @@ from kernels.lab.accesses import Access, Launch, Operand
 KINDS = ("load", "store", "atomic")
 _COLUMNS = 10  # program (3), order, kind, tensor, bytes, sectors, line, source
 MOST_ELEMENTS = 1 << 26
+MOST_ACCESSES = 1 << 20  # of one call: each becomes an object in the judge
 
 
 def pack(launches: list[Launch]) -> tuple[list[dict], list[numpy.ndarray]]:
@@ -50,6 +51,7 @@ def _joined(accesses, name) -> numpy.ndarray:
 def unpack(described, arrays: list[numpy.ndarray]) -> list[Launch]:
     """The launches again. Raises ``ValueError`` where an entry is not what ``pack`` writes."""
     _hold(isinstance(described, list) and len(arrays) == 3 * len(described), "as many arrays as launches")
+    _hold(sum(len(rows) for rows in arrays[::3] if rows.ndim) <= MOST_ACCESSES, "fewer accesses")
     return [_launch(item, *arrays[3 * i : 3 * i + 3]) for i, item in enumerate(described)]
 
 

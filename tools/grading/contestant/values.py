@@ -11,7 +11,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )}  # fmt: skip
 #: Modules whose functions an argument may name.
-MODULES = ("kernels.check.flash_mistakes",)
+MODULES = ("kernels.check.flash_mods",)
 
 
 class Packed:

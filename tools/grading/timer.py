@@ -1,0 +1,27 @@
+"""A limit on what this process itself may work on a submission, which no submission needs and a hostile one could take."""
+
+import contextlib
+import signal
+import threading
+
+
+class TooLong(BaseException):
+    """More time was taken than any submission needs."""
+
+
+def _too_long(*_):
+    raise TooLong
+
+
+@contextlib.contextmanager
+def within(seconds: float):
+    """Raise ``TooLong`` in the block after so long; signals reach the main thread alone, elsewhere there is no limit."""
+    watched = threading.current_thread() is threading.main_thread()
+    if watched:
+        signal.signal(signal.SIGALRM, _too_long)
+        signal.alarm(int(seconds))
+    try:
+        yield
+    finally:
+        if watched:
+            signal.alarm(0)
