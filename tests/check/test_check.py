@@ -181,6 +181,13 @@ def test_a_mask_without_other_fails_where_its_lanes_count(softmax, capsys):
     assert "mask=mask_n)`: `other` is missing. What a masked lane holds is undefined" in capsys.readouterr().out
 
 
+def test_a_mask_without_other_is_named_before_what_it_happens_to_do(softmax, capsys):
+    assert right(softmax(', other=-float("inf")', "")) < 10
+    failed = failures(capsys.readouterr().out)
+    says = "`other` is missing. What a masked lane holds is undefined on a GPU, and poison here. And the masked lanes"
+    assert says in failed["ragged width"]
+
+
 def test_a_mask_without_other_is_right_where_its_lanes_do_not_count(softmax):
     mended = ").to(tl.float32)\n    x = tl.where(mask_n, x, -float('inf'))"
     assert right(softmax(', other=-float("inf")).to(tl.float32)', mended)) == 10
@@ -366,6 +373,7 @@ def test_a_long_check_shows_its_progress(softmax, capsys, monkeypatch):
 
 
 DIAGNOSED = (  # mistakes that no test lets pass, and that are named all the same
+    ("row_softmax", ("d = load_block(x_row, start + lanes", "d = load_block(x_row, lanes"), "every step adds the first"),
     ("dynamic_conv_forward", ("time * stride_xt", "time * stride_kt"), "stride_kt is a stride of weight, and this is an"),
     (
         "dynamic_conv_dx",
