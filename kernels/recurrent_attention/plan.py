@@ -80,4 +80,5 @@ def describe(q, k, v, g, g_gamma, gk, gv, reverse, cu_seqlens, mode):
     if mode == "chunk":
         return str(chunk.cut_of((q, k, v, gk), g, g_gamma, reverse, cu_seqlens)[0])
     options, tiles = recurrence.configured("forward", q, v)
-    return f"{tiles} programs for each head of a sequence, {options['BV']} columns of the state in each"
+    programs = "1 program" if tiles == 1 else f"{tiles} programs"
+    return f"{programs} for each head of a sequence, {options['BV']} columns of the state in each"

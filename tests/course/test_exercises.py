@@ -184,11 +184,14 @@ def test_the_solution_earns_every_point(name):
 
 @pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
 @each_target
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_solution_passes_with_other_numbers_and_shapes(target, seed):
+    """Compiled for one of them: what the compiler sees of other shapes is whether 16 divides a stride."""
     needs_newer_triton(target.assignment)
-    points, printed = target.check(submission(target), seed=seed, grading=True)
-    assert points == sum(WORTH[target.function].values()), printed
+    verdicts = VERDICTS if seed == 0 else ("right", "cheap")
+    points, printed = target.check(submission(target), seed=seed, grading=True, verdicts=verdicts)
+    worth = WORTH[target.function]
+    assert points == sum(worth[verdict] for verdict in verdicts if verdict in worth), printed
 
 
 @each_exercise
