@@ -59,6 +59,7 @@ def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Findin
     found = contestant.kernels(case.tensors, case.launch)
     own = spec.own_blocks and not _blocks(case)
     amount = f"with {case.sizes}" + " and your own blocks" * own
+    arches = spec.arches[-1:] if own else spec.arches  # a thread has as many registers on one as on the other
     if found.error:
         return Finding("the launch cannot be compiled", f"{found.error[0]} ({amount})", found.error[1])
     if not found.prepared:
@@ -67,12 +68,12 @@ def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Findin
     for prepared in found.prepared:
         if own and (beyond := _beyond_registers(prepared)):
             return Finding(beyond, amount, "choose smaller blocks, or more num_warps, and let the compiler confirm it")
-        made = compiled(prepared, spec.arches, products_only=True)  # of instructions, those alone are asked for
+        made = compiled(prepared, arches, products_only=True)  # of instructions, those alone are asked for
         if isinstance(made, str):
             return refusal(prepared.kernel, made, amount)
         reports.append((prepared, made))
     half = any(tensor.flat.element_size() == 2 for tensor in case.inputs) and not own  # no lesson promises for these
-    looks = (_look(spec, amount, reports, arch, half) for arch in spec.arches)
+    looks = (_look(spec, amount, reports, arch, half) for arch in arches)
     if found := next(filter(None, looks), None):
         return found
     return None if own else _answers(contestant, case, amount)  # its lists and pieces are those of the call's own blocks

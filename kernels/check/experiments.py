@@ -4,7 +4,7 @@ from collections import Counter
 from typing import NamedTuple
 
 # Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
-from numpy import argwhere, isfinite
+from numpy import argwhere, array_equal, isfinite
 
 from kernels import runtime
 from kernels.check.tensors import NAN
@@ -51,8 +51,12 @@ def judge(exercise, item, contestant, case) -> Finding | None:
     if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
         return Finding(NOTHING, f"with {case.sizes}", _idle(seen.launches) if runtime.interpreted else _UNREACHED)
     findings = (_judge_output(exercise, item, contestant, case, out, run.seen[out.name], strays) for out in judged)
+    found = next(filter(None, findings), None)
+    if found and bare and _enter(contestant, case, judged, run):
+        guess = found.cause == item.otherwise
+        return found._replace(cause=without_other(bare) + (f". And {found.cause}" if not guess else ""))
     return (
-        next(filter(None, findings), None)
+        found
         or (_undefined(contestant, case, judged, bare) if bare else None)
         or (_exponents(item, case, seen.launches) if item.exponents and runtime.interpreted else None)
     )
@@ -97,6 +101,15 @@ def _undefined(contestant, case, judged, bare) -> Finding | None:
                 amount = amount_wrong(case, out, seen[out.name], bad)
                 return Finding(where_wrong(out, bad), amount, without_other(bare))
     return None
+
+
+def _enter(contestant, case, judged, run) -> bool:
+    """Whether what undefined lanes hold enters an answer, which held 0 in ``run``."""
+    for poison in Undefined.POISONS:
+        seen = case.traced(contestant, poison).run.seen
+        if any(not array_equal(seen[out.name].got, run.seen[out.name].got, equal_nan=True) for out in judged):
+            return True
+    return False
 
 
 def without_other(lines: list[str]) -> str:

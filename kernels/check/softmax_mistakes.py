@@ -40,6 +40,8 @@ def softmaxes(task, case: Case):
         own = [torch.exp(part - peak).sum(dim=1, keepdim=True) for part, peak in zip(parts, tops)]
         yield "the sum is that of the last block alone", torch.exp(x - top) / sums[-1]
         yield "the sum is that of the first block alone", torch.exp(x - top) / sums[0]
+        again = "every step adds the first block again: the lanes of a block begin at start, start + lanes"
+        yield again, torch.exp(x - top) / (len(parts) * sums[0])
         yield "each block's sum is taken against its own maximum", torch.exp(x - top) / sum(own)
         yield "what is subtracted is the maximum of the last block alone", over_sum(torch.exp(x - tops[-1]))
         yield "what is subtracted is the maximum of the first block alone", over_sum(torch.exp(x - tops[0]))

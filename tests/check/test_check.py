@@ -181,6 +181,13 @@ def test_a_mask_without_other_fails_where_its_lanes_count(softmax, capsys):
     assert "mask=mask_n)`: `other` is missing. What a masked lane holds is undefined" in capsys.readouterr().out
 
 
+def test_a_mask_without_other_is_named_before_what_it_happens_to_do(softmax, capsys):
+    assert right(softmax(', other=-float("inf")', "")) < 10
+    failed = failures(capsys.readouterr().out)
+    says = "`other` is missing. What a masked lane holds is undefined on a GPU, and poison here. And the masked lanes"
+    assert says in failed["ragged width"]
+
+
 def test_a_mask_without_other_is_right_where_its_lanes_do_not_count(softmax):
     mended = ").to(tl.float32)\n    x = tl.where(mask_n, x, -float('inf'))"
     assert right(softmax(', other=-float("inf")).to(tl.float32)', mended)) == 10
@@ -366,6 +373,7 @@ def test_a_long_check_shows_its_progress(softmax, capsys, monkeypatch):
 
 
 DIAGNOSED = (  # mistakes that no test lets pass, and that are named all the same
+    ("row_softmax", ("d = load_block(x_row, start + lanes", "d = load_block(x_row, lanes"), "every step adds the first"),
     ("dynamic_conv_forward", ("time * stride_xt", "time * stride_kt"), "stride_kt is a stride of weight, and this is an"),
     (
         "dynamic_conv_dx",
@@ -373,6 +381,7 @@ DIAGNOSED = (  # mistakes that no test lets pass, and that are named all the sam
         + ("load(k_ptrs, mask=(time < T) & mask_d, other=0.0", "load(k_ptrs, mask=(time < T) & mask_d, other=1.0"),
         "masked lanes hold 1.0",
     ),
+    ("dynamic_conv_dweight", ("grid = (B, triton.cdiv(T, BLOCK_T)", "grid = (B, T // BLOCK_T"), "the grid (2, 0"),
     ("im2col", ("w = tl.where(w < 0, w + g.W, w)", "if w < 0:\n        w += g.W"), "this is a block of answers"),
     ("wgrad", ("offs_m = block * BLOCK_K", "offs_m = block"), "block b begins at pixel b: offs_m moves by BLOCK_K"),
     ("tiled_matmul", ("min(end, K), BLOCK_K)", "min(end, K))"), "the loop advances by 1, so columns are added again"),
@@ -387,6 +396,22 @@ def test_a_mistake_is_named(function, patch, says):
     (target,) = (target for target in targets() if target.function == function)
     _, printed = target.check(submission(target, patch), until=lambda printed: says in printed, verdicts="right")
     assert says in next(iter(failures(printed).values())), printed
+
+
+def test_a_derivation_is_right_or_says_what_is_not(capsys):
+    def gather(dy, weight, dilation, times=1.0, round_the_end=False):
+        dx, W = torch.zeros_like(dy), weight.shape[-1]
+        for w in range(W):
+            given, later = times * dy * weight[..., w], (W - 1 - w) * dilation
+            dx += given.roll(-later, 1) if round_the_end else dynamic_conv.at(given, later)
+        return dx
+
+    assert check.derivation("dynamic_conv_dx", gather)
+    assert not check.derivation("dynamic_conv_dx", lambda *p, **how: gather(*p, **how, times=0.5))
+    assert not check.derivation("dynamic_conv_dx", lambda *p, **how: gather(*p, **how, round_the_end=True))
+    right, half, rolled = capsys.readouterr().out.splitlines()
+    assert "in all of 23 cases" in right and half.endswith("every element is 0.5 times what it should be.")
+    assert rolled.endswith("into which outputs does it go, and with which weight.")
 
 
 def test_what_goes_wrong_in_a_given_helper_is_its_callers_doing(cell, capsys):
