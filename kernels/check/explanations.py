@@ -9,6 +9,7 @@ import triton
 
 from kernels import runtime
 
+_ADDRESS = "an address is no block: tl.zeros takes a shape and a type, tl.zeros((BLOCK,), tl.float32)"
 _EXPLAINED = (
     ("Expected dtype ['fp32'", "this function takes float32: convert right after the load"),
     ("is not defined", "a name is used that no line above defines"),
@@ -22,7 +23,8 @@ _EXPLAINED = (
     ("to unpack", "the function on the right returns another number of values than the line takes"),
     ("must be of type tl.constexpr", "a block's length is known when the kernel is compiled: a tl.constexpr"),
     ("'torch.dtype' object has no attribute 'is_ptr'", "a kernel is launched as kernel[grid](...), not called"),
-    ("get_pointer<", "an address is no block: tl.zeros takes a shape and a type, tl.zeros((BLOCK,), tl.float32)"),
+    ("get_pointer<", _ADDRESS),
+    ("cannot cast", _ADDRESS),  # Triton 3.7 makes a block of addresses, and finds out where it is stored
     ("must be Tensor, not tensor", "torch's functions take no blocks: in a kernel it is tl.exp, tl.sum, tl.where, ..."),
     ("type(s) for @", "the product of two blocks is tl.dot(a, b, acc)"),
     (
