@@ -15,7 +15,7 @@ from kernels.lab.source import readable
 
 import triton.language as tl  # isort: skip
 
-SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "KMP_", "PATH")
+SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KMP_", "PATH")
 ROOMS = {path.parent.name for path in (Path(__file__).parent.parent / "kernels").glob("*/operator.py")}
 
 

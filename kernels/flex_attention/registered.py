@@ -27,8 +27,19 @@ def _backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats
     made = dict(zip(places, grads[3:], strict=False))
     for i, t in enumerate(captured):
         grad = made.get(i)
-        made[i] = torch.zeros_like(t) if grad is None and needs[3 + i] else grad  # nothing of it reaches the scores
-    return [*grads[:3], *(made[i] for i in range(len(captured)))]
+        if grad is not None:
+            made[i] = _laid_out_as(t, grad)
+        elif needs[3 + i]:
+            made[i] = torch.zeros_like(t)  # nothing of it reaches the scores
+    return [*grads[:3], *(made.get(i) for i in range(len(captured)))]
+
+
+def _laid_out_as(t, grad):
+    """``grad`` in memory as ``empty_like(t)`` is, which a compiled graph has been told by ``_fake_backward``."""
+    if t.is_contiguous() and grad.is_contiguous():
+        return grad
+    like = torch.empty_like(t)
+    return grad if grad.stride() == like.stride() else like.copy_(grad)
 
 
 def _fake(query, key, value, captured, lists, ints, floats, scale, want_top, spec):

@@ -200,6 +200,18 @@ def test_the_registered_operator():
     assert specs.find(str(spec)).score is spec.score
 
 
+def test_a_captured_tensors_gradient_lies_in_memory_as_the_graph_was_told():
+    """T5's bias of positions is a permuted view: buckets [M, N, H] looked up, then the heads first."""
+    q, k, v, _ = inputs()
+    bias = torch.rand(1, q.shape[2], k.shape[2], q.shape[1], device=DEVICE).permute(0, 3, 1, 2).requires_grad_()
+    spec, *arguments = operator._call(q, k, v, lambda s, b, h, m, n: s + bias[0, h, m, n], None, None, False, None)
+    o, lse, _ = registered.OPERATOR.op(q, k, v, *arguments, False, str(spec))
+    (got,) = torch.autograd.grad(o.sum() + lse.sum(), bias)
+    assert got.stride() == torch.empty_like(bias).stride() != got.contiguous().stride()
+    result = torch.library.opcheck(registered.OPERATOR.op, (q, k, v, *arguments, False, str(spec)))
+    assert set(result.values()) == {"SUCCESS"}
+
+
 def test_tensors_without_values():
     with FakeTensorMode():
         q, k, v = (torch.empty(1, 2, n, 16, device=DEVICE, requires_grad=True) for n in (40, 60, 60))
