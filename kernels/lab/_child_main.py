@@ -14,7 +14,9 @@ import select
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 COMPILER_BYTES = 4 << 30  # what one compilation may take
 IDLE_SECONDS = 300  # without a job for so long, it leaves
@@ -69,19 +71,28 @@ def read_line() -> bytes:
     return line
 
 
-def raise_child(job: str, folder: Path, place: str) -> None:
+def raise_child(job: str, folder: Path, place: str) -> NoReturn:
     """In the child: do the job, and end."""
-    status = 1
-    try:
-        words = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0), os.dup2(words, 1), os.dup2(words, 2)
+
+    def work():
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.chdir(place)
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "cache"))
         if job == "compile":  # a kernel's text can ask the compiler for any amount: unrolled loops, constants
             bound_memory(COMPILER_BYTES)
         importlib.invalidate_caches()
         main(job, folder)
+
+    end_after(work, folder, "stderr")
+
+
+def end_after(work: Callable[[], None], folder: Path, words: str) -> NoReturn:
+    """Do the work with what is printed kept in the file ``words`` of ``folder``, say there whether torch came in, and end."""
+    status = 1
+    try:
+        printed = os.open(folder / words, os.O_WRONLY | os.O_CREAT)
+        os.dup2(printed, 1), os.dup2(printed, 2)
+        work()
         if "torch" in sys.modules:
             (folder / "torch").touch()
         status = 0
@@ -127,24 +138,14 @@ def compile_all(module, details: dict, folder: Path) -> dict:
     return answer
 
 
-def compile_alone(arch: int, module, details: dict, folder: Path) -> None:
+def compile_alone(arch: int, module, details: dict, folder: Path) -> NoReturn:
     """In a process of its own: compile for one architecture, leave the answer in ``folder``, and end."""
-    status = 1
-    try:
-        words = os.open(folder / f"stderr_{arch}", os.O_WRONLY | os.O_CREAT)
-        os.dup2(words, 1), os.dup2(words, 2)
+
+    def work():
         print(f"compiling for sm_{arch}", flush=True)  # among the last words, should the compiler abort
         (folder / f"answer_{arch}").write_bytes(pickle.dumps(compile_for(arch, module, details, folder)))
-        if "torch" in sys.modules:
-            (folder / "torch").touch()
-        status = 0
-    except BaseException:
-        import traceback
 
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(status)
+    end_after(work, folder, f"stderr_{arch}")
 
 
 def compile_for(arch: int, module, details: dict, folder: Path) -> dict:
