@@ -14,7 +14,6 @@ import torch
 
 from kernels.check.chunked_mistakes import AXES, answer, suspects
 from kernels.check.framework import (
-    ADDRESSES,
     Case,
     Cheap,
     Compiles,
@@ -188,16 +187,8 @@ class Function:
                     self.half,
                     "something is rounded to float16: convert right after each load, keep S and every sum float32",
                 ),
-                Property(
-                    "stays inside its tensors",
-                    1,
-                    read["kernel"],
-                    self.everything,
-                    ADDRESSES,
-                    needs="the interpreter",
-                    addresses=True,
-                ),
-                Property("bfloat16", 0, read["kernel"], self.bfloat, needs="a GPU"),
+                Property.stays_inside(read["kernel"], self.everything),
+                Property.in_bfloat16(read["kernel"], self.bfloat),
             ),
             functools.partial(suspects, task=self.task),
             masks,

@@ -15,7 +15,6 @@ import torch
 
 from kernels.check.conv_mistakes import OWN, Filter, Problem, by_reference, problem_of, suspects
 from kernels.check.framework import (
-    ADDRESSES,
     Case,
     Cheap,
     Compiles,
@@ -239,12 +238,6 @@ BLOCKS = "the answer depends on a block size: offsets of block i are i * BLOCK +
 F16 = "something is rounded to float16: acc, partials and total stay float32, and tiles keep their tensor's dtype"
 
 
-def _inside(function, lesson):
-    return Property(
-        "stays inside its tensors", 1, lesson, function.everything, ADDRESSES, needs="the interpreter", addresses=True
-    )
-
-
 @functools.cache
 def exercises(task: Filter) -> tuple[Exercise, Exercise, Exercise]:
     """The three exercises where ``task`` is asked."""
@@ -292,7 +285,7 @@ def exercises(task: Filter) -> tuple[Exercise, Exercise, Exercise]:
                 f"h = p * sh + {row} * dil_h - pt, w = q * sw + {column} * dil_w - pl",
             ),
             Property("block sizes", 1, TILE, gather.tiles, BLOCKS),
-            _inside(gather, TILE),
+            Property.stays_inside(TILE, gather.everything),
         ),
         mistakes,
         MASKS,
@@ -334,8 +327,8 @@ def exercises(task: Filter) -> tuple[Exercise, Exercise, Exercise]:
             Property("padding, stride, dilation", 1, PIXEL, product.everywhere, "the tile of A is im2col_tile's"),
             Property("block sizes", 1, LOOP, product.tiles, BLOCKS),
             Property("float16", 1, READ_FP32, product.half, F16),
-            _inside(product, LOOP),
-            Property("bfloat16", 0, READ_FP32, product.bfloat, needs="a GPU"),
+            Property.stays_inside(LOOP, product.everything),
+            Property.in_bfloat16(READ_FP32, product.bfloat),
             Property("float32 without TF32", 0, READ_FP32, product.single, 'say input_precision="ieee"', needs="a GPU"),
         ),
         mistakes,
@@ -383,7 +376,7 @@ def exercises(task: Filter) -> tuple[Exercise, Exercise, Exercise]:
             Property(
                 "ragged sizes", 1, PIECES, split.split_ragged, "each program's tile ends at O and J (mask_o, mask_j)"
             ),
-            _inside(split, PIECES),
+            Property.stays_inside(PIECES, split.everything),
         ),
         mistakes,
         MASKS,

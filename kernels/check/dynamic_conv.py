@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.check.framework import (
-    ADDRESSES,
     Case,
     Cheap,
     Compiles,
@@ -446,10 +445,8 @@ def _exercise(name: str, op: Operator) -> Exercise:
                 half,
                 "products or sums are taken in float16: convert to tl.float32 right after each load",
             ),
-            Property(
-                "stays inside its tensors", 1, masks, everything, ADDRESSES, needs="the interpreter", addresses=True
-            ),
-            Property("bfloat16", 0, READ_FP32, bfloat, needs="a GPU"),
+            Property.stays_inside(masks, everything),
+            Property.in_bfloat16(READ_FP32, bfloat),
         ),
         suspects=op.suspects,
         masks=op.masks,

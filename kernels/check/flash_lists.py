@@ -13,7 +13,6 @@ import torch
 from kernels.check.flash_mods import causal, dense
 from kernels.check.flash_variations import EMPTY, FULL, PARTIAL, Scored
 from kernels.check.framework import (
-    ADDRESSES,
     UNTOUCHED,
     Case,
     Cheap,
@@ -213,15 +212,7 @@ def exercise(task: Scored) -> Exercise:
             Property(
                 "block sizes", 1, SORTED, at(_list_blocks), "block (r, c) begins at row r * BLOCK_M, column c * BLOCK_N"
             ),
-            Property(
-                "stays inside its tensors",
-                1,
-                SORTED,
-                at(_ragged_lists),
-                ADDRESSES,
-                needs="the interpreter",
-                addresses=True,
-            ),
+            Property.stays_inside(SORTED, at(_ragged_lists)),
         ),
         functools.partial(list_suspects, task=task),
         ROWS,

@@ -89,6 +89,19 @@ class Property:
     shared_updates: bool = False
     exponents: bool = False
 
+    @classmethod
+    def stays_inside(
+        cls, lesson: str, cases: Callable[[Draw], Iterable[Case]], *, points: int = 1, otherwise: str = ADDRESSES
+    ) -> "Property":
+        """No access outside a tensor, as the addresses say."""
+        name = "stays inside its tensors"
+        return cls(name, points, lesson, cases, otherwise, needs="the interpreter", addresses=True)
+
+    @classmethod
+    def in_bfloat16(cls, lesson: str, cases: Callable[[Draw], Iterable[Case]]) -> "Property":
+        """The dtype that the interpreter computes in float32: only a GPU shows it."""
+        return cls("bfloat16", 0, lesson, cases, needs="a GPU")
+
 
 @dataclass(frozen=True)
 class Exercise:

@@ -15,7 +15,6 @@ import torch
 
 from kernels import runtime
 from kernels.check.framework import (
-    ADDRESSES,
     Case,
     Cheap,
     Compiles,
@@ -239,16 +238,8 @@ def _forward_exercise(task: Gated) -> Exercise:
             "the answer depends on BLOCK_V, it must not",
         ),
         Property("float16", 1, "Lesson 20, step 4", f.half, F16),
-        Property(
-            "stays inside its tensors",
-            1,
-            "Lesson 20, step 4",
-            f.everything,
-            ADDRESSES,
-            needs="the interpreter",
-            addresses=True,
-        ),
-        Property("bfloat16", 0, "Lesson 20, step 4", f.bfloat, needs="a GPU"),
+        Property.stays_inside("Lesson 20, step 4", f.everything),
+        Property.in_bfloat16("Lesson 20, step 4", f.bfloat),
         vary=functools.partial(_varied, 0),
         cheap=Cheap(
             f.costed,
@@ -314,16 +305,8 @@ def _backward_exercise(task: Gated) -> Exercise:
         Property("ragged K", 1, "Lesson 22, step 4", f.keys, "rows beyond K must stay 0 (mask_k)"),
         Property("ragged V", 1, "Lesson 22, step 4", f.values, "columns beyond V must stay 0 (mask_v)"),
         Property("float16", 1, "Lesson 22, step 4", f.half, F16),
-        Property(
-            "stays inside its tensors",
-            1,
-            "Lesson 22, step 4",
-            f.everything,
-            ADDRESSES,
-            needs="the interpreter",
-            addresses=True,
-        ),
-        Property("bfloat16", 0, "Lesson 22, step 4", f.bfloat, needs="a GPU"),
+        Property.stays_inside("Lesson 22, step 4", f.everything),
+        Property.in_bfloat16("Lesson 22, step 4", f.bfloat),
         vary=functools.partial(_varied, 1),
         cheap=Cheap(
             f.costed,
@@ -442,16 +425,8 @@ def _gate_exercise(task: Gated) -> Exercise:
         ),
         Property("strides", 1, READ_STRIDES, f.strides, STRIDES),
         Property("float16", 1, "Lesson 22, step 7", f.half, F16),
-        Property(
-            "stays inside its tensors",
-            1,
-            "Lesson 22, step 7",
-            f.everything,
-            ADDRESSES,
-            needs="the interpreter",
-            addresses=True,
-        ),
-        Property("bfloat16", 0, "Lesson 22, step 7", f.bfloat, needs="a GPU"),
+        Property.stays_inside("Lesson 22, step 7", f.everything),
+        Property.in_bfloat16("Lesson 22, step 7", f.bfloat),
         vary=functools.partial(_varied, 2),
         cheap=Cheap(
             f.costed,

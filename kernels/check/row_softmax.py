@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from kernels.check.framework import (
-    ADDRESSES,
     Case,
     Cheap,
     Compiles,
@@ -238,16 +237,8 @@ def exercise(task: Softmax) -> Exercise:
                 task.half,
                 "the arithmetic is done in float16: convert to tl.float32 right after the load",
             ),
-            Property(
-                "stays inside its tensors",
-                1,
-                READ_PADDING,
-                task.ragged,
-                ADDRESSES,
-                needs="the interpreter",
-                addresses=True,
-            ),
-            Property("bfloat16", 0, READ_WALK, task.bfloat, needs="a GPU"),
+            Property.stays_inside(READ_PADDING, task.ragged),
+            Property.in_bfloat16(READ_WALK, task.bfloat),
         ),
         suspects=task.suspects,
         masks={("entropy", "M", "after"): ""},  # one program a row: what goes astray there has a wrong address

@@ -190,9 +190,7 @@ VALUE = Exercise(
             "whatever it depends on, the result fills the tile: add tl.zeros(score.shape, tl.float32)",
         ),
         Property("mods you have not seen", 1, RECORD, values(*UNSEEN), "each operation must be right by itself"),
-        Property(
-            "stays inside its tensors", 1, BOUNDS, values(*EVERYTHING), OUTSIDE, needs="the interpreter", addresses=True
-        ),
+        Property.stays_inside(BOUNDS, values(*EVERYTHING), otherwise=OUTSIDE),
     ),
     value_suspects,
     {(f"tables[{i}]", axis, "after"): "" for i in range(4) for axis in "HMNLSU"},
@@ -279,15 +277,7 @@ GRADIENT = Exercise(
             not_finite="the slope of tanh and sigmoid comes from the value, which is finite: 1 - y * y, y * (1 - y)",
         ),
         Property("mods you have not seen", 1, CHAIN, gradients(*UNSEEN), "each operation must be right by itself"),
-        Property(
-            "stays inside its tensors",
-            1,
-            BOUNDS,
-            gradients(*EVERYTHING),
-            OUTSIDE,
-            needs="the interpreter",
-            addresses=True,
-        ),
+        Property.stays_inside(BOUNDS, gradients(*EVERYTHING), otherwise=OUTSIDE),
     ),
     gradient_suspects,
     {(f"tables[{i}]", axis, "after"): "" for i in range(4) for axis in "HMNLSU"},

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from kernels.check.framework import (
-    ADDRESSES,
     Case,
     Cheap,
     Compiles,
@@ -306,15 +305,7 @@ def exercise(task: Packing) -> Exercise:
                 task.accumulation,
                 "sums are kept in float16: the accumulator must be tl.float32",
             ),
-            Property(
-                "stays inside its tensors",
-                1,
-                READ_MASK,
-                task.both_ragged,
-                ADDRESSES,
-                needs="the interpreter",
-                addresses=True,
-            ),
+            Property.stays_inside(READ_MASK, task.both_ragged),
             Property("float32 without TF32", 0, READ_FP32, task.float32, 'say input_precision="ieee"', needs="a GPU"),
         ),
         suspects=task.suspects,

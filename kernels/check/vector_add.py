@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.check.framework import ADDRESSES, Case, Draw, Exercise, Fenced, Output, Property
+from kernels.check.framework import Case, Draw, Exercise, Fenced, Output, Property
 
 
 def case(draw: Draw, N: int, *, packed=False, **launch) -> Case:
@@ -52,7 +52,7 @@ EXERCISE = Exercise(
         Property("whole blocks", 1, READ_BLOCKS, aligned, _OFFSETS),
         Property("ragged length", 1, READ_MASK, ragged, "the last block must reach the end of the vector"),
         Property("block length", 1, READ_BLOCKS, blocks, "the answer depends on BLOCK, it must not"),
-        Property("stays inside its tensors", 0, READ_MASK, ragged, ADDRESSES, needs="the interpreter", addresses=True),
+        Property.stays_inside(READ_MASK, ragged, points=0),
     ),
     suspects=suspects,
     masks={(name, "N", "after"): "mask" for name in ("x", "y", "out")},

@@ -8,7 +8,6 @@ import torch
 from kernels.check.contestant import Contestant
 from kernels.check.costs import cost
 from kernels.check.framework import (
-    ADDRESSES,
     VERDICTS,
     Case,
     Cheap,
@@ -152,7 +151,7 @@ def your_kernel(
     if dtypes[1:]:
         words = "arithmetic in the tensors' dtype loses digits: convert to tl.float32 right after the load"
         held.append(Property("other dtypes", 1, PAGE, typed, words))
-    inside = Property("stays inside its tensors", 0, PAGE, ragged, ADDRESSES, needs="the interpreter", addresses=True)
+    inside = Property.stays_inside(PAGE, ragged, points=0)
     exercise = Exercise(
         name=getattr(fn, "__name__", type(fn).__name__),
         missing="nothing is stored in the outputs yet.",
