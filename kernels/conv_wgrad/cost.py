@@ -31,7 +31,8 @@ class Load(NamedTuple):
     ``items`` programs or shares of ``per`` steps each, ``held`` of them on a multiprocessor at once, each step ``volume``
     times what the tile's parameters are for; ``met`` tiles begun by a share at most; ``slots`` partial sums of ``numel``
     elements, ``zeroed`` of them by a launch of their own; ``bytes`` of the tensors, and ``apart``, those that programs read
-    which walk along other pixels than their neighbours do.
+    which walk along other pixels than their neighbours do. ``turned``: a single sum is in another order than it is asked for
+    in, so that it is a partial sum.
     """
 
     items: int
@@ -44,6 +45,7 @@ class Load(NamedTuple):
     met: int = 1
     zeroed: int = 0
     apart: int = 0
+    turned: bool = False
 
 
 class Candidate(NamedTuple):
@@ -93,8 +95,8 @@ def predicted(costs, way, tile, load):
         compute *= costs["uneven"]
     memory = (load.bytes + costs["apart"] * load.apart) / costs["bandwidth"]
     time = costs["launch"] + (compute ** costs["overlap"] + memory ** costs["overlap"]) ** (1 / costs["overlap"])
-    if load.slots > 1:
-        turns = -(-load.slots // AT_ONCE.value)
+    if load.slots > 1 or load.turned:
+        turns = -(-load.slots // AT_ONCE)
         time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
     if load.zeroed:
         time += costs["sum"] + 4 * load.zeroed * load.numel / costs["partials"]

@@ -16,7 +16,8 @@ from kernels.common.plan import remembered
 START = 256
 PARTIAL = 800
 MOST = 256
-AT_ONCE = tl.constexpr(16)
+AT_ONCE = 16  # partial sums that are loaded before the first addition waits
+FEW = 4
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,16 @@ def choose_split(tiles, blocks, block, held):
     return min(range(1, min(max(blocks, 1), MOST) + 1), key=cost)
 
 
-@triton.jit(do_not_specialize=["count"])
-def sum_kernel(partial_ptr, out_ptr, numel, count, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["count", "Co", "taps"])
+def sum_kernel(
+    partial_ptr, out_ptr, numel, count, Co, taps,
+    TURNED: tl.constexpr, ACCUMULATE: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """out (+)= the sum of ``count`` partial sums of ``numel`` elements each, in fp32, from the first to the last.
 
-    AT_ONCE loads are under way before the first addition waits. That takes a register an element: a thread has one element.
+    AT_ONCE loads are under way before the first addition waits. That takes as many registers an element: a thread has one
+    element, or a vector of them where partial sums are few. TURNED: they are [Ci, taps, Co], with taps from the last to the
+    first, and out is [Co, taps, Ci].
     """
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < numel
@@ -107,49 +113,56 @@ def sum_kernel(partial_ptr, out_ptr, numel, count, ACCUMULATE: tl.constexpr, BLO
             partial_at += numel
         for i in tl.static_range(AT_ONCE):
             total += parts[i]
+    out_at = out_ptr + offs
+    if TURNED:
+        row = offs // Co
+        Ci = numel // (taps * Co)
+        out_at = out_ptr + ((offs - row * Co) * taps + (taps - 1 - row % taps)) * Ci + row // taps
     if ACCUMULATE:
-        total += tl.load(out_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + offs, total.to(out_ptr.dtype.element_ty), mask=mask)
+        total += tl.load(out_at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def sum_pieces(partials, out, accumulate):
+def sum_pieces(partials, out, accumulate, turned=False):
     """Sum partial results in order, in fp32, and round once to ``out``'s dtype.
 
     Args:
         partials: fp32 [pieces, ...], contiguous; no pieces sum to zero.
         out: any strides; written, or with ``accumulate`` added to.
         accumulate: bool.
+        turned: ``out`` is [Co, R, S, Ci], and a partial result [Ci, R, S, Co] with taps from the last to the first.
     """
     if not out.is_contiguous():
         total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        sum_pieces(partials, total, False)
+        sum_pieces(partials, total, False, turned)
         out.add_(total) if accumulate else out.copy_(total)
         return
-    options = _sum_options(out.device)
+    pieces = partials.shape[0]
+    options = _sum_options(pieces <= FEW, out.device)
     launch(
         sum_kernel,
         (-(-out.numel() // options["BLOCK"]),),
-        partials, out, out.numel(), partials.shape[0],
+        partials, out, out.numel(), pieces, *((out.shape[0], out.shape[1] * out.shape[2]) if turned else (1, 1)),
         outputs=(out,),
-        ACCUMULATE=accumulate, **options,
+        TURNED=turned, ACCUMULATE=accumulate, AT_ONCE=FEW if pieces <= FEW else AT_ONCE, **options,
     )  # fmt: skip
 
 
 @remembered
-def _sum_options(device):
-    return configuration("conv_wgrad", "sum", "default", device)
+def _sum_options(few, device):
+    return configuration("conv_wgrad", "sum", "few" if few else "many", device)
 
 
-def reduce_into(out, accumulate, pieces, run):
+def reduce_into(out, accumulate, pieces, run, turned=None):
     """Let ``run(target)`` write that many pieces, and bring their sum into ``out``.
 
     ``target`` is ``out`` itself where there is one piece to write and nothing to add, otherwise an fp32 workspace
-    [pieces, *out.shape]; without pieces nothing runs.
+    [pieces, *out.shape]; without pieces nothing runs. ``turned``: the shape of pieces that are ``sum_pieces``'s turned ones.
     """
-    if pieces == 1 and not accumulate and out.is_contiguous():
+    if pieces == 1 and not accumulate and out.is_contiguous() and turned is None:
         run(out)
         return
-    partials = torch.empty((pieces, *out.shape), dtype=torch.float32, device=out.device)
+    partials = torch.empty((pieces, *(turned or out.shape)), dtype=torch.float32, device=out.device)
     if pieces:
         run(partials)
-    sum_pieces(partials, out, accumulate)
+    sum_pieces(partials, out, accumulate, turned is not None)

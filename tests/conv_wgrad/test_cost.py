@@ -66,7 +66,7 @@ def test_the_plan_is_the_candidate_that_is_predicted_to_be_the_fastest(on_an_h20
     lines = plan.predicted(problem)
     times = [float(line.split(": ")[1].removesuffix(" us")) for line in lines[1:]]
     assert lines[0] == "predicted:" and times == sorted(times) and lines[1].startswith(f"  {choice.name} ")
-    best = cost.cheapest({"hopper": hopper, "triton": way}[choice.name].candidates(problem))
+    best = cost.cheapest({"hopper": hopper, "triton": way}[choice.name].candidates(chosen.form.problem))
     assert f"{best.time:.1f}" == f"{times[0]:.1f}"
     assert all(f"{key} {value}" in str(chosen) for key, value in best.options.items())
 
@@ -83,7 +83,7 @@ def test_hopper_has_a_tile_for_everything_that_tma_can_bring(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name])
     if tma.unfit(problem.g, problem.dtype) is None:
         options = tma.plan(hopper.kernel_of(problem.g), problem.g, problem.device).options
-        assert options["GROUPS"] == 2 or problem.g.Ci % 16 == 0
+        assert options["GROUPS"] == 2 or problem.g.Ci % 2 == 0
 
 
 def test_results_are_right_whatever_is_chosen(on_an_h200):
@@ -139,11 +139,11 @@ def test_the_fit_finds_the_costs_that_times_were_made_from():
 
 
 def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):
-    """By the number of predictions, since tests don't time: at most 16 cuts a tile."""
+    """By the number of predictions, since tests don't time: at most 16 cuts a tile, in either role."""
     with mock.patch.object(cost, "predicted", side_effect=cost.predicted) as predicted:
         plan.chosen(problem_of((96, 256, 512, 14, 3, 1, 1, 1)), "auto")
     tiles = sum(len(tiles) for kind, tiles in COSTS["tiles"].items() if "im2col" in kind)
-    assert 0 < predicted.call_count <= 16 * tiles
+    assert 0 < predicted.call_count <= 2 * 16 * tiles
 
 
 def test_geometries_of_the_test_are_of_every_kind():

@@ -42,16 +42,16 @@ class Shares:
 
 
 @remembered
-def plan(kernel, g, device, split_k=None):
+def plan(kernel, g, device, split_k=None, turned=False):
     """The ``Shares`` for a geometry: as the model of cost says where the table names one, else three chunks a tile, or two.
 
-    Two where that wastes clearly less, and where the input channels are no multiple of 16: sums are then stored one by one,
-    which takes more registers than three groups have.
+    Two where that wastes clearly less, and where the input channels are odd: sums are then stored one by one, which takes more
+    registers than three groups have.
     """
-    if found := candidates(kernel, g, device, split_k):
+    if found := candidates(kernel, g, device, split_k, turned):
         return model.cheapest(found).work
     three, two = (_plan(kernel, f"{n} chunks", g, device, split_k) for n in (3, 2))
-    return two if g.Ci % 16 or two.waste < 0.9 * three.waste else three
+    return two if g.Ci % 2 or two.waste < 0.9 * three.waste else three
 
 
 def _plan(kernel, key, g, device, split_k):
@@ -72,19 +72,19 @@ def tiled(g, options):
 
 
 @remembered
-def candidates(kernel, g, device, split_k=None):
+def candidates(kernel, g, device, split_k=None, turned=False):
     """A ``model.Candidate`` of every tile that the table names costs for, its sums shared out as is cheapest for it; else
     none."""
     costs = model.costs_of(configuration("conv_wgrad", kernel, "3 chunks", device))
     tiles = costs["tiles"][tiles_for(g)] if costs else []
-    return [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k)]
+    return [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k, turned)]
 
 
-def considered(g, costs, tiles, split_k=None):
+def considered(g, costs, tiles, split_k=None, turned=False):
     """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
     prediction."""
     found, two = [], [tile for tile in tiles if tile["GROUPS"] == 2]
-    allowed = two if g.Ci % 16 else tiles
+    allowed = two if g.Ci % 2 else tiles
     for tile in model.fitting(allowed, g.Co, g.Ci) or two:
         options = model.options_of(tile)
         (n, blocks, waste), processors = tiled(g, options), costs["multiprocessors"]
@@ -92,7 +92,7 @@ def considered(g, costs, tiles, split_k=None):
         if split_k is None:
             per = -(-n * blocks // processors)
             works.append(Work(n, blocks, blocks // per, per))
-        times = [model.predicted(costs, "hopper", tile, load_of(g, options, work)) for work in works]
+        times = [model.predicted(costs, "hopper", tile, load_of(g, options, work, turned)) for work in works]
         shares = [Shares(options, work, waste) for work in works]
         found.append([model.Candidate(tile, options, *pair) for pair in zip(shares, times, strict=True)])
     return found
@@ -103,7 +103,7 @@ def tiles_for(g):
     return "hopper rows" if g.pointwise else "hopper im2col"
 
 
-def load_of(g, options, work):
+def load_of(g, options, work, turned=False):
     """What the launch of a ``Work`` asks of the GPU."""
     copied = [numel for numel, channels in ((g.N * g.H * g.W * g.Ci, g.Ci), (g.M * g.Co, g.Co)) if channels % 8]
     moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns + 2 * sum(copied))
@@ -111,7 +111,7 @@ def load_of(g, options, work):
     apart = 2 * work.tiles * work.rest * options["BLOCK_K"] * wide if moved > model.CACHE else 0
     return model.Load(
         work.items, work.per, 1, work.slots, g.Co * g.columns, moved, met=2 if work.rest else 1,
-        zeroed=int(work.slots == work.pieces + 2), apart=apart,
+        zeroed=int(work.slots == work.pieces + 2), apart=apart, turned=turned,
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def cost(kernel, problem):
     """The predicted time; of a GPU without parameters, the product's volume with its tiles' padding, and not finite where on
     an H200 the portable kernel was faster."""
     g = problem.g
-    if found := candidates(kernel, g, problem.device, problem.split_k):
+    if found := candidates(kernel, g, problem.device, problem.split_k, problem.turned):
         time = model.cheapest(found).time
         return Cost(time, f"predicted {time:.1f} us")
     if min(g.Ci, g.Co) < 64 or max(g.Ci, g.Co) <= 64:
@@ -226,22 +226,26 @@ class TmaPlan:
     def __str__(self):
         return str(self.shares)
 
+    @property
+    def slots(self):
+        """Partial sums that ``fill`` writes."""
+        return self.shares.work.slots
+
     def run(self, input, grad_output, out, accumulate):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci]; ``accumulate``: add it."""
-        chosen = self.shares.work
+        reduce_into(out, accumulate, self.slots, lambda target: self.fill(input, grad_output, target))
 
-        def fill(target):
-            if chosen.slots == chosen.pieces + 2:
-                target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
-            options = self.shares.options
-            self.launch(*descriptors(input, grad_output, self.g, options), target, self.work, self.walk, self.sizes, options)
+    def fill(self, input, grad_output, target):
+        """Write the partial sums into ``target`` [slots, Co, R, S, Ci], or the only one into any such shape."""
+        if self.slots == self.shares.work.pieces + 2:
+            target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
+        options = self.shares.options
+        self.launch(*descriptors(input, grad_output, self.g, options), target, self.work, self.walk, self.sizes, options)
 
-        reduce_into(out, accumulate, chosen.slots, fill)
 
-
-def plan_wgrad(kernel, launch, g, device, split_k):
+def plan_wgrad(kernel, launch, g, device, split_k, turned=False):
     """The ``TmaPlan`` of the table's kernel that ``launch(dy_desc, x_desc, target, work, walk, sizes, options)`` starts."""
-    return plan_shares(launch, g, device, plan(kernel, g, device, split_k))
+    return plan_shares(launch, g, device, plan(kernel, g, device, split_k, turned))
 
 
 def plan_shares(launch, g, device, shares):

@@ -130,7 +130,9 @@ def load_of(problem, tiles, pieces, per, held, volume):
     """What the launch of a ``Cut`` asks of the GPU."""
     g = problem.g
     moved = problem.dtype.itemsize * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
-    return model.Load(tiles * pieces, per, held, pieces, g.Co * g.columns, moved, volume)
+    return model.Load(
+        tiles * pieces, per, held, pieces, g.Co * g.columns, moved, volume, turned=problem.turned
+    )
 
 
 def tiles_for(g):

@@ -42,8 +42,17 @@ class PortablePlan:
     def __str__(self):
         return self.text
 
+    @property
+    def slots(self):
+        """Partial sums that ``fill`` writes."""
+        return self.pieces
+
     def run(self, input, grad_output, out, accumulate):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it."""
+        reduce_into(out, accumulate, self.slots, lambda target: self.fill(input, grad_output, target))
+
+    def fill(self, input, grad_output, target):
+        """Write the partial sums into ``target`` [slots, Co, R, S, Ci/groups], or the only one into any such shape."""
         x = input.contiguous() if self.copied[0] else input
         dy = rows_of(grad_output) if self.copied[1] or self.dy_tile else grad_output
         if self.dy_tile:
@@ -51,11 +60,7 @@ class PortablePlan:
         if self.x_tile:
             M, Ci = x.shape[:3].numel(), x.shape[3]
             x = TensorDescriptor.from_tensor(x.as_strided((M, Ci), (x.stride(2), 1)), list(self.x_tile))
-
-        def fill(target):
-            launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), **self.meta)
-
-        reduce_into(out, accumulate, self.pieces, fill)
+        launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), **self.meta)
 
 
 @dataclass(frozen=True)
