@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 
 from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
-from kernels.conv_wgrad import cost, plan, split_k
+from kernels.conv_wgrad import cost, forms, plan, split_k
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.portable import choice, depthwise
 
@@ -32,6 +32,7 @@ GUESS = {  # where the search for a GPU's parameters begins; microseconds, and b
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
 MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
+VALUES = 45e3  # that a multiprocessor reads in a microsecond: a guess
 SUMS = 0.005  # microseconds of a multiprocessor for a thousand multiplications that are none: a guess
 FIRM, LOOSE = 0.3, 0.05  # how much a parameter that is e times its guess adds, squared: of the GPU, of a tile
 
@@ -53,10 +54,18 @@ def points_of(measured):
         layer = {name: value for name, value in row["shape"].items() if name != "N"}
         g = rows.geometry_of(layer, row["shape"]["N"])
         for candidate in row["candidates"] + ran(row):
-            if "ms" in candidate and candidate["off"] < 0.02 and usable(g, candidate):
-                kind, tile, load = described(g, candidate)
+            seen = form_of(g, candidate)
+            if "ms" in candidate and candidate["off"] < 0.02 and usable(seen, candidate):
+                kind, tile, load = described(seen, candidate)
                 found.append(Point(i, kind, json.dumps(tile), load, 1e3 * candidate["ms"]))
     return found
+
+
+def form_of(g, candidate):
+    """The ``Geometry`` that a candidate's kernel was given; early records know of one form alone."""
+    if "turned" not in candidate:
+        return g
+    return forms.turned(forms.folded(g)) if candidate["turned"] else forms.folded(g)
 
 
 def ran(row):
@@ -87,7 +96,8 @@ def described(g, candidate):
     """``(kind, tile, Load)`` of a candidate that ran."""
     options, (tiles, blocks, pieces, per) = dict(candidate["options"]), candidate["plan"]
     if candidate["backend"] == "hopper":
-        return tma.tiles_for(g), options, tma.load_of(g, options, tma.Work(tiles, blocks, pieces, per))
+        work = tma.Work(tiles, blocks, pieces, per)
+        return tma.tiles_for(g), options, tma.load_of(g, options, work, candidate.get("turned", False))
     held = options.pop("HELD") // 132
     kind, volume = choice.tiles_for(g), 1.0
     if candidate["backend"] == "depthwise":
@@ -96,7 +106,7 @@ def described(g, candidate):
         launched = options | {"RUN": depthwise.shares(g.Q, options["RUN"])}
         volume = choice.depthwise_volume(g, launched)
     x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
-    problem = plan.problem_of(x, dy, g)
+    problem = plan.problem_of(x, dy, g)._replace(turned=candidate.get("turned", False))
     return kind, options | {"held": held}, choice.load_of(problem, tiles, pieces, per, held, volume)
 
 
@@ -105,7 +115,8 @@ def guess_of(kind, tile):
     if kind == "depthwise":
         return SUMS, 4 * SUMS
     multiplications = tile["BLOCK_M"] * tile["BLOCK_N"] * tile["BLOCK_K"] * tile.get("GROUPS", 1)
-    return 1.2 * multiplications / MULTIPLICATIONS, multiplications / MULTIPLICATIONS
+    values = tile["BLOCK_K"] * (tile["BLOCK_M"] + tile["BLOCK_N"] * tile.get("GROUPS", 1))
+    return max(1.2 * multiplications / MULTIPLICATIONS, values / VALUES), multiplications / MULTIPLICATIONS
 
 
 class Parameters:

@@ -79,8 +79,9 @@ def costs_of(options):
 
 
 def tiles_of(costs, kind):
-    """The tiles of a kind; where nothing was measured of x that is im2col already, those of x that is not."""
-    return costs["tiles"].get(kind) or costs["tiles"][kind.replace(" rows", " im2col")]
+    """The tiles of a kind; where nothing was measured of it, those of x that is not im2col already, or is read in vectors."""
+    alike = kind.replace(" rows", " im2col"), kind.replace("scalar", "unaligned")
+    return next(tiles for name in (kind, *alike, alike[1].replace(" rows", " im2col")) if (tiles := costs["tiles"].get(name)))
 
 
 def predicted(costs, way, tile, load):

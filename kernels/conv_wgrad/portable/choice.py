@@ -13,6 +13,7 @@ from kernels.conv_wgrad.portable.depthwise import shares, taps_of
 from kernels.conv_wgrad.portable.pixels import common_unit
 from kernels.conv_wgrad.split_k import cut
 
+VECTOR = 8  # channels in 16 bytes
 TOGETHER_CHANNELS = 64  # rows of a Hopper matrix instruction
 CONVERT, LOAD = 2, 4  # see ``depthwise_volume``
 REGISTERS = 190  # that a depthwise thread's values may take, beside its addresses
@@ -106,7 +107,7 @@ def considered(problem, costs, tiles):
     rows, columns = (g.Co, 0) if is_depthwise(g) else sum_of(g, {})[0][:2]
     if is_depthwise(g):  # times are those of a number of sums: one that this filter has, if there is such a tile
         tiles = [tile for tile in tiles if math.prod(taps_of(g, tile["SUMS"])) == tile["SUMS"]] or tiles
-    for tile in model.fitting(tiles, rows, columns):
+    for tile in model.fitting([tile for tile in tiles if brings(g, tile)], rows, columns):
         options = model.options_of(tile)
         if is_depthwise(g):
             options["RUN"] = shares(g.Q, options["RUN"])
@@ -136,12 +137,18 @@ def load_of(problem, tiles, pieces, per, held, volume):
 
 
 def tiles_for(g):
-    """The name of the tiles in the costs: how dy and x are read."""
+    """The name of the tiles in the costs: how dy and x are read. Copies to shared memory that nobody waits for are of 4 bytes
+    at least: of single channels there are none."""
     if is_depthwise(g):
         return "depthwise"
-    together = groups_together(g)
-    unaligned = "unaligned " * bool(g.Co % 8 or g.Ci % 8 or g.Ci_group * together % 8)
-    return f"product {unaligned}{'rows' if g.pointwise else 'im2col'}"
+    unit = common_unit(VECTOR, g.Co, g.Ci, g.Ci_group * groups_together(g))
+    vectors = "" if unit == VECTOR else "unaligned " if unit > 1 else "scalar "
+    return f"product {vectors}{'rows' if g.pointwise else 'im2col'}"
+
+
+def brings(g, tile):
+    """Whether TMA can bring what a tile is said to be brought: blocks of dy, and of x where that is im2col already."""
+    return not tile.get("TMA") or g.Co % VECTOR == 0 and (not g.pointwise or g.Ci % VECTOR == 0)
 
 
 def registers(g, options):
