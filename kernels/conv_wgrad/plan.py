@@ -61,8 +61,8 @@ def problem_of(input, grad_output, g, split_k=None):
 
 @remembered
 def chosen(problem, asked):
-    """``(Choice, FormPlan)`` of a problem, in the form that is predicted to be the fastest; ``asked``: ``"auto"``, or a way by
-    name."""
+    """``(Choice, FormPlan)`` of a problem, in the form that is predicted to be the fastest; ``asked``: ``"auto"``, or a way
+    by name."""
     plain, *others = forms(problem)
     best, choice = plain, choose(WAYS, plain.problem, asked)
     for form in others:

@@ -23,6 +23,8 @@ LOAD = cost.Load(items=132, per=100, held=1, slots=1, numel=10_000, bytes=1_000_
 GEOMETRIES = {  # N, Ci, Co, H = W, R = S, stride, padding, groups
     "3x3": (64, 256, 256, 14, 3, 1, 1, 1), "1x1": (64, 512, 2048, 7, 1, 1, 0, 1), "stride": (64, 96, 80, 28, 3, 2, 1, 1),
     "few channels": (8, 3, 64, 56, 7, 2, 3, 1), "odd channels": (8, 37, 53, 14, 1, 1, 0, 1),
+    "pairs of channels": (8, 42, 54, 14, 1, 1, 0, 1), "fours of channels": (8, 12, 20, 14, 3, 1, 1, 1),
+    "thin": (8, 128, 3, 14, 3, 1, 1, 1), "patches": (4, 3, 96, 56, 14, 14, 0, 1),
     "groups": (16, 128, 128, 28, 3, 1, 1, 32), "depthwise": (8, 96, 96, 28, 7, 1, 3, 96),
     "one pixel": (1, 8, 8, 1, 1, 1, 0, 1),
 }  # fmt: skip
@@ -148,5 +150,6 @@ def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):
 
 def test_geometries_of_the_test_are_of_every_kind():
     kinds = {choice.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
-    assert kinds >= {"depthwise", "product rows", "product im2col", "product unaligned rows", "product unaligned im2col"}
+    products = {f"product {read}{how}" for read in ("", "unaligned ", "scalar ") for how in ("rows", "im2col")}
+    assert kinds >= {"depthwise", *products}
     assert geometry((1, 1, 1, 8), 8, 1, 1).pointwise

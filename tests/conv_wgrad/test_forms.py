@@ -105,3 +105,28 @@ def test_roles_turned(name):
 )
 def test_roles_that_cannot_be_turned(convolution):
     assert turned(geometry((2, 9, 9, 4), 4, 3, 3, **convolution)) is None
+
+
+@pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
+@pytest.mark.parametrize("name", ["14x14", "16x16", "3x3", "asymmetric padding"])
+def test_hoppers_kernel_on_the_model(name):
+    """A stride of 16 pixels, which TMA doesn't step over, and both roles."""
+    shape, Co, R, S, convolution, *_ = PATCHES.get(name) or ROLES[name]
+    x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
+    form = forms(plan.problem_of(x, dy, g))[name in ROLES]
+    assert hopper.reason_not(form.problem._replace(device=torch.device("cpu"))) == "the GPU is not a Hopper"
+    out = torch.full(g.weight_shape, float("nan"))
+    with on_model.tiles(GROUPS=2):
+        chosen = FormPlan(form, hopper.plan(form.problem))
+        with on_model.gluon_model.executing() as results:
+            chosen.run(x, dy, out, False)
+    assert results[0].ok, str(results[0])
+    assert relative_error(out, conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)) < 1e-6
+
+
+@pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
+def test_hoppers_backend_takes_patches_of_any_size_and_no_other_stride(monkeypatch):
+    monkeypatch.setattr(hopper, "is_cuda_architecture", lambda *given: True)
+    refused = lambda *sizes: plan.refused("hopper", geometry((2, 28, 28, 3), 5, *sizes), torch.bfloat16, None)  # noqa: E731
+    assert refused(14, 14, 14) is None
+    assert "stride is (14, 14), TMA steps over 8 pixels at most" in refused(13, 13, 14)

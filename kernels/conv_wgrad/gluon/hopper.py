@@ -134,8 +134,8 @@ def wgrad(input, grad_output, g, out, accumulate, split_k=None):
 
 
 def in_units(sizes):
-    """``(UNIT, sizes)``: input channels and columns in units of so many, 1 where the compiler sees by itself, at a multiple of
-    16, that they are even: what it then knows of them takes fewer registers."""
+    """``(UNIT, sizes)``: input channels and columns in units of so many, 1 where the compiler sees by itself, at a
+    multiple of 16, that they are even: what it then knows of them takes fewer registers."""
     Co, Ci, taps, columns = sizes
     unit = 1 if Ci % 16 == 0 else common_unit(VECTOR, Ci)
     return unit, (Co, Ci // unit, taps, columns // unit)

@@ -45,8 +45,8 @@ class Shares:
 def plan(kernel, g, device, split_k=None, turned=False):
     """The ``Shares`` for a geometry: as the model of cost says where the table names one, else three chunks a tile, or two.
 
-    Two where that wastes clearly less, and where the input channels are odd: sums are then stored one by one, which takes more
-    registers than three groups have.
+    Two where that wastes clearly less, and where the input channels are odd: sums are then stored one by one, which takes
+    more registers than three groups have.
     """
     if found := candidates(kernel, g, device, split_k, turned):
         return model.cheapest(found).work
