@@ -2,9 +2,10 @@
 
     time    = launch + (compute^p + memory^p)^(1/p) + sums                  all in microseconds
     compute = over waves of programs:  start + per step(r)                  r programs share a multiprocessor in that wave
-              uneven times as long where a share ends one tile and begins the next
+              and next for every other tile that a share meets, all uneven times as long
     step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
-    memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth
+    memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth: what neighbours
+              read at the same time crosses from the L2 cache once
     sums    = sum + turns turn + bytes / partials    where a sum is cut into pieces: a second launch adds them, a few a turn
 
 ``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least.
@@ -20,7 +21,6 @@ from typing import Any, NamedTuple
 from kernels.conv_wgrad.split_k import AT_ONCE, pieces
 
 MOST = 528  # pieces of a sum
-CACHE = 50_000_000  # bytes of L2: tensors that fit are read from memory once, whoever reads them when
 INSTRUCTION = 64  # rows of a Hopper matrix instruction
 WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6)  # of programs, that a sum may be cut into
 
@@ -88,7 +88,7 @@ def predicted(costs, way, tile, load):
     """Microseconds of a ``Load`` in tiles with the parameters ``tile``, of the ``way`` "product", "hopper" or "depthwise"."""
     processors = costs["multiprocessors"]
     full, rest = divmod(load.items, processors * load.held)
-    start, steps = costs["start"][way] * load.met, load.per * load.volume
+    start, steps = costs["start"][way] + (load.met - 1) * costs["next"], load.per * load.volume
     compute = full * (start + steps * step(tile, load.held))
     if rest:
         compute += start + steps * step(tile, -(-rest // processors))

@@ -31,6 +31,11 @@ class Work:
         return max(0, self.blocks - self.pieces * self.per)
 
     @property
+    def met(self):
+        """Tiles that a share sums some blocks of, at most: rests are short where many lie end to end in a share."""
+        return min(self.tiles, 1 + -(-self.per // self.rest)) if self.rest else 1
+
+    @property
     def slots(self):
         """Partial sums of a tile, at most: a rest is no longer than a share, so it lies in one of them or in two."""
         return self.pieces + (0 if not self.rest else 1 if self.per % self.rest == 0 else 2)
@@ -63,9 +68,8 @@ def share_out(tiles, blocks, block, programs, split_k=None):
 
     def cost(work):
         waves = -(-work.items // programs)
-        tiles_met = 2 if work.rest else 1
         written = PARTIAL * tiles * work.slots / programs if work.slots > 1 else 0
-        return waves * (work.per * block + tiles_met * START) + written
+        return waves * (work.per * block + work.met * START) + written
 
     if split_k is not None:
         return cut(split_k)
