@@ -86,7 +86,7 @@ if gluon is not None:
                     (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
                 ],
                 [4, 4, 1],
-                [160, 160, 24],
+                [160, 160, 32],
             )
         else:
             gl.warp_specialize(
@@ -96,7 +96,7 @@ if gluon is not None:
                     (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
                 ],
                 [4, 1],
-                [240, 24],
+                [240, 32],
             )
 
 

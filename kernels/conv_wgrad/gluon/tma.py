@@ -253,10 +253,11 @@ def plan_shares(launch, g, device, shares):
     work = shares.work
     programs, taps = min(work.items, multiprocessors(device)), g.R * g.S
     rows = -(-g.Co // shares.options["BLOCK_M"])
+    last = max(0, g.Co - shares.options["BLOCK_M"]), max(0, g.Ci - shares.options["BLOCK_N"])
     return TmaPlan(
         launch, g, shares,
         (work.items, programs, work.whole, work.tiles, rows, work.blocks, work.per),
-        (g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation),
+        (g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation, *last),
         (g.Co, g.Ci, taps, g.columns),
     )  # fmt: skip
 
@@ -300,20 +301,20 @@ if gluon is not None:
         BLOCK_M: gl.constexpr = dy_desc.block_type.shape[1]
         BLOCK_N: gl.constexpr = x_desc.block_type.shape[1]
         items, programs, whole, tiles, tiles_m, blocks, per = work
-        P, Q, S, taps, stride_h, stride_w, top, left, dil_h, dil_w = walk
+        P, Q, S, taps, stride_h, stride_w, top, left, dil_h, dil_w, last_o, last_c = walk
         count = 0
         for item in range(gl.program_id(0), items, programs):
             position, end, length, first = share_of(item, work)
             while position < end:
                 tile, block, n, slot = segment_of(position, end, length, first, per)
-                o = tile % tiles_m * BLOCK_M
+                o = gl.minimum(tile % tiles_m * BLOCK_M, last_o)
                 chunks = ()
                 for group in gl.static_range(GROUPS):
                     chunk = tile // tiles_m * GROUPS + group
                     tap = chunk % taps
                     r = (tap // S * dil_h).to(gl.int16)
                     s = (tap % S * dil_w).to(gl.int16)
-                    chunks = chunks + ((r, s, chunk // taps * BLOCK_N),)
+                    chunks = chunks + ((r, s, gl.minimum(chunk // taps * BLOCK_N, last_c)),)
                 for m in range(block * BLOCK_K, (block + n) * BLOCK_K, BLOCK_K):
                     row = m // Q
                     h = row % P * stride_h - top
@@ -333,21 +334,35 @@ if gluon is not None:
                 position += n
 
     @gluon.jit
+    def within(first, last):
+        """The nearest to ``first`` of 0 ... ``last``, or 0: unlike by a minimum, known to be a multiple of what both are."""
+        first = gl.where(first < last, first, last)
+        return gl.where(first > 0, first, 0)
+
+    @gluon.jit
     def place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                  GROUPS: gl.constexpr):  # fmt: skip
-        """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile begins, and how many
-        output and input channels there are from there on."""
+        """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile lies, and the rows and columns
+        (begin, end) of it that are its own.
+
+        The last tile lies inside like all others, on some rows and columns of the one before it: TMA takes half as long
+        again for blocks of zeros as for values.
+        """
         Co, Ci, taps, step = sizes
-        o = tile % tiles_m * BLOCK_M
+        own_o = tile % tiles_m * BLOCK_M
         chunk = tile // tiles_m * GROUPS + group
-        c = chunk // taps * BLOCK_N
-        return out + (slot * Co + o).to(gl.int64) * step + (chunk % taps * Ci + c), Co - o, Ci - c
+        own_c = chunk // taps * BLOCK_N
+        o = within(own_o, Co - BLOCK_M)
+        c = within(own_c, Ci - BLOCK_N)
+        where = out + (slot * Co + o).to(gl.int64) * step + (chunk % taps * Ci + c)
+        return where, (own_o - o, Co - o), (own_c - c, Ci - c)
 
     @gluon.jit
     def store_chunk(values, where, rows, columns, step):
-        """Store sums from ``where`` on, in rows ``step`` elements apart, except what does not exist."""
+        """Store sums from ``where`` on, in rows ``step`` elements apart, those of ``rows`` and ``columns`` (begin, end)."""
         layout: gl.constexpr = values.type.layout
         m = gl.expand_dims(gl.arange(0, values.shape[0], gl.SliceLayout(1, layout)), 1)
         n = gl.expand_dims(gl.arange(0, values.shape[1], gl.SliceLayout(0, layout)), 0)
         at = where + m.to(gl.int64) * step + n.to(gl.int64)
-        gl.store(at, values.to(where.dtype.element_ty), mask=(m < rows) & (n < columns))
+        own = (m >= rows[0]) & (m < rows[1]) & (n >= columns[0]) & (n < columns[1])
+        gl.store(at, values.to(where.dtype.element_ty), mask=own)
