@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from kernels.conv_wgrad.split_k import MOST, pieces
 
-# What a share costs beside its pixels, in pixels: filling the pipeline and storing a tile; a partial sum written and read.
+# What a share costs beside its pixels, in pixels: filling the pipeline and storing a tile; ending another tile and beginning
+# the next; a partial sum written and read.
 START = 320
+NEXT = 130
 PARTIAL = 800
 
 
@@ -69,7 +71,7 @@ def share_out(tiles, blocks, block, programs, split_k=None):
     def cost(work):
         waves = -(-work.items // programs)
         written = PARTIAL * tiles * work.slots / programs if work.slots > 1 else 0
-        return waves * (work.per * block + work.met * START) + written
+        return waves * (work.per * block + START + (work.met - 1) * NEXT) + written
 
     if split_k is not None:
         return cut(split_k)
