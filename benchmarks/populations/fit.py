@@ -23,7 +23,7 @@ from kernels.conv_wgrad import cost, forms, plan, split_k
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.portable import choice, depthwise
 
-RECORDS = ("tune_conv_wgrad", "tune_conv_wgrad_few")
+RECORDS = ("tune_conv_wgrad", "tune_conv_wgrad_few", "tune_conv_wgrad_forms", "tune_conv_wgrad_inside")
 PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
@@ -56,7 +56,7 @@ def points_of(measured):
         g = rows.geometry_of(layer, row["shape"]["N"])
         for candidate in row["candidates"] + ran(row):
             seen = form_of(g, candidate)
-            if "ms" in candidate and candidate["off"] < 0.02 and usable(seen, candidate):
+            if "ms" in candidate and candidate["off"] < 0.02 and usable(seen, candidate) and not changed(seen, candidate):
                 kind, tile, load = described(seen, candidate)
                 found.append(Point(i, kind, json.dumps(tile), load, 1e3 * candidate["ms"]))
     return found
@@ -91,6 +91,21 @@ def usable(g, candidate):
     rows, columns = (g.Co, g.Ci) if candidate["backend"] == "hopper" else choice.sum_of(g, {})[0][:2]
     least = 64 if candidate["backend"] == "hopper" or "predicted_ms" in candidate else 0
     return options["BLOCK_M"] < 2 * max(rows, least) and options["BLOCK_N"] < 2 * max(columns, least)
+
+
+def changed(g, candidate):
+    """Whether a candidate ran when TMA still brought it blocks of zeros from outside, of 64 channels: no last tile of today's
+    kernels does."""
+    options = candidate["options"]
+    if candidate.get("inside") or candidate["backend"] == "depthwise" or not options.get("TMA", True):
+        return False
+    hopper = candidate["backend"] == "hopper"
+    rows, columns = (g.Co, g.Ci) if hopper else choice.sum_of(g, {})[0][:2]
+    outside = lambda size, tile: -size % tile // 64  # noqa: E731
+    chunks = g.R * g.S * -(-columns // options["BLOCK_N"])
+    lost = hopper and -chunks % options["GROUPS"]
+    read = hopper or g.pointwise
+    return bool(outside(rows, options["BLOCK_M"]) or lost or (read and outside(columns, options["BLOCK_N"])))
 
 
 def described(g, candidate):

@@ -72,14 +72,13 @@ def listed(g):
     """``[tile]`` without parameters: what is worth timing of the portable way on a geometry."""
     if not choice.is_depthwise(g):
         aligned = choice.tiles_for(g) in ("product rows", "product im2col")
-        thin = min(choice.sum_of(g, {})[0][:2]) <= 64
         tiles = [
             {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages, "TMA": tma, "num_warps": warps, "held": held}
             for m, n, k, stages, warps, held in TILES
-            for tma in ((True, False) if thin or not aligned else (True,))
+            for tma in (True, False)
             if aligned or m * n <= 128 * 128
         ]
-        return [tile for tile in tiles if choice.brings(g, tile)]
+        return [tile for tile in tiles if choice.suits(g, tile)]
     found = {}
     for (E, m), sums, run, warps in itertools.product(CHANNELS, SUMS, RUNS, WARPS):
         filter_rows, taps = depthwise.taps_of(g, sums)
@@ -153,6 +152,7 @@ def recorded(form, way, candidate):
     return {
         "backend": way,
         "turned": form.problem.turned,
+        "inside": True,
         "options": tile,
         "plan": (work.tiles, work.blocks, work.pieces, work.per),
         "predicted_ms": round(candidate.time / 1000, 5),

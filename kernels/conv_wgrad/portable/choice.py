@@ -14,6 +14,8 @@ from kernels.conv_wgrad.portable.pixels import common_unit
 from kernels.conv_wgrad.split_k import cut
 
 VECTOR = 8  # channels in 16 bytes
+THIN = 64  # channels of TMA's widest blocks
+ALIGNED = "product rows", "product im2col"  # names of tiles whose tensors are read in whole vectors
 TOGETHER_CHANNELS = 64  # rows of a Hopper matrix instruction
 CONVERT, LOAD = 2, 4  # see ``depthwise_volume``
 REGISTERS = 190  # that a depthwise thread's values may take, beside its addresses
@@ -107,7 +109,7 @@ def considered(problem, costs, tiles):
     rows, columns = (g.Co, 0) if is_depthwise(g) else sum_of(g, {})[0][:2]
     if is_depthwise(g):  # times are those of a number of sums: one that this filter has, if there is such a tile
         tiles = [tile for tile in tiles if math.prod(taps_of(g, tile["SUMS"])) == tile["SUMS"]] or tiles
-    for tile in model.fitting([tile for tile in tiles if brings(g, tile)], rows, columns):
+    for tile in model.fitting([tile for tile in tiles if suits(g, tile)], rows, columns):
         options = model.options_of(tile)
         if is_depthwise(g):
             options["RUN"] = shares(g.Q, options["RUN"])
@@ -146,9 +148,14 @@ def tiles_for(g):
     return f"product {vectors}{'rows' if g.pointwise else 'im2col'}"
 
 
-def brings(g, tile):
-    """Whether TMA can bring what a tile is said to be brought: blocks of dy, and of x where that is im2col already."""
-    return not tile.get("TMA") or g.Co % VECTOR == 0 and (not g.pointwise or g.Ci % VECTOR == 0)
+def suits(g, tile):
+    """Whether a tile was measured of what a geometry needs: TMA can bring blocks of dy, and of x where that is im2col already,
+    if rows are a multiple of 16 bytes apart, and should unless rows are short: a block of TMA's is slow that is mostly none."""
+    if is_depthwise(g):
+        return True
+    aligned = g.Co % VECTOR == 0 and (not g.pointwise or g.Ci % VECTOR == 0)
+    rows, columns, _ = sum_of(g, {})[0]
+    return aligned if tile["TMA"] else not aligned or not tiles_for(g).startswith(ALIGNED) or min(rows, columns) <= THIN
 
 
 def registers(g, options):
