@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import least_squares
+from scipy.sparse import lil_matrix
 
 from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
@@ -29,10 +30,11 @@ PATH = Path(cost.__file__).parent / "costs.json"
 PROCESSORS = {"NVIDIA H200": 132}
 GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
     "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
-    "next": 1.3,
+    "next": 1.3, "copies": 4e5,
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
 MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
+TURNED_APART = 1 << 16  # turned sums that took clearly longer when they were written one by one
 VALUES = 45e3  # that a multiprocessor reads in a microsecond: a guess
 SUMS = 0.005  # microseconds of a multiprocessor for a thousand multiplications that are none: a guess
 FIRM, LOOSE = 0.3, 0.05  # how much a parameter that is e times its guess adds, squared: of the GPU, of a tile
@@ -94,9 +96,11 @@ def usable(g, candidate):
 
 
 def changed(g, candidate):
-    """Whether a candidate ran when TMA still brought it blocks of zeros from outside, of 64 channels: no last tile of today's
-    kernels does."""
+    """Whether a candidate ran when TMA still brought it blocks of zeros from outside, of 64 channels, as to no last tile of
+    today's kernels, or when turned sums were written one by one."""
     options = candidate["options"]
+    if candidate.get("turned") and "inside" not in candidate and g.Co * g.columns > TURNED_APART:
+        return True
     if candidate.get("inside") or candidate["backend"] == "depthwise" or not options.get("TMA", True):
         return False
     hopper = candidate["backend"] == "hopper"
@@ -148,6 +152,17 @@ class Parameters:
         self.begin = np.log(np.array(general + [guess for pair in guesses for guess in pair]))
         self.weights = np.array([FIRM] * len(general) + [LOOSE] * 2 * len(guesses))
 
+    def concern(self, points):
+        """Which residual depends on which parameter: a tile's on no other tile's, so that few are varied at a time."""
+        general, place = len(self.begin) - 2 * len(self.tiles), {key: i for i, key in enumerate(self.tiles)}
+        concern = lil_matrix((len(points) + len(self.begin), len(self.begin)), dtype=int)
+        concern[: len(points), :general] = 1
+        for row, p in enumerate(points):
+            own = general + 2 * place[p.kind, p.tile]
+            concern[row, own : own + 2] = 1
+        concern.setdiag(1, -len(points))
+        return concern
+
     def costs(self, vector):
         """As ``costs.json`` holds them, but tiles by (kind, tile)."""
         values = np.exp(vector).tolist()
@@ -174,7 +189,8 @@ def fit(points, processors):
         off = np.array([math.log(time_of(costs, p) / p.us) for p in points])
         return np.concatenate([weights * off, parameters.weights * (vector - parameters.begin)])
 
-    return parameters.costs(least_squares(residuals, parameters.begin, max_nfev=40).x)
+    found = least_squares(residuals, parameters.begin, max_nfev=40, jac_sparsity=parameters.concern(points))
+    return parameters.costs(found.x)
 
 
 def quality(costs, points):

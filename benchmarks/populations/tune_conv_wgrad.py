@@ -42,7 +42,7 @@ CHANNELS = [(1, 32), (2, 32), (2, 64), (4, 32), (4, 64), (4, 128), (8, 64), (8, 
 SUMS, RUNS, WARPS = (3, 9, 14, 28, 49), (4, 7, 14), (4, 8)
 LOADS = 64  # of a depthwise program in a step, at most: more take long to compile
 
-FASTEST, CUTS = {"product": 7, "hopper": 3, "depthwise": 14}, 2
+FASTEST, CUTS = {"product": 5, "hopper": 3, "depthwise": 14}, 2
 HOPELESS = 1.6  # times the fastest one's predicted time
 
 

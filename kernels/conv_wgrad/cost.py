@@ -6,6 +6,7 @@
     step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
     memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth: what neighbours
               read at the same time crosses from the L2 cache once
+              elements copied first at their own rate
     sums    = sum + turns turn + bytes / partials    where a sum is cut into pieces: a second launch adds them, a few a turn
 
 ``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least.
@@ -32,7 +33,7 @@ class Load(NamedTuple):
     times what the tile's parameters are for; ``met`` tiles begun by a share at most; ``slots`` partial sums of ``numel``
     elements, ``zeroed`` of them by a launch of their own; ``bytes`` of the tensors, and ``apart``, those that programs read
     which walk along other pixels than their neighbours do. ``turned``: a single sum is in another order than it is asked for
-    in, so that it is a partial sum.
+    in, so that it is a partial sum. ``copied``: elements that are copied first, into rows that TMA can read.
     """
 
     items: int
@@ -46,6 +47,7 @@ class Load(NamedTuple):
     zeroed: int = 0
     apart: int = 0
     turned: bool = False
+    copied: int = 0
 
 
 class Candidate(NamedTuple):
@@ -99,6 +101,8 @@ def predicted(costs, way, tile, load):
     if load.slots > 1 or load.turned:
         turns = -(-load.slots // AT_ONCE)
         time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
+    if load.copied:
+        time += costs["launch"] + load.copied / costs["copies"]
     if load.zeroed:
         time += costs["sum"] + 4 * load.zeroed * load.numel / costs["partials"]
     return time

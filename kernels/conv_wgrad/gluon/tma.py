@@ -106,12 +106,12 @@ def tiles_for(g):
 def load_of(g, options, work, turned=False):
     """What the launch of a ``Work`` asks of the GPU."""
     copied = [numel for numel, channels in ((g.N * g.H * g.W * g.Ci, g.Ci), (g.M * g.Co, g.Co)) if channels % 8]
-    moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns + 2 * sum(copied))
+    moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
     wide = options["BLOCK_M"] + options["GROUPS"] * options["BLOCK_N"]
     apart = 2 * work.tiles * work.rest * options["BLOCK_K"] * wide
     return model.Load(
         work.items, work.per, 1, work.slots, g.Co * g.columns, moved, met=work.met,
-        zeroed=int(work.slots == work.pieces + 2), apart=apart, turned=turned,
+        zeroed=int(work.slots == work.pieces + 2), apart=apart, turned=turned, copied=sum(copied),
     )  # fmt: skip
 
 
