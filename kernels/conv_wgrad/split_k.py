@@ -121,8 +121,8 @@ def sum_kernel(
 def turned_sum_kernel(
     partial_ptr, out_ptr, count, Co, taps, Ci, ACCUMULATE: tl.constexpr, AT_ONCE: tl.constexpr, SIDE: tl.constexpr
 ):
-    """out[o, t, c] (+)= the sum of ``count`` partial sums [c, taps - 1 - t, o], as ``sum_kernel``'s: SIDE x SIDE channels of a
-    tap, which are read along o and written along c."""
+    """out[o, t, c] (+)= the sum of ``count`` partial sums [c, taps - 1 - t, o], as ``sum_kernel``'s: SIDE x SIDE channels of
+    a tap, which are read along o and written along c."""
     pid = tl.program_id(0)
     blocks = tl.cdiv(Co, SIDE)
     t = pid % taps

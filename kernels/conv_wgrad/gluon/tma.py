@@ -335,15 +335,15 @@ if gluon is not None:
 
     @gluon.jit
     def within(first, last):
-        """The nearest to ``first`` of 0 ... ``last``, or 0: unlike by a minimum, known to be a multiple of what both are."""
+        """The nearest to ``first`` of 0 ... ``last``, or 0: unlike a minimum, known to be a multiple of what both are."""
         first = gl.where(first < last, first, last)
         return gl.where(first > 0, first, 0)
 
     @gluon.jit
     def place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                  GROUPS: gl.constexpr):  # fmt: skip
-        """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile lies, and the rows and columns
-        (begin, end) of it that are its own.
+        """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile lies, and the rows and
+        columns (begin, end) of it that are its own.
 
         The last tile lies inside like all others, on some rows and columns of the one before it: TMA takes half as long
         again for blocks of zeros as for values.

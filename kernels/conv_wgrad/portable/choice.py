@@ -149,8 +149,8 @@ def tiles_for(g):
 
 
 def suits(g, tile):
-    """Whether a tile was measured of what a geometry needs: TMA can bring blocks of dy, and of x where that is im2col already,
-    if rows are a multiple of 16 bytes apart, and should unless rows are short: a block of TMA's is slow that is mostly none."""
+    """Whether a tile is worth a prediction. TMA can bring blocks of dy, and of x where that is im2col already, if rows are a
+    multiple of 16 bytes apart, and should unless rows are short: TMA is slow where a block is mostly outside."""
     if is_depthwise(g):
         return True
     aligned = g.Co % VECTOR == 0 and (not g.pointwise or g.Ci % VECTOR == 0)
