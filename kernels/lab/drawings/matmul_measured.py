@@ -1,8 +1,16 @@
-"""What was measured of lesson 03's kernels: its three knobs, and its sizes on the reader's own GPU."""
+"""What was measured of lesson 03's kernels: its three knobs, the climb under the roofs,
+and its sizes on the reader's own GPU."""
 
-from kernels.lab import style
+import numpy as np
+
+from kernels.lab import measured, style
 from kernels.lab.drawings.language import NOTE
 from kernels.lab.roofline import recorded
+
+#: The tile of each rung that has one; "naive" computes one element, and its columns of b cost a sector a number.
+TILES = {name: (64, 64) for name in ("tiles", "tensor cores", "order", "pipelining")} | {"larger tile": (128, 256)}
+SECTOR = 32  # bytes
+LEVELS = 0.1, 2500.0  # TFLOP/s, the ends of the roofline's axis
 
 
 def matmul_sweeps(lesson: str = "03"):
@@ -63,6 +71,60 @@ def _steps_under_way(ax, record, found) -> str:
     ax.set(xlabel="num_stages", ylabel="ms", title="the buffers (128×128)", ylim=(0, top), xlim=(0.6, 5.4))
     ax.set_xticks(list(times))
     return f"Right, time against num_stages: {', '.join(f'{count}: {ms:.2g} ms' for count, ms in times.items())}."
+
+
+def matmul_roofline(lesson: str = "03"):
+    """The ladder's rungs below min(top, bandwidth * operations per byte), with the recorded ceilings of lesson 02's machine.
+
+    A rung's bytes are those that its programs ask for, in whole sectors.
+    """
+    record = recorded(f"ladder_{lesson}")
+    M, N, K = (record["shape"][axis] for axis in "MNK")
+    asked = {name: 2 * M * N * K * (1 / m + 1 / n) for name, (m, n) in TILES.items()}
+    asked["naive"] = M * N * (2 * K + SECTOR * K)  # a row of a, and a sector for each number of a column of b
+    rungs = {row["rung"]: row["ms"] for row in record["rungs"] if row["rung"] in asked}
+    points = {name: (record["flops"] / asked[name], record["flops"] / ms / 1e9) for name, ms in rungs.items()}
+
+    known = measured.numbers()
+    ordinary = max(row["tflop_per_s"] for row in measured.rows("occupancy"))
+    beta, top = known["l2_tb_per_s"], known["tensor_tflop_per_s"]
+    figure, axes = style.picture(7.2, 4.4)
+    ax = axes[0, 0]
+    low, high = 0.03, 600.0
+    note = {"textcoords": "offset points", "fontsize": NOTE}
+    ax.plot([low, top / beta, high], [beta * low, top, top], color="black", linewidth=1.4)
+    ax.fill_between([low, top / beta, high], [beta * low, top, top], LEVELS[1], color=style.GRID, alpha=0.3, linewidth=0)
+    ax.plot([ordinary / beta, high], [ordinary] * 2, "--", color="black", linewidth=1.2)
+    ax.plot([top / beta] * 2, [LEVELS[0], top], ":", color=style.INKS[1], linewidth=1.4)
+    ax.annotate(f"tensor cores: {top:.0f} TFLOP/s", (high, top), (-3, 4), ha="right", **note)
+    ax.annotate(f"ordinary multiply-adds: {ordinary:.0f} TFLOP/s", (high, ordinary), (-3, 4), ha="right", **note)
+    ax.annotate(f"the ridge:\n{top / beta:.0f} operations", (top / beta, 0.2), (4, 0), color=style.INKS[1], **note)
+    rising = {"ha": "center", "rotation": _slope(ax, low, high), "rotation_mode": "anchor"}
+    ax.annotate(f"L2 delivers {beta:.2g} TB/s", (1, beta), (-2, 4), **rising, **note)
+    names = list(points)
+    for first, second in zip(names, names[1:]):
+        ax.annotate("", points[second], points[first], arrowprops={"arrowstyle": "->", "color": style.INKS[0]})
+    ax.plot(*zip(*points.values(), strict=True), "o", color=style.INKS[0], markersize=5)
+    places = {"order": ((-9, -1), "right"), "pipelining": ((-9, 4), "right")}
+    for i, (name, at) in enumerate(points.items(), start=1):
+        shift, ha = places.get(name, ((9, -5), "left"))
+        ax.annotate(f"{i} {name}", at, shift, ha=ha, color=style.INKS[0], **note)
+    ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=LEVELS)
+    ax.set(xlabel="operations for each byte that is asked for", ylabel="TFLOP/s")
+    told = ", ".join(f"{name} {speed:.3g} TFLOP/s at {x:.2g}" for name, (x, speed) in points.items())
+    figure.alt = (
+        "Speed over operations per requested byte, both logarithmic. A slope, what L2 delivers, rises to the flat top of "
+        f"the tensor cores at {top} TFLOP/s, which it meets at {top / beta:.0f} operations per byte; a dashed top at "
+        f"{ordinary:.0f} is that of ordinary multiply-adds. Arrows lead from rung to rung: {told}."
+    )
+    return figure
+
+
+def _slope(ax, low: float, high: float) -> float:
+    """The angle, in degrees, at which a rate's line rises on these two logarithmic axes."""
+    width, height = ax.figure.get_size_inches() * (0.88, 0.86)  # inside the axes' labels
+    across, up = np.log10(high / low), np.log10(LEVELS[1] / LEVELS[0])
+    return float(np.degrees(np.arctan2(height / up, width / across)))
 
 
 def matmul_sizes(seconds: dict[str, dict[int, float]]):
