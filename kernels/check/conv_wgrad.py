@@ -9,7 +9,7 @@ in another order, or turns the filter over.
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -162,6 +162,12 @@ class Function:
         """A tile as a GPU wants it, float16; then float32, whose digits are asked for."""
         for half, blocks in ((torch.float16, (64, 64, 32)), (torch.float32, (32, 32, 32))):
             yield self.case(draw, C=64, O=64, half=half, blocks=blocks, packed=True)
+
+    def own(self, draw) -> Case:
+        """A call for blocks of the learner's own, which decide what each piece sums: the sum of all is judged, not they."""
+        case = self.case(draw, C=16, half=torch.float16, packed=True)
+        case.outs = [out if out.name == "dweight" else replace(out, expected=None) for out in case.outs]
+        return case
 
     def costed(self, draw):
         """Two images, two tiles on each axis of the gradient, six blocks of pixels, nothing ragged but the last block."""
@@ -382,7 +388,7 @@ def exercises(task: Filter) -> tuple[Exercise, Exercise, Exercise]:
         MASKS,
         given=("at", "at_tile"),
         spoken=SPOKEN,
-        compiles=Compiles(split.usual, PIECES, products={80: "HMMA", 90: "HGMMA"}, own_blocks=True),
+        compiles=Compiles(split.usual, PIECES, products={80: "HMMA", 90: "HGMMA"}, own_blocks=split.own),
         cheap=Cheap(
             split.costed,
             split.steps,
