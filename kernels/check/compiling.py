@@ -26,8 +26,8 @@ class Compiles:
 
     ``calls(draw)`` gives calls of the size that the lesson has in mind; what compiles is run, too. ``products`` maps an
     architecture to the matrix instruction that stands in at least one of the kernels of a call with 16-bit inputs; ``exact``
-    forbids TF32. ``own_blocks(draw)``, where the default blocks are the learner's: a call whose answers no block size changes.
-    It is made without blocks, so these must fit into registers, and what they compute is looked at like the rest. ``lesson``
+    forbids TF32. ``own_blocks(draw)``, where the default blocks are the learner's: a call whose answers no block changes. It
+    is made without blocks, so these must fit into registers, and what they compute is looked at like the rest. ``lesson``
     says what to read again.
     """
 
