@@ -103,7 +103,7 @@ def test_an_error_is_shortened_to_the_learners_line_and_explained(softmax, capsy
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert "NameError: name 'mask_n' is not defined in line 7 of your cell, `x = tl.load(" in first
     assert "a name is used that no line above defines" in first
-    assert second == "FAILED  strides: as above, a name is used that no line above defines."
+    assert second == 'FAILED  strides: the error of "one block wide" again.'
 
 
 @pytest.mark.parametrize(
@@ -470,6 +470,13 @@ class TestGuarded:
             softmax("mask_n = offs_n < N", "mask = offs_n < N")(torch.ones(3, 5), torch.ones(3, 5), torch.ones(3))
         (line,) = capsys.readouterr().out.splitlines()
         assert "NameError: name 'mask_n' is not defined in line 7 of your cell" in line
+
+    def test_says_where_a_nan_comes_from(self, softmax, capsys):
+        for length, says in ((5, True), (8, False)):  # a block of 8 has no masked lanes in a row of 8
+            with check.guarded():
+                softmax(', other=-float("inf")', "")(torch.ones(3, length), torch.ones(3, length), torch.ones(3))
+            said = capsys.readouterr().out
+            assert said.endswith("hence the nan in the result.\n") and "`other` is missing" in said if says else not said
 
     def test_ends_what_does_not_end(self, softmax, capsys, monkeypatch):
         monkeypatch.setattr(watch, "CALL_SECONDS", 0.3)
