@@ -23,7 +23,7 @@ if common_gluon.gluon is None:
 
 from kernels import gluon_model
 from tests.flex_attention.hopper_faults import FAULTS
-from tests.gluon_model.cases import planted
+from tests.gluon_model.cases import found, planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
 
@@ -233,23 +233,12 @@ def test_without_a_fault_nothing_is_found(small_rings, module, schedule, seed):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch, fault):
-    (module, *edits), (kind, partition, line, barrier, words) = FAULTS[fault]
+    (module, *edits), wanted = FAULTS[fault]
     copy, kernel = planted(module, *edits), KERNELS[module is hopper_backward]
     monkeypatch.setattr(module, kernel, copy[kernel])
     for schedule, seed in SCHEDULES[:4]:
         _, result = ALONE[module](schedule, seed, PLANTED)
-        fitting = [
-            finding
-            for finding in result.findings
-            if finding.kind in kind
-            and partition in (None, finding.partition.split(" ")[0])  # "gradients 2" is the other group
-            and line in finding.place.text
-            and finding.place.file == copy["__file__"]
-            and (barrier is None or (finding.barrier or "").startswith(barrier))
-            and words in finding.message
-            and f"{finding.partition}, line {finding.place.line}" in finding.message
-        ]
-        assert fitting, f"{schedule}, seed {seed}:\n{result}"
+        assert found(result, *wanted, file=copy["__file__"]), f"{schedule}, seed {seed}:\n{result}"
 
 
 # What the kernels do not take.
