@@ -84,7 +84,7 @@ _left = set()  # the layers that have said so
 
 
 def remembered_check(check):
-    """``check`` of tensors and options, its answers remembered by the tensors' shapes, dtypes and devices, and by the options.
+    """``check`` of tensors and options, its answers remembered by the tensors' shapes, dtypes and devices, and the options.
 
     It must look at nothing else, and no error is remembered. Tensors that are not plain, and what a tracer gives, are checked
     every time.
@@ -93,7 +93,7 @@ def remembered_check(check):
 
     @functools.wraps(check)
     def call(*given):
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return check(*given)
         key = [runtime.interpreted]
         for arg in given:
@@ -104,6 +104,8 @@ def remembered_check(check):
                 key.append(None)
             elif kind in _OPTIONS:
                 key += kind, arg
+            elif kind is tuple and all(type(item) is int for item in arg):
+                key.append(arg)
             else:
                 return check(*given)
         key = tuple(key)
