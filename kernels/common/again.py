@@ -57,13 +57,16 @@ def start(kernel, grid, args, meta):
         return
     launcher, function, packed, compiled, constants, _ = found
     stream = active.get_current_stream(device)
-    enter, metadata = knobs.runtime.launch_enter_hook, None
-    if enter is not None:
+    before, after, metadata = _asked(knobs.runtime.launch_enter_hook), _asked(knobs.runtime.launch_exit_hook), None
+    if before is not None or after is not None:
         metadata = compiled.launch_metadata(grid, stream, *args, *constants)
     x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-    launcher(
-        x, y, z, stream, function, packed, metadata, enter, knobs.runtime.launch_exit_hook, *args, *constants
-    )  # fmt: skip
+    launcher(x, y, z, stream, function, packed, metadata, before, after, *args, *constants)
+
+
+def _asked(hooks):
+    """Triton's chain of hooks, ``None`` of one in which nothing hangs."""
+    return hooks if getattr(hooks, "calls", hooks) else None
 
 
 def _key(leading, device, args, meta):
