@@ -1,6 +1,6 @@
 """The calls that the checks of exercise 08 make: how each of the three functions is called, property by property."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -143,6 +143,12 @@ class Function:
         """A tile as a GPU wants it, float16; then float32, whose digits are asked for."""
         for half, blocks in ((torch.float16, (64, 64, 32)), (torch.float32, (32, 32, 32))):
             yield self.case(draw, C=64, O=64, half=half, blocks=blocks, packed=True)
+
+    def own(self, draw) -> Case:
+        """A call for blocks of the learner's own, which decide what each piece sums: the sum of all is judged, not they."""
+        case = self.case(draw, C=16, half=torch.float16, packed=True)
+        case.outs = [out if out.name == "dweight" else replace(out, expected=None) for out in case.outs]
+        return case
 
     def costed(self, draw):
         """Two images, two tiles on each axis of the gradient, six blocks of pixels, nothing ragged but the last block."""

@@ -159,7 +159,7 @@ def exercises(task: Filter) -> tuple[Exercise, Exercise, Exercise]:
         ),
         Property("ragged sizes", 1, PIECES, split.ragged, "each program's tile ends at O and J (mask_o, mask_j)"),
         Property.stays_inside(PIECES, split.everything),
-        compiles=Compiles(split.usual, PIECES, products={80: "HMMA", 90: "HGMMA"}, own_blocks=True),
+        compiles=Compiles(split.usual, PIECES, products={80: "HMMA", 90: "HGMMA"}, own_blocks=split.own),
         cheap=Cheap(
             split.costed,
             split.steps,

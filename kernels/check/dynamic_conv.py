@@ -52,6 +52,9 @@ def _exercise(name: str, op: Operator) -> Exercise:
         dtypes = (torch.float16, torch.float16)
         yield op.case(draw, B=1, T=128, D=128, BLOCK_T=16, BLOCK_D=64, dtypes=dtypes, packed=True)
 
+    def own(draw):
+        return op.case(draw, B=1, T=32, D=64, dtypes=(torch.float16, torch.float16), packed=True)
+
     def costed(draw):
         yield op.case(draw, T=64, D=32, dilation=1, packed=True)
 
@@ -152,7 +155,7 @@ def _exercise(name: str, op: Operator) -> Exercise:
         ),
         suspects=op.suspects,
         masks=op.masks,
-        compiles=Compiles(usual, kernel, own_blocks=op.out == "dweight"),
+        compiles=Compiles(usual, kernel, own_blocks=own if op.out == "dweight" else None),
         cheap=Cheap(costed, steps, CHEAP[op.out], ADVICE[op.out], kernel, sectors=2.5),
         vary=vary,
     )

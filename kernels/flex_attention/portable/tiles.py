@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.common.descriptors import Descriptors
 from kernels.flex_attention.problem import columns
 
 
@@ -86,27 +87,6 @@ def steps_fit_tma(shape, strides, itemsize):
     """The same, of sizes and strides alone."""
     steps = [stride * itemsize for stride in strides[:-1]]
     return 0 not in shape and strides[-1] == 1 and all(step % 16 == 0 and step > 0 for step in steps)
-
-
-class Descriptors:
-    """Makes descriptors of tensors that have one layout: ``make`` and its checks run for the first of them.
-
-    ``Descriptors(None)`` leaves tensors as they are, for kernels that compute addresses.
-    """
-
-    def __init__(self, make):
-        self.make, self.kind, self.fields = make, None, None
-
-    def __call__(self, t):
-        """A descriptor of ``t``."""
-        if self.make is None or t is None:
-            return t
-        if self.fields is None:
-            first = self.make(t)
-            self.kind, self.fields = type(first), {name: part for name, part in vars(first).items() if name != "base"}
-        made = object.__new__(self.kind)
-        made.__dict__.update(self.fields, base=t)
-        return made
 
 
 def tiled(TMA, BLOCK):
