@@ -67,7 +67,12 @@ def like_strided(x, shape, dtype=None):
     strides = x.stride()
     if all(map(operator.ge, strides, strides[1:])):
         return torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
-    order = sorted(range(len(shape)), key=lambda i: (-strides[i], i))
+    order = []
+    for i, stride in enumerate(strides):  # put where it belongs: a tracer compares strides that have no value, but sorts none
+        at = len(order)
+        while at and strides[order[at - 1]] < stride:
+            at -= 1
+        order.insert(at, i)
     memory = torch.empty([shape[i] for i in order], dtype=dtype or x.dtype, device=x.device)
     return memory.permute([order.index(i) for i in range(len(shape))])
 
