@@ -59,6 +59,7 @@ def stores(result):
 # Numbers.
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "name",
     ["nothing", "causal", "sliding window", "prefix", "natten", "heads differ", "nothing allowed", "no mask, no score"]
@@ -69,6 +70,7 @@ def test_the_zoo(table, name):
     assert stores(results[1]) == (name != "nothing allowed")
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["nothing", "alibi"])
 @pytest.mark.parametrize(
     ("dtype", "shape"),
@@ -201,6 +203,7 @@ def test_every_schedule_leaves_the_same_bits(table, module):
         assert all(map(torch.equal, first, again)), (schedule, seed)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("module", ALONE)
 @pytest.mark.parametrize("names", dealing.ORDERS)
 def test_every_order_and_number_of_programs_leaves_the_same_bits(table, monkeypatch, module, names):
@@ -258,6 +261,7 @@ def test_every_item_is_dealt_once(kernel, names, programs):
     shares(kernel, 4, 3, 2 if kernel is forward_items else 1, programs, order)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("kernel", [forward_items, backward_items])
 @pytest.mark.parametrize("sizes", [(64, 32, 1, 132), (16, 64, 4, 132), (4, 64, 1, 132)])
 def test_the_shares_of_a_causal_mask_are_equal(kernel, sizes):
@@ -446,6 +450,7 @@ def test_without_a_fault_nothing_is_found(small_rings, module, schedule, seed):
     assert result.ok, result
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch, fault):
     (module, *edits), (kind, partition, line, barrier, words) = FAULTS[fault]

@@ -20,7 +20,8 @@ import nbformat
 import torch
 
 from kernels import check
-from kernels.check import framework, pipeline_clinic
+from kernels.check import framework
+from kernels.check import pipeline_clinic as clinic
 from kernels.check.clinics.patient import patched
 from kernels.lab.source import readable
 
@@ -96,7 +97,7 @@ class Target:
             )
 
         with mock.patch.object(check, "_check", of_these(framework.check)):
-            with mock.patch.object(pipeline_clinic, "check", of_these(pipeline_clinic.check)):
+            with mock.patch.object(clinic, "check", of_these(clinic.check)):
                 return self.check(fn, until, verdicts="right")[1]
 
 
