@@ -36,9 +36,18 @@ def test_its_property_catches_it(target, mutant):
     assert mutant.says in failures(printed)[mutant.fails], printed
 
 
+COMPILED = [one.values[1].name for one in PLANTED if one.values[1].verdict == "compiles"]
+FIRST = {name: next(one for one in PLANTED if one.values[1].name == name) for name in COMPILED}
+
+
+def marks(one):
+    """Compiling takes seconds: of a bug that only the compiler sees, planted in several exercises, the loop has the first."""
+    again = one.values[1].verdict == "compiles" and one is not FIRST[one.values[1].name]
+    return [pytest.mark.thorough] * (again or one in IN_A_PROPERTY)
+
+
 @pytest.mark.parametrize(
-    ("target", "mutant"),
-    [pytest.param(*one.values, id=one.id, marks=[pytest.mark.thorough] * (one in IN_A_PROPERTY)) for one in PLANTED],
+    ("target", "mutant"), [pytest.param(*one.values, id=one.id, marks=marks(one)) for one in PLANTED]
 )
 def test_the_whole_check_prints_its_row_of_the_kill_table(target, mutant):
     points, printed = target.check(planted(target, mutant), verdicts=mutant.verdict)
