@@ -1,69 +1,17 @@
 """The framework of the checks: what it sees of a call, and what it says of a learner's error."""
 
 import re
-import threading
-import time
 
 import pytest
 import torch
 
 from kernels import check, runtime
-from kernels.check import (
-    chunked_attention,
-    dynamic_conv,
-    flash_attention,
-    flash_lists,
-    recurrent_attention,
-    row_softmax,
-    score_mod_compiler,
-    tiled_matmul,
-    vector_add,
-    watch,
-)
-from kernels.check.explanations import explain, explain_slow
-from kernels.check.framework import NAN, Draw, Exercise, Fenced, Output, Seen
-from kernels.check.guard import line_first
+from kernels.check.explanations import explain
 from kernels.lab.compile_report import compile_prepared
-from tests.course.mutants import failures, submission, targets
+from tests.check.softmax import SUM, right
+from tests.course.mutants import failures
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
-
-KERNEL = """
-@triton.jit
-def kernel(x_ptr, out_ptr, entropy_ptr, N, stride_xm, stride_xn, stride_om, stride_on, BLOCK_N: tl.constexpr):
-    row = tl.program_id(0)
-    offs_n = tl.arange(0, BLOCK_N)
-    mask_n = offs_n < N
-    x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n, other=-float("inf")).to(tl.float32)
-    top = tl.max(x, axis=0)
-    p = tl.exp(x - tl.where(top == -float("inf"), 0.0, top))
-    total = tl.sum(p, axis=0)
-    tl.store(out_ptr + row * stride_om + offs_n * stride_on, p / tl.where(total == 0.0, 1.0, total), mask=mask_n)
-    q = p / tl.where(total == 0.0, 1.0, total)
-    tl.store(entropy_ptr + row, -tl.sum(q * tl.log(tl.where(q > 0.0, q, 1.0)), axis=0))
-
-
-def row_softmax(x, out, entropy, BLOCK_N=None):
-    M, N = x.shape
-    BLOCK_N = max(BLOCK_N or 0, triton.next_power_of_2(N))  # a row in one block, however wide
-    kernel[(M,)](x, out, entropy, N, *x.stride(), *out.stride(), BLOCK_N=BLOCK_N)
-"""
-
-
-@pytest.fixture
-def softmax(cell):
-    """A row softmax with some of its text replaced."""
-
-    def build(old="", new=""):
-        assert old in KERNEL
-        return cell(KERNEL.replace(old, new) if old else KERNEL)["row_softmax"]
-
-    return build
-
-
-def right(fn, **how):
-    """The points of the verdict "right" alone."""
-    return check.row_softmax(fn, verdicts="right", **how)
 
 
 def test_a_right_answer_earns_every_point_and_says_so(softmax, capsys):
@@ -232,9 +180,6 @@ def test_the_environment_asks_for_grading(softmax, capsys, monkeypatch):
     assert capsys.readouterr().out.splitlines()[-1] != first
 
 
-SUM = "    total = tl.sum(p, axis=0)\n"
-
-
 def test_each_verdict_has_its_own_points(softmax, capsys):
     """The sum in a loop whose variable changes its type: right in the interpreter, and no GPU can run it."""
     looped = (
@@ -311,6 +256,7 @@ def test_the_failing_tensors_can_be_looked_at(softmax, capsys):
     assert check.case("strides").launch == {}
     with pytest.raises(ValueError, match="name is 'colour': in the last check 'one block wide', .* failed"):
         check.case("colour")
+<<<<<<< HEAD
 
 
 RUNAWAY = "    step = 0\n    while step < N:\n        step += 0\n    total = tl.sum(p, axis=0)\n"
@@ -603,3 +549,5 @@ def test_no_draw_asks_for_gradients_that_are_rounding_alone():
     ragged = next(item for item in flash_attention.BACKWARD.properties if item.name == "ragged sizes")
     *_, smallest = ragged.cases(Draw("5, flash_backward, ragged sizes", True))  # this seed drew one key of 1..15
     assert all(out.expected.abs().max() > 1e-3 for out in smallest.outs)
+=======
+>>>>>>> main
