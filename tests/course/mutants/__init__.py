@@ -20,8 +20,7 @@ import nbformat
 import torch
 
 from kernels import check
-from kernels.check import framework
-from kernels.check import pipeline_clinic as clinic
+from kernels.check import framework, pipelines
 from kernels.check.clinics.patient import patched
 from kernels.lab.source import readable
 
@@ -97,7 +96,7 @@ class Target:
             )
 
         with mock.patch.object(check, "_check", of_these(framework.check)):
-            with mock.patch.object(clinic, "check", of_these(clinic.check)):
+            with mock.patch.object(pipelines, "check", of_these(pipelines.check)):
                 return self.check(fn, until, verdicts="right")[1]
 
 
