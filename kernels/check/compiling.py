@@ -74,7 +74,11 @@ def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Findin
         reports.append((prepared, made))
     half = any(tensor.flat.element_size() == 2 for tensor in case.inputs) and not own  # no lesson promises for these
     looks = (_look(spec, amount, reports, arch, half) for arch in arches)
-    return next(filter(None, looks), None) or _answers(contestant, case, amount, own)
+    try:
+        finding = next(filter(None, looks), None)
+    except CompileError as error:  # the disassembler had too much to read
+        return refusal(reports[0][0].kernel, str(error), amount)
+    return finding or _answers(contestant, case, amount, own)
 
 
 def _answers(contestant: Contestant, case: Case, amount: str, own: bool) -> Finding | None:
