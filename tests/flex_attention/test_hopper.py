@@ -56,7 +56,7 @@ def stores(result):
 # Numbers.
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "name",
     ["nothing", "causal", "sliding window", "prefix", "natten", "heads differ", "nothing allowed", "no mask, no score"]
@@ -234,7 +234,7 @@ def test_without_a_fault_nothing_is_found(small_rings, module, schedule, seed):
     assert result.ok, result
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch, fault):
     (module, *edits), wanted = FAULTS[fault]
