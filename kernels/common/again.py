@@ -90,12 +90,14 @@ def _seen(arg):
     kind = type(arg)
     if kind in _VALUES:
         return kind, arg
+    if kind in _PLAIN:
+        return arg.dtype, arg.data_ptr() & 15 == 0
+    if (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
+        return alike
     if isinstance(arg, tuple):
-        return kind, *map(_seen, arg)
+        return kind, *[_seen(item) for item in arg]
     if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() & 15 == 0
-    if (alike := getattr(arg, "alike", None)) is not None:  # of one maker of descriptors
-        return alike
     if hasattr(arg, "block_shape"):
         layout = id(getattr(arg, "layout", None))  # layouts have no hash: whose number this is, an entry keeps
         return kind, arg.base.dtype, arg.base.data_ptr() & 15 == 0, len(arg.shape), *arg.block_shape, layout
