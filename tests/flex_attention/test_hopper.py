@@ -237,7 +237,7 @@ def backward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexp
         gl.store(owner + at, gl.program_id(0))
 
 
-backward_item_of = hopper_backward.item_of
+backward_item_of = dealing.item_of_keys
 
 
 def shares(kernel, groups, tiles, together, programs, order):
@@ -524,7 +524,7 @@ def test_what_neither_kernel_takes(gpu, call, why):
 @pytest.mark.parametrize("sizes", [(136, 64), (64, 192), (256, 256)])
 def test_heads_of_more_than_128_have_a_forward_kernel(gpu, sizes):
     p, tensors = on_gpu(shape=(1, 2, 2, 256, 256, *sizes))
-    assert reasons(p, *tensors) == (None, f"heads of {max(sizes)} do not fit the registers")
+    assert reasons(p, *tensors) == (None, "for d256 16-bit plain the plain kernel is faster")
 
 
 def test_blocks_must_hold_whole_tiles(gpu):
