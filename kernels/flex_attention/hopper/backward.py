@@ -16,13 +16,8 @@ from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
-<<<<<<< HEAD
 from kernels.flex_attention.hopper import dealing, fit, wide_kernel
-from kernels.flex_attention.portable.tiles import Descriptors, logits
-=======
-from kernels.flex_attention.hopper import dealing, fit
 from kernels.flex_attention.portable.tiles import logits
->>>>>>> main
 from kernels.flex_attention.problem import cdiv, columns
 
 if common_gluon.gluon is not None:

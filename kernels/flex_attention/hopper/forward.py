@@ -166,7 +166,8 @@ if common_gluon.gluon is not None:
         N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, EDGE_N: gl.constexpr, SAFE: gl.constexpr,
         SPARSE: gl.constexpr, SPARSE_N: gl.constexpr, TILES_N: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-        layout_p: gl.constexpr, layout_r: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr, OVERLAP: gl.constexpr, visits,
+        layout_p: gl.constexpr, layout_r: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr, OVERLAP: gl.constexpr,
+        visits,
     ):  # fmt: skip
         """Tiles begin ... end - 1. On entry p is that of tile begin - 1, whose values are still to be added.
 
@@ -392,7 +393,8 @@ def _prepare(p):
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, items, p.shared
     static = dealing.order(p.B * p.Hkv, tiles_m, p.G, programs) | compile_time(p)
     rows = ROWS, options(p)["BLOCK_N"], options(p)["BLOCK_N"]
-    return (programs,), sizes, static | {"num_warps": 4, "maxnreg": options(p)["maxnreg"]}, *map(described, rows), described(ROWS, min(options(p)["OUT"], columns(p.Dv)))
+    static |= {"num_warps": 4, "maxnreg": options(p)["maxnreg"]}
+    return (programs,), sizes, static, *map(described, rows), described(ROWS, static["OUT"])
 
 
 def forward(p, x, want_top=False):
