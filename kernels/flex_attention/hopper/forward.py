@@ -17,9 +17,9 @@ from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
 from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, described
+from kernels.flex_attention.mods.device import COMPILED
 from kernels.flex_attention.portable.forward import outputs_of
 from kernels.flex_attention.portable.tiles import fits_tma, logits
-from kernels.flex_attention.mods.device import COMPILED
 from kernels.flex_attention.problem import cdiv, columns
 
 if common_gluon.gluon is not None:
