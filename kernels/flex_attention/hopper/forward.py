@@ -86,7 +86,7 @@ if common_gluon.gluon is not None:
         q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """The copying warp: queries, then keys and values, in the order in which they are used."""
         q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
@@ -99,11 +99,12 @@ if common_gluon.gluon is not None:
                 b, h, tile // TILES_M, partial, full, N, SPARSE, HAS_FULL, TILES_N, BLOCK_N
             )
             if end > 0:
-                mbarrier.wait(q_free, (visits + 1) & 1)
-                mbarrier.expect(q_ready, GROUPS * q_desc.nbytes_per_cta)
+                held = visits % KEPT
+                mbarrier.wait(q_free.index(held), (visits // KEPT + 1) & 1)
+                mbarrier.expect(q_ready.index(held), GROUPS * q_desc.nbytes_per_cta)
                 for group in gl.static_range(GROUPS):
                     row = (tile * GROUPS + group) * ROWS
-                    tma.async_load(q_desc, [b, h, row, 0], q_ready, q_s.index(group))
+                    tma.async_load(q_desc, [b, h, row, 0], q_ready.index(held), q_s.index(held * GROUPS + group))
                 visits += 1
                 n0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
                 for i in range(0, end):
@@ -216,7 +217,7 @@ if common_gluon.gluon is not None:
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
         TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, TURNS: gl.constexpr, OVERLAP: gl.constexpr,
-        OUT: gl.constexpr,
+        OUT: gl.constexpr, KEPT: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: 64 queries of every item."""
         layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -225,7 +226,6 @@ if common_gluon.gluon is not None:
         layout_r: gl.constexpr = gl.SliceLayout(1, layout_o)
         SAFE: gl.constexpr = SCORE_MOD is None and MASK_MOD is None
         q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
-        q = q_s.index(GROUP).reshape([ROWS, BLOCK_D])
         offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout_s))
         count = 0
         visits = 0
@@ -242,7 +242,9 @@ if common_gluon.gluon is not None:
             top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, layout_s))
             if end > 0:
                 # The first tile, partial or full: only its scores, in wait for nothing.
-                mbarrier.wait(q_ready, visits & 1)
+                held = visits % KEPT
+                q = q_s.index(held * GROUPS + GROUP).reshape([ROWS, BLOCK_D])
+                mbarrier.wait(q_ready.index(held), visits // KEPT & 1)
                 n0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
                 first = first_row(1, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
                 stage = count % STAGES
@@ -273,7 +275,7 @@ if common_gluon.gluon is not None:
                     SCORE_MOD, None, EDGE_N, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
                         GROUP, TURNS, OVERLAP, visits,
                 )  # fmt: skip
-                mbarrier.arrive(q_free)
+                mbarrier.arrive(q_free.index(visits % KEPT))
                 visits += 1
                 before = (count - 1) % STAGES
                 mbarrier.wait(v_ready.index(before), (count - 1) // STAGES & 1)
@@ -329,19 +331,19 @@ if common_gluon.gluon is not None:
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
         TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, REGISTERS: gl.constexpr, TURNS: gl.constexpr,
-        OVERLAP: gl.constexpr, OUT: gl.constexpr,
+        OVERLAP: gl.constexpr, OUT: gl.constexpr, KEPT: gl.constexpr,
     ):  # fmt: skip
         """Every program takes items (tile of queries, head, batch row) a grid apart, until there are none left."""
         dtype: gl.constexpr = q_desc.dtype
-        q_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, BLOCK_D], q_desc.layout)
+        q_s = gl.allocate_shared_memory(dtype, [KEPT * GROUPS, 1, 1, ROWS, BLOCK_D], q_desc.layout)
         k_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k_desc.layout)
         v_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_DV], v_desc.layout)
         if o_desc is not None:
             o_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, OUT], o_desc.layout)
         else:
             o_s = ()
-        q_ready = mbarrier.allocate_mbarrier()
-        q_free = mbarrier.allocate_mbarrier()
+        q_ready = mbarrier.allocate_mbarrier(batch=KEPT)
+        q_free = mbarrier.allocate_mbarrier(batch=KEPT)
         k_ready = mbarrier.allocate_mbarrier(batch=STAGES)
         k_free = mbarrier.allocate_mbarrier(batch=STAGES)
         v_ready = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -349,8 +351,9 @@ if common_gluon.gluon is not None:
         turns = mbarrier.allocate_mbarrier(batch=GROUPS)
         for group in gl.static_range(GROUPS):
             mbarrier.init(turns.index(group), count=1)
-        mbarrier.init(q_ready, count=1)
-        mbarrier.init(q_free, count=GROUPS)
+        for held in gl.static_range(KEPT):
+            mbarrier.init(q_ready.index(held), count=1)
+            mbarrier.init(q_free.index(held), count=GROUPS)
         for stage in gl.static_range(STAGES):
             mbarrier.init(k_ready.index(stage), count=1)
             mbarrier.init(k_free.index(stage), count=GROUPS)
@@ -364,19 +367,19 @@ if common_gluon.gluon is not None:
                     scale, unit, M, N, Hkv, G, tiles_m, items,
                     stride_ob, stride_oh, stride_om, stride_od, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
-                    TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT,
+                    TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT, KEPT,
                 )),
                 (attend, (
                     ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
                     scale, unit, M, N, Hkv, G, tiles_m, items,
                     stride_ob, stride_oh, stride_om, stride_od, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
-                    TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT,
+                    TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT, KEPT,
                 )),
                 (load_tiles, (
                     q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, BLOCK_N, ROWS, GROUPS, STAGES,
-                    TILES_FIRST, BACK_AND_FORTH,
+                    KEPT, TILES_FIRST, BACK_AND_FORTH,
                 )),
             ],
             [4, 1],
@@ -437,4 +440,5 @@ def compile_time(p):
         "TURNS": bool(options(p)["TURNS"]),
         "OVERLAP": bool(options(p)["OVERLAP"]),
         "OUT": min(options(p)["OUT"], columns(p.Dv)),
+        "KEPT": options(p)["KEPT"],
     }
