@@ -9,8 +9,8 @@ Per tile of queries a group multiplies four times, every matrix of scores transp
     dk <- dk + ds q                   in flight, while ds leaves for the workspace that ``portable.stored_ds`` reads
 
 lse and delta come with the queries, made whole tiles by ``rows_kernel``: behind a sequence's end lse is infinite, so p = 0.
+Heads wider than 128 go through ``wide_kernel``, in the same order of items.
 """
-
 
 from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
