@@ -37,7 +37,10 @@ def misread(texts: list[str]) -> Iterator[tuple[str, str]]:
                     f"`{word}` asks one question, and this is a block of answers: tl.where(..., a, b) answers lane by lane",
                 )
             elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and _is_block(node.operand, blocks):
-                yield _shown(text, node), "`not` asks whether a whole block is false; lane by lane it is `~`, before a parenthesis"
+                yield (
+                    _shown(text, node),
+                    "`not` asks whether a whole block is false; lane by lane it is `~`, before a parenthesis",
+                )
 
 
 def _shown(text: str, node: ast.expr) -> str:

@@ -15,7 +15,7 @@ from kernels.conv_wgrad.operator import (
 from kernels.conv_wgrad.reference import conv2d_reference
 from tests.conv_wgrad import cases
 from tests.conv_wgrad.test_against_reference import GEOMETRIES
-from tests.dynamic_conv.cases import relative_error
+from tests.tensors import relative_error
 
 # torch's forward pass on the GPU may multiply by transforms, with another error than the direct sum's.
 CONVOLUTION = {torch.float32: 2e-6 if runtime.interpreted else 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}

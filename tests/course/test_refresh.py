@@ -132,6 +132,7 @@ figure"""
 CAPTION = "*Figure: a line that `rises`, see [the machine](02.ipynb), **twice** as fast.*"
 
 
+@pytest.mark.thorough
 def test_what_a_figure_looks_like_is_stored_with_it_even_where_pyplot_draws_figures(notebook):
     before = "import matplotlib.pyplot as plt\nplt.plot([0, 1])\nplt.show()"
     path = notebook(cell("pyplot", before), cell("ours", OURS.format(alt="A line from 0 to 1.")))

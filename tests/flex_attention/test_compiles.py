@@ -78,7 +78,7 @@ def test_compiles_for_hopper_on_matrix_units(monkeypatch):
 @pytest.mark.skipif(common_gluon.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
 @pytest.mark.parametrize(
     ("name", "D", "most"),
-    [("nothing", 128, 104), ("causal", 64, 24)]
+    [("causal", 64, 24), pytest.param("nothing", 128, 104, marks=pytest.mark.thorough)]
     + [
         pytest.param(*case, marks=pytest.mark.slow)
         for case in [("causal", 128, 296), ("softcap", 128, 136), ("alibi", 128, 136), ("document causal", 128, 336)]
@@ -138,7 +138,7 @@ def with_numbers(offset, scale, tensor):
 
 
 @pytest.mark.parametrize(
-    "offset", [1, 7, pytest.param(16, marks=pytest.mark.slow)]
+    "offset", [1, pytest.param(7, marks=pytest.mark.thorough), pytest.param(16, marks=pytest.mark.slow)]
 )  # a constant, any, a multiple of 16
 def test_numbers_are_arguments_on_a_gpu(monkeypatch, offset):
     monkeypatch.setitem(cases.ZOO, "numbers", functools.partial(with_numbers, offset, 0.5))
@@ -147,6 +147,7 @@ def test_numbers_are_arguments_on_a_gpu(monkeypatch, offset):
         compile_report(kernel, *args, arch=90, **meta)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(common_gluon.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
 def test_numbers_are_arguments_of_warp_specialised_kernels(monkeypatch):
     monkeypatch.setitem(cases.ZOO, "numbers", functools.partial(with_numbers, 1, 0.5))
@@ -162,6 +163,7 @@ def test_decoding_compiles_for_hopper(monkeypatch):
     check(monkeypatch, 90, "alibi", gpu="NVIDIA H200", D=128, M=1, HKV=1)
 
 
+@pytest.mark.thorough
 def test_absolute_values_of_indices_stay_instructions(monkeypatch):
     """``mod_ops.whole_abs`` says what becomes of them otherwise."""
     for report in check(monkeypatch, 90, "natten"):
