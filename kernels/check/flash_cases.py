@@ -4,7 +4,7 @@ import torch
 
 from kernels.check import flash_mods as fm
 from kernels.check.flash_lists import kinds_of, lists_of
-from kernels.check.flash_mistakes import Problem, answers
+from kernels.check.flash_problem import Problem, answers
 from kernels.check.flash_variations import EMPTY, FULL, PARTIAL, Scored
 from kernels.check.framework import Case, Draw, Fenced, Output
 
@@ -197,6 +197,11 @@ def everything(case):
 def usual(case):
     """Blocks as a GPU has them."""
     return lambda draw: iter([case(draw, M=64, N=64, D=32, V=32, blocks=(32, 32), half=torch.float16, packed=True)])
+
+
+def in_one_block(case):
+    """As many queries and keys as the smallest block has: whatever the learner's own blocks are, the lists name one."""
+    return lambda draw: case(draw, M=16, N=16, D=32, V=32, half=torch.float16, packed=True)
 
 
 def costed(case):

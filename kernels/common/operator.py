@@ -32,7 +32,7 @@ __all__ = [
 
 NAMESPACE = "kernels_from_math"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
+_PLAIN = {Tensor, torch.nn.Parameter}
 
 
 class Operator:
@@ -92,6 +92,7 @@ class Operator:
         self._constant = [returned.index(name) for name in constant]
         self._varying = [i for i in range(len(returned)) if i not in self._constant]
         self._saved = [(name in types, (names if name in types else returned).index(name)) for name in saved]
+        self._saved_lists = {at for at, (is_argument, i) in enumerate(self._saved) if is_argument and i in self._lists}
         self._gradients_saved = [list(saved).index(name) if name in saved else None for name in gradients]
         if backward is not None and fake_backward is None and None in self._gradients_saved:
             raise ValueError(f"{self.name}: gradients of arguments that are not saved need a fake_backward")
@@ -103,13 +104,14 @@ class Operator:
             taken += [f"{types[names[i]]} {names[i]}" for i in self._numbers]
             self._define_backward(f"{self.name}_backward({', '.join([*taken, 'bool[] needs'])}) -> Tensor[]")
         self._function = self._make_function()
+        self._apply = super(torch.autograd.Function, self._function).apply  # for who has seen that no transform is on
 
     def __call__(self, *args):
         """The outputs, by the shorter way where nothing looks on."""
         if not self._unseen(args):
             return self.op(*args)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return self._function.apply(True, *self._flat(args))
+            return self._apply(True, *self._flat(args))
         out = self._forward(*args)
         for i in self._written:
             if not args[i].is_inference():
@@ -123,7 +125,7 @@ class Operator:
         first = args[0]
         if not (first.is_cuda or first.is_cpu):
             return False
-        tensors = (args[i] for i in self._tensors)
+        tensors = [args[i] for i in self._tensors]
         return nothing_looks_on(_spread(tensors) if self._lists else tensors)
 
     def _flat(self, args):
@@ -136,8 +138,7 @@ class Operator:
         """The arguments, or something about each, with its lists again."""
         if lengths is None:
             return flat
-        items, lengths = iter(flat), dict(zip(self._lists, lengths, strict=True))
-        return [[next(items) for _ in range(lengths[i])] if i in lengths else next(items) for i in range(self._count)]
+        return _gathered(flat, self._count, dict(zip(self._lists, lengths, strict=True)))
 
     def _define(self, schema, forward, fake):
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -209,8 +210,8 @@ class Operator:
             outputs = out if self._several else (out,)
             kept = [args[i] if is_argument else outputs[i] for is_argument, i in self._saved]
             ctx.lengths = lengths
-            ctx.kept = None if lengths is None else [len(t) if isinstance(t, (list, tuple)) else None for t in kept]
-            ctx.save_for_backward(*(kept if lengths is None else _spread(kept)))
+            ctx.kept = {at: len(kept[at]) for at in self._saved_lists}
+            ctx.save_for_backward(*(_spread(kept, self._saved_lists) if self._saved_lists else kept))
             ctx.numbers = [args[i] for i in self._numbers]
             ctx.set_materialize_grads(False)
             if self._constant:
@@ -221,7 +222,8 @@ class Operator:
             if self._backward is None:
                 self._refuse()
             needed = self._packed(ctx.lengths, ctx.needs_input_grad[2:])
-            needs = _spread([needed[i] for i in self._gradients])
+            needs = [needed[i] for i in self._gradients]
+            needs = needs if ctx.lengths is None else _spread(needs)
             made = (
                 self._differentiate(ctx, [grads[i] for i in self._varying], needs)
                 if any(needs)
@@ -247,13 +249,14 @@ class Operator:
     def _differentiate(self, ctx, grads, needs):
         """The gradients that ``needs`` asks for, ``None`` between them."""
         tensors = saved = ctx.saved_tensors
-        if ctx.kept is not None:
-            items = iter(saved)
-            saved = [next(items) if n is None else [next(items) for _ in range(n)] for n in ctx.kept]
+        if ctx.kept:
+            saved = _gathered(saved, len(self._saved), ctx.kept)
         if torch.compiler.is_compiling() or not nothing_looks_on((*grads, *tensors)):
             made = iter(self.backward_op(*grads, *saved, *ctx.numbers, needs))
             return [next(made) if need else None for need in needs]
         refuse_batched_gradients(self._public, grads)
+        if not torch.is_grad_enabled():  # as in every backward pass that is not differentiated itself
+            return self._backward(*grads, *saved, *ctx.numbers, needs)
         with torch.no_grad():
             made = self._backward(*grads, *saved, *ctx.numbers, needs)
         return once_differentiable(self._public, made, (*grads, *tensors), self._room)
@@ -268,13 +271,18 @@ class Operator:
 
 
 def nothing_looks_on(tensors):
-    """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on."""
-    return (
-        not torch._C._len_torch_dispatch_stack()
-        and torch._C._get_tracing_state() is None
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and all(type(t) in _PLAIN for t in tensors)
-    )
+    """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
+    none of them is what a transform has left behind."""
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return False
+    for t in tensors:
+        if t is not None and (type(t) not in _PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(t)):
+            return False
+    return True
 
 
 def _parse(schema):
@@ -287,11 +295,24 @@ def _parse(schema):
 
 
 def _spread(items, at=None):
-    """``items`` with the elements of those that are lists in their place; of those at these places, where given."""
+    """``items`` with the elements of those that are lists in their place; where given, of those at these places."""
     flat = []
     for i, item in enumerate(items):
-        if isinstance(item, (list, tuple)) and (at is None or i in at):
-            flat.extend(item)
+        if isinstance(item, (list, tuple)) if at is None else i in at:
+            flat += item
         else:
             flat.append(item)
     return flat
+
+
+def _gathered(flat, count, lengths):
+    """``count`` items out of ``flat``, those at some places lists again; lengths: ``{place: length}``."""
+    items, begin = [], 0
+    for i in range(count):
+        if i in lengths:
+            items.append(list(flat[begin : begin + lengths[i]]))
+            begin += lengths[i]
+        else:
+            items.append(flat[begin])
+            begin += 1
+    return items

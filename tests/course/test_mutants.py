@@ -16,15 +16,41 @@ PLANTED = [
     for target in targets()
     for mutant in target.mutants
 ]
+IN_A_PROPERTY = [one for one in PLANTED if one.values[1].verdict == "right"]
 
 
-@pytest.mark.parametrize(("target", "mutant"), PLANTED)
-def test_mutant(target, mutant):
+def planted(target, mutant):
+    """The submission with the bug, which a naive test does not see."""
     if why := too_old_for(ROOT / "solutions" / target.assignment / f"{target.assignment}.ipynb"):
         pytest.skip(why)
     fn = submission(target, mutant.patch, mutant.cell)
     assert passes_naively(target, fn), "a naive test catches it already"
-    points, printed = target.check(fn, verdicts=mutant.verdict)
+    return fn
+
+
+@pytest.mark.parametrize(("target", "mutant"), IN_A_PROPERTY)
+def test_its_property_catches_it(target, mutant):
+    """By itself: what the other properties say of the bug, the whole check shows, at several times the price."""
+    fn = planted(target, mutant)
+    printed = target.check_properties(fn, lambda each: [item for item in each if item.name == mutant.fails])
+    assert mutant.says in failures(printed)[mutant.fails], printed
+
+
+COMPILED = [one.values[1].name for one in PLANTED if one.values[1].verdict == "compiles"]
+FIRST = {name: next(one for one in PLANTED if one.values[1].name == name) for name in COMPILED}
+
+
+def marks(one):
+    """Compiling takes seconds: of a bug that only the compiler sees, planted in several exercises, the loop has the first."""
+    again = one.values[1].verdict == "compiles" and one is not FIRST[one.values[1].name]
+    return [pytest.mark.thorough] * (again or one in IN_A_PROPERTY)
+
+
+@pytest.mark.parametrize(
+    ("target", "mutant"), [pytest.param(*one.values, id=one.id, marks=marks(one)) for one in PLANTED]
+)
+def test_the_whole_check_prints_its_row_of_the_kill_table(target, mutant):
+    points, printed = target.check(planted(target, mutant), verdicts=mutant.verdict)
     failed = failures(printed)
     assert mutant.fails in failed, printed
     assert mutant.says in failed[mutant.fails], printed
@@ -85,5 +111,7 @@ def test_deleted_mask(target, cell, old, new, name):
         lines = [line for line in failures(printed).values() if access in line and "not masked" in line]
         return any(name is None or re.search(rf"\([^()]*\b{re.escape(name)}\b[^()]*\)", line) for line in lines)
 
-    _, printed = target.check(submission(target, (old, new), cell), until=diagnosed, verdicts="right")
+    # What reads addresses first: it sees most of them, and in one call.
+    fn = submission(target, (old, new), cell)
+    printed = target.check_properties(fn, lambda each: sorted(each, key=lambda item: not item.addresses), until=diagnosed)
     assert diagnosed(printed), printed

@@ -18,7 +18,7 @@ if common_gluon.gluon is None:
 
 from kernels import gluon_model
 from kernels.flex_attention.hopper import fused, fused_kernel, walks
-from tests.gluon_model.cases import planted
+from tests.gluon_model.cases import found, planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
 
@@ -59,6 +59,7 @@ def test_the_zoo(table, name):
     check(name)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["nothing", "softcap"])
 @pytest.mark.parametrize(
     ("dtype", "shape"),
@@ -177,6 +178,7 @@ def alone(schedule="round-robin", seed=0, shape=RAGGED):
     return [x.view(torch.uint8) for x in grads], results[0]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("programs", [1, 2, 5])
 def test_every_schedule_and_number_of_programs_leaves_the_same_bits(table, monkeypatch, programs):
     first, _ = alone()
@@ -187,6 +189,7 @@ def test_every_schedule_and_number_of_programs_leaves_the_same_bits(table, monke
         assert all(map(torch.equal, first, again)), (schedule, seed)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("bundle", [1, 2])
 @pytest.mark.parametrize("back_and_forth", [False, True])
 def test_every_order_of_items_leaves_the_same_bits(table, monkeypatch, bundle, back_and_forth):
@@ -299,6 +302,7 @@ def test_without_a_fault_nothing_is_found(two_programs, schedule, seed):
     assert result.ok, result
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch, fault):
     (function, *edits), (kind, partition, line, words) = FAULTS[fault]
@@ -306,15 +310,7 @@ def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch
     monkeypatch.setattr(fused_kernel, KERNEL, copy[KERNEL])
     for schedule, seed in SCHEDULES[1:4]:
         _, result = alone(schedule, seed, PLANTED)
-        fitting = [
-            finding
-            for finding in result.findings
-            if finding.kind in kind
-            and partition == finding.partition.split(" ")[0]
-            and line in finding.place.text
-            and finding.place.file == copy["__file__"]
-            and words in finding.message
-        ]
+        fitting = found(result, kind, partition, line, words=words, file=copy["__file__"])
         assert fitting, f"{schedule}, seed {seed}:\n{result}"
 
 
