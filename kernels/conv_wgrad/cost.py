@@ -6,7 +6,7 @@
     step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
     memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth: what neighbours
               read at the same time crosses from the L2 cache once
-              elements copied first at their own rate
+              elements copied first, or transposed last, at their own rates
     sums    = sum + turns turn + bytes / partials    where a sum is cut into pieces: a second launch adds them, a few a turn
 
 ``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least.
@@ -101,6 +101,8 @@ def predicted(costs, way, tile, load):
     if load.slots > 1 or load.turned:
         turns = -(-load.slots // AT_ONCE)
         time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
+    if load.turned:
+        time += load.numel / costs["transposed"]
     if load.copied:
         time += costs["launch"] + load.copied / costs["copies"]
     if load.zeroed:

@@ -12,7 +12,7 @@ from kernels.conv_wgrad.gluon import hopper
 from kernels.conv_wgrad.portable import way as portable
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases, on_model
-from tests.dynamic_conv.cases import relative_error
+from tests.tensors import relative_error
 
 # name: image batch, output channels, filter, convolution, and the folded geometry's input, filter, stride
 PATCHES = {
