@@ -30,7 +30,7 @@ PATH = Path(cost.__file__).parent / "costs.json"
 PROCESSORS = {"NVIDIA H200": 132}
 GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
     "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
-    "next": 1.3, "copies": 4e5, "transposed": 2.5e5,
+    "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
 MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
@@ -127,7 +127,7 @@ def described(g, candidate):
         volume = choice.depthwise_volume(g, launched)
     x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
     problem = plan.problem_of(x, dy, g)._replace(turned=candidate.get("turned", False))
-    return kind, options | {"held": held}, choice.load_of(problem, tiles, pieces, per, held, volume)
+    return kind, options | {"held": held}, choice.load_of(problem, options, tiles, pieces, per, held, volume)
 
 
 def guess_of(kind, tile):

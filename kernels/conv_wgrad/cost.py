@@ -5,7 +5,7 @@
               and next for every other tile that a share meets, all uneven times as long
     step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
     memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth: what neighbours
-              read at the same time crosses from the L2 cache once
+              read at the same time crosses from the L2 cache once; and more where rows begin within a line of that cache
               elements copied first, or transposed last, at their own rates
     sums    = sum + turns turn + bytes / partials    where a sum is cut into pieces: a second launch adds them, a few a turn
 
@@ -16,12 +16,14 @@ Everything else is the GPU's. ``python -m benchmarks.populations.fit conv_wgrad`
 
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernels.conv_wgrad.split_k import AT_ONCE, pieces
 
 MOST = 528  # pieces of a sum
+LINE = 128  # bytes of the L2 cache's
 INSTRUCTION = 64  # rows of a Hopper matrix instruction
 WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6)  # of programs, that a sum may be cut into
 
@@ -34,6 +36,7 @@ class Load(NamedTuple):
     elements, ``zeroed`` of them by a launch of their own; ``bytes`` of the tensors, and ``apart``, those that programs read
     which walk along other pixels than their neighbours do. ``turned``: a single sum is in another order than it is asked for
     in, so that it is a partial sum. ``copied``: elements that are copied first, into rows that TMA can read.
+    ``astray``: bytes that programs read in rows which begin within a line of the L2 cache.
     """
 
     items: int
@@ -48,6 +51,7 @@ class Load(NamedTuple):
     apart: int = 0
     turned: bool = False
     copied: int = 0
+    astray: int = 0
 
 
 class Candidate(NamedTuple):
@@ -96,7 +100,7 @@ def predicted(costs, way, tile, load):
         compute += start + steps * step(tile, -(-rest // processors))
     if load.met > 1:
         compute *= costs["uneven"]
-    memory = (load.bytes + costs["apart"] * load.apart) / costs["bandwidth"]
+    memory = (load.bytes + costs["apart"] * load.apart + costs["astray"] * load.astray) / costs["bandwidth"]
     time = costs["launch"] + (compute ** costs["overlap"] + memory ** costs["overlap"]) ** (1 / costs["overlap"])
     if load.slots > 1 or load.turned:
         turns = -(-load.slots // AT_ONCE)
@@ -108,6 +112,14 @@ def predicted(costs, way, tile, load):
     if load.zeroed:
         time += costs["sum"] + 4 * load.zeroed * load.numel / costs["partials"]
     return time
+
+
+def astray(g, rows, columns):
+    """Bytes that a product's tiles read, every ``rows`` output channels x and every ``columns`` input channels dy, in pixels
+    that begin within a line, if pixels lie side by side."""
+    share = lambda channels: 1 - math.gcd(2 * channels, LINE) / LINE  # noqa: E731
+    x, dy = g.columns * -(-g.Co // rows) * share(g.Ci), g.Co * -(-g.columns // columns) * share(g.Co)
+    return int(2 * g.M * (x + dy))
 
 
 def step(tile, together):

@@ -112,6 +112,7 @@ def load_of(g, options, work, turned=False):
     return model.Load(
         work.items, work.per, 1, work.slots, g.Co * g.columns, moved, met=work.met,
         zeroed=int(work.slots == work.pieces + 2), apart=apart, turned=turned, copied=sum(copied),
+        astray=model.astray(g, options["BLOCK_M"], options["GROUPS"] * options["BLOCK_N"]),
     )  # fmt: skip
 
 

@@ -120,7 +120,7 @@ def considered(problem, costs, tiles):
         one = cut(sizes, options, groups, split_k=1)
         found.append([
             model.Candidate(tile, options, replace(one, pieces=pieces, per=per), model.predicted(
-                costs, tiles_for(g).split()[0], tile, load_of(problem, one.tiles, pieces, per, tile["held"], volume)
+                costs, tiles_for(g).split()[0], tile, load_of(problem, options, one.tiles, pieces, per, tile["held"], volume)
             ))
             for pieces, per in sorted(model.cuts(
                 one.tiles, one.blocks, costs["multiprocessors"] * tile["held"], problem.split_k
@@ -129,12 +129,13 @@ def considered(problem, costs, tiles):
     return found
 
 
-def load_of(problem, tiles, pieces, per, held, volume):
+def load_of(problem, options, tiles, pieces, per, held, volume):
     """What the launch of a ``Cut`` asks of the GPU."""
     g = problem.g
     moved = problem.dtype.itemsize * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
     return model.Load(
-        tiles * pieces, per, held, pieces, g.Co * g.columns, moved, volume, turned=problem.turned
+        tiles * pieces, per, held, pieces, g.Co * g.columns, moved, volume, turned=problem.turned,
+        astray=model.astray(g, options["BLOCK_M"], options["BLOCK_N"]) if g.groups == 1 else 0,
     )
 
 
@@ -150,11 +151,16 @@ def tiles_for(g):
 
 def suits(g, tile):
     """Whether a tile is worth a prediction. TMA can bring blocks of dy, and of x where that is im2col already, if rows are a
-    multiple of 16 bytes apart, and should unless rows are short: TMA is slow where a block is mostly outside."""
+    multiple of 16 bytes apart, and should unless rows are short: TMA is slow where a block is mostly outside. Of slim tiles
+    of x that is im2col already the memory's rate is known, not the products'.
+    """
     if is_depthwise(g):
         return True
-    aligned = g.Co % VECTOR == 0 and (not g.pointwise or g.Ci % VECTOR == 0)
     rows, columns, _ = sum_of(g, {})[0]
+    sides = tile["BLOCK_M"], tile["BLOCK_N"]
+    if tiles_for(g) == "product rows" and min(rows, columns) > THIN and max(sides) >= 4 * min(sides):
+        return False
+    aligned = g.Co % VECTOR == 0 and (not g.pointwise or g.Ci % VECTOR == 0)
     return aligned if tile["TMA"] else not aligned or not tiles_for(g).startswith(ALIGNED) or min(rows, columns) <= THIN
 
 
