@@ -37,17 +37,20 @@ MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix uni
 TURNED_APART = 1 << 16  # turned sums that took clearly longer when they were written one by one
 VALUES = 45e3  # that a multiprocessor reads in a microsecond: a guess
 SUMS = 0.005  # microseconds of a multiprocessor for a thousand multiplications that are none: a guess
+NAMED = 2.0  # how much more a row of the benchmark of named layers counts
 FIRM, LOOSE = 0.3, 0.05  # how much a parameter that is e times its guess adds, squared: of the GPU, of a tile
 
 
 class Point(NamedTuple):
-    """A measured candidate: the row it belongs to, its tiles' kind, its tile as text, its ``Load`` and microseconds."""
+    """A measured candidate: the row it belongs to, its tiles' kind, its tile as text, its ``Load`` and microseconds, and how
+    much more than others it counts."""
 
     row: int
     kind: str
     tile: str
     load: cost.Load
     us: float
+    weight: float = 1.0
 
 
 def points_of(measured):
@@ -60,7 +63,8 @@ def points_of(measured):
             seen = form_of(g, candidate)
             if "ms" in candidate and candidate["off"] < 0.02 and usable(seen, candidate) and not changed(seen, candidate):
                 kind, tile, load = described(seen, candidate)
-                found.append(Point(i, kind, json.dumps(tile), load, 1e3 * candidate["ms"]))
+                weight = NAMED if row["models"] == ["named"] else 1.0
+                found.append(Point(i, kind, json.dumps(tile), load, 1e3 * candidate["ms"], weight))
     return found
 
 
@@ -182,7 +186,7 @@ def fit(points, processors):
     """The ``costs`` that are nearest to the points."""
     parameters = Parameters(points, processors)
     best = {row: min(p.us for p in points if p.row == row) for row in {p.row for p in points}}
-    weights = np.array([best[p.row] / p.us for p in points])
+    weights = np.array([p.weight * best[p.row] / p.us for p in points])
 
     def residuals(vector):
         costs = parameters.costs(vector)
