@@ -302,7 +302,7 @@ def test_without_a_fault_nothing_is_found(two_programs, schedule, seed):
     assert result.ok, result
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch, fault):
     (function, *edits), (kind, partition, line, words) = FAULTS[fault]
