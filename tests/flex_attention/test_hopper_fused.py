@@ -43,6 +43,7 @@ def check(name="nothing", schedule="round-robin", seed=0, launches=1, **options)
 # Numbers.
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "name",
     ["causal", "sliding window", "heads differ", "nothing allowed", "softcap", "dead rows"]
