@@ -98,7 +98,8 @@ def _gradients_kernel(
         dk *= to_end[:, None]
         dv *= to_end[:, None]
     do = load_rows(do_base, stride_do_t, stride_do_v, where, own_v, V, BLOCK_V, DTYPE, WIDE)
-    dv = tl.dot(tl.trans((A * scale).to(DTYPE)), do, dv, input_precision=PRECISION)
+    # one gate a component: the scores hold the scale already, and a second rounding would show in dv
+    dv = tl.dot(tl.trans((A if VECTOR else A * scale).to(DTYPE)), do, dv, input_precision=PRECISION)
     store_rows(dv_ptr + head * V, H * V, where, own_v, V, dv, BLOCK_V)
 
     q = load_rows(q_base, stride_q_t, stride_q_k, where, own_k, K, BLOCK_K, DTYPE, WIDE)
@@ -218,7 +219,7 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         zeros = [torch.zeros_like(x) if need else None for x, need in zip(given, needs[:-1], strict=True)]
         return *zeros, p.untouched(dfinal).to(initial_state.dtype) if need_initial else None
 
-    gates = prepare(p, at, q, k, g, g_gamma, gk, scores)
+    gates = prepare(p, at, q, k, g, g_gamma, gk, scale, scores)
     edge = operand_dtype(q)
     back = gates.q, do, scale, dfinal, need_initial
     states, _, costates, dinitial = walk(p, at, gates, gates.k, v, initial_state, False, edge, back)
