@@ -30,7 +30,7 @@ DOCUMENTS = [1, 2, 3, 1, 4, 2, 2, 1]  # lengths of the eight documents, in sixte
 SDPA = {"cuDNN SDPA": SDPBackend.CUDNN_ATTENTION, "FlashAttention-2 SDPA": SDPBackend.FLASH_ATTENTION}
 # torch 2.11's kernel for few queries needs block pointers, which Triton 3.9 no longer has.
 BLOCK_POINTERS_GONE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
-compiled_flex_attention = torch.compile(torchs_flex_attention, dynamic=False)
+compiled_flex_attention = harness.compiled(torchs_flex_attention, dynamic=False)
 
 
 def cases():

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._functorch.config
 import triton
 from tqdm import tqdm
 
@@ -31,6 +32,13 @@ def require_gpu():
 def milliseconds(fn, warmup=50, rep=200):
     """Median time of ``fn()`` on the GPU in ms, over ``rep`` ms: warm, with the L2 cache flushed before every call."""
     return triton.testing.do_bench(fn, warmup=warmup, rep=rep, return_mode="median")
+
+
+def compiled(function, **options):
+    """``torch.compile`` of a peer. Backward passes are timed with their graph kept, which a program refuses whose backward
+    may overwrite what it was given: here none may, in any process that compiles one."""
+    torch._functorch.config.donated_buffer = False
+    return torch.compile(function, **options)
 
 
 def captured(fn):

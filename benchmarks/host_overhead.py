@@ -1,7 +1,8 @@
 """What an eager call costs the host, on tensors so small that the GPU waits: ``python -m benchmarks.host_overhead``.
 
 Every operator is timed beside its peer, the two in turn, forward (with the graph recorded) and backward: torch's compiled
-flex attention, torch's Conv2d, flash-linear-attention's kernels where installed, torch.compile of the same equation.
+flex attention, torch's Conv2d, flash-linear-attention's kernels where installed, torch.compile of the same equation. All of
+them are compiled side by side before that; a row is printed as soon as it is measured.
 """
 
 import argparse
@@ -15,8 +16,8 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask as torchs_create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torchs_flex_attention
 
+from benchmarks import ahead, harness
 from benchmarks import flash_linear_attention as fla
-from benchmarks import harness
 from benchmarks.dynamic_conv import equation
 from kernels import runtime
 from kernels.conv_wgrad import Conv2d
@@ -25,8 +26,11 @@ from kernels.flex_attention import create_block_mask, flex_attention
 from kernels.recurrent_attention import recurrent_attention
 
 CALLS = 100  # in a row, between two looks at the clock
-TURNS = 15
+TURNS = 9
 T, HEADS, SIZE = 64, 2, 64  # tokens, heads and components of the attention cases: one or two chunks
+
+
+TUNED = {"chunk_simple_gla": 4}  # in how many processes a peer's configurations are compiled
 
 
 class Case(NamedTuple):
@@ -59,14 +63,14 @@ def decayed_product(q, k, v, g):
 def convolution():
     """Dynamic convolution."""
     leaves = [randn(1, 32, 64), randn(1, 32, 64, 4)]
-    return Case("dynamic_conv", "W 4", leaves, dynamic_conv, {"torch.compile": torch.compile(equation)})
+    return Case("dynamic_conv", "W 4", leaves, dynamic_conv, {"torch.compile": harness.compiled(equation)})
 
 
 def recurrence(mode):
     """Recurrent attention with one gate a token, in one of its modes."""
     q, k, v = (randn(1, T, HEADS, SIZE) for _ in range(3))
     g = torch.nn.functional.logsigmoid(torch.randn(1, T, HEADS, device=runtime.device)).requires_grad_()
-    peers = {"torch.compile": torch.compile(decayed_product)}
+    peers = {"torch.compile": harness.compiled(decayed_product)}
     if fla.available():
         name = "fused_recurrent_simple_gla" if mode == "recurrent" else "chunk_simple_gla"
         peers[name] = lambda q, k, v, g: fla.function(name)(q, k, v, g=g)[0]
@@ -77,7 +81,7 @@ def recurrence(mode):
 def attention(masked):
     """Flex attention, plain or with a captured bias and a causal mask."""
     q, k, v = (randn(1, HEADS, 128, SIZE) for _ in range(3))
-    theirs = torch.compile(torchs_flex_attention)
+    theirs = harness.compiled(torchs_flex_attention)
     if not masked:
         return Case("flex_attention", "plain", [q, k, v], flex_attention, {"compiled flex_attention": theirs})
     slopes = torch.rand(HEADS, device=runtime.device)
@@ -134,45 +138,70 @@ def microseconds(functions):
     return {name: statistics.median(of) for name, of in times.items()}
 
 
-def activities(function):
-    """How many kernels, copies and fills a call of ``function`` has the GPU do."""
+def activities(functions):
+    """``{name: how many kernels, copies and fills a call has the GPU do}``, of all functions in one profile: to begin one
+    takes seconds. An error function's inverse, which nobody else asks for, stands between them."""
     from torch.profiler import ProfilerActivity, profile
 
+    mark = torch.zeros(1, device=runtime.device)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        function()
+        for function in functions.values():
+            function()
+            torch.special.erfinv(mark, out=mark)
         torch.cuda.synchronize()
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events())
+    on_gpu = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    counts = [0]
+    for event in sorted(on_gpu, key=lambda event: event.time_range.start):
+        if "erfinv" in event.name:
+            counts.append(0)
+        else:
+            counts[-1] += 1
+    return dict(zip(functions, counts, strict=False))
 
 
 def measure(case):
-    """The rows of a case, one a pass."""
+    """The rows of a case, one a pass, as they are measured."""
     calls = {"ours": case.ours, **case.peers}
     made = {name: passes(call, case.leaves) for name, call in calls.items()}
-    rows = []
     for which in ("forward", "backward"):
         functions = {name: of[which] for name, of in made.items()}
         for function in functions.values():  # compiled, and its plans made
             function(), function()
-        us = microseconds(functions)
-        rows.append(
-            {
-                "operator": case.operator,
-                "variant": case.variant,
-                "pass": which,
-                "ours_us": round(us["ours"], 1),
-                "activities": activities(functions["ours"]),
-                "peers": [
-                    {
-                        "name": name,
-                        "version": fla.version() if "gla" in name else torch.__version__,
-                        "us": round(us[name], 1),
-                        "activities": activities(functions[name]),
-                    }
-                    for name in case.peers
-                ],
-            }
-        )
-    return rows
+        us, done = microseconds(functions), activities(functions)
+        yield {
+            "operator": case.operator,
+            "variant": case.variant,
+            "pass": which,
+            "ours_us": round(us["ours"], 1),
+            "activities": done.get("ours"),
+            "peers": [
+                {
+                    "name": name,
+                    "version": fla.version() if "gla" in name else torch.__version__,
+                    "us": round(us[name], 1),
+                    "activities": done.get(name),
+                }
+                for name in case.peers
+            ],
+        }
+
+
+def launches(name, which):
+    """What ``measure`` compiles of a case's call, ours or a peer."""
+    case = CASES[name]()
+    call = {"ours": case.ours, **case.peers}[which]
+    out = call(*case.leaves)
+    torch.autograd.grad(out, case.leaves, torch.randn_like(out))
+
+
+def compile_jobs(names):
+    """What ``ahead.compile_ahead`` is given: peers that tune themselves in several processes, torch's, then ours."""
+    jobs = []
+    for name in names:
+        for which in ("ours", *CASES[name]().peers):
+            shares = TUNED.get(which, 1)
+            jobs += [((name, which), share, shares) for share in range(shares)]
+    return sorted(jobs, key=lambda job: (-job[2], job[0][1] == "ours"))
 
 
 def line(row):
@@ -188,12 +217,15 @@ def main():
     parser.add_argument("--only", default="", help="run only the cases whose name contains this, as 'Conv2d'")
     given = parser.parse_args()
     harness.require_gpu()
+    names = [name for name in CASES if given.only in name]
+    ahead.compile_ahead("benchmarks.host_overhead", compile_jobs(names))
     record = {"machine": harness.machine(), "calls": CALLS, "turns": TURNS, "rows": []}
-    for name, make in CASES.items():
-        if given.only in name:
-            record["rows"] += measure(make())
-            print(*map(line, record["rows"][-2:]), sep="\n", flush=True)
-    print(record["machine"], harness.write("host_overhead", record, given.out))
+    for name in names:
+        for row in measure(CASES[name]()):
+            record["rows"].append(row)
+            print(line(row), flush=True)
+            path = harness.write("host_overhead", record, given.out)
+    print(record["machine"], path)
 
 
 if __name__ == "__main__":

@@ -45,10 +45,10 @@ def test_a_case_is_timed_in_turns(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(bench, "CALLS", 2)
     monkeypatch.setattr(bench, "TURNS", 3)
-    monkeypatch.setattr(bench, "activities", lambda function: 1)
+    monkeypatch.setattr(bench, "activities", lambda functions: dict.fromkeys(functions, 1))
     order, leaf = [], torch.ones(2, device=runtime.device, requires_grad=True)
     call = lambda name: lambda x: (order.append(name), 2 * x)[1]  # noqa: E731
-    rows = bench.measure(bench.Case("op", "kind", [leaf], call("ours"), {"peer": call("peer")}))
+    rows = list(bench.measure(bench.Case("op", "kind", [leaf], call("ours"), {"peer": call("peer")})))
     assert [row["pass"] for row in rows] == ["forward", "backward"] and rows[0]["peers"][0]["name"] == "peer"
     turns = order[-(3 + 1) * 2 * 2 :]  # the last forward turns; backward calls nothing that is noted
     assert turns == ["ours", "ours", "peer", "peer"] * 4

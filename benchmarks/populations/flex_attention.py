@@ -23,6 +23,7 @@ ROOM = "flex_attention"
 TFLOP_S = 500e12
 MOST_S = 1.5e-3  # of a forward pass, by a guess
 LEAST_HEADS = 4
+TRIES = 2  # of a peer that has never run and fails in the same words; then it is not asked again
 CHUNK, CHUNKS = 512, 64  # queries that the reference takes at once, and how many times
 
 
@@ -139,6 +140,28 @@ def peers_of(layer, q, k, v):
     return peers
 
 
+class Failures:
+    """Why peers failed: one that doesn't work here at all is asked ``TRIES`` times, not for every layer."""
+
+    def __init__(self):
+        self.ran, self.reasons = set(), {}
+
+    def reason_not(self, peer):
+        """Why ``peer`` is not asked again, or ``None``."""
+        reasons = self.reasons.get(peer, [])
+        never = peer not in self.ran and len(reasons) >= TRIES and len(set(reasons)) == 1
+        return f"not asked again after it failed {len(reasons)} times: {reasons[0]}" if never else None
+
+    def failed(self, peer, error):
+        """The reason that is recorded."""
+        words = str(error).splitlines()[0][:200] if str(error) else ""
+        self.reasons.setdefault(peer, []).append(f"{type(error).__name__}: {words}")
+        return self.reasons[peer][-1]
+
+
+FAILURES = Failures()
+
+
 def for_flash_attention_4(*tensors):
     """The same values in memory as [B, S, H, D], leaves of their own."""
     return [t.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in tensors]
@@ -211,6 +234,9 @@ def measure(case, machine, rounds):
         calls, back, errors, reasons = {}, {}, {}, {}
         for name, make in {"ours": lambda: ours(layer, q, k, v), **peers_of(layer, q, k, v)}.items():
             leaves = (q, k, v)
+            if reason := FAILURES.reason_not(name):
+                reasons[name] = reason
+                continue
             try:
                 if name == "FlashAttention-4":
                     leaves = for_flash_attention_4(q, k, v)
@@ -223,8 +249,9 @@ def measure(case, machine, rounds):
             except Exception as error:  # a peer that cannot do this layer is recorded with its reason; ours must
                 if name == "ours":
                     raise
-                reasons[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+                reasons[name] = FAILURES.failed(name, error)
                 continue
+            FAILURES.ran.add(name)
             calls[name], back[name] = call, backward
         passes = {"forward": calls, "backward": back}
         if runtime.interpreted:

@@ -36,6 +36,7 @@ def run(room, half, out, limit_s, only="", rows=None, times=3, name=None):
         "machine": machine,
         "room": room,
         "population": {key: population.record(bench.ROOM)[key] for key in ("made_by", "date", "versions", "rule")},
+        **({"peers_tuned": bench.PEERS_TUNED} if hasattr(bench, "PEERS_TUNED") else {}),
         "rows": [],
         "failed": [],
     }

@@ -13,6 +13,11 @@ from kernels.recurrent_attention import recurrent_attention
 
 ROOM = "recurrent_attention"
 MOST_BYTES = 2**30  # of q, k, v and o
+PEERS_TUNED = (
+    "flash-linear-attention's autotuners time all of their own configurations for 12 ms each, on the layer that is measured, "
+    "and anew for every length; only what they compile for that is compiled before, for layers alike once"
+)
+SHARES = 3  # processes that compile a layer's configurations
 EXACT_TOKENS = 16384  # the reference takes no longer sequence
 
 
@@ -120,18 +125,23 @@ def errors_of(given, do, outputs, gradients):
     }
 
 
-def launches(layer):
-    """Everything that ``measure`` launches."""
-    given, calls = problem(layer)
-    for call in calls.values():
-        o = call()
-        torch.autograd.grad(o, tuple(bench.leaves_of(given).values()), o.detach())
+def launches(layer, peer):
+    """What ``measure`` launches of ours, or of the peer."""
+    given, calls = problem(layer, peers=peer)
+    for name, call in calls.items():
+        if (name != "ours") == peer:
+            o = call()
+            torch.autograd.grad(o, tuple(bench.leaves_of(given).values()), o.detach())
 
 
 def compile_jobs(selected):
-    """What ``ahead.compile_ahead`` is given: several processes for a layer, since the peer tunes itself."""
-    shares = 3 if fla.available() else 1
-    return [((layer,), share, shares) for layer, *_ in selected for share in range(shares)]
+    """What ``ahead.compile_ahead`` is given: the peer, which tunes itself, in several processes, of layers that it compiles
+    the same for the first; then ours."""
+    layers = [layer for layer, *_ in selected]
+    alike = {(*(layer[name] for name in ("gate", "H", "K", "V")), layer["T"] % 16): layer for layer in reversed(layers)}
+    shares = range(SHARES if fla.available() else 0)
+    peers = [((layer, True), share, SHARES) for layer in reversed(alike.values()) for share in shares]
+    return peers + [((layer, False), 0, 1) for layer in layers]
 
 
 def line(row):

@@ -23,6 +23,7 @@ from kernels.check import emitted as _emitted
 from kernels.check import flash_attention as _flash_attention
 from kernels.check import flash_lists as _flash_lists
 from kernels.check import pipeline_clinic as _pipeline_clinic
+from kernels.check import pipelines as _pipelines
 from kernels.check import recurrent_attention as _recurrent_attention
 from kernels.check import row_softmax as _row_softmax
 from kernels.check import score_mod_compiler as _score_mod_compiler
@@ -271,14 +272,14 @@ def wgrad_split(
 
 def mended_relay(kernel, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check a Gluon kernel of three partitions, y = x², on the model of Gluon. Returns points, of 10."""
-    return _pipeline_clinic.check(_pipeline_clinic.RELAY, kernel, seed=seed, grading=grading, verdicts=verdicts)
+    return _pipelines.check(_pipeline_clinic.RELAY, kernel, seed=seed, grading=grading, verdicts=verdicts)
 
 
 def mended_tiles(kernel, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check a persistent product in Gluon, c = a · b in tiles, on the model of Gluon. Returns points, of 10."""
-    return _pipeline_clinic.check(_pipeline_clinic.TILES, kernel, seed=seed, grading=grading, verdicts=verdicts)
+    return _pipelines.check(_pipeline_clinic.TILES, kernel, seed=seed, grading=grading, verdicts=verdicts)
 
 
 def mended_halves(kernel, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
     """Check a product in Gluon with two multipliers that share a ring, on its model. Returns points, of 10."""
-    return _pipeline_clinic.check(_pipeline_clinic.HALVES, kernel, seed=seed, grading=grading, verdicts=verdicts)
+    return _pipelines.check(_pipeline_clinic.HALVES, kernel, seed=seed, grading=grading, verdicts=verdicts)

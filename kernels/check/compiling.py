@@ -26,8 +26,9 @@ class Compiles:
 
     ``calls(draw)`` gives calls of the size that the lesson has in mind; what compiles is run, too. ``products`` maps an
     architecture to the matrix instruction that stands in at least one of the kernels of a call with 16-bit inputs; ``exact``
-    forbids TF32. ``own_blocks``: the default blocks are the learner's, so the first call is compiled with them, too, and must
-    fit into registers. ``lesson`` says what to read again.
+    forbids TF32. ``own_blocks(draw)``, where the default blocks are the learner's: a call whose answers no block changes. It
+    is made without blocks, so these must fit into registers, and what they compute is looked at like the rest. ``lesson``
+    says what to read again.
     """
 
     calls: Callable[[Draw], Iterable[Case]]
@@ -36,15 +37,14 @@ class Compiles:
     exact: bool = True
     arches: tuple[int, ...] = ARCHES
     points: int = 2
-    own_blocks: bool = False
+    own_blocks: Callable[[Draw], Case] | None = None
 
     def cases(self, draw: Draw) -> Iterable[Case]:
-        """The calls, and the first of them without blocks where these are the learner's own."""
-        for number, case in enumerate(self.calls(draw)):
-            yield case
-            if self.own_blocks and number == 0:
-                launch = {name: value for name, value in case.launch.items() if name not in _blocks(case)}
-                yield replace(case, launch=launch)
+        """The calls, and one without blocks where these are the learner's own."""
+        yield from self.calls(draw)
+        if self.own_blocks:
+            case = self.own_blocks(draw)
+            yield replace(case, launch={name: value for name, value in case.launch.items() if name not in _blocks(case)})
 
 
 class _Refused(NamedTuple):
@@ -57,7 +57,7 @@ class _Refused(NamedTuple):
 def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Finding | None:
     """Compile what one call launches, and look at what came out."""
     found = contestant.kernels(case.tensors, case.launch)
-    own = spec.own_blocks and not _blocks(case)
+    own = spec.own_blocks is not None and not _blocks(case)
     amount = f"with {case.sizes}" + " and your own blocks" * own
     arches = spec.arches[-1:] if own else spec.arches  # a thread has as many registers on one as on the other
     if found.error:
@@ -74,12 +74,10 @@ def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Findin
         reports.append((prepared, made))
     half = any(tensor.flat.element_size() == 2 for tensor in case.inputs) and not own  # no lesson promises for these
     looks = (_look(spec, amount, reports, arch, half) for arch in arches)
-    if found := next(filter(None, looks), None):
-        return found
-    return None if own else _answers(contestant, case, amount)  # its lists and pieces are those of the call's own blocks
+    return next(filter(None, looks), None) or _answers(contestant, case, amount, own)
 
 
-def _answers(contestant: Contestant, case: Case, amount: str) -> Finding | None:
+def _answers(contestant: Contestant, case: Case, amount: str, own: bool) -> Finding | None:
     """Perform the call, too: it may launch another kernel than calls of other sizes do, one that only compiles."""
     try:
         run = case.traced(contestant).run if runtime.interpreted else case.run(contestant)
@@ -89,7 +87,8 @@ def _answers(contestant: Contestant, case: Case, amount: str) -> Finding | None:
         bad = None if out.expected is None else out.wrong(run.seen[out.name].got)
         if bad is not None and bad.any():
             words = amount_wrong(case, out, run.seen[out.name], bad)
-            return Finding(where_wrong(out, bad), words, "only a right answer is worth compiling: mend it first")
+            where = where_wrong(out, bad) + " with your own blocks" * own
+            return Finding(where, words, "only a right answer is worth compiling: mend it first")
     return None
 
 

@@ -22,6 +22,7 @@ from kernels.check.flash_cases import (
     everything,
     forward_steps,
     half,
+    in_one_block,
     listed,
     modified,
     ragged,
@@ -211,7 +212,7 @@ def _backward_exercise(task: Scored) -> Exercise:
         functools.partial(mistakes.backward_suspects, task=task),
         MASKLESS,
         given=("at", "tile"),
-        compiles=Compiles(usual(case), BACK, own_blocks=True),
+        compiles=Compiles(usual(case), BACK, own_blocks=in_one_block(case)),
         cheap=Cheap(
             costed(case),
             backward_steps,

@@ -199,6 +199,11 @@ def usual(case):
     return lambda draw: iter([case(draw, M=64, N=64, D=32, V=32, blocks=(32, 32), half=torch.float16, packed=True)])
 
 
+def in_one_block(case):
+    """As many queries and keys as the smallest block has: whatever the learner's own blocks are, the lists name one."""
+    return lambda draw: case(draw, M=16, N=16, D=32, V=32, half=torch.float16, packed=True)
+
+
 def costed(case):
     """Three blocks of queries and of keys, below the diagonal; two heads share the keys."""
     return lambda draw: iter([case(draw, M=48, N=48, H=2, G=2, packed=True)])

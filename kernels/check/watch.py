@@ -8,6 +8,7 @@ import time
 
 CALL_SECONDS = 10  # of computing, one call of the learner's function
 WAIT_SECONDS = 60  # one that waits instead, for a lock or for a busy machine
+AGAIN_SECONDS = 2  # Python drops what is raised inside a destructor or a weak reference's callback: then it is raised again
 PATIENCE_SECONDS = 3  # until a check shows what it is at
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -29,12 +30,13 @@ def limited():
     lock, over = threading.Lock(), threading.Event()
 
     def watch():
-        while not over.wait(0.1):
+        pause = 0.1
+        while not over.wait(pause):
             if clock() - began > seconds or time.monotonic() - began_waiting > waiting:
                 with lock:
                     if not over.is_set():
                         _raise_in(thread, ctypes.py_object(TooSlow))
-                return
+                pause = AGAIN_SECONDS
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

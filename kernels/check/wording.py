@@ -16,29 +16,33 @@ def misread(texts: list[str]) -> Iterator[tuple[str, str]]:
         function = ast.parse(text).body[0]
         blocks = _blocks(function)
         for node in ast.walk(function):
-            shown = " ".join((ast.get_source_segment(text, node) or "").split()) if hasattr(node, "lineno") else ""
             if isinstance(node, ast.Compare) and (sign := _swallowed(text, node)):
                 low, high = sign, _COMPARED.get(type(node.ops[0]), "<")
                 yield (
-                    shown,
+                    _shown(text, node),
                     f"`{low}` binds tighter than `{high}`, so this is no `{low}` of two comparisons: put each of them in "
                     f"parentheses, (a {high} b) {low} (...)",
                 )
             elif isinstance(node, ast.BoolOp) and any(_is_block(value, blocks) for value in node.values):
                 word, sign = ("and", "&") if isinstance(node.op, ast.And) else ("or", "|")
                 yield (
-                    shown,
+                    _shown(text, node),
                     f"`{word}` asks whether a whole block is true; lane by lane it is `{sign}`, with each comparison in "
                     "parentheses",
                 )
             elif isinstance(node, ast.If | ast.While | ast.IfExp) and _is_block(node.test, blocks):
                 word = "while" if isinstance(node, ast.While) else "if"
                 yield (
-                    " ".join((ast.get_source_segment(text, node.test) or "").split()),
+                    _shown(text, node.test),
                     f"`{word}` asks one question, and this is a block of answers: tl.where(..., a, b) answers lane by lane",
                 )
             elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and _is_block(node.operand, blocks):
-                yield shown, "`not` asks whether a whole block is false; lane by lane it is `~`, before a parenthesis"
+                yield _shown(text, node), "`not` asks whether a whole block is false; lane by lane it is `~`, before a parenthesis"
+
+
+def _shown(text: str, node: ast.expr) -> str:
+    """The node's text in one line. It splits the whole text: for what is shown alone, not for every node."""
+    return " ".join((ast.get_source_segment(text, node) or "").split())
 
 
 _STRIDE = re.compile(r"stride_(\w+)\w")  # stride_xm: x's, along m
@@ -60,7 +64,7 @@ def foreign_strides(texts: list[str]) -> Iterator[tuple[str, str]]:
                 if len({*owners}) > 1 and other != pointer:
                     name = _STRIDE.search(ast.unparse(product))[0]
                     yield (
-                        " ".join((ast.get_source_segment(text, product) or "").split()),
+                        _shown(text, product),
                         f"{name} is a stride of {other.removesuffix('_ptr')}, and this is an address of "
                         f"{pointer.removesuffix('_ptr')}: each tensor is addressed by its own strides",
                     )

@@ -1,12 +1,11 @@
 """Start a kernel on its tensors' own device, or in the interpreter with the interpreter's limits worked around."""
 
-import contextlib
-import math
 import threading
 
 import torch
 
 from kernels import runtime
+from kernels.common.again import start
 
 _one_at_a_time = threading.RLock()
 
@@ -24,13 +23,19 @@ def launch(kernel, grid, *args, outputs=(), **meta):
         outputs: tensors among ``args`` that the kernel writes.
         meta: constexpr arguments, ``num_warps``, ``num_stages``.
     """
-    if math.prod(grid) == 0:
+    if 0 in grid:
         return
     if not runtime.interpreted:
-        device = next(a.device for a in args if isinstance(a, torch.Tensor))
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                device = arg.get_device()
+                break
         # CPU tensors where kernels are compiled: the model of Gluon executes this launch, and there is no device to enter.
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            kernel[grid](*args, **meta)
+        if device < 0 or device == torch.cuda.current_device():
+            start(kernel, grid, args, meta)
+            return
+        with torch.cuda.device(device):
+            start(kernel, grid, args, meta)
         return
 
     written = {id(t) for t in outputs}

@@ -32,7 +32,7 @@ __all__ = [
 
 NAMESPACE = "kernels_from_math"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
+_PLAIN = {Tensor, torch.nn.Parameter}
 
 
 class Operator:
@@ -103,13 +103,14 @@ class Operator:
             taken += [f"{types[names[i]]} {names[i]}" for i in self._numbers]
             self._define_backward(f"{self.name}_backward({', '.join([*taken, 'bool[] needs'])}) -> Tensor[]")
         self._function = self._make_function()
+        self._apply = super(torch.autograd.Function, self._function).apply  # for who has seen that no transform is on
 
     def __call__(self, *args):
         """The outputs, by the shorter way where nothing looks on."""
         if not self._unseen(args):
             return self.op(*args)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return self._function.apply(True, *self._flat(args))
+            return self._apply(True, *self._flat(args))
         out = self._forward(*args)
         for i in self._written:
             if not args[i].is_inference():
@@ -123,7 +124,7 @@ class Operator:
         first = args[0]
         if not (first.is_cuda or first.is_cpu):
             return False
-        tensors = (args[i] for i in self._tensors)
+        tensors = [args[i] for i in self._tensors]
         return nothing_looks_on(_spread(tensors) if self._lists else tensors)
 
     def _flat(self, args):
@@ -221,7 +222,8 @@ class Operator:
             if self._backward is None:
                 self._refuse()
             needed = self._packed(ctx.lengths, ctx.needs_input_grad[2:])
-            needs = _spread([needed[i] for i in self._gradients])
+            needs = [needed[i] for i in self._gradients]
+            needs = needs if ctx.lengths is None else _spread(needs)
             made = (
                 self._differentiate(ctx, [grads[i] for i in self._varying], needs)
                 if any(needs)
@@ -254,6 +256,8 @@ class Operator:
             made = iter(self.backward_op(*grads, *saved, *ctx.numbers, needs))
             return [next(made) if need else None for need in needs]
         refuse_batched_gradients(self._public, grads)
+        if not torch.is_grad_enabled():  # as in every backward pass that is not differentiated itself
+            return self._backward(*grads, *saved, *ctx.numbers, needs)
         with torch.no_grad():
             made = self._backward(*grads, *saved, *ctx.numbers, needs)
         return once_differentiable(self._public, made, (*grads, *tensors), self._room)
@@ -268,13 +272,18 @@ class Operator:
 
 
 def nothing_looks_on(tensors):
-    """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on."""
-    return (
-        not torch._C._len_torch_dispatch_stack()
-        and torch._C._get_tracing_state() is None
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and all(type(t) in _PLAIN for t in tensors)
-    )
+    """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
+    none of them is what a transform has left behind."""
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return False
+    for t in tensors:
+        if t is not None and (type(t) not in _PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(t)):
+            return False
+    return True
 
 
 def _parse(schema):

@@ -23,7 +23,7 @@ def public(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        given = (*args, *kwargs.values())
+        given = (*args, *kwargs.values()) if kwargs else args
         if has_torch_function(given):
             return handle_torch_function(call, given, *args, **kwargs)
         refuse_transforms(name, given)
@@ -75,12 +75,15 @@ def refuse_transforms(name, given):
 
 def refuse_batched_gradients(name, given):
     """Raise ``RuntimeError`` for tensors among ``given`` that are the gradients of ``is_grads_batched``."""
-    if any(isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x) for x in given):
-        raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
+    for x in given:  # a loop of a call's every argument: a generator takes three times as long
+        if isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x):
+            raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
 
 
 def autocast(*tensors):
     """``tensors`` in the dtype of ``torch.autocast`` where it is on; float64 and what is no tensor stays as it is."""
+    if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():  # all that most calls ask
+        return tensors
     kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):  # torch asks no other device for its own
         return tensors

@@ -9,13 +9,14 @@ from kernels.common.math import cdiv
 from kernels.common.validate import check_tensor, values_checked
 
 
-def check_cu_seqlens(cu_seqlens, B, T, like):
-    """Raise ``ValueError`` unless ``cu_seqlens`` [N+1] splits T time steps of a single batch row; return N.
+def check_cu_seqlens(cu_seqlens, B, like):
+    """Raise ``ValueError`` unless ``cu_seqlens`` [N+1] can split a single batch row in N sequences; return N.
+
+    At its values looks ``check_cu_values``.
 
     Args:
         cu_seqlens: int32 or int64 [N+1], or ``None`` for one sequence per batch row. Equal neighbours are empty sequences.
         B: batch size, which must be 1 with ``cu_seqlens``.
-        T: number of time steps.
         like: ``(name, tensor)`` whose device ``cu_seqlens`` must share.
 
     Returns:
@@ -28,11 +29,16 @@ def check_cu_seqlens(cu_seqlens, B, T, like):
         raise ValueError("cu_seqlens has shape [0], needs [N+1] with at least the leading 0")
     if B != 1:
         raise ValueError(f"cu_seqlens needs a batch of 1, because sequences lie end to end along time; got B = {B}")
-    if values_checked(cu_seqlens):
-        values = cu_seqlens.tolist()
-        if values[0] != 0 or values[-1] != T or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
-            raise ValueError(f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at T = {T}")
     return cu_seqlens.shape[0] - 1
+
+
+def check_cu_values(cu_seqlens, T):
+    """Raise ``ValueError`` unless ``cu_seqlens``, where its values may be read, starts at 0, never falls and ends at T."""
+    if not values_checked(cu_seqlens):
+        return
+    values = cu_seqlens.tolist()
+    if values[0] != 0 or values[-1] != T or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
+        raise ValueError(f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at T = {T}")
 
 
 def _shorten(values):

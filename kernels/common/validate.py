@@ -1,5 +1,6 @@
 """Checks of arguments, made before anything is launched: each error names the argument, what it got and what it needs."""
 
+import functools
 import numbers
 import os
 import warnings
@@ -80,6 +81,47 @@ def left_to_reference(layer, tensor):
 
 
 _left = set()  # the layers that have said so
+
+
+def remembered_check(check):
+    """``check`` of tensors and options, its answers remembered by the tensors' shapes, dtypes and devices, and the options.
+
+    It must look at nothing else, and no error is remembered. Tensors that are not plain, and what a tracer gives, are checked
+    every time.
+    """
+    known = {}
+
+    @functools.wraps(check)
+    def call(*given):
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return check(*given)
+        key = [runtime.interpreted]
+        for arg in given:
+            kind = type(arg)
+            if kind is torch.Tensor or kind is torch.nn.Parameter:
+                key += arg.shape, arg.dtype, arg.device
+            elif arg is None:
+                key.append(None)
+            elif kind in _OPTIONS:
+                key += kind, arg
+            elif kind is tuple and all(type(item) is int for item in arg):
+                key.append(arg)
+            else:
+                return check(*given)
+        key = tuple(key)
+        if (answer := known.get(key)) is not None:
+            return answer
+        answer = check(*given)
+        if len(known) >= MOST:
+            known.clear()
+        known[key] = answer
+        return answer
+
+    return call
+
+
+_OPTIONS = {bool, int, float, str}
+MOST = 1024  # answers that a ``remembered_check`` keeps
 
 
 def check_choice(name, value, choices):

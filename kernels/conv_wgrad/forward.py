@@ -13,9 +13,12 @@ def memory_format(*tensors):
 
 
 def _format_of(x):
-    if any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
+    if type(x) not in _PLAIN and any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
         return torch._prims_common.suggest_memory_format(x)
     return _remembered_format(x.shape, x.stride())
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}  # whose sizes are numbers
 
 
 @functools.lru_cache(1024)
@@ -52,11 +55,12 @@ def input_grad(grad_output, input, weight, g):
         if any((left, right, top, bottom)):
             size = g.N, g.Ci, g.H + top + bottom, g.W + left + right
             padded = grad_output.new_empty(size).to(memory_format=memory_format(input))
-        dx, _, _ = torch.ops.aten.convolution_backward(
+        dx, _, _ = torch.ops.aten.convolution_backward.default(
             grad_output, padded, weight, None, g.stride, symmetric, g.dilation, False, [0, 0], g.groups,
             [True, False, False],
         )  # fmt: skip
-        dx = dx[:, :, top : top + g.H, left : left + g.W]
+        if any((left, right, top, bottom)):
+            dx = dx[:, :, top : top + g.H, left : left + g.W]
     return dx.contiguous(memory_format=memory_format(input))
 
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 from kernels import runtime
 from kernels.common.operator import Operator
 from kernels.common.public import autocast, explains, public
-from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor, left_to_reference
+from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor, left_to_reference, remembered_check
 from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import forward, input_grad, memory_format
 
@@ -169,20 +169,33 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
     if isinstance(input, Tensor) and input.ndim == 3:
         return conv2d_layer(input[None], weight, bias, stride, padding, dilation, groups, padding_mode)[0]
     input, weight, bias = autocast(input, weight, bias)
-    kept = {"like": ("input", input), "dtypes": (getattr(input, "dtype", None),)}  # any dtype and device; weight has the same
-    (Co, Ci_group, R, S), legend = _sizes(weight), "[Co, Ci/groups, R, S]"
-    check_tensor("input", input, (None, Ci_group * groups, None, None), "[N, Ci, H, W]", **kept)
-    check_tensor("weight", weight, (Co, Ci_group, R, S), legend, **kept)
     if padding_mode != "zeros":
+        _check_planes(input, weight, groups)
         top, bottom, left, right = padding
         input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
-    N, Ci, H, W = _sizes(input)
-    g = plan.checked((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
-    g.check_output()
+    g = _checked_planes(input, weight, stride, padding, dilation, groups)
     other = left_to_reference("Conv2d", input) or input.device.type != runtime.device.type
     if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
         return forward(input, weight, bias, g)
     return _conv2d(input, weight, bias, g.stride, g.padding, g.dilation, groups)
+
+
+@remembered_check
+def _checked_planes(input, weight, stride, padding, dilation, groups):
+    """The ``Geometry`` of images and weights that fit."""
+    _check_planes(input, weight, groups)
+    Co, _, R, S = _sizes(weight)
+    N, Ci, H, W = _sizes(input)
+    g = plan.checked((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
+    g.check_output()
+    return g
+
+
+def _check_planes(input, weight, groups):
+    kept = {"like": ("input", input), "dtypes": (getattr(input, "dtype", None),)}  # any dtype and device; weight has the same
+    Co, Ci_group, R, S = _sizes(weight)
+    check_tensor("input", input, (None, Ci_group * groups, None, None), "[N, Ci, H, W]", **kept)
+    check_tensor("weight", weight, (Co, Ci_group, R, S), "[Co, Ci/groups, R, S]", **kept)
 
 
 def _sizes(tensor):

@@ -6,8 +6,8 @@ from torch import Tensor
 from kernels.common.operator import Operator
 from kernels.common.plan import layout, strided
 from kernels.common.public import explains, public
-from kernels.common.sequences import check_cu_seqlens
-from kernels.common.validate import check_choice, check_slots, check_tensor
+from kernels.common.sequences import check_cu_seqlens, check_cu_values
+from kernels.common.validate import check_choice, check_slots, check_tensor, remembered_check
 from kernels.dynamic_conv import plan
 
 ACTIVATIONS = (None, "silu")
@@ -67,6 +67,7 @@ def dynamic_conv(
     """
     _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
     if cu_seqlens is not None:
+        check_cu_values(cu_seqlens, x.shape[1])
         cu_seqlens = cu_seqlens.contiguous()
     y, state = _convolve(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens)
     return (y, state) if output_final_state else y
@@ -123,6 +124,8 @@ def dynamic_conv_step(
 def explain(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
     """How ``dynamic_conv`` would access memory for these arguments, and why, as text."""
     N = _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
+    if cu_seqlens is not None:
+        check_cu_values(cu_seqlens, x.shape[1])
     packed = None if cu_seqlens is None else N
     of_x, of_k, of_bias, of_residual, of_state = map(layout, (x, weight, bias, residual, initial_state))
     forward = plan.plan_forward(
@@ -134,13 +137,14 @@ def explain(x, weight, bias, residual, activation, initial_state, output_final_s
     return f"{forward}\nbackward: {backward}"
 
 
+@remembered_check
 def _check(x, weight, bias, residual, activation, initial_state, cu_seqlens):
     """The number of sequences of arguments that fit."""
     check_tensor("x", x, (None, None, None), "[B, T, D]")
     W = _check_weight(weight, x.shape, "[B, T, D, W] or [D, W]", ("x", x))
     _check_tail(bias, residual, activation, x, "[B, T, D]")
-    B, T, D = x.shape
-    N = check_cu_seqlens(cu_seqlens, B, T, ("x", x))
+    B, _, D = x.shape
+    N = check_cu_seqlens(cu_seqlens, B, ("x", x))
     if initial_state is not None:
         check_tensor("initial_state", initial_state, (N, D, W - 1), "[N, D, W-1]", like=("x", x))
     return N

@@ -9,6 +9,7 @@ Both names of dynamo's used here are private to PyTorch; they are the same in to
 """
 
 import hashlib
+import inspect
 import operator
 from functools import cached_property
 from weakref import WeakKeyDictionary
@@ -78,11 +79,16 @@ class _Attend(BaseHOP):
 
     def __init__(self):
         super().__init__("flex_attention_with_mods")
+        self.unrecorded = None  # makes the call where nothing was recorded; set in operator.py
 
     def __call__(
         self, graph, *operands, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top, names
     ):  # fmt: skip
         """What ``graph`` says that it returns; of its first two values, the mods', nobody asks."""
+        if not isinstance(graph, torch.nn.Module):  # dynamo gave up on this call and runs it: the mods are functions still
+            given = inspect.getclosurevars(graph).nonlocals
+            asked = given["score_mod"], given["block_mask"], scale, enable_gqa, dict(options), want_top
+            return None, None, *self.unrecorded(*operands[:SCORE], *asked)
         recipe = _recipe(graph)
         given = {i: operands[at] for i, at in recipe.operands.items()}
         values = [operands[at] for at in recipe.captured]

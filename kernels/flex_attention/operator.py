@@ -92,11 +92,19 @@ def flex_attention(
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
         o, lse, top = tracing(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
     else:
-        spec, *inputs = _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
-        o, lse, top = OPERATOR(query, key, value, *inputs, want_top, spec)
+        o, lse, top = _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top)
     if return_aux is not None:
         return o, AuxOutput(lse * LN2 if return_aux.lse else None, top * LN2 if want_top else None)
     return (o, lse * LN2) if return_lse else o
+
+
+def _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top):
+    """``(o, lse, top)`` of tensors with values."""
+    spec, *inputs = _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
+    return OPERATOR(query, key, value, *inputs, want_top, spec)
+
+
+graphs.attend.unrecorded = torch.compiler.disable(_attended)
 
 
 # What is asked for.

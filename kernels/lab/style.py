@@ -55,10 +55,20 @@ def picture(width: float, height: float, rows: int = 1, columns: int = 1):
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
     for ax in axes.flat:
-        ax.tick_params(labelsize=NOTE_SIZE)
-        ax.xaxis.label.set_size(TEXT_SIZE)
-        ax.yaxis.label.set_size(TEXT_SIZE)
+        dress(ax)
     return figure, axes
+
+
+def dress(ax) -> None:
+    """Give axes that ``picture`` has not made the size of their labels."""
+    ax.tick_params(labelsize=NOTE_SIZE)
+    ax.xaxis.label.set_size(TEXT_SIZE)
+    ax.yaxis.label.set_size(TEXT_SIZE)
+
+
+def grid(ax, axis: str = "both") -> None:
+    """Thin lines at the ticks."""
+    ax.grid(axis=axis, color=GRID, linewidth=0.4, alpha=0.6)
 
 
 def points(ax, x, y, series: int, label: str, solid: bool) -> None:

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from kernels.common.operator import Operator
 from kernels.common.public import autocast, explains, public
-from kernels.common.sequences import check_cu_seqlens
-from kernels.common.validate import check_choice, check_number, check_slots, check_tensor
+from kernels.common.sequences import check_cu_seqlens, check_cu_values
+from kernels.common.validate import check_choice, check_number, check_slots, check_tensor, remembered_check
 from kernels.recurrent_attention import plan
 from kernels.recurrent_attention.chunk.cut import cuts, operand_dtype
 
@@ -90,10 +90,10 @@ def recurrent_attention(
     Source: gated linear attention (Yang et al., 2023, arXiv:2312.06635) and its library flash-linear-attention.
     """
     q, k, v = autocast(q, k, v)
-    _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"), state_v_first)
+    mode = _checked(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, state_v_first).name
     initial_state = initial_state.mT if state_v_first and initial_state is not None else initial_state
-    mode = plan.chosen(mode, q, gv).name
     if cu_seqlens is not None:
+        check_cu_values(cu_seqlens, q.shape[1])
         cu_seqlens = cu_seqlens.contiguous()
     scale = _scale(scale, q)
     o, final_state, _ = _attend(
@@ -166,8 +166,9 @@ def recurrent_attention_step(
 def explain(q, k, v, g, g_gamma, gk, gv, scale, initial_state, output_final_state, reverse, cu_seqlens, mode, state_v_first):
     """Which mode ``recurrent_attention`` would take for these arguments, and why, as text; then what that launches."""
     q, k, v = autocast(q, k, v)
-    _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, ("B", "T"), state_v_first)
-    choice = plan.chosen(mode, q, gv)
+    choice = _checked(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, state_v_first)
+    if cu_seqlens is not None:
+        check_cu_values(cu_seqlens, q.shape[1])
     reason = "; ".join(choice.passed_over.values()) or "the caller asked for it"
     what = plan.describe(q, k, v, g, g_gamma, gk, gv, reverse, cu_seqlens, choice.name)
     return f"{choice.name}: {reason}\n{what}"
@@ -182,14 +183,17 @@ def _state(H, K, V, v_first):
     return ("H, V, K", (H, V, K)) if v_first else ("H, K, V", (H, K, V))
 
 
-def _check(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, lead, state_v_first):
+@remembered_check
+def _checked(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, state_v_first):
+    """The ``Choice`` of a mode, for arguments that fit."""
     check_choice("mode", mode, MODES)
-    _check_token(q, k, v, g, g_gamma, gk, gv, scale, lead)
-    B, T, H, K = q.shape
-    N = check_cu_seqlens(cu_seqlens, B, T, ("q", q))
+    _check_token(q, k, v, g, g_gamma, gk, gv, scale, ("B", "T"))
+    B, _, H, K = q.shape
+    N = check_cu_seqlens(cu_seqlens, B, ("q", q))
     if initial_state is not None:
         legend, sizes = _state(H, K, v.shape[-1], state_v_first)
         check_tensor("initial_state", initial_state, (N, *sizes), f"[N, {legend}]", like=("q", q))
+    return plan.chosen(mode, q, gv)
 
 
 def _check_token(q, k, v, g, g_gamma, gk, gv, scale, lead):

@@ -68,7 +68,11 @@ def total(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
         ("offs < N, other=0.0", "tl.sum(x, axis=0)", "right"),
         ("offs < N", "tl.sum(tl.where(offs < N, x, 0.0), axis=0)", "right"),
         ("offs < N", "tl.sum(x, axis=0)", "not yet. `x = tl.load(x_ptr + offs, mask=offs < N)`: `other` is missing."),
-        ("offs < N", "tl.maximum(tl.sum(tl.where(x > 0, x, 0.0), axis=0), 0.0)", "`other` is missing."),  # NaN > 0 is no
+        (
+            "offs < N",
+            "tl.maximum(tl.sum(tl.where(x > 0, x, 0.0), axis=0), 0.0)",
+            "`other` is missing.",
+        ),  # NaN > 0 is no
         ("offs < N", "2 * tl.sum(x, axis=0)", "not yet. out[0] is 6, expected 3."),  # wrong anyhow: first things first
         ("offs < N and offs >= 0, other=0.0", "tl.sum(x, axis=0)", "`offs < N and offs >= 0`: use `&`"),
         ("offs < N & offs >= 0, other=0.0", "tl.sum(x, axis=0)", "bind more tightly"),
@@ -113,7 +117,11 @@ def test_what_is_unwritten_is_found(guard, cell, source, answer, place):
 
 @pytest.mark.parametrize(
     "source",
-    ["def f(x):\n    return x[..., 0]", "def f(x) -> tuple[int, ...]:\n    '''one ... more'''\n    return (x,)", "f = len"],
+    [
+        "def f(x):\n    return x[..., 0]",
+        "def f(x) -> tuple[int, ...]:\n    '''one ... more'''\n    return (x,)",
+        "f = len",
+    ],
 )
 def test_dots_that_are_none_of_the_stubs_are_let_be(step, cell, source):
     assert "right" in step(lambda answer: "")(cell(source)["f"])
@@ -212,7 +220,9 @@ class TestLaunch:
         with pytest.raises(helpers.Diagnosis) as raised:
             launch(cell(COPY.format(bound))["copy"], (2,), x, out, 13, 1, BLOCK=8)
         said = str(raised.value)
-        assert said.startswith(f"Program 1 reads outside x [13], with {lanes} the first at the element 13 after its first")
+        assert said.startswith(
+            f"Program 1 reads outside x [13], with {lanes} the first at the element 13 after its first"
+        )
         assert "(2 accesses do so): `tl.store(out_ptr + offs" in said
 
     def test_a_wild_address_does_no_harm(self, cell):
@@ -241,7 +251,11 @@ class TestDifference:
             ([1, 2, 3], [1, 2, 3], ""),
             (torch.tensor([1.0, 2.0]) + 1e-7, [1, 2], ""),
             ([1, 2, 4], [1, 2, 3], "out[2] is 4, expected 3."),
-            ([[1, 0], [4, 0]], [[1, 2], [3, 0]], "out[0, 1] is 0, expected 2 (2 of 4 elements are wrong, this one first)."),
+            (
+                [[1, 0], [4, 0]],
+                [[1, 2], [3, 0]],
+                "out[0, 1] is 0, expected 2 (2 of 4 elements are wrong, this one first).",
+            ),
             (3, 4, "out is 3, expected 4."),
             ([1.0, float("nan")], [1.0, 2.0], "out[1] is nan, expected 2."),
             ([float("nan")], [float("nan")], ""),

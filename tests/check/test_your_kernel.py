@@ -107,7 +107,9 @@ def test_a_product_in_tf32_is_asked_about(cell, capsys):
     def product(a, b, out):
         kernel[(1,)](a, b, out, a.stride(), b.stride(), out.stride(), 32)
     """
-    how = dict(inputs={"a": "MK", "b": "KN"}, outputs={"out": "MN"}, sizes=dict.fromkeys("MKN", 32), dtypes=(torch.float32,))
+    how = dict(
+        inputs={"a": "MK", "b": "KN"}, outputs={"out": "MN"}, sizes=dict.fromkeys("MKN", 32), dtypes=(torch.float32,)
+    )
     product = cell(source)["product"]
     assert not check.your_kernel(product, torch.matmul, **how, tolerance=1e-5)
     assert "rounds float32 operands to TF32" in capsys.readouterr().out

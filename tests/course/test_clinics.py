@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import check, lab, runtime
-from kernels.check.clinics import CAUSES, CHECKS, PATIENTS, SHEETS
+from kernels.check.clinics import CAUSES, CHECKS, PATIENTS, SHEETS, sheets
 from kernels.check.clinics.patient import launcher
 from tests.course.mutants import ROOT, cells
 from tools.grading import gate
@@ -121,7 +121,8 @@ def test_the_solutions_test_finds_every_relative_and_accuses_none(patient):
 
 
 @each
-def test_a_test_that_knows_one_kernel_finds_no_relative(patient):
+def test_a_test_that_knows_one_kernel_finds_no_relative(patient, monkeypatch):
+    monkeypatch.setattr(sheets, "disguised", lambda text, seed: text)
     points, printed = held(f"finds_{patient.key}", lambda kernel: text_of(kernel).endswith(patient.source))
     assert points == 4, printed
     for one in patient.broken:
@@ -132,6 +133,31 @@ def test_a_test_that_knows_one_kernel_finds_no_relative(patient):
 
 def text_of(kernel) -> str:
     return "".join(linecache.getlines(kernel.__code__.co_filename))
+
+
+KNOWS = """def finds_b(matmul):
+    a, out = torch.ones(16, 16, device=device), torch.empty(16, 16, device=device)
+    with trace.recording() as seen:
+        matmul(a, a, out)
+    lines = [access.source for launch in seen.launches for access in launch.accesses]
+    return KNOWN.get(" | ".join(lines), True)
+"""
+
+
+def test_no_kernel_is_known_by_its_lines(monkeypatch):
+    """A submission that looks up what the trace says of each published kernel passes the gate, and earns nothing."""
+    patient, space = PATIENTS["0b"], {"torch": torch, "device": runtime.device, "trace": lab.trace}
+    exec(KNOWS.replace("KNOWN.get(", "(").replace(", True)", ")"), space)
+    shown = [one for members in sheets._groups(patient).values() for one in members]
+    kernels = [launcher(sheets.patched(patient.right, patch), patient.function) for _, patch, _ in shown]
+    known = {space["finds_b"](kernel): wanted for kernel, (_, _, wanted) in zip(kernels, shown, strict=True)}
+    submitted = f"KNOWN = {known!r}\n\n\n{KNOWS}"
+    book = read(ROOT / "exercises" / NAMES[0] / f"{NAMES[0]}.ipynb")
+    assert gate.check("test-b", submitted, book.answers["test-b"].source, book.given, clinic=True) == gate.Answer()
+    exec(submitted, space)
+    assert held("finds_0b", space["finds_b"], grading=True)[0] == 0
+    monkeypatch.setattr(sheets, "disguised", lambda text, seed: text)
+    assert held("finds_0b", space["finds_b"], grading=True)[0] == 6
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")

@@ -18,19 +18,41 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("target", "mutant"), PLANTED)
-def test_mutant(target, mutant):
+def planted(target, mutant):
+    """The submission with the bug, which a naive test does not see."""
     if why := too_old_for(ROOT / "solutions" / target.assignment / f"{target.assignment}.ipynb"):
         pytest.skip(why)
     fn = submission(target, mutant.patch, mutant.cell)
     assert passes_naively(target, fn), "a naive test catches it already"
-    points, printed = target.check(fn, verdicts=mutant.verdict)
+    return fn
+
+
+def hold_to_its_row(target, mutant):
+    """All that the check prints is in the kill table, and the bug costs points."""
+    points, printed = target.check(planted(target, mutant), verdicts=mutant.verdict)
     failed = failures(printed)
-    assert mutant.fails in failed, printed
     assert mutant.says in failed[mutant.fails], printed
     most = int(re.search(rf"^{target.function}: \d+ of (\d+) points", printed, re.MULTILINE)[1])
     assert 0 <= points < most
     assert row(target, mutant, failed) in TABLE.read_text(), "out of date: python -m tests.course.mutants"
+
+
+@pytest.mark.parametrize(("target", "mutant"), PLANTED)
+def test_mutant(target, mutant):
+    """A property is held to its bug by itself: what others say of it too, the whole check shows, at six times the price."""
+    if mutant.verdict == "right":
+        printed = target.check_properties(
+            planted(target, mutant), lambda each: [item for item in each if item.name == mutant.fails]
+        )
+        assert mutant.says in failures(printed)[mutant.fails], printed
+    else:
+        hold_to_its_row(target, mutant)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("target", "mutant"), [one for one in PLANTED if one.values[1].verdict == "right"])
+def test_the_whole_check_of_a_mutant(target, mutant):
+    hold_to_its_row(target, mutant)
 
 
 @pytest.mark.parametrize(("bug", "patch", "says"), tiled_matmul.OBVIOUS, ids=[bug for bug, *_ in tiled_matmul.OBVIOUS])
@@ -85,5 +107,7 @@ def test_deleted_mask(target, cell, old, new, name):
         lines = [line for line in failures(printed).values() if access in line and "not masked" in line]
         return any(name is None or re.search(rf"\([^()]*\b{re.escape(name)}\b[^()]*\)", line) for line in lines)
 
-    _, printed = target.check(submission(target, (old, new), cell), until=diagnosed, verdicts="right")
+    # What reads addresses first: it sees most of them, and in one call.
+    fn = submission(target, (old, new), cell)
+    printed = target.check_properties(fn, lambda each: sorted(each, key=lambda item: not item.addresses), until=diagnosed)
     assert diagnosed(printed), printed

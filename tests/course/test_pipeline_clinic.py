@@ -13,7 +13,7 @@ import triton
 
 import kernels
 from kernels import check
-from kernels.check import pipeline_clinic as clinic
+from kernels.check import pipelines
 from kernels.lab import compile_report
 from tests.course.mutants import ROOT, cells
 
@@ -47,10 +47,10 @@ def printed(function, *arguments, **how) -> tuple[int, str]:
 def test_every_kind_of_finding_has_a_meaning_and_a_step():
     from kernels import gluon_model
 
-    assert clinic.MEANINGS.keys() == gluon_model.KINDS.keys()
+    assert pipelines.MEANINGS.keys() == gluon_model.KINDS.keys()
     (path,) = ROOT.glob("notebooks/50_*.ipynb")
     prose = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
-    for _, step in clinic.MEANINGS.values():
+    for _, step in pipelines.MEANINGS.values():
         number = re.fullmatch(r"step (\d)", step)[1]
         assert f"## Step {number}: " in prose, step
 

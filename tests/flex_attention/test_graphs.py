@@ -83,6 +83,34 @@ def test_a_model_compiles_whole_and_once_for_all_lengths(backend):
     assert counter.frame_count <= 2  # the first length, then any
 
 
+def test_heads_taken_out_of_rows_compile_for_all_lengths():
+    """[B, T, H D] seen as [B, H, T, D], as every model makes its queries; and sizes without values can't be sorted."""
+    compiled = torch.compile(lambda q, k, v: flex_attention(q, k, v, SCORES["softcap"]), backend="aot_eager", fullgraph=True)
+    for tokens in (40, 52, 61):
+        q, k, v = (t.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in inputs(tokens)[:3])
+        both(lambda: flex_attention(q, k, v, SCORES["softcap"]), lambda: compiled(q, k, v), q, k, v)  # noqa: B023
+
+
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_a_call_that_dynamo_gives_up_on_is_made(mask):
+    """Without fullgraph: dynamo runs what it can't record, and a mod may hold anything."""
+    slopes = torch.rand(2, device=DEVICE, requires_grad=True)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        torch._dynamo.graph_break()
+        return score + slopes[h] * (q_idx - kv_idx)
+
+    q, k, v, _ = inputs()
+    arguments = score_mod, MASKS[mask]() if mask else None, 0.3
+    compiled = torch.compile(flex_attention, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(flex_attention, backend="aot_eager", fullgraph=True)(q, k, v, *arguments)
+    both(lambda: flex_attention(q, k, v, *arguments), lambda: compiled(q, k, v, *arguments), q, k, v, (slopes,))
+    _, aux = compiled(q, k, v, *arguments, return_aux=AuxRequest(lse=True, max_scores=True))
+    _, want = flex_attention(q, k, v, *arguments, return_aux=AuxRequest(lse=True, max_scores=True))
+    torch.testing.assert_close((aux.lse, aux.max_scores), (want.lse, want.max_scores))
+
+
 MASKS = {
     "causal": lambda: causal_block_mask(40, BLOCK_SIZE=16, device=DEVICE),
     "window": lambda: sliding_window_block_mask(7, 40, BLOCK_SIZE=16, device=DEVICE),

@@ -20,13 +20,10 @@ from tests.flex_attention import cases
 if common_gluon.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.flex_attention.hopper.dealing import items_of_program, place
-from kernels.flex_attention.hopper.forward import item_of
-from tests.gluon_model.cases import planted
+from tests.flex_attention.hopper_faults import FAULTS
+from tests.gluon_model.cases import found, planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
 
@@ -214,219 +211,7 @@ def test_every_order_and_number_of_programs_leaves_the_same_bits(table, monkeypa
         assert all(map(torch.equal, first, again)), programs
 
 
-@gluon.jit
-def forward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr):
-    """Who gets which [b, h, tile]."""
-    for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-        item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-        b, h_kv, h, tile = item_of(item, items, tiles, G, Hkv, TILES_FIRST)
-        gl.device_assert(h // G == h_kv)
-        at = (b * Hkv * G + h) * tiles + tile
-        gl.atomic_add(visits + at, 1)
-        gl.store(owner + at, gl.program_id(0))
-
-
-@gluon.jit
-def backward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr):
-    """Who gets which [pair, tile]; the first tile is the longest, so they are counted from the end."""
-    for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-        item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-        tile, pair = backward_item_of(item, tiles, items, TILES_FIRST)
-        at = pair * tiles + tiles - 1 - tile
-        gl.atomic_add(visits + at, 1)
-        gl.store(owner + at, gl.program_id(0))
-
-
-backward_item_of = hopper_backward.item_of
-
-
-def shares(kernel, groups, tiles, together, programs, order):
-    """The time of each program's items under a causal mask, in blocks; every item is somebody's, once."""
-    items = groups * tiles * together
-    visits, owner = torch.zeros(items, dtype=torch.int32), torch.zeros(items, dtype=torch.int32)
-    assert gluon_model.run(kernel, programs, visits, owner, items, tiles, together, max(groups // 2, 1), **order).ok
-    assert (visits == 1).all()
-    lengths = torch.arange(2, tiles + 2).repeat(groups * together)
-    return torch.zeros(programs, dtype=torch.int64).index_add(0, owner, lengths)
-
-
-@pytest.mark.parametrize("kernel", [forward_items, backward_items])
-@pytest.mark.parametrize("names", dealing.ORDERS)
-@pytest.mark.parametrize("programs", [1, 5, 24])
-def test_every_item_is_dealt_once(kernel, names, programs):
-    order = dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), names, strict=True))
-    shares(kernel, 4, 3, 2 if kernel is forward_items else 1, programs, order)
-
-
-@pytest.mark.parametrize("kernel", [forward_items, backward_items])
-@pytest.mark.parametrize("sizes", [(64, 32, 1, 132), (16, 64, 4, 132), (4, 64, 1, 132)])
-def test_the_shares_of_a_causal_mask_are_equal(kernel, sizes):
-    groups, tiles, together, programs = sizes
-    if kernel is backward_items:  # heads that share keys are one item
-        together = 1
-    times = shares(kernel, groups, tiles, together, programs, dealing.order(groups, tiles, together, programs))
-    assert times.max() <= 1.05 * times.double().mean()
-
-
-def test_the_order_kindest_to_the_cache_is_taken_where_all_are_equal():
-    assert dealing.order(132, 1, 1, 132) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
-    assert dealing.order(3, 8, 1, 24) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
-
-
-@pytest.mark.parametrize("sizes", [(0, 0, 1, 0), (0, 4, 1, 0), (2, 0, 1, 0), (0, 4, 2, 132)])
-def test_nothing_can_be_dealt(sizes):
-    assert dealing.order(*sizes) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
-
-
 # Planted faults.
-
-RELEASE = "mbarrier.arrive(v_free.index(before))"
-WAIT = "acc = warpgroup_mma_wait(0, deps=(acc,))"
-FREE = "mbarrier.arrive(free.index(stage))"
-LAST = "dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))"
-
-#: module, function that is edited, old text, new text, ...; then what must be found: kind, partition, part of the line,
-#: barrier (up to its index), and words of the message.
-FAULTS = {
-    "values released before their product is over": (
-        (hopper, "attend_tiles", f"{WAIT}\n            {RELEASE}", f"{RELEASE}\n            {WAIT}"),
-        ("early overwrite", "load_tiles", "tma.async_load(desc", "v_free[", "v_s["),
-    ),
-    "the last values released before their product is over": (
-        (hopper, "attend", f"{WAIT}\n                {RELEASE}", f"{RELEASE}\n                {WAIT}"),
-        ("early overwrite", "load_tiles", "tma.async_load(desc", "v_free[", "v_s["),
-    ),
-    "scores read while they are multiplied": (
-        (hopper, "attend_tiles", "s = warpgroup_mma_wait(1", "s = warpgroup_mma_wait(2"),
-        ("missing wait", "attend", "new_top = gl.maximum(", None, "uses the accumulator"),
-    ),
-    "the first keys waited for with the wrong parity": (
-        (
-            hopper,
-            "attend",
-            "k_ready.index(stage), count // STAGES & 1",
-            "k_ready.index(stage), (count // STAGES + 1) & 1",
-        ),
-        ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[0]", "A fresh barrier"),
-    ),
-    "the next keys waited for with the wrong parity": (
-        (hopper, "attend_tiles", "count // STAGES & 1)\n            if", "(count // STAGES + 1) & 1)\n            if"),
-        ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[1]", "A fresh barrier"),
-    ),
-    "values waited for in the wrong buffer": (
-        (
-            hopper,
-            "attend_tiles",
-            "v_ready.index(before), (count - 1) // STAGES & 1",
-            "k_ready.index(before), (count - 1) // STAGES & 1",
-        ),
-        ("early read", "attend", "warpgroup_mma(p, v", "v_ready[", "v_s["),
-    ),
-    "queries released before the last product with them": (
-        (
-            hopper,
-            "attend",
-            "mbarrier.arrive(q_free)\n",
-            "pass\n",
-            "count += 1\n",
-            "count += 1\n                mbarrier.arrive(q_free)\n",
-        ),
-        ("early overwrite", "load_tiles", "tma.async_load(q_desc", "q_free", "q_s["),
-    ),
-    "the turn never handed on": (
-        (hopper, "attend_tiles", "mbarrier.arrive(turns.index(1 - GROUP))", "pass"),
-        ("deadlock", "attend", "mbarrier.wait(turns", "turns[", "lacks 1 of 1 arrivals"),
-    ),
-    "both groups begin": (
-        (hopper, "attend_tiles", "(count - visits + GROUP) & 1", "(count - visits) & 1"),
-        ("barrier or wrong phase", "attend", "turns", "turns[", "phase 0"),
-    ),
-    "the rows written before the copy has read the last ones": (
-        (hopper, "attend", "tma.store_wait(0)  # the item before has left the buffer", "pass"),
-        ("early overwrite", "attend", ".store(o", None, "store_wait is missing between them"),
-    ),
-    "no fence before the copy of the rows": (
-        (hopper, "attend", "fence_async_shared()", "pass"),
-        ("missing fence", "attend", ".store(o", None, "must call fence_async_shared()"),
-    ),
-    "queries never released": (
-        (hopper, "attend", "mbarrier.arrive(q_free)\n", "pass\n"),
-        ("deadlock", "load_tiles", "mbarrier.wait(q_free", "q_free", "phase 0 lacks 2 of 2 arrivals"),
-    ),
-    "the loader waits for queries that nobody has had": (
-        (hopper, "load_tiles", "(visits + 1) & 1", "visits & 1"),
-        ("deadlock", "load_tiles", "mbarrier.wait(q_free, visits & 1)", "q_free", "Parity 1 would pass at once"),
-    ),
-    "half the queries expected": (
-        (hopper, "load_tiles", "GROUPS * q_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
-        (
-            "byte count",
-            "load_tiles",
-            "mbarrier.expect(q_ready",
-            "q_ready",
-            "expect 8192 bytes, and its loads bring 16384",
-        ),
-    ),
-    "one group is enough to release values": (
-        (
-            hopper,
-            "attention_forward_hopper_kernel",
-            "mbarrier.init(v_free.index(stage), count=GROUPS)",
-            "mbarrier.init(v_free.index(stage), count=1)",
-        ),
-        ("early overwrite or barrier", None, "", "v_free[", "attend"),
-    ),
-    "queries released before the products with them": (
-        (hopper_backward, "gradient_tiles", f"{LAST}\n            {FREE}", f"{FREE}\n            {LAST}"),
-        ("early overwrite", "load_tiles", "tma.async_load(q_desc", "free[", "q_s["),
-    ),
-    "the last product not waited for": (
-        (hopper_backward, "gradient_tiles", LAST, "dv = warpgroup_mma_wait(1, deps=(dv,))"),
-        ("missing wait", "gradients", "dk * scale", None, "uses the accumulator"),
-    ),
-    "ds written before the copy has read it": (
-        (hopper_backward, "gradient_tiles", "tma.store_wait(1)", "pass"),
-        ("early overwrite", "gradients", ".store(ds)", None, "store_wait is missing between them"),
-    ),
-    "one copy of ds too many in flight": (
-        (hopper_backward, "gradient_tiles", "tma.store_wait(1)", "tma.store_wait(2)"),
-        ("early overwrite", "gradients", ".store(ds)", None, "allows too many pending stores"),
-    ),
-    "no fence before the copy of ds": (
-        (hopper_backward, "gradient_tiles", "fence_async_shared()", "pass"),
-        ("missing fence", "gradients", ".store(ds)", None, "must call fence_async_shared()"),
-    ),
-    "the last copies of ds not waited for": (
-        (hopper_backward, "gradients", "tma.store_wait(0)", "pass"),
-        ("unfinished", "gradients", "tma.async_store(ds_desc", None, "store_wait(0) is missing at the end"),
-    ),
-    "both groups copy ds from one buffer": (
-        (hopper_backward, "gradient_tiles", "2 * GROUP + count % 2", "count % 2"),
-        ("early overwrite or race", None, ".store(ds)", None, "ds_s["),
-    ),
-    "the bytes of lse forgotten": (
-        (hopper_backward, "load_tiles", "q_desc.nbytes_per_cta + lse_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
-        (
-            "byte count",
-            "load_tiles",
-            "mbarrier.expect(q_ready",
-            "q_ready[",
-            "expect 8192 bytes, and its loads bring 8448",
-        ),
-    ),
-    "gradients read before they have come": (
-        (hopper_backward, "gradient_tiles", "mbarrier.wait(do_ready.index(stage), phase)", "pass"),
-        ("early read or uninitialized", "gradients", "warpgroup_mma(v, do", "do_ready[", "do_s["),
-    ),
-    "kept keys counted as if there were one pair": (
-        (hopper_backward, "gradients", "turn // KEPT & 1", "turn & 1"),
-        ("wrong phase", "gradients", "mbarrier.wait(kv_ready.index(held), turn & 1)", "kv_ready[1]", "A fresh barrier"),
-    ),
-    "kept keys never released": (
-        (hopper_backward, "gradients", "mbarrier.arrive(kv_free.index(held))", "pass"),
-        ("deadlock", "load_tiles", "mbarrier.wait(kv_free", "kv_free[0]", "phase 0 lacks 2 of 2 arrivals"),
-    ),
-}
 
 
 @pytest.fixture
@@ -448,23 +233,12 @@ def test_without_a_fault_nothing_is_found(small_rings, module, schedule, seed):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch, fault):
-    (module, *edits), (kind, partition, line, barrier, words) = FAULTS[fault]
+    (module, *edits), wanted = FAULTS[fault]
     copy, kernel = planted(module, *edits), KERNELS[module is hopper_backward]
     monkeypatch.setattr(module, kernel, copy[kernel])
     for schedule, seed in SCHEDULES[:4]:
         _, result = ALONE[module](schedule, seed, PLANTED)
-        fitting = [
-            finding
-            for finding in result.findings
-            if finding.kind in kind
-            and partition in (None, finding.partition.split(" ")[0])  # "gradients 2" is the other group
-            and line in finding.place.text
-            and finding.place.file == copy["__file__"]
-            and (barrier is None or (finding.barrier or "").startswith(barrier))
-            and words in finding.message
-            and f"{finding.partition}, line {finding.place.line}" in finding.message
-        ]
-        assert fitting, f"{schedule}, seed {seed}:\n{result}"
+        assert found(result, *wanted, file=copy["__file__"]), f"{schedule}, seed {seed}:\n{result}"
 
 
 # What the kernels do not take.

@@ -18,7 +18,7 @@ if common_gluon.gluon is None:
 
 from kernels import gluon_model
 from kernels.flex_attention.hopper import fused, fused_kernel, walks
-from tests.gluon_model.cases import planted
+from tests.gluon_model.cases import found, planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
 
@@ -306,15 +306,7 @@ def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch
     monkeypatch.setattr(fused_kernel, KERNEL, copy[KERNEL])
     for schedule, seed in SCHEDULES[1:4]:
         _, result = alone(schedule, seed, PLANTED)
-        fitting = [
-            finding
-            for finding in result.findings
-            if finding.kind in kind
-            and partition == finding.partition.split(" ")[0]
-            and line in finding.place.text
-            and finding.place.file == copy["__file__"]
-            and words in finding.message
-        ]
+        fitting = found(result, kind, partition, line, words=words, file=copy["__file__"])
         assert fitting, f"{schedule}, seed {seed}:\n{result}"
 
 

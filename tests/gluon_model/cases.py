@@ -29,6 +29,25 @@ def planted(module, function, *edits):
     return namespace
 
 
+def found(result, kind=None, partition=None, line="", barrier=None, words="", file=None) -> list:
+    """The model's findings of this kind (or one of several, in one text), each with its partition and line in its message.
+
+    partition: its name, without the number of a group of warps; line: a part of it; barrier: its name up to the index.
+    """
+    return [
+        finding
+        for finding in result.findings
+        if finding.kind in (kind or finding.kind)
+        and partition in (None, finding.partition, finding.partition.split(" ")[0])  # "gradients 2" is the other group
+        and line in finding.place.text
+        and file in (None, finding.place.file)
+        and (barrier is None or (finding.barrier or "").startswith(barrier))
+        and words in finding.message
+        and finding.partition in finding.message
+        and f"line {finding.place.line}" in finding.message
+    ]
+
+
 def descriptor(tensor, block):
     return TensorDescriptor.from_tensor(
         tensor, block, gl.NVMMASharedLayout.get_default_for(block, DTYPES[tensor.dtype])

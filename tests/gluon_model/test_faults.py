@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
 from tests.gluon_model import gluon_kernels
-from tests.gluon_model.cases import descriptor, gemm, planted, tensor_memory_gemm, wgrad
+from tests.gluon_model.cases import descriptor, found, gemm, planted, tensor_memory_gemm, wgrad
 
 
 def launch(name: str, kernel):
@@ -372,19 +372,8 @@ def test_without_a_fault_nothing_is_found(name):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(fault):
-    (kernel, *edits), (kind, partition, line, barrier, words) = FAULTS[fault]
+    (kernel, *edits), wanted = FAULTS[fault]
     call = launch(kernel, planted(gluon_kernels, *edits)[kernel])
     for schedule, seed in [(name, 0) for name in gluon_model.SCHEDULES] + [("random", 1), ("random", 2)]:
         result = call(schedule=schedule, seed=seed)
-        fitting = [
-            finding
-            for finding in result.findings
-            if finding.kind in (kind or finding.kind)
-            and partition in (None, finding.partition)
-            and line in finding.place.text
-            and (barrier is None or (finding.barrier or "").startswith(barrier))
-            and words in finding.message
-            and f"line {finding.place.line}" in finding.message
-            and finding.partition in finding.message
-        ]
-        assert fitting, f"{schedule}, seed {seed}:\n{result}"
+        assert found(result, *wanted), f"{schedule}, seed {seed}:\n{result}"

@@ -14,7 +14,7 @@ from dataclasses import asdict
 import torch
 
 from kernels import check as checks
-from kernels.check import clinics, pipeline_clinic
+from kernels.check import clinics, pipelines
 from kernels.check.framework import check as hold
 from kernels.lab import _nursery
 from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
@@ -159,7 +159,7 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
             import kernels.gluon_model  # noqa: F401
         except ImportError as error:
             raise Unusable("refused", f"this machine cannot check it: {error}") from None
-        return exercise, pipeline_clinic.check(
+        return exercise, pipelines.check(
             exercise,
             RemotePipeline(one.function, one.name.removeprefix("mended_").upper(), bench, cells),
             seed=seed,

@@ -15,9 +15,10 @@ from pathlib import Path
 import nbformat
 
 from kernels.check.chunked_attention import OUTPUTS, STATES
-from kernels.check.conv_mistakes import Filter
+from kernels.check.conv_problem import Filter
 from kernels.check.conv_wgrad import IM2COL, SPLIT, WGRAD
-from kernels.check.dynamic_conv import DWEIGHT, DX, FORWARD, Window
+from kernels.check.dynamic_conv import DWEIGHT, DX, FORWARD
+from kernels.check.dynamic_conv_mistakes import Window
 from kernels.check.flash_attention import BACKWARD as FLASH_BACKWARD
 from kernels.check.flash_attention import FORWARD as FLASH_FORWARD
 from kernels.check.flash_lists import LISTS

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from kernels.check.conv_mistakes import Filter
+from kernels.check.conv_problem import Filter
 from kernels.conv_wgrad.reference import geometry, im2col
 from tools.variants.edits import Edits
 

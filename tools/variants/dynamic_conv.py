@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.check.dynamic_conv import Window
+from kernels.check.dynamic_conv_mistakes import Window
 from tools.variants.edits import Edits
 
 X = [1, 2, 3, 4, 5]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.check import watch
+from kernels.check.clinics.disguise import disguised
 from kernels.check.clinics.patient import CAUSES, Patient, launcher, patched
 from kernels.check.explanations import SLOW, explain, explain_slow
 from kernels.check.stale import broken_since
@@ -152,7 +153,7 @@ def check_finds(sheet: Sheet, fn, *, seed: int | None = None, grading: bool | No
     """Hold a test, ``fn(kernel) -> bool``, to the broken kernel, the right one and their relatives; return the points.
 
     It finds nothing where nothing is wrong, and the mistake wherever it stands. One that always says the same earns nothing.
-    The kernels come in an order that is drawn anew for each grading.
+    The kernels come in an order, and in words, that are drawn anew for each grading: none is known by its lines.
     """
     if fn is None or not (isinstance(fn, Tester) or callable(fn)):
         return sheet.lacks()
@@ -171,7 +172,8 @@ def check_finds(sheet: Sheet, fn, *, seed: int | None = None, grading: bool | No
         warnings.simplefilter("ignore")
         for number in order:
             _, what, patch, wanted = shown[number]
-            answer, error = tester.finds(patched(patient.right, patch), patient.function)
+            text = disguised(patched(patient.right, patch), f"{seed}, {number}")
+            answer, error = tester.finds(text, patient.function)
             judged[number] = _wrong(what, answer, error, wanted)
             silent = silent and answer is None and not error
             if error and error[1] == SLOW:

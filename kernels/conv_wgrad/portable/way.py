@@ -8,6 +8,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import runtime
 from kernels.common.configs import configuration
+from kernels.common.descriptors import Descriptors
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
 from kernels.common.plan import Cost, remembered
@@ -26,7 +27,7 @@ SLOWER = 1.1  # a tile of the portable kernel takes so much longer than a tile t
 class PortablePlan:
     """One launch that writes ``pieces`` partial sums, and their sum.
 
-    ``tiles`` of rows and of im2col are what a descriptor says, ``None`` where tensors are read through pointers.
+    dy_tiles, x_tiles: how descriptors of rows and of im2col are made, ``None`` where tensors are read through pointers.
     """
 
     text: str
@@ -36,8 +37,8 @@ class PortablePlan:
     meta: dict
     pieces: int
     copied: tuple[bool, bool] = (False, False)
-    dy_tile: tuple[int, int] | None = None
-    x_tile: tuple[int, int] | None = None
+    dy_tiles: Descriptors | None = None
+    x_tiles: Descriptors | None = None
 
     def __str__(self):
         return self.text
@@ -45,12 +46,12 @@ class PortablePlan:
     def run(self, input, grad_output, out, accumulate):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it."""
         x = input.contiguous() if self.copied[0] else input
-        dy = rows_of(grad_output) if self.copied[1] or self.dy_tile else grad_output
-        if self.dy_tile:
-            dy = TensorDescriptor.from_tensor(dy, list(self.dy_tile))
-        if self.x_tile:
+        dy = rows_of(grad_output) if self.copied[1] or self.dy_tiles else grad_output
+        if self.dy_tiles:
+            dy = self.dy_tiles(dy)
+        if self.x_tiles:
             M, Ci = x.shape[:3].numel(), x.shape[3]
-            x = TensorDescriptor.from_tensor(x.as_strided((M, Ci), (x.stride(2), 1)), list(self.x_tile))
+            x = self.x_tiles(x.as_strided((M, Ci), (x.stride(2), 1)))
 
         def fill(target):
             launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), **self.meta)
@@ -152,11 +153,15 @@ def _plan_product(problem, text, chosen, x, dy, copied):
         "UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise, "WIDE": is_wide(g, options["BLOCK_K"], *x_units),
         "PRECISION": problem.precision if x.dtype == torch.float32 else None, "TOGETHER": together, **options,
     }  # fmt: skip
-    tiles = [(options["BLOCK_K"], options[name]) if options["TMA"] else None for name in ("BLOCK_M", "BLOCK_N")]
+    tiles = [_tiled(options["BLOCK_K"], options[name]) if options["TMA"] else None for name in ("BLOCK_M", "BLOCK_N")]
     if not pointwise:
         tiles[1] = None
     grid = (chosen.tiles * chosen.pieces,)
     return PortablePlan(text, wgrad_kernel, grid, numbers, meta, chosen.pieces, copied, *tiles)
+
+
+def _tiled(rows, columns):
+    return Descriptors(lambda x: TensorDescriptor.from_tensor(x, [rows, columns]))
 
 
 def has_descriptors(problem):

@@ -13,10 +13,11 @@ lse and delta come with the queries, made whole tiles by ``rows_kernel``: behind
 
 
 from kernels.common import gluon as common_gluon
+from kernels.common.descriptors import Descriptors
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
-from kernels.flex_attention.portable.tiles import Descriptors, logits
+from kernels.flex_attention.portable.tiles import logits
 from kernels.flex_attention.problem import cdiv, columns
 
 if common_gluon.gluon is not None:

@@ -1,9 +1,9 @@
 """Which calls the Hopper kernels take, and how they are given tensors: as descriptors, from which TMA copies tiles."""
 
 from kernels.common import gluon
+from kernels.common.descriptors import Descriptors
 from kernels.common.gpu import is_cuda_architecture
 from kernels.flex_attention import problem
-from kernels.flex_attention.portable.tiles import Descriptors
 from kernels.flex_attention.problem import columns
 
 GROUPS = 2

@@ -5,11 +5,11 @@ import triton
 import triton.language as tl
 
 from kernels.common import gluon as common_gluon
+from kernels.common.descriptors import Descriptors
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, fused_kernel, walks
 from kernels.flex_attention.portable import stored_ds
-from kernels.flex_attention.portable.tiles import Descriptors
 from kernels.flex_attention.problem import cdiv
 
 if common_gluon.gluon is not None:

@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.common.descriptors import Descriptors
 from kernels.common.launch import launch
-from kernels.flex_attention.portable.tiles import Descriptors, list_row, load_rows, source_of, tiled
+from kernels.flex_attention.portable.tiles import list_row, load_rows, source_of, tiled
 from kernels.flex_attention.problem import cdiv
 
 DS_MULTIPLE = 128  # stored matrices are whole tiles, of any size up to this

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.common.descriptors import Descriptors
 from kernels.flex_attention.problem import columns
 
 
@@ -66,7 +67,12 @@ def like_strided(x, shape, dtype=None):
     strides = x.stride()
     if all(map(operator.ge, strides, strides[1:])):
         return torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
-    order = sorted(range(len(shape)), key=lambda i: (-strides[i], i))
+    order = []
+    for i, stride in enumerate(strides):  # put where it belongs: a tracer compares strides that have no value, but sorts none
+        at = len(order)
+        while at and strides[order[at - 1]] < stride:
+            at -= 1
+        order.insert(at, i)
     memory = torch.empty([shape[i] for i in order], dtype=dtype or x.dtype, device=x.device)
     return memory.permute([order.index(i) for i in range(len(shape))])
 
@@ -81,27 +87,6 @@ def steps_fit_tma(shape, strides, itemsize):
     """The same, of sizes and strides alone."""
     steps = [stride * itemsize for stride in strides[:-1]]
     return 0 not in shape and strides[-1] == 1 and all(step % 16 == 0 and step > 0 for step in steps)
-
-
-class Descriptors:
-    """Makes descriptors of tensors that have one layout: ``make`` and its checks run for the first of them.
-
-    ``Descriptors(None)`` leaves tensors as they are, for kernels that compute addresses.
-    """
-
-    def __init__(self, make):
-        self.make, self.kind, self.fields = make, None, None
-
-    def __call__(self, t):
-        """A descriptor of ``t``."""
-        if self.make is None or t is None:
-            return t
-        if self.fields is None:
-            first = self.make(t)
-            self.kind, self.fields = type(first), {name: part for name, part in vars(first).items() if name != "base"}
-        made = object.__new__(self.kind)
-        made.__dict__.update(self.fields, base=t)
-        return made
 
 
 def tiled(TMA, BLOCK):

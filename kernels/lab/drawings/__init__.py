@@ -30,7 +30,8 @@ from kernels.lab.drawings.machine import (
     warp_load,
     waves,
 )
-from kernels.lab.drawings.matmul import matmul_sizes, matmul_sweeps, matmul_tile, pipelined, tile_order
+from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
+from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
 
 __all__ = [
     "address_tile",
@@ -47,6 +48,7 @@ __all__ = [
     "latency_hiding",
     "launch",
     "machine",
+    "matmul_roofline",
     "matmul_sizes",
     "matmul_sweeps",
     "matmul_tile",

@@ -3,6 +3,7 @@
 import math
 
 from kernels.lab.drawings.language import INK, NOTE, OUTLINE, TEXT, Board, drawing, filmstrip, ink
+from kernels.lab.machine_record import places
 from kernels.lab.roofline import RESULTS, recorded
 
 #: What ``machine(lit=...)`` can light, from far to near.
@@ -86,9 +87,7 @@ def _numbers() -> dict:
     """Lines of text for each place, from the record; nothing where it was not made."""
     if not (RESULTS / "machine.json").is_file():
         return {}
-    from kernels.lab import measured
-
-    return measured.places(recorded("machine"))
+    return places(recorded("machine"))
 
 
 def program_on_threads(block: int = 1024, warps: int = 4, word: int = 4):
@@ -125,8 +124,7 @@ def program_on_threads(block: int = 1024, warps: int = 4, word: int = 4):
 
     alt = (
         f"A block of {block} lanes drawn as a bar cut into {turns * warps} pieces. Arrows lead them to the program's "
-        f"{warps} "
-        f"warps; warp 0 is drawn as its 32 threads; thread 5 holds {word * turns} lanes in registers, {word} "
+        f"{warps} warps; warp 0 is drawn as its 32 threads; thread 5 holds {word * turns} lanes in registers, {word} "
         "neighbours at a time."
     )
     return drawing(7.9, 2.6, draw, alt=alt, key=False)
@@ -181,13 +179,11 @@ PIPE = {  # title of a frame: the cells that are full, of four rows and eight co
 
 
 def pipe():
-    """Little's law as a pipe, in four frames: its length the latency, its width the bandwidth, in it the bytes in "
-    "flight."""
+    """Little's law as a pipe, in four frames: its length the latency, its width the bandwidth, in it the bytes under way."""
     alt = (
-        "Four frames of a pipe, drawn as a grid of four rows and eight columns: its length is named latency, its width "
-        "bandwidth. In the first frame one cell is filled, then 8, 16 and all 32; the shares of the bandwidth are "
-        "1/32, 1/4, "
-        "1/2, all."
+        "Four frames of a pipe, drawn as a grid of four rows and eight columns: its length is named latency, its "
+        "width bandwidth. In the first frame one cell is filled, then 8, 16 and all 32; the shares of the bandwidth "
+        "are 1/32, 1/4, 1/2, all."
     )
     return filmstrip(7.9, 2.0, draw_pipe, list(PIPE), alt=alt, key=False)
 
@@ -249,8 +245,8 @@ def occupancy(warps: int = 8, registers: int = 128, shared_bytes: int = 49152):
 
     alt = (
         f"Three bars, a multiprocessor's threads, registers and shared memory, filled from the left by {count} "
-        "programs. Where a "
-        "bar is the limit, a dashed box, no room, stands behind the last program; the other bars have space left."
+        "programs. Where a bar is the limit, a dashed box, no room, stands behind the last program; the other bars "
+        "have space left."
     )
     return drawing(7.9, 1.25, draw, alt=alt, key=False)
 
@@ -324,8 +320,7 @@ def waves(programs: int = 10, multiprocessors: int = 4, rooms: int = 1):
 
     alt = (
         f"{programs} programs on {multiprocessors} multiprocessors as bars along time, in columns that are the waves; "
-        "in the "
-        f"last wave {-programs % seats} places are idle."
+        f"in the last wave {-programs % seats} places are idle."
     )
     return drawing(6.4, 0.7 + 0.4 * seats, draw, alt=alt, key=False)
 
@@ -358,7 +353,6 @@ def launch():
     ]
     alt = (
         "Three timelines with a row for Python and one for the GPU. Tiny kernels stand far apart, each after a long "
-        "launch; "
-        "larger kernels follow each other without a gap; in a graph tiny kernels follow one replay closely."
+        "launch; larger kernels follow each other without a gap; in a graph tiny kernels follow one replay closely."
     )
     return filmstrip(6.6, 2.8, draw, titles, alt=alt, columns=1, key=False)

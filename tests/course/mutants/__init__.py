@@ -12,13 +12,15 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import nbformat
 import torch
 
 from kernels import check
+from kernels.check import framework, pipeline_clinic
 from kernels.check.clinics.patient import patched
 from kernels.lab.source import readable
 
@@ -83,6 +85,19 @@ class Target:
         with contextlib.redirect_stdout(printed), contextlib.suppress(_Enough):
             points = getattr(check, self.function)(fn, **how)
         return points, printed.getvalue()
+
+    def check_properties(self, fn, wanted: Callable, until: Callable[[str], bool] | None = None) -> str:
+        """What the check prints of the properties that ``wanted`` takes from all: each draws its own numbers, and is judged
+        as in the whole check."""
+
+        def of_these(judge):
+            return lambda exercise, *args, **how: judge(
+                replace(exercise, properties=tuple(wanted(exercise.properties))), *args, **how
+            )
+
+        with mock.patch.object(check, "_check", of_these(framework.check)):
+            with mock.patch.object(pipeline_clinic, "check", of_these(pipeline_clinic.check)):
+                return self.check(fn, until, verdicts="right")[1]
 
 
 _SERIAL = itertools.count()

@@ -77,8 +77,8 @@ class Unpacked:
         from kernels.check import pipeline_clinic
 
         if "layout" in given:
-            return pipeline_clinic._layout(given["layout"])
-        return pipeline_clinic._described(self._tensor(given["descriptor"]), *given["block"])
+            return pipeline_clinic.layout(given["layout"])
+        return pipeline_clinic.described(self._tensor(given["descriptor"]), *given["block"])
 
     def _tensor(self, given):
         empty = torch.empty(0, dtype=_DTYPES[given["dtype"]])

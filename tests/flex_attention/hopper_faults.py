@@ -1,0 +1,159 @@
+"""Faults to plant into the warp-specialised kernels, and what the model must find of each."""
+
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import forward as hopper
+
+RELEASE = "mbarrier.arrive(v_free.index(before))"
+
+
+WAIT = "acc = warpgroup_mma_wait(0, deps=(acc,))"
+
+
+FREE = "mbarrier.arrive(free.index(stage))"
+
+
+LAST = "dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))"
+
+
+#: module, function that is edited, old text, new text, ...; then what must be found: kind, partition, part of the line,
+#: barrier (up to its index), and words of the message.
+FAULTS = {
+    "values released before their product is over": (
+        (hopper, "attend_tiles", f"{WAIT}\n            {RELEASE}", f"{RELEASE}\n            {WAIT}"),
+        ("early overwrite", "load_tiles", "tma.async_load(desc", "v_free[", "v_s["),
+    ),
+    "the last values released before their product is over": (
+        (hopper, "attend", f"{WAIT}\n                {RELEASE}", f"{RELEASE}\n                {WAIT}"),
+        ("early overwrite", "load_tiles", "tma.async_load(desc", "v_free[", "v_s["),
+    ),
+    "scores read while they are multiplied": (
+        (hopper, "attend_tiles", "s = warpgroup_mma_wait(1", "s = warpgroup_mma_wait(2"),
+        ("missing wait", "attend", "new_top = gl.maximum(", None, "uses the accumulator"),
+    ),
+    "the first keys waited for with the wrong parity": (
+        (
+            hopper,
+            "attend",
+            "k_ready.index(stage), count // STAGES & 1",
+            "k_ready.index(stage), (count // STAGES + 1) & 1",
+        ),
+        ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[0]", "A fresh barrier"),
+    ),
+    "the next keys waited for with the wrong parity": (
+        (hopper, "attend_tiles", "count // STAGES & 1)\n            if", "(count // STAGES + 1) & 1)\n            if"),
+        ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[1]", "A fresh barrier"),
+    ),
+    "values waited for in the wrong buffer": (
+        (
+            hopper,
+            "attend_tiles",
+            "v_ready.index(before), (count - 1) // STAGES & 1",
+            "k_ready.index(before), (count - 1) // STAGES & 1",
+        ),
+        ("early read", "attend", "warpgroup_mma(p, v", "v_ready[", "v_s["),
+    ),
+    "queries released before the last product with them": (
+        (
+            hopper,
+            "attend",
+            "mbarrier.arrive(q_free)\n",
+            "pass\n",
+            "count += 1\n",
+            "count += 1\n                mbarrier.arrive(q_free)\n",
+        ),
+        ("early overwrite", "load_tiles", "tma.async_load(q_desc", "q_free", "q_s["),
+    ),
+    "the turn never handed on": (
+        (hopper, "attend_tiles", "mbarrier.arrive(turns.index(1 - GROUP))", "pass"),
+        ("deadlock", "attend", "mbarrier.wait(turns", "turns[", "lacks 1 of 1 arrivals"),
+    ),
+    "both groups begin": (
+        (hopper, "attend_tiles", "(count - visits + GROUP) & 1", "(count - visits) & 1"),
+        ("barrier or wrong phase", "attend", "turns", "turns[", "phase 0"),
+    ),
+    "the rows written before the copy has read the last ones": (
+        (hopper, "attend", "tma.store_wait(0)  # the item before has left the buffer", "pass"),
+        ("early overwrite", "attend", ".store(o", None, "store_wait is missing between them"),
+    ),
+    "no fence before the copy of the rows": (
+        (hopper, "attend", "fence_async_shared()", "pass"),
+        ("missing fence", "attend", ".store(o", None, "must call fence_async_shared()"),
+    ),
+    "queries never released": (
+        (hopper, "attend", "mbarrier.arrive(q_free)\n", "pass\n"),
+        ("deadlock", "load_tiles", "mbarrier.wait(q_free", "q_free", "phase 0 lacks 2 of 2 arrivals"),
+    ),
+    "the loader waits for queries that nobody has had": (
+        (hopper, "load_tiles", "(visits + 1) & 1", "visits & 1"),
+        ("deadlock", "load_tiles", "mbarrier.wait(q_free, visits & 1)", "q_free", "Parity 1 would pass at once"),
+    ),
+    "half the queries expected": (
+        (hopper, "load_tiles", "GROUPS * q_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
+        (
+            "byte count",
+            "load_tiles",
+            "mbarrier.expect(q_ready",
+            "q_ready",
+            "expect 8192 bytes, and its loads bring 16384",
+        ),
+    ),
+    "one group is enough to release values": (
+        (
+            hopper,
+            "attention_forward_hopper_kernel",
+            "mbarrier.init(v_free.index(stage), count=GROUPS)",
+            "mbarrier.init(v_free.index(stage), count=1)",
+        ),
+        ("early overwrite or barrier", None, "", "v_free[", "attend"),
+    ),
+    "queries released before the products with them": (
+        (hopper_backward, "gradient_tiles", f"{LAST}\n            {FREE}", f"{FREE}\n            {LAST}"),
+        ("early overwrite", "load_tiles", "tma.async_load(q_desc", "free[", "q_s["),
+    ),
+    "the last product not waited for": (
+        (hopper_backward, "gradient_tiles", LAST, "dv = warpgroup_mma_wait(1, deps=(dv,))"),
+        ("missing wait", "gradients", "dk * scale", None, "uses the accumulator"),
+    ),
+    "ds written before the copy has read it": (
+        (hopper_backward, "gradient_tiles", "tma.store_wait(1)", "pass"),
+        ("early overwrite", "gradients", ".store(ds)", None, "store_wait is missing between them"),
+    ),
+    "one copy of ds too many in flight": (
+        (hopper_backward, "gradient_tiles", "tma.store_wait(1)", "tma.store_wait(2)"),
+        ("early overwrite", "gradients", ".store(ds)", None, "allows too many pending stores"),
+    ),
+    "no fence before the copy of ds": (
+        (hopper_backward, "gradient_tiles", "fence_async_shared()", "pass"),
+        ("missing fence", "gradients", ".store(ds)", None, "must call fence_async_shared()"),
+    ),
+    "the last copies of ds not waited for": (
+        (hopper_backward, "gradients", "tma.store_wait(0)", "pass"),
+        ("unfinished", "gradients", "tma.async_store(ds_desc", None, "store_wait(0) is missing at the end"),
+    ),
+    "both groups copy ds from one buffer": (
+        (hopper_backward, "gradient_tiles", "2 * GROUP + count % 2", "count % 2"),
+        ("early overwrite or race", None, ".store(ds)", None, "ds_s["),
+    ),
+    "the bytes of lse forgotten": (
+        (hopper_backward, "load_tiles", "q_desc.nbytes_per_cta + lse_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
+        (
+            "byte count",
+            "load_tiles",
+            "mbarrier.expect(q_ready",
+            "q_ready[",
+            "expect 8192 bytes, and its loads bring 8448",
+        ),
+    ),
+    "gradients read before they have come": (
+        (hopper_backward, "gradient_tiles", "mbarrier.wait(do_ready.index(stage), phase)", "pass"),
+        ("early read or uninitialized", "gradients", "warpgroup_mma(v, do", "do_ready[", "do_s["),
+    ),
+    "kept keys counted as if there were one pair": (
+        (hopper_backward, "gradients", "turn // KEPT & 1", "turn & 1"),
+        ("wrong phase", "gradients", "mbarrier.wait(kv_ready.index(held), turn & 1)", "kv_ready[1]", "A fresh barrier"),
+    ),
+    "kept keys never released": (
+        (hopper_backward, "gradients", "mbarrier.arrive(kv_free.index(held))", "pass"),
+        ("deadlock", "load_tiles", "mbarrier.wait(kv_free", "kv_free[0]", "phase 0 lacks 2 of 2 arrivals"),
+    ),
+}
