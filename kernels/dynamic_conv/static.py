@@ -24,11 +24,17 @@ from kernels.dynamic_conv.words import as_words, lane, pack
 
 
 @triton.jit
-def tokens_ahead(at, stride, first: tl.constexpr, mask_d, end, AHEAD: tl.constexpr):
-    """The words of tokens first ... first + AHEAD - 1 of a run, zero from ``end`` on."""
+def load_token(at, stride, chunk, step: tl.constexpr, mask_d, end):
+    """The words of a run's token chunk + step, zero from ``end`` on; ``at`` is the chunk's first."""
+    return tl.load(at + step * stride, mask=mask_d & (chunk + step < end), other=0)
+
+
+@triton.jit
+def first_tokens(at, stride, mask_d, end, AHEAD: tl.constexpr):
+    """The words of a run's first AHEAD tokens."""
     words = ()
     for i in tl.static_range(AHEAD):
-        words += (tl.load(at + (first + i) * stride, mask=mask_d & (first + i < end), other=0),)
+        words += (load_token(at, stride, 0, i, mask_d, end),)
     return words
 
 
@@ -58,11 +64,11 @@ def static_forward_kernel(
     x_row = as_words(x_ptr, G) + row * stride_xb + begin * stride_xt + offs_d * stride_xd
     x_at = x_row + first * stride_xt
     y_at = as_words(y_ptr, G) + (row * T + begin + first) * C + offs_d
-    ahead_x = tokens_ahead(x_at, step_x, 0, mask_d, end, AHEAD)
+    ahead_x = first_tokens(x_at, step_x, mask_d, end, AHEAD)
     if HAS_RESIDUAL:
         step_r = one * stride_rt
         r_at = as_words(residual_ptr, G) + row * stride_rb + (begin + first) * stride_rt + offs_d * stride_rd
-        ahead_r = tokens_ahead(r_at, step_r, 0, mask_d, end, AHEAD)
+        ahead_r = first_tokens(r_at, step_r, mask_d, end, AHEAD)
     k = load_taps(as_words(k_ptr, G) + offs_d * stride_kd, mask_d, stride_kw, W)
     bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if HAS_BIAS else ()
     X = window_before(n, first, L, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty,
@@ -71,10 +77,9 @@ def static_forward_kernel(
     for chunk in range(0, RUN, AHEAD):
         for step in tl.static_range(AHEAD):
             mask = mask_d & (chunk + step < end)
-            coming = mask_d & (chunk + step + AHEAD < end)
             for i in tl.static_range(G):
                 X += (lane(ahead_x[0], i, G, x_ptr.dtype.element_ty),)
-            ahead_x = ahead_x[1:] + (tl.load(x_at + (step + AHEAD) * step_x, mask=coming, other=0),)
+            ahead_x = ahead_x[1:] + (load_token(x_at, step_x, chunk, step + AHEAD, mask_d, end),)
             y = ()
             for i in tl.static_range(G):
                 # u = sum_w k[w] X[t-W+1+w]
@@ -87,7 +92,7 @@ def static_forward_kernel(
                     u += lane(ahead_r[0], i, G, residual_ptr.dtype.element_ty)
                 y += (u,)
             if HAS_RESIDUAL:
-                ahead_r = ahead_r[1:] + (tl.load(r_at + (step + AHEAD) * step_r, mask=coming, other=0),)
+                ahead_r = ahead_r[1:] + (load_token(r_at, step_r, chunk, step + AHEAD, mask_d, end),)
             tl.store(y_at + step * step_y, pack(y, G, y_ptr.dtype.element_ty), mask=mask)
             X = X[G:]
         x_at += AHEAD * step_x
@@ -134,8 +139,8 @@ def static_backward_kernel(
     dy_at = as_words(dy_ptr, G) + row * stride_dyb + (begin + first) * stride_dyt + offs_d * stride_dyd
     if NEED_DX:
         dx_at = as_words(dx_ptr, G) + (row * T + begin + first) * C + offs_d
-    ahead_dy = tokens_ahead(dy_at, step_dy, 0, mask_d, left, AHEAD + W - 1)
-    ahead_x = tokens_ahead(x_at, step_x, 0, mask_d, x_end, AHEAD + EARLY)
+    ahead_dy = first_tokens(dy_at, step_dy, mask_d, left, AHEAD + W - 1)
+    ahead_x = first_tokens(x_at, step_x, mask_d, x_end, AHEAD + EARLY)
     k = load_taps(as_words(k_ptr, G) + offs_d * stride_kd, mask_d, stride_kw, W)
     bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if SILU and HAS_BIAS else ()
     zero = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -176,10 +181,8 @@ def static_backward_kernel(
         for step in tl.static_range(AHEAD):
             dy = ahead_dy[0]
             x = ahead_x[0]
-            next_dy: tl.constexpr = step + AHEAD + W - 1
-            next_x: tl.constexpr = step + AHEAD + EARLY
-            ahead_dy = ahead_dy[1:] + (tl.load(dy_at + next_dy * step_dy, mask=mask_d & (chunk + next_dy < left), other=0),)
-            ahead_x = ahead_x[1:] + (tl.load(x_at + next_x * step_x, mask=mask_d & (chunk + next_x < x_end), other=0),)
+            ahead_dy = ahead_dy[1:] + (load_token(dy_at, step_dy, chunk, step + AHEAD + W - 1, mask_d, left),)
+            ahead_x = ahead_x[1:] + (load_token(x_at, step_x, chunk, step + AHEAD + EARLY, mask_d, x_end),)
             dx = ()
             sums = ()
             dbias_new = ()
