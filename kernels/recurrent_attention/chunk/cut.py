@@ -59,6 +59,9 @@ class Cut:
         if (kernel, without) in self.known:
             return self.known[kernel, without]
         options = configuration("recurrent_attention", kernel, self.size_class, self.device)
+        wide = options.pop("WIDER_V", {})  # where V has more tiles than K: fewer, larger ones
+        if wide and cdiv(self.V, options["BLOCK_V"]) > cdiv(self.K, options["BLOCK_K"]):
+            options = wide
         tiles = {"BLOCK_K": block(self.K), "BLOCK_V": block(self.V)}
         tiles = {name: min(size, options.get(name, size)) for name, size in tiles.items()}
         options = self.switches | {"C": self.C} | options | tiles

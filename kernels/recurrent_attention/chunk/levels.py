@@ -35,11 +35,18 @@ def level_of_rows(
 
 
 @triton.jit
-def power_of_two_of(x):
-    """The power of two at or below the largest magnitude in x, in float32, and its inverse; both are normal numbers."""
-    exponent = tl.max(tl.max(tl.abs(x.to(tl.float32)), 1), 0).to(tl.int32, bitcast=True) >> 23
-    exponent = tl.minimum(tl.maximum(exponent, 1), 253)
-    return (exponent << 23).to(tl.float32, bitcast=True), ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+def over_its_unit(x, DTYPE: tl.constexpr):
+    """``(x / unit, unit)``, float32, with the unit the power of two at or below x's largest magnitude; 1 unless DTYPE is
+    bfloat16. What is divided by its unit fits into float16, whatever it was."""
+    if DTYPE == tl.bfloat16:
+        x = x.to(tl.float32)
+        exponent = tl.max(tl.max(tl.abs(x), 1), 0).to(tl.int32, bitcast=True) >> 23
+        exponent = tl.minimum(tl.maximum(exponent, 1), 253)  # the unit and its inverse are both normal numbers
+        unit = (exponent << 23).to(tl.float32, bitcast=True)
+        x *= ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    else:
+        unit = 1.0
+    return x, unit
 
 
 @triton.jit
@@ -87,24 +94,22 @@ def scores_kernel(
     k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
+    FINE: tl.constexpr = tl.float16 if DTYPE == tl.bfloat16 else DTYPE
     scores = tl.zeros([C, C], tl.float32)
     for start_k in tl.range(0, K, BLOCK_K, num_stages=1):
         q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
         scores += tl.where(t == s, tl.sum(q.to(tl.float32) * k, 1)[:, None] * scale, 0.0)
-        unit = scale
-        if DTYPE == tl.bfloat16:
-            unit_q, inverse_q = power_of_two_of(q)
-            unit_k, inverse_k = power_of_two_of(k)
-            unit = unit_q * unit_k * scale
-            q = (q * inverse_q).to(DTYPE)
-            k = (k * inverse_k).to(DTYPE)
+        q, unit_q = over_its_unit(q, DTYPE)
+        k, unit_k = over_its_unit(k, DTYPE)
+        q, k = q.to(DTYPE), k.to(DTYPE)
+        unit = unit_q * unit_k * scale
         for LEVEL in tl.range(LEVELS, num_stages=1):
             rows, factor = level_of_rows(
                 q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
             )  # fmt: skip
-            rows = rows.to(tl.float16 if DTYPE == tl.bfloat16 else DTYPE)
+            rows = rows.to(FINE)
             product = tl.dot(rows, tl.trans(rows), input_precision=PRECISION)
             scores += product * load_mask(parted_ptr, LEVEL, C, tl.float32) * unit
     # a product of rows has the pair (t, s) at (s, t), too
