@@ -222,7 +222,8 @@ def prepare(p, at, q, k, g, g_gamma, gk, scale, scores=None):
         **options, **p.gates,
     )  # fmt: skip
     LEVELS = p.C.bit_length() - 1
-    parted, crossed = new(2, LEVELS, p.C, p.C, dtype=stored)
+    fine = torch.float16 if stored == torch.bfloat16 else stored  # as the operands that they multiply
+    parted, crossed = new(2, LEVELS, p.C, p.C, dtype=fine)
     launch(level_masks_kernel, (LEVELS,), parted, crossed, outputs=(parted, crossed), C=p.C)
     if scores is None:
         scores = new(p.B, p.T, p.H, p.C, dtype=stored)
