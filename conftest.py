@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from queue import Empty
 
 import pytest
@@ -43,9 +44,17 @@ def fail_as_soon_as_the_kernel_dies():
     RunningKernel.get_message = get_message
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks which marks are asked for
 def pytest_collection_modifyitems(items):
-    """A notebook that needs a newer Triton than the oldest of the course is skipped there, cell by cell."""
+    """Of a test marked ``share(n)``, all cases but the first and every n-th are thorough; a notebook that needs a newer
+    Triton than the oldest of the course is skipped there, cell by cell."""
+    place = Counter()
     for item in items:
+        if share := item.get_closest_marker("share"):
+            test = item.nodeid.split("[")[0]
+            if place[test] % share.args[0]:
+                item.add_marker("thorough")
+            place[test] += 1
         if item.path.suffix == ".ipynb" and (why := too_old_for(item.path)):
             item.add_marker(pytest.mark.skip(reason=why))
 

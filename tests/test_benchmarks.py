@@ -11,7 +11,7 @@ from benchmarks.published_dynamic_conv import PublishedDynamicConv
 from kernels import runtime
 from kernels.common import configs
 from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, plan
-from tests.dynamic_conv.cases import relative_error
+from tests.tensors import relative_error
 
 RECORD = json.loads((harness.RESULTS / "dynamic_conv.json").read_text())
 

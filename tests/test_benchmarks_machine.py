@@ -9,7 +9,7 @@ from benchmarks import harness
 from benchmarks import machine as bench
 from benchmarks.experiments import common, launches, memory, products, schedule
 from kernels import runtime
-from tests.dynamic_conv.cases import relative_error
+from tests.tensors import relative_error
 
 RECORD = harness.RESULTS / "machine.json"
 DEVICE = runtime.device

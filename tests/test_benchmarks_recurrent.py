@@ -1,18 +1,13 @@
 """Recurrent attention's benchmark and accuracy table compare equal things, survive a failing case, and compile ahead."""
 
 import functools
-import itertools
 import json
-import math
 import queue
 import sys
 import types
 
 import pytest
 import torch
-import triton
-from triton.runtime.autotuner import Autotuner
-from triton.runtime.jit import JITFunction
 
 from benchmarks import ahead, gate_gradients, harness
 from benchmarks import flash_linear_attention as fla
@@ -23,12 +18,12 @@ from kernels.common.launch import launch
 from kernels.recurrent_attention import recurrent_attention
 from kernels.recurrent_attention.chunk import decays
 from kernels.recurrent_attention.reference import recurrent_attention_reference
+from tests.fake_fla import pretend
 
 MACHINE = {"copy_tb_per_s": 4.0}
 SMALL = (1, 20, 2, 16, 16)
 KINDS = [(mode, gate) for mode, gate in bench.PEERS if mode != "step"]
 RECORD = harness.RESULTS / "recurrent_attention.json"
-GATES_RECORD = harness.RESULTS / "gate_gradients.json"
 
 
 @pytest.fixture
@@ -47,26 +42,8 @@ def fake_timer(monkeypatch):
 
 @pytest.fixture
 def fake_peer(monkeypatch):
-    """flash-linear-attention's functions, with its argument names, by the reference, a little wrong."""
-
-    def function(name):
-        def peer(
-            q, k, v, *, g=None, g_gamma=None, gk=None, initial_state=None, output_final_state=False, normalize=True
-        ):
-            assert normalize == (name != "chunk_linear_attn")
-            if name == "chunk_gla":
-                g, gk = gk, g
-            assert (g is not None or g_gamma is not None) == ("simple" in name)
-            return recurrent_attention_reference(
-                1.01 * q.float(), k.float(), v.float(), g=g, g_gamma=g_gamma, gk=gk, initial_state=initial_state,
-                output_final_state=output_final_state,
-            )  # fmt: skip
-
-        return peer
-
-    monkeypatch.setattr(fla, "available", lambda: True)
-    monkeypatch.setattr(fla, "version", lambda: "0.0")
-    monkeypatch.setattr(fla, "function", function)
+    """flash-linear-attention's functions, a little wrong."""
+    pretend(monkeypatch)
 
 
 @pytest.mark.parametrize("gate", ["none", "g", "g_gamma", "gk"])
@@ -236,121 +213,6 @@ def test_the_record_is_written_after_every_case_and_failures_are_told(monkeypatc
     assert "FAILED step gk" in capsys.readouterr().out
 
 
-# What compiles ahead, and the peer's autotuners.
-
-
-class Tuner:
-    """As much of an autotuner as is used: eight configurations, of which the last does not compile."""
-
-    def __init__(self):
-        self.compiled = []
-        self.fn = types.SimpleNamespace(run=self.run)
-
-    def run(self, config, **meta):
-        if config == 7:
-            raise RuntimeError("out of registers")
-        self.compiled.append(config)
-
-
-@pytest.fixture
-def own_patches(monkeypatch):
-    """What ``launch_nothing`` replaces for good is put back."""
-    for owner, name in ((JITFunction, "run"), (Autotuner, "_bench"), (Autotuner, "check_disk_cache")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-
-
-def test_shares_compile_every_configuration_once(own_patches):
-    compiled = []
-    for share in range(3):
-        ahead.launch_nothing(share, 3)
-        tuner = Tuner()
-        configs = [types.SimpleNamespace(all_kwargs=lambda n=n: {"config": n}) for n in range(8)]
-        timings = [Autotuner._bench(tuner, config=config) for config in configs]
-        assert [n for n, (time,) in enumerate(timings) if time == 0] == tuner.compiled  # it goes on with its own
-        compiled.append(tuner.compiled)
-    assert sorted(itertools.chain(*compiled)) == list(range(7))
-
-
-def test_nothing_is_launched_and_no_winner_is_written(own_patches, monkeypatch):
-    seen = []
-    monkeypatch.setattr(ahead, "_run", lambda kernel, *args, **meta: seen.append(meta))
-    monkeypatch.setattr(ahead, "_check_disk_cache", lambda tuner, key, configs, missing: missing())
-    ahead.launch_nothing(0, 1)
-    JITFunction.run(None, grid=(1,), warmup=False, num_warps=4)
-    assert seen == [{"grid": (1,), "warmup": True, "num_warps": 4}]
-    assert Autotuner.check_disk_cache(None, "key", [], lambda: seen.append("compiled")) is False
-    assert seen[1:] == ["compiled"]
-
-
-def test_the_peers_tuners_choose_for_every_length(monkeypatch):
-    @triton.autotune([triton.Config({}), triton.Config({}, num_warps=2)], key=["K"])
-    @triton.jit
-    def with_length(x_ptr, T, K):
-        pass
-
-    @triton.autotune([triton.Config({}), triton.Config({}, num_warps=2)], key=["K"])
-    @triton.jit
-    def without(x_ptr, K):
-        pass
-
-    module = types.ModuleType("fla.ops.made_up")
-    module.a, module.b, module.c, module.d = with_length, triton.heuristics({"K": max})(without), 3, print
-    monkeypatch.setitem(sys.modules, "fla.ops.made_up", module)
-    monkeypatch.setitem(fla.FUNCTIONS, "a", "fla.ops.made_up")
-    assert fla.function("a") is with_length
-    fla.function.cache_clear()
-    fla.function("a")
-    assert (with_length.keys, without.keys) == (["K", "T"], ["K"])
-    assert with_length.do_bench.keywords["rep"] == without.do_bench.keywords["rep"] == 12
-
-
-# The accuracy of gate gradients.
-
-
-@pytest.fixture
-def small_gates(monkeypatch):
-    for name, size in {"T": 33, "H": 1, "K": 16, "V": 16}.items():
-        monkeypatch.setattr(gate_gradients, name, size)
-
-
-@pytest.mark.parametrize("gate", ["g", "gk"])
-def test_the_running_sum_is_right_where_decay_is_weak_and_far_off_where_it_is_strong(gate, small_gates):
-    weak, strong = (gate_gradients.row_of(gate, name)["errors"] for name in (-1, -20))
-    assert weak.keys() == strong.keys() == {"ours, recurrent", "ours, chunk", "running sum"}
-    assert weak["running sum"] < 1e-4 and strong["running sum"] > 1
-    for method in ("ours, recurrent", "ours, chunk"):
-        assert weak[method] < 1e-5
-        assert strong[method] < 1e-5 or (gate, method) == ("gk", "ours, chunk")
-
-
-def test_mixed_gates_are_judged_on_the_strong_ones_and_resets_apart(small_gates):
-    gates = gate_gradients.gates_of("one in 16 at -20", (1, 33, 2))
-    assert (gates == -20).sum() == 2 * 2 and gates.unique().numel() == 2
-    assert (
-        gate_gradients.row_of("g", "one in 16 at -20")["errors"]["running sum"] > 1
-    )  # over all gates it would be 1e-6
-    row = gate_gradients.row_of("g", "one in 16 at -inf")
-    assert row["largest at -inf"]["ours, recurrent"] == row["largest at -inf"]["ours, chunk"] == 0
-    assert row["largest at -inf"]["running sum"] > 0
-    uniform = gate_gradients.gates_of("uniform(-25, 0)", (1, 500, 2))
-    assert -25 <= uniform.min() < -24 and -1 < uniform.max() <= 0
-
-
-def test_the_peer_is_asked_by_its_own_argument_names(small_gates, fake_peer, monkeypatch):
-    for gate, method in itertools.product(("g", "gk"), ("FLA, recurrent", "FLA, chunk")):
-        given, do, dht = gate_gradients.inputs_of(gate, -1)
-        found = gate_gradients.gradient(method, gate, given, do, dht)
-        exact = gate_gradients.gradient("ours, recurrent", gate, given, do, dht)
-        assert 1e-3 < harness.relative_error(found, exact) < 0.1  # the fake peer's 1 %, and nothing worse
-
-
-def test_the_table_tells_what_is_missing_and_what_is_no_number():
-    row = {"gate": "g", "gates": "-1", "errors": {"ours, recurrent": 1e-7, "ours, chunk": None, "running sum": 0.5}}
-    header, line = gate_gradients.lines([row])
-    assert line.split() == ["g", "-1", "1.0e-07", "nan", "5.0e-01", *["needs", "a", "GPU"] * 2]
-    assert gate_gradients.plain(math.nan) is None and gate_gradients.plain(1.23456) == 1.23
-
-
 @pytest.mark.skipif(not runtime.interpreted, reason="there is a GPU to measure")
 @pytest.mark.parametrize(("script", "argv"), [(bench, []), (gate_gradients, ["--out"])])
 def test_only_a_gpu_records(script, argv, monkeypatch):
@@ -381,15 +243,6 @@ def test_the_record_is_complete():
         assert [peer["name"] for peer in row["peers"]] == [bench.PEERS[mode, gate][0]]
 
 
-@pytest.mark.skipif(not GATES_RECORD.exists(), reason="nothing recorded yet")
-def test_the_record_of_gate_gradients_is_complete():
-    record = json.loads(GATES_RECORD.read_text())
-    names = [str(name) for name in (*gate_gradients.CONSTANT, *gate_gradients.MIXED)]
-    assert [(row["gate"], row["gates"]) for row in record["rows"]] == list(itertools.product(("g", "gk"), names))
-    for row in record["rows"]:
-        assert row["errors"].keys() == gate_gradients.METHODS.keys()
-
-
 # The tuner.
 
 
@@ -409,7 +262,9 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
     gate = bench.tuning_shapes(kernel)[-1][-1]
     shape = (3, 1, 1, gate) if kernel == "step" else (1, 40, 1, gate)
     name, call = bench.tuned_call(kernel, shape, 32)
-    assert name == ("K64 32-bit" if kernel.startswith("chunk") else "K32 16-bit")  # bfloat16 is float32 when interpreted
+    assert name == (
+        "K64 32-bit" if kernel.startswith("chunk") else "K32 16-bit"
+    )  # bfloat16 is float32 when interpreted
     options = table_says("recurrent_attention", kernel, name, runtime.device)
     asked.clear()
     call(options | {"num_warps": 16} if kernel != "chunk" else {"C": 16, "runs": 1})

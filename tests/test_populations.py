@@ -95,6 +95,34 @@ def row_of(ours, *peers, **more):
     return {"ours_ms": ours, "peers": rows, "shape": shape, "models": ["m", "n"], "bytes": 4e8, "flops": 1e11} | more
 
 
+def test_a_peer_that_does_not_work_here_is_asked_twice_and_one_that_has_run_every_time():
+    failures = importlib.import_module("benchmarks.populations.flex_attention").Failures()
+    failures.ran.add("sometimes")
+    for _ in range(3):
+        assert failures.reason_not("sometimes") is None
+        assert failures.failed("sometimes", ValueError("no such size\nmore")) == "ValueError: no such size"
+    failures.failed("different", ValueError("one"))
+    failures.failed("different", ValueError("two"))
+    assert failures.reason_not("different") is None
+    failures.failed("never", RuntimeError("no device"))
+    assert failures.reason_not("never") is None
+    failures.failed("never", RuntimeError("no device"))
+    assert failures.reason_not("never") == "not asked again after it failed 2 times: RuntimeError: no device"
+
+
+def test_the_peer_compiles_for_layers_alike_once_and_ours_for_each(monkeypatch):
+    bench = importlib.import_module("benchmarks.populations.recurrent_attention")
+    monkeypatch.setattr(bench.fla, "available", lambda: True)
+    cases = bench.cases("both")
+    jobs = bench.compile_jobs(cases)
+    layers = [layer for (layer, peer), *_ in jobs if peer]
+    kinds = {(layer["gate"], layer["H"], layer["K"], layer["V"]) for layer, *_ in cases}
+    assert len(layers) == bench.SHARES * len(kinds) < bench.SHARES * len(cases)
+    assert {(layer["gate"], layer["H"], layer["K"], layer["V"]) for layer in layers} == kinds
+    assert [layer for (layer, peer), *_ in jobs if not peer] == [layer for layer, *_ in cases]
+    assert {(share, shares) for (_, peer), share, shares in jobs if peer} == {(i, bench.SHARES) for i in range(bench.SHARES)}
+
+
 def test_a_ratio_is_to_the_best_peer_that_ran():
     assert report.ratio(row_of(2.0, 4.0, 3.0, None)) == 1.5 and report.ratio(row_of(2.0, None)) is None
     layers, mean, worst, ahead = report.summary([row_of(1.0, 2.0), row_of(1.0, 0.5), row_of(1.0, None), row_of(1.0, 1.0)])

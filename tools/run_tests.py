@@ -24,6 +24,9 @@ WITHOUT_TRITON = (
     "refresh",
     "run_tests",
 )
+QUICK = "not slow and not browser and not classroom"
+# What the whole check of each planted bug proves, too.
+IN_THE_WHOLE = "tests/course/test_mutants.py::test_its_property_catches_it"
 CORES = ["-p", "tools.progress", "-n", os.environ.get("TEST_CORES", "2")]
 # A core that has nothing left takes over half of what another has.
 UNIT = [*CORES, "--dist=worksteal", "-p", "no:nbval", "tests"]
@@ -33,8 +36,12 @@ NOTEBOOKS = [
 ]
 PYTEST = {
     "unit": UNIT,
+    "rest": [*UNIT, "-m", f"thorough and {QUICK}"],
     "full": [*UNIT, "-m", "not browser"],
-    "triton": [*UNIT, *(f"--ignore=tests/course/test_{name}.py" for name in WITHOUT_TRITON)],
+    "triton": [
+        *(*UNIT, "-m", QUICK, f"--deselect={IN_THE_WHOLE}"),
+        *(f"--ignore=tests/course/test_{name}.py" for name in WITHOUT_TRITON),
+    ],
     "programs": [*CORES, "--dist=worksteal", "-p", "no:nbval", "tests/programs"],
     "browser": ["-m", "browser", "-s", "tests/course/browser"],
     "notebooks": NOTEBOOKS,
@@ -48,6 +55,7 @@ ENVIRONMENT = {
 }
 NAMES = {
     "unit": "unit tests",
+    "rest": "thorough unit tests",
     "triton": "unit tests of what uses Triton",
     "notebooks": "notebook cells",
     "portable": "notebook cells with another CPU's arithmetic",

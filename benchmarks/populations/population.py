@@ -1,13 +1,11 @@
 """The committed populations, read: layers of a half, and sizes that a GPU takes a reasonable time for."""
 
 import json
-import statistics
 from pathlib import Path
 
 import torch
 
 from benchmarks import harness
-from kernels import runtime
 
 DATA = Path(__file__).parent / "data"
 HALVES = ("tuning", "held_out")
@@ -23,29 +21,11 @@ def layers(room, half):
     return [row for row in record(room)["layers"] if half in ("both", row["half"])]
 
 
-def in_turn(calls, times=30):
-    """Median time of each function on the GPU in ms, called in turn, with the L2 cache flushed before every call.
-
-    What ``harness.alternately`` does, for as many calls as a population can afford. The flush also gives the host time
-    to launch: a short kernel is not measured by its launch.
-    """
-    for call in calls.values():
-        call()
-    events = {name: [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)] for name in calls}
-    cache = torch.empty(2**28, dtype=torch.uint8, device=runtime.device)
-    for i in range(times):
-        for name, call in calls.items():
-            before, after = events[name][i]
-            cache.zero_()
-            before.record()
-            call()
-            after.record()
-    torch.cuda.synchronize()
-    return {name: statistics.median(before.elapsed_time(after) for before, after in events[name]) for name in calls}
-
-
 def timed(calls, times=30):
-    """``({name: ms}, {name: "graph" or "launched"})``: replayed from CUDA graphs where a call can be captured."""
+    """``({name: ms}, {name: "graph" or "launched"})``: replayed from CUDA graphs where a call can be captured.
+
+    As ``harness.timed``, in as many calls as a population can afford, and each call for itself.
+    """
     replays, how = {}, {}
     for name, call in calls.items():
         try:
@@ -53,7 +33,9 @@ def timed(calls, times=30):
         except RuntimeError:
             torch.cuda.synchronize()
             replays[name], how[name] = call, "launched"
-    return in_turn(replays, times), how
+    for call in replays.values():
+        call()
+    return harness.in_turn(replays, times), how
 
 
 def peer(name, version, ms, how, errors, reason=None):

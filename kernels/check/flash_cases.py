@@ -4,7 +4,7 @@ import torch
 
 from kernels.check import flash_mods as fm
 from kernels.check.flash_lists import kinds_of, lists_of
-from kernels.check.flash_mistakes import Problem, answers
+from kernels.check.flash_problem import Problem, answers
 from kernels.check.flash_variations import EMPTY, FULL, PARTIAL, Scored
 from kernels.check.framework import Case, Draw, Fenced, Output
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from kernels.check.framework import Cheap, Compiles, Exercise, Property, Tier
 from kernels.check.recurrence import READ_FIRST, WRITE_FIRST, Gated
 from kernels.check.recurrent_cases import Backward, Forward, Function, Gate, backward_steps, forward_steps, gate_steps
-from kernels.check.recurrent_mistakes import AXES, gate_suspects, walk_suspects
+from kernels.check.recurrent_mistakes import gate_suspects, walk_suspects
+from kernels.check.recurrent_problem import AXES
 
 F16 = "products or sums are taken in float16: convert to tl.float32 right after each load"
 STRIDES = "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x"

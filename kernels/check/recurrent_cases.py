@@ -7,7 +7,7 @@ import torch
 from kernels import runtime
 from kernels.check.framework import Case, Draw, Fenced, Output
 from kernels.check.recurrence import Gated
-from kernels.check.recurrent_mistakes import AXES, STATES, Problem, answers
+from kernels.check.recurrent_problem import AXES, STATES, Problem, answers
 
 INF = float("inf")
 

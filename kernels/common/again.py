@@ -19,9 +19,9 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-MOST = 2048  # calls of one kernel that are remembered; one more, and they are all forgotten
+MOST = 1024  # calls of one kernel that are remembered; one more, and they are all forgotten
 _known = {}  # id of a kernel -> _Known
-_run = JITFunction.run
+_run = JITFunction.run if torch.version.hip is None else object()  # AMD's compiler looks at the size of memory, too
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _VALUES = {int, float, bool, str, type(None)}
 
@@ -34,8 +34,9 @@ class _Known:
         self.kernel, self.leading, self.started = kernel, len(args) - numbers, {}
 
 
-def start(kernel, grid, args, meta):
-    """``kernel[grid](*args, **meta)`` on the current device. A kernel's parameter is always given numbers of one type."""
+def start(kernel, grid, args, meta, device):
+    """``kernel[grid](*args, **meta)`` on the current device, whose index is ``device``. A kernel's parameter is always given
+    numbers of one type: 1 is not told from 1.0."""
     if (
         getattr(type(kernel), "run", None) is not _run
         or kernel.pre_run_hooks
@@ -46,8 +47,6 @@ def start(kernel, grid, args, meta):
     known = _known.get(id(kernel))
     if known is None:
         known = _known[id(kernel)] = _Known(kernel, args)
-    active = driver.active
-    device = active.get_current_device()
     key = _key(known.leading, device, args, meta)
     found = known.started.get(key)
     if found is None:
@@ -56,7 +55,7 @@ def start(kernel, grid, args, meta):
             _remember(known, key, compiled, args, meta)
         return
     launcher, function, packed, compiled, constants, _ = found
-    stream = active.get_current_stream(device)
+    stream = driver.active.get_current_stream(device)
     before, after, metadata = _asked(knobs.runtime.launch_enter_hook), _asked(knobs.runtime.launch_exit_hook), None
     if before is not None or after is not None:
         metadata = compiled.launch_metadata(grid, stream, *args, *constants)
@@ -91,8 +90,12 @@ def _seen(arg):
     kind = type(arg)
     if kind in _VALUES:
         return kind, arg
+    if kind in _PLAIN:
+        return arg.dtype, arg.data_ptr() & 15 == 0
+    if (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
+        return alike
     if isinstance(arg, tuple):
-        return kind, *map(_seen, arg)
+        return kind, *[_seen(item) for item in arg]
     if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() & 15 == 0
     if hasattr(arg, "block_shape"):

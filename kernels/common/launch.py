@@ -31,11 +31,11 @@ def launch(kernel, grid, *args, outputs=(), **meta):
                 device = arg.get_device()
                 break
         # CPU tensors where kernels are compiled: the model of Gluon executes this launch, and there is no device to enter.
-        if device < 0 or device == torch.cuda.current_device():
-            start(kernel, grid, args, meta)
-            return
-        with torch.cuda.device(device):
-            start(kernel, grid, args, meta)
+        if device < 0 or device == torch._C._cuda_getDevice():
+            start(kernel, grid, args, meta, device)
+        else:
+            with torch.cuda.device(device):
+                start(kernel, grid, args, meta, device)
         return
 
     written = {id(t) for t in outputs}

@@ -92,6 +92,7 @@ class Operator:
         self._constant = [returned.index(name) for name in constant]
         self._varying = [i for i in range(len(returned)) if i not in self._constant]
         self._saved = [(name in types, (names if name in types else returned).index(name)) for name in saved]
+        self._saved_lists = {at for at, (is_argument, i) in enumerate(self._saved) if is_argument and i in self._lists}
         self._gradients_saved = [list(saved).index(name) if name in saved else None for name in gradients]
         if backward is not None and fake_backward is None and None in self._gradients_saved:
             raise ValueError(f"{self.name}: gradients of arguments that are not saved need a fake_backward")
@@ -137,8 +138,7 @@ class Operator:
         """The arguments, or something about each, with its lists again."""
         if lengths is None:
             return flat
-        items, lengths = iter(flat), dict(zip(self._lists, lengths, strict=True))
-        return [[next(items) for _ in range(lengths[i])] if i in lengths else next(items) for i in range(self._count)]
+        return _gathered(flat, self._count, dict(zip(self._lists, lengths, strict=True)))
 
     def _define(self, schema, forward, fake):
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -210,8 +210,8 @@ class Operator:
             outputs = out if self._several else (out,)
             kept = [args[i] if is_argument else outputs[i] for is_argument, i in self._saved]
             ctx.lengths = lengths
-            ctx.kept = None if lengths is None else [len(t) if isinstance(t, (list, tuple)) else None for t in kept]
-            ctx.save_for_backward(*(kept if lengths is None else _spread(kept)))
+            ctx.kept = {at: len(kept[at]) for at in self._saved_lists}
+            ctx.save_for_backward(*(_spread(kept, self._saved_lists) if self._saved_lists else kept))
             ctx.numbers = [args[i] for i in self._numbers]
             ctx.set_materialize_grads(False)
             if self._constant:
@@ -249,9 +249,8 @@ class Operator:
     def _differentiate(self, ctx, grads, needs):
         """The gradients that ``needs`` asks for, ``None`` between them."""
         tensors = saved = ctx.saved_tensors
-        if ctx.kept is not None:
-            items = iter(saved)
-            saved = [next(items) if n is None else [next(items) for _ in range(n)] for n in ctx.kept]
+        if ctx.kept:
+            saved = _gathered(saved, len(self._saved), ctx.kept)
         if torch.compiler.is_compiling() or not nothing_looks_on((*grads, *tensors)):
             made = iter(self.backward_op(*grads, *saved, *ctx.numbers, needs))
             return [next(made) if need else None for need in needs]
@@ -296,11 +295,24 @@ def _parse(schema):
 
 
 def _spread(items, at=None):
-    """``items`` with the elements of those that are lists in their place; of those at these places, where given."""
+    """``items`` with the elements of those that are lists in their place; where given, of those at these places."""
     flat = []
     for i, item in enumerate(items):
-        if isinstance(item, (list, tuple)) and (at is None or i in at):
-            flat.extend(item)
+        if isinstance(item, (list, tuple)) if at is None else i in at:
+            flat += item
         else:
             flat.append(item)
     return flat
+
+
+def _gathered(flat, count, lengths):
+    """``count`` items out of ``flat``, those at some places lists again; lengths: ``{place: length}``."""
+    items, begin = [], 0
+    for i in range(count):
+        if i in lengths:
+            items.append(list(flat[begin : begin + lengths[i]]))
+            begin += lengths[i]
+        else:
+            items.append(flat[begin])
+            begin += 1
+    return items

@@ -104,7 +104,7 @@ def remembered_check(check):
                 key.append(None)
             elif kind in _OPTIONS:
                 key += kind, arg
-            elif kind is tuple and all(type(item) is int for item in arg):
+            elif kind is tuple and set(map(type, arg)) <= _INTS:
                 key.append(arg)
             else:
                 return check(*given)
@@ -120,7 +120,7 @@ def remembered_check(check):
     return call
 
 
-_OPTIONS = {bool, int, float, str}
+_OPTIONS, _INTS = {bool, int, float, str}, {int}
 MOST = 1024  # answers that a ``remembered_check`` keeps
 
 

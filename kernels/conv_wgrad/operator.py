@@ -174,7 +174,8 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
         top, bottom, left, right = padding
         input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
     g = _checked_planes(input, weight, stride, padding, dilation, groups)
-    other = left_to_reference("Conv2d", input) or input.device.type != runtime.device.type
+    here = input.is_cuda and not runtime.interpreted  # the quicker question first
+    other = not here and (left_to_reference("Conv2d", input) or input.device.type != runtime.device.type)
     if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
         return forward(input, weight, bias, g)
     return _conv2d(input, weight, bias, g.stride, g.padding, g.dilation, groups)

@@ -112,8 +112,7 @@ class Plan:
             lines.append(f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
             lines.append("dq: added up in memory in an order that counters fix, five matrix products in all")
         else:
-            tiles = hopper_backward.options(p)["BLOCK_M"], hopper_backward.BLOCK_N
-            says("backward_dkdv", self.not_hopper_backward, tiles)
+            says("backward_dkdv", self.not_hopper_backward, hopper_backward.tiles(p))
             says("backward_dq_from_ds" if self.stored else "backward_dq")
             if self.stored:
                 lines.append(f"dq: ds of {self.stored} key heads at a time fits the workspace, five matrix products in all")

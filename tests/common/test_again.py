@@ -35,16 +35,14 @@ class Machine:
         monkeypatch.setattr(again, "_run", run)
         monkeypatch.setattr(again, "_known", {})
         self.device = 0
-        active = types.SimpleNamespace(
-            get_current_device=lambda: self.device, get_current_stream=lambda device: 70 + device
-        )
+        active = types.SimpleNamespace(get_current_stream=lambda device: 70 + device)
         monkeypatch.setattr(again, "driver", types.SimpleNamespace(active=active))
         self.kernel = JITFunction(add)
 
     def __call__(self, *args, **meta):
         """Whether the call was compiled anew."""
         before = len(self.compiled)
-        again.start(self.kernel, (5,), args, {"BLOCK": 8, "num_warps": 4} | meta)
+        again.start(self.kernel, (5,), args, {"BLOCK": 8, "num_warps": 4} | meta, self.device)
         return len(self.compiled) > before
 
 
@@ -116,7 +114,7 @@ def test_who_stands_in_tritons_place_is_asked_every_time(machine, monkeypatch):
     x, seen = torch.zeros(16), []
     machine(x, x, 16, 1, 0.5)
     monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, grid, warmup, **meta: seen.append(grid))
-    again.start(machine.kernel, (5,), (x, x, 16, 1, 0.5), {"BLOCK": 8, "num_warps": 4})
+    again.start(machine.kernel, (5,), (x, x, 16, 1, 0.5), {"BLOCK": 8, "num_warps": 4}, 0)
     assert seen == [(5,)] and machine.started == []
 
 

@@ -210,6 +210,7 @@ def _train(rank, folder):
 
 
 @pytest.mark.skipif(not runtime.interpreted, reason="two processes of one GPU: gloo is for the CPU")
+@pytest.mark.thorough
 def test_two_processes_have_one_processs_gradients(tmp_path):
     """Distributed data parallel: the mean over both halves of the batch."""
     mp.spawn(_train, (tmp_path,), nprocs=2)  # a process that dies ends the other, and is an error here

@@ -10,7 +10,7 @@ from kernels.common import configs, plan
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.reference import conv2d_bias_grad_reference, conv2d_wgrad_reference
-from tests.dynamic_conv.cases import place, relative_error
+from tests.tensors import place, relative_error
 
 # Relative root-mean-square error. Sums are fp32; what is left in float16 and bfloat16 is the rounding of the result.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}

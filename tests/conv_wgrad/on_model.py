@@ -16,7 +16,7 @@ from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.gluon.tma import segment_of, share_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
-from tests.dynamic_conv.cases import relative_error
+from tests.tensors import relative_error
 
 # Small tiles, so that small problems have several of them: many programs' work, and rings that turn often.
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 16, "STAGES": 3}

@@ -12,7 +12,7 @@ from benchmarks import conv_wgrad as benchmark
 from kernels.conv_wgrad import conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry
 from tests.conv_wgrad import cases
-from tests.dynamic_conv.cases import relative_error
+from tests.tensors import relative_error
 
 # N, Ci, H, W, Co, R, S, stride, padding of the published example's tests.
 PUBLISHED = [

@@ -20,6 +20,7 @@ from tests.conv_wgrad import cases, on_model
 from tests.conv_wgrad.on_model import GEOMETRIES, SWEEP
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_geometries_on_the_model(name):
     with on_model.tiles(GROUPS=2):
@@ -72,6 +73,7 @@ FAULTS = {  # function, old text, new text; kind of finding, partition, text of 
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_model_finds_planted_faults(monkeypatch, name):
     fault, finding = FAULTS[name]

@@ -7,7 +7,7 @@ from kernels import runtime
 from kernels.conv_wgrad import Conv2d, conv2d, conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
-from tests.dynamic_conv.cases import relative_error
+from tests.tensors import relative_error
 
 
 def test_W1_the_portable_kernel_runs_wherever_triton_does():

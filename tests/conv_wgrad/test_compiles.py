@@ -92,6 +92,7 @@ def test_channels_that_are_a_multiple_of_8_are_copied_in_whole_vectors(monkeypat
     assert compiled.count("LDGSTS") > 0 and compiled.count("LDG.") == 0
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kernel", ["depthwise_kernel", "bias_kernel", "sum_kernel"])
 def test_sums_compile_for_hopper(monkeypatch, kernel):
     report(monkeypatch, 90, "depthwise", kernel=kernel)

@@ -58,6 +58,7 @@ def test_the_model_runs_on_the_cpu_where_kernels_are_compiled():
     assert child.stdout.splitlines() == 2 * ["False True True"], child.stderr
 
 
+@pytest.mark.share(3)
 @interpreted
 @pytest.mark.parametrize("groups", [TWO, THREE], ids=["2 groups", "3 groups"])
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -66,6 +67,7 @@ def test_geometries_on_the_model(name, groups):
         on_model.check(hopper, *GEOMETRIES[name])
 
 
+@pytest.mark.share(3)
 @interpreted
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
 @pytest.mark.parametrize("name", ["asymmetric padding", "1x1"])
@@ -81,6 +83,7 @@ def test_split_k_on_the_model(split_k):
         on_model.check(hopper, *GEOMETRIES["asymmetric padding"], split_k=split_k)
 
 
+@pytest.mark.share(2)
 @interpreted
 @pytest.mark.parametrize("pieces, per", [(0, 13), (0, 20), (0, 100), (1, 8), (2, 5), (2, 6), (6, 2)])
 def test_rests_end_to_end_on_the_model(pieces, per):
@@ -94,6 +97,7 @@ def test_the_tables_own_tiles_on_the_model():
     on_model.check(hopper, (2, 16, 16, 192), 130, 3, 1, dict(padding=1))
 
 
+@pytest.mark.share(2)
 @interpreted
 @pytest.mark.parametrize("groups", [TWO, THREE], ids=["2 groups", "3 groups"])
 def test_every_schedule_gives_the_same_bits_and_no_finding(groups):
@@ -118,6 +122,7 @@ def test_accumulates_and_casts_once_on_the_model():
 # Faults planted in the source.
 
 
+@pytest.mark.share(2)
 @interpreted
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_model_finds_planted_faults(monkeypatch, name):
@@ -126,6 +131,7 @@ def test_the_model_finds_planted_faults(monkeypatch, name):
     on_model.assert_found(hopper, finding)
 
 
+@pytest.mark.thorough
 @interpreted
 def test_the_assembler_mends_a_missing_wait_and_serialises_all_products(tmp_path, monkeypatch):
     """The one planted fault that a GPU does not show: a wait for *all* products stands behind each of them instead."""

@@ -8,6 +8,7 @@ from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.portable import way
 from kernels.lab import trace
 from tests.conv_wgrad import cases
+from tests.tensors import told_of_more
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="addresses are seen in the interpreter")
 
@@ -43,12 +44,5 @@ def test_every_active_address_lies_inside_its_tensor(case):
 
 def test_the_trace_would_show_an_access_outside(monkeypatch):
     """The same test on a kernel that is told of one pixel more than there is."""
-    launch = way.launch
-
-    def with_one_pixel_more(kernel, grid, *args, **meta):
-        args = list(args)
-        args[kernel.arg_names.index("M")] += 1
-        launch(kernel, grid, *args, **meta)
-
-    monkeypatch.setattr(way, "launch", with_one_pixel_more)
+    told_of_more(monkeypatch, way, M=1)
     assert run(shape=(1, 5, 7, 4), R=1, S=1).outside()

@@ -62,6 +62,7 @@ def test_the_notebook_lists_every_cause_and_holds_three_kernels(name):
         assert getattr(check, one.name) is CHECKS[one.name]
 
 
+@pytest.mark.share(3)
 @each
 def test_each_part_of_a_diagnosis_counts_alone(patient):
     """By number or by text, and each plausible slip costs its own part; nothing printed says what is right."""
@@ -114,6 +115,7 @@ def test_a_naive_test_does_not_find_it(patient):
     assert seen and all(seen)
 
 
+@pytest.mark.share(3)
 @each
 def test_the_solutions_test_finds_every_relative_and_accuses_none(patient):
     points, printed = held(f"finds_{patient.key}", defined(patient.key, "test"), grading=True, seed=3)

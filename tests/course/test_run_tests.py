@@ -62,6 +62,20 @@ def test_nothing_to_run_is_a_failure(repository, capfd):
     assert code == 1 and lines[-1] == "0 passed, 1 failed"
 
 
+def test_what_the_loop_leaves_out_is_the_rest(repository, capfd, monkeypatch):
+    """Of five cases marked ``share(2)`` three are in the loop; each test is in one of the two."""
+    shutil.copy(ROOT / "conftest.py", repository)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setitem(run_tests.PYTEST, "rest", [*run_tests.PYTEST["unit"], *run_tests.PYTEST["rest"][-2:]])
+    (repository / "tests" / "test_a.py").write_text(
+        "import pytest\n\n\n@pytest.mark.share(2)\n@pytest.mark.parametrize('n', range(5))\ndef test_one(n):\n    pass\n\n\n"
+        "@pytest.mark.thorough\ndef test_two():\n    pass\n\n\n"
+        "@pytest.mark.thorough\n@pytest.mark.slow\ndef test_three():\n    pass\n"
+    )
+    assert run(capfd, "unit")[1][-1] == "4 passed, 0 failed"  # with the mutant
+    assert run(capfd, "rest")[1][-1] == "3 passed, 0 failed"
+
+
 def test_an_old_report_is_not_counted(repository, capfd):
     run(capfd, "unit")
     (repository / "tests" / "conftest.py").write_text("raise SystemExit(3)\n")

@@ -108,6 +108,7 @@ def solved(name, task, verdicts, seed, which=slice(None)):
 interpreted = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
 
 
+@pytest.mark.share(3)
 @interpreted
 @each
 def test_a_drawn_variation_is_solved_by_its_own_solution_alone(name):

@@ -8,29 +8,11 @@ import torch
 from kernels import runtime
 from kernels.dynamic_conv import dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_reference
+from tests.tensors import place, relative_error
 
 # Half a unit in the last place of the format, doubled for the input's own rounding never being counted twice.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 8e-4, torch.bfloat16: 6e-3}
 LAYOUTS = ("flat", "padded", "transposed")
-
-
-def place(values, layout="flat"):
-    """``values`` on the kernels' device inside a buffer of NaN: one access past an edge that counts shows as NaN."""
-    if layout == "flat":  # contiguous, word-aligned
-        buffer = values.new_full((values.numel() + 128,), float("nan"), device=runtime.device)
-        view = buffer[64 : 64 + values.numel()].view(values.shape)
-    elif layout == "padded":  # a margin along every dimension
-        buffer = values.new_full([size + 8 for size in values.shape], float("nan"), device=runtime.device)
-        view = buffer[tuple(slice(4, 4 + size) for size in values.shape)]
-    else:  # the last dimension is the slowest
-        view = place(values.permute(*reversed(range(values.ndim))).contiguous()).permute(*reversed(range(values.ndim)))
-    return view.copy_(values)
-
-
-def relative_error(ours, reference):
-    """Root-mean-square error over root-mean-square of the reference; NaN in ours stays NaN, so it passes no bound."""
-    error = (ours.double().cpu() - reference.double().cpu()).norm()
-    return (error / reference.double().norm().cpu().clamp_min(1e-12)).item()
 
 
 def check(

@@ -77,6 +77,7 @@ def check(monkeypatch, arch, case):
         assert report.shared_bytes <= 48 * 1024
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("case", CASES)
 def test_compiles_for_hopper(monkeypatch, case):
     check(monkeypatch, 90, case)

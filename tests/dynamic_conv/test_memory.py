@@ -6,6 +6,7 @@ import torch
 from kernels import runtime
 from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, plan
 from kernels.lab import trace
+from tests.tensors import told_of_more
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="addresses are seen in the interpreter")
 
@@ -54,16 +55,7 @@ def test_every_active_address_lies_inside_its_tensor(case):
 
 def test_the_trace_would_show_an_access_outside(monkeypatch):
     """The same test on a kernel that is told of one token more than there is."""
-    launch = plan.launch
-
-    def with_one_token_more(kernel, grid, *args, **meta):
-        args = list(args)
-        if kernel.__name__ == "conv_forward_kernel":
-            for name in ("T", "runs"):
-                args[kernel.arg_names.index(name)] += 1
-        launch(kernel, grid, *args, **meta)
-
-    monkeypatch.setattr(plan, "launch", with_one_token_more)
+    told_of_more(monkeypatch, plan, T=1, runs=1)
     with trace.recording() as t:
         dynamic_conv(torch.randn(1, 18, 12), torch.randn(1, 18, 12, 4))
     assert t.outside()

@@ -1,5 +1,7 @@
 """The zoo as test cases, arguments in every layout that breaks kernels, and the comparison with the float64 reference."""
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -12,6 +14,8 @@ from kernels.flex_attention.hopper import rows as hopper_rows
 from kernels.flex_attention.portable import decoding, delta, dkdv, dq, forward, stored_ds
 from kernels.flex_attention.problem import Inputs
 from kernels.flex_attention.reference import flex_attention_reference
+from tests import tensors
+from tests.tensors import place
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 B, HQ, HKV, M, N, D, DV = 2, 2, 1, 37, 41, 20, 24
@@ -182,28 +186,8 @@ ZOO = {
 }
 
 
-def place(values, layout="flat"):
-    """``values`` on the kernels' device inside a buffer of NaN: one access past an edge that counts shows as NaN."""
-    if layout == "flat":
-        buffer = values.new_full((values.numel() + 128,), float("nan"), device=runtime.device)
-        view = buffer[64 : 64 + values.numel()].view(values.shape)
-    elif layout == "padded":  # a margin along every dimension
-        buffer = values.new_full([size + 8 for size in values.shape], float("nan"), device=runtime.device)
-        view = buffer[tuple(slice(4, 4 + size) for size in values.shape)]
-    elif layout == "heads inside":  # [B, M, H, D] in memory
-        view = place(values.transpose(1, 2).contiguous()).transpose(1, 2)
-    else:  # "transposed": the last dimension is the slowest
-        view = place(values.permute(3, 2, 1, 0).contiguous()).permute(3, 2, 1, 0)
-    return view.copy_(values)
-
-
 LAYOUTS = ("flat", "padded", "heads inside", "transposed")
-
-
-def relative_error(ours, reference):
-    """Root-mean-square error over root-mean-square of the reference; NaN in ours stays NaN, so it passes no bound."""
-    error = (ours.double().cpu() - reference.double().cpu()).norm()
-    return (error / reference.double().norm().cpu().clamp_min(1e-3)).item()
+relative_error = functools.partial(tensors.relative_error, least=1e-3)
 
 
 def zoo(name, dtype=torch.float32, seed=1):

@@ -56,10 +56,10 @@ FAULTS = {
         (
             hopper,
             "attend",
-            "mbarrier.arrive(q_free)\n",
+            "mbarrier.arrive(q_free.index(visits % KEPT))\n",
             "pass\n",
             "count += 1\n",
-            "count += 1\n                mbarrier.arrive(q_free)\n",
+            "count += 1\n                mbarrier.arrive(q_free.index(visits % KEPT))\n",
         ),
         ("early overwrite", "load_tiles", "tma.async_load(q_desc", "q_free", "q_s["),
     ),
@@ -72,20 +72,23 @@ FAULTS = {
         ("barrier or wrong phase", "attend", "turns", "turns[", "phase 0"),
     ),
     "the rows written before the copy has read the last ones": (
-        (hopper, "attend", "tma.store_wait(0)  # the item before has left the buffer", "pass"),
-        ("early overwrite", "attend", ".store(o", None, "store_wait is missing between them"),
+        (hopper, "send_rows", "tma.store_wait(0)  # what was sent before has left the buffer", "pass"),
+        ("early overwrite", "attend", ".store(x", None, "store_wait is missing between them"),
     ),
     "no fence before the copy of the rows": (
-        (hopper, "attend", "fence_async_shared()", "pass"),
-        ("missing fence", "attend", ".store(o", None, "must call fence_async_shared()"),
+        (hopper, "send_rows", "fence_async_shared()", "pass"),
+        ("missing fence", "attend", ".store(x", None, "must call fence_async_shared()"),
     ),
     "queries never released": (
-        (hopper, "attend", "mbarrier.arrive(q_free)\n", "pass\n"),
+        (hopper, "attend", "mbarrier.arrive(q_free.index(visits % KEPT))\n", "pass\n"),
         ("deadlock", "load_tiles", "mbarrier.wait(q_free", "q_free", "phase 0 lacks 2 of 2 arrivals"),
     ),
     "the loader waits for queries that nobody has had": (
-        (hopper, "load_tiles", "(visits + 1) & 1", "visits & 1"),
-        ("deadlock", "load_tiles", "mbarrier.wait(q_free, visits & 1)", "q_free", "Parity 1 would pass at once"),
+        (hopper, "load_tiles", "(visits // KEPT + 1) & 1", "visits // KEPT & 1"),
+        (
+            "deadlock", "load_tiles", "mbarrier.wait(q_free.index(held), visits // KEPT & 1)", "q_free",
+            "Parity 1 would pass at once",
+        ),
     ),
     "half the queries expected": (
         (hopper, "load_tiles", "GROUPS * q_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
@@ -155,5 +158,53 @@ FAULTS = {
     "kept keys never released": (
         (hopper_backward, "gradients", "mbarrier.arrive(kv_free.index(held))", "pass"),
         ("deadlock", "load_tiles", "mbarrier.wait(kv_free", "kv_free[0]", "phase 0 lacks 2 of 2 arrivals"),
+    ),
+}
+
+#: The same of the kernel for wide heads: function, edits; what must be found.
+OF_WIDE_HEADS = {
+    "the factors overwritten before the other group has read them": (
+        ("dv_tiles", "mbarrier.wait(t_free, (count + 1) & 1)", "pass"),
+        ("race or barrier or early overwrite", None, "", None, ""),
+    ),
+    "the factors read before they are there": (
+        ("make_dk", "mbarrier.wait(t_ready, count & 1)", "pass"),
+        ("race or uninitialized", None, "t_s.", None, "t_s"),
+    ),
+    "gradients released before the product with them": (
+        (
+            "dv_tiles",
+            "dv = warpgroup_mma_wait(0, deps=(dv,))\n            mbarrier.arrive(do_free.index(stage))",
+            "mbarrier.arrive(do_free.index(stage))\n            dv = warpgroup_mma_wait(0, deps=(dv,))",
+        ),
+        ("early overwrite", "load_tiles", "tma.async_load(do_desc", "do_free[", "do_s["),
+    ),
+    "queries released before the product with them": (
+        (
+            "make_dk",
+            "dk = warpgroup_mma_wait(0, deps=(dk,))\n                    mbarrier.arrive(q_free.index(stage))",
+            "mbarrier.arrive(q_free.index(stage))\n                    dk = warpgroup_mma_wait(0, deps=(dk,))",
+        ),
+        ("early overwrite", "load_tiles", "tma.async_load(q_desc", "q_free[", "q_s["),
+    ),
+    "one group is enough to release queries": (
+        (
+            "attention_dkdv_wide_hopper_kernel",
+            "mbarrier.init(q_free.index(stage), count=2)",
+            "mbarrier.init(q_free.index(stage), count=1)",
+        ),
+        ("early overwrite or wrong phase", None, "", "q_", ""),
+    ),
+    "no fence before the copy of ds": (
+        ("make_dk", "fence_async_shared()", "pass"),
+        ("missing fence", "make_dk", ".store(ds)", None, "must call fence_async_shared()"),
+    ),
+    "one copy of ds too many in flight": (
+        ("make_dk", "tma.store_wait(1)", "tma.store_wait(2)"),
+        ("early overwrite", "make_dk", ".store(ds)", None, "allows too many pending stores"),
+    ),
+    "keys never released": (
+        ("make_dv", "mbarrier.arrive(k_free)", "pass"),
+        ("deadlock", "load_tiles", "mbarrier.wait(k_free", "k_free", "lacks 1 of 1 arrivals"),
     ),
 }

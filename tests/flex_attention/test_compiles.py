@@ -78,7 +78,7 @@ def test_compiles_for_hopper_on_matrix_units(monkeypatch):
 @pytest.mark.skipif(common_gluon.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
 @pytest.mark.parametrize(
     ("name", "D", "most"),
-    [("nothing", 128, 104), ("causal", 64, 24)]
+    [("causal", 64, 24), pytest.param("nothing", 128, 104, marks=pytest.mark.thorough)]
     + [
         pytest.param(*case, marks=pytest.mark.slow)
         for case in [("causal", 128, 296), ("softcap", 128, 136), ("alibi", 128, 136), ("document causal", 128, 336)]
@@ -102,6 +102,24 @@ def test_warp_specialised_kernels_compile(monkeypatch, name, D, most, kernel):
         assert report.spill_bytes <= most and report.shared_bytes <= SHARED["NVIDIA H200"], report
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(common_gluon.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
+@pytest.mark.parametrize(("name", "most"), [("nothing", 104), ("causal", 112), ("softcap", 64)])
+def test_warp_specialised_kernels_of_wide_heads_compile(monkeypatch, name, most):
+    """All of a multiprocessor's memory is used, and what is spilled is spilled outside the loops. The forward kernel waits
+    for the values' product behind the exponentials, not before them."""
+    monkeypatch.setattr(fused, "reason_not", lambda *_: "heads of 256 do not fit the registers")
+    seen = launches(monkeypatch, name, D=256, warp_specialised=True)
+    kernels = {kernel.__name__: (kernel, args, meta) for kernel, args, meta in seen if "hopper" in kernel.__name__}
+    assert kernels.keys() == {"attention_forward_hopper_kernel", "attention_dkdv_wide_hopper_kernel"}
+    for kernel, args, meta in kernels.values():
+        report = compile_report(kernel, *args, arch=90, **meta)
+        assert report.spill_bytes <= most and report.shared_bytes <= SHARED["NVIDIA H200"], report
+        if "forward" in kernel.__name__:
+            loops = re.findall(r"WARPGROUP.DEPBAR.LE gsb0, 0x1 ;(.*?)WARPGROUP.DEPBAR.LE gsb0, 0x0 ;", report.sass, re.S)
+            assert loops and all(loop.count("MUFU.EX2") >= 32 for loop in loops)
+
+
 def with_numbers(offset, scale, tensor):
     """A case whose numbers, and whose table's stride, are arguments of the kernels: another has been compiled before."""
     bias = tensor(2, 100, 100)
@@ -119,6 +137,7 @@ def with_numbers(offset, scale, tensor):
     return {"score_mod": mod}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "offset", [1, 7, pytest.param(16, marks=pytest.mark.slow)]
 )  # a constant, any, a multiple of 16
@@ -129,6 +148,7 @@ def test_numbers_are_arguments_on_a_gpu(monkeypatch, offset):
         compile_report(kernel, *args, arch=90, **meta)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(common_gluon.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
 def test_numbers_are_arguments_of_warp_specialised_kernels(monkeypatch):
     monkeypatch.setitem(cases.ZOO, "numbers", functools.partial(with_numbers, 1, 0.5))
@@ -144,6 +164,7 @@ def test_decoding_compiles_for_hopper(monkeypatch):
     check(monkeypatch, 90, "alibi", gpu="NVIDIA H200", D=128, M=1, HKV=1)
 
 
+@pytest.mark.thorough
 def test_absolute_values_of_indices_stay_instructions(monkeypatch):
     """``mod_ops.whole_abs`` says what becomes of them otherwise."""
     for report in check(monkeypatch, 90, "natten"):

@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.flex_attention.hopper.backward import item_of as backward_item_of
+from kernels.flex_attention.hopper.dealing import item_of_keys as backward_item_of
 from kernels.flex_attention.hopper.dealing import items_of_program, place
 from kernels.flex_attention.hopper.forward import item_of
 
@@ -62,6 +62,7 @@ def test_every_item_is_dealt_once(kernel, names, programs):
     shares(kernel, 4, 3, 2 if kernel is forward_items else 1, programs, order)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("kernel", [forward_items, backward_items])
 @pytest.mark.parametrize("sizes", [(64, 32, 1, 132), (16, 64, 4, 132), (4, 64, 1, 132)])
 def test_the_shares_of_a_causal_mask_are_equal(kernel, sizes):

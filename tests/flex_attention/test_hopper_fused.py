@@ -59,6 +59,7 @@ def test_the_zoo(table, name):
     check(name)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["nothing", "softcap"])
 @pytest.mark.parametrize(
     ("dtype", "shape"),
@@ -177,6 +178,7 @@ def alone(schedule="round-robin", seed=0, shape=RAGGED):
     return [x.view(torch.uint8) for x in grads], results[0]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("programs", [1, 2, 5])
 def test_every_schedule_and_number_of_programs_leaves_the_same_bits(table, monkeypatch, programs):
     first, _ = alone()
@@ -187,6 +189,7 @@ def test_every_schedule_and_number_of_programs_leaves_the_same_bits(table, monke
         assert all(map(torch.equal, first, again)), (schedule, seed)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("bundle", [1, 2])
 @pytest.mark.parametrize("back_and_forth", [False, True])
 def test_every_order_of_items_leaves_the_same_bits(table, monkeypatch, bundle, back_and_forth):
@@ -299,6 +302,7 @@ def test_without_a_fault_nothing_is_found(two_programs, schedule, seed):
     assert result.ok, result
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch, fault):
     (function, *edits), (kind, partition, line, words) = FAULTS[fault]

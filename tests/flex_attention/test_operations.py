@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from kernels import runtime
 from kernels.flex_attention import ModError, flex_attention
 from kernels.flex_attention.reference import flex_attention_reference
-from tests.dynamic_conv.cases import relative_error
+from tests.tensors import relative_error
 
 INSIDE = lambda s: s.clamp(-0.9, 0.9)  # noqa: E731
 OPERATIONS = {

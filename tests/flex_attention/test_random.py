@@ -77,6 +77,7 @@ def test_loads_by_the_copy_engine(name, shape, layout, monkeypatch):
     cases.check(name, shape=(*shape[:5], 21, 24), layout=layout, BLOCK_N=32)  # rows of 21 floats: pointers
 
 
+@pytest.mark.share(3)
 @pytest.mark.skipif(not runtime.interpreted, reason="on a GPU its own table decides")
 @pytest.mark.parametrize("heads", [1, 3, 100])
 @pytest.mark.parametrize("name", ["nothing", "causal", "softcap", "plus 100", "jagged"])

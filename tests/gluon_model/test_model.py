@@ -170,6 +170,7 @@ def compile_arguments(name: str):
     )
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "name, arch, product, loads",
     [

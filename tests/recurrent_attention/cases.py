@@ -14,6 +14,8 @@ from kernels import runtime
 from kernels.common import configs
 from kernels.recurrent_attention import recurrent_attention
 from kernels.recurrent_attention.reference import recurrent_attention_reference
+from tests import tensors
+from tests.tensors import relative_error
 
 GATES = ("g", "g_gamma", "gk", "gv")
 LAYOUTS = ("flat", "padded", "transposed", "expanded")
@@ -32,29 +34,15 @@ MODULES = {m.name: importlib.import_module(m.name) for m in pkgutil.walk_package
 
 
 def place(values, layout="flat"):
-    """``values`` on the kernels' device inside a buffer of NaN: one access past an edge that counts shows as NaN."""
-    if layout == "flat":  # contiguous, word-aligned
-        buffer = values.new_full((values.numel() + 128,), float("nan"), device=runtime.device)
-        view = buffer[64 : 64 + values.numel()].view(values.shape)
-    elif layout == "padded":  # a margin along every dimension
-        buffer = values.new_full([size + 8 for size in values.shape], float("nan"), device=runtime.device)
-        view = buffer[tuple(slice(4, 4 + size) for size in values.shape)]
-    elif layout == "transposed":  # the last dimension is the slowest
-        view = place(values.permute(*reversed(range(values.ndim))).contiguous()).permute(*reversed(range(values.ndim)))
-    else:  # stride 0 along the heads, so that ``values`` are not those it was given
-        return place(values.narrow(min(2, values.ndim - 1), 0, 1), "padded").expand(values.shape)
-    return view.copy_(values)
+    """As ``tensors.place``, and "expanded": stride 0 along the heads, so that ``values`` are not those it was given."""
+    if layout == "expanded":
+        return tensors.place(values.narrow(min(2, values.ndim - 1), 0, 1), "padded").expand(values.shape)
+    return tensors.place(values, layout)
 
 
 def same(a, b):
     """Equal to the bit in the interpreter; a compiler may fuse otherwise where a kernel is told other strides or outputs."""
     return torch.equal(a, b) if runtime.interpreted else relative_error(a, b) <= TOLERANCE[a.dtype]
-
-
-def relative_error(ours, reference):
-    """Root-mean-square error over root-mean-square of the reference; NaN in ours stays NaN, so it passes no bound."""
-    error = (ours.double().cpu() - reference.double().cpu()).norm()
-    return (error / reference.double().norm().cpu().clamp_min(1e-12)).item()
 
 
 def some_gates(shape, strength, generator):

@@ -8,6 +8,7 @@ from kernels.lab import trace
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
 from kernels.recurrent_attention.recurrence import forward as forward_pass
 from tests.recurrent_attention import cases
+from tests.tensors import told_of_more
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="addresses are seen in the interpreter")
 
@@ -58,14 +59,7 @@ def test_a_step_stays_inside_its_tensors(slots):
 
 def test_the_trace_would_show_an_access_outside(monkeypatch):
     """The same test on a kernel that is told of one token more than there is."""
-    launch = forward_pass.launch
-
-    def with_one_token_more(kernel, grid, *args, **meta):
-        args = list(args)
-        args[kernel.arg_names.index("T")] += 1
-        launch(kernel, grid, *args, **meta)
-
-    monkeypatch.setattr(forward_pass, "launch", with_one_token_more)
+    told_of_more(monkeypatch, forward_pass, T=1)
     with trace.recording() as t:
         x = torch.randn(1, 18, 1, 4)
         recurrent_attention(x, x, x, mode="recurrent")

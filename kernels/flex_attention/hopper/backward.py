@@ -9,14 +9,14 @@ Per tile of queries a group multiplies four times, every matrix of scores transp
     dk <- dk + ds q                   in flight, while ds leaves for the workspace that ``portable.stored_ds`` reads
 
 lse and delta come with the queries, made whole tiles by ``rows_kernel``: behind a sequence's end lse is infinite, so p = 0.
+Heads wider than 128 go through ``wide_kernel``, in the same order of items.
 """
-
 
 from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
-from kernels.flex_attention.hopper import dealing, fit
+from kernels.flex_attention.hopper import dealing, fit, wide_kernel
 from kernels.flex_attention.portable.tiles import logits
 from kernels.flex_attention.problem import cdiv, columns
 
@@ -32,19 +32,29 @@ if common_gluon.gluon is not None:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from kernels.flex_attention.hopper.dealing import first_row, items_of_program, lists_of, place
+    from kernels.flex_attention.hopper.dealing import first_row, item_of_keys, items_of_program, lists_of, place
     from kernels.flex_attention.hopper.forward import store_rows
 
-BLOCK_N = fit.GROUPS * fit.ROWS
 KEPT = 2  # items' keys and values in shared memory: the next item's come while this one's gradients are stored
 
 
 def reason_not(p, tma):
     """Why this kernel cannot take the call, as text, or ``None``; tma: whether TMA can read the gradient of o."""
-    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", 128, tma and p.tma("query", "key", "value"))
-    if why is None and p.sparse and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % options(p)["BLOCK_M"]):
-        return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {options(p)['BLOCK_M']} x {BLOCK_N}"
+    why = fit.unfit(p, "backward_dkdv_hopper", "bwd_", 256, tma and p.tma("query", "key", "value"))
+    BLOCK_M, BLOCK_N = tiles(p)
+    if why is None and p.sparse and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % BLOCK_M):
+        return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
     return why
+
+
+def wide(p):
+    """Whether both groups own the same keys (``wide_kernel``)."""
+    return max(p.D, p.Dv) > 128
+
+
+def tiles(p):
+    """Queries and keys of an inner step."""
+    return options(p)["BLOCK_M"], fit.ROWS if wide(p) else fit.GROUPS * fit.ROWS
 
 
 def options(p):
@@ -53,18 +63,6 @@ def options(p):
 
 
 if common_gluon.gluon is not None:
-
-    @gluon.jit
-    def item_of(item, tiles_n, items, TILES_FIRST: gl.constexpr):
-        """``(tile of keys, pair of batch row and key head)``; the first keys, seen by the most queries, come first.
-
-        TILES_FIRST: a tile of all pairs before the next tile, as in ``hopper.item_of``.
-        """
-        if TILES_FIRST:
-            pairs = items // tiles_n
-            return item // pairs, item % pairs
-        else:
-            return item % tiles_n, item // tiles_n
 
     @gluon.jit
     def load_tiles(
@@ -79,7 +77,7 @@ if common_gluon.gluon is not None:
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
             item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, pair = item_of(item, tiles_n, items, TILES_FIRST)
+            tile, pair = item_of_keys(item, tiles_n, items, TILES_FIRST)
             b_kv = (first + pair) // Hkv
             h_kv = (first + pair) % Hkv
             held = turn % KEPT
@@ -186,7 +184,7 @@ if common_gluon.gluon is not None:
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
             item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, pair = item_of(item, tiles_n, items, TILES_FIRST)
+            tile, pair = item_of_keys(item, tiles_n, items, TILES_FIRST)
             b_kv = (first + pair) // Hkv
             h_kv = (first + pair) % Hkv
             n0 = (tile * GROUPS + GROUP) * ROWS
@@ -294,7 +292,7 @@ if common_gluon.gluon is not None:
 
 def _prepare(p, count, strides_of_do):
     """``(programs, sizes, items, compile-time arguments, how the tensors are read)``."""
-    BLOCK_M = options(p)["BLOCK_M"]
+    BLOCK_M, BLOCK_N = tiles(p)
     tiles_n = cdiv(p.N, BLOCK_N)
     items = count * tiles_n
     programs = min(items, dealing.multiprocessors(p.device))
@@ -313,7 +311,7 @@ def launch_dkdv(p, x, do, rows, dk, dv, ds, first, count):
     )
     partial, full = x.transposed
     launch(
-        attention_dkdv_hopper_kernel,
+        wide_kernel.attention_dkdv_wide_hopper_kernel if wide(p) else attention_dkdv_hopper_kernel,
         programs,
         queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), kept(ds), dk, dv,
         partial, full, x.score_tables, x.mask_tables, *sizes, first, items, *dk.stride(), *dv.stride(),
@@ -325,7 +323,7 @@ def launch_dkdv(p, x, do, rows, dk, dv, ds, first, count):
 
 def compile_time(p):
     """The kernel's compile-time arguments but STORE and the order of items."""
-    BLOCK_M, STAGES = options(p)["BLOCK_M"], options(p)["STAGES"]
+    BLOCK_M, BLOCK_N = tiles(p)
     return {
         **p.mods(),
         "D": p.D,
@@ -340,7 +338,6 @@ def compile_time(p):
         "BLOCK_D": columns(p.D),
         "BLOCK_DV": columns(p.Dv),
         "ROWS": fit.ROWS,
-        "GROUPS": fit.GROUPS,
-        "STAGES": STAGES,
-        "KEPT": KEPT,
+        "STAGES": options(p)["STAGES"],
+        **({} if wide(p) else {"GROUPS": fit.GROUPS, "KEPT": KEPT}),
     }

@@ -55,6 +55,18 @@ if common_gluon.gluon is not None:
         return rounds + (place(rounds, BACK_AND_FORTH) < items % gl.num_programs(0)).to(gl.int32)
 
     @gluon.jit
+    def item_of_keys(item, tiles_n, items, TILES_FIRST: gl.constexpr):
+        """``(tile of keys, pair of batch row and key head)``; the first keys, seen by the most queries, come first.
+
+        TILES_FIRST: a tile of all pairs before the next tile, as in ``forward.item_of``.
+        """
+        if TILES_FIRST:
+            pairs = items // tiles_n
+            return item // pairs, item % pairs
+        else:
+            return item % tiles_n, item // tiles_n
+
+    @gluon.jit
     def lists_of(b, h, r, partial, full, length, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES: gl.constexpr,
                  BLOCK: gl.constexpr):  # fmt: skip
         """``(tiles to mask, all tiles, where the two lists begin)`` of block row r; of all ``length`` rows if not SPARSE."""

@@ -17,6 +17,7 @@ from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
 from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, described
+from kernels.flex_attention.mods.device import COMPILED
 from kernels.flex_attention.portable.forward import outputs_of
 from kernels.flex_attention.portable.tiles import fits_tma, logits
 from kernels.flex_attention.problem import cdiv, columns
@@ -85,7 +86,7 @@ if common_gluon.gluon is not None:
         q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
+        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """The copying warp: queries, then keys and values, in the order in which they are used."""
         q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
@@ -98,11 +99,12 @@ if common_gluon.gluon is not None:
                 b, h, tile // TILES_M, partial, full, N, SPARSE, HAS_FULL, TILES_N, BLOCK_N
             )
             if end > 0:
-                mbarrier.wait(q_free, (visits + 1) & 1)
-                mbarrier.expect(q_ready, GROUPS * q_desc.nbytes_per_cta)
+                held = visits % KEPT
+                mbarrier.wait(q_free.index(held), (visits // KEPT + 1) & 1)
+                mbarrier.expect(q_ready.index(held), GROUPS * q_desc.nbytes_per_cta)
                 for group in gl.static_range(GROUPS):
                     row = (tile * GROUPS + group) * ROWS
-                    tma.async_load(q_desc, [b, h, row, 0], q_ready, q_s.index(group))
+                    tma.async_load(q_desc, [b, h, row, 0], q_ready.index(held), q_s.index(held * GROUPS + group))
                 visits += 1
                 n0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
                 for i in range(0, end):
@@ -130,6 +132,27 @@ if common_gluon.gluon is not None:
             return logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, MASK_MOD)
 
     @gluon.jit
+    def known_here(x):
+        """x, none of whose elements is below -1, before what follows.
+
+        ptxas moves a wait for a product above all arithmetic that does not need it, and with it the softmax behind the
+        product that it should run beside. It does not move it above a store: this one, of a row's sum, never happens.
+        """
+        if COMPILED:
+            return gl.inline_asm_elementwise(
+                """{
+                .reg .pred below;
+                .reg .b32 nowhere;
+                mov.b32 nowhere, 0;
+                setp.lt.f32 below, $1, 0fBF800000;
+                @below st.volatile.shared.f32 [nowhere], $1;
+                mov.b32 $0, $1;
+                }""", "=f,f", [x], gl.float32, is_pure=False, pack=1,
+            )  # fmt: skip
+        else:
+            return x
+
+    @gluon.jit
     def softmax_step(x, l, top, unit, SAFE: gl.constexpr):
         """``(p, alpha, l, top)`` after a tile of logits x. SAFE: no row can be without a key so far."""
         new_top = gl.maximum(top, gl.max(x, 1) * unit)
@@ -144,7 +167,8 @@ if common_gluon.gluon is not None:
         N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, EDGE_N: gl.constexpr, SAFE: gl.constexpr,
         SPARSE: gl.constexpr, SPARSE_N: gl.constexpr, TILES_N: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-        layout_p: gl.constexpr, layout_r: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr, visits,
+        layout_p: gl.constexpr, layout_r: gl.constexpr, GROUP: gl.constexpr, TURNS: gl.constexpr, OVERLAP: gl.constexpr,
+        visits,
     ):  # fmt: skip
         """Tiles begin ... end - 1. On entry p is that of tile begin - 1, whose values are still to be added.
 
@@ -173,6 +197,8 @@ if common_gluon.gluon is not None:
                 s, first, None, N, scale, b, h, m, offs_n, score_tables, mask_tables, SCORE_MOD, MASK_MOD, EDGE_N
             )
             weights, alpha, l, top = softmax_step(x, l, top, unit, SAFE)
+            if OVERLAP:
+                l = known_here(l)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(v_free.index(before))
             acc = acc * gl.expand_dims(gl.convert_layout(alpha, layout_r), 1)
@@ -190,7 +216,8 @@ if common_gluon.gluon is not None:
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, TURNS: gl.constexpr,
+        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, TURNS: gl.constexpr, OVERLAP: gl.constexpr,
+        OUT: gl.constexpr, KEPT: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: 64 queries of every item."""
         layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -199,7 +226,6 @@ if common_gluon.gluon is not None:
         layout_r: gl.constexpr = gl.SliceLayout(1, layout_o)
         SAFE: gl.constexpr = SCORE_MOD is None and MASK_MOD is None
         q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
-        q = q_s.index(GROUP).reshape([ROWS, BLOCK_D])
         offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout_s))
         count = 0
         visits = 0
@@ -216,7 +242,9 @@ if common_gluon.gluon is not None:
             top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, layout_s))
             if end > 0:
                 # The first tile, partial or full: only its scores, in wait for nothing.
-                mbarrier.wait(q_ready, visits & 1)
+                held = visits % KEPT
+                q = q_s.index(held * GROUPS + GROUP).reshape([ROWS, BLOCK_D])
+                mbarrier.wait(q_ready.index(held), visits // KEPT & 1)
                 n0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
                 first = first_row(1, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
                 stage = count % STAGES
@@ -239,15 +267,15 @@ if common_gluon.gluon is not None:
                         1, some, end, first, p, acc, l, top, count, q, ring,
                         some, at, at_full, N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
                         SCORE_MOD, MASK_MOD, EDGE_N, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
-                        GROUP, TURNS, visits,
+                        GROUP, TURNS, OVERLAP, visits,
                     )  # fmt: skip
                 first, p, acc, l, top, count = attend_tiles(
                     begin, end, end, first, p, acc, l, top, count, q, ring,
                     some, at, at_full, N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
                     SCORE_MOD, None, EDGE_N, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
-                        GROUP, TURNS, visits,
+                        GROUP, TURNS, OVERLAP, visits,
                 )  # fmt: skip
-                mbarrier.arrive(q_free)
+                mbarrier.arrive(q_free.index(visits % KEPT))
                 visits += 1
                 before = (count - 1) % STAGES
                 mbarrier.wait(v_ready.index(before), (count - 1) // STAGES & 1)
@@ -262,16 +290,26 @@ if common_gluon.gluon is not None:
             gl.store(lse_ptr + lse_rows, top + gl.log2(l), mask=rows < M)
             if top_ptr is not None:
                 gl.store(top_ptr + lse_rows, top, mask=rows < M)
-            o = acc / gl.expand_dims(gl.convert_layout(l, layout_r), 1)
-            if o_desc is not None:
-                tma.store_wait(0)  # the item before has left the buffer
-                o_s.index(GROUP).reshape([ROWS, BLOCK_DV]).store(o.to(v_s.dtype))
-                fence_async_shared()
-                tma.async_store(o_desc, [b, h, m0, 0], o_s.index(GROUP))
+            o = acc * gl.expand_dims(gl.convert_layout(1.0 / l, layout_r), 1)
+            if o_desc is not None and BLOCK_DV > OUT:
+                # Half the columns at a time, through half the memory.
+                left, right = o.to(v_s.dtype).reshape([ROWS, 2, OUT]).permute((0, 2, 1)).split()
+                send_rows(left, o_s.index(GROUP), o_desc, b, h, m0, 0)
+                send_rows(right, o_s.index(GROUP), o_desc, b, h, m0, OUT)
+            elif o_desc is not None:
+                send_rows(o.to(v_s.dtype), o_s.index(GROUP), o_desc, b, h, m0, 0)
             else:
                 store_rows(o, o_ptr, b, h, m0, M, DV, stride_ob, stride_oh, stride_om, stride_od)
         if o_desc is not None:
             tma.store_wait(0)
+
+    @gluon.jit
+    def send_rows(x, buffer, desc, b, h, m0, column):
+        """Rows m0 ... of one head, from ``column`` on, by TMA."""
+        tma.store_wait(0)  # what was sent before has left the buffer
+        buffer.reshape([x.shape[0], x.shape[1]]).store(x)
+        fence_async_shared()
+        tma.async_store(desc, [b, h, m0, column], buffer)
 
     @gluon.jit
     def store_rows(x, ptr, b, h, m0, M, D: gl.constexpr, stride_b, stride_h, stride_m, stride_d):
@@ -293,18 +331,19 @@ if common_gluon.gluon is not None:
         SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
         TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, REGISTERS: gl.constexpr, TURNS: gl.constexpr,
+        OVERLAP: gl.constexpr, OUT: gl.constexpr, KEPT: gl.constexpr,
     ):  # fmt: skip
         """Every program takes items (tile of queries, head, batch row) a grid apart, until there are none left."""
         dtype: gl.constexpr = q_desc.dtype
-        q_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, BLOCK_D], q_desc.layout)
+        q_s = gl.allocate_shared_memory(dtype, [KEPT * GROUPS, 1, 1, ROWS, BLOCK_D], q_desc.layout)
         k_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k_desc.layout)
         v_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_DV], v_desc.layout)
         if o_desc is not None:
-            o_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, BLOCK_DV], o_desc.layout)
+            o_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, OUT], o_desc.layout)
         else:
             o_s = ()
-        q_ready = mbarrier.allocate_mbarrier()
-        q_free = mbarrier.allocate_mbarrier()
+        q_ready = mbarrier.allocate_mbarrier(batch=KEPT)
+        q_free = mbarrier.allocate_mbarrier(batch=KEPT)
         k_ready = mbarrier.allocate_mbarrier(batch=STAGES)
         k_free = mbarrier.allocate_mbarrier(batch=STAGES)
         v_ready = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -312,8 +351,9 @@ if common_gluon.gluon is not None:
         turns = mbarrier.allocate_mbarrier(batch=GROUPS)
         for group in gl.static_range(GROUPS):
             mbarrier.init(turns.index(group), count=1)
-        mbarrier.init(q_ready, count=1)
-        mbarrier.init(q_free, count=GROUPS)
+        for held in gl.static_range(KEPT):
+            mbarrier.init(q_ready.index(held), count=1)
+            mbarrier.init(q_free.index(held), count=GROUPS)
         for stage in gl.static_range(STAGES):
             mbarrier.init(k_ready.index(stage), count=1)
             mbarrier.init(k_free.index(stage), count=GROUPS)
@@ -327,19 +367,19 @@ if common_gluon.gluon is not None:
                     scale, unit, M, N, Hkv, G, tiles_m, items,
                     stride_ob, stride_oh, stride_om, stride_od, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
-                    TILES_FIRST, BACK_AND_FORTH, TURNS,
+                    TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT, KEPT,
                 )),
                 (attend, (
                     ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
                     scale, unit, M, N, Hkv, G, tiles_m, items,
                     stride_ob, stride_oh, stride_om, stride_od, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
-                    TILES_FIRST, BACK_AND_FORTH, TURNS,
+                    TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT, KEPT,
                 )),
                 (load_tiles, (
                     q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared, SPARSE, HAS_FULL,
                     TILES_M, TILES_N, SPARSE_N, BLOCK_N, ROWS, GROUPS, STAGES,
-                    TILES_FIRST, BACK_AND_FORTH,
+                    KEPT, TILES_FIRST, BACK_AND_FORTH,
                 )),
             ],
             [4, 1],
@@ -356,14 +396,15 @@ def _prepare(p):
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, items, p.shared
     static = dealing.order(p.B * p.Hkv, tiles_m, p.G, programs) | compile_time(p)
     rows = ROWS, options(p)["BLOCK_N"], options(p)["BLOCK_N"]
-    return (programs,), sizes, static | {"num_warps": 4, "maxnreg": options(p)["maxnreg"]}, *map(described, (*rows, ROWS))
+    static |= {"num_warps": 4, "maxnreg": options(p)["maxnreg"]}
+    return (programs,), sizes, static, *map(described, rows), described(ROWS, static["OUT"])
 
 
 def forward(p, x, want_top=False):
     """Launch the forward pass; arguments and results as ``portable.forward.forward``."""
     o, lse, top = outputs_of(p, x.query, want_top)
     programs, sizes, static, queries, keys, values, outputs = p.remember(_prepare)
-    by_tma = columns(p.Dv) <= 128 and fits_tma(o)
+    by_tma = fits_tma(o) and static["OUT"] > 0
     launch(
         attention_forward_hopper_kernel,
         programs,
@@ -397,4 +438,7 @@ def compile_time(p):
         "STAGES": STAGES,
         "REGISTERS": REGISTERS,
         "TURNS": bool(options(p)["TURNS"]),
+        "OVERLAP": bool(options(p)["OVERLAP"]),
+        "OUT": min(options(p)["OUT"], columns(p.Dv)),
+        "KEPT": options(p)["KEPT"],
     }

@@ -154,4 +154,5 @@ def compile_time(p):
         "ROWS": fit.ROWS,
         "GROUPS": fit.GROUPS,
         "STAGES": STAGES,
+        "OVERLAP": bool(options(p)["OVERLAP"]),
     }

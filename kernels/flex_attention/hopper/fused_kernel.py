@@ -231,6 +231,109 @@ if common_gluon.gluon is not None:
         return dk, dv, count
 
     @gluon.jit
+    def overlapped_tile(
+        m0, partial, dk, dv, count, k, v, ring, exchange, sinks, GROUP: gl.constexpr,
+        M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
+        SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr,
+        EDGE_M: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, WIDTH: gl.constexpr, ROWS: gl.constexpr,
+        GROUPS: gl.constexpr, STAGES: gl.constexpr, layout_a: gl.constexpr, layout_b: gl.constexpr, FIRST: gl.constexpr,
+    ):  # fmt: skip
+        """A tile of queries, and dq of the tile before, unless this one is the FIRST: its ds has long been there.
+
+        On entry and at the end no product is in flight.
+        """
+        layout_s: gl.constexpr = n.type.layout
+        layout_m: gl.constexpr = gl.SliceLayout(0, layout_s)
+        q_s, do_s, k_s, v_s, lse_s, delta_s, kv_ready, kv_free, q_ready, do_ready, free = ring
+        ds_s, ds_ready = exchange
+        stage = count % STAGES
+        phase = count // STAGES & 1
+        q = q_s.index(stage).reshape([BLOCK_M, k.shape[1]])
+        do = do_s.index(stage).reshape([BLOCK_M, v.shape[1]])
+        zeros = gl.zeros([k.shape[0], BLOCK_M], gl.float32, layout_s)
+        mbarrier.wait(q_ready.index(stage), phase)
+        s = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        mbarrier.wait(do_ready.index(stage), phase)
+        dp = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        lse = gl.expand_dims(lse_s.index(stage).reshape([BLOCK_M]).load(layout_m), 0)
+        delta = gl.expand_dims(delta_s.index(stage).reshape([BLOCK_M]).load(layout_m), 0)
+        s = warpgroup_mma_wait(1, deps=(s,))
+
+        m = gl.expand_dims(m0 + offs_m, 0)
+        inside = None
+        if EDGE_M:
+            inside = m < M
+            m = gl.minimum(m, M - 1)
+        x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, None)
+        if MASK_MOD is not None:
+            if partial:
+                x = gl.where(MASK_MOD(b, h, m, n, mask_tables), x, float("-inf"))
+        p = gl.exp2(x * unit - lse)
+        dv = warpgroup_mma(gl.convert_layout(p.to(do.dtype), layout_b), do, dv, is_async=True)
+        if FIRST:
+            dp = warpgroup_mma_wait(1, deps=(dp,))
+        else:
+            mbarrier.wait(ds_ready.index((count - 1) % 2), (count - 1) // 2 & 1)
+            dq = partial_dq(k_s, ds_s, (count - 1) % 2, GROUP, BLOCK_M, BLOCK_D, WIDTH, ROWS, GROUPS)
+            dp = warpgroup_mma_wait(3, deps=(dp,))
+        ds = p * (dp - delta)
+        if SCORE_MOD is not None:
+            ds = gl.where(x != float("-inf"), SCORE_GRADIENT(s * scale, b, h, m, n, ds, score_tables), 0.0)
+        ds = ds.to(q.dtype)
+        if FIRST:
+            dv = warpgroup_mma_wait(0, deps=(dv,))
+        else:
+            dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))
+        # Free: whoever has arrived for the tile before is done with the one before that, which lay here.
+        ds_s.index(count % 2 * GROUPS + GROUP).store(ds)
+        fence_async_shared()
+        mbarrier.arrive(ds_ready.index(count % 2))
+        dk = warpgroup_mma(gl.convert_layout(ds, layout_a), q, dk, is_async=True)
+        if not FIRST:
+            hand_over(dq, sinks, count - 1, GROUP, GROUPS)
+        dk = warpgroup_mma_wait(0, deps=(dk,))
+        mbarrier.arrive(free.index(stage))
+        return dk, dv
+
+    @gluon.jit
+    def overlapped_tiles(
+        end, at, dk, dv, count, k, v, ring, exchange, sinks, GROUP: gl.constexpr, walk,
+        M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
+        SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr,
+        EDGE_M: gl.constexpr, SPARSE: gl.constexpr, SPARSE_M: gl.constexpr, TILES_M: gl.constexpr,
+        BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, WIDTH: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr,
+        STAGES: gl.constexpr, layout_a: gl.constexpr, layout_b: gl.constexpr,
+    ):  # fmt: skip
+        """``gradient_tiles``, in which no group waits for the other's ds of the tile at hand."""
+        q_s, do_s, k_s, v_s, lse_s, delta_s, kv_ready, kv_free, q_ready, do_ready, free = ring
+        ds_s, ds_ready = exchange
+        if end > 0:
+            m0, partial = visit(0, end, at, walk, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+            following, partial_next = visit(1, end, at, walk, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+            dk, dv = overlapped_tile(
+                m0, partial, dk, dv, count, k, v, ring, exchange, sinks, GROUP,
+                M, scale, unit, b, h, n, offs_m, score_tables, mask_tables, SCORE_MOD, SCORE_GRADIENT, MASK_MOD,
+                EDGE_M, BLOCK_M, BLOCK_D, WIDTH, ROWS, GROUPS, STAGES, layout_a, layout_b, True,
+            )  # fmt: skip
+            count += 1
+            for i in range(1, end):
+                m0 = following
+                partial = partial_next
+                following, partial_next = visit(i + 1, end, at, walk, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+                dk, dv = overlapped_tile(
+                    m0, partial, dk, dv, count, k, v, ring, exchange, sinks, GROUP,
+                    M, scale, unit, b, h, n, offs_m, score_tables, mask_tables, SCORE_MOD, SCORE_GRADIENT, MASK_MOD,
+                    EDGE_M, BLOCK_M, BLOCK_D, WIDTH, ROWS, GROUPS, STAGES, layout_a, layout_b, False,
+                )  # fmt: skip
+                count += 1
+            last = count - 1
+            mbarrier.wait(ds_ready.index(last % 2), last // 2 & 1)
+            dq = partial_dq(k_s, ds_s, last % 2, GROUP, BLOCK_M, BLOCK_D, WIDTH, ROWS, GROUPS)
+            dq = warpgroup_mma_wait(0, deps=(dq,))
+            hand_over(dq, sinks, last, GROUP, GROUPS)
+        return dk, dv, count
+
+    @gluon.jit
     def gradients(
         ring, exchange, sinks, dk_ptr, dv_ptr, walk, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
         tiles_n, batches, first, items, BUNDLE,
@@ -239,7 +342,7 @@ if common_gluon.gluon is not None:
         D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_M: gl.constexpr, EDGE_M: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, WIDTH: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        BACK_AND_FORTH: gl.constexpr,
+        OVERLAP: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: 64 keys of every item, over the queries of all heads (and batch rows) that share them."""
         layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
@@ -266,7 +369,7 @@ if common_gluon.gluon is not None:
                 b = b_kv * batches + j // G
                 h = h_kv * G + j % G
                 end, at = walk_of(b, h, tile, walk, M, SPARSE, TILES_M, TILES_N, BLOCK_M)
-                dk, dv, count = gradient_tiles(
+                dk, dv, count = (overlapped_tiles if OVERLAP else gradient_tiles)(
                     end, at, dk, dv, count, k, v, ring, exchange, sinks, GROUP, walk,
                     M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, EDGE_M, SPARSE, SPARSE_M, TILES_M,
@@ -296,7 +399,7 @@ if common_gluon.gluon is not None:
         D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_M: gl.constexpr, EDGE_M: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr,
         BLOCK_DV: gl.constexpr, WIDTH: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        BACK_AND_FORTH: gl.constexpr,
+        OVERLAP: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """Every program takes items (tile of keys, key head, batch row of keys) a grid apart; all programs run at once.
 
@@ -341,14 +444,14 @@ if common_gluon.gluon is not None:
                     tiles_n, batches, first, items, BUNDLE,
                     stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 0,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, D, DV, SPARSE, TILES_M, TILES_N, SPARSE_M,
-                    EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, WIDTH, ROWS, GROUPS, STAGES, BACK_AND_FORTH,
+                    EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, WIDTH, ROWS, GROUPS, STAGES, OVERLAP, BACK_AND_FORTH,
                 )),
                 (gradients, (
                     ring, exchange, sinks, dk_ptr, dv_ptr, walk, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
                     tiles_n, batches, first, items, BUNDLE,
                     stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 1,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, D, DV, SPARSE, TILES_M, TILES_N, SPARSE_M,
-                    EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, WIDTH, ROWS, GROUPS, STAGES, BACK_AND_FORTH,
+                    EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, WIDTH, ROWS, GROUPS, STAGES, OVERLAP, BACK_AND_FORTH,
                 )),
                 (load_tiles, (
                     q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, walk, M, Hkv, G, tiles_n, batches,

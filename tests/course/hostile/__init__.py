@@ -6,114 +6,28 @@ None may earn a mark that its kernel has not earned, and each is named with a re
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 
-ROOT = Path(__file__).resolve().parents[3]
-NAME = "01_row_softmax"
-FULL = sum(
-    cell.metadata.nbgrader.points
-    for cell in nbformat.read(ROOT / "exercises" / NAME / f"{NAME}.ipynb", as_version=4).cells
-    if cell.metadata.get("nbgrader", {}).get("grade")
+from tests.course.hostile.plant import (
+    FULL,
+    NAME,
+    Attack,
+    added,
+    answer,
+    beside,
+    cell,
+    edited,
+    harmless,
+    inside,
+    notebook,
+    raw,
+    refused,
+    write,
 )
 
-
-@dataclass(frozen=True)
-class Attack:
-    """``plant(folder)`` writes the submission; then its status, its points, and a part of what is said of it."""
-
-    name: str
-    plant: Callable[[Path], None]
-    status: str
-    points: float | None
-    says: str
-
-
-def notebook(solved: bool, name: str = NAME) -> nbformat.NotebookNode:
-    """The exercise as it was released, with or without its solution in the answer cells."""
-    released = nbformat.read(ROOT / "exercises" / name / f"{name}.ipynb", as_version=4)
-    if solved:
-        answers = {cell.id: cell.source for cell in nbformat.read(ROOT / "solutions" / name / f"{name}.ipynb", 4).cells}
-        for cell in released.cells:
-            if cell.metadata.get("nbgrader", {}).get("solution"):
-                lines = answers[cell.id].splitlines()
-                cell.source = "\n".join(line for line in lines if "### " not in line)
-    return released
-
-
-def write(folder: Path, made: nbformat.NotebookNode, name: str = NAME) -> None:
-    """Hand a notebook in."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.ipynb").write_text(json.dumps(made))
-
-
-def cell(made: nbformat.NotebookNode, name: str):
-    """The cell with this id."""
-    return next(one for one in made.cells if one.id == name)
-
-
-def answer(source: str):
-    """The answer cell holds nothing but this."""
-    return edited(lambda made: cell(made, "kernel").update(source=source), solved=False)
-
-
-def beside(source: str):
-    """These lines stand before a right answer, in its cell."""
-    return edited(
-        lambda made: cell(made, "kernel").update(source=source + "\n" + cell(made, "kernel").source), solved=True
-    )
-
-
-def inside(line: str):
-    """This line stands in a kernel of a right answer."""
-
-    def edit(made):
-        kernel = cell(made, "kernel")
-        kernel.source = kernel.source.replace("    lanes = ", f"    {line}\n    lanes = ")
-
-    return edited(edit, solved=True)
-
-
-def added(source: str, solved: bool = False):
-    """A cell before all others."""
-    return edited(lambda made: made.cells.insert(0, nbformat.v4.new_code_cell(source)), solved)
-
-
-def edited(edit, solved: bool):
-    """A notebook after an edit."""
-
-    def plant(folder: Path):
-        made = notebook(solved)
-        edit(made)
-        write(folder, made)
-
-    return plant
-
-
-def raw(data: bytes | Callable[[Path], None]):
-    """A file that is no notebook, or what a function puts in its place."""
-
-    def plant(folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
-        if callable(data):
-            data(folder)
-        else:
-            (folder / f"{NAME}.ipynb").write_bytes(data)
-
-    return plant
-
-
-def refused(name, plant, says):
-    """An attack that the gate refuses: no mark, but a reason."""
-    return Attack(name, plant, "refused", None, says)
-
-
-def harmless(name, plant, says):
-    """An attack outside the answer, which is unsolved: it does not count, is noted, and the answer earns nothing."""
-    return Attack(name, plant, "graded", 0.0, says)
+__all__ = ["ATTACKS", "FULL", "NAME", "cell", "notebook", "student"]
 
 
 def _link(target):
@@ -127,9 +41,23 @@ def _linked_folder(folder: Path):
     folder.symlink_to(other)
 
 
-def _pasted_check(made):
-    at = next(i for i, one in enumerate(made.cells) if one.id == "check-row-softmax")
-    made.cells.insert(at, nbformat.from_dict(json.loads(json.dumps(made.cells[at]))))
+def _pasted(name, **changes):
+    """The cell with this id stands there a second time, before itself."""
+
+    def edit(made):
+        at = next(i for i, one in enumerate(made.cells) if one.id == name)
+        made.cells.insert(at, nbformat.from_dict(json.loads(json.dumps(made.cells[at])) | changes))
+
+    return edit
+
+
+def _deleted(name):
+    """There is no cell with this id."""
+
+    def edit(made):
+        made.cells = [one for one in made.cells if one.id != name]
+
+    return edit
 
 
 def _own_points(made):
@@ -148,25 +76,10 @@ def _skip(made):
     _stored_output(made)
 
 
-def _moved_check(made):
-    made.cells = [one for one in made.cells if one.id != "check-row-softmax"]
-
-
-def _pasted_answer(made):
-    at = next(i for i, one in enumerate(made.cells) if one.id == "kernel")
-    copy = nbformat.from_dict(json.loads(json.dumps(made.cells[at])))
-    copy.id = "copy"
-    made.cells.insert(at, copy)
-
-
 def _lost_metadata(made):
     kernel = cell(made, "kernel")
     del kernel.metadata["nbgrader"]
     kernel.id = "abcd"
-
-
-def _deleted_answer(made):
-    made.cells = [one for one in made.cells if one.id != "kernel"]
 
 
 def _renamed(folder: Path):
@@ -201,7 +114,7 @@ def _two_lines(made):
 
 def _long_answers(made):
     """Two answers of megabytes, which a parser would take all memory for."""
-    _pasted_answer(made)
+    _pasted("kernel", id="copy")(made)
     for one in made.cells:
         if one.metadata.get("nbgrader", {}).get("grade_id") == "kernel":
             one.source = f"[{'[],' * 1_000_000}]"
@@ -373,14 +286,14 @@ ATTACKS = (
     harmless("check rewritten", edited(_own_points, False), "cell check-row-softmax was changed"),
     harmless("stored output", edited(_stored_output, False), ""),
     harmless("skip tag", edited(_skip, False), "tag skip-execution on cell check-row-softmax"),
-    harmless("check deleted", edited(_moved_check, False), "cell check-row-softmax was deleted"),
+    harmless("check deleted", edited(_deleted("check-row-softmax"), False), "cell check-row-softmax was deleted"),
     harmless("script in a text", edited(_markup, False), ""),
-    Attack("check pasted twice", edited(_pasted_check, True), "graded", FULL, "is there 2 times"),
-    Attack("answer pasted twice", edited(_pasted_answer, True), "graded", FULL, "is there 2 times"),
+    Attack("check pasted twice", edited(_pasted("check-row-softmax"), True), "graded", FULL, "is there 2 times"),
+    Attack("answer pasted twice", edited(_pasted("kernel", id="copy"), True), "graded", FULL, "is there 2 times"),
     Attack(
         "answer without its metadata", edited(_lost_metadata, True), "graded", FULL, "another cell defines the same"
     ),
-    refused("answer deleted", edited(_deleted_answer, True), "answer cell kernel is not in the notebook"),
+    refused("answer deleted", edited(_deleted("kernel"), True), "answer cell kernel is not in the notebook"),
     Attack("renamed", raw(_renamed), "graded", FULL, "the notebook is called my_solution.ipynb"),
     refused("two notebooks", raw(_two), "2 notebooks"),
     harmless("a name of another encoding", raw(_named(b"\xfcbung.ipynb")), "called ?bung.ipynb"),

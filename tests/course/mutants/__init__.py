@@ -20,7 +20,7 @@ import nbformat
 import torch
 
 from kernels import check
-from kernels.check import framework, pipeline_clinic
+from kernels.check import framework, pipelines
 from kernels.check.clinics.patient import patched
 from kernels.lab.source import readable
 
@@ -96,7 +96,7 @@ class Target:
             )
 
         with mock.patch.object(check, "_check", of_these(framework.check)):
-            with mock.patch.object(pipeline_clinic, "check", of_these(pipeline_clinic.check)):
+            with mock.patch.object(pipelines, "check", of_these(pipelines.check)):
                 return self.check(fn, until, verdicts="right")[1]
 
 

@@ -50,33 +50,38 @@ HALF = "products or sums are taken in float16: convert to tl.float32 right after
 X_MASK = "mask=(time >= 0) & mask_t & mask_d, other=0.0).to(tl.float32)"
 TAPS = ("tl.static_range(W)", "tl.static_range(4)")
 
+# Bugs of more than one of the three.
+UNDILATED = Mutant(
+    "dilation left out",
+    "neighbouring tokens are read, as in the lessons",
+    ("(W - 1 - w) * dilation", "(W - 1 - w)"),
+    "dilation",
+    "the dilation is left out",
+)
+HALF_DILATED = Mutant(
+    "half dilated",
+    "the window begins where it would without a dilation",
+    ("(W - 1 - w) * dilation", "((W - 1) - w * dilation)"),
+    "dilation",
+    "the dilation multiplies w alone",
+)
+LEAK = Mutant(
+    "the past leaks in",
+    "time is not masked at 0: the previous sequence of the batch is read",
+    ("(time >= 0) & ", ""),
+    "the first tokens",
+    "the load of x is not masked along T (time >= 0)",
+)
+
 FORWARD = Target(
     "03_dynamic_conv",
     "dynamic_conv_forward",
     ("forward-kernel",),
     naive_forward,
     (
-        Mutant(
-            "dilation left out",
-            "neighbouring tokens are read, as in the lessons",
-            ("(W - 1 - w) * dilation", "(W - 1 - w)"),
-            "dilation",
-            "the dilation is left out",
-        ),
-        Mutant(
-            "half dilated",
-            "the window begins where it would without a dilation",
-            ("(W - 1 - w) * dilation", "((W - 1) - w * dilation)"),
-            "dilation",
-            "the dilation multiplies w alone",
-        ),
-        Mutant(
-            "the past leaks in",
-            "time is not masked at 0: the previous sequence of the batch is read",
-            ("(time >= 0) & ", ""),
-            "the first tokens",
-            "the load of x is not masked along T (time >= 0)",
-        ),
+        UNDILATED,
+        HALF_DILATED,
+        LEAK,
         Mutant(
             "off-by-one padding",
             "one token before the start counts",
@@ -218,13 +223,7 @@ DX = Target(
             "strides",
             "stride_xt is a stride of dx, and this is an address of dy",
         ),
-        Mutant(
-            "dilation left out",
-            "neighbouring tokens are read, as in the lessons",
-            ("(W - 1 - w) * dilation", "(W - 1 - w)"),
-            "dilation",
-            "the dilation is left out",
-        ),
+        UNDILATED,
         Mutant(
             "half dilated",
             "only the window's length is dilated, not the step between taps",
@@ -333,27 +332,9 @@ DWEIGHT = Target(
             "compiles",
             "a tile of BLOCK_D = 256 × BLOCK_T = 256 in dweight_kernel is 512 numbers for each of 128 threads",
         ),
-        Mutant(
-            "dilation left out",
-            "neighbouring tokens are read, as in the lessons",
-            ("(W - 1 - w) * dilation", "(W - 1 - w)"),
-            "dilation",
-            "the dilation is left out",
-        ),
-        Mutant(
-            "half dilated",
-            "the window begins where it would without a dilation",
-            ("(W - 1 - w) * dilation", "((W - 1) - w * dilation)"),
-            "dilation",
-            "the dilation multiplies w alone",
-        ),
-        Mutant(
-            "the past leaks in",
-            "time is not masked at 0: the previous sequence of the batch is read",
-            ("(time >= 0) & ", ""),
-            "the first tokens",
-            "the load of x is not masked along T (time >= 0)",
-        ),
+        UNDILATED,
+        HALF_DILATED,
+        LEAK,
         Mutant(
             "slots left as they were",
             "what lies before the start is not stored at all, right by luck in a zeroed output",
@@ -367,6 +348,13 @@ DWEIGHT = Target(
             (", mask=mask_t & mask_d, other=0.0).to(tl.float32)\n    for", ").to(tl.float32)\n    for"),
             "stays inside its tensors",
             "the load of dy is not masked along T (mask_t)",
+        ),
+        Mutant(
+            "strides in another order",
+            "the launch gives the strides of x before those of dy, the same numbers as long as both are packed",
+            ("*dy.stride(), *x.stride()", "*x.stride(), *dy.stride()"),
+            "strides",
+            "the strides come in another order there than in dweight_kernel's signature",
         ),
         Mutant(
             "missing store mask, T",

@@ -1,0 +1,110 @@
+"""Exercise 06 in plain PyTorch, in float64 and dense: one call, its logits, its answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels.check.flash_mods import MASKS, SCORES
+from kernels.check.flash_variations import FULL, PARTIAL, Scored
+from kernels.check.framework import Case
+
+INF = float("inf")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call's tensors in float64 by name, what its mods are in PyTorch, what its lists say each block is."""
+
+    x: dict[str, torch.Tensor]
+    kinds: torch.Tensor  # [R, C]
+    scale: float
+    score: Callable
+    mask: Callable
+    blocks: tuple[int, int]
+    task: Scored
+    key_head: Callable = lambda h, J, G: h // G
+
+    @classmethod
+    def of(cls, case: Case, task: Scored) -> "Problem":
+        """The problem that ``case`` sets."""
+        x = {tensor.name: tensor.values for tensor in case.inputs}
+        num, idx = x.pop("num"), x.pop("idx")
+        kinds = torch.zeros(idx.shape[1:], dtype=torch.int32)
+        for which, kind in enumerate(task.kinds):
+            for r, count in enumerate(num[which].tolist()):
+                kinds[r, idx[which, r, :count].long()] = kind
+        x = {name: value.double() for name, value in x.items() if name not in ("num_t", "idx_t")}
+        how = case.launch
+        score, mask = SCORES[how["score_mod"].__name__], MASKS[how["mask_mod"].__name__]
+        return cls(x, kinds, how["scale"], score, mask, (how["BLOCK_M"], how["BLOCK_N"]), task)
+
+    def but(self, **changed) -> "Problem":
+        """The same with something changed."""
+        return replace(self, **changed)
+
+    def where(self, kind: int, becomes: int) -> "Problem":
+        """The same with blocks of one kind taken for another."""
+        return self.but(kinds=torch.where(self.kinds == kind, becomes, self.kinds))
+
+    def asking(self, task: Scored) -> "Problem":
+        """The same lists and tensors in another variation."""
+        kinds = self.kinds if task.first == self.task.first else (3 - self.kinds) % 3
+        return self.but(task=task, kinds=kinds)
+
+    @property
+    def heads(self) -> list[int]:
+        """The key head of each query head."""
+        H, J = self.x["q"].shape[0], self.x["k"].shape[0]
+        return [self.key_head(h, J, H // J) for h in range(H)]
+
+    @property
+    def positions(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """m [M, 1] and n [N]."""
+        return torch.arange(self.x["q"].shape[1])[:, None], torch.arange(self.x["k"].shape[1])
+
+    def counts(self) -> torch.Tensor:
+        """Which pairs count, bool [M, N]."""
+        m, n = self.positions
+        kinds = self.kinds.repeat_interleave(self.blocks[0], 0).repeat_interleave(self.blocks[1], 1)
+        kinds = kinds[: len(m), : len(n)]
+        return (kinds == FULL) | ((kinds == PARTIAL) & self.mask(m, n))
+
+    def scores(self, q=None, k=None, tau=None) -> torch.Tensor:
+        """s [H, M, N]."""
+        q, k, tau = (self.x[name] if own is None else own for name, own in (("q", q), ("k", k), ("tau", tau)))
+        return self.task.score(self.scale * q @ k[self.heads].mT, tau[..., None], self.apart)
+
+    @property
+    def apart(self) -> torch.Tensor:
+        """n - m of every pair, [M, N]."""
+        m, n = self.positions
+        return n - m
+
+    def modified(self, s: torch.Tensor) -> torch.Tensor:
+        """The score mod's value at every pair."""
+        return self.score(s, *self.positions)
+
+    def z(self, s: torch.Tensor) -> torch.Tensor:
+        """The logits, -inf where a pair does not count."""
+        return self.modified(s).masked_fill(~self.counts(), -INF)
+
+
+def attend(z: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """o and lse; 0 and -inf for rows without keys."""
+    dead = (z == -INF).all(-1, keepdim=True)
+    alive = z.masked_fill(dead, 0)
+    lse = alive.logsumexp(-1) if z.shape[-1] else z.new_zeros(z.shape[:-1])
+    return (alive.softmax(-1) @ v).masked_fill(dead, 0), lse.masked_fill(dead[..., 0], -INF)
+
+
+def answers(p: Problem) -> dict[str, torch.Tensor]:
+    """o and lse, and where the problem has do the gradients, by autograd on the dense equation."""
+    q, k, v, tau = (p.x[name].clone().requires_grad_() for name in ("q", "k", "v", "tau"))
+    o, lse = attend(p.z(p.scores(q, k, tau)), v[p.heads])
+    found = {"o": o.detach(), "lse": lse.detach()}
+    if "do" in p.x:
+        wanted = torch.autograd.grad((o * p.x["do"]).sum(), (q, k, v, tau))
+        found |= dict(zip(("dq", "dk", "dv", "dtau"), wanted))
+        found["delta"] = (found["o"] * p.x["do"]).sum(-1)
+    return found
