@@ -6,7 +6,7 @@ import torch
 
 from kernels.common.configs import declare
 from kernels.common.gpu import multiprocessors
-from kernels.common.math import bits
+from kernels.common.math import bits, cdiv
 from kernels.dynamic_conv import cost
 
 MANY = "many taps"  # more than 8
@@ -47,7 +47,7 @@ def pop_run(options, T, B, packed, words, W, device):
     """``(RUN, {candidate: predicted time})``; of the WALKS that ``options`` may hold, the chosen one's tile replaces them.
 
     Args:
-        options: a configuration, which loses ``RUN`` and ``WALKS``.
+        options: a configuration, which loses ``RUN``, ``WARPS`` and ``WALKS``.
         T: tokens along time.
         B: batch rows.
         packed: how many sequences share the row, or ``None``.
@@ -57,7 +57,12 @@ def pop_run(options, T, B, packed, words, W, device):
     """
     walks = options.pop("WALKS", None)
     if not walks:
-        return options.pop("RUN"), {}
+        # WARPS: where runs so short would leave more for every multiprocessor, the run grows
+        run, warps = options.pop("RUN"), options.pop("WARPS", 0)
+        if warps:
+            all_tokens = B * T * cdiv(words, options["BLOCK"]) * options["num_warps"] // options["ROWS"]
+            run = max(run, cdiv(all_tokens, warps * multiprocessors(device)))
+        return run, {}
     walk, run, times = cost.fastest(walks, T, B, packed or 0, words, W, multiprocessors(device))
     options |= {name: value for name, value in walk.items() if name not in cost.MODEL}
     return run, times

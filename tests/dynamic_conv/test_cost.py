@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks import dynamic_conv_walks as walks
 from benchmarks import harness
 from kernels.common import configs
-from kernels.dynamic_conv import cost, dynamic_conv
+from kernels.dynamic_conv import cost, dynamic_conv, launches
 
 RECORD = json.loads((harness.RESULTS / f"{walks.RECORDS['token']}.json").read_text())
 TABLE = configs._table("dynamic_conv")[RECORD["machine"]["gpu"]]["backward"]
@@ -65,7 +65,7 @@ def test_the_choice_is_that_of_a_search_in_plain_python(candidates, T, rows, pac
 
 def test_the_table_is_what_the_record_says():
     rows = [(*row[:4], *row[5:]) for row in RECORD["rows"] if row[3:5] == [8, 1]]
-    walk, error = walks.fitted(rows, {"BLOCK": 32, "num_warps": 1}, (), RECORD["machine"], 19)
+    walk, error = walks.fitted(rows, {"BLOCK": 32, "num_warps": 1}, RECORD["machine"], 19)
     assert TABLE["W8 16-bit"]["WALKS"][0] == {"BLOCK": 32, "num_warps": 1} | walk
     assert error < 0.06
 
@@ -88,3 +88,35 @@ def test_explain_prints_each_candidates_time(monkeypatch):
     ))  # fmt: skip
     text = dynamic_conv.explain(torch.zeros(2, 64, 512, dtype=torch.float16), torch.zeros(2, 64, 512, 4, dtype=torch.float16))
     assert "1 warps, runs of" in text and "4 warps, runs of" in text and ": 1.00" in text
+
+
+STATIC = json.loads((harness.RESULTS / f"{walks.RECORDS['static']}.json").read_text())
+
+
+@pytest.mark.parametrize("W", walks.STATIC_WIDTHS)
+def test_walks_of_one_weight_choose_well_by_the_record(W):
+    """Within a twentieth of each shape's fastest launch, and a fortieth in the mean."""
+    table = configs._table("dynamic_conv")[STATIC["machine"]["gpu"]]
+    (walk,) = table["static backward"][f"W{W} 16-bit"]["WALKS"]
+    tile = {name: value for name, value in walk.items() if name not in (*cost.MODEL, "BLOCK")}
+    number, shapes = STATIC["tiles"]["static backward"].index(tile), {}
+    for kernel, B, T, D, taps, tile, run, ms in STATIC["rows"]:
+        if (kernel, taps, tile) == ("static backward", W, number):
+            shapes.setdefault((B, T, D, W), {})[run] = ms
+    mean, worst = walks.regret(shapes, walk, STATIC["machine"]["multiprocessors"])
+    assert len(shapes) >= 3 and mean < 0.025 and worst < 1.05
+
+
+@pytest.mark.parametrize("W", walks.STATIC_WIDTHS)
+def test_forward_runs_are_short_unless_there_are_too_many(monkeypatch, W):
+    monkeypatch.setattr(launches, "multiprocessors", lambda device: STATIC["machine"]["multiprocessors"])
+    times = {}
+    for kernel, B, T, D, taps, tile, run, ms in STATIC["rows"]:
+        if (kernel, taps, tile) == ("static forward", W, 0):
+            times.setdefault((B, T, D), {})[run] = ms
+    for (B, T, D), of_run in times.items():
+        options = configs.of_gpu("NVIDIA H200", "dynamic_conv", "static forward", f"W{W} 16-bit")
+        run, _ = launches.pop_run(options, T, B, None, D // 4, W, None)
+        assert "WARPS" not in options
+        nearest = min(of_run, key=lambda measured: abs(math.log(measured / run)))
+        assert of_run[nearest] < 1.05 * min(of_run.values()), (B, T, D, run)
