@@ -80,7 +80,7 @@ def exchanged_strides(
 
     launches: a kernel's name and the whole numbers it was given, by parameter. tensors: those of the call, with ``name``,
     ``axes`` and ``view``. A stride's name says along which axis it is meant, ``stride_xt`` along T, and the address in which
-    it stands, of which tensor.
+    it stands, of which tensor; unless they are another tensor's, by name and number: then it is the address that is mistaken.
     """
     known = {tensor.name: dict(zip(tensor.axes, tensor.view.stride(), strict=True)) for tensor in tensors}
     for text in texts:
@@ -89,6 +89,9 @@ def exchanged_strides(
         for given in [numbers for kernel, numbers in launches if kernel == function.name]:
             for pointer, terms in addresses:
                 own = known.get(name := pointer.removesuffix("_ptr"), {})
+                owner = next(iter(terms.values()), "")
+                if len({*terms.values()}) > 1 or (owner not in name and _anybodys(owner, given, known)):
+                    continue
                 for product in terms:
                     stride = _STRIDE.search(ast.unparse(product))[0]
                     axis, got = stride[-1].upper(), given.get(stride)
@@ -99,6 +102,13 @@ def exchanged_strides(
                             f"the launch gives it {got}, {whose}, and {name}'s stride along {axis} is {wanted}: the strides "
                             f"come in another order there than in {function.name}'s signature",
                         )
+
+
+def _anybodys(owner: str, given: dict[str, int], known: dict[str, dict[str, int]]) -> bool:
+    """Whether the numbers under an owner's strides are those of some tensor, axis by axis."""
+    named = {name: _STRIDE.fullmatch(name) for name in given}
+    numbers = {name[-1].upper(): given[name] for name, found in named.items() if found and found[1] == owner}
+    return any(numbers.items() <= own.items() for own in known.values())
 
 
 def _whose(number: int, strides: dict[str, dict[str, int]]) -> str:

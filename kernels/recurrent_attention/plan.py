@@ -1,4 +1,8 @@
-"""The ways that a call can go, token by token or chunk by chunk, and the choice between them."""
+"""The ways that a call can go, token by token or chunk by chunk, and the choice between them.
+
+A call has no one Plan here, because a pass is several launches, sized one by one. Its passes and ``describe`` read the same
+remembered sizes, ``recurrence.plan`` or ``cut.plan``, each by the tensors that it is given.
+"""
 
 from typing import NamedTuple
 
@@ -18,7 +22,8 @@ declare(
     dict.fromkeys(
         (
             "forward", "step", "backward", "backward_states", "backward_pairs",
-            "chunk", "chunk_outputs", "chunk_states", "chunk_gradients", "chunk_inside", "chunk_decay", "chunk_scores",
+            "chunk", "chunk_outputs", "chunk_stored_outputs", "chunk_states", "chunk_gradients", "chunk_inside",
+            "chunk_decay", "chunk_scores",
         ),
         _SIZES,
     ),

@@ -103,6 +103,13 @@ def test_strides_that_a_launch_exchanges_are_named():
         assert not list(exchanged_strides([text], [("kernel", right), ("other", given)], call()))
 
 
+def test_an_address_by_anothers_strides_is_not_the_launchs_fault():
+    text = CALL.format("k").replace("x_ptr + offs_m", "z_ptr + offs_m").replace("x_ptr, out", "z_ptr, out")
+    tensors = [Fenced("z", "MN", torch.ones(3, 7)), *call()]
+    assert not list(exchanged_strides([text], [("kernel", {"stride_xm": 5, "stride_xn": 1})], tensors))  # x's own
+    assert list(exchanged_strides([text], [("kernel", {"stride_xm": 1, "stride_xn": 5})], tensors))  # nobody's, in this order
+
+
 def test_indices_in_another_order_are_quoted_and_named():
     ((quoted, said),) = exchanged_indices([CALL.format("offs_m[:, None], offs_n, k")], call())
     assert quoted == "at(stride_out, offs_m[:, None], offs_n, k)" and "the one of N stands where K's belongs" in said
