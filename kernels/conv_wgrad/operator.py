@@ -44,8 +44,8 @@ def conv2d_wgrad(
 
     Args:
         input: x [N, H, W, Ci], float32, float16 or bfloat16; any strides. It is read in place where its channels are adjacent
-            in memory (and, by Hopper's backend, its pixels a multiple of 16 bytes apart; of patches that do not overlap, its pixels
-            side by side), and copied first where not.
+            in memory (and, by Hopper's backend, its pixels a multiple of 16 bytes apart; of patches that do not overlap, its
+            pixels side by side), and copied first where not.
         grad_output: [N, P, Q, Co], in input's dtype; the same, and its pixels must be evenly spaced to be read in place.
         R, S: height and width of the filter.
         stride: :math:`\\sigma`, int or (h, w).
