@@ -209,6 +209,7 @@ POLL = """                        while gl.atomic_add(counter, 0, sem="acquire")
 DONE = "dv, dk = warpgroup_mma_wait(2, deps=(dv, dk))"
 FREE = "mbarrier.arrive(free.index(stage))"
 SENT = "tma.store_wait(0, read_only=False)"
+LATE = "dk = warpgroup_mma_wait(0, deps=(dk,))\n        mbarrier.arrive(free.index(stage))"
 
 #: function that is edited, old text, new text; then what must be found: kind, partition, part of the line, words.
 FAULTS = {
@@ -276,6 +277,22 @@ FAULTS = {
         ("gradient_tiles", "dq = warpgroup_mma_wait(0, deps=(dq,))", "dq = warpgroup_mma_wait(1, deps=(dq,))"),
         ("missing wait", "gradients", "", "uses the accumulator"),
     ),
+    "a tile late, no fence before ds is multiplied": (
+        ("overlapped_tile", "fence_async_shared()", "pass"),
+        ("missing fence", "gradients", ".store(ds)", "must call fence_async_shared()"),
+    ),
+    "a tile late, the other group's ds not waited for": (
+        ("overlapped_tile", "mbarrier.wait(ds_ready.index((count - 1) % 2), (count - 1) // 2 & 1)", "pass"),
+        ("early overwrite or early read", "gradients", "", "ds_s["),
+    ),
+    "a tile late, ds multiplied where the next one lies": (
+        ("overlapped_tile", "dq = partial_dq(k_s, ds_s, (count - 1) % 2", "dq = partial_dq(k_s, ds_s, count % 2"),
+        ("early overwrite or early read or uninitialized", "gradients", "", "ds_s"),
+    ),
+    "a tile late, queries released before the products with them": (
+        ("overlapped_tile", LATE, "\n        ".join(LATE.split("\n        ")[::-1])),
+        ("early overwrite", "load_tiles", "tma.async_load(", "_s["),
+    ),
     "keys never released": (
         ("gradients", "mbarrier.arrive(kv_free)", "pass"),
         ("deadlock", "load_tiles", "mbarrier.wait(kv_free", "lacks 2 of 2 arrivals"),
@@ -292,14 +309,18 @@ PLANTED = (1, 1, 1, 256, 384, 64, 64)  # 3 items of up to 4 tiles
 @pytest.fixture
 def two_programs(table, monkeypatch):
     """Programs that wait for each other, rings of two: everything is used again."""
-    table["backward_hopper"] = {"STAGES": 2}
     monkeypatch.setattr(dealing, "multiprocessors", lambda device: 2)
+    table["backward_hopper"] = {"STAGES": 2, "OVERLAP": 0}
+    return table["backward_hopper"]
 
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 def test_without_a_fault_nothing_is_found(two_programs, schedule, seed):
-    _, result = alone(schedule, seed, PLANTED)
+    first, result = alone(schedule, seed, PLANTED)
     assert result.ok, result
+    two_programs["OVERLAP"] = 1
+    again, result = alone(schedule, seed, PLANTED)
+    assert result.ok and all(map(torch.equal, first, again)), result
 
 
 @pytest.mark.share(2)
@@ -308,6 +329,7 @@ def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch
     (function, *edits), (kind, partition, line, words) = FAULTS[fault]
     copy = planted(fused_kernel, function, *edits)
     monkeypatch.setattr(fused_kernel, KERNEL, copy[KERNEL])
+    two_programs["OVERLAP"] = int(function == "overlapped_tile")
     for schedule, seed in SCHEDULES[1:4]:
         _, result = alone(schedule, seed, PLANTED)
         fitting = found(result, kind, partition, line, words=words, file=copy["__file__"])
@@ -317,11 +339,11 @@ def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch
 # Which calls it takes.
 
 
-def on_gpu(shape=(1, 2, 2, 4096, 4096, 64, 64), **options):
+def on_gpu(shape=(1, 2, 2, 4096, 4096, 64, 64), mask=None, **options):
     """The problem of a call on an H200 that is not there."""
     B, Hq, Hkv, M, N, D, Dv = shape
     tensors = [torch.zeros(1, dtype=torch.bfloat16).expand(B, *s) for s in ((Hq, M, D), (Hkv, N, D), (Hkv, N, Dv))]
-    p, _ = cases.resolved(*tensors, None, None, None, Hq != Hkv, options)
+    p, _ = cases.resolved(*tensors, None, mask, None, Hq != Hkv, options)
     return dataclasses.replace(p, device=torch.device("cuda"))
 
 
@@ -343,6 +365,7 @@ def h200(monkeypatch):
     [
         ((1, 2, 2, 4096, 4096, 64, 64), None),
         ((32, 16, 16, 512, 512, 64, 64), 512),
+        ((16, 16, 16, 1024, 1024, 64, 64), None),
         ((4, 16, 16, 4096, 4096, 128, 128), 64),
         ((2, 32, 8, 8192, 8192, 128, 128), 4),
         ((1, 32, 8, 16384, 16384, 128, 128), None),
@@ -353,6 +376,18 @@ def h200(monkeypatch):
 def test_counters_where_the_workspace_holds_too_few_heads(h200, shape, heads):
     why = fused.slower(on_gpu(shape))
     assert why == (heads and f"the workspace holds ds of {heads} key heads, enough for a launch")
+
+
+@pytest.mark.parametrize(
+    ("asks", "heads", "counted"), [("a tensor", 16, True), ("a tensor", 4, False), ("numbers", 16, False)]
+)
+def test_counters_where_a_mask_asks_a_tensor_and_the_workspace_does_not_hold_all_heads(h200, asks, heads, counted):
+    """Documents' items are few and of any length; a workspace that holds all heads is one launch all the same."""
+    ids, window = torch.zeros(16384, dtype=torch.int32), 1024
+    mods = {"a tensor": lambda b, h, m, n: ids[m] == ids[n], "numbers": lambda b, h, m, n: m - n < window}
+    mask = BlockMask.from_kv_blocks(torch.ones(1, 1, 128, dtype=torch.int32), torch.zeros(1, 1, 128, 128, dtype=torch.int32))
+    mask.mask_mod = mods[asks]
+    assert (fused.slower(on_gpu((1, heads, heads, 16384, 16384, 128, 128), mask=mask)) is None) == counted
 
 
 def test_no_workspace_no_sums(h200):
