@@ -220,8 +220,9 @@ def test_every_order_and_number_of_programs_leaves_the_same_bits(table, monkeypa
 @pytest.fixture
 def small_rings(table, monkeypatch):
     """One program for all items, rings of two: everything is used again."""
-    table["forward_hopper"] = table["backward_dkdv_hopper"] = {"STAGES": 2}
+    table["forward_hopper"], table["backward_dkdv_hopper"] = {"STAGES": 2, "KEPT": 1}, {"STAGES": 2}
     monkeypatch.setattr(dealing, "multiprocessors", lambda device: 1)
+    return table["forward_hopper"]
 
 
 PLANTED = (1, 2, 1, 384, 384, 64, 64)  # 6 items forward, of up to 3 tiles, and 3 backward, of up to 12
@@ -240,6 +241,7 @@ def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch,
     (module, *edits), wanted = FAULTS[fault]
     copy, kernel = planted(module, *edits), KERNELS[module is hopper_backward]
     monkeypatch.setattr(module, kernel, copy[kernel])
+    small_rings["KEPT"] = 1 + ("kept queries" in fault)
     for schedule, seed in SCHEDULES[:4]:
         _, result = ALONE[module](schedule, seed, PLANTED)
         assert found(result, *wanted, file=copy["__file__"]), f"{schedule}, seed {seed}:\n{result}"
