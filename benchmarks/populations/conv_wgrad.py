@@ -118,8 +118,8 @@ def measure(case, machine, rounds):
 
 
 def explained(x, dy, g):
-    """What ``explain`` says, without its predictions, which are many."""
-    return conv2d_wgrad.explain(x, dy, *arguments_of(g)).partition("\npredicted:")[0]
+    """What ``explain`` says was chosen, without all that was not."""
+    return conv2d_wgrad.explain(x, dy, *arguments_of(g)).partition("\n")[0]
 
 
 def launches(layer, N):
