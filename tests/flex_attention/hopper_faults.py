@@ -83,12 +83,13 @@ FAULTS = {
         (hopper, "attend", "mbarrier.arrive(q_free.index(visits % KEPT))\n", "pass\n"),
         ("deadlock", "load_tiles", "mbarrier.wait(q_free", "q_free", "phase 0 lacks 2 of 2 arrivals"),
     ),
+    "kept queries counted as if there were one item's": (
+        (hopper, "attend", "visits // KEPT & 1", "visits & 1"),
+        ("wrong phase", "attend", "mbarrier.wait(q_ready.index(held), visits & 1)", "q_ready[1]", "A fresh barrier"),
+    ),
     "the loader waits for queries that nobody has had": (
         (hopper, "load_tiles", "(visits // KEPT + 1) & 1", "visits // KEPT & 1"),
-        (
-            "deadlock", "load_tiles", "mbarrier.wait(q_free.index(held), visits // KEPT & 1)", "q_free",
-            "Parity 1 would pass at once",
-        ),
+        ("deadlock", "load_tiles", "mbarrier.wait(q_free.index(held), visits // KEPT & 1)", "q_free", "Parity 1 would"),
     ),
     "half the queries expected": (
         (hopper, "load_tiles", "GROUPS * q_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),

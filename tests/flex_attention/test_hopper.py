@@ -142,7 +142,7 @@ def test_partial_blocks_without_a_mask_mod(table, sizes):
 
 @pytest.mark.parametrize("name", ["causal", "softcap"])
 def test_other_tiles_and_rings(table, name):
-    table["forward_hopper"] = {"BLOCK_N": 64, "STAGES": 3}
+    table["forward_hopper"] = {"BLOCK_N": 64, "STAGES": 3, "KEPT": 2}
     table["backward_dkdv_hopper"] = {"BLOCK_M": 32, "STAGES": 2}
     check(name, shape=(1, 2, 1, 250, 700, 64, 64), schedule="random")
 
@@ -216,8 +216,9 @@ def test_every_order_and_number_of_programs_leaves_the_same_bits(table, monkeypa
 @pytest.fixture
 def small_rings(table, monkeypatch):
     """One program for all items, rings of two: everything is used again."""
-    table["forward_hopper"] = table["backward_dkdv_hopper"] = {"STAGES": 2}
+    table["forward_hopper"], table["backward_dkdv_hopper"] = {"STAGES": 2, "KEPT": 1}, {"STAGES": 2}
     monkeypatch.setattr(dealing, "multiprocessors", lambda device: 1)
+    return table["forward_hopper"]
 
 
 PLANTED = (1, 2, 1, 384, 384, 64, 64)  # 6 items forward, of up to 3 tiles, and 3 backward, of up to 12
@@ -236,6 +237,7 @@ def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch,
     (module, *edits), wanted = FAULTS[fault]
     copy, kernel = planted(module, *edits), KERNELS[module is hopper_backward]
     monkeypatch.setattr(module, kernel, copy[kernel])
+    small_rings["KEPT"] = 1 + ("kept queries" in fault)
     for schedule, seed in SCHEDULES[:4]:
         _, result = ALONE[module](schedule, seed, PLANTED)
         assert found(result, *wanted, file=copy["__file__"]), f"{schedule}, seed {seed}:\n{result}"

@@ -8,7 +8,7 @@ import triton
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention import causal_block_mask, flex_attention, operator, problem, specs
+from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem, specs
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper
 from kernels.flex_attention.hopper import fused
@@ -132,11 +132,11 @@ def test_explain_says_which_forward_kernel_runs(gpu, monkeypatch):
 # The kernel of all three gradients.
 
 
-def large_on_gpu(shape=(1, 2, 2, 4096, 4096, 64, 64), **options):
+def large_on_gpu(shape=(1, 2, 2, 4096, 4096, 64, 64), mask=None, **options):
     """The problem of a call too large for this machine's memory: its tensors are one number."""
     B, Hq, Hkv, M, N, D, Dv = shape
     tensors = [torch.zeros(1, dtype=torch.bfloat16).expand(B, *s) for s in ((Hq, M, D), (Hkv, N, D), (Hkv, N, Dv))]
-    p, _ = cases.resolved(*tensors, None, None, None, Hq != Hkv, options)
+    p, _ = cases.resolved(*tensors, None, mask, None, Hq != Hkv, options)
     return dataclasses.replace(p, device=torch.device("cuda"))
 
 
@@ -145,6 +145,7 @@ def large_on_gpu(shape=(1, 2, 2, 4096, 4096, 64, 64), **options):
     [
         ((1, 2, 2, 4096, 4096, 64, 64), None),
         ((32, 16, 16, 512, 512, 64, 64), 512),
+        ((16, 16, 16, 1024, 1024, 64, 64), None),
         ((4, 16, 16, 4096, 4096, 128, 128), 64),
         ((2, 32, 8, 8192, 8192, 128, 128), 4),
         ((1, 32, 8, 16384, 16384, 128, 128), None),
@@ -155,6 +156,18 @@ def large_on_gpu(shape=(1, 2, 2, 4096, 4096, 64, 64), **options):
 def test_counters_where_the_workspace_holds_too_few_heads(of_an_h200, shape, heads):
     why = fused.slower(large_on_gpu(shape))
     assert why == (heads and f"the workspace holds ds of {heads} key heads, enough for a launch")
+
+
+@pytest.mark.parametrize(
+    ("asks", "heads", "counted"), [("a tensor", 16, True), ("a tensor", 4, False), ("numbers", 16, False)]
+)
+def test_counters_where_a_mask_asks_a_tensor_and_the_workspace_does_not_hold_all_heads(of_an_h200, asks, heads, counted):
+    """Documents' items are few and of any length; a workspace that holds all heads is one launch all the same."""
+    ids, window = torch.zeros(16384, dtype=torch.int32), 1024
+    mods = {"a tensor": lambda b, h, m, n: ids[m] == ids[n], "numbers": lambda b, h, m, n: m - n < window}
+    mask = BlockMask.from_kv_blocks(torch.ones(1, 1, 128, dtype=torch.int32), torch.zeros(1, 1, 128, 128, dtype=torch.int32))
+    mask.mask_mod = mods[asks]
+    assert (fused.slower(large_on_gpu((1, heads, heads, 16384, 16384, 128, 128), mask=mask)) is None) == counted
 
 
 def test_no_workspace_no_sums(of_an_h200):

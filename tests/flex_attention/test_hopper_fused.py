@@ -207,6 +207,7 @@ POLL = """                        while gl.atomic_add(counter, 0, sem="acquire")
 DONE = "dv, dk = warpgroup_mma_wait(2, deps=(dv, dk))"
 FREE = "mbarrier.arrive(free.index(stage))"
 SENT = "tma.store_wait(0, read_only=False)"
+LATE = "dk = warpgroup_mma_wait(0, deps=(dk,))\n        mbarrier.arrive(free.index(stage))"
 
 #: function that is edited, old text, new text; then what must be found: kind, partition, part of the line, words.
 FAULTS = {
@@ -274,6 +275,22 @@ FAULTS = {
         ("gradient_tiles", "dq = warpgroup_mma_wait(0, deps=(dq,))", "dq = warpgroup_mma_wait(1, deps=(dq,))"),
         ("missing wait", "gradients", "", "uses the accumulator"),
     ),
+    "a tile late, no fence before ds is multiplied": (
+        ("overlapped_tile", "fence_async_shared()", "pass"),
+        ("missing fence", "gradients", ".store(ds)", "must call fence_async_shared()"),
+    ),
+    "a tile late, the other group's ds not waited for": (
+        ("overlapped_tile", "mbarrier.wait(ds_ready.index((count - 1) % 2), (count - 1) // 2 & 1)", "pass"),
+        ("early overwrite or early read", "gradients", "", "ds_s["),
+    ),
+    "a tile late, ds multiplied where the next one lies": (
+        ("overlapped_tile", "dq = partial_dq(k_s, ds_s, (count - 1) % 2", "dq = partial_dq(k_s, ds_s, count % 2"),
+        ("early overwrite or early read or uninitialized", "gradients", "", "ds_s"),
+    ),
+    "a tile late, queries released before the products with them": (
+        ("overlapped_tile", LATE, "\n        ".join(LATE.split("\n        ")[::-1])),
+        ("early overwrite", "load_tiles", "tma.async_load(", "_s["),
+    ),
     "keys never released": (
         ("gradients", "mbarrier.arrive(kv_free)", "pass"),
         ("deadlock", "load_tiles", "mbarrier.wait(kv_free", "lacks 2 of 2 arrivals"),
@@ -290,14 +307,18 @@ PLANTED = (1, 1, 1, 256, 384, 64, 64)  # 3 items of up to 4 tiles
 @pytest.fixture
 def two_programs(table, monkeypatch):
     """Programs that wait for each other, rings of two: everything is used again."""
-    table["backward_hopper"] = {"STAGES": 2}
     monkeypatch.setattr(dealing, "multiprocessors", lambda device: 2)
+    table["backward_hopper"] = {"STAGES": 2, "OVERLAP": 0}
+    return table["backward_hopper"]
 
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 def test_without_a_fault_nothing_is_found(two_programs, schedule, seed):
-    _, result = alone(schedule, seed, PLANTED)
+    first, result = alone(schedule, seed, PLANTED)
     assert result.ok, result
+    two_programs["OVERLAP"] = 1
+    again, result = alone(schedule, seed, PLANTED)
+    assert result.ok and all(map(torch.equal, first, again)), result
 
 
 @pytest.mark.share(3)
@@ -306,6 +327,7 @@ def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch
     (function, *edits), (kind, partition, line, words) = FAULTS[fault]
     copy = planted(fused_kernel, function, *edits)
     monkeypatch.setattr(fused_kernel, KERNEL, copy[KERNEL])
+    two_programs["OVERLAP"] = int(function == "overlapped_tile")
     for schedule, seed in SCHEDULES[1:4]:
         _, result = alone(schedule, seed, PLANTED)
         fitting = found(result, kind, partition, line, words=words, file=copy["__file__"])

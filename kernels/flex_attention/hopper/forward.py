@@ -51,7 +51,9 @@ def cost(p):
 
 
 def options(p):
-    """BLOCK_N, STAGES, REGISTERS of a multiplying thread, and maxnreg, of the table."""
+    """Of the table: BLOCK_N, STAGES, REGISTERS of a multiplying thread, maxnreg; TURNS, whether groups ask for products in
+    turn; OVERLAP, whether values' products are waited for behind the softmax where there is no mask; OUT, columns of the
+    output that leave at a time; KEPT and KEPT_TO, see ``kept``."""
     return problem.table_options("forward_hopper", p.key, p.device)
 
 
@@ -417,6 +419,15 @@ def forward(p, x, want_top=False):
     return o, lse, top
 
 
+def kept(p):
+    """Items' queries in shared memory: the next item's may come while this one's keys are walked through.
+
+    That is the memory of a cache, which long lists of blocks want: up to KEPT_TO keys, if the table has a number.
+    """
+    most = options(p)["KEPT_TO"]
+    return 1 if most and p.N > most else options(p)["KEPT"]
+
+
 def compile_time(p):
     """The kernel's compile-time arguments but the order of items."""
     BLOCK_N, STAGES, REGISTERS, _ = (options(p)[name] for name in ("BLOCK_N", "STAGES", "REGISTERS", "maxnreg"))
@@ -438,7 +449,7 @@ def compile_time(p):
         "STAGES": STAGES,
         "REGISTERS": REGISTERS,
         "TURNS": bool(options(p)["TURNS"]),
-        "OVERLAP": bool(options(p)["OVERLAP"]),
+        "OVERLAP": bool(options(p)["OVERLAP"]) and not p.sparse,
         "OUT": min(options(p)["OUT"], columns(p.Dv)),
-        "KEPT": options(p)["KEPT"],
+        "KEPT": kept(p),
     }

@@ -43,7 +43,7 @@ def dq_kernel(
 
 
 def options(p):
-    """BLOCK_M, WIDTH, STAGES and FROM of the table."""
+    """Of the table: BLOCK_M, WIDTH, STAGES, OVERLAP (whether dq is a tile late), FROM and BY_DATA (see ``slower``)."""
     return problem.table_options("backward_hopper", p.key, p.device)
 
 
@@ -61,15 +61,20 @@ def slower(p):
 
     Four products, and the fifth in a kernel of its own, need no counters; but the workspace, which grows with the square of
     the length, must hold enough heads for the items of a launch to fill the GPU. From FROM keys on, if the table has a
-    number, counters are the faster way whatever it holds.
+    number, counters are the faster way whatever it holds; and where the table says BY_DATA, wherever the workspace does not
+    hold all heads and the mask asks a tensor, such as documents' numbers: few of its blocks are visited, and short launches
+    of items of unknown length each end in a wait.
     """
     if p.options.get("WORKSPACE", 1) == 0:
         return "kernel_options allow no WORKSPACE"
     if 0 < options(p)["FROM"] <= p.N:
         return None
     heads = p.remember(stored_ds.heads)
-    if 2 * heads * cdiv(p.N, BLOCK_N) < 3 * dealing.multiprocessors(p.device) and heads < p.Bkv * p.Hkv:
-        return None
+    if heads < p.Bkv * p.Hkv:
+        if 2 * heads * cdiv(p.N, BLOCK_N) < 3 * dealing.multiprocessors(p.device):
+            return None
+        if options(p)["BY_DATA"] and p.masked_by_data:
+            return None
     return f"the workspace holds ds of {heads} key heads, enough for a launch"
 
 
