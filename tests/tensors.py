@@ -1,5 +1,7 @@
 """Tensors for tests: values that lie in memory in some way, how far an answer is off, kernels that are told of more."""
 
+import torch
+
 from kernels import runtime
 
 
@@ -36,3 +38,16 @@ def told_of_more(monkeypatch, module, **more):
         launch(kernel, grid, *args, **meta)
 
     monkeypatch.setattr(module, "launch", with_more)
+
+
+def capture(work):
+    """``(CUDA graph, outputs)`` of ``work``, which runs once before: what is made on first use is there then."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = work()
+    return graph, outputs

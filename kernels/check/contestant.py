@@ -39,6 +39,7 @@ class Kernels(NamedTuple):
     prepared: list[Prepared] = []  # what the compiler needs of each launch
     texts: list[str] = []  # the source of each function of the learner's that takes part
     error: tuple[str, str] | None = None
+    numbers: list[tuple[str, dict[str, int]]] = []  # of each launch: its kernel, and whole numbers by parameter
 
 
 class Contestant:
@@ -69,11 +70,13 @@ class Contestant:
 
     def kernels(self, tensors: list, launch: dict) -> Kernels:
         """What the function would launch on these tensors; no kernel runs."""
-        prepared, texts = [], {}
+        prepared, texts, numbers = [], {}, []
 
         def instead(kernel, grid, args, kwargs):
             texts.update((function, None) for function in _sources(kernel))
             prepared.append(prepare(kernel, *args, **kwargs))
+            given = zip(inspect.signature(kernel.fn).parameters, args)
+            numbers.append((kernel.fn.__name__, {name: value for name, value in given if type(value) is int}))
             return False
 
         try:
@@ -83,7 +86,7 @@ class Contestant:
             return Kernels(prepared, list(texts), explain_slow(raised, [], watch.CALL_SECONDS, self.given))
         except Exception as raised:
             return Kernels(prepared, list(texts), explain(raised, self.given))
-        return Kernels(prepared, list(texts))
+        return Kernels(prepared, list(texts), numbers=numbers)
 
 
 def _sources(kernel, known: set | None = None):

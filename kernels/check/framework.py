@@ -36,7 +36,7 @@ from kernels.check.looking import Failing, remember
 from kernels.check.stale import broken_since
 from kernels.check.tensors import NAN, UNTOUCHED, Draw, Fenced
 from kernels.check.watch import CALL_SECONDS, Progress
-from kernels.check.wording import foreign_strides, misread, odd_lanes
+from kernels.check.wording import exchanged_indices, exchanged_strides, foreign_strides, misread, odd_lanes
 
 __all__ = [
     "ADDRESSES",
@@ -225,7 +225,7 @@ class _Report:
         self.exercise, self.contestant, self.seed, self.grading = exercise, contestant, seed, grading
         self.earned: dict[str, int] = {}
         self.failed: list[str] = []
-        self.printed: set[str] = set()
+        self.printed: dict[str, str] = {}  # cause -> where it was said first
         self.failing: dict[str, Failing] = {}
         self.over = self.missing = False  # nothing more is looked at
         self.answered = False  # some answer is right
@@ -313,22 +313,34 @@ class _Report:
 
     def fail(self, name: str, finding: Finding, lesson: str, guesses: tuple[str, ...] = ()) -> None:
         """The line of something that does not."""
-        if finding.cause in self.printed:
+        first = self.printed.get(finding.cause)
+        if first and finding.where.startswith("an error "):
+            self.say(f'FAILED  {name}: the error of "{first}" again.')
+        elif first:
             self.say(f"FAILED  {name}: as above, {finding.cause}.")
         elif finding.cause in guesses and self.failed:
             self.say(f'FAILED  {name}: {finding.where}; mend "{self.failed[0]}" first, then look again.')
         else:
             self.say(f"FAILED  {name}: {finding.where}, {finding.amount}: {finding.cause}. {lesson}.")
         self.failed.append(name)
-        self.printed.add(finding.cause)
+        self.printed.setdefault(finding.cause, name)
 
     def reworded(self, finding: Finding, case: Case, guesses: tuple[str, ...]) -> Finding:
         """The finding with its cause out of the kernel's text, where something there is not what it looks like.
 
         What is merely odd there takes the place of a guess alone.
         """
+        if finding.cause is SLOW:
+            return finding
+        texts = self.texts(case)
+        found = [*misread(texts), *foreign_strides(texts), *exchanged_indices(texts, case.tensors)]
+        if not found:  # strides of one call may be alike by chance
+            found += exchanged_strides(texts, self.contestant.kernels(case.tensors, case.launch).numbers, case.tensors)
+        found += odd_lanes(texts) if finding.cause in guesses else ()
+        return finding._replace(cause="`{}`: {}".format(*found[0])) if found else finding
+
+    def texts(self, case: Case) -> list[str]:
+        """The kernels' own texts, asked for once."""
         if self._texts is None:
             self._texts = self.contestant.kernels(case.tensors, case.launch).texts
-        found = [] if finding.cause is SLOW else [*misread(self._texts), *foreign_strides(self._texts)]
-        found += odd_lanes(self._texts) if finding.cause in guesses else ()
-        return finding._replace(cause="`{}`: {}".format(*found[0])) if found else finding
+        return self._texts

@@ -8,6 +8,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import InterpreterError
 
 from kernels.check import watch
+from kernels.check.experiments import without_other
 from kernels.check.explanations import explain, explain_slow
 from kernels.lab.accesses import Trace
 from kernels.lab.trace import trace
@@ -19,7 +20,7 @@ def guarded(*, given: tuple[str, ...] = ()):
 
     What lies outside a tensor is neither read nor written, and is said in a sentence after the block; a call that takes
     longer than 10 s is ended; an error is said with the line that it comes from and what it usually means, and the notebook
-    goes on.
+    goes on. Where NaN is stored and a load has no ``other``, that load is named.
 
     given: Triton functions that are not to blame: what goes wrong in them is the doing of the line that calls them.
     """
@@ -33,6 +34,9 @@ def guarded(*, given: tuple[str, ...] = ()):
             _say(explain(raised, given))
     for sentence in strays(recorded):
         print(sentence)
+    lines = [line for launch in recorded.launches if launch.spoilt for line in launch.undefined]
+    if lines:
+        print(f"{without_other(list(dict.fromkeys(lines)))}: hence the nan in the result.")
 
 
 def line_first() -> None:

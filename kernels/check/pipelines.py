@@ -15,7 +15,7 @@ import torch
 
 from kernels.check.compiling import compiled, refusal
 from kernels.check.framework import VERDICTS, Draw, Finding, explain
-from kernels.lab.compile_report import prepare
+from kernels.lab.compile_report import CompileError, prepare
 
 #: What each kind of finding of the model usually means, and what to read again.
 MEANINGS = {
@@ -165,17 +165,21 @@ def _compiles(spec: Compiled, kernel) -> int:
         said, means = getattr(raised, "explained", None) or explain(raised, GIVEN)
         print(f"FAILED  compiles: the launch cannot be compiled, {said}: {means}. {spec.lesson}.")
         return 0
-    made = compiled(prepared, (90,))
+    made, lacking = compiled(prepared, (90,)), []
+    try:
+        if not isinstance(made, str):
+            lacking = [name for name, most in spec.instructions.items() if made[90].count(name) < most]
+    except CompileError as error:  # the disassembler had too much to read
+        made = str(error)
     if isinstance(made, str):
         finding = refusal(prepared.kernel, made, "for sm_90")
     elif made[90].spill_bytes:
         where = f"{prepared.kernel} spills {made[90].spill_bytes} bytes a thread on sm_90"
         finding = Finding(where, "with 3 buffers", "a partition has fewer registers than its blocks need")
+    elif not lacking:
+        print(f"passed  compiles ({spec.points} points)")
+        return spec.points
     else:
-        lacking = [name for name, most in spec.instructions.items() if made[90].count(name) < most]
-        if not lacking:
-            print(f"passed  compiles ({spec.points} points)")
-            return spec.points
         finding = Finding(
             f"too few {lacking[0]} stand in the code", "for sm_90", "a copy or a product is not made there"
         )

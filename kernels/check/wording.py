@@ -1,4 +1,4 @@
-"""What a kernel's text shows by itself: conditions that Python reads otherwise than meant, strides of another tensor."""
+"""What a kernel's text shows: conditions that Python reads otherwise than meant, strides and indices that changed places."""
 
 import ast
 import re
@@ -71,6 +71,80 @@ def foreign_strides(texts: list[str]) -> Iterator[tuple[str, str]]:
                         f"{name} is a stride of {other.removesuffix('_ptr')}, and this is an address of "
                         f"{pointer.removesuffix('_ptr')}: each tensor is addressed by its own strides",
                     )
+
+
+def exchanged_strides(
+    texts: list[str], launches: list[tuple[str, dict[str, int]]], tensors: list
+) -> Iterator[tuple[str, str]]:
+    """(the stride's name, what is wrong) for each stride that a launch passes in another one's place.
+
+    launches: a kernel's name and the whole numbers it was given, by parameter. tensors: those of the call, with ``name``,
+    ``axes`` and ``view``. A stride's name says along which axis it is meant, ``stride_xt`` along T, and the address in which
+    it stands, of which tensor; unless they are another tensor's, by name and number: then it is the address that is mistaken.
+    """
+    known = {tensor.name: dict(zip(tensor.axes, tensor.view.stride(), strict=True)) for tensor in tensors}
+    for text in texts:
+        function = ast.parse(textwrap.dedent(text)).body[0]
+        addresses = [found for found in map(_address, _outermost_sums(function)) if found]
+        for given in [numbers for kernel, numbers in launches if kernel == function.name]:
+            for pointer, terms in addresses:
+                own = known.get(name := pointer.removesuffix("_ptr"), {})
+                owner = next(iter(terms.values()), "")
+                if len({*terms.values()}) > 1 or (owner not in name and _anybodys(owner, given, known)):
+                    continue
+                for product in terms:
+                    stride = _STRIDE.search(ast.unparse(product))[0]
+                    axis, got = stride[-1].upper(), given.get(stride)
+                    wanted = own.get(axis, got)
+                    if got != wanted and (whose := _whose(got, {name: own} | known)):
+                        yield (
+                            stride,
+                            f"the launch gives it {got}, {whose}, and {name}'s stride along {axis} is {wanted}: the strides "
+                            f"come in another order there than in {function.name}'s signature",
+                        )
+
+
+def _anybodys(owner: str, given: dict[str, int], known: dict[str, dict[str, int]]) -> bool:
+    """Whether the numbers under an owner's strides are those of some tensor, axis by axis."""
+    named = {name: _STRIDE.fullmatch(name) for name in given}
+    numbers = {name[-1].upper(): given[name] for name, found in named.items() if found and found[1] == owner}
+    return any(numbers.items() <= own.items() for own in known.values())
+
+
+def _whose(number: int, strides: dict[str, dict[str, int]]) -> str:
+    found = (f"{name}'s stride along {axis}" for name, own in strides.items() for axis, n in own.items() if n == number)
+    return next(found, "")
+
+
+def exchanged_indices(texts: list[str], tensors: list) -> Iterator[tuple[str, str]]:
+    """(the call, what is wrong) for each ``at(stride_x, n, h, w, c)`` whose indices stand in another order than x's axes."""
+    known = {f"stride_{tensor.name}": tensor.axes for tensor in tensors}
+    for text in texts:
+        text = textwrap.dedent(text)
+        for call in ast.walk(ast.parse(text)):
+            if not (isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Name)):
+                continue
+            axes = known.get(call.args[0].id, "")
+            if len(call.args) != len(axes) + 1:
+                continue
+            letters = [_letter(index) for index in call.args[1:]]
+            named = [one for one in letters if one]
+            wrong = [(at, one) for at, one in enumerate(letters) if one and one in axes and one != axes[at]]
+            if wrong and len(set(named)) == len(named):
+                at, letter = wrong[0]
+                shown = " ".join((ast.get_source_segment(text, call) or "").split())
+                name = call.args[0].id.removeprefix("stride_")
+                yield (
+                    shown,
+                    f"{name} is [{', '.join(axes)}], and indices come in this order: the one of {letter} stands where "
+                    f"{axes[at]}'s belongs",
+                )
+
+
+def _letter(index: ast.expr) -> str:
+    """The axis that an index's name says: n, offs_n; empty where it says none."""
+    names = [node.id.removeprefix("offs_") for node in ast.walk(index) if isinstance(node, ast.Name) and node.id != "tl"]
+    return names[0].upper() if len(names) == 1 and len(names[0]) == 1 else ""
 
 
 def odd_lanes(texts: list[str]) -> Iterator[tuple[str, str]]:

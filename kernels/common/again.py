@@ -19,9 +19,9 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-MOST = 2048  # calls of one kernel that are remembered; one more, and they are all forgotten
+MOST = 1024  # calls of one kernel that are remembered; one more, and they are all forgotten
 _known = {}  # id of a kernel -> _Known
-_run = JITFunction.run
+_run = JITFunction.run if torch.version.hip is None else object()  # AMD's compiler looks at the size of memory, too
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _VALUES = {int, float, bool, str, type(None)}
 
@@ -90,12 +90,14 @@ def _seen(arg):
     kind = type(arg)
     if kind in _VALUES:
         return kind, arg
+    if kind in _PLAIN:
+        return arg.dtype, arg.data_ptr() & 15 == 0
+    if (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
+        return alike
     if isinstance(arg, tuple):
-        return kind, *map(_seen, arg)
+        return kind, *[_seen(item) for item in arg]
     if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() & 15 == 0
-    if (alike := getattr(arg, "alike", None)) is not None:  # of one maker of descriptors
-        return alike
     if hasattr(arg, "block_shape"):
         layout = id(getattr(arg, "layout", None))  # layouts have no hash: whose number this is, an entry keeps
         return kind, arg.base.dtype, arg.base.data_ptr() & 15 == 0, len(arg.shape), *arg.block_shape, layout

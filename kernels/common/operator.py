@@ -92,7 +92,7 @@ class Operator:
         self._constant = [returned.index(name) for name in constant]
         self._varying = [i for i in range(len(returned)) if i not in self._constant]
         self._saved = [(name in types, (names if name in types else returned).index(name)) for name in saved]
-        self._saved_lists = {at for at, (is_argument, i) in enumerate(self._saved) if is_argument and i in self._lists}
+        self._saved_lists = [at for at, (is_argument, i) in enumerate(self._saved) if is_argument and i in self._lists]
         self._gradients_saved = [list(saved).index(name) if name in saved else None for name in gradients]
         if backward is not None and fake_backward is None and None in self._gradients_saved:
             raise ValueError(f"{self.name}: gradients of arguments that are not saved need a fake_backward")
@@ -138,7 +138,7 @@ class Operator:
         """The arguments, or something about each, with its lists again."""
         if lengths is None:
             return flat
-        return _gathered(flat, self._count, dict(zip(self._lists, lengths, strict=True)))
+        return _gathered(flat, dict(zip(self._lists, lengths, strict=True)))
 
     def _define(self, schema, forward, fake):
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -250,7 +250,7 @@ class Operator:
         """The gradients that ``needs`` asks for, ``None`` between them."""
         tensors = saved = ctx.saved_tensors
         if ctx.kept:
-            saved = _gathered(saved, len(self._saved), ctx.kept)
+            saved = _gathered(saved, ctx.kept)
         if torch.compiler.is_compiling() or not nothing_looks_on((*grads, *tensors)):
             made = iter(self.backward_op(*grads, *saved, *ctx.numbers, needs))
             return [next(made) if need else None for need in needs]
@@ -296,23 +296,17 @@ def _parse(schema):
 
 def _spread(items, at=None):
     """``items`` with the elements of those that are lists in their place; where given, of those at these places."""
-    flat = []
-    for i, item in enumerate(items):
-        if isinstance(item, (list, tuple)) if at is None else i in at:
-            flat += item
-        else:
-            flat.append(item)
+    flat = list(items)
+    if at is None:
+        at = [i for i, item in enumerate(flat) if isinstance(item, (list, tuple))]
+    for i in reversed(at):
+        flat[i : i + 1] = flat[i]
     return flat
 
 
-def _gathered(flat, count, lengths):
-    """``count`` items out of ``flat``, those at some places lists again; lengths: ``{place: length}``."""
-    items, begin = [], 0
-    for i in range(count):
-        if i in lengths:
-            items.append(list(flat[begin : begin + lengths[i]]))
-            begin += lengths[i]
-        else:
-            items.append(flat[begin])
-            begin += 1
+def _gathered(flat, lengths):
+    """The items of ``flat``, those at some places lists again; lengths: ``{place: length}``, in the places' order."""
+    items = list(flat)
+    for i, length in lengths.items():
+        items[i : i + length] = [items[i : i + length]]
     return items

@@ -36,32 +36,48 @@ def forward(input, weight, bias, g):
         bias: [Co], or ``None``.
         g: their ``Geometry``.
     """
-    if 0 in g.output_shape or input.numel() == 0:  # torch refuses most of these; no products, so y is the bias
+    nothing, symmetric, excess = _padding_of(g)
+    if nothing:  # torch refuses most of these; no products, so y is the bias
         y = input.new_zeros(g.N, g.Co, g.P, g.Q)
         return y if bias is None else y + bias[:, None, None]
-    symmetric, excess = split_padding(g)
-    x = F.pad(input, excess) if any(excess) else input
+    x = F.pad(input, excess) if excess else input
     # Not by its name in torch.nn.functional, under which a program may have put ours.
     return torch.conv2d(x, weight, bias, g.stride, symmetric, g.dilation, g.groups)
 
 
 def input_grad(grad_output, input, weight, g):
     """dx [N, Ci, H, W], stored as ``input``: the transposed convolution of ``grad_output`` [N, Co, P, Q] with ``weight``."""
-    if 0 in g.output_shape or 0 in g.input_shape:
+    nothing, symmetric, excess = _padding_of(g)
+    if nothing:
         dx = grad_output.new_zeros(g.N, g.Ci, g.H, g.W)
     else:
-        symmetric, (left, right, top, bottom) = split_padding(g)
         padded = input  # its shape and format are all that is used
-        if any((left, right, top, bottom)):
+        if excess:
+            left, right, top, bottom = excess
             size = g.N, g.Ci, g.H + top + bottom, g.W + left + right
             padded = grad_output.new_empty(size).to(memory_format=memory_format(input))
         dx, _, _ = torch.ops.aten.convolution_backward.default(
             grad_output, padded, weight, None, g.stride, symmetric, g.dilation, False, [0, 0], g.groups,
             [True, False, False],
         )  # fmt: skip
-        if any((left, right, top, bottom)):
+        if excess:
             dx = dx[:, :, top : top + g.H, left : left + g.W]
     return dx.contiguous(memory_format=memory_format(input))
+
+
+def _padding_of(g):
+    """``(whether there is nothing to multiply, what torch can pad, the rest for F.pad or None)``."""
+    if torch.compiler.is_compiling():
+        return _make_padding(g)
+    known = vars(g).get("padding_of_torch")  # beside the fields: to hash them takes longer than all else here
+    if known is None:
+        known = vars(g)["padding_of_torch"] = _make_padding(g)
+    return known
+
+
+def _make_padding(g):
+    symmetric, excess = split_padding(g)
+    return 0 in g.output_shape or 0 in g.input_shape, symmetric, excess if any(excess) else None
 
 
 def split_padding(g):

@@ -1,11 +1,13 @@
-"""What the children of ``_child.py`` do, each one job: compile an exported kernel, or trace it in the interpreter.
+"""What the children of ``_child.py`` do, each one job: compile an exported kernel, disassemble what came out, or trace the
+kernel in the interpreter.
 
-Run as a script, it reads a job a line, ``["compile" or "trace", folder, working directory]``, forks a child for it, and
-answers with the child's exit status. So a child may die, and starts with what was imported before: Triton, and torch
-once a child needed it, which a kernel from a notebook's cell does not. It must not import ``kernels`` itself: a child
+Run as a script, it reads a job a line, ``["compile", "disassemble" or "trace", folder, working directory]``, forks a child
+for it, and answers with the child's exit status. So a child may die, and starts with what was imported before: Triton, and
+torch once a child needed it, which a kernel from a notebook's cell does not. It must not import ``kernels`` itself: a child
 sees that package as it is now.
 """
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -29,7 +31,7 @@ def main(job: str, folder: Path) -> None:
         spec = importlib.util.spec_from_file_location("exported_kernel", folder / "exported_kernel.py")
         module = sys.modules["exported_kernel"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        answer = {"compile": compile_all, "trace": trace}[job](module, details, folder)
+        answer = {"compile": compile_all, "disassemble": disassemble, "trace": trace}[job](module, details, folder)
     except Exception as error:  # whatever goes wrong is the answer: the parent raises it
         answer = {"error": f"{type(error).__name__}: {error}".strip()}
     (folder / "answer.pickle").write_bytes(pickle.dumps(answer))
@@ -78,7 +80,7 @@ def raise_child(job: str, folder: Path, place: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.chdir(place)
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "cache"))
-        if job == "compile":  # a kernel's text can ask the compiler for any amount: unrolled loops, constants
+        if job != "trace":  # a kernel's text can ask the compiler for any amount: unrolled loops, constants
             bound_memory(COMPILER_BYTES)
         importlib.invalidate_caches()
         main(job, folder)
@@ -161,10 +163,13 @@ def compile_for(arch: int, module, details: dict, folder: Path) -> dict:
         compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=details["options"])
     except Exception as error:
         return {"error": f"for sm_{arch}: {said(error)}"}
+    usage = triton.knobs.nvidia.cuobjdump.path, "-res-usage"
     return {
         "asm": {name: text for name, text in compiled.asm.items() if isinstance(text, str)},
+        "cubin": compiled.asm["cubin"],
         "shared_bytes": compiled.metadata.shared,
-    } | read_binary(compiled, folder, not details["products_only"] or "mma" in compiled.asm["ptx"])
+        "usage": said_of(compiled.asm["cubin"], folder, f"{compiled.hash}.usage", *usage),
+    }
 
 
 def said(error: BaseException | None) -> str:
@@ -187,31 +192,27 @@ def named(value):
     return {key: named(item) for key, item in value.items()}
 
 
-def read_binary(compiled, folder: Path, disassembled: bool) -> dict[str, str]:
-    """What the binary tools say of a compiled kernel: once for each that Triton's cache holds, by Triton's own key.
-
-    Not ``disassembled``, its ``sass`` is empty: the disassembler alone takes as long as the compiler.
-    """
+def disassemble(module, details: dict, folder: Path) -> dict:
+    """A binary as the GPU's own instructions: it takes as long as compiling it."""
     import triton
 
-    known = Path(os.environ["TRITON_CACHE_DIR"]) / f"{compiled.hash}.{'tools' if disassembled else 'usage'}.json"
+    name = hashlib.sha256(details["cubin"]).hexdigest()
+    return {"sass": said_of(details["cubin"], folder, f"{name}.sass", triton.knobs.nvidia.nvdisasm.path, "-c")}
+
+
+def said_of(cubin: bytes, folder: Path, name: str, *command: str) -> str:
+    """What one of the binary tools in Triton's wheel says of a binary: once, where Triton's cache holds it by this name."""
+    known = Path(os.environ["TRITON_CACHE_DIR"]) / name
     if known.exists():
-        return json.loads(known.read_text())
-    cubin = folder / f"{compiled.hash}.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
-    said = {
-        "usage": tool(triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin),
-        "sass": tool(triton.knobs.nvidia.nvdisasm.path, "-c", cubin) if disassembled else "",
-    }
-    unfinished = known.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(said))
+        return known.read_text()
+    binary = folder / f"{name}.cubin"
+    binary.write_bytes(cubin)
+    said = subprocess.run([*map(str, command), str(binary)], capture_output=True, text=True, check=True).stdout
+    unfinished = known.with_name(f"{name}.{os.getpid()}")
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    unfinished.write_text(said)
     unfinished.replace(known)
     return said
-
-
-def tool(*command) -> str:
-    """The output of one of the binary tools in Triton's wheel."""
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
 
 
 def trace(module, details: dict, folder: Path) -> dict:

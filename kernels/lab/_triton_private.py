@@ -48,6 +48,7 @@ def observed(observer):
     ``undefined(frame) -> poison`` is called after it for a load whose mask leaves lanes out and that has no ``other``:
     on a GPU nobody knows what such a lane holds. Here it holds the float ``poison``: NaN, something large of either
     sign, or the interpreter's 0. Lanes that may not be touched hold 0, for an address made from them would be one more stray.
+    ``stored(values, allowed)`` is called before a store, with the values and the lanes that store them.
     ``exponent(largest)`` is called before an exponential, of e or of 2, with the largest number that it takes; NaN counts as
     −inf.
     """
@@ -107,6 +108,7 @@ def observed(observer):
 
     def store(self, ptrs, value, mask, *rest, **named):
         ptrs, allowed = access("store", ptrs, mask.data)
+        observer.stored(_numbers(value), allowed.data)
         return original["create_masked_store"](self, ptrs, value, allowed, *rest, **named)
 
     def rmw(self, operation, ptrs, value, mask, *rest, **named):

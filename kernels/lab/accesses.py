@@ -98,7 +98,8 @@ class Launch:
 
     ``undefined`` lists the lines that load without ``other`` and leave masked lanes undefined. ``executed`` counts how often
     each line loads, stores or updates, in all programs, also where all its lanes are masked out and no access is made.
-    ``largest_exponent`` is the largest number whose exponential is taken, or −inf.
+    ``largest_exponent`` is the largest number whose exponential is taken, or −inf. ``spoilt``: NaN was stored after such a
+    load.
     """
 
     kernel: str
@@ -108,6 +109,7 @@ class Launch:
     undefined: list[str] = field(default_factory=list)
     executed: Counter[str] = field(default_factory=Counter)
     largest_exponent: float = -math.inf
+    spoilt: bool = False
 
     def __repr__(self) -> str:
         return f"<{self.kernel}, grid {' × '.join(map(str, self.grid))}: {len(self.accesses)} accesses>"

@@ -8,6 +8,7 @@ import inspect
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 class CompileError(RuntimeError):
@@ -21,7 +22,9 @@ class CompileReport:
     registers: per thread. shared_bytes: shared memory a program. spill_bytes: stack and local memory a thread, where
     registers that did not fit are kept. threads: per program. instructions: group -> mnemonic -> how often it stands
     in the code (not how often it runs). ptx, sass: the code itself, as PTX and as the GPU's own instructions. asm:
-    all of the compiler's stages as text, by name ("ttir", "ttgir", "llir", "ptx").
+    all of the compiler's stages as text, by name ("ttir", "ttgir", "llir", "ptx"). cubin: the binary.
+
+    It is disassembled when ``sass``, ``instructions`` or ``count`` is first asked for: that takes as long as compiling.
     """
 
     kernel: str
@@ -30,10 +33,24 @@ class CompileReport:
     shared_bytes: int
     spill_bytes: int
     threads: int
-    instructions: dict[str, dict[str, int]]
     ptx: str = field(repr=False)
-    sass: str = field(repr=False)
     asm: dict[str, str] = field(repr=False)
+    cubin: bytes = field(repr=False)
+
+    @cached_property
+    def sass(self) -> str:
+        """The GPU's own instructions, disassembled; raises ``CompileError`` where that fails."""
+        from kernels.lab import _child
+
+        answer = _child.run_text("disassemble", False, "", cubin=self.cubin)
+        if "error" in answer:
+            raise CompileError(f"{self.kernel} cannot be disassembled: {answer['error']}")
+        return answer["sass"]
+
+    @cached_property
+    def instructions(self) -> dict[str, dict[str, int]]:
+        """Group -> mnemonic -> how often it stands in the code."""
+        return _instructions(self.sass)
 
     def count(self, prefix: str) -> int:
         """How many instructions in ``sass`` begin with ``prefix``: ``report.count("HGMMA")``."""
@@ -132,9 +149,8 @@ def prepare(
     return Prepared(name, *_child.export(kernel, constants), _child.plain(signature), attributes, options)
 
 
-def compile_prepared(prepared: Prepared, arches: tuple[int, ...], *, products_only: bool = False) -> CompileReports:
-    """Compile for each architecture; raises ``CompileError``. ``products_only``: a kernel without a matrix product is not
-    disassembled, which takes as long as compiling it; its report has no ``sass`` and no ``instructions``."""
+def compile_prepared(prepared: Prepared, arches: tuple[int, ...]) -> CompileReports:
+    """Compile for each architecture; raises ``CompileError``."""
     from kernels.lab import _child
 
     answer = _child.run_text(
@@ -146,7 +162,6 @@ def compile_prepared(prepared: Prepared, arches: tuple[int, ...], *, products_on
         attributes=prepared.attributes,
         arches=arches,
         options=prepared.options,
-        products_only=products_only,
     )
     if "error" in answer:
         raise CompileError(f"{prepared.kernel} does not compile: {answer['error']}")
@@ -162,10 +177,9 @@ def _report(kernel: str, arch: int, answer: dict) -> CompileReport:
         shared_bytes=answer["shared_bytes"],
         spill_bytes=usage["STACK"] + usage["LOCAL"],
         threads=int(re.search(r"\.reqntid\s+(\d+)", answer["asm"]["ptx"]).group(1)),
-        instructions=_instructions(answer["sass"]),
         ptx=answer["asm"]["ptx"],
-        sass=answer["sass"],
         asm=answer["asm"],
+        cubin=answer["cubin"],
     )
 
 

@@ -145,6 +145,11 @@ class _Recorder:
         launch = self.launches[-1]
         launch.largest_exponent = max(launch.largest_exponent, largest)
 
+    def stored(self, values: np.ndarray, allowed: np.ndarray) -> None:
+        launch = self.launches[-1]
+        if launch.undefined and values.dtype.kind == "f":  # before that, no poison can be among them
+            launch.spoilt = launch.spoilt or bool(np.isnan(values[np.broadcast_to(allowed, values.shape)]).any())
+
     def undefined(self, frame) -> float:
         from kernels.lab import _triton_private
 

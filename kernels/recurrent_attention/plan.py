@@ -1,4 +1,8 @@
-"""The ways that a call can go, token by token or chunk by chunk, and the choice between them."""
+"""The ways that a call can go, token by token or chunk by chunk, and the choice between them.
+
+A call has no one Plan here, because a pass is several launches, sized one by one. Its passes and ``describe`` read the same
+remembered sizes, ``recurrence.plan`` or ``cut.plan``, each by the tensors that it is given.
+"""
 
 from typing import NamedTuple
 

@@ -51,7 +51,7 @@ def test_an_error_is_shortened_to_the_learners_line_and_explained(softmax, capsy
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert "NameError: name 'mask_n' is not defined in line 7 of your cell, `x = tl.load(" in first
     assert "a name is used that no line above defines" in first
-    assert second == "FAILED  strides: as above, a name is used that no line above defines."
+    assert second == 'FAILED  strides: the error of "one block wide" again.'
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,13 @@ class TestGuarded:
         (line,) = capsys.readouterr().out.splitlines()
         assert "NameError: name 'mask_n' is not defined in line 7 of your cell" in line
 
+    def test_says_where_a_nan_comes_from(self, softmax, capsys):
+        for length, says in ((5, True), (8, False)):  # a block of 8 has no masked lanes in a row of 8
+            with check.guarded():
+                softmax(', other=-float("inf")', "")(torch.ones(3, length), torch.ones(3, length), torch.ones(3))
+            said = capsys.readouterr().out
+            assert said.endswith("hence the nan in the result.\n") and "`other` is missing" in said if says else not said
+
     def test_ends_what_does_not_end(self, softmax, capsys, monkeypatch):
         monkeypatch.setattr(watch, "CALL_SECONDS", 0.3)
         with check.guarded():

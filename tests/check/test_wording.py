@@ -1,8 +1,10 @@
 """Conditions on blocks that Python reads otherwise than they are meant, told by the kernel's text."""
 
 import pytest
+import torch
 
-from kernels.check.wording import foreign_strides, misread, odd_lanes
+from kernels.check.tensors import Fenced
+from kernels.check.wording import exchanged_indices, exchanged_strides, foreign_strides, misread, odd_lanes
 
 KERNEL = """
     @triton.jit
@@ -75,3 +77,41 @@ def test_lanes_that_hold_another_number_than_zero_are_odd():
     assert [shown for shown, _ in odd_lanes([ADDRESSES.format("stride_xn", 1.0)])] == ["other=1.0"]
     for neutral in (0, 0.0, '-float("inf")'):
         assert not list(odd_lanes([ADDRESSES.format("stride_xn", neutral)]))
+
+
+CALL = """
+    @triton.jit
+    def kernel(x_ptr, out_ptr, stride_xm, stride_xn, stride_out):
+        x = tl.load(x_ptr + offs_m * stride_xm + offs_n * stride_xn)
+        tl.store(out_ptr + at(stride_out, {}), x)
+"""
+
+
+def call():
+    """x is [3, 5], out [3, 4, 5]."""
+    return [Fenced("x", "MN", torch.ones(3, 5)), Fenced("out", "MKN", torch.ones(3, 4, 5))]
+
+
+def test_strides_that_a_launch_exchanges_are_named():
+    text, given = CALL.format("offs_m, k, offs_n"), {"stride_xm": 1, "stride_xn": 5}
+    found = dict(exchanged_strides([text], [("kernel", given)], call()))
+    assert found.keys() == {"stride_xm", "stride_xn"}
+    assert "gives it 1, x's stride along N, and x's stride along M is 5" in found["stride_xm"]
+    (said,) = dict(exchanged_strides([text], [("kernel", {"stride_xm": 20})], call())).values()
+    assert "gives it 20, out's stride along M" in said
+    for right in ({"stride_xm": 5, "stride_xn": 1}, {"stride_xm": 77}, {}):  # a number of nobody's is another mistake
+        assert not list(exchanged_strides([text], [("kernel", right), ("other", given)], call()))
+
+
+def test_an_address_by_anothers_strides_is_not_the_launchs_fault():
+    text = CALL.format("k").replace("x_ptr + offs_m", "z_ptr + offs_m").replace("x_ptr, out", "z_ptr, out")
+    tensors = [Fenced("z", "MN", torch.ones(3, 7)), *call()]
+    assert not list(exchanged_strides([text], [("kernel", {"stride_xm": 5, "stride_xn": 1})], tensors))  # x's own
+    assert list(exchanged_strides([text], [("kernel", {"stride_xm": 1, "stride_xn": 5})], tensors))  # nobody's, in this order
+
+
+def test_indices_in_another_order_are_quoted_and_named():
+    ((quoted, said),) = exchanged_indices([CALL.format("offs_m[:, None], offs_n, k")], call())
+    assert quoted == "at(stride_out, offs_m[:, None], offs_n, k)" and "the one of N stands where K's belongs" in said
+    for right in ("offs_m, k, offs_n", "offs_m, 0, offs_n", "row, rest, column", "offs_m, offs_m, k", "m // N, k, n"):
+        assert not list(exchanged_indices([CALL.format(right)], call()))

@@ -43,7 +43,7 @@ def test_a_right_kernel_passes(capsys):
     assert lines[-1] == f"not judged: cheap ({told})"
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "mistake, failed, said",
     [

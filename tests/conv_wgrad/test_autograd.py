@@ -15,7 +15,7 @@ from kernels.conv_wgrad.operator import (
 from kernels.conv_wgrad.reference import conv2d_reference
 from tests.conv_wgrad import cases
 from tests.conv_wgrad.test_against_reference import GEOMETRIES
-from tests.tensors import relative_error
+from tests.tensors import capture, relative_error
 
 # torch's forward pass on the GPU may multiply by transforms, with another error than the direct sum's.
 CONVOLUTION = {torch.float32: 2e-6 if runtime.interpreted else 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -139,13 +139,7 @@ def test_captured_in_a_cuda_graph():
     x, dy = cases.randn(4, 16, 16, 64, dtype=torch.bfloat16), cases.randn(4, 16, 16, 64, dtype=torch.bfloat16)
     out = torch.zeros(64, 3, 3, 64, device=x.device)
     work = lambda: (conv2d_wgrad(x, dy, 3, 3, 1, 1), conv2d_wgrad(x, dy, 3, 3, 1, 1, out=out), conv2d_bias_grad(dy))  # noqa: E731
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = work()
+    graph, outputs = capture(work)
     x.copy_(torch.randn_like(x))
     graph.replay()
     captured = [o.clone() for o in outputs]

@@ -97,7 +97,7 @@ def test_the_tables_own_tiles_on_the_model():
     on_model.check(hopper, (2, 16, 16, 192), 130, 3, 1, dict(padding=1))
 
 
-@pytest.mark.share(2)
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize("groups", [TWO, THREE], ids=["2 groups", "3 groups"])
 def test_every_schedule_gives_the_same_bits_and_no_finding(groups):
@@ -175,6 +175,7 @@ def report(name):
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize(
     "name", ["3 groups", *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED if name != "3 groups")]

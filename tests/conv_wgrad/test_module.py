@@ -95,6 +95,7 @@ def test_a_residual_block_has_torchs_gradients():
     compare(theirs.to(runtime.device), ours.to(runtime.device), cases.randn(4, 8, 12, 12))
 
 
+@pytest.mark.thorough
 def test_digits_are_learned_as_with_torch():
     """A small network on scikit-learn's digits: the loss of every epoch agrees to three digits, and it falls."""
     datasets = pytest.importorskip("sklearn.datasets")

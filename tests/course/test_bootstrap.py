@@ -141,6 +141,7 @@ def test_an_interrupted_installation_is_taken_up_again(monkeypatch, repository, 
     assert bootstrap.main([]) == 0 and len(installed) == 3
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("broken", ["exit 1", None])
 def test_a_half_made_environment_is_made_anew_and_a_whole_one_is_kept(monkeypatch, tmp_path, capfd, broken):
     venv = tmp_path / "venv"

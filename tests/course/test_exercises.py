@@ -184,6 +184,7 @@ def test_the_solution_earns_every_point(name):
         assert cell.outputs[-1].data["text/plain"] == str(cell.metadata.nbgrader.points)
 
 
+@pytest.mark.share(2)
 @pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
 @each_target
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.slow)])

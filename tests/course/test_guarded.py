@@ -49,7 +49,7 @@ def trials(name):
     return [cell.id for cell in code_cells(name) if not cell.metadata.get("nbgrader", {}).get("grade") and launches(cell)]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 def test_a_wild_address_is_a_sentence(name):
     """In every load and every store of the solution; each trial cell runs twice, as when one goes back to it."""

@@ -100,6 +100,7 @@ def operands(node):
         yield node
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("target", "cell", "old", "new", "name"),
     [pytest.param(*mask, id=f"{mask[0].function}: {mask[3]}") for mask in masks()],

@@ -6,6 +6,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from tests.course import notebook_measures as measures
 from tests.course import notebook_rules as rules
 from tools.kernel_environment import ROOT
 from tools.refresh import lessons_and_solutions
@@ -41,7 +42,7 @@ def test_the_readmes_table_states_a_lessons_minutes(path):
     lesson = nbformat.read(path, as_version=4)
     row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"(notebooks/{path.name})" in line)
     if path.name[:2] not in rules.NOT_YET_REWRITTEN:
-        assert row.rstrip(" |").split("|")[-1].strip() == str(rules.stated_minutes(lesson))
+        assert row.rstrip(" |").split("|")[-1].strip() == str(measures.stated_minutes(lesson))
 
 
 def test_the_lessons_that_are_not_yet_rewritten_are_lessons():
@@ -269,23 +270,23 @@ def test_the_rules_of_the_new_pattern_hold_for_its_parts_alone(monkeypatch):
 def test_minutes_are_counted_from_what_is_read():
     text = "word " * 120 + "```python\nread\n```\n$$ not = read $$ <details>" + "half " * 240 + "</details>"
     nb = notebook([prose(text + "\n\n| a | table |", id="title"), code("a = 1\n\nb = 2\n" * 8), hidden("c\n" * 99, "h")])
-    assert rules.prose_words(nb) == 120 and rules.code_lines(nb) == 17
-    assert rules.minutes(nb) == 5  # 1 + 1 + 2.1 for the code, and a little for the table
+    assert measures.prose_words(nb) == 120 and measures.code_lines(nb) == 17
+    assert measures.minutes(nb) == 5  # 1 + 1 + 2.1 for the code, and a little for the table
     nb.cells += [prose("$$\\boxed{x}$$ \\boxed", id="box"), prose("**Before you run this.** How many?", id="guess")]
-    assert rules.minutes(nb) == 10  # 4.5 more
+    assert measures.minutes(nb) == 10  # 4.5 more
     nb.cells.append(code("...", id="one-turn"))
-    assert rules.minutes(nb) == 20  # 8 more
+    assert measures.minutes(nb) == 20  # 8 more
     nb.cells.append(prose("```python\na\n\nb\n```\n<details>\n```python\nc\n```\n</details>", id="excerpt"))
-    assert rules.code_lines(nb) == 20  # the turn's line, and two of the excerpt that is no answer
+    assert measures.code_lines(nb) == 20  # the turn's line, and two of the excerpt that is no answer
 
 
 def test_minutes_leave_out_what_is_off_the_main_path():
     aside = "<details><summary>Going further: more</summary>\n\n" + "word " * 1200 + "\n</details>"
     lists = "## Further reading\n\n" + "word " * 600 + "\n\n## Symbols\n\n" + "| a | b |\n" * 300
     nb = notebook([prose("word " * 240, id="title"), prose(aside, id="aside"), prose(lists, id="symbols")])
-    assert rules.minutes(nb) == 5
+    assert measures.minutes(nb) == 5
     nb.cells.append(prose("## The end\n\n" + "word " * 600, id="end"))
-    assert rules.minutes(nb) == 10
+    assert measures.minutes(nb) == 10
 
 
 def test_metadata_that_says_who_and_when_is_seen():

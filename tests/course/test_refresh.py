@@ -106,6 +106,7 @@ def test_an_output_not_ignored_is_always_taken(notebook):
     assert run(path)[1]["noise"].outputs != run(path)[1]["noise"].outputs
 
 
+@pytest.mark.thorough
 def test_a_figure_that_looks_the_same_keeps_its_bytes_and_one_that_does_not_is_stored(notebook):
     path = notebook(cell("plot", FIGURE.format(y=1)))
     run(path)
@@ -147,6 +148,7 @@ def test_what_a_figure_looks_like_is_stored_with_it_even_where_pyplot_draws_figu
     assert output.data["image/png"] == picture
 
 
+@pytest.mark.thorough
 def test_a_figure_without_words_of_its_own_has_its_captions(notebook):
     cells = [cell("ours", OURS.format(alt="")), new_markdown_cell(CAPTION, id="caption")]
     cells += [cell("other", OURS.format(alt="Its own.")), new_markdown_cell(CAPTION, id="again")]

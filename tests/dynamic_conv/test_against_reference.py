@@ -55,6 +55,7 @@ TILES = [
 ]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_tile_is_no_part_of_the_answer(monkeypatch, packed):
     """Any word, rows, run and block give the same bits: each sum is taken in the order of time, whoever takes it. Compiled

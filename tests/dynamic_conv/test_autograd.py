@@ -8,6 +8,7 @@ import torch
 from kernels import runtime
 from kernels.dynamic_conv import DynamicShortConvolution, dynamic_conv, dynamic_conv_step
 from kernels.dynamic_conv.operator import _convolve, _step
+from tests.tensors import capture
 
 
 def randn(*shape, dtype=torch.float32, grad=False):
@@ -80,14 +81,8 @@ def test_captured_in_a_cuda_graph():
         packed = dynamic_conv(x[:1], weight[:1], cu_seqlens=cu, output_final_state=True)
         return y, *packed, *torch.autograd.grad(y.sum(), (x, weight)), dynamic_conv_step(x[:, 0], weight[:, 0], state)
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
+    graph, outputs = capture(work)
     before = state.clone()
-    with torch.cuda.graph(graph):
-        outputs = work()
     with torch.no_grad():
         x.copy_(torch.randn_like(x))
     graph.replay()

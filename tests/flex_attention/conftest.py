@@ -30,6 +30,19 @@ def hopper_table(monkeypatch):
     return changes
 
 
+@pytest.fixture
+def of_an_h200(monkeypatch):
+    """The table and the size of an H200, where there is none."""
+
+    def options(kernel, key, device):
+        tables = configs._table("flex_attention")
+        known = tables["any GPU"][kernel] | tables["NVIDIA H200"].get(kernel, {})
+        return dict(known.get(key, known["default"]))
+
+    monkeypatch.setattr(problem, "table_options", options)
+    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 132)
+
+
 @pytest.fixture(autouse=True)
 def nothing_remembered():
     """Each test makes its plans anew: many change what a plan depends on."""

@@ -7,6 +7,7 @@ from kernels import runtime
 from kernels.flex_attention import AuxRequest, causal_block_mask, flex_attention, mods
 from kernels.flex_attention.reference import flex_attention_reference
 from tests.flex_attention import cases
+from tests.tensors import capture
 
 
 def randn(*shape, dtype=torch.float32, grad=False):
@@ -89,13 +90,7 @@ def test_captured_in_a_cuda_graph():
         few = flex_attention(q[:, :, :1].detach(), k.detach(), v.detach())
         return o, few, *torch.autograd.grad(o.sum(), (q, k, v, slopes))
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = work()
+    graph, outputs = capture(work)
     with torch.no_grad():
         q.copy_(torch.randn_like(q))
     graph.replay()

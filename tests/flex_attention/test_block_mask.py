@@ -58,6 +58,7 @@ def test_document_builder(lengths, BLOCK_SIZE, causal):
     assert_same(document_block_mask(ids, causal=causal, BLOCK_SIZE=BLOCK_SIZE), theirs)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("BLOCK_SIZE", [16, (8, 16), (16, 8), 64])
 @pytest.mark.parametrize("order", ["padding", "falling", "interleaved", "random"])

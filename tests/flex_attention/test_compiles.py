@@ -86,7 +86,13 @@ def test_compiles_for_hopper_on_matrix_units(monkeypatch):
         + [(name, 64, 64) for name in ("document causal", "natten", "sliding window")]
     ],
 )
-@pytest.mark.parametrize("kernel", ["attention_dkdv_hopper_kernel", "attention_gradients_hopper_kernel"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "attention_gradients_hopper_kernel",
+        pytest.param("attention_dkdv_hopper_kernel", marks=pytest.mark.thorough),
+    ],
+)
 def test_warp_specialised_kernels_compile(monkeypatch, name, D, most, kernel):
     """Two groups multiply with 240 registers a thread, the copying warp has 24. ``most`` bytes are spilled, outside the
     loops but for D = 128 under a mask, where tiles this large were faster than tiles that spill nothing."""
@@ -137,8 +143,9 @@ def with_numbers(offset, scale, tensor):
     return {"score_mod": mod}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "offset", [1, pytest.param(7, marks=pytest.mark.thorough), pytest.param(16, marks=pytest.mark.slow)]
+    "offset", [1, 7, pytest.param(16, marks=pytest.mark.slow)]
 )  # a constant, any, a multiple of 16
 def test_numbers_are_arguments_on_a_gpu(monkeypatch, offset):
     monkeypatch.setitem(cases.ZOO, "numbers", functools.partial(with_numbers, offset, 0.5))

@@ -127,6 +127,7 @@ SCORES = {
 PAIRS = torch.rand(2, 2, device=DEVICE)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", [*MASKS, *SCORES, None])
 def test_the_function_itself_compiles(name):
     q, k, v, _ = inputs()

@@ -1,20 +1,16 @@
 """The warp-specialised kernels' own source on the model: right numbers, no race under any schedule, planted faults found."""
 
-import dataclasses
-
 import pytest
 import torch
 import triton
 
 from kernels import runtime
-from kernels.common import configs
 from kernels.common import gluon as common_gluon
 from kernels.common.plan import forget
-from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem, specs
+from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import dealing, fused
 from kernels.flex_attention.hopper import forward as hopper
-from kernels.flex_attention.portable.tiles import fits_tma
 from tests.flex_attention import cases
 
 if common_gluon.gluon is None:
@@ -56,7 +52,7 @@ def stores(result):
 # Numbers.
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "name",
     ["nothing", "causal", "sliding window", "prefix", "natten", "heads differ", "nothing allowed", "no mask, no score"]
@@ -235,7 +231,7 @@ def test_without_a_fault_nothing_is_found(small_rings, module, schedule, seed):
     assert result.ok, result
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch, fault):
     (module, *edits), wanted = FAULTS[fault]
@@ -245,121 +241,3 @@ def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch,
     for schedule, seed in SCHEDULES[:4]:
         _, result = ALONE[module](schedule, seed, PLANTED)
         assert found(result, *wanted, file=copy["__file__"]), f"{schedule}, seed {seed}:\n{result}"
-
-
-# What the kernels do not take.
-
-
-def on_gpu(capability=(9, 0), shape=(1, 2, 2, 256, 256, 64, 64), dtype=torch.bfloat16, mask=None, **options):
-    """``(problem, (query, key, value))`` of a call on a GPU that is not there."""
-    b, hq, hkv, m, n, d, dv = shape
-    tensors = [torch.zeros(b, *size, dtype=dtype) for size in ((hq, m, d), (hkv, n, d), (hkv, n, dv))]
-    p, _ = cases.resolved(*tensors, None, mask, None, hq != hkv, options)
-    return dataclasses.replace(p, device=torch.device("cuda")), tensors
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """What is known of an H200, where there is none; yields a function that makes it another GPU."""
-
-    def options(kernel, key, device):
-        tables = configs._table("flex_attention")
-        known = tables["any GPU"][kernel] | tables["NVIDIA H200"].get(kernel, {})
-        return dict(known.get(key, known["default"]))
-
-    def become(*capability):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-
-    become(9, 0)
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(problem, "table_options", options)
-    return become
-
-
-def reasons(p, query, key, value):
-    return hopper.reason_not(p), hopper_backward.reason_not(p, fits_tma(query))
-
-
-def test_a_hopper_takes_16_bit_heads_of_up_to_128(gpu):
-    for D, dtype in [(64, torch.bfloat16), (80, torch.float16), (128, torch.bfloat16)]:
-        p, tensors = on_gpu(shape=(1, 2, 2, 256, 256, D, D), dtype=dtype)
-        assert reasons(p, *tensors) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("call", "why"),
-    [
-        ({"dtype": torch.float32}, "torch.float32 has no 16-bit matrix instruction"),
-        ({"shape": (1, 2, 2, 256, 256, 64, 264)}, "heads of 264 do not fit the registers"),
-        ({"shape": (1, 2, 2, 256, 256, 264, 64)}, "heads of 264 do not fit the registers"),
-        ({"shape": (1, 2, 2, 256, 256, 60, 64)}, "TMA cannot read these strides"),
-        ({"shape": (1, 2, 2, 256, 0, 64, 64)}, "TMA cannot read these strides"),
-    ],
-)
-def test_what_neither_kernel_takes(gpu, call, why):
-    p, tensors = on_gpu(**call)
-    assert reasons(p, *tensors) == (why, why)
-
-
-@pytest.mark.parametrize("sizes", [(136, 64), (64, 192), (256, 256)])
-def test_heads_of_more_than_128_have_kernels(gpu, sizes):
-    p, tensors = on_gpu(shape=(1, 2, 2, 256, 256, *sizes))
-    assert reasons(p, *tensors) == (None, None)
-    assert hopper_backward.tiles(p) == (64, 64)
-
-
-def test_blocks_must_hold_whole_tiles(gpu):
-    p, tensors = on_gpu(mask=causal_block_mask(256, BLOCK_SIZE=(64, 128)))
-    assert reasons(p, *tensors) == ("blocks of 64 x 128 are no multiples of 128 x 128", None)
-    p, tensors = on_gpu(mask=causal_block_mask(256, BLOCK_SIZE=(128, 64)))
-    assert reasons(p, *tensors) == tuple(f"blocks of 128 x 64 are no multiples of {m} x 128" for m in (128, 64))
-
-
-@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
-def test_other_gpus(gpu, capability):
-    gpu(*capability)
-    p, tensors = on_gpu()
-    assert reasons(p, *tensors) == ("the GPU is not a Hopper",) * 2
-    p, tensors = dataclasses.replace(p, device=torch.device("cpu")), tensors
-    assert reasons(p, *tensors) == ("the GPU is not a Hopper",) * 2
-
-
-def test_the_callers_own_tiles_are_the_plain_kernels(gpu):
-    p, tensors = on_gpu(BLOCK_N=64)
-    assert reasons(p, *tensors) == ("kernel_options ask for tiles or warps of their own", None)
-    p, tensors = on_gpu(bwd_num_warps=4)
-    assert reasons(p, *tensors) == (None, "kernel_options ask for tiles or warps of their own")
-    p, tensors = on_gpu(DETERMINISTIC=True)
-    assert reasons(p, *tensors) == (None, None)
-
-
-def test_a_table_without_stages_says_that_the_plain_kernel_is_faster(gpu, monkeypatch):
-    monkeypatch.setattr(problem, "table_options", lambda *_: {"BLOCK_N": 128, "BLOCK_M": 64, "STAGES": 0})
-    p, tensors = on_gpu()
-    assert reasons(p, *tensors) == ("for d64 16-bit plain the plain kernel is faster",) * 2
-
-
-@pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
-def test_an_older_triton(gpu, monkeypatch, version):
-    monkeypatch.setattr(common_gluon, "gluon", None)
-    monkeypatch.setattr(triton, "__version__", version)
-    p, tensors = on_gpu()
-    assert reasons(p, *tensors) == (f"Triton is {version}, needs 3.8 for Gluon's TMA",) * 2
-
-
-def explained(monkeypatch, **call):
-    p, tensors = on_gpu(**call)
-    with monkeypatch.context() as patch:
-        patch.setattr(operator, "_call", lambda *_: (specs.Spec().of_call(p, p.scale),))
-        return flex_attention.explain(*tensors).splitlines()
-
-
-def test_explain_says_which_forward_kernel_runs(gpu, monkeypatch):
-    lines = explained(monkeypatch)
-    assert lines[1] == "forward: warp-specialised for Hopper, tiles of 128 x 128"
-    assert lines[2] == "backward_dkdv: warp-specialised for Hopper, tiles of 64 x 128"
-    assert not any(line.startswith(("forward: BLOCK_M", "backward_dkdv: BLOCK_M")) for line in lines)
-    lines = explained(monkeypatch, dtype=torch.float32)
-    assert lines[1] == "forward: the kernel for any GPU, because torch.float32 has no 16-bit matrix instruction"
-    assert lines[2].startswith("forward: BLOCK_M 64, BLOCK_N 32")
-    assert not any(line.startswith("forward") for line in explained(monkeypatch, shape=(1, 2, 2, 1, 4096, 64, 64)))

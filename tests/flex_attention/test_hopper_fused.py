@@ -1,15 +1,12 @@
 """The kernel of all three gradients on the model: right numbers, one order of sums, planted faults found."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from kernels import runtime
-from kernels.common import configs
 from kernels.common import gluon as common_gluon
 from kernels.common.plan import forget
-from kernels.flex_attention import BlockMask, block_mask, causal_block_mask, flex_attention, problem
+from kernels.flex_attention import BlockMask, block_mask, causal_block_mask, flex_attention
 from kernels.flex_attention.hopper import dealing
 from tests.flex_attention import cases
 
@@ -46,6 +43,7 @@ def check(name="nothing", schedule="round-robin", seed=0, launches=1, **options)
 # Numbers.
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "name",
     ["causal", "sliding window", "heads differ", "nothing allowed", "softcap", "dead rows"]
@@ -323,7 +321,7 @@ def test_without_a_fault_nothing_is_found(two_programs, schedule, seed):
     assert result.ok and all(map(torch.equal, first, again)), result
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch, fault):
     (function, *edits), (kind, partition, line, words) = FAULTS[fault]
@@ -334,64 +332,6 @@ def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch
         _, result = alone(schedule, seed, PLANTED)
         fitting = found(result, kind, partition, line, words=words, file=copy["__file__"])
         assert fitting, f"{schedule}, seed {seed}:\n{result}"
-
-
-# Which calls it takes.
-
-
-def on_gpu(shape=(1, 2, 2, 4096, 4096, 64, 64), mask=None, **options):
-    """The problem of a call on an H200 that is not there."""
-    B, Hq, Hkv, M, N, D, Dv = shape
-    tensors = [torch.zeros(1, dtype=torch.bfloat16).expand(B, *s) for s in ((Hq, M, D), (Hkv, N, D), (Hkv, N, Dv))]
-    p, _ = cases.resolved(*tensors, None, mask, None, Hq != Hkv, options)
-    return dataclasses.replace(p, device=torch.device("cuda"))
-
-
-@pytest.fixture
-def h200(monkeypatch):
-    """What is known of an H200, where there is none."""
-
-    def options(kernel, key, device):
-        tables = configs._table("flex_attention")
-        known = tables["any GPU"][kernel] | tables["NVIDIA H200"].get(kernel, {})
-        return dict(known.get(key, known["default"]))
-
-    monkeypatch.setattr(problem, "table_options", options)
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 132)
-
-
-@pytest.mark.parametrize(
-    ("shape", "heads"),
-    [
-        ((1, 2, 2, 4096, 4096, 64, 64), None),
-        ((32, 16, 16, 512, 512, 64, 64), 512),
-        ((16, 16, 16, 1024, 1024, 64, 64), None),
-        ((4, 16, 16, 4096, 4096, 128, 128), 64),
-        ((2, 32, 8, 8192, 8192, 128, 128), 4),
-        ((1, 32, 8, 16384, 16384, 128, 128), None),
-        ((1, 32, 32, 16384, 16384, 128, 128), 4),
-        ((1, 8, 8, 131072, 131072, 128, 128), None),
-    ],
-)
-def test_counters_where_the_workspace_holds_too_few_heads(h200, shape, heads):
-    why = fused.slower(on_gpu(shape))
-    assert why == (heads and f"the workspace holds ds of {heads} key heads, enough for a launch")
-
-
-@pytest.mark.parametrize(
-    ("asks", "heads", "counted"), [("a tensor", 16, True), ("a tensor", 4, False), ("numbers", 16, False)]
-)
-def test_counters_where_a_mask_asks_a_tensor_and_the_workspace_does_not_hold_all_heads(h200, asks, heads, counted):
-    """Documents' items are few and of any length; a workspace that holds all heads is one launch all the same."""
-    ids, window = torch.zeros(16384, dtype=torch.int32), 1024
-    mods = {"a tensor": lambda b, h, m, n: ids[m] == ids[n], "numbers": lambda b, h, m, n: m - n < window}
-    mask = BlockMask.from_kv_blocks(torch.ones(1, 1, 128, dtype=torch.int32), torch.zeros(1, 1, 128, 128, dtype=torch.int32))
-    mask.mask_mod = mods[asks]
-    assert (fused.slower(on_gpu((1, heads, heads, 16384, 16384, 128, 128), mask=mask)) is None) == counted
-
-
-def test_no_workspace_no_sums(h200):
-    assert fused.slower(on_gpu(WORKSPACE=0)) == "kernel_options allow no WORKSPACE"
 
 
 def test_explain_says_that_one_kernel_runs(table):

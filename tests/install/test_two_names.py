@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough  # a wheel is built
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = ("kernels", "setup.py", "pyproject.toml", "README.md", "LICENSE", "kernels_from_math.py")
 

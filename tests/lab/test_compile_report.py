@@ -3,14 +3,16 @@
 Register counts differ between Triton versions, so these tests hold on to structure.
 """
 
+import dataclasses
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 from triton.language import exp as renamed_exp
 
-from kernels.lab import CompileError, compile_report
-from kernels.lab.compile_report import CompileReport, _instructions, compile_prepared, prepare
+from kernels.lab import CompileError, _child, compile_report
+from kernels.lab.compile_report import CompileReport, _instructions
 
 SCALE = tl.constexpr(1.5)
 
@@ -62,15 +64,19 @@ def test_each_architecture_has_its_matrix_instruction(matmuls):
         assert matmuls[arch].arch == arch and matmuls[arch].kernel == "matmul"
 
 
-def test_of_kernels_without_a_product_the_code_is_read_only_where_it_is_asked_for(copy):
-    pointers, sizes = (torch.float32, torch.float32), ("i32", "i32")
-    prepared = prepare(copy, *pointers, *sizes, BLOCK=128)
-    (plain,) = compile_prepared(prepared, (90,), products_only=True).values()
-    (whole,) = compile_prepared(prepared, (90,)).values()
-    assert (plain.sass, plain.registers, plain.spill_bytes) == ("", whole.registers, whole.spill_bytes)
-    assert whole.sass and plain.ptx.split() and not any(plain.instructions.values())
-    product = prepare(matmul, "*bf16", torch.bfloat16, torch.zeros(4), 512, 512, 256, BM=64, BN=64, BK=32)
-    assert compile_prepared(product, (90,), products_only=True)[90].count("HGMMA")
+def test_the_code_is_disassembled_once_and_only_where_it_is_asked_for(copy, monkeypatch):
+    run_text, jobs = _child.run_text, []
+    monkeypatch.setattr(_child, "run_text", lambda job, *args, **more: jobs.append(job) or run_text(job, *args, **more))
+    report = compile_report(copy, torch.float32, torch.float32, "i32", "i32", BLOCK=128)
+    assert report.registers > 0 and report.spill_bytes == 0 and report.ptx and jobs == ["compile"]
+    assert report.count("LDG") > 0 and report.instructions["global loads"] and report.sass
+    assert jobs == ["compile", "disassemble"]
+
+
+def test_what_cannot_be_disassembled_is_said(copy):
+    report = compile_report(copy, torch.float32, torch.float32, "i32", "i32", BLOCK=128)
+    with pytest.raises(CompileError, match="^copy cannot be disassembled: "):
+        dataclasses.replace(report, cubin=b"no binary").sass  # noqa: B018
 
 
 def test_registers_can_be_limited_as_in_a_launch(matmuls):

@@ -39,6 +39,7 @@ print(len(t.launches), len(t.outside()), torch.equal(y, 3 * x))
 """
 
 
+@pytest.mark.thorough
 def test_trace_where_kernels_are_compiled():
     environment = os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     root = Path(__file__).parents[2]

@@ -7,7 +7,8 @@ from matplotlib.colors import to_hex
 
 from kernels.lab import drawings, measured
 from kernels.lab.drawings.language import OUTLINE, fill
-from kernels.lab.drawings.machine import PARTS, resident
+from kernels.lab.drawings.machine import PARTS
+from kernels.lab.drawings.waiting import resident
 from kernels.lab.roofline import RESULTS
 
 recorded_only = pytest.mark.skipif(not (RESULTS / "machine.json").is_file(), reason="not recorded yet")

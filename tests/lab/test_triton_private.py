@@ -28,6 +28,9 @@ class Watcher:
         self.accesses.append((kind, program, addresses.tolist(), active.tolist(), nbytes, frame.f_code.co_name))
         return addresses, active
 
+    def stored(self, values, allowed):
+        assert values.shape == allowed.shape
+
     def exponent(self, largest):
         raise AssertionError("no exponential is taken")
 

@@ -23,6 +23,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("case", PAIRS, ids=range(len(PAIRS)))
 def test_every_pair_of_options(case):
     cases.run(case)

@@ -11,6 +11,7 @@ from kernels import runtime
 from kernels.recurrent_attention import operator, recurrent_attention, recurrent_attention_step
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 from tests.recurrent_attention import cases
+from tests.tensors import capture
 
 MODES = ["recurrent", "chunk"]
 BOTH = pytest.mark.parametrize("mode", MODES)
@@ -220,15 +221,8 @@ def test_captured_in_a_cuda_graph(mode):
         q, k, v = (leaves[name].detach()[:, 0] for name in "qkv")
         return o, final, *packed, *grads, recurrent_attention_step(q, k, v, state)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
+    graph, outputs = capture(work)
     before = state.clone()
-    with torch.cuda.graph(graph):
-        outputs = work()
     with torch.no_grad():
         leaves["q"].copy_(torch.randn_like(leaves["q"]))
         state.copy_(before)

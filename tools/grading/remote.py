@@ -33,6 +33,16 @@ def _plain(text) -> str:
     return foreign.plain(text, MOST_TEXT, lines=True)
 
 
+def _numbers(given) -> list[tuple[str, dict[str, int]]]:
+    """What launches were given; of anything else than a name and a table of whole numbers, nothing."""
+    pairs = [one for one in given[:100] if isinstance(one, list) and len(one) == 2] if isinstance(given, list) else []
+    return [
+        (_plain(kernel), {name: value for name, value in table.items() if type(value) is int and abs(value) < 1 << 63})
+        for kernel, table in pairs
+        if isinstance(table, dict) and len(table) < 100
+    ]
+
+
 def _take(bench: Bench, packed: values.Packed, answer: dict, arrays: list) -> list:
     """Write the storages that changed into ours; returns the other arrays."""
     changed = answer.get("changed")
@@ -97,7 +107,8 @@ class Remote(Contestant):
         except _Nothing:
             return Kernels()
         error = _phrases(answer["error"]) if answer.get("error") else None
-        return Kernels(prepared, [source for source in sources if isinstance(source, str)], error)
+        texts_alone = [source for source in sources if isinstance(source, str)]
+        return Kernels(prepared, texts_alone, error, _numbers(answer.get("numbers")))
 
     def _about(self, tensors, launch) -> tuple[dict, dict]:
         """What else a request says, and the keyword arguments that go with it."""

@@ -20,18 +20,10 @@ from kernels.lab.drawings.conv1d import (
     word_bits,
 )
 from kernels.lab.drawings.conv1d_backward import conv_sums, conv_who_saw
-from kernels.lab.drawings.machine import (
-    latency_hiding,
-    launch,
-    machine,
-    occupancy,
-    pipe,
-    program_on_threads,
-    warp_load,
-    waves,
-)
+from kernels.lab.drawings.machine import machine, program_on_threads, warp_load
 from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
 from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
+from kernels.lab.drawings.waiting import latency_hiding, launch, occupancy, pipe, waves
 
 __all__ = [
     "address_tile",

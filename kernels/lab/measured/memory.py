@@ -4,7 +4,8 @@ from matplotlib.gridspec import GridSpec
 
 from kernels.lab import style
 from kernels.lab.drawings.language import Board
-from kernels.lab.drawings.machine import PIPE, draw_load, draw_pipe
+from kernels.lab.drawings.machine import draw_load
+from kernels.lab.drawings.waiting import PIPE, draw_pipe
 from kernels.lab.machine_record import GB, KB, MB, l2_sets, numbers_of, rows, rows_of
 from kernels.lab.roofline import recorded
 

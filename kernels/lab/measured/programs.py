@@ -4,7 +4,7 @@ import math
 
 from kernels.lab import style
 from kernels.lab.drawings.language import Board
-from kernels.lab.drawings.machine import draw_hiding
+from kernels.lab.drawings.waiting import draw_hiding
 from kernels.lab.machine_record import numbers_of, rows_of
 from kernels.lab.roofline import recorded
 

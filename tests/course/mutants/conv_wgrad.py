@@ -95,7 +95,7 @@ IM2COL = Target(
             "h moves by the stride of columns, w by that of rows",
             ("at(stride_x, n[:, None], h, w, c)", "at(stride_x, n[:, None], w, h, c)"),
             "pixels and taps",
-            "rows and columns are swapped in the address: h moves by stride_x[1], w by stride_x[2]",
+            "x is [N, H, W, C], and indices come in this order: the one of W stands where H's belongs",
         ),
         Mutant(
             "padding off by one",
@@ -321,7 +321,7 @@ WGRAD = Target(
             "dy is read at (q, p); in an image of one colour it makes no difference",
             ("n[:, None], p[:, None], q[:, None]", "n[:, None], q[:, None], p[:, None]"),
             "whole blocks",
-            "dy is read at another pixel than A: both take (n, p, q) of the same m",
+            "dy is [N, P, Q, O], and indices come in this order: the one of Q stands where P's belongs",
         ),
         Mutant(
             "partial block dropped",

@@ -350,6 +350,13 @@ DWEIGHT = Target(
             "the load of dy is not masked along T (mask_t)",
         ),
         Mutant(
+            "strides in another order",
+            "the launch gives the strides of x before those of dy, the same numbers as long as both are packed",
+            ("*dy.stride(), *x.stride()", "*x.stride(), *dy.stride()"),
+            "strides",
+            "the strides come in another order there than in dweight_kernel's signature",
+        ),
+        Mutant(
             "missing store mask, T",
             "whole blocks of times are stored",
             ("dy * x, mask=mask_t & mask_d)", "dy * x, mask=mask_d)"),

@@ -33,6 +33,14 @@ WAIT_Y = "        mbarrier.wait(y_empty.index(s), parity ^ 1)\n"
 READ_X = "        x = x_tiles.index(s).load(layout)\n"
 PARITY = "parity = i // STAGES & 1"
 
+ENUMERATE = Mutant(
+    "enumerate",
+    "the steps are counted by Python",
+    ("for i in range(steps):", "for i, _ in enumerate(range(steps)):"),
+    "compiles",
+    "a loop in a kernel runs over range(...) or tl.static_range(...) and over nothing else",
+)
+
 RELAY = Target(
     "09_pipeline_clinic",
     "mended_relay",
@@ -116,13 +124,7 @@ RELAY = Target(
             "first round",
             "early read",
         ),
-        Mutant(
-            "enumerate",
-            "the steps are counted by Python",
-            ("for i in range(steps):", "for i, _ in enumerate(range(steps)):"),
-            "compiles",
-            "a loop in a kernel runs over range(...) or tl.static_range(...) and over nothing else",
-        ),
+        ENUMERATE,
         Mutant(
             "waits twice",
             "what was waited for is waited for again",
@@ -343,13 +345,7 @@ HALVES = Target(
             "three rounds",
             "Lesson 50",
         ),
-        Mutant(
-            "enumerate",
-            "the steps are counted by Python",
-            ("for i in range(steps):", "for i, _ in enumerate(range(steps)):"),
-            "compiles",
-            "a loop in a kernel runs over range(...) or tl.static_range(...) and over nothing else",
-        ),
+        ENUMERATE,
         Mutant(
             "waits twice",
             "what was waited for is waited for again",

@@ -33,6 +33,15 @@ UNFILLED = "a result has the shape of what it depends on: add it to tl.zeros(sco
 PROMOTED = "dtypes = [torch.promote_types(*map(dtype_of, node.args))] * 2"
 TANH = "y = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))"
 
+GATHER = Mutant(
+    "gather out of bounds",
+    "indices of lanes past the end are used as they are",
+    ("i = tl.minimum(tl.maximum(i, 0), size - 1)", "i = i"),
+    "stays inside its tensors",
+    OUTSIDE,
+    "jit-kernel",
+)
+
 VALUE = Target(
     "07_score_mod_compiler",
     "emit_value",
@@ -143,14 +152,7 @@ VALUE = Target(
             "a negative index counts from the end: -1 is the last",
             "jit-kernel",
         ),
-        Mutant(
-            "gather out of bounds",
-            "indices of lanes past the end are used as they are",
-            ("i = tl.minimum(tl.maximum(i, 0), size - 1)", "i = i"),
-            "stays inside its tensors",
-            OUTSIDE,
-            "jit-kernel",
-        ),
+        GATHER,
         Mutant(
             "tile not filled",
             "a mod that ignores the score returns one number, or a row",
@@ -287,14 +289,7 @@ GRADIENT = Target(
             UNFILLED,
             "gradient-kernel",
         ),
-        Mutant(
-            "gather out of bounds",
-            "indices of lanes past the end are used as they are",
-            ("i = tl.minimum(tl.maximum(i, 0), size - 1)", "i = i"),
-            "stays inside its tensors",
-            OUTSIDE,
-            "jit-kernel",
-        ),
+        GATHER,
         Mutant(
             "sum",
             "the sum of shares is Python's",

@@ -1,0 +1,180 @@
+"""Which calls the warp-specialised kernels take, and what they say of the others; no kernel runs here."""
+
+import dataclasses
+
+import pytest
+import torch
+import triton
+
+from kernels import runtime
+from kernels.common import gluon as common_gluon
+from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem, specs
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import forward as hopper
+from kernels.flex_attention.hopper import fused
+from kernels.flex_attention.portable.tiles import fits_tma
+from tests.flex_attention import cases
+
+if common_gluon.gluon is None:
+    pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
+
+pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
+
+
+def on_gpu(capability=(9, 0), shape=(1, 2, 2, 256, 256, 64, 64), dtype=torch.bfloat16, mask=None, **options):
+    """``(problem, (query, key, value))`` of a call on a GPU that is not there."""
+    b, hq, hkv, m, n, d, dv = shape
+    tensors = [torch.zeros(b, *size, dtype=dtype) for size in ((hq, m, d), (hkv, n, d), (hkv, n, dv))]
+    p, _ = cases.resolved(*tensors, None, mask, None, hq != hkv, options)
+    return dataclasses.replace(p, device=torch.device("cuda")), tensors
+
+
+@pytest.fixture
+def gpu(of_an_h200, monkeypatch):
+    """What is known of an H200, where there is none; yields a function that makes it another GPU."""
+
+    def become(*capability):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+
+    become(9, 0)
+    return become
+
+
+def reasons(p, query, key, value):
+    return hopper.reason_not(p), hopper_backward.reason_not(p, fits_tma(query))
+
+
+def test_a_hopper_takes_16_bit_heads_of_up_to_128(gpu):
+    for D, dtype in [(64, torch.bfloat16), (80, torch.float16), (128, torch.bfloat16)]:
+        p, tensors = on_gpu(shape=(1, 2, 2, 256, 256, D, D), dtype=dtype)
+        assert reasons(p, *tensors) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ({"dtype": torch.float32}, "torch.float32 has no 16-bit matrix instruction"),
+        ({"shape": (1, 2, 2, 256, 256, 64, 264)}, "heads of 264 do not fit the registers"),
+        ({"shape": (1, 2, 2, 256, 256, 264, 64)}, "heads of 264 do not fit the registers"),
+        ({"shape": (1, 2, 2, 256, 256, 60, 64)}, "TMA cannot read these strides"),
+        ({"shape": (1, 2, 2, 256, 0, 64, 64)}, "TMA cannot read these strides"),
+    ],
+)
+def test_what_neither_kernel_takes(gpu, call, why):
+    p, tensors = on_gpu(**call)
+    assert reasons(p, *tensors) == (why, why)
+
+
+@pytest.mark.parametrize("sizes", [(136, 64), (64, 192), (256, 256)])
+def test_heads_of_more_than_128_have_kernels(gpu, sizes):
+    p, tensors = on_gpu(shape=(1, 2, 2, 256, 256, *sizes))
+    assert reasons(p, *tensors) == (None, None)
+    assert hopper_backward.tiles(p) == (64, 64)
+
+
+def test_blocks_must_hold_whole_tiles(gpu):
+    p, tensors = on_gpu(mask=causal_block_mask(256, BLOCK_SIZE=(64, 128)))
+    assert reasons(p, *tensors) == ("blocks of 64 x 128 are no multiples of 128 x 128", None)
+    p, tensors = on_gpu(mask=causal_block_mask(256, BLOCK_SIZE=(128, 64)))
+    assert reasons(p, *tensors) == tuple(f"blocks of 128 x 64 are no multiples of {m} x 128" for m in (128, 64))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_other_gpus(gpu, capability):
+    gpu(*capability)
+    p, tensors = on_gpu()
+    assert reasons(p, *tensors) == ("the GPU is not a Hopper",) * 2
+    p, tensors = dataclasses.replace(p, device=torch.device("cpu")), tensors
+    assert reasons(p, *tensors) == ("the GPU is not a Hopper",) * 2
+
+
+def test_the_callers_own_tiles_are_the_plain_kernels(gpu):
+    p, tensors = on_gpu(BLOCK_N=64)
+    assert reasons(p, *tensors) == ("kernel_options ask for tiles or warps of their own", None)
+    p, tensors = on_gpu(bwd_num_warps=4)
+    assert reasons(p, *tensors) == (None, "kernel_options ask for tiles or warps of their own")
+    p, tensors = on_gpu(DETERMINISTIC=True)
+    assert reasons(p, *tensors) == (None, None)
+
+
+def test_a_table_without_stages_says_that_the_plain_kernel_is_faster(gpu, monkeypatch):
+    monkeypatch.setattr(problem, "table_options", lambda *_: {"BLOCK_N": 128, "BLOCK_M": 64, "STAGES": 0})
+    p, tensors = on_gpu()
+    assert reasons(p, *tensors) == ("for d64 16-bit plain the plain kernel is faster",) * 2
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
+def test_an_older_triton(gpu, monkeypatch, version):
+    monkeypatch.setattr(common_gluon, "gluon", None)
+    monkeypatch.setattr(triton, "__version__", version)
+    p, tensors = on_gpu()
+    assert reasons(p, *tensors) == (f"Triton is {version}, needs 3.8 for Gluon's TMA",) * 2
+
+
+def explained(monkeypatch, **call):
+    p, tensors = on_gpu(**call)
+    with monkeypatch.context() as patch:
+        patch.setattr(operator, "_call", lambda *_: (specs.Spec().of_call(p, p.scale),))
+        return flex_attention.explain(*tensors).splitlines()
+
+
+def test_explain_says_which_forward_kernel_runs(gpu, monkeypatch):
+    lines = explained(monkeypatch)
+    assert lines[1] == "forward: warp-specialised for Hopper, tiles of 128 x 128"
+    assert lines[2] == "backward_dkdv: warp-specialised for Hopper, tiles of 64 x 128"
+    assert not any(line.startswith(("forward: BLOCK_M", "backward_dkdv: BLOCK_M")) for line in lines)
+    lines = explained(monkeypatch, dtype=torch.float32)
+    assert lines[1] == "forward: the kernel for any GPU, because torch.float32 has no 16-bit matrix instruction"
+    assert lines[2].startswith("forward: BLOCK_M 64, BLOCK_N 32")
+    assert not any(line.startswith("forward") for line in explained(monkeypatch, shape=(1, 2, 2, 1, 4096, 64, 64)))
+
+
+# The kernel of all three gradients.
+
+
+def large_on_gpu(shape=(1, 2, 2, 4096, 4096, 64, 64), mask=None, **options):
+    """The problem of a call too large for this machine's memory: its tensors are one number."""
+    B, Hq, Hkv, M, N, D, Dv = shape
+    tensors = [torch.zeros(1, dtype=torch.bfloat16).expand(B, *s) for s in ((Hq, M, D), (Hkv, N, D), (Hkv, N, Dv))]
+    p, _ = cases.resolved(*tensors, None, mask, None, Hq != Hkv, options)
+    return dataclasses.replace(p, device=torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads"),
+    [
+        ((1, 2, 2, 4096, 4096, 64, 64), None),
+        ((32, 16, 16, 512, 512, 64, 64), 512),
+        ((16, 16, 16, 1024, 1024, 64, 64), None),
+        ((4, 16, 16, 4096, 4096, 128, 128), 64),
+        ((2, 32, 8, 8192, 8192, 128, 128), 4),
+        ((1, 32, 8, 16384, 16384, 128, 128), None),
+        ((1, 32, 32, 16384, 16384, 128, 128), 4),
+        ((1, 8, 8, 131072, 131072, 128, 128), None),
+    ],
+)
+def test_counters_where_the_workspace_holds_too_few_heads(of_an_h200, shape, heads):
+    why = fused.slower(large_on_gpu(shape))
+    assert why == (heads and f"the workspace holds ds of {heads} key heads, enough for a launch")
+
+
+@pytest.mark.parametrize(
+    ("asks", "heads", "counted"), [("a tensor", 16, True), ("a tensor", 4, False), ("numbers", 16, False)]
+)
+def test_counters_where_a_mask_asks_a_tensor_and_the_workspace_does_not_hold_all(of_an_h200, asks, heads, counted):
+    """Documents' items are few and of any length; a workspace that holds all heads is one launch all the same."""
+    ids, window = torch.zeros(16384, dtype=torch.int32), 1024
+    mods = {"a tensor": lambda b, h, m, n: ids[m] == ids[n], "numbers": lambda b, h, m, n: m - n < window}
+    mask = BlockMask.from_kv_blocks(torch.ones(1, 1, 128, dtype=torch.int32), torch.zeros(1, 1, 128, 128, dtype=torch.int32))
+    mask.mask_mod = mods[asks]
+    why_not = fused.slower(large_on_gpu((1, heads, heads, 16384, 16384, 128, 128), mask=mask))
+    assert (why_not is None) == counted
+
+
+@pytest.mark.parametrize(("D", "N", "items"), [(64, 8192, 2), (128, 2048, 2), (128, 4096, 1), (256, 512, 1)])
+def test_the_next_items_queries_come_early_where_memory_is_left(of_an_h200, D, N, items):
+    assert hopper.compile_time(large_on_gpu((1, 2, 2, N, N, D, D)))["KEPT"] == items
+
+
+def test_no_workspace_no_sums(of_an_h200):
+    assert fused.slower(large_on_gpu(WORKSPACE=0)) == "kernel_options allow no WORKSPACE"
