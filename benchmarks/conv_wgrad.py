@@ -223,7 +223,7 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
         kernel, lambda: ours(x, dy, g, backend)
     )
     out = torch.empty(g.weight_shape, dtype=dtype, device=x.device)
-    partials = torch.randn(8, *g.weight_shape, device=x.device) if kernel == "sum" else None
+    partials = torch.randn(split_k.FEW, *g.weight_shape, device=x.device) if kernel == "sum" else None
 
     def call(options):
         with launched_with(kernel, options):
@@ -232,7 +232,8 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     if backend == "hopper":
         return "3 chunks", call
     precision = "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
-    return size_class(g, dtype, precision) if kernel in ("product", "depthwise") else "default", call
+    names = {"product": size_class(g, dtype, precision), "depthwise": size_class(g, dtype, precision), "sum": "few"}
+    return names.get(kernel, "default"), call
 
 
 def line(row):

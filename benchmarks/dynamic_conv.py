@@ -9,7 +9,7 @@ from benchmarks import harness
 from benchmarks.published_dynamic_conv import PublishedDynamicConv
 from benchmarks.tune import launched_with
 from kernels import runtime
-from kernels.dynamic_conv import dynamic_conv, plan
+from kernels.dynamic_conv import dynamic_conv, launches, plan
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
 SHAPES = [(8, 4096, 2048), (4, 8192, 1536), (16, 2048, 1024)]
@@ -136,7 +136,7 @@ def first_sequence_errors(x, weight, options, T, out, grads, gradients):
 
 # What ``benchmarks.tune`` asks for: the classes to tune, the candidates, a call that uses one.
 
-CONVOLUTIONS = [(2, 16), (3, 16), (4, 16), (8, 16), (4, 32), (4, 16, "static")]
+CONVOLUTIONS = [(2, 16), (3, 16), (4, 16), (8, 16), (4, 32)]
 CLASSES = {
     "forward": CONVOLUTIONS,
     "step": [(4, 16), (4, 32)],
@@ -144,8 +144,8 @@ CLASSES = {
 
 
 def candidates(kernel):
-    """Launch configurations worth timing: one word a thread; forward, runs of few steps. The backward walk's are chosen by a
-    model of cost (``benchmarks.dynamic_conv_walks``)."""
+    """Launch configurations worth timing: one word a thread; forward, runs of few steps. Those of the backward walk, and of
+    both walks of a weight that all tokens share, are chosen by a model of cost (``benchmarks.dynamic_conv_walks``)."""
     if kernel == "step":
         return [{"BLOCK": block, "num_warps": warps} for block in (64, 128, 256, 512) for warps in (1, 2, 4, 8)]
     if kernel == "forward":
@@ -162,18 +162,19 @@ def tuning_shapes(kernel):
 
 
 def tuned_call(kernel, shape, W, bits, *variant):
-    """``(name of the class, call(options))``: run ``kernel`` on random inputs with the given launch configuration."""
+    """``(name of the class, call(options))``: run ``kernel`` on random inputs with the given launch configuration; a "static"
+    one with one weight for all tokens."""
     B, T, D = shape
     dtype = torch.bfloat16 if bits == 16 else torch.float32
     make = lambda *size: torch.randn(size, device=runtime.device, dtype=dtype)  # noqa: E731
-    packed = "packed" in variant
+    packed, static = "packed" in variant, "static" in kernel
     cu_seqlens = torch.arange(B + 1, device=runtime.device) * T if packed else None
     rows = (B * T // 32,) if kernel == "step" else (1, B * T) if packed else (B, T)
-    x, weight = make(*rows, D), make(D, W) if "static" in variant else make(*rows, D, W)
+    x, weight = make(*rows, D), make(D, W) if static else make(*rows, D, W)
     if kernel == "step":
         state = make(*rows, D, W - 1)
         run = lambda: plan.step(x, weight, state, None, None, None, None)  # noqa: E731
-    elif kernel == "forward":
+    elif "forward" in kernel:
         run = lambda: plan.forward(x, weight, None, None, None, None, False, cu_seqlens)  # noqa: E731
     else:
         dy = make(*rows, D)
@@ -184,7 +185,7 @@ def tuned_call(kernel, shape, W, bits, *variant):
         with launched_with(kernel, options):
             run()
 
-    return plan.size_class(W, dtype, "static" in variant, packed and kernel == "backward"), call
+    return launches.size_class(W, dtype, packed=packed and kernel == "backward"), call
 
 
 def main():

@@ -16,34 +16,41 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import least_squares
+from scipy.sparse import lil_matrix
 
 from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
-from kernels.conv_wgrad import cost, plan, split_k
+from kernels.conv_wgrad import cost, forms, plan, split_k
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.portable import choice, depthwise
 
-RECORDS = ("tune_conv_wgrad", "tune_conv_wgrad_few")
+RECORDS = ("tune_conv_wgrad", "tune_conv_wgrad_few", "tune_conv_wgrad_forms", "tune_conv_wgrad_inside")
 PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
 GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
     "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
+    "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
 MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
+TURNED_APART = 1 << 16  # turned sums that took clearly longer when they were written one by one
+VALUES = 45e3  # that a multiprocessor reads in a microsecond: a guess
 SUMS = 0.005  # microseconds of a multiprocessor for a thousand multiplications that are none: a guess
+NAMED = 2.0  # how much more a row of the benchmark of named layers counts
 FIRM, LOOSE = 0.3, 0.05  # how much a parameter that is e times its guess adds, squared: of the GPU, of a tile
 
 
 class Point(NamedTuple):
-    """A measured candidate: the row it belongs to, its tiles' kind, its tile as text, its ``Load`` and microseconds."""
+    """A measured candidate: the row it belongs to, its tiles' kind, its tile as text, its ``Load`` and microseconds, and how
+    much more than others it counts."""
 
     row: int
     kind: str
     tile: str
     load: cost.Load
     us: float
+    weight: float = 1.0
 
 
 def points_of(measured):
@@ -53,10 +60,19 @@ def points_of(measured):
         layer = {name: value for name, value in row["shape"].items() if name != "N"}
         g = rows.geometry_of(layer, row["shape"]["N"])
         for candidate in row["candidates"] + ran(row):
-            if "ms" in candidate and candidate["off"] < 0.02 and usable(g, candidate):
-                kind, tile, load = described(g, candidate)
-                found.append(Point(i, kind, json.dumps(tile), load, 1e3 * candidate["ms"]))
+            seen = form_of(g, candidate)
+            if "ms" in candidate and candidate["off"] < 0.02 and usable(seen, candidate) and not changed(seen, candidate):
+                kind, tile, load = described(seen, candidate)
+                weight = NAMED if row["models"] == ["named"] else 1.0
+                found.append(Point(i, kind, json.dumps(tile), load, 1e3 * candidate["ms"], weight))
     return found
+
+
+def form_of(g, candidate):
+    """The ``Geometry`` that a candidate's kernel was given; early records know of one form alone."""
+    if "turned" not in candidate:
+        return g
+    return forms.turned(forms.folded(g)) if candidate["turned"] else forms.folded(g)
 
 
 def ran(row):
@@ -83,11 +99,29 @@ def usable(g, candidate):
     return options["BLOCK_M"] < 2 * max(rows, least) and options["BLOCK_N"] < 2 * max(columns, least)
 
 
+def changed(g, candidate):
+    """Whether a candidate ran when TMA still brought it blocks of zeros from outside, of 64 channels, as to no last tile of
+    today's kernels, or when turned sums were written one by one."""
+    options = candidate["options"]
+    if candidate.get("turned") and "inside" not in candidate and g.Co * g.columns > TURNED_APART:
+        return True
+    if candidate.get("inside") or candidate["backend"] == "depthwise" or not options.get("TMA", True):
+        return False
+    hopper = candidate["backend"] == "hopper"
+    rows, columns = (g.Co, g.Ci) if hopper else choice.sum_of(g, {})[0][:2]
+    outside = lambda size, tile: -size % tile // 64  # noqa: E731
+    chunks = g.R * g.S * -(-columns // options["BLOCK_N"])
+    lost = hopper and -chunks % options["GROUPS"]
+    read = hopper or g.pointwise
+    return bool(outside(rows, options["BLOCK_M"]) or lost or (read and outside(columns, options["BLOCK_N"])))
+
+
 def described(g, candidate):
     """``(kind, tile, Load)`` of a candidate that ran."""
     options, (tiles, blocks, pieces, per) = dict(candidate["options"]), candidate["plan"]
     if candidate["backend"] == "hopper":
-        return tma.tiles_for(g), options, tma.load_of(g, options, tma.Work(tiles, blocks, pieces, per))
+        work = tma.Work(tiles, blocks, pieces, per)
+        return tma.tiles_for(g), options, tma.load_of(g, options, work, candidate.get("turned", False))
     held = options.pop("HELD") // 132
     kind, volume = choice.tiles_for(g), 1.0
     if candidate["backend"] == "depthwise":
@@ -96,8 +130,8 @@ def described(g, candidate):
         launched = options | {"RUN": depthwise.shares(g.Q, options["RUN"])}
         volume = choice.depthwise_volume(g, launched)
     x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
-    problem = plan.problem_of(x, dy, g)
-    return kind, options | {"held": held}, choice.load_of(problem, tiles, pieces, per, held, volume)
+    problem = plan.problem_of(x, dy, g)._replace(turned=candidate.get("turned", False))
+    return kind, options | {"held": held}, choice.load_of(problem, options, tiles, pieces, per, held, volume)
 
 
 def guess_of(kind, tile):
@@ -105,7 +139,8 @@ def guess_of(kind, tile):
     if kind == "depthwise":
         return SUMS, 4 * SUMS
     multiplications = tile["BLOCK_M"] * tile["BLOCK_N"] * tile["BLOCK_K"] * tile.get("GROUPS", 1)
-    return 1.2 * multiplications / MULTIPLICATIONS, multiplications / MULTIPLICATIONS
+    values = tile["BLOCK_K"] * (tile["BLOCK_M"] + tile["BLOCK_N"] * tile.get("GROUPS", 1))
+    return max(1.2 * multiplications / MULTIPLICATIONS, values / VALUES), multiplications / MULTIPLICATIONS
 
 
 class Parameters:
@@ -120,6 +155,17 @@ class Parameters:
         general = [GUESS[name] for name in self.flat] + [GUESS["start"][name] for name in self.ways]
         self.begin = np.log(np.array(general + [guess for pair in guesses for guess in pair]))
         self.weights = np.array([FIRM] * len(general) + [LOOSE] * 2 * len(guesses))
+
+    def concern(self, points):
+        """Which residual depends on which parameter: a tile's on no other tile's, so that few are varied at a time."""
+        general, place = len(self.begin) - 2 * len(self.tiles), {key: i for i, key in enumerate(self.tiles)}
+        concern = lil_matrix((len(points) + len(self.begin), len(self.begin)), dtype=int)
+        concern[: len(points), :general] = 1
+        for row, p in enumerate(points):
+            own = general + 2 * place[p.kind, p.tile]
+            concern[row, own : own + 2] = 1
+        concern.setdiag(1, -len(points))
+        return concern
 
     def costs(self, vector):
         """As ``costs.json`` holds them, but tiles by (kind, tile)."""
@@ -140,14 +186,15 @@ def fit(points, processors):
     """The ``costs`` that are nearest to the points."""
     parameters = Parameters(points, processors)
     best = {row: min(p.us for p in points if p.row == row) for row in {p.row for p in points}}
-    weights = np.array([best[p.row] / p.us for p in points])
+    weights = np.array([p.weight * best[p.row] / p.us for p in points])
 
     def residuals(vector):
         costs = parameters.costs(vector)
         off = np.array([math.log(time_of(costs, p) / p.us) for p in points])
         return np.concatenate([weights * off, parameters.weights * (vector - parameters.begin)])
 
-    return parameters.costs(least_squares(residuals, parameters.begin, max_nfev=40).x)
+    found = least_squares(residuals, parameters.begin, max_nfev=40, jac_sparsity=parameters.concern(points))
+    return parameters.costs(found.x)
 
 
 def quality(costs, points):

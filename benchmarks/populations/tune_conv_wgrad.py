@@ -17,6 +17,7 @@ from benchmarks.populations import conv_wgrad as rows
 from benchmarks.populations import fit, population
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_wgrad, cost, plan
+from kernels.conv_wgrad.forms import FormPlan, forms
 from kernels.conv_wgrad.gluon import hopper, tma
 from kernels.conv_wgrad.portable import choice, depthwise
 from kernels.conv_wgrad.portable import way as portable
@@ -30,6 +31,8 @@ TILES = [  # BLOCK_M, BLOCK_N, BLOCK_K, STAGES, num_warps, programs on a multipr
     (64, 256, 64, 3, 4, 1), (128, 64, 64, 4, 4, 2), (64, 128, 64, 4, 4, 2), (64, 64, 64, 4, 4, 3),
     (64, 64, 128, 3, 4, 2), (64, 32, 64, 4, 4, 3), (32, 64, 64, 4, 4, 3), (64, 64, 32, 6, 4, 3),
     (32, 32, 128, 3, 4, 4), (16, 128, 64, 4, 4, 3), (16, 16, 256, 3, 4, 4),
+    (256, 64, 64, 4, 8, 1), (256, 32, 64, 4, 8, 2), (128, 32, 64, 4, 4, 3), (128, 32, 128, 3, 4, 2),
+    (32, 128, 64, 4, 4, 3), (32, 256, 64, 3, 8, 2),
 ]  # fmt: skip
 HOPPER = [  # BLOCK_M, BLOCK_N, BLOCK_K, GROUPS, STAGES
     (128, 128, 32, 3, 6), (128, 128, 64, 3, 3), (128, 128, 64, 2, 4), (64, 128, 64, 3, 4), (128, 64, 64, 3, 5),
@@ -39,7 +42,8 @@ CHANNELS = [(1, 32), (2, 32), (2, 64), (4, 32), (4, 64), (4, 128), (8, 64), (8, 
 SUMS, RUNS, WARPS = (3, 9, 14, 28, 49), (4, 7, 14), (4, 8)
 LOADS = 64  # of a depthwise program in a step, at most: more take long to compile
 
-FASTEST, CUTS = {"product": 5, "hopper": 4, "depthwise": 14}, 2
+FASTEST, CUTS = {"product": 5, "hopper": 3, "depthwise": 14}, 2
+HOPELESS = 1.6  # times the fastest one's predicted time
 
 
 def named():
@@ -67,12 +71,14 @@ def cases(half):
 def listed(g):
     """``[tile]`` without parameters: what is worth timing of the portable way on a geometry."""
     if not choice.is_depthwise(g):
-        aligned = "unaligned" not in choice.tiles_for(g)
-        return [
-            {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages, "TMA": aligned, "num_warps": warps, "held": held}
+        aligned = choice.tiles_for(g) in ("product rows", "product im2col")
+        tiles = [
+            {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages, "TMA": tma, "num_warps": warps, "held": held}
             for m, n, k, stages, warps, held in TILES
+            for tma in (True, False)
             if aligned or m * n <= 128 * 128
         ]
+        return [tile for tile in tiles if choice.suits(g, tile)]
     found = {}
     for (E, m), sums, run, warps in itertools.product(CHANNELS, SUMS, RUNS, WARPS):
         filter_rows, taps = depthwise.taps_of(g, sums)
@@ -86,45 +92,58 @@ def listed(g):
 
 
 def known(tiles, kind):
-    """The same with parameters: the fitted ones or, for a tile that has none, guesses."""
-    text = lambda tile: json.dumps(cost.options_of(tile), sort_keys=True)  # noqa: E731
-    fitted = {text(tile): tile for tile in cost.costs_of({"COSTS": GPU})["tiles"].get(kind, [])}
+    """The same with parameters: the fitted ones, of the tile or of one that is as large, or guesses."""
+    text = lambda tile: json.dumps(cost.options_of(tile) | {"TMA": None}, sort_keys=True)  # noqa: E731
+    fitted = {text(tile): tile for tile in cost.tiles_of(cost.costs_of({"COSTS": GPU}), kind)}
     guessed = [tile | dict(zip(("busy", "alone"), fit.guess_of(kind, tile), strict=True)) for tile in tiles]
-    return [guess | fitted.get(text(guess), {}) for guess in guessed]
+    return [guess | times_of(fitted.get(text(guess), {})) for guess in guessed]
+
+
+def times_of(tile):
+    """The fitted times of a tile, if it has any."""
+    return {name: tile[name] for name in ("busy", "alone") if name in tile}
 
 
 def variants(problem):
-    """``[(way, Candidate)]``: of each way's tiles the few that are predicted to be the fastest, then their next best cuts."""
+    """``[(Form, way, Candidate)]`` of either role: of each way's tiles the few that are predicted to be the fastest, then the
+    next best cut of the first."""
+    found = [(form, *one) for form in forms(problem) for one in _variants(form.problem)]
+    best = min(candidate.time for *_, candidate in found)
+    return [one for one in found if one[-1].time < HOPELESS * best]
+
+
+def _variants(problem):
     g, costs = problem.g, cost.costs_of({"COSTS": GPU})
     kind = choice.tiles_for(g)
     ways = {kind.split()[0]: choice.considered(problem, costs, known(listed(g), kind))}
-    if tma.unfit(g, problem.dtype) is None and g.Ci >= 16:
+    if tma.unfit(g, problem.dtype) is None and g.Ci >= 8:
         names = "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"
         tiles = known([dict(zip(names, tile, strict=True)) for tile in HOPPER], tma.tiles_for(g))
-        ways["hopper"] = tma.considered(g, costs, tiles)
+        ways["hopper"] = tma.considered(g, costs, tiles, turned=problem.turned)
     found = []
     for way, tiles in ways.items():
         ordered = sorted((sorted(cuts, key=lambda c: c.time) for cuts in tiles), key=lambda cuts: cuts[0].time)
         found += [(way, cuts[0]) for cuts in ordered[: FASTEST[way]]]
-        found += [(way, cut) for cuts in ordered[:2] for cut in cuts[1:CUTS]]
+        found += [(way, cut) for cuts in ordered[:1] for cut in cuts[1:CUTS]]
     return found
 
 
-def call_of(way, candidate, problem, x, dy, out):
+def call_of(form, way, candidate, x, dy, out):
     """The gradient by one candidate, a function of nothing."""
+    problem = form.problem
     if way == "hopper":
         launched = tma.plan_shares(hopper.launch_kernel, problem.g, problem.device, candidate.work)
     else:
         launched = portable.plan_cut(problem, choice.sum_of(problem.g, candidate.options)[0], candidate.work)
 
     def call():
-        launched.run(x, dy, out, False)
+        FormPlan(form, launched).run(x, dy, out, False)
         return out
 
     return call
 
 
-def recorded(way, candidate):
+def recorded(form, way, candidate):
     """What a record says of a candidate."""
     work = candidate.work.work if way == "hopper" else candidate.work
     tile = cost.options_of(candidate.tile)
@@ -132,6 +151,8 @@ def recorded(way, candidate):
         tile["HELD"] = candidate.tile["held"] * fit.PROCESSORS[GPU]
     return {
         "backend": way,
+        "turned": form.problem.turned,
+        "inside": True,
         "options": tile,
         "plan": (work.tiles, work.blocks, work.pieces, work.per),
         "predicted_ms": round(candidate.time / 1000, 5),
@@ -153,10 +174,10 @@ def measure(case, machine, rounds):
         errors = bench.errors_of(x, dy, g, {name: call() for name, call in calls.items()})
         want = calls["ours"]()
         answers, reasons = {}, {}
-        for i, (way, candidate) in enumerate(found):
+        for i, (form, way, candidate) in enumerate(found):
             out = torch.full(g.weight_shape, float("nan"), dtype=x.dtype, device=x.device)
             try:
-                call = call_of(way, candidate, problem, x, dy, out)
+                call = call_of(form, way, candidate, x, dy, out)
                 answers[i] = harness.relative_error(call(), want)
                 calls[i] = call
             except Exception as error:  # it does not fit this GPU; the record says so
@@ -185,9 +206,9 @@ def measure(case, machine, rounds):
                 if name in calls
             ],
             "candidates": [
-                recorded(way, candidate)
+                recorded(form, way, candidate)
                 | ({"ms": round(ms[i], 5), "off": population.short(answers[i])} if i in calls else {"reason": reasons[i]})
-                for i, (way, candidate) in enumerate(found)
+                for i, (form, way, candidate) in enumerate(found)
             ],
         }
     ]
@@ -197,10 +218,10 @@ def launches(layer, N, share, shares):
     """What ``measure`` launches, of a share of the candidates."""
     x, dy, g = rows.problem(layer, N)
     problem = plan.problem_of(x, dy, g)
-    for way, candidate in variants(problem)[share::shares]:
+    for form, way, candidate in variants(problem)[share::shares]:
         out = torch.empty(g.weight_shape, dtype=x.dtype, device=x.device)
         try:
-            call_of(way, candidate, problem, x, dy, out)()
+            call_of(form, way, candidate, x, dy, out)()
         except Exception as error:  # it fails again where it is measured, and is recorded there
             print(type(error).__name__, str(error)[:100])
     if share == 0:

@@ -2,9 +2,11 @@
 
     time    = launch + (compute^p + memory^p)^(1/p) + sums                  all in microseconds
     compute = over waves of programs:  start + per step(r)                  r programs share a multiprocessor in that wave
-              uneven times as long where a share ends one tile and begins the next
+              and next for every other tile that a share meets, all uneven times as long
     step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
-    memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth
+    memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth: what neighbours
+              read at the same time crosses from the L2 cache once; and more where rows begin within a line of that cache
+              elements copied first, or transposed last, at their own rates
     sums    = sum + turns turn + bytes / partials    where a sum is cut into pieces: a second launch adds them, a few a turn
 
 ``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least.
@@ -14,13 +16,14 @@ Everything else is the GPU's. ``python -m benchmarks.populations.fit conv_wgrad`
 
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernels.conv_wgrad.split_k import AT_ONCE, pieces
 
 MOST = 528  # pieces of a sum
-CACHE = 50_000_000  # bytes of L2: tensors that fit are read from memory once, whoever reads them when
+LINE = 128  # bytes of the L2 cache's
 INSTRUCTION = 64  # rows of a Hopper matrix instruction
 WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6)  # of programs, that a sum may be cut into
 
@@ -31,7 +34,9 @@ class Load(NamedTuple):
     ``items`` programs or shares of ``per`` steps each, ``held`` of them on a multiprocessor at once, each step ``volume``
     times what the tile's parameters are for; ``met`` tiles begun by a share at most; ``slots`` partial sums of ``numel``
     elements, ``zeroed`` of them by a launch of their own; ``bytes`` of the tensors, and ``apart``, those that programs read
-    which walk along other pixels than their neighbours do.
+    which walk along other pixels than their neighbours do. ``turned``: a single sum is in another order than it is asked for
+    in, so that it is a partial sum. ``copied``: elements that are copied first, into rows that TMA can read.
+    ``astray``: bytes that programs read in rows which begin within a line of the L2 cache.
     """
 
     items: int
@@ -44,6 +49,9 @@ class Load(NamedTuple):
     met: int = 1
     zeroed: int = 0
     apart: int = 0
+    turned: bool = False
+    copied: int = 0
+    astray: int = 0
 
 
 class Candidate(NamedTuple):
@@ -77,28 +85,41 @@ def costs_of(options):
 
 
 def tiles_of(costs, kind):
-    """The tiles of a kind; where nothing was measured of x that is im2col already, those of x that is not."""
-    return costs["tiles"].get(kind) or costs["tiles"][kind.replace(" rows", " im2col")]
+    """The tiles of a kind; where nothing was measured of it, those of x that is not im2col already, or is read in vectors."""
+    alike = kind.replace(" rows", " im2col"), kind.replace("scalar", "unaligned")
+    return next(tiles for name in (kind, *alike, alike[1].replace(" rows", " im2col")) if (tiles := costs["tiles"].get(name)))
 
 
 def predicted(costs, way, tile, load):
     """Microseconds of a ``Load`` in tiles with the parameters ``tile``, of the ``way`` "product", "hopper" or "depthwise"."""
     processors = costs["multiprocessors"]
     full, rest = divmod(load.items, processors * load.held)
-    start, steps = costs["start"][way] * load.met, load.per * load.volume
+    start, steps = costs["start"][way] + (load.met - 1) * costs["next"], load.per * load.volume
     compute = full * (start + steps * step(tile, load.held))
     if rest:
         compute += start + steps * step(tile, -(-rest // processors))
     if load.met > 1:
         compute *= costs["uneven"]
-    memory = (load.bytes + costs["apart"] * load.apart) / costs["bandwidth"]
+    memory = (load.bytes + costs["apart"] * load.apart + costs["astray"] * load.astray) / costs["bandwidth"]
     time = costs["launch"] + (compute ** costs["overlap"] + memory ** costs["overlap"]) ** (1 / costs["overlap"])
-    if load.slots > 1:
-        turns = -(-load.slots // AT_ONCE.value)
+    if load.slots > 1 or load.turned:
+        turns = -(-load.slots // AT_ONCE)
         time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
+    if load.turned:
+        time += load.numel / costs["transposed"]
+    if load.copied:
+        time += costs["launch"] + load.copied / costs["copies"]
     if load.zeroed:
         time += costs["sum"] + 4 * load.zeroed * load.numel / costs["partials"]
     return time
+
+
+def astray(g, rows, columns):
+    """Bytes that a product's tiles read, every ``rows`` output channels x and every ``columns`` input channels dy, in pixels
+    that begin within a line, if pixels lie side by side."""
+    share = lambda channels: 1 - math.gcd(2 * channels, LINE) / LINE  # noqa: E731
+    x, dy = g.columns * -(-g.Co // rows) * share(g.Ci), g.Co * -(-g.columns // columns) * share(g.Co)
+    return int(2 * g.M * (x + dy))
 
 
 def step(tile, together):

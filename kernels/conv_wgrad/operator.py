@@ -44,7 +44,8 @@ def conv2d_wgrad(
 
     Args:
         input: x [N, H, W, Ci], float32, float16 or bfloat16; any strides. It is read in place where its channels are adjacent
-            in memory (and, by Hopper's backend, its pixels a multiple of 16 bytes apart), and copied first where not.
+            in memory (and, by Hopper's backend, its pixels a multiple of 16 bytes apart; of patches that do not overlap, its
+            pixels side by side), and copied first where not.
         grad_output: [N, P, Q, Co], in input's dtype; the same, and its pixels must be evenly spaced to be read in place.
         R, S: height and width of the filter.
         stride: :math:`\\sigma`, int or (h, w).
@@ -84,8 +85,10 @@ def explain(input, grad_output, backend, split_k, **rest):
     g = _check(input, grad_output, backend=backend, split_k=split_k, **rest)
     problem = plan.problem_of(input, grad_output, g, split_k)
     choice, what = plan.chosen(problem, backend)
-    lines = [f"{choice.name}: {what}", *str(choice).splitlines()]
-    return "\n".join(lines + plan.WAYS[choice.name].copies(input, grad_output) + plan.predicted(problem))
+    form = what.form
+    lines = [f"{choice.name}: {what}", *str(choice).splitlines(), *form.copies(input, grad_output)]
+    copies = plan.WAYS[choice.name].copies(*form.tensors(input, grad_output))
+    return "\n".join(lines + [form.named(line) for line in copies] + plan.predicted(problem))
 
 
 @public
@@ -216,7 +219,7 @@ def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend,
     if split_k is not None and (isinstance(split_k, bool) or not isinstance(split_k, int) or split_k < 1):
         raise ValueError(f"split_k is {split_k!r}, needs a whole number of at least 1, or None")
     _check_out(out, g.weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, like)
-    if backend != "auto" and (reason := plan.WAYS[backend].reason_not(plan.Refusable(g, input.dtype, input.device))):
+    if backend != "auto" and (reason := plan.refused(backend, g, input.dtype, input.device)):
         raise ValueError(f"backend is {backend!r}, needs another here: {reason}")
     return g
 

@@ -8,6 +8,7 @@ import torch
 from kernels.common.configs import declare
 from kernels.common.plan import Layout, choose, layout, remembered
 from kernels.common.precision import convolution_in_tf32
+from kernels.conv_wgrad.forms import FormPlan, folded, forms
 from kernels.conv_wgrad.geometry import Geometry, geometry
 from kernels.conv_wgrad.gluon import blackwell, hopper
 from kernels.conv_wgrad.portable import way as portable
@@ -20,14 +21,15 @@ declare(
     {
         "product": {"tf32", "ieee", "16-bit scalar", *_PRODUCTS},
         "depthwise": {"few taps", "many taps"},
-        **{kernel: {"default"} for kernel in ("bias", "sum")},
+        "bias": {"default"},
+        "sum": {"few", "many"},
         **{kernel: {"3 chunks", "2 chunks"} for kernel in ("hopper", "hopper, short rows", "blackwell")},
     },
 )
 
 
 class Problem(NamedTuple):
-    """Everything that a way and its plan depend on."""
+    """Everything that a way and its plan depend on; ``turned``: x and dy have each other's roles, see ``forms``."""
 
     g: Geometry
     input: Layout
@@ -35,6 +37,7 @@ class Problem(NamedTuple):
     split_k: int | None
     precision: str
     device: torch.device
+    turned: bool = False
 
     @property
     def dtype(self):
@@ -58,18 +61,42 @@ def problem_of(input, grad_output, g, split_k=None):
 
 @remembered
 def chosen(problem, asked):
-    """``(Choice, Plan)`` of a problem; ``asked``: ``"auto"``, or a way by name."""
-    choice = choose(WAYS, problem, asked)
-    return choice, WAYS[choice.name].plan(problem)
+    """``(Choice, FormPlan)`` of a problem, in the form that is predicted to be the fastest; ``asked``: ``"auto"``, or a way
+    by name."""
+    plain, *others = forms(problem)
+    best, choice = plain, choose(WAYS, plain.problem, asked)
+    for form in others:
+        ways = {name: way for name, way in WAYS.items() if asked in ("auto", name)}
+        if modelled(form.problem) and any(way.reason_not(form.problem) is None for way in ways.values()):
+            other = choose(ways, form.problem)
+            if time_of(other, form) < time_of(choice, best):
+                best, choice = form, other
+    return choice, FormPlan(best, WAYS[choice.name].plan(best.problem))
+
+
+def modelled(problem):
+    """Whether the model of cost knows the GPU: without it nobody knows which roles are faster."""
+    return bool(portable.candidates(problem))
+
+
+def time_of(choice, form):
+    """The predicted time of a ``Choice`` for a form."""
+    return WAYS[choice.name].cost(form.problem).time
+
+
+def refused(backend, g, dtype, device):
+    """Why a backend cannot compute a geometry's gradient, as text, or ``None``."""
+    return WAYS[backend].reason_not(Refusable(folded(g), dtype, device))
 
 
 def predicted(problem):
     """Lines of text: every candidate that the model of cost weighed, of all ways that can take the problem, fastest first."""
     ways = {"hopper": hopper, "triton": portable}
     weighed = [
-        (candidate.time, f"  {name} {candidate}")
-        for name, way in ways.items() if way.reason_not(problem) is None
-        for candidate in way.candidates(problem)
+        (candidate.time, f"  {name}{' turned' * form.problem.turned} {candidate}")
+        for form in forms(problem)
+        for name, way in ways.items() if way.reason_not(form.problem) is None
+        for candidate in way.candidates(form.problem)
     ]  # fmt: skip
     return ["predicted:", *(line for _, line in sorted(weighed))] if weighed else []
 

@@ -16,7 +16,9 @@ from kernels.common.plan import remembered
 START = 256
 PARTIAL = 800
 MOST = 256
-AT_ONCE = tl.constexpr(16)
+AT_ONCE = 16  # partial sums that are loaded before the first addition waits
+FEW = 4
+SIDES = (16, 32)  # of a turned block: a thread has one element, or four where partial sums are few
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,13 @@ def choose_split(tiles, blocks, block, held):
 
 
 @triton.jit(do_not_specialize=["count"])
-def sum_kernel(partial_ptr, out_ptr, numel, count, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr):
+def sum_kernel(
+    partial_ptr, out_ptr, numel, count, ACCUMULATE: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr
+):
     """out (+)= the sum of ``count`` partial sums of ``numel`` elements each, in fp32, from the first to the last.
 
-    AT_ONCE loads are under way before the first addition waits. That takes a register an element: a thread has one element.
+    AT_ONCE loads are under way before the first addition waits. That takes as many registers an element: a thread has one
+    element, or a vector of them where partial sums are few.
     """
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < numel
@@ -112,44 +117,79 @@ def sum_kernel(partial_ptr, out_ptr, numel, count, ACCUMULATE: tl.constexpr, BLO
     tl.store(out_ptr + offs, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def sum_pieces(partials, out, accumulate):
+@triton.jit(do_not_specialize=["count", "Co", "taps", "Ci"])
+def turned_sum_kernel(
+    partial_ptr, out_ptr, count, Co, taps, Ci, ACCUMULATE: tl.constexpr, AT_ONCE: tl.constexpr, SIDE: tl.constexpr
+):
+    """out[o, t, c] (+)= the sum of ``count`` partial sums [c, taps - 1 - t, o], as ``sum_kernel``'s: SIDE x SIDE channels of
+    a tap, which are read along o and written along c."""
+    pid = tl.program_id(0)
+    blocks = tl.cdiv(Co, SIDE)
+    t = pid % taps
+    o = pid // taps % blocks * SIDE + tl.arange(0, SIDE)
+    c = pid // taps // blocks * SIDE + tl.arange(0, SIDE)
+    mask = (c < Ci)[:, None] & (o < Co)[None, :]
+    partial_at = partial_ptr + (c.to(tl.int64)[:, None] * taps + (taps - 1 - t)) * Co + o[None, :]
+    step = tl.cast(Ci, tl.int64) * taps * Co
+    total = tl.zeros([SIDE, SIDE], tl.float32)
+    for first in range(0, count, AT_ONCE):
+        parts = ()
+        for i in tl.static_range(AT_ONCE):
+            exists = (c < tl.where(first + i < count, Ci, 0))[:, None] & (o < Co)[None, :]
+            parts = parts + (tl.load(partial_at, mask=exists, other=0.0),)
+            partial_at += step
+        for i in tl.static_range(AT_ONCE):
+            total += parts[i]
+    total = tl.trans(total)
+    mask = tl.trans(mask)
+    out_at = out_ptr + (o.to(tl.int64)[:, None] * taps + t) * Ci + c[None, :]
+    if ACCUMULATE:
+        total += tl.load(out_at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def sum_pieces(partials, out, accumulate, turned=False):
     """Sum partial results in order, in fp32, and round once to ``out``'s dtype.
 
     Args:
         partials: fp32 [pieces, ...], contiguous; no pieces sum to zero.
         out: any strides; written, or with ``accumulate`` added to.
         accumulate: bool.
+        turned: ``out`` is [Co, R, S, Ci], and a partial result [Ci, R, S, Co] with taps from the last to the first.
     """
     if not out.is_contiguous():
         total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        sum_pieces(partials, total, False)
+        sum_pieces(partials, total, False, turned)
         out.add_(total) if accumulate else out.copy_(total)
         return
-    options = _sum_options(out.device)
-    launch(
-        sum_kernel,
-        (-(-out.numel() // options["BLOCK"]),),
-        partials, out, out.numel(), partials.shape[0],
-        outputs=(out,),
-        ACCUMULATE=accumulate, **options,
-    )  # fmt: skip
+    pieces = partials.shape[0]
+    options = _sum_options(pieces <= FEW, out.device)
+    meta = {"ACCUMULATE": accumulate, "AT_ONCE": FEW if pieces <= FEW else AT_ONCE, "num_warps": options["num_warps"]}
+    if turned:
+        Co, R, S, Ci = out.shape
+        side = SIDES[pieces <= FEW]
+        grid = (R * S * -(-Co // side) * -(-Ci // side),)
+        launch(turned_sum_kernel, grid, partials, out, pieces, Co, R * S, Ci, outputs=(out,), SIDE=side, **meta)
+    else:
+        grid = (-(-out.numel() // options["BLOCK"]),)
+        launch(sum_kernel, grid, partials, out, out.numel(), pieces, outputs=(out,), BLOCK=options["BLOCK"], **meta)
 
 
 @remembered
-def _sum_options(device):
-    return configuration("conv_wgrad", "sum", "default", device)
+def _sum_options(few, device):
+    return configuration("conv_wgrad", "sum", "few" if few else "many", device)
 
 
-def reduce_into(out, accumulate, pieces, run):
+def reduce_into(out, accumulate, pieces, run, turned=None):
     """Let ``run(target)`` write that many pieces, and bring their sum into ``out``.
 
     ``target`` is ``out`` itself where there is one piece to write and nothing to add, otherwise an fp32 workspace
-    [pieces, *out.shape]; without pieces nothing runs.
+    [pieces, *out.shape]; without pieces nothing runs. ``turned``: the shape of pieces that are ``sum_pieces``'s turned ones.
     """
-    if pieces == 1 and not accumulate and out.is_contiguous():
+    if pieces == 1 and not accumulate and out.is_contiguous() and turned is None:
         run(out)
         return
-    partials = torch.empty((pieces, *out.shape), dtype=torch.float32, device=out.device)
+    partials = torch.empty((pieces, *(turned or out.shape)), dtype=torch.float32, device=out.device)
     if pieces:
         run(partials)
-    sum_pieces(partials, out, accumulate)
+    sum_pieces(partials, out, accumulate, turned is not None)

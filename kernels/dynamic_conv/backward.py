@@ -1,4 +1,4 @@
-"""Backward pass: dx, dweight and dbias in one walk along time, and the gradients where states enter and leave.
+"""Backward pass of weights per token: dx, dweight, dbias in one walk along time, and the gradients where states enter, leave.
 
 With du = dy act'(u + b), and X the input with its state in front:
 
@@ -30,14 +30,13 @@ def silu_derivative(u):
 
 @triton.jit
 def load_step(
-    dy_row, x_row, k_row, k_static, t, mask, own, stride_dyt, stride_xt, stride_kt, stride_kw,
-    W: tl.constexpr, SILU: tl.constexpr, STATIC: tl.constexpr,
+    dy_row, x_row, k_row, t, mask, own, stride_dyt, stride_xt, stride_kt, stride_kw, W: tl.constexpr, SILU: tl.constexpr
 ):  # fmt: skip
-    """The words of one time step: dy, x, and k's W unless all tokens share them."""
+    """The words of one time step: dy, x, and k's W."""
     dy = tl.load(dy_row + t * stride_dyt, mask=mask, other=0)
     # past the run's own steps x matters only to recompute u
     x = tl.load(x_row + t * stride_xt, mask=mask if SILU else mask & own, other=0)
-    return dy, x, k_static if STATIC else load_taps(k_row + t * stride_kt, mask, stride_kw, W)
+    return dy, x, load_taps(k_row + t * stride_kt, mask, stride_kw, W)
 
 
 @triton.jit
@@ -51,11 +50,10 @@ def conv_backward_kernel(
     stride_sn, stride_sd, stride_si,
     W: tl.constexpr, TAPS: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
-    NEED_DX: tl.constexpr, NEED_DK: tl.constexpr, NEED_DBIAS: tl.constexpr, STATIC: tl.constexpr,
+    NEED_DX: tl.constexpr, NEED_DK: tl.constexpr, NEED_DBIAS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Strides of dy, x and k count words of G channels. STATIC: k is one [D, W] for all tokens, and this program writes
-    its share of the gradient to dk[program]; dbias likewise."""
+    """Strides of dy, x and k count words of G channels. This program writes its share of dbias to dbias[program]."""
     pid = tl.program_id(0)
     tile = pid // tiles_d
     offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
@@ -78,26 +76,22 @@ def conv_backward_kernel(
     for w in tl.static_range(W - 1):  # noqa: B007
         for i in tl.static_range(G):  # noqa: B007
             dX += (zero,)
-    dk_sum = ()
     dbias_sum = ()
     for i in tl.static_range(G):  # noqa: B007
         dbias_sum += (zero,)
-        for w in tl.static_range(W):  # noqa: B007
-            dk_sum += (zero,)
 
     steps = RUN + W - 1 if NEED_DX else RUN
-    k_static = load_taps(k_row, mask_d, stride_kw, W) if STATIC else ()
     # The words of a step are asked for one step before they are used: memory answers while the step before is computed.
-    coming = load_step(dy_row, x_row, k_row, k_static, first, mask_d & (first < L), first < L,
-                       stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU, STATIC)  # fmt: skip
+    coming = load_step(dy_row, x_row, k_row, first, mask_d & (first < L), first < L,
+                       stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU)  # fmt: skip
     for step in tl.range(steps, loop_unroll_factor=2):
         t = first + step
         mask = mask_d & (t < L)
         own = t < first + RUN
         dy, x, k = coming
         more = mask_d & (t + 1 < L) & (t + 1 < first + steps)
-        coming = load_step(dy_row, x_row, k_row, k_static, t + 1, more, t + 1 < first + RUN,
-                           stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU, STATIC)  # fmt: skip
+        coming = load_step(dy_row, x_row, k_row, t + 1, more, t + 1 < first + RUN,
+                           stride_dyt, stride_xt, stride_kt, stride_kw, W, SILU)  # fmt: skip
         for i in tl.static_range(G):
             X += (lane(x, i, G, x_ptr.dtype.element_ty),)
 
@@ -120,17 +114,11 @@ def conv_backward_kernel(
         dbias_sum = dbias_new
 
         if NEED_DK:
-            if STATIC:
-                sums = ()
-                for f in tl.static_range(G * W):
-                    sums += (dk_sum[f] + tl.where(own, dk[f], 0.0),)
-                dk_sum = sums
-            else:
-                dk_at = as_words(dk_ptr, G) + (out_row + t * C) * W
-                dk_words = ()
-                for m in tl.static_range(W):
-                    dk_words += (pack(dk[m * G : (m + 1) * G], G, dk_ptr.dtype.element_ty),)
-                store_side_by_side(dk_at, dk_words, mask & own, W, TAPS)
+            dk_at = as_words(dk_ptr, G) + (out_row + t * C) * W
+            dk_words = ()
+            for m in tl.static_range(W):
+                dk_words += (pack(dk[m * G : (m + 1) * G], G, dk_ptr.dtype.element_ty),)
+            store_side_by_side(dk_at, dk_words, mask & own, W, TAPS)
 
         if NEED_DX:
             # shares are ordered channel, tap; dX is ordered time, channel, so that the oldest time leaves in one piece
@@ -150,9 +138,6 @@ def conv_backward_kernel(
         offs_c = tile.to(tl.int64) * C * G + offs_d * G + i
         if NEED_DBIAS:
             tl.store(dbias_ptr + offs_c, tl.sum(dbias_sum[i], 0)[None, :], mask=mask_d)
-        if NEED_DK and STATIC:
-            for w in tl.static_range(W):
-                tl.store(dk_ptr + offs_c * W + w, tl.sum(dk_sum[i * W + w], 0)[None, :], mask=mask_d)
 
 
 @triton.jit

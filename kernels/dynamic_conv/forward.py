@@ -62,12 +62,11 @@ def conv_forward_kernel(
     stride_bias,
     stride_rb, stride_rt, stride_rd,
     stride_sn, stride_sd, stride_si,
-    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr, STATIC: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
     ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Strides of x, k and residual count words of G channels; C is the number of words in a row, D / G. STATIC: k is one
-    [D, W] for all tokens."""
+    """Strides of x, k and residual count words of G channels; C is the number of words in a row, D / G."""
     pid = tl.program_id(0)
     offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask_d = offs_d < C
@@ -84,14 +83,11 @@ def conv_forward_kernel(
 
     X = window_before(n, first, L, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty,
                       state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE)  # fmt: skip
-    if STATIC:
-        k = load_taps(k_row, mask_d, stride_kw, W)
     for step in range(RUN):
         t = first + step
         mask = mask_d & (t < L)
         x = tl.load(x_row + t * stride_xt, mask=mask, other=0)
-        if not STATIC:
-            k = load_taps(k_row + t * stride_kt, mask, stride_kw, W)
+        k = load_taps(k_row + t * stride_kt, mask, stride_kw, W)
         if HAS_RESIDUAL:
             residual = tl.load(r_row + t * stride_rt, mask=mask, other=0)
         for i in tl.static_range(G):

@@ -1,49 +1,21 @@
 """How a call is launched: words, tiles, runs and the launches that follow. One way, so all there is to choose is the word."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton
 
-from kernels.common.configs import configuration, declare
-from kernels.common.gpu import multiprocessors
+from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.math import bits, cdiv
+from kernels.common.math import cdiv
 from kernels.common.plan import Layout, layout, remembered
 from kernels.common.sequences import count_runs, sequence_of_runs
-from kernels.dynamic_conv import cost
 from kernels.dynamic_conv.backward import conv_backward_kernel, ends_kernel
 from kernels.dynamic_conv.forward import conv_forward_kernel, conv_step_kernel, final_state_kernel
+from kernels.dynamic_conv.launches import Launch, pop_run, size_class, strides
+from kernels.dynamic_conv.plan_static import backward_walk, forward_walk
+from kernels.dynamic_conv.static import static_backward_kernel, static_forward_kernel, sum_parts_kernel
 from kernels.dynamic_conv.words import channels_per_word, word_strides
-
-MANY = "many taps"  # more than 8
-
-
-def size_class(W, dtype, static=False, packed=False):
-    """The key of a launch configuration: taps, bits per element, whether all tokens share one kernel, whether packed."""
-    return MANY if W > 8 else f"W{W} {bits(dtype)}" + " static" * static + " packed" * packed
-
-
-CLASSES = {
-    kernel: {
-        size_class(W, dtype, static, packed)
-        for W in range(1, 10)
-        for dtype in (torch.float16, torch.float32)
-        for static in (False, True)
-        for packed in ((False, True) if kernel == "backward" else (False,))
-    }
-    for kernel in ("forward", "backward", "step")
-}
-declare("dynamic_conv", CLASSES)
-
-
-class Launch(NamedTuple):
-    """A grid, the integers behind the tensors, and the options."""
-
-    grid: tuple[int]
-    numbers: tuple[int, ...]
-    meta: dict
 
 
 @dataclass(frozen=True)
@@ -64,9 +36,10 @@ class ForwardPlan:
         """``(y, final state or None)``."""
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         sequences = sequence_of_runs(cu_seqlens, self.runs, self.run_length)
+        kernel = conv_forward_kernel if weight.ndim == 4 else static_forward_kernel
         grid, numbers, meta = self.walk
         launch(
-            conv_forward_kernel, grid, x, weight, bias, residual, state, sequences, cu_seqlens, y, *numbers,
+            kernel, grid, x, weight, bias, residual, state, sequences, cu_seqlens, y, *numbers,
             outputs=(y,), **meta,
         )  # fmt: skip
         if self.final is None:
@@ -81,12 +54,14 @@ class ForwardPlan:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """The walk along time, and the sums at the sequences' ends for ``dx`` and for the initial state's gradient."""
+    """The walk along time, the sum of its programs' parts of dweight and dbias, and the sums at the sequences' ends for
+    ``dx`` and for the initial state's gradient."""
 
-    tiles: int
+    parts: tuple[int, ...]  # shape of the parts: of dbias, or with one weight for all tokens of dweight too
     run_length: int
     runs: int
     walk: Launch | None
+    total: Launch | None
     last: Launch | None
     first: Launch | None
     times: dict  # predicted, of every candidate
@@ -97,38 +72,38 @@ class BackwardPlan:
             least = min(self.times.values())
             predicted = ", ".join(f"{name}: {t / least:.2f}" for name, t in self.times.items())
             parts[0] += f" (predicted times, the chosen one's as 1: {predicted})"
+        parts += [f"the sum of the weight gradient's {self.parts[0]} parts"] * (self.total is not None)
         parts += ["the sequences' last tokens"] * (self.last is not None)
         return ", ".join(parts + ["their initial states"] * (self.first is not None))
 
     def run(self, dy, dfinal, x, weight, bias, state, cu_seqlens, needs):
         """``(dx, dweight, dbias, dinitial_state)``, each in its tensor's dtype, ``None`` where not wanted."""
-        need_x, need_weight, need_bias, need_state = needs
-        static, device = weight.ndim == 2, x.device
-        dx = torch.empty(x.shape, dtype=x.dtype, device=device) if need_x else None
-        dk = dbias = dstate = None
-        if need_weight and static:
-            dk = torch.empty((self.tiles, *weight.shape), dtype=torch.float32, device=device)
-        elif need_weight:
-            dk = torch.empty(weight.shape, dtype=weight.dtype, device=device)
-        if need_bias:
-            dbias = torch.empty(self.tiles, x.shape[-1], dtype=torch.float32, device=device)
+        need_x, need_weight, need_bias, _ = needs
+        empty = lambda wanted, *shape, like, dtype=None: (
+            torch.empty(shape, dtype=dtype or like.dtype, device=like.device) if wanted else None
+        )
+        dx = empty(need_x, *x.shape, like=x)
+        dk = empty(need_weight, *weight.shape, like=weight)
+        dbias = empty(need_bias, *x.shape[-1:], like=bias)
+        parts = empty(need_bias or self.total, *self.parts, like=x, dtype=torch.float32)
+        dstate = None
         inputs = x, weight, bias, state if weight.shape[-1] > 1 else None
         if self.walk is not None:
             sequences = sequence_of_runs(cu_seqlens, self.runs, self.run_length)
+            static = weight.ndim == 2
+            kernel, outputs = (static_backward_kernel, (dx, parts)) if static else (conv_backward_kernel, (dx, dk, parts))
             grid, numbers, meta = self.walk
-            launch(
-                conv_backward_kernel, grid, dy, *inputs, sequences, cu_seqlens, dx, dk, dbias, *numbers,
-                outputs=(dx, dk, dbias), **meta,
-            )  # fmt: skip
-        if dk is not None and static:
-            dk = dk.sum(0).to(weight.dtype)  # the same order every time: deterministic
-        if dbias is not None:
-            dbias = dbias.sum(0).to(bias.dtype)
+            launch(kernel, grid, dy, *inputs, sequences, cu_seqlens, *outputs, *numbers, outputs=outputs, **meta)
+            if self.total is not None:
+                grid, numbers, meta = self.total
+                launch(sum_parts_kernel, grid, parts, dk, dbias, *numbers, outputs=(dk, dbias), **meta)
+            elif need_bias:
+                dbias = parts.sum(0).to(bias.dtype)  # the same order every time: deterministic
         if self.last is not None:
             grid, numbers, meta = self.last
             launch(ends_kernel, grid, dy, *inputs, dfinal, cu_seqlens, dx, *numbers, outputs=(dx,), **meta)
         if self.first is not None:
-            dstate = torch.empty(state.shape, dtype=state.dtype, device=device)
+            dstate = empty(True, *state.shape, like=state)
             grid, numbers, meta = self.first
             launch(ends_kernel, grid, dy, *inputs, dfinal, cu_seqlens, dstate, *numbers, outputs=(dstate,), **meta)
         return dx, dk, dbias, dstate
@@ -148,27 +123,28 @@ def plan_forward(x, weight, bias, residual, state, activation, final, packed, de
     """The ``ForwardPlan`` of tensors that lie so (``None`` where absent); ``packed``: how many sequences, if they are."""
     B, T, D = x.shape
     W = weight.shape[-1]
-    k = _for_every_token(weight, B, T)
-    G, reason = channels_per_word({"x": x} | ({} if residual is None else {"residual": residual}), {"weight": k})
-    options = configuration("dynamic_conv", "forward", size_class(W, weight.dtype, len(weight.shape) == 2), device)
+    N = B if packed is None else packed
+    last = _plan_final(x, W, state, N, packed) if final else None
+    if len(weight.shape) == 2:
+        return ForwardPlan(*forward_walk(x, weight, bias, residual, state, activation, packed, device), last)
+    G, reason = channels_per_word({"x": x} | ({} if residual is None else {"residual": residual}), {"weight": weight})
+    options = configuration("dynamic_conv", "forward", size_class(W, weight.dtype), device)
     if options["G"] < G:
         G, reason = options["G"], f"the table of configurations says so for {W} taps, whose window lives in registers"
     del options["G"]
-    N = B if packed is None else packed
     runs = count_runs(packed, N, T, options["RUN"])
     tiles_d = cdiv(D // G, options["BLOCK"])
     numbers = (
         T, D // G, runs, tiles_d,
-        *word_strides(x, G), *word_strides(k, G, inner=2), *_strides(bias, 1),
-        *((0, 0, 0) if residual is None else word_strides(residual, G)), *_strides(state, 3),
+        *word_strides(x, G), *word_strides(weight, G, inner=2), *strides(bias, 1),
+        *((0, 0, 0) if residual is None else word_strides(residual, G)), *strides(state, 3),
     )  # fmt: skip
     meta = {
-        "W": W, "G": G, "SILU": activation == "silu", "STATIC": len(weight.shape) == 2,
-        "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
+        "W": W, "G": G, "SILU": activation == "silu", "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
         "HAS_STATE": state is not None and W > 1, "PACKED": packed is not None, **options,
     }  # fmt: skip
     walk = Launch((cdiv(runs, options["ROWS"]) * tiles_d,), numbers, meta)
-    return ForwardPlan(G, reason, options["RUN"], runs, walk, _plan_final(x, W, state, N, packed) if final else None)
+    return ForwardPlan(G, reason, options["RUN"], runs, walk, last)
 
 
 def _plan_final(x, W, state, N, packed):
@@ -177,7 +153,7 @@ def _plan_final(x, W, state, N, packed):
     tiles_d = cdiv(D, BLOCK) if W > 1 else 0
     meta = {"W": W, "SLOTS": triton.next_power_of_2(max(W - 1, 1)), "HAS_STATE": state is not None,
             "PACKED": packed is not None, "BLOCK": BLOCK}  # fmt: skip
-    return Launch((N * tiles_d,), (T, D, tiles_d, *x.strides, *_strides(state, 3)), meta)
+    return Launch((N * tiles_d,), (T, D, tiles_d, *x.strides, *strides(state, 3)), meta)
 
 
 def backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs):
@@ -207,47 +183,45 @@ def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs,
     need_x, need_weight, need_bias, need_state = needs
     if W == 1:
         dfinal = state = None
-    static = len(weight.shape) == 2
     k = _for_every_token(weight, B, T)
     N = B if packed is None else packed
-    G, _ = channels_per_word({"x": x, "dy": dy}, {"weight": k})
-    # a packed kernel holds more in registers: fewer of its programs fit on the GPU at once
-    key = size_class(W, weight.dtype, static, packed is not None)
-    options = configuration("dynamic_conv", "backward", key, device)
-    G = min(G, options.pop("G"))
-    times = {}
-    if walks := options.pop("WALKS", None):
-        further = 0 if packed is None else N
-        walk, options["RUN"], times = cost.fastest(walks, T, B, further, D // G, W, multiprocessors(device))
-        options |= {name: walk[name] for name in ("BLOCK", "num_warps")}
-    tiles_d = cdiv(D // G, options["BLOCK"])
-    RUN = options.pop("RUN")
-    runs = count_runs(packed, N, T, RUN)
-    tiles = cdiv(runs, options["ROWS"])
     shared = {
-        "W": W, "TAPS": triton.next_power_of_2(W), "SILU": activation == "silu",
+        "W": W, "SILU": activation == "silu",
         "HAS_BIAS": bias is not None, "HAS_STATE": state is not None, "PACKED": packed is not None,
     }  # fmt: skip
-    walk = None
-    if need_x or need_weight or need_bias:
+    TAPS = triton.next_power_of_2(W)
+    if len(weight.shape) == 2:
+        parts, RUN, runs, walk, total, times = backward_walk(dy, x, weight, bias, state, activation, packed, needs, device)
+    else:
+        G, _ = channels_per_word({"x": x, "dy": dy}, {"weight": weight})
+        # a packed kernel holds more in registers: fewer of its programs fit on the GPU at once
+        key = size_class(W, weight.dtype, packed=packed is not None)
+        options = configuration("dynamic_conv", "backward", key, device)
+        G = min(G, options.pop("G"))
+        RUN, times = pop_run(options, T, B, packed, D // G, W, device)
+        tiles_d = cdiv(D // G, options["BLOCK"])
+        runs = count_runs(packed, N, T, RUN)
+        parts, total = (cdiv(runs, options["ROWS"]), D), None
         numbers = (
             T, D // G, runs, RUN, tiles_d,
-            *word_strides(dy, G), *word_strides(x, G), *word_strides(k, G, inner=2), *_strides(bias, 1), *_strides(state, 3),
+            *word_strides(dy, G), *word_strides(x, G), *word_strides(k, G, inner=2), *strides(bias, 1), *strides(state, 3),
         )  # fmt: skip
-        needed = {"NEED_DX": need_x, "NEED_DK": need_weight, "NEED_DBIAS": need_bias, "STATIC": static}
-        walk = Launch((tiles * tiles_d,), numbers, {**shared, "G": G, **needed, **options})
+        needed = {"NEED_DX": need_x, "NEED_DK": need_weight, "NEED_DBIAS": need_bias}
+        walk = Launch((parts[0] * tiles_d,), numbers, {**shared, "TAPS": TAPS, "G": G, **needed, **options})
+    if not (need_x or need_weight or need_bias):
+        walk = total = None
 
     def ends(final):
         BLOCK = 64
         tiles_d = cdiv(D, BLOCK)
         numbers = (
-            T, D, tiles_d, *dy.strides, *x.strides, *k.strides, *_strides(bias, 1), *_strides(state, 3), *_strides(dfinal, 3),
+            T, D, tiles_d, *dy.strides, *x.strides, *k.strides, *strides(bias, 1), *strides(state, 3), *strides(dfinal, 3),
         )  # fmt: skip
-        meta = {**shared, "FINAL": final, "HAS_DFINAL": dfinal is not None, "BLOCK": BLOCK}
+        meta = {**shared, "TAPS": TAPS, "FINAL": final, "HAS_DFINAL": dfinal is not None, "BLOCK": BLOCK}
         return Launch((N * tiles_d if W > 1 else 0,), numbers, meta)
 
     last = ends(True) if need_x and dfinal is not None else None
-    return BackwardPlan(tiles, RUN, runs, walk, last, ends(False) if need_state else None, times)
+    return BackwardPlan(parts, RUN, runs, walk, total, last, ends(False) if need_state else None, times)
 
 
 def step(x, weight, state, bias, residual, activation, slots):
@@ -286,7 +260,3 @@ def _for_every_token(weight, B, T):
     if len(weight.shape) == 4:
         return weight
     return Layout((B, T, *weight.shape), (0, 0, *weight.strides), weight.dtype, weight.address)
-
-
-def _strides(tensor, ndim):
-    return (0,) * ndim if tensor is None else tensor.strides

@@ -61,6 +61,9 @@ def lane(word, i: tl.constexpr, G: tl.constexpr, dtype: tl.constexpr):
     """Element i of a word, in float32."""
     if G == 1:
         return word.to(tl.float32)
+    elif dtype == tl.bfloat16:  # the upper half of a float32's bits: one shift, or one mask
+        half = (word >> (32 * (i // 2))).to(tl.int32)
+        return (half & -65536 if i % 2 else half << 16).to(tl.float32, bitcast=True)
     elif dtype.primitive_bitwidth == 16:
         return (word >> (16 * i)).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
     else:

@@ -22,7 +22,8 @@ declare(
     dict.fromkeys(
         (
             "forward", "step", "backward", "backward_states", "backward_pairs",
-            "chunk", "chunk_outputs", "chunk_states", "chunk_gradients", "chunk_inside", "chunk_decay", "chunk_scores",
+            "chunk", "chunk_outputs", "chunk_stored_outputs", "chunk_states", "chunk_gradients", "chunk_inside",
+            "chunk_decay", "chunk_scores",
         ),
         _SIZES,
     ),

@@ -20,6 +20,7 @@ CASES = {
     "16-bit pointwise wide": dict(Ci=64, Co=256, R=1),
     "a multiple of 8 channels": dict(Ci=24, Co=136),
     "odd channels": dict(Ci=3, Co=7),
+    "pairs of channels": dict(Ci=42, Co=136),
     "grouped": dict(Ci=64, Co=64, groups=8),
     "depthwise": dict(Ci=64, Co=64, groups=64),
     "depthwise, 5 taps": dict(Ci=64, Co=64, groups=64, R=5),
@@ -35,7 +36,8 @@ MEASURED = [
     for tile in tiles
 ]
 WITH = {"product rows": "16-bit pointwise wide", "product im2col": "16-bit wide", "depthwise": "depthwise"}
-WITH |= {f"product unaligned {how}": "odd channels" for how in ("rows", "im2col")}
+WITH |= {f"product scalar {how}": "odd channels" for how in ("rows", "im2col")}
+WITH |= {f"product unaligned {how}": "pairs of channels" for how in ("rows", "im2col")}
 COMMON = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "STAGES": 3, "num_warps": 4}
 
 

@@ -23,6 +23,8 @@ LOAD = cost.Load(items=132, per=100, held=1, slots=1, numel=10_000, bytes=1_000_
 GEOMETRIES = {  # N, Ci, Co, H = W, R = S, stride, padding, groups
     "3x3": (64, 256, 256, 14, 3, 1, 1, 1), "1x1": (64, 512, 2048, 7, 1, 1, 0, 1), "stride": (64, 96, 80, 28, 3, 2, 1, 1),
     "few channels": (8, 3, 64, 56, 7, 2, 3, 1), "odd channels": (8, 37, 53, 14, 1, 1, 0, 1),
+    "pairs of channels": (8, 42, 54, 14, 1, 1, 0, 1), "fours of channels": (8, 12, 20, 14, 3, 1, 1, 1),
+    "thin": (8, 128, 3, 14, 3, 1, 1, 1), "patches": (4, 3, 96, 56, 14, 14, 0, 1),
     "groups": (16, 128, 128, 28, 3, 1, 1, 32), "depthwise": (8, 96, 96, 28, 7, 1, 3, 96),
     "one pixel": (1, 8, 8, 1, 1, 1, 0, 1),
 }  # fmt: skip
@@ -66,7 +68,7 @@ def test_the_plan_is_the_candidate_that_is_predicted_to_be_the_fastest(on_an_h20
     lines = plan.predicted(problem)
     times = [float(line.split(": ")[1].removesuffix(" us")) for line in lines[1:]]
     assert lines[0] == "predicted:" and times == sorted(times) and lines[1].startswith(f"  {choice.name} ")
-    best = cost.cheapest({"hopper": hopper, "triton": way}[choice.name].candidates(problem))
+    best = cost.cheapest({"hopper": hopper, "triton": way}[choice.name].candidates(chosen.form.problem))
     assert f"{best.time:.1f}" == f"{times[0]:.1f}"
     assert all(f"{key} {value}" in str(chosen) for key, value in best.options.items())
 
@@ -83,7 +85,7 @@ def test_hopper_has_a_tile_for_everything_that_tma_can_bring(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name])
     if tma.unfit(problem.g, problem.dtype) is None:
         options = tma.plan(hopper.kernel_of(problem.g), problem.g, problem.device).options
-        assert options["GROUPS"] == 2 or problem.g.Ci % 16 == 0
+        assert options["GROUPS"] == 2 or problem.g.Ci % 2 == 0
 
 
 def test_results_are_right_whatever_is_chosen(on_an_h200):
@@ -120,6 +122,7 @@ def test_the_fit_finds_the_costs_that_times_were_made_from():
     """Times of a machine that is exactly as the model says."""
     truth = {
         "launch": 4.0, "bandwidth": 4e6, "overlap": 2.0, "apart": 0.3, "uneven": 1.1,
+        "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
         "sum": 2.0, "turn": 0.5, "partials": 5e6, "multiprocessors": 132,
         "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
         "tiles": {
@@ -139,14 +142,15 @@ def test_the_fit_finds_the_costs_that_times_were_made_from():
 
 
 def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):
-    """By the number of predictions, since tests don't time: at most 16 cuts a tile."""
+    """By the number of predictions, since tests don't time: at most 16 cuts a tile, in either role."""
     with mock.patch.object(cost, "predicted", side_effect=cost.predicted) as predicted:
         plan.chosen(problem_of((96, 256, 512, 14, 3, 1, 1, 1)), "auto")
     tiles = sum(len(tiles) for kind, tiles in COSTS["tiles"].items() if "im2col" in kind)
-    assert 0 < predicted.call_count <= 16 * tiles
+    assert 0 < predicted.call_count <= 2 * 16 * tiles
 
 
 def test_geometries_of_the_test_are_of_every_kind():
     kinds = {choice.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
-    assert kinds >= {"depthwise", "product rows", "product im2col", "product unaligned rows", "product unaligned im2col"}
+    products = {f"product {read}{how}" for read in ("", "unaligned ", "scalar ") for how in ("rows", "im2col")}
+    assert kinds >= {"depthwise", *products}
     assert geometry((1, 1, 1, 8), 8, 1, 1).pointwise

@@ -20,6 +20,7 @@ CASES = {
         "bias": True, "residual": True, "activation": "silu", "state": True, "final": True, "cu_seqlens": [0, 5, 5, 32],
     },
     "static, bias": {"static": True, "bias": True, "activation": "silu"},
+    "static": {"static": True},
     "many taps": {"W": 17, "activation": "silu", "bias": True},
     "elements": {"D": 61},
     "float32": {"dtype": torch.float32, "activation": "silu"},
@@ -65,6 +66,8 @@ def check(monkeypatch, arch, case):
     seen = launches(monkeypatch, **CASES[case])
     kernels = {kernel.__name__: (kernel, args, meta) for kernel, args, meta in seen}
     wanted = {"conv_forward_kernel", "conv_backward_kernel"}
+    if CASES[case].get("static"):
+        wanted = {"static_forward_kernel", "static_backward_kernel", "sum_parts_kernel"}
     if "all options" in case:
         wanted |= {"conv_step_kernel", "final_state_kernel", "ends_kernel"}
     assert kernels.keys() >= wanted

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from benchmarks import dynamic_conv_walks as walks
 from benchmarks import harness
 from kernels.common import configs
-from kernels.dynamic_conv import cost, dynamic_conv
+from kernels.dynamic_conv import cost, dynamic_conv, launches
 
-RECORD = json.loads((harness.RESULTS / f"{walks.RECORD}.json").read_text())
+RECORD = json.loads((harness.RESULTS / f"{walks.RECORDS['token']}.json").read_text())
 TABLE = configs._table("dynamic_conv")[RECORD["machine"]["gpu"]]["backward"]
 PROCESSORS = RECORD["machine"]["multiprocessors"]
 
@@ -25,12 +25,13 @@ def in_plain_python(walk, run, programs, columns, words, W, processors):
         wave = min(warps, walk["RESIDENT"])
         t += wave / rate(wave)
         warps -= wave
-    return (run + cost.STEPS_PAST * (W - 1)) * words / (columns * walk["BLOCK"]) * t
+    return (run + walk.get("START", cost.STEPS_PAST * (W - 1))) * words / (columns * walk["BLOCK"]) * t
 
 
 WALK = st.fixed_dictionaries(
     {"BLOCK": st.sampled_from([32, 64, 128]), "num_warps": st.sampled_from([1, 2, 4]),
-     "RESIDENT": st.sampled_from([8, 12, 32]), "RATE": st.floats(0.8, 1.1), "FILL": st.floats(2, 8)}
+     "RESIDENT": st.sampled_from([8, 12, 32]), "RATE": st.floats(0.8, 1.1), "FILL": st.floats(2, 8)},
+    optional={"START": st.integers(0, 48), "ROWS": st.sampled_from([1, 4]), "AHEAD": st.sampled_from([1, 4, 8])},
 )  # fmt: skip
 
 
@@ -49,20 +50,22 @@ def test_the_time_is_wave_after_wave(walk, run, programs, words, W):
 )  # fmt: skip
 def test_the_choice_is_that_of_a_search_in_plain_python(candidates, T, rows, packed, words, W):
     walk, run, times = cost.fastest(candidates, T, rows, packed, words, W, PROCESSORS)
-    assert walk in candidates and 1 <= run <= max(1, T) and times
+    ahead = lambda walk: walk.get("AHEAD", 1)
+    assert walk in candidates and 1 <= run < max(1, T) + ahead(walk) and run % ahead(walk) == 0 and times
 
     def t(walk, run):
         columns = max(1, -(-words // walk["BLOCK"]))
-        programs = cost.SLACK * (rows * -(-T // run) + packed) * columns
+        programs = cost.SLACK * -(-(rows * -(-T // run) + packed) // walk.get("ROWS", 1)) * columns
         return in_plain_python(walk, run, programs, columns, max(1, words), W, PROCESSORS)
 
-    searched = {max(1, -(-T // pieces)) for pieces in range(1, max(1, min(T // cost.SHORTEST, 4096)) + 1)}
-    assert t(walk, run) <= (1 + 1e-6) * min(t(w, r) for w in candidates for r in searched) + 1e-9
+    cut = {max(1, -(-T // pieces)) for pieces in range(1, max(1, min(T // cost.SHORTEST, 4096)) + 1)}
+    searched = {(w, -(-r // ahead(candidates[w])) * ahead(candidates[w])) for w in range(len(candidates)) for r in cut}
+    assert t(walk, run) <= (1 + 1e-6) * min(t(candidates[w], r) for w, r in searched) + 1e-9
 
 
 def test_the_table_is_what_the_record_says():
-    rows = [tuple(row) for row in RECORD["rows"] if row[3:5] == [8, 1]]
-    walk, error = walks.fitted(rows, PROCESSORS, RECORD["machine"]["copy_tb_per_s"])
+    rows = [(*row[:4], *row[5:]) for row in RECORD["rows"] if row[3:5] == [8, 1]]
+    walk, error = walks.fitted(rows, {"BLOCK": 32, "num_warps": 1}, RECORD["machine"], 19)
     assert TABLE["W8 16-bit"]["WALKS"][0] == {"BLOCK": 32, "num_warps": 1} | walk
     assert error < 0.06
 
@@ -71,10 +74,11 @@ def test_the_table_is_what_the_record_says():
 def test_the_model_predicts_the_record(W):
     """Within a tenth at the median, on each width: it is a model of the machine, not a table of the rows."""
     off = []
-    for row in RECORD["rows"]:
-        if row[3] == W:
-            walk = next(w for w in TABLE[f"W{W} 16-bit"]["WALKS"] if w["num_warps"] == row[4])
-            off.append(abs(math.log(walks.predicted(row, walk, PROCESSORS, RECORD["machine"]["copy_tb_per_s"]) / row[-1])))
+    for walk in TABLE[f"W{W} 16-bit"]["WALKS"]:
+        rows = [(*row[:4], *row[5:]) for row in RECORD["rows"] if row[3:5] == [W, walk["num_warps"]]]
+        shapes, ms = [row[:-1] for row in rows], [row[-1] for row in rows]
+        of = walks.predicted(shapes, walk, PROCESSORS, RECORD["machine"]["copy_tb_per_s"], 2 * W + 3)
+        off += [abs(math.log(a / b)) for a, b in zip(of, ms, strict=True)]
     assert len(off) > 100 and sorted(off)[len(off) // 2] < 0.1
 
 
@@ -84,3 +88,35 @@ def test_explain_prints_each_candidates_time(monkeypatch):
     ))  # fmt: skip
     text = dynamic_conv.explain(torch.zeros(2, 64, 512, dtype=torch.float16), torch.zeros(2, 64, 512, 4, dtype=torch.float16))
     assert "1 warps, runs of" in text and "4 warps, runs of" in text and ": 1.00" in text
+
+
+STATIC = json.loads((harness.RESULTS / f"{walks.RECORDS['static']}.json").read_text())
+
+
+@pytest.mark.parametrize("W", walks.STATIC_WIDTHS)
+def test_walks_of_one_weight_choose_well_by_the_record(W):
+    """Within a twentieth of each shape's fastest launch, and a fortieth in the mean."""
+    table = configs._table("dynamic_conv")[STATIC["machine"]["gpu"]]
+    (walk,) = table["static backward"][f"W{W} 16-bit"]["WALKS"]
+    tile = {name: value for name, value in walk.items() if name not in (*cost.MODEL, "BLOCK")}
+    number, shapes = STATIC["tiles"]["static backward"].index(tile), {}
+    for kernel, B, T, D, taps, tile, run, ms in STATIC["rows"]:
+        if (kernel, taps, tile) == ("static backward", W, number):
+            shapes.setdefault((B, T, D, W), {})[run] = ms
+    mean, worst = walks.regret(shapes, walk, STATIC["machine"]["multiprocessors"])
+    assert len(shapes) >= 3 and mean < 0.025 and worst < 1.05
+
+
+@pytest.mark.parametrize("W", walks.STATIC_WIDTHS)
+def test_forward_runs_are_short_unless_there_are_too_many(monkeypatch, W):
+    monkeypatch.setattr(launches, "multiprocessors", lambda device: STATIC["machine"]["multiprocessors"])
+    times = {}
+    for kernel, B, T, D, taps, tile, run, ms in STATIC["rows"]:
+        if (kernel, taps, tile) == ("static forward", W, 0):
+            times.setdefault((B, T, D), {})[run] = ms
+    for (B, T, D), of_run in times.items():
+        options = configs.of_gpu("NVIDIA H200", "dynamic_conv", "static forward", f"W{W} 16-bit")
+        run, _ = launches.pop_run(options, T, B, None, D // 4, W, None)
+        assert "WARPS" not in options
+        nearest = min(of_run, key=lambda measured: abs(math.log(measured / run)))
+        assert of_run[nearest] < 1.05 * min(of_run.values()), (B, T, D, run)

@@ -18,8 +18,11 @@ CASES = {
     "all options": {"T": 18, "state": True, "final": True, "tail": True},
     "packed": {"cu": [0, 3, 3, 4, 18], "state": True, "final": True, "tail": True},
     "static": {"static": True, "tail": True},
+    "static, packed, words": {
+        "static": True, "tail": True, "state": True, "final": True, "cu": [0, 3, 3, 4, 18], "dtype": torch.float16, "D": 24,
+    },
     "float16 words": {"dtype": torch.float16, "D": 24},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

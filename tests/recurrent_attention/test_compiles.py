@@ -19,7 +19,8 @@ SHARED = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # Every other kernel has none. These are no goals: a kernel that spills less deserves a smaller number here. On the H200
 # ``_inside_kernel`` and ``_gradients_kernel`` (K = 128) run under a limit on registers that its table sets.
 SPILLS = {
-    ("NVIDIA H200", 90): {"_gradients_kernel": 368, "_inside_kernel": 56, "_outputs_kernel": 176, "through_kernel": 384},
+    ("NVIDIA H200", 90): {"_gradients_kernel": 368, "_inside_kernel": 56, "_outputs_kernel": 176, "through_kernel": 384,
+                         "scores_kernel": 8},
     ("any GPU", 80): {"_gradients_kernel": 3792, "_outputs_kernel": 472, "pairs_kernel": 8, "through_kernel": 8},
     ("any GPU", 90): {"_gradients_kernel": 56, "_outputs_kernel": 176, "pairs_kernel": 8, "through_kernel": 48},
     ("any GPU", 100): {

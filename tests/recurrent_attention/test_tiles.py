@@ -8,10 +8,13 @@ from tests.recurrent_attention import cases
 CHUNKED = {name: {"BLOCK_K": 16} for name in ("chunk_decay", "chunk_scores", "chunk_inside")}
 CHUNKED |= {name: {"BLOCK_K": 16, "BLOCK_V": 16} for name in ("chunk_states", "chunk_gradients")}
 CHUNKED["chunk_outputs"] = {"BLOCK_V": 16}  # holds all rows of the state
+STORED = {name: options for name, options in CHUNKED.items() if name != "chunk_outputs"}
+STORED["chunk_stored_outputs"] = {"BLOCK_K": 16, "BLOCK_V": 16}
 CHUNKS = [
     {"chunk": {"C": 64, "runs": 1}},
     {"chunk": {"C": 16, "runs": 8}, **CHUNKED},
     {"chunk": {"C": 32, "runs": 8}, **CHUNKED},
+    {"chunk": {"C": 16, "walks": 9}, **STORED},
 ]
 RECURRENCES = [
     {"backward": {"EVERY": 1}},
@@ -45,7 +48,8 @@ def check(mode, call, variants):
         told = [{name: meta.get(name) for name in ("C", "BLOCK_K", "BLOCK_V", "BV", "EVERY")} for *_, meta in seen]
         for kernel, wanted in variant.items():
             for name, value in wanted.items():
-                assert name in ("runs", "SLICE") or any(meta[name] == value for meta in told), f"{kernel} {name} unused"
+                used = name in ("runs", "walks", "SLICE") or any(meta[name] == value for meta in told)
+                assert used, f"{kernel} {name} unused"
     for result in results[1:]:
         for name, (got, _) in result.items():
             assert cases.relative_error(got, results[0][name][0]) <= 2 * cases.bound(name, got.dtype, mode, {"q": got})

@@ -80,7 +80,8 @@ if gluon is not None:
                     where, rows, columns = place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS)
                     for part in gl.static_range(BLOCK_N // SLICE):
                         sums = acc_t.index(half).slice(group * BLOCK_N + part * SLICE, SLICE).load()
-                        store_chunk(sums, where + part * SLICE, rows, columns - part * SLICE, sizes[3])
+                        own = columns[0] - part * SLICE, columns[1] - part * SLICE
+                        store_chunk(sums, where + part * SLICE, rows, own, sizes[3])
                 mbarrier.arrive(stored.index(half))
                 visits += 1
                 position += n

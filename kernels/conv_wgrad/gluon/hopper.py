@@ -14,10 +14,13 @@ from kernels.common.launch import launch
 from kernels.common.plan import remembered
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.gluon.tma import copies, gluon
+from kernels.conv_wgrad.portable.pixels import common_unit
 
 __all__ = ["copies", "cost", "plan", "reason_not", "wgrad"]
 
 _plan = remembered(tma.plan_wgrad)
+
+VECTOR = 8  # sums that are known to lie beside each other, at most
 
 # Registers a thread that a program with 2 or 3 groups starts with: with its copying warp it takes 12 or 16 warps' room.
 REGISTERS = {2: 168, 3: 128}
@@ -59,10 +62,14 @@ if gluon is not None:
 
     @gluon.jit(do_not_specialize=["work", "walk"])
     def wgrad_hopper_kernel(
-        dy_desc, x_desc, out, work, walk, sizes, POINTWISE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-        BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        dy_desc, x_desc, out, work, walk, sizes, UNIT: gl.constexpr, POINTWISE: gl.constexpr, BLOCK_M: gl.constexpr,
+        BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
-        """Every program takes shares of the work a grid apart, until there are none left."""
+        """Every program takes shares of the work a grid apart, until there are none left.
+
+        Input channels and columns are given in units of UNIT, so that the compiler knows which sums it may store at once.
+        """
+        sizes = (sizes[0], sizes[1] * UNIT, sizes[2], sizes[3] * UNIT)
         dy_s = gl.allocate_shared_memory(dy_desc.dtype, [STAGES, BLOCK_K, BLOCK_M], dy_desc.layout)
         x_s = gl.allocate_shared_memory(x_desc.dtype, [STAGES * GROUPS, BLOCK_K, BLOCK_N], x_desc.layout)
         ready = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -79,7 +86,7 @@ if gluon is not None:
                     (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
                 ],
                 [4, 4, 1],
-                [160, 160, 24],
+                [160, 160, 32],
             )
         else:
             gl.warp_specialize(
@@ -89,7 +96,7 @@ if gluon is not None:
                     (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
                 ],
                 [4, 1],
-                [240, 24],
+                [240, 32],
             )
 
 
@@ -107,12 +114,12 @@ def cost(problem):
 
 def candidates(problem):
     """What the model of cost predicts, a ``Candidate`` for each tile; none where the GPU's table names no costs."""
-    return tma.candidates(kernel_of(problem.g), problem.g, problem.device, problem.split_k)
+    return tma.candidates(kernel_of(problem.g), problem.g, problem.device, problem.split_k, problem.turned)
 
 
 def plan(problem):
     """What ``wgrad`` would launch, and how."""
-    return _plan(kernel_of(problem.g), launch_kernel, problem.g, problem.device, problem.split_k)
+    return _plan(kernel_of(problem.g), launch_kernel, problem.g, problem.device, problem.split_k, problem.turned)
 
 
 def kernel_of(g):
@@ -126,13 +133,22 @@ def wgrad(input, grad_output, g, out, accumulate, split_k=None):
     _plan(kernel_of(g), launch_kernel, g, input.device, split_k).run(input, grad_output, out, accumulate)
 
 
+def in_units(sizes):
+    """``(UNIT, sizes)``: input channels and columns in units of so many, 1 where the compiler sees by itself, at a
+    multiple of 16, that they are even: what it then knows of them takes fewer registers."""
+    Co, Ci, taps, columns = sizes
+    unit = 1 if Ci % 16 == 0 else common_unit(VECTOR, Ci)
+    return unit, (Co, Ci // unit, taps, columns // unit)
+
+
 def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options):
     """Launch as many programs as have work and run at once."""
+    unit, sizes = in_units(sizes)
     launch(
         wgrad_hopper_kernel,
         (work[1],),
         dy_desc, x_desc, out, work, walk, sizes,
         outputs=(out,),
-        POINTWISE=x_desc.mode == "tiled", **options,
+        UNIT=unit, POINTWISE=x_desc.mode == "tiled", **options,
         num_warps=4, maxnreg=REGISTERS[options["GROUPS"]],
     )  # fmt: skip

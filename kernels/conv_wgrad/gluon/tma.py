@@ -42,16 +42,16 @@ class Shares:
 
 
 @remembered
-def plan(kernel, g, device, split_k=None):
+def plan(kernel, g, device, split_k=None, turned=False):
     """The ``Shares`` for a geometry: as the model of cost says where the table names one, else three chunks a tile, or two.
 
-    Two where that wastes clearly less, and where the input channels are no multiple of 16: sums are then stored one by one,
-    which takes more registers than three groups have.
+    Two where that wastes clearly less, and where the input channels are odd: sums are then stored one by one, which takes
+    more registers than three groups have.
     """
-    if found := candidates(kernel, g, device, split_k):
+    if found := candidates(kernel, g, device, split_k, turned):
         return model.cheapest(found).work
     three, two = (_plan(kernel, f"{n} chunks", g, device, split_k) for n in (3, 2))
-    return two if g.Ci % 16 or two.waste < 0.9 * three.waste else three
+    return two if g.Ci % 2 or two.waste < 0.9 * three.waste else three
 
 
 def _plan(kernel, key, g, device, split_k):
@@ -72,19 +72,19 @@ def tiled(g, options):
 
 
 @remembered
-def candidates(kernel, g, device, split_k=None):
+def candidates(kernel, g, device, split_k=None, turned=False):
     """A ``model.Candidate`` of every tile that the table names costs for, its sums shared out as is cheapest for it; else
     none."""
     costs = model.costs_of(configuration("conv_wgrad", kernel, "3 chunks", device))
     tiles = costs["tiles"][tiles_for(g)] if costs else []
-    return [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k)]
+    return [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k, turned)]
 
 
-def considered(g, costs, tiles, split_k=None):
+def considered(g, costs, tiles, split_k=None, turned=False):
     """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
     prediction."""
     found, two = [], [tile for tile in tiles if tile["GROUPS"] == 2]
-    allowed = two if g.Ci % 16 else tiles
+    allowed = two if g.Ci % 2 else tiles
     for tile in model.fitting(allowed, g.Co, g.Ci) or two:
         options = model.options_of(tile)
         (n, blocks, waste), processors = tiled(g, options), costs["multiprocessors"]
@@ -92,7 +92,7 @@ def considered(g, costs, tiles, split_k=None):
         if split_k is None:
             per = -(-n * blocks // processors)
             works.append(Work(n, blocks, blocks // per, per))
-        times = [model.predicted(costs, "hopper", tile, load_of(g, options, work)) for work in works]
+        times = [model.predicted(costs, "hopper", tile, load_of(g, options, work, turned)) for work in works]
         shares = [Shares(options, work, waste) for work in works]
         found.append([model.Candidate(tile, options, *pair) for pair in zip(shares, times, strict=True)])
     return found
@@ -103,15 +103,16 @@ def tiles_for(g):
     return "hopper rows" if g.pointwise else "hopper im2col"
 
 
-def load_of(g, options, work):
+def load_of(g, options, work, turned=False):
     """What the launch of a ``Work`` asks of the GPU."""
     copied = [numel for numel, channels in ((g.N * g.H * g.W * g.Ci, g.Ci), (g.M * g.Co, g.Co)) if channels % 8]
-    moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns + 2 * sum(copied))
+    moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
     wide = options["BLOCK_M"] + options["GROUPS"] * options["BLOCK_N"]
-    apart = 2 * work.tiles * work.rest * options["BLOCK_K"] * wide if moved > model.CACHE else 0
+    apart = 2 * work.tiles * work.rest * options["BLOCK_K"] * wide
     return model.Load(
-        work.items, work.per, 1, work.slots, g.Co * g.columns, moved, met=2 if work.rest else 1,
-        zeroed=int(work.slots == work.pieces + 2), apart=apart,
+        work.items, work.per, 1, work.slots, g.Co * g.columns, moved, met=work.met,
+        zeroed=int(work.slots == work.pieces + 2), apart=apart, turned=turned, copied=sum(copied),
+        astray=model.astray(g, options["BLOCK_M"], options["GROUPS"] * options["BLOCK_N"]),
     )  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def cost(kernel, problem):
     """The predicted time; of a GPU without parameters, the product's volume with its tiles' padding, and not finite where on
     an H200 the portable kernel was faster."""
     g = problem.g
-    if found := candidates(kernel, g, problem.device, problem.split_k):
+    if found := candidates(kernel, g, problem.device, problem.split_k, problem.turned):
         time = model.cheapest(found).time
         return Cost(time, f"predicted {time:.1f} us")
     if min(g.Ci, g.Co) < 64 or max(g.Ci, g.Co) <= 64:
@@ -226,22 +227,26 @@ class TmaPlan:
     def __str__(self):
         return str(self.shares)
 
+    @property
+    def slots(self):
+        """Partial sums that ``fill`` writes."""
+        return self.shares.work.slots
+
     def run(self, input, grad_output, out, accumulate):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci]; ``accumulate``: add it."""
-        chosen = self.shares.work
+        reduce_into(out, accumulate, self.slots, lambda target: self.fill(input, grad_output, target))
 
-        def fill(target):
-            if chosen.slots == chosen.pieces + 2:
-                target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
-            options = self.shares.options
-            self.launch(*descriptors(input, grad_output, self.g, options), target, self.work, self.walk, self.sizes, options)
+    def fill(self, input, grad_output, target):
+        """Write the partial sums into ``target`` [slots, Co, R, S, Ci], or the only one into any such shape."""
+        if self.slots == self.shares.work.pieces + 2:
+            target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
+        options = self.shares.options
+        self.launch(*descriptors(input, grad_output, self.g, options), target, self.work, self.walk, self.sizes, options)
 
-        reduce_into(out, accumulate, chosen.slots, fill)
 
-
-def plan_wgrad(kernel, launch, g, device, split_k):
+def plan_wgrad(kernel, launch, g, device, split_k, turned=False):
     """The ``TmaPlan`` of the table's kernel that ``launch(dy_desc, x_desc, target, work, walk, sizes, options)`` starts."""
-    return plan_shares(launch, g, device, plan(kernel, g, device, split_k))
+    return plan_shares(launch, g, device, plan(kernel, g, device, split_k, turned))
 
 
 def plan_shares(launch, g, device, shares):
@@ -249,10 +254,11 @@ def plan_shares(launch, g, device, shares):
     work = shares.work
     programs, taps = min(work.items, multiprocessors(device)), g.R * g.S
     rows = -(-g.Co // shares.options["BLOCK_M"])
+    last = max(0, g.Co - shares.options["BLOCK_M"]), max(0, g.Ci - shares.options["BLOCK_N"])
     return TmaPlan(
         launch, g, shares,
         (work.items, programs, work.whole, work.tiles, rows, work.blocks, work.per),
-        (g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation),
+        (g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation, *last),
         (g.Co, g.Ci, taps, g.columns),
     )  # fmt: skip
 
@@ -296,20 +302,20 @@ if gluon is not None:
         BLOCK_M: gl.constexpr = dy_desc.block_type.shape[1]
         BLOCK_N: gl.constexpr = x_desc.block_type.shape[1]
         items, programs, whole, tiles, tiles_m, blocks, per = work
-        P, Q, S, taps, stride_h, stride_w, top, left, dil_h, dil_w = walk
+        P, Q, S, taps, stride_h, stride_w, top, left, dil_h, dil_w, last_o, last_c = walk
         count = 0
         for item in range(gl.program_id(0), items, programs):
             position, end, length, first = share_of(item, work)
             while position < end:
                 tile, block, n, slot = segment_of(position, end, length, first, per)
-                o = tile % tiles_m * BLOCK_M
+                o = gl.minimum(tile % tiles_m * BLOCK_M, last_o)
                 chunks = ()
                 for group in gl.static_range(GROUPS):
                     chunk = tile // tiles_m * GROUPS + group
                     tap = chunk % taps
                     r = (tap // S * dil_h).to(gl.int16)
                     s = (tap % S * dil_w).to(gl.int16)
-                    chunks = chunks + ((r, s, chunk // taps * BLOCK_N),)
+                    chunks = chunks + ((r, s, gl.minimum(chunk // taps * BLOCK_N, last_c)),)
                 for m in range(block * BLOCK_K, (block + n) * BLOCK_K, BLOCK_K):
                     row = m // Q
                     h = row % P * stride_h - top
@@ -329,21 +335,35 @@ if gluon is not None:
                 position += n
 
     @gluon.jit
+    def within(first, last):
+        """The nearest to ``first`` of 0 ... ``last``, or 0: unlike a minimum, known to be a multiple of what both are."""
+        first = gl.where(first < last, first, last)
+        return gl.where(first > 0, first, 0)
+
+    @gluon.jit
     def place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                  GROUPS: gl.constexpr):  # fmt: skip
-        """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile begins, and how many
-        output and input channels there are from there on."""
+        """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile lies, and the rows and
+        columns (begin, end) of it that are its own.
+
+        The last tile lies inside like all others, on some rows and columns of the one before it: TMA takes half as long
+        again for blocks of zeros as for values.
+        """
         Co, Ci, taps, step = sizes
-        o = tile % tiles_m * BLOCK_M
+        own_o = tile % tiles_m * BLOCK_M
         chunk = tile // tiles_m * GROUPS + group
-        c = chunk // taps * BLOCK_N
-        return out + (slot * Co + o).to(gl.int64) * step + (chunk % taps * Ci + c), Co - o, Ci - c
+        own_c = chunk // taps * BLOCK_N
+        o = within(own_o, Co - BLOCK_M)
+        c = within(own_c, Ci - BLOCK_N)
+        where = out + (slot * Co + o).to(gl.int64) * step + (chunk % taps * Ci + c)
+        return where, (own_o - o, Co - o), (own_c - c, Ci - c)
 
     @gluon.jit
     def store_chunk(values, where, rows, columns, step):
-        """Store sums from ``where`` on, in rows ``step`` elements apart, except what does not exist."""
+        """Store sums from ``where`` on, in rows ``step`` elements apart, those of ``rows`` and ``columns`` (begin, end)."""
         layout: gl.constexpr = values.type.layout
         m = gl.expand_dims(gl.arange(0, values.shape[0], gl.SliceLayout(1, layout)), 1)
         n = gl.expand_dims(gl.arange(0, values.shape[1], gl.SliceLayout(0, layout)), 0)
         at = where + m.to(gl.int64) * step + n.to(gl.int64)
-        gl.store(at, values.to(where.dtype.element_ty), mask=(m < rows) & (n < columns))
+        own = (m >= rows[0]) & (m < rows[1]) & (n >= columns[0]) & (n < columns[1])
+        gl.store(at, values.to(where.dtype.element_ty), mask=own)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from kernels.conv_wgrad.split_k import MOST, pieces
 
-# What a share costs beside its pixels, in pixels: filling the pipeline and storing a tile; a partial sum written and read.
+# What a share costs beside its pixels, in pixels: filling the pipeline and storing a tile; ending another tile and beginning
+# the next; a partial sum written and read.
 START = 320
+NEXT = 130
 PARTIAL = 800
 
 
@@ -29,6 +31,11 @@ class Work:
     def rest(self):
         """Blocks of a tile behind its pieces; 0 where the last piece is the shorter one."""
         return max(0, self.blocks - self.pieces * self.per)
+
+    @property
+    def met(self):
+        """Tiles that a share sums some blocks of, at most: rests are short where many lie end to end in a share."""
+        return min(self.tiles, 1 + -(-self.per // self.rest)) if self.rest else 1
 
     @property
     def slots(self):
@@ -63,9 +70,8 @@ def share_out(tiles, blocks, block, programs, split_k=None):
 
     def cost(work):
         waves = -(-work.items // programs)
-        tiles_met = 2 if work.rest else 1
         written = PARTIAL * tiles * work.slots / programs if work.slots > 1 else 0
-        return waves * (work.per * block + tiles_met * START) + written
+        return waves * (work.per * block + START + (work.met - 1) * NEXT) + written
 
     if split_k is not None:
         return cut(split_k)

@@ -13,6 +13,9 @@ from kernels.conv_wgrad.portable.depthwise import shares, taps_of
 from kernels.conv_wgrad.portable.pixels import common_unit
 from kernels.conv_wgrad.split_k import cut
 
+VECTOR = 8  # channels in 16 bytes
+THIN = 64  # channels of TMA's widest blocks
+ALIGNED = "product rows", "product im2col"  # names of tiles whose tensors are read in whole vectors
 TOGETHER_CHANNELS = 64  # rows of a Hopper matrix instruction
 CONVERT, LOAD = 2, 4  # see ``depthwise_volume``
 REGISTERS = 190  # that a depthwise thread's values may take, beside its addresses
@@ -106,7 +109,7 @@ def considered(problem, costs, tiles):
     rows, columns = (g.Co, 0) if is_depthwise(g) else sum_of(g, {})[0][:2]
     if is_depthwise(g):  # times are those of a number of sums: one that this filter has, if there is such a tile
         tiles = [tile for tile in tiles if math.prod(taps_of(g, tile["SUMS"])) == tile["SUMS"]] or tiles
-    for tile in model.fitting(tiles, rows, columns):
+    for tile in model.fitting([tile for tile in tiles if suits(g, tile)], rows, columns):
         options = model.options_of(tile)
         if is_depthwise(g):
             options["RUN"] = shares(g.Q, options["RUN"])
@@ -117,7 +120,7 @@ def considered(problem, costs, tiles):
         one = cut(sizes, options, groups, split_k=1)
         found.append([
             model.Candidate(tile, options, replace(one, pieces=pieces, per=per), model.predicted(
-                costs, tiles_for(g).split()[0], tile, load_of(problem, one.tiles, pieces, per, tile["held"], volume)
+                costs, tiles_for(g).split()[0], tile, load_of(problem, options, one.tiles, pieces, per, tile["held"], volume)
             ))
             for pieces, per in sorted(model.cuts(
                 one.tiles, one.blocks, costs["multiprocessors"] * tile["held"], problem.split_k
@@ -126,20 +129,39 @@ def considered(problem, costs, tiles):
     return found
 
 
-def load_of(problem, tiles, pieces, per, held, volume):
+def load_of(problem, options, tiles, pieces, per, held, volume):
     """What the launch of a ``Cut`` asks of the GPU."""
     g = problem.g
     moved = problem.dtype.itemsize * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
-    return model.Load(tiles * pieces, per, held, pieces, g.Co * g.columns, moved, volume)
+    return model.Load(
+        tiles * pieces, per, held, pieces, g.Co * g.columns, moved, volume, turned=problem.turned,
+        astray=model.astray(g, options["BLOCK_M"], options["BLOCK_N"]) if g.groups == 1 else 0,
+    )
 
 
 def tiles_for(g):
-    """The name of the tiles in the costs: how dy and x are read."""
+    """The name of the tiles in the costs: how dy and x are read. Copies to shared memory that nobody waits for are of 4 bytes
+    at least: of single channels there are none."""
     if is_depthwise(g):
         return "depthwise"
-    together = groups_together(g)
-    unaligned = "unaligned " * bool(g.Co % 8 or g.Ci % 8 or g.Ci_group * together % 8)
-    return f"product {unaligned}{'rows' if g.pointwise else 'im2col'}"
+    unit = common_unit(VECTOR, g.Co, g.Ci, g.Ci_group * groups_together(g))
+    vectors = "" if unit == VECTOR else "unaligned " if unit > 1 else "scalar "
+    return f"product {vectors}{'rows' if g.pointwise else 'im2col'}"
+
+
+def suits(g, tile):
+    """Whether a tile is worth a prediction. TMA can bring blocks of dy, and of x where that is im2col already, if rows are a
+    multiple of 16 bytes apart, and should unless rows are short: TMA is slow where a block is mostly outside. Of slim tiles
+    of x that is im2col already the memory's rate is known, not the products'.
+    """
+    if is_depthwise(g):
+        return True
+    rows, columns, _ = sum_of(g, {})[0]
+    sides = tile["BLOCK_M"], tile["BLOCK_N"]
+    if tiles_for(g) == "product rows" and min(rows, columns) > THIN and max(sides) >= 4 * min(sides):
+        return False
+    aligned = g.Co % VECTOR == 0 and (not g.pointwise or g.Ci % VECTOR == 0)
+    return aligned if tile["TMA"] else not aligned or not tiles_for(g).startswith(ALIGNED) or min(rows, columns) <= THIN
 
 
 def registers(g, options):

@@ -20,6 +20,13 @@ FAR = tl.constexpr(1 << 30)  # a coordinate outside every image; so is twice as 
 SIZES = ["M", "P", "Q", "H", "W", "R", "S", "groups", "o_units", "c_units", "blocks", "per", *WALK]
 
 
+@triton.jit
+def within(first, last):
+    """The nearest to ``first`` of 0 ... ``last``, or 0: unlike by a minimum, known to be a multiple of what both are."""
+    first = tl.where(first < last, first, last)
+    return tl.where(first > 0, first, 0)
+
+
 @triton.jit(do_not_specialize=[*SIZES, *UNITS])
 def wgrad_kernel(
     dy_ptr, x_ptr, out_ptr,
@@ -51,6 +58,12 @@ def wgrad_kernel(
     group = pid // tiles % groups
     o = pid % tiles % tiles_m * BLOCK_M
     j = pid % tiles // tiles_m * BLOCK_N
+    own_o = o
+    own_j = j
+    if TMA:  # the last tile lies inside like all others: blocks of zeros take half as long again as blocks of values
+        o = within(group * Co + o, groups * Co - BLOCK_M) - group * Co
+        if POINTWISE:
+            j = within(group * Ci + j, groups * Ci - BLOCK_N) - group * Ci
     offs_o = o + tl.arange(0, BLOCK_M)
     offs_j = j + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -102,6 +115,8 @@ def wgrad_kernel(
 
     rows = (piece.to(tl.int64) * groups + group) * Co + offs_o
     mask = mask_o[:, None] & mask_j[None, :]
+    if TMA:
+        mask = mask & (offs_o >= own_o)[:, None] & (offs_j >= own_j)[None, :]
     if TOGETHER > 1:
         Ci_group = Ci // TOGETHER
         mask = mask & ((offs_o // (Co // TOGETHER))[:, None] == (offs_j % Ci // Ci_group)[None, :])

@@ -43,8 +43,17 @@ class PortablePlan:
     def __str__(self):
         return self.text
 
+    @property
+    def slots(self):
+        """Partial sums that ``fill`` writes."""
+        return self.pieces
+
     def run(self, input, grad_output, out, accumulate):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it."""
+        reduce_into(out, accumulate, self.slots, lambda target: self.fill(input, grad_output, target))
+
+    def fill(self, input, grad_output, target):
+        """Write the partial sums into ``target`` [slots, Co, R, S, Ci/groups], or the only one into any such shape."""
         x = input.contiguous() if self.copied[0] else input
         dy = rows_of(grad_output) if self.copied[1] or self.dy_tiles else grad_output
         if self.dy_tiles:
@@ -52,11 +61,7 @@ class PortablePlan:
         if self.x_tiles:
             M, Ci = x.shape[:3].numel(), x.shape[3]
             x = self.x_tiles(x.as_strided((M, Ci), (x.stride(2), 1)))
-
-        def fill(target):
-            launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), **self.meta)
-
-        reduce_into(out, accumulate, self.pieces, fill)
+        launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), **self.meta)
 
 
 @dataclass(frozen=True)

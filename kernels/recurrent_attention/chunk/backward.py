@@ -21,7 +21,7 @@ from kernels.common.sequences import locate_run
 from kernels.recurrent_attention.chunk.cut import cut_of, operand_dtype
 from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
 from kernels.recurrent_attention.chunk.forward import walk
-from kernels.recurrent_attention.chunk.levels import level_of_rows, load_mask
+from kernels.recurrent_attention.chunk.levels import level_of_rows, load_mask, over_its_unit
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 from kernels.recurrent_attention.tiles import load_state, over_group, right_of_middle
 
@@ -98,7 +98,8 @@ def _gradients_kernel(
         dk *= to_end[:, None]
         dv *= to_end[:, None]
     do = load_rows(do_base, stride_do_t, stride_do_v, where, own_v, V, BLOCK_V, DTYPE, WIDE)
-    dv = tl.dot(tl.trans((A * scale).to(DTYPE)), do, dv, input_precision=PRECISION)
+    # one gate a component: the scores hold the scale already, and a second rounding would show in dv
+    dv = tl.dot(tl.trans((A if VECTOR else A * scale).to(DTYPE)), do, dv, input_precision=PRECISION)
     store_rows(dv_ptr + head * V, H * V, where, own_v, V, dv, BLOCK_V)
 
     q = load_rows(q_base, stride_q_t, stride_q_k, where, own_k, K, BLOCK_K, DTYPE, WIDE)
@@ -150,7 +151,8 @@ def _inside_kernel(
     Level by level, as A was made: with X_l the rows of a level (q behind the edge, k before it, each with its decay) and P_l
     those P_ts that the level parts, in either order, Y = P_l X_l is all that both sides need: dq = e^{..} . Y behind the
     edge, dk = e^{..} . Y before it, and a gate between the edge and token t is crossed by what X_l . Y has in row t.
-    The decays in front of what came through the states are applied here, too.
+    The decays in front of what came through the states are applied here, too. P, q and k are divided by powers of two, so
+    that the products' operands fit into float16, as in ``scores_kernel``.
     """
     tiles_k = tl.cdiv(K, BLOCK_K)
     pid = tl.program_id(0)
@@ -167,8 +169,14 @@ def _inside_kernel(
     q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
     k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
     gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
-    P = load_rows(products_ptr + head * C, H * C, 1, where, 0, C, C, DTYPE, False)
-    itself = tl.sum(tl.where(s == t, P, 0.0).to(tl.float32), 1)[:, None]
+    P = load_rows(products_ptr + head * C, H * C, 1, where, 0, C, C, tl.float32, False)
+    FINE: tl.constexpr = tl.float16 if DTYPE == tl.bfloat16 else DTYPE
+    P, unit_p = over_its_unit(P, DTYPE)
+    itself = tl.sum(tl.where(s == t, P, 0.0), 1)[:, None]
+    P = P.to(FINE)
+    q, unit_q = over_its_unit(q, DTYPE)
+    k, unit_k = over_its_unit(k, DTYPE)
+    q, k = q.to(DTYPE), k.to(DTYPE)
 
     dq = itself * k
     dk = itself * q
@@ -178,13 +186,16 @@ def _inside_kernel(
         X, factor = level_of_rows(
             q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
         )  # fmt: skip
-        P_l = P * load_mask(parted_ptr, LEVEL, C, DTYPE)
-        Y = tl.dot(P_l, X.to(DTYPE), input_precision=PRECISION)
+        P_l = P * load_mask(parted_ptr, LEVEL, C, FINE)
+        Y = tl.dot(P_l, X.to(FINE), input_precision=PRECISION)
         dq += tl.where(behind, factor * Y, 0.0)
         dk += tl.where(behind, 0.0, factor * Y)
         if GATES:
-            crossed = load_mask(crossed_ptr, LEVEL, C, DTYPE)
-            dg += tl.dot(crossed, (X * Y).to(DTYPE), input_precision=PRECISION)
+            crossed = load_mask(crossed_ptr, LEVEL, C, FINE)
+            dg += tl.dot(crossed, (X * Y).to(FINE), input_precision=PRECISION)
+    # behind the edge X is q's and Y is k's, before it the other way round
+    dq *= unit_p * unit_k
+    dk *= unit_p * unit_q
 
     last = tl.minimum(L - 1 - first, C - 1).to(tl.int32) + tl.zeros([1], tl.int32)
     last = (where[0], -last if REVERSE else last, last >= 0)
@@ -195,6 +206,7 @@ def _inside_kernel(
     store_rows(dk_ptr + head * K, H * K, where, start_k, K, dk + tl.exp2(gamma_C - gamma) * dk_through, BLOCK_K)
     if GATES:
         dg_through = load_rows(dg_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
+        dg *= unit_p * unit_q * unit_k
         store_rows(dg_ptr + head * K, H * K, where, start_k, K, dg + dg_through, BLOCK_K)
 
 
@@ -218,7 +230,7 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
         zeros = [torch.zeros_like(x) if need else None for x, need in zip(given, needs[:-1], strict=True)]
         return *zeros, p.untouched(dfinal).to(initial_state.dtype) if need_initial else None
 
-    gates = prepare(p, at, q, k, g, g_gamma, gk, scores)
+    gates = prepare(p, at, q, k, g, g_gamma, gk, scale, scores)
     edge = operand_dtype(q)
     back = gates.q, do, scale, dfinal, need_initial
     states, _, costates, dinitial = walk(p, at, gates, gates.k, v, initial_state, False, edge, back)
@@ -235,7 +247,7 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
     dg = None
     if wanted:
         dg = new(*([*rows, p.K] if vector else [tiles, *rows]), dtype=torch.float32)
-    products = new(*rows, p.C, dtype=edge) if vector else None
+    products = new(*rows, p.C, dtype=torch.float32) if vector else None
     if vector:
         through = new(3, *rows, p.K, dtype=torch.float32)
         dq_through, dk_through, dg_through = through

@@ -1,6 +1,7 @@
 """How a call of the chunked form is cut: into chunks for the products, into runs of chunks that are walked side by side."""
 
 import functools
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -41,6 +42,7 @@ class Cut:
     runs: int
     chunks: int
     one_run: bool
+    stored: bool
     size_class: str
     device: torch.device
     switches: dict  # what the kernels are told about the packing, the strides and the numbers' format
@@ -49,13 +51,17 @@ class Cut:
 
     def __str__(self):
         runs = "in one run" if self.one_run else f"in runs of {self.RUN} tokens that are walked side by side"
-        return f"chunks of {self.C} tokens, {runs}"
+        stored = ", from stored states" if self.stored else ""
+        return f"chunks of {self.C} tokens, {runs}{stored}"
 
     def options(self, kernel, without=()):
         """Constexpr arguments of ``kernel``: switches and what the table of configurations says, but for some."""
         if (kernel, without) in self.known:
             return self.known[kernel, without]
         options = configuration("recurrent_attention", kernel, self.size_class, self.device)
+        wide = options.pop("WIDER_V", {})  # where V has more tiles than K: fewer, larger ones
+        if wide and cdiv(self.V, options["BLOCK_V"]) > cdiv(self.K, options["BLOCK_K"]):
+            options = wide
         tiles = {"BLOCK_K": block(self.K), "BLOCK_V": block(self.V)}
         tiles = {name: min(size, options.get(name, size)) for name, size in tiles.items()}
         options = self.switches | {"C": self.C} | options | tiles
@@ -98,7 +104,8 @@ def size_class(q):
 
 
 def cuts(q, device):
-    """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``."""
+    """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``; instead of runs "walks", of tiles of the state, where it
+    does not fit into registers."""
     return configuration("recurrent_attention", "chunk", size_class(q), device)
 
 
@@ -121,7 +128,12 @@ def plan(tensors, gates, reverse, packed, tf32, device):
     N = B if packed is None else packed
     table = cuts(q, device)
     C = table["C"]
-    wanted = cdiv(table["runs"], max(N * H if packed is None else H, 1))  # runs a sequence, or a head
+    side_by_side = N * H if packed is None else H
+    # a state too large for one program's registers is walked in tiles, each by a program of its own, and stored
+    if stored := "walks" in table:
+        options = configuration("recurrent_attention", "chunk_states", size_class(q), device)
+        side_by_side *= math.prod(cdiv(size, options.get(f"BLOCK_{axis}", size)) for axis, size in (("K", K), ("V", V)))
+    wanted = cdiv(table["walks" if stored else "runs"], max(side_by_side, 1))  # runs a sequence, or a head
     RUN = max(cdiv(cdiv(T, wanted), C), 1) * C
     if q.dtype == torch.float32:
         precision = "tf32" if tf32 else "tf32x3"
@@ -136,4 +148,4 @@ def plan(tensors, gates, reverse, packed, tf32, device):
     }
     runs, chunks = count_runs(packed, N, T, RUN), count_runs(packed, N, T, C)
     scalar = dict(zip(("USE_G", "USE_GAMMA"), gates, strict=True))
-    return Cut(B, T, H, K, V, N, C, RUN, runs, chunks, RUN >= T, size_class(q), device, switches, scalar)
+    return Cut(B, T, H, K, V, N, C, RUN, runs, chunks, RUN >= T, stored, size_class(q), device, switches, scalar)

@@ -3,7 +3,7 @@
 In a chunk of C tokens Gamma_t is the sum of the log-decays from its first token to t. A gate a token makes the decay between
 two tokens a C x C matrix, e^{Gamma_t - Gamma_s}. A gate for every key component does not factor so: there the scores
 
-    A_ts = sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]}
+    A_ts = c sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]}
 
 are made here, level by level, and what follows sees decayed q and k, A, and no gate but e^{Gamma_C}.
 """
@@ -186,7 +186,7 @@ class Gates:
         return self.scores is not None
 
 
-def prepare(p, at, q, k, g, g_gamma, gk, scores=None):
+def prepare(p, at, q, k, g, g_gamma, gk, scale, scores=None):
     """Run the kernels that turn gates into decays, and those that make the scores unless they are given; ``p`` is the call's
     ``Cut``, ``at`` its ``Places``."""
     new = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
@@ -222,14 +222,15 @@ def prepare(p, at, q, k, g, g_gamma, gk, scores=None):
         **options, **p.gates,
     )  # fmt: skip
     LEVELS = p.C.bit_length() - 1
-    parted, crossed = new(2, LEVELS, p.C, p.C, dtype=stored)
+    fine = torch.float16 if stored == torch.bfloat16 else stored  # as the operands that they multiply
+    parted, crossed = new(2, LEVELS, p.C, p.C, dtype=fine)
     launch(level_masks_kernel, (LEVELS,), parted, crossed, outputs=(parted, crossed), C=p.C)
     if scores is None:
         scores = new(p.B, p.T, p.H, p.C, dtype=stored)
         options = p.options("chunk_scores", without=("BLOCK_V",))
         launch(
             scores_kernel, (places * p.H,),
-            q, k, gamma, parted, scores, at.chunks, at.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2],
+            q, k, gamma, parted, scores, at.chunks, at.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2], scale,
             *strides(q), *strides(k), outputs=(scores,), LEVELS=LEVELS, **options,
         )  # fmt: skip
     return Gates(

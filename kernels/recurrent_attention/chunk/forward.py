@@ -15,9 +15,10 @@ import triton.language as tl
 from kernels.common.launch import launch
 from kernels.common.math import cdiv, strides
 from kernels.common.sequences import first_run, locate_run, sequence_span
-from kernels.recurrent_attention.chunk.cut import cut_of
+from kernels.recurrent_attention.chunk.cut import cut_of, operand_dtype
 from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
+from kernels.recurrent_attention.chunk.stored import stored_outputs
 from kernels.recurrent_attention.tiles import load_state, store_state
 
 
@@ -208,7 +209,8 @@ def _outputs_kernel(
             scores = (scores * decay_matrix(gamma_ptr, resets_ptr, place, C, GATED, COUNTED)).to(DTYPE)
         o = tl.dot(q, S.to(DTYPE), input_precision=PRECISION)
         decayed_v = v
-        if VECTOR:  # q and k are decayed already
+        if VECTOR:  # q and k are decayed already, and the scores hold the scale
+            o *= scale
             S *= tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)[:, None]
         elif GATED:
             o *= tl.load(from_start_ptr + place * C + offs_c)[:, None]
@@ -216,7 +218,7 @@ def _outputs_kernel(
             decayed_v = (v * tl.load(to_end_ptr + place * C + offs_c)[:, None]).to(DTYPE)
         o = tl.dot(scores, v, o, input_precision=PRECISION)
         S = tl.dot(tl.trans(k), decayed_v, S, input_precision=PRECISION)
-        store_rows(o_ptr + (b * T * H + h) * V, H * V, where, start_v, V, o * scale, BLOCK_V)
+        store_rows(o_ptr + (b * T * H + h) * V, H * V, where, start_v, V, o if VECTOR else o * scale, BLOCK_V)
     if END:
         if run_first == 0:
             store_state(end_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, S)
@@ -294,9 +296,12 @@ def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, r
     o = torch.empty(p.B, p.T, p.H, p.V, dtype=q.dtype, device=q.device)
     if p.T == 0 or p.H == 0:
         return o, p.untouched(initial_state) if output_final_state else None, None
-    gates = prepare(p, at, q, k, g, g_gamma, gk)
+    gates = prepare(p, at, q, k, g, g_gamma, gk, scale)
     q, k = gates.q, gates.k
     start = None if initial_state is None else initial_state.contiguous()
+    if p.stored:
+        states, final, *_ = walk(p, at, gates, k, v, start, output_final_state, operand_dtype(q))
+        return stored_outputs(p, at, gates, v, states, scale, o.dtype), final, gates.scores
     final = None
     if not p.one_run:
         start, final, *_ = walk(p, at, gates, k, v, start, output_final_state)

@@ -1,6 +1,6 @@
 """Scores of a chunk with a gate for every key component: level by level, each a matrix product.
 
-    A_ts = sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]}
+    A_ts = c sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]}
 """
 
 import triton
@@ -35,6 +35,21 @@ def level_of_rows(
 
 
 @triton.jit
+def over_its_unit(x, DTYPE: tl.constexpr):
+    """``(x / unit, unit)``, float32, with the unit the power of two at or below x's largest magnitude; 1 unless DTYPE is
+    bfloat16. What is divided by its unit fits into float16, whatever it was."""
+    if DTYPE == tl.bfloat16:
+        x = x.to(tl.float32)
+        exponent = tl.max(tl.max(tl.abs(x), 1), 0).to(tl.int32, bitcast=True) >> 23
+        exponent = tl.minimum(tl.maximum(exponent, 1), 253)  # the unit and its inverse are both normal numbers
+        unit = (exponent << 23).to(tl.float32, bitcast=True)
+        x *= ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    else:
+        unit = 1.0
+    return x, unit
+
+
+@triton.jit
 def level_masks_kernel(parted_ptr, crossed_ptr, C: tl.constexpr):
     """Ones and zeros for one level, [C, C] each; loading them is cheaper than comparing indices in every program.
 
@@ -60,12 +75,16 @@ def load_mask(masks_ptr, LEVEL, C: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def scores_kernel(
-    q_ptr, k_ptr, gamma_ptr, parted_ptr, scores_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k,
+    q_ptr, k_ptr, gamma_ptr, parted_ptr, scores_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k, scale,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
     C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
     PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A_ts = sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]} of one chunk, level by level."""
+    """A_ts = c sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]} of one chunk, level by level.
+
+    Rows with their decays are no longer numbers that bfloat16 holds, and rounding them so was half of the error of o. Decays
+    are at most 1: once q and k are divided by powers of two, rows fit into float16, whose rounding is eight times finer.
+    """
     pid = tl.program_id(0)
     h = (pid % H).to(tl.int64)
     n, b, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
@@ -75,18 +94,23 @@ def scores_kernel(
     k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
+    FINE: tl.constexpr = tl.float16 if DTYPE == tl.bfloat16 else DTYPE
     scores = tl.zeros([C, C], tl.float32)
     for start_k in tl.range(0, K, BLOCK_K, num_stages=1):
         q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
-        scores += tl.where(t == s, tl.sum(q.to(tl.float32) * k, 1)[:, None], 0.0)
+        scores += tl.where(t == s, tl.sum(q.to(tl.float32) * k, 1)[:, None] * scale, 0.0)
+        q, unit_q = over_its_unit(q, DTYPE)
+        k, unit_k = over_its_unit(k, DTYPE)
+        q, k = q.to(DTYPE), k.to(DTYPE)
+        unit = unit_q * unit_k * scale
         for LEVEL in tl.range(LEVELS, num_stages=1):
             rows, factor = level_of_rows(
                 q, k, gamma, gamma_ptr + head * K, H * K, begin, L, first, start_k, K, LEVEL, C, BLOCK_K, REVERSE
             )  # fmt: skip
-            rows = rows.to(DTYPE)
+            rows = rows.to(FINE)
             product = tl.dot(rows, tl.trans(rows), input_precision=PRECISION)
-            scores += product * load_mask(parted_ptr, LEVEL, C, tl.float32)
+            scores += product * load_mask(parted_ptr, LEVEL, C, tl.float32) * unit
     # a product of rows has the pair (t, s) at (s, t), too
     store_rows(scores_ptr + head * C, H * C, where, 0, C, tl.where(s <= t, scores, 0.0), C)

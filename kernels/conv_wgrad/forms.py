@@ -1,0 +1,156 @@
+"""A weight gradient as that of another convolution which has the same sums: what a kernel then reads and pads is less.
+
+Patches. Where the taps of a row neither overlap nor leave gaps, stride = S, or there is one output column, the S pixels that
+an output pixel sees of a row lie side by side in memory: S pixels of Ci channels are one pixel of S Ci channels, and a filter
+of R x S taps is one of R x 1. Where patches are as high as they are far apart, too, rows of patches are images of their own.
+
+Roles. With stride 1, count from the input pixel (h, w) instead: the output pixel that sees it through tap (r, s) is
+(h - r δh + pt, w - s δw + pl). With r' = R - 1 - r and s' = S - 1 - s,
+
+    dw[o, r, s, c] = sum_(n, h, w) x[n, h, w, c] dy[n, h + r' δh - p't, w + s' δw - p'l, o],     p't = (R - 1) δh - pt,
+
+which is a weight gradient, too: im2col is that of dy, x is read once, and rows of the product are input channels. That is
+less where there are fewer output channels than input channels, a tile's rows are a multiple of 64, or a tap is a copy.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels.common.plan import Layout
+from kernels.conv_wgrad.geometry import Geometry
+from kernels.conv_wgrad.split_k import reduce_into
+
+TMA_STEPS = 8  # pixels that TMA steps over at most
+
+
+def folded(g):
+    """The ``Geometry`` of the same sums whose patches are channels, g itself where they overlap or leave gaps."""
+    if g.groups > 1 or 0 in (g.M, g.Ci):
+        return g
+    top, bottom, left, right = g.padding
+    if g.S > 1 and g.dilation[1] == 1 and not left and not right and (g.stride[1] == g.S or g.Q == 1):
+        pairs = {"stride": (g.stride[0], 1), "dilation": (g.dilation[0], 1)}
+        g = replace(g, W=g.Q, Ci=g.S * g.Ci, S=1, **pairs)
+    rows = g.stride[0] == g.R and g.dilation[0] == 1 and not top and not bottom and g.H == g.P * g.R
+    if g.R > TMA_STEPS and g.S == 1 and g.stride[1] == 1 and not left and not right and rows:
+        g = replace(g, N=g.N * g.P, H=g.R, stride=(1, 1))
+    return g
+
+
+def turned(g):
+    """The ``Geometry`` of the same sums with x and dy in each other's roles, or ``None``: where the stride is not 1, or the
+    padding is wider than the filter."""
+    top, bottom, left, right = g.padding
+    high, wide = g.span[0] - 1, g.span[1] - 1
+    padding = (high - top, high - bottom, wide - left, wide - right)
+    if g.groups > 1 or g.stride != (1, 1) or min(padding) < 0 or 0 in (g.M, g.Ci):
+        return None
+    return Geometry(g.N, g.P, g.Q, g.Co, g.Ci, g.R, g.S, (1, 1), padding, g.dilation)
+
+
+def patches(x, g, f):
+    """``x`` of the ``Geometry`` g as its folded one f sees it: a view where its patches lie so, else a contiguous copy."""
+    if f is g:
+        return x
+    dense = (x.stride(3) == 1 or g.Ci == 1) and (x.stride(2) == g.Ci or g.W == 1)
+    if f.N != g.N:
+        dense = dense and (g.N == 1 or x.stride(0) == g.H * x.stride(1))
+    if not dense:
+        x = x.contiguous()
+    n, h = x.stride(0), x.stride(1)
+    if f.N != g.N:
+        n = f.H * h
+    return x.as_strided(f.input_shape, (n, h, f.Ci, 1))
+
+
+def seen(function, layout, *rest):
+    """The ``Layout`` of ``function`` of a tensor that lies so, and whether that is a copy."""
+    x = layout.meta()
+    made = function(x, *rest)
+    copied = made.untyped_storage()._cdata != x.untyped_storage()._cdata
+    return Layout(tuple(made.shape), made.stride(), layout.dtype, 0 if copied else layout.address), copied
+
+
+@dataclass(frozen=True)
+class Form:
+    """A problem in the form that kernels are given: ``problem``, and how its tensors come from those of the ``Geometry`` g.
+
+    ``f`` is g folded; ``problem.turned`` says whether x and dy have each other's roles.
+    """
+
+    g: Geometry
+    f: Geometry
+    problem: object
+
+    def tensors(self, input, grad_output):
+        """``(input, grad_output)`` of the problem."""
+        pair = input, grad_output
+        if self.f is not self.g:
+            pair = patches(input, self.g, self.f), grad_output.reshape(self.f.output_shape)
+        return pair[::-1] if self.problem.turned else pair
+
+    def copies(self, input, grad_output):
+        """Lines of text: what ``tensors`` copies, and why."""
+        if self.f is self.g or patches(input, self.g, self.f).data_ptr() == input.data_ptr():
+            return []
+        return [f"copies input: strides {input.stride()}, its patches do not lie side by side"]
+
+    def named(self, line):
+        """A line of text about ``tensors``, in the names that a caller gave them."""
+        names = ["copies input", "copies grad_output"]
+        for own, other in zip(names, names[::-1], strict=True):
+            if self.problem.turned and line.startswith(own):
+                return other + line.removeprefix(own)
+        return line
+
+    def __str__(self):
+        said = []
+        if self.f is not self.g:
+            what = f"{self.f.R}x{self.f.S} over {self.f.Ci} channels"
+            said.append(f"patches of {self.g.R}x{self.g.S} pixels lie side by side, a filter of {what}")
+        if self.problem.turned:
+            said.append("x and dy in each other's roles")
+        return "; ".join(said)
+
+
+def forms(problem):
+    """``[Form, ...]`` of a problem: folded, and turned where that is possible."""
+    g, f = problem.g, folded(problem.g)
+    input, grad_output = problem.input, problem.grad_output
+    if f is not g:
+        input, _ = seen(patches, input, g, f)
+        grad_output, _ = seen(torch.Tensor.reshape, grad_output, f.output_shape)
+    plain = problem._replace(g=f, input=input, grad_output=grad_output)
+    found = [Form(g, f, plain)]
+    if t := turned(f):
+        other = plain._replace(g=t, input=grad_output, grad_output=input, turned=True)
+        found.append(Form(g, f, other))
+    return found
+
+
+@dataclass(frozen=True)
+class FormPlan:
+    """The plan of a ``Form``: a way's plan on its tensors, and the sums in the order that they are asked for in."""
+
+    form: Form
+    plan: object
+
+    def __str__(self):
+        return "; ".join(text for text in (str(self.plan), str(self.form)) if text)
+
+    def run(self, input, grad_output, out, accumulate):
+        """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it."""
+        form, shape = self.form, self.form.f.weight_shape
+        if out.shape != shape and not out.is_contiguous():
+            total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+            self.run(input, grad_output, total, False)
+            out.add_(total) if accumulate else out.copy_(total)
+            return
+        x, dy = form.tensors(input, grad_output)
+        out = out if out.shape == shape else out.view(shape)
+        if form.problem.turned:
+            sums = form.problem.g.weight_shape
+            reduce_into(out, accumulate, self.plan.slots, lambda target: self.plan.fill(x, dy, target), sums)
+        else:
+            self.plan.run(x, dy, out, accumulate)

@@ -1,0 +1,132 @@
+"""Patches as channels and roles turned: other convolutions that have the same sums."""
+
+import itertools
+
+import pytest
+import torch
+
+from kernels.conv_wgrad import conv2d_wgrad, plan
+from kernels.conv_wgrad.forms import FormPlan, folded, forms, turned
+from kernels.conv_wgrad.geometry import geometry
+from kernels.conv_wgrad.gluon import hopper
+from kernels.conv_wgrad.portable import way as portable
+from kernels.conv_wgrad.reference import conv2d_wgrad_reference
+from tests.conv_wgrad import cases, on_model
+from tests.tensors import relative_error
+
+# name: image batch, output channels, filter, convolution, and the folded geometry's input, filter, stride
+PATCHES = {
+    "16x16": ((2, 32, 48, 3), 5, 16, 16, dict(stride=16), (4, 16, 3, 48), (16, 1), (1, 1)),
+    "14x14": ((2, 28, 28, 3), 5, 14, 14, dict(stride=14), (4, 14, 2, 42), (14, 1), (1, 1)),
+    "4x4, rest at the end": ((2, 10, 11, 3), 5, 4, 4, dict(stride=4), (2, 10, 2, 12), (4, 1), (4, 1)),
+    "16x16, rest at the end": ((2, 35, 33, 2), 5, 16, 16, dict(stride=16), (2, 35, 2, 32), (16, 1), (16, 1)),
+    "rows that overlap": ((2, 7, 6, 4), 3, 3, 2, dict(stride=(1, 2), padding=(1, 0)), (2, 7, 3, 8), (3, 1), (1, 1)),
+    "dilated rows": ((1, 9, 6, 2), 3, 3, 3, dict(stride=(2, 3), dilation=(2, 1)), (1, 9, 2, 6), (3, 1), (2, 1)),
+    "the whole image": ((3, 5, 7, 4), 6, 5, 7, {}, (3, 5, 1, 28), (5, 1), (1, 1)),
+    "a row": ((2, 3, 8, 4), 3, 1, 4, dict(stride=(1, 4)), (2, 3, 2, 16), (1, 1), (1, 1)),
+    "stride 2, 1 wide": ((2, 9, 6, 3), 3, 9, 1, dict(stride=(9, 1)), (2, 9, 6, 3), (9, 1), (1, 1)),
+}
+UNFOLDED = {
+    "overlap": ((2, 8, 8, 3), 5, 3, 3, dict(stride=2)),
+    "gaps": ((2, 8, 8, 3), 5, 2, 2, dict(stride=3)),
+    "padding": ((2, 8, 8, 3), 5, 2, 2, dict(stride=2, padding=(0, 0, 1, 0))),
+    "dilation": ((2, 8, 8, 3), 5, 2, 2, dict(stride=2, dilation=2)),
+    "groups": ((2, 8, 8, 4), 4, 2, 2, dict(stride=2, groups=2)),
+    "no image": ((0, 8, 8, 3), 5, 2, 2, dict(stride=2)),
+}
+ROLES = {
+    "3x3": ((2, 7, 5, 8), 3, 3, 3, dict(padding=1)),
+    "no padding": ((2, 7, 5, 3), 8, 3, 2, {}),
+    "asymmetric padding": ((2, 6, 7, 5), 2, 3, 3, dict(padding=(0, 2, 2, 1))),
+    "dilation": ((2, 7, 8, 4), 3, 2, 3, dict(dilation=(3, 2), padding=(3, 1))),
+    "1x1": ((3, 5, 4, 7), 2, 1, 1, {}),
+    "patches": ((2, 6, 8, 2), 3, 3, 4, dict(stride=(1, 4))),
+}
+
+
+def run_turned(x, dy, g, out, accumulate=False, way=portable, split_k=None):
+    """The gradient with x and dy in each other's roles, whichever would be chosen."""
+    form = forms(plan.problem_of(x, dy, g, split_k))[1]
+    assert form.problem.turned
+    FormPlan(form, way.plan(form.problem)).run(x, dy, out, accumulate)
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_patches_are_channels(name):
+    shape, Co, R, S, convolution, *want = PATCHES[name]
+    g = geometry(shape, Co, R, S, **convolution)
+    f = folded(g)
+    assert [f.input_shape, (f.R, f.S), f.stride] == want
+    assert (f.M, f.columns, f.flops) == (g.M, g.columns, g.flops)
+    for layout, dtype in itertools.product(cases.LAYOUTS, (torch.float32, torch.bfloat16)):
+        cases.check(shape, Co, R, S, layout=layout, dtype=dtype, split_k=2, **convolution)
+
+
+@pytest.mark.parametrize("name", UNFOLDED)
+def test_what_is_no_patch_stays(name):
+    shape, Co, R, S, convolution = UNFOLDED[name]
+    g = geometry(shape, Co, R, S, **convolution)
+    assert folded(g) is g
+
+
+def test_patches_into_any_memory():
+    x, dy, g = cases.problem((2, 8, 12, 3), 5, 4, 4, stride=4)
+    want = conv2d_wgrad_reference(x.cpu().double(), dy.cpu().double(), 4, 4, 4)
+    planes = torch.full((5, 3, 4, 4), float("nan"), device=x.device).permute(0, 2, 3, 1)
+    conv2d_wgrad(x, dy, 4, 4, 4, out=planes)
+    assert relative_error(planes, want) < 2e-6
+    conv2d_wgrad(x, dy, 4, 4, 4, out=planes, accumulate=True)
+    assert relative_error(planes, 2 * want) < 2e-6
+    text = conv2d_wgrad.explain(x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1), dy, 4, 4, 4)
+    assert "patches of 4x4 pixels lie side by side, a filter of 4x1 over 12 channels" in text
+    assert "copies input" in text and "its patches do not lie side by side" in text
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_roles_turned(name):
+    shape, Co, R, S, convolution = ROLES[name]
+    for layout, dtype, split_k in zip(cases.LAYOUTS, (torch.float32, torch.bfloat16) * 3, (None, 1, 2, 3, 20), strict=False):
+        x, dy, g = cases.problem(shape, Co, R, S, dtype=dtype, layout=layout, **convolution)
+        want = conv2d_wgrad_reference(x.cpu().double(), dy.cpu().double(), R, S, **convolution)
+        out = torch.full(g.weight_shape, float("nan"), device=x.device)
+        run_turned(x, dy, g, out, split_k=split_k)
+        assert relative_error(out, want) < 2e-6
+        again = torch.full((g.Co, g.Ci, R, S), float("nan"), device=x.device).permute(0, 2, 3, 1)
+        run_turned(x, dy, g, again, split_k=split_k)
+        assert torch.equal(again, out)
+        run_turned(x, dy, g, again, accumulate=True, split_k=split_k)
+        assert relative_error(again, 2 * want) < 2e-6
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [dict(stride=2), dict(padding=3), dict(padding=(0, 0, 0, 3)), dict(groups=4), dict(stride=(1, 2))],
+    ids=str,
+)
+def test_roles_that_cannot_be_turned(convolution):
+    assert turned(geometry((2, 9, 9, 4), 4, 3, 3, **convolution)) is None
+
+
+@pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
+@pytest.mark.parametrize("name", ["14x14", "16x16", "3x3", "asymmetric padding"])
+def test_hoppers_kernel_on_the_model(name):
+    """A stride of 16 pixels, which TMA doesn't step over, and both roles."""
+    shape, Co, R, S, convolution, *_ = PATCHES.get(name) or ROLES[name]
+    x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
+    form = forms(plan.problem_of(x, dy, g))[name in ROLES]
+    assert hopper.reason_not(form.problem._replace(device=torch.device("cpu"))) == "the GPU is not a Hopper"
+    out = torch.full(g.weight_shape, float("nan"))
+    with on_model.tiles(GROUPS=2):
+        chosen = FormPlan(form, hopper.plan(form.problem))
+        with on_model.gluon_model.executing() as results:
+            chosen.run(x, dy, out, False)
+    assert results[0].ok, str(results[0])
+    assert relative_error(out, conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)) < 1e-6
+
+
+@pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
+def test_hoppers_backend_takes_patches_of_any_size_and_no_other_stride(monkeypatch):
+    monkeypatch.setattr(hopper, "is_cuda_architecture", lambda *given: True)
+    refused = lambda *sizes: plan.refused("hopper", geometry((2, 28, 28, 3), 5, *sizes), torch.bfloat16, None)  # noqa: E731
+    assert refused(14, 14, 14) is None
+    assert "stride is (14, 14), TMA steps over 8 pixels at most" in refused(13, 13, 14)
