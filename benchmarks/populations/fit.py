@@ -94,7 +94,7 @@ def usable(g, candidate):
     if candidate["backend"] == "depthwise":
         return options["BLOCK_M"] < 2 * g.Co
     rows, columns = (g.Co, g.Ci) if candidate["backend"] == "hopper" else choice.sum_of(g, {})[0][:2]
-    least = 64 if candidate["backend"] == "hopper" or "predicted_ms" in candidate else 0
+    least = 64 if candidate["backend"] == "hopper" or {"predicted_ms", "turned"} & candidate.keys() else 0
     return options["BLOCK_M"] < 2 * max(rows, least) and options["BLOCK_N"] < 2 * max(columns, least)
 
 

@@ -196,7 +196,7 @@ def measure(case, machine, rounds):
             "shape": {"N": N, **layer},
             "timed": how["ours"],
             "ours_ms": round(ms["ours"], 5),
-            "explained": conv2d_wgrad.explain(x, dy, *rows.arguments_of(g)),
+            "explained": rows.explained(x, dy, g),
             "bytes": rows.bytes_of(g),
             "flops": g.flops,
             "relative_error": population.short(errors["ours"]),

@@ -12,7 +12,7 @@ from benchmarks import harness
 from kernels.common import configs
 from kernels.dynamic_conv import cost, dynamic_conv, launches
 
-RECORD = harness.recorded(harness.RESULTS, walks.RECORDS["token"])
+RECORD = harness.read(walks.RECORDS["token"])
 TABLE = configs._table("dynamic_conv")[RECORD["machine"]["gpu"]]["backward"]
 PROCESSORS = RECORD["machine"]["multiprocessors"]
 
@@ -89,7 +89,7 @@ def test_explain_prints_each_candidates_time(monkeypatch):
     assert "1 warps, runs of" in text and "4 warps, runs of" in text and ": 1.00" in text
 
 
-STATIC = harness.recorded(harness.RESULTS, walks.RECORDS["static"])
+STATIC = harness.read(walks.RECORDS["static"])
 
 
 @pytest.mark.parametrize("W", walks.STATIC_WIDTHS)
