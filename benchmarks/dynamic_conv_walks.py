@@ -242,7 +242,7 @@ def main():
         record = {"machine": machine, "columns": COLUMNS[given.of], "rows": rows}
         print(harness.write(RECORDS[given.of], record | ({"tiles": TILES} if given.of == "static" else {}), given.out))
         return
-    record = json.loads((Path(given.out) / f"{RECORDS[given.of]}.json").read_text())
+    record = harness.read(RECORDS[given.of], given.out)
     table, errors = {"token": fit_token, "static": fit_static}[given.of](record)
     path = Path(configs.__file__).parent.parent / "dynamic_conv" / "configs.json"
     whole = json.loads(path.read_text())

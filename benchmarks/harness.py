@@ -1,6 +1,7 @@
 """What every benchmark shares: the machine's ceilings, medians of event timings, and the record that is written."""
 
 import datetime
+import gzip
 import importlib
 import importlib.metadata
 import json
@@ -222,6 +223,14 @@ def write(name, record, folder=RESULTS):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text_of(record))
     return path
+
+
+def read(name, folder=RESULTS):
+    """The record ``name``, plain or packed by ``gzip -9n`` as those of thousands of lines are; ``None`` if there is none."""
+    plain, packed = Path(folder) / f"{name}.json", Path(folder) / f"{name}.json.gz"
+    if plain.exists():
+        return json.loads(plain.read_text())
+    return json.loads(gzip.decompress(packed.read_bytes())) if packed.exists() else None
 
 
 def text_of(record):

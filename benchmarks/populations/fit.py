@@ -6,7 +6,6 @@ weighing less: which of the fast ones is the fastest is what the choice depends 
 """
 
 import argparse
-import gzip
 import json
 import math
 import re
@@ -212,14 +211,6 @@ def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def recorded(folder, name):
-    """A tuning record, as ``measure`` wrote it, or packed by ``gzip -9n``: nothing else reads its thousands of lines."""
-    plain, packed = folder / f"{name}.json", folder / f"{name}.json.gz"
-    if plain.exists():
-        return json.loads(plain.read_text())
-    return json.loads(gzip.decompress(packed.read_bytes())) if packed.exists() else None
-
-
 def as_table(costs):
     """Costs as ``costs.json`` holds them: numbers of four digits, tiles by kind, each with its options."""
     short = lambda x: {k: short(v) for k, v in x.items()} if isinstance(x, dict) else float(f"{x:.4g}")  # noqa: E731
@@ -248,7 +239,7 @@ def main():
     parser.add_argument("--records", default=harness.RESULTS, type=Path, help="folder with the tuning records")
     parser.add_argument("--leave-out", action="store_true", help="also fit without each row, and choose for that row")
     given = parser.parse_args()
-    records = [record for name in RECORDS if (record := recorded(given.records, name))]
+    records = [record for name in RECORDS if (record := harness.read(name, given.records))]
     gpu = records[0]["machine"]["gpu"]
     measured = [row for record in records for row in record["rows"]]
     points = points_of(measured)

@@ -1,6 +1,5 @@
 """The committed populations, read: layers of a half, and sizes that a GPU takes a reasonable time for."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ HALVES = ("tuning", "held_out")
 
 def record(room):
     """The room's record: ``made_by``, ``date``, ``versions``, ``rule``, ``models``, ``layers``."""
-    return json.loads((DATA / f"{room}.json").read_text())
+    return harness.read(room, DATA)
 
 
 def layers(room, half):

@@ -1,7 +1,6 @@
 """docs/speed.md from the recorded populations: ``python -m benchmarks.populations.report``. No number is typed by hand."""
 
 import argparse
-import json
 import math
 import re
 from pathlib import Path
@@ -35,8 +34,7 @@ def records(room, folder=harness.RESULTS):
     """The room's recorded populations, ``{half: record}``; a record of both is taken apart."""
     found = {}
     for half in (*population.HALVES, "both"):
-        path = Path(folder) / f"population_{room}_{half}.json"
-        record = json.loads(path.read_text()) if path.exists() else {"rows": []}
+        record = harness.read(f"population_{room}_{half}", folder) or {"rows": []}
         for own in population.HALVES if half == "both" else (half,):
             if rows := [row for row in record["rows"] if row["half"] == own]:
                 found.setdefault(own, record | {"rows": rows})

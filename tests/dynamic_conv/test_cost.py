@@ -1,6 +1,5 @@
 """The model of cost that chooses the backward walk's tile and run: its equation, its choice, its fit to the record."""
 
-import json
 import math
 
 import pytest
@@ -13,7 +12,7 @@ from benchmarks import harness
 from kernels.common import configs
 from kernels.dynamic_conv import cost, dynamic_conv, launches
 
-RECORD = json.loads((harness.RESULTS / f"{walks.RECORDS['token']}.json").read_text())
+RECORD = harness.read(walks.RECORDS["token"])
 TABLE = configs._table("dynamic_conv")[RECORD["machine"]["gpu"]]["backward"]
 PROCESSORS = RECORD["machine"]["multiprocessors"]
 
@@ -90,7 +89,7 @@ def test_explain_prints_each_candidates_time(monkeypatch):
     assert "1 warps, runs of" in text and "4 warps, runs of" in text and ": 1.00" in text
 
 
-STATIC = json.loads((harness.RESULTS / f"{walks.RECORDS['static']}.json").read_text())
+STATIC = harness.read(walks.RECORDS["static"])
 
 
 @pytest.mark.parametrize("W", walks.STATIC_WIDTHS)

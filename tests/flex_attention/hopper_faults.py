@@ -89,7 +89,10 @@ FAULTS = {
     ),
     "the loader waits for queries that nobody has had": (
         (hopper, "load_tiles", "(visits // KEPT + 1) & 1", "visits // KEPT & 1"),
-        ("deadlock", "load_tiles", "mbarrier.wait(q_free.index(held), visits // KEPT & 1)", "q_free", "Parity 1 would"),
+        (
+            "deadlock", "load_tiles", "mbarrier.wait(q_free.index(held), visits // KEPT & 1)", "q_free",
+            "Parity 1 would pass at once",
+        ),
     ),
     "half the queries expected": (
         (hopper, "load_tiles", "GROUPS * q_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),

@@ -161,13 +161,19 @@ def test_counters_where_the_workspace_holds_too_few_heads(of_an_h200, shape, hea
 @pytest.mark.parametrize(
     ("asks", "heads", "counted"), [("a tensor", 16, True), ("a tensor", 4, False), ("numbers", 16, False)]
 )
-def test_counters_where_a_mask_asks_a_tensor_and_the_workspace_does_not_hold_all_heads(of_an_h200, asks, heads, counted):
+def test_counters_where_a_mask_asks_a_tensor_and_the_workspace_does_not_hold_all(of_an_h200, asks, heads, counted):
     """Documents' items are few and of any length; a workspace that holds all heads is one launch all the same."""
     ids, window = torch.zeros(16384, dtype=torch.int32), 1024
     mods = {"a tensor": lambda b, h, m, n: ids[m] == ids[n], "numbers": lambda b, h, m, n: m - n < window}
     mask = BlockMask.from_kv_blocks(torch.ones(1, 1, 128, dtype=torch.int32), torch.zeros(1, 1, 128, 128, dtype=torch.int32))
     mask.mask_mod = mods[asks]
-    assert (fused.slower(large_on_gpu((1, heads, heads, 16384, 16384, 128, 128), mask=mask)) is None) == counted
+    why_not = fused.slower(large_on_gpu((1, heads, heads, 16384, 16384, 128, 128), mask=mask))
+    assert (why_not is None) == counted
+
+
+@pytest.mark.parametrize(("D", "N", "items"), [(64, 8192, 2), (128, 2048, 2), (128, 4096, 1), (256, 512, 1)])
+def test_the_next_items_queries_come_early_where_memory_is_left(of_an_h200, D, N, items):
+    assert hopper.compile_time(large_on_gpu((1, 2, 2, N, N, D, D)))["KEPT"] == items
 
 
 def test_no_workspace_no_sums(of_an_h200):

@@ -17,10 +17,12 @@ pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the ot
 SHARED = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # Bytes of stack a thread, at most over all gates and options, as the compiler reported for K = V = 64 and 128 in bfloat16.
 # Every other kernel has none. These are no goals: a kernel that spills less deserves a smaller number here. On the H200
-# ``_inside_kernel`` and ``_gradients_kernel`` (K = 128) run under a limit on registers that its table sets.
+# ``_inside_kernel`` and ``_gradients_kernel`` (K = 128) run under a limit on registers that its table sets;
+# without it ``_inside_kernel`` spills nothing and takes longer, as measured.
 SPILLS = {
-    ("NVIDIA H200", 90): {"_gradients_kernel": 368, "_inside_kernel": 56, "_outputs_kernel": 176, "through_kernel": 384,
-                         "scores_kernel": 8},
+    ("NVIDIA H200", 90): {
+        "_gradients_kernel": 368, "_inside_kernel": 192, "_outputs_kernel": 176, "scores_kernel": 8, "through_kernel": 384,
+    },
     ("any GPU", 80): {"_gradients_kernel": 3792, "_outputs_kernel": 472, "pairs_kernel": 8, "through_kernel": 8},
     ("any GPU", 90): {"_gradients_kernel": 56, "_outputs_kernel": 176, "pairs_kernel": 8, "through_kernel": 48},
     ("any GPU", 100): {
