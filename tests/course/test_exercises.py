@@ -219,6 +219,7 @@ def test_the_table_of_points_is_the_checks_own(name):
         assert cell.metadata.nbgrader.points == sum(WORTH[function].values())
 
 
+@pytest.mark.thorough
 def test_half_a_solution_earns_part_of_the_points(course):
     """nbgrader from release to mark: the store is not masked, so four properties fail; it compiles and is cheap."""
     name = "01_row_softmax"

@@ -70,6 +70,7 @@ def check(monkeypatch, arch, name, gpu="any GPU", **options):
     return reports
 
 
+@pytest.mark.thorough
 def test_compiles_for_hopper_on_matrix_units(monkeypatch):
     reports = check(monkeypatch, 90, "causal", gpu="NVIDIA H200", D=128)
     assert all(report.count("HGMMA") and report.count("UTMALDG") for report in reports if "attention" in report.kernel)

@@ -90,6 +90,7 @@ MAIN = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", MAIN, ids=lambda kind: f"{kind[0]} {kind[1][0]}")
 def test_the_main_kernels_on_an_h200(monkeypatch, kind):
     check(monkeypatch, 90, *kind, gpu="NVIDIA H200", only=MAIN[kind])
