@@ -32,7 +32,7 @@ if common_gluon.gluon is not None:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from kernels.flex_attention.hopper.dealing import first_row, item_of_keys, items_of_program, lists_of, place
+    from kernels.flex_attention.hopper.dealing import first_row, items_of_program, keys_of_program, queries_of_keys
     from kernels.flex_attention.hopper.forward import store_rows
 
 KEPT = 2  # items' keys and values in shared memory: the next item's come while this one's gradients are stored
@@ -76,10 +76,7 @@ if common_gluon.gluon is not None:
         q_s, do_s, k_s, v_s, lse_s, delta_s, ds_s, kv_ready, kv_free, q_ready, do_ready, free = ring
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, pair = item_of_keys(item, tiles_n, items, TILES_FIRST)
-            b_kv = (first + pair) // Hkv
-            h_kv = (first + pair) % Hkv
+            tile, pair, b_kv, h_kv = keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST, BACK_AND_FORTH)
             held = turn % KEPT
             ready = kv_ready.index(held)
             mbarrier.wait(kv_free.index(held), (turn // KEPT + 1) & 1)
@@ -89,12 +86,9 @@ if common_gluon.gluon is not None:
                 tma.async_load(k_desc, [b_kv, h_kv, row, 0], ready, k_s.index(held * GROUPS + group))
                 tma.async_load(v_desc, [b_kv, h_kv, row, 0], ready, v_s.index(held * GROUPS + group))
             for j in range(0, batches * G):
-                b = b_kv * batches + j // G
-                h = h_kv * G + j % G
-                some, end, at, at_full = lists_of(
-                    b, h, tile // TILES_N, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M
+                b, h, some, end, at, at_full, m0 = queries_of_keys(
+                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M
                 )
-                m0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                 for i in range(0, end):
                     following = first_row(i + 1, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                     stage = count % STAGES
@@ -183,10 +177,7 @@ if common_gluon.gluon is not None:
         offs_m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout_s))
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, pair = item_of_keys(item, tiles_n, items, TILES_FIRST)
-            b_kv = (first + pair) // Hkv
-            h_kv = (first + pair) % Hkv
+            tile, pair, b_kv, h_kv = keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST, BACK_AND_FORTH)
             n0 = (tile * GROUPS + GROUP) * ROWS
             n = gl.minimum(gl.expand_dims(n0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout_s)), 1), N - 1)
             dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout_k)
@@ -196,13 +187,10 @@ if common_gluon.gluon is not None:
             v = v_s.index(held * GROUPS + GROUP).reshape([ROWS, BLOCK_DV])
             mbarrier.wait(kv_ready.index(held), turn // KEPT & 1)
             for j in range(0, batches * G):
-                b = b_kv * batches + j // G
-                h = h_kv * G + j % G
                 slot = pair * batches * G + j
-                some, end, at, at_full = lists_of(
-                    b, h, tile // TILES_N, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M
+                b, h, some, end, at, at_full, m0 = queries_of_keys(
+                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M
                 )
-                m0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                 begin = 0  # with no mask mod a partial block is as good as a full one
                 if MASK_MOD is not None:
                     begin = some

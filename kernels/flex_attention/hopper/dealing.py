@@ -67,6 +67,14 @@ if common_gluon.gluon is not None:
             return item % tiles_n, item // tiles_n
 
     @gluon.jit
+    def keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr):
+        """``(tile of keys, pair, batch row of keys, key head)`` of this program's item number ``turn``; the launch's pairs
+        count from ``first``."""
+        item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
+        tile, pair = item_of_keys(item, tiles_n, items, TILES_FIRST)
+        return tile, pair, (first + pair) // Hkv, (first + pair) % Hkv
+
+    @gluon.jit
     def lists_of(b, h, r, partial, full, length, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES: gl.constexpr,
                  BLOCK: gl.constexpr):  # fmt: skip
         """``(tiles to mask, all tiles, where the two lists begin)`` of block row r; of all ``length`` rows if not SPARSE."""
@@ -92,3 +100,15 @@ if common_gluon.gluon is not None:
             return block * SPARSE_ROWS + i % TILES * BLOCK  # ``some`` is a multiple of TILES
         else:
             return i * BLOCK
+
+    @gluon.jit
+    def queries_of_keys(
+        j, r, b_kv, h_kv, batches, G, partial, full, M, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr,
+        SPARSE_M: gl.constexpr, TILES_M: gl.constexpr, BLOCK_M: gl.constexpr,
+    ):  # fmt: skip
+        """``(b, h, tiles to mask, all tiles, where the two lists begin, first tile's first row)`` of block column r: of the
+        j-th head of queries, of ``batches`` rows of G heads, that reads a head of keys."""
+        b = b_kv * batches + j // G
+        h = h_kv * G + j % G
+        some, end, at, at_full = lists_of(b, h, r, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M)
+        return b, h, some, end, at, at_full, first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)

@@ -28,7 +28,7 @@ if common_gluon.gluon is not None:
         warpgroup_mma_wait,
     )
 
-    from kernels.flex_attention.hopper.dealing import first_row, item_of_keys, items_of_program, lists_of, place
+    from kernels.flex_attention.hopper.dealing import first_row, items_of_program, keys_of_program, queries_of_keys
     from kernels.flex_attention.hopper.forward import store_rows
 
     @gluon.jit
@@ -42,10 +42,7 @@ if common_gluon.gluon is not None:
         q_s, do_s, k_s, v_s, lse_s, delta_s, k_ready, k_free, v_ready, v_free, q_ready, q_free, do_ready, do_free = ring
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, pair = item_of_keys(item, tiles_n, items, TILES_FIRST)
-            b_kv = (first + pair) // Hkv
-            h_kv = (first + pair) % Hkv
+            tile, pair, b_kv, h_kv = keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST, BACK_AND_FORTH)
             mbarrier.wait(k_free, (turn + 1) & 1)
             mbarrier.expect(k_ready, k_desc.nbytes_per_cta)
             tma.async_load(k_desc, [b_kv, h_kv, tile * ROWS, 0], k_ready, k_s)
@@ -53,12 +50,9 @@ if common_gluon.gluon is not None:
             mbarrier.expect(v_ready, v_desc.nbytes_per_cta)
             tma.async_load(v_desc, [b_kv, h_kv, tile * ROWS, 0], v_ready, v_s)
             for j in range(0, batches * G):
-                b = b_kv * batches + j // G
-                h = h_kv * G + j % G
-                some, end, at, at_full = lists_of(
-                    b, h, tile // TILES_N, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M
+                b, h, some, end, at, at_full, m0 = queries_of_keys(
+                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M
                 )
-                m0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                 for i in range(0, end):
                     following = first_row(i + 1, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                     stage = count % STAGES
@@ -137,21 +131,15 @@ if common_gluon.gluon is not None:
         offs_m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout_s))
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, pair = item_of_keys(item, tiles_n, items, TILES_FIRST)
-            b_kv = (first + pair) // Hkv
-            h_kv = (first + pair) % Hkv
+            tile, pair, b_kv, h_kv = keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST, BACK_AND_FORTH)
             n0 = tile * ROWS
             n = gl.minimum(gl.expand_dims(n0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout_s)), 1), N - 1)
             dv = gl.zeros([ROWS, BLOCK_DV], gl.float32, layout_v)
             mbarrier.wait(k_ready, turn & 1)
             for j in range(0, batches * G):
-                b = b_kv * batches + j // G
-                h = h_kv * G + j % G
-                some, end, at, at_full = lists_of(
-                    b, h, tile // TILES_N, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M
+                b, h, some, end, at, at_full, m0 = queries_of_keys(
+                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M
                 )
-                m0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                 begin = 0  # with no mask mod a partial block is as good as a full one
                 if MASK_MOD is not None:
                     begin = some
@@ -185,21 +173,15 @@ if common_gluon.gluon is not None:
         v = v_s.reshape([ROWS, BLOCK_DV])
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, pair = item_of_keys(item, tiles_n, items, TILES_FIRST)
-            b_kv = (first + pair) // Hkv
-            h_kv = (first + pair) % Hkv
+            tile, pair, b_kv, h_kv = keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST, BACK_AND_FORTH)
             n0 = tile * ROWS
             dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout_k)
             mbarrier.wait(v_ready, turn & 1)
             for j in range(0, batches * G):
-                b = b_kv * batches + j // G
-                h = h_kv * G + j % G
                 slot = pair * batches * G + j
-                some, end, at, at_full = lists_of(
-                    b, h, tile // TILES_N, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M
+                b, h, some, end, at, at_full, m0 = queries_of_keys(
+                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M
                 )
-                m0 = first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                 for i in range(0, end):
                     following = first_row(i + 1, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                     stage = count % STAGES
