@@ -9,7 +9,6 @@ a call through PyTorch's dispatcher, of an operator with a fake and a backward o
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from kernels.common.public import (
     autocast,
@@ -19,6 +18,7 @@ from kernels.common.public import (
     refuse_second_derivative,
     refuse_transforms,
 )
+from kernels.common.validate import PLAIN
 
 __all__ = [
     "Operator",
@@ -32,7 +32,6 @@ __all__ = [
 
 NAMESPACE = "kernels_from_math"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-_PLAIN = {Tensor, torch.nn.Parameter}
 
 
 class Operator:
@@ -280,7 +279,7 @@ def nothing_looks_on(tensors):
     ):
         return False
     for t in tensors:
-        if t is not None and (type(t) not in _PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(t)):
+        if t is not None and (type(t) not in PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(t)):
             return False
     return True
 

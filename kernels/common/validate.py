@@ -10,6 +10,7 @@ import torch
 from kernels import runtime
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PLAIN = {torch.Tensor, torch.nn.Parameter}  # types of tensors whose sizes are numbers, and that nothing else stands behind
 
 
 def same_device(one, other):
@@ -98,7 +99,7 @@ def remembered_check(check):
         key = [runtime.interpreted]
         for arg in given:
             kind = type(arg)
-            if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if kind in PLAIN:
                 key += arg.shape, arg.dtype, arg.device
             elif arg is None:
                 key.append(None)

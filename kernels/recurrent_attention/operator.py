@@ -93,8 +93,7 @@ def recurrent_attention(
     mode = _checked(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, state_v_first).name
     initial_state = initial_state.mT if state_v_first and initial_state is not None else initial_state
     if cu_seqlens is not None:
-        check_cu_values(cu_seqlens, q.shape[1])
-        cu_seqlens = cu_seqlens.contiguous()
+        cu_seqlens = check_cu_values(cu_seqlens, q.shape[1])
     scale = _scale(scale, q)
     o, final_state, _ = _attend(
         q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, mode
@@ -167,8 +166,7 @@ def explain(q, k, v, g, g_gamma, gk, gv, scale, initial_state, output_final_stat
     """Which mode ``recurrent_attention`` would take for these arguments, and why, as text; then what that launches."""
     q, k, v = autocast(q, k, v)
     choice = _checked(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, state_v_first)
-    if cu_seqlens is not None:
-        check_cu_values(cu_seqlens, q.shape[1])
+    check_cu_values(cu_seqlens, q.shape[1])
     reason = "; ".join(choice.passed_over.values()) or "the caller asked for it"
     what = plan.describe(q, k, v, g, g_gamma, gk, gv, reverse, cu_seqlens, choice.name)
     return f"{choice.name}: {reason}\n{what}"
