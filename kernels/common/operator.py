@@ -271,7 +271,7 @@ class Operator:
 
 def nothing_looks_on(tensors):
     """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
-    none of them is what a transform has left behind."""
+    none of them is what a transform has left behind, or a view that negates what lies in memory (``z.conj().imag``)."""
     if (
         torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
@@ -279,7 +279,9 @@ def nothing_looks_on(tensors):
     ):
         return False
     for t in tensors:
-        if t is not None and (type(t) not in PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(t)):
+        if t is not None and (
+            type(t) not in PLAIN or t.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(t)
+        ):
             return False
     return True
 
