@@ -41,7 +41,7 @@ AHEAD = 2  # what the autograd.Function is given before its tensors
 class _Places(NamedTuple):
     """Where a call's tensors stand among the inputs of the autograd.Function, its lists spread.
 
-    gradients: those that ``backward`` differentiates for. passed: ``(input, return)`` where the one's gradient is the other's.
+    gradients: those that ``backward`` differentiates for. passed: ``(input, return)``, the one's gradient is the other's.
     saved: of each saved argument or return among the saved tensors, a place or a slice; ``None`` where each is one tensor.
     """
 
