@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
 
 from kernels.common.public import (
     autocast,
@@ -122,11 +124,13 @@ class Operator:
 
     def __call__(self, *args):
         """The outputs, by the shorter way where nothing looks on."""
-        if not self._unseen(args):
-            return self.op(*args)
+        return self.directly(self._forward, *args) if self._unseen(args) else self.op(*args)
+
+    def directly(self, run, *args):
+        """The outputs by the shorter way, for who has seen that nothing looks on; ``run`` does what the forward pass does."""
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return self._apply(True, args, *self._flat(args))
-        out = self._forward(*args)
+            return self._apply(run, args, *self._flat(args))
+        out = run(*args)
         for i in self._written:
             if not args[i].is_inference():
                 torch.autograd.graph.increment_version(args[i])
@@ -145,10 +149,6 @@ class Operator:
         """The tensors among the arguments, with the lists' in their place: what autograd is told of a call."""
         tensors = [args[i] for i in self._tensors]
         return _spread(tensors) if self._lists else tensors
-
-    def _lengths(self, args):
-        """How many tensors each list has, ``()`` where there are no lists."""
-        return tuple([len(args[i]) for i in self._lists])
 
     def _make_places(self, lengths):
         """The ``_Places`` of a call whose lists have these lengths."""
@@ -182,7 +182,7 @@ class Operator:
 
         def autograd(*args):
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-                return self._function.apply(False, args, *self._flat(args))
+                return self._function.apply(None, args, *self._flat(args))
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*args)
 
@@ -223,16 +223,18 @@ class Operator:
         _LIBRARY.impl(name, autograd, "Autograd")
 
     def _make_function(self):
-        def forward(ctx, unseen, args, *flat):
-            if unseen:
-                out = self._forward(*args)
-                for i in self._written:
-                    torch.autograd.graph.increment_version(args[i])
-            else:
+        no_lists = None if self._lists else self._make_places(())
+
+        def forward(ctx, run, args, *flat):
+            if run is None:
                 with torch._C._AutoDispatchBelowAutograd():
                     out = self.op(*args)
+            else:
+                out = run(*args)
+                for i in self._written:
+                    torch.autograd.graph.increment_version(args[i])
             outputs = out if self._several else (out,)
-            ctx.places = places = self._places(self._lengths(args))
+            ctx.places = places = no_lists or self._places(tuple([len(args[i]) for i in self._lists]))
             kept = [args[i] if is_argument else outputs[i] for is_argument, i in self._saved]
             ctx.save_for_backward(*(kept if places.saved is None else _spread(kept)))
             ctx.numbers = [args[i] for i in self._numbers]
@@ -295,6 +297,23 @@ def nothing_looks_on(tensors):
         return False
     for t in tensors:
         if t is not None and (type(t) not in _PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(t)):
+            return False
+    return True
+
+
+def nobody_asks(*tensors):
+    """Whether these are plain tensors or ``None``, nothing looks on, and all that ``public`` and ``autocast`` ask for is not
+    there: a call that is known to be right may go to its operator directly."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_any_autocast_enabled()
+        or forward_ad._current_level >= 0
+        or has_torch_function(tensors)
+        or not nothing_looks_on(tensors)
+    ):
+        return False
+    for t in tensors:
+        if t is not None and torch._C._functorch.is_legacy_batchedtensor(t):
             return False
     return True
 
