@@ -44,6 +44,20 @@ def forward(input, weight, bias, g):
     return torch.conv2d(x, weight, bias, g.stride, symmetric, g.dilation, g.groups)
 
 
+def convolution_of(g, layout):
+    """``run(input, weight, bias, ...)``: ``forward`` of the ``Geometry`` g, its output in the memory format ``layout``."""
+    nothing, symmetric, excess = _padding_of(g)
+    if nothing or excess:
+        return lambda input, weight, bias, *_: forward(input, weight, bias, g).contiguous(memory_format=layout)
+    stride, dilation, groups = g.stride, g.dilation, g.groups
+
+    def run(input, weight, bias, *_):
+        y = torch.conv2d(input, weight, bias, stride, symmetric, dilation, groups)
+        return y.contiguous(memory_format=layout)  # whatever torch chose, as the operator's fake says
+
+    return run
+
+
 def input_grad(grad_output, input, weight, g):
     """dx [N, Ci, H, W], stored as ``input``: the transposed convolution of ``grad_output`` [N, Co, P, Q] with ``weight``."""
     nothing, symmetric, excess = _padding_of(g)

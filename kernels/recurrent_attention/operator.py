@@ -77,7 +77,8 @@ def recurrent_attention(
         cu_seqlens: int32 or int64 [N+1], for sequences packed end to end along T with B = 1: sequence n is tokens
             ``cu_seqlens[n]`` to ``cu_seqlens[n+1] - 1``; it may be empty. ``None``: every batch row is a sequence, N = B.
         mode: ``"recurrent"``: one token at a time, every gate; ``"chunk"``: matrix products, every gate but gv;
-            ``"auto"`` chooses between them. ``recurrent_attention.explain`` says which, and why.
+            ``"auto"`` chooses between them. ``recurrent_attention.explain`` says which, and why. In chunks, a NaN or an
+            infinity of one token reaches the outputs of earlier ones, too, of its sequence alone.
         state_v_first: initial_state and final_state are [N, H, V, K], as flash-linear-attention's layers keep them: the same
             as passing ``initial_state.mT``, which is read in place.
 
@@ -143,6 +144,7 @@ def recurrent_attention_step(
         ValueError: an argument's type, shape, dtype, device or layout does not fit; the values of ``slots`` do not
             (checked when it is on the CPU or ``KERNELS_CHECK=1``).
     """
+    q, k, v = autocast(q, k, v)
     gates = g, g_gamma, gk, gv
     _check_step(q, k, v, state, slots is None, scale, state_v_first, *gates)
     if not (state.is_contiguous() or state.mT.is_contiguous()):
