@@ -20,11 +20,11 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kernels.common import launchers
+from kernels.common.validate import PLAIN
 
 MOST = 1024  # calls of one kernel that are remembered; one more, and they are all forgotten
 _known = {}  # id of a kernel -> _Known
 _run = JITFunction.run if torch.version.hip is None else object()  # AMD's compiler looks at the size of memory, too
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
 _VALUES = {int, float, bool, str, type(None)}
 
 
@@ -82,7 +82,7 @@ def _key(leading, device, args, meta):
     for arg in args[:leading]:
         if arg is None:
             seen.append(None)
-        elif type(arg) in _PLAIN:
+        elif type(arg) in PLAIN:
             seen.append(arg.dtype)
             seen.append(arg.data_ptr() & 15 == 0)
         elif (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
@@ -97,12 +97,10 @@ def _seen(arg):
     kind = type(arg)
     if kind in _VALUES:
         return kind, arg
-    if kind in _PLAIN:
+    if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() & 15 == 0
     if isinstance(arg, tuple):
         return kind, *[_seen(item) for item in arg]
-    if isinstance(arg, torch.Tensor):
-        return arg.dtype, arg.data_ptr() & 15 == 0
     if hasattr(arg, "block_shape"):
         layout = id(getattr(arg, "layout", None))  # layouts have no hash: whose number this is, an entry keeps
         return kind, arg.base.dtype, arg.base.data_ptr() & 15 == 0, len(arg.shape), *arg.block_shape, layout

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
@@ -23,6 +22,7 @@ from kernels.common.public import (
     refuse_second_derivative,
     refuse_transforms,
 )
+from kernels.common.validate import PLAIN
 
 __all__ = [
     "Operator",
@@ -36,7 +36,6 @@ __all__ = [
 
 NAMESPACE = "kernels_from_math"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-_PLAIN = {Tensor, torch.nn.Parameter}
 AHEAD = 2  # what the autograd.Function is given before its tensors
 
 
@@ -288,7 +287,7 @@ class Operator:
 
 def nothing_looks_on(tensors):
     """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
-    none of them is what a transform has left behind."""
+    none of them is what a transform has left behind, or a view that negates what lies in memory (``z.conj().imag``)."""
     if (
         torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
@@ -296,7 +295,9 @@ def nothing_looks_on(tensors):
     ):
         return False
     for t in tensors:
-        if t is not None and (type(t) not in _PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(t)):
+        if t is not None and (
+            type(t) not in PLAIN or t.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(t)
+        ):
             return False
     return True
 

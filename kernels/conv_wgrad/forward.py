@@ -5,6 +5,8 @@ import functools
 import torch
 import torch.nn.functional as F
 
+from kernels.common.validate import PLAIN
+
 
 def memory_format(*tensors):
     """The format torch's convolutions give their output: channels last where one of these NCHW tensors is stored so."""
@@ -13,12 +15,9 @@ def memory_format(*tensors):
 
 
 def _format_of(x):
-    if type(x) not in _PLAIN and any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
+    if type(x) not in PLAIN and any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
         return torch._prims_common.suggest_memory_format(x)
     return _remembered_format(x.shape, x.stride())
-
-
-_PLAIN = {torch.Tensor, torch.nn.Parameter}  # whose sizes are numbers
 
 
 @functools.lru_cache(1024)

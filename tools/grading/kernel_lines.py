@@ -4,12 +4,17 @@ import ast
 
 from tools.grading import vocabulary as words
 from tools.grading.given import is_constant
-from tools.grading.lines import Lines, stored_in
+from tools.grading.lines import SHARED, Lines, stored_in
 
 
 class Kernel(Lines):
-    """A ``@triton.jit`` or ``@gluon.jit`` function."""
+    """A ``@triton.jit`` or ``@gluon.jit`` function.
 
+    A comprehension, a lambda and Python's loops over two lists may be said: no compiler takes them, and the check's verdict
+    says so, which is more than a refusal would.
+    """
+
+    nodes = (*SHARED, ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.Lambda)
     builtins = words.IN_KERNELS_BUILTINS
 
     def __init__(self, *args):
@@ -38,7 +43,8 @@ class Kernel(Lines):
         if arguments.vararg or arguments.kwarg:
             self.refuse(function, "a kernel's arguments have names")
         for default in [*arguments.defaults, *filter(None, arguments.kw_defaults)]:
-            if not is_constant(default):
+            listed = any(isinstance(node, ast.List) for node in ast.walk(default))  # which one call could fill for the next
+            if listed or not is_constant(default):
                 self.refuse(default, "a kernel's default is a number")
         for argument in every:
             if argument.annotation is not None:
@@ -48,7 +54,7 @@ class Kernel(Lines):
         if function.returns is not None and ast.unparse(function.returns) != "None":
             self.refuse(function, "a kernel's result has no annotation")
         local = {argument.arg for argument in every} | stored_in(function)
-        self.parameters = {argument.arg for argument in every}
+        self.functions_of_its_own = {argument.arg for argument in every} | _lambdas(function)
         for statement in function.body:
             self.hold(statement, local)
 
@@ -61,9 +67,9 @@ class Kernel(Lines):
             self.refuse(node, "an argument of a kernel is a tl.constexpr or bears no annotation")
 
     def call(self, node, local):
-        """A call of what Triton gives, of a kernel, of an argument that is a function, or of a tile's method."""
+        """A call of what Triton gives, of a kernel, of an argument or a lambda, or of a tile's method."""
         super().call(node, local)
-        if isinstance(node.func, ast.Name) and node.func.id in local - self.parameters:
+        if isinstance(node.func, ast.Name) and node.func.id in local - self.functions_of_its_own:
             self.refuse(node, f"{node.func.id} is a value here, not a function")
 
     def hold(self, statement, local):
@@ -77,3 +83,11 @@ class Kernel(Lines):
                 if outside and id(node) not in called:
                     self.refuse(node, f"{node.id} is called, not kept")
         super().hold(statement, local)
+
+
+def _lambdas(function) -> set[str]:
+    """Names that a function binds to a lambda and to nothing else."""
+    bound = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)]
+    names = [target.id for node in bound for target in node.targets if isinstance(target, ast.Name)]
+    stored = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return {name for name in names if names.count(name) == stored.count(name)}
