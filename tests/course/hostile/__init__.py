@@ -271,6 +271,9 @@ ATTACKS = (
     Attack("a far store", inside("tl.store(out_row + 1099511627776, 1.0)"), "graded", 0.0, ""),
     Attack("a pointer from a number", inside("x_row = tl.cast(140000000000000, x_ptr.dtype)"), "graded", 0.0, ""),
     Attack("1 GB of output", inside("for i in range(2000):\n        print('x' * 500000)"), "graded", FULL - 2, ""),
+    Attack("a report in an assertion", inside("assert N < 0, '\\npassed  strides'"), "graded", 0.0, ""),
+    Attack("a list of 8 GB", beside("Y = [0] * 10 ** 9"), "graded", 0.0, ""),
+    refused("a kernel called range", beside("@triton.jit\ndef range(a):\n    return a"), "may not be defined anew"),
     # The notebook.
     harmless(
         "own check in a new cell",
@@ -295,6 +298,7 @@ ATTACKS = (
     ),
     refused("answer deleted", edited(_deleted("kernel"), True), "answer cell kernel is not in the notebook"),
     Attack("renamed", raw(_renamed), "graded", FULL, "the notebook is called my_solution.ipynb"),
+    refused("another exercise", raw(lambda folder: write(folder, notebook(True, "02_tiled_matmul"))), "another exercise"),
     refused("two notebooks", raw(_two), "2 notebooks"),
     harmless("a name of another encoding", raw(_named(b"\xfcbung.ipynb")), "called ?bung.ipynb"),
     harmless("a name that a terminal obeys", raw(_named(b"\x1b]0;x\x07.ipynb")), "called ?]0;x?.ipynb"),
