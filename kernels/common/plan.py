@@ -117,3 +117,16 @@ def strided(tensor):
 def layout(tensor):
     """The ``Layout`` of a tensor, ``None`` of ``None``."""
     return None if tensor is None else Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() & 15)
+
+
+def strides(layout, ndim):
+    """The strides of a ``Layout``, zeros for ``None``."""
+    return (0,) * ndim if layout is None else layout.strides
+
+
+class Launch(NamedTuple):
+    """A grid, the integers behind the tensors, and the options."""
+
+    grid: tuple[int]
+    numbers: tuple[int, ...]
+    meta: dict

@@ -33,12 +33,15 @@ def check_cu_seqlens(cu_seqlens, B, like):
 
 
 def check_cu_values(cu_seqlens, T):
-    """Raise ``ValueError`` unless ``cu_seqlens``, where its values may be read, starts at 0, never falls and ends at T."""
-    if not values_checked(cu_seqlens):
-        return
-    values = cu_seqlens.tolist()
-    if values[0] != 0 or values[-1] != T or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
-        raise ValueError(f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at T = {T}")
+    """``cu_seqlens`` as kernels read it, contiguous, or ``None``. Raise ``ValueError`` unless, where its values may be read,
+    it starts at 0, never falls and ends at T."""
+    if cu_seqlens is None:
+        return None
+    if values_checked(cu_seqlens):
+        values = cu_seqlens.tolist()
+        if values[0] != 0 or values[-1] != T or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
+            raise ValueError(f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at T = {T}")
+    return cu_seqlens.contiguous()
 
 
 def _shorten(values):

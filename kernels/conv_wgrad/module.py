@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kernels.conv_wgrad.operator import conv2d_layer
+from kernels.conv_wgrad.operator import layer
 
 
 class Conv2d(nn.Conv2d):
@@ -21,7 +21,7 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """y [N, Co, P, Q] of ``input`` [N, Ci, H, W], or the same without N."""
-        return conv2d_layer(
+        return layer(
             input, self.weight, self.bias, self.stride, self._zeros_around(), self.dilation, self.groups, self.padding_mode
         )
 

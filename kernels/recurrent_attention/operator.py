@@ -76,7 +76,8 @@ def recurrent_attention(
         cu_seqlens: int32 or int64 [N+1], for sequences packed end to end along T with B = 1: sequence n is tokens
             ``cu_seqlens[n]`` to ``cu_seqlens[n+1] - 1``; it may be empty. ``None``: every batch row is a sequence, N = B.
         mode: ``"recurrent"``: one token at a time, every gate; ``"chunk"``: matrix products, every gate but gv;
-            ``"auto"`` chooses between them. ``recurrent_attention.explain`` says which, and why.
+            ``"auto"`` chooses between them. ``recurrent_attention.explain`` says which, and why. In chunks, a NaN or an
+            infinity of one token reaches the outputs of earlier ones, too, of its sequence alone.
         state_v_first: initial_state and final_state are [N, H, V, K], as flash-linear-attention's layers keep them: the same
             as passing ``initial_state.mT``, which is read in place.
 
@@ -93,8 +94,7 @@ def recurrent_attention(
     mode = _checked(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, state_v_first).name
     initial_state = initial_state.mT if state_v_first and initial_state is not None else initial_state
     if cu_seqlens is not None:
-        check_cu_values(cu_seqlens, q.shape[1])
-        cu_seqlens = cu_seqlens.contiguous()
+        cu_seqlens = check_cu_values(cu_seqlens, q.shape[1])
     scale = _scale(scale, q)
     o, final_state, _ = _attend(
         q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, mode
@@ -144,6 +144,7 @@ def recurrent_attention_step(
         ValueError: an argument's type, shape, dtype, device or layout does not fit; the values of ``slots`` do not
             (checked when it is on the CPU or ``KERNELS_CHECK=1``).
     """
+    q, k, v = autocast(q, k, v)
     _check_token(q, k, v, g, g_gamma, gk, gv, scale, ("B",))
     B, H, K = q.shape
     like = ("q", q)
@@ -167,8 +168,7 @@ def explain(q, k, v, g, g_gamma, gk, gv, scale, initial_state, output_final_stat
     """Which mode ``recurrent_attention`` would take for these arguments, and why, as text; then what that launches."""
     q, k, v = autocast(q, k, v)
     choice = _checked(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, state_v_first)
-    if cu_seqlens is not None:
-        check_cu_values(cu_seqlens, q.shape[1])
+    check_cu_values(cu_seqlens, q.shape[1])
     reason = "; ".join(choice.passed_over.values()) or "the caller asked for it"
     what = plan.describe(q, k, v, g, g_gamma, gk, gv, reverse, cu_seqlens, choice.name)
     return f"{choice.name}: {reason}\n{what}"

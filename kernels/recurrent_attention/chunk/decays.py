@@ -83,9 +83,10 @@ def _scalar_decay_kernel(
 ):  # fmt: skip
     """Of a chunk with a gate a token: Gamma_t, e^{Gamma_t}, e^{Gamma_C - Gamma_t}, e^{Gamma_C}, and the count of resets.
 
-    A gate of -inf erases the state. It adds nothing to Gamma but one to the count, and a factor between tokens whose
-    counts differ is zero: no infinity is ever subtracted from another. Where numbers have 16 bits, counting is not worth
-    the registers: the Gamma that is stored takes the gate as LOWEST, whose power of two is zero all the same.
+    A gate whose decay is zero, -inf or a mask's -1e9, erases the state. It adds nothing to Gamma but one to the count, and
+    a factor between tokens whose counts differ is zero: no infinity is ever subtracted from another, and beside no large
+    number does Gamma lose the digits of the gates that follow. Where numbers have 16 bits, counting is not worth the
+    registers: the Gamma that is stored takes the gate as LOWEST, whose power of two is zero all the same.
     """
     place = tl.program_id(0)
     heads = tl.program_id(1).to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -95,7 +96,7 @@ def _scalar_decay_kernel(
         g_ptr + b * stride_g_b if USE_G else g_ptr, stride_g_t, stride_g_h, gamma_h_ptr, stride_gamma, heads, H, where,
         USE_G, USE_GAMMA,
     )  # fmt: skip
-    reset = gates == float("-inf")
+    reset = gates <= LOWEST
     gamma = tl.cumsum(tl.where(reset, 0.0, gates), 0)
     resets = tl.cumsum(reset.to(tl.int32), 0)
     offs_c = tl.arange(0, C)[:, None]

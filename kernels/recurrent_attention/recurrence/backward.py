@@ -27,14 +27,14 @@ from kernels.common.launch import launch
 from kernels.common.math import block, strides
 from kernels.common.plan import remembered
 from kernels.common.sequences import cut_into_runs, first_run, sequence_span
-from kernels.recurrent_attention.recurrence.forward import configured, size_class
-from kernels.recurrent_attention.recurrence.gates import (
+from kernels.recurrent_attention.recurrence.blocks import (
     block_columns,
     decays_to_edges,
     dot,
     load_columns,
     store_columns,
 )
+from kernels.recurrent_attention.recurrence.forward import configured, size_class
 from kernels.recurrent_attention.recurrence.pairs import pairs_kernel
 from kernels.recurrent_attention.tiles import heads_per_kv, load_state, over_group, store_state
 
