@@ -85,6 +85,8 @@ def _key(leading, device, args, meta):
         elif type(arg) in PLAIN:
             seen.append(arg.dtype)
             seen.append(arg.data_ptr() & 15 == 0)
+        elif (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
+            seen.append(alike)
         else:
             seen.append(_seen(arg))
     return tuple(seen)
@@ -97,8 +99,6 @@ def _seen(arg):
         return kind, arg
     if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() & 15 == 0
-    if (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
-        return alike
     if isinstance(arg, tuple):
         return kind, *[_seen(item) for item in arg]
     if hasattr(arg, "block_shape"):

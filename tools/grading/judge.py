@@ -24,7 +24,7 @@ from tools.grading.bench import Bench
 from tools.grading.given import Given
 from tools.grading.lines import Refused
 from tools.grading.remote import Remote, RemoteEmitter, RemotePipeline, RemoteTester, diagnosis
-from tools.grading.results import Line, Outcome, Result
+from tools.grading.results import REPORTED, Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable
 from tools.grading.timer import TooLong, within
@@ -104,7 +104,7 @@ class Judge:
     def _cells(self, assignment, submission, notes) -> list:
         """What a contestant loads: released cells, and the answers in their places. Raises ``Unusable``."""
         if submission.missing:
-            raise Unusable("refused", f"answer cell {', '.join(submission.missing)} is not in the notebook")
+            raise Unusable("refused", "; ".join(submission.missing))
         cells, earlier = [], Given()
         for name, source in assignment.released:
             error = ""
@@ -198,7 +198,7 @@ def _lines(exercise, text: str, scale: float) -> list[Line]:
     worth |= {name: points for name, points in exercise.worth.items() if name != "right"}
     found = {}
     starts = {"passed": "passed  ", "failed": "FAILED  ", "not verified": "not verified on this machine: "}
-    for line in re.split(r"\n(?=passed  |FAILED  |not verified|not judged|missing: |\w+: \d)", text):
+    for line in REPORTED.split(text):
         for outcome, start in starts.items():
             rest = line.removeprefix(start)
             for name in worth if line.startswith(start) else ():

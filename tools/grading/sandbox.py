@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tools.grading.contestant import wire
+from tools.grading.contestant import syscalls, wire
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -43,8 +43,19 @@ def why_not() -> str:
     """Why bubblewrap cannot be used here; empty if it can."""
     if not shutil.which("bwrap"):
         return "bubblewrap is not installed (apt install bubblewrap)"
+    if why := syscalls.why_not() or _without_filters():
+        return f"a contestant cannot be kept from memory beyond its limits: {why}"
     tried = subprocess.run([*_wrapped(), "--", "/usr/bin/true"], capture_output=True, text=True, timeout=60)
     return "" if tried.returncode == 0 else f"bubblewrap cannot work here: {tried.stderr.strip() or 'it fails'}"
+
+
+def _without_filters() -> str:
+    """Why the system would not take a filter of system calls, as far as it says so."""
+    try:
+        known = Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split()
+    except OSError:
+        known = []
+    return "" if "errno" in known else "this Linux has no filter of system calls (CONFIG_SECCOMP_FILTER)"
 
 
 def _places() -> list[str]:
@@ -139,6 +150,8 @@ class Template:
         """Whether each contestant has namespaces of its own, so that one template serves many."""
         if self._ready is None:
             self._ready = self._answer(START_SECONDS)
+            if not self._ready["filtered"] and not self.unsafe:
+                raise NoSandbox("this system has no filter of system calls (seccomp), and a contestant needs one")
         return self._ready["nested"]
 
     @property

@@ -207,6 +207,14 @@ def _child(connection, control, limits, nested):
     os._exit(0)
 
 
+def _can(step) -> bool:
+    """Whether a process can take this step, which a child tries."""
+    probe = os.fork()
+    if probe == 0:
+        os._exit(0 if step() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1]) == 0
+
+
 def main() -> None:
     """Prepare, say so, then follow the judge's orders."""
     parser = argparse.ArgumentParser()
@@ -216,11 +224,10 @@ def main() -> None:
     become(arguments.user)
     control = socket.socket(fileno=arguments.control)
     prepare()
-    probe = os.fork()
-    if probe == 0:
-        os._exit(0 if enter({}) else 1)
-    nested = os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1]) == 0
-    control.send(json.dumps({"ready": True, "nested": nested}).encode())
+    from . import syscalls
+
+    nested, filtered = _can(lambda: enter({})), _can(syscalls.forbid)
+    control.send(json.dumps({"ready": True, "nested": nested, "filtered": filtered}).encode())
     tracing = False
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
