@@ -225,7 +225,7 @@ def backward(p, x, do, dfinal, scores, needs):
     need_q, need_k, need_v, *need_gates, need_initial = needs
     need = Gates(*need_gates)
     B, T, H, K = q.shape
-    V, tiles = v.shape[3], p.tiles_back
+    V, tiles = v.shape[3], p.back.numbers[3]
     of_gates = strides_of(gates)
     of_inputs = (*q.stride(), *k.stride(), *v.stride(), *of_gates)
 
