@@ -1,4 +1,4 @@
-"""Drawings of lessons 02 and 03: they light what is asked for, count rightly, and say what they look like."""
+"""Lesson 02's drawings and curves, and 03's roofline: they light and count rightly, and say what they look like."""
 
 import itertools
 
