@@ -6,7 +6,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.flex_attention.portable.tiles import list_row, load_rows, source_of, tiled
 from kernels.flex_attention.problem import cdiv
 
@@ -151,16 +151,16 @@ def _prepare(p):
     static = {"HAS_FULL": p.HAS_FULL, **p.static(meta)}
     read = described(meta["TMA"], meta["BLOCK_N"], meta["BLOCK_M"]), tiled(meta["TMA"], meta["BLOCK_N"])
     sizes = p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared
-    return tiles_m, sizes, (*p.remember(size), *p.strides("key")), static, *read
+    return tiles_m, sizes, (*p.remember(size), *p.strides("key")), Constants(**static), *read
 
 
 def dq_from_ds(p, x, ds, dq, first, count):
     """Launch the product for the queries of ``count`` key heads from ``first`` on."""
-    tiles_m, sizes, rows_and_strides, static, read, keys = p.remember(_prepare)
+    tiles_m, sizes, rows_and_strides, constants, read, keys = p.remember(_prepare)
     launch(
         dq_from_ds_kernel,
         (count * p.shared * p.G * tiles_m,),
         read(ds), keys(x.key), dq, x.partial, x.full, *sizes, first, *rows_and_strides, *dq.stride(),
         outputs=(dq,),
-        **static,
+        constants=constants,
     )  # fmt: skip
