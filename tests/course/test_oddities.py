@@ -1,6 +1,7 @@
 """What honest students hand in besides the notebook as it was meant: it is taken, or its reason names what to do."""
 
 import json
+import os
 import re
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tests.course.hostile import cell, notebook
 from tests.course.hostile.plant import NAME, write
 from tests.course.test_foreign import ASSIGNMENTS, answers
-from tools.grading import remote, sandbox, submission
+from tools.grading import exchange, remote, sandbox, submission
 from tools.grading.contestant import syscalls
 from tools.grading.results import REPORTED
 
@@ -92,6 +93,14 @@ def test_a_released_function_that_was_changed_is_refused():
         cell(made, "kernel").source += "\n\n" + cell(made, "launcher").source.replace("1024", "512")
 
     assert "row_softmax" in answers(edit)[1][0]
+
+
+def test_an_hour_that_the_file_system_denies_is_named(tmp_path):
+    for says, odd in (("2020-01-01 10:00:00 UTC", True), ("2999-01-01 10:00:00 UTC", False), ("\xff", False)):
+        (tmp_path / "timestamp.txt").write_text(says)
+        os.utime(tmp_path / "timestamp.txt", (0, 0))  # what its author may set
+        assert bool(exchange.dated_back(tmp_path)) == odd, says
+    assert exchange.dated_back(tmp_path / "nowhere") == ""
 
 
 def test_no_line_of_a_submission_begins_as_a_report_does():
