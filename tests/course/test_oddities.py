@@ -3,14 +3,15 @@
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from tests.course.hostile import cell, notebook
 from tests.course.hostile.plant import NAME, write
 from tests.course.test_foreign import ASSIGNMENTS, answers
-from tools.grading import exchange, remote, sandbox, submission
-from tools.grading.contestant import syscalls
+from tools.grading import bench, exchange, remote, sandbox, submission, timer
+from tools.grading.contestant import syscalls, wire
 from tools.grading.results import REPORTED
 
 
@@ -101,6 +102,24 @@ def test_an_hour_that_the_file_system_denies_is_named(tmp_path):
         os.utime(tmp_path / "timestamp.txt", (0, 0))  # what its author may set
         assert bool(exchange.dated_back(tmp_path)) == odd, says
     assert exchange.dated_back(tmp_path / "nowhere") == ""
+
+
+def test_a_busy_machine_makes_no_submission_late(monkeypatch):
+    monkeypatch.setattr(timer.os, "sched_getaffinity", lambda process: {0, 1})
+    for load, patience in ((0.1, 1.0), (2.0, 1.0), (5.0, 2.5), (100.0, 4.0)):
+        monkeypatch.setattr(timer.os, "getloadavg", lambda: (load, 0.0, 0.0))
+        assert timer.patience() == patience
+    asked = []
+
+    def answering(header, arrays=(), seconds=0.0):
+        asked.append(seconds)
+        raise wire.OutOfTime
+
+    template = SimpleNamespace(start=lambda *_: SimpleNamespace(ask=answering, close=lambda: None))
+    held = bench.Bench(lambda: template, sandbox.Limits(), seconds=1.0, total=10.0)
+    with pytest.raises(bench.Told):
+        held.ask("host", [], {})
+    assert asked == [4.0] and held.details == ["a call did not end within 4 seconds"]
 
 
 def test_no_line_of_a_submission_begins_as_a_report_does():
