@@ -107,7 +107,7 @@ def test_an_hour_that_the_file_system_denies_is_named(tmp_path):
 def test_a_busy_machine_makes_no_submission_late(monkeypatch):
     monkeypatch.setattr(timer.os, "sched_getaffinity", lambda process: {0, 1})
     for load, patience in ((0.1, 1.0), (2.0, 1.0), (5.0, 2.5), (100.0, 4.0)):
-        monkeypatch.setattr(timer.os, "getloadavg", lambda: (load, 0.0, 0.0))
+        monkeypatch.setattr(timer.os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert timer.patience() == patience
     asked = []
 
