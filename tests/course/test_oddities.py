@@ -5,6 +5,7 @@ import os
 import re
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 
 from tests.course.hostile import cell, notebook
@@ -69,6 +70,15 @@ def test_the_notebook_of_another_exercise_gets_no_mark_and_says_so():
     made = notebook(False)
     cell(made, "check-row-softmax").source = "check.tiled_matmul(tiled_matmul)"
     assert read(json.dumps(made).encode()).answers  # the answer, unwritten as it is, has this exercise's names
+
+
+def test_a_sum_of_thousands_stops_nobody():
+    def edit(made):
+        large = f"x = {' + '.join(['1'] * 2500)}"
+        made.cells.insert(0, nbformat.v4.new_code_cell(large))
+        cell(made, "kernel").source += f"\n{large}"
+
+    assert "look through" in answers(edit)[1][0]
 
 
 def test_an_answer_in_a_cell_of_another_kind_is_named():

@@ -34,7 +34,10 @@ def joined(parts: list[str], wanted: set[str]) -> str | None:
 
 def _bound(tree: ast.Module) -> set[str]:
     given = Given()
-    return {name for statement in tree.body for name in given.learn(statement)}
+    try:
+        return {name for statement in tree.body for name in given.learn(statement)}
+    except RecursionError:  # a sum of thousands, which the gate names
+        return set()
 
 
 def names(source: str) -> set[str]:
