@@ -11,7 +11,7 @@ import pytest
 from tests.course.hostile import cell, notebook
 from tests.course.hostile.plant import NAME, write
 from tests.course.test_foreign import ASSIGNMENTS, answers
-from tools.grading import bench, exchange, remote, sandbox, submission, timer
+from tools.grading import bench, exchange, gate, remote, sandbox, submission, timer
 from tools.grading.contestant import syscalls, wire
 from tools.grading.results import REPORTED
 
@@ -73,12 +73,14 @@ def test_the_notebook_of_another_exercise_gets_no_mark_and_says_so():
 
 
 def test_a_sum_of_thousands_stops_nobody():
-    def edit(made):
-        large = f"x = {' + '.join(['1'] * 2500)}"
-        made.cells.insert(0, nbformat.v4.new_code_cell(large))
-        cell(made, "kernel").source += f"\n{large}"
-
-    assert "look through" in answers(edit)[1][0]
+    made, large = notebook(True), f"x = {' + '.join(['1'] * 2500)}"
+    made.cells.insert(0, nbformat.v4.new_code_cell(large))
+    cell(made, "kernel").source += f"\n{large}"
+    found = read(json.dumps(made).encode())
+    assert found.notes == ["1 code cells were added: left out"]
+    one = ASSIGNMENTS[NAME]
+    verdict = gate.check("kernel", found.answers["kernel"], one.answers["kernel"].source, one.given)
+    assert "look through" in str(verdict.refusals[0])
 
 
 def test_an_answer_in_a_cell_of_another_kind_is_named():

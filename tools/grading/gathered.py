@@ -79,7 +79,11 @@ def helpers(
 def _defined(statement, tables: bool) -> list[str]:
     if isinstance(statement, ast.FunctionDef):
         return [statement.name]
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and (tables or statement.value and is_constant(statement.value)):
+    try:
+        plain = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value and is_constant(statement.value)
+    except RecursionError:
+        plain = False
+    if plain or tables and isinstance(statement, (ast.Assign, ast.AnnAssign)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return [name.id for target in targets for name in names_of(target) or ()]
     return []
