@@ -22,7 +22,7 @@ class Plan(Protocol):
     """What a way launches for a problem: sizes, grids and options, no tensors."""
 
     def run(self, *tensors: Any) -> Any:
-        """Launch it on tensors that are alike those it was made for."""
+        """Launch it on tensors that are alike those it was made for; ``forward`` and ``backward`` where one is for both."""
 
     def __str__(self) -> str:
         """What ``run`` launches, in words."""

@@ -96,12 +96,6 @@ def sequence_of_runs(cu_seqlens, runs, RUN):
     return out
 
 
-def cut_into_runs(cu_seqlens, N, T, RUN):
-    """Both: how many runs N sequences have, and where contiguous ``cu_seqlens`` [N+1] packs them, the sequence of each."""
-    runs = count_runs(None if cu_seqlens is None else N, N, T, RUN)
-    return runs, sequence_of_runs(cu_seqlens, runs, RUN)
-
-
 @triton.jit
 def locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED: tl.constexpr):
     """Where run r lies: ``(n, row, begin, L, first)``: its sequence, which is L tokens of batch row ``row`` from token
@@ -119,7 +113,7 @@ def locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED: tl.constexp
 
 @triton.jit
 def first_run(n, begin, T, RUN, PACKED: tl.constexpr):
-    """Where sequence n's runs begin in the list of ``cut_into_runs``; ``begin`` is the sequence's first token."""
+    """Where sequence n's runs begin in the list of ``sequence_of_runs``; ``begin`` is the sequence's first token."""
     if PACKED:
         place = begin // RUN + n
     else:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels import runtime
+from kernels.common import validate
 from kernels.common.operator import Operator, nobody_asks
 from kernels.common.public import autocast, explains, public
 from kernels.common.validate import FLOAT_DTYPES, MOST, check_choice, check_tensor, left_to_reference
@@ -166,12 +167,16 @@ def conv2d(
 
 def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
     """``conv2d_layer``; of a call that is alike an earlier one, without its checks."""
-    if padding_mode == "zeros" and nobody_asks(input, weight, bias):
+    if padding_mode == "zeros" and nobody_asks(input, weight, bias) and _dense(input) and _dense(weight):
         known = _known_layers.get(_layer_key(input, weight, stride, padding, dilation, groups))
         if known is not None:
             run, options = known
             return _conv2d.directly(run, input, weight, bias, *options)
     return conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode)
+
+
+def _dense(x):
+    return x is not None and x.layout is torch.strided and not x.is_nested
 
 
 _known_layers = {}  # what tensors and options of a layer's call were -> (what its forward pass runs, the options, checked)
@@ -181,7 +186,7 @@ def _layer_key(input, weight, stride, padding, dilation, groups):
     """All that the checks, the choice of the operator and its forward pass look at; 1.0 is not 1 to them."""
     options = *stride, *padding, *dilation, groups
     return (
-        runtime.interpreted, input.shape, input.stride(), input.dtype, input.device, weight.shape, weight.stride(),
+        validate.runtime.interpreted, input.shape, input.stride(), input.dtype, input.device, weight.shape, weight.stride(),
         weight.dtype, weight.device, options, *map(type, options),
     )  # fmt: skip
 
@@ -209,7 +214,7 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
     if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
         return forward(input, weight, bias, g)
     rest = g.stride, g.padding, g.dilation, groups
-    if nobody_asks(input, weight, bias):
+    if nobody_asks(input, weight, bias):  # and dense they are
         if len(_known_layers) >= MOST:
             _known_layers.clear()
         run = convolution_of(g, memory_format(input, weight))

@@ -46,6 +46,9 @@ def test_other_tensors(known):
     for wrong, message in ((x.half(), "weight has dtype"), (x[:, :3], "input has shape"), ([x], "input must be a tensor")):
         with pytest.raises(ValueError, match=message):
             ours(wrong)
+    for wrong in (x.to_sparse(), torch.nested.nested_tensor([x, x])):
+        with pytest.raises(ValueError, match="needs a dense tensor"):
+            ours(wrong)
     last = x.contiguous(memory_format=torch.channels_last)
     assert ours(last).is_contiguous(memory_format=torch.channels_last) and ours(x).is_contiguous()
     torch.testing.assert_close(ours(last), theirs(last), rtol=1e-5, atol=1e-5)

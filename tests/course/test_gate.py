@@ -53,6 +53,8 @@ def test_planted_bugs_pass():
         "y = tl.reduce(offs_n, 0, load_block)",
         "y = [i for i in reversed(range(4))]\n    y.append(N)\n    x_row += sum(i for i, _ in zip(y, enumerate(y)))",
         "row = lambda i: i[:, None]\n    x_row = row(offs_n)",
+        "if (last := N - 1) > 3:\n        tl.static_print(f'{last}')",
+        "y: tl.tensor = offs_n\n    raise NotImplementedError",
     ),
 )
 def test_a_kernel_may(line):
@@ -92,7 +94,8 @@ def test_a_kernel_may_not(line, why):
 
 def test_a_kernels_default_is_nothing_that_a_call_could_leave_for_the_next():
     for default in ("[]", "(0, [1])"):
-        assert "default is a number" in says("01_row_softmax", "kernel", KERNEL.format("pass").replace("_xn)", f"_xn={default})"))
+        source = KERNEL.format("pass").replace("_xn)", f"_xn={default})")
+        assert "default is a number" in says("01_row_softmax", "kernel", source)
 
 
 def test_triton_finds_a_kernel_where_python_does():

@@ -10,12 +10,15 @@ from tools.grading.lines import SHARED, Lines, stored_in
 class Kernel(Lines):
     """A ``@triton.jit`` or ``@gluon.jit`` function.
 
-    A comprehension, a lambda and Python's loops over two lists may be said: no compiler takes them, and the check's verdict
-    says so, which is more than a refusal would.
+    A comprehension, a lambda, ``raise`` and Python's loops over two lists may be said: no compiler takes them, and the
+    check's verdict says so, which is more than a refusal would.
     """
 
-    nodes = (*SHARED, ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.Lambda)
-    builtins = words.IN_KERNELS_BUILTINS
+    nodes = (
+        *SHARED, ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.Lambda, ast.NamedExpr, ast.JoinedStr,
+        ast.FormattedValue, ast.Raise,
+    )  # fmt: skip
+    builtins = words.IN_KERNELS_BUILTINS | words.EXCEPTIONS
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -25,7 +28,7 @@ class Kernel(Lines):
             "from triton.experimental.gluon import language as gl": {"gl": words.GL},
         }
         hopper = "from triton.experimental.gluon.language.nvidia.hopper import "
-        self.roots, self.functions = {}, set()
+        self.roots, self.functions, self.types = {}, set(), set()
         for name, text in self.given.imports.items():
             self.roots |= known.get(text, {})
             if text.startswith(hopper):
@@ -51,20 +54,25 @@ class Kernel(Lines):
                 self._annotation(argument.annotation)
             if argument.arg in self.roots or argument.arg.startswith("__"):
                 self.refuse(argument, f"{argument.arg} is given, and no name for an argument")
-        if function.returns is not None and ast.unparse(function.returns) != "None":
-            self.refuse(function, "a kernel's result has no annotation")
+        if function.returns is not None and _written(function.returns) not in ("None", *_TYPES):
+            self.refuse(function, "a kernel's result is annotated with tl.tensor, or not at all")
         local = {argument.arg for argument in every} | stored_in(function)
         self.functions_of_its_own = {argument.arg for argument in every} | _lambdas(function)
         for statement in function.body:
             self.hold(statement, local)
 
     def _annotation(self, node):
-        text = node.value if isinstance(node, ast.Constant) else ast.unparse(node)
-        if text in ("int", "float", "bool"):
+        text = _written(node)
+        if text in _TYPES:
             return
         root, _, name = str(text).partition(".")
         if name not in self.roots.get(root, ()):
             self.refuse(node, "an argument of a kernel is a tl.constexpr or bears no annotation")
+
+    def attribute(self, node, local):
+        """As above; a type, which `_annotation` has seen, is no value."""
+        if id(node) not in self.types:
+            super().attribute(node, local)
 
     def call(self, node, local):
         """A call of what Triton gives, of a kernel, of an argument or a lambda, or of a tile's method."""
@@ -78,11 +86,20 @@ class Kernel(Lines):
         for node in ast.walk(statement):
             if isinstance(node, ast.AnnAssign):
                 self._annotation(node.annotation)
+                self.types.add(id(node.annotation))
+                called.add(id(node.annotation))  # `int` is named here, and not kept
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in local:
-                outside = node.id in self.builtins or node.id in self.functions
+                outside = node.id in words.IN_KERNELS_BUILTINS or node.id in self.functions
                 if outside and id(node) not in called:
                     self.refuse(node, f"{node.id} is called, not kept")
         super().hold(statement, local)
+
+
+_TYPES = ("int", "float", "bool", "tl.tensor")
+
+
+def _written(annotation) -> str:
+    return str(annotation.value) if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
 
 
 def _lambdas(function) -> set[str]:
