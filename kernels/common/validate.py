@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import is_fake
 from kernels import runtime
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PLAIN = {torch.Tensor, torch.nn.Parameter}  # types of tensors whose sizes are numbers, and that nothing else stands behind
 
 
 def same_device(one, other):
@@ -103,7 +104,7 @@ def remembered_check(check):
         key = [runtime.interpreted]
         for arg in given:
             kind = type(arg)
-            if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if kind in PLAIN:
                 if arg.layout is not torch.strided or arg.is_nested:
                     return check(*given)
                 key += arg.shape, arg.dtype, arg.device
