@@ -348,7 +348,8 @@ def _convolution_shape(input, weight, bias, *rest):
 
 def _convolution_backward(dy, input, weight, stride, padding, dilation, groups, needs):
     """The gradients of input, weight and bias, ``None`` where not needed."""
-    g, _ = _planes(input, weight, stride, padding, dilation, groups)
+    options = tuple(stride), tuple(padding), tuple(dilation), groups
+    g, weights, biases = plan.of_backward(dy, input, weight.shape, options)
     need_input, need_weight, need_bias = needs
     dx = dw = db = None
     pixels = dy.permute(0, 2, 3, 1)
@@ -356,10 +357,10 @@ def _convolution_backward(dy, input, weight, stride, padding, dilation, groups, 
         dx = input_grad(dy, input, weight, g)
     if need_weight:
         dw = torch.empty_like(weight)
-        plan.wgrad(input.permute(0, 2, 3, 1), pixels, g, dw.permute(0, 2, 3, 1))
+        weights.run(input.permute(0, 2, 3, 1), pixels, dw.permute(0, 2, 3, 1), False)
     if need_bias:
         db = input.new_empty(g.Co)
-        plan.bias_grad(pixels, db)
+        biases.run(pixels, db, False)
     return dx, dw, db
 
 
