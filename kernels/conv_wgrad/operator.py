@@ -1,5 +1,6 @@
 """The public functions: validate, register. Their docstrings are the ones of record."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -190,7 +191,7 @@ def _layer_key(input, weight, stride, padding, dilation, groups):
     )  # fmt: skip
 
 
-@public
+@functools.partial(public, name="Conv2d")
 def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode="zeros"):
     """``Conv2d``'s call: images [N, Ci, H, W] or [Ci, H, W], weight [Co, Ci/groups, R, S], all else as ``conv2d``.
 

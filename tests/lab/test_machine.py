@@ -1,4 +1,4 @@
-"""The drawings and curves of lesson 02, and lesson 03's roofline: they light what is asked for, count rightly, and say what they look like."""
+"""Lesson 02's drawings and curves, and 03's roofline: they light and count rightly, and say what they look like."""
 
 import itertools
 

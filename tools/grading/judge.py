@@ -14,7 +14,7 @@ from dataclasses import asdict
 import torch
 
 from kernels import check as checks
-from kernels.check import clinics, pipelines
+from kernels.check import clinics
 from kernels.check.framework import check as hold
 from kernels.lab import _nursery
 from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
@@ -90,7 +90,8 @@ class Judge:
         limits = self.limits
         if assignment.pipelines:
             limits = Limits(**{**asdict(limits), "processes": limits.processes + THREADS})
-        bench = Bench(self.template, limits, self.seconds, self.total, assignment.program)
+        needs = [name for name in ("program", "pipelines") if getattr(assignment, name)]
+        bench = Bench(self.template, limits, self.seconds, self.total, needs)
         try:
             for one in assignment.checks:
                 result.checks.append(self._check(one, assignment, cells, bench))
@@ -159,6 +160,8 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
             import kernels.gluon_model  # noqa: F401
         except ImportError as error:
             raise Unusable("refused", f"this machine cannot check it: {error}") from None
+        from kernels.check import pipelines  # here, as 13 of 14 exercises need neither
+
         return exercise, pipelines.check(
             exercise,
             RemotePipeline(one.function, one.name.removeprefix("mended_").upper(), bench, cells),

@@ -20,6 +20,7 @@ USER = 60999  # whom contestants run as, where the judge is root: limits on proc
 #: What of the course a contestant sees: no finished operator, no solution, no test.
 COURSE = ("__init__.py", "runtime.py", "_triton_interpreter.py", "lab", "check", "gluon_model")
 START_SECONDS = 180
+LEAVE_SECONDS = 2
 
 UNSAFE = """without a sandbox a submission can read and change whatever you can: the solutions, other students' work, the
 gradebook, your keys; it reaches the network, and outlives its grading"""
@@ -178,12 +179,12 @@ class Template:
         lines = self._errors.read(1 << 20).decode(errors="replace").strip().splitlines()
         return "\n".join(lines[-14:]) if lines else ""
 
-    def start(self, limits: Limits, tracing: bool = False) -> "Connection":
-        """A new contestant; ``tracing``: it traces programs of PyTorch."""
+    def start(self, limits: Limits, needs: list[str] = ()) -> "Connection":
+        """A new contestant; ``needs``: "program", if it traces those of PyTorch, and "pipelines", of Gluon."""
         _ = self.nested
         self.used = True
         ours, theirs = socket.socketpair()
-        order = {"limits": asdict(limits), "tracing": tracing}
+        order = {"limits": asdict(limits), "needs": list(needs)}
         socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
         theirs.close()
         return Connection(ours, self, self._answer(START_SECONDS)["started"])
@@ -196,9 +197,11 @@ class Template:
 
     def close(self) -> None:
         """End the sandbox and everything in it."""
+        self._control.close()  # the template leaves by itself, and what it took is counted as this process's
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE_SECONDS)
         self._process.kill()
         self._process.wait()
-        self._control.close()
         self._errors.close()
 
 

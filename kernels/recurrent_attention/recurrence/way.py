@@ -1,6 +1,6 @@
 """The way token by token: what it takes, how long, and what its passes launch."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -23,8 +23,7 @@ def cost(problem):
     return Cost(problem.q[1], "matrix products over chunks of tokens are faster than one token after the other")
 
 
-@dataclass(frozen=True)
-class RecurrencePlan:
+class RecurrencePlan(NamedTuple):
     """What the passes launch, without strides. A program owns some columns of one head's state, all of their rows; in the
     backward pass C tokens are a block."""
 
@@ -34,13 +33,14 @@ class RecurrencePlan:
     states: Launch  # the walk that keeps states for the one back
     back: Launch
     pairs: Launch
-    tiles_back: int  # tiles of columns on the way back
     C: int
+    parts: int  # tiles of columns on the way back, each with sums of its own
     kept: int  # states
     blocks: int
 
     def __str__(self):
-        tiles, columns = self.walk.numbers[-1], self.walk.meta["BV"]
+        columns = self.walk.meta["BV"]
+        tiles = cdiv(self.walk.meta["V"], columns)
         programs = "1 program" if tiles == 1 else f"{tiles} programs"
         return f"{programs} for each head of a sequence, {columns} columns of the state in each"
 
@@ -53,32 +53,41 @@ def plan(problem):
     p = problem
     B, T, H, K, V, N = p.sizes
     group = heads_per_kv(p.q, p.k)
-    of = K, V, p.dtype, p.device
-    shared = {"REVERSE": p.reverse, "PACKED": p.packed is not None}
-    options, tiles = configured("forward", *of)
-    walk = Launch((N * H * tiles,), (T, H, group, tiles), shared | options)
+    walk, states, back, pairs, C, EVERY = options_of(K, V, p.dtype, p.reverse, p.packed is not None, p.device)
+    kept, blocks = count_runs(p.packed, N, T, C * EVERY), count_runs(p.packed, N, T, C)
 
-    options, tiles_back = configured("backward", *of)
-    C, EVERY = options["C"], options["EVERY"]
+    def walked(options, *more):
+        tiles = cdiv(V, options["BV"])
+        return Launch((N * H * tiles,), (T, H, group, tiles, *more), options)
+
+    back = walked(back, B * T, blocks)
+    pairs = Launch((blocks * H,), back.numbers, pairs)
+    return RecurrencePlan(N, group, walked(walk), walked(states), back, pairs, C, cdiv(V, back.meta["BV"]), kept, blocks)
+
+
+@remembered
+def options_of(K, V, dtype, reverse, packed, device):
+    """``(walk, states, back, pairs, C, EVERY)``: options of every kernel, for any number of tokens; C of these are a block of
+    the backward pass, and the state is kept before every EVERY-th."""
+    shared = {"REVERSE": reverse, "PACKED": packed}
+    walk, states, back = (configured(name, K, V, dtype, device) for name in ("forward", "backward_states", "backward"))
+    C, EVERY = back["C"], back["EVERY"]
     # 22 or 16 of float32's 24 bits; the interpreter has all of them, and knows only the first name
-    shared |= {"C": C, "PRECISION": "tf32x3" if p.dtype == torch.float32 or runtime.interpreted else "bf16x3"}
-    kept, blocks = (count_runs(p.packed, N, T, tokens) for tokens in (C * EVERY, C))
-    numbers = T, H, group, tiles_back, B * T, blocks
-    back = Launch((N * H * tiles_back,), numbers, shared | options)
-    options, tiles = configured("backward_states", *of)
-    states = Launch((N * H * tiles,), (T, H, group, tiles), {"EVERY": EVERY} | shared | options)
-    options = configuration("recurrent_attention", "backward_pairs", size_class(K, p.dtype), p.device)
-    SLICE = options.pop("SLICE")
-    options |= {"SLICE_K": min(SLICE, block(K)), "SLICE_V": min(SLICE, block(V)), "DIGITS": C.bit_length() - 1}
-    pairs = Launch((blocks * H,), numbers, {"K": K, "V": V} | shared | options)
-    return RecurrencePlan(N, group, walk, states, back, pairs, tiles_back, C, kept, blocks)
+    precision = "tf32x3" if dtype == torch.float32 or runtime.interpreted else "bf16x3"
+    blocks = shared | {"C": C, "PRECISION": precision}
+    pairs = configuration("recurrent_attention", "backward_pairs", size_class(K, dtype), device)
+    SLICE = pairs.pop("SLICE")
+    pairs |= {"SLICE_K": min(SLICE, block(K)), "SLICE_V": min(SLICE, block(V)), "DIGITS": C.bit_length() - 1}
+    pairs |= {"K": K, "V": V}
+    return shared | walk, {"EVERY": EVERY} | blocks | states, blocks | back, blocks | pairs, C, EVERY
 
 
 @remembered
 def plan_step(q, k, v, dtype, device):
     """The ``Launch`` of one token's step, without strides, for tensors of these shapes."""
     B, H, K = q
-    options, tiles = configured("step", K, v[2], dtype, device)
+    options = configured("step", K, v[2], dtype, device)
+    tiles = cdiv(v[2], options["BV"])
     return Launch((B * H * tiles,), (H, heads_per_kv(q, k), tiles), options)
 
 
@@ -87,9 +96,7 @@ def size_class(K, dtype):
     return f"K{block(K)} {bits(dtype)}"
 
 
-@remembered
 def configured(kernel, K, V, dtype, device):
-    """``(options, tiles)``: arguments of a kernel for BV columns of the state (all, if none are set), and how many such."""
+    """Options of a kernel, for BV columns of the state: all, if none are set."""
     options = configuration("recurrent_attention", kernel, size_class(K, dtype), device)
-    options |= {"K": K, "V": V, "BK": block(K), "BV": min(options.get("BV", block(V)), block(V))}
-    return options, cdiv(V, options["BV"])
+    return options | {"K": K, "V": V, "BK": block(K), "BV": min(options.get("BV", block(V)), block(V))}
