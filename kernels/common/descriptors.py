@@ -19,5 +19,5 @@ class Descriptors:
             self.kind, self.fields = type(first), {name: part for name, part in vars(first).items() if name != "base"}
             self.fields["alike"] = self  # what ``again`` tells them from others by
         made = object.__new__(self.kind)
-        made.__dict__.update(self.fields, base=t)
+        made.__dict__ = {**self.fields, "base": t}
         return made

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kernels import runtime
 from kernels.common import configs
 from kernels.common import launch as launch_module
-from kernels.common.launch import launch
-from kernels.common.sequences import cut_into_runs
+from kernels.common.launch import Constants, launch
+from kernels.common.sequences import count_runs, sequence_of_runs
 from kernels.common.validate import same_device
 
 
@@ -44,6 +44,8 @@ def test_an_expanded_bfloat16_input():
     y = torch.empty(10, dtype=torch.bfloat16, device=runtime.device)
     launch(_square_kernel, (2,), x, y, 10, x.stride(0), 1, outputs=(y,), BLOCK=8)
     assert (y == 2.25).all()
+    launch(_square_kernel, (2,), y, y, 10, 1, 1, outputs=(y,), constants=Constants(BLOCK=8))
+    assert (y == 5.0625).all()
 
 
 def test_threads_launch_at_the_same_time():
@@ -71,7 +73,8 @@ def test_runs_cover_every_token_of_every_sequence_once(lengths, RUN):
     """The rule the kernels use, spelled out: place r of sequence n holds tokens (r - (cu[n] // RUN + n)) * RUN onward."""
     cu = torch.tensor([0, *lengths], device=runtime.device).cumsum(0)
     N, T = len(lengths), sum(lengths)
-    runs, sequence = cut_into_runs(cu, N, T, RUN)
+    runs = count_runs(N, N, T, RUN)
+    sequence = sequence_of_runs(cu, runs, RUN)
     assert runs == T // RUN + N == len(sequence)
     covered = []
     for r, n in enumerate(sequence.tolist()):
@@ -83,9 +86,9 @@ def test_runs_cover_every_token_of_every_sequence_once(lengths, RUN):
 
 
 def test_unpacked_runs_are_counted_without_a_list():
-    assert cut_into_runs(None, 3, 10, 4) == (9, None)
-    assert cut_into_runs(None, 3, 0, 4) == (0, None)
-    assert cut_into_runs(torch.zeros(1, dtype=torch.int64), 0, 0, 4)[0] == 0
+    assert count_runs(None, 3, 10, 4) == 9 and sequence_of_runs(None, 9, 4) is None
+    assert count_runs(None, 3, 0, 4) == 0
+    assert count_runs(0, 0, 0, 4) == 0
 
 
 def test_configurations_fall_back_from_gpu_and_class(monkeypatch):

@@ -10,7 +10,7 @@ from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.descriptors import Descriptors
 from kernels.common.gpu import is_cuda_architecture
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.common.plan import Cost, remembered
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.portable.choice import candidates, groups_together, is_depthwise, sizes_and_cut, waste
@@ -27,14 +27,15 @@ SLOWER = 1.1  # a tile of the portable kernel takes so much longer than a tile t
 class PortablePlan:
     """One launch that writes ``pieces`` partial sums, and their sum.
 
-    dy_tiles, x_tiles: how descriptors of rows and of im2col are made, ``None`` where tensors are read through pointers.
+    dy_tiles, x_tiles: how descriptors of the matrices of rows and of im2col are made, ``None`` where tensors are read through
+    pointers; from the second on, they need no view of such a matrix, only its address.
     """
 
     text: str
     kernel: Callable
     grid: tuple[int]
     numbers: tuple[int, ...]
-    meta: dict
+    constants: Constants
     pieces: int
     copied: tuple[bool, bool] = (False, False)
     dy_tiles: Descriptors | None = None
@@ -55,13 +56,12 @@ class PortablePlan:
     def fill(self, input, grad_output, target):
         """Write the partial sums into ``target`` [slots, Co, R, S, Ci/groups], or the only one into any such shape."""
         x = input.contiguous() if self.copied[0] else input
-        dy = rows_of(grad_output) if self.copied[1] or self.dy_tiles else grad_output
+        dy = rows_of(grad_output) if self.copied[1] else grad_output
         if self.dy_tiles:
             dy = self.dy_tiles(dy)
         if self.x_tiles:
-            M, Ci = x.shape[:3].numel(), x.shape[3]
-            x = self.x_tiles(x.as_strided((M, Ci), (x.stride(2), 1)))
-        launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), **self.meta)
+            x = self.x_tiles(x)
+        launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), constants=self.constants)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class BiasPlan:
 
     grid: tuple[int]
     numbers: tuple[int, ...]
-    meta: dict
+    constants: Constants
     pieces: int
     copied: bool
 
@@ -79,7 +79,7 @@ class BiasPlan:
         dy = rows_of(grad_output) if self.copied else grad_output
 
         def fill(target):
-            launch(bias_kernel, self.grid, dy, target, *self.numbers, outputs=(target,), **self.meta)
+            launch(bias_kernel, self.grid, dy, target, *self.numbers, outputs=(target,), constants=self.constants)
 
         reduce_into(out, accumulate, self.pieces, fill)
 
@@ -110,7 +110,7 @@ def plan_cut(problem, sizes, chosen):
     g = problem.g
     text = describe(problem, sizes, chosen)
     if 0 in sizes:
-        return PortablePlan(text, wgrad_kernel, (0,), (), {}, 0)
+        return PortablePlan(text, wgrad_kernel, (0,), (), Constants(), 0)
     x, copies_x = read_through(channels_adjacent, problem.input)
     dy, copies_dy = read_through(rows_of, problem.grad_output)
     make = _plan_depthwise if is_depthwise(g) else _plan_product
@@ -129,7 +129,8 @@ def _plan_depthwise(problem, text, chosen, x, dy, copied):
         m_units, *x_units, g.stride[0], g.padding[0], g.padding[2], g.dilation[0],
     )  # fmt: skip
     meta = {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1], **options}
-    return PortablePlan(text, depthwise_kernel, (chosen.tiles * chosen.pieces,), numbers, meta, chosen.pieces, copied)
+    grid = (chosen.tiles * chosen.pieces,)
+    return PortablePlan(text, depthwise_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied)
 
 
 def _plan_product(problem, text, chosen, x, dy, copied):
@@ -158,15 +159,26 @@ def _plan_product(problem, text, chosen, x, dy, copied):
         "UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise, "WIDE": is_wide(g, options["BLOCK_K"], *x_units),
         "PRECISION": problem.precision if x.dtype == torch.float32 else None, "TOGETHER": together, **options,
     }  # fmt: skip
-    tiles = [_tiled(options["BLOCK_K"], options[name]) if options["TMA"] else None for name in ("BLOCK_M", "BLOCK_N")]
-    if not pointwise:
-        tiles[1] = None
+    tiles = None, None
+    if options["TMA"]:
+        x_tiles = _tiled(_matrix_of, options["BLOCK_K"], options["BLOCK_N"]) if pointwise else None
+        rows = _as_it_is if copied[1] else rows_of  # copies are rows already
+        tiles = _tiled(rows, options["BLOCK_K"], options["BLOCK_M"]), x_tiles
     grid = (chosen.tiles * chosen.pieces,)
-    return PortablePlan(text, wgrad_kernel, grid, numbers, meta, chosen.pieces, copied, *tiles)
+    return PortablePlan(text, wgrad_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied, *tiles)
 
 
-def _tiled(rows, columns):
-    return Descriptors(lambda x: TensorDescriptor.from_tensor(x, [rows, columns]))
+def _tiled(view, rows, columns):
+    return Descriptors(lambda x: TensorDescriptor.from_tensor(view(x), [rows, columns]))
+
+
+def _as_it_is(x):
+    return x
+
+
+def _matrix_of(x):
+    """[M, Ci] of images whose pixels lie one step apart."""
+    return x.as_strided((x.shape[:3].numel(), x.shape[3]), (x.stride(2), 1))
 
 
 def has_descriptors(problem):
@@ -222,4 +234,4 @@ def plan_bias(grad_output, device):
     dy, copied = read_through(rows_of, grad_output)
     numbers = (M, Co, chosen.blocks, chosen.per, dy.stride(0))
     grid = (chosen.tiles * chosen.pieces,)
-    return BiasPlan(grid, numbers, chosen.options, chosen.pieces, copied)
+    return BiasPlan(grid, numbers, Constants(**chosen.options), chosen.pieces, copied)

@@ -14,7 +14,7 @@ Heads wider than 128 go through ``wide_kernel``, in the same order of items.
 
 from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, wide_kernel
 from kernels.flex_attention.portable.tiles import logits
@@ -278,7 +278,7 @@ if common_gluon.gluon is not None:
         )  # fmt: skip
 
 
-def _prepare(p, count, strides_of_do):
+def _prepare(p, count, strides_of_do, STORE):
     """``(programs, sizes, items, compile-time arguments, how the tensors are read)``."""
     BLOCK_M, BLOCK_N = tiles(p)
     tiles_n = cdiv(p.N, BLOCK_N)
@@ -286,16 +286,17 @@ def _prepare(p, count, strides_of_do):
     programs = min(items, dealing.multiprocessors(p.device))
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared
     static = dealing.order(count, tiles_n, 1, programs) | compile_time(p) | {"num_warps": 4, "maxnreg": 168}
+    constants = Constants(STORE=STORE, **static)
     row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     rows = Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout))
     kept = Descriptors(lambda ds: fit.descriptor(ds, [1, fit.ROWS, BLOCK_M]))
-    return (programs,), sizes, items, static, *map(fit.described, (BLOCK_M, BLOCK_M, fit.ROWS, fit.ROWS)), rows, kept
+    return (programs,), sizes, items, constants, *map(fit.described, (BLOCK_M, BLOCK_M, fit.ROWS, fit.ROWS)), rows, kept
 
 
 def launch_dkdv(p, x, do, rows, dk, dv, ds, first, count):
     """Launch the kernel for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace, or ``None``."""
-    programs, sizes, items, static, queries, gradients, keys, values, row, kept = p.remember(
-        _prepare, count, do.stride()
+    programs, sizes, items, constants, queries, gradients, keys, values, row, kept = p.remember(
+        _prepare, count, do.stride(), ds is not None
     )
     partial, full = x.transposed
     launch(
@@ -304,8 +305,7 @@ def launch_dkdv(p, x, do, rows, dk, dv, ds, first, count):
         queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), kept(ds), dk, dv,
         partial, full, x.score_tables, x.mask_tables, *sizes, first, items, *dk.stride(), *dv.stride(),
         outputs=(dk, dv, ds),
-        STORE=ds is not None,
-        **static,
+        constants=constants,
     )  # fmt: skip
 
 
@@ -316,10 +316,8 @@ def compile_time(p):
         **p.mods(),
         "D": p.D,
         "DV": p.Dv,
-        "SPARSE": p.sparse,
+        **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
         "HAS_FULL": p.HAS_FULL,
-        "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
-        "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
         "SPARSE_M": p.SPARSE_M or 1,
         "EDGE_M": p.M % BLOCK_M != 0,
         "BLOCK_M": BLOCK_M,

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, fused_kernel, walks
 from kernels.flex_attention.portable import stored_ds
@@ -79,7 +79,7 @@ def slower(p):
 
 
 def _prepare(p):
-    """``(sizes of the sums, pairs at a time, compile-time arguments of both kernels, how the tensors are given)``."""
+    """``(sizes of the sums, pairs at a time, compile-time arguments of ``dq_kernel``, how the tensors are given)``."""
     BLOCK_M, WIDTH, ROWS = options(p)["BLOCK_M"], options(p)["WIDTH"], fit.ROWS
     BLOCK_D = columns(p.D, BLOCK_M, WIDTH)
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
@@ -94,9 +94,12 @@ def _prepare(p):
         Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout)),
         Descriptors(lambda s: TensorDescriptor(s, list(s.shape), list(s.stride()), [64, WIDTH], dq_layout)),
     )  # fmt: skip
-    static = compile_time(p) | {"num_warps": 4, "maxnreg": 168}
     to_dq = {"D": p.D, "BLOCK_D": BLOCK_D, "WIDTH": WIDTH, "BLOCK_M": BLOCK_M}
-    return blocks, at_once, static, to_dq, given
+    return blocks, at_once, to_dq, given
+
+
+def _constants(p, back_and_forth):
+    return Constants(**compile_time(p), BACK_AND_FORTH=back_and_forth, num_warps=4, maxnreg=168)
 
 
 def _gradient(p, strides):
@@ -106,7 +109,7 @@ def _gradient(p, strides):
 
 def gradients_of(p, x, do, rows, dq, dk, dv):
     """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE."""
-    blocks, at_once, static, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
+    blocks, at_once, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     WIDTH, tiles_n = to_dq["WIDTH"], cdiv(p.N, BLOCK_N)
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
@@ -125,7 +128,7 @@ def gradients_of(p, x, do, rows, dq, dk, dv):
             queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
             counters, dk, dv, walk, x.score_tables, x.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
             tiles_n, p.shared, first, items, bundle, blocks, *dk.stride(), *dv.stride(),
-            outputs=(dk, dv), BACK_AND_FORTH=back_and_forth, **static,
+            outputs=(dk, dv), constants=p.remember(_constants, back_and_forth),
         )  # fmt: skip
         launch(
             dq_kernel,
@@ -147,9 +150,7 @@ def compile_time(p):
         **p.mods(),
         "D": p.D,
         "DV": p.Dv,
-        "SPARSE": p.sparse,
-        "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
-        "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
+        **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
         "SPARSE_M": p.SPARSE_M or 1,
         "EDGE_M": p.M % max(BLOCK_M, p.SPARSE_M) != 0,
         "BLOCK_M": BLOCK_M,

@@ -33,7 +33,7 @@ if common_gluon.gluon is not None:
     )
 
     from kernels.flex_attention.hopper.dealing import items_of_program, place
-
+    from kernels.flex_attention.hopper.forward import store_rows
 
     @gluon.jit
     def item_of(item, tiles_n, items, BUNDLE):
@@ -378,17 +378,6 @@ if common_gluon.gluon is not None:
             mbarrier.arrive(kv_free)
             store_rows(dk * scale, dk_ptr, b_kv, h_kv, n0, N, D, stride_dkb, stride_dkh, stride_dkn, stride_dkd)
             store_rows(dv, dv_ptr, b_kv, h_kv, n0, N, DV, stride_dvb, stride_dvh, stride_dvn, stride_dvd)
-
-    @gluon.jit
-    def store_rows(x, ptr, b, h, n0, N, D: gl.constexpr, stride_b, stride_h, stride_n, stride_d):
-        """Rows n0 ... of one head."""
-        layout: gl.constexpr = x.type.layout
-        offs_n = n0 + gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
-        offs_d = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
-        base = ptr + b.to(gl.int64) * stride_b + h.to(gl.int64) * stride_h
-        at = gl.expand_dims(offs_n.to(gl.int64) * stride_n, 1) + gl.expand_dims(offs_d.to(gl.int64) * stride_d, 0)
-        mask = gl.expand_dims(offs_n < N, 1) & gl.expand_dims(offs_d < D, 0)
-        gl.store(base + at, x.to(ptr.dtype.element_ty), mask=mask)
 
     @gluon.jit(do_not_specialize=["Hkv", "tiles_n", "first", "items", "BUNDLE", "blocks"])
     def attention_gradients_hopper_kernel(

@@ -6,7 +6,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.flex_attention.portable.tiles import list_row, load_rows, source_of, tiled
 from kernels.flex_attention.problem import cdiv
 
@@ -144,22 +144,23 @@ def described(TMA, BLOCK_N, BLOCK_M):
 
 
 def _prepare(p):
-    """``(tiles of queries, sizes, compile-time arguments, how ds and keys are read)``."""
+    """``(tiles of queries, sizes, those of ds and strides of keys, compile-time arguments, how ds and keys are read)``."""
     meta = p.launch_options("backward_dq_from_ds")
     meta["TMA"] = meta["TMA"] and p.tma("key")
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
     static = {"HAS_FULL": p.HAS_FULL, **p.static(meta)}
     read = described(meta["TMA"], meta["BLOCK_N"], meta["BLOCK_M"]), tiled(meta["TMA"], meta["BLOCK_N"])
-    return tiles_m, (p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared), static, *read
+    sizes = p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared
+    return tiles_m, sizes, (*p.remember(size), *p.strides("key")), Constants(**static), *read
 
 
 def dq_from_ds(p, x, ds, dq, first, count):
     """Launch the product for the queries of ``count`` key heads from ``first`` on."""
-    tiles_m, sizes, static, read, keys = p.remember(_prepare)
+    tiles_m, sizes, rows_and_strides, constants, read, keys = p.remember(_prepare)
     launch(
         dq_from_ds_kernel,
         (count * p.shared * p.G * tiles_m,),
-        read(ds), keys(x.key), dq, x.partial, x.full, *sizes, first, *p.remember(size), *p.strides("key"), *dq.stride(),
+        read(ds), keys(x.key), dq, x.partial, x.full, *sizes, first, *rows_and_strides, *dq.stride(),
         outputs=(dq,),
-        **static,
+        constants=constants,
     )  # fmt: skip

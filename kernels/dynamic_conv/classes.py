@@ -1,6 +1,4 @@
-"""What a plan of this room launches, and the classes of shapes that its table of configurations knows."""
-
-from typing import NamedTuple
+"""The classes of shapes that the table of configurations knows, and the lengths of the runs that its options say."""
 
 import torch
 
@@ -28,19 +26,6 @@ CLASSES = {
     for kernel in ("forward", "backward", "static forward", "static backward", "step")
 }
 declare("dynamic_conv", CLASSES)
-
-
-class Launch(NamedTuple):
-    """A grid, the integers behind the tensors, and the options."""
-
-    grid: tuple[int]
-    numbers: tuple[int, ...]
-    meta: dict
-
-
-def strides(tensor, ndim):
-    """The strides of a ``Layout``, zeros for ``None``."""
-    return (0,) * ndim if tensor is None else tensor.strides
 
 
 def pop_run(options, T, B, packed, words, W, device):
