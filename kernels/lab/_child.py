@@ -2,7 +2,8 @@
 
 Triton fixes the mode of a process when it is imported, so the instruments that need the other mode start a child. A
 kernel that lives in an importable module is imported there. One that was defined in a notebook cell, in a script or
-inside a function is written into a module of its own, with every helper, constant and module that it uses.
+inside a function, or that a check brings along, is written into a module of its own, with every helper, constant and
+module that it uses.
 """
 
 import ast
