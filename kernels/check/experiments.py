@@ -168,14 +168,19 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
         return _never_stored(case, out, out.unstored(seen))
     if item.not_finite and not isfinite(clean.got[isfinite(out.answer)]).all():
         return Finding(where, amount, item.not_finite)
-    if not out.tensor.flat.is_floating_point() and (abs(clean.got - out.answer)[bad] == 1).all():
-        return Finding(where, amount, "each is off by one: .to(an integer) cuts the fraction off, tl.floor(x + 0.5) rounds")
+    if not out.tensor.flat.is_floating_point() and 0.02 < bad.mean() < 0.98 and _nearer_to_zero(clean.got, out.answer, bad):
+        return Finding(where, amount, "each is one nearer to 0: .to(an integer) cuts the fraction off, floor(x + 0.5) rounds")
     factor = clean.got.sum() / out.answer.sum() if out.answer.sum() else NAN
     if not clean.got.any():
         return Finding(where, amount, "every element is 0: is what is added up ever loaded, and stored in the end?")
     if 0.01 < abs(factor - 1) < float("inf") and not out.wrong(clean.got, factor * out.answer).any():
         return Finding(where, amount, f"every element is {factor:.3g} times what it should be")
     return Finding(where, amount, item.otherwise)
+
+
+def _nearer_to_zero(got, answer, bad) -> bool:
+    """Whether each wrong integer is one nearer to zero than it should be."""
+    return bool((abs(answer[bad]) - abs(got[bad]) == 1).all() and (got[bad] * answer[bad] >= 0).all())
 
 
 def touches(exercise, item, contestant, case) -> Finding | None:

@@ -90,7 +90,7 @@ def test_outputs_by_name_or_as_a_list_and_a_conversion_that_cuts_off(kind, capsy
     axes = {"x": "MN"}, {"q": "MN", "s": "M"}
     assert held(quantiser(True), answers, *axes, dtypes=torch.float32, sizes={"M": 5})
     assert not held(quantiser(False), answers, *axes, dtypes=torch.float32, sizes={"M": 5})
-    assert "each is off by one: .to(an integer) cuts the fraction off" in capsys.readouterr().out
+    assert "each is one nearer to 0: .to(an integer) cuts the fraction off" in capsys.readouterr().out
 
 
 def test_float64_and_bfloat16(capsys):
