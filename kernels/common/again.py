@@ -8,9 +8,9 @@ of a kernel with 60 arguments that is most of the host's time for a call. What T
     of a number          its value (Triton asks for less: whether it is 1, a multiple of 16, or needs 64 bits)
     of everything else   constants by value, kernels by what they are
 
-A call that is alike an earlier one in all of them starts what that one compiled, by Triton's launcher (``launchers``), with
-the hooks that are set. Everything else is Triton's: the first call, calls while something stands in its place or looks on
-before a launch (a tracer, the model of Gluon, ``pre_run_hooks``), and the interpreter.
+A call that is alike an earlier one in all of them starts what that one compiled. Triton's launcher is called as Triton itself
+calls it, with the hooks that are set. Everything else is Triton's: the first call, calls while something stands in its
+place or looks on before a launch (a tracer, the model of Gluon, ``pre_run_hooks``), and the interpreter.
 """
 
 import torch
@@ -19,7 +19,6 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels.common import launchers
 from kernels.common.validate import PLAIN
 
 MOST = 1024  # calls of one kernel that are remembered; one more, and they are all forgotten
@@ -72,16 +71,13 @@ def start(kernel, grid, args, meta, device, constants=None):
         if isinstance(compiled, CompiledKernel):  # no hook of Triton's has taken its place
             _remember(known, key, compiled, args, meta)
         return
-    launcher, starter, function, packed, compiled, rest, _ = found
+    launcher, function, packed, compiled, rest, _ = found
     stream = driver.active.get_current_stream(device)
     before, after, metadata = _asked(knobs.runtime.launch_enter_hook), _asked(knobs.runtime.launch_exit_hook), None
     if before is not None or after is not None:
         metadata = compiled.launch_metadata(grid, stream, *args, *rest)
     x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-    if starter is None:
-        launcher(x, y, z, stream, function, packed, metadata, before, after, *args, *rest)
-    else:
-        starter(x, y, z, stream, function, packed, metadata, before, after, (*args, *rest))
+    launcher(x, y, z, stream, function, packed, metadata, before, after, *args, *rest)
 
 
 def _asked(hooks):
@@ -129,6 +125,4 @@ def _remember(known, key, compiled, args, meta):
     parameters = list(known.kernel.signature.parameters.values())[len(args) :]
     rest = tuple(meta.get(parameter.name, parameter.default) for parameter in parameters)
     layouts = [getattr(arg, "layout", None) for arg in args if hasattr(arg, "block_shape")]
-    known.started[key] = (
-        compiled.run, launchers.starter(compiled), compiled.function, compiled.packed_metadata, compiled, rest, layouts
-    )  # fmt: skip
+    known.started[key] = compiled.run, compiled.function, compiled.packed_metadata, compiled, rest, layouts
