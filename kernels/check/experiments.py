@@ -70,6 +70,11 @@ def judge(exercise, item, contestant, case) -> Finding | None:
 _UNREACHED = "no tl.store reaches the output"
 
 
+def _awaited(case) -> bool:
+    """Whether there is anything to store."""
+    return any(out.tensor.view.numel() for out in case.outs)
+
+
 def _idle(launches) -> str:
     """Why nothing is stored: the grid may have no programs."""
     grid = next((launch.grid for launch in launches if 0 in launch.grid), None)
@@ -187,8 +192,8 @@ def touches(exercise, item, contestant, case) -> Finding | None:
     """Look at the addresses that one call touches: all must lie inside their tensors."""
     seen = case.traced(contestant)
     run, strays = seen.run, seen.strays
-    if not run.stored:
-        return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    if not run.stored and _awaited(case):
+        return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
     if not strays:
         return None
     causes = {}
@@ -203,8 +208,8 @@ def touches(exercise, item, contestant, case) -> Finding | None:
 def conflicts(exercise, item, contestant, case) -> Finding | None:
     """Look for elements that one program of a launch stores and another touches: the answer hangs on their order."""
     traced = case.traced(contestant)
-    if not traced.run.stored:
-        return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    if not traced.run.stored and _awaited(case):
+        return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
     for launch in traced.launches:
         for name, found in launch.races().items():
             tensor = case.tensor_of(launch.operands[name])
