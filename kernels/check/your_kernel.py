@@ -29,6 +29,7 @@ WHOLE = (16, 32, 64)  # whole blocks, and axes that cannot be taken for one anot
 FEW = (8, 16, 32)  # the same of three axes or more: a program may have but one row along two of them
 LONG = 256  # of whole blocks, too; sums in float16 lose digits that the other sizes leave
 ODD = (37, 29, 23)  # no whole block, and more than one of most
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 FENCE = 64  # elements kept free at both ends of every axis
 ROUNDING = 2.0**-22  # the inputs' relative change that asks how much of it comes out: float32's rounding, and room
 SHIFTS = 4  # such changes that are tried
@@ -89,6 +90,8 @@ def your_kernel(
         ValueError: the arguments do not fit each other, or the reference fails or gives something else than the outputs.
     """
     dtypes = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
+    if not dtypes or any(dtype not in DTYPES for dtype in dtypes):
+        raise ValueError(f"dtypes is {dtypes}, needs some of {', '.join(map(str, DTYPES))}; others come from values={{...}}")
     axes = _axes(fn, inputs, outputs, sizes, values, blocks)
     whole_sizes = WHOLE if len(axes) < 3 else FEW
     first = {name: choices[0] for name, choices in blocks.items()}
@@ -244,6 +247,8 @@ def _answers(reference, inputs, launch, outputs, shape) -> list[torch.Tensor]:
         raise ValueError(f"reference gives {len(right)} outputs, needs {len(outputs)}: {', '.join(outputs)}")
     for (name, own), answer in zip(outputs.items(), right, strict=True):
         wanted = [shape[axis] for axis in own]
+        if isinstance(answer, torch.Tensor) and answer.is_complex():
+            raise ValueError(f"reference gives complex numbers for {name}, needs real ones (torch.view_as_real)")
         if not isinstance(answer, torch.Tensor) or list(answer.shape) != wanted:
             raise ValueError(
                 f"reference gives {_what(answer)} for {name} [{', '.join(own)}], needs {wanted}; "

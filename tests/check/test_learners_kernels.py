@@ -90,7 +90,7 @@ def test_outputs_by_name_or_as_a_list_and_a_conversion_that_cuts_off(kind, capsy
     axes = {"x": "MN"}, {"q": "MN", "s": "M"}
     assert held(quantiser(True), answers, *axes, dtypes=torch.float32, sizes={"M": 5})
     assert not held(quantiser(False), answers, *axes, dtypes=torch.float32, sizes={"M": 5})
-    assert "each is off by one: .to(an integer) cuts the fraction off" in capsys.readouterr().out
+    assert "each is one nearer to 0: .to(an integer) cuts the fraction off" in capsys.readouterr().out
 
 
 def test_float64_and_bfloat16(capsys):
@@ -118,6 +118,16 @@ def counter(clear, atomic=True):
         _count[(triton.cdiv(len(x), 8),)](x, out, len(x), *x.stride(), out.stride(0), atomic, 8)
 
     return count
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.bool])
+def test_inputs_of_narrow_integers(dtype):
+    values = {"x": lambda n: torch.randint(0, 2, (n,)).to(dtype)}
+    assert held(square, lambda x: x.double() ** 2, *LINE, values=values, dtypes=torch.float32)
+
+
+def test_a_size_of_zero_asks_for_no_store():
+    assert held(lambda x, out: square(x, out) if len(x) else None, torch.square, *LINE, sizes={"N": 0}, dtypes=torch.float32)
 
 
 BINS = {"values": {"x": lambda n: torch.randint(0, 5, (n,), dtype=torch.int32)}, "dtypes": torch.float32}
@@ -177,6 +187,9 @@ MISTAKEN = [
     (dict(blocks={"BLOCK": ()}), r"blocks\['BLOCK'\] is \(\)"),
     (dict(reference=lambda x: None), r"reference gives None for out \[N\], needs \[32\]"),
     (dict(reference=lambda x: x[1:]), r"reference gives a tensor \[31\] for out \[N\], needs \[32\]; an axis that it fixes"),
+    (dict(dtypes=()), r"dtypes is \(\), needs some of torch.float32"),
+    (dict(dtypes=torch.int8), r"dtypes is \(torch.int8,\), needs some of .*others come from values"),
+    (dict(reference=lambda x: torch.complex(x, x)), "reference gives complex numbers for out, needs real ones"),
     (dict(reference=lambda x: (x, x)), "reference gives 2 outputs, needs 1: out"),
     (dict(reference=lambda x: {"y": x}), "reference gives y, the outputs are out"),
     (dict(reference=lambda x: x.nothing), "reference fails on float64 tensors: AttributeError"),
