@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from kernels import runtime
 from kernels.flex_attention import causal_block_mask, flex_attention
@@ -81,6 +82,19 @@ def test_what_torch_has_yet_to_negate():
         results.append((o, *torch.autograd.grad(o, leaves, do)))
     torch.testing.assert_close(*results, rtol=0, atol=0)
     torch.testing.assert_close(results[0][0], flex_attention_reference(*plain))
+
+
+def test_the_first_call_of_a_mod_may_be_inside_a_checkpoint():
+    leaves = [t.requires_grad_() for t in heads()]
+    slopes = torch.rand(2, device=DEVICE, requires_grad=True)
+
+    def attend(q, k, v):
+        return flex_attention(q, k, v, lambda score, b, h, m, n: torch.sin(score * slopes[h]) + slopes[h] / 3)
+
+    results = []
+    for call in (lambda *qkv: checkpoint(attend, *qkv, use_reentrant=False), attend):
+        results.append(torch.autograd.grad(call(*leaves).square().sum(), (*leaves, slopes)))
+    torch.testing.assert_close(*results)
 
 
 def test_positions_in_64_bits_are_computed_in_64():

@@ -84,7 +84,9 @@ def trace(mod, kind, device="cpu", differentiate=False):
             return value, *[None] * len(leaves)
         return value, *torch.autograd.grad(value, leaves, grad.to(value.dtype).reshape(value.shape), allow_unused=True)
 
-    with fake, torch.set_grad_enabled(differentiate), fx_traceback.preserve_node_meta(), explained(mod, kind):
+    # Hooks on saved tensors are for those of the call: a checkpoint's would run all of it again, in here.
+    kept = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    with kept, fake, torch.set_grad_enabled(differentiate), fx_traceback.preserve_node_meta(), explained(mod, kind):
         grad = torch.empty((), dtype=torch.float32, device=device)
         inputs = (grad, *arguments, *(stand_in for _, stand_in in captured))
         graph = make_fx(record, tracing_mode="fake", decomposition_table=_decompositions())(*inputs).graph
