@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import runtime
 from kernels.flex_attention import causal_block_mask, flex_attention
@@ -94,7 +95,17 @@ def test_the_first_call_of_a_mod_may_be_inside_a_checkpoint():
     results = []
     for call in (lambda *qkv: checkpoint(attend, *qkv, use_reentrant=False), attend):
         results.append(torch.autograd.grad(call(*leaves).square().sum(), (*leaves, slopes)))
+    with torch.autograd.set_detect_anomaly(True):  # another mod, whose tracing must not look for NaN
+        flex_attention(*leaves, lambda score, b, h, m, n: torch.cos(score * slopes[h])).sum().backward()
     torch.testing.assert_close(*results)
+
+
+def test_a_counter_of_operations_sees_no_module_in_a_mod():
+    leaves = [t.requires_grad_() for t in heads()]
+    slopes = torch.rand(2, device=DEVICE, requires_grad=True)
+    with FlopCounterMode(display=False):
+        flex_attention(*leaves, lambda score, b, h, m, n: score - slopes.exp()[h] * (m - n)).sum().backward()
+    assert slopes.grad.any()
 
 
 def test_positions_in_64_bits_are_computed_in_64():

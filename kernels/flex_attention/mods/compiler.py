@@ -86,13 +86,13 @@ class CompiledMod:
         if (direct := self.direct) is not None:
             return *[numbers[i] if is_number else captured[i] for is_number, i in direct], *self.sizes
         with torch.no_grad():
-            made = iter(self.before(*self._inputs(captured, numbers)))
+            made = iter(self.before.forward(*self._inputs(captured, numbers)))  # past hooks on all modules
         return *(next(made) if i is None else numbers[i] for i in self.numbers), *self.sizes
 
     @torch.no_grad()
     def gradients(self, captured, numbers, sums):
         """The gradients of the captured tensors from the sums that the kernel made, ``None`` for those that get none."""
-        made = iter(self.after(*self._inputs(captured, numbers), *sums))
+        made = iter(self.after.forward(*self._inputs(captured, numbers), *sums))
         return [self._gradient(t, next(made)) if on else None for t, on in zip(captured, self.learned, strict=True)]
 
     @staticmethod

@@ -12,6 +12,7 @@ The graph's operations fall into four parts:
 * *after*: whole tensors computed from the sinks, such as the chain through ``exp``; torch computes them once a call.
 """
 
+import contextlib
 import functools
 
 import torch
@@ -84,14 +85,22 @@ def trace(mod, kind, device="cpu", differentiate=False):
             return value, *[None] * len(leaves)
         return value, *torch.autograd.grad(value, leaves, grad.to(value.dtype).reshape(value.shape), allow_unused=True)
 
-    # Hooks on saved tensors are for those of the call: a checkpoint's would run all of it again, in here.
-    kept = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
-    with kept, fake, torch.set_grad_enabled(differentiate), fx_traceback.preserve_node_meta(), explained(mod, kind):
+    with _undisturbed(), fake, torch.set_grad_enabled(differentiate), fx_traceback.preserve_node_meta(), explained(mod, kind):
         grad = torch.empty((), dtype=torch.float32, device=device)
         inputs = (grad, *arguments, *(stand_in for _, stand_in in captured))
         graph = make_fx(record, tracing_mode="fake", decomposition_table=_decompositions())(*inputs).graph
 
     return take_apart(graph, kind, [real for real, _ in captured], learned, differentiate)
+
+
+@contextlib.contextmanager
+def _undisturbed():
+    """Hooks on saved tensors are for those of the call: a checkpoint's would run all of it again, while its mod is traced.
+    Nor is there a NaN to be found."""
+    with torch.autograd.set_detect_anomaly(False), contextlib.ExitStack() as stack:
+        if torch._C._autograd._saved_tensors_hooks_is_enabled():
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
+        yield
 
 
 class _Captures(TorchFunctionMode):
