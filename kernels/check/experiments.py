@@ -173,7 +173,7 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
         return _never_stored(case, out, out.unstored(seen))
     if item.not_finite and not isfinite(clean.got[isfinite(out.answer)]).all():
         return Finding(where, amount, item.not_finite)
-    if not out.tensor.flat.is_floating_point() and 0.02 < bad.mean() < 0.98 and _nearer_to_zero(clean.got, out.answer, bad):
+    if 0.02 < bad.mean() < 0.98 and _fractions_cut(case, out, clean.got, bad):
         return Finding(where, amount, "each is one nearer to 0: .to(an integer) cuts the fraction off, floor(x + 0.5) rounds")
     factor = clean.got.sum() / out.answer.sum() if out.answer.sum() else NAN
     if not clean.got.any():
@@ -183,8 +183,11 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
     return Finding(where, amount, item.otherwise)
 
 
-def _nearer_to_zero(got, answer, bad) -> bool:
-    """Whether each wrong integer is one nearer to zero than it should be."""
+def _fractions_cut(case, out, got, bad) -> bool:
+    """Whether integers are made of numbers with fractions, and each wrong one is one nearer to zero than it should be."""
+    if out.tensor.flat.is_floating_point() or not any(t.flat.is_floating_point() for t in case.inputs):
+        return False
+    answer = out.answer
     return bool((abs(answer[bad]) - abs(got[bad]) == 1).all() and (got[bad] * answer[bad] >= 0).all())
 
 

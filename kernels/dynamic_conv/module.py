@@ -76,9 +76,10 @@ class DynamicShortConvolution(nn.Module):
         if callable(init):
             init(kernel)
             return
-        if not isinstance(init, Tensor) or init.shape != kernel.shape:
-            got = f"has shape {list(init.shape)}" if isinstance(init, Tensor) else f"is {init!r}"
-            raise ValueError(f"static_conv_init {got}, needs a tensor [D, W] = {list(kernel.shape)}, or a function")
+        if not isinstance(init, Tensor):
+            raise ValueError(f"static_conv_init is {init!r}, needs a tensor [D, W] = {list(kernel.shape)}, or a function")
+        if init.shape != kernel.shape:
+            raise ValueError(f"static_conv_init has shape {list(init.shape)}, needs [D, W] = {list(kernel.shape)}")
         kernel.copy_(init)
 
     def forward(
