@@ -209,12 +209,20 @@ def touches(exercise, item, contestant, case) -> Finding | None:
 
 
 def conflicts(exercise, item, contestant, case) -> Finding | None:
-    """Look for elements that one program of a launch stores and another touches: the answer hangs on their order."""
+    """Look for elements that one program of a launch stores and another reads: the answer hangs on their order.
+
+    Not judged: what several only store, which is all the same or a wrong answer; and launches with atomics on another
+    tensor, by which programs may agree on an order (a lock, the last one to arrive) that no trace shows.
+    """
     traced = case.traced(contestant)
     if not traced.run.stored and _awaited(case):
         return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
     for launch in traced.launches:
         for name, found in launch.races().items():
+            read = {i for kind in ("load", "atomic") for each in launch.programs(name, kind).values() for i in each}
+            found = read.intersection(found)
+            if not found or any(launch.programs(other, "atomic") for other in launch.operands if other != name):
+                continue
             tensor = case.tensor_of(launch.operands[name])
             name = tensor.name if tensor else name.removesuffix("_ptr")
             some = f"{len(found)} element{'s' * (len(found) > 1)} of {name}"

@@ -140,6 +140,30 @@ def test_a_histogram_and_one_that_nobody_clears(capsys):
     assert "out is only updated, never stored" in capsys.readouterr().out
 
 
+@triton.jit
+def shared_mean(x_ptr, out_ptr, mean_ptr, N, stride_m, stride_n, stride_om, stride_on, stride_mean, BLOCK: tl.constexpr):
+    """Every program of a row stores the row's mean: all the same."""
+    row, offs = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = 0.0
+    for i in range(N):
+        total += tl.load(x_ptr + row * stride_m + i * stride_n).to(tl.float32)
+    x = tl.load(x_ptr + row * stride_m + offs * stride_n, mask=offs < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * stride_om + offs * stride_on, x - total / N, mask=offs < N)
+    tl.store(mean_ptr + row * stride_mean, total / N)
+
+
+def test_programs_that_store_the_same_number_are_not_in_conflict():
+    def launch(x, out, mean, BLOCK=16):
+        grid = x.shape[0], triton.cdiv(x.shape[1], BLOCK)
+        shared_mean[grid](x, out, mean, x.shape[1], *x.stride(), *out.stride(), *mean.stride(), BLOCK)
+
+    def formula(x):
+        return x - x.mean(1, keepdim=True), x.mean(1)
+
+    axes = {"x": "MN"}, {"out": "MN", "mean": "M"}
+    assert held(launch, formula, *axes, sizes={"M": 3, "N": 20}, dtypes=torch.float32)
+
+
 def test_programs_that_add_to_one_element_without_atomics(capsys):
     axes = {"x": "N"}, {"out": "B"}
     assert not held(counter(True, False), lambda x: x.sum()[None], *axes, sizes={"B": 1}, **BINS)

@@ -1,5 +1,6 @@
 """What people write around a call: one projection for q, k and v, numbers of a layer, tables, functions that are compiled."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -122,3 +123,51 @@ def test_positions_in_64_bits_are_computed_in_64():
     torch.testing.assert_close(flex_attention(q, k, v, dropped), scores.softmax(-1) @ v)
     with pytest.raises(ValueError, match="dimension of size 5 with q_idx, needs 20"):
         flex_attention(q, k, v, lambda s, b, h, m, n: s + at[:5][m.long()])
+
+
+class Scaled(torch.nn.Module):
+    """Attention whose scores are multiplied by a number or a parameter."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.c = c
+
+    def forward(self, q, k, v):
+        return flex_attention(q, k, v, lambda score, b, h, m, n: score * self.c)
+
+
+def test_a_parameter_is_not_taken_for_the_number_that_another_layer_has_in_its_place():
+    q, k, v = heads()
+    numbers = Scaled(0.5)
+    compiled = torch.compile(numbers, backend="eager", dynamic=True)
+    for numbers.c in (0.5, 0.25):
+        torch.testing.assert_close(compiled(q, k, v), numbers(q, k, v))
+    learned = Scaled(torch.nn.Parameter(torch.tensor(0.3, device=DEVICE)))
+    gradients = []
+    for call in (torch.compile(learned, backend="eager", dynamic=True), learned):
+        gradients.append(torch.autograd.grad(call(q, k, v).square().sum(), learned.c)[0])
+    assert gradients[1] != 0
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_fraction_is_not_taken_for_the_integer_that_stood_in_its_place():
+    q, k, v = heads()
+
+    def written():
+        return lambda q, k, v, s: flex_attention(q, k, v, lambda score, b, h, m, n: score * s)
+
+    for values in ((2, 3, 4), (0.5, 0.75, 0.25)):
+        torch._dynamo.reset()
+        plain = written()
+        compiled = torch.compile(plain, backend="eager")
+        for s in values:
+            torch.testing.assert_close(compiled(q, k, v, s), plain(q, k, v, s))
+
+
+def test_what_bounds_a_position_is_not_seen_through_another_number_made_of_it():
+    q, k, v = heads()
+    table, at = torch.tensor([0.0, 1.0], device=DEVICE), torch.arange(20, device=DEVICE)
+    got = flex_attention(q, k, v, lambda s, b, h, m, n: s + table[m.bool().long()] * np.float32(2.0))
+    scores = q @ k.mT / 4 + 2 * table[at.bool().long()][:, None]
+    torch.testing.assert_close(got, scores.softmax(-1) @ v)
+    assert flex_attention(q, k, v, lambda s, b, h, m, n: np.float32(1.0)).shape == v.shape

@@ -147,11 +147,16 @@ def _bounds(t):
         if node.target is torch.ops.aten.index.Tensor:
             table, indices = node.args
             for index, size in zip(indices, table.meta["val"].shape, strict=False):
-                while index is not None and index.target is torch.ops.aten._to_copy.default:  # such as q_idx.long()
+                while index is not None and _is_widened(index):
                     index = index.args[0]
                 if index is not None and index.op == "placeholder" and index.name in ARGUMENTS["mask_mod"]:
                     bounds[index.name] = min(size, bounds.get(index.name, size))
     return bounds
+
+
+def _is_widened(node):
+    """Whether a node is an integer as it was, such as ``q_idx.long()``: a bool or a narrow integer of it is another."""
+    return node.target is torch.ops.aten._to_copy.default and node.meta["val"].dtype in (torch.int32, torch.int64)
 
 
 # Torch's parts: before and after the kernel.

@@ -15,6 +15,7 @@ The graph's operations fall into four parts:
 import contextlib
 import functools
 
+import numpy as np
 import torch
 import torch.fx.traceback as fx_traceback
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -68,6 +69,7 @@ def trace(mod, kind, device="cpu", differentiate=False):
         captures.stand_ins = {id(real): (real, stand_in) for (real, _), stand_in in zip(captured, stand_ins)}
         with captures:
             value = mod(*inputs)
+        value = value.item() if isinstance(value, np.generic) else value
         if not isinstance(value, torch.Tensor | Vector | int | float):
             raise ModError(f"{name_of(mod)} returns {value!r}, needs a number for one query and one key")
         if not isinstance(value, torch.Tensor | Vector):
