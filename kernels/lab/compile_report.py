@@ -105,7 +105,11 @@ def compile_report(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A kernel and its launch as text, which any process can compile: ``key`` is the same for the same text."""
+    """A kernel and its launch as text, which any process can compile: ``key`` is the same for the same text.
+
+    foreign: whether somebody else wrote the text. Triton's compiler then has no ``getattr`` for it: with that, a kernel
+    reaches all of Python.
+    """
 
     kernel: str
     text: str
@@ -113,6 +117,7 @@ class Prepared:
     signature: dict
     attributes: dict
     options: dict
+    foreign: bool = field(default=False, compare=False)
 
     @property
     def key(self) -> str:
@@ -173,6 +178,7 @@ def compile_prepared(prepared: Prepared, arches: tuple[int, ...]) -> CompileRepo
         attributes=prepared.attributes,
         arches=arches,
         options=prepared.options,
+        foreign=prepared.foreign,
     )
     if "error" in answer:
         raise CompileError(f"{prepared.kernel} does not compile: {answer['error']}")

@@ -1,5 +1,7 @@
 """The gate lets every honest line pass and refuses what is on no list; the sandbox has tests of its own."""
 
+import contextlib
+import dataclasses
 import math
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from kernels.check.contestant import Contestant
 from kernels.check.framework import Draw
+from kernels.lab.compile_report import CompileError, compile_prepared
 from tests.course.mutants import ROOT, cells, patched, submission, targets
 from tools.grading import gate, texts
 from tools.grading.assignment import read_all
@@ -309,3 +312,29 @@ def test_texts_of_the_solutions_are_for_the_compiler():
             literals = map(repr, (one.lines, one.signature, one.attributes, one.options))
             fields = ASSIGNMENTS[known[name].assignment].given.fields
             assert texts.prepared([one.kernel, one.text, *literals], fields).key == one.key
+
+
+def test_a_text_that_passed_all_the_same_has_no_way_to_python(tmp_path, monkeypatch):
+    """Should the list ever miss one: Triton's compiler, which has no sandbox, knows no ``getattr`` for what others wrote."""
+    monkeypatch.setattr(texts, "hold", lambda *_: None)
+    told = tmp_path / "told"
+    text = f"""{TEXT}import triton.language as tl
+@_triton.jit()
+def use(fn: tl.constexpr):
+    fn("open({str(told)!r}, 'w').write('x')")
+@_triton.jit()
+def find(g: tl.constexpr):
+    use(g(g(g(tl, 'core'), 'builtins'), 'eval'))
+@_triton.jit()
+def k(x_ptr):
+    find(getattr)
+KERNEL = k
+VALUES = {{}}
+"""
+    options = {"num_warps": 4, "num_stages": 3, "maxnreg": None}
+    literals = [repr(each) for each in ([], {"x_ptr": "*fp32"}, {}, options)]
+    for foreign in (True, False):
+        one = dataclasses.replace(texts.prepared(["k", text, *literals]), foreign=foreign)
+        with contextlib.suppress(CompileError):
+            compile_prepared(one, (90,))
+        assert told.exists() is not foreign  # without it, the way is there: this test would see it
