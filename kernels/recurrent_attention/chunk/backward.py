@@ -90,7 +90,7 @@ def _gradients_kernel(
     if VECTOR:
         A = load_rows(scores_ptr + head * C, H * C, 1, where, 0, C, C, tl.float32, False)
     else:
-        M = decay_matrix(gamma_ptr, resets_ptr, place, C, GATED, COUNTED)
+        M = decay_matrix(gamma_ptr, resets_ptr, place, 0, C, C, GATED, COUNTED)
         A *= M
     dq *= scale
     if GATED:
@@ -215,7 +215,7 @@ def backward(p, x, do, dfinal, scores, needs):
     """Launch the chunked backward pass.
 
     Args:
-        p: the call's ``ChunkPlan``.
+        p: the pass's ``Cut``.
         x: its ``Inputs``.
         do: gradient of o [B, T, H, V].
         dfinal: gradient of the final state [N, H, K, V], or ``None``.

@@ -107,5 +107,6 @@ def size_class(K, dtype):
 
 def cuts(key, device):
     """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``; instead of runs "walks", of tiles of the state, where it
-    does not fit into registers."""
+    does not fit into registers; "FORWARD_C", tokens in a chunk of a forward pass that keeps nothing for the backward one,
+    where they are others."""
     return configuration("recurrent_attention", "chunk", key, device)

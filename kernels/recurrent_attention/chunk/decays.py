@@ -57,19 +57,20 @@ def decay(difference, alive):
 
 
 @triton.jit
-def decay_matrix(gamma_ptr, resets_ptr, place, C: tl.constexpr, GATED: tl.constexpr, COUNTED: tl.constexpr):
-    """M_ts = e^{Gamma_t - Gamma_s} for s <= t, else 0."""
-    offs_c = tl.arange(0, C)
-    t = offs_c[:, None]
-    s = offs_c[None, :]
-    alive = s <= t
+def decay_matrix(
+    gamma_ptr, resets_ptr, place, start, ROWS: tl.constexpr, C: tl.constexpr, GATED: tl.constexpr, COUNTED: tl.constexpr
+):
+    """M_ts = e^{Gamma_t - Gamma_s} for s <= t, else 0: of a chunk the rows t from ``start`` on, ROWS of them."""
+    offs_t = start + tl.arange(0, ROWS)
+    offs_s = tl.arange(0, C)
+    alive = offs_s[None, :] <= offs_t[:, None]
     matrix = alive.to(tl.float32)
     if GATED:  # no early return: the compiler goes on into what follows one
-        gamma = tl.load(gamma_ptr + place * C + offs_c)
+        gamma_t, gamma_s = tl.load(gamma_ptr + place * C + offs_t), tl.load(gamma_ptr + place * C + offs_s)
         if COUNTED:
-            resets = tl.load(resets_ptr + place * C + offs_c)
-            alive &= resets[:, None] == resets[None, :]
-        matrix = decay(gamma[:, None] - gamma[None, :], alive)
+            resets_t, resets_s = tl.load(resets_ptr + place * C + offs_t), tl.load(resets_ptr + place * C + offs_s)
+            alive &= resets_t[:, None] == resets_s[None, :]
+        matrix = decay(gamma_t[:, None] - gamma_s[None, :], alive)
     return matrix
 
 

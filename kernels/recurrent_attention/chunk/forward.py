@@ -23,6 +23,18 @@ from kernels.recurrent_attention.tiles import load_state, store_state
 
 
 @triton.jit
+def chunk_decay_of(chunk_decay_ptr, place, offs_k, K, exists, GATED: tl.constexpr, VECTOR: tl.constexpr):
+    """e^{Gamma_C} of a chunk of a head, or of each of its key components; without gates, or where it does not exist, 1."""
+    if VECTOR:
+        whole = tl.load(chunk_decay_ptr + place * K + offs_k, mask=exists & (offs_k < K), other=1.0)
+    elif GATED:
+        whole = tl.load(chunk_decay_ptr + place, mask=exists, other=1.0)
+    else:
+        whole = 1.0
+    return whole
+
+
+@triton.jit
 def walk_run(
     pid, x_ptr, y_ptr, row_decay_ptr, chunk_decay_ptr, start_ptr, each_ptr, end_ptr, run_decay_ptr, sequence_of_run_ptr,
     cu_ptr, runs, T, RUN, H, K, V, heads_per_x, heads_per_y, scale,
@@ -57,26 +69,31 @@ def walk_run(
     y_base = y_ptr + b * stride_y_b + h // heads_per_y * stride_y_h
     places = first_run(n, begin, T, C, PACKED)  # of the sequence's chunks
     chunks = tl.cdiv(tl.maximum(tl.minimum(L - run_first, RUN), 0), C).to(tl.int32)
+    towards = -C if COSTATE else C
+    first = run_first + ((chunks - 1) * C if COSTATE else 0)
+    # A chunk's decay is asked for a step ahead: there is no product between its load and its use to wait behind.
+    coming = chunk_decay_of(chunk_decay_ptr, (places + first // C) * H + h, offs_k, K, chunks > 0, GATED, VECTOR)
     for step in range(chunks):
-        first = run_first + ((chunks - 1 - step) if COSTATE else step) * C
         place = (places + first // C) * H + h
+        whole = coming
+        after = (places + (first + towards) // C) * H + h
+        coming = chunk_decay_of(chunk_decay_ptr, after, offs_k, K, step + 1 < chunks, GATED, VECTOR)
         if EACH:
             store_state(each_ptr + place * K * V, offs_k, offs_v, K, V, S)
         where = chunk_rows(begin, L, first, C, REVERSE)
         x = load_rows(x_base, stride_x_t, stride_x_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         y = load_rows(y_base, stride_y_t, stride_y_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
         if VECTOR:  # x is decayed already
-            whole = tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)
             S *= whole[:, None]
             total *= whole
         elif GATED:
             factor = tl.load(row_decay_ptr + place * C + tl.arange(0, C))
             y = (y * factor[:, None]).to(DTYPE)
-            whole = tl.load(chunk_decay_ptr + place)
             S *= whole
             total *= whole
         product = tl.dot(tl.trans(x), y, input_precision=PRECISION)
         S += product * scale if COSTATE else product
+        first += towards
     if END:
         # An empty run leaves nothing behind, but the run of an empty sequence hands its state through.
         if (run_first == 0) | (run_first < L):
@@ -202,19 +219,23 @@ def _outputs_kernel(
         q = load_rows(q_base, stride_q_t, stride_q_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
         k = load_rows(k_base, stride_k_t, stride_k_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
         v = load_rows(v_base, stride_v_t, stride_v_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
+        # asked for before the products, which nothing is loaded across
+        whole = chunk_decay_of(chunk_decay_ptr, place, offs_k, K, True, GATED, VECTOR)
+        if GATED:
+            from_start = tl.load(from_start_ptr + place * C + offs_c)
         if VECTOR:
             scores = load_rows(scores_ptr + (b * T * H + h) * C, H * C, 1, where, 0, C, C, DTYPE, False)
         else:
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            scores = (scores * decay_matrix(gamma_ptr, resets_ptr, place, C, GATED, COUNTED)).to(DTYPE)
+            scores = (scores * decay_matrix(gamma_ptr, resets_ptr, place, 0, C, C, GATED, COUNTED)).to(DTYPE)
         o = tl.dot(q, S.to(DTYPE), input_precision=PRECISION)
         decayed_v = v
         if VECTOR:  # q and k are decayed already, and the scores hold the scale
             o *= scale
-            S *= tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)[:, None]
+            S *= whole[:, None]
         elif GATED:
-            o *= tl.load(from_start_ptr + place * C + offs_c)[:, None]
-            S *= tl.load(chunk_decay_ptr + place)
+            o *= from_start[:, None]
+            S *= whole
             decayed_v = (v * tl.load(to_end_ptr + place * C + offs_c)[:, None]).to(DTYPE)
         o = tl.dot(scores, v, o, input_precision=PRECISION)
         S = tl.dot(tl.trans(k), decayed_v, S, input_precision=PRECISION)
@@ -292,7 +313,7 @@ def forward(p, x, want_final):
     """Launch the chunked forward pass.
 
     Args:
-        p: the call's ``ChunkPlan``.
+        p: the pass's ``Cut``.
         x: its ``Inputs``.
         want_final: whether the final state is wanted.
 

@@ -1,6 +1,7 @@
 """The way chunk by chunk: what it takes, how long, and what its passes launch."""
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -27,21 +28,40 @@ def cost(problem):
     return Cost(SHORT + 0.5, f"{problem.q[1]} tokens along time are no more than {SHORT}: too few to fill a chunk")
 
 
-class ChunkPlan(Cut):
-    """How a call is cut, from which both passes' launches follow."""
+class ChunkPlan(NamedTuple):
+    """How each pass of a call is cut, from which its launches follow."""
 
-    forward = forward.forward
-    backward = backward.backward
+    of_forward: Cut
+    of_backward: Cut
+
+    def forward(self, *rest):
+        """As ``forward.forward``."""
+        return forward.forward(self.of_forward, *rest)
+
+    def backward(self, *rest):
+        """As ``backward.backward``."""
+        return backward.backward(self.of_backward, *rest)
+
+    def __str__(self):
+        return str(self.of_forward) + f"; backward {self.of_backward}" * (self.of_forward != self.of_backward)
 
 
 def plan(problem):
-    """The ``ChunkPlan`` of a problem. A sequence is one run when there are heads enough to fill the GPU, else several, which
-    are chained afterwards."""
+    """The ``ChunkPlan`` of a problem."""
+    table = cuts(size_class(problem.q[3], problem.dtype), problem.device)
+    C = table["C"]
+    # what a gate for every key component comes to in a chunk is the backward pass's, too: both have the same chunks
+    of_forward = C if "gk" in problem.gates else table.get("FORWARD_C", C)
+    return ChunkPlan(cut(problem, of_forward), cut(problem, C))
+
+
+def cut(problem, C):
+    """The ``Cut`` of a problem into chunks of C tokens. A sequence is one run when there are heads enough to fill the GPU,
+    else several, which are chained afterwards."""
     B, T, H, K, V, N = problem.sizes
     _, _, _, dtype, gates, packed, reverse, tf32, device = problem
     key, operands = size_class(K, dtype), operand_dtype(dtype)
     table = cuts(key, device)
-    C = table["C"]
     side_by_side = N * H if packed is None else H
     # a state too large for one program's registers is walked in tiles, each by a program of its own, and stored
     if stored := "walks" in table:
@@ -62,4 +82,4 @@ def plan(problem):
     }
     runs, chunks = count_runs(packed, N, T, RUN), count_runs(packed, N, T, C)
     scalar = {"USE_G": "g" in gates, "USE_GAMMA": "g_gamma" in gates}
-    return ChunkPlan(B, T, H, K, V, N, C, RUN, runs, chunks, RUN >= T, stored, key, operands, device, switches, scalar)
+    return Cut(B, T, H, K, V, N, C, RUN, runs, chunks, RUN >= T, stored, key, operands, device, switches, scalar)
