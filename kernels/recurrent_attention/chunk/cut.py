@@ -105,6 +105,17 @@ def size_class(K, dtype):
     return f"K{max(64, block(K))} {bits(operand_dtype(dtype))}"
 
 
+def new_scores(q, C):
+    """Where the scores of a call go, [1 or 2, B, T, H, C]: the second are what rounding to operands of 16 bits leaves."""
+    stored = operand_dtype(q.dtype)
+    return q.new_empty(1 if stored == torch.float32 else 2, *q.shape[:3], C, dtype=stored)
+
+
+def of_scores(scores):
+    """``(scores, rest)`` of what ``new_scores`` gave, ``None`` for what is not there."""
+    return (None, None) if scores is None else (scores[0], scores[1] if len(scores) > 1 else None)
+
+
 def cuts(key, device):
     """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``; instead of runs "walks", of tiles of the state, where it
     does not fit into registers; "FORWARD_C", tokens in a chunk of a forward pass that keeps nothing for the backward one,

@@ -17,6 +17,7 @@ import triton.language as tl
 from kernels.common.launch import launch
 from kernels.common.math import LOG2_E, block, cdiv, strides
 from kernels.common.sequences import locate_run
+from kernels.recurrent_attention.chunk.cut import new_scores, of_scores
 from kernels.recurrent_attention.chunk.levels import level_masks_kernel, scores_kernel
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 
@@ -163,8 +164,8 @@ class Decays:
     """What the gates come to in every chunk; what is not there is ``None``.
 
     One gate a token: gamma, resets, from_start, to_end [chunks, H, C] and chunk_decay [chunks, H].
-    A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores [B, T, H, C], the levels' masks
-    [levels, C, C], and q and k decayed.
+    A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores as ``new_scores`` has them, the
+    levels' masks [levels, C, C], and q and k decayed.
     """
 
     gamma: torch.Tensor | None = None
@@ -228,12 +229,14 @@ def prepare(p, at, x, scores=None):
     parted, crossed = new(2, LEVELS, p.C, p.C, dtype=fine)
     launch(level_masks_kernel, (LEVELS,), parted, crossed, outputs=(parted, crossed), C=p.C)
     if scores is None:
-        scores = new(p.B, p.T, p.H, p.C, dtype=stored)
+        scores = new_scores(q, p.C)
+        planes = of_scores(scores)
         options = p.options("chunk_scores", without=("BLOCK_V",))
         launch(
             scores_kernel, (places * p.H,),
-            q, k, gamma, parted, scores, at.chunks, at.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2], x.scale,
-            *q.stride(), *k.stride(), outputs=(scores,), LEVELS=LEVELS, **options,
+            q, k, gamma, parted, *planes, at.chunks, at.cu_seqlens,
+            places, p.T, p.H, p.K, p.H // k.shape[2], x.scale,
+            *q.stride(), *k.stride(), outputs=[x for x in planes if x is not None], LEVELS=LEVELS, **options,
         )  # fmt: skip
     return Decays(
         gamma, chunk_decay=chunk_decay, scores=scores, parted=parted, crossed=crossed, q=decayed_q, k=decayed_k

@@ -15,7 +15,7 @@ import triton.language as tl
 from kernels.common.launch import launch
 from kernels.common.math import cdiv, strides
 from kernels.common.sequences import first_run, locate_run, sequence_span
-from kernels.recurrent_attention.chunk.cut import Places
+from kernels.recurrent_attention.chunk.cut import Places, of_scores
 from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 from kernels.recurrent_attention.chunk.stored import stored_outputs
@@ -319,7 +319,7 @@ def forward(p, x, want_final):
 
     Returns:
         ``(o [B, T, H, V] in q's dtype, final state [N, H, K, V] float32 or None, scores)``; with gates on components the
-        scores [B, T, H, C] are worth keeping for the backward pass, else they are ``None``.
+        scores, as ``new_scores`` has them, are worth keeping for the backward pass, else they are ``None``.
     """
     p = p.reaching(x.q, x.k, x.v, x.gates.gk)
     at = Places(p, x.cu_seqlens)
@@ -340,8 +340,8 @@ def forward(p, x, want_final):
     options = p.options("chunk_outputs")
     launch(
         _outputs_kernel, (p.runs * p.H * cdiv(p.V, options["BLOCK_V"]),),
-        q, k, v, decays.gamma, decays.resets, decays.from_start, decays.to_end, decays.scores, decays.chunk_decay, start,
-        o, final,
+        q, k, v, decays.gamma, decays.resets, decays.from_start, decays.to_end, of_scores(decays.scores)[0],
+        decays.chunk_decay, start, o, final,
         at.runs, at.cu_seqlens,
         p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], x.scale,
         *q.stride(), *k.stride(), *v.stride(),

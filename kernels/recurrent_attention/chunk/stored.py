@@ -12,6 +12,7 @@ import triton.language as tl
 from kernels.common.launch import launch
 from kernels.common.math import cdiv
 from kernels.common.sequences import locate_run
+from kernels.recurrent_attention.chunk.cut import of_scores
 from kernels.recurrent_attention.chunk.decays import decay_matrix
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 from kernels.recurrent_attention.tiles import load_state
@@ -80,13 +81,13 @@ def stored_outputs(p, at, decays, v, states, scale, dtype):
         scale: of the outputs.
         dtype: of the outputs.
     """
-    q, k = decays.q, decays.k
+    q, k, (scores, _) = decays.q, decays.k, of_scores(decays.scores)
     o = torch.empty(p.B, p.T, p.H, p.V, dtype=dtype, device=q.device)
     options = p.options("chunk_stored_outputs")
     options = options | {"ROWS": min(options.get("ROWS", p.C), p.C)}
     launch(
         _stored_outputs_kernel, (p.chunks * p.H * (p.C // options["ROWS"]) * cdiv(p.V, options["BLOCK_V"]),),
-        q, k, v, decays.gamma, decays.resets, decays.from_start, decays.scores, states, o, at.chunks, at.cu_seqlens,
+        q, k, v, decays.gamma, decays.resets, decays.from_start, scores, states, o, at.chunks, at.cu_seqlens,
         p.chunks, p.T, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale, *q.stride(), *k.stride(), *v.stride(),
         outputs=(o,), GATED=decays.scalar(), COUNTED=decays.resets is not None, VECTOR=decays.vector(), **options,
     )  # fmt: skip
