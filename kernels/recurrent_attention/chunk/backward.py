@@ -20,9 +20,9 @@ from kernels.common.math import cdiv
 from kernels.common.sequences import locate_run
 from kernels.recurrent_attention.chunk.cut import Places, of_scores
 from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
-from kernels.recurrent_attention.chunk.forward import walk
 from kernels.recurrent_attention.chunk.levels import level_of_rows, load_mask, over_its_unit
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
+from kernels.recurrent_attention.chunk.states import walk
 from kernels.recurrent_attention.gates import Gates
 from kernels.recurrent_attention.tiles import load_state, over_group, right_of_middle
 
