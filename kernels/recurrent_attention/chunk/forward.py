@@ -18,7 +18,7 @@ from kernels.common.sequences import first_run, locate_run
 from kernels.recurrent_attention.chunk.cut import Places, of_scores
 from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
-from kernels.recurrent_attention.chunk.states import chunk_decay_of, walk
+from kernels.recurrent_attention.chunk.states import walk
 from kernels.recurrent_attention.chunk.stored import stored_outputs
 from kernels.recurrent_attention.tiles import load_state, store_state
 
@@ -60,10 +60,6 @@ def _outputs_kernel(
         q = load_rows(q_base, stride_q_t, stride_q_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
         k = load_rows(k_base, stride_k_t, stride_k_k, where, 0, K, BLOCK_K, DTYPE, WIDE)
         v = load_rows(v_base, stride_v_t, stride_v_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
-        # asked for before the products, which nothing is loaded across
-        whole = chunk_decay_of(chunk_decay_ptr, place, offs_k, K, True, GATED, VECTOR)
-        if GATED:
-            from_start = tl.load(from_start_ptr + place * C + offs_c)
         if VECTOR:
             scores = load_rows(scores_ptr + (b * T * H + h) * C, H * C, 1, where, 0, C, C, DTYPE, False)
         else:
@@ -73,10 +69,10 @@ def _outputs_kernel(
         decayed_v = v
         if VECTOR:  # q and k are decayed already, and the scores hold the scale
             o *= scale
-            S *= whole[:, None]
+            S *= tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)[:, None]
         elif GATED:
-            o *= from_start[:, None]
-            S *= whole
+            o *= tl.load(from_start_ptr + place * C + offs_c)[:, None]
+            S *= tl.load(chunk_decay_ptr + place)
             decayed_v = (v * tl.load(to_end_ptr + place * C + offs_c)[:, None]).to(DTYPE)
         o = tl.dot(scores, v, o, input_precision=PRECISION)
         S = tl.dot(tl.trans(k), decayed_v, S, input_precision=PRECISION)
