@@ -52,6 +52,13 @@ _FILLED = {
 
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
 
+# What a tensor of one element, such as a learned scale ``nn.Parameter(torch.ones(1))``, and its gradient go through unchanged.
+_OF_ONE_ELEMENT = (
+    aten.select.int, aten.slice.Tensor, aten.permute.default, aten.transpose.int, aten.t.default, aten.squeeze.dims,
+    aten.select_backward.default, aten.slice_backward.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default,
+    aten.mean.dim, aten.prod.default, aten.prod.dim_int, aten.amax.default, aten.amin.default,
+)  # fmt: skip
+
 
 def take_apart(graph, kind, captured, learned, differentiate):
     """The ``Trace`` of a recording whose inputs are grad, the mod's arguments, and the captured tensors."""
@@ -77,6 +84,8 @@ def take_apart(graph, kind, captured, learned, differentiate):
             node.replace_all_uses_with(constant)
         elif node.target in _RESHAPES and _shape(node) == _shape(node.args[0]):
             node.replace_all_uses_with(node.args[0])
+        elif node.target in _OF_ONE_ELEMENT and _same_element(node, node.args[0]):
+            node.target, node.args, node.kwargs = aten.view.default, (node.args[0], list(_shape(node))), {}
     _merge_equal(graph)
     graph.eliminate_dead_code()
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -168,6 +177,10 @@ def _part(t, node, inputs):
 def _shape(node):
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _same_element(node, of):
+    return _numel(node) == _numel(of) == 1 and node.meta["val"].dtype == of.meta["val"].dtype
 
 
 def _numel(node):
