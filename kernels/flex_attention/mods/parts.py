@@ -52,7 +52,7 @@ _FILLED = {
 
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
 
-# What a tensor of one element, such as a learned scale ``nn.Parameter(torch.ones(1))``, and its gradient go through unchanged.
+# What a tensor of one element, such as a learned ``nn.Parameter(torch.ones(1))``, and its gradient go through unchanged.
 _OF_ONE_ELEMENT = (
     aten.select.int, aten.slice.Tensor, aten.permute.default, aten.transpose.int, aten.t.default, aten.squeeze.dims,
     aten.select_backward.default, aten.slice_backward.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default,
