@@ -39,6 +39,13 @@ def by_attribute(holder):
     return mod, lambda x: setattr(holder, "factor", x)
 
 
+def in_itself(holder):
+    holder[1 if isinstance(holder, list) else "itself"] = holder
+    key = 0 if isinstance(holder, list) else "factor"
+    get = operator.itemgetter(1 if isinstance(holder, list) else "itself")
+    return lambda score, b, h, m, n: score * get(get(holder))[key], lambda x: operator.setitem(holder, key, x)
+
+
 def by_getter():
     holder, get = types.SimpleNamespace(factor=0.5), operator.attrgetter("factor")
     return lambda score, b, h, m, n: score * get(holder), lambda x: setattr(holder, "factor", x)
@@ -77,6 +84,8 @@ HOLDERS = {
     "dict's method": lambda: by_method({"a": 0.5}, "get", "a", key="a"),
     "a dict's kind": lambda: by_method_of(collections.OrderedDict(a=0.5), "a"),
     "function": lambda: by_attribute(lambda: None),
+    "list in itself": lambda: in_itself([0.5, None]),
+    "dict in itself": lambda: in_itself({"factor": 0.5}),
     "attrgetter": by_getter,
     "cache": by_cache,
     "metaclass": lambda: (lambda score, b, h, m, n: score * OfMeta.factor, lambda x: operator.setitem(_held, 0, x)),

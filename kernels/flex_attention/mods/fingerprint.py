@@ -88,13 +88,9 @@ class Fingerprint:
         if kind in _VALUES or isinstance(x, np.generic) and kind is not np.void:
             return kind, repr(x)
         if kind in (tuple, list, torch.Size):
-            if kind is list:
-                self.guards.list(x)
-            items = enumerate(x)
-            return kind, *(self.within(None if kind is torch.Size else ("item", i), one) for i, one in items)
+            return self.guarded(x, self.items)
         if kind is dict:
-            self.guards.dict(x)
-            return dict, *((self.within(None, k), self.within(("item", k), v)) for k, v in x.items())
+            return self.guarded(x, self.entries)
         if kind is functools.partial:
             self.guards.dict(x.keywords)
             parts = (("func", x.func), ("args", x.args), ("keywords", x.keywords))
@@ -136,6 +132,18 @@ class Fingerprint:
             return describe(x, *more)
         finally:
             self.inside.discard(id(x))
+
+    def items(self, x):
+        """Of a list or tuple."""
+        kind = type(x)
+        if kind is list:
+            self.guards.list(x)
+        return kind, *(self.within(None if kind is torch.Size else ("item", i), one) for i, one in enumerate(x))
+
+    def entries(self, x):
+        """Of a dict."""
+        self.guards.dict(x)
+        return dict, *((self.within(None, k), self.within(("item", k), v)) for k, v in x.items())
 
     # Functions.
 
