@@ -194,3 +194,52 @@ def test_a_learned_scale_has_one_element(use):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     for a, b in zip(*(torch.autograd.grad(o.square().sum(), (q, k, v, t)) for o in (got, want)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def writes_into_captured(t):
+    def mod(score, b, h, q_idx, kv_idx):
+        t[0] = 5.0
+        return score * t[h]
+
+    return mod
+
+
+def adds_to_captured(t):
+    return lambda score, b, h, q_idx, kv_idx: score * t.add_(1)[h]
+
+
+def writes_into_parts(t):
+    def mod(score, b, h, q_idx, kv_idx):
+        both = torch.zeros(2, device=score.device)
+        both[0] = score
+        return both[0] + t[h]
+
+    return mod
+
+
+def writes_what_a_view_sees(t):
+    def mod(score, b, h, q_idx, kv_idx):
+        t1 = t.clone()
+        first = t1[0]
+        t1 += 1
+        return score * first
+
+    return mod
+
+
+def writes_out(t):
+    def mod(score, b, h, q_idx, kv_idx):
+        return torch.mul(score, t[h], out=torch.empty((), device=score.device))
+
+    return mod
+
+
+@pytest.mark.parametrize(
+    "make", [writes_into_captured, adds_to_captured, writes_into_parts, writes_what_a_view_sees, writes_out]
+)
+def test_what_a_mod_writes_is_not_lost(make):
+    t = torch.tensor([0.5, 2.0], device=DEVICE)
+    with pytest.raises(ValueError, match="a mod writes") as caught:
+        flex_attention(*torch.randn(3, 1, 2, 5, 16, device=DEVICE), make(t))
+    assert "test_models_as_written.py" in str(caught.value)
+    assert t.tolist() == [0.5, 2.0]

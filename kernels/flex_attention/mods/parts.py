@@ -69,7 +69,7 @@ def take_apart(graph, kind, captured, learned, differentiate):
                 f"a mod draws random numbers ({node.target}){at_line((node.meta.get('custom') or {}).get('line'))}: "
                 "it is called in the backward pass again; draw a tensor of them before, capture it and index it"
             )
-    _without_writing(graph)
+    _without_writing(graph, given=1 + len(ARGUMENTS[kind]))
     for node in list(graph.nodes):
         if node.target in _OTHER_NAMES:
             node.replace_all_uses_with(node.args[0])
@@ -124,20 +124,40 @@ def take_apart(graph, kind, captured, learned, differentiate):
     return t
 
 
-def _without_writing(graph):
-    """Turn each operation that overwrites its first argument into one that makes a new value, used from there on."""
+def _without_writing(graph, given):
+    """Turn each operation that overwrites its first argument into one that makes a new value, used from there on. given: how
+    many of the inputs are grad and the mod's arguments; the others are captured.
+
+    Raises:
+        ModError: it overwrites a captured tensor, or, through a view, what is known by another name, too.
+    """
+    captured = [node for node in graph.nodes if node.op == "placeholder"][given:]
     for node in list(graph.nodes):
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
             continue
-        packet, _, overload = str(node.target).removeprefix("aten.").partition("_.")
-        written = node.args[0]
+        written, packet, dot, overload = node.args[0], *str(node.target).removeprefix("aten.").partition("_.")
         after = set()
         later = node.next
         while later.op != "root":
             after.add(later)
             later = later.next
+        seen = [user for user in written.users if _is_view(user) and user not in after and not after.isdisjoint(user.users)]
+        if not dot or written in captured or seen or _is_view(written):
+            what = "with out=" if not dot else "into a captured tensor" if _base(written) in captured else "what a view sees"
+            raise ModError(
+                f"a mod writes {what} ({node.target}):{at_line((node.meta.get('custom') or {}).get('line'))}"
+                "it runs for all queries and keys at once and leaves nothing behind; make a new value, by torch.where, say"
+            )
         node.target = getattr(getattr(aten, packet), overload)
         written.replace_all_uses_with(node, delete_user_cb=lambda user, after=after: user in after)
+
+
+def _is_view(node):
+    return node.op == "call_function" and getattr(node.target, "is_view", False)
+
+
+def _base(node):
+    return _base(node.args[0]) if _is_view(node) else node
 
 
 def _merge_equal(graph):
