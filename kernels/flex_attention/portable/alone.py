@@ -1,0 +1,64 @@
+"""All gradients in the keys' kernel, where one of its tiles holds all keys: nothing of a row of queries is left to others.
+
+Of a longer sequence each tile of keys has a part of dq, and needs delta, a sum over the row: two more kernels, and memory
+for what they hand on. A short one ends before the host has launched them.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.common.math import LOG2_E
+from kernels.flex_attention import problem
+from kernels.flex_attention.portable.tiles import load_rows, source_of
+
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+@triton.jit
+def rows_alone(o_ptr, dlse_ptr, dq_ptr, strides, b, h, N):
+    """A head's ``(o, (address, steps) of dq, (address, step) of dlse, number of keys)``; ``()`` for no dlse."""
+    o_source = source_of(o_ptr, b, h, strides[0], strides[1], strides[2], strides[3], False)
+    dq_base = dq_ptr + b.to(tl.int64) * strides[4] + h.to(tl.int64) * strides[5]
+    if dlse_ptr is None:
+        dlse = ()
+    else:
+        dlse = dlse_ptr + b.to(tl.int64) * strides[8] + h.to(tl.int64) * strides[9], strides[10]
+    return o_source, (dq_base, strides[6], strides[7]), dlse, N
+
+
+@triton.jit
+def load_lse_and_sum_delta(
+    lse_base, alone, do, m0, m_end, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr
+):  # fmt: skip
+    """``load_lse_and_delta``, delta = sum_d o do - dlse / ln 2."""
+    m = m0 + tl.arange(0, BLOCK_M)
+    lse = tl.load(lse_base + m, mask=m < m_end, other=float("inf"))
+    o = load_rows(alone[0], m0, m_end, DV, True, False, BLOCK_M, BLOCK_DV)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    if len(alone[2]) > 0:
+        delta -= tl.load(alone[2][0] + m.to(tl.int64) * alone[2][1], mask=m < m_end, other=0.0) * _LOG2_E
+    return tl.where(lse == float("-inf"), 0.0, lse), delta
+
+
+@triton.jit
+def store_dq(
+    ds, k, alone, scale, n0, m0, m_end, D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dq of a tile of queries: ds k, over all keys there are."""
+    ds = tl.where((n0 + tl.arange(0, BLOCK_N) < alone[3])[:, None], ds, 0.0).to(k.dtype)
+    dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * scale
+    m, d = m0 + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    at = alone[1][0] + m.to(tl.int64)[:, None] * alone[1][1] + d.to(tl.int64)[None, :] * alone[1][2]
+    tl.store(at, dq.to(at.dtype.element_ty), mask=(m < m_end)[:, None] & (d < D)[None, :])
+
+
+def strides_of_alone(o, dlse, dq):
+    """What ``rows_alone`` is told of its tensors; ``None`` where the kernel is one of several."""
+    return None if dq is None else (*o.stride(), *dq.stride(), *((0, 0, 0) if dlse is None else dlse.stride()))
+
+
+def fits(p):
+    """Whether all keys are one tile, and queries no more than one program walks through in the time of a launch or two."""
+    most = problem.table_options("backward_dkdv", p.key, p.device).get("ALONE", 0)
+    return 0 < p.M <= most and p.tiles(p.N, p.SPARSE_N, p.launch_options("backward_dkdv")["BLOCK_N"]) == 1
