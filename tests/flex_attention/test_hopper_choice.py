@@ -129,6 +129,17 @@ def test_explain_says_which_forward_kernel_runs(gpu, monkeypatch):
     assert not any(line.startswith("forward") for line in explained(monkeypatch, shape=(1, 2, 2, 1, 4096, 64, 64)))
 
 
+def test_a_short_call_has_the_least_to_launch(gpu, monkeypatch):
+    """One kernel a pass, through pointers; one query or one key more, and Hopper's kernels take it."""
+    lines = explained(monkeypatch, shape=(1, 2, 2, 128, 128, 64, 64))
+    assert lines[1] == "forward: the kernel for any GPU, because the call is short, and the plain kernel has less to set up"
+    assert lines[3].startswith("backward_dkdv: BLOCK_M 64, BLOCK_N 128")
+    assert lines[4] == "dq: in the same kernel, because one of its tiles holds all keys"
+    for M, N in ((136, 128), (128, 136)):
+        p, tensors = on_gpu(shape=(1, 2, 2, M, N, 64, 64))
+        assert reasons(p, *tensors) == (None, None)
+
+
 # The kernel of all three gradients.
 
 

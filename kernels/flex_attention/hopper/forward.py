@@ -42,6 +42,8 @@ def reason_not(p):
     BLOCK_N = options(p)["BLOCK_N"]
     if why is None and p.sparse and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
+    if why is None and p.short("forward"):
+        return "the call is short, and the plain kernel has less to set up"
     return why
 
 

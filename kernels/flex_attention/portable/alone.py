@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from kernels.common.math import LOG2_E
-from kernels.flex_attention import problem
 from kernels.flex_attention.portable.tiles import load_rows, source_of
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -59,6 +58,5 @@ def strides_of_alone(o, dlse, dq):
 
 
 def fits(p):
-    """Whether all keys are one tile, and queries no more than one program walks through in the time of a launch or two."""
-    most = problem.table_options("backward_dkdv", p.key, p.device).get("ALONE", 0)
-    return 0 < p.M <= most and p.tiles(p.N, p.SPARSE_N, p.launch_options("backward_dkdv")["BLOCK_N"]) == 1
+    """Whether the call is short, and all its keys are one tile."""
+    return p.short("backward_dkdv") and p.tiles(p.N, p.SPARSE_N, p.launch_options("backward_dkdv")["BLOCK_N"]) == 1
