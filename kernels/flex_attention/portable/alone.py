@@ -7,10 +7,8 @@ for what they hand on. A short one ends before the host has launched them.
 import triton
 import triton.language as tl
 
-from kernels.common.math import LOG2_E
+from kernels.flex_attention.portable.delta import delta_of_tiles, load_lse
 from kernels.flex_attention.portable.tiles import load_rows, source_of
-
-_LOG2_E = tl.constexpr(LOG2_E)
 
 
 @triton.jit
@@ -29,14 +27,13 @@ def rows_alone(o_ptr, dlse_ptr, dq_ptr, strides, b, h, N):
 def load_lse_and_sum_delta(
     lse_base, alone, do, m0, m_end, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr
 ):  # fmt: skip
-    """``load_lse_and_delta``, delta = sum_d o do - dlse / ln 2."""
+    """``load_lse_and_delta`` where nobody has summed delta before."""
     m = m0 + tl.arange(0, BLOCK_M)
-    lse = tl.load(lse_base + m, mask=m < m_end, other=float("inf"))
     o = load_rows(alone[0], m0, m_end, DV, True, False, BLOCK_M, BLOCK_DV)
-    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    dlse = 0.0
     if len(alone[2]) > 0:
-        delta -= tl.load(alone[2][0] + m.to(tl.int64) * alone[2][1], mask=m < m_end, other=0.0) * _LOG2_E
-    return tl.where(lse == float("-inf"), 0.0, lse), delta
+        dlse = tl.load(alone[2][0] + m.to(tl.int64) * alone[2][1], mask=m < m_end, other=0.0)
+    return load_lse(lse_base, m, m_end, True), delta_of_tiles(o, do, dlse)
 
 
 @triton.jit
