@@ -182,10 +182,10 @@ class Problem:
         options["BLOCK_N"] = _fit(options["BLOCK_N"], self.N, self.SPARSE_N)
         return options
 
-    def short(self, kernel):
-        """Whether queries and keys are few enough, if the table has a number for ``kernel``, that the GPU is done before the
-        host has set anything up: what has the least to launch is the fastest."""
-        return max(self.M, self.N) <= table_options(kernel, self.key, self.device).get("SHORT", 0)
+    def short(self, kernel, queries):
+        """Whether the keys, and the queries that one program meets, are no more than the table's SHORT for ``kernel``: the GPU
+        is done before the host has set anything up, and what has the least to launch is the fastest."""
+        return max(queries, self.N) <= table_options(kernel, self.key, self.device).get("SHORT", 0)
 
     def static(self, options):
         """Compile-time arguments that every kernel takes, for these launch options."""

@@ -110,7 +110,7 @@ def test_one_kernel_makes_all_gradients_where_its_tile_holds_all_keys(name, M, N
         monkeypatch, lambda launch: lambda k, *a, **m: (launched.append(k.__name__), launch(k, *a, **m))
     )
     original = problem.table_options
-    monkeypatch.setattr(problem, "table_options", lambda *a: original(*a) | {"SHORT": 70})
+    monkeypatch.setattr(problem, "table_options", lambda *a: original(*a) | {"SHORT": 140})
     cases.check(
         name, shape=(2, 4, 2, M, N, 20, 24), BLOCK_SIZE=(32, 64), bwd_BLOCK_M=32, bwd_BLOCK_N=64, tolerance=2e-5
     )

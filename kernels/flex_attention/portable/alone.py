@@ -56,4 +56,5 @@ def strides_of_alone(o, dlse, dq):
 
 def fits(p):
     """Whether the call is short, and all its keys are one tile."""
-    return p.short("backward_dkdv") and p.tiles(p.N, p.SPARSE_N, p.launch_options("backward_dkdv")["BLOCK_N"]) == 1
+    walked = p.shared * p.G * p.M
+    return p.short("backward_dkdv", walked) and p.tiles(p.N, p.SPARSE_N, p.launch_options("backward_dkdv")["BLOCK_N"]) == 1

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.common.gpu import multiprocessors
 from kernels.common.launch import Constants, launch
 from kernels.common.plan import Cost
 from kernels.flex_attention.portable.tiles import like_strided, list_row, load_rows, logits, source_of, tiled
@@ -158,6 +159,11 @@ def outputs_of(p, query, want_top):
     return o, lse, torch.empty_like(lse) if want_top else None
 
 
+def is_short(p):
+    """Whether the call is short and does not fill the GPU, where the warp-specialised kernel would be faster."""
+    return p.short("forward", p.M) and p.B * p.Hq <= multiprocessors(p.device)
+
+
 def reason_not(p):
     """It takes every call."""
 
@@ -170,7 +176,7 @@ def cost(p):
 def _prepare(p):
     """``(programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
     meta = p.launch_options("forward")
-    meta["TMA"] = meta["TMA"] and p.tma("key", "value") and not p.short("forward")
+    meta["TMA"] = meta["TMA"] and p.tma("key", "value") and not is_short(p)
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value")
     static = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "HAS_FULL": p.HAS_FULL, **p.static(meta)}
