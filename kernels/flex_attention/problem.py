@@ -183,8 +183,8 @@ class Problem:
         return options
 
     def short(self, kernel, queries):
-        """Whether the keys, and the queries that one program meets, are no more than the table's SHORT for ``kernel``: the GPU
-        is done before the host has set anything up, and what has the least to launch is the fastest."""
+        """Whether the keys, and the queries that one program meets, are no more than the table's SHORT for ``kernel``: before
+        the host has set anything up, the GPU is done, and what has the least to launch is the fastest."""
         return max(queries, self.N) <= table_options(kernel, self.key, self.device).get("SHORT", 0)
 
     def static(self, options):
