@@ -33,7 +33,7 @@ LAYERS = {  # forward: tokens in a chunk, whether states are stored, runs, tile 
     "packed": (("g", 1, 4096, 2, 512, 512, 3), (128, True, 4, (64, 64), (32, 256))),
     "gates of components": (("gk", 8, 2048, 4, 256, 512), (64, True, 8, (64, 64), (64, 128))),
     "few values": (("g", 8, 2048, 32, 256, 64), (64, False, 8, (64, 64), None)),
-    "few values, one head": (("gk", 1, 8192, 1, 256, 48), (64, False, 128, (64, 64), None)),
+    "few values, one head": (("gk", 1, 8192, 1, 256, 48), (64, True, 64, (64, 64), (64, 64))),
     "a state in registers": (("g", 8, 2048, 32, 128, 128), (64, False, 8, (64, 64), None)),
 }
 

@@ -118,7 +118,7 @@ def cuts(key, device):
     does not fit into registers, and "one_run", the walks that are enough not to walk twice.
 
     Where a forward pass differs: "FORWARD_C", the tokens in a chunk if it keeps nothing for the backward pass; "NARROW",
-    what holds instead where all values of a state fit beside each other, up to its "V".
+    what holds instead for states of at most "V" values if it makes one run of each sequence.
     """
     return configuration("recurrent_attention", "chunk", key, device)
 

@@ -49,7 +49,9 @@ def plan(problem):
     table = cuts(size_class(problem.q[3], problem.dtype), problem.device)
     both = cut(problem, table)
     if "NARROW" in table and problem.v[3] <= table["NARROW"]["V"]:
-        return ChunkPlan(cut(problem, table["NARROW"]), both)
+        narrow = cut(problem, table["NARROW"])
+        if narrow.one_run:
+            return ChunkPlan(narrow, both)
     if "FORWARD_C" in table and "gk" not in problem.gates:  # what gk comes to in a chunk is the backward pass's, too
         return ChunkPlan(cut(problem, table | {"C": table["FORWARD_C"]}), both)
     return ChunkPlan(both, both)
