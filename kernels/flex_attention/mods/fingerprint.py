@@ -77,14 +77,14 @@ class Fingerprint:
             self.complete = False
             return None
         if isinstance(x, torch.Tensor):
-            i = next((i for i, t in enumerate(self.tensors) if t is x), len(self.tensors))
+            i, own = next((i for i, t in enumerate(self.tensors) if t is x), len(self.tensors)), ()
             if i == len(self.tensors):
                 if x.layout is not torch.strided or x.is_nested:
                     kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
                     raise ValueError(f"score_mod or mask_mod captures {kind}, needs a dense one")
                 self.tensors.append(x)
                 self.guards.tensor(x)
-            own = self.named(vars(x)) if vars(x) else ()
+                own = self.named(vars(x)) if vars(x) else ()
             return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type, *own
         kind = type(x)
         if self.path is not None and (abs(x) < LARGEST if kind is int else kind is float and math.isfinite(x)):
