@@ -24,7 +24,7 @@ def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
             known = None
         if known is not None:
             run, options = known
-            return OPERATOR.directly(run, input, weight, bias, *options)
+            return OPERATOR.directly(run, (input, weight, bias, *options), (input, weight, bias))
     return conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode)
 
 

@@ -10,7 +10,7 @@ from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import fit, fused
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper.rows import rows_of
-from kernels.flex_attention.portable import decoding, dkdv, stored_ds
+from kernels.flex_attention.portable import alone, decoding, dkdv, stored_ds
 from kernels.flex_attention.portable import forward as portable_forward
 from kernels.flex_attention.portable.delta import delta_of
 from kernels.flex_attention.portable.dq import launch_dq
@@ -31,6 +31,7 @@ class Plan:
         self.not_fused = fused.reason_not(problem)
         self.not_hopper_backward = hopper_backward.reason_not(problem, True)
         self.stored = stored_ds.heads(problem)
+        self.alone = alone.fits(problem)
 
     def forward(self, x, want_top):
         """``(o, lse, top)``: see ``portable.forward.forward``."""
@@ -53,6 +54,12 @@ class Plan:
         p = self.problem
         need_q, need_k, need_v = needs
         need_kv = need_k or need_v
+        if self.alone and need_q and need_kv and not need_captured:
+            dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
+            if p.sparse:
+                dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
+            dkdv.launch_dkdv(p, x, do, lse, None, dk, dv, None, 0, p.Bkv * p.Hkv, o, dlse, dq)
+            return [dq, dk if need_k else None, dv if need_v else None]
         if need_q and need_kv and not need_captured and self.not_fused is None and fits_tma(do):
             dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
             fused.gradients_of(p, x, do, rows_of(p, do, dlse, o, lse), dq, dk, dv)
@@ -107,7 +114,10 @@ class Plan:
             says("forward", self.choice.passed_over.get("hopper"), (fit.BLOCK_M, hopper_forward.options(p)["BLOCK_N"]))
         learned = p.score is not None and any(p.score.learned)
         why_not = "captured tensors get gradients" if learned else self.not_fused
-        if why_not is None:
+        if self.alone and not learned:
+            says("backward_dkdv")
+            lines.append("dq: in the same kernel, because one of its tiles holds all keys")
+        elif why_not is None:
             tiles = fused.options(p)["BLOCK_M"], fused.BLOCK_N
             lines.append(f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
             lines.append("dq: added up in memory in an order that counters fix, five matrix products in all")

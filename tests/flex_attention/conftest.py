@@ -6,6 +6,7 @@ from kernels.common import configs
 from kernels.common.plan import forget
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
+from kernels.flex_attention.portable import forward as portable_forward
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,7 +41,8 @@ def of_an_h200(monkeypatch):
         return dict(known.get(key, known["default"]))
 
     monkeypatch.setattr(problem, "table_options", options)
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 132)
+    for module in (dealing, portable_forward):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
 
 
 @pytest.fixture(autouse=True)

@@ -77,6 +77,9 @@ class Fingerprint:
         if isinstance(x, torch.Tensor):
             i = next((i for i, t in enumerate(self.tensors) if t is x), len(self.tensors))
             if i == len(self.tensors):
+                if x.layout is not torch.strided or x.is_nested:
+                    kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
+                    raise ValueError(f"score_mod or mask_mod captures {kind}, needs a dense one")
                 self.tensors.append(x)
                 self.guards.tensor(x)
             return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type
@@ -163,13 +166,12 @@ class Fingerprint:
             )
         self.guards.function(f, names)
         try:
-            cells = tuple(
-                self.within(("cell", i), cell.cell_contents, _escapes(code, name))
-                for i, (name, cell) in enumerate(zip(code.co_freevars, f.__closure__ or (), strict=True))
-            )
+            held = [cell.cell_contents for cell in f.__closure__ or ()]
         except ValueError:  # a variable that is not set yet
             self.complete = False
-            cells = ()
+            held = []
+        named = enumerate(zip(code.co_freevars, held, strict=False))
+        cells = tuple(self.within(("cell", i), x, _escapes(code, name)) for i, (name, x) in named)
         if vars(f):  # attributes, those that the code names
             self.guards.possible = False
             self.named_at_objects = self.names
