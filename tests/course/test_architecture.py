@@ -67,7 +67,8 @@ def may(importer: str, imported: str) -> bool:
     if top == "notebooks":
         return part in (*ROOMS, *INSTRUMENTS, "distributed") and not any(p.startswith("_") for p in imported.split("."))
     if top == "benchmarks":
-        if importer in ("benchmarks.tune", "benchmarks.dynamic_conv_walks") and imported == "kernels.common.configs":
+        writers = ("benchmarks.tune", "benchmarks.dynamic_conv_walks", "benchmarks.dynamic_conv_tiles")
+        if importer in writers and imported == "kernels.common.configs":
             return True  # these write the tables that are read there
         if importer == "benchmarks.populations.report" and imported == "kernels.lab.style":
             return True  # its plots look as the lessons' do
