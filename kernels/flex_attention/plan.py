@@ -5,9 +5,11 @@ for few queries, the warp-specialised kernel of Hopper GPUs, the kernel for any 
 keys in the same manner, and whether that one keeps ds for the queries' gradient.
 """
 
+from functools import cached_property
+
 from kernels.common.plan import choose
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import fit, fused
+from kernels.flex_attention.hopper import cost, fit, fused, split
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper.rows import rows_of
 from kernels.flex_attention.portable import decoding, dkdv, stored_ds
@@ -32,6 +34,11 @@ class Plan:
         self.not_hopper_backward = hopper_backward.reason_not(problem, True)
         self.stored = stored_ds.heads(problem)
 
+    @cached_property
+    def cut(self):
+        """The ``cost.Cut`` that the backward pass runs, or ``None``; asked late, for it takes the time of some launches."""
+        return cost.cut(self.problem)
+
     def forward(self, x, want_top):
         """``(o, lse, top)``: see ``portable.forward.forward``."""
         return self.forward_way.forward(self.problem, x, want_top)
@@ -53,9 +60,14 @@ class Plan:
         p = self.problem
         need_q, need_k, need_v = needs
         need_kv = need_k or need_v
-        if need_q and need_kv and not need_captured and self.not_fused is None and fits_tma(do):
+        whole = self.cut is None and self.not_fused is None
+        if need_q and need_kv and not need_captured and (self.cut is not None or whole) and fits_tma(do):
             dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
-            fused.gradients_of(p, x, do, rows_of(p, do, dlse, o, lse), dq, dk, dv)
+            rows = rows_of(p, do, dlse, o, lse)
+            if whole:
+                fused.gradients_of(p, x, do, rows, dq, dk, dv)
+            else:
+                split.gradients_of(p, x, do, rows, dq, dk, dv, self.cut)
             return [dq, dk if need_k else None, dv if need_v else None]
         groups = p.Bkv * p.Hkv
         stored = self.stored if need_q and need_kv and not need_captured else 0

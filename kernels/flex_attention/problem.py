@@ -215,9 +215,9 @@ class Inputs:
         self.partial = self.full = self._transposed = None
         if lists:
             self.lists = dict(zip(problem.lists, lists, strict=True))
-            self.partial = _rows(self.lists["kv_num_blocks"], self.lists["kv_indices"])
+            self.partial = rows_of_lists(self.lists["kv_num_blocks"], self.lists["kv_indices"])
             if problem.HAS_FULL:
-                self.full = _rows(self.lists["full_kv_num_blocks"], self.lists["full_kv_indices"])
+                self.full = rows_of_lists(self.lists["full_kv_num_blocks"], self.lists["full_kv_indices"])
 
     @property
     def transposed(self):
@@ -237,10 +237,10 @@ class Inputs:
             num_blocks, indices = self.lists[f"{full}kv_num_blocks"], self.lists[f"{full}kv_indices"]
             dense = masks.dense_blocks(num_blocks[..., :rows], indices[..., :rows, :], columns)
             num_blocks, indices = masks.ordered_lists(dense.mT)
-        return _rows(num_blocks, indices)
+        return rows_of_lists(num_blocks, indices)
 
 
-def _rows(num_blocks, indices):
+def rows_of_lists(num_blocks, indices):
     """``(num_blocks, indices, batch stride, head stride, width)`` in rows; a batch or head of one serves all."""
     B, H, rows = num_blocks.shape
     if num_blocks.dtype != torch.int32 or not num_blocks.is_contiguous():

@@ -8,7 +8,7 @@ from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
-from kernels.flex_attention.hopper import dealing, fit, fused_kernel, walks
+from kernels.flex_attention.hopper import dealing, fit, fused_kernel, parts, walks
 from kernels.flex_attention.portable import stored_ds
 from kernels.flex_attention.problem import cdiv
 
@@ -49,11 +49,16 @@ def options(p):
 
 def reason_not(p, tma=True):
     """Why this kernel cannot take the call, as text, or ``None``; tma: whether TMA can read the gradient of o."""
+    return unfit(p, tma) or slower(p)
+
+
+def unfit(p, tma=True):
+    """The same, whatever is faster."""
     why = fit.unfit(p, "backward_hopper", "bwd_", 128, tma and p.tma("query", "key", "value"))
     BLOCK_M = options(p)["BLOCK_M"]
     if why is None and p.sparse and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % BLOCK_M):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
-    return why or slower(p)
+    return why
 
 
 def slower(p):
@@ -78,6 +83,11 @@ def slower(p):
     return f"the workspace holds ds of {heads} key heads, enough for a launch"
 
 
+def workspace(p):
+    """Bytes for the sums of dq."""
+    return p.options.get("WORKSPACE", WORKSPACE)
+
+
 def _prepare(p):
     """``(sizes of the sums, pairs at a time, compile-time arguments of both kernels, how the tensors are given)``."""
     BLOCK_M, WIDTH, ROWS = options(p)["BLOCK_M"], options(p)["WIDTH"], fit.ROWS
@@ -86,7 +96,7 @@ def _prepare(p):
     multiple = max(p.SPARSE_M, 128)
     blocks = cdiv(p.M, multiple) * multiple // WIDTH
     size = each * blocks * WIDTH * BLOCK_D * 4
-    at_once = min(pairs, max(1, p.options.get("WORKSPACE", WORKSPACE) // max(size, 1)))
+    at_once = min(pairs, max(1, workspace(p) // max(size, 1)))
     row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     dq_layout = gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32)
     given = (
@@ -104,9 +114,16 @@ def _gradient(p, strides):
     return fit.described(options(p)["BLOCK_M"])
 
 
-def gradients_of(p, x, do, rows, dq, dk, dv):
-    """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE."""
+def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
+    """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE; the
+    heads of queries of a pair are shared out among ``slices`` items."""
     blocks, at_once, static, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
+    split, into = None, (dk, dv)
+    if slices > 1:
+        split = dealing.Split(0, p.shared * p.G, slices, 1, 0, p.M, 1)
+        at_once = min(at_once, max(1, parts.most(workspace(p)) // (slices * parts.bytes_of(p))))
+        into = parts.sums(at_once * slices, p, x.query.device)
+    strides = (*dk.stride(), *dv.stride()) if split is None else (0,) * 8
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     WIDTH, tiles_n = to_dq["WIDTH"], cdiv(p.N, BLOCK_N)
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
@@ -115,17 +132,18 @@ def gradients_of(p, x, do, rows, dq, dk, dv):
     walk, gradients = walks.walk_of(p, x), p.remember(_gradient, do.stride())
     for first in range(0, pairs, at_once):
         count = min(at_once, pairs - first)
-        items = count * tiles_n
+        items = count * slices * tiles_n
         programs = min(items, dealing.multiprocessors(p.device))
-        bundle, back_and_forth = walks.dealt(count, tiles_n, programs, p.sparse)
+        heads = 1 if split is None else cdiv(each, slices)
+        bundle, back_and_forth = walks.dealt(count * slices, tiles_n, programs, p.sparse, heads)
         counters.zero_()
         launch(
             fused_kernel.attention_gradients_hopper_kernel,
             (programs,),
             queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
-            counters, dk, dv, walk, x.score_tables, x.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
-            tiles_n, p.shared, first, items, bundle, blocks, *dk.stride(), *dv.stride(),
-            outputs=(dk, dv), BACK_AND_FORTH=back_and_forth, **static,
+            counters, *into, walk, x.score_tables, x.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
+            tiles_n, p.shared, first, items, split, bundle, blocks, *strides,
+            outputs=into, BACK_AND_FORTH=back_and_forth, **static,
         )  # fmt: skip
         launch(
             dq_kernel,
@@ -133,6 +151,8 @@ def gradients_of(p, x, do, rows, dq, dk, dv):
             sums, counters, dq, p.scale, p.M, p.Hq, first * each, blocks, *dq.stride(),
             outputs=(dq,), **to_dq,
         )  # fmt: skip
+        if split is not None:
+            parts.add_up(p, into, slices, dk, dv, first, count)
 
 
 def columns(D, BLOCK_M, WIDTH):

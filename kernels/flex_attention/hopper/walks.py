@@ -23,18 +23,25 @@ def walk_of(p, x):
     """
     if not p.sparse:
         return None
+    return kept(p, x, "walk", lambda: _walk(p, x))
+
+
+def kept(p, x, name, make):
+    """``make()``, made once for as long as the lists of x's mask live and nobody writes to them."""
     lists = [x.lists.get(name) for name in LISTS]
     capturing = lists[0].is_cuda and torch.cuda.is_current_stream_capturing()
     state = (p.M, p.N, *((None if t is None else (t.data_ptr(), t._version, t.shape)) for t in lists))
     with _lock:
         known = _remembered.get(lists[0])
-        if known is not None and known[0] == state:
-            return known[1]
-    walk = _walk(p, x)
+        if known is not None and known[0] == state and name in known[1]:
+            return known[1][name]
+    made = make()
     if not capturing:  # a graph's memory is filled when it is replayed
         with _lock:
-            _remembered[lists[0]] = (state, walk)
-    return walk
+            known = _remembered.get(lists[0])
+            others = known[1] if known is not None and known[0] == state else {}
+            _remembered[lists[0]] = state, others | {name: made}
+    return made
 
 
 LISTS = ("kv_indices", "kv_num_blocks", "full_kv_indices", "full_kv_num_blocks")
@@ -64,19 +71,26 @@ LAG = 1.2  # tiles' time from one key tile's visit to the earliest visit of the 
 
 
 @lru_cache
-def dealt(pairs, tiles, programs, masked):
+def dealt(pairs, tiles, programs, masked, heads=1):
     """``(BUNDLE, BACK_AND_FORTH)``: the order of items that ends first, by a simulation of who waits for whom.
 
     BUNDLE pairs are at work together, all their first key tiles, then all their second ones. The more there are, the fewer
     key tiles of one pair run at a time, which wait for each other; the fewer, the more tiles of queries are found in the
-    cache. The smallest BUNDLE within 2 % of the best is taken. Under a mask items are taken for a causal mask's.
+    cache. The smallest BUNDLE within 2 % of the best is taken. Under a mask items are taken for a causal mask's. heads: how
+    many an item visits one after another.
     """
     if not pairs or not tiles:
         return 1, False
-    bundles = sorted({cdiv(pairs, parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if parts <= pairs})
-    lengths = 2.0 * (np.arange(tiles, 0, -1) if masked else np.full(tiles, tiles)) + 1  # and one for what is not its tiles
-    ends = {(b, back): _end(pairs, lengths, programs, b, back) for b in bundles for back in (False, True)}
+    ends = ends_of(pairs, tiles, programs, masked, heads)
     return next(names for names in ends if ends[names] <= 1.02 * min(ends.values()))
+
+
+@lru_cache
+def ends_of(pairs, tiles, programs, masked, heads):
+    """When the last program ends, in tiles of queries, by ``(BUNDLE, BACK_AND_FORTH)``."""
+    bundles = sorted({cdiv(pairs, parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if parts <= pairs})
+    lengths = 2.0 * heads * (np.arange(tiles, 0, -1) if masked else np.full(tiles, tiles)) + 1  # one: what is not its tiles
+    return {(b, back): _end(pairs, lengths, programs, b, back) for b in bundles for back in (False, True)}
 
 
 def _end(pairs, lengths, programs, bundle, back_and_forth):
