@@ -119,7 +119,10 @@ class Plan:
             says("forward", self.choice.passed_over.get("hopper"), (fit.BLOCK_M, hopper_forward.options(p)["BLOCK_N"]))
         learned = p.score is not None and any(p.score.learned)
         why_not = "captured tensors get gradients" if learned else self.not_fused
-        if why_not is None:
+        if self.cut is not None and not learned:
+            lines.append(f"backward: {self.cut}, because {cost.because(p)}")
+            lines.append("dk, dv: sums in float32 for each item, added up in a fixed order")
+        elif why_not is None:
             tiles = fused.options(p)["BLOCK_M"], fused.BLOCK_N
             lines.append(f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
             lines.append("dq: added up in memory in an order that counters fix, five matrix products in all")
@@ -131,6 +134,8 @@ class Plan:
             else:
                 lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
             lines.append(f"dq: not added up in memory beside dk and dv, because {why_not}")
+        if self.not_hopper_backward is None:
+            lines.append(f"backward, predicted for an H200: {cost.told(p)}")
         if p.score_mod is None:
             lines.append("score: no code runs, the scale is folded into the exponent")
         else:

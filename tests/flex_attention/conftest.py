@@ -5,7 +5,7 @@ import pytest
 from kernels.common import configs
 from kernels.common.plan import forget
 from kernels.flex_attention import problem
-from kernels.flex_attention.hopper import dealing, fit
+from kernels.flex_attention.hopper import cost, dealing, fit
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,7 +17,8 @@ def generated_modules_stay_here(tmp_path_factory):
 
 @pytest.fixture
 def hopper_table(monkeypatch):
-    """The Hopper kernels fit every call, in the tiles that any GPU takes and 3 programs; yields {kernel: other options}."""
+    """The Hopper kernels fit every call, in the tiles that any GPU takes and 3 programs, and nothing is cut into more
+    items; yields {kernel: other options}."""
     changes = {"backward_dq_from_ds": {"WORKSPACE": 2**31}}
 
     def options(kernel, key, device):
@@ -27,6 +28,7 @@ def hopper_table(monkeypatch):
     monkeypatch.setattr(problem, "table_options", options)
     monkeypatch.setattr(fit, "unfit", lambda *_: None)
     monkeypatch.setattr(dealing, "multiprocessors", lambda device: 3)
+    monkeypatch.setattr(cost, "cut", lambda p: None)
     return changes
 
 

@@ -54,15 +54,18 @@ class Cut(NamedTuple):
         return self.slices * self.parts
 
     def __str__(self):
-        return f"{NAMES[self.way]}, {self.slices} x {self.parts} items a tile of keys"
-
-
-NAMES = {"stored": "ds stored", "counters": "dq by counters", "recomputed": "ds computed twice"}
+        items = "1 item" if self.pieces == 1 else f"{self.pieces} items ({self.slices} of heads x {self.parts} of queries)"
+        if self.way == "counters":
+            return f"dq by counters, {items} a tile of keys"
+        if self.way == "recomputed":
+            return f"ds computed twice, {items} a tile of keys"
+        heads = self.pairs * self.heads
+        return f"ds of {heads} head{'s' * (heads > 1)} x {self.columns} queries a launch, {items} a tile of keys"
 
 
 def cut(p):
     """The ``Cut`` that the call runs, or ``None``: as the table has it, every tile of keys in one item."""
-    if backward.reason_not(p, True) is not None or not p.M or not p.N or not p.Bkv * p.Hkv:
+    if backward.reason_not(p, True) is not None or not p.B * p.Hq * p.M * p.N:
         return None
     usual, others = candidates(p)
     best = min(others, key=lambda one: one.time, default=usual)
@@ -88,7 +91,8 @@ def _candidates(p):
     if not (counted and p.masked_by_data) and work * (4 / rates["dkdv"] + 1 / rates["dq_from_ds"]) * GAIN < usual.time:
         cuts = [(*launch, *pieces) for launch in _launches(p) for pieces in _pieces(p, *launch)]
         others += [_stored(p, *one) for one in cuts if one[1:] != (each, p.M, 1, 1)]
-    if fused.unfit(p) is None and p.options.get("WORKSPACE", 1) and work * 5 / rates["counters"] * GAIN < usual.time:
+    counts = rates["counters"] and fused.unfit(p) is None and p.options.get("WORKSPACE", 1)
+    if counts and work * 5 / rates["counters"] * GAIN < usual.time:
         slices = [n for n in _shares(each)[1:] if n * parts.bytes_of(p) <= parts.most(fused.workspace(p))]
         others += [_counters(p, n) for n in slices]
     return usual, others
@@ -152,9 +156,10 @@ def _rates(p):
 
 
 def _work(p):
-    """TFLOP / 1000 of one product: ms at a rate of 1."""
-    pairs_of_tokens = p.M * p.N - (min(p.M, p.N) ** 2 // 2 if p.sparse else 0)
-    return 2e-9 * p.B * p.Hq * pairs_of_tokens * (p.D + p.Dv) / 2
+    """ms of one product at a rate of 1."""
+    scores = p.M * p.N - (min(p.M, p.N) ** 2 // 2 if p.sparse else 0)
+    busy = dealing.multiprocessors(p.device) / MULTIPROCESSORS
+    return 2e-9 * p.B * p.Hq * scores * (p.D + p.Dv) / 2 / busy
 
 
 def _stored(p, pairs, heads, columns, slices, parts_):
@@ -202,7 +207,15 @@ def _counters(p, slices):
 
 
 def told(p):
-    """The predicted times, as text: what runs uncut, and the best cuts."""
+    """The predicted times, as text: of what would run uncut, and of the best of the other cuts."""
     usual, others = candidates(p)
     best = sorted(others, key=lambda one: one.time)[:3]
-    return "; ".join(f"{one} {one.time:.3g} ms" for one in (usual, *best))
+    return "; ".join(f"{one}: {one.time:.3g} ms" for one in (usual, *best))
+
+
+def because(p):
+    """Why a call is cut, as text."""
+    if candidates(p)[0].way == "recomputed":
+        return f"ds of all queries of a key head does not fit the workspace of {p.workspace} bytes"
+    tiles = p.Bkv * p.Hkv * cdiv(p.N, backward.tiles(p)[1])
+    return f"{tiles} tiles of keys are too few for {dealing.multiprocessors(p.device)} multiprocessors"

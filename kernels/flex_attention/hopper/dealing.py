@@ -34,6 +34,10 @@ class Split(NamedTuple):
     stop: Any
     fresh: Any
 
+    def given(self):
+        """To a kernel, every number times 16: Triton would compile anew for 1, and for multiples of 16, of any of them."""
+        return self._make(16 * number for number in self)
+
 
 @lru_cache
 def order(groups, tiles, together, programs):
@@ -96,7 +100,7 @@ if common_gluon.gluon is not None:
         if split is None:
             return unit
         else:
-            return unit // (split.slices * split.parts)
+            return unit // (split.slices // 16 * (split.parts // 16))
 
     @gluon.jit
     def keys_of_program(turn, tiles_n, items, first, Hkv, split, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr):
@@ -113,10 +117,11 @@ if common_gluon.gluon is not None:
         if split is None:
             return 0, each, 0
         else:
-            piece = unit % (split.slices * split.parts)
-            share = piece // split.parts
-            begin = split.begin + split.heads * share // split.slices
-            return begin, split.begin + split.heads * (share + 1) // split.slices, piece % split.parts
+            slices, parts = split.slices // 16, split.parts // 16
+            begin, heads = split.begin // 16, split.heads // 16
+            piece = unit % (slices * parts)
+            share = piece // parts
+            return begin + heads * share // slices, begin + heads * (share + 1) // slices, piece % parts
 
     @gluon.jit
     def share_of_walk(some, end, part, split, SPARSE: gl.constexpr, BLOCK: gl.constexpr):
@@ -125,12 +130,13 @@ if common_gluon.gluon is not None:
         if split is None:
             return 0, some, end
         else:
+            parts = split.parts // 16
             first = 0
             if not SPARSE:
-                first = split.band // BLOCK
-                end = gl.minimum(end, gl.cdiv(split.stop, BLOCK))
-            begin = first + (end - first) * part // split.parts
-            stop = first + (end - first) * (part + 1) // split.parts
+                first = split.band // 16 // BLOCK
+                end = gl.minimum(end, gl.cdiv(split.stop // 16, BLOCK))
+            begin = first + (end - first) * part // parts
+            stop = first + (end - first) * (part + 1) // parts
             return begin, gl.minimum(gl.maximum(some, begin), stop), stop
 
     @gluon.jit
@@ -139,7 +145,7 @@ if common_gluon.gluon is not None:
         if split is None:
             return pair * batches * G + j
         else:
-            return pair * split.heads + j - split.begin
+            return pair * (split.heads // 16) + j - split.begin // 16
 
     @gluon.jit
     def column_of(m0, split):
@@ -147,7 +153,7 @@ if common_gluon.gluon is not None:
         if split is None:
             return m0
         else:
-            return m0 - split.band
+            return m0 - split.band // 16
 
     @gluon.jit
     def lists_of(b, h, r, partial, full, length, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES: gl.constexpr,

@@ -141,8 +141,8 @@ def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
             fused_kernel.attention_gradients_hopper_kernel,
             (programs,),
             queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
-            counters, *into, walk, x.score_tables, x.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
-            tiles_n, p.shared, first, items, split, bundle, blocks, *strides,
+            counters, *into, walk, x.score_tables, x.mask_tables, split and split.given(),
+            p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared, first, items, bundle, blocks, *strides,
             outputs=into, BACK_AND_FORTH=back_and_forth, **static,
         )  # fmt: skip
         launch(

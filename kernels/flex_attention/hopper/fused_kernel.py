@@ -395,7 +395,7 @@ if common_gluon.gluon is not None:
     @gluon.jit(do_not_specialize=["Hkv", "tiles_n", "first", "items", "BUNDLE", "blocks"])
     def attention_gradients_hopper_kernel(
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, dq_desc, counters, dk_ptr, dv_ptr, walk,
-        score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items, split, BUNDLE, blocks,
+        score_tables, mask_tables, split, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items, BUNDLE, blocks,
         stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
         SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr,
         D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,

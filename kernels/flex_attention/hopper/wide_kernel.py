@@ -247,7 +247,7 @@ if common_gluon.gluon is not None:
     @gluon.jit
     def attention_dkdv_wide_hopper_kernel(
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ds_desc, dk_ptr, dv_ptr, partial, full,
-        score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items, split,
+        score_tables, mask_tables, split, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items,
         stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
         SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr, STORE: gl.constexpr,
         D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr,

@@ -65,7 +65,7 @@ def dq_from_ds_list(
 
 @triton.jit
 def dq_from_ds_kernel(
-    ds_ptr, k_ptr, dq_ptr, partial, full, scale, M, N, Hkv, G, tiles_m, batches, first, ds_rows, ds_columns, split,
+    ds_ptr, k_ptr, dq_ptr, partial, full, split, scale, M, N, Hkv, G, tiles_m, batches, first, ds_rows, ds_columns,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_db, stride_dh, stride_dm, stride_dd,
     D: tl.constexpr, DV: tl.constexpr, SPARSE: tl.constexpr, HAS_FULL: tl.constexpr,
@@ -75,7 +75,8 @@ def dq_from_ds_kernel(
 ):  # fmt: skip
     """dq of BLOCK_M queries from the ds that ``attention_dkdv_kernel`` stored: one product instead of three.
 
-    split: ``(first head of queries, heads, first query)`` of which there is ds, or ``None``: of all."""
+    split: a ``dealing.Split``, of whose heads and queries there is ds, or ``None``: of all.
+    """
     pid = tl.program_id(0)
     tile = tiles_m - 1 - pid % tiles_m
     slot = pid // tiles_m
@@ -83,8 +84,8 @@ def dq_from_ds_kernel(
         group = first + slot // (batches * G)
         j = slot % (batches * G)
     else:
-        group = first + slot // split[1]
-        j = split[0] + slot % split[1]
+        group = first + slot // (split.heads // 16)
+        j = split.begin // 16 + slot % (split.heads // 16)
     h_kv = group % Hkv
     b_kv = group // Hkv
     b = b_kv * batches + j // G
@@ -93,8 +94,8 @@ def dq_from_ds_kernel(
     TILES_M: tl.constexpr = (SPARSE_M + BLOCK_M - 1) // BLOCK_M
     column = 0
     if split is not None:
-        tile += split[2] // SPARSE_M * TILES_M if SPARSE else split[2] // BLOCK_M
-        column = split[2]
+        column = split.band // 16
+        tile += column // SPARSE_M * TILES_M if SPARSE else column // BLOCK_M
     r = tile // TILES_M if SPARSE else 0
     m0 = r * SPARSE_M + (tile % TILES_M) * BLOCK_M if SPARSE else tile * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
@@ -172,15 +173,13 @@ def _prepare(p, queries, shape):
 
 def dq_from_ds(p, x, ds, dq, first, count, split=None):
     """Launch the product for the queries of ``count`` key heads from ``first`` on; split: a ``Split``, or all of them."""
-    heads, queries, begins = p.shared * p.G, p.M, None
-    if split is not None:
-        heads, queries, begins = split.heads, split.stop - split.band, (split.begin, split.heads, split.band)
+    heads, queries = (p.shared * p.G, p.M) if split is None else (split.heads, split.stop - split.band)
     tiles_m, sizes, static, read, keys = p.remember(_prepare, queries, ds.shape)
     launch(
         dq_from_ds_kernel,
         (count * heads * tiles_m,),
-        read(ds), keys(x.key), dq, x.partial, x.full, *sizes, first, *ds.shape[1:], begins,
-        *p.strides("key"), *dq.stride(),
+        read(ds), keys(x.key), dq, x.partial, x.full, split and split.given(),
+        *sizes, first, *ds.shape[1:], *p.strides("key"), *dq.stride(),
         outputs=(dq,),
         **static,
     )  # fmt: skip
