@@ -10,8 +10,9 @@ from kernels import runtime
 from kernels.common import gluon as common_gluon
 from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem, specs
 from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper
-from kernels.flex_attention.hopper import fused
+from kernels.flex_attention.plan import Plan
 from kernels.flex_attention.portable.tiles import fits_tma
 from tests.flex_attention import cases
 
@@ -178,3 +179,80 @@ def test_the_next_items_queries_come_early_where_memory_is_left(of_an_h200, D, N
 
 def test_no_workspace_no_sums(of_an_h200):
     assert fused.slower(large_on_gpu(WORKSPACE=0)) == "kernel_options allow no WORKSPACE"
+
+
+# Tiles of keys cut into more items, ds into bands.
+
+
+def that_tma_reads(*args, **options):
+    """``large_on_gpu``, of tensors as long as they are wide."""
+    p = large_on_gpu(*args, **options)
+    return dataclasses.replace(p, layouts={name: (strides, True) for name, (strides, _) in p.layouts.items()})
+
+
+def lists_of(M, N):
+    """A block mask of one block a row: how many there are says nothing of how it is cut."""
+    rows, columns = M // 128, N // 128
+    lists = torch.ones(1, 1, rows, dtype=torch.int32), torch.zeros(1, 1, rows, columns, dtype=torch.int32)
+    return BlockMask.from_kv_blocks(*lists, seq_lengths=(M, N))
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "way"),
+    [
+        ((1, 32, 2, 8192, 8192, 128, 128), {}, ("stored", 1, 16, 8192, 4, 1)),
+        ((1, 4, 1, 32768, 32768, 128, 128), {}, ("stored", 1, 1, 32768, 1, 1)),
+        ((1, 4, 1, 32768, 32768, 64, 64), {}, ("counters", 1, 4, 32768, 2, 1)),
+        ((1, 4, 2, 32768, 32768, 256, 256), {}, ("stored", 1, 1, 32768, 1, 1)),
+        ((1, 4, 2, 131072, 131072, 256, 256), {}, ("stored", 1, 1, 8192, 1, 1)),
+        ((1, 1, 1, 8192, 8192, 128, 128), {}, ("stored", 1, 1, 8192, 1, 4)),
+        ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": GIB}, ("stored", 1, 1, 16384, 1, 1)),
+        ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": 0}, None),
+        ((1, 4, 4, 32768, 32768, 128, 128), {}, None),
+        ((2, 32, 8, 8192, 8192, 128, 128), {}, None),
+        ((4, 16, 16, 4096, 4096, 64, 64), {}, None),
+        ((32, 16, 16, 512, 512, 256, 256), {}, None),
+    ],
+)
+def test_few_tiles_of_keys_are_cut_and_many_are_not(gpu, shape, options, way):
+    p = that_tma_reads(shape, lists_of(*shape[3:5]), **options)
+    chosen = cost.cut(p)
+    assert way == (chosen and chosen[:-1])
+    usual, others = cost.candidates(p)
+    assert chosen is None or chosen.time == min(one.time for one in others) < usual.time
+
+
+def test_a_mask_that_asks_a_tensor_keeps_its_counters(gpu):
+    shape, ids = (1, 4, 1, 32768, 32768, 128, 128), torch.zeros(32768, dtype=torch.int32)
+    mask = lists_of(*shape[3:5])
+    mask.mask_mod = lambda b, h, m, n: ids[m] == ids[n]
+    chosen = cost.cut(that_tma_reads(shape, mask))
+    assert chosen is None or chosen.way == "counters"
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("G", [1, 3, 16])
+@pytest.mark.parametrize("WORKSPACE", [2**31, 2**27, 10**6])
+def test_a_cut_keeps_to_the_workspace(gpu, D, G, WORKSPACE):
+    p = that_tma_reads((1, 2 * G, 2, 20000, 20000, D, D), WORKSPACE=WORKSPACE)
+    for one in cost.candidates(p)[1]:
+        if one.way == "stored":
+            columns = -(-one.columns // 128) * 128
+            assert one.pairs * one.heads * 20096 * columns * 2 <= WORKSPACE
+            assert one.columns == p.M or one.columns % 128 == 0
+        sums = one.pairs * one.pieces * p.N * 2 * D * 4
+        assert sums <= WORKSPACE // 8 or one.way == "counters"
+
+
+def test_explain_says_how_it_is_cut_and_what_is_predicted(gpu):
+    p = that_tma_reads((1, 32, 2, 8192, 8192, 128, 128), lists_of(8192, 8192))
+    lines = str(Plan(p)).split("\n")
+    assert lines[2] == (
+        "backward: ds of 16 heads x 8192 queries a launch, 4 items (4 of heads x 1 of queries) a tile of keys, "
+        "because 128 tiles of keys are too few for 132 multiprocessors"
+    )
+    predicted = next(line for line in lines if line.startswith("backward, predicted for an H200: dq by counters, 1 item a"))
+    assert predicted.count(" ms") == 4

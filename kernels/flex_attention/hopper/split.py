@@ -9,8 +9,6 @@ Three cuts, each with an order of sums that is fixed (``parts``):
 The workspace holds ds of the launch that runs; ``stored_ds`` multiplies it with the keys before the next one begins.
 """
 
-import torch
-
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention.hopper import backward, cost, fused, parts, walks
 from kernels.flex_attention.hopper.dealing import Split
@@ -25,8 +23,7 @@ def gradients_of(p, x, do, rows, dq, dk, dv, cut):
         return
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     pieces = cut.slices * cut.parts
-    size = p.remember(stored_ds.size)[0], cut.columns
-    ds = torch.empty((cut.pairs * cut.heads, *size), dtype=x.query.dtype, device=x.query.device)
+    ds = stored_ds.workspace(p, x.query, cut.pairs * cut.heads, cut.columns)
     sums = parts.sums(cut.pairs * pieces, p, x.query.device)
     for first in range(0, pairs, cut.pairs):
         count = min(cut.pairs, pairs - first)

@@ -144,14 +144,15 @@ def whole_tiles(p):
     )
 
 
-def size(p):
-    """Rows and columns of one head's ds in the workspace."""
-    return tuple(cdiv(length, DS_MULTIPLE) * DS_MULTIPLE for length in (p.N, p.M))
+def size(p, queries=None):
+    """Rows and columns of one head's ds in the workspace, of so many queries or all."""
+    return tuple(cdiv(length, DS_MULTIPLE) * DS_MULTIPLE for length in (p.N, p.M if queries is None else queries))
 
 
-def workspace(p, like):
+def workspace(p, like, slots=None, queries=None):
     """Memory for ds of as many heads as are kept at a time."""
-    return torch.empty((p.remember(heads) * p.shared * p.G, *p.remember(size)), dtype=like.dtype, device=like.device)
+    slots = p.remember(heads) * p.shared * p.G if slots is None else slots
+    return torch.empty((slots, *p.remember(size, queries)), dtype=like.dtype, device=like.device)
 
 
 def described(TMA, BLOCK_N, BLOCK_M):
