@@ -25,6 +25,7 @@ c.ExecutePreprocessor.timeout = 120
 
 # `nbgrader zip_collect NAME` sorts a download from Moodle or Canvas that lies in downloaded/NAME/archive/, by roster.csv.
 c.ZipCollectApp.collector_plugin = "tools.grading.collect.Platforms"
+c.ZipCollectApp.extractor_plugin = "tools.grading.collect.Notebooks"
 
 # A folder in the exchange counts as handed in by the user who owns it, whatever its name; feedback goes to whom it can reach.
 c.ExchangeFactory.collect = "tools.grading.exchange.Collect"

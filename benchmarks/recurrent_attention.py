@@ -13,12 +13,10 @@ from benchmarks import command, harness
 from benchmarks import flash_linear_attention as fla
 from benchmarks.tune import launched_with
 from kernels import runtime
-from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
-from kernels.recurrent_attention.chunk import backward as chunk_backward
+from kernels.recurrent_attention import plan, recurrent_attention, recurrent_attention_step
 from kernels.recurrent_attention.chunk import cut
-from kernels.recurrent_attention.chunk import forward as chunk_forward
-from kernels.recurrent_attention.recurrence import backward as backward_pass
-from kernels.recurrent_attention.recurrence import forward as forward_pass
+from kernels.recurrent_attention.gates import Gates
+from kernels.recurrent_attention.recurrence import way
 from kernels.recurrent_attention.reference import recurrent_attention_step_reference
 
 SHAPES = [(8, 2048, 16), (1, 32768, 16), (2, 8192, 16)]  # B, T, H
@@ -241,7 +239,7 @@ def compile_jobs(selected):
 
 # What ``benchmarks.tune`` asks for: the classes to tune, the candidates, the problems, a call that uses a candidate.
 
-TABLE = json.loads((Path(forward_pass.__file__).parent.parent / "configs.json").read_text())["any GPU"]
+TABLE = json.loads((Path(plan.__file__).parent / "configs.json").read_text())["any GPU"]
 CLASSES = {kernel: [(size,) for size in SIZES] for kernel in TABLE}
 del CLASSES["chunk_stored_outputs"]  # not launched for these sizes, whose states fit into registers
 CHOICES = {  # values of an option worth timing; an option without any keeps the table's value
@@ -287,25 +285,24 @@ def tuned_call(kernel, shape, size):
     *shape, gate = shape
     mode = "step" if kernel == "step" else "chunk" if kernel.startswith("chunk") else "recurrent"
     given, calls = problem(mode, gate, (*shape, size, size), peers=False)
-    gates = ("g", "g_gamma", "gk") if mode == "chunk" else ("g", "g_gamma", "gk", "gv")
-    tensors = [given.get(name) for name in ("q", "k", "v", *gates)]
-    rest = size**-0.5, None, False, None  # scale, initial state, reverse, cu_seqlens
-    needs = [*(tensor is not None for tensor in tensors), False]
-    do = torch.randn_like(given["v"])
+    q, k, v = (given[name] for name in "qkv")
+    gates = Gates(*map(given.get, Gates._fields))
+    x = plan.Inputs(q, k, v, gates, initial_state=None, cu_seqlens=None, scale=size**-0.5, reverse=False)
+    needs = [*(tensor is not None for tensor in (q, k, v, *gates)), False]
+    do = torch.randn_like(v)
 
     def call(options):
         with launched_with(kernel, options):
             if mode == "step":
                 calls["ours"]()
-            elif mode == "chunk":
-                chunk_forward.forward(*tensors, *rest[:2], False, *rest[2:])
-                chunk_backward.backward(do, None, *tensors, *rest, needs)
-            elif kernel == "forward":
-                forward_pass.forward(*tensors, *rest[:2], False, *rest[2:])
-            else:
-                backward_pass.backward(do, None, *tensors, *rest, needs)
+                return
+            planned = plan.planned(x, mode)
+            if mode == "chunk" or kernel == "forward":
+                planned.forward(x, False)
+            if mode == "chunk" or kernel != "forward":
+                planned.backward(x, do, None, None, needs)
 
-    size_class = cut.size_class(given["q"]) if mode == "chunk" else forward_pass.size_class(given["q"])
+    size_class = (cut if mode == "chunk" else way).size_class(size, q.dtype)
     return size_class, torch.no_grad()(call)
 
 

@@ -15,8 +15,7 @@ from benchmarks import recurrent_attention as bench
 from kernels import runtime
 from kernels.common import configs
 from kernels.common.launch import launch
-from kernels.recurrent_attention import recurrent_attention
-from kernels.recurrent_attention.chunk import decays
+from kernels.recurrent_attention import chunk, recurrence, recurrent_attention
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 from tests.fake_fla import pretend
 
@@ -256,7 +255,8 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
         return committed(room, name, key, device)
 
     committed = configs.table_says
-    for module in (bench.forward_pass, bench.backward_pass, decays, bench.chunk_forward, bench.chunk_backward):
+    passes = recurrence.forward, recurrence.backward, chunk.decays, chunk.forward, chunk.backward
+    for module in passes:
         monkeypatch.setattr(module, "launch", lambda *args, **meta: (launched.append(meta), launch(*args, **meta)))
     monkeypatch.setattr(configs, "table_says", table_says)
     gate = bench.tuning_shapes(kernel)[-1][-1]

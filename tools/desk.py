@@ -61,9 +61,13 @@ def rubric(course: Course) -> str:
         lines += [f"## {name}: {assignment.points:g} points", ""]
         for one in assignment.checks:
             lines += [f"### `{one.function}`: {one.points:g}", "", "| points | property | taught in |", "|---|---|---|"]
-            for item in exercise_of(one.name, one.varied).properties:
+            exercise = exercise_of(one.name, one.varied)
+            for item in exercise.properties:
                 needs = " (on a GPU only)" if getattr(item, "needs", "") == "a GPU" else ""
                 lines.append(f"| {item.points} | {item.name}{needs} | {item.lesson} |")
+            for verdict, points in exercise.worth.items():
+                if verdict != "right":
+                    lines.append(f"| {points} | {verdict} | {getattr(getattr(exercise, verdict, None), 'lesson', '')} |")
             lines.append("")
     return "\n".join(lines)
 

@@ -6,7 +6,8 @@ An unchanged notebook comes back without a diff:
 * metadata that says who ran it and when is left out, and text goes through ``tools/nbval_sanitize.cfg``;
 * a cell tagged ``nbval-ignore-output`` keeps its stored output until its source changes (``--retake`` takes it anew);
 * a figure that looks the same keeps its stored bytes;
-* a figure that says not itself what it looks like (``alt``) is given the words of the caption below it;
+* a figure that says not itself what it looks like (``alt``) is given the words of the caption below it; words that were
+  edited by hand stay until what would stand in their place changes;
 * widgets, which are nothing without a kernel, are not stored.
 
 A notebook that raises is reported and left as it was.
@@ -120,8 +121,18 @@ def describe_figures(notebook, *, anew: bool = False):
     return notebook
 
 
-def source_hash(cell) -> str:
-    return hashlib.sha256(cell.source.encode()).hexdigest()[:12]
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def keep_edited_words(new: list, old: list) -> None:
+    """Put the stored ``alt`` of a figure back where it was written for the same words, whoever edited it since."""
+    for a, b in zip(new, [*old, *[{}] * len(new)]):
+        ours, stored = (output.get("metadata", {}).get("image/png", {}) for output in (a, b))
+        if ours.get("alt") and a is not b:  # the same one: a cell that kept its outputs
+            ours["alt_of"] = digest(ours["alt"])
+            if stored.get("alt_of") == ours["alt_of"]:
+                ours["alt"] = stored["alt"]
 
 
 def merge(executed, stored, *, retake: bool = False):
@@ -138,8 +149,8 @@ def merge(executed, stored, *, retake: bool = False):
         cell.metadata.pop("execution", None)
         if IGNORED in cell.metadata.get("tags", []):
             # Written beside the output it belongs to, so that a changed source shows, whatever the editor or git did.
-            unchanged = cell.metadata.get("output_of") == source_hash(cell)
-            cell.metadata["output_of"] = source_hash(cell)
+            unchanged = cell.metadata.get("output_of") == digest(cell.source)
+            cell.metadata["output_of"] = digest(cell.source)
             if unchanged and not retake:
                 cell.outputs = old.outputs
         else:
@@ -149,7 +160,11 @@ def merge(executed, stored, *, retake: bool = False):
         for output in cell.outputs:
             if output.output_type == "execute_result":
                 output.execution_count = cell.execution_count
-    return describe_figures(executed)
+    describe_figures(executed)
+    for cell in executed.cells:
+        if cell.cell_type == "code":
+            keep_edited_words(cell.outputs, before[cell.id].outputs)
+    return executed
 
 
 def refresh(path: Path, *, timeout: float, retake: bool = False) -> bool:

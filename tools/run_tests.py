@@ -44,7 +44,7 @@ PYTEST = {
     ],
     "programs": [*CORES, "--dist=worksteal", "-p", "no:nbval", "tests/programs"],
     "browser": ["-m", "browser", "-s", "tests/course/browser"],
-    "notebooks": NOTEBOOKS,
+    "notebooks": ["-ptools.forked_kernels", *NOTEBOOKS],
     "portable": NOTEBOOKS,
 }
 ENVIRONMENT = {

@@ -9,6 +9,7 @@ from matplotlib.ticker import LogLocator, ScalarFormatter
 
 from benchmarks import harness
 from benchmarks.populations import population
+from benchmarks.populations.fit import PROCESSORS
 from kernels.lab import style
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -20,7 +21,7 @@ ROOMS = {  # in the page's order: what it is, and its peers
     "dynamic_conv": "Dynamic convolution",
 }
 WASTE, PARTIAL = 1.15, 0.2  # from where on tile waste, and partial sums' share of all bytes, are worth a word
-KEYS, PROCESSORS = 128, {"NVIDIA H200": 132}  # of a tile in a backward pass; multiprocessors
+KEYS = 128  # of a tile in a backward pass
 TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20)
 
 HEAD = """# How fast, on layers of real models

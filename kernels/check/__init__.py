@@ -14,19 +14,10 @@ Some exercises can be asked in other ways (``check.variations``): ``varied={"sid
 ``check.your_kernel`` brings the same experiments to a kernel that is in no exercise (docs/your_own_kernel.md).
 """
 
+import importlib
 from collections.abc import Mapping
 
-from kernels.check import chunked_attention as _chunked_attention
-from kernels.check import conv_wgrad as _conv_wgrad
-from kernels.check import dynamic_conv as _dynamic_conv
-from kernels.check import emitted as _emitted
-from kernels.check import flash_attention as _flash_attention
-from kernels.check import flash_lists as _flash_lists
-from kernels.check import pipeline_clinic as _pipeline_clinic
-from kernels.check import pipelines as _pipelines
-from kernels.check import recurrent_attention as _recurrent_attention
 from kernels.check import row_softmax as _row_softmax
-from kernels.check import score_mod_compiler as _score_mod_compiler
 from kernels.check import tiled_matmul as _tiled_matmul
 from kernels.check import vector_add as _vector_add
 from kernels.check.clinics import CHECKS as _CLINICS
@@ -73,6 +64,31 @@ __all__ = [
 globals().update(_CLINICS)
 
 
+class _Later:
+    """A module of checks that is imported at its first use, and with it the reference that it asks."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str):
+        if attribute.startswith("__"):  # a tool looks at this object, and asks nothing of the module
+            raise AttributeError(attribute)
+        return getattr(importlib.import_module(f"kernels.check.{self._name}"), attribute)
+
+
+# Not the three above: they have the names of functions below, which an import would replace.
+_chunked_attention = _Later("chunked_attention")
+_conv_wgrad = _Later("conv_wgrad")
+_dynamic_conv = _Later("dynamic_conv")
+_emitted = _Later("emitted")
+_flash_attention = _Later("flash_attention")
+_flash_lists = _Later("flash_lists")
+_pipeline_clinic = _Later("pipeline_clinic")
+_pipelines = _Later("pipelines")
+_recurrent_attention = _Later("recurrent_attention")
+_score_mod_compiler = _Later("score_mod_compiler")
+
+
 _line_first()
 
 
@@ -86,10 +102,10 @@ def step(name: str, *answer) -> None:
 
 
 _DERIVED = {
-    "dynamic_conv_dx": _dynamic_conv.DX,
-    "dynamic_conv_dweight": _dynamic_conv.DWEIGHT,
-    "flash_dtau": _flash_attention.TEMPERATURE,
-    "wgrad": _conv_wgrad.WGRAD,
+    "dynamic_conv_dx": (_dynamic_conv, "DX"),
+    "dynamic_conv_dweight": (_dynamic_conv, "DWEIGHT"),
+    "flash_dtau": (_flash_attention, "TEMPERATURE"),
+    "wgrad": (_conv_wgrad, "WGRAD"),
 }
 
 
@@ -102,7 +118,7 @@ def derivation(name: str, fn, *, seed: int | None = 0, varied: Mapping | None = 
     """
     if name not in _DERIVED:
         raise ValueError(f"name is {name!r}: there are derivations for {', '.join(_DERIVED)}")
-    return _derivation(_DERIVED[name].varied(varied), fn, seed)
+    return _derivation(getattr(*_DERIVED[name]).varied(varied), fn, seed)
 
 
 # The functions take over names that the imports above gave to submodules.

@@ -156,6 +156,12 @@ def _look(spec: Compiles, amount: str, reports: list, arch: int, half: bool) -> 
                 amount,
                 'a product of float32 blocks keeps 10 of 23 bits unless it says input_precision="ieee"',
             )
+        if report.spill_bytes and "vprintf" in report.ptx:
+            return Finding(
+                f"{name} prints, and what it prints takes {report.spill_bytes} bytes of memory a thread on sm_{arch}",
+                amount,
+                "tl.device_print is for looking: take its lines out of what you hand in",
+            )
         if report.spill_bytes:  # after the precision, which changes what is kept in registers
             return Finding(
                 f"{name} spills {report.spill_bytes} bytes a thread on sm_{arch}",

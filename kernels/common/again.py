@@ -8,9 +8,9 @@ of a kernel with 60 arguments that is most of the host's time for a call. What T
     of a number          its value (Triton asks for less: whether it is 1, a multiple of 16, or needs 64 bits)
     of everything else   constants by value, kernels by what they are
 
-A call that is alike an earlier one in all of them starts what that one compiled. Triton's launcher is called as Triton itself
-calls it, with the hooks that are set. Everything else is Triton's: the first call, calls while something stands in its
-place or looks on before a launch (a tracer, the model of Gluon, ``pre_run_hooks``), and the interpreter.
+A call that is alike an earlier one in all of them starts what that one compiled, by Triton's launcher (``launchers``), with
+the hooks that are set. Everything else is Triton's: the first call, calls while something stands in its place or looks on
+before a launch (a tracer, the model of Gluon, ``pre_run_hooks``), and the interpreter.
 """
 
 import torch
@@ -19,10 +19,12 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from kernels.common import launchers
+from kernels.common.validate import PLAIN
+
 MOST = 1024  # calls of one kernel that are remembered; one more, and they are all forgotten
 _known = {}  # id of a kernel -> _Known
 _run = JITFunction.run if torch.version.hip is None else object()  # AMD's compiler looks at the size of memory, too
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
 _VALUES = {int, float, bool, str, type(None)}
 
 
@@ -54,13 +56,16 @@ def start(kernel, grid, args, meta, device):
         if isinstance(compiled, CompiledKernel):  # no hook of Triton's has taken its place
             _remember(known, key, compiled, args, meta)
         return
-    launcher, function, packed, compiled, constants, _ = found
+    launcher, starter, function, packed, compiled, constants, _ = found
     stream = driver.active.get_current_stream(device)
     before, after, metadata = _asked(knobs.runtime.launch_enter_hook), _asked(knobs.runtime.launch_exit_hook), None
     if before is not None or after is not None:
         metadata = compiled.launch_metadata(grid, stream, *args, *constants)
     x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-    launcher(x, y, z, stream, function, packed, metadata, before, after, *args, *constants)
+    if starter is None:
+        launcher(x, y, z, stream, function, packed, metadata, before, after, *args, *constants)
+    else:
+        starter(x, y, z, stream, function, packed, metadata, before, after, (*args, *constants))
 
 
 def _asked(hooks):
@@ -77,9 +82,11 @@ def _key(leading, device, args, meta):
     for arg in args[:leading]:
         if arg is None:
             seen.append(None)
-        elif type(arg) in _PLAIN:
+        elif type(arg) in PLAIN:
             seen.append(arg.dtype)
             seen.append(arg.data_ptr() & 15 == 0)
+        elif (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
+            seen.append(alike)
         else:
             seen.append(_seen(arg))
     return tuple(seen)
@@ -90,14 +97,10 @@ def _seen(arg):
     kind = type(arg)
     if kind in _VALUES:
         return kind, arg
-    if kind in _PLAIN:
-        return arg.dtype, arg.data_ptr() & 15 == 0
-    if (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
-        return alike
-    if isinstance(arg, tuple):
-        return kind, *[_seen(item) for item in arg]
     if isinstance(arg, torch.Tensor):
         return arg.dtype, arg.data_ptr() & 15 == 0
+    if isinstance(arg, tuple):
+        return kind, *[_seen(item) for item in arg]
     if hasattr(arg, "block_shape"):
         layout = id(getattr(arg, "layout", None))  # layouts have no hash: whose number this is, an entry keeps
         return kind, arg.base.dtype, arg.base.data_ptr() & 15 == 0, len(arg.shape), *arg.block_shape, layout
@@ -110,4 +113,6 @@ def _remember(known, key, compiled, args, meta):
     parameters = list(known.kernel.signature.parameters.values())[len(args) :]
     constants = tuple(meta.get(parameter.name, parameter.default) for parameter in parameters)
     layouts = [getattr(arg, "layout", None) for arg in args if hasattr(arg, "block_shape")]
-    known.started[key] = compiled.run, compiled.function, compiled.packed_metadata, compiled, constants, layouts
+    known.started[key] = (
+        compiled.run, launchers.starter(compiled), compiled.function, compiled.packed_metadata, compiled, constants, layouts
+    )  # fmt: skip

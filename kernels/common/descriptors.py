@@ -9,6 +9,7 @@ class Descriptors:
 
     def __init__(self, make):
         self.make, self.kind, self.fields = make, None, None
+        self.encoded = {}  # what ``launchers`` remembers
 
     def __call__(self, t):
         """A descriptor of ``t``."""
@@ -19,5 +20,5 @@ class Descriptors:
             self.kind, self.fields = type(first), {name: part for name, part in vars(first).items() if name != "base"}
             self.fields["alike"] = self  # what ``again`` tells them from others by
         made = object.__new__(self.kind)
-        made.__dict__.update(self.fields, base=t)
+        made.__dict__ = {**self.fields, "base": t}
         return made

@@ -6,10 +6,13 @@ a call through PyTorch's dispatcher, of an operator with a fake and a backward o
 ``torch.export``, fake tensors, counters of operations, tensor subclasses and ``opcheck`` see that.
 """
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
 
 from kernels.common.public import (
     autocast,
@@ -19,6 +22,7 @@ from kernels.common.public import (
     refuse_second_derivative,
     refuse_transforms,
 )
+from kernels.common.validate import PLAIN
 
 __all__ = [
     "Operator",
@@ -32,7 +36,19 @@ __all__ = [
 
 NAMESPACE = "kernels_from_math"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-_PLAIN = {Tensor, torch.nn.Parameter}
+AHEAD = 2  # what the autograd.Function is given before its tensors
+
+
+class _Places(NamedTuple):
+    """Where a call's tensors stand among the inputs of the autograd.Function, its lists spread.
+
+    gradients: those that ``backward`` differentiates for. passed: ``(input, return)``, the one's gradient is the other's.
+    saved: of each saved argument or return among the saved tensors, a place or a slice; ``None`` where each is one tensor.
+    """
+
+    gradients: list[int]
+    passed: list[tuple[int, int]]
+    saved: list[int | slice] | None
 
 
 class Operator:
@@ -81,7 +97,6 @@ class Operator:
         names = list(types)
         self._public, self._room = public or self.name, room
         self._forward, self._backward, self._fake_backward = forward, backward, fake_backward
-        self._count = len(names)
         self._several = len(returned) > 1
         self._tensors = [i for i, name in enumerate(names) if types[name].startswith("Tensor")]
         self._lists = [i for i in self._tensors if types[names[i]].endswith("[]")]
@@ -92,7 +107,6 @@ class Operator:
         self._constant = [returned.index(name) for name in constant]
         self._varying = [i for i in range(len(returned)) if i not in self._constant]
         self._saved = [(name in types, (names if name in types else returned).index(name)) for name in saved]
-        self._saved_lists = [at for at, (is_argument, i) in enumerate(self._saved) if is_argument and i in self._lists]
         self._gradients_saved = [list(saved).index(name) if name in saved else None for name in gradients]
         if backward is not None and fake_backward is None and None in self._gradients_saved:
             raise ValueError(f"{self.name}: gradients of arguments that are not saved need a fake_backward")
@@ -103,16 +117,19 @@ class Operator:
             taken += [f"{types.get(name, 'Tensor')} {name}" for name in saved]
             taken += [f"{types[names[i]]} {names[i]}" for i in self._numbers]
             self._define_backward(f"{self.name}_backward({', '.join([*taken, 'bool[] needs'])}) -> Tensor[]")
+        self._places = functools.lru_cache(256)(self._make_places)
         self._function = self._make_function()
         self._apply = super(torch.autograd.Function, self._function).apply  # for who has seen that no transform is on
 
     def __call__(self, *args):
         """The outputs, by the shorter way where nothing looks on."""
-        if not self._unseen(args):
-            return self.op(*args)
+        return self.directly(self._forward, *args) if self._unseen(args) else self.op(*args)
+
+    def directly(self, run, *args):
+        """The outputs by the shorter way, for who has seen that nothing looks on; ``run`` does what the forward pass does."""
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return self._apply(True, *self._flat(args))
-        out = self._forward(*args)
+            return self._apply(run, args, *self._flat(args))
+        out = run(*args)
         for i in self._written:
             if not args[i].is_inference():
                 torch.autograd.graph.increment_version(args[i])
@@ -125,20 +142,27 @@ class Operator:
         first = args[0]
         if not (first.is_cuda or first.is_cpu):
             return False
-        tensors = [args[i] for i in self._tensors]
-        return nothing_looks_on(_spread(tensors) if self._lists else tensors)
+        return nothing_looks_on(self._flat(args))
 
     def _flat(self, args):
-        """``(lengths of the lists, *arguments)`` with the lists' tensors in their place: autograd sees no others."""
-        if not self._lists:
-            return None, *args
-        return tuple(len(args[i]) for i in self._lists), *_spread(args, self._lists)
+        """The tensors among the arguments, with the lists' in their place: what autograd is told of a call."""
+        tensors = [args[i] for i in self._tensors]
+        return _spread(tensors) if self._lists else tensors
 
-    def _packed(self, lengths, flat):
-        """The arguments, or something about each, with its lists again."""
-        if lengths is None:
-            return flat
-        return _gathered(flat, dict(zip(self._lists, lengths, strict=True)))
+    def _make_places(self, lengths):
+        """The ``_Places`` of a call whose lists have these lengths."""
+        lengths = dict(zip(self._lists, lengths, strict=True))
+        places, at = {}, AHEAD
+        for i in self._tensors:
+            places[i] = list(range(at, at := at + lengths.get(i, 1)))
+        gradients = [place for i in self._gradients for place in places[i]]
+        passed = [(place, out) for i, out in self._passed for place in places[i]]
+        saved, at = [], 0
+        for is_argument, i in self._saved:
+            length = lengths.get(i) if is_argument else None
+            saved.append(at if length is None else slice(at, at + length))
+            at += 1 if length is None else length
+        return _Places(gradients, passed, saved if lengths else None)
 
     def _define(self, schema, forward, fake):
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -157,7 +181,7 @@ class Operator:
 
         def autograd(*args):
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-                return self._function.apply(False, *self._flat(args))
+                return self._function.apply(None, args, *self._flat(args))
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*args)
 
@@ -198,20 +222,20 @@ class Operator:
         _LIBRARY.impl(name, autograd, "Autograd")
 
     def _make_function(self):
-        def forward(ctx, unseen, lengths, *flat):
-            args = self._packed(lengths, flat)
-            if unseen:
-                out = self._forward(*args)
-                for i in self._written:
-                    torch.autograd.graph.increment_version(args[i])
-            else:
+        no_lists = None if self._lists else self._make_places(())
+
+        def forward(ctx, run, args, *flat):
+            if run is None:
                 with torch._C._AutoDispatchBelowAutograd():
                     out = self.op(*args)
+            else:
+                out = run(*args)
+                for i in self._written:
+                    torch.autograd.graph.increment_version(args[i])
             outputs = out if self._several else (out,)
+            ctx.places = places = no_lists or self._places(tuple([len(args[i]) for i in self._lists]))
             kept = [args[i] if is_argument else outputs[i] for is_argument, i in self._saved]
-            ctx.lengths = lengths
-            ctx.kept = {at: len(kept[at]) for at in self._saved_lists}
-            ctx.save_for_backward(*(_spread(kept, self._saved_lists) if self._saved_lists else kept))
+            ctx.save_for_backward(*(kept if places.saved is None else _spread(kept)))
             ctx.numbers = [args[i] for i in self._numbers]
             ctx.set_materialize_grads(False)
             if self._constant:
@@ -221,26 +245,17 @@ class Operator:
         def backward(ctx, *grads):
             if self._backward is None:
                 self._refuse()
-            needed = self._packed(ctx.lengths, ctx.needs_input_grad[2:])
-            needs = [needed[i] for i in self._gradients]
-            needs = needs if ctx.lengths is None else _spread(needs)
-            made = (
-                self._differentiate(ctx, [grads[i] for i in self._varying], needs)
-                if any(needs)
-                else [None] * len(needs)
-            )
-            answer = [None] * self._count
-            if ctx.lengths is None:
-                for i, grad in zip(self._gradients, made, strict=True):
+            places, needed = ctx.places, ctx.needs_input_grad
+            needs = [needed[i] for i in places.gradients]
+            answer = [None] * len(needed)
+            if True in needs:
+                varying = [grads[i] for i in self._varying] if self._constant else grads
+                made = self._differentiate(ctx, varying, needs)
+                for i, grad in zip(places.gradients, made, strict=True):
                     answer[i] = grad
-            else:
-                made = iter(made)
-                answer = self._packed(ctx.lengths, [None] * len(ctx.needs_input_grad[2:]))
-                for i in self._gradients:
-                    answer[i] = [next(made) for _ in needed[i]] if i in self._lists else next(made)
-            for i, out in self._passed:
+            for i, out in places.passed:
                 answer[i] = grads[out] if needed[i] else None
-            return None, None, *(answer if ctx.lengths is None else _spread(answer))
+            return tuple(answer)
 
         name = "".join(word.capitalize() for word in self.name.split("_"))
         passes = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
@@ -249,8 +264,8 @@ class Operator:
     def _differentiate(self, ctx, grads, needs):
         """The gradients that ``needs`` asks for, ``None`` between them."""
         tensors = saved = ctx.saved_tensors
-        if ctx.kept:
-            saved = _gathered(saved, ctx.kept)
+        if (places := ctx.places.saved) is not None:
+            saved = [tensors[place] for place in places]
         if torch.compiler.is_compiling() or not nothing_looks_on((*grads, *tensors)):
             made = iter(self.backward_op(*grads, *saved, *ctx.numbers, needs))
             return [next(made) if need else None for need in needs]
@@ -272,7 +287,7 @@ class Operator:
 
 def nothing_looks_on(tensors):
     """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
-    none of them is what a transform has left behind."""
+    none of them is what a transform has left behind, or a view that negates what lies in memory (``z.conj().imag``)."""
     if (
         torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state() is not None
@@ -280,7 +295,26 @@ def nothing_looks_on(tensors):
     ):
         return False
     for t in tensors:
-        if t is not None and (type(t) not in _PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(t)):
+        if t is not None and (
+            type(t) not in PLAIN or t.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(t)
+        ):
+            return False
+    return True
+
+
+def nobody_asks(*tensors):
+    """Whether these are plain tensors or ``None``, nothing looks on, and all that ``public`` and ``autocast`` ask for is not
+    there: a call that is known to be right may go to its operator directly."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_any_autocast_enabled()
+        or forward_ad._current_level >= 0
+        or has_torch_function(tensors)
+        or not nothing_looks_on(tensors)
+    ):
+        return False
+    for t in tensors:
+        if t is not None and torch._C._functorch.is_legacy_batchedtensor(t):
             return False
     return True
 
@@ -294,19 +328,12 @@ def _parse(schema):
     return name, types, [part.rsplit(" ", 1)[-1] for part in tail.split(", ") if part]
 
 
-def _spread(items, at=None):
-    """``items`` with the elements of those that are lists in their place; where given, of those at these places."""
-    flat = list(items)
-    if at is None:
-        at = [i for i, item in enumerate(flat) if isinstance(item, (list, tuple))]
-    for i in reversed(at):
-        flat[i : i + 1] = flat[i]
+def _spread(items):
+    """``items`` with the elements of those that are lists in their place."""
+    flat = []
+    for item in items:
+        if isinstance(item, (list, tuple)):
+            flat += item
+        else:
+            flat.append(item)
     return flat
-
-
-def _gathered(flat, lengths):
-    """The items of ``flat``, those at some places lists again; lengths: ``{place: length}``, in the places' order."""
-    items = list(flat)
-    for i, length in lengths.items():
-        items[i : i + length] = [items[i : i + length]]
-    return items

@@ -22,7 +22,7 @@ class Plan(Protocol):
     """What a way launches for a problem: sizes, grids and options, no tensors."""
 
     def run(self, *tensors: Any) -> Any:
-        """Launch it on tensors that are alike those it was made for."""
+        """Launch it on tensors that are alike those it was made for; ``forward`` and ``backward`` where one is for both."""
 
     def __str__(self) -> str:
         """What ``run`` launches, in words."""
@@ -117,3 +117,16 @@ def strided(tensor):
 def layout(tensor):
     """The ``Layout`` of a tensor, ``None`` of ``None``."""
     return None if tensor is None else Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() & 15)
+
+
+def strides(layout, ndim):
+    """The strides of a ``Layout``, zeros for ``None``."""
+    return (0,) * ndim if layout is None else layout.strides
+
+
+class Launch(NamedTuple):
+    """A grid, the integers behind the tensors, and the options."""
+
+    grid: tuple[int]
+    numbers: tuple[int, ...]
+    meta: dict

@@ -12,14 +12,14 @@ from torch.overrides import handle_torch_function, has_torch_function
 F = TypeVar("F", bound=Callable)
 
 
-def public(function: F) -> F:
-    """A public function as other programs call it.
+def public(function: F, name: str | None = None) -> F:
+    """A public function as other programs call it; name: what errors call it, its own if not given.
 
     Tensor subclasses and tracers that override torch's functions (``__torch_function__``, such as ``torch.fx``'s proxies) see
     one call of it. ``torch.func`` transforms and forward mode raise ``RuntimeError``: kernels have neither batching rules nor
     tangents, and a tangent that is lost without a word would be read as zero.
     """
-    name = function.__name__
+    name = name or function.__name__
 
     @functools.wraps(function)
     def call(*args, **kwargs):

@@ -33,12 +33,15 @@ def check_cu_seqlens(cu_seqlens, B, like):
 
 
 def check_cu_values(cu_seqlens, T):
-    """Raise ``ValueError`` unless ``cu_seqlens``, where its values may be read, starts at 0, never falls and ends at T."""
-    if not values_checked(cu_seqlens):
-        return
-    values = cu_seqlens.tolist()
-    if values[0] != 0 or values[-1] != T or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
-        raise ValueError(f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at T = {T}")
+    """``cu_seqlens`` as kernels read it, contiguous, or ``None``. Raise ``ValueError`` unless, where its values may be read,
+    it starts at 0, never falls and ends at T."""
+    if cu_seqlens is None:
+        return None
+    if values_checked(cu_seqlens):
+        values = cu_seqlens.tolist()
+        if values[0] != 0 or values[-1] != T or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
+            raise ValueError(f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at T = {T}")
+    return cu_seqlens.contiguous()
 
 
 def _shorten(values):
@@ -93,12 +96,6 @@ def sequence_of_runs(cu_seqlens, runs, RUN):
     return out
 
 
-def cut_into_runs(cu_seqlens, N, T, RUN):
-    """Both: how many runs N sequences have, and where contiguous ``cu_seqlens`` [N+1] packs them, the sequence of each."""
-    runs = count_runs(None if cu_seqlens is None else N, N, T, RUN)
-    return runs, sequence_of_runs(cu_seqlens, runs, RUN)
-
-
 @triton.jit
 def locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED: tl.constexpr):
     """Where run r lies: ``(n, row, begin, L, first)``: its sequence, which is L tokens of batch row ``row`` from token
@@ -116,7 +113,7 @@ def locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED: tl.constexp
 
 @triton.jit
 def first_run(n, begin, T, RUN, PACKED: tl.constexpr):
-    """Where sequence n's runs begin in the list of ``cut_into_runs``; ``begin`` is the sequence's first token."""
+    """Where sequence n's runs begin in the list of ``sequence_of_runs``; ``begin`` is the sequence's first token."""
     if PACKED:
         place = begin // RUN + n
     else:

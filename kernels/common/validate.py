@@ -6,10 +6,12 @@ import os
 import warnings
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from kernels import runtime
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PLAIN = {torch.Tensor, torch.nn.Parameter}  # types of tensors whose sizes are numbers, and that nothing else stands behind
 
 
 def same_device(one, other):
@@ -34,6 +36,9 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
     """
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name} must be a tensor {legend}, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise ValueError(f"{name} is {kind}, needs a dense tensor {legend}; sequences of different lengths are packed")
     fits = tensor.ndim == len(shape) and all(
         want is None or want == got for got, want in zip(tensor.shape, shape, strict=True)
     )
@@ -55,11 +60,12 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
 def check_updated_in_place(name, tensor):
     """Raise ``ValueError`` unless a function that isn't differentiable may write ``tensor``: each of its elements at an
     address of its own, and no gradient expected."""
-    end = 0  # of what the dimensions so far span
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride <= end:
-            raise ValueError(f"{name} has strides {tensor.stride()}, needs no element twice: it is updated in place")
-        end += (size - 1) * stride
+    if not torch.compiler.is_compiling():  # where strides may be symbols, which can't be put in order
+        end = 0  # of what the dimensions so far span
+        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+            if size > 1 and stride <= end:
+                raise ValueError(f"{name} has strides {tensor.stride()}, needs no element twice: it is updated in place")
+            end += (size - 1) * stride
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires a gradient, needs none: it is updated in place, which is not differentiable")
 
@@ -98,7 +104,9 @@ def remembered_check(check):
         key = [runtime.interpreted]
         for arg in given:
             kind = type(arg)
-            if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if kind in PLAIN:
+                if arg.layout is not torch.strided or arg.is_nested:
+                    return check(*given)
                 key += arg.shape, arg.dtype, arg.device
             elif arg is None:
                 key.append(None)
@@ -139,9 +147,9 @@ def check_number(name, value):
 def values_checked(tensor):
     """Whether the *values* of an index tensor may be read: on the CPU, or when ``KERNELS_CHECK=1`` asks for it.
 
-    Reading a GPU tensor's values waits for the GPU, and under ``torch.compile`` there are no values yet.
+    Reading a GPU tensor's values waits for the GPU; under ``torch.compile``, and in a fake tensor, there are none.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor and is_fake(tensor):
         return False
     return tensor.device.type == "cpu" or os.environ.get("KERNELS_CHECK") == "1"
 

@@ -13,6 +13,7 @@ which is a weight gradient, too: im2col is that of dy, x is read once, and rows 
 less where there are fewer output channels than input channels, a tile's rows are a multiple of 64, or a tap is a copy.
 """
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -139,9 +140,14 @@ class FormPlan:
     def __str__(self):
         return "; ".join(text for text in (str(self.plan), str(self.form)) if text)
 
+    @functools.cached_property
+    def shape(self):
+        """Of the sums that the way's plan writes."""
+        return self.form.f.weight_shape
+
     def run(self, input, grad_output, out, accumulate):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it."""
-        form, shape = self.form, self.form.f.weight_shape
+        form, shape = self.form, self.shape
         if out.shape != shape and not out.is_contiguous():
             total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
             self.run(input, grad_output, total, False)

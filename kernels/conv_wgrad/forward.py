@@ -5,6 +5,8 @@ import functools
 import torch
 import torch.nn.functional as F
 
+from kernels.common.validate import PLAIN
+
 
 def memory_format(*tensors):
     """The format torch's convolutions give their output: channels last where one of these NCHW tensors is stored so."""
@@ -13,12 +15,9 @@ def memory_format(*tensors):
 
 
 def _format_of(x):
-    if type(x) not in _PLAIN and any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
+    if type(x) not in PLAIN and any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
         return torch._prims_common.suggest_memory_format(x)
     return _remembered_format(x.shape, x.stride())
-
-
-_PLAIN = {torch.Tensor, torch.nn.Parameter}  # whose sizes are numbers
 
 
 @functools.lru_cache(1024)
@@ -43,6 +42,20 @@ def forward(input, weight, bias, g):
     x = F.pad(input, excess) if excess else input
     # Not by its name in torch.nn.functional, under which a program may have put ours.
     return torch.conv2d(x, weight, bias, g.stride, symmetric, g.dilation, g.groups)
+
+
+def convolution_of(g, layout):
+    """``run(input, weight, bias, ...)``: ``forward`` of the ``Geometry`` g, its output in the memory format ``layout``."""
+    nothing, symmetric, excess = _padding_of(g)
+    if nothing or excess:
+        return lambda input, weight, bias, *_: forward(input, weight, bias, g).contiguous(memory_format=layout)
+    stride, dilation, groups = g.stride, g.dilation, g.groups
+
+    def run(input, weight, bias, *_):
+        y = torch.conv2d(input, weight, bias, stride, symmetric, dilation, groups)
+        return y.contiguous(memory_format=layout)  # whatever torch chose, as the operator's fake says
+
+    return run
 
 
 def input_grad(grad_output, input, weight, g):

@@ -33,6 +33,13 @@ class Geometry:
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
+    def __hash__(self):
+        known = vars(self).get("known_hash")  # beside the fields: plans are looked up by it at every call
+        if known is None:
+            fields = self.N, self.H, self.W, self.Ci, self.Co, self.R, self.S, self.stride, self.padding, self.dilation
+            known = vars(self)["known_hash"] = hash((*fields, self.groups))
+        return known
+
     @property
     def span(self):
         """Input pixels from a filter's first tap to its last, (height, width): more than (R, S) where it is dilated."""

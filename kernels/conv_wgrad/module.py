@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kernels.conv_wgrad.operator import conv2d_layer
+from kernels.conv_wgrad.operator import layer
 
 
 class Conv2d(nn.Conv2d):
@@ -19,16 +19,39 @@ class Conv2d(nn.Conv2d):
     Every argument is that of ``torch.nn.Conv2d``, ``padding="same"`` and ``padding_mode`` included.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """y [N, Co, P, Q] of ``input`` [N, Ci, H, W], or the same without N."""
-        return conv2d_layer(
-            input, self.weight, self.bias, self.stride, self._zeros_around(), self.dilation, self.groups, self.padding_mode
-        )
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """y [N, Co, P, Q] of ``input`` [N, Ci, H, W], or the same without N.
 
-    def _zeros_around(self):
+        torch's ``forward`` calls this with the layer's parameters, and so do subclasses and programs with others; some put a
+        function of their own in its place.
+        """
+        stride, dilation = _two("stride", self.stride), _two("dilation", self.dilation)
+        sides = self._zeros_around(dilation)
+        return layer(input, weight, bias, stride, sides, dilation, self.groups, self.padding_mode)
+
+    def _zeros_around(self, dilation):
         if self.padding == "valid":
             return 0, 0, 0, 0
         if self.padding == "same":  # as many rows as the filter's span takes away, the odd one at the bottom
-            missing = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+            missing = [d * (k - 1) for d, k in zip(dilation, self.kernel_size, strict=True)]
             return tuple(side for total in missing for side in (total // 2, total - total // 2))
-        return self.padding[0], self.padding[0], self.padding[1], self.padding[1]
+        h, w = _two("padding", self.padding)
+        return h, h, w, w
+
+    def __prepare_scriptable__(self):
+        """torch's own layer, for ``torch.jit.script``, which cannot read ours."""
+        if type(self) is not Conv2d:
+            return self
+        theirs = nn.Conv2d.__new__(nn.Conv2d)
+        theirs.__dict__.update(self.__dict__)
+        return theirs
+
+
+def _two(name, value):
+    """``(h, w)`` of what torch's convolution takes: that, ``(h,)`` for both, or, set after construction, a number."""
+    if type(value) is tuple and len(value) == 2:
+        return value
+    pair = tuple(value) if isinstance(value, tuple | list) else (value,)
+    if len(pair) not in (1, 2):
+        raise ValueError(f"{name} is {value!r}, needs an int or (h, w)")
+    return pair if len(pair) == 2 else pair * 2

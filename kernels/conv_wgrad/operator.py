@@ -1,5 +1,6 @@
 """The public functions: validate, register. Their docstrings are the ones of record."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -9,11 +10,12 @@ from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels import runtime
-from kernels.common.operator import Operator
+from kernels.common import validate
+from kernels.common.operator import Operator, nobody_asks
 from kernels.common.public import autocast, explains, public
-from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor, left_to_reference, remembered_check
+from kernels.common.validate import FLOAT_DTYPES, MOST, check_choice, check_tensor, left_to_reference
 from kernels.conv_wgrad import plan
-from kernels.conv_wgrad.forward import forward, input_grad, memory_format
+from kernels.conv_wgrad.forward import convolution_of, forward, input_grad, memory_format
 
 
 @public
@@ -163,7 +165,33 @@ def conv2d(
     return _conv2d(*planes, bias, g.stride, g.padding, g.dilation, groups).permute(0, 2, 3, 1).contiguous()
 
 
-@public
+def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
+    """``conv2d_layer``; of a call that is alike an earlier one, without its checks."""
+    if padding_mode == "zeros" and nobody_asks(input, weight, bias) and _dense(input) and _dense(weight):
+        known = _known_layers.get(_layer_key(input, weight, stride, padding, dilation, groups))
+        if known is not None:
+            run, options = known
+            return _conv2d.directly(run, input, weight, bias, *options)
+    return conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode)
+
+
+def _dense(x):
+    return x is not None and x.layout is torch.strided and not x.is_nested
+
+
+_known_layers = {}  # what tensors and options of a layer's call were -> (what its forward pass runs, the options, checked)
+
+
+def _layer_key(input, weight, stride, padding, dilation, groups):
+    """All that the checks, the choice of the operator and its forward pass look at; 1.0 is not 1 to them."""
+    options = *stride, *padding, *dilation, groups
+    return (
+        validate.runtime.interpreted, input.shape, input.stride(), input.dtype, input.device, weight.shape, weight.stride(),
+        weight.dtype, weight.device, options, *map(type, options),
+    )  # fmt: skip
+
+
+@functools.partial(public, name="Conv2d")
 def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode="zeros"):
     """``Conv2d``'s call: images [N, Ci, H, W] or [Ci, H, W], weight [Co, Ci/groups, R, S], all else as ``conv2d``.
 
@@ -176,23 +204,22 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
         _check_planes(input, weight, groups)
         top, bottom, left, right = padding
         input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
-    g = _checked_planes(input, weight, stride, padding, dilation, groups)
-    here = input.is_cuda and not runtime.interpreted  # the quicker question first
-    other = not here and (left_to_reference("Conv2d", input) or input.device.type != runtime.device.type)
-    if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
-        return forward(input, weight, bias, g)
-    return _conv2d(input, weight, bias, g.stride, g.padding, g.dilation, groups)
-
-
-@remembered_check
-def _checked_planes(input, weight, stride, padding, dilation, groups):
-    """The ``Geometry`` of images and weights that fit."""
     _check_planes(input, weight, groups)
     Co, _, R, S = _sizes(weight)
     N, Ci, H, W = _sizes(input)
     g = plan.checked((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
     g.check_output()
-    return g
+    here = input.is_cuda and not runtime.interpreted  # the quicker question first
+    other = not here and (left_to_reference("Conv2d", input) or input.device.type != runtime.device.type)
+    if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
+        return forward(input, weight, bias, g)
+    rest = g.stride, g.padding, g.dilation, groups
+    if nobody_asks(input, weight, bias):  # and dense they are
+        if len(_known_layers) >= MOST:
+            _known_layers.clear()
+        run = convolution_of(g, memory_format(input, weight))
+        _known_layers[_layer_key(input, weight, stride, padding, dilation, groups)] = run, rest
+    return _conv2d(input, weight, bias, *rest)
 
 
 def _check_planes(input, weight, groups):
@@ -285,26 +312,44 @@ _bias_grad_into = Operator(
 
 
 def _planes(input, weight, stride, padding, dilation, groups):
-    """The ``Geometry`` of images and weights whose channels come before height and width."""
+    """``(Geometry, memory format of the output)`` of images and weights whose channels come before height and width."""
+    options = tuple(stride), tuple(padding), tuple(dilation), groups
+    if torch.compiler.is_compiling():
+        return _make_planes(input, weight, options)
+    try:
+        key = input.shape, input.stride(), weight.shape, weight.stride(), options
+        found = _known_planes.get(key)
+    except TypeError:  # a tracer's sizes
+        return _make_planes(input, weight, options)
+    if found is None:
+        if len(_known_planes) >= MOST:
+            _known_planes.clear()
+        found = _known_planes[key] = _make_planes(input, weight, options)
+    return found
+
+
+_known_planes = {}
+
+
+def _make_planes(input, weight, options):
     N, Ci, H, W = input.shape
     Co, _, R, S = weight.shape
-    return plan.checked((N, H, W, Ci), Co, R, S, tuple(stride), tuple(padding), tuple(dilation), groups)
+    return plan.checked((N, H, W, Ci), Co, R, S, *options), memory_format(input, weight)
 
 
 def _convolution(input, weight, bias, *rest):
     """y [N, Co, P, Q] of input [N, Ci, H, W] and weight [Co, Ci/groups, R, S]."""
-    y = forward(input, weight, bias, _planes(input, weight, *rest))
-    return y.contiguous(memory_format=memory_format(input, weight))  # whatever torch chose, as the fake says
+    return convolution_of(*_planes(input, weight, *rest))(input, weight, bias)
 
 
 def _convolution_shape(input, weight, bias, *rest):
-    g = _planes(input, weight, *rest)
-    return input.new_empty(g.N, g.Co, g.P, g.Q).contiguous(memory_format=memory_format(input, weight))
+    g, layout = _planes(input, weight, *rest)
+    return input.new_empty(g.N, g.Co, g.P, g.Q).contiguous(memory_format=layout)
 
 
 def _convolution_backward(dy, input, weight, stride, padding, dilation, groups, needs):
     """The gradients of input, weight and bias, ``None`` where not needed."""
-    g = _planes(input, weight, stride, padding, dilation, groups)
+    g, _ = _planes(input, weight, stride, padding, dilation, groups)
     need_input, need_weight, need_bias = needs
     dx = dw = db = None
     pixels = dy.permute(0, 2, 3, 1)

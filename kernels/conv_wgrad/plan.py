@@ -101,7 +101,9 @@ def predicted(problem):
     return ["predicted:", *(line for _, line in sorted(weighed))] if weighed else []
 
 
-_geometry = functools.lru_cache(1024, typed=True)(geometry)  # 1.0 is not 1 to who checks
+@functools.lru_cache(1024)
+def _geometry(arguments, types):
+    return geometry(*arguments)
 
 
 def checked(*arguments):
@@ -109,7 +111,8 @@ def checked(*arguments):
     if torch.compiler.is_compiling():
         return geometry(*arguments)
     try:
-        return _geometry(*arguments)
+        types = [tuple(map(type, x)) if type(x) is tuple else type(x) for x in arguments[1:]]  # 1.0 is not 1 to who checks
+        return _geometry(arguments, tuple(types))
     except TypeError:  # symbols and lists have no hash
         return geometry(*arguments)
 

@@ -53,6 +53,9 @@ def causal_conv1d_fn(
     """
     check_tensor("x", x, (None, None, None), "[B, D, T]")
     activation = _activation(activation)
+    if return_final_states and final_states_out is not None:
+        kept = weight.shape[-1] - 1 if isinstance(weight, Tensor) and weight.ndim == 2 else None
+        check_tensor("final_states_out", final_states_out, (x.shape[0], x.shape[1], kept), "[B, D, W-1]", like=("x", x))
     if seq_idx is None:
         out = dynamic_conv(
             *(x.mT, weight),
@@ -108,7 +111,11 @@ def causal_conv1d_update(
     single = isinstance(x, Tensor) and x.ndim == 2
     check_tensor("x", x, (None, None) if single else (None, None, None), "[B, D] or [B, D, T]")
     check_tensor("weight", weight, (x.shape[1], None), "[D, W]", like=("x", x))
-    slots = None if conv_state_indices is None else conv_state_indices.long()
+    slots = conv_state_indices
+    if slots is not None:
+        indices = (torch.int32, torch.int64)
+        check_tensor("conv_state_indices", slots, (x.shape[0],), "[B]", dtypes=indices, like=("x", x))
+        slots = slots.long()
     rest = {"bias": bias, "activation": _activation(activation), "slots": slots}
     with torch.no_grad():
         if single:

@@ -1,7 +1,5 @@
 """What a plan of this room launches, and the classes of shapes that its table of configurations knows."""
 
-from typing import NamedTuple
-
 import torch
 
 from kernels.common.configs import declare
@@ -28,19 +26,6 @@ CLASSES = {
     for kernel in ("forward", "backward", "static forward", "static backward", "step")
 }
 declare("dynamic_conv", CLASSES)
-
-
-class Launch(NamedTuple):
-    """A grid, the integers behind the tensors, and the options."""
-
-    grid: tuple[int]
-    numbers: tuple[int, ...]
-    meta: dict
-
-
-def strides(tensor, ndim):
-    """The strides of a ``Layout``, zeros for ``None``."""
-    return (0,) * ndim if tensor is None else tensor.strides
 
 
 def pop_run(options, T, B, packed, words, W, device):

@@ -1,11 +1,13 @@
 """``DynamicShortConvolution``: the layer that generates a kernel for every token and convolves with it."""
 
+import numbers
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels.common.sequences import check_cu_seqlens
 from kernels.common.validate import check_choice, check_tensor, left_to_reference
 from kernels.dynamic_conv import caches
 from kernels.dynamic_conv.operator import ACTIVATIONS, dynamic_conv
@@ -52,10 +54,10 @@ class DynamicShortConvolution(nn.Module):
         generator_reduction = 1 if generator_reduction is None else generator_reduction
         sizes = {"hidden_size": hidden_size, "kernel_size": kernel_size, "generator_input_size": generator_input_size}
         for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} is {size}, needs at least 1")
-        if not 1 <= generator_reduction <= hidden_size:
-            raise ValueError(f"generator_reduction is {generator_reduction}, needs 1 to {hidden_size}, the hidden size")
+            if not isinstance(size, numbers.Integral) or size < 1:
+                raise ValueError(f"{name} is {size!r}, needs a whole number, at least 1")
+        if not isinstance(generator_reduction, numbers.Integral) or not 1 <= generator_reduction <= hidden_size:
+            raise ValueError(f"generator_reduction is {generator_reduction!r}, needs 1 to {hidden_size}, the hidden size")
         check_choice("activation", activation, (*ACTIVATIONS, "swish"))
         self.hidden_size = hidden_size
         self.kernel_size = kernel_size
@@ -74,8 +76,9 @@ class DynamicShortConvolution(nn.Module):
         if callable(init):
             init(kernel)
             return
-        if tuple(init.shape) != tuple(kernel.shape):
-            raise ValueError(f"static_conv_init has shape {list(init.shape)}, needs [D, W] = {list(kernel.shape)}")
+        if not isinstance(init, Tensor) or init.shape != kernel.shape:
+            got = f"has shape {list(init.shape)}" if isinstance(init, Tensor) else f"is {init!r}"
+            raise ValueError(f"static_conv_init {got}, needs a tensor [D, W] = {list(kernel.shape)}, or a function")
         kernel.copy_(init)
 
     def forward(
@@ -110,19 +113,15 @@ class DynamicShortConvolution(nn.Module):
             ValueError: a shape, dtype, device or layout does not fit; both ``state`` and ``cache`` are given.
         """
         on_reference = isinstance(x, torch.Tensor) and left_to_reference(type(self).__name__, x)
-        here = ("x", x) if on_reference else None
-        check_tensor("x", x, (None, None, self.hidden_size), "[B, T, D]", like=here)
+        if not isinstance(x, torch.fx.Proxy):  # torch.fx.symbolic_trace records what follows, without sizes to check
+            self._check(x, generator_input, mask, on_reference)
         if mask is not None:
-            if tuple(mask.shape) != tuple(x.shape[:2]):
-                raise ValueError(f"mask has shape {list(mask.shape)}, needs [B, T] = {list(x.shape[:2])}")
             x = x * mask[..., None].to(x.dtype)
         g = x if generator_input is None else generator_input
-        wanted = (*x.shape[:2], self.generator_input_size)
-        check_tensor("generator_input", g, wanted, "[B, T, generator_input_size]", like=("x", x))
         if cache is not None:
             if state is not None:
                 raise ValueError("state and cache are both given, needs one: a cache holds the state")
-            N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+            N = check_cu_seqlens(cu_seqlens, x.shape[0], ("x", x))
             caches.check_cache("cache", cache, N, self.hidden_size, self.kernel_size, ("x", x))
             if x.shape[1] == 1 and cu_seqlens is None and not self._differentiates(x, g):
                 return self.step(x[:, 0], cache, generator_input=g[:, 0])[:, None], cache
@@ -140,6 +139,16 @@ class DynamicShortConvolution(nn.Module):
             return out
         caches.remember(cache, x, cu_seqlens)
         return out, cache
+
+    def _check(self, x, generator_input, mask, on_reference):
+        check_tensor("x", x, (None, None, self.hidden_size), "[B, T, D]", like=("x", x) if on_reference else None)
+        tokens = tuple(x.shape[:2])
+        if mask is not None:
+            any_dtype = (mask.dtype,) if isinstance(mask, Tensor) else ()
+            check_tensor("mask", mask, tokens, "[B, T]", dtypes=any_dtype, like=("x", x))
+        g = x if generator_input is None else generator_input
+        wanted = (*tokens, self.generator_input_size)
+        check_tensor("generator_input", g, wanted, "[B, T, generator_input_size]", like=("x", x))
 
     def step(
         self, x: Tensor, cache: Tensor, *, generator_input: Tensor | None = None, slots: Tensor | None = None

@@ -67,8 +67,7 @@ def dynamic_conv(
     """
     _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
     if cu_seqlens is not None:
-        check_cu_values(cu_seqlens, x.shape[1])
-        cu_seqlens = cu_seqlens.contiguous()
+        cu_seqlens = check_cu_values(cu_seqlens, x.shape[1])
     y, state = _convolve(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens)
     return (y, state) if output_final_state else y
 
@@ -124,8 +123,7 @@ def dynamic_conv_step(
 def explain(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
     """How ``dynamic_conv`` would access memory for these arguments, and why, as text."""
     N = _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
-    if cu_seqlens is not None:
-        check_cu_values(cu_seqlens, x.shape[1])
+    check_cu_values(cu_seqlens, x.shape[1])
     packed = None if cu_seqlens is None else N
     of_x, of_k, of_bias, of_residual, of_state = map(layout, (x, weight, bias, residual, initial_state))
     forward = plan.plan_forward(

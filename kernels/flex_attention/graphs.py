@@ -100,6 +100,7 @@ class _Attend(BaseHOP):
 
 def _attend(recipe, values, qkv, names, tensors, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top):
     """The operator's outputs for mods whose graphs capture ``values``."""
+    BLOCK_SIZE = BLOCK_SIZE and tuple(map(int, BLOCK_SIZE))  # with dynamic=True, symbols; tiles are for one value of them
     kinds = tuple(next((kind for kind, those in _KINDS.items() if isinstance(x, those)), float) for x in values)
     captured, ints, floats = ([x for x, k in zip(values, kinds, strict=True) if k is kind] for kind in (Tensor, int, float))
     spec = register(recipe, kinds, names, BLOCK_SIZE, lists, checked(dict(options)))
@@ -113,6 +114,8 @@ attend = _Attend()
 class _AttendVariable(higher_order_ops.BaseHOPVariable):
     """``attend`` while dynamo traces it: a tensor indexed with a position is not indexed with a Python number."""
 
+    supports_aliasing = True  # query, key and value may be views of one tensor: nothing is written, and what comes out is new
+
     def _call_function(self, tx, args, kwargs):
         with TransformGetItemToIndex():
             return super()._call_function(tx, args, kwargs)
@@ -122,7 +125,8 @@ higher_order_ops._hop_name_to_variable_class[attend._name] = _AttendVariable
 
 
 class Recipe:
-    """A graph of mods taken apart. operands: place of each of ``traced``'s operands. captured: places of all others."""
+    """A graph of mods taken apart. operands: place of each of ``traced``'s operands. captured: places of all others. read:
+    which of those are numbers that dynamo hands over as tensors, of which the mods read ``item()`` alone."""
 
     def __init__(self, graph):
         self.root = graph
@@ -135,6 +139,7 @@ class Recipe:
         taken = set(self.operands.values())
         self.captured = [at for at in range(len(inputs)) if at not in taken]
         self.free = [inputs[at] for at in self.captured]
+        self.read = frozenset(i for i, node in enumerate(self.free) if _is_number(node))
         (result,) = [node for node in graph.graph.nodes if node.op == "output"]
         self.score, self.mask = (self.part(node) for node in result.args[0][:2])
         del self.root, self.mine, self.free  # remembered with its graph, it must not hold that
@@ -143,6 +148,7 @@ class Recipe:
     def by_hand(cls, *mods):
         """``(Recipe, what the mods capture)`` of a score mod and a mask mod that run with proxies in place of numbers."""
         recipe = cls.__new__(cls)
+        recipe.read = frozenset()
         recipe.root, tracer = torch.nn.Module(), _Lifting()
         arguments = [torch.fx.Proxy(tracer.graph.placeholder(name), tracer) for name in ARGUMENTS["score_mod"]]
         recipe.mine = {i: proxy.node for i, proxy in enumerate(arguments, SCORE)}
@@ -167,6 +173,8 @@ class Recipe:
                 copied[self.mine[i]] = node
         for i, node in enumerate(self.free):
             copied[node] = graph.placeholder(f"captured_{i}")
+            if i in self.read:
+                copied |= dict.fromkeys(node.users, copied[node])
 
         def copy(node):
             if node not in copied:
@@ -188,6 +196,13 @@ class Recipe:
                     value = operator.attrgetter(node.target)(module)
                     parts.append(value.tolist() if isinstance(value, Tensor) else id(value))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _is_number(node):
+    """Whether an input is a float that dynamo has made a tensor of, so that its other values need no other graph."""
+    like = node.meta.get("example_value")
+    there = isinstance(like, Tensor) and like.ndim == 0 and like.device.type == "cpu"
+    return there and node.users and all((user.op, user.target) == ("call_method", "item") for user in node.users)
 
 
 class _Lifting(torch.fx.proxy.GraphAppendingTracer):
@@ -257,7 +272,10 @@ class GraphSpec(specs.Spec):
         """As ``Spec.bound``."""
         tensors, ints, floats = iter(captured), iter(ints), iter(floats)
         values = [next(tensors) if kind is Tensor else next(ints if kind is int else floats) for kind in self.kinds]
-        learned = dict(enumerate(learned))
+        of_tensors = [i for i, kind in enumerate(self.kinds) if kind is Tensor]
+        at = [j for j, i in enumerate(of_tensors) if i not in self.recipe.read]  # tensors among what looks like some
+        values = [x.item() if i in self.recipe.read else x for i, x in enumerate(values)]
+        learned = {i: learned[j] for i, j in enumerate(at) if j < len(learned)}
         made = [
             bind_graph(mod, self.recipe.name, kind, values, device, learned if kind == "score_mod" else {})
             if there
@@ -267,8 +285,9 @@ class GraphSpec(specs.Spec):
             )
         ]
         of_score, of_mask = ((None, (), ()) if one is None else one for one in made)
-        captured = [captured[i] for i in (*of_score[1], *of_mask[1])]
-        return specs.Bound(of_score[0], of_mask[0], captured, [*of_score[2], *of_mask[2]], of_score[1])
+        places = [at[i] for i in of_score[1]]
+        captured = [captured[j] for j in (*places, *(at[i] for i in of_mask[1]))]
+        return specs.Bound(of_score[0], of_mask[0], captured, [*of_score[2], *of_mask[2]], places)
 
 
 def register(recipe, kinds, names, BLOCK_SIZE, lists, options):

@@ -99,9 +99,13 @@ def flex_attention(
     return (o, lse * LN2) if return_lse else o
 
 
-def _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top):
+def _attended(query, key, value, *rest):
     """``(o, lse, top)`` of tensors with values."""
-    spec, *inputs = _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
+    for t in (query, key, value):
+        if isinstance(t, Tensor) and t.is_neg():  # the imaginary part of a conjugate
+            return _attended(*map(torch.resolve_neg, (query, key, value)), *rest)
+    *asked, want_top = rest
+    spec, *inputs = _call(query, key, value, *asked)
     return OPERATOR(query, key, value, *inputs, want_top, spec)
 
 
@@ -122,7 +126,7 @@ def _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_op
     try:
         known_by, score, mask = _known_by(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
         kept = _checked_before(known_by)
-    except (AttributeError, TypeError, ValueError):  # the checks say what is wrong, in their order
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # the checks say what is wrong, in their order
         kept = []
     if kept:
         spec = kept[0]
@@ -135,6 +139,11 @@ def _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_op
     if mask is not None:  # a mask's gradient is zero everywhere
         captured = *captured, *(t.detach() if t.requires_grad else t for t in mask.captured)
         numbers = *numbers, *mask.numbers
+    for t in captured:
+        if t.is_neg():  # its strides are known to the compiled mod already
+            raise ValueError(
+                f"score_mod or mask_mod captures a tensor {list(t.shape)} that torch has yet to negate, needs t.resolve_neg()"
+            )
     lists = [] if block_mask is None else [getattr(block_mask, name) for name in spec.lists]
     ints = [n for n in numbers if type(n) is int]
     return spec, list(captured), lists, ints, [n for n in numbers if type(n) is float], spec.scale

@@ -8,7 +8,8 @@ from kernels.common.public import autocast, explains, public
 from kernels.common.sequences import check_cu_seqlens, check_cu_values
 from kernels.common.validate import check_choice, check_number, check_slots, check_tensor, remembered_check
 from kernels.recurrent_attention import plan
-from kernels.recurrent_attention.chunk.cut import cuts, operand_dtype
+from kernels.recurrent_attention.chunk.cut import cuts, operand_dtype, size_class
+from kernels.recurrent_attention.gates import DIMENSIONS, OF_A_TOKEN, Gates
 
 MODES = ("auto", *plan.WAYS)
 
@@ -76,7 +77,8 @@ def recurrent_attention(
         cu_seqlens: int32 or int64 [N+1], for sequences packed end to end along T with B = 1: sequence n is tokens
             ``cu_seqlens[n]`` to ``cu_seqlens[n+1] - 1``; it may be empty. ``None``: every batch row is a sequence, N = B.
         mode: ``"recurrent"``: one token at a time, every gate; ``"chunk"``: matrix products, every gate but gv;
-            ``"auto"`` chooses between them. ``recurrent_attention.explain`` says which, and why.
+            ``"auto"`` chooses between them. ``recurrent_attention.explain`` says which, and why. In chunks, a NaN or an
+            infinity of one token reaches the outputs of earlier ones, too, of its sequence alone.
         state_v_first: initial_state and final_state are [N, H, V, K], as flash-linear-attention's layers keep them: the same
             as passing ``initial_state.mT``, which is read in place.
 
@@ -90,15 +92,13 @@ def recurrent_attention(
     Source: gated linear attention (Yang et al., 2023, arXiv:2312.06635) and its library flash-linear-attention.
     """
     q, k, v = autocast(q, k, v)
-    mode = _checked(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, state_v_first).name
+    gates = g, g_gamma, gk, gv
+    mode = _checked(q, k, v, scale, initial_state, cu_seqlens, mode, state_v_first, *gates).name
     initial_state = initial_state.mT if state_v_first and initial_state is not None else initial_state
     if cu_seqlens is not None:
-        check_cu_values(cu_seqlens, q.shape[1])
-        cu_seqlens = cu_seqlens.contiguous()
+        cu_seqlens = check_cu_values(cu_seqlens, q.shape[1])
     scale = _scale(scale, q)
-    o, final_state, _ = _attend(
-        q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, mode
-    )
+    o, final_state, _ = _attend(q, k, v, *gates, initial_state, cu_seqlens, scale, output_final_state, reverse, mode)
     if not output_final_state:
         return o, None
     return o, final_state.mT if state_v_first else final_state
@@ -144,12 +144,9 @@ def recurrent_attention_step(
         ValueError: an argument's type, shape, dtype, device or layout does not fit; the values of ``slots`` do not
             (checked when it is on the CPU or ``KERNELS_CHECK=1``).
     """
-    _check_token(q, k, v, g, g_gamma, gk, gv, scale, ("B",))
-    B, H, K = q.shape
-    like = ("q", q)
-    pool = B if slots is None else None
-    legend, sizes = _state(H, K, v.shape[-1], state_v_first)
-    check_tensor("state", state, (pool, *sizes), f"[B or pool, {legend}]", dtypes=(torch.float32,), like=like)
+    q, k, v = autocast(q, k, v)
+    gates = g, g_gamma, gk, gv
+    _check_step(q, k, v, state, slots is None, scale, state_v_first, *gates)
     if not (state.is_contiguous() or state.mT.is_contiguous()):
         raise ValueError(
             f"state has strides {state.stride()}, needs to be contiguous, as it is or transposed: it is updated in place"
@@ -157,21 +154,21 @@ def recurrent_attention_step(
     if state.requires_grad and torch.is_grad_enabled():
         raise ValueError("state requires a gradient, needs none: a step updates it in place and is not differentiable")
     if slots is not None:
-        check_slots("slots", slots, B, state.shape[0], like)
+        check_slots("slots", slots, q.shape[0], state.shape[0], ("q", q))
     state = state.mT if state_v_first else state
-    return _step(q, k, v, state, g, g_gamma, gk, gv, slots, _scale(scale, q))
+    return _step(q, k, v, state, *gates, slots, _scale(scale, q))
 
 
 @explains(recurrent_attention)
-def explain(q, k, v, g, g_gamma, gk, gv, scale, initial_state, output_final_state, reverse, cu_seqlens, mode, state_v_first):
+def explain(q, k, v, scale, initial_state, output_final_state, reverse, cu_seqlens, mode, state_v_first, **gates):
     """Which mode ``recurrent_attention`` would take for these arguments, and why, as text; then what that launches."""
     q, k, v = autocast(q, k, v)
-    choice = _checked(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, state_v_first)
-    if cu_seqlens is not None:
-        check_cu_values(cu_seqlens, q.shape[1])
+    gates = Gates(**gates)
+    choice = _checked(q, k, v, scale, initial_state, cu_seqlens, mode, state_v_first, *gates)
+    check_cu_values(cu_seqlens, q.shape[1])
     reason = "; ".join(choice.passed_over.values()) or "the caller asked for it"
-    what = plan.describe(q, k, v, g, g_gamma, gk, gv, reverse, cu_seqlens, choice.name)
-    return f"{choice.name}: {reason}\n{what}"
+    x = plan.Inputs(q, k, v, gates, initial_state, cu_seqlens, scale, reverse)
+    return f"{choice.name}: {reason}\n{plan.planned(x, choice.name)}"
 
 
 def _scale(scale, q):
@@ -184,23 +181,35 @@ def _state(H, K, V, v_first):
 
 
 @remembered_check
-def _checked(q, k, v, g, g_gamma, gk, gv, scale, initial_state, cu_seqlens, mode, state_v_first):
+def _checked(q, k, v, scale, initial_state, cu_seqlens, mode, state_v_first, *gates):
     """The ``Choice`` of a mode, for arguments that fit."""
     check_choice("mode", mode, MODES)
-    _check_token(q, k, v, g, g_gamma, gk, gv, scale, ("B", "T"))
+    gates = Gates(*gates)
+    _check_token(q, k, v, gates, scale)
     B, _, H, K = q.shape
     N = check_cu_seqlens(cu_seqlens, B, ("q", q))
     if initial_state is not None:
         legend, sizes = _state(H, K, v.shape[-1], state_v_first)
         check_tensor("initial_state", initial_state, (N, *sizes), f"[N, {legend}]", like=("q", q))
-    return plan.chosen(mode, q, gv)
+    return plan.chosen(mode, q, k, v, gates)
 
 
-def _check_token(q, k, v, g, g_gamma, gk, gv, scale, lead):
-    """Check what a token brings; ``lead`` names the dimensions in front of the heads."""
-    names = ", ".join(lead)
+@remembered_check
+def _check_step(q, k, v, state, one_each, scale, state_v_first, *gates):
+    """Whether a step's arguments fit, but for the layout of its state, and slots."""
+    _check_token(q, k, v, Gates(*gates), scale, token=True)
+    B, H, K = q.shape
+    legend, sizes = _state(H, K, v.shape[-1], state_v_first)
+    shape = (B if one_each else None, *sizes)
+    check_tensor("state", state, shape, f"[B or pool, {legend}]", dtypes=(torch.float32,), like=("q", q))
+    return True
+
+
+def _check_token(q, k, v, gates, scale, token=False):
+    """Check what tokens bring, or what a single one does."""
+    names = "B" if token else "B, T"
     like = ("q", q)
-    check_tensor("q", q, (None,) * len(lead) + (None, None), f"[{names}, H, K]")
+    check_tensor("q", q, (None,) * (3 if token else 4), f"[{names}, H, K]")
     *rows, H, K = q.shape
     check_tensor("k", k, (*rows, None, K), f"[{names}, Hkv, K]", like=like)
     Hkv = k.shape[-2]
@@ -210,14 +219,10 @@ def _check_token(q, k, v, g, g_gamma, gk, gv, scale, lead):
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype != q.dtype:
             raise ValueError(f"{name} has dtype {_name(tensor.dtype)}, needs {_name(q.dtype)}, the dtype of q")
-    if g is not None:
-        check_tensor("g", g, (*rows, H), f"[{names}, H]", like=like)
-    if g_gamma is not None:
-        check_tensor("g_gamma", g_gamma, (H,), "[H]", like=like)
-    if gk is not None:
-        check_tensor("gk", gk, (*rows, H, K), f"[{names}, H, K]", like=like)
-    if gv is not None:
-        check_tensor("gv", gv, (*rows, H, v.shape[-1]), f"[{names}, H, V]", like=like)
+    sizes = dict(zip("BHKV" if token else "BTHKV", (*rows, H, K, v.shape[-1]), strict=True))
+    for name, gate, letters in zip(Gates._fields, gates, OF_A_TOKEN if token else DIMENSIONS, strict=True):
+        if gate is not None:
+            check_tensor(name, gate, [sizes[d] for d in letters], f"[{', '.join(letters)}]", like=like)
     check_number("scale", scale)
 
 
@@ -228,34 +233,35 @@ def _name(dtype):
 # As torch sees them: one opaque call with known output shapes, in a compiled graph as in an eager one.
 
 
-def _shapes(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, mode):
+def _shapes(q, k, v, *rest):
+    *gates, initial_state, cu_seqlens, scale, output_final_state, reverse, mode = rest
     B, T, H, K = q.shape
     V = v.shape[-1]
     final = scores = None
-    if mode == "chunk" and gk is not None and T > 0 and H > 0:
-        scores = q.new_empty(B, T, H, cuts(q, q.device)["C"], dtype=operand_dtype(q))
+    if mode == "chunk" and Gates(*gates).gk is not None and T > 0 and H > 0:
+        scores = q.new_empty(B, T, H, cuts(size_class(K, q.dtype), q.device)["C"], dtype=operand_dtype(q.dtype))
     if output_final_state:
         N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         final = q.new_empty(N, H, K, V, dtype=torch.float32)
     return q.new_empty(B, T, H, V), final, scores
 
 
-_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? g_gamma, Tensor? gk, Tensor? gv"
-_GATED = ("q", "k", "v", "g", "g_gamma", "gk", "gv", "initial_state")
+_GATES = ", ".join(f"Tensor? {name}" for name in Gates._fields)
+_DIFFERENTIABLE = ("q", "k", "v", *Gates._fields, "initial_state")
 
 _attend = Operator(
-    f"recurrent_attention({_TENSORS}, Tensor? initial_state, Tensor? cu_seqlens, float scale, bool output_final_state, "
-    "bool reverse, str mode) -> (Tensor o, Tensor final_state, Tensor scores)",
+    f"recurrent_attention(Tensor q, Tensor k, Tensor v, {_GATES}, Tensor? initial_state, Tensor? cu_seqlens, float scale, "
+    "bool output_final_state, bool reverse, str mode) -> (Tensor o, Tensor final_state, Tensor scores)",
     plan.forward,
     _shapes,
     backward=plan.backward,
-    gradients=_GATED,
-    saved=(*_GATED, "cu_seqlens", "scores"),
+    gradients=_DIFFERENTIABLE,
+    saved=(*_DIFFERENTIABLE, "cu_seqlens", "scores"),
     constant=("scores",),
 )
 _step = Operator(
-    "recurrent_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? g, Tensor? g_gamma, Tensor? gk, "
-    "Tensor? gv, Tensor? slots, float scale) -> Tensor o",
+    f"recurrent_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, {_GATES}, Tensor? slots, float scale) "
+    "-> Tensor o",
     plan.step,
     lambda q, k, v, *rest: q.new_empty(*q.shape[:2], v.shape[-1]),
     room="recurrent_attention",

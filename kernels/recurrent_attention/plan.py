@@ -1,18 +1,21 @@
 """The ways that a call can go, token by token or chunk by chunk, and the choice between them.
 
-A call has no one Plan here, because a pass is several launches, sized one by one. Its passes and ``describe`` read the same
-remembered sizes, ``recurrence.plan`` or ``cut.plan``, each by the tensors that it is given.
+Both passes and ``explain`` read the plan that the chosen way remembers for the call's ``Problem``.
 """
 
+import itertools
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from kernels.common.configs import declare
-from kernels.common.plan import choose
-from kernels.recurrent_attention.chunk import backward as chunk_backward
-from kernels.recurrent_attention.chunk import cut as chunk
-from kernels.recurrent_attention.chunk import forward as chunk_forward
-from kernels.recurrent_attention.recurrence import backward as recurrent_backward
-from kernels.recurrent_attention.recurrence import forward as recurrence
+from kernels.common.plan import choose, remembered
+from kernels.common.precision import matmul_in_tf32
+from kernels.recurrent_attention.chunk import way as chunk
+from kernels.recurrent_attention.gates import Gates
+from kernels.recurrent_attention.recurrence import forward as recurrence_forward
+from kernels.recurrent_attention.recurrence import way as recurrence
 
 WAYS = {"recurrent": recurrence, "chunk": chunk}
 
@@ -30,60 +33,85 @@ declare(
 )  # fmt: skip
 
 
+class Inputs(NamedTuple):
+    """What a call is given; ``scale`` is a number."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Gates
+    initial_state: Tensor | None
+    cu_seqlens: Tensor | None
+    scale: float
+    reverse: bool
+
+
 class Problem(NamedTuple):
-    """What the choice depends on: tokens along time, and whether gates act on values."""
+    """Everything that the choice and a way's plan depend on."""
 
-    T: int
-    gates_on_values: bool
+    q: torch.Size
+    k: torch.Size
+    v: torch.Size
+    dtype: torch.dtype
+    gates: tuple[str, ...]  # which there are
+    packed: int | None  # how many sequences, if they are
+    reverse: bool
+    tf32: bool  # whether float32 products of chunks may be made of TF32
+    device: torch.device
+
+    @property
+    def sizes(self):
+        """``(B, T, H, K, V, N)``."""
+        return (*self.q, self.v[3], self.q[0] if self.packed is None else self.packed)
 
 
-def chosen(mode, q, gv):
+def chosen(mode, q, k, v, gates):
     """The ``Choice`` of ``mode``, ``"auto"`` or a way by name.
 
     Raises:
         ValueError: ``mode`` cannot take the gates.
     """
-    problem = Problem(q.shape[1], gv is not None)
-    if mode == "chunk" and problem.gates_on_values:
-        raise ValueError("mode is 'chunk', needs to be 'recurrent' with gv: chunks have no form for a gate on values")
+    problem = Problem(q.shape, k.shape, v.shape, q.dtype, gates.given(), None, False, False, q.device)
+    if mode == "chunk" and (reason := chunk.reason_not(problem)):
+        lacking = ", ".join(name for name in problem.gates if name in chunk.WITHOUT)
+        raise ValueError(f"mode is 'chunk', needs to be 'recurrent' with {lacking}: {reason}")
     return choose(WAYS, problem, mode)
 
 
-def forward(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, mode):
+def planned(x, mode):
+    """The plan of ``Inputs`` by a way."""
+    q, k, v, gates, _, cu_seqlens, _, reverse = x
+    given = tuple([gate is not None for gate in gates])
+    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    tf32 = mode == "chunk" and q.dtype == torch.float32 and matmul_in_tf32()
+    return _planned(mode, q.shape, k.shape, v.shape, q.dtype, given, packed, reverse, tf32, q.device)
+
+
+@remembered
+def _planned(mode, q, k, v, dtype, given, *rest):
+    names = tuple(itertools.compress(Gates._fields, given))
+    return WAYS[mode].plan(Problem(q, k, v, dtype, names, *rest))
+
+
+def forward(q, k, v, *rest):
     """``(o, final state, scores)``, ``None`` where there is none; the scores are for the backward pass of chunk mode."""
-    rest = (scale, initial_state, output_final_state, reverse, cu_seqlens)
-    if mode == "chunk":
-        return chunk_forward.forward(q, k, v, g, g_gamma, gk, *rest)
-    return *recurrence.forward(q, k, v, g, g_gamma, gk, gv, *rest), None
+    *gates, initial_state, cu_seqlens, scale, output_final_state, reverse, mode = rest
+    x = Inputs(q, k, v, Gates(*gates), initial_state, cu_seqlens, scale, reverse)
+    return planned(x, mode).forward(x, output_final_state)
 
 
-def backward(do, dfinal, q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scores, scale, final, reverse, mode, needs):
-    """The gradients of q, k, v, the four gates and the initial state, ``None`` where ``needs`` says so."""
+def backward(do, dfinal, q, k, v, *rest):
+    """The gradients of q, k, v, the gates and the initial state, ``None`` where ``needs`` says so."""
+    *gates, initial_state, cu_seqlens, scores, scale, final, reverse, mode, needs = rest
+    x = Inputs(q, k, v, Gates(*gates), initial_state, cu_seqlens, scale, reverse)
     if do is None:  # only the final state was used
         do = q.new_zeros(()).expand(*q.shape[:3], v.shape[-1])
-    if not final:
-        dfinal = None
-    if mode == "chunk":
-        scores = None if scores is None or not scores.numel() else scores
-        needs = [*needs[:6], needs[7]]
-        *grads, dinitial = chunk_backward.backward(
-            do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens, needs, scores
-        )
-        return *grads, None, dinitial
-    return recurrent_backward.backward(
-        do, dfinal, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, needs
-    )
+    scores = None if scores is None or not scores.numel() else scores
+    return planned(x, mode).backward(x, do, dfinal if final else None, scores, needs)
 
 
-def step(q, k, v, state, g, g_gamma, gk, gv, slots, scale):
+def step(q, k, v, state, *rest):
     """One token: the new ``o``; ``state`` is updated."""
-    return recurrence.step(q, k, v, state, g, g_gamma, gk, gv, scale, slots)
-
-
-def describe(q, k, v, g, g_gamma, gk, gv, reverse, cu_seqlens, mode):
-    """What the forward pass of a way launches, in words."""
-    if mode == "chunk":
-        return str(chunk.cut_of((q, k, v, gk), g, g_gamma, reverse, cu_seqlens)[0])
-    options, tiles = recurrence.configured("forward", q, v)
-    programs = "1 program" if tiles == 1 else f"{tiles} programs"
-    return f"{programs} for each head of a sequence, {options['BV']} columns of the state in each"
+    *gates, slots, scale = rest
+    plan = recurrence.plan_step(q.shape, k.shape, v.shape, q.dtype, q.device)
+    return recurrence_forward.step(plan, q, k, v, state, gates, slots, scale)

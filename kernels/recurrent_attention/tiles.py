@@ -41,8 +41,8 @@ def crossed_to_middle(gate, token, digit):
 
 
 def heads_per_kv(q, k):
-    """How many consecutive query heads share one head of k and v."""
-    return q.shape[-2] // max(k.shape[-2], 1)
+    """How many consecutive query heads share one head of k and v, from the shapes of q and k."""
+    return q[-2] // max(k[-2], 1)
 
 
 def over_group(gradient, tensor):

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 
@@ -58,6 +59,26 @@ def is_recorded(function, leaves, public):
         traced = torch.jit.trace(function, tuple(values))
     other = [torch.randn_like(t) for t in values]
     torch.testing.assert_close(traced(*other), function(*other))
+
+
+def takes_negative_views(function, leaves):
+    """A tensor whose negative bit is set: its memory holds the numbers with the other sign. As argument, and as gradient."""
+    want = function(*leaves)
+    grads = torch.autograd.grad(want, leaves, torch.ones_like(want), retain_graph=True)
+    turned = [torch._neg_view(-t.detach()).requires_grad_() for t in leaves]
+    assert all(t.is_neg() for t in turned)
+    got = function(*turned)
+    assert torch.equal(got, want)
+    for a, b in zip(torch.autograd.grad(got, turned, torch._neg_view(-torch.ones_like(got))), grads, strict=True):
+        assert torch.equal(a, b)
+
+
+def fake_sequences_are_packed(function, leaves):
+    """Under fake tensors, whose values nobody can read: ``function(*leaves, cu_seqlens)``."""
+    values = [t.detach() for t in leaves]
+    cu_seqlens = torch.tensor([0, 3, values[0].shape[1]], device=values[0].device)
+    traced = make_fx(function, tracing_mode="symbolic")(*values, cu_seqlens)
+    torch.testing.assert_close(traced(*values, cu_seqlens), function(*values, cu_seqlens))
 
 
 def lets_saved_tensors_be_replaced(function, leaves):

@@ -16,7 +16,7 @@ from kernels import runtime
 from kernels.common import configs
 from kernels.common import launch as launch_module
 from kernels.common.launch import launch
-from kernels.common.sequences import cut_into_runs
+from kernels.common.sequences import count_runs, sequence_of_runs
 from kernels.common.validate import same_device
 
 
@@ -71,7 +71,8 @@ def test_runs_cover_every_token_of_every_sequence_once(lengths, RUN):
     """The rule the kernels use, spelled out: place r of sequence n holds tokens (r - (cu[n] // RUN + n)) * RUN onward."""
     cu = torch.tensor([0, *lengths], device=runtime.device).cumsum(0)
     N, T = len(lengths), sum(lengths)
-    runs, sequence = cut_into_runs(cu, N, T, RUN)
+    runs = count_runs(N, N, T, RUN)
+    sequence = sequence_of_runs(cu, runs, RUN)
     assert runs == T // RUN + N == len(sequence)
     covered = []
     for r, n in enumerate(sequence.tolist()):
@@ -83,9 +84,9 @@ def test_runs_cover_every_token_of_every_sequence_once(lengths, RUN):
 
 
 def test_unpacked_runs_are_counted_without_a_list():
-    assert cut_into_runs(None, 3, 10, 4) == (9, None)
-    assert cut_into_runs(None, 3, 0, 4) == (0, None)
-    assert cut_into_runs(torch.zeros(1, dtype=torch.int64), 0, 0, 4)[0] == 0
+    assert count_runs(None, 3, 10, 4) == 9 and sequence_of_runs(None, 9, 4) is None
+    assert count_runs(None, 3, 0, 4) == 0
+    assert count_runs(0, 0, 0, 4) == 0
 
 
 def test_configurations_fall_back_from_gpu_and_class(monkeypatch):

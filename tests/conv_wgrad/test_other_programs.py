@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -86,6 +87,57 @@ def test_hooks_are_called_once_a_call(shape):
     assert called == ["before", "after"]
 
 
+OTHER_FORMS = {
+    "one number in a tuple": lambda layer: vars(layer).update(padding=(1,), stride=(2,), dilation=[1]),
+    "a number": lambda layer: vars(layer).update(padding=1, stride=2),
+    "a word": lambda layer: vars(layer).update(padding="same"),
+    "a list": lambda layer: vars(layer).update(padding=[1, 0], stride=[2, 1]),
+    "a function in the place of torch's": lambda layer: vars(layer).update(
+        _conv_forward=lambda x, weight, bias: F.conv2d(F.pad(x, (1, 1, 0, 0), mode="circular"), 2 * weight, bias)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_what_is_set_on_a_layer(name):
+    """``torch.nn.Conv2d`` reads all of it at each call."""
+    both = pair(4, 8, 3)
+    for layer in both:
+        OTHER_FORMS[name](layer)
+    compare(*both, cases.randn(2, 4, 7, 6))
+
+
+def test_subclasses_call_and_override_what_torchs_forward_calls():
+    def subclass(of):
+        class Standardised(of):
+            def _conv_forward(self, input, weight, bias):
+                return super()._conv_forward(input, weight - weight.mean((1, 2, 3), keepdim=True), bias)
+
+        return Standardised
+
+    made = [subclass(of)(4, 8, 3, padding=1) for of in (nn.Conv2d, Conv2d)]
+    made[1].load_state_dict(made[0].state_dict())
+    compare(*(layer.to(runtime.device) for layer in made), cases.randn(2, 4, 6, 6))
+    with cases.launches() as seen:
+        made[1](cases.randn(2, 4, 6, 6)).sum().backward()
+    assert list(seen)
+
+
+def test_too_many_sides_are_refused():
+    for options, message in (({"padding": (1, 2, 3, 4)}, "padding is"), ({"stride": (1, 2, 3)}, "stride is")):
+        layer = Conv2d(4, 8, 3, **options).to(runtime.device)
+        with pytest.raises(ValueError, match=message):
+            layer(cases.randn(2, 4, 6, 6))
+
+
+def test_a_scripted_layer_is_torchs():
+    theirs, ours = pair(4, 8, 3, padding=1, padding_mode="reflect")
+    x = cases.randn(2, 4, 6, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch is about to give this up
+        torch.testing.assert_close(torch.jit.script(nn.Sequential(ours))(x), theirs(x))
+
+
 def test_symbolic_trace_and_jit_trace():
     network = nn.Sequential(Conv2d(4, 8, 3, padding=1), nn.ReLU(inplace=True), Conv2d(8, 4, 1)).to(runtime.device)
     x = cases.randn(2, 4, 6, 6)
@@ -99,7 +151,7 @@ def test_symbolic_trace_and_jit_trace():
 def test_transforms_say_that_they_are_not_there():
     _, layer = pair(4, 8, 3)
     x = cases.randn(2, 4, 6, 6)
-    with pytest.raises(RuntimeError, match="conv2d_layer cannot run under torch.func's jvp"):
+    with pytest.raises(RuntimeError, match="Conv2d cannot run under torch.func's jvp"):
         torch.func.jvp(layer, (x,), (torch.ones_like(x),))
     with pytest.raises(RuntimeError, match="has no forward-mode derivative"), torch.autograd.forward_ad.dual_level():
         layer(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))

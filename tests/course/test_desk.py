@@ -138,6 +138,10 @@ def test_canvas_gets_its_own_columns_and_the_points_possible():
         ("lukzoe_1_1234_01_row_softmax.ipynb", None),
         ("smithjo_1_1234_01_row_softmax.ipynb", None),
         ("notes.txt", None),
+        ("Jo Smith_1_assignsubmission_file_/own/Ada Lovelace_1234_assignsubmission_file_/01_row_softmax.ipynb", None),
+        ("Ada Lovelace_1_assignsubmission_file_/own/lukzoe_42_1234_mine.ipynb", ("ada", "lukzoe_42_1234_mine")),
+        ("lovelaceada_1_1234_own/Zoé Łuk_1_assignsubmission_file_/01_row_softmax.ipynb", ("ada", NAME)),
+        ("Ada Lovelace_1_assignsubmission_file_/own/__MACOSX/._01_row_softmax.ipynb", None),
     ),
 )
 def test_downloads_find_their_students(path, found):
@@ -148,6 +152,30 @@ def test_downloads_find_their_students(path, found):
         "jo2": {"first_name": "Jo", "last_name": "Smith"},
     }
     assert collect.student_of(path, roster) == found
+
+
+def test_a_download_is_unpacked_to_its_notebooks_and_no_deeper(tmp_path):
+    def packed(members):
+        data = io.BytesIO()
+        with zipfile.ZipFile(data, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        return data.getvalue()
+
+    one, deep = {f"{NAME}.ipynb": "{}", "x.py": ""}, {"../../up.ipynb": "{}"}
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "all.zip").write_bytes(
+        packed(
+            one | {"ada/own.zip": packed(one | deep | {"in.zip": packed(one)}), "bob/broken.zip": b"PK"}
+            | {"../up.zip": packed(one)}
+        )
+    )
+    collect.Notebooks().extract(str(tmp_path / "archive"), str(tmp_path / "extracted"))
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {
+        "archive/all.zip", f"extracted/all/{NAME}.ipynb", f"extracted/all/ada/own/{NAME}.ipynb",
+        "extracted/all/ada/own/up.ipynb", f"extracted/all/up/{NAME}.ipynb",
+    }  # fmt: skip
 
 
 # The course's own files.

@@ -23,6 +23,7 @@ KILLED = "import os\nos._exit(3)"
 ADDRESSES = "import kernels\nprint(object())\nprint(kernels.__file__)"
 BACKEND = "import matplotlib, os\nprint('inline' in matplotlib.get_backend(), os.environ['TRITON_DEFAULT_FP_FUSION'])"
 MODE = f"import kernels.runtime as r\nprint(r.interpreted, r.__file__ == {str(ROOT / 'kernels' / 'runtime.py')!r})"
+FRESH = "import sys\nprint({'kernels', 'triton'} & set(sys.modules), 'torch' in globals())"
 NOTEBOOKS = {
     "true": [cell("print(1 + 1)", "2\n")],
     "wrong": [cell("print(1 + 1)", "3\n")],
@@ -35,6 +36,7 @@ NOTEBOOKS = {
     "addresses": [cell(ADDRESSES, "<object object at 0xdead>\n/another/place/kernels/__init__.py\n")],
     "backend": [cell(BACKEND, "True 1\n")],
     "mode": [cell(MODE, "True True\n")],
+    "fresh": [cell(FRESH, "set() False\n")],
 }
 
 
@@ -46,9 +48,11 @@ def nbval(tmp_path_factory):
         for number, each in enumerate(cells):
             each.id = f"cell-{number}"
         nbformat.write(new_notebook(cells=cells), folder / f"{name}.ipynb")
-    flags = [flag for flag in PYTEST["notebooks"] if flag.startswith("--nbval")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *flags, f"--rootdir={ROOT}"]
-    command += ["-c", ROOT / "pyproject.toml", "-p", "conftest", f"--junitxml={folder / 'junit.xml'}", folder]
+    flags = [flag for flag in PYTEST["notebooks"] if flag.startswith(("--nbval", "-ptools."))]
+    assert "-ptools.forked_kernels" in flags
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *flags]
+    command += [f"--rootdir={ROOT}", "-c", ROOT / "pyproject.toml", "-p", "conftest"]
+    command += [f"--junitxml={folder / 'junit.xml'}", folder]
     environment = {**os.environ, "MPLBACKEND": "svg", "TRITON_INTERPRET": "1"}  # as the user has chosen
     child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert child.returncode == 1, child.stdout + child.stderr  # some failed: it did run
@@ -107,6 +111,10 @@ def test_figures_show_whatever_backend_the_user_has_chosen(nbval):
 
 def test_the_kernels_of_this_checkout_are_imported_and_the_users_mode_wins(nbval):
     assert nbval["mode"][0]
+
+
+def test_no_kernel_knows_of_one_before(nbval):
+    assert nbval["fresh"][0], nbval["fresh"][1]
 
 
 def test_the_environment_keeps_what_the_user_set():

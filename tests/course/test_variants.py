@@ -211,7 +211,7 @@ def test_the_rubric_names_every_exercise(capsys):
 
 
 def test_only_a_literal_variation_is_read_from_a_check_cell():
-    assert assignment._check_call("check.f(g, varied={'a': 1})") == ("f", "g", {"a": 1})
-    assert assignment._check_call("check.f(g)") == ("f", "g", {})
+    assert assignment.check_call("check.f(g, varied={'a': 1})") == ("f", "g", {"a": 1})
+    assert assignment.check_call("check.f(g)") == ("f", "g", {})
     for source in ("check.f(g, varied=h())", "check.f(g, varied=[1])", "check.f(g, seed=3)", "check.f(g, **{})"):
-        assert assignment._check_call(source) is None, source
+        assert assignment.check_call(source) is None, source

@@ -104,6 +104,10 @@ WRONG = [
     (lambda: causal_conv1d_update(X[..., 0], torch.zeros(2, 8, 5), K), r"conv_state has shape \[2, 8, 5\]"),
     (lambda: causal_conv1d_update(X, S, K, torch.zeros(7)), "bias has shape"),
     (lambda: causal_conv1d_update(X[..., 0], S[:1].expand(2, 8, 4), K), "conv_state has strides"),
+    (lambda: causal_conv1d_update(X[..., 0], S, K, conv_state_indices=[0, 1]), "conv_state_indices must be a tensor"),
+    (lambda: causal_conv1d_update(X[..., 0], S, K, conv_state_indices=INDEX[:, 0] * 0.5), "conv_state_indices has dtype"),
+    (lambda: causal_conv1d_fn(X, K, None, None, None, True, [0.0]), "final_states_out must be a tensor"),
+    (lambda: causal_conv1d_fn(X, K, None, None, None, True, S), r"final_states_out has shape .* needs .* \[2, 8, 3\]"),
 ]
 
 

@@ -35,6 +35,36 @@ def test_tracers_record_one_call():
     programs.is_recorded(conv, leaves(), dynamic_conv)
 
 
+def test_a_network_with_the_layer_is_traced_by_fx():
+    network = torch.nn.Sequential(DynamicShortConvolution(6, 3), torch.nn.Linear(6, 6)).to(runtime.device)
+    graph = torch.fx.symbolic_trace(network)
+    for T in (7, 2):
+        x = torch.randn(2, T, 6, device=runtime.device)
+        torch.testing.assert_close(graph(x), network(x))
+
+
+def test_a_layers_step_on_a_cache_of_other_strides_is_compiled():
+    layer, cache = DynamicShortConvolution(6, 3).to(runtime.device), torch.zeros(2, 3, 6, device=runtime.device)
+    compiled, other = torch.compile(layer.step, backend="aot_eager", fullgraph=True, dynamic=True), cache.clone()
+    for x in torch.randn(2, 2, 6, device=runtime.device):
+        torch.testing.assert_close(compiled(x, cache.mT), layer.step(x, other.mT))
+    assert torch.equal(cache, other) and cache.any()
+
+
+def test_packed_sequences_of_fake_tensors():
+    function = lambda x, weight, cu: dynamic_conv(x, weight, cu_seqlens=cu)  # noqa: E731
+    programs.fake_sequences_are_packed(function, [t[:1] for t in leaves()])
+
+
+def test_negative_views_are_what_they_say():
+    programs.takes_negative_views(conv, leaves())
+    x, weight = (torch.complex(t, -t).detach().conj().imag for t in leaves())
+    assert x.is_neg() and weight.is_neg()
+    state, other = torch.zeros(2, 2, 6, 2, device=runtime.device)
+    got = dynamic_conv_step(x[:, 0], weight[:, 0], state)
+    assert torch.equal(got, dynamic_conv_step(*(t.resolve_neg()[:, 0] for t in (x, weight)), other))
+
+
 def test_hooks_on_saved_tensors_and_changes_in_place():
     programs.lets_saved_tensors_be_replaced(conv, leaves())
     programs.notices_changes_in_place(conv, leaves())

@@ -12,6 +12,10 @@ def zeros(*shape, dtype=torch.float32):
     return torch.zeros(shape, dtype=dtype, device=runtime.device)
 
 
+def layer():
+    return DynamicShortConvolution(8, 4).to(runtime.device)
+
+
 X, K = zeros(2, 5, 4), zeros(2, 5, 4, 3)
 
 
@@ -63,7 +67,14 @@ CALLS = [
         lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(1, 2, dtype=torch.int32)),
         "slots has dtype int32",
     ),
+    (lambda: dynamic_conv(X.to_sparse(), K), "x is sparse_coo, needs a dense tensor"),
+    (lambda: dynamic_conv(X, torch.nested.as_nested_tensor([X[0]] * 2, layout=torch.jagged)), "weight is a nested tensor"),
     (lambda: DynamicShortConvolution(0, 4), "hidden_size is 0"),
+    (lambda: DynamicShortConvolution(8.0, 4), "hidden_size is 8.0, needs a whole number"),
+    (lambda: DynamicShortConvolution(8, 4, static_conv_init=1.0), "static_conv_init is 1.0, needs a tensor"),
+    (lambda: layer()(zeros(2, 5, 8), mask=[[1] * 5] * 2), r"mask must be a tensor \[B, T\], got list"),
+    (lambda: layer()(zeros(2, 5, 8), mask=zeros(1, 5)), r"mask has shape \[1, 5\], needs \[B, T\] = \[2, 5\]"),
+    (lambda: layer()(zeros(1, 5, 8), cache=zeros(1, 8, 4), cu_seqlens=[0, 5]), "cu_seqlens must be a tensor"),
     (lambda: DynamicShortConvolution(8, 0), "kernel_size is 0"),
     (lambda: DynamicShortConvolution(8, 4, generator_reduction=16), "generator_reduction is 16"),
     (lambda: DynamicShortConvolution(8, 4, activation="relu"), "activation is 'relu'"),

@@ -85,6 +85,14 @@ CALLS = [
         lambda: flex_attention(Q, K, K, return_lse=True, return_aux=AuxRequest()),
         "return_lse and return_aux are both given",
     ),
+    (lambda: flex_attention(Q, K, K, lambda s, *at: s + torch.rand(())), r"draws random numbers \(aten.rand.default\)"),
+    (lambda: flex_attention(Q, K, K, lambda s, *at: torch.dropout(s, 0.5, True)), "draws random numbers"),
+    (lambda: flex_attention(Q, K, K, lambda s, *at: None), "returns None, needs a number for one query and one key"),
+    (
+        lambda: flex_attention(Q, K, K, block_mask=mask(mask_mod=lambda b, h, m, n: torch.where(m < n, -torch.inf, 0.0))),
+        "returns torch.float32, needs torch.bool",
+    ),
+    (lambda: flex_attention(Q, K, K, mods.head_scale(torch._neg_view(zeros(4)))), r"captures a tensor \[4\].*resolve_neg"),
     (lambda: flex_attention(Q, K, K, return_aux=True), "return_aux is True, needs an AuxRequest"),
 ]
 

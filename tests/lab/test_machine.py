@@ -1,4 +1,4 @@
-"""Lesson 02's drawings and curves: they light what is asked for, count rightly, and say what they look like."""
+"""Lesson 02's drawings and curves, and 03's roofline: they light and count rightly, and say what they look like."""
 
 import itertools
 
@@ -99,3 +99,18 @@ def test_curves_are_drawn_from_the_record(name):
 def test_a_readers_own_times_are_drawn():
     figure = measured.puzzle({(132, 32): 0.0123})
     assert any("yours 12.3 ms" in text for text in texts(figure))
+
+@recorded_only
+def test_the_rooflines_names_stand_clear_of_each_other_and_of_the_ridge():
+    figure, known = drawings.matmul_roofline(), measured.numbers()
+    ax = figure.axes[0]
+    figure.draw_without_rendering()
+    ridge = known["tensor_tflop_per_s"] / known["l2_tb_per_s"]
+    assert f"{ridge:.0f} operations\nper byte" in "\n".join(texts(figure)) and f"{ridge:.0f} operations" in figure.alt
+    assert sum(not text.get_text() for text in ax.texts) == 4  # arrows: 1 to 2, 2 to 3, 3 to 5, 5 to 6
+    names = {text: text.get_window_extent() for text in ax.texts if text.get_text()}
+    for (one, at), (other, there) in itertools.combinations(names.items(), 2):
+        assert not at.overlaps(there), (one.get_text(), other.get_text())
+    x = ax.transData.transform((ridge, 1))[0]
+    for text, at in names.items():
+        assert not at.x0 < x < at.x1 or text.get_bbox_patch() or "tensor cores:" in text.get_text(), text.get_text()

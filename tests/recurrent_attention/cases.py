@@ -106,8 +106,8 @@ def measure(leaves, *, final=False, do_layout="flat", seed=1, reference=recurren
 
 def bound(name, dtype, mode, leaves):
     """The largest error allowed. Chunks of 16-bit numbers have 16-bit products, whatever they are stored as. In a chunk
-    exponents are differences of sums over its gates, whose rounding grows with them; -inf in gk counts as a large one, in g
-    and g_gamma it is counted apart. g_gamma's gradient is a sum that may cancel."""
+    exponents are differences of sums over its gates, whose rounding grows with them; one below -104, -inf among them, in gk
+    counts as -104, in g and g_gamma it is counted apart. g_gamma's gradient is a sum that may cancel."""
     largest = TOLERANCE[dtype]
     if mode != "recurrent":
         if dtype == torch.float32:
@@ -122,7 +122,7 @@ def growth(name, leaf):
     if name not in ("g", "g_gamma", "gk") or not gate.numel():
         return 1
     if name != "gk":
-        gate = gate.clamp_min(-1e3).where(gate > -math.inf, 0)
+        gate = gate.where(gate > -104, 0)
     lowest = gate.min()
     return 1 if lowest > -1 else 6 if lowest > -15 else 20 if lowest > -100 else 100
 

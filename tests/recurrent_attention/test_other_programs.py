@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.recurrent_attention import recurrent_attention
+from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
 from tests.common import other_programs as programs
 
 MODES = pytest.mark.parametrize("mode", ["recurrent", "chunk"])
@@ -41,6 +41,16 @@ def test_tracers_record_one_call(mode):
 
 
 @MODES
+def test_negative_views_are_what_they_say(mode):
+    programs.takes_negative_views(attention(mode), leaves())
+
+
+def test_packed_sequences_of_fake_tensors():
+    function = lambda q, k, v, g, cu: recurrent_attention(q, k, v, g=g, cu_seqlens=cu)[0]  # noqa: E731
+    programs.fake_sequences_are_packed(function, leaves())
+
+
+@MODES
 def test_hooks_on_saved_tensors_and_changes_in_place(mode):
     programs.lets_saved_tensors_be_replaced(attention(mode), leaves())
     programs.notices_changes_in_place(attention(mode), leaves())
@@ -63,6 +73,15 @@ def test_autocast_casts_queries_keys_and_values(mode, dtype):
     assert q.grad.dtype == k.grad.dtype == g.grad.dtype == torch.float32
     want, _ = recurrent_attention(q, k, v, g=g, mode=mode)
     torch.testing.assert_close(o.float(), want, rtol=0.05, atol=0.05)
+
+
+@torch.no_grad()
+def test_a_step_under_autocast_takes_what_the_sequence_takes():
+    q, k, v, g = (t[:, 0] for t in leaves())
+    state = torch.zeros(1, 2, 16, 16, device=runtime.device)
+    with torch.autocast(runtime.device.type, dtype=torch.bfloat16):
+        o = recurrent_attention_step(q, k.bfloat16(), v, state, g=g)
+    assert o.dtype == torch.bfloat16 and state.dtype == torch.float32 and state.any()
 
 
 @MODES

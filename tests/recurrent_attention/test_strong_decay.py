@@ -60,6 +60,21 @@ def test_a_gate_of_minus_infinity_has_gradient_zero(mode, gate):
     assert got[~erasing].count_nonzero() > 0.8 * (~erasing).sum()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("mode", "gate"), KINDS)
+def test_a_masks_large_negative_numbers_cost_no_digits(mode, gate, dtype):
+    """-1e4 and -1e9 are what programs write for "forget all": they give the bits of -inf, and the small gates that follow
+    keep their digits."""
+    leaves, packing = cases.problem(1, 73, 1, 1, 12, 16, gates=[gate], initial=True, dtype=dtype)
+    found = []
+    for low, lower in ((-1e4, -1e9), (-math.inf, -math.inf)):
+        with torch.no_grad():
+            leaves[gate][:, ::7] = low
+            leaves[gate][:, 3::14] = lower
+        found.append([got for got, _ in cases.measure(leaves, mode=mode, final=True, **packing).values()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("mode", ["recurrent", "chunk"])
 def test_strong_decay_walked_in_reverse(mode):
     values, got, exact = gradients(mode, "g", one_in_16, reverse=True)

@@ -4,9 +4,10 @@ import os
 import sys
 import types
 
-# jsonschema, which nbformat imports, takes this for one format that no notebook has, and building its grammar takes longer
-# than judging a submission. It does without where it is not installed.
-sys.modules.setdefault("rfc3987_syntax", None)
+# jsonschema, which nbformat imports, takes these for formats that no notebook has, and building the first one's grammar
+# takes longer than judging a submission. It does without where they are not installed.
+for _name in ("rfc3987_syntax", "rfc3986_validator", "isoduration"):
+    sys.modules.setdefault(_name, None)
 
 
 def _extension(name: str) -> types.ModuleType:

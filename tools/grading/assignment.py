@@ -115,7 +115,7 @@ class Assignment:
         found = []
         for name, cell in self.cells.items():
             if of(cell)["grade"] and not is_answer(cell):
-                called = _check_call(cell.source)
+                called = check_call(cell.source)
                 if called is None:
                     raise NotAnAssignment(
                         f"{self.name}: the check cell {name} is not `check.NAME(FUNCTION)` or, varied, "
@@ -163,7 +163,8 @@ def is_answer(cell) -> bool:
     return of(cell)["solution"] is True
 
 
-def _check_call(source: str) -> tuple[str, str, dict] | None:
+def check_call(source: str) -> tuple[str, str, dict] | None:
+    """The check's name, the function's, and what is varied, of a cell that is ``check.name(function)``."""
     try:
         (statement,) = ast.parse(source).body
         call = statement.value
@@ -172,7 +173,7 @@ def _check_call(source: str) -> tuple[str, str, dict] | None:
         asked = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
         varied = asked.pop("varied", {})
         return (name, function.id, varied) if module == "check" and not asked and isinstance(varied, dict) else None
-    except (SyntaxError, ValueError, AttributeError):
+    except (SyntaxError, ValueError, AttributeError, RecursionError, MemoryError):
         return None
 
 

@@ -13,9 +13,9 @@ class Bench:
     """Contestants for one submission: a new one where one was lost, until too many were."""
 
     def __init__(
-        self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, tracing: bool = False
+        self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, needs: list[str] = ()
     ):
-        self._template, self._limits, self._tracing = template, limits, tracing
+        self._template, self._limits, self._needs = template, limits, needs
         self._seconds, self._until = seconds, time.monotonic() + total
         self._open: dict[str, Connection] = {}
         self.incidents: list[str] = []  # "out of time" or "crashed", as they happened
@@ -33,7 +33,7 @@ class Bench:
         connection = self._open.get(room)
         try:
             if connection is None:
-                connection = self._open[room] = self._template().start(self._limits, self._tracing)
+                connection = self._open[room] = self._template().start(self._limits, self._needs)
                 connection.ask({"op": "load", "cells": cells}, seconds=min(self._seconds, left))
             return connection.ask(header, arrays, seconds=min(self._seconds, left))
         except wire.OutOfTime:

@@ -2,19 +2,25 @@
 
 Moodle: ``Ada Lovelace_1234567_assignsubmission_file_01_row_softmax.ipynb``, or a folder of that name with the file in it.
 Canvas: ``lovelaceada_LATE_56789_1234567_01_row_softmax-2.ipynb``. Neither holds a student's own name of the roster: that is
-found by the full name, or by canvas_id.
+found by the full name, or by canvas_id. What a platform wrote comes first in a path; behind it students write what they
+like, in an archive of their own perhaps, and nothing there says who they are.
 """
 
+import io
 import re
+import shutil
 import unicodedata
-from pathlib import Path
+import zipfile
+from pathlib import Path, PurePath, PurePosixPath
 
-from nbgrader.plugins.zipcollect import FileNameCollectorPlugin
+from nbgrader.plugins.zipcollect import ExtractorPlugin, FileNameCollectorPlugin
 
 from tools.grading.course import read_roster
+from tools.grading.submission import MOST_BYTES
 
-_MOODLE = re.compile(r"(?P<full>[^/_]+)_\d+_assignsubmission_file_?/?(?P<file>[^/]*?)(-\d+)?\.ipynb$")
-_CANVAS = re.compile(r"(?P<full>[^/_\d]+)(_LATE)?_(?P<user>\d+)_\d+_(?P<file>[^/]*?)(-\d+)?\.ipynb$")
+_MOODLE = re.compile(r"(?P<full>[^_]+)_\d+_assignsubmission_file(_(?P<file>.*))?")
+_CANVAS = re.compile(r"(?P<full>[^_\d]+)(_LATE)?_(?P<user>\d+)_\d+_(?P<file>.*)")
+MOST_NOTEBOOKS = 10  # of one student's own archive
 
 
 def plain(name: str) -> str:
@@ -38,14 +44,52 @@ class Platforms(FileNameCollectorPlugin):
         return {"student_id": student, "file_id": notebook}
 
 
+class Notebooks(ExtractorPlugin):
+    """nbgrader's extractor, for notebooks alone: those of a download, and those of an archive in it, but of none in that.
+
+    An archive that holds itself would else be unpacked until the disk is full.
+    """
+
+    def extract(self, archive_path: str, extracted_path: str) -> None:
+        for path in sorted(Path(archive_path).rglob("*")):
+            target = Path(extracted_path) / path.relative_to(archive_path).with_suffix("")
+            if path.suffix == ".zip":
+                with zipfile.ZipFile(path) as archive:
+                    self._unpack(archive, target, inner=False)
+            elif path.suffix == ".ipynb":
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, target.with_suffix(".ipynb"))
+
+    def _unpack(self, archive: zipfile.ZipFile, target: Path, inner: bool) -> None:
+        found = [one for one in archive.infolist() if one.filename.endswith(".ipynb")]
+        for one in found[:MOST_NOTEBOOKS] if inner else found:
+            if one.file_size > MOST_BYTES:
+                self.log.warning("Left out, with %d MB: %s", one.file_size >> 20, target / one.filename)
+                continue
+            archive.extract(one, target)  # which leads nowhere else, whatever the name
+        for one in () if inner else archive.infolist():
+            if one.filename.endswith(".zip") and one.file_size <= MOST_BYTES:
+                try:
+                    with zipfile.ZipFile(io.BytesIO(archive.read(one))) as theirs:
+                        inside = [part for part in PurePosixPath(one.filename).parts if part not in ("/", "..")]
+                        self._unpack(theirs, target.joinpath(*inside).with_suffix(""), inner=True)
+                except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:
+                    self.log.warning("%s cannot be unpacked: %s", one.filename, error)
+
+
 def student_of(path: str, roster: dict[str, dict]) -> tuple[str, str] | None:
     """The student's folder name and the notebook's name; None where no student, or more than one, fits."""
-    path = Path(path).as_posix()
-    for pattern in (_MOODLE, _CANVAS):
-        match = pattern.search(path)
+    parts = PurePath(path).parts
+    for place, part in enumerate(parts):
+        match = _MOODLE.fullmatch(part) or _CANVAS.fullmatch(part)
         if match:
+            inner = parts[place + 1 :]
+            file = inner[-1] if inner else match["file"] or ""
             fits = [name for name, about in roster.items() if _fits(match, name, about)]
-            return (fits[0], match["file"]) if len(fits) == 1 else None
+            hidden = any(one.startswith((".", "__MACOSX")) for one in inner)
+            if len(fits) != 1 or hidden or not file.endswith(".ipynb"):
+                return None
+            return fits[0], re.sub(r"(-\d+)?\.ipynb$", "", file)
     return None
 
 

@@ -15,6 +15,7 @@ class Given:
     constants: set[str] = field(default_factory=set)
     imports: dict[str, str] = field(default_factory=dict)  # name -> the import as text
     fields: set[str] = field(default_factory=set)  # of named tuples
+    functions: dict[str, str] = field(default_factory=dict)  # name -> the function's syntax tree as text
 
     @property
     def names(self) -> set[str]:
@@ -25,7 +26,7 @@ class Given:
         """These, and what answers define."""
         return Given(
             self.kernels | answers.kernels, self.hosts | answers.hosts, self.constants | answers.constants,
-            self.imports, self.fields,
+            self.imports, self.fields, self.functions,
         )  # fmt: skip
 
     def add(self, source: str) -> set[str]:
@@ -44,6 +45,8 @@ class Given:
             return set(found)
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
             (self.kernels if is_kernel(statement) else self.hosts).add(statement.name)
+            if isinstance(statement, ast.FunctionDef):
+                self.functions[statement.name] = ast.dump(statement)
             return {statement.name}
         if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]

@@ -4,13 +4,21 @@ import ast
 
 from tools.grading import vocabulary as words
 from tools.grading.given import is_constant
-from tools.grading.lines import Lines, stored_in
+from tools.grading.lines import SHARED, Lines, stored_in
 
 
 class Kernel(Lines):
-    """A ``@triton.jit`` or ``@gluon.jit`` function."""
+    """A ``@triton.jit`` or ``@gluon.jit`` function.
 
-    builtins = words.IN_KERNELS_BUILTINS
+    A comprehension, a lambda, ``raise`` and Python's loops over two lists may be said: no compiler takes them, and the
+    check's verdict says so, which is more than a refusal would.
+    """
+
+    nodes = (
+        *SHARED, ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.Lambda, ast.NamedExpr, ast.JoinedStr,
+        ast.FormattedValue, ast.Raise,
+    )  # fmt: skip
+    builtins = words.IN_KERNELS_BUILTINS | words.EXCEPTIONS
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -20,7 +28,7 @@ class Kernel(Lines):
             "from triton.experimental.gluon import language as gl": {"gl": words.GL},
         }
         hopper = "from triton.experimental.gluon.language.nvidia.hopper import "
-        self.roots, self.functions = {}, set()
+        self.roots, self.functions, self.types = {}, set(), set()
         for name, text in self.given.imports.items():
             self.roots |= known.get(text, {})
             if text.startswith(hopper):
@@ -38,32 +46,38 @@ class Kernel(Lines):
         if arguments.vararg or arguments.kwarg:
             self.refuse(function, "a kernel's arguments have names")
         for default in [*arguments.defaults, *filter(None, arguments.kw_defaults)]:
-            if not is_constant(default):
+            listed = any(isinstance(node, ast.List) for node in ast.walk(default))  # which one call could fill for the next
+            if listed or not is_constant(default):
                 self.refuse(default, "a kernel's default is a number")
         for argument in every:
             if argument.annotation is not None:
                 self._annotation(argument.annotation)
             if argument.arg in self.roots or argument.arg.startswith("__"):
                 self.refuse(argument, f"{argument.arg} is given, and no name for an argument")
-        if function.returns is not None and ast.unparse(function.returns) != "None":
-            self.refuse(function, "a kernel's result has no annotation")
+        if function.returns is not None and _written(function.returns) not in ("None", *_TYPES):
+            self.refuse(function, "a kernel's result is annotated with tl.tensor, or not at all")
         local = {argument.arg for argument in every} | stored_in(function)
-        self.parameters = {argument.arg for argument in every}
+        self.functions_of_its_own = {argument.arg for argument in every} | _lambdas(function)
         for statement in function.body:
             self.hold(statement, local)
 
     def _annotation(self, node):
-        text = node.value if isinstance(node, ast.Constant) else ast.unparse(node)
-        if text in ("int", "float", "bool"):
+        text = _written(node)
+        if text in _TYPES:
             return
         root, _, name = str(text).partition(".")
         if name not in self.roots.get(root, ()):
             self.refuse(node, "an argument of a kernel is a tl.constexpr or bears no annotation")
 
+    def attribute(self, node, local):
+        """As above; a type, which `_annotation` has seen, is no value."""
+        if id(node) not in self.types:
+            super().attribute(node, local)
+
     def call(self, node, local):
-        """A call of what Triton gives, of a kernel, of an argument that is a function, or of a tile's method."""
+        """A call of what Triton gives, of a kernel, of an argument or a lambda, or of a tile's method."""
         super().call(node, local)
-        if isinstance(node.func, ast.Name) and node.func.id in local - self.parameters:
+        if isinstance(node.func, ast.Name) and node.func.id in local - self.functions_of_its_own:
             self.refuse(node, f"{node.func.id} is a value here, not a function")
 
     def hold(self, statement, local):
@@ -72,8 +86,25 @@ class Kernel(Lines):
         for node in ast.walk(statement):
             if isinstance(node, ast.AnnAssign):
                 self._annotation(node.annotation)
+                self.types.add(id(node.annotation))
+                called.add(id(node.annotation))  # `int` is named here, and not kept
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in local:
-                outside = node.id in self.builtins or node.id in self.functions
+                outside = node.id in words.IN_KERNELS_BUILTINS or node.id in self.functions
                 if outside and id(node) not in called:
                     self.refuse(node, f"{node.id} is called, not kept")
         super().hold(statement, local)
+
+
+_TYPES = ("int", "float", "bool", "tl.tensor")
+
+
+def _written(annotation) -> str:
+    return str(annotation.value) if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+
+
+def _lambdas(function) -> set[str]:
+    """Names that a function binds to a lambda and to nothing else."""
+    bound = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)]
+    names = [target.id for node in bound for target in node.targets if isinstance(target, ast.Name)]
+    stored = [node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return {name for name in names if names.count(name) == stored.count(name)}

@@ -19,6 +19,7 @@ from tools.grading.bench import Bench, Told
 from tools.grading.contestant import traces, values
 from tools.grading.given import Given, is_kernel
 from tools.grading.lines import Refused
+from tools.grading.results import REPORTED
 
 MOST_TEXT = 2000
 
@@ -30,7 +31,8 @@ def _phrases(error) -> tuple[str, str]:
 
 
 def _plain(text) -> str:
-    return foreign.plain(text, MOST_TEXT, lines=True)
+    """The text, of which no line begins as one of a check's report does."""
+    return REPORTED.sub("\n ", foreign.plain(text, MOST_TEXT, lines=True))
 
 
 def _numbers(given) -> list[tuple[str, dict[str, int]]]:

@@ -1,9 +1,13 @@
 """What one submission came to, as data: whoever writes, prints or draws it needs neither torch nor a notebook."""
 
+import re
 from dataclasses import asdict, dataclass, field
 
 #: What becomes of a submission; only "graded" and "late" need nobody's attention.
 STATUSES = ("graded", "late", "missing", "refused", "crashed", "out of time")
+
+#: Where a line of a check's report ends and the next begins; what a submission says never looks so, see ``remote``.
+REPORTED = re.compile(r"\n(?=passed  |FAILED  |not verified|not judged|missing: |\w+: \d)")
 
 
 @dataclass

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tools.grading.contestant import wire
+from tools.grading.contestant import syscalls, wire
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -20,6 +20,7 @@ USER = 60999  # whom contestants run as, where the judge is root: limits on proc
 #: What of the course a contestant sees: no finished operator, no solution, no test.
 COURSE = ("__init__.py", "runtime.py", "_triton_interpreter.py", "lab", "check", "gluon_model")
 START_SECONDS = 180
+LEAVE_SECONDS = 2
 
 UNSAFE = """without a sandbox a submission can read and change whatever you can: the solutions, other students' work, the
 gradebook, your keys; it reaches the network, and outlives its grading"""
@@ -43,8 +44,19 @@ def why_not() -> str:
     """Why bubblewrap cannot be used here; empty if it can."""
     if not shutil.which("bwrap"):
         return "bubblewrap is not installed (apt install bubblewrap)"
+    if why := syscalls.why_not() or _without_filters():
+        return f"a contestant cannot be kept from memory beyond its limits: {why}"
     tried = subprocess.run([*_wrapped(), "--", "/usr/bin/true"], capture_output=True, text=True, timeout=60)
     return "" if tried.returncode == 0 else f"bubblewrap cannot work here: {tried.stderr.strip() or 'it fails'}"
+
+
+def _without_filters() -> str:
+    """Why the system would not take a filter of system calls, as far as it says so."""
+    try:
+        known = Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split()
+    except OSError:
+        known = []
+    return "" if "errno" in known else "this Linux has no filter of system calls (CONFIG_SECCOMP_FILTER)"
 
 
 def _places() -> list[str]:
@@ -139,6 +151,8 @@ class Template:
         """Whether each contestant has namespaces of its own, so that one template serves many."""
         if self._ready is None:
             self._ready = self._answer(START_SECONDS)
+            if not self._ready["filtered"] and not self.unsafe:
+                raise NoSandbox("this system has no filter of system calls (seccomp), and a contestant needs one")
         return self._ready["nested"]
 
     @property
@@ -165,12 +179,12 @@ class Template:
         lines = self._errors.read(1 << 20).decode(errors="replace").strip().splitlines()
         return "\n".join(lines[-14:]) if lines else ""
 
-    def start(self, limits: Limits, tracing: bool = False) -> "Connection":
-        """A new contestant; ``tracing``: it traces programs of PyTorch."""
+    def start(self, limits: Limits, needs: list[str] = ()) -> "Connection":
+        """A new contestant; ``needs``: "program", if it traces those of PyTorch, and "pipelines", of Gluon."""
         _ = self.nested
         self.used = True
         ours, theirs = socket.socketpair()
-        order = {"limits": asdict(limits), "tracing": tracing}
+        order = {"limits": asdict(limits), "needs": list(needs)}
         socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
         theirs.close()
         return Connection(ours, self, self._answer(START_SECONDS)["started"])
@@ -183,9 +197,11 @@ class Template:
 
     def close(self) -> None:
         """End the sandbox and everything in it."""
+        self._control.close()  # the template leaves by itself, and what it took is counted as this process's
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE_SECONDS)
         self._process.kill()
         self._process.wait()
-        self._control.close()
         self._errors.close()
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.grading import foreign, gathered
-from tools.grading.assignment import Assignment, is_answer
+from tools.grading.assignment import Assignment, check_call, is_answer
 from tools.grading.given import Given
 from tools.grading.vocabulary import MOST_CHARACTERS
 
 MOST_BYTES = 20 << 20
 MOST_CELLS = 2000
+DEEPEST = 3  # folders in a folder, as archives are unpacked
 MOST_LIKELY = 10  # cells that are read because one of them may be a lost answer
 MOST_NOTES, MOST_NOTE = 20, 300  # their number, and the characters of each
 SKIPPING = ("skip-execution", "raises-exception", "nbval-skip", "remove_cell", "remove_input")
@@ -40,11 +41,11 @@ class Submission:
     answers: dict[str, str] = field(default_factory=dict)  # source by the answer cell's grade_id
     texts: dict[str, str] = field(default_factory=dict)  # answers that a person reads
     notes: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # answer cells that are nowhere
+    missing: list[str] = field(default_factory=list)  # what is said of answer cells that are nowhere
 
 
-def find(folder: Path, name: str) -> tuple[Path, list[str]]:
-    """The notebook of a submission's folder, and notes. Raises ``Unusable``."""
+def find(folder: Path, name: str, depth: int = 0) -> tuple[Path, list[str]]:
+    """The notebook of a submission's folder, and notes; ``depth`` folders further in. Raises ``Unusable``."""
     for place in (folder.parent, folder):
         if place.is_symlink():
             raise Unusable("refused", f"{place.name} is a symbolic link, not a folder")
@@ -57,9 +58,16 @@ def find(folder: Path, name: str) -> tuple[Path, list[str]]:
     for entry in entries:
         if entry.is_symlink():
             raise Unusable("refused", f"{entry.name} is a symbolic link")
-    notebooks = [entry.name for entry in entries if entry.name.endswith(".ipynb") and not entry.name.startswith(".")]
+    shown = [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
+    notebooks = [entry.name for entry in shown if entry.name.endswith(".ipynb")]
     if not notebooks:
-        raise Unusable("missing", f"the folder holds no notebook: {name}.ipynb is expected")
+        inner = [entry.name for entry in shown if entry.is_dir()]
+        if len(inner) == 1 and depth < DEEPEST:  # an archive that was unpacked with its folder
+            path, notes = find(folder / inner[0], name, depth + 1)
+            return path, [*notes, foreign.plain(f"the notebook lies in the folder {inner[0]}", MOST_NOTE)]
+        there = ", ".join(entry.name for entry in shown if entry.name != "timestamp.txt")
+        there = f", but {there[:200]}" if there else ""
+        raise Unusable("missing", f"the folder holds no notebook{there}: {name}.ipynb is expected")
     if f"{name}.ipynb" in notebooks:
         others = [other for other in notebooks if other != f"{name}.ipynb"]
         notes = [foreign.plain(f"beside it, left out: {', '.join(others)}", MOST_NOTE)] if others else []
@@ -83,9 +91,8 @@ def load(path: Path) -> bytes:
         raise Unusable("refused", f"{path.name} is no file")
     with os.fdopen(handle, "rb") as file:
         if about.st_size > MOST_BYTES:
-            raise Unusable(
-                "refused", f"{path.name} is too large: {about.st_size >> 20} MB, {MOST_BYTES >> 20} are the most"
-            )
+            sizes = f"{about.st_size >> 20} MB, {MOST_BYTES >> 20} are the most"
+            raise Unusable("refused", f"{path.name} is too large: {sizes}. Saved without its outputs, it is small")
         return file.read(MOST_BYTES + 1)
 
 
@@ -96,8 +103,10 @@ def digest(data: bytes) -> str:
 
 def read(data: bytes, assignment: Assignment) -> Submission:
     """The answers in a notebook's bytes. Raises ``Unusable``."""
+    if not data.strip():
+        raise Unusable("refused", "the file is empty")
     try:
-        notebook = json.loads(data.decode("utf-8-sig"))
+        notebook = json.loads(data)  # which sees by its first bytes how it is encoded
     except (ValueError, RecursionError) as error:
         raise Unusable("refused", f"the file is not JSON: {str(error)[:120]}") from None
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
@@ -119,6 +128,7 @@ class _Cell:
         metadata = cell.get("metadata") if isinstance(cell.get("metadata"), dict) else {}
         fields = metadata.get("nbgrader") if isinstance(metadata.get("nbgrader"), dict) else {}
         self.grade_id = fields.get("grade_id") if isinstance(fields.get("grade_id"), str) else ""
+        self.graded = fields.get("grade") is True
         self.id = cell.get("id") if isinstance(cell.get("id"), str) else ""
         tags = metadata.get("tags") if isinstance(metadata.get("tags"), list) else []
         self.tags = [tag for tag in tags if isinstance(tag, str)]
@@ -142,7 +152,7 @@ class _Reader:
             if is_answer(cell):
                 mine = self._choose(name, cell)
                 if mine is None:
-                    self.found.missing.append(name)
+                    self.found.missing.append(self._where_it_is_not(name, cell))
                     continue
                 self.taken.add(id(mine))
                 where = self.found.texts if name in self.assignment.texts else self.found.answers
@@ -150,12 +160,29 @@ class _Reader:
                     self.found.notes.append(f"text {name} has {len(mine.source)} characters: cut at {MOST_CHARACTERS}")
                     mine.source = mine.source[:MOST_CHARACTERS]
                 where[name] = mine.source
+        self._hold_exercise()
         self._take_helpers()
         self._note_changes()
         notes = [foreign.plain(note, MOST_NOTE) for note in self.found.notes]
         more = len(notes) - MOST_NOTES
         self.found.notes = notes[:MOST_NOTES] + ([f"{more} more notes of this kind"] if more > 0 else [])
         return self.found
+
+    def _hold_exercise(self):
+        """Raise ``Unusable`` for the notebook of another exercise, which has cells of the same names."""
+        asked = {call[0] for cell in self.cells if cell.graded and (call := check_call(cell.source))}
+        own = {check.name for check in self.assignment.checks}
+        wanted = set().union(*(self.assignment.defines.get(name, ()) for name in self.assignment.answers))
+        written = set().union(*(gathered.names(source) for source in self.found.answers.values()))
+        if asked and not asked & own and not written & wanted:
+            theirs, ours = (", ".join(f"check.{name}" for name in sorted(names)[:3]) for names in (asked, own))
+            raise Unusable("refused", f"it is the notebook of another exercise: it asks {theirs}, and this one {ours}")
+
+    def _where_it_is_not(self, name, released) -> str:
+        for cell in self.cells:
+            if name in (cell.grade_id, cell.id) and cell.kind in ("code", "markdown", "raw"):
+                return f"answer cell {name} is a {cell.kind} cell, and was released as a {released.cell_type} cell"
+        return f"answer cell {name} is not in the notebook"
 
     def _choose(self, name, released):
         """The cell that answers ``name``: by its metadata, else by its id, else by what it defines."""

@@ -78,7 +78,8 @@ def blanked(source: str, statements: list) -> str | None:
     gone = {(one.lineno, one.col_offset) for one in statements}
     for one in tree.body:
         if (one.lineno, one.col_offset) in gone:
-            lines[one.lineno - 1 : one.end_lineno] = [""] * (one.end_lineno - one.lineno + 1)
+            first = min([one.lineno, *(each.lineno for each in getattr(one, "decorator_list", ()))])
+            lines[first - 1 : one.end_lineno] = [""] * (one.end_lineno - first + 1)
     without = "\n".join(lines)
     kept = [ast.dump(one) for one in tree.body if (one.lineno, one.col_offset) not in gone]
     try:

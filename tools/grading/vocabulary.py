@@ -51,7 +51,7 @@ IN_KERNELS = frozenset(
         "element_ty numel sum max min argmax argmin cumsum cumprod sort abs exp exp2 log log2 sqrt rsqrt sin cos erf "
         "floor ceil sigmoid softmax logical_and logical_or is_floating is_fp16 is_fp32 is_bf16 is_int value load store "
         "index slice block_type layout nbytes_per_cta associative_scan reduce histogram sqrt_rn xor_sum cdiv scalar "
-        "is_ptr is_bool is_fp64 is_fp8 is_int8 is_int16 is_int32 is_int64 primitive_bitwidth ALL NONE"
+        "is_ptr is_bool is_fp64 is_fp8 is_int8 is_int16 is_int32 is_int64 primitive_bitwidth ALL NONE append"
     ).split()
 )
 #: What a launcher may ask of a tensor: what the sealed ones answer. What they refuse, at run time, follows: it is a mistake
@@ -69,7 +69,8 @@ IN_LAUNCHERS = frozenset(
     ).split()
 )
 
-IN_KERNELS_BUILTINS = frozenset("range min max abs int float bool len print".split())
+#: The last four are no compiler's: its verdict says so. Not ``list``, which Triton's compiler would perform itself.
+IN_KERNELS_BUILTINS = frozenset("range min max abs int float bool len print enumerate zip reversed sum".split())
 EXCEPTIONS = frozenset(
     "Exception KeyError ValueError TypeError IndexError NotImplementedError AssertionError StopIteration".split()
 )

@@ -1,5 +1,6 @@
 """A judge's own process: the sandbox, one judge, a submission at a time. It writes nothing."""
 
+import atexit
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ def begin(unsafe: bool, seconds: float, total: float) -> None:
 
     _judge = Judge(unsafe=unsafe, seconds=seconds, total=total)
     _judge._template = template
+    atexit.register(_judge.close)
     make_ready()
 
 

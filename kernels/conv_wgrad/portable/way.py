@@ -27,7 +27,8 @@ SLOWER = 1.1  # a tile of the portable kernel takes so much longer than a tile t
 class PortablePlan:
     """One launch that writes ``pieces`` partial sums, and their sum.
 
-    dy_tiles, x_tiles: how descriptors of rows and of im2col are made, ``None`` where tensors are read through pointers.
+    dy_tiles, x_tiles: how descriptors of the matrices of rows and of im2col are made, ``None`` where tensors are read through
+    pointers; from the second on, they need no view of such a matrix, only its address.
     """
 
     text: str
@@ -55,12 +56,11 @@ class PortablePlan:
     def fill(self, input, grad_output, target):
         """Write the partial sums into ``target`` [slots, Co, R, S, Ci/groups], or the only one into any such shape."""
         x = input.contiguous() if self.copied[0] else input
-        dy = rows_of(grad_output) if self.copied[1] or self.dy_tiles else grad_output
+        dy = rows_of(grad_output) if self.copied[1] else grad_output
         if self.dy_tiles:
             dy = self.dy_tiles(dy)
         if self.x_tiles:
-            M, Ci = x.shape[:3].numel(), x.shape[3]
-            x = self.x_tiles(x.as_strided((M, Ci), (x.stride(2), 1)))
+            x = self.x_tiles(x)
         launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), **self.meta)
 
 
@@ -158,15 +158,26 @@ def _plan_product(problem, text, chosen, x, dy, copied):
         "UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise, "WIDE": is_wide(g, options["BLOCK_K"], *x_units),
         "PRECISION": problem.precision if x.dtype == torch.float32 else None, "TOGETHER": together, **options,
     }  # fmt: skip
-    tiles = [_tiled(options["BLOCK_K"], options[name]) if options["TMA"] else None for name in ("BLOCK_M", "BLOCK_N")]
-    if not pointwise:
-        tiles[1] = None
+    tiles = None, None
+    if options["TMA"]:
+        x_tiles = _tiled(_matrix_of, options["BLOCK_K"], options["BLOCK_N"]) if pointwise else None
+        rows = _as_it_is if copied[1] else rows_of  # copies are rows already
+        tiles = _tiled(rows, options["BLOCK_K"], options["BLOCK_M"]), x_tiles
     grid = (chosen.tiles * chosen.pieces,)
     return PortablePlan(text, wgrad_kernel, grid, numbers, meta, chosen.pieces, copied, *tiles)
 
 
-def _tiled(rows, columns):
-    return Descriptors(lambda x: TensorDescriptor.from_tensor(x, [rows, columns]))
+def _tiled(view, rows, columns):
+    return Descriptors(lambda x: TensorDescriptor.from_tensor(view(x), [rows, columns]))
+
+
+def _as_it_is(x):
+    return x
+
+
+def _matrix_of(x):
+    """[M, Ci] of images whose pixels lie one step apart."""
+    return x.as_strided((x.shape[:3].numel(), x.shape[3]), (x.stride(2), 1))
 
 
 def has_descriptors(problem):

@@ -42,7 +42,8 @@ def rows_kernel(
 def rows_of(p, do, dlse, o, lse):
     """``rows_kernel``'s lse and delta, float32 [B Hq, MP] with MP a multiple of 128."""
     MP = cdiv(p.M, MULTIPLE) * MULTIPLE
-    rows = torch.empty((2, p.B * p.Hq, MP), dtype=torch.float32, device=lse.device).unbind()
+    rows_lse = torch.empty((p.B * p.Hq, MP), dtype=torch.float32, device=lse.device)
+    rows = rows_lse, torch.empty_like(rows_lse)
     BLOCK_M = 64
     launch(
         rows_kernel,

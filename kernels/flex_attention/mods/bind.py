@@ -68,11 +68,17 @@ def bind(mod, kind, device, differentiate=False):
     latest = _latest.get(id(mod))
     if latest is not None and latest.mod() is mod and asked in latest.bound and latest.guards.hold():
         return latest.bound[asked]
-    look = Fingerprint(mod)
-    bound = _bind(look, mod, kind, device, differentiate)
+    inner = _uncompiled(mod)
+    look = Fingerprint(inner)
+    bound = _bind(look, inner, kind, device, differentiate)
     if look.complete and look.guards.possible:
         _remember(mod, look.guards, asked, bound)
     return bound
+
+
+def _uncompiled(mod):
+    """What ``torch.compile`` was given, where ``mod`` came out of it: it is compiled here."""
+    return getattr(mod, "_torchdynamo_orig_callable", mod)
 
 
 _latest = {}  # id of a mod -> _Latest
@@ -196,6 +202,7 @@ def source(score_mod=None, mask_mod=None, *, device=None):
     texts = []
     for mod, kind in ((score_mod, "score_mod"), (mask_mod, "mask_mod")):
         if mod is not None:
+            mod = _uncompiled(mod)
             there = torch.device(device or _device_of(mod))
             look = Fingerprint(mod)
             text = _compile(look, mod, kind, there, kind == "score_mod")[0].text

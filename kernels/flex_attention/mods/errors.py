@@ -77,7 +77,7 @@ def explained(mod, kind):
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        mine = [(f.filename, f.lineno) for f in frames if not _is_ours(f.filename)]
+        mine = [(f.filename, f.lineno) for f in frames if f.line and not _is_ours(f.filename)]
         mine, played.line = [*mine, *filter(None, [played.line])], None
         at = at_line(mine[-1] if mine else None)
         text = type(error).__name__

@@ -56,6 +56,12 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
 def take_apart(graph, kind, captured, learned, differentiate):
     """The ``Trace`` of a recording whose inputs are grad, the mod's arguments, and the captured tensors."""
     last = {(node.meta.get("custom") or {}).get("line"): node for node in graph.nodes if "val" in node.meta}
+    for node in graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise ModError(
+                f"a mod draws random numbers ({node.target}){at_line((node.meta.get('custom') or {}).get('line'))}: "
+                "it is called in the backward pass again; draw a tensor of them before, capture it and index it"
+            )
     _without_writing(graph)
     for node in list(graph.nodes):
         if node.target in _OTHER_NAMES:

@@ -67,6 +67,8 @@ def trace(mod, kind, device="cpu", differentiate=False):
         captures.stand_ins = {id(real): (real, stand_in) for (real, _), stand_in in zip(captured, stand_ins)}
         with captures:
             value = mod(*inputs)
+        if not isinstance(value, torch.Tensor | Vector | int | float):
+            raise ModError(f"{name_of(mod)} returns {value!r}, needs a number for one query and one key")
         if not isinstance(value, torch.Tensor | Vector):
             value = torch.full((), value)
         if isinstance(value, Vector) or value.numel() != 1:
@@ -74,6 +76,8 @@ def trace(mod, kind, device="cpu", differentiate=False):
                 f"{name_of(mod)} returns shape {list(value.shape)} for one query and one key:{at_line(captures.line)}"
                 "index every dimension of the tensors it captures, so that a single number is left"
             )
+        if kind == "mask_mod" and value.is_floating_point():  # 0 and minus infinity, to be added, would mean the opposite
+            raise ModError(f"{name_of(mod)} returns {value.dtype}, needs torch.bool: whether the query sees the key")
         leaves = [t for t, on in zip(stand_ins, learned) if on]
         leaves = [score, *leaves] if differentiate else leaves
         if not value.requires_grad:
@@ -111,6 +115,8 @@ class _Captures(TorchFunctionMode):
         with fx_traceback.annotate({"line": self.line}):
             if function is torch.Tensor.__getitem__:
                 return self.index(*args)
+            if function is torch.nn.functional.embedding and kwargs.get("padding_idx") is kwargs.get("max_norm") is None:
+                return self.index(args[1], args[0])
             return function(*args, **kwargs)
 
     def index(self, tensor, index):

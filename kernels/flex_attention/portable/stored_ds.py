@@ -163,24 +163,25 @@ def described(TMA, BLOCK_N, BLOCK_M):
 
 
 def _prepare(p, queries, shape):
-    """``(tiles of so many queries, sizes, compile-time arguments, how ds of this shape and keys are read)``."""
+    """Of so many queries and ds of this shape ``(tiles of queries, sizes, those of ds and strides of keys, compile-time
+    arguments, how ds and keys are read)``."""
     meta = p.launch_options("backward_dq_from_ds")
     meta["TMA"] = meta["TMA"] and p.tma("key")
     tiles_m = p.tiles(queries, p.SPARSE_M, meta["BLOCK_M"])
     static = {"HAS_FULL": p.HAS_FULL, **p.static(meta)}
     read = described(meta["TMA"], meta["BLOCK_N"], meta["BLOCK_M"]), tiled(meta["TMA"], meta["BLOCK_N"])
-    return tiles_m, (p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared), static, *read
+    sizes = p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared
+    return tiles_m, sizes, (*shape[1:], *p.strides("key")), static, *read
 
 
 def dq_from_ds(p, x, ds, dq, first, count, split=None):
     """Launch the product for the queries of ``count`` key heads from ``first`` on; split: a ``Split``, or all of them."""
     heads, queries = (p.shared * p.G, p.M) if split is None else (split.heads, split.stop - split.band)
-    tiles_m, sizes, static, read, keys = p.remember(_prepare, queries, ds.shape)
+    tiles_m, sizes, rows_and_strides, static, read, keys = p.remember(_prepare, queries, ds.shape)
     launch(
         dq_from_ds_kernel,
         (count * heads * tiles_m,),
-        read(ds), keys(x.key), dq, x.partial, x.full, split and split.given(),
-        *sizes, first, *ds.shape[1:], *p.strides("key"), *dq.stride(),
+        read(ds), keys(x.key), dq, x.partial, x.full, split and split.given(), *sizes, first, *rows_and_strides, *dq.stride(),
         outputs=(dq,),
         **static,
     )  # fmt: skip

@@ -96,28 +96,37 @@ def matmul_roofline(lesson: str = "03"):
     ax.fill_between([low, top / beta, high], [beta * low, top, top], LEVELS[1], color=style.GRID, alpha=0.3, linewidth=0)
     ax.plot([ordinary / beta, high], [ordinary] * 2, "--", color="black", linewidth=1.2)
     ax.plot([top / beta] * 2, [LEVELS[0], top], ":", color=style.INKS[1], linewidth=1.4)
+    over = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}  # a name covers the ridge
     ax.annotate(f"tensor cores: {top:.0f} TFLOP/s", (high, top), (-3, 4), ha="right", **note)
-    ax.annotate(f"ordinary multiply-adds: {ordinary:.0f} TFLOP/s", (high, ordinary), (-3, 4), ha="right", **note)
-    ax.annotate(f"the ridge:\n{top / beta:.0f} operations", (top / beta, 0.2), (4, 0), color=style.INKS[1], **note)
+    below = f"ordinary\nmultiply-adds:\n{ordinary:.0f} TFLOP/s"
+    ax.annotate(below, (high, ordinary), (-3, -4), ha="right", va="top", **note)
+    ridge = f"the ridge:\n{top / beta:.0f} operations\nper byte"
+    ax.annotate(ridge, (top / beta, 0.2), (4, 0), color=style.INKS[1], **note)
     rising = {"ha": "center", "rotation": _slope(ax, low, high), "rotation_mode": "anchor"}
     ax.annotate(f"L2 delivers {beta:.2g} TB/s", (1, beta), (-2, 4), **rising, **note)
-    names = list(points)
-    for first, second in zip(names, names[1:]):
-        ax.annotate("", points[second], points[first], arrowprops={"arrowstyle": "->", "color": style.INKS[0]})
+    climb = _bends(list(points.values()))
+    for first, second in zip(climb, climb[1:]):
+        ax.annotate("", second, first, arrowprops={"arrowstyle": "->", "color": style.INKS[0]})
     ax.plot(*zip(*points.values(), strict=True), "o", color=style.INKS[0], markersize=5)
     places = {"order": ((-9, -1), "right"), "pipelining": ((-9, 4), "right")}
     for i, (name, at) in enumerate(points.items(), start=1):
         shift, ha = places.get(name, ((9, -5), "left"))
-        ax.annotate(f"{i} {name}", at, shift, ha=ha, color=style.INKS[0], **note)
+        ax.annotate(f"{i} {name}", at, shift, ha=ha, color=style.INKS[0], **note, **({} if name in places else over))
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=LEVELS)
-    ax.set(xlabel="operations for each byte that is asked for", ylabel="TFLOP/s")
+    ax.set(xlabel="operations for each byte asked for, in whole sectors", ylabel="TFLOP/s")
     told = ", ".join(f"{name} {speed:.3g} TFLOP/s at {x:.2g}" for name, (x, speed) in points.items())
     figure.alt = (
-        "Speed over operations per requested byte, both logarithmic. A slope, what L2 delivers, rises to the flat top of "
-        f"the tensor cores at {top} TFLOP/s, which it meets at {top / beta:.0f} operations per byte; a dashed top at "
-        f"{ordinary:.0f} is that of ordinary multiply-adds. Arrows lead from rung to rung: {told}."
+        "Speed over operations for each byte asked for, in whole sectors, both logarithmic. A slope, what L2 delivers, rises "
+        f"to the flat top of the tensor cores at {top} TFLOP/s, which it meets at {top / beta:.0f} operations per byte; "
+        f"a dashed top at {ordinary:.0f} is that of ordinary multiply-adds. Arrows lead from rung to rung: {told}."
     )
     return figure
+
+
+def _bends(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points between which an arrow has room: without those on a short way straight up."""
+    inner = zip(points, points[1:], points[2:])
+    return [points[0], *(b for a, b, c in inner if a[0] != c[0] or c[1] > 2 * a[1]), points[-1]]
 
 
 def _slope(ax, low: float, high: float) -> float:

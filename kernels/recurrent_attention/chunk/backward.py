@@ -16,13 +16,14 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.common.math import cdiv, strides
+from kernels.common.math import cdiv
 from kernels.common.sequences import locate_run
-from kernels.recurrent_attention.chunk.cut import cut_of, operand_dtype
+from kernels.recurrent_attention.chunk.cut import Places
 from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
 from kernels.recurrent_attention.chunk.forward import walk
 from kernels.recurrent_attention.chunk.levels import level_of_rows, load_mask, over_its_unit
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
+from kernels.recurrent_attention.gates import Gates
 from kernels.recurrent_attention.tiles import load_state, over_group, right_of_middle
 
 
@@ -210,38 +211,41 @@ def _inside_kernel(
         store_rows(dg_ptr + head * K, H * K, where, start_k, K, dg + dg_through, BLOCK_K)
 
 
-def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens, needs, scores=None):
+def backward(p, x, do, dfinal, scores, needs):
     """Launch the chunked backward pass.
 
     Args:
+        p: the call's ``ChunkPlan``.
+        x: its ``Inputs``.
         do: gradient of o [B, T, H, V].
         dfinal: gradient of the final state [N, H, K, V], or ``None``.
-        q, k, v, g, g_gamma, gk, scale, initial_state, reverse, cu_seqlens: as the operator got them.
-        needs: whether q, k, v, g, g_gamma, gk and initial_state need a gradient.
         scores: what the forward pass made, so as not to make it again, or ``None``.
+        needs: whether q, k, v, each gate and initial_state need a gradient.
 
     Returns:
         their gradients, ``None`` for those not needed, each in its tensor's dtype.
     """
-    need_q, need_k, need_v, need_g, need_gamma, need_gk, need_initial = needs
-    p, at = cut_of((q, k, v, do, gk), g, g_gamma, reverse, cu_seqlens)
+    q, k, v, gates, initial_state, cu_seqlens, scale, _ = x
+    need_q, need_k, need_v, *need_gates, need_initial = needs
+    need = Gates(*need_gates)
     if p.T == 0 or p.H == 0:
-        given = (q, k, v, g, g_gamma, gk)
-        zeros = [torch.zeros_like(x) if need else None for x, need in zip(given, needs[:-1], strict=True)]
+        given = (q, k, v, *gates)
+        zeros = [torch.zeros_like(t) if wanted else None for t, wanted in zip(given, needs[:-1], strict=True)]
         return *zeros, p.untouched(dfinal).to(initial_state.dtype) if need_initial else None
 
-    gates = prepare(p, at, q, k, g, g_gamma, gk, scale, scores)
-    edge = operand_dtype(q)
-    back = gates.q, do, scale, dfinal, need_initial
-    states, _, costates, dinitial = walk(p, at, gates, gates.k, v, initial_state, False, edge, back)
+    p = p.reaching(q, k, v, gates.gk, do)
+    at = Places(p, cu_seqlens)
+    decays = prepare(p, at, x, scores)
+    back = decays.q, do, scale, dfinal, need_initial
+    states, _, costates, dinitial = walk(p, at, decays, v, initial_state, False, p.operands, back)
 
-    vector = gk is not None
+    vector = gates.gk is not None
     new = lambda *shape, dtype: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
     rows = (p.B, p.T, p.H)
     dq = new(*rows, p.K, dtype=q.dtype)
     dk = new(*rows, p.K, dtype=k.dtype if p.H == k.shape[2] else torch.float32)
     dv = new(*rows, p.V, dtype=v.dtype if p.H == v.shape[2] else torch.float32)
-    wanted = need_g or need_gamma or need_gk
+    wanted = need.g or need.g_gamma or need.gk
     options = p.options("chunk_gradients")
     tiles = max(cdiv(p.K, options["BLOCK_K"]), cdiv(p.V, options["BLOCK_V"]))
     dg = None
@@ -256,34 +260,37 @@ def backward(do, dfinal, q, k, v, g, g_gamma, gk, scale, initial_state, reverse,
     places = p.chunks
     launch(
         _gradients_kernel, (places * p.H * tiles,),
-        gates.q, gates.k, v, do, gates.gamma, gates.resets, gates.from_start, gates.to_end, gates.scores, gates.chunk_decay,
-        states, costates, dq_through, dk_through, dv, dg_through, products, at.chunks, at.cu_seqlens,
-        places, p.T, p.H, p.K, p.V, p.H // gates.k.shape[2], p.H // v.shape[2], p.B * p.T * p.H, scale,
-        *strides(gates.q), *strides(gates.k), *strides(v), *strides(do),
-        outputs=[x for x in (dq_through, dk_through, dv, dg_through, products) if x is not None],
-        GATED=gates.scalar(), COUNTED=gates.resets is not None, VECTOR=vector, GATES=wanted, **options,
+        decays.q, decays.k, v, do, decays.gamma, decays.resets, decays.from_start, decays.to_end, decays.scores,
+        decays.chunk_decay, states, costates, dq_through, dk_through, dv, dg_through, products, at.chunks, at.cu_seqlens,
+        places, p.T, p.H, p.K, p.V, p.H // decays.k.shape[2], p.H // v.shape[2], p.B * p.T * p.H, scale,
+        *decays.q.stride(), *decays.k.stride(), *v.stride(), *do.stride(),
+        outputs=[t for t in (dq_through, dk_through, dv, dg_through, products) if t is not None],
+        GATED=decays.scalar(), COUNTED=decays.resets is not None, VECTOR=vector, GATES=wanted, **options,
     )  # fmt: skip
     if vector:
         options = p.options("chunk_inside", without=("BLOCK_V",))
         launch(
             _inside_kernel, (places * p.H * cdiv(p.K, options["BLOCK_K"]),),
-            q, k, gates.gamma, gates.parted, gates.crossed, products, dq_through, dk_through, dg_through, dq, dk, dg,
+            q, k, decays.gamma, decays.parted, decays.crossed, products, dq_through, dk_through, dg_through, dq, dk, dg,
             at.chunks, at.cu_seqlens,
-            places, p.T, p.H, p.K, p.H // k.shape[2], scale, *strides(q), *strides(k),
-            outputs=[x for x in (dq, dk, dg) if x is not None], GATES=wanted, LEVELS=gates.parted.shape[0], **options,
+            places, p.T, p.H, p.K, p.H // k.shape[2], scale, *q.stride(), *k.stride(),
+            outputs=[t for t in (dq, dk, dg) if t is not None], GATES=wanted, LEVELS=decays.parted.shape[0], **options,
         )  # fmt: skip
 
-    dgk = dg.to(gk.dtype) if need_gk else None
-    if need_g or need_gamma:
+    dgk = dg.to(gates.gk.dtype) if need.gk else None
+    if need.g or need.g_gamma:
         single = not vector and tiles == 1
         # over the components, all of which it decays, or over the tiles' parts
         dg = dg[0] if single else dg.sum(-1 if vector else 0)
+    dgates = Gates(
+        g=dg.to(gates.g.dtype) if need.g else None,
+        g_gamma=dg.sum((0, 1)).to(gates.g_gamma.dtype) if need.g_gamma else None,
+        gk=dgk,
+    )
     return (
         dq if need_q else None,
         over_group(dk, k) if need_k else None,
         over_group(dv, v) if need_v else None,
-        dg.to(g.dtype) if need_g else None,
-        dg.sum((0, 1)).to(g_gamma.dtype) if need_gamma else None,
-        dgk,
+        *dgates,
         dinitial.to(initial_state.dtype) if need_initial else None,
     )

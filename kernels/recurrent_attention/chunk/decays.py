@@ -17,7 +17,6 @@ import triton.language as tl
 from kernels.common.launch import launch
 from kernels.common.math import LOG2_E, block, cdiv, strides
 from kernels.common.sequences import locate_run
-from kernels.recurrent_attention.chunk.cut import operand_dtype
 from kernels.recurrent_attention.chunk.levels import level_masks_kernel, scores_kernel
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 
@@ -83,9 +82,10 @@ def _scalar_decay_kernel(
 ):  # fmt: skip
     """Of a chunk with a gate a token: Gamma_t, e^{Gamma_t}, e^{Gamma_C - Gamma_t}, e^{Gamma_C}, and the count of resets.
 
-    A gate of -inf erases the state. It adds nothing to Gamma but one to the count, and a factor between tokens whose
-    counts differ is zero: no infinity is ever subtracted from another. Where numbers have 16 bits, counting is not worth
-    the registers: the Gamma that is stored takes the gate as LOWEST, whose power of two is zero all the same.
+    A gate whose decay is zero, -inf or a mask's -1e9, erases the state. It adds nothing to Gamma but one to the count, and
+    a factor between tokens whose counts differ is zero: no infinity is ever subtracted from another, and beside no large
+    number does Gamma lose the digits of the gates that follow. Where numbers have 16 bits, counting is not worth the
+    registers: the Gamma that is stored takes the gate as LOWEST, whose power of two is zero all the same.
     """
     place = tl.program_id(0)
     heads = tl.program_id(1).to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -95,7 +95,7 @@ def _scalar_decay_kernel(
         g_ptr + b * stride_g_b if USE_G else g_ptr, stride_g_t, stride_g_h, gamma_h_ptr, stride_gamma, heads, H, where,
         USE_G, USE_GAMMA,
     )  # fmt: skip
-    reset = gates == float("-inf")
+    reset = gates <= LOWEST
     gamma = tl.cumsum(tl.where(reset, 0.0, gates), 0)
     resets = tl.cumsum(reset.to(tl.int32), 0)
     offs_c = tl.arange(0, C)[:, None]
@@ -158,7 +158,7 @@ def _vector_decay_kernel(
 
 
 @dataclasses.dataclass(frozen=True)
-class Gates:
+class Decays:
     """What the gates come to in every chunk; what is not there is ``None``.
 
     One gate a token: gamma, resets, from_start, to_end [chunks, H, C] and chunk_decay [chunks, H].
@@ -186,14 +186,15 @@ class Gates:
         return self.scores is not None
 
 
-def prepare(p, at, q, k, g, g_gamma, gk, scale, scores=None):
+def prepare(p, at, x, scores=None):
     """Run the kernels that turn gates into decays, and those that make the scores unless they are given; ``p`` is the call's
-    ``Cut``, ``at`` its ``Places``."""
+    ``Cut``, ``at`` its ``Places``, ``x`` its ``Inputs``."""
+    q, k, g, g_gamma, gk = x.q, x.k, x.gates.g, x.gates.g_gamma, x.gates.gk
     new = lambda *shape, dtype=torch.float32: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
     places = p.chunks
     if gk is None:
         if g is None and g_gamma is None:
-            return Gates(q=q, k=k)
+            return Decays(q=q, k=k)
         gamma, from_start, to_end = new(3, places, p.H, p.C)
         resets = new(places, p.H, p.C, dtype=torch.int32) if q.dtype == torch.float32 else None
         chunk_decay = new(places, p.H)
@@ -206,9 +207,9 @@ def prepare(p, at, q, k, g, g_gamma, gk, scale, scores=None):
             C=p.C, BLOCK_H=BLOCK_H, COUNTED=resets is not None,
             PACKED=p.switches["PACKED"], REVERSE=p.switches["REVERSE"], **p.gates,
         )  # fmt: skip
-        return Gates(gamma, resets, from_start, to_end, chunk_decay, q=q, k=k)
+        return Decays(gamma, resets, from_start, to_end, chunk_decay, q=q, k=k)
 
-    stored = operand_dtype(q)
+    stored = p.operands
     decayed_q, decayed_k = new(2, p.B, p.T, p.H, p.K, dtype=stored)
     gamma = new(p.B, p.T, p.H, p.K)
     chunk_decay = new(places, p.H, p.K)
@@ -217,7 +218,7 @@ def prepare(p, at, q, k, g, g_gamma, gk, scale, scores=None):
         _vector_decay_kernel, (places * p.H * cdiv(p.K, options["BLOCK_K"]),),
         q, k, g, g_gamma, gk, gamma, decayed_q, decayed_k, chunk_decay, at.chunks, at.cu_seqlens,
         places, p.T, p.H, p.K, p.H // k.shape[2],
-        *strides(q), *strides(k), *strides(g, 3), *strides(g_gamma, 1), *strides(gk),
+        *q.stride(), *k.stride(), *strides(g, 3), *strides(g_gamma, 1), *gk.stride(),
         outputs=(gamma, decayed_q, decayed_k, chunk_decay),
         **options, **p.gates,
     )  # fmt: skip
@@ -230,9 +231,9 @@ def prepare(p, at, q, k, g, g_gamma, gk, scale, scores=None):
         options = p.options("chunk_scores", without=("BLOCK_V",))
         launch(
             scores_kernel, (places * p.H,),
-            q, k, gamma, parted, scores, at.chunks, at.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2], scale,
-            *strides(q), *strides(k), outputs=(scores,), LEVELS=LEVELS, **options,
+            q, k, gamma, parted, scores, at.chunks, at.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2], x.scale,
+            *q.stride(), *k.stride(), outputs=(scores,), LEVELS=LEVELS, **options,
         )  # fmt: skip
-    return Gates(
+    return Decays(
         gamma, chunk_decay=chunk_decay, scores=scores, parted=parted, crossed=crossed, q=decayed_q, k=decayed_k
     )

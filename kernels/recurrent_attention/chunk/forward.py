@@ -15,7 +15,7 @@ import triton.language as tl
 from kernels.common.launch import launch
 from kernels.common.math import cdiv, strides
 from kernels.common.sequences import first_run, locate_run, sequence_span
-from kernels.recurrent_attention.chunk.cut import cut_of, operand_dtype
+from kernels.recurrent_attention.chunk.cut import Places
 from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 from kernels.recurrent_attention.chunk.stored import stored_outputs
@@ -224,14 +224,14 @@ def _outputs_kernel(
             store_state(end_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, S)
 
 
-def walk(p, at, gates, k, v, start, end, each=None, back=None):
+def walk(p, at, decays, v, start, end, each=None, back=None):
     """States of every sequence, and costates in the same launches: those entering the chunks, those leaving the sequences.
 
     Args:
         p: the call's ``Cut``.
         at: its ``Places``.
-        gates: its ``Gates``.
-        k, v: [B, T, heads, K] and [B, T, heads, V]; the state grows by their outer products.
+        decays: its ``Decays``; the state grows by the outer products of their k and v.
+        v: [B, T, heads, V].
         start: state [N, H, K, V] before the first token, or ``None``.
         end: whether the states that leave the sequences are wanted.
         each: dtype of the states that enter the chunks, or ``None`` where they are not wanted.
@@ -243,6 +243,7 @@ def walk(p, at, gates, k, v, start, end, each=None, back=None):
     """
     options = p.options("chunk_states")
     tiles = cdiv(p.K, options["BLOCK_K"]) * cdiv(p.V, options["BLOCK_V"])
+    k = decays.k
     q, do, scale, costart, coend = (None, None, 1.0, None, False) if back is None else back
     sides = 1 if back is None else 2
 
@@ -255,15 +256,15 @@ def walk(p, at, gates, k, v, start, end, each=None, back=None):
     states = new((each is not None,) * 2 if sides == 2 else each is not None, p.chunks, each or torch.float32)
     finals = new((end, coend) if sides == 2 else end, p.N)
 
-    def launch_walk(starts, states, ends, decays):
+    def launch_walk(starts, states, ends, run_decays):
         launch(
             _states_kernel, (sides * p.runs * p.H * tiles,),
-            k, v, q, do, gates.to_end, gates.from_start, gates.chunk_decay, *starts, *states, *ends, *decays,
+            k, v, q, do, decays.to_end, decays.from_start, decays.chunk_decay, *starts, *states, *ends, *run_decays,
             at.runs, at.cu_seqlens,
             p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale,
-            *strides(k), *strides(v), *strides(q), *strides(do),
-            outputs=[t for t in (*states, *ends, *decays) if t is not None],
-            COSTATES=sides == 2, ONE_RUN=p.one_run, GATED=gates.scalar(), VECTOR=gates.vector(), **options,
+            *k.stride(), *v.stride(), *strides(q), *strides(do),
+            outputs=[t for t in (*states, *ends, *run_decays) if t is not None],
+            COSTATES=sides == 2, ONE_RUN=p.one_run, GATED=decays.scalar(), VECTOR=decays.vector(), **options,
         )  # fmt: skip
 
     none = None, None
@@ -271,11 +272,13 @@ def walk(p, at, gates, k, v, start, end, each=None, back=None):
         launch_walk(starts, states, finals, none)
         return states[0], finals[0], states[1], finals[1]
     run_states = new((True, True) if sides == 2 else True, p.runs)
-    decays = [None if t is None else torch.empty(p.runs, p.H, p.K, dtype=torch.float32, device=k.device) for t in run_states]
-    launch_walk(none, none, run_states, decays)
+    run_decays = [
+        None if t is None else torch.empty(p.runs, p.H, p.K, dtype=torch.float32, device=k.device) for t in run_states
+    ]
+    launch_walk(none, none, run_states, run_decays)
     launch(
         _chain_kernel, (sides * p.N * p.H * tiles,),
-        *run_states, *decays, *starts, *finals, at.cu_seqlens, p.T, p.RUN, p.H, p.K, p.V,
+        *run_states, *run_decays, *starts, *finals, at.cu_seqlens, p.T, p.RUN, p.H, p.K, p.V,
         outputs=[t for t in (*run_states, *finals) if t is not None],
         BLOCK_K=options["BLOCK_K"], BLOCK_V=options["BLOCK_V"], COSTATES=sides == 2, PACKED=at.cu_seqlens is not None,
     )  # fmt: skip
@@ -285,37 +288,44 @@ def walk(p, at, gates, k, v, start, end, each=None, back=None):
     return states[0], finals[0], states[1], finals[1]
 
 
-def forward(q, k, v, g, g_gamma, gk, scale, initial_state, output_final_state, reverse, cu_seqlens):
-    """Launch the chunked forward pass; the arguments are checked by the operator.
+def forward(p, x, want_final):
+    """Launch the chunked forward pass.
+
+    Args:
+        p: the call's ``ChunkPlan``.
+        x: its ``Inputs``.
+        want_final: whether the final state is wanted.
 
     Returns:
         ``(o [B, T, H, V] in q's dtype, final state [N, H, K, V] float32 or None, scores)``; with gates on components the
         scores [B, T, H, C] are worth keeping for the backward pass, else they are ``None``.
     """
-    p, at = cut_of((q, k, v, gk), g, g_gamma, reverse, cu_seqlens)
-    o = torch.empty(p.B, p.T, p.H, p.V, dtype=q.dtype, device=q.device)
+    p = p.reaching(x.q, x.k, x.v, x.gates.gk)
+    at = Places(p, x.cu_seqlens)
+    o = torch.empty(p.B, p.T, p.H, p.V, dtype=x.q.dtype, device=x.q.device)
     if p.T == 0 or p.H == 0:
-        return o, p.untouched(initial_state) if output_final_state else None, None
-    gates = prepare(p, at, q, k, g, g_gamma, gk, scale)
-    q, k = gates.q, gates.k
-    start = None if initial_state is None else initial_state.contiguous()
+        return o, p.untouched(x.initial_state) if want_final else None, None
+    decays = prepare(p, at, x)
+    q, k, v = decays.q, decays.k, x.v
+    start = None if x.initial_state is None else x.initial_state.contiguous()
     if p.stored:
-        states, final, *_ = walk(p, at, gates, k, v, start, output_final_state, operand_dtype(q))
-        return stored_outputs(p, at, gates, v, states, scale, o.dtype), final, gates.scores
+        states, final, *_ = walk(p, at, decays, v, start, want_final, p.operands)
+        return stored_outputs(p, at, decays, v, states, x.scale, o.dtype), final, decays.scores
     final = None
     if not p.one_run:
-        start, final, *_ = walk(p, at, gates, k, v, start, output_final_state)
-    elif output_final_state:
+        start, final, *_ = walk(p, at, decays, v, start, want_final)
+    elif want_final:
         final = torch.empty(p.N, p.H, p.K, p.V, dtype=torch.float32, device=q.device)
     options = p.options("chunk_outputs")
     launch(
         _outputs_kernel, (p.runs * p.H * cdiv(p.V, options["BLOCK_V"]),),
-        q, k, v, gates.gamma, gates.resets, gates.from_start, gates.to_end, gates.scores, gates.chunk_decay, start,
+        q, k, v, decays.gamma, decays.resets, decays.from_start, decays.to_end, decays.scores, decays.chunk_decay, start,
         o, final,
         at.runs, at.cu_seqlens,
-        p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale, *strides(q), *strides(k), *strides(v),
+        p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], x.scale,
+        *q.stride(), *k.stride(), *v.stride(),
         outputs=(o,) if final is None else (o, final),
-        ONE_RUN=p.one_run, START=start is not None, END=p.one_run and output_final_state,
-        GATED=gates.scalar(), COUNTED=gates.resets is not None, VECTOR=gates.vector(), **options,
+        ONE_RUN=p.one_run, START=start is not None, END=p.one_run and want_final,
+        GATED=decays.scalar(), COUNTED=decays.resets is not None, VECTOR=decays.vector(), **options,
     )  # fmt: skip
-    return o, final, gates.scores
+    return o, final, decays.scores

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.launch import launch
-from kernels.common.math import cdiv, strides
+from kernels.common.math import cdiv
 from kernels.common.sequences import locate_run
 from kernels.recurrent_attention.chunk.decays import decay_matrix
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
@@ -62,25 +62,25 @@ def _stored_outputs_kernel(
     store_rows(o_ptr + head * V, H * V, where, start_v, V, o, BLOCK_V)
 
 
-def stored_outputs(p, at, gates, v, states, scale, dtype):
+def stored_outputs(p, at, decays, v, states, scale, dtype):
     """o [B, T, H, V].
 
     Args:
         p: the call's ``Cut``.
         at: its ``Places``.
-        gates: its ``Gates``.
+        decays: its ``Decays``.
         v: [B, T, heads, V].
         states: what enters every chunk, [chunks, H, K, V].
         scale: of the outputs.
         dtype: of the outputs.
     """
-    q, k = gates.q, gates.k
+    q, k = decays.q, decays.k
     o = torch.empty(p.B, p.T, p.H, p.V, dtype=dtype, device=q.device)
     options = p.options("chunk_stored_outputs")
     launch(
         _stored_outputs_kernel, (p.chunks * p.H * cdiv(p.V, options["BLOCK_V"]),),
-        q, k, v, gates.gamma, gates.resets, gates.from_start, gates.scores, states, o, at.chunks, at.cu_seqlens,
-        p.chunks, p.T, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale, *strides(q), *strides(k), *strides(v),
-        outputs=(o,), GATED=gates.scalar(), COUNTED=gates.resets is not None, VECTOR=gates.vector(), **options,
+        q, k, v, decays.gamma, decays.resets, decays.from_start, decays.scores, states, o, at.chunks, at.cu_seqlens,
+        p.chunks, p.T, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale, *q.stride(), *k.stride(), *v.stride(),
+        outputs=(o,), GATED=decays.scalar(), COUNTED=decays.resets is not None, VECTOR=decays.vector(), **options,
     )  # fmt: skip
     return o

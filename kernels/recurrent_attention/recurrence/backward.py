@@ -21,14 +21,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import runtime
-from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.math import block, strides
-from kernels.common.plan import remembered
-from kernels.common.sequences import cut_into_runs, first_run, sequence_span
-from kernels.recurrent_attention.recurrence.forward import configured, size_class
-from kernels.recurrent_attention.recurrence.gates import (
+from kernels.common.math import strides
+from kernels.common.sequences import first_run, sequence_of_runs, sequence_span
+from kernels.recurrent_attention.gates import Gates, strides_of
+from kernels.recurrent_attention.recurrence.blocks import (
     block_columns,
     decays_to_edges,
     dot,
@@ -36,7 +33,7 @@ from kernels.recurrent_attention.recurrence.gates import (
     store_columns,
 )
 from kernels.recurrent_attention.recurrence.pairs import pairs_kernel
-from kernels.recurrent_attention.tiles import heads_per_kv, load_state, over_group, store_state
+from kernels.recurrent_attention.tiles import load_state, over_group, store_state
 
 
 @triton.jit
@@ -210,96 +207,78 @@ def through_kernel(
         store_state(dinitial_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, Z)
 
 
-@remembered
-def _pairs(key, device):
-    return configuration("recurrent_attention", "backward_pairs", key, device)
-
-
-def backward(do, dfinal, q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens, needs):
+def backward(p, x, do, dfinal, scores, needs):
     """Launch the backward pass of the recurrence.
 
     Args:
+        p: the call's ``RecurrencePlan``.
+        x: its ``Inputs``.
         do: gradient of o [B, T, H, V].
         dfinal: gradient of the final state [N, H, K, V], or ``None``.
-        q, k, v, g, g_gamma, gk, gv, scale, initial_state, reverse, cu_seqlens: as the operator got them.
-        needs: whether q, k, v, g, g_gamma, gk, gv and initial_state need a gradient.
+        scores: ``None``.
+        needs: whether q, k, v, each gate and initial_state need a gradient.
 
     Returns:
         their gradients, ``None`` for those not needed, each in its tensor's dtype.
     """
-    need_q, need_k, need_v, need_g, need_gamma, need_gk, need_gv, need_initial = needs
+    q, k, v, gates, initial_state, cu_seqlens, scale, _ = x
+    need_q, need_k, need_v, *need_gates, need_initial = needs
+    need = Gates(*need_gates)
     B, T, H, K = q.shape
-    V = v.shape[-1]
-    packed = cu_seqlens is not None
-    N = cu_seqlens.shape[0] - 1 if packed else B
-    group = heads_per_kv(q, k)
-    gates = (g, g_gamma, gk, gv)
-    gate_strides = (*strides(g, 3), *strides(g_gamma, 1), *strides(gk, 4), *strides(gv, 4))
+    V, tiles = v.shape[3], p.back.numbers[3]
+    of_gates = strides_of(gates)
+    of_inputs = (*q.stride(), *k.stride(), *v.stride(), *of_gates)
 
     def room(wanted, *shape, dtype=torch.float32):
         return torch.empty(shape, dtype=dtype, device=q.device) if wanted else None
 
-    options, tiles_v = configured("backward", q, v)
-    C, EVERY = options["C"], options["EVERY"]
-    # 22 or 16 of float32's 24 bits; the interpreter has all of them, and knows only the first name
-    precision = "tf32x3" if q.dtype == torch.float32 or runtime.interpreted else "bf16x3"
-    shared = {"C": C, "PRECISION": precision, "REVERSE": reverse, "PACKED": packed}
-    kept, unused = cut_into_runs(cu_seqlens, N, T, C * EVERY)
-    states = room(True, kept, H, K, V)
-    walk, tiles = configured("backward_states", q, v)
+    states = room(True, p.kept, H, K, V)
+    grid, numbers, meta = p.states
     launch(
-        states_kernel, (N * H * tiles,),
-        k, v, *gates, initial_state, cu_seqlens, states, T, H, group, tiles,
-        *k.stride(), *v.stride(), *gate_strides, *strides(initial_state, 4),
-        outputs=(states,), EVERY=EVERY, **shared | walk,
+        states_kernel, grid, k, v, *gates, initial_state, cu_seqlens, states, *numbers,
+        *k.stride(), *v.stride(), *of_gates, *strides(initial_state), outputs=(states,), **meta,
     )  # fmt: skip
 
-    need_row_gates = need_g or need_gamma or need_gk
-    places, sequence_of_block = cut_into_runs(cu_seqlens, N, T, C)
+    need_row_gates = need.g or need.g_gamma or need.gk
     through = (
-        room(True, tiles_v, B, T, H, K),
-        room(True, tiles_v, B, T, H, K),
+        room(True, tiles, B, T, H, K),
+        room(True, tiles, B, T, H, K),
         room(True, B, T, H, V),
-        room(need_gv, B, T, H, V),
-        room(need_row_gates, tiles_v, places, H, *(() if gk is None else (K,))),
-        room(need_gv, places, H, V),
+        room(need.gv, B, T, H, V),
+        room(need_row_gates, tiles, p.blocks, H, *(() if gates.gk is None else (K,))),
+        room(need.gv, p.blocks, H, V),
     )
-    dinitial = room(need_initial, N, H, K, V, dtype=initial_state.dtype if need_initial else None)
+    dinitial = room(need_initial, p.N, H, K, V, dtype=initial_state.dtype if need_initial else None)
+    grid, numbers, meta = p.back
     launch(
-        through_kernel, (N * H * tiles_v,),
-        do, dfinal, q, k, v, *gates, states, cu_seqlens, *through, dinitial, scale, T, H, group, tiles_v, B * T, places,
-        *do.stride(), *strides(dfinal, 4), *q.stride(), *k.stride(), *v.stride(), *gate_strides,
-        outputs=[t for t in (*through, dinitial) if t is not None], **shared | options,
+        through_kernel, grid,
+        do, dfinal, q, k, v, *gates, states, cu_seqlens, *through, dinitial, scale, *numbers,
+        *do.stride(), *strides(dfinal), *of_inputs,
+        outputs=[t for t in (*through, dinitial) if t is not None], **meta,
     )  # fmt: skip
 
-    in_groups = group > 1
+    in_groups = p.group > 1
     outputs = (
         room(need_q, B, T, H, K, dtype=q.dtype),
         room(need_k, B, T, H, K, dtype=torch.float32 if in_groups else k.dtype),
         room(need_v, B, T, H, V, dtype=torch.float32 if in_groups else v.dtype),
-        room(need_g or need_gamma, B, T, H),
-        room(need_gk, B, T, H, K, dtype=gk.dtype if need_gk else None),
-        room(need_gv, B, T, H, V, dtype=gv.dtype if need_gv else None),
+        room(need.g or need.g_gamma, B, T, H),
+        room(need.gk, B, T, H, K, dtype=gates.gk.dtype if need.gk else None),
+        room(need.gv, B, T, H, V, dtype=gates.gv.dtype if need.gv else None),
     )
-    pairs = _pairs(size_class(q), q.device)
-    SLICE = pairs["SLICE"]
-    pairs = {name: value for name, value in pairs.items() if name != "SLICE"}
+    grid, numbers, meta = p.pairs
     launch(
-        pairs_kernel, (places * H,),
-        do, q, k, v, *gates, sequence_of_block, cu_seqlens, *through, *outputs, scale, T, H, group, tiles_v, B * T, places,
-        *do.stride(), *q.stride(), *k.stride(), *v.stride(), *gate_strides,
-        outputs=[t for t in outputs if t is not None], K=K, V=V,
-        DIGITS=C.bit_length() - 1, SLICE_K=min(SLICE, block(K)), SLICE_V=min(SLICE, block(V)), **shared | pairs,
+        pairs_kernel, grid,
+        do, q, k, v, *gates, sequence_of_runs(cu_seqlens, p.blocks, p.C), cu_seqlens, *through, *outputs, scale, *numbers,
+        *do.stride(), *of_inputs,
+        outputs=[t for t in outputs if t is not None], **meta,
     )  # fmt: skip
 
     dq, dk, dv, dg, dgk, dgv = outputs
-    return (
-        dq,
-        over_group(dk, k) if need_k else None,
-        over_group(dv, v) if need_v else None,
-        dg.to(g.dtype) if need_g else None,
-        dg.sum((0, 1)).to(g_gamma.dtype) if need_gamma else None,
-        dgk,
-        dgv,
-        dinitial,
+    dgates = Gates(
+        g=dg.to(gates.g.dtype) if need.g else None,
+        g_gamma=dg.sum((0, 1)).to(gates.g_gamma.dtype) if need.g_gamma else None,
+        gk=dgk,
+        gv=dgv,
     )
+    return dq, over_group(dk, k) if need_k else None, over_group(dv, v) if need_v else None, *dgates, dinitial

@@ -11,12 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common.configs import configuration
 from kernels.common.launch import launch
-from kernels.common.math import bits, block, cdiv, strides
-from kernels.common.plan import Cost, remembered
+from kernels.common.math import strides
 from kernels.common.sequences import sequence_span
-from kernels.recurrent_attention.tiles import heads_per_kv
+from kernels.recurrent_attention.gates import OF_A_TOKEN, strides_of
 
 
 @triton.jit
@@ -179,74 +177,39 @@ def recurrent_step_kernel(
     tl.store(o_ptr + (b * H + h) * V + offs_v, o.to(o_ptr.dtype.element_ty), mask=mask_v)
 
 
-def reason_not(problem):
-    """Why the recurrence cannot take a problem: it takes every one."""
-    return None
+def forward(p, x, want_final):
+    """Launch the forward pass.
 
-
-def cost(problem):
-    """A step a token."""
-    return Cost(problem.T, "matrix products over chunks of tokens are faster than one token after the other")
-
-
-def size_class(q):
-    """The key of a launch configuration: rows of the padded state, and bits per element of q, k and v."""
-    return f"K{block(q.shape[-1])} {bits(q.dtype)}"
-
-
-def configured(kernel, q, v):
-    """``(options, tiles_v)``: arguments of a kernel for BV columns of the state (all, if none are set), and how many such."""
-    return plan(kernel, q.shape[-1], v.shape[-1], size_class(q), q.device)
-
-
-@remembered
-def plan(kernel, K, V, key, device):
-    """The same for K rows and V columns."""
-    options = configuration("recurrent_attention", kernel, key, device)
-    options |= {"K": K, "V": V, "BK": block(K), "BV": min(options.get("BV", block(V)), block(V))}
-    return options, cdiv(V, options["BV"])
-
-
-def forward(q, k, v, g, g_gamma, gk, gv, scale, initial_state, output_final_state, reverse, cu_seqlens):
-    """Launch the forward pass; arguments as ``recurrent_attention`` has validated them, ``scale`` a number.
+    Args:
+        p: the call's ``RecurrencePlan``.
+        x: its ``Inputs``.
+        want_final: whether the final state is wanted.
 
     Returns:
-        ``(o, final_state)``: o [B, T, H, V] in q's dtype; the state float32 [N, H, K, V], or ``None`` if not asked for.
+        ``(o, final_state, None)``: o [B, T, H, V] in q's dtype; the state float32 [N, H, K, V], or ``None``.
     """
+    q, k, v, gates, initial_state, cu_seqlens, scale, _ = x
     B, T, H, K = q.shape
-    V = v.shape[-1]
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    V = v.shape[3]
     o = torch.empty(B, T, H, V, dtype=q.dtype, device=q.device)
-    final = torch.empty(N, H, K, V, dtype=torch.float32, device=q.device) if output_final_state else None
-    options, tiles_v = configured("forward", q, v)
+    final = torch.empty(p.N, H, K, V, dtype=torch.float32, device=q.device) if want_final else None
+    grid, numbers, meta = p.walk
     launch(
-        recurrent_forward_kernel,
-        (N * H * tiles_v,),
-        q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, o, final,
-        scale, T, H, heads_per_kv(q, k), tiles_v,
-        *q.stride(), *k.stride(), *v.stride(), *strides(g, 3), *strides(g_gamma, 1), *strides(gk, 4), *strides(gv, 4),
-        *strides(initial_state, 4),
-        outputs=(o,),
-        REVERSE=reverse, PACKED=cu_seqlens is not None,
-        **options,
+        recurrent_forward_kernel, grid,
+        q, k, v, *gates, initial_state, cu_seqlens, o, final, scale, *numbers,
+        *q.stride(), *k.stride(), *v.stride(), *strides_of(gates), *strides(initial_state), outputs=(o,), **meta,
     )  # fmt: skip
-    return o, final
+    return o, final, None
 
 
-def step(q, k, v, state, g, g_gamma, gk, gv, scale, slots):
-    """Launch one token's step; arguments as ``recurrent_attention_step`` has validated them. Updates ``state``, returns o."""
-    B, H, K = q.shape
-    V = v.shape[-1]
-    o = torch.empty(B, H, V, dtype=q.dtype, device=q.device)
-    options, tiles_v = configured("step", q, v)
+def step(planned, q, k, v, state, gates, slots, scale):
+    """Make the step that is ``planned``, a ``Launch``: arguments as ``recurrent_attention_step`` has validated them. Updates
+    ``state``, returns o."""
+    o = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
+    grid, numbers, meta = planned
     launch(
-        recurrent_step_kernel,
-        (B * H * tiles_v,),
-        q, k, v, g, g_gamma, gk, gv, state, slots, o,
-        scale, H, heads_per_kv(q, k), tiles_v,
-        *q.stride(), *k.stride(), *v.stride(), *strides(g, 2), *strides(g_gamma, 1), *strides(gk, 3), *strides(gv, 3),
-        *state.stride(), *strides(slots, 1),
-        outputs=(o, state),
-        **options,
+        recurrent_step_kernel, grid, q, k, v, *gates, state, slots, o, scale, *numbers,
+        *q.stride(), *k.stride(), *v.stride(), *strides_of(gates, OF_A_TOKEN), *state.stride(), *strides(slots, 1),
+        outputs=(o, state), **meta,
     )  # fmt: skip
     return o

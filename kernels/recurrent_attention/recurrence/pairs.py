@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.sequences import locate_run
-from kernels.recurrent_attention.recurrence.gates import (
+from kernels.recurrent_attention.recurrence.blocks import (
     block_columns,
     decay,
     decay_matrix,

@@ -71,15 +71,12 @@ def prepare() -> None:
     sys.meta_path.append(_Absent())
     import kernels.check.emitted
     import kernels.check.flash_mods
-    import kernels.check.pipeline_clinic
     import kernels.lab
 
     # What torch asks /proc at first use: contestants have none.
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         tile = torch.ones(32, 32).to(dtype)
         (tile @ tile + torch.nn.functional.pad(tile, (1, 1))[:, 1:-1]).float().sum()
-    with contextlib.suppress(ImportError):
-        import kernels.gluon_model  # noqa: F401  needs Triton 3.8
     from kernels.check import watch
 
     watch.limited = (
@@ -90,7 +87,14 @@ def prepare() -> None:
     sealed.open_in_kernels()
 
 
-def prepare_tracing() -> None:
+def prepare_pipelines() -> None:
+    """Import the model of Gluon, which needs Triton 3.8."""
+    with contextlib.suppress(ImportError):
+        import kernels.check.pipeline_clinic
+        import kernels.gluon_model  # noqa: F401
+
+
+def prepare_programs() -> None:
     """Import what ``make_fx`` imports at its first use: as much again as all the rest, and one exercise needs it."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -207,6 +211,14 @@ def _child(connection, control, limits, nested):
     os._exit(0)
 
 
+def _can(step) -> bool:
+    """Whether a process can take this step, which a child tries."""
+    probe = os.fork()
+    if probe == 0:
+        os._exit(0 if step() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1]) == 0
+
+
 def main() -> None:
     """Prepare, say so, then follow the judge's orders."""
     parser = argparse.ArgumentParser()
@@ -216,12 +228,11 @@ def main() -> None:
     become(arguments.user)
     control = socket.socket(fileno=arguments.control)
     prepare()
-    probe = os.fork()
-    if probe == 0:
-        os._exit(0 if enter({}) else 1)
-    nested = os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1]) == 0
-    control.send(json.dumps({"ready": True, "nested": nested}).encode())
-    tracing = False
+    from . import syscalls
+
+    nested, filtered = _can(lambda: enter({})), _can(syscalls.forbid)
+    control.send(json.dumps({"ready": True, "nested": nested, "filtered": filtered}).encode())
+    missing = {"program": prepare_programs, "pipelines": prepare_pipelines}
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
         if not data:
@@ -232,9 +243,8 @@ def main() -> None:
                 os.kill(order["end"], signal.SIGKILL)
             answer = {"ended": order["end"]}
         else:
-            if order["tracing"] and not tracing:
-                tracing = True
-                prepare_tracing()
+            for name in order["needs"]:
+                missing.pop(name, bool)()
             connection = socket.socket(fileno=descriptors[0])
             answer = {"started": start(order, connection, control, nested)}
             connection.close()
@@ -246,3 +256,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # without taking apart what Triton's bindings hold

@@ -23,9 +23,15 @@ _ALLOW, _NOT_PERMITTED = 0x7FFF0000, 0x00050000 | 1
 _OTHER_NUMBERS = 0x40000000  # x86's second table of the same calls
 
 
+def why_not() -> str:
+    """Why nothing can be forbidden here; empty if it can."""
+    machine = platform.machine()
+    return "" if machine in _MACHINES else f"nobody has written down the numbers of {machine}'s system calls"
+
+
 def forbid() -> bool:
-    """Refuse them from now on in this process, and in all that it starts; returns whether this machine can."""
-    if platform.machine() not in _MACHINES:
+    """Refuse them from now on in this process, and in all that it starts; returns whether this system does."""
+    if why_not():
         return False
     architecture, column = _MACHINES[platform.machine()]
     numbers = [each[column] for each in _NUMBERS.values()]

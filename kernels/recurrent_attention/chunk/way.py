@@ -1,0 +1,65 @@
+"""The way chunk by chunk: what it takes, how long, and what its passes launch."""
+
+import math
+
+import torch
+import triton.language as tl
+
+from kernels.common.configs import configuration
+from kernels.common.math import cdiv
+from kernels.common.plan import Cost
+from kernels.common.sequences import count_runs
+from kernels.recurrent_attention.chunk import backward, forward
+from kernels.recurrent_attention.chunk.cut import Cut, cuts, operand_dtype, size_class
+
+SHORT = 16  # tokens along time up to which the recurrence takes no more steps than a chunk has rows to fill
+WITHOUT = {"gv": "gates on values (gv)"}  # what chunks have no form for
+
+
+def reason_not(problem):
+    """Why chunks cannot take a problem, as text, or ``None``."""
+    lacking = [WITHOUT[name] for name in problem.gates if name in WITHOUT]
+    return f"only the recurrence has {' and '.join(lacking)}" if lacking else None
+
+
+def cost(problem):
+    """In steps of the recurrence: a chunk's products take as long as SHORT of them, and the next ones' hardly longer."""
+    return Cost(SHORT + 0.5, f"{problem.q[1]} tokens along time are no more than {SHORT}: too few to fill a chunk")
+
+
+class ChunkPlan(Cut):
+    """How a call is cut, from which both passes' launches follow."""
+
+    forward = forward.forward
+    backward = backward.backward
+
+
+def plan(problem):
+    """The ``ChunkPlan`` of a problem. A sequence is one run when there are heads enough to fill the GPU, else several, which
+    are chained afterwards."""
+    B, T, H, K, V, N = problem.sizes
+    _, _, _, dtype, gates, packed, reverse, tf32, device = problem
+    key, operands = size_class(K, dtype), operand_dtype(dtype)
+    table = cuts(key, device)
+    C = table["C"]
+    side_by_side = N * H if packed is None else H
+    # a state too large for one program's registers is walked in tiles, each by a program of its own, and stored
+    if stored := "walks" in table:
+        options = configuration("recurrent_attention", "chunk_states", key, device)
+        side_by_side *= math.prod(cdiv(size, options.get(f"BLOCK_{axis}", size)) for axis, size in (("K", K), ("V", V)))
+    wanted = cdiv(table["walks" if stored else "runs"], max(side_by_side, 1))  # runs a sequence, or a head
+    RUN = max(cdiv(cdiv(T, wanted), C), 1) * C
+    if dtype == torch.float32:
+        precision = "tf32" if tf32 else "tf32x3"
+    else:
+        precision = "tf32"  # as many bits as float16 has, with float32's range for what sums up
+    switches = {
+        "DTYPE": tl.bfloat16 if operands == torch.bfloat16 else tl.float32,
+        "PRECISION": precision,
+        "PACKED": packed is not None,
+        "REVERSE": reverse,
+        "WIDE": False,
+    }
+    runs, chunks = count_runs(packed, N, T, RUN), count_runs(packed, N, T, C)
+    scalar = {"USE_G": "g" in gates, "USE_GAMMA": "g_gamma" in gates}
+    return ChunkPlan(B, T, H, K, V, N, C, RUN, runs, chunks, RUN >= T, stored, key, operands, device, switches, scalar)

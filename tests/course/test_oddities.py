@@ -1,0 +1,110 @@
+"""What honest students hand in besides the notebook as it was meant: it is taken, or its reason names what to do."""
+
+import json
+import re
+
+import pytest
+
+from tests.course.hostile import cell, notebook
+from tests.course.hostile.plant import NAME, write
+from tests.course.test_foreign import ASSIGNMENTS, answers
+from tools.grading import remote, sandbox, submission
+from tools.grading.contestant import syscalls
+from tools.grading.results import REPORTED
+
+
+def reason(call, *given):
+    with pytest.raises(submission.Unusable) as caught:
+        call(*given)
+    return caught.value.status, caught.value.reason
+
+
+def read(data, name=NAME):
+    return submission.read(data, ASSIGNMENTS[name])
+
+
+@pytest.mark.parametrize("encoding", ("utf-8-sig", "utf-16", "utf-16-le", "utf-32"))
+def test_a_notebook_of_another_encoding_is_read(encoding):
+    made = notebook(True)
+    cell(made, "kernel").source += "\n# größer"
+    assert read(json.dumps(made, ensure_ascii=False).encode(encoding)).answers["kernel"].endswith("# größer")
+
+
+def test_an_archive_that_was_unpacked_with_its_folders_is_found(tmp_path):
+    folder = tmp_path / "ada" / NAME
+    write(folder / "hand-in" / NAME, notebook(False))
+    (folder / "__MACOSX").mkdir()
+    (folder / "timestamp.txt").write_text("2026-11-02 18:00:00 UTC")
+    path, notes = submission.find(folder, NAME)
+    assert path == folder / "hand-in" / NAME / f"{NAME}.ipynb" and len(notes) == 2
+    (folder / "another").mkdir()
+    assert reason(submission.find, folder, NAME) == (
+        "missing", f"the folder holds no notebook, but another, hand-in: {NAME}.ipynb is expected",
+    )  # fmt: skip
+
+
+def test_folders_in_folders_come_to_an_end_and_lead_nowhere_else(tmp_path):
+    deep = tmp_path / NAME / "/".join("abcdef")
+    write(deep, notebook(False))
+    assert reason(submission.find, tmp_path / NAME, NAME)[0] == "missing"
+    (tmp_path / "b" / NAME / "a").mkdir(parents=True)
+    (tmp_path / "b" / NAME / "a" / "c").symlink_to(deep)
+    assert reason(submission.find, tmp_path / "b" / NAME, NAME) == ("refused", "c is a symbolic link")
+
+
+def test_what_lies_there_instead_is_named(tmp_path):
+    folder = tmp_path / NAME
+    folder.mkdir()
+    (folder / "hand-in.zip").write_bytes(b"PK")
+    assert reason(submission.find, folder, NAME)[1].startswith("the folder holds no notebook, but hand-in.zip")
+    assert reason(read, b" \n") == ("refused", "the file is empty")
+
+
+def test_the_notebook_of_another_exercise_gets_no_mark_and_says_so():
+    """Its answer cell is called ``kernel``, too."""
+    status, said = reason(read, json.dumps(notebook(True, "02_tiled_matmul")).encode())
+    assert status == "refused" and "it asks check.tiled_matmul, and this one check.row_softmax" in said
+    made = notebook(False)
+    cell(made, "check-row-softmax").source = "check.tiled_matmul(tiled_matmul)"
+    assert read(json.dumps(made).encode()).answers  # the answer, unwritten as it is, has this exercise's names
+
+
+def test_an_answer_in_a_cell_of_another_kind_is_named():
+    made = notebook(True)
+    cell(made, "kernel").cell_type = "markdown"
+    found = read(json.dumps(made).encode())
+    assert found.missing == ["answer cell kernel is a markdown cell, and was released as a code cell"]
+
+
+@pytest.mark.parametrize("released", ("launcher", "check-row-softmax"))
+def test_cells_that_were_merged_are_the_answer_and_the_released_cell(released):
+    def merge(made):
+        other = cell(made, released)
+        cell(made, "kernel").source += "\n\n" + other.source
+        made.cells.remove(other)
+
+    found, said = answers(merge)
+    assert said == [] and "def row_softmax_kernel" in found.answers["kernel"]
+
+
+def test_a_released_function_that_was_changed_is_refused():
+    def edit(made):
+        cell(made, "kernel").source += "\n\n" + cell(made, "launcher").source.replace("1024", "512")
+
+    assert "row_softmax" in answers(edit)[1][0]
+
+
+def test_no_line_of_a_submission_begins_as_a_report_does():
+    said = remote._plain("x\npassed  strides\nFAILED  a\nrow_softmax: 15 of 15 points\nmissing: y\nplain")
+    assert REPORTED.split(said) == [said] and said.endswith("\nplain")
+    assert re.search(r"^ passed", said, re.MULTILINE)
+
+
+def test_a_machine_whose_calls_nobody_has_numbered_grades_nothing(monkeypatch):
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(syscalls.platform, "machine", lambda: "riscv64")
+    assert "numbers of riscv64's system calls" in sandbox.why_not() and not syscalls.forbid()
+    monkeypatch.undo()
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(sandbox.Path, "read_text", lambda path: "kill_process allow log")
+    assert "CONFIG_SECCOMP_FILTER" in sandbox.why_not()
