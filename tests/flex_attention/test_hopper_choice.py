@@ -8,7 +8,7 @@ import triton
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem, specs
+from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, mods, operator, problem, specs
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper
@@ -190,11 +190,11 @@ def that_tma_reads(*args, **options):
     return dataclasses.replace(p, layouts={name: (strides, True) for name, (strides, _) in p.layouts.items()})
 
 
-def lists_of(M, N):
+def lists_of(M, N, mask_mod=lambda b, h, m, n: n <= m):
     """A block mask of one block a row: how many there are says nothing of how it is cut."""
     rows, columns = M // 128, N // 128
     lists = torch.ones(1, 1, rows, dtype=torch.int32), torch.zeros(1, 1, rows, columns, dtype=torch.int32)
-    return BlockMask.from_kv_blocks(*lists, seq_lengths=(M, N))
+    return BlockMask.from_kv_blocks(*lists, mask_mod=mask_mod, seq_lengths=(M, N))
 
 
 GIB = 2**30
@@ -205,7 +205,7 @@ GIB = 2**30
     [
         ((1, 32, 2, 8192, 8192, 128, 128), {}, ("stored", 1, 16, 8192, 4, 1)),
         ((1, 4, 1, 32768, 32768, 128, 128), {}, ("stored", 1, 1, 32768, 1, 1)),
-        ((1, 4, 1, 32768, 32768, 64, 64), {}, ("counters", 1, 4, 32768, 2, 1)),
+        ((1, 4, 1, 32768, 32768, 64, 64), {}, ("counters", 1, 4, 32768, 4, 1)),
         ((1, 4, 2, 32768, 32768, 256, 256), {}, ("stored", 1, 1, 32768, 1, 1)),
         ((1, 4, 2, 131072, 131072, 256, 256), {}, ("stored", 1, 1, 8192, 1, 1)),
         ((1, 1, 1, 8192, 8192, 128, 128), {}, ("stored", 1, 1, 8192, 1, 4)),
@@ -225,12 +225,11 @@ def test_few_tiles_of_keys_are_cut_and_many_are_not(gpu, shape, options, way):
     assert chosen is None or chosen.time == min(one.time for one in others) < usual.time
 
 
-def test_a_mask_that_asks_a_tensor_keeps_its_counters(gpu):
-    shape, ids = (1, 4, 1, 32768, 32768, 128, 128), torch.zeros(32768, dtype=torch.int32)
-    mask = lists_of(*shape[3:5])
-    mask.mask_mod = lambda b, h, m, n: ids[m] == ids[n]
-    chosen = cost.cut(that_tma_reads(shape, mask))
-    assert chosen is None or chosen.way == "counters"
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_a_mask_of_unknown_blocks_is_cut_only_where_ds_would_be_computed_twice(gpu, D):
+    for mask_mod in (mods.sliding_window(64), mods.document(torch.zeros(32768, dtype=torch.int32)), mods.causal):
+        cut = cost.cut(that_tma_reads((1, 4, 1, 32768, 32768, D, D), lists_of(32768, 32768, mask_mod)))
+        assert (cut is not None) == (D == 256 or mask_mod is mods.causal)
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])

@@ -3,7 +3,7 @@
     time = products / rate, on the program that has the most of them,  + bytes of partial sums / MEMORY + LAUNCH a launch
 
 A launch is over when its busiest program is: items are dealt out in advance, so who has how much is counted, not guessed.
-RATES are those of a GPU that is busy to the end. A mask's items are taken for a causal mask's: nobody reads it here.
+RATES are those of a GPU that is busy to the end. A mask's items are taken for a causal mask's.
 """
 
 import math
@@ -67,6 +67,8 @@ def cut(p):
     """The ``Cut`` that the call runs, or ``None``: as the table has it, every tile of keys in one item."""
     if backward.reason_not(p, True) is not None or not p.B * p.Hq * p.M * p.N:
         return None
+    if _unknown(p) and (fused.reason_not(p) is None or p.remember(stored_ds.heads)):
+        return None
     usual, others = candidates(p)
     best = min(others, key=lambda one: one.time, default=usual)
     return best if best.time * GAIN < usual.time else None
@@ -74,10 +76,10 @@ def cut(p):
 
 def candidates(p):
     """``(what runs uncut, what could be cut)``, each a ``Cut`` with its predicted time; no cuts where even a GPU that is busy
-    to the end would gain nothing.
+    to the end would gain nothing. Which way is faster uncut, the table says, for it was measured.
 
-    Which way is faster uncut, the table says, for it was measured; and where a mask asks a tensor, such as documents'
-    numbers, and counters are the table's way, ds is not stored: of its few blocks nobody knows here how they lie.
+    A mask's blocks are on the GPU, and nobody waits for them here. What is neither without a mask nor causal may have few,
+    for which sums in parts are dear: it is cut only where ds would be computed twice.
     """
     return p.remember(_candidates)
 
@@ -88,7 +90,9 @@ def _candidates(p):
     counted = fused.reason_not(p) is None
     usual = _counters(p, 1) if counted else _stored(p, held, each, p.M, 1, 1) if held else _recomputed(p)
     others = []
-    if not (counted and p.masked_by_data) and work * (4 / rates["dkdv"] + 1 / rates["dq_from_ds"]) * GAIN < usual.time:
+    if usual.way != "recomputed" and _unknown(p):
+        return usual, others
+    if work * (4 / rates["dkdv"] + 1 / rates["dq_from_ds"]) * GAIN < usual.time:
         cuts = [(*launch, *pieces) for launch in _launches(p) for pieces in _pieces(p, *launch)]
         others += [_stored(p, *one) for one in cuts if one[1:] != (each, p.M, 1, 1)]
     counts = rates["counters"] and fused.unfit(p) is None and p.options.get("WORKSPACE", 1)
@@ -96,6 +100,13 @@ def _candidates(p):
         slices = [n for n in _shares(each)[1:] if n * parts.bytes_of(p) <= parts.most(fused.workspace(p))]
         others += [_counters(p, n) for n in slices]
     return usual, others
+
+
+def _unknown(p):
+    """Whether there is a mask whose generated code is not that of ``mods.causal``."""
+    code = [] if p.mask is None else [line.strip() for line in p.mask.text.split("def mask_mod")[-1].split("\n")[1:]]
+    code = [line for line in code if line and line[0] != "#"]
+    return p.sparse and code not in (["return q_idx >= kv_idx"], ["return kv_idx <= q_idx"])
 
 
 def _launches(p):
@@ -192,18 +203,20 @@ def _recomputed(p):
 
 
 def _counters(p, slices):
-    """One launch, if the workspace holds dq's sums of all pairs: parts of dq wait for each other (``walks.ends_of``)."""
-    pairs, each = p.Bkv * p.Hkv, p.shared * p.G
+    """Parts of dq wait for each other (``walks.end_of``)."""
+    pairs, each = p.remember(fused.at_once, slices), p.shared * p.G
+    launches = cdiv(p.Bkv * p.Hkv, pairs)
     BLOCK_M, tiles = fused.options(p)["BLOCK_M"], cdiv(p.N, fused.BLOCK_N)
     heads = cdiv(each, slices)
     units = pairs * slices
     programs = min(units * tiles, dealing.multiprocessors(p.device))
-    end = min(walks.ends_of(units, tiles, programs, p.sparse, heads).values())
+    order = walks.dealt(units, tiles, programs, p.sparse, None if slices == 1 else heads)  # as ``fused`` deals them
+    end = walks.end_of(units, tiles, programs, p.sparse, heads, *order)
     scale = cdiv(p.M, BLOCK_M) / (2 * tiles)  # its tiles of queries are two a tile of keys
     time = end * scale * _step(p, "counters", 5, BLOCK_M, fused.BLOCK_N) + 2 * LAUNCH
     if slices > 1:
         time += units * parts.bytes_of(p) * 2 / MEMORY + 2 * LAUNCH
-    return Cut("counters", pairs, each, p.M, slices, 1, time)
+    return Cut("counters", pairs, each, p.M, slices, 1, launches * time)
 
 
 def told(p):

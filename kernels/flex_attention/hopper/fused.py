@@ -88,15 +88,24 @@ def workspace(p):
     return p.options.get("WORKSPACE", WORKSPACE)
 
 
+def at_once(p, slices=1):
+    """How many pairs of batch row and key head a launch has: of which dq's sums fit, and those of dk and dv in parts."""
+    BLOCK_M, WIDTH = options(p)["BLOCK_M"], options(p)["WIDTH"]
+    size = p.shared * p.G * p.remember(_blocks) * WIDTH * columns(p.D, BLOCK_M, WIDTH) * 4
+    most = min(p.Bkv * p.Hkv, max(1, workspace(p) // max(size, 1)))
+    return most if slices == 1 else min(most, max(1, parts.most(workspace(p)) // max(slices * parts.bytes_of(p), 1)))
+
+
+def _blocks(p):
+    """Blocks of WIDTH queries of a head in dq's sums."""
+    multiple = max(p.SPARSE_M, 128)
+    return cdiv(p.M, multiple) * multiple // options(p)["WIDTH"]
+
+
 def _prepare(p):
-    """``(sizes of the sums, pairs at a time, compile-time arguments of both kernels, how the tensors are given)``."""
+    """``(sizes of the sums, compile-time arguments of both kernels, how the tensors are given)``."""
     BLOCK_M, WIDTH, ROWS = options(p)["BLOCK_M"], options(p)["WIDTH"], fit.ROWS
     BLOCK_D = columns(p.D, BLOCK_M, WIDTH)
-    pairs, each = p.Bkv * p.Hkv, p.shared * p.G
-    multiple = max(p.SPARSE_M, 128)
-    blocks = cdiv(p.M, multiple) * multiple // WIDTH
-    size = each * blocks * WIDTH * BLOCK_D * 4
-    at_once = min(pairs, max(1, workspace(p) // max(size, 1)))
     row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     dq_layout = gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32)
     given = (
@@ -106,7 +115,7 @@ def _prepare(p):
     )  # fmt: skip
     static = compile_time(p) | {"num_warps": 4, "maxnreg": 168}
     to_dq = {"D": p.D, "BLOCK_D": BLOCK_D, "WIDTH": WIDTH, "BLOCK_M": BLOCK_M}
-    return blocks, at_once, static, to_dq, given
+    return p.remember(_blocks), static, to_dq, given
 
 
 def _gradient(p, strides):
@@ -117,24 +126,24 @@ def _gradient(p, strides):
 def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
     """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE; the
     heads of queries of a pair are shared out among ``slices`` items."""
-    blocks, at_once, static, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
+    blocks, static, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
+    most = p.remember(at_once, slices)
     split, into = None, (dk, dv)
     if slices > 1:
         split = dealing.Split(0, p.shared * p.G, slices, 1, 0, p.M, 1)
-        at_once = min(at_once, max(1, parts.most(workspace(p)) // (slices * parts.bytes_of(p))))
-        into = parts.sums(at_once * slices, p, x.query.device)
+        into = parts.sums(most * slices, p, x.query.device)
     strides = (*dk.stride(), *dv.stride()) if split is None else (0,) * 8
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     WIDTH, tiles_n = to_dq["WIDTH"], cdiv(p.N, BLOCK_N)
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
-    sums = new(at_once * each * blocks * to_dq["BLOCK_D"], WIDTH, dtype=torch.float32)
-    counters = new(at_once * each, blocks * WIDTH // to_dq["BLOCK_M"], dtype=torch.int32)
+    sums = new(most * each * blocks * to_dq["BLOCK_D"], WIDTH, dtype=torch.float32)
+    counters = new(most * each, blocks * WIDTH // to_dq["BLOCK_M"], dtype=torch.int32)
     walk, gradients = walks.walk_of(p, x), p.remember(_gradient, do.stride())
-    for first in range(0, pairs, at_once):
-        count = min(at_once, pairs - first)
+    for first in range(0, pairs, most):
+        count = min(most, pairs - first)
         items = count * slices * tiles_n
         programs = min(items, dealing.multiprocessors(p.device))
-        heads = 1 if split is None else cdiv(each, slices)
+        heads = None if split is None else cdiv(each, slices)
         bundle, back_and_forth = walks.dealt(count * slices, tiles_n, programs, p.sparse, heads)
         counters.zero_()
         launch(

@@ -71,37 +71,43 @@ LAG = 1.2  # tiles' time from one key tile's visit to the earliest visit of the 
 
 
 @lru_cache
-def dealt(pairs, tiles, programs, masked, heads=1):
+def dealt(pairs, tiles, programs, masked, heads=None):
     """``(BUNDLE, BACK_AND_FORTH)``: the order of items that ends first, by a simulation of who waits for whom.
 
     BUNDLE pairs are at work together, all their first key tiles, then all their second ones. The more there are, the fewer
     key tiles of one pair run at a time, which wait for each other; the fewer, the more tiles of queries are found in the
-    cache. The smallest BUNDLE within 2 % of the best is taken. Under a mask items are taken for a causal mask's. heads: how
-    many an item visits one after another.
+    cache. The smallest BUNDLE within 2 % of the best is taken. Under a mask items are taken for a causal mask's. heads: of
+    units that share out a pair's heads, how many an item visits one after another; such units are small, and so BUNDLE is
+    not.
     """
     if not pairs or not tiles:
         return 1, False
-    ends = ends_of(pairs, tiles, programs, masked, heads)
+    bundles = {cdiv(pairs, parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if parts <= pairs}
+    if heads is not None:
+        bundles = {bundle for bundle in bundles if bundle >= min(pairs, 16)}
+    orders = [(bundle, back) for bundle in sorted(bundles) for back in (False, True)]
+    ends = {names: end_of(pairs, tiles, programs, masked, heads or 1, *names) for names in orders}
     return next(names for names in ends if ends[names] <= 1.02 * min(ends.values()))
 
 
 @lru_cache
-def ends_of(pairs, tiles, programs, masked, heads):
-    """When the last program ends, in tiles of queries, by ``(BUNDLE, BACK_AND_FORTH)``."""
-    bundles = sorted({cdiv(pairs, parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if parts <= pairs})
-    lengths = 2.0 * heads * (np.arange(tiles, 0, -1) if masked else np.full(tiles, tiles)) + 1  # one: what is not its tiles
-    return {(b, back): _end(pairs, lengths, programs, b, back) for b in bundles for back in (False, True)}
+def end_of(pairs, tiles, programs, masked, heads, bundle, back_and_forth):
+    """When the last program ends, in tiles of queries, in one order."""
+    lengths = 2.0 * (np.arange(tiles, 0, -1) if masked else np.full(tiles, tiles)) + 1  # and one for what is not its tiles
+    return _end(pairs, lengths, programs, bundle, back_and_forth, heads)
 
 
-def _end(pairs, lengths, programs, bundle, back_and_forth):
-    """When the last program ends: a key tile begins when its program is free, LAG after the pair's key tile before it."""
+def _end(pairs, lengths, programs, bundle, back_and_forth, heads=1):
+    """When the last program ends: a key tile begins when its program is free, LAG after the pair's key tile before it; and so
+    it does with every head of queries that it visits. Under a causal mask the key tile before it is longer with each head:
+    items of several heads go at the pace of the longest that is at work."""
     tiles = len(lengths)
     items = np.arange(pairs * tiles)
     first = items // (bundle * tiles) * bundle
     here = np.minimum(bundle, pairs - first)
     inside = items - first * tiles
     tile = inside // here
-    begins = np.zeros(len(items))
+    begins = np.zeros((heads, len(items)))
     free = np.zeros(programs)
     for begin in range(0, len(items), programs):
         end = min(begin + programs, len(items))
@@ -114,9 +120,12 @@ def _end(pairs, lengths, programs, bundle, back_and_forth):
             who = order[at - begin : stop - begin]
             starts = free[who]
             waits = tile[at:stop] > 0
-            before = begins[items[at:stop] - here[at:stop]] + LAG
-            starts = np.where(waits, np.maximum(starts, before), starts)
-            begins[at:stop] = starts
+            for head in range(heads):
+                if head:
+                    starts = starts + lengths[tile[at:stop]] - 1
+                before = begins[head, items[at:stop] - here[at:stop]] + LAG
+                starts = np.where(waits, np.maximum(starts, before), starts)
+                begins[head, at:stop] = starts
             free[who] = starts + lengths[tile[at:stop]]
             at = stop
     return free.max()
