@@ -251,7 +251,7 @@ def test_explain_says_how_it_is_cut_and_what_is_predicted(gpu):
     lines = str(Plan(p)).split("\n")
     assert lines[2] == (
         "backward: ds of 16 heads x 8192 queries a launch, 4 items (4 of heads x 1 of queries) a tile of keys, "
-        "because 128 tiles of keys are too few for 132 multiprocessors"
+        "because 128 items of a tile of keys each would keep 132 multiprocessors 48% busy"
     )
     predicted = next(line for line in lines if line.startswith("backward, predicted for an H200: dq by counters, 1 item a"))
     assert predicted.count(" ms") == 4

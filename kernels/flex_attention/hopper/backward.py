@@ -9,7 +9,8 @@ Per tile of queries a group multiplies four times, every matrix of scores transp
     dk <- dk + ds q                   in flight, while ds leaves for the workspace that ``portable.stored_ds`` reads
 
 lse and delta come with the queries, made whole tiles by ``rows_kernel``: behind a sequence's end lse is infinite, so p = 0.
-Heads wider than 128 go through ``wide_kernel``, in the same order of items.
+Heads wider than 128 go through ``wide_kernel``, in the same order of items. ``split``, which both kernels are given, cuts the
+work of a tile of keys into several items, and that of a head into several launches.
 """
 
 from kernels.common import gluon as common_gluon

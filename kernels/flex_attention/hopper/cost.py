@@ -85,18 +85,18 @@ def candidates(p):
 
 
 def _candidates(p):
-    each, rates, work = p.shared * p.G, _rates(p), _work(p)
+    each = p.shared * p.G
     held = p.remember(stored_ds.heads)
     counted = fused.reason_not(p) is None
     usual = _counters(p, 1) if counted else _stored(p, held, each, p.M, 1, 1) if held else _recomputed(p)
     others = []
     if usual.way != "recomputed" and _unknown(p):
         return usual, others
-    if work * (4 / rates["dkdv"] + 1 / rates["dq_from_ds"]) * GAIN < usual.time:
+    if _ideal(p, "stored") * GAIN < usual.time:
         cuts = [(*launch, *pieces) for launch in _launches(p) for pieces in _pieces(p, *launch)]
         others += [_stored(p, *one) for one in cuts if one[1:] != (each, p.M, 1, 1)]
-    counts = rates["counters"] and fused.unfit(p) is None and p.options.get("WORKSPACE", 1)
-    if counts and work * 5 / rates["counters"] * GAIN < usual.time:
+    counts = _rates(p)["counters"] and fused.unfit(p) is None and p.options.get("WORKSPACE", 1)
+    if counts and _ideal(p, "counters") * GAIN < usual.time:
         slices = [n for n in _shares(each)[1:] if n * parts.bytes_of(p) <= parts.most(fused.workspace(p))]
         others += [_counters(p, n) for n in slices]
     return usual, others
@@ -173,6 +173,12 @@ def _work(p):
     return 2e-9 * p.B * p.Hq * scores * (p.D + p.Dv) / 2 / busy
 
 
+def _ideal(p, way):
+    """ms on a GPU that is busy to the end."""
+    rates = _rates(p)
+    return _work(p) * (5 / rates["counters"] if way == "counters" else 4 / rates["dkdv"] + 1 / rates["dq_from_ds"])
+
+
 def _stored(p, pairs, heads, columns, slices, parts_):
     one = Cut("stored", pairs, heads, columns, slices, parts_, 0.0)
     all_pairs, each = p.Bkv * p.Hkv, p.shared * p.G
@@ -191,7 +197,7 @@ def _stored(p, pairs, heads, columns, slices, parts_):
         visited = 0.5 + 0.5 / len(bands) if p.sparse else 1.0  # what a launch adds to: read, and written again
         again = cdiv(each, heads) * len(bands) * visited
         time += sums * (2 * again) / MEMORY + cdiv(all_pairs, pairs) * 2 * LAUNCH
-    return one._replace(time=time + _work(p) / _rates(p)["dq_from_ds"])
+    return one._replace(time=float(time) + _work(p) / _rates(p)["dq_from_ds"])
 
 
 def _recomputed(p):
@@ -216,7 +222,7 @@ def _counters(p, slices):
     time = end * scale * _step(p, "counters", 5, BLOCK_M, fused.BLOCK_N) + 2 * LAUNCH
     if slices > 1:
         time += units * parts.bytes_of(p) * 2 / MEMORY + 2 * LAUNCH
-    return Cut("counters", pairs, each, p.M, slices, 1, launches * time)
+    return Cut("counters", pairs, each, p.M, slices, 1, float(launches * time))
 
 
 def told(p):
@@ -228,7 +234,9 @@ def told(p):
 
 def because(p):
     """Why a call is cut, as text."""
-    if candidates(p)[0].way == "recomputed":
+    usual = candidates(p)[0]
+    if usual.way == "recomputed":
         return f"ds of all queries of a key head does not fit the workspace of {p.workspace} bytes"
-    tiles = p.Bkv * p.Hkv * cdiv(p.N, backward.tiles(p)[1])
-    return f"{tiles} tiles of keys are too few for {dealing.multiprocessors(p.device)} multiprocessors"
+    tiles, many = p.Bkv * p.Hkv * cdiv(p.N, backward.tiles(p)[1]), dealing.multiprocessors(p.device)
+    busy = _ideal(p, usual.way) / usual.time
+    return f"{tiles} items of a tile of keys each would keep {many} multiprocessors {busy:.0%} busy"
