@@ -1,5 +1,6 @@
 """Pytest for the whole course: the environment tests and notebook kernels run in, and three gaps of nbval closed."""
 
+import gc
 import os
 import time
 from collections import Counter
@@ -16,11 +17,17 @@ os.environ.setdefault("KERNELS_PROGRESS", "0")
 
 
 def pytest_configure(config):
+    gc.disable()  # what is imported now stays: to search it for garbage, again and again as it grows, takes seconds
     if config.getoption("nbval", default=False):
         environment = kernel_environment()
         os.environ.clear()
         os.environ.update(environment)
         fail_as_soon_as_the_kernel_dies()
+
+
+def pytest_collection_finish():
+    gc.freeze()  # nor is it searched between tests
+    gc.enable()
 
 
 def fail_as_soon_as_the_kernel_dies():

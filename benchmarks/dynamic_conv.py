@@ -9,7 +9,7 @@ from benchmarks import harness
 from benchmarks.published_dynamic_conv import PublishedDynamicConv
 from benchmarks.tune import launched_with
 from kernels import runtime
-from kernels.dynamic_conv import dynamic_conv, launches, plan
+from kernels.dynamic_conv import classes, dynamic_conv, plan
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
 SHAPES = [(8, 4096, 2048), (4, 8192, 1536), (16, 2048, 1024)]
@@ -185,7 +185,7 @@ def tuned_call(kernel, shape, W, bits, *variant):
         with launched_with(kernel, options):
             run()
 
-    return launches.size_class(W, dtype, packed=packed and kernel == "backward"), call
+    return classes.size_class(W, dtype, packed=packed and kernel == "backward"), call
 
 
 def main():

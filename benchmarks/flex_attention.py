@@ -1,5 +1,6 @@
 """Flex attention on this GPU beside torch's compiled flex_attention and SDPA: ``python -m benchmarks.flex_attention``."""
 
+import functools
 import itertools
 import json
 import sys
@@ -30,7 +31,12 @@ DOCUMENTS = [1, 2, 3, 1, 4, 2, 2, 1]  # lengths of the eight documents, in sixte
 SDPA = {"cuDNN SDPA": SDPBackend.CUDNN_ATTENTION, "FlashAttention-2 SDPA": SDPBackend.FLASH_ATTENTION}
 # torch 2.11's kernel for few queries needs block pointers, which Triton 3.9 no longer has.
 BLOCK_POINTERS_GONE = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
-compiled_flex_attention = harness.compiled(torchs_flex_attention, dynamic=False)
+
+
+@functools.cache
+def compiled_flex_attention():
+    """PyTorch's own, compiled. Not at import: asking for it reads all of the compiler."""
+    return harness.compiled(torchs_flex_attention, dynamic=False)
 
 
 def cases():
@@ -100,7 +106,8 @@ def calls_of(variant, q, k, v, peers=True):
     if peers and not runtime.interpreted:
         torch._dynamo.reset()  # after a few recompilations it would run the rest uncompiled
         if variant != "decoding" or not BLOCK_POINTERS_GONE:
-            calls["torch.compile(flex_attention)"] = lambda: compiled_flex_attention(*arguments, enable_gqa=grouped)
+            theirs = compiled_flex_attention()
+            calls["torch.compile(flex_attention)"] = lambda: theirs(*arguments, enable_gqa=grouped)
         for name, backend in SDPA.items() if variant in ("full", "causal", "decoding") else ():
             calls[name] = lambda backend=backend: sdpa(backend, q, k, v, variant == "causal", grouped)
     return calls

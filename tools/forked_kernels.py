@@ -79,7 +79,7 @@ def launch_kernel(command, env=None, cwd=None, **streams) -> Kernel:
     env = dict(os.environ if env is None else env)
     shared = {name: value for name, value in env.items() if not name.startswith(NOT_COMPARED)}
     if _parent is None or _parent.environment != shared:
-        pytest_unconfigure()
+        end()
         _parent = Parent(command[: at - 1], shared)  # without -m
     return Kernel(_parent, _parent.ask(argv=command[at:], cwd=str(cwd or os.getcwd()), env=env))
 
@@ -92,6 +92,11 @@ def pytest_configure(config):
 
 
 def pytest_unconfigure():
+    end()
+
+
+def end() -> None:
+    """End the process that kernels are forked from."""
     global _parent
     if _parent is not None:
         _parent.end()

@@ -13,7 +13,7 @@ from kernels.check.contestant import Contestant, Outcome
 from kernels.check.tensors import SIDES, Fenced
 from kernels.lab.accesses import Launch
 
-_TOLERANCE = {torch.int32: 0.0, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+_TOLERANCE = {torch.int32: 0.0, torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 class Stray(NamedTuple):
@@ -33,7 +33,8 @@ class Output:
 
     An element is wrong where it is further from the answer than ``tolerance`` times its own size and the root mean
     square of its group: ``groups``, a tensor of integers, keeps small elements that matter apart from large ones.
-    Where ``free``, a tensor of booleans, is true, anything may be stored, or nothing.
+    Where ``free``, a tensor of booleans, is true, anything may be stored, or nothing. ``slack`` [as the answer] is allowed
+    on top, in its own unit: what the formula itself makes of its inputs' rounding.
     """
 
     tensor: Fenced
@@ -41,6 +42,7 @@ class Output:
     groups: torch.Tensor | None = None
     tolerance: float | None = None
     free: torch.Tensor | None = None
+    slack: torch.Tensor | None = None
 
     def __post_init__(self):
         self.tolerance = self.tolerance or _TOLERANCE[self.tensor.flat.dtype]
@@ -48,6 +50,7 @@ class Output:
             self.answer = self.array(self.expected)
             self._groups = array([] if self.groups is None else self.groups.tolist())
             self._free = False if self.free is None else self.free.numpy()
+            self._slack = 0.0 if self.slack is None else self.array(self.slack)
 
     @property
     def name(self) -> str:
@@ -62,7 +65,7 @@ class Output:
         """True at each element that is further from the answer than rounding explains; NaN is wrong unless expected."""
         answer = self.answer if answer is None else answer
         if not self._groups.size:
-            return self._wrong(got, answer) & ~array(self._free)
+            return self._wrong(got, answer, self._slack) & ~array(self._free)
         bad = answer != answer
         for group in set(self._groups.ravel().tolist()):
             members = self._groups == group
@@ -73,13 +76,13 @@ class Output:
         """True at each element that had to be stored and was not."""
         return ~(seen.stored | self._free)
 
-    def _wrong(self, got, answer):
+    def _wrong(self, got, answer, slack=0.0):
         if not answer.size:
             return answer != answer
         with errstate(all="ignore"):
             finite = answer[abs(answer) < float("inf")]
             scale = sqrt(mean(finite**2)) if finite.size else 0.0
-            near = (abs(got - answer) <= self.tolerance * (abs(answer) + scale)) | (got == answer)
+            near = (abs(got - answer) <= self.tolerance * (abs(answer) + scale) + slack) | (got == answer)
             return ~(near | (isnan(got) & isnan(answer)))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from numpy import argwhere, array_equal, isfinite
 
 from kernels import runtime
-from kernels.check.tensors import NAN
+from kernels.check.tensors import NAN, UNTOUCHED
 from kernels.lab.trace import Undefined
 
 NOTHING = "nothing is stored"
@@ -43,11 +43,16 @@ def judge(exercise, item, contestant, case) -> Finding | None:
         return Finding(f"{names} changed", f"with {case.sizes}", f"the kernel stores into {names}, which is an input")
     judged = [out for out in case.outs if out.expected is not None]
     empty = [out for out in judged if out.answer.size and not run.seen[out.name].stored.any()]
-    added = _only_added(case, seen.launches) if empty and runtime.interpreted else {}
-    for out in empty:
-        if out.name in added:
-            where, amount = f"{out.name} is only updated, never stored", f"`{added[out.name]}` (with {case.sizes})"
+    garbage = [*empty, *(out for out in judged if _on_garbage(out, run))]
+    lines = _lines(case, seen.launches) if garbage and runtime.interpreted else {}
+    for out in garbage:
+        updated, stored, loaded = (lines.get(out.name, {}).get(kind) for kind in ("atomic", "store", "load"))
+        if updated and not stored:
+            where, amount = f"{out.name} is only updated, never stored", f"`{updated}` (with {case.sizes})"
             return Finding(where, amount, f"{NOT_CLEARED}: each program stores its own elements")
+        if loaded and stored:
+            where = f"{out.name} is loaded before anything is stored there"
+            return Finding(where, f"`{loaded}` (with {case.sizes})", NOT_CLEARED)
     if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
         return Finding(NOTHING, f"with {case.sizes}", _idle(seen.launches) if runtime.interpreted else _UNREACHED)
     findings = (_judge_output(exercise, item, contestant, case, out, run.seen[out.name], strays) for out in judged)
@@ -71,14 +76,20 @@ def _idle(launches) -> str:
     return f"the grid {tuple(grid)} has no programs: triton.cdiv rounds up, // rounds down" if grid else _UNREACHED
 
 
-def _only_added(case, launches) -> dict[str, str]:
-    """The tensors that are updated atomically and not stored, each with a line that does it."""
-    lines = {"store": {}, "atomic": {}, "load": {}}
+def _lines(case, launches) -> dict[str, dict[str, str]]:
+    """Tensor -> "load", "store", "atomic" -> the first line that does it."""
+    lines = {}
     for launch in launches:
         for access in launch.accesses:
             if tensor := case.tensor_of(launch.operands.get(access.tensor)):
-                lines[access.kind].setdefault(tensor.name, access.source)
-    return {name: line for name, line in lines["atomic"].items() if name not in lines["store"]}
+                lines.setdefault(tensor.name, {}).setdefault(access.kind, access.source)
+    return lines
+
+
+def _on_garbage(out, run) -> bool:
+    """Whether integers stand in an output that are what stood there before, and a little."""
+    seen = run.seen[out.name]
+    return not out.tensor.flat.is_floating_point() and bool((seen.stored & (abs(seen.got - UNTOUCHED) < 1 << 20)).any())
 
 
 def _exponents(item, case, launches) -> Finding | None:
@@ -157,6 +168,8 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
         return _never_stored(case, out, out.unstored(seen))
     if item.not_finite and not isfinite(clean.got[isfinite(out.answer)]).all():
         return Finding(where, amount, item.not_finite)
+    if not out.tensor.flat.is_floating_point() and (abs(clean.got - out.answer)[bad] == 1).all():
+        return Finding(where, amount, "each is off by one: .to(an integer) cuts the fraction off, tl.floor(x + 0.5) rounds")
     factor = clean.got.sum() / out.answer.sum() if out.answer.sum() else NAN
     if not clean.got.any():
         return Finding(where, amount, "every element is 0: is what is added up ever loaded, and stored in the end?")
@@ -180,6 +193,21 @@ def touches(exercise, item, contestant, case) -> Finding | None:
     where = f"a {first.kind} reaches outside {first.tensor}"
     cause = item.otherwise if item.otherwise in causes else "; ".join(causes)
     return Finding(where, f"`{first.source}` (with {case.sizes})", cause)
+
+
+def conflicts(exercise, item, contestant, case) -> Finding | None:
+    """Look for elements that one program of a launch stores and another touches: the answer hangs on their order."""
+    traced = case.traced(contestant)
+    if not traced.run.stored:
+        return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    for launch in traced.launches:
+        for name, found in launch.races().items():
+            tensor = case.tensor_of(launch.operands[name])
+            name = tensor.name if tensor else name.removesuffix("_ptr")
+            some = f"{len(found)} element{'s' * (len(found) > 1)} of {name}"
+            where = f"one program stores {some} and another touches {'them' if len(found) > 1 else 'it'}"
+            return Finding(where, f"with {case.sizes}", item.otherwise)
+    return None
 
 
 def shares(exercise, item, contestant, case) -> Finding | None:

@@ -30,7 +30,7 @@ from kernels.check.cases import Case, Failed, Output, Run, Seen, Stray
 from kernels.check.compiling import Compiles, judge_compiled
 from kernels.check.contestant import Contestant
 from kernels.check.costs import Cheap, Tier, judge_cost
-from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, judge, shares, touches
+from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, conflicts, judge, shares, touches
 from kernels.check.explanations import CHECKS_OWN, SLOW, explain
 from kernels.check.looking import Failing, remember
 from kernels.check.stale import broken_since
@@ -74,7 +74,8 @@ class Property:
     guess gives way to it: one bug, one cause.
     ``needs`` is "gpu" or "interpreter" where the property can only be seen there; such a property is worth no points.
     ``addresses`` asks for the addresses a call touches instead of its answer, ``shared_updates`` for elements of an
-    output that several programs of one launch update: they come in no fixed order. ``exponents`` also asks for numbers
+    output that several programs of one launch update: they come in no fixed order; ``conflicts`` for elements that one
+    program stores and another touches, which is what cannot be made atomic. ``exponents`` also asks for numbers
     above 0 whose exponential is taken, which a where that comes later hides.
     """
 
@@ -88,6 +89,7 @@ class Property:
     addresses: bool = False
     shared_updates: bool = False
     exponents: bool = False
+    conflicts: bool = False
 
     @classmethod
     def stays_inside(
@@ -240,7 +242,8 @@ class _Report:
         """Every property's line."""
         self.earned["right"] = 0
         for number, item in enumerate(self.exercise.properties):
-            experiment = touches if item.addresses else shares if item.shared_updates else judge
+            asked = {touches: item.addresses, shares: item.shared_updates, conflicts: item.conflicts}
+            experiment = next((one for one, wanted in asked.items() if wanted), judge)
             if item.needs and (item.needs == "the interpreter") != runtime.interpreted:
                 self.say(f"not verified on this machine: {item.name} (needs {item.needs})")
                 continue

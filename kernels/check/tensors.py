@@ -14,6 +14,7 @@ MARGIN = 1 << 15  # elements before and after each buffer, so that an address go
 UNTOUCHED = 0x7FC0BAD5  # as an integer far from any index, as float32 a NaN
 _UNTOUCHED = {  # NaNs with a payload that arithmetic does not produce
     torch.int32: (torch.int32, UNTOUCHED),
+    torch.float64: (torch.int64, 0x7FF8BAD57FC0BAD5),
     torch.float32: (torch.int32, UNTOUCHED),
     torch.float16: (torch.int16, 0x7EB5),
     torch.bfloat16: (torch.int16, 0x7FEB),

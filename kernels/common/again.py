@@ -8,9 +8,9 @@ of a kernel with 60 arguments that is most of the host's time for a call. What T
     of a number          its value (Triton asks for less: whether it is 1, a multiple of 16, or needs 64 bits)
     of everything else   constants by value, kernels by what they are
 
-A call that is alike an earlier one in all of them starts what that one compiled, by Triton's launcher (``launchers``), with
-the hooks that are set. Everything else is Triton's: the first call, calls while something stands in its place or looks on
-before a launch (a tracer, the model of Gluon, ``pre_run_hooks``), and the interpreter.
+A call that is alike an earlier one in all of them starts what that one compiled. Triton's launcher is called as Triton itself
+calls it, with the hooks that are set. Everything else is Triton's: the first call, calls while something stands in its
+place or looks on before a launch (a tracer, the model of Gluon, ``pre_run_hooks``), and the interpreter.
 """
 
 import torch
@@ -19,13 +19,26 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels.common import launchers
 from kernels.common.validate import PLAIN
 
 MOST = 1024  # calls of one kernel that are remembered; one more, and they are all forgotten
 _known = {}  # id of a kernel -> _Known
 _run = JITFunction.run if torch.version.hip is None else object()  # AMD's compiler looks at the size of memory, too
 _VALUES = {int, float, bool, str, type(None)}
+
+
+class Constants:
+    """Compile-time arguments and options of a kernel that is launched with them again and again: they are looked at once."""
+
+    def __init__(self, **meta):
+        self.meta, self.seen = meta, (*meta, *meta.values())
+        self.hash = hash(self.seen)
+
+    def __hash__(self):
+        return self.hash
+
+    def __eq__(self, other):
+        return self is other or type(other) is Constants and self.seen == other.seen
 
 
 class _Known:
@@ -36,36 +49,35 @@ class _Known:
         self.kernel, self.leading, self.started = kernel, len(args) - numbers, {}
 
 
-def start(kernel, grid, args, meta, device):
-    """``kernel[grid](*args, **meta)`` on the current device, whose index is ``device``. A kernel's parameter is always given
-    numbers of one type: 1 is not told from 1.0."""
+def start(kernel, grid, args, meta, device, constants=None):
+    """``kernel[grid](*args, **meta)`` on the current device, whose index is ``device``; ``constants``: more of ``meta``, as
+    ``Constants``. A kernel's parameter is always given numbers of one type: 1 is not told from 1.0."""
     if (
         getattr(type(kernel), "run", None) is not _run
         or kernel.pre_run_hooks
         or getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
     ):
-        kernel[grid](*args, **meta)
+        kernel[grid](*args, **meta, **({} if constants is None else constants.meta))
         return
     known = _known.get(id(kernel))
     if known is None:
         known = _known[id(kernel)] = _Known(kernel, args)
-    key = _key(known.leading, device, args, meta)
+    key = _key(known.leading, device, args, meta, constants)
     found = known.started.get(key)
     if found is None:
+        if constants is not None:
+            meta = meta | constants.meta
         compiled = kernel[grid](*args, **meta)
         if isinstance(compiled, CompiledKernel):  # no hook of Triton's has taken its place
             _remember(known, key, compiled, args, meta)
         return
-    launcher, starter, function, packed, compiled, constants, _ = found
+    launcher, function, packed, compiled, rest, _ = found
     stream = driver.active.get_current_stream(device)
     before, after, metadata = _asked(knobs.runtime.launch_enter_hook), _asked(knobs.runtime.launch_exit_hook), None
     if before is not None or after is not None:
-        metadata = compiled.launch_metadata(grid, stream, *args, *constants)
+        metadata = compiled.launch_metadata(grid, stream, *args, *rest)
     x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-    if starter is None:
-        launcher(x, y, z, stream, function, packed, metadata, before, after, *args, *constants)
-    else:
-        starter(x, y, z, stream, function, packed, metadata, before, after, (*args, *constants))
+    launcher(x, y, z, stream, function, packed, metadata, before, after, *args, *rest)
 
 
 def _asked(hooks):
@@ -73,10 +85,10 @@ def _asked(hooks):
     return hooks if getattr(hooks, "calls", hooks) else None
 
 
-def _key(leading, device, args, meta):
+def _key(leading, device, args, meta, constants):
     """All that the compiled kernel depends on, but the kernel."""
     seen = [
-        device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, *meta, *meta.values(), len(args),
+        device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, constants, *meta, *meta.values(), len(args),
         *args[leading:],
     ]  # fmt: skip
     for arg in args[:leading]:
@@ -111,8 +123,6 @@ def _remember(known, key, compiled, args, meta):
     if len(known.started) >= MOST:
         known.started.clear()
     parameters = list(known.kernel.signature.parameters.values())[len(args) :]
-    constants = tuple(meta.get(parameter.name, parameter.default) for parameter in parameters)
+    rest = tuple(meta.get(parameter.name, parameter.default) for parameter in parameters)
     layouts = [getattr(arg, "layout", None) for arg in args if hasattr(arg, "block_shape")]
-    known.started[key] = (
-        compiled.run, launchers.starter(compiled), compiled.function, compiled.packed_metadata, compiled, constants, layouts
-    )  # fmt: skip
+    known.started[key] = compiled.run, compiled.function, compiled.packed_metadata, compiled, rest, layouts

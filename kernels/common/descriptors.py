@@ -9,7 +9,6 @@ class Descriptors:
 
     def __init__(self, make):
         self.make, self.kind, self.fields = make, None, None
-        self.encoded = {}  # what ``launchers`` remembers
 
     def __call__(self, t):
         """A descriptor of ``t``."""

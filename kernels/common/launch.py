@@ -5,12 +5,14 @@ import threading
 import torch
 
 from kernels import runtime
-from kernels.common.again import start
+from kernels.common.again import Constants, start
+
+__all__ = ["Constants", "element_size", "launch"]
 
 _one_at_a_time = threading.RLock()
 
 
-def launch(kernel, grid, *args, outputs=(), **meta):
+def launch(kernel, grid, *args, outputs=(), constants=None, **meta):
     """Run ``kernel[grid](*args, **meta)`` on the device of its tensors; an empty grid runs nothing.
 
     Triton's interpreter multiplies and rounds bfloat16 wrongly, so there the kernel sees float32 copies, with the same
@@ -21,6 +23,7 @@ def launch(kernel, grid, *args, outputs=(), **meta):
         grid: tuple of 1 to 3 ints, the number of programs along each axis.
         args: the kernel's positional arguments; ``None`` stands for a tensor the kernel does not use.
         outputs: tensors among ``args`` that the kernel writes.
+        constants: those of ``meta`` that are the same in many calls, as ``Constants``; ``None`` for none.
         meta: constexpr arguments, ``num_warps``, ``num_stages``.
     """
     if 0 in grid:
@@ -32,12 +35,14 @@ def launch(kernel, grid, *args, outputs=(), **meta):
                 break
         # CPU tensors where kernels are compiled: the model of Gluon executes this launch, and there is no device to enter.
         if device < 0 or device == torch._C._cuda_getDevice():
-            start(kernel, grid, args, meta, device)
+            start(kernel, grid, args, meta, device, constants)
         else:
             with torch.cuda.device(device):
-                start(kernel, grid, args, meta, device)
+                start(kernel, grid, args, meta, device, constants)
         return
 
+    if constants is not None:
+        meta = meta | constants.meta
     written = {id(t) for t in outputs}
     back = []
     shown = []

@@ -11,18 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch.autograd import forward_ad
-from torch.overrides import has_torch_function
 
 from kernels.common.public import (
     autocast,
+    nothing_looks_on,
     once_differentiable,
     public,
     refuse_batched_gradients,
     refuse_second_derivative,
     refuse_transforms,
 )
-from kernels.common.validate import PLAIN
 
 __all__ = [
     "Operator",
@@ -283,40 +281,6 @@ class Operator:
                 f"kernels.{self._room or self._public}.reference.{self._public}_reference."
             )
         refuse_second_derivative(self._public, self._room)(None)
-
-
-def nothing_looks_on(tensors):
-    """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
-    none of them is what a transform has left behind, or a view that negates what lies in memory (``z.conj().imag``)."""
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    ):
-        return False
-    for t in tensors:
-        if t is not None and (
-            type(t) not in PLAIN or t.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(t)
-        ):
-            return False
-    return True
-
-
-def nobody_asks(*tensors):
-    """Whether these are plain tensors or ``None``, nothing looks on, and all that ``public`` and ``autocast`` ask for is not
-    there: a call that is known to be right may go to its operator directly."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._is_any_autocast_enabled()
-        or forward_ad._current_level >= 0
-        or has_torch_function(tensors)
-        or not nothing_looks_on(tensors)
-    ):
-        return False
-    for t in tensors:
-        if t is not None and torch._C._functorch.is_legacy_batchedtensor(t):
-            return False
-    return True
 
 
 def _parse(schema):

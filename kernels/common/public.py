@@ -9,6 +9,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
+from kernels.common.validate import PLAIN
+
 F = TypeVar("F", bound=Callable)
 
 
@@ -78,6 +80,40 @@ def refuse_batched_gradients(name, given):
     for x in given:  # a loop of a call's every argument: a generator takes three times as long
         if isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x):
             raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
+
+
+def nothing_looks_on(tensors):
+    """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
+    none of them is what a transform has left behind, or a view that negates what lies in memory (``z.conj().imag``)."""
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return False
+    for t in tensors:
+        if t is not None and (
+            type(t) not in PLAIN or t.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(t)
+        ):
+            return False
+    return True
+
+
+def nobody_asks(*tensors):
+    """Whether these are plain tensors or ``None``, nothing looks on, and all that ``public`` and ``autocast`` ask for is not
+    there: a call that is known to be right may go to its operator directly."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_any_autocast_enabled()
+        or forward_ad._current_level >= 0
+        or has_torch_function(tensors)
+        or not nothing_looks_on(tensors)
+    ):
+        return False
+    for t in tensors:
+        if t is not None and torch._C._functorch.is_legacy_batchedtensor(t):
+            return False
+    return True
 
 
 def autocast(*tensors):

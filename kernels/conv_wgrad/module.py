@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kernels.conv_wgrad.operator import layer
+from kernels.conv_wgrad.layer import layer
 
 
 class Conv2d(nn.Conv2d):

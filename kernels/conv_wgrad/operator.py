@@ -1,21 +1,17 @@
 """The public functions: validate, register. Their docstrings are the ones of record."""
 
-import functools
 import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
-from kernels import runtime
-from kernels.common import validate
-from kernels.common.operator import Operator, nobody_asks
+from kernels.common.operator import Operator
 from kernels.common.public import autocast, explains, public
-from kernels.common.validate import FLOAT_DTYPES, MOST, check_choice, check_tensor, left_to_reference
+from kernels.common.validate import FLOAT_DTYPES, MOST, check_choice, check_tensor
 from kernels.conv_wgrad import plan
-from kernels.conv_wgrad.forward import convolution_of, forward, input_grad, memory_format
+from kernels.conv_wgrad.forward import convolution_of, input_grad, memory_format
 
 
 @public
@@ -162,76 +158,7 @@ def conv2d(
         check_tensor("bias", bias, (g.Co,), "[Co]", **like)
     g.check_output()
     planes = input.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2)
-    return _conv2d(*planes, bias, g.stride, g.padding, g.dilation, groups).permute(0, 2, 3, 1).contiguous()
-
-
-def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
-    """``conv2d_layer``; of a call that is alike an earlier one, without its checks."""
-    if padding_mode == "zeros" and nobody_asks(input, weight, bias) and _dense(input) and _dense(weight):
-        known = _known_layers.get(_layer_key(input, weight, stride, padding, dilation, groups))
-        if known is not None:
-            run, options = known
-            return _conv2d.directly(run, input, weight, bias, *options)
-    return conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode)
-
-
-def _dense(x):
-    return x is not None and x.layout is torch.strided and not x.is_nested
-
-
-_known_layers = {}  # what tensors and options of a layer's call were -> (what its forward pass runs, the options, checked)
-
-
-def _layer_key(input, weight, stride, padding, dilation, groups):
-    """All that the checks, the choice of the operator and its forward pass look at; 1.0 is not 1 to them."""
-    options = *stride, *padding, *dilation, groups
-    return (
-        validate.runtime.interpreted, input.shape, input.stride(), input.dtype, input.device, weight.shape, weight.stride(),
-        weight.dtype, weight.device, options, *map(type, options),
-    )  # fmt: skip
-
-
-@functools.partial(public, name="Conv2d")
-def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode="zeros"):
-    """``Conv2d``'s call: images [N, Ci, H, W] or [Ci, H, W], weight [Co, Ci/groups, R, S], all else as ``conv2d``.
-
-    padding: (top, bottom, left, right), of ``padding_mode``, one of ``torch.nn.Conv2d``'s.
-    """
-    if isinstance(input, Tensor) and input.ndim == 3:
-        return conv2d_layer(input[None], weight, bias, stride, padding, dilation, groups, padding_mode)[0]
-    input, weight, bias = autocast(input, weight, bias)
-    if padding_mode != "zeros":
-        _check_planes(input, weight, groups)
-        top, bottom, left, right = padding
-        input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
-    _check_planes(input, weight, groups)
-    Co, _, R, S = _sizes(weight)
-    N, Ci, H, W = _sizes(input)
-    g = plan.checked((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
-    g.check_output()
-    here = input.is_cuda and not runtime.interpreted  # the quicker question first
-    other = not here and (left_to_reference("Conv2d", input) or input.device.type != runtime.device.type)
-    if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
-        return forward(input, weight, bias, g)
-    rest = g.stride, g.padding, g.dilation, groups
-    if nobody_asks(input, weight, bias):  # and dense they are
-        if len(_known_layers) >= MOST:
-            _known_layers.clear()
-        run = convolution_of(g, memory_format(input, weight))
-        _known_layers[_layer_key(input, weight, stride, padding, dilation, groups)] = run, rest
-    return _conv2d(input, weight, bias, *rest)
-
-
-def _check_planes(input, weight, groups):
-    kept = {"like": ("input", input), "dtypes": (getattr(input, "dtype", None),)}  # any dtype and device; weight has the same
-    Co, Ci_group, R, S = _sizes(weight)
-    check_tensor("input", input, (None, Ci_group * groups, None, None), "[N, Ci, H, W]", **kept)
-    check_tensor("weight", weight, (Co, Ci_group, R, S), "[Co, Ci/groups, R, S]", **kept)
-
-
-def _sizes(tensor):
-    """A tensor's shape, in integers where ``torch.jit.trace`` makes tensors of it."""
-    return tuple(int(size) for size in tensor.shape) if torch.jit.is_tracing() else tuple(tensor.shape)
+    return OPERATOR(*planes, bias, g.stride, g.padding, g.dilation, groups).permute(0, 2, 3, 1).contiguous()
 
 
 def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype):
@@ -349,7 +276,8 @@ def _convolution_shape(input, weight, bias, *rest):
 
 def _convolution_backward(dy, input, weight, stride, padding, dilation, groups, needs):
     """The gradients of input, weight and bias, ``None`` where not needed."""
-    g, _ = _planes(input, weight, stride, padding, dilation, groups)
+    options = tuple(stride), tuple(padding), tuple(dilation), groups
+    g, weights, biases = plan.of_backward(dy, input, weight.shape, options)
     need_input, need_weight, need_bias = needs
     dx = dw = db = None
     pixels = dy.permute(0, 2, 3, 1)
@@ -357,10 +285,10 @@ def _convolution_backward(dy, input, weight, stride, padding, dilation, groups, 
         dx = input_grad(dy, input, weight, g)
     if need_weight:
         dw = torch.empty_like(weight)
-        plan.wgrad(input.permute(0, 2, 3, 1), pixels, g, dw.permute(0, 2, 3, 1))
+        weights.run(input.permute(0, 2, 3, 1), pixels, dw.permute(0, 2, 3, 1), False)
     if need_bias:
         db = input.new_empty(g.Co)
-        plan.bias_grad(pixels, db)
+        biases.run(pixels, db, False)
     return dx, dw, db
 
 
@@ -369,7 +297,7 @@ def _convolution_backward_shapes(dy, input, weight, *rest):
     return dx, torch.empty_like(weight), weight.new_empty(weight.shape[:1])
 
 
-_conv2d = Operator(
+OPERATOR = Operator(
     f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor y",
     _convolution,
     _convolution_shape,
@@ -384,12 +312,12 @@ _conv2d = Operator(
 # What torch's counter of floating-point operations is told, where it would see an operator it does not know.
 
 
-@register_flop_formula(_conv2d.op.overloadpacket)
+@register_flop_formula(OPERATOR.op.overloadpacket)
 def _forward_flops(input, weight, *args, out_shape, **rest):
     return conv_flop_count(input, weight, out_shape)
 
 
-@register_flop_formula(_conv2d.backward_op.overloadpacket)
+@register_flop_formula(OPERATOR.backward_op.overloadpacket)
 def _backward_flops(grad_output, input, weight, stride, padding, dilation, groups, needs, **rest):
     return sum(needs[:2]) * conv_flop_count(input, weight, grad_output)
 

@@ -55,8 +55,11 @@ class Refusable(NamedTuple):
 
 def problem_of(input, grad_output, g, split_k=None):
     """The ``Problem`` of tensors and their ``Geometry``."""
-    precision = "tf32" if input.dtype == torch.float32 and convolution_in_tf32() else "ieee"  # the switch takes long to ask
-    return Problem(g, layout(input), layout(grad_output), split_k, precision, input.device)
+    return Problem(g, layout(input), layout(grad_output), split_k, _precision(input.dtype), input.device)
+
+
+def _precision(dtype):
+    return "tf32" if dtype == torch.float32 and convolution_in_tf32() else "ieee"  # the switch takes long to ask
 
 
 @remembered
@@ -72,6 +75,34 @@ def chosen(problem, asked):
             if time_of(other, form) < time_of(choice, best):
                 best, choice = form, other
     return choice, FormPlan(best, WAYS[choice.name].plan(best.problem))
+
+
+def of_backward(dy, input, weight_shape, options):
+    """``(Geometry, plan of the weight gradient, plan of the bias gradient)`` of a convolution's backward pass.
+
+    Args:
+        dy: [N, Co, P, Q]; input: [N, Ci, H, W]: channels come before height and width, as torch's convolutions have them.
+        weight_shape: (Co, Ci/groups, R, S).
+        options: (stride, padding, dilation, groups).
+    """
+    dtype = input.dtype
+    return _of_backward(
+        dy.shape, dy.stride(), dy.data_ptr() & 15, input.shape, input.stride(), input.data_ptr() & 15, weight_shape, options,
+        dtype, _precision(dtype), input.device,
+    )  # fmt: skip
+
+
+@remembered
+def _of_backward(
+    dy_shape, dy_strides, dy_address, shape, strides, address, weight_shape, options, dtype, precision, device
+):  # fmt: skip
+    last = lambda sizes: (sizes[0], sizes[2], sizes[3], sizes[1])  # noqa: E731
+    Co, _, R, S = weight_shape
+    g = checked(last(shape), Co, R, S, *options)
+    x = Layout(torch.Size(last(shape)), last(strides), dtype, address)
+    dy = Layout(torch.Size(last(dy_shape)), last(dy_strides), dtype, dy_address)
+    _, weights = chosen(Problem(g, x, dy, None, precision, device), "auto")
+    return g, weights, portable.plan_bias(dy, device)
 
 
 def modelled(problem):

@@ -11,8 +11,8 @@ from kernels.common.math import cdiv
 from kernels.common.plan import Launch, Layout, layout, remembered, strides
 from kernels.common.sequences import count_runs, sequence_of_runs
 from kernels.dynamic_conv.backward import conv_backward_kernel, ends_kernel
+from kernels.dynamic_conv.classes import pop_run, size_class
 from kernels.dynamic_conv.forward import conv_forward_kernel, conv_step_kernel, final_state_kernel
-from kernels.dynamic_conv.launches import pop_run, size_class
 from kernels.dynamic_conv.plan_static import backward_walk, forward_walk
 from kernels.dynamic_conv.static import static_backward_kernel, static_forward_kernel, sum_parts_kernel
 from kernels.dynamic_conv.words import channels_per_word, word_strides

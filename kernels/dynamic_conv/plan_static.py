@@ -4,7 +4,7 @@ from kernels.common.configs import configuration
 from kernels.common.math import cdiv
 from kernels.common.plan import Launch, strides
 from kernels.common.sequences import count_runs
-from kernels.dynamic_conv.launches import pop_run, size_class
+from kernels.dynamic_conv.classes import pop_run, size_class
 from kernels.dynamic_conv.words import channels_per_word, word_strides
 
 SUM_TILE = {"ROWS": 16, "BLOCK": 32, "num_warps": 4}  # of the partial sums' columns

@@ -144,7 +144,7 @@ class Problem:
     def _block(self, axis, length):
         return min(self.BLOCK_SIZE[axis], block(length)) if self.sparse else 0
 
-    @property
+    @cached_property
     def HAS_FULL(self):
         """Whether full blocks are listed apart."""
         return "full_kv_num_blocks" in self.lists
@@ -214,10 +214,15 @@ class Inputs:
         self.mask_tables = () if mask is None else mask.tables(captured[of_score:], numbers[ns:])
         self.partial = self.full = self._transposed = None
         if lists:
-            self.lists = dict(zip(problem.lists, lists, strict=True))
-            self.partial = rows_of_lists(self.lists["kv_num_blocks"], self.lists["kv_indices"])
+            self._lists = lists  # in the order of ``LISTS``, the same in all problems
+            self.partial = rows_of_lists(lists[0], lists[1])
             if problem.HAS_FULL:
-                self.full = rows_of_lists(self.lists["full_kv_num_blocks"], self.lists["full_kv_indices"])
+                self.full = rows_of_lists(lists[2], lists[3])
+
+    @property
+    def lists(self):
+        """The block mask's, by their names."""
+        return dict(zip(self.problem.lists, self._lists, strict=True))
 
     @property
     def transposed(self):
@@ -232,9 +237,10 @@ class Inputs:
     def _transpose(self, full):
         p = self.problem
         rows, columns = cdiv(p.M, p.SPARSE_M), cdiv(p.N, p.SPARSE_N)
-        num_blocks, indices = self.lists.get(f"{full}q_num_blocks"), self.lists.get(f"{full}q_indices")
+        lists = self.lists
+        num_blocks, indices = lists.get(f"{full}q_num_blocks"), lists.get(f"{full}q_indices")
         if num_blocks is None or num_blocks.shape[-1] < columns:  # not given, or made from lists that were cut short
-            num_blocks, indices = self.lists[f"{full}kv_num_blocks"], self.lists[f"{full}kv_indices"]
+            num_blocks, indices = lists[f"{full}kv_num_blocks"], lists[f"{full}kv_indices"]
             dense = masks.dense_blocks(num_blocks[..., :rows], indices[..., :rows, :], columns)
             num_blocks, indices = masks.ordered_lists(dense.mT)
         return rows_of_lists(num_blocks, indices)

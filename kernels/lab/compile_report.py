@@ -125,12 +125,18 @@ class Prepared:
         return {names[int(place)]: int(value) for place, value in found if int(place) in names}
 
 
+_AS_USUAL = {"num_ctas": 1, "ir_override": None}  # options of a launch that change nothing so
+
+
 def prepare(
     kernel, *args, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **constexprs
 ) -> Prepared:
     """What ``compile_report`` with these arguments would compile; raises its ``ValueError``s."""
     from kernels.lab import _child, _triton_private
 
+    unused = {name: constexprs.pop(name) for name in _AS_USUAL.keys() & constexprs.keys()}  # as an autotuner passes them
+    if unusual := [f"{name} is {value!r}" for name, value in unused.items() if value not in (None, _AS_USUAL[name])]:
+        raise ValueError(f"{', '.join(unusual)}: compile_report knows num_warps, num_stages and maxnreg alone")
     if not _triton_private.is_kernel(kernel):
         raise ValueError(
             f"kernel is {kernel!r}: compile_report needs a @triton.jit function (or Gluon's), and its arguments after it"

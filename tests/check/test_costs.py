@@ -1,6 +1,7 @@
 """The verdicts "compiles" and "cheap": the limits are those of the lessons' schemes, and every function has both."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,3 +86,11 @@ def test_the_innermost_line_and_reason_are_found():
     nowhere = "k does not compile: for sm_80: RuntimeError: Unsupported function referenced: <function f at 0x7f3b>"
     assert compiling._refused(nowhere).reason == "Unsupported function referenced: <function f>"
     assert re.search("9", compiling._refused("the process ended with status -9").reason)
+
+
+def test_what_printing_spills_is_not_called_a_large_block():
+    spec = compiling.Compiles(calls=lambda draw: (), lesson="")
+    for ptx, words in (("call vprintf", "device_print is for looking"), ("", "more blocks are alive")):
+        report = SimpleNamespace(ptx=ptx, spill_bytes=24, sass="")
+        found = compiling._look(spec, "with N = 1", [(SimpleNamespace(kernel="k"), {80: report})], 80, False)
+        assert words in found.cause

@@ -86,6 +86,25 @@ def test_whatever_a_kernel_is_compiled_for_is_asked(machine):
     assert machine(x, y, 16, 1, 0.5) and not machine(x, y, 16, 1, 0.5)
 
 
+def test_constants_stand_for_what_they_name(machine):
+    x, y = torch.zeros(16), torch.zeros(16)
+
+    def compiled(n=16, more=None, **meta):
+        before = len(machine.compiled)
+        again.start(machine.kernel, (5,), (x, y, n, 1, 0.5), more or {}, 0, again.Constants(**meta))
+        return len(machine.compiled) > before
+
+    assert compiled(BLOCK=8, num_warps=4) and machine.compiled[-1][1] == {"BLOCK": 8, "num_warps": 4}
+    assert not compiled(BLOCK=8, num_warps=4) and machine.started[-1][9:] == (x, y, 16, 1, 0.5, 8, True)
+    assert compiled(BLOCK=16, num_warps=4) and compiled(BLOCK=8, num_warps=8) and compiled(n=17, BLOCK=8, num_warps=4)
+    assert compiled(more={"SAFE": False}, BLOCK=8, num_warps=4)
+    assert machine.compiled[-1][1] == {"SAFE": False, "BLOCK": 8, "num_warps": 4}
+    assert not compiled(more={"SAFE": False}, BLOCK=8, num_warps=4) and machine.started[-1][9:][-2:] == (8, False)
+    assert machine(x, y, 16, 1, 0.5)  # the same without, which may be compiled again
+    machine.kernel.add_pre_run_hook(lambda *args, **meta: None)
+    assert compiled(BLOCK=8, num_warps=4) and machine.compiled[-1][1] == {"BLOCK": 8, "num_warps": 4}
+
+
 def test_descriptors_are_told_apart_by_tile_layout_and_element(machine):
     def descriptor(x, tile, layout):
         return types.SimpleNamespace(base=x, shape=list(x.shape), strides=list(x.stride()), block_shape=tile, layout=layout)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernels import runtime
 from kernels.common import configs
 from kernels.common import launch as launch_module
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.common.sequences import count_runs, sequence_of_runs
 from kernels.common.validate import same_device
 
@@ -44,6 +44,8 @@ def test_an_expanded_bfloat16_input():
     y = torch.empty(10, dtype=torch.bfloat16, device=runtime.device)
     launch(_square_kernel, (2,), x, y, 10, x.stride(0), 1, outputs=(y,), BLOCK=8)
     assert (y == 2.25).all()
+    launch(_square_kernel, (2,), y, y, 10, 1, 1, outputs=(y,), constants=Constants(BLOCK=8))
+    assert (y == 5.0625).all()
 
 
 def test_threads_launch_at_the_same_time():

@@ -81,7 +81,8 @@ def launches():
     def recording(module):
         launch = module.launch
 
-        def record(kernel, grid, *args, outputs=(), **meta):
+        def record(kernel, grid, *args, outputs=(), constants=None, **meta):
+            meta |= {} if constants is None else constants.meta
             seen.append((kernel, grid, args, meta))
             launch(kernel, grid, *args, outputs=outputs, **meta)
 

@@ -6,9 +6,9 @@ import torch
 from kernels import runtime
 from kernels.conv_wgrad import Conv2d, conv2d, conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.operator import (
+    OPERATOR,
     _bias_grad,
     _bias_grad_into,
-    _conv2d,
     _wgrad,
     _wgrad_into,
 )
@@ -71,10 +71,10 @@ def test_opcheck():
     planes, weight, bias = cases.randn(2, 4, 6, 7), cases.randn(8, 4, 3, 3), cases.randn(8)
     for memory_format in (torch.contiguous_format, torch.channels_last):
         stored = planes.contiguous(memory_format=memory_format)
-        torch.library.opcheck(_conv2d.op, (*(t.clone().requires_grad_() for t in (stored, weight, bias)), *ARGUMENTS))
-        dy = torch.randn_like(_conv2d(stored, weight, bias, *ARGUMENTS))
-        torch.library.opcheck(_conv2d.backward_op, (dy, stored, weight, *ARGUMENTS, [True, True, True]))
-        torch.library.opcheck(_conv2d.backward_op, (dy, stored, weight, *ARGUMENTS, [False, True, False]))
+        torch.library.opcheck(OPERATOR.op, (*(t.clone().requires_grad_() for t in (stored, weight, bias)), *ARGUMENTS))
+        dy = torch.randn_like(OPERATOR(stored, weight, bias, *ARGUMENTS))
+        torch.library.opcheck(OPERATOR.backward_op, (dy, stored, weight, *ARGUMENTS, [True, True, True]))
+        torch.library.opcheck(OPERATOR.backward_op, (dy, stored, weight, *ARGUMENTS, [False, True, False]))
     x, dy = planes.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)
     torch.library.opcheck(_wgrad.op, (x, dy, 3, 3, *ARGUMENTS, "auto", None, torch.float16))
     out = torch.zeros(8, 3, 3, 4, device=x.device)

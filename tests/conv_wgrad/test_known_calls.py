@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import runtime
-from kernels.conv_wgrad import operator
+from kernels.conv_wgrad import layer
 from tests.conv_wgrad import cases
 from tests.conv_wgrad.test_module import pair
 
@@ -15,7 +15,7 @@ from tests.conv_wgrad.test_module import pair
 @pytest.fixture
 def known(monkeypatch):
     """``(torch's layer, ours, images)``: a call that is known by now."""
-    monkeypatch.setattr(operator, "_known_layers", {})
+    monkeypatch.setattr(layer, "_known_layers", {})
     theirs, ours = pair(4, 8, 3, padding=1)
     x = cases.randn(2, 4, 5, 6)
     ours(x)
@@ -24,7 +24,7 @@ def known(monkeypatch):
 
 def test_a_known_call_is_not_checked_again_and_gives_the_same(known, monkeypatch):
     theirs, ours, x = known
-    monkeypatch.setattr(operator, "_check_planes", None)  # to call it would be a TypeError
+    monkeypatch.setattr(layer, "_check_planes", None)  # to call it would be a TypeError
     other = x + 1
     torch.testing.assert_close(ours(other), theirs(other), rtol=1e-5, atol=1e-5)
 

@@ -1,15 +1,18 @@
 """What honest students hand in besides the notebook as it was meant: it is taken, or its reason names what to do."""
 
 import json
+import os
 import re
+from types import SimpleNamespace
 
+import nbformat
 import pytest
 
 from tests.course.hostile import cell, notebook
 from tests.course.hostile.plant import NAME, write
 from tests.course.test_foreign import ASSIGNMENTS, answers
-from tools.grading import remote, sandbox, submission
-from tools.grading.contestant import syscalls
+from tools.grading import bench, exchange, gate, remote, sandbox, submission, timer
+from tools.grading.contestant import syscalls, wire
 from tools.grading.results import REPORTED
 
 
@@ -69,6 +72,17 @@ def test_the_notebook_of_another_exercise_gets_no_mark_and_says_so():
     assert read(json.dumps(made).encode()).answers  # the answer, unwritten as it is, has this exercise's names
 
 
+def test_a_sum_of_thousands_stops_nobody():
+    made, large = notebook(True), f"x = {' + '.join(['1'] * 2500)}"
+    made.cells.insert(0, nbformat.v4.new_code_cell(large))
+    cell(made, "kernel").source += f"\n{large}"
+    found = read(json.dumps(made).encode())
+    assert found.notes == ["1 code cells were added: left out"]
+    one = ASSIGNMENTS[NAME]
+    verdict = gate.check("kernel", found.answers["kernel"], one.answers["kernel"].source, one.given)
+    assert "look through" in str(verdict.refusals[0])
+
+
 def test_an_answer_in_a_cell_of_another_kind_is_named():
     made = notebook(True)
     cell(made, "kernel").cell_type = "markdown"
@@ -92,6 +106,32 @@ def test_a_released_function_that_was_changed_is_refused():
         cell(made, "kernel").source += "\n\n" + cell(made, "launcher").source.replace("1024", "512")
 
     assert "row_softmax" in answers(edit)[1][0]
+
+
+def test_an_hour_that_the_file_system_denies_is_named(tmp_path):
+    for says, odd in (("2020-01-01 10:00:00 UTC", True), ("2999-01-01 10:00:00 UTC", False), ("\xff", False)):
+        (tmp_path / "timestamp.txt").write_text(says)
+        os.utime(tmp_path / "timestamp.txt", (0, 0))  # what its author may set
+        assert bool(exchange.dated_back(tmp_path)) == odd, says
+    assert exchange.dated_back(tmp_path / "nowhere") == ""
+
+
+def test_a_busy_machine_makes_no_submission_late(monkeypatch):
+    monkeypatch.setattr(timer.os, "sched_getaffinity", lambda process: {0, 1})
+    for load, patience in ((0.1, 1.0), (2.0, 1.0), (5.0, 2.5), (100.0, 4.0)):
+        monkeypatch.setattr(timer.os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert timer.patience() == patience
+    asked = []
+
+    def answering(header, arrays=(), seconds=0.0):
+        asked.append(seconds)
+        raise wire.OutOfTime
+
+    template = SimpleNamespace(start=lambda *_: SimpleNamespace(ask=answering, close=lambda: None))
+    held = bench.Bench(lambda: template, sandbox.Limits(), seconds=1.0, total=10.0)
+    with pytest.raises(bench.Told):
+        held.ask("host", [], {})
+    assert asked == [4.0] and held.details == ["a call did not end within 4 seconds"]
 
 
 def test_no_line_of_a_submission_begins_as_a_report_does():

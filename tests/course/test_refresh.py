@@ -5,15 +5,29 @@ import io
 
 import nbformat
 import pytest
+from jupyter_client.provisioning import local_provisioner
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from tools import refresh
+from tools import forked_kernels, refresh
 
+FROM_NOTHING = local_provisioner.launch_kernel
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([0, {y}])\nplt.show()"
 
 
 def cell(id, source, *tags, **rest):
     return new_code_cell(source, id=id, metadata={"tags": list(tags)} if tags else {}, **rest)
+
+
+@pytest.fixture(scope="module")
+def parent():
+    yield
+    forked_kernels.end()
+
+
+@pytest.fixture(autouse=True)
+def kernels_start_at_once(parent, monkeypatch):
+    """Forked, as in `make test`; one test takes this back, and starts its own as `make refresh` does."""
+    monkeypatch.setattr(local_provisioner, "launch_kernel", forked_kernels.launch_kernel)
 
 
 @pytest.fixture
@@ -78,7 +92,8 @@ def test_who_and_when_are_not_stored(notebook):
     assert b"Software" not in base64.b64decode(cells["plot"].outputs[0].data["image/png"])
 
 
-def test_the_kernel_works_in_the_notebooks_folder_with_this_checkout(notebook):
+def test_the_kernel_works_in_the_notebooks_folder_with_this_checkout(notebook, monkeypatch):
+    monkeypatch.setattr(local_provisioner, "launch_kernel", FROM_NOTHING)
     path = notebook(
         cell("folder", "import os\nprint(os.path.basename(os.getcwd()))"),
         cell(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks import dynamic_conv_walks as walks
 from benchmarks import harness
 from kernels.common import configs
-from kernels.dynamic_conv import cost, dynamic_conv, launches
+from kernels.dynamic_conv import classes, cost, dynamic_conv
 
 RECORD = harness.read(walks.RECORDS["token"])
 TABLE = configs._table("dynamic_conv")[RECORD["machine"]["gpu"]]["backward"]
@@ -108,14 +108,14 @@ def test_walks_of_one_weight_choose_well_by_the_record(W):
 
 @pytest.mark.parametrize("W", walks.STATIC_WIDTHS)
 def test_forward_runs_are_short_unless_there_are_too_many(monkeypatch, W):
-    monkeypatch.setattr(launches, "multiprocessors", lambda device: STATIC["machine"]["multiprocessors"])
+    monkeypatch.setattr(classes, "multiprocessors", lambda device: STATIC["machine"]["multiprocessors"])
     times = {}
     for kernel, B, T, D, taps, tile, run, ms in STATIC["rows"]:
         if (kernel, taps, tile) == ("static forward", W, 0):
             times.setdefault((B, T, D), {})[run] = ms
     for (B, T, D), of_run in times.items():
         options = configs.of_gpu("NVIDIA H200", "dynamic_conv", "static forward", f"W{W} 16-bit")
-        run, _ = launches.pop_run(options, T, B, None, D // 4, W, None)
+        run, _ = classes.pop_run(options, T, B, None, D // 4, W, None)
         assert "WARPS" not in options
         nearest = min(of_run, key=lambda measured: abs(math.log(measured / run)))
         assert of_run[nearest] < 1.05 * min(of_run.values()), (B, T, D, run)

@@ -265,4 +265,13 @@ def resolved(query, key, value, score_mod=None, block_mask=None, scale=None, ena
 def replace_launch(monkeypatch, make):
     """``make(launch)`` in place of ``launch`` wherever a kernel of this room is launched."""
     for module in (forward, decoding, delta, dq, dkdv, stored_ds, hopper_forward, hopper_backward, hopper_rows, fused):
-        monkeypatch.setattr(module, "launch", make(module.launch))
+        monkeypatch.setattr(module, "launch", _with_constants(make(module.launch)))
+
+
+def _with_constants(launch):
+    """``launch``, given what it is given as ``Constants`` by their names."""
+
+    def call(*args, constants=None, **meta):
+        return launch(*args, **meta, **({} if constants is None else constants.meta))
+
+    return call

@@ -81,3 +81,19 @@ def test_what_torch_has_yet_to_negate():
         results.append((o, *torch.autograd.grad(o, leaves, do)))
     torch.testing.assert_close(*results, rtol=0, atol=0)
     torch.testing.assert_close(results[0][0], flex_attention_reference(*plain))
+
+
+def test_positions_in_64_bits_are_computed_in_64():
+    """A hash of query and key, by which mods drop pairs, passes 2^31 at once."""
+    q, k, v = heads()
+
+    def dropped(score, b, h, m, n):
+        mixed = (m.long() * 2654435761 + n.long() * 40503) >> 7
+        return torch.where(mixed % 5 == 0, -torch.inf, score)
+
+    at = torch.arange(20, device=DEVICE)
+    mixed = (at[:, None] * 2654435761 + at * 40503) >> 7
+    scores = (q @ k.mT / 4).masked_fill(mixed % 5 == 0, -torch.inf)
+    torch.testing.assert_close(flex_attention(q, k, v, dropped), scores.softmax(-1) @ v)
+    with pytest.raises(ValueError, match="dimension of size 5 with q_idx, needs 20"):
+        flex_attention(q, k, v, lambda s, b, h, m, n: s + at[:5][m.long()])

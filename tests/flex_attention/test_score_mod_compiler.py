@@ -237,7 +237,7 @@ TABLE = torch.ones(8, 100)
         (branches_on_an_index, "mask_mod", "if q_idx >= kv_idx:", "torch.where"),
         (reads_a_number, "score_mod", "return score * int(q_idx)", "torch.where"),
         (uses_and, "mask_mod", "return q_idx >= kv_idx and q_idx < 5", "& | ~ instead"),
-        (draws_numbers, "score_mod", "return score + torch.rand_like(score)", "no Triton equivalent"),
+        (draws_numbers, "score_mod", "return score + torch.rand_like(score)", "draws random numbers"),
         (leaves_a_dimension, "score_mod", "return score + torch.ones(3, 4)[h]", "index every dimension"),
         (sums_over_a_row, "score_mod", "return score + TABLE[q_idx].sum()", "index every dimension"),
     ],

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from tools.grading.contestant import wire
 from tools.grading.sandbox import Connection, Limits, Template
+from tools.grading.timer import patience
 
 LIVES = 2  # contestants that a submission may lose
 
@@ -16,14 +17,17 @@ class Bench:
         self, template: Callable[[], Template], limits: Limits, seconds: float, total: float, needs: list[str] = ()
     ):
         self._template, self._limits, self._needs = template, limits, needs
-        self._seconds, self._until = seconds, time.monotonic() + total
+        self._seconds, self._total, self._start, self._patience = seconds, total, time.monotonic(), 1.0
         self._open: dict[str, Connection] = {}
         self.incidents: list[str] = []  # "out of time" or "crashed", as they happened
         self.details: list[str] = []
 
     def ask(self, room: str, cells: list, header: dict, arrays=()) -> tuple[dict, list]:
         """Send a request to the contestant of a room, which has ``cells`` loaded. Raises ``Told`` if it cannot answer."""
-        left = self._until - time.monotonic()
+        now = patience()
+        self._patience = max(self._patience, now)
+        left = self._start + self._total * self._patience - time.monotonic()
+        seconds = min(self._seconds * now, left)
         if len(self.incidents) >= LIVES or left <= 0:
             if left <= 0 and "out of time" not in self.incidents:
                 self._lost("out of time", "the submission's time is used up")
@@ -34,11 +38,11 @@ class Bench:
         try:
             if connection is None:
                 connection = self._open[room] = self._template().start(self._limits, self._needs)
-                connection.ask({"op": "load", "cells": cells}, seconds=min(self._seconds, left))
-            return connection.ask(header, arrays, seconds=min(self._seconds, left))
+                connection.ask({"op": "load", "cells": cells}, seconds=seconds)
+            return connection.ask(header, arrays, seconds=seconds)
         except wire.OutOfTime:
             self.close(room)
-            self._lost("out of time", f"a call did not end within {min(self._seconds, left):.0f} seconds")
+            self._lost("out of time", f"a call did not end within {seconds:.0f} seconds")
             raise Told(
                 "it did not come to its end, and was stopped", "a loop does not end, or takes far too long"
             ) from None

@@ -11,11 +11,14 @@ import shutil
 from pathlib import Path
 
 from nbgrader.exchange.default import ExchangeCollect, ExchangeReleaseFeedback
+from nbgrader.utils import parse_utc
 
 from tools.grading import files
+from tools.grading.submission import Unusable, load
 
 #: What `nbgrader submit` puts beside the notebook, and `nbgrader fetch_feedback` finds a page by.
 RECEIPT = ("timestamp.txt", "submission_secret.txt")
+MINUTES = 10  # between the hour in a submission and the copy of its last file
 NEVER = datetime.datetime(1970, 1, 1)
 
 
@@ -28,6 +31,22 @@ def carry_receipt(submitted: Path, folder: Path) -> None:
             files.write(folder / name, text)
         else:
             (folder / name).unlink(missing_ok=True)
+
+
+def dated_back(folder: Path) -> str:
+    """What is odd about the hour that a submission gives for itself: its author may write any, but not what Linux notes.
+
+    Somebody who administers the exchange may have changed the files since, so it is said, and held against nobody.
+    """
+    try:
+        place = folder / "timestamp.txt"
+        says = parse_utc(load(place).decode().strip()).replace(tzinfo=datetime.UTC)
+        newest = max(one.stat(follow_symlinks=False).st_ctime for one in os.scandir(folder))
+    except (OSError, ValueError, OverflowError, AttributeError, Unusable):
+        return ""
+    changed = datetime.datetime.fromtimestamp(newest, datetime.UTC)
+    late = changed - says > datetime.timedelta(minutes=MINUTES)
+    return f"says that it was handed in at {says:%d %B %H:%M} UTC, and was last changed at {changed:%d %B %H:%M}" * late
 
 
 class Collect(ExchangeCollect):
@@ -68,6 +87,8 @@ class Collect(ExchangeCollect):
 
     def do_copy(self, src, dest, log=None):
         """Copy a submission. A link is copied as a link, for the grader to refuse; what cannot be read is named."""
+        if backdated := dated_back(Path(src)):
+            self.log.warning("%s %s", os.path.basename(src), backdated)
         try:
             if (size := self.get_size(src)) > 1000 * self.coursedir.max_dir_size:
                 raise OSError(f"{size} bytes are more than max_dir_size, {1000 * self.coursedir.max_dir_size}")

@@ -34,7 +34,10 @@ def joined(parts: list[str], wanted: set[str]) -> str | None:
 
 def _bound(tree: ast.Module) -> set[str]:
     given = Given()
-    return {name for statement in tree.body for name in given.learn(statement)}
+    try:
+        return {name for statement in tree.body for name in given.learn(statement)}
+    except RecursionError:  # a sum of thousands, which the gate names
+        return set()
 
 
 def names(source: str) -> set[str]:
@@ -76,7 +79,11 @@ def helpers(
 def _defined(statement, tables: bool) -> list[str]:
     if isinstance(statement, ast.FunctionDef):
         return [statement.name]
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and (tables or statement.value and is_constant(statement.value)):
+    try:
+        plain = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value and is_constant(statement.value)
+    except RecursionError:
+        plain = False
+    if plain or tables and isinstance(statement, (ast.Assign, ast.AnnAssign)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return [name.id for target in targets for name in names_of(target) or ()]
     return []

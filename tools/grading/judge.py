@@ -27,7 +27,7 @@ from tools.grading.remote import Remote, RemoteEmitter, RemotePipeline, RemoteTe
 from tools.grading.results import REPORTED, Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable
-from tools.grading.timer import TooLong, within
+from tools.grading.timer import TooLong, patience, within
 
 COMPILER_SECONDS = 60  # for one kernel: what a compiler works on for longer is an unrolled loop
 THREADS = 48  # the model of Gluon runs partitions as threads
@@ -43,7 +43,6 @@ class Judge:
         os.environ["KERNELS_PROGRESS"] = "0"  # what a check prints is kept
         self.unsafe, self.seconds, self.total, self.limits = unsafe, seconds, total, limits or Limits()
         self._template: Template | None = None
-        _nursery.TIMEOUT_SECONDS = min(_nursery.TIMEOUT_SECONDS, COMPILER_SECONDS)
 
     def template(self) -> Template:
         """A template that may start one more contestant."""
@@ -73,8 +72,9 @@ class Judge:
         result = Result(student, assignment.name, "graded", most=assignment.points, notes=list(submission.notes))
         result.answers = {name: source[: gate.MOST_CHARACTERS] for name, source in submission.answers.items()}
         result.texts = dict(submission.texts)
+        _nursery.TIMEOUT_SECONDS = round(COMPILER_SECONDS * patience())
         try:
-            with within(2 * self.total + 60):
+            with within(2 * self.total * patience() + 60):
                 self._hold(assignment, submission, result)
         except Unusable as unusable:
             result.status, result.reason, result.points, result.checks = unusable.status, unusable.reason, None, []

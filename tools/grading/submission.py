@@ -112,7 +112,10 @@ def read(data: bytes, assignment: Assignment) -> Submission:
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list) or len(cells) > MOST_CELLS or not all(isinstance(cell, dict) for cell in cells):
         raise Unusable("refused", "the file is no notebook of format 4: it has no list of cells")
-    return _Reader(list(map(_Cell, cells)), assignment).read()
+    try:
+        return _Reader(list(map(_Cell, cells)), assignment).read()
+    except (RecursionError, MemoryError) as error:
+        raise Unusable("refused", f"Python cannot look through the cells: {type(error).__name__}") from None
 
 
 class _Cell:

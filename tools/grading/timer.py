@@ -1,8 +1,19 @@
 """A limit on what this process itself may work on a submission, which no submission needs and a hostile one could take."""
 
 import contextlib
+import os
 import signal
 import threading
+
+MOST_PATIENCE = 4.0
+
+
+def patience() -> float:
+    """How many times longer than alone a step may take now: as many as there are processes for each core, within limits.
+
+    A submission has one process, so it makes nobody wait for itself.
+    """
+    return min(MOST_PATIENCE, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
 
 
 class TooLong(BaseException):

@@ -10,7 +10,7 @@ from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.descriptors import Descriptors
 from kernels.common.gpu import is_cuda_architecture
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.common.plan import Cost, remembered
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.portable.choice import candidates, groups_together, is_depthwise, sizes_and_cut, waste
@@ -35,7 +35,7 @@ class PortablePlan:
     kernel: Callable
     grid: tuple[int]
     numbers: tuple[int, ...]
-    meta: dict
+    constants: Constants
     pieces: int
     copied: tuple[bool, bool] = (False, False)
     dy_tiles: Descriptors | None = None
@@ -61,7 +61,7 @@ class PortablePlan:
             dy = self.dy_tiles(dy)
         if self.x_tiles:
             x = self.x_tiles(x)
-        launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), **self.meta)
+        launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), constants=self.constants)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class BiasPlan:
 
     grid: tuple[int]
     numbers: tuple[int, ...]
-    meta: dict
+    constants: Constants
     pieces: int
     copied: bool
 
@@ -79,7 +79,7 @@ class BiasPlan:
         dy = rows_of(grad_output) if self.copied else grad_output
 
         def fill(target):
-            launch(bias_kernel, self.grid, dy, target, *self.numbers, outputs=(target,), **self.meta)
+            launch(bias_kernel, self.grid, dy, target, *self.numbers, outputs=(target,), constants=self.constants)
 
         reduce_into(out, accumulate, self.pieces, fill)
 
@@ -110,7 +110,7 @@ def plan_cut(problem, sizes, chosen):
     g = problem.g
     text = describe(problem, sizes, chosen)
     if 0 in sizes:
-        return PortablePlan(text, wgrad_kernel, (0,), (), {}, 0)
+        return PortablePlan(text, wgrad_kernel, (0,), (), Constants(), 0)
     x, copies_x = read_through(channels_adjacent, problem.input)
     dy, copies_dy = read_through(rows_of, problem.grad_output)
     make = _plan_depthwise if is_depthwise(g) else _plan_product
@@ -129,7 +129,8 @@ def _plan_depthwise(problem, text, chosen, x, dy, copied):
         m_units, *x_units, g.stride[0], g.padding[0], g.padding[2], g.dilation[0],
     )  # fmt: skip
     meta = {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1], **options}
-    return PortablePlan(text, depthwise_kernel, (chosen.tiles * chosen.pieces,), numbers, meta, chosen.pieces, copied)
+    grid = (chosen.tiles * chosen.pieces,)
+    return PortablePlan(text, depthwise_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied)
 
 
 def _plan_product(problem, text, chosen, x, dy, copied):
@@ -164,7 +165,7 @@ def _plan_product(problem, text, chosen, x, dy, copied):
         rows = _as_it_is if copied[1] else rows_of  # copies are rows already
         tiles = _tiled(rows, options["BLOCK_K"], options["BLOCK_M"]), x_tiles
     grid = (chosen.tiles * chosen.pieces,)
-    return PortablePlan(text, wgrad_kernel, grid, numbers, meta, chosen.pieces, copied, *tiles)
+    return PortablePlan(text, wgrad_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied, *tiles)
 
 
 def _tiled(view, rows, columns):
@@ -233,4 +234,4 @@ def plan_bias(grad_output, device):
     dy, copied = read_through(rows_of, grad_output)
     numbers = (M, Co, chosen.blocks, chosen.per, dy.stride(0))
     grid = (chosen.tiles * chosen.pieces,)
-    return BiasPlan(grid, numbers, chosen.options, chosen.pieces, copied)
+    return BiasPlan(grid, numbers, Constants(**chosen.options), chosen.pieces, copied)

@@ -15,7 +15,7 @@ work of a tile of keys into several items, and that of a head into several launc
 
 from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, wide_kernel
 from kernels.flex_attention.portable.tiles import logits
@@ -303,7 +303,7 @@ if common_gluon.gluon is not None:
         )  # fmt: skip
 
 
-def _prepare(p, units, strides_of_do, lengths=None):
+def _prepare(p, units, strides_of_do, STORE, lengths=None):
     """``(programs, sizes, items, compile-time arguments, how the tensors are read)``; lengths: of the items of a unit."""
     BLOCK_M, BLOCK_N = tiles(p)
     tiles_n = cdiv(p.N, BLOCK_N)
@@ -311,27 +311,27 @@ def _prepare(p, units, strides_of_do, lengths=None):
     programs = min(items, dealing.multiprocessors(p.device))
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared
     order = dealing.order(units, tiles_n, 1, programs) if lengths is None else dealing.order_of(lengths, units, programs)
-    static = order | compile_time(p) | {"num_warps": 4, "maxnreg": 168}
+    constants = Constants(STORE=STORE, **order, **compile_time(p), num_warps=4, maxnreg=168)
     row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     rows = Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout))
     kept = Descriptors(lambda ds: fit.descriptor(ds, [1, fit.ROWS, BLOCK_M]))
-    return (programs,), sizes, items, static, *map(fit.described, (BLOCK_M, BLOCK_M, fit.ROWS, fit.ROWS)), rows, kept
+    return (programs,), sizes, items, constants, *map(fit.described, (BLOCK_M, BLOCK_M, fit.ROWS, fit.ROWS)), rows, kept
 
 
 def launch_dkdv(p, x, do, rows, dk, dv, ds, first, count):
     """Launch the kernel for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace, or ``None``."""
-    prepared = p.remember(_prepare, count, do.stride())
+    prepared = p.remember(_prepare, count, do.stride(), ds is not None)
     _launch(p, x, do, rows, dk, dv, ds, first, prepared, x.transposed, None)
 
 
 def launch_split(p, x, do, rows, parts, ds, first, units, lists, split, lengths):
     """Launch it for the units of a ``dealing.Split``, which leave sums in ``parts``; lists: the band's ``transposed``."""
-    prepared = p.remember(_prepare, units, do.stride(), lengths)
+    prepared = p.remember(_prepare, units, do.stride(), True, lengths)
     _launch(p, x, do, rows, *parts, ds, first, prepared, lists, split)
 
 
 def _launch(p, x, do, rows, dk, dv, ds, first, prepared, lists, split):
-    programs, sizes, items, static, queries, gradients, keys, values, row, kept = prepared
+    programs, sizes, items, constants, queries, gradients, keys, values, row, kept = prepared
     strides = (*dk.stride(), *dv.stride()) if split is None else (0,) * 8
     launch(
         wide_kernel.attention_dkdv_wide_hopper_kernel if wide(p) else attention_dkdv_hopper_kernel,
@@ -339,8 +339,7 @@ def _launch(p, x, do, rows, dk, dv, ds, first, prepared, lists, split):
         queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), kept(ds), dk, dv,
         *lists, x.score_tables, x.mask_tables, split and split.given(), *sizes, first, items, *strides,
         outputs=(dk, dv, ds),
-        STORE=ds is not None,
-        **static,
+        constants=constants,
     )  # fmt: skip
 
 
@@ -351,10 +350,8 @@ def compile_time(p):
         **p.mods(),
         "D": p.D,
         "DV": p.Dv,
-        "SPARSE": p.sparse,
+        **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
         "HAS_FULL": p.HAS_FULL,
-        "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
-        "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
         "SPARSE_M": p.SPARSE_M or 1,
         "EDGE_M": p.M % BLOCK_M != 0,
         "BLOCK_M": BLOCK_M,

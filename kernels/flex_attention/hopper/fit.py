@@ -31,6 +31,15 @@ def unfit(p, kernel, prefix, most, tma):
     return None
 
 
+def tiles_of_blocks(p, BLOCK_M, BLOCK_N):
+    """What a kernel is told of the block mask's lists: whether there are any, and how many of its tiles a block is long."""
+    return {
+        "SPARSE": p.sparse,
+        "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
+        "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
+    }
+
+
 def described(rows, width=None):
     """How a kernel is given tensors [B, H, ., D] that TMA moves in tiles of ``rows`` and ``width`` columns, or all."""
     return Descriptors(lambda x: descriptor(x, [1, 1, rows, width or columns(x.shape[-1])]))

@@ -12,7 +12,7 @@ Programs stay: while a group stores one tile of queries, the next tile's keys ar
 """
 
 from kernels.common import gluon as common_gluon
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
@@ -390,7 +390,7 @@ if common_gluon.gluon is not None:
 
 
 def _prepare(p):
-    """``(programs, sizes, compile-time arguments, how query, key, value and o are given)``."""
+    """``(programs, sizes, compile-time arguments, how query, key, value and o are given)``, ``None`` for an o without TMA."""
     tiles_m = cdiv(p.M, BLOCK_M)
     items = p.B * p.Hq * tiles_m
     at_once = 65536 // (options(p)["maxnreg"] * 32 * 12)  # programs that share a multiprocessor's registers
@@ -399,14 +399,15 @@ def _prepare(p):
     static = dealing.order(p.B * p.Hkv, tiles_m, p.G, programs) | compile_time(p)
     rows = ROWS, options(p)["BLOCK_N"], options(p)["BLOCK_N"]
     static |= {"num_warps": 4, "maxnreg": options(p)["maxnreg"]}
-    return (programs,), sizes, static, *map(described, rows), described(ROWS, static["OUT"])
+    given = *map(described, rows), described(ROWS, static["OUT"]) if static["OUT"] else None
+    return (programs,), sizes, Constants(**static), *given
 
 
 def forward(p, x, want_top=False):
     """Launch the forward pass; arguments and results as ``portable.forward.forward``."""
     o, lse, top = outputs_of(p, x.query, want_top)
-    programs, sizes, static, queries, keys, values, outputs = p.remember(_prepare)
-    by_tma = fits_tma(o) and static["OUT"] > 0
+    programs, sizes, constants, queries, keys, values, outputs = p.remember(_prepare)
+    by_tma = outputs is not None and fits_tma(o)
     launch(
         attention_forward_hopper_kernel,
         programs,
@@ -414,7 +415,7 @@ def forward(p, x, want_top=False):
         x.partial, x.full, x.score_tables, x.mask_tables,
         *sizes, *o.stride(),
         outputs=(o,),
-        **static,
+        constants=constants,
     )  # fmt: skip
     return o, lse, top
 
@@ -435,10 +436,8 @@ def compile_time(p):
         "SCORE_MOD": p.score_mod,
         "MASK_MOD": p.mask_mod,
         "DV": p.Dv,
-        "SPARSE": p.sparse,
+        **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
         "HAS_FULL": p.HAS_FULL,
-        "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
-        "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
         "SPARSE_N": p.SPARSE_N or 1,
         "EDGE_N": p.N % BLOCK_N != 0,
         "BLOCK_N": BLOCK_N,

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, fused_kernel, parts, walks
 from kernels.flex_attention.portable import stored_ds
@@ -103,7 +103,7 @@ def _blocks(p):
 
 
 def _prepare(p):
-    """``(sizes of the sums, compile-time arguments of both kernels, how the tensors are given)``."""
+    """``(sizes of the sums, compile-time arguments of ``dq_kernel``, how the tensors are given)``."""
     BLOCK_M, WIDTH, ROWS = options(p)["BLOCK_M"], options(p)["WIDTH"], fit.ROWS
     BLOCK_D = columns(p.D, BLOCK_M, WIDTH)
     row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
@@ -113,9 +113,12 @@ def _prepare(p):
         Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout)),
         Descriptors(lambda s: TensorDescriptor(s, list(s.shape), list(s.stride()), [64, WIDTH], dq_layout)),
     )  # fmt: skip
-    static = compile_time(p) | {"num_warps": 4, "maxnreg": 168}
     to_dq = {"D": p.D, "BLOCK_D": BLOCK_D, "WIDTH": WIDTH, "BLOCK_M": BLOCK_M}
-    return p.remember(_blocks), static, to_dq, given
+    return p.remember(_blocks), to_dq, given
+
+
+def _constants(p, back_and_forth):
+    return Constants(**compile_time(p), BACK_AND_FORTH=back_and_forth, num_warps=4, maxnreg=168)
 
 
 def _gradient(p, strides):
@@ -126,7 +129,7 @@ def _gradient(p, strides):
 def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
     """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE; the
     heads of queries of a pair are shared out among ``slices`` items."""
-    blocks, static, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
+    blocks, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
     most = p.remember(at_once, slices)
     split, into = None, (dk, dv)
     if slices > 1:
@@ -152,7 +155,7 @@ def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
             queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
             counters, *into, walk, x.score_tables, x.mask_tables, split and split.given(),
             p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared, first, items, bundle, blocks, *strides,
-            outputs=into, BACK_AND_FORTH=back_and_forth, **static,
+            outputs=into, constants=p.remember(_constants, back_and_forth),
         )  # fmt: skip
         launch(
             dq_kernel,
@@ -176,9 +179,7 @@ def compile_time(p):
         **p.mods(),
         "D": p.D,
         "DV": p.Dv,
-        "SPARSE": p.sparse,
-        "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
-        "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
+        **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
         "SPARSE_M": p.SPARSE_M or 1,
         "EDGE_M": p.M % max(BLOCK_M, p.SPARSE_M) != 0,
         "BLOCK_M": BLOCK_M,

@@ -28,7 +28,8 @@ def walk_of(p, x):
 
 def kept(p, x, name, make):
     """``make()``, made once for as long as the lists of x's mask live and nobody writes to them."""
-    lists = [x.lists.get(name) for name in LISTS]
+    given = x.lists
+    lists = [given.get(name) for name in LISTS]
     capturing = lists[0].is_cuda and torch.cuda.is_current_stream_capturing()
     state = (p.M, p.N, *((None if t is None else (t.data_ptr(), t._version, t.shape)) for t in lists))
     with _lock:

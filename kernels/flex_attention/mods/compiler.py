@@ -147,6 +147,8 @@ def _bounds(t):
         if node.target is torch.ops.aten.index.Tensor:
             table, indices = node.args
             for index, size in zip(indices, table.meta["val"].shape, strict=False):
+                while index is not None and index.target is torch.ops.aten._to_copy.default:  # such as q_idx.long()
+                    index = index.args[0]
                 if index is not None and index.op == "placeholder" and index.name in ARGUMENTS["mask_mod"]:
                     bounds[index.name] = min(size, bounds.get(index.name, size))
     return bounds

@@ -5,7 +5,7 @@ import math
 import torch
 
 from kernels.flex_attention.mods.errors import ModError
-from kernels.flex_attention.mods.text import BOOL, FLOAT, bare, kind_of, literal, operand
+from kernels.flex_attention.mods.text import BOOL, FLOAT, INT, LONG, bare, kind_of, literal, operand
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -211,6 +211,14 @@ def _copy(f, node):
     return f.cast(node.args[0], f.kind(node))
 
 
+def _convert(f, node):
+    """Also an int32 to int64, which numbers beside it do not make of it."""
+    a = node.args[0]
+    if (f.kind(node), f.kind(a)) == (LONG, INT) and not f.is_constant(a):
+        return f"{operand(f.cast(a, INT))}.to(tl.int64)"
+    return _copy(f, node)
+
+
 def _index(f, node):
     table, indices = node.args
     return f.load(table, indices)
@@ -314,7 +322,7 @@ RULES = {
     aten.clamp_max: lambda f, node: _pick("minimum", *(f.cast(a, f.kind(node)) for a in node.args), f.kind(node)),
     aten.maximum: _extreme("maximum"),
     aten.minimum: _extreme("minimum"),
-    aten._to_copy: _copy,
+    aten._to_copy: _convert,
     aten.view: _copy,
     aten._unsafe_view: _copy,
     aten.reshape: _copy,

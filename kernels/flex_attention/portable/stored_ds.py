@@ -6,7 +6,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
 from kernels.flex_attention.portable.tiles import list_row, load_rows, source_of, tiled
 from kernels.flex_attention.problem import cdiv
 
@@ -171,17 +171,17 @@ def _prepare(p, queries, shape):
     static = {"HAS_FULL": p.HAS_FULL, **p.static(meta)}
     read = described(meta["TMA"], meta["BLOCK_N"], meta["BLOCK_M"]), tiled(meta["TMA"], meta["BLOCK_N"])
     sizes = p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared
-    return tiles_m, sizes, (*shape[1:], *p.strides("key")), static, *read
+    return tiles_m, sizes, (*shape[1:], *p.strides("key")), Constants(**static), *read
 
 
 def dq_from_ds(p, x, ds, dq, first, count, split=None):
     """Launch the product for the queries of ``count`` key heads from ``first`` on; split: a ``Split``, or all of them."""
     heads, queries = (p.shared * p.G, p.M) if split is None else (split.heads, split.stop - split.band)
-    tiles_m, sizes, rows_and_strides, static, read, keys = p.remember(_prepare, queries, ds.shape)
+    tiles_m, sizes, rows_and_strides, constants, read, keys = p.remember(_prepare, queries, ds.shape)
     launch(
         dq_from_ds_kernel,
         (count * heads * tiles_m,),
         read(ds), keys(x.key), dq, x.partial, x.full, split and split.given(), *sizes, first, *rows_and_strides, *dq.stride(),
         outputs=(dq,),
-        **static,
+        constants=constants,
     )  # fmt: skip

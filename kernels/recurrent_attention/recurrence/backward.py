@@ -225,7 +225,7 @@ def backward(p, x, do, dfinal, scores, needs):
     need_q, need_k, need_v, *need_gates, need_initial = needs
     need = Gates(*need_gates)
     B, T, H, K = q.shape
-    V, tiles = v.shape[3], p.back.numbers[3]
+    V = v.shape[3]
     of_gates = strides_of(gates)
     of_inputs = (*q.stride(), *k.stride(), *v.stride(), *of_gates)
 
@@ -241,11 +241,11 @@ def backward(p, x, do, dfinal, scores, needs):
 
     need_row_gates = need.g or need.g_gamma or need.gk
     through = (
-        room(True, tiles, B, T, H, K),
-        room(True, tiles, B, T, H, K),
+        room(True, p.parts, B, T, H, K),
+        room(True, p.parts, B, T, H, K),
         room(True, B, T, H, V),
         room(need.gv, B, T, H, V),
-        room(need_row_gates, tiles, p.blocks, H, *(() if gates.gk is None else (K,))),
+        room(need_row_gates, p.parts, p.blocks, H, *(() if gates.gk is None else (K,))),
         room(need.gv, p.blocks, H, V),
     )
     dinitial = room(need_initial, p.N, H, K, V, dtype=initial_state.dtype if need_initial else None)

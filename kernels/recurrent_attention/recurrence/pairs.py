@@ -29,10 +29,10 @@ from kernels.recurrent_attention.tiles import crossed_to_middle, parted, right_o
 
 
 @triton.jit
-def load_side(
-    read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd, start, D, times, mask_t, SLICE: tl.constexpr
-):
-    """``(reads, writes, offs, mask)``: float32 [SLICE, C] tiles of the components from ``start`` on."""
+def load_side(side, start, D, times, mask_t, SLICE: tl.constexpr):
+    """``(reads, writes, offs, mask)``: float32 [SLICE, C] tiles of the components from ``start`` on. A side is where a head's
+    reads begin and their strides along time and components, and the same of its writes."""
+    read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd = side
     offs = start + tl.arange(0, SLICE).to(tl.int64)
     mask = offs < D
     reads = load_columns(read_at + offs * stride_rd, stride_rt, times, mask_t, mask)
@@ -41,8 +41,7 @@ def load_side(
 
 @triton.jit
 def pair_products(
-    read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd,
-    g_at, stride_gt, gamma, gates_at, stride_gates_t, stride_gates_d, times, mask_t,
+    side, g_at, stride_gt, gamma, gates_at, stride_gates_t, stride_gates_d, times, mask_t,
     D: tl.constexpr, C: tl.constexpr, DIGITS: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """read_r . write_s with the gates of components between them, as a symmetric [C, C]: r is the later of the two."""
@@ -50,9 +49,7 @@ def pair_products(
     t = tl.arange(0, C)[None, :]
     products = tl.zeros([C, C], tl.float32)
     for start in range(0, D, SLICE):
-        reads, writes, offs, mask = load_side(
-            read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd, start, D, times, mask_t, SLICE
-        )  # fmt: skip
+        reads, writes, offs, mask = load_side(side, start, D, times, mask_t, SLICE)
         if gates_at is None:
             products += dot(tl.trans(reads), writes, PRECISION)
         else:
@@ -69,8 +66,7 @@ def pair_products(
 
 @triton.jit
 def finish_side(
-    read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd,
-    g_at, stride_gt, gamma, gates_at, stride_gates_t, stride_gates_d, times, mask_t,
+    side, g_at, stride_gt, gamma, gates_at, stride_gates_t, stride_gates_d, times, mask_t,
     weights, scale, dread_through, dwrite_through, passing_ptr, dread_ptr, dwrite_ptr, dgates_ptr,
     head, place, tiles, heads, place_heads, H,
     D: tl.constexpr, C: tl.constexpr, DIGITS: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
@@ -82,9 +78,7 @@ def finish_side(
     t = tl.arange(0, C)[None, :]
     dgate = tl.zeros([1, C], tl.float32)
     for start in range(0, D, SLICE):
-        reads, writes, offs, mask = load_side(
-            read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd, start, D, times, mask_t, SLICE
-        )  # fmt: skip
+        reads, writes, offs, mask = load_side(side, start, D, times, mask_t, SLICE)
         reads *= scale
         dreads = tl.zeros([SLICE, C], tl.float32)
         dwrites = tl.zeros([SLICE, C], tl.float32)
@@ -172,15 +166,15 @@ def pairs_kernel(
     gk_at = None if gk_ptr is None else gk_ptr + row * stride_gkb + h * stride_gkh
     gv_at = None if gv_ptr is None else gv_ptr + row * stride_gvb + h * stride_gvh
     gamma = 0.0 if gamma_ptr is None else tl.load(gamma_ptr + h * stride_gamma).to(tl.float32)
+    rows = q_at, stride_qt, stride_qk, k_at, stride_kt, stride_kk
+    columns = do_at, stride_dot, stride_dov, v_at, stride_vt, stride_vv
 
     A = scale * pair_products(
-        q_at, stride_qt, stride_qk, k_at, stride_kt, stride_kk,
-        g_at, stride_gt, gamma, gk_at, stride_gkt, stride_gkk, times, mask_t, K, C, DIGITS, SLICE_K, PRECISION,
-    )  # fmt: skip
+        rows, g_at, stride_gt, gamma, gk_at, stride_gkt, stride_gkk, times, mask_t, K, C, DIGITS, SLICE_K, PRECISION
+    )
     P = pair_products(
-        do_at, stride_dot, stride_dov, v_at, stride_vt, stride_vv,
-        None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t, V, C, DIGITS, SLICE_V, PRECISION,
-    )  # fmt: skip
+        columns, None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t, V, C, DIGITS, SLICE_V, PRECISION
+    )
     if gk_ptr is None:
         M = decay_matrix(load_scalar_gates(g_at, stride_gt, gamma, times, mask_t))
         M = tl.where(u >= t, M, tl.trans(M))
@@ -189,8 +183,7 @@ def pairs_kernel(
         P *= M
 
     dg = finish_side(
-        q_at, stride_qt, stride_qk, k_at, stride_kt, stride_kk,
-        g_at, stride_gt, gamma, gk_at, stride_gkt, stride_gkk, times, mask_t,
+        rows, g_at, stride_gt, gamma, gk_at, stride_gkt, stride_gkk, times, mask_t,
         P, scale, dq_through_ptr, dk_through_ptr, passing_k_ptr, dq_ptr, dk_ptr, dgk_ptr,
         head, place, tiles_v, tokens * H, places * H, H, K, C, DIGITS, SLICE_K, PRECISION,
         dg_ptr is not None or dgk_ptr is not None,
@@ -204,8 +197,7 @@ def pairs_kernel(
             dg += tl.sum(tl.where(u > t, paths, 0.0), 1)[None, :]  # and over the s before it
         tl.store(dg_ptr + head + times * H, tl.sum(dg, 0), mask=mask_t)
     finish_side(
-        do_at, stride_dot, stride_dov, v_at, stride_vt, stride_vv,
-        None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t,
+        columns, None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t,
         A, 1.0, o_through_ptr, dv_through_ptr, passing_v_ptr, None, dv_ptr, dgv_ptr,
         head, (pid // H).to(tl.int64) * H + h, 1, 0, 0, H, V, C, DIGITS, SLICE_V, PRECISION,
         dgv_ptr is not None,

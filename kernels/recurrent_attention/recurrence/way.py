@@ -34,11 +34,13 @@ class RecurrencePlan(NamedTuple):
     back: Launch
     pairs: Launch
     C: int
+    parts: int  # tiles of columns on the way back, each with sums of its own
     kept: int  # states
     blocks: int
 
     def __str__(self):
-        tiles, columns = self.walk.numbers[-1], self.walk.meta["BV"]
+        columns = self.walk.meta["BV"]
+        tiles = cdiv(self.walk.meta["V"], columns)
         programs = "1 program" if tiles == 1 else f"{tiles} programs"
         return f"{programs} for each head of a sequence, {columns} columns of the state in each"
 
@@ -51,7 +53,7 @@ def plan(problem):
     p = problem
     B, T, H, K, V, N = p.sizes
     group = heads_per_kv(p.q, p.k)
-    walk, states, back, pairs, C, EVERY = told(K, V, p.dtype, p.reverse, p.packed is not None, p.device)
+    walk, states, back, pairs, C, EVERY = options_of(K, V, p.dtype, p.reverse, p.packed is not None, p.device)
     kept, blocks = count_runs(p.packed, N, T, C * EVERY), count_runs(p.packed, N, T, C)
 
     def walked(options, *more):
@@ -60,11 +62,11 @@ def plan(problem):
 
     back = walked(back, B * T, blocks)
     pairs = Launch((blocks * H,), back.numbers, pairs)
-    return RecurrencePlan(N, group, walked(walk), walked(states), back, pairs, C, kept, blocks)
+    return RecurrencePlan(N, group, walked(walk), walked(states), back, pairs, C, cdiv(V, back.meta["BV"]), kept, blocks)
 
 
 @remembered
-def told(K, V, dtype, reverse, packed, device):
+def options_of(K, V, dtype, reverse, packed, device):
     """``(walk, states, back, pairs, C, EVERY)``: options of every kernel, for any number of tokens; C of these are a block of
     the backward pass, and the state is kept before every EVERY-th."""
     shared = {"REVERSE": reverse, "PACKED": packed}

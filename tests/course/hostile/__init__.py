@@ -234,7 +234,7 @@ ATTACKS = (
     refused("leaked module", inside("np.zeros(3)"), "may not look at .zeros"),
     refused("lambda in a kernel", inside("f = lambda: open"), "may not use open"),
     refused("text that is formatted", inside("f'{x_ptr.handle}'"), "may not look at .handle"),
-    refused("walrus", inside("(tl := x_ptr)"), "tl is given, and may not be replaced"),
+    refused("walrus", inside("(y := open)"), "may not use open"),
     refused("global", inside("global check"), "global is not part"),
     refused("import in a kernel", inside("import os"), "an import is not part"),
     refused("a class", beside("class A:\n    pass"), "runs nothing itself"),

@@ -1,4 +1,4 @@
-"""What a plan of this room launches, and the classes of shapes that its table of configurations knows."""
+"""The classes of shapes that the table of configurations knows, and the lengths of the runs that its options say."""
 
 import torch
 

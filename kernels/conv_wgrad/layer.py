@@ -1,0 +1,84 @@
+"""``Conv2d``'s call: its checks, and the shorter way of a call that is alike an earlier one."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import runtime
+from kernels.common import validate
+from kernels.common.public import autocast, nobody_asks, public
+from kernels.common.validate import FLOAT_DTYPES, MOST, check_tensor, left_to_reference
+from kernels.conv_wgrad import plan
+from kernels.conv_wgrad.forward import convolution_of, forward, memory_format
+from kernels.conv_wgrad.operator import OPERATOR
+
+
+def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
+    """``conv2d_layer``; of a call that is alike an earlier one, without its checks."""
+    if padding_mode == "zeros" and nobody_asks(input, weight, bias) and _dense(input) and _dense(weight):
+        known = _known_layers.get(_layer_key(input, weight, stride, padding, dilation, groups))
+        if known is not None:
+            run, options = known
+            return OPERATOR.directly(run, input, weight, bias, *options)
+    return conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode)
+
+
+def _dense(x):
+    return x is not None and x.layout is torch.strided and not x.is_nested
+
+
+_known_layers = {}  # what tensors and options of a layer's call were -> (what its forward pass runs, the options, checked)
+
+
+def _layer_key(input, weight, stride, padding, dilation, groups):
+    """All that the checks, the choice of the operator and its forward pass look at; 1.0 is not 1 to them."""
+    options = *stride, *padding, *dilation, groups
+    return (
+        validate.runtime.interpreted, input.shape, input.stride(), input.dtype, input.device, weight.shape, weight.stride(),
+        weight.dtype, weight.device, options, *map(type, options),
+    )  # fmt: skip
+
+
+@functools.partial(public, name="Conv2d")
+def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode="zeros"):
+    """``Conv2d``'s call: images [N, Ci, H, W] or [Ci, H, W], weight [Co, Ci/groups, R, S], all else as ``conv2d``.
+
+    padding: (top, bottom, left, right), of ``padding_mode``, one of ``torch.nn.Conv2d``'s.
+    """
+    if isinstance(input, Tensor) and input.ndim == 3:
+        return conv2d_layer(input[None], weight, bias, stride, padding, dilation, groups, padding_mode)[0]
+    input, weight, bias = autocast(input, weight, bias)
+    if padding_mode != "zeros":
+        _check_planes(input, weight, groups)
+        top, bottom, left, right = padding
+        input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
+    _check_planes(input, weight, groups)
+    Co, _, R, S = _sizes(weight)
+    N, Ci, H, W = _sizes(input)
+    g = plan.checked((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
+    g.check_output()
+    here = input.is_cuda and not runtime.interpreted  # the quicker question first
+    other = not here and (left_to_reference("Conv2d", input) or input.device.type != runtime.device.type)
+    if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
+        return forward(input, weight, bias, g)
+    rest = g.stride, g.padding, g.dilation, groups
+    if nobody_asks(input, weight, bias):  # and dense they are
+        if len(_known_layers) >= MOST:
+            _known_layers.clear()
+        run = convolution_of(g, memory_format(input, weight))
+        _known_layers[_layer_key(input, weight, stride, padding, dilation, groups)] = run, rest
+    return OPERATOR(input, weight, bias, *rest)
+
+
+def _check_planes(input, weight, groups):
+    kept = {"like": ("input", input), "dtypes": (getattr(input, "dtype", None),)}  # any dtype and device; weight has the same
+    Co, Ci_group, R, S = _sizes(weight)
+    check_tensor("input", input, (None, Ci_group * groups, None, None), "[N, Ci, H, W]", **kept)
+    check_tensor("weight", weight, (Co, Ci_group, R, S), "[Co, Ci/groups, R, S]", **kept)
+
+
+def _sizes(tensor):
+    """A tensor's shape, in integers where ``torch.jit.trace`` makes tensors of it."""
+    return tuple(int(size) for size in tensor.shape) if torch.jit.is_tracing() else tuple(tensor.shape)
