@@ -17,7 +17,7 @@ lab:  ## set up, and open JupyterLab at lesson 00
 	$(SETUP)
 	.venv/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
-test:  ## set up; linter, unit tests, every planted bug, every notebook: eleven minutes
+test:  ## set up; linter, unit tests, every planted bug, every notebook: ten minutes
 	$(SETUP)
 	$(RUN) lint unit notebooks
 

@@ -17,7 +17,8 @@ os.environ.setdefault("KERNELS_PROGRESS", "0")
 
 
 def pytest_configure(config):
-    gc.disable()  # what is imported now stays: to search it for garbage, again and again as it grows, takes seconds
+    if not config.getoption("numprocesses", None):  # who collects: with workers, they
+        gc.disable()  # what is imported now stays: to search it for garbage, again and again as it grows, takes seconds
     if config.getoption("nbval", default=False):
         environment = kernel_environment()
         os.environ.clear()

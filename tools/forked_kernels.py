@@ -135,11 +135,13 @@ def serve() -> None:
             os.environ.clear(), os.environ.update(request["env"], JPY_PARENT_PID=str(os.getppid()))
             random.seed(), numpy.random.seed()
             sys.argv = request["argv"]
+            status = 1
             try:
                 ipykernel.kernelapp.launch_new_instance()
+                status = 0
             finally:
                 atexit._run_exitfuncs()
-                os._exit(0)
+                os._exit(status)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,11 @@ def judge(exercise, item, contestant, case) -> Finding | None:
 _UNREACHED = "no tl.store reaches the output"
 
 
+def _awaited(case) -> bool:
+    """Whether there is anything to store."""
+    return any(out.tensor.view.numel() for out in case.outs)
+
+
 def _idle(launches) -> str:
     """Why nothing is stored: the grid may have no programs."""
     grid = next((launch.grid for launch in launches if 0 in launch.grid), None)
@@ -168,8 +173,8 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
         return _never_stored(case, out, out.unstored(seen))
     if item.not_finite and not isfinite(clean.got[isfinite(out.answer)]).all():
         return Finding(where, amount, item.not_finite)
-    if not out.tensor.flat.is_floating_point() and (abs(clean.got - out.answer)[bad] == 1).all():
-        return Finding(where, amount, "each is off by one: .to(an integer) cuts the fraction off, tl.floor(x + 0.5) rounds")
+    if 0.02 < bad.mean() < 0.98 and _fractions_cut(case, out, clean.got, bad):
+        return Finding(where, amount, "each is one nearer to 0: .to(an integer) cuts the fraction off, floor(x + 0.5) rounds")
     factor = clean.got.sum() / out.answer.sum() if out.answer.sum() else NAN
     if not clean.got.any():
         return Finding(where, amount, "every element is 0: is what is added up ever loaded, and stored in the end?")
@@ -178,12 +183,20 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
     return Finding(where, amount, item.otherwise)
 
 
+def _fractions_cut(case, out, got, bad) -> bool:
+    """Whether integers are made of numbers with fractions, and each wrong one is one nearer to zero than it should be."""
+    if out.tensor.flat.is_floating_point() or not any(t.flat.is_floating_point() for t in case.inputs):
+        return False
+    answer = out.answer
+    return bool((abs(answer[bad]) - abs(got[bad]) == 1).all() and (got[bad] * answer[bad] >= 0).all())
+
+
 def touches(exercise, item, contestant, case) -> Finding | None:
     """Look at the addresses that one call touches: all must lie inside their tensors."""
     seen = case.traced(contestant)
     run, strays = seen.run, seen.strays
-    if not run.stored:
-        return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    if not run.stored and _awaited(case):
+        return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
     if not strays:
         return None
     causes = {}
@@ -196,12 +209,20 @@ def touches(exercise, item, contestant, case) -> Finding | None:
 
 
 def conflicts(exercise, item, contestant, case) -> Finding | None:
-    """Look for elements that one program of a launch stores and another touches: the answer hangs on their order."""
+    """Look for elements that one program of a launch stores and another reads: the answer hangs on their order.
+
+    Not judged: what several only store, which is all the same or a wrong answer; and launches with atomics on another
+    tensor, by which programs may agree on an order (a lock, the last one to arrive) that no trace shows.
+    """
     traced = case.traced(contestant)
-    if not traced.run.stored:
-        return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
+    if not traced.run.stored and _awaited(case):
+        return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
     for launch in traced.launches:
         for name, found in launch.races().items():
+            read = {i for kind in ("load", "atomic") for each in launch.programs(name, kind).values() for i in each}
+            found = read.intersection(found)
+            if not found or any(launch.programs(other, "atomic") for other in launch.operands if other != name):
+                continue
             tensor = case.tensor_of(launch.operands[name])
             name = tensor.name if tensor else name.removesuffix("_ptr")
             some = f"{len(found)} element{'s' * (len(found) > 1)} of {name}"

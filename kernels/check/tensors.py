@@ -21,7 +21,14 @@ _UNTOUCHED = {  # NaNs with a payload that arithmetic does not produce
 }
 SIDES = ("before", "after")
 NAN = float("nan")
-_POISON = {torch.bool: True, torch.int64: 7, torch.int32: 7, torch.uint8: 255}  # for what cannot be NaN
+_POISON = {  # for what cannot be NaN
+    torch.bool: True,
+    torch.int64: 7,
+    torch.int32: 7,
+    torch.int16: 7,
+    torch.int8: 127,
+    torch.uint8: 255,
+}
 
 
 class Draw:

@@ -29,6 +29,7 @@ WHOLE = (16, 32, 64)  # whole blocks, and axes that cannot be taken for one anot
 FEW = (8, 16, 32)  # the same of three axes or more: a program may have but one row along two of them
 LONG = 256  # of whole blocks, too; sums in float16 lose digits that the other sizes leave
 ODD = (37, 29, 23)  # no whole block, and more than one of most
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 FENCE = 64  # elements kept free at both ends of every axis
 ROUNDING = 2.0**-22  # the inputs' relative change that asks how much of it comes out: float32's rounding, and room
 SHIFTS = 4  # such changes that are tried
@@ -89,6 +90,8 @@ def your_kernel(
         ValueError: the arguments do not fit each other, or the reference fails or gives something else than the outputs.
     """
     dtypes = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
+    if not dtypes or any(dtype not in DTYPES for dtype in dtypes):
+        raise ValueError(f"dtypes is {dtypes}, needs some of {', '.join(map(str, DTYPES))}; others come from values={{...}}")
     axes = _axes(fn, inputs, outputs, sizes, values, blocks)
     whole_sizes = WHOLE if len(axes) < 3 else FEW
     first = {name: choices[0] for name, choices in blocks.items()}
@@ -137,6 +140,16 @@ def your_kernel(
         for turn in range(len(RAGGED)):
             yield case(draw, {axis: RAGGED[(turn + i) % len(RAGGED)] for i, axis in enumerate(axes)})
 
+    def long(draw: Draw, dtype):
+        for axis in axes:
+            if axis not in sizes:
+                yield case(draw, dict.fromkeys(axes, 16 if len(axes) < 3 else 4) | {axis: LONG}, dtype=dtype)
+
+    def covered_all(draw: Draw):
+        yield from ragged(draw)
+        if dtypes[1:]:  # what is wrong at such a length in the first dtype, too, is not the other dtypes' fault
+            yield from long(draw, dtypes[0])
+
     def sized(draw: Draw):
         shape = {axis: ODD[i % len(ODD)] for i, axis in enumerate(axes)}
         for chosen in itertools.product(*blocks.values()):
@@ -145,10 +158,7 @@ def your_kernel(
     def typed(draw: Draw):
         for dtype in dtypes[1:]:
             yield case(draw, dict.fromkeys(axes, 16), dtype=dtype)
-            for axis in axes:
-                if axis not in sizes:
-                    others = dict.fromkeys(axes, 16 if len(axes) < 3 else 4)
-                    yield case(draw, others | {axis: LONG}, dtype=dtype)
+            yield from long(draw, dtype)
 
     told = "each address is made of the strides of its own tensor"
     def usual(draw: Draw):
@@ -172,7 +182,7 @@ def your_kernel(
     covered = "the grid and the loops must cover every element, and masked lanes (other=) must not count"
     held = [Property("whole blocks", 1, PAGE, whole, rough or "the answer is not the formula's")]
     held += [Property("strides", 1, PAGE, strides, rough or told)]
-    held += [Property("ragged sizes", 1, PAGE, ragged, rough or covered)]
+    held += [Property("ragged sizes", 1, PAGE, covered_all, rough or covered)]
     if blocks:
         held.append(Property("block sizes", 1, PAGE, sized, rough or f"the answer depends on {' or '.join(blocks)}"))
     if dtypes[1:]:
@@ -244,6 +254,8 @@ def _answers(reference, inputs, launch, outputs, shape) -> list[torch.Tensor]:
         raise ValueError(f"reference gives {len(right)} outputs, needs {len(outputs)}: {', '.join(outputs)}")
     for (name, own), answer in zip(outputs.items(), right, strict=True):
         wanted = [shape[axis] for axis in own]
+        if isinstance(answer, torch.Tensor) and answer.is_complex():
+            raise ValueError(f"reference gives complex numbers for {name}, needs real ones (torch.view_as_real)")
         if not isinstance(answer, torch.Tensor) or list(answer.shape) != wanted:
             raise ValueError(
                 f"reference gives {_what(answer)} for {name} [{', '.join(own)}], needs {wanted}; "

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import torch
 
 from kernels import runtime
@@ -54,7 +55,9 @@ def launch(kernel, grid, *args, outputs=(), constants=None, **meta):
                 back.append((memory, copy))
             arg = copy.as_strided(arg.shape, arg.stride(), 0)
         shown.append(arg)
-    with _one_at_a_time:  # the interpreter keeps the running program's place in globals, which threads would overwrite
+    # The interpreter keeps the running program's place in globals, which threads would overwrite. And it computes with numpy,
+    # which warns of what lies in memory that nobody has written, in lanes that nobody stores.
+    with _one_at_a_time, np.errstate(all="ignore"):
         kernel[grid](*shown, **meta)
     for memory, copy in back:
         memory.copy_(copy)

@@ -18,7 +18,10 @@ from kernels.conv_wgrad.operator import OPERATOR
 def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
     """``conv2d_layer``; of a call that is alike an earlier one, without its checks."""
     if padding_mode == "zeros" and nobody_asks(input, weight, bias) and _dense(input) and _dense(weight):
-        known = _known_layers.get(_layer_key(input, weight, stride, padding, dilation, groups))
+        try:
+            known = _known_layers.get(_layer_key(input, weight, stride, padding, dilation, groups))
+        except TypeError:  # an option that has no hash: the checks say what is wrong with it
+            known = None
         if known is not None:
             run, options = known
             return OPERATOR.directly(run, input, weight, bias, *options)

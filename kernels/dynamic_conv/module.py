@@ -54,8 +54,10 @@ class DynamicShortConvolution(nn.Module):
         generator_reduction = 1 if generator_reduction is None else generator_reduction
         sizes = {"hidden_size": hidden_size, "kernel_size": kernel_size, "generator_input_size": generator_input_size}
         for name, size in sizes.items():
-            if not isinstance(size, numbers.Integral) or size < 1:
+            if not isinstance(size, numbers.Integral):
                 raise ValueError(f"{name} is {size!r}, needs a whole number, at least 1")
+            if size < 1:
+                raise ValueError(f"{name} is {size}, needs at least 1")
         if not isinstance(generator_reduction, numbers.Integral) or not 1 <= generator_reduction <= hidden_size:
             raise ValueError(f"generator_reduction is {generator_reduction!r}, needs 1 to {hidden_size}, the hidden size")
         check_choice("activation", activation, (*ACTIVATIONS, "swish"))
@@ -76,9 +78,10 @@ class DynamicShortConvolution(nn.Module):
         if callable(init):
             init(kernel)
             return
-        if not isinstance(init, Tensor) or init.shape != kernel.shape:
-            got = f"has shape {list(init.shape)}" if isinstance(init, Tensor) else f"is {init!r}"
-            raise ValueError(f"static_conv_init {got}, needs a tensor [D, W] = {list(kernel.shape)}, or a function")
+        if not isinstance(init, Tensor):
+            raise ValueError(f"static_conv_init is {init!r}, needs a tensor [D, W] = {list(kernel.shape)}, or a function")
+        if init.shape != kernel.shape:
+            raise ValueError(f"static_conv_init has shape {list(init.shape)}, needs [D, W] = {list(kernel.shape)}")
         kernel.copy_(init)
 
     def forward(

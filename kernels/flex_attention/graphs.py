@@ -189,7 +189,7 @@ class Recipe:
     @cached_property
     def name(self):
         """A hash of both mods' code, and of the constants in it."""
-        parts = [self.score.code, self.mask.code]
+        parts = [self.score.code, self.mask.code, sorted(self.read)]
         for module in (self.score, self.mask):
             for node in module.graph.nodes:
                 if node.op == "get_attr":

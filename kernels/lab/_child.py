@@ -2,7 +2,8 @@
 
 Triton fixes the mode of a process when it is imported, so the instruments that need the other mode start a child. A
 kernel that lives in an importable module is imported there. One that was defined in a notebook cell, in a script or
-inside a function is written into a module of its own, with every helper, constant and module that it uses.
+inside a function, or that a check brings along, is written into a module of its own, with every helper, constant and
+module that it uses.
 """
 
 import ast
@@ -67,16 +68,27 @@ def export(kernel, values: dict) -> tuple[str, list[tuple[int, int]]]:
 
     The second part is a list of (line in this text, line in the original file or cell), one a function, rising.
     """
-    writer = _Writer()
+    try:
+        return _exported(_Writer(WRITTEN_OUT), kernel, values)
+    except ValueError:  # such as two functions of one name: as modules they don't meet
+        return _exported(_Writer(), kernel, values)
+
+
+def _exported(writer: "_Writer", kernel, values: dict) -> tuple[str, list[tuple[int, int]]]:
     writer.add(f"KERNEL = {writer.expression(kernel)}")
     writer.add(f"VALUES = {writer.expression(values)}")
     return "\n".join(writer.lines) + "\n", writer.origins
 
 
-class _Writer:
-    """Writes values as Python source, after everything that they need."""
+#: What this package defines is written out like a cell's: to import it, and torch with it, takes longer than to compile.
+WRITTEN_OUT = "kernels.check."
 
-    def __init__(self):
+
+class _Writer:
+    """Writes values as Python source, after everything that they need; functions of packages ``written_out``, too."""
+
+    def __init__(self, *written_out: str):
+        self.written_out = written_out
         self.lines: list[str] = []
         self.origins: list[tuple[int, int]] = []
         self.bound: dict[str, object] = {}  # names of the module and what they stand for
@@ -128,7 +140,7 @@ class _Writer:
             return f"_tl.dtype({value.name!r})"
         function = _triton_private.python_function(value)
         module, path = _home(function if function is not None else value)
-        if module is not None:
+        if module is not None and not (function is not None and module.startswith(self.written_out)):
             self.add(f"import {module}")
             return f"{module}.{path}"
         if dataclasses.is_dataclass(value) and not isinstance(value, type):  # Gluon's layouts are such values

@@ -158,8 +158,13 @@ def compile_for(arch: int, module, details: dict, folder: Path) -> dict:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.compiler.code_generator import CodeGenerator
     from triton.experimental.gluon._runtime import GluonASTSource
 
+    if details["foreign"]:  # and no kernel of Triton's own asks for these
+        CodeGenerator.builtin_namespace = {
+            name: value for name, value in CodeGenerator.builtin_namespace.items() if name not in ("getattr", "hasattr")
+        }
     front_end = GluonASTSource if module.KERNEL.is_gluon() else ASTSource
     source = front_end(module.KERNEL, named(details["signature"]), module.VALUES, details["attributes"])
     try:

@@ -1,5 +1,7 @@
 """Compare a tensor with its reference and say so in one line that reads the same on every machine."""
 
+from numbers import Real
+
 import torch
 
 
@@ -8,7 +10,8 @@ def compare(name: str, ours, reference, *, ratio: float = 1e-5) -> bool:
 
     name: what is compared, the first word of the line.
     ours, reference: tensors of one shape, any device. Two floating-point types may differ (a float32 kernel beside a
-        float64 reference); integers and booleans must agree exactly and in kind.
+        float64 reference), and two complex ones; integers and booleans must agree exactly. Several outputs are compared one
+        by one.
     ratio: the largest relative root-mean-square error that passes.
 
     NaN never passes, in either tensor. An infinity passes only beside the same infinity and is left out of the
@@ -17,10 +20,11 @@ def compare(name: str, ours, reference, *, ratio: float = 1e-5) -> bool:
     Nothing is raised for a wrong ``ours``, so that a notebook runs on; ``ValueError`` if ``reference`` is not a
     tensor or ``ratio`` not positive.
     """
-    if not isinstance(reference, torch.Tensor):
-        raise ValueError(f"reference is a {type(reference).__name__}: compare needs a torch.Tensor")
-    if not ratio > 0:
-        raise ValueError(f"ratio is {ratio}: it must be positive")
+    if not isinstance(reference, torch.Tensor) or (unfit := _unfit(reference)):
+        kind = unfit if isinstance(reference, torch.Tensor) else f"a {type(reference).__name__}"
+        raise ValueError(f"reference is {kind}: compare needs a torch.Tensor, dense and with values")
+    if not isinstance(ratio, Real) or not ratio > 0:
+        raise ValueError(f"ratio is {ratio!r}: it must be a positive number")
     difference, agreement = _verdict(ours, reference, ratio)
     print(f"{name:<10} {'DIFFERS' if difference else 'ok     '} {difference or agreement}")
     return not difference
@@ -29,12 +33,18 @@ def compare(name: str, ours, reference, *, ratio: float = 1e-5) -> bool:
 def _verdict(ours, reference, ratio: float) -> tuple[str, str]:
     """What differs (empty when nothing does), and what to print when nothing does."""
     if not isinstance(ours, torch.Tensor):
-        return f"got {ours!r}, expected a tensor of shape {tuple(reference.shape)}", ""
+        said = repr(ours)
+        said = said if len(said) <= 40 and "\n" not in said else f"a {type(ours).__name__}"
+        return f"got {said}, expected a tensor of shape {tuple(reference.shape)}", ""
+    if unfit := _unfit(ours):
+        return f"got {unfit}, expected a dense tensor of shape {tuple(reference.shape)}, with values", ""
     if ours.shape != reference.shape:
         return f"shape {tuple(ours.shape)}, expected {tuple(reference.shape)}", ""
-    if ours.is_floating_point() != reference.is_floating_point():
+    if (ours.is_floating_point(), ours.is_complex()) != (reference.is_floating_point(), reference.is_complex()):
         return f"dtype {ours.dtype}, expected {reference.dtype}", ""
     shape = f"shape {tuple(reference.shape)}"
+    if ours.is_complex():  # as pairs of numbers; the last index of an element says which
+        ours, reference = (torch.view_as_real(t.detach().resolve_conj()) for t in (ours, reference))
     if reference.numel() == 0:
         return "", f"{shape}, no elements"
     ours, reference = ours.detach().cpu(), reference.detach().cpu()
@@ -45,7 +55,8 @@ def _verdict(ours, reference, ratio: float) -> tuple[str, str]:
     ours, reference = ours.double(), reference.double()
     nan = ours.isnan() | reference.isnan()
     if nan.any():
-        return _where(nan.double(), ours, reference), ""
+        where = _where(nan.double(), ours, reference)
+        return where + ": NaN never passes" * where.endswith("got nan, expected nan"), ""
     infinite = ours.isinf() | reference.isinf()
     unequal = infinite & (ours != reference)
     if unequal.any():
@@ -59,6 +70,15 @@ def _verdict(ours, reference, ratio: float) -> tuple[str, str]:
             where += f", a relative RMS error of {relative:.0e} (ratio={ratio:g} lets less pass)"
         return where, ""
     return "", f"{shape}, relative RMS error below {ratio:g}"
+
+
+def _unfit(tensor: torch.Tensor) -> str:
+    """What a tensor is that has no elements to look at; empty for one that has."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return f"a nested tensor ({tensor.layout})" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+    if tensor.is_quantized:
+        return f"a quantised tensor ({tensor.dtype})"
+    return "a tensor on the meta device" if tensor.is_meta else ""
 
 
 def _where(badness: torch.Tensor, ours: torch.Tensor, reference: torch.Tensor) -> str:

@@ -93,6 +93,8 @@ def compile_report(
     with the compiler's message if it refuses.
     """
     arches = arch if isinstance(arch, (tuple, list)) else (arch,)
+    if not arches:
+        raise ValueError("arch is empty: it must name at least one architecture, such as 90")
     for one in arches:
         if not isinstance(one, int) or one < 75:
             raise ValueError(f"arch is {one!r}: it must be a compute capability times ten, such as 80, 90 or 100")
@@ -103,7 +105,11 @@ def compile_report(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A kernel and its launch as text, which any process can compile: ``key`` is the same for the same text."""
+    """A kernel and its launch as text, which any process can compile: ``key`` is the same for the same text.
+
+    foreign: whether somebody else wrote the text. Triton's compiler then has no ``getattr`` for it: with that, a kernel
+    reaches all of Python.
+    """
 
     kernel: str
     text: str
@@ -111,6 +117,7 @@ class Prepared:
     signature: dict
     attributes: dict
     options: dict
+    foreign: bool = field(default=False, compare=False)
 
     @property
     def key(self) -> str:
@@ -138,6 +145,9 @@ def prepare(
     if unusual := [f"{name} is {value!r}" for name, value in unused.items() if value not in (None, _AS_USUAL[name])]:
         raise ValueError(f"{', '.join(unusual)}: compile_report knows num_warps, num_stages and maxnreg alone")
     if not _triton_private.is_kernel(kernel):
+        if hasattr(kernel, "arg_names"):  # an autotuner or a heuristic
+            wrapper = type(kernel).__name__
+            raise ValueError(f"kernel is wrapped by {wrapper}: compile_report needs kernel.fn, and what is chosen there, too")
         raise ValueError(
             f"kernel is {kernel!r}: compile_report needs a @triton.jit function (or Gluon's), and its arguments after it"
         )
@@ -168,6 +178,7 @@ def compile_prepared(prepared: Prepared, arches: tuple[int, ...]) -> CompileRepo
         attributes=prepared.attributes,
         arches=arches,
         options=prepared.options,
+        foreign=prepared.foreign,
     )
     if "error" in answer:
         raise CompileError(f"{prepared.kernel} does not compile: {answer['error']}")

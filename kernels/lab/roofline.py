@@ -8,6 +8,7 @@ product.
 """
 
 import json
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,9 @@ def roofline(
     copy, matmul = machine["copy_tb_per_s"], machine["matmul_tflop_per_s"]
     if results is None and point is None:
         raise ValueError("results is None: then point must be (label, seconds, flops, bytes)")
-    at_best = _at_best(point, copy, matmul) if point is not None and point[1] is None else ""
-    point = _learner(learner if point is None else point) or (at_best and (f"{point[0]}, at best", at_best, *point[2:]))
+    measured = _learner(learner) if point is None else _learner(point, "point")
+    at_best = _at_best(point, copy, matmul) if point is not None and measured is None else ""
+    point = measured or (at_best and (f"{point[0]}, at best", at_best, *point[2:]))
     figure, ax = _axes(ax, style, 6.4, 4.2)
 
     series: dict[str, list[tuple[float, float]]] = {}
@@ -158,6 +160,8 @@ def bars(results="dynamic_conv", *, select: dict | None = None, learner=None, ax
 
 def measure(fn) -> float | None:
     """Median seconds of ``fn()`` on the GPU; None, with a sentence that says so, where kernels are interpreted."""
+    if not callable(fn):
+        raise ValueError(f"fn is {fn!r}: measure needs a function of no arguments, such as lambda: kernel[grid](x)")
     if runtime.interpreted:
         print("Not timed: kernels run in the interpreter here, whose speed says nothing about a GPU.")
         return None
@@ -191,23 +195,26 @@ def _read(results, select: dict | None) -> tuple[dict, list[dict]]:
         allowed = wanted if isinstance(wanted, (list, tuple, set, range)) else (wanted,)
         values = [row[key] if key in row else row["shape"].get(key) for row in rows]
         rows = [row for row, value in zip(rows, values, strict=True) if value in allowed]
+        if all(value is None for value in values):
+            fields = dict.fromkeys(field for row in record["rows"] for field in (*row, *row["shape"]))
+            raise ValueError(f"select names {key!r}: the rows have the fields {', '.join(fields)}")
         if not rows:
             found = ", ".join(map(repr, dict.fromkeys(values)))
             raise ValueError(f"select asks for {key} {wanted!r}: the rows have {found}")
     return record, rows
 
 
-def _learner(learner):
-    """The learner's point, checked; None when there is nothing to draw."""
+def _learner(learner, name="learner"):
+    """The learner's point, checked; None when there is nothing to draw. name: the argument's, in messages."""
     if learner is None:
         return None
-    if len(learner) != 4:
-        raise ValueError(f"learner is {learner!r}: it must be (label, seconds, flops, bytes)")
+    if not isinstance(learner, (tuple, list)) or len(learner) != 4:
+        raise ValueError(f"{name} is {learner!r}: it must be (label, seconds, flops, bytes)")
     label, seconds, flops, nbytes = learner
     if seconds is None:
         return None
-    if not (seconds > 0 and flops > 0 and nbytes > 0):
-        raise ValueError(f"learner is {learner!r}: seconds, flops and bytes must be positive")
+    if not all(isinstance(number, Real) and number > 0 for number in (seconds, flops, nbytes)):
+        raise ValueError(f"{name} is {learner!r}: seconds, flops and bytes must be positive numbers")
     where = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else None
     return f"{label}, on {where}" if where else label, seconds, flops, nbytes
 

@@ -225,7 +225,8 @@ def trace(kernel, grid, *args, **kwargs) -> Trace:
     The kernel does its work: tensors that it writes are written. Accesses outside a tensor are recorded and left out
     (see ``trace.recording``, which can also perform them). Returns a ``Trace`` with one launch.
 
-    Raises ``ValueError`` if ``kernel`` is not a Triton kernel; what the kernel raises comes through.
+    Raises ``ValueError`` if ``kernel`` is not a Triton kernel, ``grid`` no grid or an argument a numpy array; what the
+    kernel raises comes through.
     """
     from kernels.lab import _triton_private
 
@@ -233,6 +234,12 @@ def trace(kernel, grid, *args, **kwargs) -> Trace:
         raise ValueError(
             f"kernel is {kernel!r}: trace needs a @triton.jit function, and its grid and arguments after it"
         )
+    if not callable(grid) and not isinstance(grid, (tuple, list)):
+        raise ValueError(f"grid is {grid!r}: it must be a tuple, such as ({grid!r},), or a function of the arguments")
+    for i, arg in enumerate((*args, *kwargs.values())):
+        if isinstance(arg, np.ndarray):
+            name = [*(f"argument {n}" for n in range(len(args))), *kwargs][i]
+            raise ValueError(f"{name} is a numpy array: a kernel takes tensors, torch.from_numpy makes one of it")
     if runtime.interpreted:
         with recording() as recorded:
             kernel[grid](*args, **kwargs)

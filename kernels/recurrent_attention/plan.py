@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Everything that the choice and a way's plan depend on."""
+    """Everything that the choice and a way's plan depend on; of q, k and v the shapes."""
 
     q: torch.Size
     k: torch.Size

@@ -90,7 +90,7 @@ def test_outputs_by_name_or_as_a_list_and_a_conversion_that_cuts_off(kind, capsy
     axes = {"x": "MN"}, {"q": "MN", "s": "M"}
     assert held(quantiser(True), answers, *axes, dtypes=torch.float32, sizes={"M": 5})
     assert not held(quantiser(False), answers, *axes, dtypes=torch.float32, sizes={"M": 5})
-    assert "each is off by one: .to(an integer) cuts the fraction off" in capsys.readouterr().out
+    assert "each is one nearer to 0: .to(an integer) cuts the fraction off" in capsys.readouterr().out
 
 
 def test_float64_and_bfloat16(capsys):
@@ -120,6 +120,16 @@ def counter(clear, atomic=True):
     return count
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.bool])
+def test_inputs_of_narrow_integers(dtype):
+    values = {"x": lambda n: torch.randint(0, 2, (n,)).to(dtype)}
+    assert held(square, lambda x: x.double() ** 2, *LINE, values=values, dtypes=torch.float32)
+
+
+def test_a_size_of_zero_asks_for_no_store():
+    assert held(lambda x, out: square(x, out) if len(x) else None, torch.square, *LINE, sizes={"N": 0}, dtypes=torch.float32)
+
+
 BINS = {"values": {"x": lambda n: torch.randint(0, 5, (n,), dtype=torch.int32)}, "dtypes": torch.float32}
 
 
@@ -128,6 +138,30 @@ def test_a_histogram_and_one_that_nobody_clears(capsys):
     assert held(counter(True), formula, *axes, sizes={"B": 5}, **BINS)
     assert not held(counter(False), formula, *axes, sizes={"B": 5}, **BINS)
     assert "out is only updated, never stored" in capsys.readouterr().out
+
+
+@triton.jit
+def shared_mean(x_ptr, out_ptr, mean_ptr, N, stride_m, stride_n, stride_om, stride_on, stride_mean, BLOCK: tl.constexpr):
+    """Every program of a row stores the row's mean: all the same."""
+    row, offs = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = 0.0
+    for i in range(N):
+        total += tl.load(x_ptr + row * stride_m + i * stride_n).to(tl.float32)
+    x = tl.load(x_ptr + row * stride_m + offs * stride_n, mask=offs < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * stride_om + offs * stride_on, x - total / N, mask=offs < N)
+    tl.store(mean_ptr + row * stride_mean, total / N)
+
+
+def test_programs_that_store_the_same_number_are_not_in_conflict():
+    def launch(x, out, mean, BLOCK=16):
+        grid = x.shape[0], triton.cdiv(x.shape[1], BLOCK)
+        shared_mean[grid](x, out, mean, x.shape[1], *x.stride(), *out.stride(), *mean.stride(), BLOCK)
+
+    def formula(x):
+        return x - x.mean(1, keepdim=True), x.mean(1)
+
+    axes = {"x": "MN"}, {"out": "MN", "mean": "M"}
+    assert held(launch, formula, *axes, sizes={"M": 3, "N": 20}, dtypes=torch.float32)
 
 
 def test_programs_that_add_to_one_element_without_atomics(capsys):
@@ -177,6 +211,9 @@ MISTAKEN = [
     (dict(blocks={"BLOCK": ()}), r"blocks\['BLOCK'\] is \(\)"),
     (dict(reference=lambda x: None), r"reference gives None for out \[N\], needs \[32\]"),
     (dict(reference=lambda x: x[1:]), r"reference gives a tensor \[31\] for out \[N\], needs \[32\]; an axis that it fixes"),
+    (dict(dtypes=()), r"dtypes is \(\), needs some of torch.float32"),
+    (dict(dtypes=torch.int8), r"dtypes is \(torch.int8,\), needs some of .*others come from values"),
+    (dict(reference=lambda x: torch.complex(x, x)), "reference gives complex numbers for out, needs real ones"),
     (dict(reference=lambda x: (x, x)), "reference gives 2 outputs, needs 1: out"),
     (dict(reference=lambda x: {"y": x}), "reference gives y, the outputs are out"),
     (dict(reference=lambda x: x.nothing), "reference fails on float64 tensors: AttributeError"),

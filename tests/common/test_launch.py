@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,6 +26,15 @@ def _square_kernel(x_ptr, y_ptr, n, stride_x, stride_y, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs * stride_x, mask=offs < n, other=0.0).to(tl.float32)
     tl.store(y_ptr + offs * stride_y, (x * x).to(y_ptr.dtype.element_ty), mask=offs < n)
+
+
+def test_nothing_is_said_of_numbers_that_nobody_may_ever_store():
+    """Memory that nobody has written holds anything; what a lane makes of it, a GPU does not tell either."""
+    x, y = torch.full((4,), 3e38, device=runtime.device), torch.zeros(4, device=runtime.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        launch(_square_kernel, (1,), x, y, 4, 1, 1, outputs=(y,), BLOCK=4)
+    assert y.isinf().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

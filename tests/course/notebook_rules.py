@@ -9,6 +9,7 @@ import ast
 import re
 from pathlib import Path
 
+from kernels.lab import recorded
 from tests.course.notebook_measures import (
     code_cells,
     code_lines,
@@ -35,6 +36,7 @@ RULES = []
 GENERATED_ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MACHINE_PATH = re.compile(r"(?<![\w./:~-])/(?:home|root|tmp|work|Users|opt|mnt|usr|workspaces?)/[\w.-]")
 TIMING = re.compile(r"\d\s?(?:ns|µs|us|ms|seconds?|[GTM]i?B/s|[GT]FLOPs?(?:/s)?|it/s)(?![\w/])")
+RECORDED = re.compile(r"^(\w+) on .+, torch .+, triton .+, (\d{4}-\d\d-\d\d)$", flags=re.MULTILINE)  # ``bars``' first line
 UNCOMPARED = {"nbval-ignore-output", "recorded-results"}  # the second: numbers read from benchmarks/results/
 
 
@@ -124,6 +126,16 @@ def timings_are_not_compared(notebook):
         found = TIMING.search("\n".join(texts(cell)))
         if found and not tags(cell) & UNCOMPARED:
             yield f"{cell.id}: prints {found[0]!r}, which no other machine will, without the tag nbval-ignore-output"
+
+
+@rule
+def records_are_the_ones_that_are_there(notebook):
+    for cell in code_cells(notebook):
+        if "recorded-results" in tags(cell):
+            for name, shown in RECORDED.findall("\n".join(texts(cell))):
+                there = recorded(name)["machine"]
+                if shown != there["date"]:
+                    yield f"{cell.id}: shows {name} of {shown}, recorded again on {there['date']}: make refresh, and read it"
 
 
 def of_the_new_pattern(function):

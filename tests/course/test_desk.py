@@ -142,6 +142,7 @@ def test_canvas_gets_its_own_columns_and_the_points_possible():
         ("Ada Lovelace_1_assignsubmission_file_/own/lukzoe_42_1234_mine.ipynb", ("ada", "lukzoe_42_1234_mine")),
         ("lovelaceada_1_1234_own/Zoé Łuk_1_assignsubmission_file_/01_row_softmax.ipynb", ("ada", NAME)),
         ("Ada Lovelace_1_assignsubmission_file_/own/__MACOSX/._01_row_softmax.ipynb", None),
+        ("/gpu_2026_10_a/downloaded/x/extracted/Ada Lovelace_1_assignsubmission_file_01_row_softmax.ipynb", ("ada", NAME)),
     ),
 )
 def test_downloads_find_their_students(path, found):
@@ -152,6 +153,24 @@ def test_downloads_find_their_students(path, found):
         "jo2": {"first_name": "Jo", "last_name": "Smith"},
     }
     assert collect.student_of(path, roster) == found
+
+
+def test_one_damaged_file_of_a_download_keeps_nobody_elses_back(tmp_path):
+    data, (given, out) = io.BytesIO(), (tmp_path / "given", tmp_path / "out")
+    given.mkdir()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("01.ipynb", "{}" * 500)
+    inner = bytearray(data.getvalue())
+    inner[38] ^= 0xFF  # the first byte that was deflated
+    with zipfile.ZipFile(given / "class.zip", "w") as archive:
+        archive.writestr("a/own.zip", bytes(inner))
+        archive.writestr("b/01.ipynb", "{}")
+    (given / "broken.zip").write_bytes(bytes(inner))
+    for name in ("Ada B. Lovelace.ipynb", "Ada B. Other.ipynb"):  # a dot that begins no suffix
+        (given / name).write_text("{}")
+    collect.Notebooks().extract(str(given), str(out))
+    found = sorted(str(path.relative_to(out)) for path in out.rglob("*.ipynb") if path.read_text() == "{}")
+    assert found == ["Ada B. Lovelace.ipynb", "Ada B. Other.ipynb", "class/b/01.ipynb"]
 
 
 def test_a_download_is_unpacked_to_its_notebooks_and_no_deeper(tmp_path):

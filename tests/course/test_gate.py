@@ -1,5 +1,7 @@
 """The gate lets every honest line pass and refuses what is on no list; the sandbox has tests of its own."""
 
+import contextlib
+import dataclasses
 import math
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from kernels.check.contestant import Contestant
 from kernels.check.framework import Draw
+from kernels.lab.compile_report import CompileError, compile_prepared
 from tests.course.mutants import ROOT, cells, patched, submission, targets
 from tools.grading import gate, texts
 from tools.grading.assignment import read_all
@@ -55,6 +58,7 @@ def test_planted_bugs_pass():
         "row = lambda i: i[:, None]\n    x_row = row(offs_n)",
         "if (last := N - 1) > 3:\n        tl.static_print(f'{last}')",
         "y: tl.tensor = offs_n\n    raise NotImplementedError",
+        "sum = N\n    sum += 1\n    id = tl.program_id(0)\n    max = tl.max(offs_n, 0) + sum + id",
     ),
 )
 def test_a_kernel_may(line):
@@ -80,6 +84,11 @@ def test_a_kernel_may(line):
         ("y = b'1'", "bytes are nothing"),
         ("def inner():\n        pass", "a function inside a function"),
         ("tl = 3", "is given, and may not be replaced"),
+        ("y = [0 for eval in (1, 2)]\n    load_block(eval, '1')", "eval means something already"),
+        ("f = lambda eval: 0\n    load_block(eval, '1')", "may not use eval"),
+        ("load_block(getattr)\n    getattr = 0", "getattr means something already"),
+        ("getattr(tl, 'core')\n    getattr = lambda: 0", "getattr means something already"),
+        ("y = torch.load\n    torch = 0", "torch means something already"),
         ("with N:\n        pass", "with is not part"),
         ("yield N", "yield is not part"),
         ("y = __name__", "machinery"),
@@ -118,6 +127,11 @@ def test_triton_finds_a_kernel_where_python_does():
         ("lists-launcher-kernel", "R, C =", "mask.__class__\n    R, C =", "may not look at"),
         ("lists-launcher-kernel", "R, C =", "compare(num, num)\n    R, C =", "may not use compare"),
         ("lists-launcher-kernel", "lists_kernel[R,]", "width[R,]", "width is no kernel"),
+        ("lists-launcher-kernel", "R, C =", "[0 for eval in (1,)]\n    eval('1')\n    R, C =", "may not use eval"),
+        ("lists-launcher-kernel", "R, C =", "[0 for eval in (eval,)]\n    R, C =", "may not use eval"),
+        ("lists-launcher-kernel", "R, C =", "f = lambda open: 0\n    open('x')\n    R, C =", "may not use open"),
+        ("lists-launcher-kernel", "R, C =", "def f(vars):\n        pass\n    vars()\n    R, C =", "may not use vars"),
+        ("lists-launcher-kernel", "R, C =", "f = lambda x=open: 0\n    R, C =", "may not use open"),
     ),
 )
 def test_a_launcher_may_not(cell, old, new, why):
@@ -180,6 +194,12 @@ def test_a_launcher_may_clear_a_tensor_and_gets_no_number_out_of_it():
         ("RULES['x'] = check", "may not use check"),
         ("RULES['x'] = make_fx", "may not use make_fx"),
         ("record = None", "may not be defined anew"),
+        ("if RULES:\n    eval('1')\nelse:\n    eval = 0", "may not use eval"),
+        ("if RULES:\n    make_fx('1')\nelse:\n    make_fx = 0", "may not use make_fx"),
+        ("RULES['x'] = [0 for eval in (1,)], eval", "may not use eval"),
+        ("RULES['x'] = eval('1')\neval = 3", "eval may not be defined anew"),
+        ("RULES['x'] = eval('1'), (eval := 3)", "may not use eval"),
+        ("def f():\n    def g(eval):\n        pass\n    return eval", "may not use eval"),
     ),
 )
 def test_a_program_may_not(line, why):
@@ -267,6 +287,9 @@ def test_a_name_that_nothing_defines_is_a_mistake_and_no_offence():
         "x = triton.experimental.gluon.language._core.barrier('1')",
         "x = collections.namedtuple('T', ['handle'])(1)\n@_triton.jit()\ndef f(x):\n    return x.handle",
         "x = 1 #\x0cimport os",
+        "@_triton.jit()\ndef f(x):\n    f(getattr)\n    getattr = 0",
+        "@_triton.jit()\ndef f(x):\n    y = [0 for getattr in (1,)]\n    f(getattr)",
+        "import torch\n@_triton.jit()\ndef f(x):\n    f(torch.load)\n    torch = 0",
     ),
 )
 def test_a_text_for_the_compiler_holds_kernels_alone(text):
@@ -289,3 +312,29 @@ def test_texts_of_the_solutions_are_for_the_compiler():
             literals = map(repr, (one.lines, one.signature, one.attributes, one.options))
             fields = ASSIGNMENTS[known[name].assignment].given.fields
             assert texts.prepared([one.kernel, one.text, *literals], fields).key == one.key
+
+
+def test_a_text_that_passed_all_the_same_has_no_way_to_python(tmp_path, monkeypatch):
+    """Should the list ever miss one: Triton's compiler, which has no sandbox, knows no ``getattr`` for what others wrote."""
+    monkeypatch.setattr(texts, "hold", lambda *_: None)
+    told = tmp_path / "told"
+    text = f"""{TEXT}import triton.language as tl
+@_triton.jit()
+def use(fn: tl.constexpr):
+    fn("open({str(told)!r}, 'w').write('x')")
+@_triton.jit()
+def find(g: tl.constexpr):
+    use(g(g(g(tl, 'core'), 'builtins'), 'eval'))
+@_triton.jit()
+def k(x_ptr):
+    find(getattr)
+KERNEL = k
+VALUES = {{}}
+"""
+    options = {"num_warps": 4, "num_stages": 3, "maxnreg": None}
+    literals = [repr(each) for each in ([], {"x_ptr": "*fp32"}, {}, options)]
+    for foreign in (True, False):
+        one = dataclasses.replace(texts.prepared(["k", text, *literals]), foreign=foreign)
+        with contextlib.suppress(CompileError):
+            compile_prepared(one, (90,))
+        assert told.exists() is not foreign  # without it, the way is there: this test would see it

@@ -289,6 +289,16 @@ def test_minutes_leave_out_what_is_off_the_main_path():
     assert measures.minutes(nb) == 10
 
 
+def test_a_record_that_was_made_again_is_seen():
+    nb = nbformat.read(ROOT / "notebooks" / "41_conv_wgrad.ipynb", as_version=4)
+    cells = [cell for cell in nb.cells if cell.id in ("speed-bars", "speed-odd")]
+    assert len(cells) == 2
+    for cell in cells:
+        said = cell.outputs[0]
+        said.text = re.sub(r"\d{4}-\d\d-\d\d$", "2025-12-31", said.text, count=1, flags=re.MULTILINE)
+    assert len(list(rules.records_are_the_ones_that_are_there(nb))) == 2
+
+
 def test_metadata_that_says_who_and_when_is_seen():
     nb = notebook([code()])
     nb.metadata["language_info"]["version"] = "3.11.7"

@@ -83,6 +83,17 @@ def test_a_sum_of_thousands_stops_nobody():
     assert "look through" in str(verdict.refusals[0])
 
 
+@pytest.mark.parametrize("ids", (True, False))
+def test_cells_whose_metadata_an_editor_dropped_are_not_called_deleted(ids):
+    made = notebook(True)
+    for one in made.cells:
+        one.metadata = {}
+        if not ids:
+            del one["id"]
+    (note,) = read(json.dumps(made).encode()).notes
+    assert note.startswith("answer cell kernel")
+
+
 def test_an_answer_in_a_cell_of_another_kind_is_named():
     made = notebook(True)
     cell(made, "kernel").cell_type = "markdown"

@@ -79,7 +79,7 @@ def test_compiles_for_hopper_on_matrix_units(monkeypatch):
 @pytest.mark.skipif(common_gluon.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
 @pytest.mark.parametrize(
     ("name", "D", "most"),
-    [("causal", 64, 48), pytest.param("nothing", 128, 104, marks=pytest.mark.thorough)]
+    [pytest.param(*case, marks=pytest.mark.thorough) for case in [("causal", 64, 48), ("nothing", 128, 104)]]
     + [
         pytest.param(*case, marks=pytest.mark.slow)
         for case in [("causal", 128, 296), ("softcap", 128, 136), ("alibi", 128, 136), ("document causal", 128, 336)]

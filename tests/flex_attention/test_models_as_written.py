@@ -1,9 +1,12 @@
 """What people write around a call: one projection for q, k and v, numbers of a layer, tables, functions that are compiled."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import runtime
 from kernels.flex_attention import causal_block_mask, flex_attention
@@ -83,6 +86,29 @@ def test_what_torch_has_yet_to_negate():
     torch.testing.assert_close(results[0][0], flex_attention_reference(*plain))
 
 
+def test_the_first_call_of_a_mod_may_be_inside_a_checkpoint():
+    leaves = [t.requires_grad_() for t in heads()]
+    slopes = torch.rand(2, device=DEVICE, requires_grad=True)
+
+    def attend(q, k, v):
+        return flex_attention(q, k, v, lambda score, b, h, m, n: torch.sin(score * slopes[h]) + slopes[h] / 3)
+
+    results = []
+    for call in (lambda *qkv: checkpoint(attend, *qkv, use_reentrant=False), attend):
+        results.append(torch.autograd.grad(call(*leaves).square().sum(), (*leaves, slopes)))
+    with torch.autograd.set_detect_anomaly(True):  # another mod, whose tracing must not look for NaN
+        flex_attention(*leaves, lambda score, b, h, m, n: torch.cos(score * slopes[h])).sum().backward()
+    torch.testing.assert_close(*results)
+
+
+def test_a_counter_of_operations_sees_no_module_in_a_mod():
+    leaves = [t.requires_grad_() for t in heads()]
+    slopes = torch.rand(2, device=DEVICE, requires_grad=True)
+    with FlopCounterMode(display=False):
+        flex_attention(*leaves, lambda score, b, h, m, n: score - slopes.exp()[h] * (m - n)).sum().backward()
+    assert slopes.grad.any()
+
+
 def test_positions_in_64_bits_are_computed_in_64():
     """A hash of query and key, by which mods drop pairs, passes 2^31 at once."""
     q, k, v = heads()
@@ -97,3 +123,51 @@ def test_positions_in_64_bits_are_computed_in_64():
     torch.testing.assert_close(flex_attention(q, k, v, dropped), scores.softmax(-1) @ v)
     with pytest.raises(ValueError, match="dimension of size 5 with q_idx, needs 20"):
         flex_attention(q, k, v, lambda s, b, h, m, n: s + at[:5][m.long()])
+
+
+class Scaled(torch.nn.Module):
+    """Attention whose scores are multiplied by a number or a parameter."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.c = c
+
+    def forward(self, q, k, v):
+        return flex_attention(q, k, v, lambda score, b, h, m, n: score * self.c)
+
+
+def test_a_parameter_is_not_taken_for_the_number_that_another_layer_has_in_its_place():
+    q, k, v = heads()
+    numbers = Scaled(0.5)
+    compiled = torch.compile(numbers, backend="eager", dynamic=True)
+    for numbers.c in (0.5, 0.25):
+        torch.testing.assert_close(compiled(q, k, v), numbers(q, k, v))
+    learned = Scaled(torch.nn.Parameter(torch.tensor(0.3, device=DEVICE)))
+    gradients = []
+    for call in (torch.compile(learned, backend="eager", dynamic=True), learned):
+        gradients.append(torch.autograd.grad(call(q, k, v).square().sum(), learned.c)[0])
+    assert gradients[1] != 0
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_fraction_is_not_taken_for_the_integer_that_stood_in_its_place():
+    q, k, v = heads()
+
+    def written():
+        return lambda q, k, v, s: flex_attention(q, k, v, lambda score, b, h, m, n: score * s)
+
+    for values in ((2, 3, 4), (0.5, 0.75, 0.25)):
+        torch._dynamo.reset()
+        plain = written()
+        compiled = torch.compile(plain, backend="eager")
+        for s in values:
+            torch.testing.assert_close(compiled(q, k, v, s), plain(q, k, v, s))
+
+
+def test_what_bounds_a_position_is_not_seen_through_another_number_made_of_it():
+    q, k, v = heads()
+    table, at = torch.tensor([0.0, 1.0], device=DEVICE), torch.arange(20, device=DEVICE)
+    got = flex_attention(q, k, v, lambda s, b, h, m, n: s + table[m.bool().long()] * np.float32(2.0))
+    scores = q @ k.mT / 4 + 2 * table[at.bool().long()][:, None]
+    torch.testing.assert_close(got, scores.softmax(-1) @ v)
+    assert flex_attention(q, k, v, lambda s, b, h, m, n: np.float32(1.0)).shape == v.shape

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 import triton.language.core as an_alias_of_core
 
+from kernels.check import flash_mods
 from kernels.lab import CompileError, _child, _nursery, compile_report, trace
 from kernels.lab.accesses import Trace
 from kernels.lab.trace import _record_in_child
@@ -55,6 +56,22 @@ def test_a_cell_comes_along_whole(cell):
     assert len(origins) == 2
     for new, original in origins:
         assert new_lines[new - 1] == cell_lines[original - 1] and "def " in new_lines[new - 1]
+
+
+def test_what_the_checks_define_is_written_out_but_where_a_name_is_taken(cell):
+    kernel = "@triton.jit\ndef kernel(x, MOD: tl.constexpr):\n    tl.store(x, MOD(tl.load(x), 0, 0){})\n"
+    values = {"MOD": flash_mods.same}
+    text, _ = _child.export(cell(kernel.format(""))["kernel"], values)
+    x, again = torch.ones(1), cell(text)
+    assert "import kernels" not in text and "torch" not in text
+    again["KERNEL"][(1,)](x, again["VALUES"]["MOD"])
+    assert x.item() == 1
+    own = "@triton.jit\ndef same(s):\n    return 2 * s\n" + kernel.format(" + same(1.0)")
+    text, _ = _child.export(cell(own)["kernel"], values)
+    again = cell(text)
+    assert "import kernels.check.flash_mods" in text
+    again["KERNEL"][(1,)](x, again["VALUES"]["MOD"])
+    assert x.item() == 3
 
 
 def test_only_what_is_used_comes_along_and_locals_hide_globals(cell):

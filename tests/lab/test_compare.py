@@ -99,7 +99,34 @@ def test_a_missing_answer_is_reported_not_raised(capsys):
     assert capsys.readouterr().out == "dx         DIFFERS got None, expected a tensor of shape (3, 4)\n"
 
 
+def test_an_answer_of_another_kind_is_reported_not_raised(capsys):
+    nested = torch.nested.as_nested_tensor([REFERENCE[0]] * 3, layout=torch.jagged)
+    said = {
+        "a tuple": (REFERENCE,),
+        "a ndarray": REFERENCE.numpy(),
+        "a tensor of layout torch.sparse_coo": REFERENCE.to_sparse(),
+        "a tensor on the meta device": REFERENCE.to("meta"),
+        "a nested tensor": nested,
+    }
+    for words, ours in said.items():
+        assert not compare("y", ours, REFERENCE)
+        assert f"DIFFERS got {words}" in capsys.readouterr().out
+    assert not compare("y", *[REFERENCE * float("nan")] * 2)
+    assert "got nan, expected nan: NaN never passes" in capsys.readouterr().out
+
+
+def test_complex_numbers_are_rounded_as_others_are(capsys):
+    exact = torch.complex(REFERENCE, 1 + REFERENCE)
+    assert compare("y", exact.to(torch.complex64), exact) and "shape (3, 4)," in capsys.readouterr().out
+    assert not compare("y", exact.conj(), exact)
+    assert not compare("y", exact.real, exact) and "dtype torch.float" in capsys.readouterr().out
+
+
 def test_bad_arguments():
+    with pytest.raises(ValueError, match="reference is a tensor on the meta device"):
+        compare("y", REFERENCE, REFERENCE.to("meta"))
+    with pytest.raises(ValueError, match="ratio is 'small': it must be a positive number"):
+        compare("y", REFERENCE, REFERENCE, ratio="small")
     with pytest.raises(ValueError, match="reference is a list"):
         compare("y", REFERENCE, [1.0])
     with pytest.raises(ValueError, match="ratio is 0"):

@@ -210,6 +210,10 @@ def test_a_compiler_that_dies_is_an_exception_here(cell):
 def test_bad_arguments(copy):
     with pytest.raises(ValueError, match="compile_report needs a @triton.jit function"):
         compile_report(len, 1)
+    with pytest.raises(ValueError, match="kernel is wrapped by Autotuner: compile_report needs kernel.fn"):
+        compile_report(triton.autotune([triton.Config({"BLOCK": 16})], key=[])(copy), "*fp32", "*fp32", 4, 1)
+    with pytest.raises(ValueError, match="arch is empty"):
+        compile_report(copy, "*fp32", "*fp32", 4, 1, BLOCK=16, arch=())
     with pytest.raises(ValueError, match=r"args do not fit copy\(.*missing a required argument: 'BLOCK'"):
         compile_report(copy, "*fp32", "*fp32", 4, 1)
     with pytest.raises(ValueError, match="args do not fit copy"):

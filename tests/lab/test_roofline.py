@@ -90,7 +90,7 @@ def test_select(results):
     assert len(series(roofline(results, select={"W": [2, 4]}).axes[0])["ours"]) == 3
     with pytest.raises(ValueError, match="select asks for pass 'sideways': the rows have 'forward', 'backward'"):
         roofline(results, select={"pass": "sideways"})
-    with pytest.raises(ValueError, match="select asks for X 1: the rows have None"):
+    with pytest.raises(ValueError, match="select names 'X': the rows have the fields .*dtype.*W"):
         bars(results, select={"X": 1})
 
 
@@ -248,6 +248,13 @@ def test_an_operator_of_ones_own_needs_no_record(capsys):
     figure = bars(None, learner=("rms_norm", 1e-5, 4e6, 4e6))
     assert "rms_norm" in figure.alt and "the copy rate" in figure.alt
     assert "a matrix product" in bars(None, learner=("product", 1e-5, 4e12, 4e6)).alt
+    for point in ("rms_norm", 3, ("rms_norm", 1e-5, 4e6), ("rms_norm", "1e-5", 4e6, 4e6), ("copy", 1e-5, 0, 4e6)):
+        with pytest.raises(ValueError, match="point is "):
+            roofline(None, point=point)
+        with pytest.raises(ValueError, match="learner is "):
+            bars(None, learner=point)
+    with pytest.raises(ValueError, match="fn is 3: measure needs a function"):
+        measure(3)
     for draw, how in ((roofline, {}), (bars, {"learner": ("rms_norm", None, 4e6, 4e6)})):
         with pytest.raises(ValueError, match="results is None: then"):
             draw(None, **how)

@@ -306,6 +306,10 @@ def test_table(capsys):
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"kernel is 3: trace needs a @triton.jit function"):
         trace(3, (1,))
+    with pytest.raises(ValueError, match=r"grid is 2: it must be a tuple, such as \(2,\)"):
+        trace(all_store_to_the_first, 2, torch.zeros(1))
+    with pytest.raises(ValueError, match="argument 0 is a numpy array: a kernel takes tensors"):
+        trace(all_store_to_the_first, (2,), torch.zeros(1).numpy())
     t = trace(all_store_to_the_first, (1,), torch.zeros(1))
     with pytest.raises(ValueError, match="name is 'src': the tensors of all_store_to_the_first are dst"):
         t.programs("src")

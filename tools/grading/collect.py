@@ -7,10 +7,12 @@ like, in an archive of their own perhaps, and nothing there says who they are.
 """
 
 import io
+import lzma
 import re
 import shutil
 import unicodedata
 import zipfile
+import zlib
 from pathlib import Path, PurePath, PurePosixPath
 
 from nbgrader.plugins.zipcollect import ExtractorPlugin, FileNameCollectorPlugin
@@ -21,6 +23,10 @@ from tools.grading.submission import MOST_BYTES
 _MOODLE = re.compile(r"(?P<full>[^_]+)_\d+_assignsubmission_file(_(?P<file>.*))?")
 _CANVAS = re.compile(r"(?P<full>[^_\d]+)(_LATE)?_(?P<user>\d+)_\d+_(?P<file>.*)")
 MOST_NOTEBOOKS = 10  # of one student's own archive
+#: What a damaged archive raises: of its directory, of what it holds, of the names in it, of a password that it asks for.
+DAMAGED = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError, NotImplementedError,
+)  # fmt: skip
 
 
 def plain(name: str) -> str:
@@ -52,13 +58,13 @@ class Notebooks(ExtractorPlugin):
 
     def extract(self, archive_path: str, extracted_path: str) -> None:
         for path in sorted(Path(archive_path).rglob("*")):
-            target = Path(extracted_path) / path.relative_to(archive_path).with_suffix("")
+            target = Path(extracted_path) / path.relative_to(archive_path)
             if path.suffix == ".zip":
                 with zipfile.ZipFile(path) as archive:
-                    self._unpack(archive, target, inner=False)
+                    self._unpack(archive, target.with_suffix(""), inner=False)
             elif path.suffix == ".ipynb":
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(path, target.with_suffix(".ipynb"))
+                shutil.copy(path, target)
 
     def _unpack(self, archive: zipfile.ZipFile, target: Path, inner: bool) -> None:
         found = [one for one in archive.infolist() if one.filename.endswith(".ipynb")]
@@ -66,20 +72,25 @@ class Notebooks(ExtractorPlugin):
             if one.file_size > MOST_BYTES:
                 self.log.warning("Left out, with %d MB: %s", one.file_size >> 20, target / one.filename)
                 continue
-            archive.extract(one, target)  # which leads nowhere else, whatever the name
+            try:
+                archive.extract(one, target)  # which leads nowhere else, whatever the name
+            except DAMAGED as error:
+                self.log.warning("%s cannot be unpacked: %s", target / one.filename, error)
         for one in () if inner else archive.infolist():
             if one.filename.endswith(".zip") and one.file_size <= MOST_BYTES:
                 try:
                     with zipfile.ZipFile(io.BytesIO(archive.read(one))) as theirs:
                         inside = [part for part in PurePosixPath(one.filename).parts if part not in ("/", "..")]
                         self._unpack(theirs, target.joinpath(*inside).with_suffix(""), inner=True)
-                except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:
+                except DAMAGED as error:
                     self.log.warning("%s cannot be unpacked: %s", one.filename, error)
 
 
 def student_of(path: str, roster: dict[str, dict]) -> tuple[str, str] | None:
     """The student's folder name and the notebook's name; None where no student, or more than one, fits."""
     parts = PurePath(path).parts
+    starts = [i for i, part in enumerate(parts) if part == "extracted" and parts[i - 2 : i - 1] == ("downloaded",)]
+    parts = parts[starts[0] + 1 if starts else 0 :]  # where the course's folder lies says nothing
     for place, part in enumerate(parts):
         match = _MOODLE.fullmatch(part) or _CANVAS.fullmatch(part)
         if match:

@@ -13,6 +13,7 @@ What is on no list is refused, with its line and the reason. Nothing is executed
 """
 
 import ast
+import builtins
 from dataclasses import dataclass
 
 from tools.grading import reading, trials
@@ -20,7 +21,7 @@ from tools.grading import vocabulary as words
 from tools.grading.given import Given, imports_of, is_constant, is_kernel, is_pure, names_of
 from tools.grading.host_lines import Launcher, Program, Test
 from tools.grading.kernel_lines import Kernel
-from tools.grading.lines import Refusal, Refused, Undefined, stored_in
+from tools.grading.lines import Refusal, Refused, Undefined, bound_at_top, bound_in
 from tools.grading.vocabulary import MOST_CHARACTERS
 
 
@@ -82,13 +83,11 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
     written = [s for s in tree.body if isinstance(s, ast.FunctionDef) and not _is_given(s, given, own)]
     mine = {statement.name for statement in written if is_kernel(statement)}
     hosts = {statement.name for statement in written if not is_kernel(statement)}
-    assigned = {
-        node.id for s in tree.body if isinstance(s, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-        for node in ast.walk(s) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }  # fmt: skip
+    assignments = [s for s in tree.body if isinstance(s, (ast.Assign, ast.AnnAssign, ast.AugAssign))]
+    assigned = {name for s in assignments for name in _targets(s)}
     constants = {
-        node.id for s in tree.body if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value and is_constant(s.value)
-        for node in ast.walk(s) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        name for s in assignments if not isinstance(s, ast.AugAssign) and s.value and is_constant(s.value)
+        for name in _targets(s)
     }  # fmt: skip
     pure = {
         name for s in tree.body if isinstance(s, (ast.Import, ast.ImportFrom))
@@ -140,6 +139,13 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
     return Answer(tuple(found), "" if found else unreadable)
 
 
+def _targets(assignment) -> set[str]:
+    """Names that an assignment binds, but for those that its value binds for itself."""
+    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+    stored = (node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+    return {node.id for node in stored if isinstance(node.ctx, ast.Store)}
+
+
 def _is_given(statement, given: Given, own: Given) -> bool:
     """Whether it is a function of another cell, word for word, as cells that were merged hold it: the released one counts."""
     function = isinstance(statement, ast.FunctionDef) and statement.name not in own.names
@@ -155,7 +161,8 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, pr
     def may_bind(name):
         if name not in allowed or name.startswith("__"):
             lines.refuse(statement, f"{name} is given by the exercise, and may not be defined anew")
-        if name in words.IN_PROGRAMS_BUILTINS or name in ("torch", "tl", "triton", "check", "kernels", "math"):
+        python = hasattr(builtins, name) and name not in words.OWN_IN_KERNELS
+        if python or name in words.IN_PROGRAMS_BUILTINS or name in ("torch", "tl", "triton", "check", "kernels", "math"):
             lines.refuse(statement, f"{name} may not be defined anew")
 
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -181,7 +188,7 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, pr
             lines.hold(default, set())
         if not program:
             _without_annotations(statement, lines)
-        local = stored_in(statement)
+        local = bound_in(statement)
         for inner in statement.body:
             lines.hold(inner, local)
     elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
@@ -208,7 +215,7 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, pr
     ):
         return
     elif program and isinstance(statement, (ast.For, ast.If, ast.Expr)):
-        lines.hold(statement, stored_in(statement))
+        lines.hold(statement, bound_at_top(statement, given))
     else:
         what = ast.unparse(statement).splitlines()[0][:60]
         lines.refuse(statement, f"`{what}`: an answer cell defines functions, and runs nothing itself")

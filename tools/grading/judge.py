@@ -27,7 +27,7 @@ from tools.grading.remote import Remote, RemoteEmitter, RemotePipeline, RemoteTe
 from tools.grading.results import REPORTED, Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template
 from tools.grading.submission import Submission, Unusable
-from tools.grading.timer import TooLong, patience, within
+from tools.grading.timer import MOST_PATIENCE, TooLong, patience, within
 
 COMPILER_SECONDS = 60  # for one kernel: what a compiler works on for longer is an unrolled loop
 THREADS = 48  # the model of Gluon runs partitions as threads
@@ -74,7 +74,7 @@ class Judge:
         result.texts = dict(submission.texts)
         _nursery.TIMEOUT_SECONDS = round(COMPILER_SECONDS * patience())
         try:
-            with within(2 * self.total * patience() + 60):
+            with within(2 * self.total * MOST_PATIENCE + 60):
                 self._hold(assignment, submission, result)
         except Unusable as unusable:
             result.status, result.reason, result.points, result.checks = unusable.status, unusable.reason, None, []

@@ -1,10 +1,11 @@
 """What a kernel may say: Triton's language, or Gluon's, and nothing else."""
 
 import ast
+import builtins
 
 from tools.grading import vocabulary as words
 from tools.grading.given import is_constant
-from tools.grading.lines import SHARED, Lines, stored_in
+from tools.grading.lines import SHARED, Lines, bound_in
 
 
 class Kernel(Lines):
@@ -56,7 +57,7 @@ class Kernel(Lines):
                 self.refuse(argument, f"{argument.arg} is given, and no name for an argument")
         if function.returns is not None and _written(function.returns) not in ("None", *_TYPES):
             self.refuse(function, "a kernel's result is annotated with tl.tensor, or not at all")
-        local = {argument.arg for argument in every} | stored_in(function)
+        local = bound_in(function)
         self.functions_of_its_own = {argument.arg for argument in every} | _lambdas(function)
         for statement in function.body:
             self.hold(statement, local)
@@ -68,6 +69,13 @@ class Kernel(Lines):
         root, _, name = str(text).partition(".")
         if name not in self.roots.get(root, ()):
             self.refuse(node, "an argument of a kernel is a tl.constexpr or bears no annotation")
+
+    def bound(self, node):
+        """A name that is stored to: Triton's compiler takes it for what stands outside, wherever it reads it first."""
+        super().bound(node)
+        python = hasattr(builtins, node.id) and node.id not in self.builtins | words.OWN_IN_KERNELS
+        if python or node.id in words.MODULES or node.id in self.given.imports:
+            self.refuse(node, f"{node.id} means something already, and may not be replaced")
 
     def attribute(self, node, local):
         """As above; a type, which `_annotation` has seen, is no value."""

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import symtable
 from dataclasses import dataclass
 
 from tools.grading import vocabulary as words
@@ -137,8 +138,29 @@ def _called(node) -> str:
     return known.get(type(node).__name__, type(node).__name__)
 
 
-def stored_in(function) -> set[str]:
-    """Every name that a function binds: arguments of inner ones, too."""
+def bound_in(function) -> set[str]:
+    """Every name that a function binds, and that is nowhere in it what stands outside: ``[0 for x in y]`` binds no ``x``."""
+    try:
+        inside = symtable.symtable(ast.unparse(ast.Module([function], [])), "cell", "exec").get_children()
+    except SyntaxError as error:  # which the parser leaves to what comes after it: an argument twice
+        raise Undefined(f"SyntaxError: {error.msg} in {function.name}, line {function.lineno} of your cell") from None
+    (table,) = (each for each in inside if (each.get_type(), each.get_name()) == ("function", function.name))
+    return _stored_in(function) - _of_outside(table)
+
+
+def _of_outside(table) -> set[str]:
+    """Names that a scope, or one in it, reads from outside of all."""
+    found = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    return found.union(*map(_of_outside, table.get_children()))
+
+
+def bound_at_top(statement, given: Given) -> set[str]:
+    """Names that a statement of the cell itself binds, which before it are what they were."""
+    names = _stored_in(statement)
+    return {name for name in names if not hasattr(builtins, name)} - set(given.names) - set(given.imports) - words.LEAKED
+
+
+def _stored_in(function) -> set[str]:
     found = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -250,7 +250,10 @@ class _Reader:
         for name, released in known.items():
             if is_answer(released):
                 continue
-            copies = present.get(name, [])
+            copies = present.get(name) or [
+                cell for cell in present.get("", ())  # whose metadata an editor dropped
+                if cell.id == released.get("id") or cell.source.strip() == released.source.strip()
+            ]  # fmt: skip
             if not copies:
                 notes.append(f"cell {name} was deleted: the released one counts")
             elif len(copies) > 1:

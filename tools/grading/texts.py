@@ -53,7 +53,7 @@ def prepared(given: object, fields: set[str] = frozenset()) -> Prepared:
     whole = isinstance(lines, list) and all(isinstance(part, dict) for part in (signature, attributes, options))
     if not whole or set(options) != {"num_warps", "num_stages", "maxnreg"}:
         raise NotKernels("a launch's signature, attributes and options are tables")
-    return Prepared(kernel, text, lines, signature, attributes, options)
+    return Prepared(kernel, text, lines, signature, attributes, options, foreign=True)
 
 
 def hold(text: str, fields: set[str] = frozenset()) -> None:

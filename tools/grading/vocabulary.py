@@ -74,6 +74,10 @@ IN_KERNELS_BUILTINS = frozenset("range min max abs int float bool len print enum
 EXCEPTIONS = frozenset(
     "Exception KeyError ValueError TypeError IndexError NotImplementedError AssertionError StopIteration".split()
 )
+#: Names of Python's own that a kernel may give to its values, because they do no harm where they mean Python's.
+OWN_IN_KERNELS = frozenset("id input filter hash slice map next all any pow round divmod bin hex oct format chr ord".split())
+#: Modules that stand in the texts that are compiled, and in notebooks.
+MODULES = frozenset("torch triton kernels collections math np numpy os sys subprocess ctypes gc inspect".split())
 IN_LAUNCHERS_BUILTINS = EXCEPTIONS | frozenset(
     "range min max abs int float bool len tuple list dict zip enumerate reversed sorted sum divmod round print str "
     "isinstance all any".split()

@@ -35,35 +35,7 @@ if common_gluon.gluon is not None:
     from kernels.flex_attention.hopper.dealing import heads_of_unit, items_of_program, pair_of, place
     from kernels.flex_attention.hopper.forward import store_rows
     from kernels.flex_attention.hopper.parts import add_rows
-
-    @gluon.jit
-    def item_of(item, tiles_n, items, BUNDLE):
-        """``(tile of keys, unit)``: BUNDLE units at a time, of all one tile before the next. A unit is a pair of batch row
-        and key head, or, of a split one, a share of its heads of queries."""
-        bundle = item // (BUNDLE * tiles_n)
-        inside = item - bundle * BUNDLE * tiles_n
-        here = gl.minimum(BUNDLE, items // tiles_n - bundle * BUNDLE)
-        return inside // here, bundle * BUNDLE + inside % here
-
-    @gluon.jit
-    def walk_of(b, h, tile, walk, M, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
-                BLOCK_M: gl.constexpr):  # fmt: skip
-        """``(how many tiles of queries a tile of keys visits, where its row of the lists begins)``."""
-        if SPARSE:
-            row = b.to(gl.int64) * walk[3] + h * walk[4] + tile // TILES_N
-            return gl.load(walk[0] + row) * TILES_M, row * walk[5]
-        else:
-            return gl.cdiv(M, BLOCK_M), 0
-
-    @gluon.jit
-    def visit(i, end, at, walk, SPARSE: gl.constexpr, SPARSE_M: gl.constexpr, TILES_M: gl.constexpr,
-              BLOCK_M: gl.constexpr):  # fmt: skip
-        """``(first query of the i-th tile, whether its block is partial)``; anything for i behind the end."""
-        if SPARSE:
-            entry = gl.load(walk[1] + at + i // TILES_M, mask=i < end, other=0)
-            return (entry >> 1) * SPARSE_M + (TILES_M - 1 - i % TILES_M) * BLOCK_M, entry & 1 == 0
-        else:
-            return (end - 1 - i) * BLOCK_M, False
+    from kernels.flex_attention.hopper.walks import bundled, entries_of, visit
 
     @gluon.jit
     def load_tiles(
@@ -76,7 +48,7 @@ if common_gluon.gluon is not None:
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
             item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, owner = item_of(item, tiles_n, items, BUNDLE)
+            tile, owner = bundled(item, tiles_n, items, BUNDLE)
             pair = pair_of(owner, split)
             b_kv = (first + pair) // Hkv
             h_kv = (first + pair) % Hkv
@@ -90,7 +62,7 @@ if common_gluon.gluon is not None:
             for j in range(begin, stop):
                 b = b_kv * batches + j // G
                 h = h_kv * G + j % G
-                end, at = walk_of(b, h, tile, walk, M, SPARSE, TILES_M, TILES_N, BLOCK_M)
+                end, at = entries_of(b, h, tile, walk, M, SPARSE, TILES_M, TILES_N, BLOCK_M)
                 m0, partial = visit(0, end, at, walk, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                 for i in range(0, end):
                     following, partial = visit(i + 1, end, at, walk, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
@@ -116,7 +88,7 @@ if common_gluon.gluon is not None:
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
             item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, owner = item_of(item, tiles_n, items, BUNDLE)
+            tile, owner = bundled(item, tiles_n, items, BUNDLE)
             pair = pair_of(owner, split)
             b_kv = (first + pair) // Hkv
             h_kv = (first + pair) % Hkv
@@ -125,7 +97,7 @@ if common_gluon.gluon is not None:
                 b = b_kv * batches + j // G
                 h = h_kv * G + j % G
                 slot = pair * batches * G + j
-                end, at = walk_of(b, h, tile, walk, M, SPARSE, TILES_M, TILES_N, BLOCK_M)
+                end, at = entries_of(b, h, tile, walk, M, SPARSE, TILES_M, TILES_N, BLOCK_M)
                 for i in range((count + PARITY) % 2, end, 2):
                     m0, partial = visit(i, end, at, walk, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                     rank = tile
@@ -363,7 +335,7 @@ if common_gluon.gluon is not None:
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
             item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, owner = item_of(item, tiles_n, items, BUNDLE)
+            tile, owner = bundled(item, tiles_n, items, BUNDLE)
             pair = pair_of(owner, split)
             b_kv = (first + pair) // Hkv
             h_kv = (first + pair) % Hkv
@@ -377,7 +349,7 @@ if common_gluon.gluon is not None:
             for j in range(begin, stop):
                 b = b_kv * batches + j // G
                 h = h_kv * G + j % G
-                end, at = walk_of(b, h, tile, walk, M, SPARSE, TILES_M, TILES_N, BLOCK_M)
+                end, at = entries_of(b, h, tile, walk, M, SPARSE, TILES_M, TILES_N, BLOCK_M)
                 dk, dv, count = (overlapped_tiles if OVERLAP else gradient_tiles)(
                     end, at, dk, dv, count, k, v, ring, exchange, sinks, GROUP, walk,
                     M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,

@@ -7,8 +7,13 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from kernels.common import gluon as common_gluon
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention.problem import cdiv
+
+if common_gluon.gluon is not None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
 
 _remembered = WeakTensorKeyDictionary()
 _lock = threading.Lock()
@@ -130,3 +135,37 @@ def _end(pairs, lengths, programs, bundle, back_and_forth, heads=1):
             free[who] = starts + lengths[tile[at:stop]]
             at = stop
     return free.max()
+
+
+# The same as the kernel reads it.
+
+if common_gluon.gluon is not None:
+
+    @gluon.jit
+    def bundled(item, tiles_n, items, BUNDLE):
+        """``(tile of keys, unit)``: BUNDLE units at a time, of all one tile before the next. A unit is a pair of batch row
+        and key head, or, of a split one, a share of its heads of queries."""
+        bundle = item // (BUNDLE * tiles_n)
+        inside = item - bundle * BUNDLE * tiles_n
+        here = gl.minimum(BUNDLE, items // tiles_n - bundle * BUNDLE)
+        return inside // here, bundle * BUNDLE + inside % here
+
+    @gluon.jit
+    def entries_of(b, h, tile, walk, M, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
+                   BLOCK_M: gl.constexpr):  # fmt: skip
+        """``(how many tiles of queries a tile of keys visits, where its row of the lists begins)``."""
+        if SPARSE:
+            row = b.to(gl.int64) * walk[3] + h * walk[4] + tile // TILES_N
+            return gl.load(walk[0] + row) * TILES_M, row * walk[5]
+        else:
+            return gl.cdiv(M, BLOCK_M), 0
+
+    @gluon.jit
+    def visit(i, end, at, walk, SPARSE: gl.constexpr, SPARSE_M: gl.constexpr, TILES_M: gl.constexpr,
+              BLOCK_M: gl.constexpr):  # fmt: skip
+        """``(first query of the i-th tile, whether its block is partial)``; anything for i behind the end."""
+        if SPARSE:
+            entry = gl.load(walk[1] + at + i // TILES_M, mask=i < end, other=0)
+            return (entry >> 1) * SPARSE_M + (TILES_M - 1 - i % TILES_M) * BLOCK_M, entry & 1 == 0
+        else:
+            return (end - 1 - i) * BLOCK_M, False

@@ -86,13 +86,13 @@ class CompiledMod:
         if (direct := self.direct) is not None:
             return *[numbers[i] if is_number else captured[i] for is_number, i in direct], *self.sizes
         with torch.no_grad():
-            made = iter(self.before(*self._inputs(captured, numbers)))
+            made = iter(self.before.forward(*self._inputs(captured, numbers)))  # past hooks on all modules
         return *(next(made) if i is None else numbers[i] for i in self.numbers), *self.sizes
 
     @torch.no_grad()
     def gradients(self, captured, numbers, sums):
         """The gradients of the captured tensors from the sums that the kernel made, ``None`` for those that get none."""
-        made = iter(self.after(*self._inputs(captured, numbers), *sums))
+        made = iter(self.after.forward(*self._inputs(captured, numbers), *sums))
         return [self._gradient(t, next(made)) if on else None for t, on in zip(captured, self.learned, strict=True)]
 
     @staticmethod
@@ -147,11 +147,16 @@ def _bounds(t):
         if node.target is torch.ops.aten.index.Tensor:
             table, indices = node.args
             for index, size in zip(indices, table.meta["val"].shape, strict=False):
-                while index is not None and index.target is torch.ops.aten._to_copy.default:  # such as q_idx.long()
+                while index is not None and _is_widened(index):
                     index = index.args[0]
                 if index is not None and index.op == "placeholder" and index.name in ARGUMENTS["mask_mod"]:
                     bounds[index.name] = min(size, bounds.get(index.name, size))
     return bounds
+
+
+def _is_widened(node):
+    """Whether a node is an integer as it was, such as ``q_idx.long()``: a bool or a narrow integer of it is another."""
+    return node.target is torch.ops.aten._to_copy.default and node.meta["val"].dtype in (torch.int32, torch.int64)
 
 
 # Torch's parts: before and after the kernel.

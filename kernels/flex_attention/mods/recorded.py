@@ -31,7 +31,7 @@ def bind_graph(mod, name, kind, values, device, learned):
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if not isinstance(value, torch.Tensor)]
     on = tuple(bool(learned.get(i)) and t.is_floating_point() for i, t in enumerate(tensors))
-    key = name, kind, device.type, on, *((t.shape, t.stride(), t.dtype) for t in tensors)
+    key = name, kind, device.type, on, *map(type, numbers), *((t.shape, t.stride(), t.dtype) for t in tensors)
     exact = key, *map(repr, numbers)
     with _lock:
         known = _compiled.find(key) or _compiled.find(exact)

@@ -12,8 +12,10 @@ The graph's operations fall into four parts:
 * *after*: whole tensors computed from the sinks, such as the chain through ``exp``; torch computes them once a call.
 """
 
+import contextlib
 import functools
 
+import numpy as np
 import torch
 import torch.fx.traceback as fx_traceback
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -67,6 +69,7 @@ def trace(mod, kind, device="cpu", differentiate=False):
         captures.stand_ins = {id(real): (real, stand_in) for (real, _), stand_in in zip(captured, stand_ins)}
         with captures:
             value = mod(*inputs)
+        value = value.item() if isinstance(value, np.generic) else value
         if not isinstance(value, torch.Tensor | Vector | int | float):
             raise ModError(f"{name_of(mod)} returns {value!r}, needs a number for one query and one key")
         if not isinstance(value, torch.Tensor | Vector):
@@ -84,12 +87,22 @@ def trace(mod, kind, device="cpu", differentiate=False):
             return value, *[None] * len(leaves)
         return value, *torch.autograd.grad(value, leaves, grad.to(value.dtype).reshape(value.shape), allow_unused=True)
 
-    with fake, torch.set_grad_enabled(differentiate), fx_traceback.preserve_node_meta(), explained(mod, kind):
+    with _undisturbed(), fake, torch.set_grad_enabled(differentiate), fx_traceback.preserve_node_meta(), explained(mod, kind):
         grad = torch.empty((), dtype=torch.float32, device=device)
         inputs = (grad, *arguments, *(stand_in for _, stand_in in captured))
         graph = make_fx(record, tracing_mode="fake", decomposition_table=_decompositions())(*inputs).graph
 
     return take_apart(graph, kind, [real for real, _ in captured], learned, differentiate)
+
+
+@contextlib.contextmanager
+def _undisturbed():
+    """Hooks on saved tensors are for those of the call: a checkpoint's would run all of it again, while its mod is traced.
+    Nor is there a NaN to be found."""
+    with torch.autograd.set_detect_anomaly(False), contextlib.ExitStack() as stack:
+        if torch._C._autograd._saved_tensors_hooks_is_enabled():
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
+        yield
 
 
 class _Captures(TorchFunctionMode):

@@ -32,7 +32,7 @@ class Cut:
     operands: torch.dtype  # of the matrix products
     device: torch.device
     switches: dict  # what the kernels are told about the packing, the strides and the numbers' format
-    gates: dict  # which scalar gates there are
+    scalar_gates: dict  # which of them there are
     known: dict = field(default_factory=dict)  # ``options``, once asked for
 
     def __str__(self):

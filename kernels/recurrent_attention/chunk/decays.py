@@ -205,7 +205,7 @@ def prepare(p, at, x, scores=None):
             places, p.T, p.H, *strides(g, 3), *strides(g_gamma, 1),
             outputs=[x for x in (gamma, resets, from_start, to_end, chunk_decay) if x is not None],
             C=p.C, BLOCK_H=BLOCK_H, COUNTED=resets is not None,
-            PACKED=p.switches["PACKED"], REVERSE=p.switches["REVERSE"], **p.gates,
+            PACKED=p.switches["PACKED"], REVERSE=p.switches["REVERSE"], **p.scalar_gates,
         )  # fmt: skip
         return Decays(gamma, resets, from_start, to_end, chunk_decay, q=q, k=k)
 
@@ -220,7 +220,7 @@ def prepare(p, at, x, scores=None):
         places, p.T, p.H, p.K, p.H // k.shape[2],
         *q.stride(), *k.stride(), *strides(g, 3), *strides(g_gamma, 1), *gk.stride(),
         outputs=(gamma, decayed_q, decayed_k, chunk_decay),
-        **options, **p.gates,
+        **options, **p.scalar_gates,
     )  # fmt: skip
     LEVELS = p.C.bit_length() - 1
     fine = torch.float16 if stored == torch.bfloat16 else stored  # as the operands that they multiply

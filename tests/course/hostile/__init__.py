@@ -228,6 +228,16 @@ ATTACKS = (
     ),
     refused("dunder in a kernel", inside("x_ptr.__class__"), "may not look at .__class__"),
     refused("handle in a kernel", inside("lanes0 = x_ptr.handle.data"), "may not look at"),
+    refused(
+        "a name of Python's, bound in a comprehension",
+        inside("lanes0 = [0 for eval in (1, 2)], eval('1')"),
+        "may not use eval",
+    ),
+    refused(
+        "a name of Python's, bound after it was read",
+        inside("lanes0 = getattr(tl, 'core'); getattr = 0"),
+        "getattr is a value here",
+    ),
     refused("module through tl", inside("tl.core.sys"), "may not look at .sys"),
     refused("getattr in a kernel", inside("getattr(x_ptr, 'handle')"), "may not use getattr"),
     refused("eval in a kernel", inside("eval('1')"), "may not use eval"),
