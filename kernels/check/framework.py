@@ -75,7 +75,7 @@ class Property:
     ``needs`` is "gpu" or "interpreter" where the property can only be seen there; such a property is worth no points.
     ``addresses`` asks for the addresses a call touches instead of its answer, ``shared_updates`` for elements of an
     output that several programs of one launch update: they come in no fixed order; ``conflicts`` for elements that one
-    program stores and another touches, which is what cannot be made atomic. ``exponents`` also asks for numbers
+    program stores and another reads. ``exponents`` also asks for numbers
     above 0 whose exponential is taken, which a where that comes later hides.
     """
 

@@ -41,6 +41,11 @@ class Constants:
         return self is other or type(other) is Constants and self.seen == other.seen
 
 
+def with_constants(meta, constants):
+    """All of a launch's compile-time arguments and options, by their names."""
+    return meta if constants is None else meta | constants.meta
+
+
 class _Known:
     """A kernel's compiled kernels. ``leading``: how many of its first arguments may be something else than a number."""
 
@@ -57,7 +62,7 @@ def start(kernel, grid, args, meta, device, constants=None):
         or kernel.pre_run_hooks
         or getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
     ):
-        kernel[grid](*args, **meta, **({} if constants is None else constants.meta))
+        kernel[grid](*args, **with_constants(meta, constants))
         return
     known = _known.get(id(kernel))
     if known is None:
@@ -65,8 +70,7 @@ def start(kernel, grid, args, meta, device, constants=None):
     key = _key(known.leading, device, args, meta, constants)
     found = known.started.get(key)
     if found is None:
-        if constants is not None:
-            meta = meta | constants.meta
+        meta = with_constants(meta, constants)
         compiled = kernel[grid](*args, **meta)
         if isinstance(compiled, CompiledKernel):  # no hook of Triton's has taken its place
             _remember(known, key, compiled, args, meta)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from kernels import runtime
-from kernels.common.again import Constants, start
+from kernels.common.again import Constants, start, with_constants
 
-__all__ = ["Constants", "element_size", "launch"]
+__all__ = ["Constants", "element_size", "launch", "with_constants"]
 
 _one_at_a_time = threading.RLock()
 
@@ -42,8 +42,7 @@ def launch(kernel, grid, *args, outputs=(), constants=None, **meta):
                 start(kernel, grid, args, meta, device, constants)
         return
 
-    if constants is not None:
-        meta = meta | constants.meta
+    meta = with_constants(meta, constants)
     written = {id(t) for t in outputs}
     back = []
     shown = []

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels.common.operator import Operator
 from kernels.common.public import autocast, explains, public
-from kernels.common.validate import FLOAT_DTYPES, MOST, check_choice, check_tensor
+from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor
 from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import convolution_of, input_grad, memory_format
 
@@ -240,28 +240,10 @@ _bias_grad_into = Operator(
 
 def _planes(input, weight, stride, padding, dilation, groups):
     """``(Geometry, memory format of the output)`` of images and weights whose channels come before height and width."""
-    options = tuple(stride), tuple(padding), tuple(dilation), groups
-    if torch.compiler.is_compiling():
-        return _make_planes(input, weight, options)
-    try:
-        key = input.shape, input.stride(), weight.shape, weight.stride(), options
-        found = _known_planes.get(key)
-    except TypeError:  # a tracer's sizes
-        return _make_planes(input, weight, options)
-    if found is None:
-        if len(_known_planes) >= MOST:
-            _known_planes.clear()
-        found = _known_planes[key] = _make_planes(input, weight, options)
-    return found
-
-
-_known_planes = {}
-
-
-def _make_planes(input, weight, options):
     N, Ci, H, W = input.shape
     Co, _, R, S = weight.shape
-    return plan.checked((N, H, W, Ci), Co, R, S, *options), memory_format(input, weight)
+    g = plan.checked((N, H, W, Ci), Co, R, S, tuple(stride), tuple(padding), tuple(dilation), groups)
+    return g, memory_format(input, weight)
 
 
 def _convolution(input, weight, bias, *rest):

@@ -99,13 +99,10 @@ def flex_attention(
     return (o, lse * LN2) if return_lse else o
 
 
-def _attended(query, key, value, *rest):
+def _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top):
     """``(o, lse, top)`` of tensors with values."""
-    for t in (query, key, value):
-        if isinstance(t, Tensor) and t.is_neg():  # the imaginary part of a conjugate
-            return _attended(*map(torch.resolve_neg, (query, key, value)), *rest)
-    *asked, want_top = rest
-    spec, *inputs = _call(query, key, value, *asked)
+    query, key, value = (t.resolve_neg() if isinstance(t, Tensor) and t.is_neg() else t for t in (query, key, value))
+    spec, *inputs = _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     return OPERATOR(query, key, value, *inputs, want_top, spec)
 
 

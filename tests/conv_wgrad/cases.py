@@ -7,6 +7,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import configs, plan
+from kernels.common.launch import with_constants
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.reference import conv2d_bias_grad_reference, conv2d_wgrad_reference
@@ -82,7 +83,7 @@ def launches():
         launch = module.launch
 
         def record(kernel, grid, *args, outputs=(), constants=None, **meta):
-            meta |= {} if constants is None else constants.meta
+            meta = with_constants(meta, constants)
             seen.append((kernel, grid, args, meta))
             launch(kernel, grid, *args, outputs=outputs, **meta)
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import runtime
+from kernels.common.launch import with_constants
 from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, noop_mask, operator, or_masks
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper_forward
@@ -272,6 +273,6 @@ def _with_constants(launch):
     """``launch``, given what it is given as ``Constants`` by their names."""
 
     def call(*args, constants=None, **meta):
-        return launch(*args, **meta, **({} if constants is None else constants.meta))
+        return launch(*args, **with_constants(meta, constants))
 
     return call

@@ -13,7 +13,6 @@ What is on no list is refused, with its line and the reason. Nothing is executed
 """
 
 import ast
-import builtins
 from dataclasses import dataclass
 
 from tools.grading import reading, trials
@@ -21,7 +20,7 @@ from tools.grading import vocabulary as words
 from tools.grading.given import Given, imports_of, is_constant, is_kernel, is_pure, names_of
 from tools.grading.host_lines import Launcher, Program, Test
 from tools.grading.kernel_lines import Kernel
-from tools.grading.lines import Refusal, Refused, Undefined, bound_at_top, bound_in
+from tools.grading.lines import Refusal, Refused, Undefined, bound_at_top, bound_in, is_pythons
 from tools.grading.vocabulary import MOST_CHARACTERS
 
 
@@ -161,8 +160,8 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, pr
     def may_bind(name):
         if name not in allowed or name.startswith("__"):
             lines.refuse(statement, f"{name} is given by the exercise, and may not be defined anew")
-        python = hasattr(builtins, name) and name not in words.OWN_IN_KERNELS
-        if python or name in words.IN_PROGRAMS_BUILTINS or name in ("torch", "tl", "triton", "check", "kernels", "math"):
+        given_too = words.IN_PROGRAMS_BUILTINS | {"torch", "tl", "triton", "check", "kernels", "math"}
+        if is_pythons(name) or name in given_too:
             lines.refuse(statement, f"{name} may not be defined anew")
 
     if isinstance(statement, (ast.Import, ast.ImportFrom)):

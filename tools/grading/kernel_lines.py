@@ -1,11 +1,10 @@
 """What a kernel may say: Triton's language, or Gluon's, and nothing else."""
 
 import ast
-import builtins
 
 from tools.grading import vocabulary as words
 from tools.grading.given import is_constant
-from tools.grading.lines import SHARED, Lines, bound_in
+from tools.grading.lines import SHARED, Lines, bound_in, is_pythons
 
 
 class Kernel(Lines):
@@ -73,7 +72,7 @@ class Kernel(Lines):
     def bound(self, node):
         """A name that is stored to: Triton's compiler takes it for what stands outside, wherever it reads it first."""
         super().bound(node)
-        python = hasattr(builtins, node.id) and node.id not in self.builtins | words.OWN_IN_KERNELS
+        python = is_pythons(node.id) and node.id not in self.builtins
         if python or node.id in words.MODULES or node.id in self.given.imports:
             self.refuse(node, f"{node.id} means something already, and may not be replaced")
 

@@ -138,6 +138,11 @@ def _called(node) -> str:
     return known.get(type(node).__name__, type(node).__name__)
 
 
+def is_pythons(name: str) -> bool:
+    """Whether a name means something of Python's own that an answer must not stand in for."""
+    return hasattr(builtins, name) and name not in words.OWN_IN_KERNELS
+
+
 def bound_in(function) -> set[str]:
     """Every name that a function binds, and that is nowhere in it what stands outside: ``[0 for x in y]`` binds no ``x``."""
     try:
@@ -157,7 +162,7 @@ def _of_outside(table) -> set[str]:
 def bound_at_top(statement, given: Given) -> set[str]:
     """Names that a statement of the cell itself binds, which before it are what they were."""
     names = _stored_in(statement)
-    return {name for name in names if not hasattr(builtins, name)} - set(given.names) - set(given.imports) - words.LEAKED
+    return {name for name in names if not hasattr(builtins, name)} - given.names - words.LEAKED
 
 
 def _stored_in(function) -> set[str]:

@@ -104,8 +104,6 @@ TORCH_IN_TESTS = frozenset(
 #: Attributes through which Python's own machinery is reached from values that an answer holds.
 MACHINERY = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 #: Modules that Triton's interpreter, or a habit, may put under these names: asked for, they are refused.
-LEAKED = frozenset(
-    "math np numpy time os sys torch triton tl gl check kernels runtime subprocess ctypes gc inspect".split()
-)
+LEAKED = MODULES - {"collections"} | frozenset("time tl gl check runtime".split())
 #: Types by which a function of the host may be annotated: what stands there is evaluated.
 ANNOTATIONS = frozenset("int float bool str tuple list dict torch.Tensor torch.dtype".split())
