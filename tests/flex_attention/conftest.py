@@ -6,6 +6,7 @@ from kernels.common import configs
 from kernels.common.plan import forget
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import cost, dealing, fit
+from kernels.flex_attention.portable import stored_ds
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,7 +43,8 @@ def of_an_h200(monkeypatch):
         return dict(known.get(key, known["default"]))
 
     monkeypatch.setattr(problem, "table_options", options)
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 132)
+    for module in (dealing, stored_ds):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper
 from kernels.flex_attention.plan import Plan
+from kernels.flex_attention.portable import stored_ds
 from kernels.flex_attention.portable.tiles import fits_tma
 from tests.flex_attention import cases
 
@@ -203,12 +204,16 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("shape", "options", "way"),
     [
-        ((1, 32, 2, 8192, 8192, 128, 128), {}, ("stored", 1, 16, 8192, 4, 1)),
+        ((1, 32, 2, 8192, 8192, 128, 128), {}, ("stored", 1, 16, 8192, 16, 1)),
         ((1, 4, 1, 32768, 32768, 128, 128), {}, ("stored", 1, 1, 32768, 1, 1)),
         ((1, 4, 1, 32768, 32768, 64, 64), {}, ("counters", 1, 4, 32768, 4, 1)),
         ((1, 4, 2, 32768, 32768, 256, 256), {}, ("stored", 1, 1, 32768, 1, 1)),
         ((1, 4, 2, 131072, 131072, 256, 256), {}, ("stored", 1, 1, 8192, 1, 1)),
         ((1, 1, 1, 8192, 8192, 128, 128), {}, ("stored", 1, 1, 8192, 1, 4)),
+        ((1, 64, 8, 8192, 8192, 64, 64), {}, ("counters", 8, 8, 8192, 4, 1)),
+        ((1, 4, 1, 131072, 131072, 64, 64), {}, ("counters", 1, 4, 131072, 4, 1)),
+        ((1, 4, 1, 131072, 131072, 128, 128), {}, ("counters", 1, 4, 131072, 4, 1)),
+        ((1, 4, 1, 131072, 131072, 128, 128), {"WORKSPACE": GIB // 2}, None),
         ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": GIB}, ("stored", 1, 1, 16384, 1, 1)),
         ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": 0}, None),
         ((1, 4, 4, 32768, 32768, 128, 128), {}, None),
@@ -243,14 +248,23 @@ def test_a_cut_keeps_to_the_workspace(gpu, D, G, WORKSPACE):
             assert one.pairs * one.heads * 20096 * columns * 2 <= WORKSPACE
             assert one.columns == p.M or one.columns % 128 == 0
         sums = one.pairs * one.pieces * p.N * 2 * D * 4
-        assert sums <= WORKSPACE // 8 or one.way == "counters"
+        beside = WORKSPACE // 8
+        if one.way == "counters":
+            beside += WORKSPACE - one.pairs * one.heads * 20096 * max(D, 64) * 4
+        assert sums <= beside
+
+
+def test_a_band_of_few_tiles_of_queries_is_multiplied_in_smaller_ones(gpu):
+    p = that_tma_reads((1, 4, 1, 131072, 131072, 128, 128))
+    tiles = [stored_ds.options(p, heads, queries)["BLOCK_M"] for heads, queries in ((1, 8192), (4, 8192), (1, 131072))]
+    assert tiles == [64, 128, 128]
 
 
 def test_explain_says_how_it_is_cut_and_what_is_predicted(gpu):
     p = that_tma_reads((1, 32, 2, 8192, 8192, 128, 128), lists_of(8192, 8192))
     lines = str(Plan(p)).split("\n")
     assert lines[2] == (
-        "backward: ds of 16 heads x 8192 queries a launch, 4 items (4 of heads x 1 of queries) a tile of keys, "
+        "backward: ds of 16 heads x 8192 queries a launch, 16 items (16 of heads x 1 of queries) a tile of keys, "
         "because 128 items of a tile of keys each would keep 132 multiprocessors 48% busy"
     )
     predicted = next(line for line in lines if line.startswith("backward, predicted for an H200: dq by counters, 1 item a"))

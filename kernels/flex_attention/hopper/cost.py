@@ -1,13 +1,25 @@
 """How long the ways of the backward pass take on a Hopper GPU, by a small model, and when to cut the work into more items.
 
-    time = products / rate, on the program that has the most of them,  + bytes of partial sums / MEMORY + LAUNCH a launch
-
 A launch is over when its busiest program is: items are dealt out in advance, so who has how much is counted, not guessed.
-RATES are those of a GPU that is busy to the end. A mask's items are taken for a causal mask's.
+
+    stored   = over launches:  share / rate apart  +  max(dq / rate, bytes of ds / memory)  +  2 launch;   and  sums / memory
+    counters = over launches:  end / rate  +  2 launch;                                                    and  sums / memory
+
+share: the most tiles of scores that a program has, two more for an item's beginning and end and one for each head that it
+visits; ``apart`` times as long where items visit several heads under a mask, for they drift apart, and what one of them reads
+has left the cache when the next one asks for it. dq: the product with ds, which a narrow band has too few programs for.
+end: when the last program ends that waits for others (``walks``). sums: bytes of partial sums, written and read.
+A mask's items are taken for a causal mask's.
+
+``costs.json`` has the rates, memory, launch and apart that predict times on an H200 best; ``python -m
+benchmarks.populations.measure tune_flex_attention`` records such times. Nothing is timed here, so a plan stays a pure
+function of shape, dtype and GPU.
 """
 
+import json
 import math
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,19 +29,10 @@ from kernels.flex_attention.hopper import backward, dealing, fused, parts, walks
 from kernels.flex_attention.portable import stored_ds
 from kernels.flex_attention.problem import cdiv
 
-#: TFLOP/s of one H200 at its 132 multiprocessors, by the widest head of the class: dk and dv with ds stored (four products),
-#: dq from ds (one), all five with counters, dq without ds (three). Solved from recorded times of layers of the tuning half,
-#: B 1 and 4, H 16 and 32, M 4096 to 32768; a score mod's instructions are not in them, and slow all ways alike.
-RATES = {
-    64: {"dkdv": 385, "dq_from_ds": 230, "counters": 420, "dq": 250},
-    128: {"dkdv": 590, "dq_from_ds": 450, "counters": 458, "dq": 300},
-    256: {"dkdv": 540, "dq_from_ds": 480, "counters": None, "dq": 200},
-}
-MULTIPROCESSORS = 132
-MEMORY = 4.0e9  # bytes a millisecond
-LAUNCH = 0.006  # ms from one launch's last item to the next one's first
-GAIN = 1.02  # a cut must promise this
+GAIN = 1.08  # a cut must promise this: the model is off by some 5 %
 BANDS = 64  # launches that share a head's queries, at most
+#: Tiles of scores in whose time an item begins and ends, a head's lists are read, and an item with counters begins and ends.
+ITEM, VISIT, COUNTED = 2, 1, 4
 
 
 class Cut(NamedTuple):
@@ -88,16 +91,17 @@ def _candidates(p):
     each = p.shared * p.G
     held = p.remember(stored_ds.heads)
     counted = fused.reason_not(p) is None
-    usual = _counters(p, 1) if counted else _stored(p, held, each, p.M, 1, 1) if held else _recomputed(p)
+    whole = ("stored", held) if held else ("recomputed", p.Bkv * p.Hkv)
+    usual = _counters(p, 1) if counted else _timed(p, *whole, each, p.M, 1, 1)
     others = []
     if usual.way != "recomputed" and _unknown(p):
         return usual, others
     if _ideal(p, "stored") * GAIN < usual.time:
         cuts = [(*launch, *pieces) for launch in _launches(p) for pieces in _pieces(p, *launch)]
-        others += [_stored(p, *one) for one in cuts if one[1:] != (each, p.M, 1, 1)]
-    counts = _rates(p)["counters"] and fused.unfit(p) is None and p.options.get("WORKSPACE", 1)
+        others += [_timed(p, "stored", *one) for one in cuts if one[1:] != (each, p.M, 1, 1)]
+    counts = _rates(p, costs())["counters"] and fused.unfit(p) is None and p.options.get("WORKSPACE", 1)
     if counts and _ideal(p, "counters") * GAIN < usual.time:
-        slices = [n for n in _shares(each)[1:] if n * parts.bytes_of(p) <= parts.most(fused.workspace(p))]
+        slices = [n for n in _shares(each)[1:] if p.remember(fused.at_once, n)]
         others += [_counters(p, n) for n in slices]
     return usual, others
 
@@ -143,7 +147,7 @@ def _shares(heads):
 
 
 def lengths(p, cut, band):
-    """How long an item of each tile of keys is in a launch of these queries, in tiles of queries, and one for the rest."""
+    """How long an item of each tile of keys is in a launch of these queries, in tiles of queries."""
     BLOCK_M, BLOCK_N = backward.tiles(p)
     heads = cdiv(cut.heads, cut.slices)
     return _lengths(p.sparse, p.N, min(band + cut.columns, p.M), band, BLOCK_M, BLOCK_N, heads, cut.parts)
@@ -153,76 +157,108 @@ def lengths(p, cut, band):
 def _lengths(masked, N, stop, band, BLOCK_M, BLOCK_N, heads, parts):
     n0 = np.arange(0, N, BLOCK_N)
     begin = np.maximum(n0 // BLOCK_M * BLOCK_M, band) if masked else np.full_like(n0, band)
-    return tuple(int(n) for n in heads * -(-np.maximum(stop - begin, 0) // BLOCK_M) // parts + 1)
+    steps = -(-np.maximum(stop - begin, 0) // BLOCK_M)
+    return tuple(int(n) for n in heads * (-(-steps // parts) + VISIT) + ITEM)
 
 
-def _step(p, kernel, products, BLOCK_M, BLOCK_N):
+@lru_cache
+def costs():
+    """The fitted parameters: TFLOP/s by the widest head of the class, at ``multiprocessors``; bytes of a ms, and ms. Other
+    Hopper GPUs are taken for this one: what is compared are ways on the same GPU."""
+    return json.loads((Path(__file__).parent / "costs.json").read_text())["NVIDIA H200"]
+
+
+def _rates(p, known):
+    return known["rates"][str(next(d for d in problem.HEADS if max(p.D, p.Dv) <= d))]
+
+
+def _step(p, known, kernel, products, BLOCK_M, BLOCK_N):
     """ms for one tile of scores on one multiprocessor."""
-    columns = (p.D + p.Dv) / 2
-    return 2e-9 * products * BLOCK_M * BLOCK_N * columns * MULTIPROCESSORS / _rates(p)[kernel]
+    return 2e-9 * products * BLOCK_M * BLOCK_N * _columns(p) * known["multiprocessors"] / _rates(p, known)[kernel]
 
 
-def _rates(p):
-    return RATES[next(d for d in problem.HEADS if max(p.D, p.Dv) <= d)]
+def _columns(p):
+    """Columns of a product, those that a tile has too many of included."""
+    return (problem.columns(p.D) + problem.columns(p.Dv)) / 2
 
 
-def _work(p):
+def _work(p, known):
     """ms of one product at a rate of 1."""
     scores = p.M * p.N - (min(p.M, p.N) ** 2 // 2 if p.sparse else 0)
-    busy = dealing.multiprocessors(p.device) / MULTIPROCESSORS
-    return 2e-9 * p.B * p.Hq * scores * (p.D + p.Dv) / 2 / busy
+    busy = dealing.multiprocessors(p.device) / known["multiprocessors"]
+    return 2e-9 * p.B * p.Hq * scores * _columns(p) / busy
 
 
 def _ideal(p, way):
     """ms on a GPU that is busy to the end."""
-    rates = _rates(p)
-    return _work(p) * (5 / rates["counters"] if way == "counters" else 4 / rates["dkdv"] + 1 / rates["dq_from_ds"])
+    rates = _rates(p, costs())
+    products = {"counters": {"counters": 5}, "recomputed": {"dkdv": 4, "dq": 3}}.get(way, {"dkdv": 4, "dq_from_ds": 1})
+    return _work(p, costs()) * sum(count / rates[kernel] for kernel, count in products.items())
 
 
-def _stored(p, pairs, heads, columns, slices, parts_):
-    one = Cut("stored", pairs, heads, columns, slices, parts_, 0.0)
-    all_pairs, each = p.Bkv * p.Hkv, p.shared * p.G
-    launches = cdiv(all_pairs, pairs) * cdiv(each, heads)
-    units = pairs * one.pieces
-    step = _step(p, "dkdv", 4, *backward.tiles(p))
-    programs = min(units * cdiv(p.N, backward.tiles(p)[1]), dealing.multiprocessors(p.device))
+def predicted(p, cut, known):
+    """ms of a ``Cut`` by the parameters ``known`` (``costs``)."""
+    if cut.way == "counters":
+        return _counted(p, cut, known)
     time = 0.0
-    bands = range(0, p.M, columns)
-    for band in bands:
-        items = lengths(p, one, band)
-        order = dealing.order_of(items, units, programs)
-        time += launches * (max(dealing.shares_of(items, units, programs, *order.values())) * step + 2 * LAUNCH)
-    if one.pieces > 1 or heads < each or len(bands) > 1:
-        sums = all_pairs * one.pieces * parts.bytes_of(p)
-        visited = 0.5 + 0.5 / len(bands) if p.sparse else 1.0  # what a launch adds to: read, and written again
-        again = cdiv(each, heads) * len(bands) * visited
-        time += sums * (2 * again) / MEMORY + cdiv(all_pairs, pairs) * 2 * LAUNCH
-    return one._replace(time=float(time) + _work(p) / _rates(p)["dq_from_ds"])
-
-
-def _recomputed(p):
-    """Uncut, without ds: dk and dv by the same kernel, and dq by one of its own."""
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
-    one = _stored(p, pairs, each, p.M, 1, 1)
-    rates = _rates(p)
-    return one._replace(way="recomputed", time=one.time + _work(p) * (3 / rates["dq"] - 1 / rates["dq_from_ds"]))
+    step = _step(p, known, "dkdv", 4, *backward.tiles(p))
+    step *= known["apart"] if p.sparse and cut.heads > cut.slices else 1
+    units = cut.pairs * cut.pieces
+    programs = min(units * cdiv(p.N, backward.tiles(p)[1]), dealing.multiprocessors(p.device))
+    launches = cdiv(pairs, cut.pairs) * cdiv(each, cut.heads)
+    bands = range(0, p.M, cut.columns)
+    for band in bands:
+        items = lengths(p, cut, band)
+        order = dealing.order_of(items, units, programs)
+        dkdv = max(dealing.shares_of(items, units, programs, *order.values())) * step
+        dq = 0.0 if cut.way == "recomputed" else _dq_from_ds(p, known, cut.pairs * cut.heads, band, cut.columns)
+        time += launches * (dkdv + dq + 2 * known["launch"])
+    if cut.way == "recomputed":
+        time += _work(p, known) * 3 / _rates(p, known)["dq"]
+    if cut.pieces > 1 or cut.heads < each or len(bands) > 1:
+        sums = pairs * cut.pieces * parts.bytes_of(p)
+        visited = 0.5 + 0.5 / len(bands) if p.sparse else 1.0  # what a launch adds to: read, and written again
+        again = cdiv(each, cut.heads) * len(bands) * visited
+        time += sums * (2 * again) / known["memory"] + cdiv(pairs, cut.pairs) * 2 * known["launch"]
+    return float(time)
+
+
+def _dq_from_ds(p, known, heads, band, columns):
+    """ms of the product of so many heads' ds, of a band, with the keys: that of the multiprocessors, or of memory."""
+    options = stored_ds.options(p, heads, min(band + columns, p.M) - band)
+    BLOCK_M, BLOCK_N = options["BLOCK_M"], options["BLOCK_N"]
+    ends = np.minimum(np.arange(band, min(band + columns, p.M), BLOCK_M) + BLOCK_M, p.N) if p.sparse else [p.N]
+    steps = -(-np.asarray(ends) // BLOCK_N)
+    tiles = steps.sum() * (1 if p.sparse else cdiv(min(band + columns, p.M) - band, BLOCK_M)) * heads
+    most = max(steps.max(), tiles / dealing.multiprocessors(p.device))
+    bytes_of_ds = tiles * BLOCK_M * BLOCK_N * p.dtype.itemsize
+    return max(most * _step(p, known, "dq_from_ds", 1, BLOCK_M, BLOCK_N), bytes_of_ds / known["memory"])
+
+
+def _counted(p, cut, known):
+    """Parts of dq wait for each other (``walks.end_of``)."""
+    BLOCK_M, tiles = fused.options(p)["BLOCK_M"], cdiv(p.N, fused.BLOCK_N)
+    heads = cdiv(cut.heads, cut.slices)
+    units = cut.pairs * cut.slices
+    programs = min(units * tiles, dealing.multiprocessors(p.device))
+    order = walks.dealt(units, tiles, programs, p.sparse, None if cut.slices == 1 else heads)  # as ``fused`` deals them
+    end = walks.end_of(units, tiles, programs, p.sparse, heads, *order)
+    scale = cdiv(p.M, BLOCK_M) / (2 * tiles)  # its tiles of queries are two a tile of keys
+    steps = end * scale + COUNTED * cdiv(units * tiles, programs)
+    time = steps * _step(p, known, "counters", 5, BLOCK_M, fused.BLOCK_N) + 2 * known["launch"]
+    if cut.slices > 1:
+        time += units * parts.bytes_of(p) * 2 / known["memory"] + 2 * known["launch"]
+    return float(cdiv(p.Bkv * p.Hkv, cut.pairs) * time)
+
+
+def _timed(p, *sizes):
+    cut = Cut(*sizes, 0.0)
+    return cut._replace(time=predicted(p, cut, costs()))
 
 
 def _counters(p, slices):
-    """Parts of dq wait for each other (``walks.end_of``)."""
-    pairs, each = p.remember(fused.at_once, slices), p.shared * p.G
-    launches = cdiv(p.Bkv * p.Hkv, pairs)
-    BLOCK_M, tiles = fused.options(p)["BLOCK_M"], cdiv(p.N, fused.BLOCK_N)
-    heads = cdiv(each, slices)
-    units = pairs * slices
-    programs = min(units * tiles, dealing.multiprocessors(p.device))
-    order = walks.dealt(units, tiles, programs, p.sparse, None if slices == 1 else heads)  # as ``fused`` deals them
-    end = walks.end_of(units, tiles, programs, p.sparse, heads, *order)
-    scale = cdiv(p.M, BLOCK_M) / (2 * tiles)  # its tiles of queries are two a tile of keys
-    time = end * scale * _step(p, "counters", 5, BLOCK_M, fused.BLOCK_N) + 2 * LAUNCH
-    if slices > 1:
-        time += units * parts.bytes_of(p) * 2 / MEMORY + 2 * LAUNCH
-    return Cut("counters", pairs, each, p.M, slices, 1, float(launches * time))
+    return _timed(p, "counters", p.remember(fused.at_once, slices), p.shared * p.G, p.M, slices, 1)
 
 
 def told(p):

@@ -89,11 +89,13 @@ def workspace(p):
 
 
 def at_once(p, slices=1):
-    """How many pairs of batch row and key head a launch has: of which dq's sums fit, and those of dk and dv in parts."""
+    """How many pairs of batch row and key head a launch has: of which dq's sums fit, at least one; and of several slices,
+    those of dk and dv in parts with them, maybe none."""
     BLOCK_M, WIDTH = options(p)["BLOCK_M"], options(p)["WIDTH"]
     size = p.shared * p.G * p.remember(_blocks) * WIDTH * columns(p.D, BLOCK_M, WIDTH) * 4
     most = min(p.Bkv * p.Hkv, max(1, workspace(p) // max(size, 1)))
-    return most if slices == 1 else min(most, max(1, parts.most(workspace(p)) // max(slices * parts.bytes_of(p), 1)))
+    room = workspace(p) + parts.most(workspace(p))
+    return most if slices == 1 else min(most, room // max(size + slices * parts.bytes_of(p), 1))
 
 
 def _blocks(p):

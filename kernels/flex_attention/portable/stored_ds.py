@@ -6,10 +6,12 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.descriptors import Descriptors
+from kernels.common.gpu import multiprocessors
 from kernels.common.launch import Constants, launch
 from kernels.flex_attention.portable.tiles import list_row, load_rows, source_of, tiled
 from kernels.flex_attention.problem import cdiv
 
+LEAST = 64  # queries of a tile that is not cut in half
 DS_MULTIPLE = 128  # stored matrices are whole tiles, of any size up to this
 
 
@@ -162,10 +164,20 @@ def described(TMA, BLOCK_N, BLOCK_M):
     return Descriptors(lambda ds: TensorDescriptor(ds, list(ds.shape), list(ds.stride()), [1, BLOCK_N, BLOCK_M]))
 
 
-def _prepare(p, queries, shape):
-    """Of so many queries and ds of this shape ``(tiles of queries, sizes, those of ds and strides of keys, compile-time
-    arguments, how ds and keys are read)``."""
-    meta = p.launch_options("backward_dq_from_ds")
+def options(p, heads, queries):
+    """Launch options of the product for so many heads and queries of each: tiles of half as many queries as the table has
+    where there would be fewer programs than multiprocessors."""
+    options = p.launch_options("backward_dq_from_ds")
+    programs = heads * p.tiles(queries, p.SPARSE_M, options["BLOCK_M"])
+    if programs < multiprocessors(p.device) and options["BLOCK_M"] > LEAST:
+        options["BLOCK_M"] //= 2
+    return options
+
+
+def _prepare(p, heads, queries, shape):
+    """Of so many heads and queries, and ds of this shape, ``(tiles of queries, sizes, those of ds and strides of keys,
+    compile-time arguments, how ds and keys are read)``."""
+    meta = options(p, heads, queries)
     meta["TMA"] = meta["TMA"] and p.tma("key")
     tiles_m = p.tiles(queries, p.SPARSE_M, meta["BLOCK_M"])
     static = {"HAS_FULL": p.HAS_FULL, **p.static(meta)}
@@ -177,7 +189,7 @@ def _prepare(p, queries, shape):
 def dq_from_ds(p, x, ds, dq, first, count, split=None):
     """Launch the product for the queries of ``count`` key heads from ``first`` on; split: a ``Split``, or all of them."""
     heads, queries = (p.shared * p.G, p.M) if split is None else (split.heads, split.stop - split.band)
-    tiles_m, sizes, rows_and_strides, constants, read, keys = p.remember(_prepare, queries, ds.shape)
+    tiles_m, sizes, rows_and_strides, constants, read, keys = p.remember(_prepare, count * heads, queries, ds.shape)
     launch(
         dq_from_ds_kernel,
         (count * heads * tiles_m,),
