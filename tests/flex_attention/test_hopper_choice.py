@@ -182,6 +182,13 @@ def test_no_workspace_no_sums(of_an_h200):
     assert fused.slower(large_on_gpu(WORKSPACE=0)) == "kernel_options allow no WORKSPACE"
 
 
+def test_a_workspace_smaller_than_a_heads_sums_is_kept_to(of_an_h200):
+    shape = (1, 4, 1, 32768, 32768, 128, 128)
+    assert fused.slower(large_on_gpu(shape, WORKSPACE=2**26)) is None
+    said = "dq's sums for a key head take 67108864 bytes, more than the WORKSPACE of kernel_options"
+    assert fused.slower(large_on_gpu(shape, WORKSPACE=2**26 - 1)) == said
+
+
 # Tiles of keys cut into more items, ds into bands.
 
 

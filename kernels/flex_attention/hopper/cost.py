@@ -11,9 +11,8 @@ has left the cache when the next one asks for it. dq: the product with ds, which
 end: when the last program ends that waits for others (``walks``). sums: bytes of partial sums, written and read.
 A mask's items are taken for a causal mask's.
 
-``costs.json`` has the rates, memory, launch and apart that predict times on an H200 best; ``python -m
-benchmarks.populations.measure tune_flex_attention`` records such times. Nothing is timed here, so a plan stays a pure
-function of shape, dtype and GPU.
+``python -m benchmarks.populations.fit_flex_attention`` finds rates, memory, launch and apart from recorded times and writes
+``costs.json``; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
 """
 
 import json
@@ -33,6 +32,7 @@ GAIN = 1.08  # a cut must promise this: the model is off by some 5 %
 BANDS = 64  # launches that share a head's queries, at most
 #: Tiles of scores in whose time an item begins and ends, a head's lists are read, and an item with counters begins and ends.
 ITEM, VISIT, COUNTED = 2, 1, 4
+ROUNDS = 32  # items of a program, at most, where heads are shared out among items with counters
 
 
 class Cut(NamedTuple):
@@ -101,8 +101,7 @@ def _candidates(p):
         others += [_timed(p, "stored", *one) for one in cuts if one[1:] != (each, p.M, 1, 1)]
     counts = _rates(p, costs())["counters"] and fused.unfit(p) is None and p.options.get("WORKSPACE", 1)
     if counts and _ideal(p, "counters") * GAIN < usual.time:
-        slices = [n for n in _shares(each)[1:] if p.remember(fused.at_once, n)]
-        others += [_counters(p, n) for n in slices]
+        others += [_counters(p, n) for n in _shares(each)[1:] if _worth_counting(p, n)]
     return usual, others
 
 
@@ -139,6 +138,12 @@ def _pieces(p, pairs, heads, columns):
             if some == 1 or (slices == heads and walk >= 8 * some):
                 if pairs * slices * some * parts.bytes_of(p) <= parts.most(p.workspace):
                     yield slices, some
+
+
+def _worth_counting(p, slices):
+    """Whether all sums fit the workspace, and programs have few enough items."""
+    pairs = p.remember(fused.at_once, slices)
+    return 0 < pairs * slices * cdiv(p.N, fused.BLOCK_N) <= ROUNDS * dealing.multiprocessors(p.device)
 
 
 def _shares(heads):
@@ -198,9 +203,14 @@ def _ideal(p, way):
 
 def predicted(p, cut, known):
     """ms of a ``Cut`` by the parameters ``known`` (``costs``)."""
+    return sum(terms(p, cut, known))
+
+
+def terms(p, cut, known):
+    """The same in two terms: all but the product of ds with the keys, and that product."""
     if cut.way == "counters":
-        return _counted(p, cut, known)
-    time = 0.0
+        return _counted(p, cut, known), 0.0
+    time = product = 0.0
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     step = _step(p, known, "dkdv", 4, *backward.tiles(p))
     step *= known["apart"] if p.sparse and cut.heads > cut.slices else 1
@@ -211,26 +221,27 @@ def predicted(p, cut, known):
     for band in bands:
         items = lengths(p, cut, band)
         order = dealing.order_of(items, units, programs)
-        dkdv = max(dealing.shares_of(items, units, programs, *order.values())) * step
-        dq = 0.0 if cut.way == "recomputed" else _dq_from_ds(p, known, cut.pairs * cut.heads, band, cut.columns)
-        time += launches * (dkdv + dq + 2 * known["launch"])
+        time += launches * (max(dealing.shares_of(items, units, programs, *order.values())) * step + known["launch"])
+        if cut.way == "stored":
+            dq = _dq_from_ds(p, known, cut.pairs * cut.heads, band, min(band + cut.columns, p.M))
+            product += launches * (dq + known["launch"])
     if cut.way == "recomputed":
-        time += _work(p, known) * 3 / _rates(p, known)["dq"]
+        product = _work(p, known) * 3 / _rates(p, known)["dq"] + known["launch"]
     if cut.pieces > 1 or cut.heads < each or len(bands) > 1:
         sums = pairs * cut.pieces * parts.bytes_of(p)
         visited = 0.5 + 0.5 / len(bands) if p.sparse else 1.0  # what a launch adds to: read, and written again
         again = cdiv(each, cut.heads) * len(bands) * visited
         time += sums * (2 * again) / known["memory"] + cdiv(pairs, cut.pairs) * 2 * known["launch"]
-    return float(time)
+    return float(time), float(product)
 
 
-def _dq_from_ds(p, known, heads, band, columns):
+def _dq_from_ds(p, known, heads, band, stop):
     """ms of the product of so many heads' ds, of a band, with the keys: that of the multiprocessors, or of memory."""
-    options = stored_ds.options(p, heads, min(band + columns, p.M) - band)
+    options = stored_ds.options(p, heads, stop - band)
     BLOCK_M, BLOCK_N = options["BLOCK_M"], options["BLOCK_N"]
-    ends = np.minimum(np.arange(band, min(band + columns, p.M), BLOCK_M) + BLOCK_M, p.N) if p.sparse else [p.N]
-    steps = -(-np.asarray(ends) // BLOCK_N)
-    tiles = steps.sum() * (1 if p.sparse else cdiv(min(band + columns, p.M) - band, BLOCK_M)) * heads
+    ends = np.arange(band, stop, BLOCK_M) + BLOCK_M if p.sparse else np.full(cdiv(stop - band, BLOCK_M), p.N)
+    steps = -(-np.minimum(ends, p.N) // BLOCK_N)
+    tiles = steps.sum() * heads
     most = max(steps.max(), tiles / dealing.multiprocessors(p.device))
     bytes_of_ds = tiles * BLOCK_M * BLOCK_N * p.dtype.itemsize
     return max(most * _step(p, known, "dq_from_ds", 1, BLOCK_M, BLOCK_N), bytes_of_ds / known["memory"])

@@ -17,7 +17,6 @@ if common_gluon.gluon is not None:
 ORDERS = [(False, False), (False, True), (True, True)]
 
 
-
 class Split(NamedTuple):
     """What of a key head's work a launch has, and into how many items it cuts a tile of keys; ``None`` is all of it, in one.
 

@@ -72,6 +72,8 @@ def slower(p):
     """
     if p.options.get("WORKSPACE", 1) == 0:
         return "kernel_options allow no WORKSPACE"
+    if "WORKSPACE" in p.options and bytes_of(p) > workspace(p):
+        return f"dq's sums for a key head take {bytes_of(p)} bytes, more than the WORKSPACE of kernel_options"
     if 0 < options(p)["FROM"] <= p.N:
         return None
     heads = p.remember(stored_ds.heads)
@@ -91,11 +93,16 @@ def workspace(p):
 def at_once(p, slices=1):
     """How many pairs of batch row and key head a launch has: of which dq's sums fit, at least one; and of several slices,
     those of dk and dv in parts with them, maybe none."""
-    BLOCK_M, WIDTH = options(p)["BLOCK_M"], options(p)["WIDTH"]
-    size = p.shared * p.G * p.remember(_blocks) * WIDTH * columns(p.D, BLOCK_M, WIDTH) * 4
+    size = bytes_of(p)
     most = min(p.Bkv * p.Hkv, max(1, workspace(p) // max(size, 1)))
     room = workspace(p) + parts.most(workspace(p))
     return most if slices == 1 else min(most, room // max(size + slices * parts.bytes_of(p), 1))
+
+
+def bytes_of(p):
+    """Of dq's sums for one pair of batch row and key head."""
+    BLOCK_M, WIDTH = options(p)["BLOCK_M"], options(p)["WIDTH"]
+    return p.shared * p.G * p.remember(_blocks) * WIDTH * columns(p.D, BLOCK_M, WIDTH) * 4
 
 
 def _blocks(p):
