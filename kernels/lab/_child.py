@@ -7,19 +7,19 @@ module that it uses.
 """
 
 import ast
+import base64
 import collections
 import contextlib
 import dataclasses
 import dis
 import importlib.machinery
 import inspect
+import json
 import os
 import pickle
 import sys
-import tempfile
 import textwrap
 import types
-from pathlib import Path
 
 import torch
 import triton.language as tl
@@ -40,18 +40,18 @@ def run(job: str, interpreted: bool, kernel, values: dict, **details) -> dict:
 
 def run_text(job: str, interpreted: bool, source: str, **details) -> dict:
     """The same for a kernel that was exported before."""
-    with tempfile.TemporaryDirectory(prefix="kernels_lab_") as folder:
-        folder = Path(folder)
-        (folder / "exported_kernel.py").write_text(source)
-        (folder / "details.pickle").write_bytes(pickle.dumps(details))
-        status = _nursery.Nursery.raise_child(interpreted, job, folder)
-        if status is None:
-            return {"error": f"no answer within {_nursery.TIMEOUT_SECONDS} s"}
-        answer = folder / "answer.pickle"
-        if answer.exists():
-            return pickle.loads(answer.read_bytes())
-        last_words = "\n".join((folder / "stderr").read_text(errors="replace").strip().splitlines()[-12:])
-        return {"error": f"the process ended with status {status}:\n{last_words}"}
+    answer = _nursery.Nursery.raise_child(interpreted, job, source, details)
+    if answer is None:
+        return {"error": f"no answer within {_nursery.TIMEOUT_SECONDS} s"}
+    if not answer.content:
+        return {"error": f"the process ended with status {answer.status}:\n{answer.words}"}
+    if job == "trace":
+        return pickle.loads(answer.content)
+    return json.loads(answer.content, object_hook=_decoded)
+
+
+def _decoded(item: dict):
+    return base64.b64decode(item["base64"]) if item.keys() == {"base64"} else item
 
 
 def plain(value):

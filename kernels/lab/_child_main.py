@@ -1,20 +1,28 @@
 """What the children of ``_child.py`` do, each one job: compile an exported kernel, disassemble what came out, or trace the
 kernel in the interpreter.
 
-Run as a script, it reads a job a line, ``["compile", "disassemble" or "trace", folder, working directory]``, forks a child
-for it, and answers with the child's exit status. So a child may die, and starts with what was imported before: Triton, and
-torch once a child needed it, which a kernel from a notebook's cell does not. It must not import ``kernels`` itself: a child
-sees that package as it is now.
+Run as a script, with a folder for its children's files, it reads jobs, forks a child for each, and answers with what the
+child left. So a child may die, and starts with what was imported before: Triton, and torch once a child needed it, which a
+kernel from a notebook's cell does not. It must not import ``kernels`` itself: a child sees that package as it is now.
+
+A job is a line of JSON, ``["compile", "disassemble" or "trace", working directory, the kernel's module as text, n]``, and n
+bytes, its details pickled. An answer is a line ``[exit status, last words, n]``, and n bytes: JSON, as somebody else's text
+may have had a hand in it, and of a trace, which is only ever one's own, a pickle.
 """
 
+import base64
+import contextlib
+import ctypes
 import hashlib
 import importlib.util
 import json
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +30,11 @@ from typing import NoReturn
 
 COMPILER_BYTES = 4 << 30  # what one compilation may take
 IDLE_SECONDS = 300  # without a job for so long, it leaves
+ANSWER_BYTES = 1 << 30  # what is read of an answer: a traced launch brings its tensors back
 
 
-def main(job: str, folder: Path) -> None:
+def main(job: str, folder: Path, details: dict) -> None:
     """Do the job in ``folder`` and leave the answer there."""
-    details = pickle.loads((folder / "details.pickle").read_bytes())
     try:
         spec = importlib.util.spec_from_file_location("exported_kernel", folder / "exported_kernel.py")
         module = sys.modules["exported_kernel"] = importlib.util.module_from_spec(spec)
@@ -34,13 +42,25 @@ def main(job: str, folder: Path) -> None:
         answer = {"compile": compile_all, "disassemble": disassemble, "trace": trace}[job](module, details, folder)
     except Exception as error:  # whatever goes wrong is the answer: the parent raises it
         answer = {"error": f"{type(error).__name__}: {error}".strip()}
-    (folder / "answer.pickle").write_bytes(pickle.dumps(answer))
+    said = pickle.dumps(answer) if job == "trace" else json.dumps(answer, default=encoded).encode()
+    (folder / "answer").write_bytes(said)
 
 
-def serve() -> None:
-    """Do the jobs that come in, until there are no more."""
-    answers = os.fdopen(os.dup(1), "w")
+def encoded(binary: bytes) -> dict:
+    """Bytes in JSON."""
+    return {"base64": base64.b64encode(binary).decode()}
+
+
+def serve(place: str, alone: bool) -> None:
+    """Do the jobs that come in, each in a folder of its own in ``place``, until there are no more.
+
+    alone: in a process namespace that is this process's, where nothing that a child started may outlive its job.
+    """
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed is no answer
+    if alone:
+        assert os.getpid() <= 3, "there are others' processes here"
+        keep_out()
     import triton.compiler
     import triton.experimental.gluon._runtime  # noqa: F401
     from triton.runtime import cache
@@ -54,15 +74,40 @@ def serve() -> None:
         request = read_line()
         if not request:
             return
+        job, working, source, size = json.loads(request)
+        details = read(size)
         if needs_torch:
             import torch  # noqa: F401
-        job, folder, place = json.loads(request)
-        child = os.fork()
-        if child == 0:
-            raise_child(job, Path(folder), place)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        needs_torch = needs_torch or (Path(folder) / "torch").exists()
-        print(status, file=answers, flush=True)
+        with tempfile.TemporaryDirectory(prefix="kernels_lab_", dir=place) as folder:
+            folder = Path(folder)
+            (folder / "exported_kernel.py").write_text(source)
+            child = os.fork()
+            if child == 0:
+                raise_child(job, folder, working, details)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if alone:
+                with contextlib.suppress(ProcessLookupError):  # there is none
+                    os.kill(-1, signal.SIGKILL)
+            needs_torch = needs_torch or (folder / "torch").exists()
+            said, answer = (left(folder / name) for name in ("stderr", "answer"))
+            words = "\n".join(said.decode(errors="replace").strip().splitlines()[-12:])
+            answers.write(json.dumps([status, words, len(answer)]).encode() + b"\n" + answer)
+            answers.flush()
+
+
+def keep_out() -> None:
+    """Let no child look into this process's memory or write to it."""
+    PR_SET_DUMPABLE = 4
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def left(path: Path) -> bytes:
+    """What a child left in a file; nothing if it is none."""
+    with contextlib.suppress(OSError):
+        place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(place, "rb") as file:
+            return file.read(ANSWER_BYTES)
+    return b""
 
 
 def read_line() -> bytes:
@@ -76,17 +121,25 @@ def read_line() -> bytes:
     return line
 
 
-def raise_child(job: str, folder: Path, place: str) -> NoReturn:
+def read(size: int) -> bytes:
+    """So many bytes of standard input."""
+    found = bytearray()
+    while len(found) < size and (some := os.read(0, min(size - len(found), 1 << 20))):
+        found += some
+    return bytes(found)
+
+
+def raise_child(job: str, folder: Path, working: str, details: bytes) -> NoReturn:
     """In the child: do the job, and end."""
 
     def work():
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.chdir(place)
+        os.chdir(working)
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "cache"))
         if job != "trace":  # a kernel's text can ask the compiler for any amount: unrolled loops, constants
             bound_memory(COMPILER_BYTES)
         importlib.invalidate_caches()
-        main(job, folder)
+        main(job, folder, pickle.loads(details))
 
     end_after(work, folder, "stderr")
 
@@ -231,4 +284,4 @@ def trace(module, details: dict, folder: Path) -> dict:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1], "--alone" in sys.argv[2:])

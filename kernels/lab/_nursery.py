@@ -4,14 +4,49 @@ import atexit
 import contextlib
 import json
 import os
+import pickle
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 TIMEOUT_SECONDS = 300  # a job; whoever grades a class sets less
+
+
+class Place(NamedTuple):
+    """Where children live: what starts the process that forks them, its environment, and their working directory."""
+
+    command: list[str]
+    environment: dict[str, str]
+    working: str
+
+
+_confined: Place | None = None
+
+
+@contextlib.contextmanager
+def confined(place: Place | None) -> Iterator[None]:
+    """Children that compile live in ``place`` meanwhile: whoever compiles what others wrote gives them a sandbox."""
+    global _confined
+    before, _confined = _confined, place
+    try:
+        yield
+    finally:
+        _confined = before
+
+
+class Answer(NamedTuple):
+    """What a child left: its exit status, the last lines that it printed, and its answer, empty if there is none."""
+
+    status: int
+    words: str
+    content: bytes
 
 
 class Nursery:
@@ -20,17 +55,17 @@ class Nursery:
     It leaves when it has had no work for a while, and with this process.
     """
 
-    _started: dict = {}  # by process and mode
+    _started: dict = {}  # by process, mode and whether it is confined
     _lock = threading.Lock()
 
     @classmethod
-    def raise_child(cls, interpreted: bool, job: str, folder: Path) -> int | None:
-        """Have a child do the job in ``folder``; its exit status, or None if it took too long."""
+    def raise_child(cls, interpreted: bool, job: str, source: str, details: dict) -> Answer | None:
+        """Have a child do the job on a module's text; what it left, or None if it took too long."""
         with cls._lock:
             for _ in range(2):  # again if it left just now
                 nursery = cls.running(interpreted)
                 with contextlib.suppress(EOFError):
-                    return nursery.send(job, folder)
+                    return nursery.send(job, source, details)
         raise RuntimeError(f"no process can be started: {sys.executable} ended with {nursery.process.returncode}")
 
     @classmethod
@@ -41,44 +76,71 @@ class Nursery:
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
             "CUDA_VISIBLE_DEVICES": "",
         }
-        key = os.getpid(), interpreted
+        # -P: this folder holds a trace.py, which must not stand in for the standard library's.
+        command = [sys.executable, "-P", str(Path(__file__).with_name("_child_main.py"))]
+        place = Place(command, environment, "") if interpreted or _confined is None else _confined
+        key = os.getpid(), interpreted, place is _confined
         nursery = cls._started.get(key)
-        if nursery is None or nursery.environment != environment or nursery.process.poll() is not None:
+        if nursery is None or nursery.place != place or nursery.process.poll() is not None:
             if nursery is not None:
                 nursery.end()
-            nursery = cls._started[key] = cls(environment)
+            nursery = cls._started[key] = cls(place)
         return nursery
 
-    def __init__(self, environment: dict[str, str]):
-        self.environment, self.owner = environment, os.getpid()
-        # -P: this folder holds a trace.py, which must not stand in for the standard library's.
+    def __init__(self, place: Place):
+        self.place, self.owner = place, os.getpid()
+        self.folder = None if place.working else tempfile.TemporaryDirectory(prefix="kernels_lab_")
         # In a session of its own, so that Ctrl-C reaches this process alone, and one signal ends it with its child.
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("_child_main.py"))],
-            env=environment,
+            place.command + ([self.folder.name] if self.folder else []),
+            env=place.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,
             start_new_session=True,
         )
         atexit.register(self.end)
 
-    def send(self, job: str, folder: Path) -> int | None:
+    def send(self, job: str, source: str, details: dict) -> Answer | None:
+        """One job's answer; ``EOFError`` if the process is gone."""
+        until = time.monotonic() + TIMEOUT_SECONDS
+        given = pickle.dumps(details)
+        head = json.dumps([job, self.place.working or os.getcwd(), source, len(given)]).encode() + b"\n"
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has left: no answer comes
-                self.process.stdin.write(json.dumps([job, str(folder), os.getcwd()]).encode() + b"\n")
-                self.process.stdin.flush()
-            if not select.select([self.process.stdout], [], [], TIMEOUT_SECONDS)[0]:
-                self.end()
-                return None
-            answer = self.process.stdout.readline()
-            if not answer:
-                self.end()
-                raise EOFError
-            return int(answer)
+            for part in (head, given):
+                self._write(part, until)
+            said = bytearray()
+            while b"\n" not in said:
+                said += self._read(until)
+            head, _, content = said.partition(b"\n")
+            status, words, size = json.loads(head)
+            while len(content) < size:
+                content += self._read(until)
+            return Answer(status, words, bytes(content))
+        except TimeoutError:
+            self.end()
+            return None
         except BaseException:  # a timer's, too: the answer, when it comes, must not be taken for the next job's
             self.end()
             raise
+
+    def _write(self, data: bytes, until: float) -> None:
+        for begin in range(0, len(data), select.PIPE_BUF):  # so much a pipe takes without waiting once it takes any
+            if not select.select([], [self.process.stdin], [], max(0, until - time.monotonic()))[1]:
+                raise TimeoutError
+            try:
+                self.process.stdin.write(data[begin : begin + select.PIPE_BUF])
+            except BrokenPipeError:  # it has left
+                raise EOFError from None
+
+    def _read(self, until: float) -> bytes:
+        if not select.select([self.process.stdout], [], [], max(0, until - time.monotonic()))[0]:
+            raise TimeoutError
+        data = self.process.stdout.read(1 << 20)
+        if not data:
+            raise EOFError
+        return data
 
     def end(self) -> None:
         """End the process and the child that it may have."""
@@ -88,9 +150,10 @@ class Nursery:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+        self.process.stdin.close()
         self.process.stdout.close()
+        if self.folder:
+            self.folder.cleanup()
 
 
 def make_ready() -> None:

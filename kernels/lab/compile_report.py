@@ -182,7 +182,7 @@ def compile_prepared(prepared: Prepared, arches: tuple[int, ...]) -> CompileRepo
     )
     if "error" in answer:
         raise CompileError(f"{prepared.kernel} does not compile: {answer['error']}")
-    return CompileReports({one: _report(prepared.kernel, one, answer[one]) for one in arches})
+    return CompileReports({one: _report(prepared.kernel, one, answer[str(one)]) for one in arches})
 
 
 def _report(kernel: str, arch: int, answer: dict) -> CompileReport:

@@ -180,7 +180,7 @@ def test_text_for_a_terminal():
     assert foreign.plain("x" * 10, 4) == "xxxx…" and foreign.storable("a\ud800") == "a?"
 
 
-def test_a_job_that_a_timer_breaks_off_ends_its_process(monkeypatch, tmp_path):
+def test_a_job_that_a_timer_breaks_off_ends_its_process(monkeypatch):
     class Timer(BaseException):
         pass
 
@@ -189,12 +189,11 @@ def test_a_job_that_a_timer_breaks_off_ends_its_process(monkeypatch, tmp_path):
 
     nursery = _nursery.Nursery.__new__(_nursery.Nursery)
     ended = []
-    pipe = type("Pipe", (), {"write": lambda self, data: None, "flush": lambda self: None})()
-    nursery.process = type("Process", (), {"stdin": pipe, "stdout": pipe})()
+    nursery.place, nursery.process = _nursery.Place([], {}, "/tmp"), type("Process", (), {"stdin": None, "stdout": None})
     monkeypatch.setattr(nursery, "end", lambda: ended.append(True), raising=False)
     monkeypatch.setattr(_nursery.select, "select", select)
     with pytest.raises(Timer):
-        nursery.send("compile", tmp_path)
+        nursery.send("compile", "", {})
     assert ended == [True]
 
 

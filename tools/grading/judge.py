@@ -17,7 +17,6 @@ from kernels import check as checks
 from kernels.check import clinics
 from kernels.check.framework import check as hold
 from kernels.lab import _nursery
-from kernels.lab._nursery import make_ready  # noqa: F401  for whoever starts a judge
 from tools.grading import gate
 from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.bench import Bench
@@ -25,7 +24,7 @@ from tools.grading.given import Given
 from tools.grading.lines import Refused
 from tools.grading.remote import Remote, RemoteEmitter, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import REPORTED, Line, Outcome, Result
-from tools.grading.sandbox import Limits, NoSandbox, Template
+from tools.grading.sandbox import Limits, NoSandbox, Template, compiler
 from tools.grading.submission import Submission, Unusable
 from tools.grading.timer import MOST_PATIENCE, TooLong, patience, within
 
@@ -43,6 +42,12 @@ class Judge:
         os.environ["KERNELS_PROGRESS"] = "0"  # what a check prints is kept
         self.unsafe, self.seconds, self.total, self.limits = unsafe, seconds, total, limits or Limits()
         self._template: Template | None = None
+        self._compiler = None if unsafe else _nursery.Place(*compiler())
+
+    def make_ready(self) -> None:
+        """Start the process that compiles, without waiting: it imports Triton meanwhile."""
+        with _nursery.confined(self._compiler):
+            _nursery.make_ready()
 
     def template(self) -> Template:
         """A template that may start one more contestant."""
@@ -74,7 +79,7 @@ class Judge:
         result.texts = dict(submission.texts)
         _nursery.TIMEOUT_SECONDS = round(COMPILER_SECONDS * patience())
         try:
-            with within(2 * self.total * MOST_PATIENCE + 60):
+            with within(2 * self.total * MOST_PATIENCE + 60), _nursery.confined(self._compiler):
                 self._hold(assignment, submission, result)
         except Unusable as unusable:
             result.status, result.reason, result.points, result.checks = unusable.status, unusable.reason, None, []

@@ -1,4 +1,5 @@
-"""The contestants' sandbox: bubblewrap around their template, and the one thing the judge holds of each, a socket."""
+"""Sandboxes: bubblewrap around the contestants' template, of each of which the judge holds one thing, a socket, and around
+the compiler of their kernels."""
 
 import contextlib
 import json
@@ -100,6 +101,45 @@ def _folders(place: Path) -> list[str]:
     ]
 
 
+def _course() -> list[str]:
+    """bubblewrap's words for what of the course is seen, at /course."""
+    command = _folders(Path("/course/kernels"))
+    for name in COURSE:
+        command += ["--ro-bind", str(ROOT / "kernels" / name), f"/course/kernels/{name}"]
+    return command
+
+
+def _packages() -> list[str]:
+    """Where Python finds the libraries."""
+    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+
+
+def _sealed(environment: dict[str, str]) -> list[str]:
+    """bubblewrap's last words: all of the environment, and nothing to be written but in /tmp."""
+    command = []
+    for name, value in (environment | {"PYTHONPATH": os.pathsep.join(["/course", *_packages()])}).items():
+        command += ["--setenv", name, value]
+    return [*command, "--chdir", "/tmp", "--remount-ro", "/", "--remount-ro", "/dev", "--"]
+
+
+def compiler() -> tuple[list[str], dict[str, str], str]:
+    """A ``Place`` for the process that compiles submissions' kernels: a sandbox, with nobody's work but the job's in it.
+
+    The gate lets no text through that asks the compiler for more than a kernel. Were there one, it would find what a
+    contestant finds, without the user's keys, and its answer is read as text.
+    """
+    environment = _environment() | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    del environment["TRITON_CACHE_DIR"]  # each job's own: nothing that one leaves is taken for another's
+    command = [*_wrapped(), "--cap-drop", "ALL", *_course()]
+    if kept := os.environ.get("TRITON_CACHE_DIR"):  # asked for: the tests compile the same kernels again and again
+        os.makedirs(kept, exist_ok=True)
+        environment["TRITON_CACHE_DIR"] = os.path.abspath(kept)
+        command += [*_folders(Path(os.path.abspath(kept)).parent), "--bind", kept, os.path.abspath(kept)]
+    script = "/course/kernels/lab/_child_main.py"  # -P: its folder holds a trace.py, which is not the standard library's
+    command += [*_sealed(environment), sys.executable, "-s", "-P", script, "/tmp", "--alone"]
+    return command, {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, "/tmp"
+
+
 def _environment() -> dict[str, str]:
     """All of a contestant's environment."""
     return {
@@ -125,18 +165,12 @@ class Template:
         self._control = ours
         self._errors = tempfile.TemporaryFile()
         python, environment = [sys.executable, "-s", "-m", "contestant.server"], _environment()
-        extra = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
         if unsafe:
-            environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *extra, str(HERE)])}
+            environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *_packages(), str(HERE)])}
             command = [*python, "--control", str(theirs.fileno())]
         else:
-            command = [*_wrapped(), *_folders(Path("/course/kernels"))]
-            for name in COURSE:
-                command += ["--ro-bind", str(ROOT / "kernels" / name), f"/course/kernels/{name}"]
-            command += ["--ro-bind", str(HERE / "contestant"), "/course/contestant"]
-            for name, value in (environment | {"PYTHONPATH": os.pathsep.join(["/course", *extra])}).items():
-                command += ["--setenv", name, value]
-            command += ["--chdir", "/tmp", "--remount-ro", "/", "--remount-ro", "/dev", "--", *python]
+            command = [*_wrapped(), *_course(), "--ro-bind", str(HERE / "contestant"), "/course/contestant"]
+            command += [*_sealed(environment), *python]
             command += ["--control", str(theirs.fileno()), "--user", str(0 if os.getuid() else USER)]
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

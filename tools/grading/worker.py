@@ -35,12 +35,12 @@ def begin(unsafe: bool, seconds: float, total: float) -> None:
 
     template = Template(unsafe)
     os.environ["TRITON_INTERPRET"] = "1"
-    from tools.grading.judge import Judge, make_ready
+    from tools.grading.judge import Judge
 
     _judge = Judge(unsafe=unsafe, seconds=seconds, total=total)
     _judge._template = template
     atexit.register(_judge.close)
-    make_ready()
+    _judge.make_ready()
 
 
 def judged(task: Task) -> Result:

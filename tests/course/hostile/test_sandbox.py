@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy
 import pytest
 
+from kernels.lab import _child, _nursery
+from tools.grading import sandbox
 from tools.grading.bench import Bench, Told
 from tools.grading.contestant import values, wire
 from tools.grading.sandbox import ROOT, USER, Limits, Template, why_not
@@ -47,6 +49,58 @@ def test_it_sees_nothing_of_the_course_and_nobody(template):
     assert told(
         template, "import kernels.check.row_softmax, kernels.dynamic_conv as d\nassert callable(d.dynamic_conv)"
     )
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    """What the compiler says of a module's text that no gate has seen, in the sandbox that a judge gives it."""
+    os.environ["NBGRADER_DATABASE_URL"] = "postgresql://grader:secret@host/course"
+    try:
+        place = _nursery.Place(*sandbox.compiler())
+    finally:
+        del os.environ["NBGRADER_DATABASE_URL"]
+    kernel = "\nimport triton\n@triton.jit\ndef KERNEL(x):\n    pass\nVALUES = {}\n"
+    details = {"lines": [], "signature": {"x": "*fp32"}, "attributes": {}, "arches": (90,), "foreign": True}
+    details["options"] = {"num_warps": 4, "num_stages": 3, "maxnreg": None}
+
+    def says(source):
+        with _nursery.confined(place):
+            answer = _child.run_text("compile", False, source + kernel, **details)
+        return answer.get("error", "compiled")
+
+    yield says
+    _nursery.Nursery._started.pop((os.getpid(), False, True)).end()
+
+
+def test_the_compiler_sees_no_more_than_a_contestant(compiler, tmp_path):
+    tell = "import os, socket\nraise ValueError({})"
+    assert compiler("") == "compiled"
+    for path in (ROOT / "solutions", ROOT / "tests", "/etc/passwd", "/home", tmp_path):
+        assert "False" in compiler(tell.format(f"os.path.exists({str(path)!r})")), path
+    assert "secret" not in compiler(tell.format("dict(os.environ)")) != "compiled"
+    for reach in (
+        "open('/course/kernels/lab/x', 'w')",
+        "open(f'/proc/{os.getppid()}/mem', 'r+b')",
+        "open(f'/proc/{os.getppid()}/environ').read()",
+        "socket.create_connection(('1.1.1.1', 80), 2)",
+    ):
+        assert "Error" in compiler(tell.format(reach)).removeprefix("ValueError"), reach
+
+
+def test_nothing_of_one_compilation_is_there_at_the_next(compiler):
+    assert compiler("import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(100)") == "compiled"
+    seen = compiler("import os\nraise ValueError([p for p in os.listdir('/proc') if p.isdigit()], os.listdir('/tmp'))")
+    processes, folders = (part.count("'") // 2 for part in seen.split("], ["))
+    assert processes == 3 and folders == 1  # bubblewrap's, the one that forks, and this one; its own folder
+
+
+def test_an_answer_of_the_compiler_is_text_that_its_child_wrote_itself(compiler):
+    """A pickle would be a program, and a link would show what lies where it points."""
+    leave = "import os, pickle\nplace = os.path.join(os.path.dirname(__file__), 'answer')\n{}\nos._exit(0)"
+    assert "ended with status 0" in compiler(leave.format("os.symlink('/etc/ld.so.cache', place)"))
+    assert "ended with status 0" in compiler(leave.format("os.mkfifo(place)"))
+    with pytest.raises(ValueError):  # the judge names the submission
+        compiler(leave.format("open(place, 'wb').write(pickle.dumps({}))"))
 
 
 def test_its_environment_is_its_own(template):
