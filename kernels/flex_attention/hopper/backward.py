@@ -45,7 +45,9 @@ if common_gluon.gluon is not None:
     from kernels.flex_attention.hopper.forward import store_rows
     from kernels.flex_attention.hopper.parts import add_rows
 
-KEPT = 2  # items' keys and values in shared memory: the next item's come while this one's gradients are stored
+#: Items' keys and values in shared memory: the next item's come while this one's gradients are stored. Of items of a split,
+#: whose kernel has more to remember, and heads above 64, one item's: what does not fit the registers needs the L1 cache.
+KEPT, KEPT_OF_SPLIT = 2, 1
 
 
 def reason_not(p, tma):
@@ -311,7 +313,7 @@ def _prepare(p, units, strides_of_do, STORE, lengths=None):
     programs = min(items, dealing.multiprocessors(p.device))
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared
     order = dealing.order(units, tiles_n, 1, programs) if lengths is None else dealing.order_of(lengths, units, programs)
-    constants = Constants(STORE=STORE, **order, **compile_time(p), num_warps=4, maxnreg=168)
+    constants = Constants(STORE=STORE, **order, **compile_time(p, lengths is not None), num_warps=4, maxnreg=168)
     row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     rows = Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout))
     kept = Descriptors(lambda ds: fit.descriptor(ds, [1, fit.ROWS, BLOCK_M]))
@@ -343,9 +345,10 @@ def _launch(p, x, do, rows, dk, dv, ds, first, prepared, lists, split):
     )  # fmt: skip
 
 
-def compile_time(p):
+def compile_time(p, split):
     """The kernel's compile-time arguments but STORE and the order of items."""
     BLOCK_M, BLOCK_N = tiles(p)
+    kept = KEPT_OF_SPLIT if split and max(p.D, p.Dv) > 64 else KEPT
     return {
         **p.mods(),
         "D": p.D,
@@ -359,5 +362,5 @@ def compile_time(p):
         "BLOCK_DV": columns(p.Dv),
         "ROWS": fit.ROWS,
         "STAGES": options(p)["STAGES"],
-        **({} if wide(p) else {"GROUPS": fit.GROUPS, "KEPT": KEPT}),
+        **({} if wide(p) else {"GROUPS": fit.GROUPS, "KEPT": kept}),
     }
