@@ -36,7 +36,14 @@ from kernels.check.looking import Failing, remember
 from kernels.check.stale import broken_since
 from kernels.check.tensors import NAN, UNTOUCHED, Draw, Fenced
 from kernels.check.watch import CALL_SECONDS, Progress
-from kernels.check.wording import exchanged_indices, exchanged_strides, foreign_strides, misread, odd_lanes
+from kernels.check.wording import (
+    exchanged_axes,
+    exchanged_indices,
+    exchanged_strides,
+    foreign_strides,
+    misread,
+    odd_lanes,
+)
 
 __all__ = [
     "ADDRESSES",
@@ -336,7 +343,8 @@ class _Report:
         if finding.cause is SLOW:
             return finding
         texts = self.texts(case)
-        found = [*misread(texts), *foreign_strides(texts), *exchanged_indices(texts, case.tensors)]
+        found = [*misread(texts), *foreign_strides(texts)]
+        found += [*exchanged_indices(texts, case.tensors), *exchanged_axes(texts, case.tensors)]
         if not found:  # strides of one call may be alike by chance
             found += exchanged_strides(texts, self.contestant.kernels(case.tensors, case.launch).numbers, case.tensors)
         found += odd_lanes(texts) if finding.cause in guesses else ()

@@ -141,9 +141,42 @@ def exchanged_indices(texts: list[str], tensors: list) -> Iterator[tuple[str, st
                 )
 
 
+def exchanged_axes(texts: list[str], tensors: list) -> Iterator[tuple[str, str]]:
+    """(the product, what is wrong) for each address whose indices and strides are those of the same axes, otherwise paired:
+    ``offs_m * stride_xn + offs_n * stride_xm``."""
+    known = {f"{tensor.name}_ptr": tensor.axes for tensor in tensors}
+    for text in texts:
+        text = textwrap.dedent(text)
+        for pointer, terms in filter(None, map(_address, _outermost_sums(ast.parse(text).body[0]))):
+            pairs = {product: _paired(product) for product in terms}
+            indices, strides = zip(*pairs.values(), strict=True) if pairs else ((), ())
+            if (
+                sorted(indices) == sorted(strides)
+                and len(set(strides)) == len(strides)
+                and set(strides) <= {*known.get(pointer, "")}
+            ):
+                for product in (product for product, (index, stride) in pairs.items() if index != stride):
+                    index, stride = pairs[product]
+                    yield (
+                        _shown(text, product),
+                        f"the index counts along {index}, and this is {pointer.removesuffix('_ptr')}'s stride along "
+                        f"{stride}: each index goes with the stride of its own axis",
+                    )
+
+
+def _paired(product: ast.BinOp) -> tuple[str, str]:
+    """The axes that the two factors of ``offs_m * stride_xn`` are named for; empty where a name says none."""
+    stride = next(
+        side for side in (product.right, product.left) if isinstance(side, ast.Name) and _STRIDE.fullmatch(side.id)
+    )
+    return _letter(product.left if stride is product.right else product.right), stride.id[-1].upper()
+
+
 def _letter(index: ast.expr) -> str:
     """The axis that an index's name says: n, offs_n; empty where it says none."""
-    names = [node.id.removeprefix("offs_") for node in ast.walk(index) if isinstance(node, ast.Name) and node.id != "tl"]
+    names = [
+        node.id.removeprefix("offs_") for node in ast.walk(index) if isinstance(node, ast.Name) and node.id != "tl"
+    ]
     return names[0].upper() if len(names) == 1 and len(names[0]) == 1 else ""
 
 

@@ -24,7 +24,7 @@ from kernels.common.validate import PLAIN
 MOST = 1024  # calls of one kernel that are remembered; one more, and they are all forgotten
 _known = {}  # id of a kernel -> _Known
 _run = JITFunction.run if torch.version.hip is None else object()  # AMD's compiler looks at the size of memory, too
-_VALUES = {int, float, bool, str, type(None)}
+_VALUES = {int, float, bool, str}
 
 
 class Constants:
@@ -95,32 +95,34 @@ def _key(leading, device, args, meta, constants):
         device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, constants, *meta, *meta.values(), len(args),
         *args[leading:],
     ]  # fmt: skip
-    for arg in args[:leading]:
-        if arg is None:
-            seen.append(None)
-        elif type(arg) in PLAIN:
-            seen.append(arg.dtype)
-            seen.append(arg.data_ptr() & 15 == 0)
-        elif (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
-            seen.append(alike)
-        else:
-            seen.append(_seen(arg))
+    _look(seen, args[:leading])
     return tuple(seen)
 
 
-def _seen(arg):
-    """What the compiled kernel depends on of an argument that is neither a number nor a plain tensor."""
-    kind = type(arg)
-    if kind in _VALUES:
-        return kind, arg
-    if isinstance(arg, torch.Tensor):
-        return arg.dtype, arg.data_ptr() & 15 == 0
-    if isinstance(arg, tuple):
-        return kind, *[_seen(item) for item in arg]
-    if hasattr(arg, "block_shape"):
-        layout = id(getattr(arg, "layout", None))  # layouts have no hash: whose number this is, an entry keeps
-        return kind, arg.base.dtype, arg.base.data_ptr() & 15 == 0, len(arg.shape), *arg.block_shape, layout
-    return arg
+def _look(seen, args):
+    """Put into ``seen`` what the compiled kernel depends on of arguments that may be something else than a number."""
+    for arg in args:
+        kind = type(arg)
+        if arg is None:
+            seen.append(None)
+        elif kind in PLAIN:
+            seen.append(arg.dtype)
+            seen.append(arg.data_ptr() & 15 == 0)
+        elif kind in _VALUES:
+            seen.append(kind)
+            seen.append(arg)
+        elif (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
+            seen.append(alike)
+        elif isinstance(arg, tuple):
+            seen += kind, len(arg)
+            _look(seen, arg)
+        elif isinstance(arg, torch.Tensor):
+            seen += arg.dtype, arg.data_ptr() & 15 == 0
+        elif hasattr(arg, "block_shape"):
+            layout = id(getattr(arg, "layout", None))  # layouts have no hash: whose number this is, an entry keeps
+            seen += kind, arg.base.dtype, arg.base.data_ptr() & 15 == 0, len(arg.shape), *arg.block_shape, layout
+        else:
+            seen.append(arg)
 
 
 def _remember(known, key, compiled, args, meta):

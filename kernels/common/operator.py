@@ -38,7 +38,7 @@ AHEAD = 2  # what the autograd.Function is given before its tensors
 
 
 class _Places(NamedTuple):
-    """Where a call's tensors stand among the inputs of the autograd.Function, its lists spread.
+    """Where a call's tensors stand among the inputs of the autograd.Function, which come as ``Operator._flat`` puts them.
 
     gradients: those that ``backward`` differentiates for. passed: ``(input, return)``, the one's gradient is the other's.
     saved: of each saved argument or return among the saved tensors, a place or a slice; ``None`` where each is one tensor.
@@ -98,13 +98,17 @@ class Operator:
         self._several = len(returned) > 1
         self._tensors = [i for i, name in enumerate(names) if types[name].startswith("Tensor")]
         self._lists = [i for i in self._tensors if types[names[i]].endswith("[]")]
+        self._alone = [i for i in self._tensors if i not in self._lists]
         self._written = [i for i in self._tensors if "!" in types[names[i]]]
         self._numbers = [i for i in range(len(names)) if i not in self._tensors]
         self._gradients = [names.index(name) for name in gradients]
         self._passed = [(names.index(name), returned.index(out)) for name, out in (passed or {}).items()]
         self._constant = [returned.index(name) for name in constant]
         self._varying = [i for i in range(len(returned)) if i not in self._constant]
-        self._saved = [(name in types, (names if name in types else returned).index(name)) for name in saved]
+        every = [*names, *returned]
+        self._saved = [every.index(name) for name in saved]
+        self._saved_lists = [i for i in self._saved if i in self._lists]
+        self._saved_alone = [i for i in self._saved if i not in self._lists]
         self._gradients_saved = [list(saved).index(name) if name in saved else None for name in gradients]
         if backward is not None and fake_backward is None and None in self._gradients_saved:
             raise ValueError(f"{self.name}: gradients of arguments that are not saved need a fake_backward")
@@ -121,46 +125,42 @@ class Operator:
 
     def __call__(self, *args):
         """The outputs, by the shorter way where nothing looks on."""
-        return self.directly(self._forward, *args) if self._unseen(args) else self.op(*args)
+        if torch.compiler.is_compiling() or not (args[0].is_cuda or args[0].is_cpu):
+            return self.op(*args)
+        flat = self._flat(args)
+        return self.directly(self._forward, args, flat) if nothing_looks_on(flat) else self.op(*args)
 
-    def directly(self, run, *args):
-        """The outputs by the shorter way, for who has seen that nothing looks on; ``run`` does what the forward pass does."""
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return self._apply(run, args, *self._flat(args))
+    def directly(self, run, args, flat):
+        """The outputs by the shorter way, for who has seen that nothing looks on: neither at the call nor at ``flat``, the
+        tensors among ``args``, lists' behind the others. ``run`` does what the forward pass does."""
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
+            return self._apply(run, args, *flat)
         out = run(*args)
         for i in self._written:
             if not args[i].is_inference():
                 torch.autograd.graph.increment_version(args[i])
         return out
 
-    def _unseen(self, args):
-        """Whether nothing but this process's eager execution sees a call with these arguments."""
-        if torch.compiler.is_compiling():
-            return False
-        first = args[0]
-        if not (first.is_cuda or first.is_cpu):
-            return False
-        return nothing_looks_on(self._flat(args))
-
     def _flat(self, args):
-        """The tensors among the arguments, with the lists' in their place: what autograd is told of a call."""
-        tensors = [args[i] for i in self._tensors]
-        return _spread(tensors) if self._lists else tensors
+        """The tensors among the arguments, the lists' behind the others: what autograd is told of a call."""
+        flat = [args[i] for i in self._alone]
+        for i in self._lists:
+            flat += args[i]
+        return flat
 
     def _make_places(self, lengths):
         """The ``_Places`` of a call whose lists have these lengths."""
         lengths = dict(zip(self._lists, lengths, strict=True))
         places, at = {}, AHEAD
-        for i in self._tensors:
+        for i in (*self._alone, *self._lists):
             places[i] = list(range(at, at := at + lengths.get(i, 1)))
         gradients = [place for i in self._gradients for place in places[i]]
         passed = [(place, out) for i, out in self._passed for place in places[i]]
-        saved, at = [], 0
-        for is_argument, i in self._saved:
-            length = lengths.get(i) if is_argument else None
-            saved.append(at if length is None else slice(at, at + length))
-            at += 1 if length is None else length
-        return _Places(gradients, passed, saved if lengths else None)
+        saved = {i: at for at, i in enumerate(self._saved_alone)}
+        at = len(saved)
+        for i in self._saved_lists:
+            saved[i] = slice(at, at := at + lengths[i])
+        return _Places(gradients, passed, [saved[i] for i in self._saved] if lengths else None)
 
     def _define(self, schema, forward, fake):
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -231,9 +231,12 @@ class Operator:
                 for i in self._written:
                     torch.autograd.graph.increment_version(args[i])
             outputs = out if self._several else (out,)
-            ctx.places = places = no_lists or self._places(tuple([len(args[i]) for i in self._lists]))
-            kept = [args[i] if is_argument else outputs[i] for is_argument, i in self._saved]
-            ctx.save_for_backward(*(kept if places.saved is None else _spread(kept)))
+            ctx.places = no_lists or self._places(tuple([len(args[i]) for i in self._lists]))
+            every = *args, *outputs
+            kept = [every[i] for i in self._saved_alone]
+            for i in self._saved_lists:
+                kept += args[i]
+            ctx.save_for_backward(*kept)
             ctx.numbers = [args[i] for i in self._numbers]
             ctx.set_materialize_grads(False)
             if self._constant:

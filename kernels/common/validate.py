@@ -70,6 +70,22 @@ def check_updated_in_place(name, tensor):
         raise ValueError(f"{name} requires a gradient, needs none: it is updated in place, which is not differentiable")
 
 
+def check_apart(name, written, **read):
+    """Raise ``ValueError`` where ``written`` lies in the memory of a tensor that is read; as torch's own operators do, of
+    tensors without gaps alone: others may lie between each other."""
+    if torch.compiler.is_compiling() or is_fake(written):
+        return
+    for other, tensor in read.items():
+        begins = written.data_ptr(), tensor.data_ptr()
+        ends = [begin + t.numel() * t.element_size() for begin, t in zip(begins, (written, tensor), strict=True)]
+        if written.device == tensor.device and max(begins) < min(ends) and _without_gaps(written) and _without_gaps(tensor):
+            raise ValueError(f"{name} lies in the memory of {other}, needs memory of its own: it is written meanwhile")
+
+
+def _without_gaps(t):
+    return sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) < t.numel()
+
+
 def left_to_reference(layer, tensor):
     """Whether a layer must do without kernels: its tensors are on the CPU, and kernels are compiled for a GPU here.
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -130,8 +131,7 @@ def geometry(input_shape, Co, R, S, stride=1, padding=0, dilation=1, groups=1):
         ValueError: an argument is not as above.
     """
     N, H, W, Ci = input_shape
-    for name, value in (("R", R), ("S", S), ("groups", groups)):
-        _integers(name, (value,), 1, value)
+    R, S, groups = (_integers(name, (value,), 1, value)[0] for name, value in (("R", R), ("S", S), ("groups", groups)))
     stride = _pair("stride", stride)
     dilation = _pair("dilation", dilation)
     given = padding
@@ -140,7 +140,7 @@ def geometry(input_shape, Co, R, S, stride=1, padding=0, dilation=1, groups=1):
         padding = (padding[0], padding[0], padding[1], padding[1])
     if len(padding) != 4:
         raise ValueError(f"padding is {given!r}, needs an int, (h, w) or (top, bottom, left, right)")
-    _integers("padding", padding, 0, given)
+    padding = _integers("padding", padding, 0, given)
     for name, channels in (("input", Ci), ("the output", Co)):
         if channels % groups:
             raise ValueError(f"groups is {groups}, needs to divide the {channels} channels of {name}")
@@ -162,11 +162,12 @@ def _pair(name, value):
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2:
         raise ValueError(f"{name} is {value!r}, needs an int or (h, w)")
-    _integers(name, pair, 1, value)
-    return pair
+    return _integers(name, pair, 1, value)
 
 
 def _integers(name, values, least, given):
+    """``values``, with numpy's integers as Python's."""
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < least:
+        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt, np.integer)) or value < least:
             raise ValueError(f"{name} is {given!r}, needs whole numbers of at least {least}")
+    return tuple([int(value) if isinstance(value, np.integer) else value for value in values])

@@ -24,7 +24,7 @@ def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
             known = None
         if known is not None:
             run, options = known
-            return OPERATOR.directly(run, input, weight, bias, *options)
+            return OPERATOR.directly(run, (input, weight, bias, *options), (input, weight, bias))
     return conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode)
 
 
@@ -66,7 +66,7 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
     other = not here and (left_to_reference("Conv2d", input) or input.device.type != runtime.device.type)
     if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
         return forward(input, weight, bias, g)
-    rest = g.stride, g.padding, g.dilation, groups
+    rest = g.stride, g.padding, g.dilation, g.groups
     if nobody_asks(input, weight, bias):  # and dense they are
         if len(_known_layers) >= MOST:
             _known_layers.clear()

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels.common.operator import Operator
 from kernels.common.public import autocast, explains, public
-from kernels.common.validate import FLOAT_DTYPES, check_choice, check_tensor
+from kernels.common.validate import FLOAT_DTYPES, check_apart, check_choice, check_tensor, check_updated_in_place
 from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import convolution_of, input_grad, memory_format
 
@@ -68,7 +68,7 @@ def conv2d_wgrad(
     g = _check(
         input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype
     )
-    rest = (R, S, g.stride, g.padding, g.dilation, groups, backend, split_k)
+    rest = (g.R, g.S, g.stride, g.padding, g.dilation, g.groups, backend, split_k)
     if out is None:
         return _wgrad(input, grad_output, *rest, out_dtype)
     _wgrad_into(out, input.detach(), grad_output.detach(), *rest, accumulate)
@@ -112,7 +112,8 @@ def conv2d_bias_grad(
         ValueError: an argument's type, shape, dtype or device does not fit.
     """
     check_tensor("grad_output", grad_output, (None, None, None, None), "[N, P, Q, Co]")
-    _check_out(out, (grad_output.shape[-1],), "[Co]", accumulate, None, ("grad_output", grad_output))
+    like = ("grad_output", grad_output)
+    _check_out(out, (grad_output.shape[-1],), "[Co]", accumulate, None, like, grad_output=grad_output)
     if out is None:
         return _bias_grad(grad_output)
     _bias_grad_into(out, grad_output.detach(), accumulate)
@@ -158,7 +159,7 @@ def conv2d(
         check_tensor("bias", bias, (g.Co,), "[Co]", **like)
     g.check_output()
     planes = input.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2)
-    return OPERATOR(*planes, bias, g.stride, g.padding, g.dilation, groups).permute(0, 2, 3, 1).contiguous()
+    return OPERATOR(*planes, bias, g.stride, g.padding, g.dilation, g.groups).permute(0, 2, 3, 1).contiguous()
 
 
 def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype):
@@ -172,13 +173,14 @@ def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend,
     check_choice("backend", backend, ("auto", *plan.WAYS))
     if split_k is not None and (isinstance(split_k, bool) or not isinstance(split_k, int) or split_k < 1):
         raise ValueError(f"split_k is {split_k!r}, needs a whole number of at least 1, or None")
-    _check_out(out, g.weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, like)
+    read = {"input": input, "grad_output": grad_output}
+    _check_out(out, g.weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, like, **read)
     if backend != "auto" and (reason := plan.refused(backend, g, input.dtype, input.device)):
         raise ValueError(f"backend is {backend!r}, needs another here: {reason}")
     return g
 
 
-def _check_out(out, shape, legend, accumulate, out_dtype, like):
+def _check_out(out, shape, legend, accumulate, out_dtype, like, **read):
     if out_dtype is not None and out_dtype not in FLOAT_DTYPES:
         raise ValueError(f"out_dtype is {out_dtype}, needs one of float32, float16, bfloat16")
     if out is None:
@@ -186,10 +188,8 @@ def _check_out(out, shape, legend, accumulate, out_dtype, like):
             raise ValueError("accumulate is True, needs out to add to")
         return
     check_tensor("out", out, shape, legend, dtypes=FLOAT_DTYPES if out_dtype is None else (out_dtype,), like=like)
-    if out.requires_grad and torch.is_grad_enabled():
-        raise ValueError("out requires a gradient, needs none: it is written in place")
-    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
-        raise ValueError(f"out has strides {out.stride()}, needs a place of its own for every element")
+    check_updated_in_place("out", out)
+    check_apart("out", out, **read)
 
 
 # As torch sees them: opaque calls with known output shapes, in a compiled graph as in an eager one.

@@ -4,10 +4,13 @@ A block of keys is *empty* for a block of queries (skipped), *full* (no mask cod
 A ``BlockMask`` lists for every block of queries its partial and its full blocks of keys, and the same transposed.
 """
 
+import numbers
+
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, noop_mask
 
 from kernels import runtime
+from kernels.common.validate import check_tensor
 from kernels.flex_attention import mods
 from kernels.flex_attention.mods import and_masks, or_masks
 
@@ -72,8 +75,24 @@ def _edges(M, N, BLOCK_SIZE, device):
     return q0, (q0 + BLOCK_M - 1).clamp_max(M - 1), k0, (k0 + BLOCK_N - 1).clamp_max(N - 1), inside
 
 
-def _pair(BLOCK_SIZE):
-    return (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+def _sizes(M, N, BLOCK_SIZE):
+    """``(M, N, (queries, keys))`` as whole numbers, N as M if not given.
+
+    Raises:
+        ValueError: one of them is none, or too small.
+    """
+    N = M if N is None else N
+    for name, size in (("M", M), ("N", N)):
+        if not _is_whole(size) or size < 0:
+            raise ValueError(f"{name} is {size!r}, needs a whole number of tokens, at least 0")
+    pair = tuple(BLOCK_SIZE) if isinstance(BLOCK_SIZE, tuple | list) else (BLOCK_SIZE, BLOCK_SIZE)
+    if len(pair) != 2 or not all(_is_whole(size) and size > 0 for size in pair):
+        raise ValueError(f"BLOCK_SIZE is {BLOCK_SIZE!r}, needs a whole number of at least 1, or (queries, keys)")
+    return M, N, tuple([size if isinstance(size, int | torch.SymInt) else int(size) for size in pair])
+
+
+def _is_whole(size):
+    return isinstance(size, int | numbers.Integral | torch.SymInt) and not isinstance(size, bool)
 
 
 def causal_block_mask(
@@ -85,8 +104,11 @@ def causal_block_mask(
         M, N: queries and keys.
         BLOCK_SIZE: tokens in a block, one int or ``(queries, keys)``.
         device: where the lists lie; the kernels' device if not given.
+
+    Raises:
+        ValueError: M, N or BLOCK_SIZE is not as above.
     """
-    N, BLOCK_SIZE = M if N is None else N, _pair(BLOCK_SIZE)
+    M, N, BLOCK_SIZE = _sizes(M, N, BLOCK_SIZE)
     q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
     return block_mask_from_dense(
         (k0 <= q1)[None, None], ((k1 <= q0) & inside)[None, None], mods.causal, M, N, BLOCK_SIZE
@@ -102,7 +124,9 @@ def sliding_window_block_mask(
     device: torch.device | str | None = None,
 ) -> BlockMask:
     """The block mask of ``mods.sliding_window(window)``, in O(blocks) memory; arguments as ``causal_block_mask``."""
-    N, BLOCK_SIZE = M if N is None else N, _pair(BLOCK_SIZE)
+    M, N, BLOCK_SIZE = _sizes(M, N, BLOCK_SIZE)
+    if not isinstance(window, numbers.Real | torch.SymInt):
+        raise ValueError(f"window is {window!r}, needs a number of keys")
     q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
     some = (k0 <= q1) & (k1 >= q0 - window)
     full = (k1 <= q0) & (k0 >= q1 - window) & inside
@@ -131,8 +155,10 @@ def document_block_mask(
         causal: whether tokens see only what came before them in their document.
         BLOCK_SIZE: as ``causal_block_mask``.
     """
-    BLOCK_SIZE = _pair(BLOCK_SIZE)
-    T = ids.shape[-1]
+    rows = isinstance(ids, torch.Tensor) and ids.ndim == 2
+    integers = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
+    check_tensor("ids", ids, (None, None) if rows else (None,), "[T] or [B, T]", dtypes=integers, like=("ids", ids))
+    T, _, BLOCK_SIZE = _sizes(ids.shape[-1], None, BLOCK_SIZE)
     q0, q1, k0, k1, inside = _edges(T, T, BLOCK_SIZE, ids.device)
     rows = ids if ids.ndim == 2 else ids[None]
     (q_least, q_most), (k_least, k_most) = (_range_of_blocks(rows, size) for size in BLOCK_SIZE)

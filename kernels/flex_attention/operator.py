@@ -82,31 +82,36 @@ def flex_attention(
     """
     check_returns(return_lse, return_aux)
     want_top = return_aux is not None and return_aux.max_scores
-    query, key, value = autocast(query, key, value)
-    dynamo = torch.compiler.is_dynamo_compiling()
-    if not dynamo and torch._C._get_tracing_state() is not None:
-        raise RuntimeError("flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result")
-    if dynamo or graphs.without_values(query, key, value):
-        tracing = graphs.traced if dynamo else graphs.recorded
-        lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
-        options = tuple((kernel_options or {}).items())
-        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-        o, lse, top = tracing(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
-    else:
-        o, lse, top = _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top)
+    given = score_mod, block_mask, scale, enable_gqa, kernel_options
+    seen = torch.compiler.is_compiling() or not nothing_looks_on((query, key, value))
+    o, lse, top = (_watched if seen else _attended)(*autocast(query, key, value), *given, want_top)
     if return_aux is not None:
         return o, AuxOutput(lse * LN2 if return_aux.lse else None, top * LN2 if want_top else None)
     return (o, lse * LN2) if return_lse else o
 
 
+def _watched(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top):
+    """``(o, lse, top)`` where somebody looks on: a tracer, a mode, or a tensor that isn't a plain one."""
+    dynamo = torch.compiler.is_dynamo_compiling()
+    if not dynamo and torch._C._get_tracing_state() is not None:
+        raise RuntimeError("flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result")
+    if not dynamo and not graphs.without_values(query, key, value):
+        query, key, value = (t.resolve_neg() if isinstance(t, Tensor) and t.is_neg() else t for t in (query, key, value))
+        return _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top)
+    tracing = graphs.traced if dynamo else graphs.recorded
+    lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
+    options = tuple((kernel_options or {}).items())
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    return tracing(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
+
+
 def _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top):
     """``(o, lse, top)`` of tensors with values."""
-    query, key, value = (t.resolve_neg() if isinstance(t, Tensor) and t.is_neg() else t for t in (query, key, value))
     spec, *inputs = _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
     return OPERATOR(query, key, value, *inputs, want_top, spec)
 
 
-graphs.attend.unrecorded = torch.compiler.disable(_attended)
+graphs.attend.unrecorded = torch.compiler.disable(_watched)
 
 
 # What is asked for.

@@ -1,6 +1,7 @@
 """``kernel_options``: ours, and torch's, which people bring along."""
 
 import warnings
+from collections.abc import Mapping
 
 import torch
 
@@ -26,6 +27,8 @@ def checked(kernel_options):
         ValueError: an option that is nobody's, or a value that does not fit.
     """
     options = {}
+    if kernel_options is not None and not isinstance(kernel_options, Mapping):
+        raise ValueError(f"kernel_options is {kernel_options!r}, needs a dict of options, or None")
     for name, value in (kernel_options or {}).items():
         if name in OURS:
             _check(name, value)

@@ -12,7 +12,7 @@ from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fit, fused, split
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper.rows import rows_of
-from kernels.flex_attention.portable import decoding, dkdv, stored_ds
+from kernels.flex_attention.portable import alone, decoding, dkdv, stored_ds
 from kernels.flex_attention.portable import forward as portable_forward
 from kernels.flex_attention.portable.delta import delta_of
 from kernels.flex_attention.portable.dq import launch_dq
@@ -33,6 +33,7 @@ class Plan:
         self.not_fused = fused.reason_not(problem)
         self.not_hopper_backward = hopper_backward.reason_not(problem, True)
         self.stored = stored_ds.heads(problem)
+        self.alone = alone.fits(problem)
 
     @cached_property
     def cut(self):
@@ -60,6 +61,12 @@ class Plan:
         p = self.problem
         need_q, need_k, need_v = needs
         need_kv = need_k or need_v
+        if self.alone and need_q and need_kv and not need_captured:
+            dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
+            if p.sparse:
+                dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
+            dkdv.launch_dkdv(p, x, do, lse, None, dk, dv, None, 0, p.Bkv * p.Hkv, o, dlse, dq)
+            return [dq, dk if need_k else None, dv if need_v else None]
         whole = self.cut is None and self.not_fused is None
         if need_q and need_kv and not need_captured and (self.cut is not None or whole) and fits_tma(do):
             dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
@@ -119,7 +126,10 @@ class Plan:
             says("forward", self.choice.passed_over.get("hopper"), (fit.BLOCK_M, hopper_forward.options(p)["BLOCK_N"]))
         learned = p.score is not None and any(p.score.learned)
         why_not = "captured tensors get gradients" if learned else self.not_fused
-        if self.cut is not None and not learned:
+        if self.alone and not learned:
+            says("backward_dkdv")
+            lines.append("dq: in the same kernel, because one of its tiles holds all keys")
+        elif self.cut is not None and not learned:
             lines.append(f"backward: {self.cut}, because {cost.because(p)}")
             lines.append("dk, dv: sums in float32 for each item, added up in a fixed order")
         elif why_not is None:
@@ -134,7 +144,7 @@ class Plan:
             else:
                 lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
             lines.append(f"dq: not added up in memory beside dk and dv, because {why_not}")
-        if self.not_hopper_backward is None:
+        if self.not_hopper_backward is None and not self.alone:
             lines.append(f"backward, predicted for an H200: {cost.told(p)}")
         if p.score_mod is None:
             lines.append("score: no code runs, the scale is folded into the exponent")

@@ -182,6 +182,11 @@ class Problem:
         options["BLOCK_N"] = _fit(options["BLOCK_N"], self.N, self.SPARSE_N)
         return options
 
+    def short(self, kernel, queries):
+        """Whether the keys, and the queries that one program meets, are no more than the table's SHORT for ``kernel``: before
+        the host has set anything up, the GPU is done, and what has the least to launch is the fastest."""
+        return max(queries, self.N) <= table_options(kernel, self.key, self.device).get("SHORT", 0)
+
     def static(self, options):
         """Compile-time arguments that every kernel takes, for these launch options."""
         BLOCK_M, BLOCK_N = options["BLOCK_M"], options["BLOCK_N"]

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from kernels.check.tensors import Fenced
-from kernels.check.wording import exchanged_indices, exchanged_strides, foreign_strides, misread, odd_lanes
+from kernels.check.wording import (
+    exchanged_axes,
+    exchanged_indices,
+    exchanged_strides,
+    foreign_strides,
+    misread,
+    odd_lanes,
+)
 
 KERNEL = """
     @triton.jit
@@ -107,7 +114,9 @@ def test_an_address_by_anothers_strides_is_not_the_launchs_fault():
     text = CALL.format("k").replace("x_ptr + offs_m", "z_ptr + offs_m").replace("x_ptr, out", "z_ptr, out")
     tensors = [Fenced("z", "MN", torch.ones(3, 7)), *call()]
     assert not list(exchanged_strides([text], [("kernel", {"stride_xm": 5, "stride_xn": 1})], tensors))  # x's own
-    assert list(exchanged_strides([text], [("kernel", {"stride_xm": 1, "stride_xn": 5})], tensors))  # nobody's, in this order
+    assert list(
+        exchanged_strides([text], [("kernel", {"stride_xm": 1, "stride_xn": 5})], tensors)
+    )  # nobody's, in this order
 
 
 def test_indices_in_another_order_are_quoted_and_named():
@@ -115,3 +124,23 @@ def test_indices_in_another_order_are_quoted_and_named():
     assert quoted == "at(stride_out, offs_m[:, None], offs_n, k)" and "the one of N stands where K's belongs" in said
     for right in ("offs_m, k, offs_n", "offs_m, 0, offs_n", "row, rest, column", "offs_m, offs_m, k", "m // N, k, n"):
         assert not list(exchanged_indices([CALL.format(right)], call()))
+
+
+def test_indices_with_each_others_strides_are_quoted_and_named():
+    given = CALL.format("offs_m, k, offs_n")
+    swapped = given.replace(
+        "offs_m * stride_xm + offs_n * stride_xn", "offs_m[:, None] * stride_xn + stride_xm * offs_n[None, :]"
+    )
+    found = dict(exchanged_axes([swapped], call()))
+    assert found.keys() == {"offs_m[:, None] * stride_xn", "stride_xm * offs_n[None, :]"}
+    assert "counts along M, and this is x's stride along N" in found["offs_m[:, None] * stride_xn"]
+    row = given.replace("offs_m *", "row *")  # no axis' name
+    twice = given.replace("offs_n *", "offs_m *")  # another mistake
+    for right in (
+        given,
+        row,
+        twice,
+        swapped.replace("x_ptr + offs", "z_ptr + offs"),
+        CALL.format("0").replace("+ offs_m * stride_xm", ""),
+    ):
+        assert not list(exchanged_axes([right], call()))

@@ -1,5 +1,6 @@
 """Bad input: a ValueError that names the argument, what it got and what it needs, before anything is launched."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,7 +44,11 @@ CALLS = [
     (lambda: conv2d_wgrad(X, DY, 3, 3, out=W.double()), "out has dtype float64"),
     (lambda: conv2d_wgrad(X, DY, 3, 3, out=W, out_dtype=torch.half), "out has dtype float32, needs one of float16"),
     (lambda: conv2d_wgrad(X, DY, 3, 3, out=W.clone().requires_grad_()), "out requires a gradient"),
-    (lambda: conv2d_wgrad(X, DY, 3, 3, out=zeros(1, 3, 3, 4).expand(8, 3, 3, 4)), "out has strides .* a place of its own"),
+    (lambda: conv2d_wgrad(X, DY, 3, 3, out=zeros(1, 3, 3, 4).expand(8, 3, 3, 4)), "out has strides .* no element"),
+    (lambda: conv2d_wgrad(X, DY, 3, 3, out=zeros(300).as_strided(W.shape, (1, 3, 1, 1))), "out has strides .* no element"),
+    (lambda: conv2d_wgrad(X, DY, 3, 3, out=X.view(-1)[:288].view(W.shape)), "out lies in the memory of input, needs"),
+    (lambda: conv2d_wgrad(X, DY, 3, 3, out=DY.view(-1)[9:297].view(W.shape)), "out lies in the memory of grad_output"),
+    (lambda: conv2d_bias_grad(DY, out=DY[0, 0, 0]), "out lies in the memory of grad_output, needs memory of its own"),
     (lambda: conv2d_wgrad(X, DY, 3, 3, out_dtype=torch.int8), "out_dtype is torch.int8, needs one of float32"),
     (lambda: conv2d_wgrad.explain(X, DY, 3, 3, padding=1), "grad_output has shape"),
     (lambda: conv2d_bias_grad(DY[0]), r"grad_output has shape \[4, 5, 8\]"),
@@ -70,3 +75,23 @@ def test_refused_before_any_launch(call, message):
 def test_cpu_tensors_are_refused_where_kernels_are_compiled(as_if_compiled):
     with pytest.raises(ValueError, match="input is on cpu, needs a CUDA device.*TRITON_INTERPRET=1"):
         conv2d_wgrad(torch.zeros(1, 3, 3, 2), torch.zeros(1, 1, 1, 2), 3, 3)
+
+
+def test_an_output_may_lie_between_what_is_read_and_beside_it():
+    memory = zeros(2 * 6 * 7 * 8 + 8 * 3 * 3 * 4)
+    dy, beside = memory[:320].view(2, 4, 5, 8).fill_(1), memory[320:608].view(8, 3, 3, 4)
+    between = zeros(8, 3, 3, 8)
+    x = between.view(-1)[:576].view(2, 6, 6, 8)[..., 4:]  # a batch's halves of channels, one of them written
+    conv2d_wgrad(X, dy, 3, 3, out=beside)
+    conv2d_wgrad(x, dy[:, :, :4].contiguous(), 3, 3, out=between[..., :4])
+
+
+def test_options_may_be_numpys():
+    three, two = np.int64(3), np.int32(2)
+    theirs, ours = (kind(4, 8, three, two, np.int64(1), groups=two).to(runtime.device) for kind in (torch.nn.Conv2d, Conv2d))
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 4, 6, 7, device=runtime.device)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-2, atol=1e-2)
+    dy = torch.ones_like(ours(x)).permute(0, 2, 3, 1)
+    dw = conv2d_wgrad(x.permute(0, 2, 3, 1), dy, three, three, two, (np.int64(1), 1), groups=two)
+    torch.testing.assert_close(dw, conv2d_wgrad(x.permute(0, 2, 3, 1), dy, 3, 3, 2, 1, groups=2))

@@ -138,6 +138,19 @@ def records_are_the_ones_that_are_there(notebook):
                     yield f"{cell.id}: shows {name} of {shown}, recorded again on {there['date']}: make refresh, and read it"
 
 
+ANSWERS = re.compile(r"\b(?:True|False|nan|NaN)\b|[:=] *[\[(]?-?\d")
+
+
+@rule
+def a_folded_output_keeps_its_answer(notebook):
+    """JupyterLab shows the first line of a folded output."""
+    for cell in code_cells(notebook):
+        if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+            first = "".join(texts(cell)).partition("\n")[0]
+            if ANSWERS.search(first):
+                yield f"{cell.id}: its first line, which JupyterLab shows though it is folded, answers: {first!r}"
+
+
 def of_the_new_pattern(function):
     """A rule for the lessons of ``NEW_PATTERN`` that are rewritten."""
 

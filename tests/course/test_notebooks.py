@@ -80,6 +80,12 @@ def text(value):
     return new_output("stream", name="stdout", text=value)
 
 
+def folded(shown):
+    cell = code("f()", text(shown))
+    cell.metadata["jupyter"] = {"outputs_hidden": True}
+    return cell
+
+
 ALT = "Two rows of sixteen boxes; program 0 and program 1 are written in eight of them each."
 FIGURE = new_output("display_data", data={"image/png": "aGVsbG8="}, metadata={"image/png": {"alt": ALT}})
 BLIND = new_output("display_data", data={"image/png": "aGVsbG8="})
@@ -105,6 +111,8 @@ BROKEN = [
     ("cells_are_short", [code("x = 1\n" * 41)]),
     ("nothing_of_the_authors_machine", [code("open('/home/ada/data.json')")]),
     ("nothing_of_the_authors_machine", [code("print(path)", text("in /Users/ada/course"))]),
+    ("a_folded_output_keeps_its_answer", [folded("not zero: 15")]),
+    ("a_folded_output_keeps_its_answer", [folded("all right: False")]),
     ("timings_are_not_compared", [code("bench()", text("0.123 ms"))]),
     ("timings_are_not_compared", [code("bench()", text("4.1 TB/s"))]),
 ]

@@ -6,6 +6,7 @@ from kernels.common import configs
 from kernels.common.plan import forget
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import cost, dealing, fit
+from kernels.flex_attention.portable import forward as portable_forward
 from kernels.flex_attention.portable import stored_ds
 
 
@@ -43,7 +44,7 @@ def of_an_h200(monkeypatch):
         return dict(known.get(key, known["default"]))
 
     monkeypatch.setattr(problem, "table_options", options)
-    for module in (dealing, stored_ds):
+    for module in (dealing, portable_forward, stored_ds):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
 
 

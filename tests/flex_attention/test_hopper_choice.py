@@ -13,7 +13,7 @@ from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper
 from kernels.flex_attention.plan import Plan
-from kernels.flex_attention.portable import stored_ds
+from kernels.flex_attention.portable import alone, stored_ds
 from kernels.flex_attention.portable.tiles import fits_tma
 from tests.flex_attention import cases
 
@@ -129,6 +129,21 @@ def test_explain_says_which_forward_kernel_runs(gpu, monkeypatch):
     assert lines[1] == "forward: the kernel for any GPU, because torch.float32 has no 16-bit matrix instruction"
     assert lines[2].startswith("forward: BLOCK_M 64, BLOCK_N 32")
     assert not any(line.startswith("forward") for line in explained(monkeypatch, shape=(1, 2, 2, 1, 4096, 64, 64)))
+
+
+def test_a_short_call_has_the_least_to_launch(gpu, monkeypatch):
+    """One kernel a pass, through pointers; one query or one key more, and Hopper's kernels take it."""
+    lines = explained(monkeypatch, shape=(1, 2, 2, 128, 128, 64, 64))
+    assert lines[1] == "forward: the kernel for any GPU, because the call is short, and the plain kernel has less to set up"
+    assert lines[3].startswith("backward_dkdv: BLOCK_M 64, BLOCK_N 128")
+    assert lines[4] == "dq: in the same kernel, because one of its tiles holds all keys"
+    for M, N, heads in ((136, 128, 2), (128, 136, 2), (128, 128, 133)):  # or more heads than there are multiprocessors
+        p, tensors = on_gpu(shape=(1, heads, heads, M, N, 64, 64))
+        assert reasons(p, *tensors) == (None, None) and alone.fits(p) == (heads == 133)
+    for M, heads in ((128, 2), (64, 4)):  # a program's walk is over the queries of all heads that share keys
+        assert alone.fits(on_gpu(shape=(1, heads, 2, M, 128, 64, 64))[0]) and not alone.fits(
+            on_gpu(shape=(1, 2 * heads, 2, M, 128, 64, 64))[0]
+        )
 
 
 # The kernel of all three gradients.

@@ -171,3 +171,75 @@ def test_what_bounds_a_position_is_not_seen_through_another_number_made_of_it():
     scores = q @ k.mT / 4 + 2 * table[at.bool().long()][:, None]
     torch.testing.assert_close(got, scores.softmax(-1) @ v)
     assert flex_attention(q, k, v, lambda s, b, h, m, n: np.float32(1.0)).shape == v.shape
+
+
+ONE_ELEMENT = {
+    "as it is": lambda t: lambda s, b, h, m, n: s * t - t.exp() * (m - n),
+    "indexed": lambda t: lambda s, b, h, m, n: s * t[0] - t[-1].exp() * (m - n),
+    "cut": lambda t: lambda s, b, h, m, n: s * t[:1] - t[None, 0].exp() * (m - n),
+    "transposed": lambda t: lambda s, b, h, m, n: s * t.view(1, 1).T - t.mean().exp() * (m - n),
+    "summed": lambda t: lambda s, b, h, m, n: (s * t - t.squeeze().exp() * (m - n)).sum(-1),
+}
+
+
+@pytest.mark.parametrize("use", ONE_ELEMENT)
+def test_a_learned_scale_has_one_element(use):
+    """``nn.Parameter(torch.ones(1))``, as most layers write it."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 5, 16, device=DEVICE, requires_grad=True) for _ in range(3))
+    t = torch.full((1,), 0.7, device=DEVICE, requires_grad=True)
+    got = flex_attention(q, k, v, ONE_ELEMENT[use](t))
+    position = torch.arange(5, device=DEVICE)
+    want = (q @ k.mT / 4 * t - t.exp() * (position[:, None] - position)).softmax(-1) @ v
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    for a, b in zip(*(torch.autograd.grad(o.square().sum(), (q, k, v, t)) for o in (got, want)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def writes_into_captured(t):
+    def mod(score, b, h, q_idx, kv_idx):
+        t[0] = 5.0
+        return score * t[h]
+
+    return mod
+
+
+def adds_to_captured(t):
+    return lambda score, b, h, q_idx, kv_idx: score * t.add_(1)[h]
+
+
+def writes_into_parts(t):
+    def mod(score, b, h, q_idx, kv_idx):
+        both = torch.zeros(2, device=score.device)
+        both[0] = score
+        return both[0] + t[h]
+
+    return mod
+
+
+def writes_what_a_view_sees(t):
+    def mod(score, b, h, q_idx, kv_idx):
+        t1 = t.clone()
+        first = t1[0]
+        t1 += 1
+        return score * first
+
+    return mod
+
+
+def writes_out(t):
+    def mod(score, b, h, q_idx, kv_idx):
+        return torch.mul(score, t[h], out=torch.empty((), device=score.device))
+
+    return mod
+
+
+@pytest.mark.parametrize(
+    "make", [writes_into_captured, adds_to_captured, writes_into_parts, writes_what_a_view_sees, writes_out]
+)
+def test_what_a_mod_writes_is_not_lost(make):
+    t = torch.tensor([0.5, 2.0], device=DEVICE)
+    with pytest.raises(ValueError, match="a mod writes") as caught:
+        flex_attention(*torch.randn(3, 1, 2, 5, 16, device=DEVICE), make(t))
+    assert "test_models_as_written.py" in str(caught.value)
+    assert t.tolist() == [0.5, 2.0]

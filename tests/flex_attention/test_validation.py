@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.flex_attention import AuxRequest, causal_block_mask, create_block_mask, flex_attention, mods
+from kernels.flex_attention import (
+    AuxRequest,
+    causal_block_mask,
+    create_block_mask,
+    document_block_mask,
+    flex_attention,
+    mods,
+    sliding_window_block_mask,
+)
 from kernels.flex_attention.mods import bind
 from tests.flex_attention import cases
 
@@ -27,6 +35,10 @@ def mask(**changes):
     for name, value in changes.items():
         setattr(block_mask, name, value)
     return block_mask
+
+
+def nested():
+    return torch.nested.nested_tensor([zeros(2), zeros(3)])
 
 
 CALLS = [
@@ -57,6 +69,20 @@ CALLS = [
     ),
     (lambda: flex_attention(Q, K, K, block_mask=causal_block_mask(8, 9, device="meta")), "block_mask is on meta"),
     (lambda: flex_attention(Q, K, K, mods.head_scale(zeros(4).to("meta"))), "captures a tensor .* on meta, needs"),
+    (lambda: flex_attention(Q, K, K, mods.head_scale(zeros(4).to_sparse())), "captures a tensor of layout torch.sparse_coo"),
+    (lambda: flex_attention(Q, K, K, mods.head_scale(nested())), "captures a nested tensor, needs"),
+    (lambda: flex_attention(Q, K, K, lambda s, b, h, m, n: s * 1j), "returns torch.complex64, needs a real number"),
+    (lambda: flex_attention(Q, K, K, kernel_options=[("BLOCK_M", 16)]), r"kernel_options is \[.*, needs a dict"),
+    (lambda: causal_block_mask(-1), "M is -1, needs a whole number of tokens"),
+    (lambda: causal_block_mask(8, 2.5), "N is 2.5, needs a whole number of tokens"),
+    (lambda: causal_block_mask(8, BLOCK_SIZE=0), "BLOCK_SIZE is 0, needs a whole number of at least 1"),
+    (lambda: causal_block_mask(8, BLOCK_SIZE=(16,)), r"BLOCK_SIZE is \(16,\), needs a whole number .* or \(queries, keys\)"),
+    (lambda: sliding_window_block_mask(None, 8), "window is None, needs a number"),
+    (lambda: sliding_window_block_mask(2, "8"), "M is '8', needs a whole number"),
+    (lambda: document_block_mask([0, 0, 1]), "ids must be a tensor .*got list"),
+    (lambda: document_block_mask(zeros(8)), "ids has dtype float32, needs one of int32"),
+    (lambda: document_block_mask(zeros(1, 1, 8).int()), r"ids has shape \[1, 1, 8\]"),
+    (lambda: document_block_mask(zeros(8).int(), BLOCK_SIZE="16"), "BLOCK_SIZE is '16', needs"),
     (lambda: flex_attention(Q, K, K, mods.head_scale(zeros(3))), "score_mod indexes .* size 3 with h, needs 4"),
     (lambda: flex_attention(Q, K, K, mods.relative_bias(zeros(4, 9, 8))), "size 8 with kv_idx, needs 9"),
     (

@@ -1,5 +1,6 @@
 """A call like one before rebuilds nothing; whatever has changed since is noticed; and nothing outlives its mod."""
 
+import functools
 import gc
 import weakref
 
@@ -157,10 +158,26 @@ def test_other_tensors_of_the_same_shape_are_told_apart():
     assert flex_attention(q.half(), k.half(), v.half()).dtype == torch.float16
 
 
-def test_nothing_outlives_its_mod():
+def with_helper(bias):
+    helper = lambda score, h: score * bias[h]  # noqa: E731
+    return lambda score, b, h, m, n: helper(score, h)
+
+
+MADE = {
+    "zoo": mods.learned_alibi,
+    "function": lambda bias: lambda score, b, h, m, n: score * bias[h],
+    "with a helper": with_helper,
+    "default": lambda bias: lambda score, b, h, m, n, bias=bias: score * bias[h],
+    "partial": lambda bias: functools.partial(lambda bias, score, b, h, m, n: score * bias[h], bias),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_nothing_outlives_its_mod(kind):
     q, k, v = (t.detach() for t in inputs())
     bias = torch.rand(2, device=DEVICE)
-    mod = mods.learned_alibi(bias)
+    mod = MADE[kind](bias)
+    flex_attention(q, k, v, mod)
     flex_attention(q, k, v, mod)
     gone = [weakref.ref(x) for x in (mod, bias, q)]
     del mod, bias, q

@@ -18,7 +18,7 @@ from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit
 from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, described
 from kernels.flex_attention.mods.device import COMPILED
-from kernels.flex_attention.portable.forward import outputs_of
+from kernels.flex_attention.portable.forward import is_short, outputs_of
 from kernels.flex_attention.portable.tiles import fits_tma, logits
 from kernels.flex_attention.problem import cdiv, columns
 
@@ -42,6 +42,8 @@ def reason_not(p):
     BLOCK_N = options(p)["BLOCK_N"]
     if why is None and p.sparse and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
+    if why is None and is_short(p):
+        return "the call is short, and the plain kernel has less to set up"
     return why
 
 

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from kernels.common.validate import same_device
 from kernels.flex_attention.mods.compiler import CompiledMod, compile_mod
 from kernels.flex_attention.mods.errors import ModError
-from kernels.flex_attention.mods.fingerprint import Fingerprint, replaced
+from kernels.flex_attention.mods.fingerprint import Fingerprint
+from kernels.flex_attention.mods.replaced import replaced
 from kernels.flex_attention.mods.store import Bounded, lock
 
 __all__ = ["BoundMod", "bind", "source"]

@@ -12,9 +12,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.flex_attention.mods import emit
-from kernels.flex_attention.mods.errors import ARGUMENTS
+from kernels.flex_attention.mods.errors import ARGUMENTS, ModError
 from kernels.flex_attention.mods.store import load, module_text
 from kernels.flex_attention.mods.trace import trace
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +109,7 @@ def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
         t = trace(mod, kind, device, differentiate)
     inputs = [any(tensor is one for one in stand_ins) for tensor in t.captured]
     t.numbers = [node for node, is_number in zip(t.inputs, inputs, strict=True) if is_number]
+    _check_numbers(t)
     functions = {kind: emit.emit_value(t)}
     if differentiate:
         functions["score_gradient"] = emit.emit_gradient(t)
@@ -133,6 +136,45 @@ def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
         tuple(gradient is not None for gradient, is_number in zip(t.gradients, inputs, strict=True) if not is_number),
     )
     return compiled, tuple(t.captured)
+
+
+def _check_numbers(t):
+    """Raise ``ModError`` where arguments in the places of numbers are computed with as Python would not: its integers have no
+    end and its fractions 64 bits, ``2 ** -n`` is a fraction, and beside a narrow tensor a number takes the tensor's dtype."""
+    of_numbers = set(t.numbers)
+    for node in t.graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op != "call_function" or not of_numbers.intersection(inputs):
+            continue
+        if of_numbers.issuperset(inputs):
+            of_numbers.add(node)
+            if not _as_python_does(node, given=set(t.numbers).issuperset(inputs)):
+                raise ModError(f"{node.target} of numbers alone is Python's, and so they must be known")
+        elif any(one.meta["val"].dtype in _NARROW for one in inputs):
+            raise ModError(f"{node.target} of a narrow tensor and a number, whose dtype is none, must know that")
+
+
+def _as_python_does(node, given):
+    """Whether an operation on numbers alone is right to float32's rounding; given: on numbers that the mod is given."""
+    fractions = [one.meta["val"].is_floating_point() for one in node.all_input_nodes]
+    if not any(fractions) and not node.meta["val"].is_floating_point():
+        return node.target in _OF_INTEGERS
+    if node.target in _OF_ANY or node.target is aten._to_copy.default:
+        return True
+    # One rounding more. A difference may leave nothing but that, and a product's intermediate result be out of range.
+    return given and (node.target in _PRODUCTS or node.target in _SUMS and not any(fractions))
+
+
+_OF_ANY = aten.neg.default, aten.abs.default
+_PRODUCTS = aten.mul.Tensor, aten.div.Tensor
+_SUMS = aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar
+_OF_INTEGERS = (
+    *_OF_ANY, *_SUMS, aten.floor_divide.default, aten.remainder.Tensor, aten.remainder.Scalar, aten._to_copy.default,
+    *(getattr(getattr(aten, name), of) for name in ("eq", "ne", "lt", "le", "gt", "ge") for of in ("Tensor", "Scalar")),
+    *(getattr(getattr(aten, f"bitwise_{name}"), of) for name in ("and", "or", "xor") for of in ("Tensor", "Scalar")),
+    aten.bitwise_not.default,
+)  # fmt: skip
+_NARROW = (torch.int8, torch.uint8, torch.int16, torch.float16, torch.bfloat16)
 
 
 def _always_true(t):

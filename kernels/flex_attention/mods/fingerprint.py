@@ -5,10 +5,12 @@ anew with something else in the places of some of its numbers, which is how a nu
 """
 
 import dis
+import enum
 import functools
 import math
 import types
 
+import numpy as np
 import torch
 
 from kernels.flex_attention.mods.guards import Guards
@@ -16,6 +18,8 @@ from kernels.flex_attention.mods.zoo import Mod
 
 SAFE_PACKAGES = ("torch", "math", "builtins", "operator", "functools", "kernels", "kernels_from_math")
 MOST = 2000  # things that are looked at; a mod that reaches more is traced anew, which takes no longer
+DEEPEST = 50  # objects in objects; what gives a new object whenever it is asked has no end
+LARGEST = 2**24  # of the integers that become arguments: sums of some of them are 32-bit still, and float32 has each of them
 _named = {}  # code -> all names in it and in what it reaches, so that the next look begins with them
 _MISSING = object()
 # What reads state by a name that is not in the code; and what tells a number from a tensor in its place.
@@ -73,25 +77,23 @@ class Fingerprint:
         if isinstance(x, torch.Tensor):
             i = next((i for i, t in enumerate(self.tensors) if t is x), len(self.tensors))
             if i == len(self.tensors):
+                if x.layout is not torch.strided or x.is_nested:
+                    kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
+                    raise ValueError(f"score_mod or mask_mod captures {kind}, needs a dense one")
                 self.tensors.append(x)
                 self.guards.tensor(x)
             return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type
         kind = type(x)
-        # An int that is larger than an index cannot be told from one in torch's arithmetic, which wraps it around.
-        if self.path is not None and (abs(x) < 2**31 if kind is int else kind is float and math.isfinite(x)):
+        if self.path is not None and (abs(x) < LARGEST if kind is int else kind is float and math.isfinite(x)):
             self.numbers.append(x)
             self.places.append(self.path)
             return kind, len(self.numbers)
-        if x is None or isinstance(x, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
+        if kind in _VALUES or isinstance(x, np.generic) and kind is not np.void:
             return kind, repr(x)
         if kind in (tuple, list, torch.Size):
-            if kind is list:
-                self.guards.list(x)
-            items = enumerate(x)
-            return kind, *(self.within(None if kind is torch.Size else ("item", i), one) for i, one in items)
+            return self.guarded(x, self.items)
         if kind is dict:
-            self.guards.dict(x)
-            return dict, *((self.within(None, k), self.within(("item", k), v)) for k, v in x.items())
+            return self.guarded(x, self.entries)
         if kind is functools.partial:
             self.guards.dict(x.keywords)
             parts = (("func", x.func), ("args", x.args), ("keywords", x.keywords))
@@ -107,17 +109,18 @@ class Fingerprint:
         if isinstance(x, types.ModuleType):
             self.complete &= x.__name__.split(".")[0] in SAFE_PACKAGES
             return "module", x.__name__
-        if isinstance(x, types.BuiltinFunctionType) and isinstance(getattr(x, "__self__", None), type):
-            return "builtin", x  # such as the apply of an autograd.Function
-        package = (getattr(x, "__module__", None) or kind.__module__).split(".")[0]
+        if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
+            of = getattr(x, "__self__", None)
+            if isinstance(of, type):
+                return "builtin", x  # such as the apply of an autograd.Function
+            return "builtin", x.__name__, None if of is None else self.within(None, of)  # a list's __getitem__
         if isinstance(x, torch.nn.Module):
             return self.guarded(x, self.module, whole)
+        package = (getattr(x, "__module__", None) or kind.__module__).split(".")[0]
         if package not in SAFE_PACKAGES:
             return self.guarded(x, self.object, whole)
-        try:
-            hash(x)
-        except TypeError:
-            self.complete = False
+        if not isinstance(x, _STATELESS):
+            self.complete = False  # an iterator, a set, what operator.attrgetter makes: something that it holds may change
             return kind
         return x
 
@@ -132,6 +135,18 @@ class Fingerprint:
             return describe(x, *more)
         finally:
             self.inside.discard(id(x))
+
+    def items(self, x):
+        """Of a list or tuple."""
+        kind = type(x)
+        if kind is list:
+            self.guards.list(x)
+        return kind, *(self.within(None if kind is torch.Size else ("item", i), one) for i, one in enumerate(x))
+
+    def entries(self, x):
+        """Of a dict."""
+        self.guards.dict(x)
+        return dict, *((self.within(None, k), self.within(("item", k), v)) for k, v in x.items())
 
     # Functions.
 
@@ -151,13 +166,16 @@ class Fingerprint:
             )
         self.guards.function(f, names)
         try:
-            cells = tuple(
-                self.within(("cell", i), cell.cell_contents, _escapes(code, name))
-                for i, (name, cell) in enumerate(zip(code.co_freevars, f.__closure__ or (), strict=True))
-            )
+            held = [cell.cell_contents for cell in f.__closure__ or ()]
         except ValueError:  # a variable that is not set yet
             self.complete = False
-            cells = ()
+            held = []
+        named = enumerate(zip(code.co_freevars, held, strict=False))
+        cells = tuple(self.within(("cell", i), x, _escapes(code, name)) for i, (name, x) in named)
+        if vars(f):  # attributes, those that the code names
+            self.guards.possible = False
+            self.named_at_objects = self.names
+            globals_used += tuple((name, self.within(None, vars(f)[name])) for name in sorted(self.names & vars(f).keys()))
         defaults = tuple(self.within(("default", i), x) for i, x in enumerate(f.__defaults__ or ()))
         keywords = tuple((k, self.within(("keyword", k), x)) for k, x in (f.__kwdefaults__ or {}).items())
         return code, code.co_filename, cells, defaults, keywords, globals_used
@@ -181,9 +199,14 @@ class Fingerprint:
         """Of an object, or a class: whatever of it has one of the names."""
         self.guards.possible = False
         kind = x if isinstance(x, type) else type(x)
+        holds_more = not isinstance(x, type) and _holds_more(kind)
+        if len(self.inside) > DEEPEST or (whole and holds_more):
+            self.complete = False
+            return kind
         if self.named_at_objects is None:
             self.named_at_objects = self.names
-        computed = [c for c in kind.__mro__ if c is not object and c is not torch.nn.Module and not _is_safe(c)]
+        above = type(x).__mro__ if isinstance(x, type) else ()  # a metaclass's properties
+        computed = [c for c in (*kind.__mro__, *above) if c is not object and c is not torch.nn.Module and not _is_safe(c)]
         by_call = any("__getattr__" in vars(c) or "__getattribute__" in vars(c) for c in computed)
         held = vars(x) if hasattr(x, "__dict__") and not isinstance(x, type) else {}
         module = isinstance(x, torch.nn.Module)
@@ -195,6 +218,8 @@ class Fingerprint:
                 found.append((name, self.within(("child", name), x._modules[name])))
             elif module and (name in x._parameters or name in x._buffers):
                 found.append((name, self.within(None, getattr(x, name))))
+            elif holds_more and callable(getattr(kind, name, None)):
+                self.complete = False  # a method that may look at all
             elif (there := next((vars(c)[name] for c in computed if name in vars(c)), _MISSING)) is not _MISSING:
                 found.append((name, self.attribute(x, name, there)))
             elif by_call:
@@ -203,8 +228,6 @@ class Fingerprint:
             if module:
                 self.complete &= not any(getattr(x, hooks) for hooks in _HOOKS)
                 found.append(("forward", self.within(None, kind.forward)))
-            if isinstance(x, dict | list | tuple | set | frozenset | str | int | float):
-                self.complete = False  # what it holds beside its attributes
             for c in computed:
                 special = ((k, v) for k, v in vars(c).items() if k[:2] == "__" and isinstance(v, types.FunctionType))
                 found += ((k, self.within(None, v)) for k, v in special if k not in ("__init__", "__repr__", "__new__"))
@@ -228,6 +251,29 @@ class Fingerprint:
             self.complete = False
             return name
         return self.within(None, value.__func__ if isinstance(value, types.MethodType) else value)
+
+
+_VALUES = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format}
+_STATELESS = (
+    type, range, types.EllipsisType, types.NotImplementedType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+)  # fmt: skip
+
+
+@functools.lru_cache(4096)
+def _holds_more(kind):
+    """Whether instances of a class hold what is neither an attribute nor in a slot: numpy's arrays, whatever C defines,
+    and classes derived from a dict or a number."""
+    if issubclass(kind, enum.Enum):  # its value is an attribute
+        return False
+    places = 0
+    for c in kind.__mro__:
+        slots = sum(isinstance(there, types.MemberDescriptorType) for there in vars(c).values())
+        places += slots + ("__dict__" in vars(c)) + ("__weakref__" in vars(c))
+    return kind.__itemsize__ > 0 or kind.__basicsize__ > object.__basicsize__ + places * _WORD
+
+
+_WORD = tuple.__itemsize__  # bytes of a reference
 
 
 def _is_safe(kind):
@@ -262,50 +308,3 @@ def _escapes(code, variable):
             if not plain or after is None or not after.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
                 return True
     return False
-
-
-# A mod with something else in the places of numbers.
-
-
-def replaced(x, values):
-    """``x`` anew, with other things in some of its places.
-
-    Args:
-        x: what a ``Fingerprint`` was made of; it is left as it is.
-        values: dict of what stands in which place.
-    """
-    if () in values:
-        return values[()]
-    steps = {}
-    for (step, *rest), value in values.items():
-        steps.setdefault(step, {})[tuple(rest)] = value
-    new = lambda step, part: replaced(part, steps[step]) if step in steps else part  # noqa: E731
-    if type(x) in (tuple, list):
-        return type(x)(new(("item", i), one) for i, one in enumerate(x))
-    if type(x) is dict:
-        return {k: new(("item", k), v) for k, v in x.items()}
-    if isinstance(x, functools.partial):
-        return functools.partial(
-            new(("func", None), x.func), *new(("args", None), x.args), **new(("keywords", None), x.keywords)
-        )
-    if isinstance(x, Mod):
-        return new(("wrapped", None), x.__wrapped__)
-    if isinstance(x, types.MethodType):
-        return types.MethodType(new(("func", None), x.__func__), new(("self", None), x.__self__))
-    if isinstance(x, types.FunctionType):
-        cells = tuple(
-            types.CellType(new(("cell", i), c.cell_contents)) if ("cell", i) in steps else c
-            for i, c in enumerate(x.__closure__ or ())
-        )
-        changed = {name: new((step, name), x.__globals__[name]) for step, name in steps if step == "global"}
-        names = {**x.__globals__, **changed} if changed else x.__globals__
-        made = types.FunctionType(x.__code__, names, x.__name__, None, cells or None)
-        made.__defaults__ = x.__defaults__ and tuple(new(("default", i), d) for i, d in enumerate(x.__defaults__))
-        made.__kwdefaults__ = x.__kwdefaults__ and {k: new(("keyword", k), d) for k, d in x.__kwdefaults__.items()}
-        made.__module__, made.__qualname__ = x.__module__, x.__qualname__
-        return made
-    made = object.__new__(type(x))
-    made.__dict__.update({k: new(("attribute", k), v) for k, v in vars(x).items()})
-    if any(step == "child" for step, _ in steps):
-        made.__dict__["_modules"] = {k: new(("child", k), v) for k, v in x._modules.items()}
-    return made

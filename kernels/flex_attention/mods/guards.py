@@ -1,5 +1,7 @@
 """Whether a mod is as it was when it was last looked at, told from identities: a ``Fingerprint`` describes all of it anew."""
 
+import weakref
+
 _MISSING = object()
 
 
@@ -16,7 +18,7 @@ class Guards:
     def function(self, f, names):
         """A function whose code names these globals."""
         keywords = f.__kwdefaults__
-        self.functions.append((f, f.__code__, f.__defaults__, keywords))
+        self.functions.append((weakref.ref(f), f.__code__, f.__defaults__, keywords))  # one of them is the mod
         if keywords:
             self.dict(keywords)
         self.names += [(f.__globals__, name, f.__globals__.get(name, _MISSING)) for name in names]
@@ -60,7 +62,8 @@ class Guards:
             ):
                 return False
         for f, code, defaults, keywords in self.functions:
-            if f.__code__ is not code or f.__defaults__ is not defaults or f.__kwdefaults__ is not keywords:
+            f = f()
+            if f is None or f.__code__ is not code or f.__defaults__ is not defaults or f.__kwdefaults__ is not keywords:
                 return False
         return all(tuple(map(id, x)) == ids for x, ids, _ in self.lists) and all(
             tuple((id(k), id(v)) for k, v in x.items()) == ids for x, ids, _ in self.dicts

@@ -52,6 +52,13 @@ _FILLED = {
 
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
 
+# What a tensor of one element, such as a learned ``nn.Parameter(torch.ones(1))``, and its gradient go through unchanged.
+_OF_ONE_ELEMENT = (
+    aten.select.int, aten.slice.Tensor, aten.permute.default, aten.transpose.int, aten.t.default, aten.squeeze.dims,
+    aten.select_backward.default, aten.slice_backward.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default,
+    aten.mean.dim, aten.prod.default, aten.prod.dim_int, aten.amax.default, aten.amin.default,
+)  # fmt: skip
+
 
 def take_apart(graph, kind, captured, learned, differentiate):
     """The ``Trace`` of a recording whose inputs are grad, the mod's arguments, and the captured tensors."""
@@ -62,7 +69,7 @@ def take_apart(graph, kind, captured, learned, differentiate):
                 f"a mod draws random numbers ({node.target}){at_line((node.meta.get('custom') or {}).get('line'))}: "
                 "it is called in the backward pass again; draw a tensor of them before, capture it and index it"
             )
-    _without_writing(graph)
+    _without_writing(graph, given=1 + len(ARGUMENTS[kind]))
     for node in list(graph.nodes):
         if node.target in _OTHER_NAMES:
             node.replace_all_uses_with(node.args[0])
@@ -77,6 +84,8 @@ def take_apart(graph, kind, captured, learned, differentiate):
             node.replace_all_uses_with(constant)
         elif node.target in _RESHAPES and _shape(node) == _shape(node.args[0]):
             node.replace_all_uses_with(node.args[0])
+        elif node.target in _OF_ONE_ELEMENT and _same_element(node, node.args[0]):
+            node.target, node.args, node.kwargs = aten.view.default, (node.args[0], list(_shape(node))), {}
     _merge_equal(graph)
     graph.eliminate_dead_code()
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -115,20 +124,40 @@ def take_apart(graph, kind, captured, learned, differentiate):
     return t
 
 
-def _without_writing(graph):
-    """Turn each operation that overwrites its first argument into one that makes a new value, used from there on."""
+def _without_writing(graph, given):
+    """Turn each operation that overwrites its first argument into one that makes a new value, used from there on. given: how
+    many of the inputs are grad and the mod's arguments; the others are captured.
+
+    Raises:
+        ModError: it overwrites a captured tensor, or, through a view, what is known by another name, too.
+    """
+    captured = [node for node in graph.nodes if node.op == "placeholder"][given:]
     for node in list(graph.nodes):
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
             continue
-        packet, _, overload = str(node.target).removeprefix("aten.").partition("_.")
-        written = node.args[0]
+        written, packet, dot, overload = node.args[0], *str(node.target).removeprefix("aten.").partition("_.")
         after = set()
         later = node.next
         while later.op != "root":
             after.add(later)
             later = later.next
+        seen = [user for user in written.users if _is_view(user) and user not in after and not after.isdisjoint(user.users)]
+        if not dot or written in captured or seen or _is_view(written):
+            what = "with out=" if not dot else "into a captured tensor" if _base(written) in captured else "what a view sees"
+            raise ModError(
+                f"a mod writes {what} ({node.target}):{at_line((node.meta.get('custom') or {}).get('line'))}"
+                "it runs for all queries and keys at once and leaves nothing behind; make a new value, by torch.where, say"
+            )
         node.target = getattr(getattr(aten, packet), overload)
         written.replace_all_uses_with(node, delete_user_cb=lambda user, after=after: user in after)
+
+
+def _is_view(node):
+    return node.op == "call_function" and getattr(node.target, "is_view", False)
+
+
+def _base(node):
+    return _base(node.args[0]) if _is_view(node) else node
 
 
 def _merge_equal(graph):
@@ -168,6 +197,10 @@ def _part(t, node, inputs):
 def _shape(node):
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _same_element(node, of):
+    return _numel(node) == _numel(of) == 1 and node.meta["val"].dtype == of.meta["val"].dtype
 
 
 def _numel(node):

@@ -8,6 +8,7 @@ import torch
 from kernels.flex_attention.mods import errors
 from kernels.flex_attention.mods.bind import stand_in
 from kernels.flex_attention.mods.compiler import compile_mod
+from kernels.flex_attention.mods.fingerprint import LARGEST
 from kernels.flex_attention.mods.store import Bounded
 
 _compiled = Bounded(512)  # what a mod is known by -> (compiled mod, places of tensors, places of numbers)
@@ -33,6 +34,7 @@ def bind_graph(mod, name, kind, values, device, learned):
     on = tuple(bool(learned.get(i)) and t.is_floating_point() for i, t in enumerate(tensors))
     key = name, kind, device.type, on, *map(type, numbers), *((t.shape, t.stride(), t.dtype) for t in tensors)
     exact = key, *map(repr, numbers)
+    key = key if all(type(n) is float or abs(n) < LARGEST for n in numbers) else exact
     with _lock:
         known = _compiled.find(key) or _compiled.find(exact)
         if known is None:
@@ -52,6 +54,8 @@ def _compile(mod, kind, device, values, on, key, exact):
     in_places = iter(stand_ins)
     with_stand_ins = [t if isinstance(t, torch.Tensor) else next(in_places) for t in values]
     try:
+        if key is exact:
+            raise errors.ModError("an integer that is too large for an argument")
         compiled, captured = compile_mod(_Played(mod, kind, with_stand_ins), kind, device, kind == "score_mod", stand_ins)
         known_by = key
     except errors.ModError:

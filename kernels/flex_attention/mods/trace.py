@@ -79,6 +79,8 @@ def trace(mod, kind, device="cpu", differentiate=False):
                 f"{name_of(mod)} returns shape {list(value.shape)} for one query and one key:{at_line(captures.line)}"
                 "index every dimension of the tensors it captures, so that a single number is left"
             )
+        if value.is_complex():
+            raise ModError(f"{name_of(mod)} returns {value.dtype}, needs a real number")
         if kind == "mask_mod" and value.is_floating_point():  # 0 and minus infinity, to be added, would mean the opposite
             raise ModError(f"{name_of(mod)} returns {value.dtype}, needs torch.bool: whether the query sees the key")
         leaves = [t for t, on in zip(stand_ins, learned) if on]

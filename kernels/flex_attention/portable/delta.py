@@ -17,17 +17,22 @@ def delta_of_rows(
     stride_lb, stride_lh, stride_lm,
     HAS_DLSE: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """sum_d o do - dlse / ln 2 of rows m0 ... m0 + BLOCK_M - 1, zero from M on; the kernels' lse counts in base 2."""
+    """``delta_of_tiles`` of rows m0 ... m0 + BLOCK_M - 1, zero from M on."""
     o_source = source_of(o_ptr, b, h, stride_ob, stride_oh, stride_om, stride_od, False)
     do_source = source_of(do_ptr, b, h, stride_db, stride_dh, stride_dm, stride_dd, False)
     o = load_rows(o_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
     do = load_rows(do_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
-    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    dlse = 0.0
     if HAS_DLSE:
         m = m0 + tl.arange(0, BLOCK_M)
         dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + m * stride_lm, mask=m < M, other=0.0)
-        delta -= dlse * 1.4426950408889634
-    return delta
+    return delta_of_tiles(o, do, dlse)
+
+
+@triton.jit
+def delta_of_tiles(o, do, dlse):
+    """sum_d o do - dlse / ln 2, in float32; the kernels' lse counts in base 2."""
+    return tl.sum(o.to(tl.float32) * do.to(tl.float32), 1) - dlse * 1.4426950408889634
 
 
 @triton.jit
@@ -58,15 +63,22 @@ def delta_kernel(
 
 @triton.jit
 def load_lse_and_delta(lse_base, delta_base, m, end, EDGE: tl.constexpr):
-    """Of queries m; lse such that p = 2^(x - lse) is 0 where a row does not exist (lse = inf) or has no key (x = -inf, lse =
-    0)."""
+    """Of queries m."""
     if EDGE:
-        lse = tl.load(lse_base + m, mask=m < end, other=float("inf"))
         delta = tl.load(delta_base + m, mask=m < end, other=0.0)
     else:
-        lse = tl.load(lse_base + m)
         delta = tl.load(delta_base + m)
-    return tl.where(lse == float("-inf"), 0.0, lse), delta
+    return load_lse(lse_base, m, end, EDGE), delta
+
+
+@triton.jit
+def load_lse(lse_base, m, end, EDGE: tl.constexpr):
+    """Of queries m, such that p = 2^(x - lse) is 0 where there is no row (lse = inf) or no key (x = -inf, lse = 0)."""
+    if EDGE:
+        lse = tl.load(lse_base + m, mask=m < end, other=float("inf"))
+    else:
+        lse = tl.load(lse_base + m)
+    return tl.where(lse == float("-inf"), 0.0, lse)
 
 
 def delta_of(p, do, dlse, o, lse):

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
+from kernels.common.launch import Constants, launch
+from kernels.flex_attention.portable.alone import load_lse_and_sum_delta, rows_alone, store_dq, strides_of_alone
 from kernels.flex_attention.portable.delta import load_lse_and_delta
 from kernels.flex_attention.portable.stored_ds import at_ds, described, size, stored_ds
 from kernels.flex_attention.portable.tiles import fits_tma, list_row, load_rows, logits, source_of, tiled
@@ -11,9 +12,9 @@ from kernels.flex_attention.portable.tiles import fits_tma, list_row, load_rows,
 
 @triton.jit
 def dkdv_tile(
-    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0,
+    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, alone, n0,
     m0, m_end, M, scale, unit, b, h, n, score_tables, mask_tables,
-    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, STORE: tl.constexpr,
+    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, STORE: tl.constexpr, ALONE: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr,
     EDGE: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -22,7 +23,10 @@ def dkdv_tile(
     offs_m = tl.arange(0, BLOCK_M)
     q = load_rows(q_source, m0, m_end, D, EDGE, TMA, BLOCK_M, BLOCK_D)
     do = load_rows(do_source, m0, m_end, DV, EDGE, TMA, BLOCK_M, BLOCK_DV)
-    lse, delta = load_lse_and_delta(lse_base, delta_base, m0 + offs_m, m_end, EDGE)
+    if ALONE:
+        lse, delta = load_lse_and_sum_delta(lse_base, alone, do, m0, m_end, DV, BLOCK_M, BLOCK_DV)
+    else:
+        lse, delta = load_lse_and_delta(lse_base, delta_base, m0 + offs_m, m_end, EDGE)
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     m = (m0 + offs_m)[None, :]
     inside = None
@@ -43,14 +47,16 @@ def dkdv_tile(
         else:
             tl.store(at_ds(ds_sink, n0, m0, BLOCK_N, BLOCK_M), ds)
     dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+    if ALONE:
+        store_dq(ds, k, alone, scale, n0, m0, m_end, D, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D)
     return dk, dv
 
 
 @triton.jit
 def dkdv_list(
-    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0, lists, r,
+    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, alone, n0, lists, r,
     M, scale, unit, b, h, n, score_tables, mask_tables,
-    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, STORE: tl.constexpr,
+    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, STORE: tl.constexpr, ALONE: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr,
     EDGE: tl.constexpr, SPARSE_M: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -66,31 +72,34 @@ def dkdv_list(
         m_end = tl.minimum((block + 1) * SPARSE_M, M)
         block = tl.load(blocks_ptr + (i + 1) // TILES, mask=i + 1 < end, other=0)
         dk, dv = dkdv_tile(
-            dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0,
+            dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, alone, n0,
             m0, m_end, M, scale, unit, b, h, n, score_tables, mask_tables,
-            SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, EDGE, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
+            SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, ALONE, D, DV, EDGE, TMA, PRECISION,
+            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
         )  # fmt: skip
     return dk, dv
 
 
 @triton.jit
 def attention_dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, ds_ptr, partial, full, score_tables, mask_tables,
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, ds_ptr, o_ptr, dlse_ptr, dq_ptr,
+    partial, full, score_tables, mask_tables,
     scale, unit, M, N, Hkv, G, tiles_n, batches, first, ds_rows, ds_columns,
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_om, stride_od,
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
-    stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, STORE: tl.constexpr,
+    stride_dvb, stride_dvh, stride_dvn, stride_dvd, strides_alone,
+    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, STORE: tl.constexpr, ALONE: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr,
     SPARSE: tl.constexpr, HAS_FULL: tl.constexpr, SPARSE_M: tl.constexpr, SPARSE_N: tl.constexpr,
     EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys, over ``batches`` batch rows (one, or all that share the keys) and G heads. STORE: keep ds
-    for ``dq_from_ds_kernel``; (batch, key head) pairs are counted from ``first`` on."""
+    for ``dq_from_ds_kernel``; (batch, key head) pairs are counted from ``first`` on. ALONE: these are all keys;
+    delta and dq are made here, see ``alone``."""
     pid = tl.program_id(0)
     tile = pid % tiles_n  # the first keys, which a causal mask lets the most queries see, come first
     group = first + pid // tiles_n
@@ -118,34 +127,37 @@ def attention_dkdv_kernel(
         q_source = source_of(q_ptr, b, h, stride_qb, stride_qh, stride_qm, stride_qd, TMA)
         do_source = source_of(do_ptr, b, h, stride_ob, stride_oh, stride_om, stride_od, TMA)
         lse_base = lse_ptr + (b.to(tl.int64) * Hkv * G + h) * M
-        delta_base = delta_ptr + (b.to(tl.int64) * Hkv * G + h) * M
+        delta_base = lse_base if ALONE else delta_ptr + (b.to(tl.int64) * Hkv * G + h) * M
         ds_sink = stored_ds(ds_ptr, (group - first) * batches * G + j, ds_rows, ds_columns, TMA) if STORE else ()
+        alone = rows_alone(o_ptr, dlse_ptr, dq_ptr, strides_alone, b, h, N) if ALONE else ()
         if SPARSE:
             dk, dv = dkdv_list(
-                dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0, partial, r,
+                dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, alone, n0, partial, r,
                 M, scale, unit, b, h, n, score_tables, mask_tables,
-                SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, EDGE_M, SPARSE_M, TMA, PRECISION,
+                SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, ALONE, D, DV, EDGE_M, SPARSE_M, TMA, PRECISION,
                 BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
             )  # fmt: skip
             if HAS_FULL:
                 dk, dv = dkdv_list(
-                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0, full, r,
+                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, alone, n0, full, r,
                     M, scale, unit, b, h, n, score_tables, mask_tables,
-                    SCORE_MOD, SCORE_GRADIENT, None, STORE, D, DV, EDGE_M, SPARSE_M, TMA, PRECISION,
+                    SCORE_MOD, SCORE_GRADIENT, None, STORE, ALONE, D, DV, EDGE_M, SPARSE_M, TMA, PRECISION,
                     BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
         else:
             for m0 in range(0, M // BLOCK_M * BLOCK_M, BLOCK_M):
                 dk, dv = dkdv_tile(
-                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0,
+                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, alone, n0,
                     tl.cast(m0, tl.int32), M, M, scale, unit, b, h, n, score_tables, mask_tables,
-                    SCORE_MOD, SCORE_GRADIENT, None, STORE, D, DV, False, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
+                    SCORE_MOD, SCORE_GRADIENT, None, STORE, ALONE, D, DV, False, TMA, PRECISION,
+                    BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
             if EDGE_M:
                 dk, dv = dkdv_tile(
-                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, n0,
+                    dk, dv, k, v, q_source, do_source, lse_base, delta_base, ds_sink, alone, n0,
                     tl.cast(M // BLOCK_M * BLOCK_M, tl.int32), M, M, scale, unit, b, h, n, score_tables, mask_tables,
-                    SCORE_MOD, SCORE_GRADIENT, None, STORE, D, DV, True, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
+                    SCORE_MOD, SCORE_GRADIENT, None, STORE, ALONE, D, DV, True, TMA, PRECISION,
+                    BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV,
                 )  # fmt: skip
 
     mask_n = n0 + offs_n < n_end
@@ -157,11 +169,11 @@ def attention_dkdv_kernel(
     tl.store(at, dv.to(dv_ptr.dtype.element_ty), mask=mask_n[:, None] & (offs_dv < DV)[None, :])
 
 
-def _prepare(p, TMA, strides_of_do):
+def _prepare(p, TMA, strides_of_do, STORE, ALONE):
     """``(tiles of keys, sizes, strides, compile-time arguments, how queries, gradients and ds are read)``."""
     meta = p.launch_options("backward_dkdv") | {"TMA": TMA}
     tiles_n = p.tiles(p.N, p.SPARSE_N, meta["BLOCK_N"])
-    static = {**p.mods(), "HAS_FULL": p.HAS_FULL, **p.static(meta)}
+    static = Constants(STORE=STORE, ALONE=ALONE, **p.mods(), HAS_FULL=p.HAS_FULL, **p.static(meta))
     read = *[tiled(TMA, meta["BLOCK_M"]) for _ in range(2)], described(TMA, meta["BLOCK_N"], meta["BLOCK_M"])
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared
     return tiles_n, sizes, p.strides("query", "key", "value"), static, *read
@@ -171,19 +183,21 @@ def _wants_tma(p):
     return p.launch_options("backward_dkdv")["TMA"] and p.tma("query")
 
 
-def launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count):
-    """Launch ``attention_dkdv_kernel`` for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace."""
-    TMA = p.remember(_wants_tma) and fits_tma(do)
-    tiles_n, sizes, strides, static, queries, gradients, kept = p.remember(_prepare, TMA, do.stride())
+def launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count, o=None, dlse=None, dq=None):
+    """Launch ``attention_dkdv_kernel`` for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace. With o,
+    dlse and dq instead of delta: the kernel that makes all gradients."""
+    TMA = dq is None and p.remember(_wants_tma) and fits_tma(do)  # alone, it would be over before TMA has been told
+    tiles_n, sizes, strides, constants, queries, gradients, kept = p.remember(
+        _prepare, TMA, do.stride(), ds is not None, dq is not None
+    )
     partial, full = x.transposed
     launch(
         attention_dkdv_kernel,
         (count * tiles_n,),
-        queries(x.query), x.key, x.value, gradients(do), lse, delta, dk, dv, kept(ds),
+        queries(x.query), x.key, x.value, gradients(do), lse, delta, dk, dv, kept(ds), o, dlse, dq,
         partial, full, x.score_tables, x.mask_tables,
         *sizes, first, *((0, 0) if ds is None else p.remember(size)),
-        *strides, *do.stride(), *dk.stride(), *dv.stride(),
-        outputs=(dk, dv, ds),
-        STORE=ds is not None,
-        **static,
+        *strides, *do.stride(), *dk.stride(), *dv.stride(), strides_of_alone(o, dlse, dq),
+        outputs=(dk, dv, ds, dq),
+        constants=constants,
     )  # fmt: skip

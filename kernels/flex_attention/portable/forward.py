@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
+from kernels.common.gpu import multiprocessors
+from kernels.common.launch import Constants, launch
 from kernels.common.plan import Cost
 from kernels.flex_attention.portable.tiles import like_strided, list_row, load_rows, logits, source_of, tiled
 
@@ -158,6 +159,11 @@ def outputs_of(p, query, want_top):
     return o, lse, torch.empty_like(lse) if want_top else None
 
 
+def is_short(p):
+    """Whether the call is short and does not fill the GPU, where the warp-specialised kernel would be faster."""
+    return p.short("forward", p.M) and p.B * p.Hq <= multiprocessors(p.device)
+
+
 def reason_not(p):
     """It takes every call."""
 
@@ -170,11 +176,11 @@ def cost(p):
 def _prepare(p):
     """``(programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
     meta = p.launch_options("forward")
-    meta["TMA"] = meta["TMA"] and p.tma("key", "value")
+    meta["TMA"] = meta["TMA"] and p.tma("key", "value") and not is_short(p)
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value")
     static = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "HAS_FULL": p.HAS_FULL, **p.static(meta)}
-    return (p.B * p.Hq * tiles_m,), sizes, static, *(tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2))
+    return (p.B * p.Hq * tiles_m,), sizes, Constants(**static), *(tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2))
 
 
 def forward(p, x, want_top=False):
@@ -190,13 +196,13 @@ def forward(p, x, want_top=False):
         top ``None`` unless wanted.
     """
     o, lse, top = outputs_of(p, x.query, want_top)
-    programs, sizes, static, keys, values = p.remember(_prepare)
+    programs, sizes, constants, keys, values = p.remember(_prepare)
     launch(
         attention_forward_kernel,
         programs,
         x.query, keys(x.key), values(x.value), o, lse, top, x.partial, x.full, x.score_tables, x.mask_tables,
         *sizes, *o.stride(),
         outputs=(o,),
-        **static,
+        constants=constants,
     )  # fmt: skip
     return o, lse, top
