@@ -29,16 +29,16 @@ from kernels.flex_attention.portable import stored_ds
 RECORDS = ("tune_flex_attention_first", "tune_flex_attention")  # the first ones by a program of before this one
 PATH = Path(cost.__file__).parent / "costs.json"
 PROCESSORS = {"NVIDIA H200": 132}
-#: Where the search begins: ms, bytes of a ms, a factor, and TFLOP/s.
+#: Where the search begins: ms, bytes of a ms, factors, and TFLOP/s.
 GUESS = {
-    "launch": 0.006, "memory": 3.5e9, "apart": 1.1,
+    "launch": 0.006, "memory": 3.5e9, "apart": 1.1, "split": 1.05,
     "rates": {
         "64": {"dkdv": 500, "dq_from_ds": 400, "counters": 450, "dq": 250},
         "128": {"dkdv": 600, "dq_from_ds": 600, "counters": 500, "dq": 300},
         "256": {"dkdv": 600, "dq_from_ds": 600, "counters": None, "dq": 200},
     },
 }  # fmt: skip
-SHARED = ("launch", "memory", "apart")
+SHARED = ("launch", "memory", "apart", "split")
 RATES = ("dkdv", "dq_from_ds", "counters", "dq")
 FIRM = 0.1  # how much a parameter that is e times its guess adds, squared
 SLOW, LITTLE = 1.3, 0.3  # cuts that take so many times the fastest one's time weigh so much
