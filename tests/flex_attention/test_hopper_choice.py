@@ -276,6 +276,11 @@ def test_a_cut_keeps_to_the_workspace(gpu, D, G, WORKSPACE):
         assert sums <= beside
 
 
+@pytest.mark.parametrize(("D", "split", "kept"), [(64, False, 2), (64, True, 2), (128, False, 2), (128, True, 1)])
+def test_a_split_of_large_heads_leaves_the_cache_room(of_an_h200, D, split, kept):
+    assert hopper_backward.compile_time(large_on_gpu((1, 2, 2, 4096, 4096, D, D)), split)["KEPT"] == kept
+
+
 def test_a_band_of_few_tiles_of_queries_is_multiplied_in_smaller_ones(gpu):
     p = that_tma_reads((1, 4, 1, 131072, 131072, 128, 128))
     tiles = [stored_ds.options(p, heads, queries)["BLOCK_M"] for heads, queries in ((1, 8192), (4, 8192), (1, 131072))]
