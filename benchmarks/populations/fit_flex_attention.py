@@ -29,16 +29,16 @@ from kernels.flex_attention.portable import stored_ds
 RECORDS = ("tune_flex_attention_first", "tune_flex_attention")  # the first ones by a program of before this one
 PATH = Path(cost.__file__).parent / "costs.json"
 PROCESSORS = {"NVIDIA H200": 132}
-#: Where the search begins: ms, bytes of a ms, factors, and TFLOP/s.
+#: Where the search begins: ms, bytes of a ms, and TFLOP/s.
 GUESS = {
-    "launch": 0.006, "memory": 3.5e9, "apart": 1.1, "split": 1.05,
+    "launch": 0.006, "memory": 3.5e9,
     "rates": {
         "64": {"dkdv": 500, "dq_from_ds": 400, "counters": 450, "dq": 250},
         "128": {"dkdv": 600, "dq_from_ds": 600, "counters": 500, "dq": 300},
         "256": {"dkdv": 600, "dq_from_ds": 600, "counters": None, "dq": 200},
     },
 }  # fmt: skip
-SHARED = ("launch", "memory", "apart", "split")
+SHARED = ("launch", "memory")
 RATES = ("dkdv", "dq_from_ds", "counters", "dq")
 FIRM = 0.1  # how much a parameter that is e times its guess adds, squared
 SLOW, LITTLE = 1.3, 0.3  # cuts that take so many times the fastest one's time weigh so much
@@ -139,9 +139,9 @@ def quality(known, points):
             rows.setdefault(point.row, []).append(point)
     found = {}
     for row, of_row in rows.items():
-        times = [time_of(known, point) for point in of_row]
-        best = min(range(len(times)), key=times.__getitem__)
-        chosen = of_row[best if times[best] * cost.GAIN < times[0] else 0]
+        points_of_cuts = {point.cut._replace(time=time_of(known, point)): point for point in of_row}
+        usual, *others = points_of_cuts
+        chosen = points_of_cuts[cost.choice(of_row[0].problem, usual, others) or usual]
         found[row] = min(point.ms for point in of_row) / chosen.ms, chosen
     return found
 

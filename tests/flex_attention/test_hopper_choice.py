@@ -226,7 +226,7 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("shape", "options", "way"),
     [
-        ((1, 32, 2, 8192, 8192, 128, 128), {}, ("stored", 1, 16, 8192, 16, 1)),
+        ((1, 32, 2, 8192, 8192, 128, 128), {}, ("stored", 1, 16, 8192, 4, 1)),
         ((1, 4, 1, 32768, 32768, 128, 128), {}, ("stored", 1, 1, 32768, 1, 1)),
         ((1, 4, 1, 32768, 32768, 64, 64), {}, ("counters", 1, 4, 32768, 4, 1)),
         ((1, 4, 2, 32768, 32768, 256, 256), {}, ("stored", 1, 1, 32768, 1, 1)),
@@ -249,7 +249,7 @@ def test_few_tiles_of_keys_are_cut_and_many_are_not(gpu, shape, options, way):
     chosen = cost.cut(p)
     assert way == (chosen and chosen[:-1])
     usual, others = cost.candidates(p)
-    assert chosen is None or chosen.time == min(one.time for one in others) < usual.time
+    assert chosen is None or chosen.time <= 1.02 * min(one.time for one in others) < usual.time
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
@@ -276,9 +276,12 @@ def test_a_cut_keeps_to_the_workspace(gpu, D, G, WORKSPACE):
         assert sums <= beside
 
 
-@pytest.mark.parametrize(("D", "split", "kept"), [(64, False, 2), (64, True, 2), (128, False, 2), (128, True, 1)])
-def test_a_split_of_large_heads_leaves_the_cache_room(of_an_h200, D, split, kept):
-    assert hopper_backward.compile_time(large_on_gpu((1, 2, 2, 4096, 4096, D, D)), split)["KEPT"] == kept
+@pytest.mark.parametrize(
+    ("D", "N", "split", "kept"),
+    [(64, 4096, True, 2), (64, 4096, False, 2), (128, 2048, False, 2), (128, 2048, True, 1), (128, 4096, False, 1)],
+)
+def test_long_items_of_large_heads_leave_the_cache_room(of_an_h200, D, N, split, kept):
+    assert hopper_backward.compile_time(large_on_gpu((1, 2, 2, N, N, D, D)), split)["KEPT"] == kept
 
 
 def test_a_band_of_few_tiles_of_queries_is_multiplied_in_smaller_ones(gpu):
@@ -291,7 +294,7 @@ def test_explain_says_how_it_is_cut_and_what_is_predicted(gpu):
     p = that_tma_reads((1, 32, 2, 8192, 8192, 128, 128), lists_of(8192, 8192))
     lines = str(Plan(p)).split("\n")
     assert lines[2] == (
-        "backward: ds of 16 heads x 8192 queries a launch, 16 items (16 of heads x 1 of queries) a tile of keys, "
+        "backward: ds of 16 heads x 8192 queries a launch, 4 items (4 of heads x 1 of queries) a tile of keys, "
         "because 128 items of a tile of keys each would keep 132 multiprocessors 48% busy"
     )
     predicted = next(line for line in lines if line.startswith("backward, predicted for an H200: dq by counters, 1 item a"))

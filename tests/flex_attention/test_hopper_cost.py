@@ -27,7 +27,7 @@ def layer_of(B, H, Hkv, M):
 
 
 def test_the_fit_finds_the_rates_that_made_the_times():
-    made = {**fit.GUESS, "multiprocessors": 132, "apart": 1.2, "memory": 3e9}
+    made = {**fit.GUESS, "multiprocessors": 132, "memory": 3e9}
     made["rates"] = made["rates"] | {"128": {"dkdv": 700, "dq_from_ds": 500, "counters": 430, "dq": 300}}
     measured = []
     with fit.on("NVIDIA H200"):
@@ -48,7 +48,7 @@ def test_the_fit_finds_the_rates_that_made_the_times():
         farthest = lambda known: max(abs(fit.time_of(known, point) / point.ms - 1) for point in points)  # noqa: E731
         assert farthest(found) < 0.05 < 0.1 < farthest(guess)
         assert found["rates"]["64"] == fit.GUESS["rates"]["64"]  # no time depends on them
-        assert {ratio for ratio, _ in fit.quality(found, points).values()} == {1.0}
+        assert min(ratio for ratio, _ in fit.quality(found, points).values()) > 1 / cost.GAIN
 
 
 def test_layers_are_named_once_and_the_held_out_half_stays_so():

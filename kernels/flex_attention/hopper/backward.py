@@ -45,9 +45,9 @@ if common_gluon.gluon is not None:
     from kernels.flex_attention.hopper.forward import store_rows
     from kernels.flex_attention.hopper.parts import add_rows
 
-#: Items' keys and values in shared memory: the next item's come while this one's gradients are stored. Of items of a split,
-#: whose kernel has more to remember, and heads above 64, one item's: what does not fit the registers needs the L1 cache.
-KEPT, KEPT_OF_SPLIT = 2, 1
+#: Items' keys and values in shared memory: of two, the next item's come while this one's gradients are stored. Of long items
+#: with heads above 64 there is one: what their loop keeps outside the registers needs the L1 cache that two would take.
+KEPT, KEPT_TO = 2, 2048
 
 
 def reason_not(p, tma):
@@ -348,7 +348,7 @@ def _launch(p, x, do, rows, dk, dv, ds, first, prepared, lists, split):
 def compile_time(p, split):
     """The kernel's compile-time arguments but STORE and the order of items."""
     BLOCK_M, BLOCK_N = tiles(p)
-    kept = KEPT_OF_SPLIT if split and max(p.D, p.Dv) > 64 else KEPT
+    kept = 1 if max(p.D, p.Dv) > 64 and (split or p.N > KEPT_TO) else KEPT
     return {
         **p.mods(),
         "D": p.D,

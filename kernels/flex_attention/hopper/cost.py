@@ -2,17 +2,15 @@
 
 A launch is over when its busiest program is: items are dealt out in advance, so who has how much is counted, not guessed.
 
-    stored   = over launches:  share / rate apart split + max(dq / rate, bytes of ds / memory) + 2 launch;   and sums / memory
-    counters = over launches:  end / rate + 2 launch;                                                        and sums / memory
+    stored   = over launches:  share / rate  +  max(dq / rate, bytes of ds / memory)  +  2 launch;   and  sums / memory
+    counters = over launches:  end / rate  +  2 launch;                                              and  sums / memory
 
 share: the most tiles of scores that a program has, two more for an item's beginning and end and one for each head that it
-visits; ``apart`` times as long where items visit several heads under a mask, for they drift apart, and what one of them reads
-has left the cache when the next one asks for it; ``split`` times as long in a kernel that must remember a split. dq: the
-product with ds, which a narrow band has too few programs for. end: when the last program ends that waits for others
-(``walks``). sums: bytes of partial sums, written and read. A mask's items are taken for a causal mask's.
+visits. dq: the product with ds, which a narrow band has too few programs for. end: when the last program ends that waits for
+others (``walks``). sums: bytes of partial sums, written and read. A mask's items are taken for a causal mask's.
 
-``python -m benchmarks.populations.fit_flex_attention`` finds rates, memory, launch, apart and split from recorded times and
-writes ``costs.json``; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
+``python -m benchmarks.populations.fit_flex_attention`` finds rates, memory and launch from recorded times and writes
+``costs.json``; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
 """
 
 import json
@@ -29,6 +27,7 @@ from kernels.flex_attention.portable import stored_ds
 from kernels.flex_attention.problem import cdiv
 
 GAIN = 1.08  # a cut must promise this: the model is off by some 5 %
+SAME = 1.02  # so many times the fastest one's time is as fast
 BANDS = 64  # launches that share a head's queries, at most
 #: Tiles of scores in whose time an item begins and ends, a head's lists are read, and an item with counters begins and ends.
 ITEM, VISIT, COUNTED = 2, 1, 4
@@ -72,9 +71,17 @@ def cut(p):
         return None
     if _unknown(p) and (fused.reason_not(p) is None or p.remember(stored_ds.heads)):
         return None
-    usual, others = candidates(p)
-    best = min(others, key=lambda one: one.time, default=usual)
-    return best if best.time * GAIN < usual.time else None
+    return choice(p, *candidates(p))
+
+
+def choice(p, usual, others):
+    """The fastest of the others, if it promises enough; of those that are as fast, one with the fewest launches."""
+    fastest = min((one.time for one in others), default=usual.time)
+    if fastest * GAIN >= usual.time:
+        return None
+    pairs, each = p.Bkv * p.Hkv, p.shared * p.G
+    launches = lambda one: cdiv(pairs, one.pairs) * cdiv(each, one.heads) * cdiv(p.M, one.columns)  # noqa: E731
+    return min((one for one in others if one.time <= SAME * fastest), key=lambda one: (launches(one), one.time))
 
 
 def candidates(p):
@@ -213,9 +220,6 @@ def terms(p, cut, known):
     time = product = 0.0
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     step = _step(p, known, "dkdv", 4, *backward.tiles(p))
-    step *= known["apart"] if p.sparse and cut.heads > cut.slices else 1
-    split = cut.pieces > 1 or cut.heads < each or cut.columns < p.M
-    step *= known["split"] if split else 1
     units = cut.pairs * cut.pieces
     programs = min(units * cdiv(p.N, backward.tiles(p)[1]), dealing.multiprocessors(p.device))
     launches = cdiv(pairs, cut.pairs) * cdiv(each, cut.heads)
@@ -229,7 +233,7 @@ def terms(p, cut, known):
             product += launches * (dq + known["launch"])
     if cut.way == "recomputed":
         product = _work(p, known) * 3 / _rates(p, known)["dq"] + known["launch"]
-    if split:
+    if cut.pieces > 1 or cut.heads < each or len(bands) > 1:
         sums = pairs * cut.pieces * parts.bytes_of(p)
         visited = 0.5 + 0.5 / len(bands) if p.sparse else 1.0  # what a launch adds to: read, and written again
         again = cdiv(each, cut.heads) * len(bands) * visited
