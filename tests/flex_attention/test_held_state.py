@@ -39,6 +39,42 @@ def by_attribute(holder):
     return mod, lambda x: setattr(holder, "factor", x)
 
 
+def by_variable():
+    return lambda score, b, h, m, n: score * globals()["_held"][0], lambda x: operator.setitem(_held, 0, x)
+
+
+class Base:
+    def get(self):
+        return self.factor
+
+
+class Derived(Base):
+    def get(self):
+        return super().get() * 2
+
+
+def by_super():
+    holder = Derived()
+    holder.factor = 0.5
+    return lambda score, b, h, m, n: score * holder.get(), lambda x: setattr(holder, "factor", x)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def by_forward():
+    module = Doubled()
+    return lambda score, b, h, m, n: module(score), lambda x: setattr(module, "forward", lambda score: score * x)
+
+
+def by_tensor():
+    t = torch.ones(2, device=DEVICE)
+    t.factor = 0.5
+    return lambda score, b, h, m, n: score * t[h] * t.factor, lambda x: setattr(t, "factor", x)
+
+
 def in_itself(holder):
     holder[1 if isinstance(holder, list) else "itself"] = holder
     key = 0 if isinstance(holder, list) else "factor"
@@ -86,6 +122,10 @@ HOLDERS = {
     "function": lambda: by_attribute(lambda: None),
     "list in itself": lambda: in_itself([0.5, None]),
     "dict in itself": lambda: in_itself({"factor": 0.5}),
+    "globals()": by_variable,
+    "super()": by_super,
+    "forward": by_forward,
+    "tensor": by_tensor,
     "attrgetter": by_getter,
     "cache": by_cache,
     "metaclass": lambda: (lambda score, b, h, m, n: score * OfMeta.factor, lambda x: operator.setitem(_held, 0, x)),

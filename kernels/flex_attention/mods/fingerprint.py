@@ -23,7 +23,8 @@ LARGEST = 2**24  # of the integers that become arguments: sums of some of them a
 _named = {}  # code -> all names in it and in what it reaches, so that the next look begins with them
 _MISSING = object()
 # What reads state by a name that is not in the code; and what tells a number from a tensor in its place.
-_READ_BY_NAME = {"getattr", "vars", "__dict__", "attrgetter", "eval", "exec", "globals", "locals"}
+_READ_BY_NAME = {"getattr", "vars", "__dict__", "attrgetter"}
+_READ_VARIABLES = {"eval", "exec", "globals", "locals"}
 _ASK_FOR_TYPES = {"isinstance", "type", "hasattr", "callable", "issubclass", "is_tensor"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
@@ -53,6 +54,7 @@ class Fingerprint:
                     _named.clear()
                 _named[code] = names
         self.complete &= self.named_at_objects is None or not self.names & _READ_BY_NAME
+        self.complete &= not self.names & _READ_VARIABLES
         self.open &= not self.names & _ASK_FOR_TYPES
 
     @property
@@ -75,14 +77,15 @@ class Fingerprint:
             self.complete = False
             return None
         if isinstance(x, torch.Tensor):
-            i = next((i for i, t in enumerate(self.tensors) if t is x), len(self.tensors))
+            i, own = next((i for i, t in enumerate(self.tensors) if t is x), len(self.tensors)), ()
             if i == len(self.tensors):
                 if x.layout is not torch.strided or x.is_nested:
                     kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
                     raise ValueError(f"score_mod or mask_mod captures {kind}, needs a dense one")
                 self.tensors.append(x)
                 self.guards.tensor(x)
-            return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type
+                own = self.named(vars(x)) if vars(x) else ()
+            return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type, *own
         kind = type(x)
         if self.path is not None and (abs(x) < LARGEST if kind is int else kind is float and math.isfinite(x)):
             self.numbers.append(x)
@@ -136,6 +139,13 @@ class Fingerprint:
         finally:
             self.inside.discard(id(x))
 
+    def named(self, attributes):
+        """Of those attributes of a function or a tensor that the code names."""
+        self.named_at_objects = self.names
+        found = sorted(self.names & attributes.keys())
+        self.guards.possible &= not found
+        return tuple((name, self.within(None, attributes[name])) for name in found)
+
     def items(self, x):
         """Of a list or tuple."""
         kind = type(x)
@@ -172,10 +182,8 @@ class Fingerprint:
             held = []
         named = enumerate(zip(code.co_freevars, held, strict=False))
         cells = tuple(self.within(("cell", i), x, _escapes(code, name)) for i, (name, x) in named)
-        if vars(f):  # attributes, those that the code names
-            self.guards.possible = False
-            self.named_at_objects = self.names
-            globals_used += tuple((name, self.within(None, vars(f)[name])) for name in sorted(self.names & vars(f).keys()))
+        if vars(f):
+            globals_used += self.named(vars(f))
         defaults = tuple(self.within(("default", i), x) for i, x in enumerate(f.__defaults__ or ()))
         keywords = tuple((k, self.within(("keyword", k), x)) for k, x in (f.__kwdefaults__ or {}).items())
         return code, code.co_filename, cells, defaults, keywords, globals_used
@@ -222,12 +230,14 @@ class Fingerprint:
                 self.complete = False  # a method that may look at all
             elif (there := next((vars(c)[name] for c in computed if name in vars(c)), _MISSING)) is not _MISSING:
                 found.append((name, self.attribute(x, name, there)))
+                if "super" in self.names:
+                    found += ((name, self.within(None, vars(c)[name])) for c in computed if name in vars(c))
             elif by_call:
                 found.append((name, self.read(x, name)))
         if whole and not isinstance(x, type):
             if module:
                 self.complete &= not any(getattr(x, hooks) for hooks in _HOOKS)
-                found.append(("forward", self.within(None, kind.forward)))
+                found.append(("forward", self.within(None, held.get("forward", kind.forward))))
             for c in computed:
                 special = ((k, v) for k, v in vars(c).items() if k[:2] == "__" and isinstance(v, types.FunctionType))
                 found += ((k, self.within(None, v)) for k, v in special if k not in ("__init__", "__repr__", "__new__"))
