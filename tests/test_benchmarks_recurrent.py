@@ -255,7 +255,7 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
         return committed(room, name, key, device)
 
     committed = configs.table_says
-    passes = recurrence.forward, recurrence.backward, chunk.decays, chunk.forward, chunk.backward
+    passes = recurrence.forward, recurrence.backward, chunk.decays, chunk.forward, chunk.states, chunk.backward
     for module in passes:
         monkeypatch.setattr(module, "launch", lambda *args, **meta: (launched.append(meta), launch(*args, **meta)))
     monkeypatch.setattr(configs, "table_says", table_says)

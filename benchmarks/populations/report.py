@@ -36,13 +36,13 @@ before every call. A ratio is the best peer's time over ours: above 1, ours is a
 
 
 def records(room, folder=harness.RESULTS):
-    """The room's recorded populations, ``{half: record}``; a record of both is taken apart."""
+    """The room's recorded populations, ``{half: record}``; a record of both is taken apart, and ``of`` says whose it is."""
     found = {}
     for half in (*population.HALVES, "both"):
         record = harness.read(f"population_{room}_{half}", folder) or {"rows": []}
         for own in population.HALVES if half == "both" else (half,):
             if rows := [row for row in record["rows"] if row["half"] == own]:
-                found.setdefault(own, record | {"rows": rows})
+                found.setdefault(own, record | {"rows": rows, "of": half})
     return found
 
 
@@ -182,6 +182,10 @@ def section(room, found):
         each |= {f"{peer}, {which}": its for (which, peer), its in by_peer(record["rows"]).items()}
         for beside, (rows, mean, worst, ahead) in each.items():
             lines.append(f"| {words(half)} | {beside} | {rows} | {mean:.2f} | {worst:.2f} | {ahead:.0%} |")
+    for half, left_out in {record["of"]: record.get("left_out") for record in found.values()}.items():
+        if left_out:
+            whose = "both halves" if half == "both" else f"the {words(half)} half"
+            lines += ["", f"Layers that no time was left for: {left_out} of {whose}."]
     for half, record in found.items():
         for failed in record["failed"]:
             lines += ["", f"Failed on the {words(half)} half: {failed['case']}: {failed['error']}"]

@@ -39,7 +39,7 @@ def load_step(
     return dy, x, load_taps(k_row + t * stride_kt, mask, stride_kw, W)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "runs", "RUN", "tiles_d"])
 def conv_backward_kernel(
     dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, dx_ptr, dk_ptr, dbias_ptr,
     T, C, runs, RUN, tiles_d,

@@ -14,7 +14,8 @@ time in which a multiprocessor at full rate serves one step of one warp:
 where f is the part of a tile's lanes that lie inside the row. A walk that shares one weight among all tokens pays for a run's
 beginning and end with START steps instead of 0.6 (W - 1): it loads its window, waits for its first tokens, and leaves a part
 of the weight's gradient. RATE, FILL and RESIDENT are fitted to times of many shapes by
-``python -m benchmarks.dynamic_conv_walks``. Sources: Little, Operations Research 9 (1961); Volkov, UCB/EECS-2016-143.
+``python -m benchmarks.dynamic_conv_walks``; by ``python -m benchmarks.dynamic_conv_tiles`` RESIDENT is what the registers
+allow, which a walk's ``maxnreg`` bounds. Sources: Little, Operations Research 9 (1961); Volkov, UCB/EECS-2016-143.
 """
 
 import numpy as np

@@ -5,9 +5,11 @@ for few queries, the warp-specialised kernel of Hopper GPUs, the kernel for any 
 keys in the same manner, and whether that one keeps ds for the queries' gradient.
 """
 
+from functools import cached_property
+
 from kernels.common.plan import choose
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import fit, fused
+from kernels.flex_attention.hopper import cost, fit, fused, split
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper.rows import rows_of
 from kernels.flex_attention.portable import alone, decoding, dkdv, stored_ds
@@ -32,6 +34,11 @@ class Plan:
         self.not_hopper_backward = hopper_backward.reason_not(problem, True)
         self.stored = stored_ds.heads(problem)
         self.alone = alone.fits(problem)
+
+    @cached_property
+    def cut(self):
+        """The ``cost.Cut`` that the backward pass runs, or ``None``; asked late, for it takes the time of some launches."""
+        return cost.cut(self.problem)
 
     def forward(self, x, want_top):
         """``(o, lse, top)``: see ``portable.forward.forward``."""
@@ -60,9 +67,14 @@ class Plan:
                 dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
             dkdv.launch_dkdv(p, x, do, lse, None, dk, dv, None, 0, p.Bkv * p.Hkv, o, dlse, dq)
             return [dq, dk if need_k else None, dv if need_v else None]
-        if need_q and need_kv and not need_captured and self.not_fused is None and fits_tma(do):
+        whole = self.cut is None and self.not_fused is None
+        if need_q and need_kv and not need_captured and (self.cut is not None or whole) and fits_tma(do):
             dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
-            fused.gradients_of(p, x, do, rows_of(p, do, dlse, o, lse), dq, dk, dv)
+            rows = rows_of(p, do, dlse, o, lse)
+            if whole:
+                fused.gradients_of(p, x, do, rows, dq, dk, dv)
+            else:
+                split.gradients_of(p, x, do, rows, dq, dk, dv, self.cut)
             return [dq, dk if need_k else None, dv if need_v else None]
         groups = p.Bkv * p.Hkv
         stored = self.stored if need_q and need_kv and not need_captured else 0
@@ -117,6 +129,9 @@ class Plan:
         if self.alone and not learned:
             says("backward_dkdv")
             lines.append("dq: in the same kernel, because one of its tiles holds all keys")
+        elif self.cut is not None and not learned:
+            lines.append(f"backward: {self.cut}, because {cost.because(p)}")
+            lines.append("dk, dv: sums in float32 for each item, added up in a fixed order")
         elif why_not is None:
             tiles = fused.options(p)["BLOCK_M"], fused.BLOCK_N
             lines.append(f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
@@ -129,6 +144,8 @@ class Plan:
             else:
                 lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
             lines.append(f"dq: not added up in memory beside dk and dv, because {why_not}")
+        if self.not_hopper_backward is None and not self.alone:
+            lines.append(f"backward, predicted for an H200: {cost.told(p)}")
         if p.score_mod is None:
             lines.append("score: no code runs, the scale is folded into the exponent")
         else:

@@ -220,9 +220,9 @@ class Inputs:
         self.partial = self.full = self._transposed = None
         if lists:
             self._lists = lists  # in the order of ``LISTS``, the same in all problems
-            self.partial = _rows(lists[0], lists[1])
+            self.partial = rows_of_lists(lists[0], lists[1])
             if problem.HAS_FULL:
-                self.full = _rows(lists[2], lists[3])
+                self.full = rows_of_lists(lists[2], lists[3])
 
     @property
     def lists(self):
@@ -248,10 +248,10 @@ class Inputs:
             num_blocks, indices = lists[f"{full}kv_num_blocks"], lists[f"{full}kv_indices"]
             dense = masks.dense_blocks(num_blocks[..., :rows], indices[..., :rows, :], columns)
             num_blocks, indices = masks.ordered_lists(dense.mT)
-        return _rows(num_blocks, indices)
+        return rows_of_lists(num_blocks, indices)
 
 
-def _rows(num_blocks, indices):
+def rows_of_lists(num_blocks, indices):
     """``(num_blocks, indices, batch stride, head stride, width)`` in rows; a batch or head of one serves all."""
     B, H, rows = num_blocks.shape
     if num_blocks.dtype != torch.int32 or not num_blocks.is_contiguous():

@@ -357,7 +357,8 @@ def wrap_argument(name: str, value):
     if isinstance(value, (bool, int, float)):
         return tensor_of(value)
     if isinstance(value, tuple):
-        return tuple(wrap_argument(f"{name}[{i}]", member) for i, member in enumerate(value))
+        wrapped = [wrap_argument(f"{name}[{i}]", member) for i, member in enumerate(value)]
+        return value._make(wrapped) if hasattr(value, "_fields") else tuple(wrapped)  # a named tuple keeps its names
     return value
 
 

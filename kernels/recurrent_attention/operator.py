@@ -8,7 +8,7 @@ from kernels.common.public import autocast, explains, public
 from kernels.common.sequences import check_cu_seqlens, check_cu_values
 from kernels.common.validate import check_choice, check_number, check_slots, check_tensor, remembered_check
 from kernels.recurrent_attention import plan
-from kernels.recurrent_attention.chunk.cut import cuts, operand_dtype, size_class
+from kernels.recurrent_attention.chunk.cut import cuts, new_scores, size_class
 from kernels.recurrent_attention.gates import DIMENSIONS, OF_A_TOKEN, Gates
 
 MODES = ("auto", *plan.WAYS)
@@ -239,7 +239,7 @@ def _shapes(q, k, v, *rest):
     V = v.shape[-1]
     final = scores = None
     if mode == "chunk" and Gates(*gates).gk is not None and T > 0 and H > 0:
-        scores = q.new_empty(B, T, H, cuts(size_class(K, q.dtype), q.device)["C"], dtype=operand_dtype(q.dtype))
+        scores = new_scores(q, cuts(size_class(K, q.dtype), q.device)["C"])
     if output_final_state:
         N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         final = q.new_empty(N, H, K, V, dtype=torch.float32)

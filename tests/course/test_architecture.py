@@ -67,8 +67,10 @@ def may(importer: str, imported: str) -> bool:
     if top == "notebooks":
         return part in (*ROOMS, *INSTRUMENTS, "distributed") and not any(p.startswith("_") for p in imported.split("."))
     if top == "benchmarks":
-        if importer in ("benchmarks.tune", "benchmarks.dynamic_conv_walks") and imported == "kernels.common.configs":
-            return True  # these write the tables that are read there
+        writers = ("benchmarks.tune", "benchmarks.dynamic_conv_walks", "benchmarks.dynamic_conv_tiles")
+        writers += ("benchmarks.populations.fit_flex_attention",)
+        if importer in writers and imported == "kernels.common.configs":
+            return True  # these write the tables that are read there, or what is chosen with them
         if importer == "benchmarks.populations.report" and imported == "kernels.lab.style":
             return True  # its plots look as the lessons' do
         return part in (*ROOMS, "distributed") or imported == "kernels.lab.roofline"

@@ -7,10 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import dynamic_conv_tiles as tiles
 from benchmarks import dynamic_conv_walks as walks
 from benchmarks import harness
+from kernels import runtime
 from kernels.common import configs
 from kernels.dynamic_conv import classes, cost, dynamic_conv
+from kernels.dynamic_conv.backward import conv_backward_kernel
+from kernels.lab import compile_report
 
 RECORD = harness.read(walks.RECORDS["token"])
 TABLE = configs._table("dynamic_conv")[RECORD["machine"]["gpu"]]["backward"]
@@ -69,7 +73,7 @@ def test_the_table_is_what_the_record_says():
     assert error < 0.06
 
 
-@pytest.mark.parametrize("W", walks.WIDTHS)
+@pytest.mark.parametrize("W", sorted({*walks.WIDTHS} - {*tiles.USED["backward"]}))
 def test_the_model_predicts_the_record(W):
     """Within a tenth at the median, on each width: it is a model of the machine, not a table of the rows."""
     off = []
@@ -92,7 +96,7 @@ def test_explain_prints_each_candidates_time(monkeypatch):
 STATIC = harness.read(walks.RECORDS["static"])
 
 
-@pytest.mark.parametrize("W", walks.STATIC_WIDTHS)
+@pytest.mark.parametrize("W", sorted({*walks.STATIC_WIDTHS} - {*tiles.USED["static backward"]}))
 def test_walks_of_one_weight_choose_well_by_the_record(W):
     """Within a twentieth of each shape's fastest launch, and a fortieth in the mean."""
     table = configs._table("dynamic_conv")[STATIC["machine"]["gpu"]]
@@ -119,3 +123,62 @@ def test_forward_runs_are_short_unless_there_are_too_many(monkeypatch, W):
         assert "WARPS" not in options
         nearest = min(of_run, key=lambda measured: abs(math.log(measured / run)))
         assert of_run[nearest] < 1.05 * min(of_run.values()), (B, T, D, run)
+
+
+BOUNDED = harness.read(tiles.RECORD)
+
+
+def test_lines_of_bounded_tiles_are_what_their_record_says():
+    """And the runs that they choose are within a hundredth of each shape's fastest launch in the mean, two at worst."""
+    table = configs._table("dynamic_conv")[BOUNDED["machine"]["gpu"]]
+    fitted, regrets = tiles.fit(BOUNDED)
+    assert BOUNDED["tiles"] == tiles.TILES and {kernel: {*lines} for kernel, lines in fitted.items()} == {
+        kernel: {f"W{W} 16-bit" for W in used} for kernel, used in tiles.USED.items()
+    }
+    for kernel, lines in fitted.items():
+        assert lines.items() <= table[kernel].items()
+    for name, (mean, worst) in regrets.items():
+        assert mean < 1.01 and worst < 1.02, name
+
+
+def most_resident(registers, num_warps):
+    """Warps of programs this large that a Hopper's multiprocessor holds: a quarter of its registers for each scheduler, in
+    pieces of 8 a thread, and 32 programs."""
+    each = 2**16 // 4 // (-(-registers // 8) * 8 * 32)
+    return min(32 * num_warps, 4 * each // num_warps * num_warps)
+
+
+def of_h200(kernel):
+    """``[(taps, walk)]`` of the H200's lines that choose among walks, of unpacked 16-bit tensors."""
+    lines = configs._table("dynamic_conv")["NVIDIA H200"][kernel]
+    return [(W, walk) for W in walks.WIDTHS for walk in lines.get(f"W{W} 16-bit", {}).get("WALKS", ())]
+
+
+def test_bounded_walks_fit_whatever_else_is_compiled_in():
+    bounded = [walk for kernel in ("backward", "static backward") for _, walk in of_h200(kernel) if "maxnreg" in walk]
+    assert bounded and all(walk["RESIDENT"] <= most_resident(walk["maxnreg"], walk["num_warps"]) for walk in bounded)
+
+
+def check_that_they_fit(W, walk):
+    """As many warps as the model counts on have room beside each other, and no register is spilled."""
+    tile = {name: value for name, value in walk.items() if name not in cost.MODEL}
+    x, C, T = torch.bfloat16, 512, 8192
+    numbers = ("i32", C, "i32", "i32", "i32", T * C, C, 1, T * C, C, 1, T * C * W, C * W, W, 1, 0, 0, 0, 0)
+    report = compile_report(
+        conv_backward_kernel, x, x, x, None, None, None, None, x, x, None, *numbers, W=W, TAPS=1 << (W - 1).bit_length(),
+        G=4, SILU=False, HAS_BIAS=False, HAS_STATE=False, PACKED=False, NEED_DX=True, NEED_DK=True, NEED_DBIAS=False,
+        ROWS=1, **tile,
+    )  # fmt: skip
+    assert walk["RESIDENT"] <= most_resident(report.registers, walk["num_warps"]) and report.spill_bytes == 0, report
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="compiled without a GPU")
+def test_the_first_walk_of_three_taps_fits():
+    check_that_they_fit(*next((W, walk) for W, walk in of_h200("backward") if W == 3))
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not runtime.interpreted, reason="compiled without a GPU")
+@pytest.mark.parametrize("W, walk", of_h200("backward"))
+def test_every_walk_fits(W, walk):
+    check_that_they_fit(W, walk)

@@ -5,8 +5,9 @@ import pytest
 from kernels.common import configs
 from kernels.common.plan import forget
 from kernels.flex_attention import problem
-from kernels.flex_attention.hopper import dealing, fit
+from kernels.flex_attention.hopper import cost, dealing, fit
 from kernels.flex_attention.portable import forward as portable_forward
+from kernels.flex_attention.portable import stored_ds
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,7 +19,8 @@ def generated_modules_stay_here(tmp_path_factory):
 
 @pytest.fixture
 def hopper_table(monkeypatch):
-    """The Hopper kernels fit every call, in the tiles that any GPU takes and 3 programs; yields {kernel: other options}."""
+    """The Hopper kernels fit every call, in the tiles that any GPU takes and 3 programs, and nothing is cut into more
+    items; yields {kernel: other options}."""
     changes = {"backward_dq_from_ds": {"WORKSPACE": 2**31}}
 
     def options(kernel, key, device):
@@ -28,6 +30,7 @@ def hopper_table(monkeypatch):
     monkeypatch.setattr(problem, "table_options", options)
     monkeypatch.setattr(fit, "unfit", lambda *_: None)
     monkeypatch.setattr(dealing, "multiprocessors", lambda device: 3)
+    monkeypatch.setattr(cost, "cut", lambda p: None)
     return changes
 
 
@@ -41,7 +44,7 @@ def of_an_h200(monkeypatch):
         return dict(known.get(key, known["default"]))
 
     monkeypatch.setattr(problem, "table_options", options)
-    for module in (dealing, portable_forward):
+    for module in (dealing, portable_forward, stored_ds):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
 
 

@@ -8,11 +8,12 @@ import triton
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, operator, problem, specs
+from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, mods, operator, problem, specs
 from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper
-from kernels.flex_attention.hopper import fused
-from kernels.flex_attention.portable import alone
+from kernels.flex_attention.plan import Plan
+from kernels.flex_attention.portable import alone, stored_ds
 from kernels.flex_attention.portable.tiles import fits_tma
 from tests.flex_attention import cases
 
@@ -194,3 +195,107 @@ def test_the_next_items_queries_come_early_where_memory_is_left(of_an_h200, D, N
 
 def test_no_workspace_no_sums(of_an_h200):
     assert fused.slower(large_on_gpu(WORKSPACE=0)) == "kernel_options allow no WORKSPACE"
+
+
+def test_a_workspace_smaller_than_a_heads_sums_is_kept_to(of_an_h200):
+    shape = (1, 4, 1, 32768, 32768, 128, 128)
+    assert fused.slower(large_on_gpu(shape, WORKSPACE=2**26)) is None
+    said = "dq's sums for a key head take 67108864 bytes, more than the WORKSPACE of kernel_options"
+    assert fused.slower(large_on_gpu(shape, WORKSPACE=2**26 - 1)) == said
+
+
+# Tiles of keys cut into more items, ds into bands.
+
+
+def that_tma_reads(*args, **options):
+    """``large_on_gpu``, of tensors as long as they are wide."""
+    p = large_on_gpu(*args, **options)
+    return dataclasses.replace(p, layouts={name: (strides, True) for name, (strides, _) in p.layouts.items()})
+
+
+def lists_of(M, N, mask_mod=lambda b, h, m, n: n <= m):
+    """A block mask of one block a row: how many there are says nothing of how it is cut."""
+    rows, columns = M // 128, N // 128
+    lists = torch.ones(1, 1, rows, dtype=torch.int32), torch.zeros(1, 1, rows, columns, dtype=torch.int32)
+    return BlockMask.from_kv_blocks(*lists, mask_mod=mask_mod, seq_lengths=(M, N))
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "way"),
+    [
+        ((1, 32, 2, 8192, 8192, 128, 128), {}, ("stored", 1, 16, 8192, 4, 1)),
+        ((1, 4, 1, 32768, 32768, 128, 128), {}, ("stored", 1, 1, 32768, 1, 1)),
+        ((1, 4, 1, 32768, 32768, 64, 64), {}, ("counters", 1, 4, 32768, 4, 1)),
+        ((1, 4, 2, 32768, 32768, 256, 256), {}, ("stored", 1, 1, 32768, 1, 1)),
+        ((1, 4, 2, 131072, 131072, 256, 256), {}, ("stored", 1, 1, 8192, 1, 1)),
+        ((1, 1, 1, 8192, 8192, 128, 128), {}, ("stored", 1, 1, 8192, 1, 4)),
+        ((1, 64, 8, 8192, 8192, 64, 64), {}, ("counters", 8, 8, 8192, 4, 1)),
+        ((1, 4, 1, 131072, 131072, 64, 64), {}, ("counters", 1, 4, 131072, 4, 1)),
+        ((1, 4, 1, 131072, 131072, 128, 128), {}, ("counters", 1, 4, 131072, 4, 1)),
+        ((1, 4, 1, 131072, 131072, 128, 128), {"WORKSPACE": GIB // 2}, None),
+        ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": GIB}, ("stored", 1, 1, 16384, 1, 1)),
+        ((1, 4, 2, 32768, 32768, 256, 256), {"WORKSPACE": 0}, None),
+        ((1, 4, 4, 32768, 32768, 128, 128), {}, None),
+        ((2, 32, 8, 8192, 8192, 128, 128), {}, None),
+        ((4, 16, 16, 4096, 4096, 64, 64), {}, None),
+        ((32, 16, 16, 512, 512, 256, 256), {}, None),
+    ],
+)
+def test_few_tiles_of_keys_are_cut_and_many_are_not(gpu, shape, options, way):
+    p = that_tma_reads(shape, lists_of(*shape[3:5]), **options)
+    chosen = cost.cut(p)
+    assert way == (chosen and chosen[:-1])
+    usual, others = cost.candidates(p)
+    assert chosen is None or chosen.time <= 1.02 * min(one.time for one in others) < usual.time
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_a_mask_of_unknown_blocks_is_cut_only_where_ds_would_be_computed_twice(gpu, D):
+    for mask_mod in (mods.sliding_window(64), mods.document(torch.zeros(32768, dtype=torch.int32)), mods.causal):
+        cut = cost.cut(that_tma_reads((1, 4, 1, 32768, 32768, D, D), lists_of(32768, 32768, mask_mod)))
+        assert (cut is not None) == (D == 256 or mask_mod is mods.causal)
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("G", [1, 3, 16])
+@pytest.mark.parametrize("WORKSPACE", [2**31, 2**27, 10**6])
+def test_a_cut_keeps_to_the_workspace(gpu, D, G, WORKSPACE):
+    p = that_tma_reads((1, 2 * G, 2, 20000, 20000, D, D), WORKSPACE=WORKSPACE)
+    for one in cost.candidates(p)[1]:
+        if one.way == "stored":
+            columns = -(-one.columns // 128) * 128
+            assert one.pairs * one.heads * 20096 * columns * 2 <= WORKSPACE
+            assert one.columns == p.M or one.columns % 128 == 0
+        sums = one.pairs * one.pieces * p.N * 2 * D * 4
+        beside = WORKSPACE // 8
+        if one.way == "counters":
+            beside += WORKSPACE - one.pairs * one.heads * 20096 * max(D, 64) * 4
+        assert sums <= beside
+
+
+@pytest.mark.parametrize(
+    ("D", "N", "split", "kept"),
+    [(64, 4096, True, 2), (64, 4096, False, 2), (128, 2048, False, 2), (128, 2048, True, 1), (128, 4096, False, 1)],
+)
+def test_long_items_of_large_heads_leave_the_cache_room(of_an_h200, D, N, split, kept):
+    assert hopper_backward.compile_time(large_on_gpu((1, 2, 2, N, N, D, D)), split)["KEPT"] == kept
+
+
+def test_a_band_of_few_tiles_of_queries_is_multiplied_in_smaller_ones(gpu):
+    p = that_tma_reads((1, 4, 1, 131072, 131072, 128, 128))
+    tiles = [stored_ds.options(p, heads, queries)["BLOCK_M"] for heads, queries in ((1, 8192), (4, 8192), (1, 131072))]
+    assert tiles == [64, 128, 128]
+
+
+def test_explain_says_how_it_is_cut_and_what_is_predicted(gpu):
+    p = that_tma_reads((1, 32, 2, 8192, 8192, 128, 128), lists_of(8192, 8192))
+    lines = str(Plan(p)).split("\n")
+    assert lines[2] == (
+        "backward: ds of 16 heads x 8192 queries a launch, 4 items (4 of heads x 1 of queries) a tile of keys, "
+        "because 128 items of a tile of keys each would keep 132 multiprocessors 48% busy"
+    )
+    predicted = next(line for line in lines if line.startswith("backward, predicted for an H200: dq by counters, 1 item a"))
+    assert predicted.count(" ms") == 4

@@ -1,5 +1,7 @@
 """Pieces of the language that the larger kernels do not use: aggregates with methods, device descriptors, slices, atomics."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -338,3 +340,23 @@ def copies(x_desc, y, layout: gl.constexpr):
     mbarrier.init(loaded, count=1)
     arguments = (x_desc, y, tile, loaded, layout)
     gl.warp_specialize([(copying, arguments), (loading, arguments)], [1])
+
+
+class Shares(NamedTuple):
+    """Numbers that a launch gives by name."""
+
+    first: Any
+    second: Any
+
+
+@gluon.jit
+def of_shares(out, shares, absent):
+    if absent is None:
+        gl.store(out, shares.first // shares.second)
+    gl.store(out + 1, shares[1])
+
+
+def test_a_named_tuple_keeps_its_names():
+    out = torch.zeros(2, dtype=torch.int32)
+    assert gluon_model.run(of_shares, 1, out, Shares(21, 4), None).ok
+    assert out.tolist() == [5, 4]

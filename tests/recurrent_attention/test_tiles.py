@@ -15,6 +15,7 @@ CHUNKS = [
     {"chunk": {"C": 16, "runs": 8}, **CHUNKED},
     {"chunk": {"C": 32, "runs": 8}, **CHUNKED},
     {"chunk": {"C": 16, "walks": 9}, **STORED},
+    {"chunk": {"C": 16, "FORWARD_C": 32, "walks": 9}, **STORED, "chunk_stored_outputs": {"BLOCK_V": 16, "ROWS": 16}},
 ]
 RECURRENCES = [
     {"backward": {"EVERY": 1}},
@@ -27,7 +28,7 @@ RECURRENCES = [
     },
 ]
 CALLS = {
-    "no gate": ((1, 37, 1, 1, 20, 40), {}),
+    "no gate, reverse": ((1, 37, 1, 1, 20, 40), {"reverse": True}),
     "g, state": ((1, 37, 1, 1, 48, 20), {"gates": ("g",), "initial": True, "final": True, "strength": "resets"}),
     "gk, reverse": ((1, 37, 1, 1, 20, 20), {"gates": ("gk",), "reverse": True, "final": True}),
     "g + gk, packed": (
@@ -45,10 +46,12 @@ def check(mode, call, variants):
     for variant in variants:
         with cases.configured(**variant), cases.recorded() as seen:
             results.append(cases.check(*sizes, mode=mode, **options))
-        told = [{name: meta.get(name) for name in ("C", "BLOCK_K", "BLOCK_V", "BV", "EVERY")} for *_, meta in seen]
+        names = ("C", "BLOCK_K", "BLOCK_V", "BV", "EVERY", "ROWS")
+        told = [{name: meta.get(name) for name in names} | {"FORWARD_C": meta.get("C")} for *_, meta in seen]
         for kernel, wanted in variant.items():
             for name, value in wanted.items():
                 used = name in ("runs", "walks", "SLICE") or any(meta[name] == value for meta in told)
+                used |= name == "FORWARD_C" and "gk" in options.get("gates", ())  # both passes have the same chunks
                 assert used, f"{kernel} {name} unused"
     for result in results[1:]:
         for name, (got, _) in result.items():

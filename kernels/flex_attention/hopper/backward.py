@@ -9,7 +9,8 @@ Per tile of queries a group multiplies four times, every matrix of scores transp
     dk <- dk + ds q                   in flight, while ds leaves for the workspace that ``portable.stored_ds`` reads
 
 lse and delta come with the queries, made whole tiles by ``rows_kernel``: behind a sequence's end lse is infinite, so p = 0.
-Heads wider than 128 go through ``wide_kernel``, in the same order of items.
+Heads wider than 128 go through ``wide_kernel``, in the same order of items. ``split``, which both kernels are given, cuts the
+work of a tile of keys into several items, and that of a head into several launches.
 """
 
 from kernels.common import gluon as common_gluon
@@ -32,10 +33,21 @@ if common_gluon.gluon is not None:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from kernels.flex_attention.hopper.dealing import first_row, items_of_program, keys_of_program, queries_of_keys
+    from kernels.flex_attention.hopper.dealing import (
+        column_of,
+        first_row,
+        heads_of_unit,
+        items_of_program,
+        keys_of_program,
+        queries_of_keys,
+        slot_of,
+    )
     from kernels.flex_attention.hopper.forward import store_rows
+    from kernels.flex_attention.hopper.parts import add_rows
 
-KEPT = 2  # items' keys and values in shared memory: the next item's come while this one's gradients are stored
+#: Items' keys and values in shared memory: of two, the next item's come while this one's gradients are stored. Of long items
+#: with heads above 64 there is one: what their loop keeps outside the registers needs the L1 cache that two would take.
+KEPT, KEPT_TO = 2, 2048
 
 
 def reason_not(p, tma):
@@ -67,7 +79,7 @@ if common_gluon.gluon is not None:
     @gluon.jit
     def load_tiles(
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, partial, full, M, Hkv, G, tiles_n, batches, first, items,
-        SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
+        split, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_M: gl.constexpr, BLOCK_M: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
         KEPT: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
@@ -76,7 +88,9 @@ if common_gluon.gluon is not None:
         q_s, do_s, k_s, v_s, lse_s, delta_s, ds_s, kv_ready, kv_free, q_ready, do_ready, free = ring
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            tile, pair, b_kv, h_kv = keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST, BACK_AND_FORTH)
+            tile, owner, pair, b_kv, h_kv = keys_of_program(
+                turn, tiles_n, items, first, Hkv, split, TILES_FIRST, BACK_AND_FORTH
+            )
             held = turn % KEPT
             ready = kv_ready.index(held)
             mbarrier.wait(kv_free.index(held), (turn // KEPT + 1) & 1)
@@ -85,12 +99,14 @@ if common_gluon.gluon is not None:
                 row = (tile * GROUPS + group) * ROWS
                 tma.async_load(k_desc, [b_kv, h_kv, row, 0], ready, k_s.index(held * GROUPS + group))
                 tma.async_load(v_desc, [b_kv, h_kv, row, 0], ready, v_s.index(held * GROUPS + group))
-            for j in range(0, batches * G):
-                b, h, some, end, at, at_full, m0 = queries_of_keys(
-                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M
-                )
-                for i in range(0, end):
-                    following = first_row(i + 1, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+            begin, stop, part = heads_of_unit(owner, batches * G, split)
+            for j in range(begin, stop):
+                b, h, some, at, at_full, share, m0 = queries_of_keys(
+                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, part, split,
+                    SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M,
+                )  # fmt: skip
+                for i in range(share[0], share[2]):
+                    following = first_row(i + 1, some, share[2], at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                     stage = count % STAGES
                     mbarrier.wait(free.index(stage), (count // STAGES + 1) & 1)
                     mbarrier.expect(q_ready.index(stage), q_desc.nbytes_per_cta + lse_desc.nbytes_per_cta)
@@ -104,7 +120,7 @@ if common_gluon.gluon is not None:
 
     @gluon.jit
     def gradient_tiles(
-        begin, end, stop, m0, dk, dv, count, k, v, ring, GROUP: gl.constexpr, ds_desc, slot, n0, some, at, at_full,
+        begin, end, stop, m0, dk, dv, count, k, v, ring, GROUP: gl.constexpr, ds_desc, slot, n0, split, some, at, at_full,
         M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
         SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr, STORE: gl.constexpr,
         EDGE_M: gl.constexpr, SPARSE: gl.constexpr, SPARSE_M: gl.constexpr, TILES_M: gl.constexpr,
@@ -148,7 +164,7 @@ if common_gluon.gluon is not None:
                 tma.store_wait(1)  # the one before last has left this buffer
                 mine.reshape([k.shape[0], BLOCK_M]).store(ds)
                 fence_async_shared()
-                tma.async_store(ds_desc, [slot, n0, m0], mine)
+                tma.async_store(ds_desc, [slot, n0, column_of(m0, split)], mine)
             dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
             mbarrier.arrive(free.index(stage))
             m0 = following
@@ -158,7 +174,7 @@ if common_gluon.gluon is not None:
     @gluon.jit
     def gradients(
         ring, ds_desc, dk_ptr, dv_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-        tiles_n, batches, first, items,
+        tiles_n, batches, first, items, split,
         stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, GROUP: gl.constexpr,
         SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr, STORE: gl.constexpr,
         D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr,
@@ -177,7 +193,9 @@ if common_gluon.gluon is not None:
         offs_m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout_s))
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            tile, pair, b_kv, h_kv = keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST, BACK_AND_FORTH)
+            tile, owner, pair, b_kv, h_kv = keys_of_program(
+                turn, tiles_n, items, first, Hkv, split, TILES_FIRST, BACK_AND_FORTH
+            )
             n0 = (tile * GROUPS + GROUP) * ROWS
             n = gl.minimum(gl.expand_dims(n0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout_s)), 1), N - 1)
             dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout_k)
@@ -186,36 +204,45 @@ if common_gluon.gluon is not None:
             k = k_s.index(held * GROUPS + GROUP).reshape([ROWS, BLOCK_D])
             v = v_s.index(held * GROUPS + GROUP).reshape([ROWS, BLOCK_DV])
             mbarrier.wait(kv_ready.index(held), turn // KEPT & 1)
-            for j in range(0, batches * G):
-                slot = pair * batches * G + j
-                b, h, some, end, at, at_full, m0 = queries_of_keys(
-                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M
-                )
-                begin = 0  # with no mask mod a partial block is as good as a full one
+            before = count
+            begin, stop, part = heads_of_unit(owner, batches * G, split)
+            for j in range(begin, stop):
+                slot = slot_of(pair, j, batches, G, split)
+                b, h, some, at, at_full, share, m0 = queries_of_keys(
+                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, part, split,
+                    SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M,
+                )  # fmt: skip
+                unmasked = share[0]  # with no mask mod a partial block is as good as a full one
                 if MASK_MOD is not None:
-                    begin = some
+                    unmasked = share[1]
                     m0, dk, dv, count = gradient_tiles(
-                        0, some, end, m0, dk, dv, count, k, v, ring, GROUP, ds_desc, slot, n0, some, at, at_full,
+                        share[0], share[1], share[2], m0, dk, dv, count, k, v, ring, GROUP, ds_desc, slot, n0, split,
+                        some, at, at_full,
                         M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
                         SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, EDGE_M, SPARSE, SPARSE_M, TILES_M, BLOCK_M, STAGES,
                         layout_a, layout_b,
                     )  # fmt: skip
                 m0, dk, dv, count = gradient_tiles(
-                    begin, end, end, m0, dk, dv, count, k, v, ring, GROUP, ds_desc, slot, n0, some, at, at_full,
+                    unmasked, share[2], share[2], m0, dk, dv, count, k, v, ring, GROUP, ds_desc, slot, n0, split,
+                    some, at, at_full,
                     M, scale, unit, b, h, n, offs_m, score_tables, mask_tables,
                     SCORE_MOD, SCORE_GRADIENT, None, STORE, EDGE_M, SPARSE, SPARSE_M, TILES_M, BLOCK_M, STAGES,
                     layout_a, layout_b,
                 )  # fmt: skip
             mbarrier.arrive(kv_free.index(held))
-            store_rows(dk * scale, dk_ptr, b_kv, h_kv, n0, N, D, stride_dkb, stride_dkh, stride_dkn, stride_dkd)
-            store_rows(dv, dv_ptr, b_kv, h_kv, n0, N, DV, stride_dvb, stride_dvh, stride_dvn, stride_dvd)
+            if split is None:
+                store_rows(dk * scale, dk_ptr, b_kv, h_kv, n0, N, D, stride_dkb, stride_dkh, stride_dkn, stride_dkd)
+                store_rows(dv, dv_ptr, b_kv, h_kv, n0, N, DV, stride_dvb, stride_dvh, stride_dvn, stride_dvd)
+            elif count - before + split.fresh > 0:
+                add_rows(dk, dk_ptr, owner, n0, N, split.fresh, D)
+                add_rows(dv, dv_ptr, owner, n0, N, split.fresh, DV)
         if STORE:
             tma.store_wait(0)
 
     @gluon.jit
     def attention_dkdv_hopper_kernel(
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ds_desc, dk_ptr, dv_ptr, partial, full,
-        score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items,
+        score_tables, mask_tables, split, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items,
         stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
         SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr, STORE: gl.constexpr,
         D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr,
@@ -253,7 +280,7 @@ if common_gluon.gluon is not None:
             [
                 (gradients, (
                     ring, ds_desc, dk_ptr, dv_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-                    tiles_n, batches, first, items,
+                    tiles_n, batches, first, items, split,
                     stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 0,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M,
                     EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
@@ -261,7 +288,7 @@ if common_gluon.gluon is not None:
                 )),
                 (gradients, (
                     ring, ds_desc, dk_ptr, dv_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-                    tiles_n, batches, first, items,
+                    tiles_n, batches, first, items, split,
                     stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 1,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, STORE, D, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M,
                     EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES,
@@ -269,7 +296,7 @@ if common_gluon.gluon is not None:
                 )),
                 (load_tiles, (
                     q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, partial, full, M, Hkv, G, tiles_n, batches,
-                    first, items, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M, BLOCK_M, ROWS, GROUPS, STAGES,
+                    first, items, split, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M, BLOCK_M, ROWS, GROUPS, STAGES,
                     KEPT, TILES_FIRST, BACK_AND_FORTH,
                 )),
             ],
@@ -278,15 +305,15 @@ if common_gluon.gluon is not None:
         )  # fmt: skip
 
 
-def _prepare(p, count, strides_of_do, STORE):
-    """``(programs, sizes, items, compile-time arguments, how the tensors are read)``."""
+def _prepare(p, units, strides_of_do, STORE, lengths=None):
+    """``(programs, sizes, items, compile-time arguments, how the tensors are read)``; lengths: of the items of a unit."""
     BLOCK_M, BLOCK_N = tiles(p)
     tiles_n = cdiv(p.N, BLOCK_N)
-    items = count * tiles_n
+    items = units * tiles_n
     programs = min(items, dealing.multiprocessors(p.device))
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared
-    static = dealing.order(count, tiles_n, 1, programs) | compile_time(p) | {"num_warps": 4, "maxnreg": 168}
-    constants = Constants(STORE=STORE, **static)
+    order = dealing.order(units, tiles_n, 1, programs) if lengths is None else dealing.order_of(lengths, units, programs)
+    constants = Constants(STORE=STORE, **order, **compile_time(p, lengths is not None), num_warps=4, maxnreg=168)
     row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     rows = Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout))
     kept = Descriptors(lambda ds: fit.descriptor(ds, [1, fit.ROWS, BLOCK_M]))
@@ -295,23 +322,33 @@ def _prepare(p, count, strides_of_do, STORE):
 
 def launch_dkdv(p, x, do, rows, dk, dv, ds, first, count):
     """Launch the kernel for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace, or ``None``."""
-    programs, sizes, items, constants, queries, gradients, keys, values, row, kept = p.remember(
-        _prepare, count, do.stride(), ds is not None
-    )
-    partial, full = x.transposed
+    prepared = p.remember(_prepare, count, do.stride(), ds is not None)
+    _launch(p, x, do, rows, dk, dv, ds, first, prepared, x.transposed, None)
+
+
+def launch_split(p, x, do, rows, parts, ds, first, units, lists, split, lengths):
+    """Launch it for the units of a ``dealing.Split``, which leave sums in ``parts``; lists: the band's ``transposed``."""
+    prepared = p.remember(_prepare, units, do.stride(), True, lengths)
+    _launch(p, x, do, rows, *parts, ds, first, prepared, lists, split)
+
+
+def _launch(p, x, do, rows, dk, dv, ds, first, prepared, lists, split):
+    programs, sizes, items, constants, queries, gradients, keys, values, row, kept = prepared
+    strides = (*dk.stride(), *dv.stride()) if split is None else (0,) * 8
     launch(
         wide_kernel.attention_dkdv_wide_hopper_kernel if wide(p) else attention_dkdv_hopper_kernel,
         programs,
         queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), kept(ds), dk, dv,
-        partial, full, x.score_tables, x.mask_tables, *sizes, first, items, *dk.stride(), *dv.stride(),
+        *lists, x.score_tables, x.mask_tables, split and split.given(), *sizes, first, items, *strides,
         outputs=(dk, dv, ds),
         constants=constants,
     )  # fmt: skip
 
 
-def compile_time(p):
+def compile_time(p, split):
     """The kernel's compile-time arguments but STORE and the order of items."""
     BLOCK_M, BLOCK_N = tiles(p)
+    kept = 1 if max(p.D, p.Dv) > 64 and (split or p.N > KEPT_TO) else KEPT
     return {
         **p.mods(),
         "D": p.D,
@@ -325,5 +362,5 @@ def compile_time(p):
         "BLOCK_DV": columns(p.Dv),
         "ROWS": fit.ROWS,
         "STAGES": options(p)["STAGES"],
-        **({} if wide(p) else {"GROUPS": fit.GROUPS, "KEPT": KEPT}),
+        **({} if wide(p) else {"GROUPS": fit.GROUPS, "KEPT": kept}),
     }

@@ -1,6 +1,7 @@
 """Work items: in which order they are dealt to the programs, and which tiles one of them visits."""
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,27 @@ if common_gluon.gluon is not None:
 ORDERS = [(False, False), (False, True), (True, True)]
 
 
+class Split(NamedTuple):
+    """What of a key head's work a launch has, and into how many items it cuts a tile of keys; ``None`` is all of it, in one.
+
+    begin, heads: the launch has heads of queries begin ... begin + heads - 1 of those that read a key head, of all its batch
+    rows, and of them the queries band ... stop - 1. slices, parts: an item has one of ``slices`` equal shares of these heads,
+    and of each head's walk one of ``parts`` equal shares. fresh: 1 if no launch before has left sums of the same items.
+    """
+
+    begin: Any
+    heads: Any
+    slices: Any
+    parts: Any
+    band: Any
+    stop: Any
+    fresh: Any
+
+    def given(self):
+        """To a kernel, every number times 16: Triton would compile anew for 1, and for multiples of 16, of any of them."""
+        return self._make(16 * number for number in self)
+
+
 @lru_cache
 def order(groups, tiles, together, programs):
     """The compile-time arguments that say how items are dealt to the programs.
@@ -23,21 +45,26 @@ def order(groups, tiles, together, programs):
     The first of ``ORDERS`` whose longest share of a causal mask, in which each tile is a block shorter than the one before,
     is at most 5 % longer than the best one's. Items of ``together`` heads that share keys are equally long.
     """
-    # numpy: a default device of torch must neither hold this nor be waited for
-    lengths = np.arange(tiles, 0, -1) + 1  # an item costs a block's time for what is not its blocks
-    per_head = np.tile(lengths.repeat(together), groups)
-    per_tile = lengths.repeat(together * groups)
+    lengths = tuple(range(tiles + 1, 1, -1))  # an item costs a block's time for what is not its blocks
+    return order_of(lengths, groups, programs, together)
 
-    def longest(TILES_FIRST, BACK_AND_FORTH):
-        dealt = per_tile if TILES_FIRST else per_head
-        rounds = np.pad(dealt, (0, -len(dealt) % max(programs, 1))).reshape(-1, max(programs, 1))
-        if BACK_AND_FORTH:
-            rounds[1::2] = rounds[1::2, ::-1].copy()
-        return int(rounds.sum(0).max())
 
-    shares = {names: longest(*names) for names in ORDERS}
+@lru_cache
+def order_of(lengths, groups, programs, together=1):
+    """``order`` of items of these lengths."""
+    shares = {names: max(shares_of(lengths, groups, programs, *names, together), default=0) for names in ORDERS}
     best = next(names for names in ORDERS if shares[names] <= 1.05 * min(shares.values()))
     return dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), best, strict=True))
+
+
+def shares_of(lengths, groups, programs, TILES_FIRST, BACK_AND_FORTH, together=1):
+    """How long each program works on items of these lengths."""
+    lengths = np.asarray(lengths)  # numpy: a default device of torch must neither hold this nor be waited for
+    dealt = lengths.repeat(together * groups) if TILES_FIRST else np.tile(lengths.repeat(together), groups)
+    rounds = np.pad(dealt, (0, -len(dealt) % max(programs, 1))).reshape(-1, max(programs, 1))
+    if BACK_AND_FORTH:
+        rounds[1::2] = rounds[1::2, ::-1].copy()
+    return rounds.sum(0)
 
 
 if common_gluon.gluon is not None:
@@ -67,12 +94,65 @@ if common_gluon.gluon is not None:
             return item % tiles_n, item // tiles_n
 
     @gluon.jit
-    def keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr):
-        """``(tile of keys, pair, batch row of keys, key head)`` of this program's item number ``turn``; the launch's pairs
-        count from ``first``."""
+    def pair_of(unit, split):
+        """The pair of batch row and key head that a unit, ``pair * pieces + piece``, belongs to."""
+        if split is None:
+            return unit
+        else:
+            return unit // (split.slices // 16 * (split.parts // 16))
+
+    @gluon.jit
+    def keys_of_program(turn, tiles_n, items, first, Hkv, split, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr):
+        """``(tile of keys, unit)`` of this program's item number ``turn``, then of the unit ``(pair, batch row of keys, key
+        head)``; the launch's pairs count from ``first``."""
         item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-        tile, pair = item_of_keys(item, tiles_n, items, TILES_FIRST)
-        return tile, pair, (first + pair) // Hkv, (first + pair) % Hkv
+        tile, unit = item_of_keys(item, tiles_n, items, TILES_FIRST)
+        pair = pair_of(unit, split)
+        return tile, unit, pair, (first + pair) // Hkv, (first + pair) % Hkv
+
+    @gluon.jit
+    def heads_of_unit(unit, each, split):
+        """``(first head of queries, last + 1, part of their walks)`` of a unit, of the ``each`` that read a key head."""
+        if split is None:
+            return 0, each, 0
+        else:
+            slices, parts = split.slices // 16, split.parts // 16
+            begin, heads = split.begin // 16, split.heads // 16
+            piece = unit % (slices * parts)
+            share = piece // parts
+            return begin + heads * share // slices, begin + heads * (share + 1) // slices, piece % parts
+
+    @gluon.jit
+    def share_of_walk(some, end, part, split, SPARSE: gl.constexpr, BLOCK: gl.constexpr):
+        """``(first tile, first tile that is not masked, last tile + 1)`` of a part of a walk of ``end`` tiles, of which
+        ``some`` are masked; a block mask's lists are already the band's alone."""
+        if split is None:
+            return 0, some, end
+        else:
+            parts = split.parts // 16
+            first = 0
+            if not SPARSE:
+                first = split.band // 16 // BLOCK
+                end = gl.minimum(end, gl.cdiv(split.stop // 16, BLOCK))
+            begin = first + (end - first) * part // parts
+            stop = first + (end - first) * (part + 1) // parts
+            return begin, gl.minimum(gl.maximum(some, begin), stop), stop
+
+    @gluon.jit
+    def slot_of(pair, j, batches, G, split):
+        """Where in the workspace ds of a pair's j-th head of queries lies."""
+        if split is None:
+            return pair * batches * G + j
+        else:
+            return pair * (split.heads // 16) + j - split.begin // 16
+
+    @gluon.jit
+    def column_of(m0, split):
+        """And of its queries m0 ..."""
+        if split is None:
+            return m0
+        else:
+            return m0 - split.band // 16
 
     @gluon.jit
     def lists_of(b, h, r, partial, full, length, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES: gl.constexpr,
@@ -103,12 +183,14 @@ if common_gluon.gluon is not None:
 
     @gluon.jit
     def queries_of_keys(
-        j, r, b_kv, h_kv, batches, G, partial, full, M, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr,
+        j, r, b_kv, h_kv, batches, G, partial, full, M, part, split, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr,
         SPARSE_M: gl.constexpr, TILES_M: gl.constexpr, BLOCK_M: gl.constexpr,
     ):  # fmt: skip
-        """``(b, h, tiles to mask, all tiles, where the two lists begin, first tile's first row)`` of block column r: of the
-        j-th head of queries, of ``batches`` rows of G heads, that reads a head of keys."""
+        """``(b, h, tiles to mask, where the two lists begin, the item's share of the walk, its first tile's first row)`` of
+        block column r: of the j-th head of queries, of ``batches`` rows of G heads, that reads a head of keys."""
         b = b_kv * batches + j // G
         h = h_kv * G + j % G
         some, end, at, at_full = lists_of(b, h, r, partial, full, M, SPARSE, HAS_FULL, TILES_M, BLOCK_M)
-        return b, h, some, end, at, at_full, first_row(0, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+        share = share_of_walk(some, end, part, split, SPARSE, BLOCK_M)
+        m0 = first_row(share[0], some, share[2], at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+        return b, h, some, at, at_full, share, m0

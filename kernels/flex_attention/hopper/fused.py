@@ -8,7 +8,7 @@ from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
 from kernels.common.launch import Constants, launch
 from kernels.flex_attention import problem
-from kernels.flex_attention.hopper import dealing, fit, fused_kernel, walks
+from kernels.flex_attention.hopper import dealing, fit, fused_kernel, parts, walks
 from kernels.flex_attention.portable import stored_ds
 from kernels.flex_attention.problem import cdiv
 
@@ -49,11 +49,16 @@ def options(p):
 
 def reason_not(p, tma=True):
     """Why this kernel cannot take the call, as text, or ``None``; tma: whether TMA can read the gradient of o."""
+    return unfit(p, tma) or slower(p)
+
+
+def unfit(p, tma=True):
+    """The same, whatever is faster."""
     why = fit.unfit(p, "backward_hopper", "bwd_", 128, tma and p.tma("query", "key", "value"))
     BLOCK_M = options(p)["BLOCK_M"]
     if why is None and p.sparse and (p.SPARSE_N % BLOCK_N or p.SPARSE_M % BLOCK_M):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
-    return why or slower(p)
+    return why
 
 
 def slower(p):
@@ -67,6 +72,8 @@ def slower(p):
     """
     if p.options.get("WORKSPACE", 1) == 0:
         return "kernel_options allow no WORKSPACE"
+    if "WORKSPACE" in p.options and bytes_of(p) > workspace(p):
+        return f"dq's sums for a key head take {bytes_of(p)} bytes, more than the WORKSPACE of kernel_options"
     if 0 < options(p)["FROM"] <= p.N:
         return None
     heads = p.remember(stored_ds.heads)
@@ -78,15 +85,36 @@ def slower(p):
     return f"the workspace holds ds of {heads} key heads, enough for a launch"
 
 
+def workspace(p):
+    """Bytes for the sums of dq."""
+    return p.options.get("WORKSPACE", WORKSPACE)
+
+
+def at_once(p, slices=1):
+    """How many pairs of batch row and key head a launch has: of which dq's sums fit, at least one; and of several slices,
+    those of dk and dv in parts with them, maybe none."""
+    size = bytes_of(p)
+    most = min(p.Bkv * p.Hkv, max(1, workspace(p) // max(size, 1)))
+    room = workspace(p) + parts.most(workspace(p))
+    return most if slices == 1 else min(most, room // max(size + slices * parts.bytes_of(p), 1))
+
+
+def bytes_of(p):
+    """Of dq's sums for one pair of batch row and key head."""
+    BLOCK_M, WIDTH = options(p)["BLOCK_M"], options(p)["WIDTH"]
+    return p.shared * p.G * p.remember(_blocks) * WIDTH * columns(p.D, BLOCK_M, WIDTH) * 4
+
+
+def _blocks(p):
+    """Blocks of WIDTH queries of a head in dq's sums."""
+    multiple = max(p.SPARSE_M, 128)
+    return cdiv(p.M, multiple) * multiple // options(p)["WIDTH"]
+
+
 def _prepare(p):
-    """``(sizes of the sums, pairs at a time, compile-time arguments of ``dq_kernel``, how the tensors are given)``."""
+    """``(sizes of the sums, compile-time arguments of ``dq_kernel``, how the tensors are given)``."""
     BLOCK_M, WIDTH, ROWS = options(p)["BLOCK_M"], options(p)["WIDTH"], fit.ROWS
     BLOCK_D = columns(p.D, BLOCK_M, WIDTH)
-    pairs, each = p.Bkv * p.Hkv, p.shared * p.G
-    multiple = max(p.SPARSE_M, 128)
-    blocks = cdiv(p.M, multiple) * multiple // WIDTH
-    size = each * blocks * WIDTH * BLOCK_D * 4
-    at_once = min(pairs, max(1, p.options.get("WORKSPACE", WORKSPACE) // max(size, 1)))
     row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     dq_layout = gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32)
     given = (
@@ -95,7 +123,7 @@ def _prepare(p):
         Descriptors(lambda s: TensorDescriptor(s, list(s.shape), list(s.stride()), [64, WIDTH], dq_layout)),
     )  # fmt: skip
     to_dq = {"D": p.D, "BLOCK_D": BLOCK_D, "WIDTH": WIDTH, "BLOCK_M": BLOCK_M}
-    return blocks, at_once, to_dq, given
+    return p.remember(_blocks), to_dq, given
 
 
 def _constants(p, back_and_forth):
@@ -107,28 +135,36 @@ def _gradient(p, strides):
     return fit.described(options(p)["BLOCK_M"])
 
 
-def gradients_of(p, x, do, rows, dq, dk, dv):
-    """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE."""
-    blocks, at_once, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
+def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
+    """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE; the
+    heads of queries of a pair are shared out among ``slices`` items."""
+    blocks, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
+    most = p.remember(at_once, slices)
+    split, into = None, (dk, dv)
+    if slices > 1:
+        split = dealing.Split(0, p.shared * p.G, slices, 1, 0, p.M, 1)
+        into = parts.sums(most * slices, p, x.query.device)
+    strides = (*dk.stride(), *dv.stride()) if split is None else (0,) * 8
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     WIDTH, tiles_n = to_dq["WIDTH"], cdiv(p.N, BLOCK_N)
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
-    sums = new(at_once * each * blocks * to_dq["BLOCK_D"], WIDTH, dtype=torch.float32)
-    counters = new(at_once * each, blocks * WIDTH // to_dq["BLOCK_M"], dtype=torch.int32)
+    sums = new(most * each * blocks * to_dq["BLOCK_D"], WIDTH, dtype=torch.float32)
+    counters = new(most * each, blocks * WIDTH // to_dq["BLOCK_M"], dtype=torch.int32)
     walk, gradients = walks.walk_of(p, x), p.remember(_gradient, do.stride())
-    for first in range(0, pairs, at_once):
-        count = min(at_once, pairs - first)
-        items = count * tiles_n
+    for first in range(0, pairs, most):
+        count = min(most, pairs - first)
+        items = count * slices * tiles_n
         programs = min(items, dealing.multiprocessors(p.device))
-        bundle, back_and_forth = walks.dealt(count, tiles_n, programs, p.sparse)
+        heads = None if split is None else cdiv(each, slices)
+        bundle, back_and_forth = walks.dealt(count * slices, tiles_n, programs, p.sparse, heads)
         counters.zero_()
         launch(
             fused_kernel.attention_gradients_hopper_kernel,
             (programs,),
             queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
-            counters, dk, dv, walk, x.score_tables, x.mask_tables, p.scale, p.unit, p.M, p.N, p.Hkv, p.G,
-            tiles_n, p.shared, first, items, bundle, blocks, *dk.stride(), *dv.stride(),
-            outputs=(dk, dv), constants=p.remember(_constants, back_and_forth),
+            counters, *into, walk, x.score_tables, x.mask_tables, split and split.given(),
+            p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared, first, items, bundle, blocks, *strides,
+            outputs=into, constants=p.remember(_constants, back_and_forth),
         )  # fmt: skip
         launch(
             dq_kernel,
@@ -136,6 +172,8 @@ def gradients_of(p, x, do, rows, dq, dk, dv):
             sums, counters, dq, p.scale, p.M, p.Hq, first * each, blocks, *dq.stride(),
             outputs=(dq,), **to_dq,
         )  # fmt: skip
+        if split is not None:
+            parts.add_up(p, into, slices, dk, dv, first, count)
 
 
 def columns(D, BLOCK_M, WIDTH):

@@ -32,22 +32,24 @@ if common_gluon.gluon is not None:
         warpgroup_mma_wait,
     )
 
-    from kernels.flex_attention.hopper.dealing import items_of_program, place
+    from kernels.flex_attention.hopper.dealing import heads_of_unit, items_of_program, pair_of, place
     from kernels.flex_attention.hopper.forward import store_rows
+    from kernels.flex_attention.hopper.parts import add_rows
     from kernels.flex_attention.hopper.walks import bundled, entries_of, visit
 
     @gluon.jit
     def load_tiles(
-        q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, walk, M, Hkv, G, tiles_n, batches, first, items, BUNDLE,
-        SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr, SPARSE_M: gl.constexpr, BLOCK_M: gl.constexpr,
-        ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
+        q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, walk, M, Hkv, G, tiles_n, batches, first, items,
+        split, BUNDLE, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr, SPARSE_M: gl.constexpr,
+        BLOCK_M: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """The copying warp: an item's keys and values, then tiles of queries with lse, and of gradients with delta."""
         q_s, do_s, k_s, v_s, lse_s, delta_s, kv_ready, kv_free, q_ready, do_ready, free = ring
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
             item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, pair = bundled(item, tiles_n, items, BUNDLE)
+            tile, owner = bundled(item, tiles_n, items, BUNDLE)
+            pair = pair_of(owner, split)
             b_kv = (first + pair) // Hkv
             h_kv = (first + pair) % Hkv
             mbarrier.wait(kv_free, (turn + 1) & 1)
@@ -56,7 +58,8 @@ if common_gluon.gluon is not None:
                 row = (tile * GROUPS + group) * ROWS
                 tma.async_load(k_desc, [b_kv, h_kv, row, 0], kv_ready, k_s.index(group))
                 tma.async_load(v_desc, [b_kv, h_kv, row, 0], kv_ready, v_s.index(group))
-            for j in range(0, batches * G):
+            begin, stop, part = heads_of_unit(owner, batches * G, split)
+            for j in range(begin, stop):
                 b = b_kv * batches + j // G
                 h = h_kv * G + j % G
                 end, at = entries_of(b, h, tile, walk, M, SPARSE, TILES_M, TILES_N, BLOCK_M)
@@ -76,19 +79,21 @@ if common_gluon.gluon is not None:
 
     @gluon.jit
     def send_tiles(
-        dq_desc, counters, sinks, walk, M, Hkv, G, tiles_n, batches, first, items, BUNDLE, blocks, PARITY: gl.constexpr,
-        SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr, SPARSE_M: gl.constexpr, BLOCK_M: gl.constexpr,
-        WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, GROUPS: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
+        dq_desc, counters, sinks, walk, M, Hkv, G, tiles_n, batches, first, items, split, BUNDLE, blocks,
+        PARITY: gl.constexpr, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr, SPARSE_M: gl.constexpr,
+        BLOCK_M: gl.constexpr, WIDTH: gl.constexpr, BLOCK_D: gl.constexpr, GROUPS: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
         """One of the two warps that send dq: every second tile, when the tile's counter says that it is next."""
         dq_s, dq_ready, dq_free = sinks
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
             item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, pair = bundled(item, tiles_n, items, BUNDLE)
+            tile, owner = bundled(item, tiles_n, items, BUNDLE)
+            pair = pair_of(owner, split)
             b_kv = (first + pair) // Hkv
             h_kv = (first + pair) % Hkv
-            for j in range(0, batches * G):
+            begin, stop, part = heads_of_unit(owner, batches * G, split)
+            for j in range(begin, stop):
                 b = b_kv * batches + j // G
                 h = h_kv * G + j % G
                 slot = pair * batches * G + j
@@ -309,7 +314,7 @@ if common_gluon.gluon is not None:
     @gluon.jit
     def gradients(
         ring, exchange, sinks, dk_ptr, dv_ptr, walk, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-        tiles_n, batches, first, items, BUNDLE,
+        tiles_n, batches, first, items, split, BUNDLE,
         stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, GROUP: gl.constexpr,
         SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr,
         D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
@@ -330,7 +335,8 @@ if common_gluon.gluon is not None:
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
             item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, pair = bundled(item, tiles_n, items, BUNDLE)
+            tile, owner = bundled(item, tiles_n, items, BUNDLE)
+            pair = pair_of(owner, split)
             b_kv = (first + pair) // Hkv
             h_kv = (first + pair) % Hkv
             n0 = (tile * GROUPS + GROUP) * ROWS
@@ -338,7 +344,9 @@ if common_gluon.gluon is not None:
             dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout_k)
             dv = gl.zeros([ROWS, BLOCK_DV], gl.float32, layout_v)
             mbarrier.wait(kv_ready, turn & 1)
-            for j in range(0, batches * G):
+            before = count
+            begin, stop, part = heads_of_unit(owner, batches * G, split)
+            for j in range(begin, stop):
                 b = b_kv * batches + j // G
                 h = h_kv * G + j % G
                 end, at = entries_of(b, h, tile, walk, M, SPARSE, TILES_M, TILES_N, BLOCK_M)
@@ -349,13 +357,17 @@ if common_gluon.gluon is not None:
                     BLOCK_M, BLOCK_D, WIDTH, ROWS, GROUPS, STAGES, layout_a, layout_b,
                 )  # fmt: skip
             mbarrier.arrive(kv_free)
-            store_rows(dk * scale, dk_ptr, b_kv, h_kv, n0, N, D, stride_dkb, stride_dkh, stride_dkn, stride_dkd)
-            store_rows(dv, dv_ptr, b_kv, h_kv, n0, N, DV, stride_dvb, stride_dvh, stride_dvn, stride_dvd)
+            if split is None:
+                store_rows(dk * scale, dk_ptr, b_kv, h_kv, n0, N, D, stride_dkb, stride_dkh, stride_dkn, stride_dkd)
+                store_rows(dv, dv_ptr, b_kv, h_kv, n0, N, DV, stride_dvb, stride_dvh, stride_dvn, stride_dvd)
+            elif count - before + split.fresh > 0:
+                add_rows(dk, dk_ptr, owner, n0, N, split.fresh, D)
+                add_rows(dv, dv_ptr, owner, n0, N, split.fresh, DV)
 
     @gluon.jit(do_not_specialize=["Hkv", "tiles_n", "first", "items", "BUNDLE", "blocks"])
     def attention_gradients_hopper_kernel(
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, dq_desc, counters, dk_ptr, dv_ptr, walk,
-        score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items, BUNDLE, blocks,
+        score_tables, mask_tables, split, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items, BUNDLE, blocks,
         stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
         SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr,
         D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
@@ -403,28 +415,29 @@ if common_gluon.gluon is not None:
             [
                 (gradients, (
                     ring, exchange, sinks, dk_ptr, dv_ptr, walk, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-                    tiles_n, batches, first, items, BUNDLE,
+                    tiles_n, batches, first, items, split, BUNDLE,
                     stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 0,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, D, DV, SPARSE, TILES_M, TILES_N, SPARSE_M,
                     EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, WIDTH, ROWS, GROUPS, STAGES, OVERLAP, BACK_AND_FORTH,
                 )),
                 (gradients, (
                     ring, exchange, sinks, dk_ptr, dv_ptr, walk, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-                    tiles_n, batches, first, items, BUNDLE,
+                    tiles_n, batches, first, items, split, BUNDLE,
                     stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd, 1,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, D, DV, SPARSE, TILES_M, TILES_N, SPARSE_M,
                     EDGE_M, BLOCK_M, BLOCK_D, BLOCK_DV, WIDTH, ROWS, GROUPS, STAGES, OVERLAP, BACK_AND_FORTH,
                 )),
                 (load_tiles, (
                     q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, walk, M, Hkv, G, tiles_n, batches,
-                    first, items, BUNDLE, SPARSE, TILES_M, TILES_N, SPARSE_M, BLOCK_M, ROWS, GROUPS, STAGES, BACK_AND_FORTH,
+                    first, items, split, BUNDLE, SPARSE, TILES_M, TILES_N, SPARSE_M, BLOCK_M, ROWS, GROUPS, STAGES,
+                    BACK_AND_FORTH,
                 )),
                 (send_tiles, (
-                    dq_desc, counters, sinks, walk, M, Hkv, G, tiles_n, batches, first, items, BUNDLE, blocks, 0,
+                    dq_desc, counters, sinks, walk, M, Hkv, G, tiles_n, batches, first, items, split, BUNDLE, blocks, 0,
                     SPARSE, TILES_M, TILES_N, SPARSE_M, BLOCK_M, WIDTH, BLOCK_D, GROUPS, BACK_AND_FORTH,
                 )),
                 (send_tiles, (
-                    dq_desc, counters, sinks, walk, M, Hkv, G, tiles_n, batches, first, items, BUNDLE, blocks, 1,
+                    dq_desc, counters, sinks, walk, M, Hkv, G, tiles_n, batches, first, items, split, BUNDLE, blocks, 1,
                     SPARSE, TILES_M, TILES_N, SPARSE_M, BLOCK_M, WIDTH, BLOCK_D, GROUPS, BACK_AND_FORTH,
                 )),
             ],

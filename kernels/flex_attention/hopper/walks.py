@@ -28,19 +28,26 @@ def walk_of(p, x):
     """
     if not p.sparse:
         return None
+    return kept(p, x, "walk", lambda: _walk(p, x))
+
+
+def kept(p, x, name, make):
+    """``make()``, made once for as long as the lists of x's mask live and nobody writes to them."""
     given = x.lists
     lists = [given.get(name) for name in LISTS]
     capturing = lists[0].is_cuda and torch.cuda.is_current_stream_capturing()
     state = (p.M, p.N, *((None if t is None else (t.data_ptr(), t._version, t.shape)) for t in lists))
     with _lock:
         known = _remembered.get(lists[0])
-        if known is not None and known[0] == state:
-            return known[1]
-    walk = _walk(p, x)
+        if known is not None and known[0] == state and name in known[1]:
+            return known[1][name]
+    made = make()
     if not capturing:  # a graph's memory is filled when it is replayed
         with _lock:
-            _remembered[lists[0]] = (state, walk)
-    return walk
+            known = _remembered.get(lists[0])
+            others = known[1] if known is not None and known[0] == state else {}
+            _remembered[lists[0]] = state, others | {name: made}
+    return made
 
 
 LISTS = ("kv_indices", "kv_num_blocks", "full_kv_indices", "full_kv_num_blocks")
@@ -70,30 +77,43 @@ LAG = 1.2  # tiles' time from one key tile's visit to the earliest visit of the 
 
 
 @lru_cache
-def dealt(pairs, tiles, programs, masked):
+def dealt(pairs, tiles, programs, masked, heads=None):
     """``(BUNDLE, BACK_AND_FORTH)``: the order of items that ends first, by a simulation of who waits for whom.
 
     BUNDLE pairs are at work together, all their first key tiles, then all their second ones. The more there are, the fewer
     key tiles of one pair run at a time, which wait for each other; the fewer, the more tiles of queries are found in the
-    cache. The smallest BUNDLE within 2 % of the best is taken. Under a mask items are taken for a causal mask's.
+    cache. The smallest BUNDLE within 2 % of the best is taken. Under a mask items are taken for a causal mask's. heads: of
+    units that share out a pair's heads, how many an item visits one after another; such units are small, and so BUNDLE is
+    not.
     """
     if not pairs or not tiles:
         return 1, False
-    bundles = sorted({cdiv(pairs, parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if parts <= pairs})
-    lengths = 2.0 * (np.arange(tiles, 0, -1) if masked else np.full(tiles, tiles)) + 1  # and one for what is not its tiles
-    ends = {(b, back): _end(pairs, lengths, programs, b, back) for b in bundles for back in (False, True)}
+    bundles = {cdiv(pairs, parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if parts <= pairs}
+    if heads is not None:
+        bundles = {bundle for bundle in bundles if bundle >= min(pairs, 16)}
+    orders = [(bundle, back) for bundle in sorted(bundles) for back in (False, True)]
+    ends = {names: end_of(pairs, tiles, programs, masked, heads or 1, *names) for names in orders}
     return next(names for names in ends if ends[names] <= 1.02 * min(ends.values()))
 
 
-def _end(pairs, lengths, programs, bundle, back_and_forth):
-    """When the last program ends: a key tile begins when its program is free, LAG after the pair's key tile before it."""
+@lru_cache
+def end_of(pairs, tiles, programs, masked, heads, bundle, back_and_forth):
+    """When the last program ends, in tiles of queries, in one order."""
+    lengths = 2.0 * (np.arange(tiles, 0, -1) if masked else np.full(tiles, tiles)) + 1  # and one for what is not its tiles
+    return _end(pairs, lengths, programs, bundle, back_and_forth, heads)
+
+
+def _end(pairs, lengths, programs, bundle, back_and_forth, heads=1):
+    """When the last program ends: a key tile begins when its program is free, LAG after the pair's key tile before it; and so
+    it does with every head of queries that it visits. Under a causal mask the key tile before it is longer with each head:
+    items of several heads go at the pace of the longest that is at work."""
     tiles = len(lengths)
     items = np.arange(pairs * tiles)
     first = items // (bundle * tiles) * bundle
     here = np.minimum(bundle, pairs - first)
     inside = items - first * tiles
     tile = inside // here
-    begins = np.zeros(len(items))
+    begins = np.zeros((heads, len(items)))
     free = np.zeros(programs)
     for begin in range(0, len(items), programs):
         end = min(begin + programs, len(items))
@@ -106,9 +126,12 @@ def _end(pairs, lengths, programs, bundle, back_and_forth):
             who = order[at - begin : stop - begin]
             starts = free[who]
             waits = tile[at:stop] > 0
-            before = begins[items[at:stop] - here[at:stop]] + LAG
-            starts = np.where(waits, np.maximum(starts, before), starts)
-            begins[at:stop] = starts
+            for head in range(heads):
+                if head:
+                    starts = starts + lengths[tile[at:stop]] - 1
+                before = begins[head, items[at:stop] - here[at:stop]] + LAG
+                starts = np.where(waits, np.maximum(starts, before), starts)
+                begins[head, at:stop] = starts
             free[who] = starts + lengths[tile[at:stop]]
             at = stop
     return free.max()
@@ -120,7 +143,8 @@ if common_gluon.gluon is not None:
 
     @gluon.jit
     def bundled(item, tiles_n, items, BUNDLE):
-        """``(tile of keys, pair of batch row and key head)``: BUNDLE pairs at a time, of all one tile before the next."""
+        """``(tile of keys, unit)``: BUNDLE units at a time, of all one tile before the next. A unit is a pair of batch row
+        and key head, or, of a split one, a share of its heads of queries."""
         bundle = item // (BUNDLE * tiles_n)
         inside = item - bundle * BUNDLE * tiles_n
         here = gl.minimum(BUNDLE, items // tiles_n - bundle * BUNDLE)

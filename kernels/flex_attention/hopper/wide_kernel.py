@@ -28,13 +28,22 @@ if common_gluon.gluon is not None:
         warpgroup_mma_wait,
     )
 
-    from kernels.flex_attention.hopper.dealing import first_row, items_of_program, keys_of_program, queries_of_keys
+    from kernels.flex_attention.hopper.dealing import (
+        column_of,
+        first_row,
+        heads_of_unit,
+        items_of_program,
+        keys_of_program,
+        queries_of_keys,
+        slot_of,
+    )
     from kernels.flex_attention.hopper.forward import store_rows
+    from kernels.flex_attention.hopper.parts import add_rows
 
     @gluon.jit
     def load_tiles(
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, partial, full, M, Hkv, G, tiles_n, batches, first, items,
-        SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
+        split, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_M: gl.constexpr, BLOCK_M: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
         TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
     ):  # fmt: skip
@@ -42,19 +51,23 @@ if common_gluon.gluon is not None:
         q_s, do_s, k_s, v_s, lse_s, delta_s, k_ready, k_free, v_ready, v_free, q_ready, q_free, do_ready, do_free = ring
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            tile, pair, b_kv, h_kv = keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST, BACK_AND_FORTH)
+            tile, owner, pair, b_kv, h_kv = keys_of_program(
+                turn, tiles_n, items, first, Hkv, split, TILES_FIRST, BACK_AND_FORTH
+            )
             mbarrier.wait(k_free, (turn + 1) & 1)
             mbarrier.expect(k_ready, k_desc.nbytes_per_cta)
             tma.async_load(k_desc, [b_kv, h_kv, tile * ROWS, 0], k_ready, k_s)
             mbarrier.wait(v_free, (turn + 1) & 1)
             mbarrier.expect(v_ready, v_desc.nbytes_per_cta)
             tma.async_load(v_desc, [b_kv, h_kv, tile * ROWS, 0], v_ready, v_s)
-            for j in range(0, batches * G):
-                b, h, some, end, at, at_full, m0 = queries_of_keys(
-                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M
-                )
-                for i in range(0, end):
-                    following = first_row(i + 1, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+            begin, stop, part = heads_of_unit(owner, batches * G, split)
+            for j in range(begin, stop):
+                b, h, some, at, at_full, share, m0 = queries_of_keys(
+                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, part, split,
+                    SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M,
+                )  # fmt: skip
+                for i in range(share[0], share[2]):
+                    following = first_row(i + 1, some, share[2], at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                     stage = count % STAGES
                     mbarrier.wait(q_free.index(stage), (count // STAGES + 1) & 1)
                     mbarrier.expect(q_ready.index(stage), q_desc.nbytes_per_cta + lse_desc.nbytes_per_cta)
@@ -116,7 +129,7 @@ if common_gluon.gluon is not None:
     @gluon.jit
     def make_dv(
         ring, exchange, dv_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-        tiles_n, batches, first, items, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+        tiles_n, batches, first, items, split, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
         SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr, DV: gl.constexpr,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_M: gl.constexpr, EDGE_M: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr,
@@ -131,35 +144,44 @@ if common_gluon.gluon is not None:
         offs_m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout_s))
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            tile, pair, b_kv, h_kv = keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST, BACK_AND_FORTH)
+            tile, owner, pair, b_kv, h_kv = keys_of_program(
+                turn, tiles_n, items, first, Hkv, split, TILES_FIRST, BACK_AND_FORTH
+            )
             n0 = tile * ROWS
             n = gl.minimum(gl.expand_dims(n0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout_s)), 1), N - 1)
             dv = gl.zeros([ROWS, BLOCK_DV], gl.float32, layout_v)
             mbarrier.wait(k_ready, turn & 1)
-            for j in range(0, batches * G):
-                b, h, some, end, at, at_full, m0 = queries_of_keys(
-                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M
-                )
-                begin = 0  # with no mask mod a partial block is as good as a full one
+            before = count
+            begin, stop, part = heads_of_unit(owner, batches * G, split)
+            for j in range(begin, stop):
+                b, h, some, at, at_full, share, m0 = queries_of_keys(
+                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, part, split,
+                    SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M,
+                )  # fmt: skip
+                unmasked = share[0]  # with no mask mod a partial block is as good as a full one
                 if MASK_MOD is not None:
-                    begin = some
+                    unmasked = share[1]
                     m0, dv, count = dv_tiles(
-                        0, some, end, m0, dv, count, k, ring, exchange, some, at, at_full,
+                        share[0], share[1], share[2], m0, dv, count, k, ring, exchange, some, at, at_full,
                         M, scale, unit, b, h, n, offs_m, score_tables, mask_tables, SCORE_MOD, SCORE_GRADIENT, MASK_MOD,
                         EDGE_M, SPARSE, SPARSE_M, TILES_M, BLOCK_M, STAGES, layout_a,
                     )  # fmt: skip
                 m0, dv, count = dv_tiles(
-                    begin, end, end, m0, dv, count, k, ring, exchange, some, at, at_full,
+                    unmasked, share[2], share[2], m0, dv, count, k, ring, exchange, some, at, at_full,
                     M, scale, unit, b, h, n, offs_m, score_tables, mask_tables, SCORE_MOD, SCORE_GRADIENT, None,
                     EDGE_M, SPARSE, SPARSE_M, TILES_M, BLOCK_M, STAGES, layout_a,
                 )  # fmt: skip
             mbarrier.arrive(k_free)
-            store_rows(dv, dv_ptr, b_kv, h_kv, n0, N, DV, stride_dvb, stride_dvh, stride_dvn, stride_dvd)
+            if split is None:
+                store_rows(dv, dv_ptr, b_kv, h_kv, n0, N, DV, stride_dvb, stride_dvh, stride_dvn, stride_dvd)
+            elif count - before + split.fresh > 0:
+                add_rows(dv, dv_ptr, owner, n0, N, split.fresh, DV)
 
     @gluon.jit
     def make_dk(
         ring, exchange, ds_s, ds_desc, dk_ptr, partial, full, scale, M, N, Hkv, G,
-        tiles_n, batches, first, items, stride_dkb, stride_dkh, stride_dkn, stride_dkd, STORE: gl.constexpr, D: gl.constexpr,
+        tiles_n, batches, first, items, split, stride_dkb, stride_dkh, stride_dkn, stride_dkd,
+        STORE: gl.constexpr, D: gl.constexpr,
         SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
         SPARSE_M: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr,
         ROWS: gl.constexpr, STAGES: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr,
@@ -173,17 +195,22 @@ if common_gluon.gluon is not None:
         v = v_s.reshape([ROWS, BLOCK_DV])
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            tile, pair, b_kv, h_kv = keys_of_program(turn, tiles_n, items, first, Hkv, TILES_FIRST, BACK_AND_FORTH)
+            tile, owner, pair, b_kv, h_kv = keys_of_program(
+                turn, tiles_n, items, first, Hkv, split, TILES_FIRST, BACK_AND_FORTH
+            )
             n0 = tile * ROWS
             dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout_k)
             mbarrier.wait(v_ready, turn & 1)
-            for j in range(0, batches * G):
-                slot = pair * batches * G + j
-                b, h, some, end, at, at_full, m0 = queries_of_keys(
-                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M
-                )
-                for i in range(0, end):
-                    following = first_row(i + 1, some, end, at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
+            before = count
+            begin, stop, part = heads_of_unit(owner, batches * G, split)
+            for j in range(begin, stop):
+                slot = slot_of(pair, j, batches, G, split)
+                b, h, some, at, at_full, share, m0 = queries_of_keys(
+                    j, tile // TILES_N, b_kv, h_kv, batches, G, partial, full, M, part, split,
+                    SPARSE, HAS_FULL, SPARSE_M, TILES_M, BLOCK_M,
+                )  # fmt: skip
+                for i in range(share[0], share[2]):
+                    following = first_row(i + 1, some, share[2], at, at_full, SPARSE, SPARSE_M, TILES_M, BLOCK_M)
                     stage = count % STAGES
                     phase = count // STAGES & 1
                     mbarrier.wait(do_ready.index(stage), phase)
@@ -204,20 +231,23 @@ if common_gluon.gluon is not None:
                         tma.store_wait(1)  # the one before last has left this buffer
                         mine.reshape([ROWS, BLOCK_M]).store(ds)
                         fence_async_shared()
-                        tma.async_store(ds_desc, [slot, n0, m0], mine)
+                        tma.async_store(ds_desc, [slot, n0, column_of(m0, split)], mine)
                     dk = warpgroup_mma_wait(0, deps=(dk,))
                     mbarrier.arrive(q_free.index(stage))
                     m0 = following
                     count += 1
             mbarrier.arrive(v_free)
-            store_rows(dk * scale, dk_ptr, b_kv, h_kv, n0, N, D, stride_dkb, stride_dkh, stride_dkn, stride_dkd)
+            if split is None:
+                store_rows(dk * scale, dk_ptr, b_kv, h_kv, n0, N, D, stride_dkb, stride_dkh, stride_dkn, stride_dkd)
+            elif count - before + split.fresh > 0:
+                add_rows(dk, dk_ptr, owner, n0, N, split.fresh, D)
         if STORE:
             tma.store_wait(0)
 
     @gluon.jit
     def attention_dkdv_wide_hopper_kernel(
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ds_desc, dk_ptr, dv_ptr, partial, full,
-        score_tables, mask_tables, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items,
+        score_tables, mask_tables, split, scale, unit, M, N, Hkv, G, tiles_n, batches, first, items,
         stride_dkb, stride_dkh, stride_dkn, stride_dkd, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
         SCORE_MOD: gl.constexpr, SCORE_GRADIENT: gl.constexpr, MASK_MOD: gl.constexpr, STORE: gl.constexpr,
         D: gl.constexpr, DV: gl.constexpr, SPARSE: gl.constexpr, HAS_FULL: gl.constexpr,
@@ -266,19 +296,19 @@ if common_gluon.gluon is not None:
             [
                 (make_dv, (
                     ring, exchange, dv_ptr, partial, full, score_tables, mask_tables, scale, unit, M, N, Hkv, G,
-                    tiles_n, batches, first, items, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+                    tiles_n, batches, first, items, split, stride_dvb, stride_dvh, stride_dvn, stride_dvd,
                     SCORE_MOD, SCORE_GRADIENT, MASK_MOD, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M, EDGE_M,
                     BLOCK_M, BLOCK_D, BLOCK_DV, ROWS, STAGES, TILES_FIRST, BACK_AND_FORTH,
                 )),
                 (make_dk, (
                     ring, exchange, ds_s, ds_desc, dk_ptr, partial, full, scale, M, N, Hkv, G,
-                    tiles_n, batches, first, items, stride_dkb, stride_dkh, stride_dkn, stride_dkd, STORE, D,
+                    tiles_n, batches, first, items, split, stride_dkb, stride_dkh, stride_dkn, stride_dkd, STORE, D,
                     SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M,
                     BLOCK_M, BLOCK_D, BLOCK_DV, ROWS, STAGES, TILES_FIRST, BACK_AND_FORTH,
                 )),
                 (load_tiles, (
                     q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, ring, partial, full, M, Hkv, G, tiles_n, batches,
-                    first, items, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M, BLOCK_M, ROWS, STAGES,
+                    first, items, split, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_M, BLOCK_M, ROWS, STAGES,
                     TILES_FIRST, BACK_AND_FORTH,
                 )),
             ],

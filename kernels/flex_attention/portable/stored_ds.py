@@ -6,10 +6,12 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.descriptors import Descriptors
+from kernels.common.gpu import multiprocessors
 from kernels.common.launch import Constants, launch
 from kernels.flex_attention.portable.tiles import list_row, load_rows, source_of, tiled
 from kernels.flex_attention.problem import cdiv
 
+LEAST = 64  # queries of a tile that is not cut in half
 DS_MULTIPLE = 128  # stored matrices are whole tiles, of any size up to this
 
 
@@ -65,7 +67,7 @@ def dq_from_ds_list(
 
 @triton.jit
 def dq_from_ds_kernel(
-    ds_ptr, k_ptr, dq_ptr, partial, full, scale, M, N, Hkv, G, tiles_m, batches, first, ds_rows, ds_columns,
+    ds_ptr, k_ptr, dq_ptr, partial, full, split, scale, M, N, Hkv, G, tiles_m, batches, first, ds_rows, ds_columns,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_db, stride_dh, stride_dm, stride_dd,
     D: tl.constexpr, DV: tl.constexpr, SPARSE: tl.constexpr, HAS_FULL: tl.constexpr,
@@ -73,18 +75,29 @@ def dq_from_ds_kernel(
     EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """dq of BLOCK_M queries from the ds that ``attention_dkdv_kernel`` stored: one product instead of three."""
+    """dq of BLOCK_M queries from the ds that ``attention_dkdv_kernel`` stored: one product instead of three.
+
+    split: a ``dealing.Split``, of whose heads and queries there is ds, or ``None``: of all.
+    """
     pid = tl.program_id(0)
     tile = tiles_m - 1 - pid % tiles_m
     slot = pid // tiles_m
-    group = first + slot // (batches * G)
-    j = slot % (batches * G)
+    if split is None:
+        group = first + slot // (batches * G)
+        j = slot % (batches * G)
+    else:
+        group = first + slot // (split.heads // 16)
+        j = split.begin // 16 + slot % (split.heads // 16)
     h_kv = group % Hkv
     b_kv = group // Hkv
     b = b_kv * batches + j // G
     h = h_kv * G + j % G
 
     TILES_M: tl.constexpr = (SPARSE_M + BLOCK_M - 1) // BLOCK_M
+    column = 0
+    if split is not None:
+        column = split.band // 16
+        tile += column // SPARSE_M * TILES_M if SPARSE else column // BLOCK_M
     r = tile // TILES_M if SPARSE else 0
     m0 = r * SPARSE_M + (tile % TILES_M) * BLOCK_M if SPARSE else tile * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
@@ -94,16 +107,19 @@ def dq_from_ds_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if SPARSE:
         dq = dq_from_ds_list(
-            dq, ds, k_source, partial, r, b, h, m0, N, D, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D
+            dq, ds, k_source, partial, r, b, h, m0 - column, N, D, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D
         )
         if HAS_FULL:
             dq = dq_from_ds_list(
-                dq, ds, k_source, full, r, b, h, m0, N, D, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D
-            )
+                dq, ds, k_source, full, r, b, h, m0 - column, N, D, EDGE_N, SPARSE_N, TMA, PRECISION,
+                BLOCK_M, BLOCK_N, BLOCK_D,
+            )  # fmt: skip
     else:
         for i in range(0, tl.cdiv(N, BLOCK_N)):
             n0 = tl.cast(i * BLOCK_N, tl.int32)
-            dq = dq_from_ds_tile(dq, ds, k_source, n0, m0, N, D, EDGE_N, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D)
+            dq = dq_from_ds_tile(
+                dq, ds, k_source, n0, m0 - column, N, D, EDGE_N, TMA, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D
+            )
 
     at = dq_ptr + b.to(tl.int64) * stride_db + h.to(tl.int64) * stride_dh
     at += (m0.to(tl.int64) + offs_m)[:, None] * stride_dm + offs_d[None, :].to(tl.int64) * stride_dd
@@ -116,24 +132,29 @@ def heads(p):
 
     Stored, the backward pass is five matrix products instead of seven, at the price of writing and reading ds once.
     """
+    rows, columns = p.remember(size)
+    head = rows * columns * p.dtype.itemsize * p.shared * p.G
+    return min(p.Bkv * p.Hkv, p.workspace // head) if whole_tiles(p) and head else 0
+
+
+def whole_tiles(p):
+    """Whether no tile of either kernel reaches past its block, or past the workspace."""
     tiles = [p.launch_options(name) for name in ("backward_dkdv", "backward_dq_from_ds")]
-    whole = all(
+    return all(
         o["BLOCK_M"] <= DS_MULTIPLE >= o["BLOCK_N"] and p.SPARSE_M % o["BLOCK_M"] == 0 == p.SPARSE_N % o["BLOCK_N"]
         for o in tiles
     )
-    rows, columns = p.remember(size)
-    head = rows * columns * p.dtype.itemsize * p.shared * p.G
-    return min(p.Bkv * p.Hkv, p.workspace // head) if whole and head else 0
 
 
-def size(p):
-    """Rows and columns of one head's ds in the workspace."""
-    return tuple(cdiv(length, DS_MULTIPLE) * DS_MULTIPLE for length in (p.N, p.M))
+def size(p, queries=None):
+    """Rows and columns of one head's ds in the workspace, of so many queries or all."""
+    return tuple(cdiv(length, DS_MULTIPLE) * DS_MULTIPLE for length in (p.N, p.M if queries is None else queries))
 
 
-def workspace(p, like):
+def workspace(p, like, slots=None, queries=None):
     """Memory for ds of as many heads as are kept at a time."""
-    return torch.empty((p.remember(heads) * p.shared * p.G, *p.remember(size)), dtype=like.dtype, device=like.device)
+    slots = p.remember(heads) * p.shared * p.G if slots is None else slots
+    return torch.empty((slots, *p.remember(size, queries)), dtype=like.dtype, device=like.device)
 
 
 def described(TMA, BLOCK_N, BLOCK_M):
@@ -143,24 +164,36 @@ def described(TMA, BLOCK_N, BLOCK_M):
     return Descriptors(lambda ds: TensorDescriptor(ds, list(ds.shape), list(ds.stride()), [1, BLOCK_N, BLOCK_M]))
 
 
-def _prepare(p):
-    """``(tiles of queries, sizes, those of ds and strides of keys, compile-time arguments, how ds and keys are read)``."""
-    meta = p.launch_options("backward_dq_from_ds")
+def options(p, heads, queries):
+    """Launch options of the product for so many heads and queries of each: tiles of half as many queries as the table has
+    where there would be fewer programs than multiprocessors."""
+    options = p.launch_options("backward_dq_from_ds")
+    programs = heads * p.tiles(queries, p.SPARSE_M, options["BLOCK_M"])
+    if programs < multiprocessors(p.device) and options["BLOCK_M"] > LEAST:
+        options["BLOCK_M"] //= 2
+    return options
+
+
+def _prepare(p, heads, queries, shape):
+    """Of so many heads and queries, and ds of this shape, ``(tiles of queries, sizes, those of ds and strides of keys,
+    compile-time arguments, how ds and keys are read)``."""
+    meta = options(p, heads, queries)
     meta["TMA"] = meta["TMA"] and p.tma("key")
-    tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
+    tiles_m = p.tiles(queries, p.SPARSE_M, meta["BLOCK_M"])
     static = {"HAS_FULL": p.HAS_FULL, **p.static(meta)}
     read = described(meta["TMA"], meta["BLOCK_N"], meta["BLOCK_M"]), tiled(meta["TMA"], meta["BLOCK_N"])
     sizes = p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared
-    return tiles_m, sizes, (*p.remember(size), *p.strides("key")), Constants(**static), *read
+    return tiles_m, sizes, (*shape[1:], *p.strides("key")), Constants(**static), *read
 
 
-def dq_from_ds(p, x, ds, dq, first, count):
-    """Launch the product for the queries of ``count`` key heads from ``first`` on."""
-    tiles_m, sizes, rows_and_strides, constants, read, keys = p.remember(_prepare)
+def dq_from_ds(p, x, ds, dq, first, count, split=None):
+    """Launch the product for the queries of ``count`` key heads from ``first`` on; split: a ``Split``, or all of them."""
+    heads, queries = (p.shared * p.G, p.M) if split is None else (split.heads, split.stop - split.band)
+    tiles_m, sizes, rows_and_strides, constants, read, keys = p.remember(_prepare, count * heads, queries, ds.shape)
     launch(
         dq_from_ds_kernel,
-        (count * p.shared * p.G * tiles_m,),
-        read(ds), keys(x.key), dq, x.partial, x.full, *sizes, first, *rows_and_strides, *dq.stride(),
+        (count * heads * tiles_m,),
+        read(ds), keys(x.key), dq, x.partial, x.full, split and split.given(), *sizes, first, *rows_and_strides, *dq.stride(),
         outputs=(dq,),
         constants=constants,
     )  # fmt: skip

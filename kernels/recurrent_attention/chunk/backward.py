@@ -18,18 +18,18 @@ import triton.language as tl
 from kernels.common.launch import launch
 from kernels.common.math import cdiv
 from kernels.common.sequences import locate_run
-from kernels.recurrent_attention.chunk.cut import Places
+from kernels.recurrent_attention.chunk.cut import Places, of_scores
 from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
-from kernels.recurrent_attention.chunk.forward import walk
 from kernels.recurrent_attention.chunk.levels import level_of_rows, load_mask, over_its_unit
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
+from kernels.recurrent_attention.chunk.states import walk
 from kernels.recurrent_attention.gates import Gates
 from kernels.recurrent_attention.tiles import load_state, over_group, right_of_middle
 
 
 @triton.jit
 def _gradients_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, scores_ptr, chunk_decay_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, scores_ptr, rest_ptr, chunk_decay_ptr,
     states_ptr, costates_ptr, dq_ptr, dk_ptr, dv_ptr, dg_ptr, products_ptr, sequence_of_chunk_ptr, cu_ptr,
     places, T, H, K, V, heads_per_k, heads_per_v, dg_per_tile, scale,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
@@ -88,9 +88,9 @@ def _gradients_kernel(
             q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
             A = tl.dot(q, tl.trans(k), A, input_precision=PRECISION)
     if VECTOR:
-        A = load_rows(scores_ptr + head * C, H * C, 1, where, 0, C, C, tl.float32, False)
+        A = load_rows(scores_ptr + head * C, H * C, 1, where, 0, C, C, DTYPE, False)
     else:
-        M = decay_matrix(gamma_ptr, resets_ptr, place, C, GATED, COUNTED)
+        M = decay_matrix(gamma_ptr, resets_ptr, place, 0, C, C, GATED, COUNTED)
         A *= M
     dq *= scale
     if GATED:
@@ -99,8 +99,11 @@ def _gradients_kernel(
         dk *= to_end[:, None]
         dv *= to_end[:, None]
     do = load_rows(do_base, stride_do_t, stride_do_v, where, own_v, V, BLOCK_V, DTYPE, WIDE)
-    # one gate a component: the scores hold the scale already, and a second rounding would show in dv
+    # one gate a component: the scores hold the scale already, and their rounding would show in dv
     dv = tl.dot(tl.trans((A if VECTOR else A * scale).to(DTYPE)), do, dv, input_precision=PRECISION)
+    if rest_ptr is not None:
+        rest = load_rows(rest_ptr + head * C, H * C, 1, where, 0, C, C, DTYPE, False)
+        dv = tl.dot(tl.trans(rest), do, dv, input_precision=PRECISION)
     store_rows(dv_ptr + head * V, H * V, where, own_v, V, dv, BLOCK_V)
 
     q = load_rows(q_base, stride_q_t, stride_q_k, where, own_k, K, BLOCK_K, DTYPE, WIDE)
@@ -215,7 +218,7 @@ def backward(p, x, do, dfinal, scores, needs):
     """Launch the chunked backward pass.
 
     Args:
-        p: the call's ``ChunkPlan``.
+        p: the pass's ``Cut``.
         x: its ``Inputs``.
         do: gradient of o [B, T, H, V].
         dfinal: gradient of the final state [N, H, K, V], or ``None``.
@@ -260,7 +263,7 @@ def backward(p, x, do, dfinal, scores, needs):
     places = p.chunks
     launch(
         _gradients_kernel, (places * p.H * tiles,),
-        decays.q, decays.k, v, do, decays.gamma, decays.resets, decays.from_start, decays.to_end, decays.scores,
+        decays.q, decays.k, v, do, decays.gamma, decays.resets, decays.from_start, decays.to_end, *of_scores(decays.scores),
         decays.chunk_decay, states, costates, dq_through, dk_through, dv, dg_through, products, at.chunks, at.cu_seqlens,
         places, p.T, p.H, p.K, p.V, p.H // decays.k.shape[2], p.H // v.shape[2], p.B * p.T * p.H, scale,
         *decays.q.stride(), *decays.k.stride(), *v.stride(), *do.stride(),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +28,7 @@ class Cut:
     runs: int
     chunks: int
     one_run: bool
+    side_by_side: int  # heads, of all sequences unless they are packed
     stored: bool
     size_class: str
     operands: torch.dtype  # of the matrix products
@@ -44,13 +46,8 @@ class Cut:
         """Constexpr arguments of ``kernel``: switches and what the table of configurations says, but for some."""
         if (kernel, without) in self.known:
             return self.known[kernel, without]
-        options = configuration("recurrent_attention", kernel, self.size_class, self.device)
-        wide = options.pop("WIDER_V", {})  # where V has more tiles than K: fewer, larger ones
-        if wide and cdiv(self.V, options["BLOCK_V"]) > cdiv(self.K, options["BLOCK_K"]):
-            options = wide
-        tiles = {"BLOCK_K": block(self.K), "BLOCK_V": block(self.V)}
-        tiles = {name: min(size, options.get(name, size)) for name, size in tiles.items()}
-        options = self.switches | {"C": self.C} | options | tiles
+        options = table_options(kernel, self.size_class, self.device, self.C, self.K, self.V, self.side_by_side)
+        options = self.switches | {"C": self.C} | options
         self.known[kernel, without] = {name: value for name, value in options.items() if name not in without}
         return self.known[kernel, without]
 
@@ -105,7 +102,44 @@ def size_class(K, dtype):
     return f"K{max(64, block(K))} {bits(operand_dtype(dtype))}"
 
 
+def new_scores(q, C):
+    """Where the scores of a call go, [1 or 2, B, T, H, C]: the second are what rounding to operands of 16 bits leaves."""
+    stored = operand_dtype(q.dtype)
+    return q.new_empty(1 if stored == torch.float32 else 2, *q.shape[:3], C, dtype=stored)
+
+
+def of_scores(scores):
+    """``(scores, rest)`` of what ``new_scores`` gave, ``None`` for what is not there."""
+    return (None, None) if scores is None else (scores[0], scores[1] if len(scores) > 1 else None)
+
+
 def cuts(key, device):
     """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``; instead of runs "walks", of tiles of the state, where it
-    does not fit into registers."""
+    does not fit into registers, and "one_run", the walks that are enough not to walk twice.
+
+    Where a forward pass differs: "FORWARD_C", the tokens in a chunk if it keeps nothing for the backward pass; "NARROW",
+    what holds instead where all values of a state fit beside each other, up to its "V".
+    """
     return configuration("recurrent_attention", "chunk", key, device)
+
+
+def table_options(kernel, key, device, C, K, V, side_by_side):
+    """What the table says of a kernel, its tiles no larger than the state. A line may hold others: "C128" for chunks so long,
+    "WIDER_V" where V has more tiles than K, "FEW" with its "walks" where so many heads have fewer tiles than that."""
+    options = configuration("recurrent_attention", kernel, key, device)
+    options, others = _apart(options)
+    if longer := others.get(f"C{C}"):
+        options, others = _apart(longer)
+    sizes = {"BLOCK_K": K, "BLOCK_V": V}
+    tiles = {name: cdiv(size, options.get(name, size)) for name, size in sizes.items()}
+    if "WIDER_V" in others and tiles["BLOCK_V"] > tiles["BLOCK_K"]:
+        options = others["WIDER_V"]
+    if "FEW" in others and side_by_side * math.prod(tiles.values()) < others["FEW"]["walks"]:
+        options = {name: value for name, value in others["FEW"].items() if name != "walks"}
+    return options | {name: min(block(size), options.get(name, block(size))) for name, size in sizes.items()}
+
+
+def _apart(line):
+    """A line's own options, and those it holds for other cases."""
+    others = {name: value for name, value in line.items() if isinstance(value, dict)}
+    return {name: value for name, value in line.items() if name not in others}, others

@@ -17,6 +17,7 @@ import triton.language as tl
 from kernels.common.launch import launch
 from kernels.common.math import LOG2_E, block, cdiv, strides
 from kernels.common.sequences import locate_run
+from kernels.recurrent_attention.chunk.cut import new_scores, of_scores
 from kernels.recurrent_attention.chunk.levels import level_masks_kernel, scores_kernel
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 
@@ -57,19 +58,20 @@ def decay(difference, alive):
 
 
 @triton.jit
-def decay_matrix(gamma_ptr, resets_ptr, place, C: tl.constexpr, GATED: tl.constexpr, COUNTED: tl.constexpr):
-    """M_ts = e^{Gamma_t - Gamma_s} for s <= t, else 0."""
-    offs_c = tl.arange(0, C)
-    t = offs_c[:, None]
-    s = offs_c[None, :]
-    alive = s <= t
+def decay_matrix(
+    gamma_ptr, resets_ptr, place, start, ROWS: tl.constexpr, C: tl.constexpr, GATED: tl.constexpr, COUNTED: tl.constexpr
+):
+    """M_ts = e^{Gamma_t - Gamma_s} for s <= t, else 0: of a chunk the rows t from ``start`` on, ROWS of them."""
+    offs_t = start + tl.arange(0, ROWS)
+    offs_s = tl.arange(0, C)
+    alive = offs_s[None, :] <= offs_t[:, None]
     matrix = alive.to(tl.float32)
     if GATED:  # no early return: the compiler goes on into what follows one
-        gamma = tl.load(gamma_ptr + place * C + offs_c)
+        gamma_t, gamma_s = tl.load(gamma_ptr + place * C + offs_t), tl.load(gamma_ptr + place * C + offs_s)
         if COUNTED:
-            resets = tl.load(resets_ptr + place * C + offs_c)
-            alive &= resets[:, None] == resets[None, :]
-        matrix = decay(gamma[:, None] - gamma[None, :], alive)
+            resets_t, resets_s = tl.load(resets_ptr + place * C + offs_t), tl.load(resets_ptr + place * C + offs_s)
+            alive &= resets_t[:, None] == resets_s[None, :]
+        matrix = decay(gamma_t[:, None] - gamma_s[None, :], alive)
     return matrix
 
 
@@ -162,8 +164,8 @@ class Decays:
     """What the gates come to in every chunk; what is not there is ``None``.
 
     One gate a token: gamma, resets, from_start, to_end [chunks, H, C] and chunk_decay [chunks, H].
-    A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores [B, T, H, C], the levels' masks
-    [levels, C, C], and q and k decayed.
+    A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores as ``new_scores`` has them, the
+    levels' masks [levels, C, C], and q and k decayed.
     """
 
     gamma: torch.Tensor | None = None
@@ -227,12 +229,14 @@ def prepare(p, at, x, scores=None):
     parted, crossed = new(2, LEVELS, p.C, p.C, dtype=fine)
     launch(level_masks_kernel, (LEVELS,), parted, crossed, outputs=(parted, crossed), C=p.C)
     if scores is None:
-        scores = new(p.B, p.T, p.H, p.C, dtype=stored)
+        scores = new_scores(q, p.C)
+        planes = of_scores(scores)
         options = p.options("chunk_scores", without=("BLOCK_V",))
         launch(
             scores_kernel, (places * p.H,),
-            q, k, gamma, parted, scores, at.chunks, at.cu_seqlens, places, p.T, p.H, p.K, p.H // k.shape[2], x.scale,
-            *q.stride(), *k.stride(), outputs=(scores,), LEVELS=LEVELS, **options,
+            q, k, gamma, parted, *planes, at.chunks, at.cu_seqlens,
+            places, p.T, p.H, p.K, p.H // k.shape[2], x.scale,
+            *q.stride(), *k.stride(), outputs=[x for x in planes if x is not None], LEVELS=LEVELS, **options,
         )  # fmt: skip
     return Decays(
         gamma, chunk_decay=chunk_decay, scores=scores, parted=parted, crossed=crossed, q=decayed_q, k=decayed_k

@@ -75,7 +75,8 @@ def load_mask(masks_ptr, LEVEL, C: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def scores_kernel(
-    q_ptr, k_ptr, gamma_ptr, parted_ptr, scores_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k, scale,
+    q_ptr, k_ptr, gamma_ptr, parted_ptr, scores_ptr, rest_ptr, sequence_of_chunk_ptr, cu_ptr,
+    places, T, H, K, heads_per_k, scale,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
     C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
     PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
@@ -84,6 +85,7 @@ def scores_kernel(
 
     Rows with their decays are no longer numbers that bfloat16 holds, and rounding them so was half of the error of o. Decays
     are at most 1: once q and k are divided by powers of two, rows fit into float16, whose rounding is eight times finer.
+    What rounding the scores themselves leaves is stored, too: without it that would be half of the error of dv.
     """
     pid = tl.program_id(0)
     h = (pid % H).to(tl.int64)
@@ -113,4 +115,7 @@ def scores_kernel(
             product = tl.dot(rows, tl.trans(rows), input_precision=PRECISION)
             scores += product * load_mask(parted_ptr, LEVEL, C, tl.float32) * unit
     # a product of rows has the pair (t, s) at (s, t), too
-    store_rows(scores_ptr + head * C, H * C, where, 0, C, tl.where(s <= t, scores, 0.0), C)
+    scores = tl.where(s <= t, scores, 0.0)
+    store_rows(scores_ptr + head * C, H * C, where, 0, C, scores, C)
+    if rest_ptr is not None:
+        store_rows(rest_ptr + head * C, H * C, where, 0, C, scores - scores.to(DTYPE).to(tl.float32), C)

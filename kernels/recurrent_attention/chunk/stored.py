@@ -12,6 +12,7 @@ import triton.language as tl
 from kernels.common.launch import launch
 from kernels.common.math import cdiv
 from kernels.common.sequences import locate_run
+from kernels.recurrent_attention.chunk.cut import of_scores
 from kernels.recurrent_attention.chunk.decays import decay_matrix
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
 from kernels.recurrent_attention.tiles import load_state
@@ -23,41 +24,47 @@ def _stored_outputs_kernel(
     places, T, H, K, V, heads_per_k, heads_per_v, scale,
     stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
     stride_v_b, stride_v_t, stride_v_h, stride_v_v,
-    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
     GATED: tl.constexpr, COUNTED: tl.constexpr, VECTOR: tl.constexpr,
     PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_V components of the outputs of one chunk of one head. With VECTOR, q comes decayed and the scores are made."""
-    tiles = tl.cdiv(V, BLOCK_V)
+    """BLOCK_V components of the outputs of ROWS tokens of a chunk of one head. With VECTOR, q comes decayed and the scores
+    are made."""
+    tiles_v = tl.cdiv(V, BLOCK_V)
+    tiles = tiles_v * (C // ROWS)
     pid = tl.program_id(0)
-    start_v = pid % tiles * BLOCK_V
+    start_v = pid % tiles_v * BLOCK_V
+    start = pid % tiles // tiles_v * ROWS  # of the chunk's tokens
     place = (pid // tiles).to(tl.int64)  # of this chunk and head
     h = place % H
     n, b, begin, L, first = locate_run(pid // tiles // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
-    where = chunk_rows(begin, L, first, C, REVERSE)
+    where = chunk_rows(begin, L, first + start, ROWS, REVERSE)
+    row, rows, exists = chunk_rows(begin, L, first, C, REVERSE)
+    before = row, rows, exists & (tl.arange(0, C) < start + ROWS)  # whom a token here may look at
     offs_v = start_v + tl.arange(0, BLOCK_V)
     q_base = q_ptr + b * stride_q_b + h * stride_q_h
     k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
     v_base = v_ptr + b * stride_v_b + h // heads_per_v * stride_v_h
     head = b * T * H + h
 
-    A = tl.zeros([C, C], tl.float32)
-    o = tl.zeros([C, BLOCK_V], tl.float32)
+    A = tl.zeros([ROWS, C], tl.float32)
+    o = tl.zeros([ROWS, BLOCK_V], tl.float32)
     for start_k in range(0, K, BLOCK_K):
         q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         S = load_state(states_ptr + place * K * V, start_k + tl.arange(0, BLOCK_K), offs_v, K, V).to(DTYPE)
         o = tl.dot(q, S, o, input_precision=PRECISION)
         if not VECTOR:
-            k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+            k = load_rows(k_base, stride_k_t, stride_k_k, before, start_k, K, BLOCK_K, DTYPE, WIDE)
             A = tl.dot(q, tl.trans(k), A, input_precision=PRECISION)
-    v = load_rows(v_base, stride_v_t, stride_v_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
+    v = load_rows(v_base, stride_v_t, stride_v_v, before, start_v, V, BLOCK_V, DTYPE, WIDE)
     if VECTOR:  # the scores hold the scale
         scores = load_rows(scores_ptr + head * C, H * C, 1, where, 0, C, C, DTYPE, False)
         o = tl.dot(scores, v, o * scale, input_precision=PRECISION)
     else:
         if GATED:
-            o *= tl.load(from_start_ptr + place * C + tl.arange(0, C))[:, None]
-        scores = (A * decay_matrix(gamma_ptr, resets_ptr, place, C, GATED, COUNTED)).to(DTYPE)
+            o *= tl.load(from_start_ptr + place * C + start + tl.arange(0, ROWS))[:, None]
+        scores = (A * decay_matrix(gamma_ptr, resets_ptr, place, start, ROWS, C, GATED, COUNTED)).to(DTYPE)
         o = tl.dot(scores, v, o, input_precision=PRECISION) * scale
     store_rows(o_ptr + head * V, H * V, where, start_v, V, o, BLOCK_V)
 
@@ -74,12 +81,13 @@ def stored_outputs(p, at, decays, v, states, scale, dtype):
         scale: of the outputs.
         dtype: of the outputs.
     """
-    q, k = decays.q, decays.k
+    q, k, (scores, _) = decays.q, decays.k, of_scores(decays.scores)
     o = torch.empty(p.B, p.T, p.H, p.V, dtype=dtype, device=q.device)
     options = p.options("chunk_stored_outputs")
+    options = options | {"ROWS": min(options.get("ROWS", p.C), p.C)}
     launch(
-        _stored_outputs_kernel, (p.chunks * p.H * cdiv(p.V, options["BLOCK_V"]),),
-        q, k, v, decays.gamma, decays.resets, decays.from_start, decays.scores, states, o, at.chunks, at.cu_seqlens,
+        _stored_outputs_kernel, (p.chunks * p.H * (p.C // options["ROWS"]) * cdiv(p.V, options["BLOCK_V"]),),
+        q, k, v, decays.gamma, decays.resets, decays.from_start, scores, states, o, at.chunks, at.cu_seqlens,
         p.chunks, p.T, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale, *q.stride(), *k.stride(), *v.stride(),
         outputs=(o,), GATED=decays.scalar(), COUNTED=decays.resets is not None, VECTOR=decays.vector(), **options,
     )  # fmt: skip
