@@ -163,7 +163,25 @@ def with_helper(bias):
     return lambda score, b, h, m, n: helper(score, h)
 
 
+def of_a_class(bias):
+    class Mod:
+        def __call__(self, score, b, h, m, n):
+            return score * bias[h]
+
+    return Mod()
+
+
+def of_a_module(bias):
+    class Mod(torch.nn.Module):
+        def forward(self, score, b, h, m, n):
+            return score * bias[h]
+
+    return Mod()
+
+
 MADE = {
+    "object": of_a_class,
+    "module": of_a_module,
     "zoo": mods.learned_alibi,
     "function": lambda bias: lambda score, b, h, m, n: score * bias[h],
     "with a helper": with_helper,

@@ -9,6 +9,7 @@ import enum
 import functools
 import math
 import types
+import weakref
 
 import numpy as np
 import torch
@@ -115,7 +116,7 @@ class Fingerprint:
         if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
             of = getattr(x, "__self__", None)
             if isinstance(of, type):
-                return "builtin", x  # such as the apply of an autograd.Function
+                return "builtin", x.__name__, weakref.ref(of)  # as the apply of an autograd.Function
             return "builtin", x.__name__, None if of is None else self.within(None, of)  # a list's __getitem__
         if isinstance(x, torch.nn.Module):
             return self.guarded(x, self.module, whole)
@@ -200,7 +201,8 @@ class Fingerprint:
             values = tuple((k, self.within(("attribute", k), v)) for k, v in values.items())
             inner = ((k, v) for held in (x._parameters, x._buffers) for k, v in held.items())
             inner = tuple((k, self.within(None, v)) for k, v in inner)
-            return type(x), values, inner, tuple((k, self.within(("child", k), v)) for k, v in x._modules.items())
+            children = tuple((k, self.within(("child", k), v)) for k, v in x._modules.items())
+            return weakref.ref(type(x)), values, inner, children
         return self.object(x, whole)
 
     def object(self, x, whole):
@@ -210,7 +212,7 @@ class Fingerprint:
         holds_more = not isinstance(x, type) and _holds_more(kind)
         if len(self.inside) > DEEPEST or (whole and holds_more):
             self.complete = False
-            return kind
+            return None
         if self.named_at_objects is None:
             self.named_at_objects = self.names
         above = type(x).__mro__ if isinstance(x, type) else ()  # a metaclass's properties
@@ -241,7 +243,7 @@ class Fingerprint:
             for c in computed:
                 special = ((k, v) for k, v in vars(c).items() if k[:2] == "__" and isinstance(v, types.FunctionType))
                 found += ((k, self.within(None, v)) for k, v in special if k not in ("__init__", "__repr__", "__new__"))
-        return kind, *found
+        return weakref.ref(kind), *found  # a class made in a function would keep what that captures
 
     def attribute(self, x, name, there):
         """Something that x's class has."""
@@ -270,19 +272,21 @@ _STATELESS = (
 )  # fmt: skip
 
 
-@functools.lru_cache(4096)
 def _holds_more(kind):
     """Whether instances of a class hold what is neither an attribute nor in a slot: numpy's arrays, whatever C defines,
     and classes derived from a dict or a number."""
-    if issubclass(kind, enum.Enum):  # its value is an attribute
-        return False
-    places = 0
-    for c in kind.__mro__:
-        slots = sum(isinstance(there, types.MemberDescriptorType) for there in vars(c).values())
-        places += slots + ("__dict__" in vars(c)) + ("__weakref__" in vars(c))
-    return kind.__itemsize__ > 0 or kind.__basicsize__ > object.__basicsize__ + places * _WORD
+    known = _more.get(kind)
+    if known is None:
+        places = 0
+        for c in kind.__mro__:
+            slots = sum(isinstance(there, types.MemberDescriptorType) for there in vars(c).values())
+            places += slots + ("__dict__" in vars(c)) + ("__weakref__" in vars(c))
+        known = kind.__itemsize__ > 0 or kind.__basicsize__ > object.__basicsize__ + places * _WORD
+        known = _more[kind] = known and not issubclass(kind, enum.Enum)  # whose value is an attribute
+    return known
 
 
+_more = weakref.WeakKeyDictionary()
 _WORD = tuple.__itemsize__  # bytes of a reference
 
 
