@@ -12,6 +12,7 @@ from kernels.gluon_model.races import join
 from kernels.gluon_model.values import TRITON, BlockType, ModelError, Pointer, Shape, Tensor, raw, tensor_of
 
 COPY, TENSOR_CORE = "copy engine", "tensor core"
+TMA_BYTES = 16  # a copy begins at a multiple of so many
 
 
 class Descriptor:
@@ -66,6 +67,11 @@ class Descriptor:
             raise ModelError(f"{self.name} is not a descriptor for {mode} copies")
         if len(coord) != len(self.sizes):
             raise ModelError(f"{self.name} has {len(self.sizes)} dimensions, the copy gives {len(coord)} coordinates")
+        if begin := coord[-1] * self.base.element_size() % TMA_BYTES:
+            raise ModelError(
+                f"a copy of {self.name} begins {begin} bytes behind a multiple of {TMA_BYTES} (its last coordinate is "
+                f"{coord[-1]}): a GPU stops there with an illegal instruction"
+            )
         return coord
 
     def tile(self, coord) -> torch.Tensor:

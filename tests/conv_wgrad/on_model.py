@@ -37,6 +37,7 @@ GEOMETRIES = {
     "stride, padding, dilation": ((2, 9, 11, 24), 72, 3, 2, dict(stride=(2, 1), padding=(2, 0, 0, 2), dilation=(1, 2))),
     "ragged tiles": ((2, 7, 5, 33), 67, 3, 3, dict(padding=1)),
     "odd channels": ((2, 7, 5, 3), 7, 3, 3, {}),
+    "last tiles within 16 bytes": ((1, 5, 4, 70), 75, 2, 2, {}),
 }
 
 

@@ -156,7 +156,8 @@ COMPILED = {  # input and output channels, filter, dtype of what is stored
     "3 groups, 1x1": (384, 384, 1, torch.float32),
     "short rows": (512, 512, 3, torch.float32),
     "2 groups": (256, 256, 1, torch.float32),
-    "2 groups, odd channels": (100, 130, 3, torch.float32),
+    "2 groups, odd channels": (101, 130, 3, torch.float32),
+    "2 groups, channels in fours": (100, 132, 3, torch.float32),
     "narrow": (64, 64, 3, torch.float32),
 }
 
@@ -167,12 +168,12 @@ def report(name):
     x, dy, g = cases.problem((2, size, size, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
     options = tma.plan("hopper", g, x.device).options
     assert options["GROUPS"] == (2 if "2 groups" in name else 3)
-    unit, sizes = hopper.in_units((Co, Ci, R * R, g.columns))
+    known, sizes = hopper.in_units((Co, Ci, R * R, g.columns))
     return options, compile_report(
         hopper.wgrad_hopper_kernel,
         *tma.descriptors(x, dy, g, options), dtype,
         (7,) * 7, (7,) * 12, sizes,
-        arch=90, UNIT=unit, POINTWISE=R == 1, **options, num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
+        arch=90, **known, POINTWISE=R == 1, **options, num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 
 
@@ -301,12 +302,19 @@ def test_no_program_has_much_more_than_its_share(tiles, blocks):
 # On the GPU.
 
 
+LARGE = {  # for a GPU's own tiles: more channels than one has, and no multiple of 8
+    "last tiles": ((4, 15, 13, 130), 331, 3, 2, dict(padding=(0, 2, 1, 1), dilation=(2, 1))),
+    "last tiles, odd": ((8, 18, 19, 331), 331, 3, 2, dict(padding=(2, 0, 1, 0), stride=(1, 2))),
+    "last tiles, 1x1": ((4, 15, 13, 259), 203, 1, 1, {}),
+}
+
+
 @hopper_only
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("name", [*GEOMETRIES, *LARGE])
 def test_geometries_on_the_gpu(name, dtype):
-    shape, Co, R, S, convolution = GEOMETRIES[name]
+    shape, Co, R, S, convolution = (GEOMETRIES | LARGE)[name]
     for split_k, layout in itertools.product((None, 1, 3), cases.LAYOUTS):
         x, dy, g = cases.problem(shape, Co, R, S, dtype=dtype, layout=layout, **convolution)
         got = conv2d_wgrad(

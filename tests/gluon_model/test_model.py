@@ -134,6 +134,31 @@ def test_im2col_fills_with_the_padding_value_and_refuses_a_tiled_copy():
         gluon_model.run(fetch, 1, x_desc, out, False, ACC)
 
 
+@pytest.mark.parametrize("channel, begins", [(0, None), (4, 8), (8, None), (-2, 12)])
+def test_copies_begin_at_multiples_of_16_bytes(channel, begins):
+    """Elsewhere an H200 stops with an illegal instruction, in both modes (triton-lang/triton issue 7385)."""
+
+    @gluon.jit
+    def fetch(x_desc, channel, IM2COL: gl.constexpr):
+        tile = gl.allocate_shared_memory(gl.float16, x_desc.block_type.shape, x_desc.layout)
+        loaded = mbarrier.allocate_mbarrier()
+        mbarrier.init(loaded, count=1)
+        mbarrier.expect(loaded, x_desc.nbytes_per_cta)
+        if IM2COL:
+            tma.async_load_im2col(x_desc, [0, 0, 0, channel], [0, 0], loaded, tile)
+        else:
+            tma.async_load(x_desc, [0, channel], loaded, tile)
+        mbarrier.wait(loaded, 0)
+
+    x = torch.randn(1, 4, 4, 16).half()
+    for desc, mode in ((im2col(x, [16, 8], (1, 1), (0, 0), (0, 0)), True), (descriptor(x.view(16, 16), [16, 8]), False)):
+        if begins is None:
+            assert gluon_model.run(fetch, 1, desc, channel, mode).ok
+        else:
+            with pytest.raises(gluon_model.ModelError, match=rf"begins {begins} bytes .*last coordinate is {channel}\)"):
+                gluon_model.run(fetch, 1, desc, channel, mode)
+
+
 def compile_arguments(name: str):
     a, b, c = torch.zeros(128, 256).bfloat16(), torch.zeros(256, 256).bfloat16(), torch.zeros(128, 256)
     wide = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])

@@ -77,7 +77,7 @@ if gluon is not None:
                 half = visits % 2
                 mbarrier.wait(done.index(half), visits // 2 & 1)
                 for group in gl.static_range(GROUPS):
-                    where, rows, columns = place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS)
+                    where, rows, columns = place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS, False)
                     for part in gl.static_range(BLOCK_N // SLICE):
                         sums = acc_t.index(half).slice(group * BLOCK_N + part * SLICE, SLICE).load()
                         own = columns[0] - part * SLICE, columns[1] - part * SLICE

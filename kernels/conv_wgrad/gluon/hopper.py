@@ -34,6 +34,7 @@ if gluon is not None:
     @gluon.jit
     def multiply_blocks(
         dy_s, x_s, ready, free, out, work, sizes, GROUP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        ALIGNED: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: its chunk of every tile that this program has a share in."""
         BLOCK_M: gl.constexpr = dy_s.shape[2]
@@ -45,7 +46,7 @@ if gluon is not None:
             position, end, length, first = share_of(item, work)
             while position < end:
                 tile, block, n, slot = segment_of(position, end, length, first, per)
-                where, rows, columns = place_of(out, tile, GROUP, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS)
+                where, rows, columns = place_of(out, tile, GROUP, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS, ALIGNED)
                 acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
                 for _block in range(n):
                     stage = count % STAGES
@@ -62,8 +63,8 @@ if gluon is not None:
 
     @gluon.jit(do_not_specialize=["work", "walk"])
     def wgrad_hopper_kernel(
-        dy_desc, x_desc, out, work, walk, sizes, UNIT: gl.constexpr, POINTWISE: gl.constexpr, BLOCK_M: gl.constexpr,
-        BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        dy_desc, x_desc, out, work, walk, sizes, UNIT: gl.constexpr, ALIGNED: gl.constexpr, POINTWISE: gl.constexpr,
+        BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """Every program takes shares of the work a grid apart, until there are none left.
 
@@ -80,9 +81,9 @@ if gluon is not None:
         if GROUPS == 3:
             gl.warp_specialize(
                 [
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 0, GROUPS, STAGES)),
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 1, GROUPS, STAGES)),
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 2, GROUPS, STAGES)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 0, GROUPS, STAGES, ALIGNED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 1, GROUPS, STAGES, ALIGNED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 2, GROUPS, STAGES, ALIGNED)),
                     (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
                 ],
                 [4, 4, 1],
@@ -91,8 +92,8 @@ if gluon is not None:
         else:
             gl.warp_specialize(
                 [
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 0, GROUPS, STAGES)),
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 1, GROUPS, STAGES)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 0, GROUPS, STAGES, ALIGNED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 1, GROUPS, STAGES, ALIGNED)),
                     (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
                 ],
                 [4, 1],
@@ -134,21 +135,21 @@ def wgrad(input, grad_output, g, out, accumulate, split_k=None):
 
 
 def in_units(sizes):
-    """``(UNIT, sizes)``: input channels and columns in units of so many, 1 where the compiler sees by itself, at a
-    multiple of 16, that they are even: what it then knows of them takes fewer registers."""
+    """``(UNIT and ALIGNED, sizes)``: input channels and columns in units of so many, 1 where the compiler sees by itself, at
+    a multiple of 16, that they are even: what it then knows of them takes fewer registers."""
     Co, Ci, taps, columns = sizes
     unit = 1 if Ci % 16 == 0 else common_unit(VECTOR, Ci)
-    return unit, (Co, Ci // unit, taps, columns // unit)
+    return {"UNIT": unit, "ALIGNED": tma.is_aligned_to_tma(Co, Ci)}, (Co, Ci // unit, taps, columns // unit)
 
 
 def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options):
     """Launch as many programs as have work and run at once."""
-    unit, sizes = in_units(sizes)
+    known, sizes = in_units(sizes)
     launch(
         wgrad_hopper_kernel,
         (work[1],),
         dy_desc, x_desc, out, work, walk, sizes,
         outputs=(out,),
-        UNIT=unit, POINTWISE=x_desc.mode == "tiled", **options,
+        **known, POINTWISE=x_desc.mode == "tiled", **options,
         num_warps=4, maxnreg=REGISTERS[options["GROUPS"]],
     )  # fmt: skip

@@ -45,13 +45,13 @@ class Shares:
 def plan(kernel, g, device, split_k=None, turned=False):
     """The ``Shares`` for a geometry: as the model of cost says where the table names one, else three chunks a tile, or two.
 
-    Two where that wastes clearly less, and where the input channels are odd: sums are then stored one by one, which takes
-    more registers than three groups have.
+    Two where that wastes clearly less, and where channels are no multiples of 8: sums are then stored one by one, or tiles'
+    places are rounded, which takes more registers than three groups have.
     """
     if found := candidates(kernel, g, device, split_k, turned):
         return model.cheapest(found).work
     three, two = (_plan(kernel, f"{n} chunks", g, device, split_k) for n in (3, 2))
-    return two if g.Ci % 2 or two.waste < 0.9 * three.waste else three
+    return two if not is_aligned_to_tma(g.Co, g.Ci) or two.waste < 0.9 * three.waste else three
 
 
 def _plan(kernel, key, g, device, split_k):
@@ -84,7 +84,7 @@ def considered(g, costs, tiles, split_k=None, turned=False):
     """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
     prediction."""
     found, two = [], [tile for tile in tiles if tile["GROUPS"] == 2]
-    allowed = two if g.Ci % 2 else tiles
+    allowed = tiles if is_aligned_to_tma(g.Co, g.Ci) else two
     for tile in model.fitting(allowed, g.Co, g.Ci) or two:
         options = model.options_of(tile)
         (n, blocks, waste), processors = tiled(g, options), costs["multiprocessors"]
@@ -254,13 +254,23 @@ def plan_shares(launch, g, device, shares):
     work = shares.work
     programs, taps = min(work.items, multiprocessors(device)), g.R * g.S
     rows = -(-g.Co // shares.options["BLOCK_M"])
-    last = max(0, g.Co - shares.options["BLOCK_M"]), max(0, g.Ci - shares.options["BLOCK_N"])
+    last = last_tile(g.Co, shares.options["BLOCK_M"]), last_tile(g.Ci, shares.options["BLOCK_N"])
     return TmaPlan(
         launch, g, shares,
         (work.items, programs, work.whole, work.tiles, rows, work.blocks, work.per),
         (g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation, *last),
         (g.Co, g.Ci, taps, g.columns),
     )  # fmt: skip
+
+
+def is_aligned_to_tma(Co, Ci):
+    """Whether every tile that ends with the channels begins at a multiple of 16 bytes."""
+    return Co % 8 == 0 and Ci % 8 == 0
+
+
+def last_tile(channels, block):
+    """The channel that the last tile begins at, by the rule of ``last_of``."""
+    return max(0, -(-(channels - block) // 8) * 8)
 
 
 if gluon is not None:
@@ -335,6 +345,15 @@ if gluon is not None:
                 position += n
 
     @gluon.jit
+    def last_of(channels, BLOCK: gl.constexpr, ALIGNED: gl.constexpr):
+        """The channel that the last tile begins at: the first multiple of 8 from which it reaches the end. TMA stops the GPU
+        (an illegal instruction) where a copy does not begin at a multiple of 16 bytes. ALIGNED: channels are one, too."""
+        if ALIGNED:
+            return channels - BLOCK
+        else:
+            return (channels - BLOCK + 7) // 8 * 8
+
+    @gluon.jit
     def within(first, last):
         """The nearest to ``first`` of 0 ... ``last``, or 0: unlike a minimum, known to be a multiple of what both are."""
         first = gl.where(first < last, first, last)
@@ -342,19 +361,19 @@ if gluon is not None:
 
     @gluon.jit
     def place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-                 GROUPS: gl.constexpr):  # fmt: skip
+                 GROUPS: gl.constexpr, ALIGNED: gl.constexpr):  # fmt: skip
         """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile lies, and the rows and
         columns (begin, end) of it that are its own.
 
-        The last tile lies inside like all others, on some rows and columns of the one before it: TMA takes half as long
-        again for blocks of zeros as for values.
+        The last tile lies inside like all others but for 7 channels, on some rows and columns of the one before it: TMA
+        takes half as long again for blocks of zeros as for values.
         """
         Co, Ci, taps, step = sizes
         own_o = tile % tiles_m * BLOCK_M
         chunk = tile // tiles_m * GROUPS + group
         own_c = chunk // taps * BLOCK_N
-        o = within(own_o, Co - BLOCK_M)
-        c = within(own_c, Ci - BLOCK_N)
+        o = within(own_o, last_of(Co, BLOCK_M, ALIGNED))
+        c = within(own_c, last_of(Ci, BLOCK_N, ALIGNED))
         where = out + (slot * Co + o).to(gl.int64) * step + (chunk % taps * Ci + c)
         return where, (own_o - o, Co - o), (own_c - c, Ci - c)
 
