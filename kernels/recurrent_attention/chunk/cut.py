@@ -131,7 +131,7 @@ def table_options(kernel, key, device, C, K, V, side_by_side):
     if longer := others.get(f"C{C}"):
         options, others = _apart(longer)
     sizes = {"BLOCK_K": K, "BLOCK_V": V}
-    tiles = {name: cdiv(size, options.get(name, size)) for name, size in sizes.items()}
+    tiles = {name: cdiv(size, options.get(name, block(size))) for name, size in sizes.items()}
     if "WIDER_V" in others and tiles["BLOCK_V"] > tiles["BLOCK_K"]:
         options = others["WIDER_V"]
     if "FEW" in others and side_by_side * math.prod(tiles.values()) < others["FEW"]["walks"]:
