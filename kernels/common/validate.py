@@ -77,13 +77,18 @@ def check_apart(name, written, **read):
         return
     for other, tensor in read.items():
         begins = written.data_ptr(), tensor.data_ptr()
-        ends = [begin + t.numel() * t.element_size() for begin, t in zip(begins, (written, tensor), strict=True)]
+        ends = [begin + _span(t) * t.element_size() for begin, t in zip(begins, (written, tensor), strict=True)]
         if written.device == tensor.device and max(begins) < min(ends) and _without_gaps(written) and _without_gaps(tensor):
             raise ValueError(f"{name} lies in the memory of {other}, needs memory of its own: it is written meanwhile")
 
 
+def _span(t):
+    """Elements from the first to the last in memory: fewer than the tensor has where one stands for several."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+
+
 def _without_gaps(t):
-    return sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) < t.numel()
+    return _span(t) <= t.numel()
 
 
 def left_to_reference(layer, tensor):

@@ -95,3 +95,13 @@ def test_options_may_be_numpys():
     dy = torch.ones_like(ours(x)).permute(0, 2, 3, 1)
     dw = conv2d_wgrad(x.permute(0, 2, 3, 1), dy, three, three, two, (np.int64(1), 1), groups=two)
     torch.testing.assert_close(dw, conv2d_wgrad(x.permute(0, 2, 3, 1), dy, 3, 3, 2, 1, groups=2))
+
+
+def test_an_output_may_lie_behind_an_expanded_gradient():
+    """A gradient of a sum is one number, however many elements it stands for: what lies behind it is free."""
+    memory = torch.zeros(4096)
+    dy, out = memory[:1].view(1, 1, 1, 1).expand(2, 8, 8, 4), memory[64:68]
+    memory[0] = 1.0
+    assert conv2d_bias_grad(dy, out=out) is out and out.tolist() == [128.0] * 4
+    with pytest.raises(ValueError, match="out lies in the memory of grad_output"):
+        conv2d_bias_grad(memory[:1].view(1, 1, 1, 1).expand(2, 8, 8, 1), out=memory[:1])
