@@ -2,6 +2,7 @@
 
 import array
 import collections
+import datetime
 import functools
 import operator
 import types
@@ -111,7 +112,25 @@ def by_method_of(holder, key):
     return lambda score, b, h, m, n: score * holder.get(key), lambda x: operator.setitem(holder, key, x)
 
 
+class Number(float):
+    pass
+
+
+def by_value(make, read):
+    """The name stands for another value of the same class."""
+    held = make(0.5)
+
+    def change(x):
+        nonlocal held
+        held = make(x)
+
+    return lambda score, b, h, m, n: score * read(held), change
+
+
 HOLDERS = {
+    "a number's kind": lambda: by_value(Number, lambda held: held),
+    "a number's kind, inside": lambda: by_value(lambda x: types.SimpleNamespace(a=Number(x)), lambda held: held.a),
+    "timedelta": lambda: by_value(lambda x: datetime.timedelta(seconds=x), lambda held: held.total_seconds()),
     "numpy": lambda: by_item(np.array([0.5, 2.0])),
     "numpy's method": lambda: by_method(np.array([0.5]), "max"),
     "deque": lambda: by_item(collections.deque([0.5])),

@@ -277,10 +277,10 @@ def _holds_more(kind):
     and classes derived from a dict or a number."""
     known = _more.get(kind)
     if known is None:
-        places = 0
+        places = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)  # they may also lie before the object
         for c in kind.__mro__:
-            slots = sum(isinstance(there, types.MemberDescriptorType) for there in vars(c).values())
-            places += slots + ("__dict__" in vars(c)) + ("__weakref__" in vars(c))
+            if "__slots__" in vars(c):
+                places += sum(isinstance(there, types.MemberDescriptorType) for there in vars(c).values())
         known = kind.__itemsize__ > 0 or kind.__basicsize__ > object.__basicsize__ + places * _WORD
         known = _more[kind] = known and not issubclass(kind, enum.Enum)  # whose value is an attribute
     return known
