@@ -59,7 +59,8 @@ def serve(place: str, alone: bool) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed is no answer
     if alone:
-        assert os.getpid() <= 3, "there are others' processes here"
+        if os.getpid() > 3:
+            raise SystemExit("--alone is for a process namespace of its own: there are others' processes here")
         keep_out()
     import triton.compiler
     import triton.experimental.gluon._runtime  # noqa: F401
@@ -134,6 +135,7 @@ def raise_child(job: str, folder: Path, working: str, details: bytes) -> NoRetur
 
     def work():
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os.closerange(3, 1 << 10)  # the pipe of answers is the server's alone
         os.chdir(working)
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "cache"))
         if job != "trace":  # a kernel's text can ask the compiler for any amount: unrolled loops, constants

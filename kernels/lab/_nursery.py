@@ -117,6 +117,8 @@ class Nursery:
             status, words, size = json.loads(head)
             while len(content) < size:
                 content += self._read(until)
+            if len(content) > size:
+                raise EOFError  # more than was asked for: nothing of it is taken for the next job's
             return Answer(status, words, bytes(content))
         except TimeoutError:
             self.end()
