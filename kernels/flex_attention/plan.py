@@ -37,7 +37,7 @@ class Plan:
 
     @cached_property
     def cut(self):
-        """The ``cost.Cut`` that the backward pass runs, or ``None``; asked late, for it takes the time of some launches."""
+        """The ``cost.Cut`` of the backward pass, or ``None``; asked late: a new shape's takes up to a fifth of a second."""
         return cost.cut(self.problem)
 
     def forward(self, x, want_top):
@@ -67,11 +67,10 @@ class Plan:
                 dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
             dkdv.launch_dkdv(p, x, do, lse, None, dk, dv, None, 0, p.Bkv * p.Hkv, o, dlse, dq)
             return [dq, dk if need_k else None, dv if need_v else None]
-        whole = self.cut is None and self.not_fused is None
-        if need_q and need_kv and not need_captured and (self.cut is not None or whole) and fits_tma(do):
+        if need_q and need_kv and not need_captured and fits_tma(do) and (self.cut is not None or self.not_fused is None):
             dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
             rows = rows_of(p, do, dlse, o, lse)
-            if whole:
+            if self.cut is None:
                 fused.gradients_of(p, x, do, rows, dq, dk, dv)
             else:
                 split.gradients_of(p, x, do, rows, dq, dk, dv, self.cut)

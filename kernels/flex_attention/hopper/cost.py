@@ -69,6 +69,8 @@ def cut(p):
     """The ``Cut`` that the call runs, or ``None``: as the table has it, every tile of keys in one item."""
     if backward.reason_not(p, True) is not None or not p.B * p.Hq * p.M * p.N:
         return None
+    if p.N < 2:  # one key: nothing that is worth sharing out
+        return None
     if _unknown(p) and (fused.reason_not(p) is None or p.remember(stored_ds.heads)):
         return None
     return choice(p, *candidates(p))

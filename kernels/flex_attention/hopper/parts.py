@@ -31,7 +31,7 @@ if common_gluon.gluon is not None:
         gl.store(at, x, mask=gl.expand_dims(offs_n < N, 1) & inside)
 
 
-@triton.jit(do_not_specialize=["pieces", "first"])
+@triton.jit(do_not_specialize=["N", "pieces", "first"])  # N: a 1 would be no tensor, and has no .to
 def sums_kernel(
     sums_ptr, out_ptr, scale, N, Hkv, pieces, first, stride_b, stride_h, stride_n, stride_d,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,

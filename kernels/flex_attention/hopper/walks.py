@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from kernels.common import gluon as common_gluon
 from kernels.flex_attention import block_mask as masks
@@ -36,7 +36,7 @@ def kept(p, x, name, make):
     given = x.lists
     lists = [given.get(name) for name in LISTS]
     capturing = lists[0].is_cuda and torch.cuda.is_current_stream_capturing()
-    state = (p.M, p.N, *((None if t is None else (t.data_ptr(), t._version, t.shape)) for t in lists))
+    state = (p.M, p.N, p.SPARSE_M, p.SPARSE_N, *(None if t is None else (WeakIdRef(t), t._version) for t in lists))
     with _lock:
         known = _remembered.get(lists[0])
         if known is not None and known[0] == state and name in known[1]:
@@ -73,6 +73,7 @@ def _dense(lists, columns):
     return None if lists is None else masks.dense_blocks(lists[0], lists[1], columns)
 
 
+MOST_HEADS = 16
 LAG = 1.2  # tiles' time from one key tile's visit to the earliest visit of the next: a sum's way to memory, a counter's back
 
 
@@ -100,7 +101,8 @@ def dealt(pairs, tiles, programs, masked, heads=None):
 def end_of(pairs, tiles, programs, masked, heads, bundle, back_and_forth):
     """When the last program ends, in tiles of queries, in one order."""
     lengths = 2.0 * (np.arange(tiles, 0, -1) if masked else np.full(tiles, tiles)) + 1  # and one for what is not its tiles
-    return _end(pairs, lengths, programs, bundle, back_and_forth, heads)
+    simulated = min(heads, MOST_HEADS)  # of more, as many take the time of all: the simulation's time grows with them
+    return _end(pairs, lengths * (heads / simulated), programs, bundle, back_and_forth, simulated)
 
 
 def _end(pairs, lengths, programs, bundle, back_and_forth, heads=1):
