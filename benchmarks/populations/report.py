@@ -185,7 +185,7 @@ def section(room, found):
     for half, left_out in {record["of"]: record.get("left_out") for record in found.values()}.items():
         if left_out:
             whose = "both halves" if half == "both" else f"the {words(half)} half"
-            lines += ["", f"Layers that no time was left for: {left_out} of {whose}."]
+            lines += ["", f"Layers not measured: {left_out} of {whose}."]
     for half, record in found.items():
         for failed in record["failed"]:
             lines += ["", f"Failed on the {words(half)} half: {failed['case']}: {failed['error']}"]
