@@ -166,10 +166,10 @@ def described(TMA, BLOCK_N, BLOCK_M):
 
 def options(p, heads, queries):
     """Launch options of the product for so many heads and queries of each: tiles of half as many queries as the table has
-    where there would be fewer programs than multiprocessors."""
+    where there would be fewer programs than multiprocessors, and the caller asks for none."""
     options = p.launch_options("backward_dq_from_ds")
     programs = heads * p.tiles(queries, p.SPARSE_M, options["BLOCK_M"])
-    if programs < multiprocessors(p.device) and options["BLOCK_M"] > LEAST:
+    if programs < multiprocessors(p.device) and options["BLOCK_M"] > LEAST and "bwd_BLOCK_M" not in p.options:
         options["BLOCK_M"] //= 2
     return options
 
