@@ -5,9 +5,9 @@ Run as a script, with a folder for its children's files, it reads jobs, forks a 
 child left. So a child may die, and starts with what was imported before: Triton, and torch once a child needed it, which a
 kernel from a notebook's cell does not. It must not import ``kernels`` itself: a child sees that package as it is now.
 
-A job is a line of JSON, ``["compile", "disassemble" or "trace", working directory, the kernel's module as text, n]``, and n
-bytes, its details pickled. An answer is a line ``[exit status, last words, n]``, and n bytes: JSON, as somebody else's text
-may have had a hand in it, and of a trace, which is only ever one's own, a pickle.
+A job is a line of JSON, ``["compile", "disassemble" or "trace", working directory, m, n]``, m bytes, the text of the kernel's
+module, and n bytes, its details pickled. An answer is a line ``[exit status, last words, n]``, and n bytes: JSON, as
+somebody else's text may have had a hand in it, and of a trace, which is only ever one's own, a pickle.
 """
 
 import base64
@@ -75,13 +75,13 @@ def serve(place: str, alone: bool) -> None:
         request = read_line()
         if not request:
             return
-        job, working, source, size = json.loads(request)
-        details = read(size)
+        job, working, *sizes = json.loads(request)
+        source, details = map(read, sizes)
         if needs_torch:
             import torch  # noqa: F401
         with tempfile.TemporaryDirectory(prefix="kernels_lab_", dir=place) as folder:
             folder = Path(folder)
-            (folder / "exported_kernel.py").write_text(source)
+            (folder / "exported_kernel.py").write_bytes(source)
             child = os.fork()
             if child == 0:
                 raise_child(job, folder, working, details)

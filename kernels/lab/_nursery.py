@@ -105,10 +105,10 @@ class Nursery:
     def send(self, job: str, source: str, details: dict) -> Answer | None:
         """One job's answer; ``EOFError`` if the process is gone."""
         until = time.monotonic() + TIMEOUT_SECONDS
-        given = pickle.dumps(details)
-        head = json.dumps([job, self.place.working or os.getcwd(), source, len(given)]).encode() + b"\n"
+        parts = source.encode(), pickle.dumps(details)
+        head = json.dumps([job, self.place.working or os.getcwd(), *map(len, parts)]).encode() + b"\n"
         try:
-            for part in (head, given):
+            for part in (head, *parts):
                 self._write(part, until)
             said = bytearray()
             while b"\n" not in said:
