@@ -133,8 +133,8 @@ def compiler() -> tuple[list[str], dict[str, str], str]:
     command = [*_wrapped(), "--cap-drop", "ALL", *_course()]
     if kept := os.environ.get("TRITON_CACHE_DIR"):  # asked for: the tests compile the same kernels again and again
         os.makedirs(kept, exist_ok=True)
-        environment["TRITON_CACHE_DIR"] = os.path.abspath(kept)
-        command += [*_folders(Path(os.path.abspath(kept)).parent), "--bind", kept, os.path.abspath(kept)]
+        environment["TRITON_CACHE_DIR"] = kept = os.path.abspath(kept)
+        command += [*_folders(Path(kept).parent), "--bind", kept, kept]
     script = "/course/kernels/lab/_child_main.py"  # -P: its folder holds a trace.py, which is not the standard library's
     command += [*_sealed(environment), sys.executable, "-s", "-P", script, "/tmp", "--alone"]
     return command, {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, "/tmp"
