@@ -1,7 +1,7 @@
 """Faults to plant into the warp-specialised kernels, and what the model must find of each."""
 
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import forward as hopper
+from kernels.flex_attention.hopper import forward_kernel
 
 RELEASE = "mbarrier.arrive(v_free.index(before))"
 
@@ -19,20 +19,20 @@ LAST = "dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))"
 #: barrier (up to its index), and words of the message.
 FAULTS = {
     "values released before their product is over": (
-        (hopper, "attend_tiles", f"{WAIT}\n            {RELEASE}", f"{RELEASE}\n            {WAIT}"),
+        (forward_kernel, "attend_tiles", f"{WAIT}\n            {RELEASE}", f"{RELEASE}\n            {WAIT}"),
         ("early overwrite", "load_tiles", "tma.async_load(desc", "v_free[", "v_s["),
     ),
     "the last values released before their product is over": (
-        (hopper, "attend", f"{WAIT}\n                {RELEASE}", f"{RELEASE}\n                {WAIT}"),
+        (forward_kernel, "attend", f"{WAIT}\n                {RELEASE}", f"{RELEASE}\n                {WAIT}"),
         ("early overwrite", "load_tiles", "tma.async_load(desc", "v_free[", "v_s["),
     ),
     "scores read while they are multiplied": (
-        (hopper, "attend_tiles", "s = warpgroup_mma_wait(1", "s = warpgroup_mma_wait(2"),
+        (forward_kernel, "attend_tiles", "s = warpgroup_mma_wait(1", "s = warpgroup_mma_wait(2"),
         ("missing wait", "attend", "new_top = gl.maximum(", None, "uses the accumulator"),
     ),
     "the first keys waited for with the wrong parity": (
         (
-            hopper,
+            forward_kernel,
             "attend",
             "k_ready.index(stage), count // STAGES & 1",
             "k_ready.index(stage), (count // STAGES + 1) & 1",
@@ -40,12 +40,12 @@ FAULTS = {
         ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[0]", "A fresh barrier"),
     ),
     "the next keys waited for with the wrong parity": (
-        (hopper, "attend_tiles", "count // STAGES & 1)\n            if", "(count // STAGES + 1) & 1)\n            if"),
+        (forward_kernel, "attend_tiles", "count // STAGES & 1)\n            if", "(count // STAGES + 1) & 1)\n            if"),
         ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[1]", "A fresh barrier"),
     ),
     "values waited for in the wrong buffer": (
         (
-            hopper,
+            forward_kernel,
             "attend_tiles",
             "v_ready.index(before), (count - 1) // STAGES & 1",
             "k_ready.index(before), (count - 1) // STAGES & 1",
@@ -54,7 +54,7 @@ FAULTS = {
     ),
     "queries released before the last product with them": (
         (
-            hopper,
+            forward_kernel,
             "attend",
             "mbarrier.arrive(q_free.index(visits % KEPT))\n",
             "pass\n",
@@ -64,38 +64,38 @@ FAULTS = {
         ("early overwrite", "load_tiles", "tma.async_load(q_desc", "q_free", "q_s["),
     ),
     "the turn never handed on": (
-        (hopper, "attend_tiles", "mbarrier.arrive(turns.index(1 - GROUP))", "pass"),
+        (forward_kernel, "attend_tiles", "mbarrier.arrive(turns.index(1 - GROUP))", "pass"),
         ("deadlock", "attend", "mbarrier.wait(turns", "turns[", "lacks 1 of 1 arrivals"),
     ),
     "both groups begin": (
-        (hopper, "attend_tiles", "(count - visits + GROUP) & 1", "(count - visits) & 1"),
+        (forward_kernel, "attend_tiles", "(count - visits + GROUP) & 1", "(count - visits) & 1"),
         ("barrier or wrong phase", "attend", "turns", "turns[", "phase 0"),
     ),
     "the rows written before the copy has read the last ones": (
-        (hopper, "send_rows", "tma.store_wait(0)  # what was sent before has left the buffer", "pass"),
+        (forward_kernel, "send_rows", "tma.store_wait(0)  # what was sent before has left the buffer", "pass"),
         ("early overwrite", "attend", ".store(x", None, "store_wait is missing between them"),
     ),
     "no fence before the copy of the rows": (
-        (hopper, "send_rows", "fence_async_shared()", "pass"),
+        (forward_kernel, "send_rows", "fence_async_shared()", "pass"),
         ("missing fence", "attend", ".store(x", None, "must call fence_async_shared()"),
     ),
     "queries never released": (
-        (hopper, "attend", "mbarrier.arrive(q_free.index(visits % KEPT))\n", "pass\n"),
+        (forward_kernel, "attend", "mbarrier.arrive(q_free.index(visits % KEPT))\n", "pass\n"),
         ("deadlock", "load_tiles", "mbarrier.wait(q_free", "q_free", "phase 0 lacks 2 of 2 arrivals"),
     ),
     "kept queries counted as if there were one item's": (
-        (hopper, "attend", "visits // KEPT & 1", "visits & 1"),
+        (forward_kernel, "attend", "visits // KEPT & 1", "visits & 1"),
         ("wrong phase", "attend", "mbarrier.wait(q_ready.index(held), visits & 1)", "q_ready[1]", "A fresh barrier"),
     ),
     "the loader waits for queries that nobody has had": (
-        (hopper, "load_tiles", "(visits // KEPT + 1) & 1", "visits // KEPT & 1"),
+        (forward_kernel, "load_tiles", "(visits // KEPT + 1) & 1", "visits // KEPT & 1"),
         (
             "deadlock", "load_tiles", "mbarrier.wait(q_free.index(held), visits // KEPT & 1)", "q_free",
             "Parity 1 would pass at once",
         ),
     ),
     "half the queries expected": (
-        (hopper, "load_tiles", "GROUPS * q_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
+        (forward_kernel, "load_tiles", "GROUPS * q_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
         (
             "byte count",
             "load_tiles",
@@ -106,7 +106,7 @@ FAULTS = {
     ),
     "one group is enough to release values": (
         (
-            hopper,
+            forward_kernel,
             "attention_forward_hopper_kernel",
             "mbarrier.init(v_free.index(stage), count=GROUPS)",
             "mbarrier.init(v_free.index(stage), count=1)",

@@ -9,7 +9,7 @@ from kernels.common import gluon as common_gluon
 from kernels.common.plan import forget
 from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import dealing, fused
+from kernels.flex_attention.hopper import dealing, forward_kernel, fused
 from kernels.flex_attention.hopper import forward as hopper
 from tests.flex_attention import cases
 
@@ -182,8 +182,8 @@ def backward_alone(schedule="round-robin", seed=0, shape=RAGGED):
     return [x.view(torch.uint8) for x in (dk, dv, ds)], results[0]
 
 
-ALONE = {hopper: forward_alone, hopper_backward: backward_alone}
-ITEMS = {hopper: 8, hopper_backward: 6}  # of RAGGED
+ALONE = {forward_kernel: forward_alone, hopper_backward: backward_alone}
+ITEMS = {forward_kernel: 8, hopper_backward: 6}  # of RAGGED
 
 
 @pytest.mark.parametrize("module", ALONE)

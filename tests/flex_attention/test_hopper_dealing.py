@@ -14,9 +14,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
+from kernels.flex_attention.hopper.dealing import item_of, items_of_program, place
 from kernels.flex_attention.hopper.dealing import item_of_keys as backward_item_of
-from kernels.flex_attention.hopper.dealing import items_of_program, place
-from kernels.flex_attention.hopper.forward import item_of
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
 

@@ -42,8 +42,8 @@ if common_gluon.gluon is not None:
         queries_of_keys,
         slot_of,
     )
-    from kernels.flex_attention.hopper.forward import store_rows
     from kernels.flex_attention.hopper.parts import add_rows
+    from kernels.flex_attention.hopper.storing import store_rows
 
 #: Items' keys and values in shared memory: of two, the next item's come while this one's gradients are stored. Of long items
 #: with heads above 64 there is one: what their loop keeps outside the registers needs the L1 cache that two would take.

@@ -82,10 +82,26 @@ if common_gluon.gluon is not None:
         return rounds + (place(rounds, BACK_AND_FORTH) < items % gl.num_programs(0)).to(gl.int32)
 
     @gluon.jit
+    def item_of(item, items, tiles_m, G, Hkv, TILES_FIRST: gl.constexpr):
+        """``(b, h_kv, h, tile of queries)`` of a work item: the last queries, which see the most keys, come first.
+
+        All tiles of heads that share keys come one after another, so that the keys stay in the cache; with TILES_FIRST a tile
+        of all heads comes before the next tile.
+        """
+        if TILES_FIRST:
+            heads = items // tiles_m
+            tile = tiles_m - 1 - item // heads
+            bh = item % heads // G
+        else:
+            tile = tiles_m - 1 - (item // G) % tiles_m
+            bh = item // (G * tiles_m)
+        return bh // Hkv, bh % Hkv, bh % Hkv * G + item % G, tile
+
+    @gluon.jit
     def item_of_keys(item, tiles_n, items, TILES_FIRST: gl.constexpr):
         """``(tile of keys, pair of batch row and key head)``; the first keys, seen by the most queries, come first.
 
-        TILES_FIRST: a tile of all pairs before the next tile, as in ``forward.item_of``.
+        TILES_FIRST: a tile of all pairs before the next tile, as in ``item_of``.
         """
         if TILES_FIRST:
             pairs = items // tiles_n

@@ -33,8 +33,8 @@ if common_gluon.gluon is not None:
     )
 
     from kernels.flex_attention.hopper.dealing import heads_of_unit, items_of_program, pair_of, place
-    from kernels.flex_attention.hopper.forward import store_rows
     from kernels.flex_attention.hopper.parts import add_rows
+    from kernels.flex_attention.hopper.storing import store_rows
     from kernels.flex_attention.hopper.walks import bundled, entries_of, visit
 
     @gluon.jit

@@ -37,8 +37,8 @@ if common_gluon.gluon is not None:
         queries_of_keys,
         slot_of,
     )
-    from kernels.flex_attention.hopper.forward import store_rows
     from kernels.flex_attention.hopper.parts import add_rows
+    from kernels.flex_attention.hopper.storing import store_rows
 
     @gluon.jit
     def load_tiles(
