@@ -40,7 +40,12 @@ FAULTS = {
         ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[0]", "A fresh barrier"),
     ),
     "the next keys waited for with the wrong parity": (
-        (forward_kernel, "attend_tiles", "count // STAGES & 1)\n            if", "(count // STAGES + 1) & 1)\n            if"),
+        (
+            forward_kernel,
+            "attend_tiles",
+            "count // STAGES & 1)\n            if",
+            "(count // STAGES + 1) & 1)\n            if",
+        ),
         ("wrong phase", "attend", "(count // STAGES + 1) & 1", "k_ready[1]", "A fresh barrier"),
     ),
     "values waited for in the wrong buffer": (
