@@ -31,6 +31,8 @@ from tests.course.notebook_measures import (
 NEW_PATTERN = ("0", "1")
 #: Lessons of these parts that are not yet rewritten: exempt from those rules, and from what they say of all lessons.
 NOT_YET_REWRITTEN: set[str] = set()
+#: Lessons of other parts that have turns already: what is said of turns holds for them, too.
+WITH_TURNS = {"33"}
 
 RULES = []
 GENERATED_ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -151,16 +153,21 @@ def a_folded_output_keeps_its_answer(notebook):
                 yield f"{cell.id}: its first line, which JupyterLab shows though it is folded, answers: {first!r}"
 
 
-def of_the_new_pattern(function):
-    """A rule for the lessons of ``NEW_PATTERN`` that are rewritten."""
+def of_the_new_pattern(function, more=frozenset()):
+    """A rule for the lessons of ``NEW_PATTERN`` that are rewritten, and for those in ``more``."""
 
     def of_these(notebook):
         lesson = lesson_of(notebook)
-        if lesson.startswith(NEW_PATTERN) and lesson not in NOT_YET_REWRITTEN:
+        if lesson in more or lesson.startswith(NEW_PATTERN) and lesson not in NOT_YET_REWRITTEN:
             yield from function(notebook)
 
     of_these.__name__ = function.__name__
     return rule(of_these)
+
+
+def of_lessons_with_turns(function):
+    """A rule for those, and for the lessons in ``WITH_TURNS``."""
+    return of_the_new_pattern(function, WITH_TURNS)
 
 
 @rule
@@ -220,7 +227,7 @@ def ends_with_its_symbols(notebook):
         yield 'nothing says what "You can now" do'
 
 
-@of_the_new_pattern
+@of_lessons_with_turns
 def learners_fill_at_least_three_cells(notebook):
     if len(turns(notebook)) < 3:
         yield f'{len(turns(notebook))} cells "Your turn", fewer than three'

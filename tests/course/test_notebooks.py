@@ -275,6 +275,18 @@ def test_the_rules_of_the_new_pattern_hold_for_its_parts_alone(monkeypatch):
     assert complaints("09") == set()
 
 
+def test_what_is_said_of_turns_holds_for_other_lessons_that_have_them():
+    def complaints(number):
+        broken = lesson(two_turn=None, title=prose(TITLE.format(20).replace("# 09", f"# {number}"), id="title"))
+        return {rule.__name__ for rule in rules.RULES if list(rule(broken))} & set(LESSON_RULES)
+
+    assert rules.WITH_TURNS <= {path.name[:2] for path in ROOT.glob("notebooks/*.ipynb")}
+    turns = "learners_fill_at_least_three_cells"
+    assert [turns in complaints(number) for number in ("29", *sorted(rules.WITH_TURNS))] == [
+        False, *[True] * len(rules.WITH_TURNS)
+    ]  # fmt: skip
+
+
 def test_minutes_are_counted_from_what_is_read():
     text = "word " * 120 + "```python\nread\n```\n$$ not = read $$ <details>" + "half " * 240 + "</details>"
     nb = notebook([prose(text + "\n\n| a | table |", id="title"), code("a = 1\n\nb = 2\n" * 8), hidden("c\n" * 99, "h")])
