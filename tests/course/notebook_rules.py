@@ -32,7 +32,9 @@ NEW_PATTERN = ("0", "1")
 #: Lessons of these parts that are not yet rewritten: exempt from those rules, and from what they say of all lessons.
 NOT_YET_REWRITTEN: set[str] = set()
 #: Lessons of other parts that have turns already: what is said of turns holds for them, too.
-WITH_TURNS = {"33"}
+WITH_TURNS = {"20", "33"}
+#: Those of them that keep to the limits of a lesson's minutes, words and code, too.
+WITHIN_LIMITS = {"20"}
 
 RULES = []
 GENERATED_ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -165,6 +167,11 @@ def of_the_new_pattern(function, more=frozenset()):
     return rule(of_these)
 
 
+def of_lessons_within_limits(function):
+    """A rule for those, and for the lessons in ``WITHIN_LIMITS``."""
+    return of_the_new_pattern(function, WITHIN_LIMITS)
+
+
 def of_lessons_with_turns(function):
     """A rule for those, and for the lessons in ``WITH_TURNS``."""
     return of_the_new_pattern(function, WITH_TURNS)
@@ -177,19 +184,24 @@ def minutes_are_those_of_the_formula(notebook):
         return
     if stated_minutes(notebook) != minutes(notebook):
         yield f"its title states {stated_minutes(notebook)} minutes, the formula gives {minutes(notebook)}"
-    if lesson.startswith(NEW_PATTERN) and minutes(notebook) > 60:
+    if (lesson.startswith(NEW_PATTERN) or lesson in WITHIN_LIMITS) and minutes(notebook) > 60:
         yield f"it takes {minutes(notebook)} minutes, more than 60"
 
 
-@of_the_new_pattern
+@of_lessons_within_limits
 def a_lesson_is_short(notebook):
     for what, count, most in (
         ("words of prose", prose_words(notebook), 2300),
         ("lines of code shown", code_lines(notebook), 250),
-        ("cells", len(notebook.cells), 50),
     ):
         if count > most:
             yield f"{count} {what}, more than {most}"
+
+
+@of_the_new_pattern
+def a_lesson_has_few_cells(notebook):
+    if len(notebook.cells) > 50:
+        yield f"{len(notebook.cells)} cells, more than 50"
 
 
 @of_the_new_pattern

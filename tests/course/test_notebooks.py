@@ -220,6 +220,7 @@ BROKEN_LESSONS = [
     ("minutes_are_those_of_the_formula", lesson(minutes=65, question=prose("Why? " * 7300, id="question"))),
     ("a_lesson_is_short", lesson(question=prose("Why? " * 2301, id="question"))),
     ("a_lesson_is_short", lesson(setup=code("x = 1\n" * 240, id="setup"))),
+    ("a_lesson_has_few_cells", notebook([*lesson().cells, *(prose("So.", id=f"so-{i}") for i in range(50))])),
     ("opens_with_a_question", lesson(question=None)),
     ("opens_with_a_question", lesson(question=prose("$$y = x$$ Why?", id="question"))),
     ("opens_with_a_question", lesson(title=prose("# 09 · A lesson", id="title"))),
@@ -275,16 +276,24 @@ def test_the_rules_of_the_new_pattern_hold_for_its_parts_alone(monkeypatch):
     assert complaints("09") == set()
 
 
-def test_what_is_said_of_turns_holds_for_other_lessons_that_have_them():
+@pytest.mark.parametrize(
+    ("which", "broken", "name"),
+    [
+        ("WITH_TURNS", {"two_turn": None}, "learners_fill_at_least_three_cells"),
+        ("WITHIN_LIMITS", {"question": prose("Why? " * 2301, id="question")}, "a_lesson_is_short"),
+        ("WITHIN_LIMITS", {"question": prose("Why? " * 7300, id="question")}, "minutes_are_those_of_the_formula"),
+    ],
+)
+def test_some_rules_hold_for_other_lessons_that_keep_to_them(which, broken, name):
     def complaints(number):
-        broken = lesson(two_turn=None, title=prose(TITLE.format(20).replace("# 09", f"# {number}"), id="title"))
-        return {rule.__name__ for rule in rules.RULES if list(rule(broken))} & set(LESSON_RULES)
+        title = prose(TITLE.format(85).replace("# 09", f"# {number}"), id="title")
+        broken_one = lesson(title=title, **broken)
+        return [c for rule in rules.RULES if rule.__name__ == name for c in rule(broken_one)]
 
-    assert rules.WITH_TURNS <= {path.name[:2] for path in ROOT.glob("notebooks/*.ipynb")}
-    turns = "learners_fill_at_least_three_cells"
-    assert [turns in complaints(number) for number in ("29", *sorted(rules.WITH_TURNS))] == [
-        False, *[True] * len(rules.WITH_TURNS)
-    ]  # fmt: skip
+    these = getattr(rules, which)
+    assert these <= rules.WITH_TURNS <= {path.name[:2] for path in ROOT.glob("notebooks/*.ipynb")}
+    elsewhere = len(complaints("29"))
+    assert all(len(complaints(number)) == elsewhere + 1 for number in these)
 
 
 def test_minutes_are_counted_from_what_is_read():
