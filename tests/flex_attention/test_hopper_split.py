@@ -14,7 +14,7 @@ if common_gluon.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
 
 from kernels import gluon_model
-from kernels.flex_attention.hopper import backward, fused_kernel, parts, split
+from kernels.flex_attention.hopper import backward, fused_dq, fused_kernel, parts, split
 from tests.gluon_model.cases import found, planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
@@ -199,7 +199,7 @@ def test_a_planted_fault_shows(hopper_table, monkeypatch, fault):
     right, results = alone(cut, shape=shape)
     assert all(result.ok for result in results)
     copy = planted(parts if function == "add_rows" else dealing, function, old, new)
-    for caller in (module, dealing):
+    for caller in (module, dealing, fused_dq):
         monkeypatch.setattr(caller, function, copy[function], raising=False)
     wrong, results = alone(cut, shape=shape)
     assert not all(result.ok for result in results) or not all(map(torch.equal, right, wrong))
@@ -216,7 +216,7 @@ RACES = {
         ("unfinished", "gradients", "tma.async_store(ds_desc"),
     ),
     "the counter never moved on": (
-        (fused_kernel, "send_tiles", 'gl.atomic_add(counter, 1, sem="release")', "pass"),
+        (fused_dq, "send_tiles", 'gl.atomic_add(counter, 1, sem="release")', "pass"),
         ("deadlock", "send_tiles", "gl.atomic_add(counter, 0"),
     ),
 }
@@ -227,9 +227,11 @@ RACES = {
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES[:4])
 def test_a_planted_race_is_found(hopper_table, monkeypatch, fault, schedule, seed):
     (module, *edits), wanted = RACES[fault]
-    kernel = STORED if module is backward else COUNTERS
     copy = planted(module, *edits)
-    monkeypatch.setattr(module, kernel, copy[kernel])
+    if module is backward:
+        monkeypatch.setattr(backward, STORED, copy[STORED])
+    else:
+        monkeypatch.setattr(fused_kernel, edits[0], copy[edits[0]])
     monkeypatch.setattr(dealing, "multiprocessors", lambda device: 2)
-    _, results = alone(CUTS[module is fused_kernel], schedule, seed)
+    _, results = alone(CUTS[module is fused_dq], schedule, seed)
     assert any(found(result, *wanted, file=copy["__file__"]) for result in results), "\n".join(map(str, results))

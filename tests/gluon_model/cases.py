@@ -44,7 +44,7 @@ def found(result, kind=None, partition=None, line="", barrier=None, words="", fi
         and (barrier is None or (finding.barrier or "").startswith(barrier))
         and words in finding.message
         and finding.partition in finding.message
-        and f"line {finding.place.line}" in finding.message
+        and re.search(rf"(line |\.py:){finding.place.line}\b", finding.message)  # of the kernel's file, or of another
     ]
 
 

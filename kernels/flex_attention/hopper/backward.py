@@ -18,7 +18,6 @@ from kernels.common.descriptors import Descriptors
 from kernels.common.launch import Constants, launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, wide_kernel
-from kernels.flex_attention.portable.tiles import logits
 from kernels.flex_attention.problem import cdiv, columns
 
 if common_gluon.gluon is not None:
@@ -43,7 +42,7 @@ if common_gluon.gluon is not None:
         slot_of,
     )
     from kernels.flex_attention.hopper.parts import add_rows
-    from kernels.flex_attention.hopper.storing import store_rows
+    from kernels.flex_attention.hopper.tiles import store_rows, transposed_logits
 
 #: Items' keys and values in shared memory: of two, the next item's come while this one's gradients are stored. Of long items
 #: with heads above 64 there is one: what their loop keeps outside the registers needs the L1 cache that two would take.
@@ -144,12 +143,9 @@ if common_gluon.gluon is not None:
             lse = gl.expand_dims(lse_s.index(stage).reshape([BLOCK_M]).load(layout_m), 0)
             s = warpgroup_mma_wait(1, deps=(s,))
 
-            m = gl.expand_dims(m0 + offs_m, 0)
-            inside = None
-            if EDGE_M:
-                inside = m < M
-                m = gl.minimum(m, M - 1)
-            x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, MASK_MOD)
+            x, m = transposed_logits(
+                s, m0, offs_m, M, scale, b, h, n, score_tables, mask_tables, SCORE_MOD, MASK_MOD, EDGE_M
+            )
             p = gl.exp2(x * unit - lse)
             dv = warpgroup_mma(gl.convert_layout(p.to(do.dtype), layout_b), do, dv, is_async=True)
             delta = gl.expand_dims(delta_s.index(stage).reshape([BLOCK_M]).load(layout_m), 0)

@@ -27,7 +27,7 @@ if common_gluon.gluon is not None:
     )
 
     from kernels.flex_attention.hopper.dealing import first_row, item_of, items_of_program, lists_of, place
-    from kernels.flex_attention.hopper.storing import store_rows
+    from kernels.flex_attention.hopper.tiles import store_rows
 
     @gluon.jit
     def copy_tile(desc, b, h, row, buffers, ready, free, count, STAGES: gl.constexpr):

@@ -15,7 +15,6 @@ one takes its exponentials while the other multiplies.
 """
 
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention.portable.tiles import logits
 
 if common_gluon.gluon is not None:
     from triton.experimental import gluon
@@ -38,7 +37,7 @@ if common_gluon.gluon is not None:
         slot_of,
     )
     from kernels.flex_attention.hopper.parts import add_rows
-    from kernels.flex_attention.hopper.storing import store_rows
+    from kernels.flex_attention.hopper.tiles import store_rows, transposed_logits
 
     @gluon.jit
     def load_tiles(
@@ -104,12 +103,9 @@ if common_gluon.gluon is not None:
             s = warpgroup_mma_wait(0, deps=(s,))
             mbarrier.arrive(q_free.index(stage))
 
-            m = gl.expand_dims(m0 + offs_m, 0)
-            inside = None
-            if EDGE_M:
-                inside = m < M
-                m = gl.minimum(m, M - 1)
-            x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, MASK_MOD)
+            x, m = transposed_logits(
+                s, m0, offs_m, M, scale, b, h, n, score_tables, mask_tables, SCORE_MOD, MASK_MOD, EDGE_M
+            )
             p = gl.exp2(x * unit - lse)
             mbarrier.wait(do_ready.index(stage), phase)
             do = do_s.index(stage).reshape([BLOCK_M, dv.shape[1]])

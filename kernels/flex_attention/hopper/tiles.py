@@ -1,6 +1,7 @@
-"""How a group's tile of rows leaves the registers where TMA cannot write it."""
+"""What several kernels do with a tile in registers: take a transposed one's logits, store one where TMA cannot."""
 
 from kernels.common import gluon as common_gluon
+from kernels.flex_attention.portable.tiles import logits
 
 if common_gluon.gluon is not None:
     from triton.experimental import gluon
@@ -16,3 +17,16 @@ if common_gluon.gluon is not None:
         at = gl.expand_dims(offs_m.to(gl.int64) * stride_m, 1) + gl.expand_dims(offs_d.to(gl.int64) * stride_d, 0)
         mask = gl.expand_dims(offs_m < M, 1) & gl.expand_dims(offs_d < D, 0)
         gl.store(base + at, x.to(ptr.dtype.element_ty), mask=mask)
+
+    @gluon.jit
+    def transposed_logits(
+        s, m0, offs_m, M, scale, b, h, n, score_tables, mask_tables,
+        SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, EDGE_M: gl.constexpr,
+    ):  # fmt: skip
+        """``portable.tiles.logits`` of scores [keys, queries m0 ...], and the queries: for one behind the end, the last."""
+        m = gl.expand_dims(m0 + offs_m, 0)
+        inside = None
+        if EDGE_M:
+            inside = m < M
+            m = gl.minimum(m, M - 1)
+        return logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, MASK_MOD), m
