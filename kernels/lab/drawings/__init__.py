@@ -7,6 +7,7 @@ A drawing is a figure with ``alt`` (what it looks like, stored beside the image 
 shows a process is a filmstrip: its ``slider()`` steps through the same frames where a kernel runs.
 """
 
+from kernels.lab.drawings.attention_backward import attention_backward
 from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, tile_sectors, views, walk
 from kernels.lab.drawings.conv1d import (
     conv_band,
@@ -27,6 +28,7 @@ from kernels.lab.drawings.waiting import latency_hiding, launch, occupancy, pipe
 
 __all__ = [
     "address_tile",
+    "attention_backward",
     "conv_band",
     "conv_banks",
     "conv_loads",
