@@ -112,6 +112,9 @@ def answers(edit, name=NAME):
         ("tl.constexpr\n):", "tl.constexpr\n) -> None:"),
         ("    lanes =", '    """größe, строки, 行"""\n    a, b = row, N\n    lanes ='),
         ("@triton", "import torch\nimport triton.language as tl\n@triton"),
+        ("N, stride_xm", "N: torch.Tensor, stride_xm"),
+        ('-float("inf")', "-math.inf"),
+        ("@triton", "%%time\n!nvidia-smi\nimport numpy as np\nfrom typing import Optional\n\n%matplotlib inline\n@triton"),
         ("@triton", "x = torch.randn(3, 5)\nprint(row_softmax(x, x))\ncheck.row_softmax(row_softmax)\n@triton"),
     ),
 )
@@ -128,15 +131,21 @@ def test_an_honest_form_passes(old, new):
         "grid = lambda meta: (1, triton.cdiv(dy.shape[1], meta['BLOCK_T']))",
         "def grid(meta) -> tuple:\n        return (1,)",
         "if (n := dy.shape[0]) < 0:\n        raise ValueError(f'dy is {dy.shape}')",
+        "B, T, D = map(int, dy.contiguous().transpose(1, 2).mT.shape)\n    print(dy, dy.device.type)",
+        "blocks = ceil_div(T, BLOCK_2X)",
     ),
 )
 def test_an_honest_launcher_passes(grid):
     def edit(made):
         one = cell(made, "dweight-kernel")
-        one.source = one.source.replace("dweight, dilation=1", "dweight, dilation: int = 1").replace(
+        one.source = one.source.replace("dweight, dilation=1", "dweight, dilation: Optional[int] = 1").replace(
             "\n    grid = ", f"\n    {grid}\n    grid = "
         )
-        assert grid in one.source and ": int" in one.source
+        one.source = one.source.replace("def dynamic_conv_dweight", "def my_dweight") + (
+            "\nfrom typing import Optional\nBLOCK: int = 16\nBLOCK_2X = max(BLOCK * 2, 16)\nACC = tl.float32\n"
+            "def ceil_div(n, block):\n    return (n + block - 1) // block\n\ndynamic_conv_dweight = my_dweight"
+        )
+        assert grid in one.source and "[int]" in one.source
 
     assert answers(edit, "03_dynamic_conv")[1] == []
 
@@ -166,6 +175,26 @@ def test_a_helper_is_taken_from_an_added_cell_and_nothing_else():
     read, said = answers(edit)
     assert said == [] and "my_exp" in read.notes[0] and "os" not in read.answers["kernel"].split("my_exp(x)")[1][:60]
     assert "_exit" not in read.answers["kernel"]
+
+
+@pytest.mark.parametrize(
+    ("line", "used"),
+    (
+        ("import numpy as np", "np.inf"),
+        ("import numpy as tl", "0.0"),
+        ("import numpy as print", "0.0"),
+        ("from time import *", "0.0"),
+        ("import os", "0.0"),
+        ("import random, ctypes", "0.0"),
+        ("from . import random", "0.0"),
+    ),
+)
+def test_an_import_that_something_needs_or_nobody_expects_is_not_left_out(line, used):
+    def edit(made):
+        one = cell(made, "kernel")
+        one.source = f"{line}\n{one.source}".replace('float("inf")', used, 1)
+
+    assert answers(edit)[1]
 
 
 def test_a_program_asks_no_pattern_for_machinery():

@@ -166,8 +166,23 @@ def test_an_answer_may_import_math_and_nothing_of_it_reaches_further():
     ):
         assert why in with_lines(line, used), line
     kernel = f"import math\n{KERNEL.format('y = math.sqrt(2)')}"
-    assert "a kernel may not use math" in says("01_row_softmax", "kernel", kernel)
+    assert "math.sqrt is not on the list" in says("01_row_softmax", "kernel", kernel)
+    assert says("01_row_softmax", "kernel", kernel.replace("math.sqrt(2)", "-math.inf")) == ""
     assert says("07_score_mod_compiler", "rules-kernel", f"import math\n{rules}") == ""
+
+
+def test_a_launcher_lays_a_tensor_out_anew_and_gets_no_number_out_of_that():
+    tensor = sealed.sealed(torch.arange(12.0).view(3, 4))
+    for other in (tensor.T, tensor.mT.contiguous(), tensor[1:, None], tensor.view(-1), tensor.expand(2, 3, 4)):
+        assert type(other) is sealed.Sealed
+    assert "5" not in f"{tensor} {tensor!r}" and str(tensor) == "tensor(…, shape=(3, 4), dtype=torch.float32)"
+    one = sealed.sealed(torch.tensor(2))
+    for take in (
+        lambda: tensor[one], lambda: tensor[:one], lambda: tensor[[0]], lambda: tensor[0, one], lambda: tensor.half(),
+        lambda: tensor.transpose(dim0=0, dim1=one), lambda: tensor.expand(one, 3, 4), lambda: tensor[0, 0].item(),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match="computes outside a kernel"):
+            take()
 
 
 def test_a_launcher_may_clear_a_tensor_and_gets_no_number_out_of_it():

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tools.grading import reading, trials
 from tools.grading import vocabulary as words
-from tools.grading.given import Given, imports_of, is_constant, is_kernel, is_pure, names_of
+from tools.grading.given import Given, constants_of, imports_of, is_kernel, is_pure, names_of
 from tools.grading.host_lines import Launcher, Program, Test
 from tools.grading.kernel_lines import Kernel
 from tools.grading.lines import Refusal, Refused, Undefined, bound_at_top, bound_in, is_pythons
@@ -67,6 +67,7 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
     if strange := next((letter for letter in source if letter in reading.LINE_ENDS), None):
         why = f"the character {strange!r} ends a line for some readers of Python and not for others"
         return Answer((Refusal(cell, source[: source.index(strange)].count("\n") + 1, why),))
+    source, commands = reading.without_commands(source)
     try:
         tree, model = ast.parse(source), ast.parse(released)
     except SyntaxError as error:
@@ -84,10 +85,8 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
     hosts = {statement.name for statement in written if not is_kernel(statement)}
     assignments = [s for s in tree.body if isinstance(s, (ast.Assign, ast.AnnAssign, ast.AugAssign))]
     assigned = {name for s in assignments for name in _targets(s)}
-    constants = {
-        name for s in assignments if not isinstance(s, ast.AugAssign) and s.value and is_constant(s.value)
-        for name in _targets(s)
-    }  # fmt: skip
+    fixed = constants_of(tree, given.constants | earlier.constants)
+    constants = set().union(*fixed.values())
     pure = {
         name for s in tree.body if isinstance(s, (ast.Import, ast.ImportFrom))
         for name, text in imports_of(s).items() if is_pure(name, text)
@@ -99,16 +98,18 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
         bool(released) and not program and not clinic,
         given.names | own.names | trials.wanted(tree, own.names),
     )
+    every = given.names | own.names | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     for statement in tree.body:
         if _is_given(statement, given, own):
             tried.append(statement)
             continue
-        trial = tries and trials.is_trial(statement, taken)
+        trial = tries and statement not in fixed and trials.is_trial(statement, taken)
+        trial = trial or bool(released) and trials.is_unneeded(statement, taken if tries else every)
         if trial and not isinstance(statement, ast.FunctionDef):
             tried.append(statement)
             continue
         try:
-            _statement(statement, cell, own, given, known, kernels, names, constants, program, clinic)
+            _statement(statement, cell, own, given, known, kernels, names, constants, fixed, program, clinic)
             if is_kernel(statement) and (why := reading.why_not(statement, source.split("\n"))):
                 found.append(Refusal(cell, statement.lineno, why))
         except Refused as refused:
@@ -123,6 +124,9 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
             unreadable = unreadable or str(undefined)
         except RecursionError:
             found.append(Refusal(cell, statement.lineno, "this statement is nested too deeply"))
+    command = "".join(f"cell {cell}, line {line}: `{text[:60]}` is not run" for line, text in commands[:1])
+    if commands and not tried:
+        return Answer(tuple(found), "" if found else unreadable, source, command)
     if tried and not found:
         without = trials.blanked(source, tried)
         if without is None:
@@ -151,7 +155,7 @@ def _is_given(statement, given: Given, own: Given) -> bool:
     return function and given.functions.get(statement.name) == ast.dump(statement)
 
 
-def _statement(statement, cell, own, given, known, kernels, names, constants, program, clinic):
+def _statement(statement, cell, own, given, known, kernels, names, constants, fixed, program, clinic):
     """One statement of an answer cell at its top level."""
     lines = (Test if clinic else Program if program else Launcher)(cell, known, kernels, names)
     program = program or clinic
@@ -178,9 +182,8 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, pr
     elif isinstance(statement, ast.FunctionDef):
         if statement.decorator_list:
             lines.refuse(statement, f"@{ast.unparse(statement.decorator_list[0])}: a kernel bears @triton.jit alone")
-        # what the release binds to None is a launcher that the learner writes whole
-        whole = statement.name in own.names and statement.name not in own.hosts
-        if not program and not whole and not own.hosts - own.constants:
+        # What the release binds to None is a launcher that the learner writes whole, and what it needs besides.
+        if not program and not own.hosts | own.constants:
             lines.refuse(statement, f"{statement.name} bears no @triton.jit: this cell takes kernels")
         may_bind(statement.name)
         for default in [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]:
@@ -198,16 +201,14 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, pr
                     may_bind(name.id)
             elif not program:
                 lines.refuse(statement, "an answer cell assigns to names")
-        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.annotation) not in (
-            "tl.constexpr",
-            "gl.constexpr",
-        ):
+        written = ast.unparse(statement.annotation) if isinstance(statement, ast.AnnAssign) else "tl.constexpr"
+        if written not in ("tl.constexpr", "gl.constexpr") and not _is_type(statement.annotation):
             lines.refuse(statement, "a constant of kernels is a tl.constexpr")
-        if statement.value is None or is_constant(statement.value):
+        if statement.value is None or statement in fixed:
             return
         if program:
             lines.hold(statement, set())
-        elif not _joins(statement, own, given, kernels):
+        elif not _joins(statement, own, given, kernels) and not _renames(statement, own, names - constants):
             lines.refuse(statement, "outside of functions, an answer cell assigns constants alone")
     elif (
         isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) or isinstance(statement, ast.Pass)
@@ -254,6 +255,15 @@ def _joins(statement, own, given, kernels) -> bool:
         and call.func.id in given.hosts
         and all(isinstance(a, ast.Name) and a.id in kernels for a in call.args)
     )
+
+
+def _renames(statement, own, hosts) -> bool:
+    """``name = my_name``: a launcher that was written under another name."""
+    target, value = getattr(statement, "targets", [None])[0], statement.value
+    return (
+        isinstance(target, ast.Name) and target.id in own.names - own.kernels
+        and isinstance(value, ast.Name) and value.id in hosts
+    )  # fmt: skip
 
 
 def emitted(text: str, given: Given, known: set[str]) -> Answer:

@@ -6,6 +6,7 @@ What is taken along are definitions, read and never run; the gate holds them to 
 import ast
 import builtins
 
+from tools.grading import reading
 from tools.grading.given import Given, is_constant, names_of
 from tools.grading.vocabulary import LEAKED, MOST_CHARACTERS
 
@@ -16,7 +17,7 @@ _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 def parsed(source: str) -> ast.Module | None:
     """A cell's syntax tree; None where Python cannot read it, or it is longer than any answer."""
     try:
-        return ast.parse(source) if len(source) <= MOST_CHARACTERS else None
+        return ast.parse(reading.without_commands(source)[0]) if len(source) <= MOST_CHARACTERS else None
     except _UNREADABLE:
         return None
 

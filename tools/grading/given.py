@@ -1,9 +1,11 @@
 """What a released notebook gives to an answer: names of kernels, functions, constants, imports; read, never executed."""
 
 import ast
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 
-from tools.grading.vocabulary import MATH
+from tools.grading.vocabulary import DTYPES, MATH, TYPING
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Given:
         if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             names = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-            constant = statement.value is not None and is_constant(statement.value)
+            constant = statement.value is not None and is_constant(statement.value, self.constants)
             (self.constants if constant and not isinstance(statement, ast.AugAssign) else self.hosts).update(names)
             for call in ast.walk(statement):
                 if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("namedtuple"):
@@ -75,8 +77,11 @@ def imports_of(statement) -> dict[str, str]:
 
 
 def is_pure(name: str, text: str) -> bool:
-    """Whether an import, as text, binds ``name`` to what only reckons: ``math``, or a function of it by its own name."""
-    return (name, text) == ("math", "import math") or name in MATH and text == f"from math import {name}"
+    """Whether an import, as text, binds ``name`` to what only reckons, ``math`` or a function of it, or to a type's name."""
+    plain = (("math", MATH), ("typing", TYPING))
+    return (name, text) == ("math", "import math") or any(
+        name in words and text == f"from {module} import {name}" for module, words in plain
+    )
 
 
 def is_kernel(statement) -> bool:
@@ -98,23 +103,43 @@ def _at_most(node, most: int) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and abs(node.value) <= most
 
 
-def is_constant(node) -> bool:
-    """A number, text, or what arithmetic and ``math`` make of them."""
+def is_constant(node, known: Collection[str] = ()) -> bool:
+    """A number, text, a dtype, or what arithmetic and ``math`` make of them; ``known``: names of constants before it."""
+    every = partial(is_constant, known=known)
+    if isinstance(node, ast.Name):
+        return node.id in known
     if isinstance(node, ast.Attribute):
-        return ast.unparse(node.value) == "math" and node.attr in MATH
+        words = {"math": MATH, "torch": DTYPES, "tl": DTYPES}
+        return node.attr in words.get(ast.unparse(node.value), ())
     if isinstance(node, ast.Constant):
         return not isinstance(node.value, bytes)
     if isinstance(node, ast.UnaryOp):
-        return is_constant(node.operand)
+        return every(node.operand)
     if isinstance(node, ast.BinOp):
         small = (
             not isinstance(node.op, (ast.Pow, ast.LShift)) or _at_most(node.right, 64) and _at_most(node.left, 1 << 20)
         )
-        return small and is_constant(node.left) and is_constant(node.right)
+        return small and every(node.left) and every(node.right)
     if isinstance(node, (ast.Tuple, ast.List)):
-        return all(map(is_constant, node.elts))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_constant(node.func):
-        return not node.keywords and all(map(is_constant, node.args))
-    if isinstance(node, ast.Call) and not node.keywords and len(node.args) == 1:
-        return ast.unparse(node.func) in ("tl.constexpr", "gl.constexpr", "float") and is_constant(node.args[0])
+        return all(map(every, node.elts))
+    if isinstance(node, ast.Call) and not node.keywords:
+        made = ast.unparse(node.func)
+        one = made in ("tl.constexpr", "gl.constexpr", "float") and len(node.args) == 1
+        several = made in _OF_CONSTANTS or made.startswith("math.") and every(node.func)
+        return (one or several) and all(map(every, node.args))
     return False
+
+
+_OF_CONSTANTS = ("int", "min", "max", "abs", "triton.cdiv", "triton.next_power_of_2")
+
+
+def constants_of(tree: ast.Module, known: Collection[str] = ()) -> dict[ast.stmt, set[str]]:
+    """A cell's assignments of constants, which may use those before them and ``known``, and the names that each binds."""
+    found, names = {}, set(known)
+    for statement in tree.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value and is_constant(statement.value, names):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            stored = (node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+            found[statement] = {node.id for node in stored if isinstance(node.ctx, ast.Store)}
+            names |= found[statement]
+    return found

@@ -28,7 +28,7 @@ class Kernel(Lines):
             "from triton.experimental.gluon import language as gl": {"gl": words.GL},
         }
         hopper = "from triton.experimental.gluon.language.nvidia.hopper import "
-        self.roots, self.functions, self.types = {}, set(), set()
+        self.roots, self.functions, self.types = {"math": words.NUMBERS}, set(), set()
         for name, text in self.given.imports.items():
             self.roots |= known.get(text, {})
             if text.startswith(hopper):
@@ -102,7 +102,7 @@ class Kernel(Lines):
         super().hold(statement, local)
 
 
-_TYPES = ("int", "float", "bool", "tl.tensor")
+_TYPES = ("int", "float", "bool", "tl.tensor", "torch.Tensor")
 
 
 def _written(annotation) -> str:

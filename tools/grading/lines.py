@@ -95,6 +95,8 @@ class Lines:
             return f"{self.place} may not use {name}: it is imported for other cells"
         if name in self.given.names:
             return f"{self.place} may not use {name}"
+        if hasattr(builtins, name):
+            return f"{self.place} may not use {name}, a function of Python's own"
         return f"{self.place} may not use {name}, which no line of the exercise gives"
 
     def bound(self, node):

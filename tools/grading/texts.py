@@ -22,9 +22,9 @@ _FIRST = "import triton as _triton, triton.language as _tl\n"
 _GLUON = "triton.experimental.gluon.language"
 #: Modules whose functions and classes a text may name.
 _HOMES = ("triton.language", _GLUON, "kernels.check.emitted", "kernels.check.flash_mods")
-_MODULES = ("collections", "torch", "triton", *_HOMES)
+_MODULES = ("collections", "math", "torch", "triton", *_HOMES)
 _MAKERS = {"float", "tuple", "list", "set", "frozenset", "_tl.constexpr", "_tl.dtype", "collections.namedtuple"}
-_TAKEN = {"_gluon", "torch", "triton", "kernels", *(maker.split(".")[0] for maker in (*_MAKERS, "_triton"))}
+_TAKEN = {"_gluon", "math", "torch", "triton", "kernels", *(maker.split(".")[0] for maker in (*_MAKERS, "_triton"))}
 _DECORATORS = {"_triton.jit()", "_gluon.jit()"}
 
 
@@ -157,7 +157,7 @@ def _value(node) -> None:
 
 def _defined(module: str, name: str) -> object:
     """The function or class that a module of kernels itself defines; one that it merely imported is somebody else's."""
-    if module in ("collections", "torch", "triton"):
+    if module in ("collections", "math", "torch", "triton"):
         raise NotKernels(f"{module}.{name} is nothing of a kernel")
     _module(module)
     try:

@@ -4,8 +4,8 @@ import ast
 import builtins
 
 from tools.grading.gathered import needed
-from tools.grading.given import is_constant
-from tools.grading.vocabulary import IN_LAUNCHERS_BUILTINS
+from tools.grading.given import imports_of, is_constant
+from tools.grading.vocabulary import FOR_TRIALS, IN_LAUNCHERS_BUILTINS
 
 _STATEMENTS = (
     ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Assert, ast.For, ast.While, ast.If, ast.With, ast.Try,
@@ -37,6 +37,16 @@ def is_trial(statement, taken: set[str]) -> bool:
     if names & taken or any(map(_is_builtin, names)):
         return False
     return all(isinstance(node, _NODES) and _is_ordinary(node) for node in ast.walk(statement))
+
+
+def is_unneeded(statement, taken: set[str]) -> bool:
+    """Whether an import of a module that notebooks experiment with binds only names that nothing needs."""
+    if not isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return False
+    texts = imports_of(statement)
+    modules = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else [statement.module or "."]
+    known = all(module.split(".")[0] in FOR_TRIALS for module in modules)
+    return known and not any(name in taken or name == "*" or _is_builtin(name) for name in texts)
 
 
 def _bound(statement) -> set[str]:

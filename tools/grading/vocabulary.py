@@ -26,6 +26,12 @@ MATH = frozenset(
         "sqrt tan tanh tau trunc ulp"
     ).split()
 )
+#: What of it is a number: a kernel may say that, and a compiler takes it.
+NUMBERS = frozenset("e inf nan pi tau".split())
+#: Names of types, for annotations.
+TYPING = frozenset("Any Callable Dict Iterable List Optional Sequence Tuple Union".split())
+#: What a notebook imports to try things out; unneeded, it is left out.
+FOR_TRIALS = frozenset("__future__ matplotlib numpy pandas random time torch tqdm triton typing".split())
 #: What a launcher may ask of torch and of triton.language.
 DTYPES = frozenset(
     "bool uint8 int8 int1 int16 int32 int64 int long short half float double float16 bfloat16 float32 float64".split()
@@ -59,7 +65,7 @@ IN_KERNELS = frozenset(
 IN_LAUNCHERS = frozenset(
     (
         "shape stride size dtype ndim dim numel nelement element_size itemsize is_contiguous storage_offset data_ptr "
-        "device is_cuda append items keys values get"
+        "device is_cuda append extend items keys values get type bit_length join"
     ).split()
 ) | frozenset(
     (
@@ -79,11 +85,11 @@ OWN_IN_KERNELS = frozenset("id input filter hash slice map next all any pow roun
 #: Modules that stand in the texts that are compiled, and in notebooks.
 MODULES = frozenset("torch triton kernels collections math np numpy os sys subprocess ctypes gc inspect".split())
 IN_LAUNCHERS_BUILTINS = EXCEPTIONS | frozenset(
-    "range min max abs int float bool len tuple list dict zip enumerate reversed sorted sum divmod round print str "
-    "isinstance all any".split()
+    "range min max abs int float bool len tuple list dict set map filter zip enumerate reversed sorted sum divmod round "
+    "print str isinstance all any".split()
 )
 IN_PROGRAMS_BUILTINS = IN_LAUNCHERS_BUILTINS | frozenset(
-    "set frozenset repr map filter next iter slice complex bytes ord chr format".split()
+    "frozenset repr next iter slice complex bytes ord chr format".split()
 )
 TORCH = frozenset(
     (
@@ -106,4 +112,4 @@ MACHINERY = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 #: Modules that Triton's interpreter, or a habit, may put under these names: asked for, they are refused.
 LEAKED = MODULES - {"collections"} | frozenset("time tl gl check runtime".split())
 #: Types by which a function of the host may be annotated: what stands there is evaluated.
-ANNOTATIONS = frozenset("int float bool str tuple list dict torch.Tensor torch.dtype".split())
+ANNOTATIONS = frozenset("int float bool str tuple list dict torch.Tensor torch.dtype".split()) | TYPING

@@ -22,16 +22,36 @@ _SEEN = {
 }  # fmt: skip
 
 
+#: The same numbers in other places: no work is taken from a kernel, and at home it passes.
+_LAID_OUT = {torch.Tensor.contiguous, torch.Tensor.reshape, torch.Tensor.flatten}
+#: Other shapes and strides of the same memory, which a launcher could write down itself; some of these copy, then or now.
+_VIEWS = _LAID_OUT | {
+    torch.Tensor.t, torch.Tensor.transpose, torch.Tensor.permute, torch.Tensor.view, torch.Tensor.expand,
+    torch.Tensor.unsqueeze, torch.Tensor.squeeze, torch.Tensor.detach, torch.Tensor.__getitem__, torch.Tensor.to,
+    torch.Tensor.float, torch.Tensor.half, torch.Tensor.T.__get__, torch.Tensor.mT.__get__,
+}  # fmt: skip
+
+
 class Sealed(torch.Tensor):
     """A tensor whose numbers cannot be computed with on the host."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        """Let what only looks at shape and strides pass, and what clears."""
+        """Let what only looks at shape and strides pass, what clears, and what lays the same numbers out in another way."""
+        kwargs = kwargs or {}
         if function in _SEEN:
             with torch._C.DisableTorchFunctionSubclass():
-                return function(*args, **(kwargs or {}))
+                return function(*args, **kwargs)
+        if function in (torch.Tensor.__repr__, torch.Tensor.__format__):  # a line of debugging that was left in
+            return f"tensor(…, shape={tuple(args[0].shape)}, dtype={args[0].dtype})"
         name = getattr(function, "__name__", str(function)).strip("_")
+        name = getattr(function, "__self__", function).__name__ if name == "get" else name
+        # A number of a tensor as a size or an index would be told by the view's shape.
+        if function in _VIEWS and not _holds_tensor((*args[1:], *kwargs.values())):
+            with torch._C.DisableTorchFunctionSubclass():
+                seen = function(*args, **kwargs)
+                if function in _LAID_OUT or seen.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr():
+                    return sealed(seen)
         raise TypeError(f"{name} computes outside a kernel: a launcher sees shapes and strides, a kernel sees numbers")
 
 
@@ -53,6 +73,8 @@ def _opened(value):
 def _holds_tensor(value) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_holds_tensor, value))
+    if isinstance(value, slice):
+        return _holds_tensor((value.start, value.stop, value.step))
     return isinstance(value, torch.Tensor)
 
 

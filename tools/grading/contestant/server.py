@@ -20,6 +20,7 @@ import sys
 import types
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET, _NEWUTS = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x4000000
+_BIND = 0x1000 | 0x4000  # with what is mounted in it
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -113,12 +114,24 @@ def enter(limits: dict) -> bool:
     return True
 
 
+def _in_tmp(path: str) -> bool:
+    return path.startswith("/tmp/") and os.path.isdir(path)
+
+
 def furnish(limits: dict) -> None:
-    """An empty /tmp of limited size, no /proc, and no right to change either."""
+    """An empty /tmp of limited size, but for a Python that lies there; no /proc, and no right to change either."""
     nosuid_nodev = 2 | 4
     size = f"size={limits['disk']},mode=700".encode()
+    # Triton and torch import as they go, and a course that was cloned into /tmp has its environment there.
+    kept = {path: os.open(path, os.O_PATH) for path in (sys.prefix, sys.base_prefix, *sys.path) if _in_tmp(path)}
     if _libc.mount(b"tmpfs", b"/tmp", b"tmpfs", nosuid_nodev, size):
         raise OSError(ctypes.get_errno(), "mount /tmp")
+    for path, place in sorted(kept.items()):
+        if not os.path.isdir(path):  # else it lies in one that is there again
+            os.makedirs(path)
+            if _libc.mount(f"/proc/self/fd/{place}".encode(), path.encode(), None, _BIND, None):
+                raise OSError(ctypes.get_errno(), f"mount {path}")
+        os.close(place)
     if _libc.mount(b"tmpfs", b"/proc", b"tmpfs", nosuid_nodev | 1 | 8, b"size=4k"):
         raise OSError(ctypes.get_errno(), "mount /proc")
     header, data = struct.pack("=II", 0x20080522, 0), bytes(24)  # capset: no capability at all
