@@ -300,6 +300,23 @@ def test_the_plots_say_where_the_class_is_stuck():
     assert "4 submissions: 3 graded, 1 refused" in text and "0 of 3" in text
 
 
+def test_a_cause_is_the_error_itself_and_not_that_it_came_again():
+    error = "FAILED  a: an error with M = 5, TypeError: x in line 3 of your cell, `y: z`: it is no block. Lesson 01, step 4."
+    lines = [Line("a", "failed", 0.0, 1.0, error), Line("b", "failed", 0.0, 1.0, 'FAILED  b: the error of "a" again.')]
+    check = Outcome("check", "row_softmax", 0.0, 2.0, 7, lines, "")
+    one = Result("ada", NAME, "graded", checks=[check])
+    assert [(*rest,) for _, _, _, _, *rest in plots.stuck([one])] == [("it is no block", 1)] * 2
+
+
+def test_parts_of_a_solution_are_found_in_another_order_beside_an_answer_of_ones_own():
+    written = "\n\n".join(cells("03_dynamic_conv")[f"{name}-kernel"] for name in ("forward", "dx", "dweight"))
+    parts = re.split(r"(?=@triton\.jit)", written)
+    first, second, third = (part for part in parts if part.startswith("@"))
+    own = "@triton.jit\ndef mine(x_ptr):\n    y = tl.load(x_ptr)\n    tl.store(x_ptr, tl.exp(y) * 3 + tl.log(y))\n"
+    (pair,) = similarity.pairs({"ada": f"{second}\n{own}\n{first}"}, "", {"tl"}, {"published": first + second + third})
+    assert pair.shared > 0.8
+
+
 def test_copies_are_found_under_other_names_and_honest_answers_are_not():
     solution = cells(NAME)["kernel"]
     copy = re.sub(r"\b(high|total|row_max|row_sum|lanes)\b", lambda m: m[0] + "_mine", solution).replace(
@@ -335,6 +352,8 @@ def test_the_bundle_holds_no_solution(tmp_path):
             text = zipped.read(name).decode(errors="replace")
             assert "BEGIN SOLUTION" not in text or name.endswith((".md", ".py")), name
             assert not [region for region in regions if region in text], name
+        links = re.findall(r"\]\((docs/[^)#]+)", zipped.read("kernels-from-math/README.md").decode())
+        assert links and {f"kernels-from-math/{link}" for link in links} <= set(names)
     first = (tmp_path / "b.zip").read_bytes()
     bundle.write(ROOT, tmp_path / "b.zip")
     assert first == (tmp_path / "b.zip").read_bytes()

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -34,8 +35,8 @@ def course(tmp_path, monkeypatch):
     return tmp_path
 
 
-def grade(course, *more, seconds=10, **variables):
-    command = [sys.executable, "-m", "tools.grade", "--course", str(course), "--seconds", str(seconds), *more]
+def grade(course, *more, seconds=10, python=sys.executable, **variables):
+    command = [python, "-m", "tools.grade", "--course", str(course), "--seconds", str(seconds), *more]
     environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
 
@@ -202,6 +203,18 @@ def test_without_a_sandbox_and_unsafe_all_is_graded_and_the_risk_is_said(course)
     assert {student: row["score"] for (student, _), row in marks(course).items()} == {
         "ada": str(float(hostile.FULL)), "bob": "0.0",
     }  # fmt: skip
+
+
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="Python is the system's own, which lies where it lies")
+def test_a_python_that_lies_in_tmp_is_a_contestants_too(course):
+    """Its own /tmp would hide what Triton imports as it goes: everybody would get 0."""
+    hand_in(course, "ada", "01_row_softmax", solution("01_row_softmax"))
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        environment = Path(folder, ".venv")
+        environment.symlink_to(sys.prefix)
+        found = grade(course, python=environment / "bin" / "python", PYTHONPATH=str(ROOT))
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert marks(course)["ada", "01_row_softmax"]["score"] == "15.0"
 
 
 def state(stat):

@@ -1,5 +1,7 @@
 """What students get in one file: the course without its solutions, planted bugs and tests of either."""
 
+import posixpath
+import re
 import subprocess
 import zipfile
 from pathlib import Path
@@ -19,12 +21,23 @@ def tracked(root: Path) -> list[str]:
     return [name for name in listed.stdout.split("\0") if name]
 
 
+def _unlinked(name: str, data: bytes, every: set[str]) -> bytes:
+    """A text without its links to files of the course that students do not get: their words stay."""
+
+    def link(match):
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), match[2]))
+        return match[1] if target in every and target.startswith(LEFT_OUT) else match[0]
+
+    return re.sub(r"\[([^\]\[]*)\]\(([^)#\s]+)[^)\s]*\)", link, data.decode()).encode()
+
+
 def write(root: Path, target: Path, release: Path | None = None) -> int:
     """Write the bundle, the same bytes for the same course; returns how many files it holds.
 
     release: another folder of exercises than the course's own: that of a variation.
     """
-    names = [name for name in sorted(tracked(root)) if not name.startswith(LEFT_OUT)]
+    every = set(tracked(root))
+    names = [name for name in sorted(every) if not name.startswith(LEFT_OUT)]
     part = target.with_name(f".part-{target.name}")
     part.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as bundle:
@@ -37,6 +50,7 @@ def write(root: Path, target: Path, release: Path | None = None) -> int:
             entry = zipfile.ZipInfo(f"{NAME}/{name}", (2026, 1, 1, 0, 0, 0))
             entry.external_attr = (path.stat().st_mode & 0o777) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
-            bundle.writestr(entry, path.read_bytes())
+            data = path.read_bytes()
+            bundle.writestr(entry, _unlinked(name, data, every) if name.endswith((".md", ".ipynb")) else data)
     files.replace(part, target)
     return len(names)

@@ -15,7 +15,7 @@ from tools.grading.sandbox import ROOT
 
 SAID = {
     "missing": "There is no submission.",
-    "refused": "This submission was not run, so it has no mark yet. A person will look at it.",
+    "refused": "This submission was not run, so it has no mark yet. Mend what is named here and hand in again, or ask.",
     "crashed": "The program ended while it was being checked.",
     "out of time": "The program did not come to its end and was stopped.",
 }

@@ -46,13 +46,15 @@ def stuck(results: list[Result]) -> list[tuple[str, str, int, int, str, int]]:
     passed, tried, causes = collections.Counter(), collections.Counter(), collections.defaultdict(collections.Counter)
     for result in results:
         for check in result.checks:
+            said = {line.name: line.text for line in check.lines}
             for line in check.lines:
                 if line.most:
                     key = check.function, line.name
                     tried[key] += 1
                     passed[key] += line.outcome == "passed"
                     if line.outcome == "failed":
-                        causes[key][_cause(line.text)] += 1
+                        again = re.search(r'the error of "(.+)" again', line.text)
+                        causes[key][_cause(said.get(again[1], line.text) if again else line.text)] += 1
     found = []
     for key in tried:
         cause, often = causes[key].most_common(1)[0] if causes[key] else ("", 0)
@@ -64,6 +66,9 @@ def _cause(text: str) -> str:
     """What a diagnosis gives as the cause, without the numbers of its case."""
     if "missing: " in text:
         return "not written yet"
+    if ": an error with " in text:
+        text = re.sub(r"Lesson \d\d, step \d+[.]?$", "", text).strip()
+        return text.rpartition(": ")[2].rstrip(".")
     head, _, rest = text.partition("): ")
     cause = rest or text.partition("as above, ")[2] or text.partition(": ")[2]
     return re.sub(r"[.]? Lesson \d\d, step \d+[.]?$", "", cause.strip()).rstrip(".")

@@ -40,8 +40,10 @@ def windows(source: str, known: set[str] = frozenset()) -> set[str]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
-    words = []
-    for node in ast.walk(tree):
+    words, ahead = [], [tree]
+    while ahead:  # each function from its first line to its last, whatever stands before and behind it
+        node = ahead.pop()
+        ahead += reversed(list(ast.iter_child_nodes(node)))
         word = type(node).__name__
         if isinstance(node, (ast.Load, ast.Store, ast.Module)):
             continue
