@@ -32,7 +32,7 @@ NEW_PATTERN = ("0", "1")
 #: Lessons of these parts that are not yet rewritten: exempt from those rules, and from what they say of all lessons.
 NOT_YET_REWRITTEN: set[str] = set()
 #: Lessons of other parts that have turns already: what is said of turns holds for them, too.
-WITH_TURNS = {"20", "22", "24", "30", "31", "33", "34", "40", "41"}
+WITH_TURNS = {"20", "22", "24", "30", "31", "33", "34", "40", "41", "50"}
 #: Those of them that keep to the limits of a lesson's minutes, words and code, too.
 WITHIN_LIMITS = {"20", "22", "24", "30", "31"}
 
