@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from tools.grading import importing
 from tools.grading.sandbox import ROOT, UNSAFE, why_not
 
 
@@ -33,8 +34,9 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     # Here, because the judges' processes import this file, too, and need nothing of the gradebook.
-    from tools.grading.batch import Batch, How
-    from tools.grading.course import Course, NotACourse
+    with importing():
+        from tools.grading.batch import Batch, How
+        from tools.grading.course import Course, NotACourse
 
     os.environ.pop("KERNELS_GRADING", None)
     how = How(

@@ -13,6 +13,7 @@ somebody else's text may have had a hand in it, and of a trace, which is only ev
 import base64
 import contextlib
 import ctypes
+import gc
 import hashlib
 import importlib.util
 import json
@@ -62,6 +63,7 @@ def serve(place: str, alone: bool) -> None:
         if os.getpid() > 3:
             raise SystemExit("--alone is for a process namespace of its own: there are others' processes here")
         keep_out()
+    gc.disable()  # nothing of what is imported is ever garbage; a child looks among its own things alone
     import triton.compiler
     import triton.experimental.gluon._runtime  # noqa: F401
     from triton.runtime import cache
@@ -82,6 +84,7 @@ def serve(place: str, alone: bool) -> None:
         with tempfile.TemporaryDirectory(prefix="kernels_lab_", dir=place) as folder:
             folder = Path(folder)
             (folder / "exported_kernel.py").write_bytes(source)
+            gc.freeze()
             child = os.fork()
             if child == 0:
                 raise_child(job, folder, working, details)
@@ -134,6 +137,7 @@ def raise_child(job: str, folder: Path, working: str, details: bytes) -> NoRetur
     """In the child: do the job, and end."""
 
     def work():
+        gc.enable()
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.closerange(3, 1 << 10)  # the pipe of answers is the server's alone
         os.chdir(working)

@@ -18,7 +18,7 @@ from pathlib import Path
 import nbformat
 from tqdm import tqdm
 
-from tools.grading import files, foreign, submission
+from tools.grading import files, foreign, importing, submission
 from tools.grading.course import ABOUT, Course
 from tools.grading.judges import Judges
 from tools.grading.marks import graded_copy, marks, table
@@ -96,7 +96,8 @@ class Batch:
         return self._say(tasks, interrupted)
 
     def _book(self):
-        from tools.grading.gradebook import Book  # nbgrader takes its time: judges are at work meanwhile
+        with importing():
+            from tools.grading.gradebook import Book  # nbgrader takes its time: judges are at work meanwhile
 
         return Book(self.course.gradebook)
 

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.grading import submission
+from tools.grading import importing, submission
 from tools.grading.assignment import parse
 from tools.grading.results import Result
 from tools.grading.timer import TooLong, within
@@ -35,7 +35,8 @@ def begin(unsafe: bool, seconds: float, total: float) -> None:
 
     template = Template(unsafe)
     os.environ["TRITON_INTERPRET"] = "1"
-    from tools.grading.judge import Judge
+    with importing():
+        from tools.grading.judge import Judge
 
     _judge = Judge(unsafe=unsafe, seconds=seconds, total=total)
     _judge._template = template

@@ -1,5 +1,6 @@
 """The sandbox by itself: code that no gate has seen does its worst, and neither the judge nor the next one notices."""
 
+import gc
 import os
 import subprocess
 import time
@@ -9,7 +10,7 @@ import numpy
 import pytest
 
 from kernels.lab import _child, _nursery
-from tools.grading import sandbox
+from tools.grading import importing, sandbox
 from tools.grading.bench import Bench, Told
 from tools.grading.contestant import values, wire
 from tools.grading.sandbox import ROOT, USER, Limits, Template, why_not
@@ -85,6 +86,20 @@ def test_the_compiler_sees_no_more_than_a_contestant(compiler, tmp_path):
         "socket.create_connection(('1.1.1.1', 80), 2)",
     ):
         assert "Error" in compiler(tell.format(reach)).removeprefix("ValueError"), reach
+
+
+def test_garbage_is_looked_for_but_not_among_what_was_imported(template, compiler):
+    tell = "import gc\nraise ValueError((gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 10_000))"
+    assert "(True, True, True)" in told(template, tell)
+    assert "(True, True, True)" in compiler(tell)
+    before = gc.get_freeze_count()
+    with importing():
+        kept = [[]]
+    try:
+        assert gc.isenabled() and gc.get_freeze_count() > before
+        assert all(one is not kept for one in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 def test_nothing_of_one_compilation_is_there_at_the_next(compiler):
