@@ -89,7 +89,8 @@ def test_the_compiler_sees_no_more_than_a_contestant(compiler, tmp_path):
 
 
 def test_garbage_is_looked_for_but_not_among_what_was_imported(template, compiler):
-    tell = "import gc\nraise ValueError((gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 10_000))"
+    asked = "gc.isenabled(), gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 10_000"
+    tell = f"import gc\nraise ValueError(({asked}))"
     assert "(True, True, True)" in told(template, tell)
     assert "(True, True, True)" in compiler(tell)
     before = gc.get_freeze_count()
