@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SAWarning
 from sqlalchemy.orm.exc import StaleDataError
 
-from tools.grading import import_nbgrader
+from tools.grading import import_nbgrader, importing
 from tools.grading.assignment import Assignment, is_answer, of
 from tools.grading.course import GradebookBusy
 from tools.grading.results import Result
@@ -144,8 +144,9 @@ def _version(url: str) -> None:
     engine = create_engine(url)
     try:
         if not inspect(engine).get_table_names():
-            from alembic.script import ScriptDirectory  # here, because it imports all of SQL's dialects
-            from nbgrader.dbutil import ALEMBIC_DIR
+            with importing():  # here, because it imports all of SQL's dialects
+                from alembic.script import ScriptDirectory
+                from nbgrader.dbutil import ALEMBIC_DIR
 
             version = ScriptDirectory(ALEMBIC_DIR).get_current_head()
             with engine.begin() as connection:
