@@ -1,27 +1,13 @@
 """Grading a class: a trusted judge runs the checks, a contestant in a sandbox runs the submission's kernels."""
 
-import contextlib
-import gc
 import os
 import sys
 import types
-from collections.abc import Iterator
 
 # jsonschema, which nbformat imports, takes these for formats that no notebook has, and building the first one's grammar
 # takes longer than judging a submission. It does without where they are not installed.
 for _name in ("rfc3987_syntax", "rfc3986_validator", "isoduration"):
     sys.modules.setdefault(_name, None)
-
-
-@contextlib.contextmanager
-def importing() -> Iterator[None]:
-    """What is imported meanwhile stays: nobody looks for garbage in it, then or later, which takes a seventh of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _extension(name: str) -> types.ModuleType:

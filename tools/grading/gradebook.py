@@ -13,8 +13,9 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError, OperationalError, SAWarning
 from sqlalchemy.orm.exc import StaleDataError
 
-from tools.grading import import_nbgrader, importing
+from tools.grading import import_nbgrader
 from tools.grading.assignment import Assignment, is_answer, of
+from tools.grading.contestant.importing import importing
 from tools.grading.course import GradebookBusy
 from tools.grading.results import Result
 

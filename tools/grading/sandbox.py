@@ -247,7 +247,7 @@ class Connection:
 
     def ask(self, header: dict, arrays=(), seconds: float = 30.0) -> tuple[dict, list]:
         """Send a request, wait for the answer; after an error of any kind the contestant is no longer of use."""
-        from tools.grading.contestant import wire  # here: it needs numpy, and who starts a template need not wait for that
+        from tools.grading.contestant import wire  # here: who starts a template does not wait for numpy
 
         until = time.monotonic() + seconds
         wire.send(self._connection, header, arrays, until)

@@ -5,8 +5,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.grading import importing, submission
+from tools.grading import submission
 from tools.grading.assignment import parse
+from tools.grading.contestant.importing import importing
 from tools.grading.results import Result
 from tools.grading.timer import TooLong, within
 
