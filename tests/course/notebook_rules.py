@@ -33,7 +33,6 @@ NEW_PATTERN = ("0", "1")
 NOT_YET_REWRITTEN: set[str] = set()
 #: Lessons of other parts that have turns already: what is said of turns holds for them, too.
 WITH_TURNS = {"20", "22", "24", "30", "31", "33", "34", "40", "41", "50"}
-#: Those of them that keep to the limits of a lesson's minutes, words and code, too.
 WITHIN_LIMITS = {"20", "22", "24", "30", "31"}
 
 RULES = []
@@ -217,7 +216,7 @@ def opens_with_a_question(notebook):
         yield "no question stands before the first equation"
 
 
-@of_the_new_pattern
+@of_lessons_within_limits
 def steps_are_counted(notebook):
     steps = [int(n) for c in prose_cells(notebook) for n in re.findall(r"^## Step (\d+): ", c.source, re.MULTILINE)]
     if not steps or steps != list(range(1, len(steps) + 1)):
@@ -280,7 +279,7 @@ def learners_predict_at_least_twice(notebook):
             yield f"{cell.id}: holds its answer; that comes after the cell that shows it"
 
 
-@of_the_new_pattern
+@of_lessons_within_limits
 def captions_are_one_sentence(notebook):
     for cell in prose_cells(notebook):
         if cell.source.startswith("*Figure: "):
@@ -294,7 +293,7 @@ PLOTTING = re.compile(
 )
 
 
-@of_the_new_pattern
+@of_lessons_within_limits
 def plotting_code_is_not_shown(notebook):
     for cell in code_cells(notebook):
         found = PLOTTING.search(cell.source)

@@ -39,7 +39,8 @@ WRONG = {
         (prefix(f"(kv_idx < prefix[0]) | ({WINDOW})"), "the prefix of the first"),
         (prefix(WINDOW), "never seen from behind"),
         (prefix(f"(kv_idx < prefix[b]) | ({WINDOW})", "torch.where(sees, -torch.inf, score)"), "Just the other keys"),
-        (prefix(f"(kv_idx < prefix[b]) | ({WINDOW})", "torch.where(sees, 0.0 * score, -torch.inf)"), "as they are"),
+        (prefix(f"(kv_idx < prefix[b]) | ({WINDOW})", "torch.where(sees, 0.0 * score, -torch.inf)"), "keeps its score"),
+        (prefix(f"(kv_idx < prefix[b]) | ({WINDOW})", "torch.where(sees, score, -1e9)"), "yours makes -1e+09 of"),
         (prefix("back < 0"), "query 0 does not see key 0"),
     ],
     "31-shared": [
