@@ -31,8 +31,7 @@ from tests.course.notebook_measures import (
 NEW_PATTERN = ("0", "1")
 #: Lessons of these parts that are not yet rewritten: exempt from those rules, and from what they say of all lessons.
 NOT_YET_REWRITTEN: set[str] = set()
-#: Lessons of other parts that have turns already: what is said of turns holds for them, too.
-WITH_TURNS = {"20", "22", "24", "30", "31", "33", "34", "40", "41", "50"}
+#: Lessons of other parts that keep to a lesson's minutes, words and lines of code, and to its steps, captions and pictures.
 WITHIN_LIMITS = {"20", "22", "24", "30", "31"}
 
 RULES = []
@@ -171,11 +170,6 @@ def of_lessons_within_limits(function):
     return of_the_new_pattern(function, WITHIN_LIMITS)
 
 
-def of_lessons_with_turns(function):
-    """A rule for those, and for the lessons in ``WITH_TURNS``."""
-    return of_the_new_pattern(function, WITH_TURNS)
-
-
 @rule
 def minutes_are_those_of_the_formula(notebook):
     lesson = lesson_of(notebook)
@@ -238,8 +232,10 @@ def ends_with_its_symbols(notebook):
         yield 'nothing says what "You can now" do'
 
 
-@of_lessons_with_turns
+@rule
 def learners_fill_at_least_three_cells(notebook):
+    if not lesson_of(notebook) or lesson_of(notebook) in NOT_YET_REWRITTEN:
+        return
     if len(turns(notebook)) < 3:
         yield f'{len(turns(notebook))} cells "Your turn", fewer than three'
     for before, cell, after in named(notebook, "-turn"):
