@@ -13,6 +13,8 @@ calls it, with the hooks that are set. Everything else is Triton's: the first ca
 place or looks on before a launch (a tracer, the model of Gluon, ``pre_run_hooks``), and the interpreter.
 """
 
+import itertools
+
 import torch
 from triton import knobs
 from triton.compiler import CompiledKernel
@@ -47,11 +49,12 @@ def with_constants(meta, constants):
 
 
 class _Known:
-    """A kernel's compiled kernels. ``leading``: how many of its first arguments may be something else than a number."""
+    """A kernel's compiled kernels. ``numbers``: the longest run of its arguments in which there is nothing else."""
 
     def __init__(self, kernel, args):
-        numbers = next((i for i, arg in enumerate(reversed(args)) if type(arg) not in (int, float)), len(args))
-        self.kernel, self.leading, self.started = kernel, len(args) - numbers, {}
+        others = [-1, *(i for i, arg in enumerate(args) if type(arg) not in (int, float)), len(args)]
+        before, after = max(itertools.pairwise(others), key=lambda pair: pair[1] - pair[0])
+        self.kernel, self.numbers, self.started = kernel, (before + 1, after), {}
 
 
 def start(kernel, grid, args, meta, device, constants=None):
@@ -67,7 +70,7 @@ def start(kernel, grid, args, meta, device, constants=None):
     known = _known.get(id(kernel))
     if known is None:
         known = _known[id(kernel)] = _Known(kernel, args)
-    key = _key(known.leading, device, args, meta, constants)
+    key = _key(*known.numbers, device, args, meta, constants)
     found = known.started.get(key)
     if found is None:
         meta = with_constants(meta, constants)
@@ -89,13 +92,15 @@ def _asked(hooks):
     return hooks if getattr(hooks, "calls", hooks) else None
 
 
-def _key(leading, device, args, meta, constants):
-    """All that the compiled kernel depends on, but the kernel."""
+def _key(first, end, device, args, meta, constants):
+    """All that the compiled kernel depends on, but the kernel; from ``first`` on and before ``end`` arguments are numbers."""
     seen = [
         device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, constants, *meta, *meta.values(), len(args),
-        *args[leading:],
+        *args[first:end],
     ]  # fmt: skip
-    _look(seen, args[:leading])
+    _look(seen, args[:first])
+    if end < len(args):
+        _look(seen, args[end:])
     return tuple(seen)
 
 

@@ -7,6 +7,7 @@ a call through PyTorch's dispatcher, of an operator with a fake and a backward o
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -120,6 +121,7 @@ class Operator:
             taken += [f"{types[names[i]]} {names[i]}" for i in self._numbers]
             self._define_backward(f"{self.name}_backward({', '.join([*taken, 'bool[] needs'])}) -> Tensor[]")
         self._places = functools.lru_cache(256)(self._make_places)
+        self._of_tensors, self._of_saved, self._of_numbers = map(_picker, (self._alone, self._saved_alone, self._numbers))
         self._function = self._make_function()
         self._apply = super(torch.autograd.Function, self._function).apply  # for who has seen that no transform is on
 
@@ -143,9 +145,9 @@ class Operator:
 
     def _flat(self, args):
         """The tensors among the arguments, the lists' behind the others: what autograd is told of a call."""
-        flat = [args[i] for i in self._alone]
+        flat = self._of_tensors(args)
         for i in self._lists:
-            flat += args[i]
+            flat = *flat, *args[i]
         return flat
 
     def _make_places(self, lengths):
@@ -233,14 +235,14 @@ class Operator:
             outputs = out if self._several else (out,)
             ctx.places = no_lists or self._places(tuple([len(args[i]) for i in self._lists]))
             every = *args, *outputs
-            kept = [every[i] for i in self._saved_alone]
+            kept = self._of_saved(every)
             for i in self._saved_lists:
-                kept += args[i]
+                kept = *kept, *args[i]
             ctx.save_for_backward(*kept)
-            ctx.numbers = [args[i] for i in self._numbers]
+            ctx.numbers = self._of_numbers(args)
             ctx.set_materialize_grads(False)
-            if self._constant:
-                ctx.mark_non_differentiable(*(outputs[i] for i in self._constant if outputs[i] is not None))
+            if constant := [outputs[i] for i in self._constant if outputs[i] is not None]:
+                ctx.mark_non_differentiable(*constant)
             return out
 
         def backward(ctx, *grads):
@@ -293,6 +295,13 @@ def _parse(schema):
     types = {word: kind for kind, word in (part.rsplit(" ", 1) for part in arguments.split(", "))}
     tail = tail.removeprefix("(").removesuffix(")")
     return name, types, [part.rsplit(" ", 1)[-1] for part in tail.split(", ") if part]
+
+
+def _picker(places):
+    """The function that gives the items at these places as a tuple."""
+    if len(places) < 2:  # of one place torch's favourite, too, gives the item itself
+        return lambda items: tuple([items[i] for i in places])
+    return operator.itemgetter(*places)
 
 
 def _spread(items):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from torch._C import _functorch, _get_tracing_state, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -59,7 +60,7 @@ def refuse_transforms(name, given):
     """Raise ``RuntimeError`` under ``torch.func``'s transforms, and for tensors among ``given`` that carry a tangent."""
     if torch.compiler.is_compiling():  # dynamo has its own word on transforms, and traces no interpreter's stack
         return
-    if (interpreter := torch._C._functorch.peek_interpreter_stack()) is not None:
+    if (interpreter := _functorch.peek_interpreter_stack()) is not None:
         transform = str(interpreter.key()).rsplit(".", 1)[-1].lower()
         raise RuntimeError(
             f"{name} cannot run under torch.func's {transform}: kernels have no rule for it. "
@@ -78,23 +79,17 @@ def refuse_transforms(name, given):
 def refuse_batched_gradients(name, given):
     """Raise ``RuntimeError`` for tensors among ``given`` that are the gradients of ``is_grads_batched``."""
     for x in given:  # a loop of a call's every argument: a generator takes three times as long
-        if isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x):
+        if isinstance(x, torch.Tensor) and _functorch.is_legacy_batchedtensor(x):
             raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
 
 
 def nothing_looks_on(tensors):
     """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
     none of them is what a transform has left behind, or a view that negates what lies in memory (``z.conj().imag``)."""
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    ):
+    if _len_torch_dispatch_stack() or _get_tracing_state() is not None or _functorch.peek_interpreter_stack() is not None:
         return False
     for t in tensors:
-        if t is not None and (
-            type(t) not in PLAIN or t.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(t)
-        ):
+        if t is not None and (type(t) not in PLAIN or t.is_neg() or _functorch.is_functorch_wrapped_tensor(t)):
             return False
     return True
 
@@ -111,7 +106,7 @@ def nobody_asks(*tensors):
     ):
         return False
     for t in tensors:
-        if t is not None and torch._C._functorch.is_legacy_batchedtensor(t):
+        if t is not None and _functorch.is_legacy_batchedtensor(t):
             return False
     return True
 

@@ -141,12 +141,20 @@ class FormPlan:
         return "; ".join(text for text in (str(self.plan), str(self.form)) if text)
 
     @functools.cached_property
+    def as_given(self):
+        """Whether the way's plan takes the tensors, and writes the sums, as a caller has them."""
+        return self.form.f is self.form.g and not self.form.problem.turned
+
+    @functools.cached_property
     def shape(self):
         """Of the sums that the way's plan writes."""
         return self.form.f.weight_shape
 
     def run(self, input, grad_output, out, accumulate):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it."""
+        if self.as_given:
+            self.plan.run(input, grad_output, out, accumulate)
+            return
         form, shape = self.form, self.shape
         if out.shape != shape and not out.is_contiguous():
             total = torch.empty(out.shape, dtype=torch.float32, device=out.device)

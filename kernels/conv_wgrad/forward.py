@@ -17,12 +17,12 @@ def memory_format(*tensors):
 def _format_of(x):
     if type(x) not in PLAIN and any(isinstance(size, torch.SymInt) for size in (*x.shape, *x.stride())):
         return torch._prims_common.suggest_memory_format(x)
-    return _remembered_format(x.shape, x.stride())
+    return format_of(x.shape, x.stride())
 
 
 @functools.lru_cache(1024)
-def _remembered_format(shape, strides):
-    """The same of a tensor that lies so: torch asks in Python, for as long as a launch takes."""
+def format_of(shape, strides):
+    """``memory_format`` of a tensor that lies so: torch asks in Python, for as long as a launch takes."""
     return torch._prims_common.suggest_memory_format(torch.empty_strided(shape, strides, device="meta"))
 
 
@@ -58,24 +58,26 @@ def convolution_of(g, layout):
     return run
 
 
-def input_grad(grad_output, input, weight, g):
-    """dx [N, Ci, H, W], stored as ``input``: the transposed convolution of ``grad_output`` [N, Co, P, Q] with ``weight``."""
+def input_grad_of(g, layout):
+    """``run(grad_output, input, weight)``: dx [N, Ci, H, W] of the ``Geometry`` g, in the memory format ``layout``, which is
+    that of ``input``: the transposed convolution of ``grad_output`` [N, Co, P, Q] with ``weight``."""
     nothing, symmetric, excess = _padding_of(g)
     if nothing:
-        dx = grad_output.new_zeros(g.N, g.Ci, g.H, g.W)
-    else:
-        padded = input  # its shape and format are all that is used
-        if excess:
-            left, right, top, bottom = excess
-            size = g.N, g.Ci, g.H + top + bottom, g.W + left + right
-            padded = grad_output.new_empty(size).to(memory_format=memory_format(input))
-        dx, _, _ = torch.ops.aten.convolution_backward.default(
-            grad_output, padded, weight, None, g.stride, symmetric, g.dilation, False, [0, 0], g.groups,
-            [True, False, False],
-        )  # fmt: skip
-        if excess:
-            dx = dx[:, :, top : top + g.H, left : left + g.W]
-    return dx.contiguous(memory_format=memory_format(input))
+        return lambda dy, *_: dy.new_zeros(g.N, g.Ci, g.H, g.W).contiguous(memory_format=layout)
+    options = g.stride, symmetric, g.dilation, False, (0, 0), g.groups, (True, False, False)
+    convolution_backward = torch.ops.aten.convolution_backward.default
+
+    def run(dy, input, weight):  # of the input its shape and format are all that is used
+        dx, _, _ = convolution_backward(dy, input, weight, None, *options)
+        return dx.contiguous(memory_format=layout)
+
+    def run_padded(dy, input, weight):
+        left, right, top, bottom = excess
+        size = g.N, g.Ci, g.H + top + bottom, g.W + left + right
+        dx, _, _ = convolution_backward(dy, dy.new_empty(size).to(memory_format=layout), weight, None, *options)
+        return dx[:, :, top : top + g.H, left : left + g.W].contiguous(memory_format=layout)
+
+    return run_padded if excess else run
 
 
 def _padding_of(g):

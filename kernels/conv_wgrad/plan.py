@@ -9,6 +9,7 @@ from kernels.common.configs import declare
 from kernels.common.plan import Layout, choose, layout, remembered
 from kernels.common.precision import convolution_in_tf32
 from kernels.conv_wgrad.forms import FormPlan, folded, forms
+from kernels.conv_wgrad.forward import format_of, input_grad_of
 from kernels.conv_wgrad.geometry import Geometry, geometry
 from kernels.conv_wgrad.gluon import blackwell, hopper
 from kernels.conv_wgrad.portable import way as portable
@@ -78,7 +79,7 @@ def chosen(problem, asked):
 
 
 def of_backward(dy, input, weight_shape, options):
-    """``(Geometry, plan of the weight gradient, plan of the bias gradient)`` of a convolution's backward pass.
+    """``(what makes the input gradient, plan of the weight gradient, plan of the bias gradient)`` of a backward pass.
 
     Args:
         dy: [N, Co, P, Q]; input: [N, Ci, H, W]: channels come before height and width, as torch's convolutions have them.
@@ -102,7 +103,7 @@ def _of_backward(
     x = Layout(torch.Size(last(shape)), last(strides), dtype, address)
     dy = Layout(torch.Size(last(dy_shape)), last(dy_strides), dtype, dy_address)
     _, weights = chosen(Problem(g, x, dy, None, precision, device), "auto")
-    return g, weights, portable.plan_bias(dy, device)
+    return input_grad_of(g, format_of(shape, strides)), weights, portable.plan_bias(dy, device)
 
 
 def modelled(problem):
