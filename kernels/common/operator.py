@@ -121,7 +121,8 @@ class Operator:
             taken += [f"{types[names[i]]} {names[i]}" for i in self._numbers]
             self._define_backward(f"{self.name}_backward({', '.join([*taken, 'bool[] needs'])}) -> Tensor[]")
         self._places = functools.lru_cache(256)(self._make_places)
-        self._of_tensors, self._of_saved, self._of_numbers = map(_picker, (self._alone, self._saved_alone, self._numbers))
+        picked = self._alone, self._saved_alone, self._numbers
+        self._of_tensors, self._of_saved, self._of_numbers = map(_picker, picked)
         self._function = self._make_function()
         self._apply = super(torch.autograd.Function, self._function).apply  # for who has seen that no transform is on
 
@@ -299,7 +300,7 @@ def _parse(schema):
 
 def _picker(places):
     """The function that gives the items at these places as a tuple."""
-    if len(places) < 2:  # of one place torch's favourite, too, gives the item itself
+    if len(places) < 2:  # of one place the itemgetter would give the item itself
         return lambda items: tuple([items[i] for i in places])
     return operator.itemgetter(*places)
 

@@ -86,7 +86,11 @@ def refuse_batched_gradients(name, given):
 def nothing_looks_on(tensors):
     """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
     none of them is what a transform has left behind, or a view that negates what lies in memory (``z.conj().imag``)."""
-    if _len_torch_dispatch_stack() or _get_tracing_state() is not None or _functorch.peek_interpreter_stack() is not None:
+    if (
+        _len_torch_dispatch_stack()
+        or _get_tracing_state() is not None
+        or _functorch.peek_interpreter_stack() is not None
+    ):
         return False
     for t in tensors:
         if t is not None and (type(t) not in PLAIN or t.is_neg() or _functorch.is_functorch_wrapped_tensor(t)):

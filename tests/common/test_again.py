@@ -86,6 +86,25 @@ def test_whatever_a_kernel_is_compiled_for_is_asked(machine):
     assert machine(x, y, 16, 1, 0.5) and not machine(x, y, 16, 1, 0.5)
 
 
+def test_arguments_on_both_sides_of_the_numbers_are_looked_at(machine):
+    x, y, odd = torch.zeros(64), torch.zeros(64), torch.zeros(65)[1:]
+    assert machine(x, 16, 1, 0.5, (y, 3)) and not machine(y, 16, 1, 0.5, (x, 3))
+    differing = [
+        (odd, 16, 1, 0.5, (y, 3)),
+        (None, 16, 1, 0.5, (y, 3)),
+        (x, 17, 1, 0.5, (y, 3)),
+        (x, 16, 1, 0.25, (y, 3)),
+        (x, 16, 1, 0.5, (odd, 3)),
+        (x, 16, 1, 0.5, (y.half(), 3)),
+        (x, 16, 1, 0.5, (y, 4)),
+        (x, 16, 1, 0.5, y),
+        (x, 16, 1, 0.5),
+    ]
+    for args in differing:
+        assert machine(*args), args
+    assert not any(machine(*args) for args in differing)
+
+
 def test_constants_stand_for_what_they_name(machine):
     x, y = torch.zeros(16), torch.zeros(16)
 
