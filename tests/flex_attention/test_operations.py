@@ -56,6 +56,9 @@ OPERATIONS = {
     "fmax": lambda s: torch.fmax(s, -s),
     "fmin": lambda s: torch.fmin(s, s * s),
     "deg2rad": torch.deg2rad,
+    "overwriting": lambda s: F.relu6(s * 2, inplace=True) + F.silu(s + 0, inplace=True) + F.leaky_relu_(s * 3, 0.1),
+    "filled and copied": lambda s: s.clone().zero_() + s.clone().fill_(0.5) * s + torch.empty_like(s).copy_(s),
+    "reductions of one": lambda s: s.sum() + s.amax() * torch.where((s > 0).any() | (s < -1).all(), s.max(), 2 * s.min()),
 }
 
 
@@ -78,6 +81,31 @@ def test_a_number_in_a_tensor_is_an_index():
     q, k, v = (torch.randn(1, 1, 20, 16, device=runtime.device) for _ in range(3))
     o = flex_attention(q, k, v, lambda s, b, h, i, j: s + table[which, j])
     torch.testing.assert_close(o, torch.softmax(q @ k.mT / 4 + table[2], -1) @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_modules_of_torch_and_tensors_taken_apart():
+    device = runtime.device
+    prelu, embedding, table = torch.nn.PReLU(), torch.nn.Embedding(20, 1), torch.randn(3, 20)
+    prelu, embedding, table = prelu.to(device), embedding.to(device), table.to(device).requires_grad_()
+
+    def mod(score, b, h, q_idx, kv_idx):
+        rows, second, third = table
+        order = table.sort(1).values.chunk(3)[2][0]
+        bias = rows[q_idx] * second[kv_idx] + third.take((q_idx - kv_idx).abs()) + order[kv_idx] + table.amax()
+        near = embedding((q_idx - kv_idx).abs()).squeeze(-1) + table[1].gather(0, kv_idx.long().view(1))[0]
+        return prelu(score) + bias + near + table[1].index_select(0, h.view(1) + 3)[0] * score
+
+    q, k, v = (torch.randn(1, 1, 20, 16, device=device).requires_grad_() for _ in range(3))
+    o = flex_attention(q, k, v, mod)
+    i = torch.arange(20, device=device)
+    apart = (i[:, None] - i).abs()
+    z = F.prelu(q @ k.mT / 4, prelu.weight) + table[0][:, None] * table[1] + table[2][apart]
+    z = z + table.sort(1).values[2] + table.amax() + embedding(apart)[..., 0] + table[1] + table[1, 3] * (q @ k.mT / 4)
+    want = torch.softmax(z, -1) @ v
+    leaves = [q, k, v, prelu.weight, embedding.weight, table]
+    do = torch.randn_like(o)
+    for got, expected in zip((o, *torch.autograd.grad(o, leaves, do)), (want, *torch.autograd.grad(want, leaves, do))):
+        assert relative_error(got, expected) <= 2e-5
 
 
 @pytest.mark.parametrize("operation", [torch.lgamma, torch.digamma, torch.erfinv])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kernels import runtime
 from kernels.flex_attention import ModError, flex_attention
@@ -9,6 +10,7 @@ from tests.flex_attention.cases import relative_error
 
 DEVICE = runtime.device
 M, D = 20, 3
+TOKENS = torch.tensor([0, 5, 17], device=DEVICE)
 
 
 def tensors():
@@ -31,6 +33,14 @@ MODS = {
     "columns": lambda s, m, n, x, w: s + (x.T[:, m] * x[n, 0:3]).sum(0) + x[m, 1:].sum(),
     "conditions": lambda s, m, n, x, w: torch.where((x[m] > x[n] - 3).all(), s, s * 0.5) + (x[m] > 0).sum(),
     "where": lambda s, m, n, x, w: s + torch.where(x[m] > 0, x[n], 1.0).prod(),
+    "a network": lambda s, m, n, x, w: s + (w * torch.relu(x[:3, 1] * (m - n) / M + w)).sum(),
+    "a look": lambda s, m, n, x, w: torch.where(torch.isin(n, TOKENS) | (m == TOKENS).any(), s, s * 0.5),
+    "a place": lambda s, m, n, x, w: s * torch.searchsorted(TOKENS, m, right=True) + torch.bucketize(m - n, TOKENS - 9),
+    "a stack": lambda s, m, n, x, w: s - torch.stack([m % 4 - n % 4 + 0.5, m // 4 - n // 4 + x[m, 0]]).norm(),
+    "similar": lambda s, m, n, x, w: s + F.cosine_similarity(x[m], x[n], dim=-1) + F.normalize(x[m], dim=-1)[0],
+    "einsum": lambda s, m, n, x, w: s + torch.einsum("d,d->", x[m].float(), x[n]) - F.pairwise_distance(x[m], x[n] + 1),
+    "the last": lambda s, m, n, x, w: s + x[m][..., 0] + x[n].to(torch.float32)[(1,)],
+    "sixty-four": lambda s, m, n, x, w: s + torch.dot(torch.cat([x] * 22, 1)[m, :64], torch.cat([x] * 22, 1)[n, 2:]) / 9,
     "score in it": lambda s, m, n, x, w: (s * x[m]).sum() + (2 - x[n]).clamp(min=0).sum() - (-x[m]).abs().sum(),
 }
 

@@ -117,9 +117,7 @@ def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
             functions["sink_gradients"] = emit.emit_sinks(t)
     title = f"{getattr(mod, '__name__', type(mod).__name__)}({', '.join(ARGUMENTS[kind])})"
     module = {name: load(module_text(title, text)) for name, text in functions.items()}
-    changes_nothing = (kind == "score_mod" and t.value in t.graph.nodes and t.value.name == "score") or (
-        kind == "mask_mod" and _always_true(t)
-    )
+    changes_nothing = _always_true(t) if kind == "mask_mod" else _unchanged(t, differentiate)
     compiled = CompiledMod(
         kind,
         module_text(title, *functions.values()),
@@ -175,6 +173,12 @@ _OF_INTEGERS = (
     aten.bitwise_not.default,
 )  # fmt: skip
 _NARROW = (torch.int8, torch.uint8, torch.int16, torch.float16, torch.bfloat16)
+
+
+def _unchanged(t, differentiate):
+    """Whether a score mod returns its score; what it returns may also be detached."""
+    value, gradient = (getattr(node, "name", None) for node in (t.value, t.score_gradient))
+    return value == "score" and (not differentiate or gradient == "grad")
 
 
 def _always_true(t):

@@ -13,12 +13,14 @@ import torch
 
 from kernels.flex_attention.mods import device
 from kernels.flex_attention.mods.errors import ARGUMENTS, ModError, source_line
+from kernels.flex_attention.mods.integers import bounds
 from kernels.flex_attention.mods.rules import RULES
 from kernels.flex_attention.mods.text import (
     BOOL,
     FLOAT,
     INT,
     LONG,
+    NARROW,
     TRITON_TYPE,
     bare,
     contiguous,
@@ -55,6 +57,7 @@ class _Function:
         self.written = {}  # node -> text that stands for it: a name, or an expression used once
         self.shown = None  # the user's line whose comment was written last
         self.last_line = None
+        self.bounds = {}  # integer node -> its least and largest value
         self.names = (
             set(ARGUMENTS[trace.kind]) | {"grad", "live", "tables", "sinks", "tl", "triton"} | set(vars(device))
         )
@@ -180,11 +183,13 @@ class _Function:
     def kind(self, x):
         return kind_of(x.meta["val"].dtype) if isinstance(x, torch.fx.Node) else kind_of_number(x)
 
-    def cast(self, x, kind):
-        """The text of a node or number, as ``kind``."""
+    def cast(self, x, kind, dtype=None):
+        """The text of a node or number, as ``kind``; an integer as torch computes it in ``dtype``, where that is narrow."""
         if self.is_constant(x):
-            return literal(self.constant(x), kind)
+            return literal(self.constant(x), kind, dtype if kind == INT else None)
         text, mine = self.text(x), self.kind(x)
+        if dtype in NARROW and x.meta["val"].dtype != dtype:
+            return f"{operand(text)}.to({NARROW[dtype]})"
         if mine == kind or (mine, kind) == (INT, LONG):  # an int32 grows by itself where it meets an int64
             return text
         if kind == BOOL:
@@ -285,9 +290,9 @@ class _Function:
         for d, (index, stride, size) in enumerate(zip(indices, strides, shape, strict=True)):
             if index is None:  # a dimension of size one
                 continue
-            text = bare(self.cast(index, LONG if self.kind(index) == LONG else INT))
+            text = self.cast(index, LONG if self.kind(index) == LONG else INT)
             if not self.never_negative(index):
-                text = f"wrap({text}, {self.size(f'{name}_size_{d}', size)})"
+                text = f"wrap({bare(text)}, {self.size(f'{name}_size_{d}', size)})"
             if wide and self.kind(index) != LONG:
                 text = f"{operand(text)}.to(tl.int64)"
             if stride:
@@ -297,20 +302,4 @@ class _Function:
 
     def never_negative(self, x):
         """Whether an integer can be seen to be at least zero."""
-        if self.is_constant(x):
-            return self.constant(x) >= 0
-        if x.op == "placeholder":
-            return x.name in ("b", "h", "q_idx", "kv_idx")
-        if x.target in (aten.add.Tensor, aten.mul.Tensor, aten.minimum.default):
-            return all(self.never_negative(i) for i in x.args[:2])
-        if x.target is aten.maximum.default:
-            return any(self.never_negative(i) for i in x.args[:2])
-        if x.target is aten.floor_divide.default or (x.target is aten.div.Tensor_mode):
-            return all(self.never_negative(i) for i in x.args[:2])
-        if x.target in (aten.remainder.Tensor, aten.remainder.Scalar):
-            return self.is_constant(x.args[1]) and self.constant(x.args[1]) > 0
-        if x.target is aten.clamp.default:
-            return len(x.args) > 1 and x.args[1] is not None and x.args[1] >= 0
-        if x.target in (aten.abs.default, aten._to_copy.default):
-            return x.target is aten.abs.default or self.never_negative(x.args[0])
-        return False
+        return bounds(self, x)[0] >= 0

@@ -48,7 +48,11 @@ _FILLED = {
     aten.ones_like.default: 1,
     aten.new_full.default: None,
     aten.full_like.default: None,
+    aten.zero.default: 0,
+    aten.fill.Scalar: None,
 }
+
+_OVERWRITES = aten.copy.default, aten.fill.Tensor
 
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
 
@@ -56,7 +60,8 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
 _OF_ONE_ELEMENT = (
     aten.select.int, aten.slice.Tensor, aten.permute.default, aten.transpose.int, aten.t.default, aten.squeeze.dims,
     aten.select_backward.default, aten.slice_backward.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default,
-    aten.mean.dim, aten.prod.default, aten.prod.dim_int, aten.amax.default, aten.amin.default,
+    aten.mean.dim, aten.prod.default, aten.prod.dim_int, aten.amax.default, aten.amin.default, aten.max.default,
+    aten.min.default, aten.all.default, aten.all.dim, aten.any.default, aten.any.dim,
 )  # fmt: skip
 
 
@@ -82,10 +87,12 @@ def take_apart(graph, kind, captured, learned, differentiate):
                 constant = graph.call_function(aten.full.default, (list(val.shape), fill), kwargs)
             constant.meta = node.meta
             node.replace_all_uses_with(constant)
+        elif node.target in _OVERWRITES and _numel(node) == _numel(node.args[1]) == 1:
+            _make(node, node.args[1])
         elif node.target in _RESHAPES and _shape(node) == _shape(node.args[0]):
             node.replace_all_uses_with(node.args[0])
-        elif node.target in _OF_ONE_ELEMENT and _same_element(node, node.args[0]):
-            node.target, node.args, node.kwargs = aten.view.default, (node.args[0], list(_shape(node))), {}
+        elif node.target in _OF_ONE_ELEMENT and _numel(node) == _numel(node.args[0]) == 1:
+            _make(node, node.args[0])
     _merge_equal(graph)
     graph.eliminate_dead_code()
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -189,8 +196,8 @@ def _part(t, node, inputs):
         return "position"
     if node in t.inputs or node.op == "get_attr":
         return "before"
-    # Single numbers from single numbers are computed where they are used; whatever has dimensions, by torch.
-    whole = any(len(_shape(i) or ()) > 0 for i in (node, *inputs))
+    # Single numbers from single numbers are computed where they are used; what has dimensions, or is many tensors, by torch.
+    whole = any(_shape(i) or isinstance(i.meta.get("val"), tuple | list) for i in (node, *inputs))
     return "before" if whole else "position"
 
 
@@ -199,8 +206,12 @@ def _shape(node):
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
-def _same_element(node, of):
-    return _numel(node) == _numel(of) == 1 and node.meta["val"].dtype == of.meta["val"].dtype
+def _make(node, of):
+    """Let ``node`` be the one element of another node, in its own shape and dtype."""
+    if node.meta["val"].dtype == of.meta["val"].dtype:
+        node.target, node.args, node.kwargs = aten.view.default, (of, list(_shape(node))), {}
+    else:
+        node.target, node.args, node.kwargs = aten._to_copy.default, (of,), {"dtype": node.meta["val"].dtype}
 
 
 def _numel(node):

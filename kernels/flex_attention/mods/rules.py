@@ -4,8 +4,9 @@ import math
 
 import torch
 
+from kernels.flex_attention.mods import rounding
 from kernels.flex_attention.mods.errors import ModError
-from kernels.flex_attention.mods.text import BOOL, FLOAT, INT, LONG, bare, kind_of, literal, operand
+from kernels.flex_attention.mods.text import BOOL, FLOAT, bare, kind_of, literal, operand
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -26,12 +27,13 @@ def _absolute(f, node):
 
 def _binary(symbol, *, reverse=False):
     def rule(f, node):
-        kind = f.kind(node)
-        a, b = node.args[:2][:: -1 if reverse else 1]
+        kind, dtype = f.kind(node), node.meta["val"].dtype
+        a, b, *alpha = node.args
+        a, b = (b, a) if reverse else (a, b)
         if symbol == "*" and f.is_constant(b) and f.constant(b) == 1:
             return f.cast(a, kind)
-        alpha = node.kwargs.get("alpha", 1)
-        a, b = operand(f.cast(a, kind)), operand(f.cast(b, kind))
+        alpha = node.kwargs.get("alpha", alpha[0] if alpha else 1)
+        a, b = operand(f.cast(a, kind, dtype)), operand(f.cast(b, kind, dtype))
         return f"({a} {symbol} {b if alpha == 1 else f'{b} * {literal(alpha, kind)}'})"
 
     return rule
@@ -63,8 +65,9 @@ def _bits(symbol):
 
 def _compare(symbol):
     def rule(f, node):
-        kind = _common(f, *node.args[:2])
-        return f"({operand(f.cast(node.args[0], kind))} {symbol} {operand(f.cast(node.args[1], kind))})"
+        dtype = _common(*node.args[:2])
+        a, b = (operand(f.cast(x, kind_of(dtype), dtype)) for x in node.args[:2])
+        return f"({a} {symbol} {b})"
 
     return rule
 
@@ -80,8 +83,8 @@ def _call(function, kind=None):
 
 def _extreme(function):
     def rule(f, node):
-        kind = f.kind(node)
-        return _pick(function, f.cast(node.args[0], kind), f.cast(node.args[1], kind), kind)
+        kind, dtype = f.kind(node), node.meta["val"].dtype
+        return _pick(function, f.cast(node.args[0], kind, dtype), f.cast(node.args[1], kind, dtype), kind)
 
     return rule
 
@@ -113,60 +116,14 @@ def _shrink_backward(f, node):
 
 def _where(f, node):
     condition, a, b = node.args
-    kind = f.kind(node)
-    return f"tl.where({bare(f.cast(condition, BOOL))}, {bare(f.cast(a, kind))}, {bare(f.cast(b, kind))})"
+    kind, dtype = f.kind(node), node.meta["val"].dtype
+    return f"tl.where({bare(f.cast(condition, BOOL))}, {bare(f.cast(a, kind, dtype))}, {bare(f.cast(b, kind, dtype))})"
 
 
 def _masked_fill(f, node):
     a, condition, value = node.args
     kind = f.kind(node)
     return f"tl.where({bare(f.cast(condition, BOOL))}, {bare(f.cast(value, kind))}, {bare(f.cast(a, kind))})"
-
-
-def _divide(f, node):
-    mode = node.kwargs.get("rounding_mode")
-    a, b = node.args[:2]
-    kind = f.kind(node)
-    if mode is None:
-        # A product is one instruction, a quotient eight. Exact for powers of two; of a score the last bit does not matter, of
-        # an index it does, because it may be rounded to a whole number next.
-        divisor = f.constant(b) if f.is_constant(b) else 0
-        if divisor and (math.frexp(divisor)[0] in (0.5, -0.5) or f.trace.depends.get(a, set()) & {"score", "grad"}):
-            return f"({operand(f.cast(a, FLOAT))} * {literal(1 / divisor, FLOAT)})"
-        if b in f.trace.numbers and f.trace.depends.get(a, set()) & {"score", "grad"}:  # one quotient a program
-            return f"({operand(f.cast(a, FLOAT))} * (1.0 / {operand(f.cast(b, FLOAT))}))"
-        return f"({operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))})"
-    if kind == FLOAT:
-        quotient = f"{operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))}"
-        return f"tl.floor({quotient})" if mode == "floor" else f"truncate({quotient})"
-    if mode == "trunc":
-        return f"({operand(f.cast(a, kind))} // {operand(f.cast(b, kind))})"
-    return _floor_divide(f, node)
-
-
-def _floor_divide(f, node):
-    a, b = node.args[:2]
-    kind = f.kind(node)
-    if kind == FLOAT:
-        return f"tl.floor({operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))})"
-    if f.never_negative(a) and f.never_negative(b):
-        return f"({operand(f.cast(a, kind))} // {operand(f.cast(b, kind))})"
-    return f"floor_divide({bare(f.cast(a, kind))}, {bare(f.cast(b, kind))})"
-
-
-def _remainder(f, node):
-    a, b = node.args[:2]
-    kind = f.kind(node)
-    if kind == FLOAT:
-        return f"float_remainder({bare(f.cast(a, FLOAT))}, {bare(f.cast(b, FLOAT))})"
-    if f.never_negative(a) and f.never_negative(b):
-        return f"({operand(f.cast(a, kind))} % {operand(f.cast(b, kind))})"
-    return f"remainder({bare(f.cast(a, kind))}, {bare(f.cast(b, kind))})"
-
-
-def _fmod(f, node):
-    a, b = (operand(f.cast(x, f.kind(node))) for x in node.args[:2])
-    return f"({a} - truncate({a} / {b}) * {b})" if f.kind(node) == FLOAT else f"({a} % {b})"
 
 
 def _power(f, node):
@@ -211,12 +168,9 @@ def _copy(f, node):
     return f.cast(node.args[0], f.kind(node))
 
 
-def _convert(f, node):
-    """Also an int32 to int64, which numbers beside it do not make of it."""
+def _sign_bit(f, node):
     a = node.args[0]
-    if (f.kind(node), f.kind(a)) == (LONG, INT) and not f.is_constant(a):
-        return f"{operand(f.cast(a, INT))}.to(tl.int64)"
-    return _copy(f, node)
+    return f"sign_bit({bare(f.cast(a, FLOAT))})" if f.kind(a) == FLOAT else f"({operand(f.cast(a, f.kind(a)))} < 0)"
 
 
 def _index(f, node):
@@ -230,13 +184,13 @@ def _select(f, node):
     )
 
 
-def _common(f, a, b):
-    """The kind in which two values are compared: torch's promotion."""
+def _common(a, b):
+    """The dtype in which two values are compared: torch's promotion."""
     example = [
         torch.zeros(x.meta["val"].shape, dtype=x.meta["val"].dtype) if isinstance(x, torch.fx.Node) else x
         for x in (a, b)
     ]
-    return kind_of(torch.result_type(*example))
+    return torch.result_type(*example)
 
 
 RULES = {
@@ -244,10 +198,10 @@ RULES = {
     aten.sub: _binary("-"),
     aten.rsub: _binary("-", reverse=True),
     aten.mul: _multiply,
-    aten.div: _divide,
-    aten.floor_divide: _floor_divide,
-    aten.remainder: _remainder,
-    aten.fmod: _fmod,
+    aten.div: rounding.divide,
+    aten.floor_divide: rounding.floor_divide,
+    aten.remainder: rounding.remainder,
+    aten.fmod: rounding.fmod,
     aten.pow: _power,
     aten.neg: _unary("(-{})"),
     aten.abs: _absolute,
@@ -282,10 +236,11 @@ RULES = {
     aten.hypot: _call("hypot", FLOAT),
     aten.hardshrink_backward: _shrink_backward,
     aten.softshrink_backward: _shrink_backward,
-    aten.floor: _unary("tl.floor({})"),
-    aten.ceil: _unary("tl.ceil({})"),
-    aten.trunc: _unary("truncate({})"),
-    aten.round: _unary("round_half_even({})"),
+    aten.floor: rounding.rounded("tl.floor({})"),
+    aten.ceil: rounding.rounded("tl.ceil({})"),
+    aten.trunc: rounding.rounded("truncate({})"),
+    aten.round: rounding.rounded("round_half_even({})"),
+    aten.signbit: _sign_bit,
     aten.relu: _relu,
     aten.isnan: lambda f, node: "({0} != {0})".format(operand(f.cast(node.args[0], FLOAT))),
     aten.isneginf: lambda f, node: f'({operand(f.cast(node.args[0], FLOAT))} == float("-inf"))',
@@ -295,7 +250,7 @@ RULES = {
     prims.where: _where,
     prims.fmax: _call("float_max", FLOAT),
     prims.fmin: _call("float_min", FLOAT),
-    prims.signbit: _unary("sign_bit({})", FLOAT),
+    prims.signbit: _sign_bit,
     aten.isinf: lambda f, node: f'(tl.abs({bare(f.cast(node.args[0], FLOAT))}) == float("inf"))',
     aten.eq: _compare("=="),
     aten.ne: _compare("!="),
@@ -322,7 +277,7 @@ RULES = {
     aten.clamp_max: lambda f, node: _pick("minimum", *(f.cast(a, f.kind(node)) for a in node.args), f.kind(node)),
     aten.maximum: _extreme("maximum"),
     aten.minimum: _extreme("minimum"),
-    aten._to_copy: _convert,
+    aten._to_copy: rounding.convert,
     aten.view: _copy,
     aten._unsafe_view: _copy,
     aten.reshape: _copy,
@@ -337,3 +292,4 @@ RULES = {
 RULES = {
     getattr(packet, overload): rule for packet, rule in RULES.items() for overload in packet.overloads()
 }  # a rule serves all spellings of its operation: with a tensor, with a number
+RULES[aten.view.dtype] = rounding.bits_of

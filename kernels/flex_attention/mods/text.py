@@ -9,6 +9,9 @@ FLOAT, INT, LONG, BOOL = "float", "int", "long", "bool"
 
 TRITON_TYPE = {FLOAT: "tl.float32", INT: "tl.int32", LONG: "tl.int64", BOOL: "tl.int1"}
 
+#: Integers that go round sooner than an int32.
+NARROW = {torch.int8: "tl.int8", torch.uint8: "tl.uint8", torch.int16: "tl.int16", torch.uint16: "tl.uint16"}
+
 
 def kind_of(dtype):
     """How a dtype is computed in a kernel: floats as float32, small integers as int32."""
@@ -24,12 +27,13 @@ def kind_of_number(x):
     return BOOL if isinstance(x, bool) else INT if isinstance(x, int) else FLOAT
 
 
-def literal(x, kind):
-    """A number's text, as ``kind``."""
+def literal(x, kind, dtype=None):
+    """A number's text, as ``kind``; an integer goes round as in ``dtype``, if there is one."""
     if kind == BOOL:
         return str(bool(x))
     if kind in (INT, LONG):
-        return str(int(x))
+        ends = torch.iinfo(dtype or (torch.int32 if kind == INT else torch.int64))
+        return str((int(x) - ends.min) % (ends.max - ends.min + 1) + ends.min)
     x = float(x)
     if math.isinf(x) or math.isnan(x):
         return f'float("{x}")'

@@ -21,11 +21,11 @@ import torch.fx.traceback as fx_traceback
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kernels.flex_attention.mods.errors import ModError, at_line, explained, name_of, user_line
 from kernels.flex_attention.mods.parts import take_apart
-from kernels.flex_attention.mods.vectors import LONGEST, Vector
+from kernels.flex_attention.mods.vectors import LONGEST, LOOKS, Vector, pointwise
 
 aten = torch.ops.aten
 
@@ -50,7 +50,7 @@ def trace(mod, kind, device="cpu", differentiate=False):
         positions = [torch.empty((), dtype=torch.int32, device=device) for _ in range(4)]
     arguments = [score, *positions] if kind == "score_mod" else positions
 
-    captures = _Captures(fake)
+    captures = _Captures(fake, arguments)
     with torch.no_grad(), fake, captures, explained(mod, kind):
         mod(*arguments)
     captured = list(captures.stand_ins.values())
@@ -67,6 +67,7 @@ def trace(mod, kind, device="cpu", differentiate=False):
                 for stand_in, is_learned in zip(stand_ins, learned)
             ]
         captures.stand_ins = {id(real): (real, stand_in) for (real, _), stand_in in zip(captured, stand_ins)}
+        captures.begin(inputs)
         with captures:
             value = mod(*inputs)
         value = value.item() if isinstance(value, np.generic) else value
@@ -110,12 +111,17 @@ def _undisturbed():
 class _Captures(TorchFunctionMode):
     """Shows a mod a stand-in for each real tensor it uses, turns its indexing into ``aten.index``, notes the user's lines."""
 
-    def __init__(self, fake):
+    def __init__(self, fake, arguments):
         super().__init__()
         self.fake = fake
         self.stand_ins = {}  # id of the real tensor -> (real tensor, stand-in)
         self.line = None  # the user's line that runs
+        self.begin(arguments)
+
+    def begin(self, arguments):
+        """What follows is computed from these."""
         self.parts = {}  # id of a partly indexed tensor -> (itself, what was indexed, its index)
+        self.placed = {id(t): t for t in arguments}  # what depends on the score or a position
 
     def stand_in(self, tensor):
         if isinstance(tensor, FakeTensor):
@@ -127,12 +133,44 @@ class _Captures(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         args, kwargs = tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
         self.line = user_line()
+        placed = any(isinstance(x, Vector) or id(x) in self.placed for x in tree_leaves((args, kwargs)))
         with fx_traceback.annotate({"line": self.line}):
-            if function is torch.Tensor.__getitem__:
-                return self.index(*args)
-            if function is torch.nn.functional.embedding and kwargs.get("padding_idx") is kwargs.get("max_norm") is None:
-                return self.index(args[1], args[0])
-            return function(*args, **kwargs)
+            result = self.call(function, args, kwargs, placed)
+        if placed:
+            self.placed |= {id(x): x for x in tree_leaves(result) if isinstance(x, torch.Tensor)}
+        return result
+
+    def call(self, function, args, kwargs, placed):
+        """What a function gives; placed: it depends on the score or a position."""
+        if function is torch.Tensor.__getitem__:
+            return self.index(*args)
+        if function is torch.nn.functional.embedding and kwargs.get("padding_idx") is kwargs.get("max_norm") is None:
+            return self.index(args[1], args[0])
+        if placed and (index := _INDEXING.get(function)) and (indexed := index(*args, **kwargs)):
+            return self.index(*indexed)
+        if placed and function in LOOKS:
+            at, look = LOOKS[function]
+            others = [x for i, x in enumerate(args) if i != at]
+            if len(args) > 1 and (among := self.apart(args[at].reshape(-1) if isinstance(args[at], torch.Tensor) else None)):
+                return look(self.error, among, *others, **kwargs)
+        if placed and function is torch.stack and all(isinstance(x, torch.Tensor) and x.ndim == 0 for x in args[0]):
+            return Vector(list(args[0]), self.error)
+        if placed and pointwise(function):
+            apart = [self.apart(x) for x in args]
+            if any(apart):
+                args = [x if one is None else one for x, one in zip(args, apart, strict=True)]
+                return Vector.__torch_function__(function, (), args, kwargs)
+        return _INSTEAD.get(function, function)(*args, **kwargs)
+
+    def apart(self, x):
+        """A captured tensor of a few numbers as a ``Vector``; ``None`` for anything else."""
+        if isinstance(x, torch.Tensor) and x.ndim == 1 and 1 < len(x) <= LONGEST and id(x) not in self.placed:
+            return Vector([x[i] for i in range(len(x))], self.error)
+        return None
+
+    def error(self, text):
+        """The exception for what cannot be done with a short vector."""
+        return ModError(f"{text}:{at_line(self.line)}")
 
     def index(self, tensor, index):
         """``tensor[index]``, complete at once: ``bias[q][k]`` reads one element, not a row first."""
@@ -160,19 +198,53 @@ class _Captures(TorchFunctionMode):
     def vector(self, tensor, index, length):
         """The one dimension of a tensor that ``index`` leaves, in single numbers."""
         further = lambda last: self.index(tensor, tuple(last if i is None else i for i in index))  # noqa: E731
-        return Vector([further(i) for i in range(length)], lambda text: ModError(f"{text}:{at_line(self.line)}"), further)
+        return Vector([further(i) for i in range(length)], self.error, further)
+
+
+def _take(input, index):
+    return input.reshape(-1), index
+
+
+def _select(input, dim, index):
+    """The dimension stays, as long as the index."""
+    return input, (*[slice(None)] * (dim % input.ndim), index.reshape(-1))
+
+
+def _gather(input, dim, index, **kwargs):
+    return (input, index) if input.ndim == 1 else None
+
+
+# Other ways to index; each gives a tensor and its index, if it can.
+_INDEXING = {
+    getattr(of, name): index
+    for name, index in (("take", _take), ("index_select", _select), ("gather", _gather))
+    for of in (torch, torch.Tensor)
+}
+# What torch differentiates as if it had no whole numbers below zero.
+_INSTEAD = dict.fromkeys((torch.ldexp, torch.Tensor.ldexp), lambda x, by: x * torch.exp2(by))
 
 
 @functools.cache
 def _decompositions():
     from torch._decomp import get_decompositions
 
-    return get_decompositions([getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)])
+    made = get_decompositions([getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)])
+    for operation, decomposition in list(made.items()):  # and where it overwrites its argument
+        packet, _, overload = str(operation).removeprefix("aten.").partition(".")
+        over = getattr(getattr(aten, f"{packet}_", None), overload, None)
+        if over is not None:
+            made[over] = functools.partial(_overwritten, decomposition)
+    return made
+
+
+def _overwritten(decomposition, x, *args, **kwargs):
+    return x.copy_(decomposition(x, *args, **kwargs))
 
 
 # Operations that torch's own decompositions turn into ones that have a rule, and their gradients.
 _DECOMPOSED = """
-    addcdiv addcmul celu copysign deg2rad elu elu_backward fmax fmin frac gelu gelu_backward hardshrink hardshrink_backward
+    _prelu_kernel _prelu_kernel_backward addcdiv addcmul celu copysign deg2rad elu elu_backward fmax fmin frac gelu
+    gelu_backward hardshrink hardshrink_backward
     hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside leaky_relu
     leaky_relu_backward lerp log_sigmoid_forward log_sigmoid_backward logaddexp logaddexp2 logit logit_backward mish
     mish_backward nan_to_num rad2deg rrelu_with_noise_backward sigmoid_backward silu silu_backward sinc softplus

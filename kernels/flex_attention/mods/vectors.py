@@ -1,8 +1,9 @@
 """Short vectors in a mod: ``(means[m] - means[n]).pow(2).sum(-1)`` as single numbers, unrolled while the mod is recorded.
 
-A captured tensor [M, d] that is indexed with a query gives d numbers for it. Up to ``LONGEST`` of them are kept apart in a
-``Vector``: what torch does element by element is done to each, and a sum adds them. The recording holds single numbers only,
-so that values and gradients need no other rules.
+A captured tensor [M, d] that is indexed with a query gives d numbers for it; so does one of [d] that meets a position, as in
+``(kv_idx == tokens).any()``, or a stack of single numbers. Up to ``LONGEST`` of them are kept apart in a ``Vector``: what
+torch does element by element is done to each, and a sum adds them. The recording holds single numbers only, so that values
+and gradients need no other rules.
 """
 
 import functools
@@ -10,10 +11,23 @@ import operator
 
 import torch
 
-LONGEST = 32
+LONGEST = 64  # as many as the positional part of DeepSeek's heads has
 
 _REFLECTED = {"rsub": "sub", "rtruediv": "truediv", "rpow": "pow", "radd": "add", "rmul": "mul"}
 _ATEN = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "and": "bitwise_and", "or": "bitwise_or"}
+
+
+#: What is done to each element beside what torch calls pointwise.
+_CONVERSIONS = set("bfloat16 bool clone contiguous detach double float half int long requires_grad short to type_as".split())
+
+
+def pointwise(function):
+    """Whether torch does it element by element."""
+    name = getattr(function, "__name__", "").strip("_")
+    packet = getattr(torch.ops.aten, _ATEN.get(_REFLECTED.get(name, name), _REFLECTED.get(name, name)), None)
+    return packet is not None and any(
+        torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
+    )
 
 
 class Vector:
@@ -29,6 +43,10 @@ class Vector:
     shape = property(lambda self: torch.Size([len(self.elements)]))
     dtype = property(lambda self: self.elements[0].dtype)
 
+    def dim(self):
+        """As a tensor's."""
+        return 1
+
     def size(self, dim=None):
         """As a tensor's."""
         return self.shape if dim is None else self.shape[dim]
@@ -40,8 +58,9 @@ class Vector:
         return iter(self.elements)
 
     def __getitem__(self, index):
-        if isinstance(index, tuple) and len(index) == 1:
-            index = index[0]
+        if isinstance(index, tuple):
+            rest = [i for i in index if i is not Ellipsis]
+            index = rest[0] if len(rest) == 1 else index
         if isinstance(index, int):
             return self.elements[index]
         if isinstance(index, slice):
@@ -69,11 +88,7 @@ class Vector:
             raise error(f"vectors of {' and '.join(str(len(v)) for v in vectors)} elements do not fit each other")
         if name in REDUCTIONS:
             return REDUCTIONS[name](error, *args, **{k: v for k, v in kwargs.items() if v is not None})
-        packet = getattr(torch.ops.aten, _ATEN.get(_REFLECTED.get(name, name), _REFLECTED.get(name, name)), None)
-        pointwise = packet is not None and any(
-            torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
-        )
-        if not pointwise:
+        if name not in _CONVERSIONS and not pointwise(function):
             raise error(
                 f"of a short vector {name} is not to be had: element by element, or a sum, mean, dot, norm, amax ..."
             )
@@ -148,7 +163,41 @@ def _norm(error, vector, ord=None, dim=None, *, p=None, **kwargs):
     return torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt())
 
 
+def _squeeze(error, vector, dim=None):
+    if len(vector) != 1:
+        raise error(f"a vector of {len(vector)} elements is squeezed to one")
+    return _elements(error, vector, dim)[0]
+
+
+def _einsum(error, equation, *vectors):
+    if len(vectors) == 1 and isinstance(vectors[0], tuple | list):
+        vectors = vectors[0]
+    letters, _, out = equation.replace(" ", "").partition("->")
+    if out or len(set(letters.split(","))) != 1 or len(letters.split(",")[0]) != 1:
+        raise error(f'einsum of short vectors sums their product, "i,i->", does not do {equation!r}')
+    return functools.reduce(operator.mul, vectors).sum()
+
+
+def _normalize(error, vector, p=2.0, dim=-1, eps=1e-12, **kwargs):
+    return vector / _norm(error, vector, p, dim, **kwargs).clamp_min(eps)
+
+
+def _cosine(error, x1, x2, dim=-1, eps=1e-8):
+    return _dot(error, _normalize(error, x1, dim=dim, eps=eps), _normalize(error, x2, dim=dim, eps=eps))
+
+
+def _distance(error, x1, x2, p=2.0, eps=1e-6, **kwargs):
+    return _norm(error, x1 - x2 + eps, p, **kwargs)
+
+
 REDUCTIONS = {
+    "squeeze": _squeeze,
+    "einsum": _einsum,
+    "normalize": _normalize,
+    "cosine_similarity": _cosine,
+    "pairwise_distance": _distance,
+    "vecdot": _dot,
+    "linalg_vecdot": _dot,
     "sum": _sum(),
     "prod": _sum(operator.mul),
     "mean": _sum(finish=lambda x, d: x / d),
@@ -166,3 +215,25 @@ REDUCTIONS = {
     "linalg_norm": _norm,
     "norm": _norm,
 }
+
+
+# What looks for a number among a few.
+
+
+def _isin(error, vector, number, assume_unique=False, invert=False):
+    found = (vector == number).any()
+    return ~found if invert else found
+
+
+def _place(error, vector, number, right=False, out_int32=False, side=None, sorter=None):
+    if sorter is not None:
+        raise error("searchsorted with a sorter is not to be had: sort what is captured before")
+    before = vector <= number if right or side == "right" else vector < number
+    return before.sum().to(torch.int32 if out_int32 else torch.int64)
+
+
+LOOKS = {
+    torch.isin: (1, _isin),
+    torch.searchsorted: (0, _place),
+    torch.bucketize: (1, _place),
+}  # which argument they look in

@@ -1,0 +1,95 @@
+"""Rules for what rounds or converts: quotients, remainders, whole numbers, dtypes."""
+
+import math
+
+import torch
+
+from kernels.flex_attention.mods.errors import ModError
+from kernels.flex_attention.mods.text import FLOAT, INT, LONG, NARROW, TRITON_TYPE, bare, literal, operand
+
+aten = torch.ops.aten
+
+
+def divide(f, node):
+    """a / b, rounded as the node says."""
+    mode = node.kwargs.get("rounding_mode")
+    a, b = node.args[:2]
+    kind = f.kind(node)
+    if mode is None:
+        # A product is one instruction, a quotient eight. Exact for powers of two; of a score the last bit does not matter, of
+        # an index it does, because it may be rounded to a whole number next.
+        divisor = f.constant(b) if f.is_constant(b) else 0
+        if divisor and (math.frexp(divisor)[0] in (0.5, -0.5) or f.trace.depends.get(a, set()) & {"score", "grad"}):
+            return f"({operand(f.cast(a, FLOAT))} * {literal(1 / divisor, FLOAT)})"
+        if b in f.trace.numbers and f.trace.depends.get(a, set()) & {"score", "grad"}:  # one quotient a program
+            return f"({operand(f.cast(a, FLOAT))} * (1.0 / {operand(f.cast(b, FLOAT))}))"
+        return f"({operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))})"
+    if kind == FLOAT:
+        quotient = f"{operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))}"
+        return f"tl.floor({quotient})" if mode == "floor" else f"truncate({quotient})"
+    if mode == "trunc":
+        return f"({operand(f.cast(a, kind))} // {operand(f.cast(b, kind))})"
+    return floor_divide(f, node)
+
+
+def floor_divide(f, node):
+    """a // b, which Python rounds down."""
+    a, b = node.args[:2]
+    kind = f.kind(node)
+    if kind == FLOAT:
+        return f"tl.floor({operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))})"
+    if f.never_negative(a) and f.never_negative(b):
+        return f"({operand(f.cast(a, kind))} // {operand(f.cast(b, kind))})"
+    return f"floor_divide({bare(f.cast(a, kind))}, {bare(f.cast(b, kind))})"
+
+
+def remainder(f, node):
+    """a % b, with the sign of b, as in Python."""
+    a, b = node.args[:2]
+    kind = f.kind(node)
+    if kind == FLOAT:
+        return f"float_remainder({bare(f.cast(a, FLOAT))}, {bare(f.cast(b, FLOAT))})"
+    if f.never_negative(a) and f.never_negative(b):
+        return f"({operand(f.cast(a, kind))} % {operand(f.cast(b, kind))})"
+    return f"remainder({bare(f.cast(a, kind))}, {bare(f.cast(b, kind))})"
+
+
+def fmod(f, node):
+    """What a quotient rounded towards zero leaves."""
+    a, b = (operand(f.cast(x, f.kind(node))) for x in node.args[:2])
+    return f"({a} - truncate({a} / {b}) * {b})" if f.kind(node) == FLOAT else f"({a} % {b})"
+
+
+def rounded(pattern):
+    """To whole numbers, which integers are."""
+
+    def rule(f, node):
+        text = f.cast(node.args[0], f.kind(node))
+        decimals = node.kwargs.get("decimals", 0)
+        if f.kind(node) != FLOAT:
+            if decimals < 0:
+                raise ModError("a mod rounds an integer to tens or more, which has no Triton equivalent here")
+            return text
+        if not decimals:
+            return pattern.format(bare(text))
+        by = literal(10.0 ** abs(decimals), FLOAT)
+        there, back = "*/" if decimals > 0 else "/*"
+        return f"({pattern.format(f'{operand(text)} {there} {by}')} {back} {by})"
+
+    return rule
+
+
+def convert(f, node):
+    """Also between integers, of which numbers beside them do not make others."""
+    a, dtype = node.args[0], node.meta["val"].dtype
+    if f.kind(node) in (INT, LONG) and f.kind(a) == INT and not f.is_constant(a) and a.meta["val"].dtype != dtype:
+        return f"{operand(f.cast(a, INT))}.to({NARROW.get(dtype, TRITON_TYPE[f.kind(node)])})"
+    return f.cast(a, f.kind(node), dtype)
+
+
+def bits_of(f, node):
+    """The same 32 bits as another type."""
+    a, dtype = node.args[0], node.meta["val"].dtype
+    if {dtype, a.meta["val"].dtype} - {torch.float32, torch.int32}:
+        raise ModError(f"a mod views {a.meta['val'].dtype} as {dtype}, can do so between float32 and int32")
+    return f"{operand(f.cast(a, f.kind(a)))}.to({TRITON_TYPE[f.kind(node)]}, bitcast=True)"
