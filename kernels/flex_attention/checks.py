@@ -6,6 +6,8 @@ from kernels.common.validate import check_tensor, same_device
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.problem import LISTS
 
+ALL = 2**30  #: The block of torch's mask that leaves nothing out: as many tokens as there may be.
+
 
 def check_returns(return_lse, return_aux):
     """Raise ``ValueError`` unless at most one of the two asks for something."""
@@ -58,7 +60,7 @@ def check_block_mask(block_mask, B, Hq, M, N, device):
 
 def check_lists(BLOCK_SIZE, seq_lengths, lists, B, Hq, M, N, device):
     """Raise ``ValueError`` unless a block mask's lists, by their names, fit the call."""
-    if tuple(seq_lengths) != (M, N):
+    if tuple(seq_lengths) != (M, N) and min(BLOCK_SIZE) < ALL:
         raise ValueError(
             f"block_mask was made for {seq_lengths[0]} queries and {seq_lengths[1]} keys, needs "
             f"{M} and {N}: make another, or cut it with block_mask._adjust({M}, {N})"

@@ -111,22 +111,24 @@ class Plan:
         reason = p.remember(decoding.choose)[2]
         lines = [f"{'decoding' if decoded else 'one program a tile of queries'}: {reason}"]
 
-        def says(kernel, why_plain=None, tiles=None):
+        def says(kernel, why_plain=None, tiles=None, **options):
             if tiles and why_plain is None:
                 lines.append(f"{kernel}: warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
                 return
             if tiles:
                 lines.append(f"{kernel}: the kernel for any GPU, because {why_plain}")
-            lines.append(f"{kernel}: {', '.join(f'{k} {v}' for k, v in p.launch_options(kernel).items())}")
+            options = p.launch_options(kernel) | options
+            lines.append(f"{kernel}: {', '.join(f'{k} {v}' for k, v in options.items())}")
 
         if decoded:
             says("decoding")
         else:
-            says("forward", self.choice.passed_over.get("hopper"), (fit.BLOCK_M, hopper_forward.options(p)["BLOCK_N"]))
+            tiles = fit.BLOCK_M, hopper_forward.options(p)["BLOCK_N"]
+            says("forward", self.choice.passed_over.get("hopper"), tiles, **portable_forward.launch_options(p))
         learned = p.score is not None and any(p.score.learned)
         why_not = "captured tensors get gradients" if learned else self.not_fused
         if self.alone and not learned:
-            says("backward_dkdv")
+            says("backward_dkdv", TMA=False)
             lines.append("dq: in the same kernel, because one of its tiles holds all keys")
         elif self.cut is not None and not learned:
             lines.append(f"backward: {self.cut}, because {cost.because(p)}")

@@ -21,6 +21,11 @@ KERNELS = (
     "forward", "forward_hopper", "decoding", "backward_dq", "backward_dkdv", "backward_dkdv_hopper", "backward_dq_from_ds",
     "backward_hopper",
 )  # fmt: skip
+#: What each kernel for any GPU reads by TMA where its table says so and the tensors' strides fit.
+READ_BY_TMA = {
+    "forward": ("key", "value"), "decoding": ("key", "value"), "backward_dq": ("key", "value"), "backward_dkdv": ("query",),
+    "backward_dq_from_ds": ("key",),
+}  # fmt: skip
 HEADS = (64, 128, 256)
 _classes = [f"d{d} {size}-bit {kind}" for d in HEADS for size in (16, 32) for kind in ("plain", "mod")]
 declare("flex_attention", {kernel: ["default", *_classes] for kernel in KERNELS})
@@ -172,7 +177,8 @@ class Problem:
     def launch_options(self, kernel):
         """BLOCK_M, BLOCK_N, num_warps, num_stages of ``kernel``: the table's, the caller's over them, cut to the problem."""
         table = table_options(kernel, self.key, self.device)
-        options = {name: table[name] for name in OPTIONS if name in table} | {"TMA": table.get("TMA", False)}
+        by_tma = table.get("TMA", False) and self.tma(*READ_BY_TMA[kernel])
+        options = {name: table[name] for name in OPTIONS if name in table} | {"TMA": by_tma}
         prefix = "bwd_" if kernel.startswith("backward") else ""
         options |= {name: self.options[prefix + name] for name in OPTIONS if prefix + name in self.options}
         if kernel == "decoding":  # its tile holds all rows

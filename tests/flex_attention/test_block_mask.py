@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention as torch_flex
 
 from kernels import runtime
 from kernels.flex_attention import (
@@ -196,6 +197,12 @@ def test_full_blocks_run_no_mask_code():
     mask = causal_block_mask(64, BLOCK_SIZE=16)
     mask.mask_mod = lambda b, h, q_idx, kv_idx: q_idx < 0
     check_mask(mask)
+
+
+def test_torchs_mask_of_everything_is_of_any_length():
+    q, k = (torch.randn(1, 2, n, 16, device=runtime.device) for n in (40, 50))
+    everything = torch_flex._create_empty_block_mask(q, k)
+    torch.testing.assert_close(flex_attention(q, k, k, block_mask=everything), flex_attention(q, k, k))
 
 
 def test_explain_counts_what_is_skipped():

@@ -136,6 +136,7 @@ def test_a_short_call_has_the_least_to_launch(gpu, monkeypatch):
     lines = explained(monkeypatch, shape=(1, 2, 2, 128, 128, 64, 64))
     assert lines[1] == "forward: the kernel for any GPU, because the call is short, and the plain kernel has less to set up"
     assert lines[3].startswith("backward_dkdv: BLOCK_M 64, BLOCK_N 128")
+    assert lines[2].endswith("TMA False") and lines[3].endswith("TMA False")
     assert lines[4] == "dq: in the same kernel, because one of its tiles holds all keys"
     for M, N, heads in ((136, 128, 2), (128, 136, 2), (128, 128, 133)):  # or more heads than there are multiprocessors
         p, tensors = on_gpu(shape=(1, heads, heads, M, N, 64, 64))

@@ -1,5 +1,6 @@
 """What a mod is known by: numbers become arguments, modules and objects are told by what the code reads of them."""
 
+import enum
 import functools
 import sys
 import threading
@@ -256,6 +257,24 @@ def test_objects_configurations_and_properties():
     Config.window = 7
     del config.window
     agrees(lambda score, b, h, q, k: score + config.doubled * (q - k))
+
+
+def test_members_of_an_enum_are_known_again(traced):
+    class Window(enum.IntEnum):
+        NARROW, WIDE = 2, 5
+
+    class Kind(enum.Enum):
+        CAUSAL, FULL = "causal", "full"
+
+    for _ in range(3):
+        for window, kind in ((Window.NARROW, Kind.CAUSAL), (Window.WIDE, Kind.CAUSAL), (Window.WIDE, Kind.FULL)):
+
+            def mod(score, b, h, q, k, window=window, kind=kind):
+                near = score * window + Window.NARROW * (q - k)
+                return torch.where(q >= k, near, score) if kind is Kind.CAUSAL else near
+
+            agrees(mod)
+    assert len(traced) == 3
 
 
 def test_what_is_read_by_a_computed_name_is_traced_at_every_call():

@@ -17,7 +17,7 @@ import torch
 from kernels.flex_attention.mods.guards import Guards
 from kernels.flex_attention.mods.zoo import Mod
 
-SAFE_PACKAGES = ("torch", "math", "builtins", "operator", "functools", "kernels", "kernels_from_math")
+SAFE_PACKAGES = ("torch", "math", "builtins", "operator", "functools", "enum", "kernels", "kernels_from_math")
 MOST = 2000  # things that are looked at; a mod that reaches more is traced anew, which takes no longer
 DEEPEST = 50  # objects in objects; what gives a new object whenever it is asked has no end
 LARGEST = 2**24  # of the integers that become arguments: sums of some of them are 32-bit still, and float32 has each of them
@@ -121,6 +121,8 @@ class Fingerprint:
         if isinstance(x, torch.nn.Module):
             return self.guarded(x, self.module, whole)
         package = (getattr(x, "__module__", None) or kind.__module__).split(".")[0]
+        if isinstance(x, enum.Enum):  # the members of a class differ in nothing else
+            return x._name_, self.within(None, x._value_), self.guarded(x, self.object, whole)
         if package not in SAFE_PACKAGES:
             return self.guarded(x, self.object, whole)
         if not isinstance(x, _STATELESS):

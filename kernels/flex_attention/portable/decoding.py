@@ -170,7 +170,6 @@ def _prepare(p):
     """``(splits, programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
     splits, pack, _ = p.remember(choose)
     meta = p.launch_options("decoding") | {"BLOCK_M": problem.columns(pack * p.M)}
-    meta["TMA"] = meta["TMA"] and p.tma("key", "value")
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, pack, p.B * p.Hq * p.M, splits, p.shared
     static = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "HAS_FULL": p.HAS_FULL, **p.static(meta)}
     read = [tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2)]

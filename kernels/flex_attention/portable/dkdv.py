@@ -180,7 +180,7 @@ def _prepare(p, TMA, strides_of_do, STORE, ALONE):
 
 
 def _wants_tma(p):
-    return p.launch_options("backward_dkdv")["TMA"] and p.tma("query")
+    return p.launch_options("backward_dkdv")["TMA"]
 
 
 def launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count, o=None, dlse=None, dq=None):

@@ -152,7 +152,6 @@ def attention_dq_kernel(
 def _prepare(p):
     """``(programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
     meta = p.launch_options("backward_dq")
-    meta["TMA"] = meta["TMA"] and p.tma("key", "value")
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value")
     static = {**p.mods(), "HAS_FULL": p.HAS_FULL, **p.static(meta)}

@@ -173,10 +173,15 @@ def cost(p):
     return Cost(2, "the warp-specialised kernel is faster")
 
 
+def launch_options(p):
+    """Of its kernel: a short call would be over before TMA has been told."""
+    options = p.launch_options("forward")
+    return options | {"TMA": options["TMA"] and not is_short(p)}
+
+
 def _prepare(p):
     """``(programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
-    meta = p.launch_options("forward")
-    meta["TMA"] = meta["TMA"] and p.tma("key", "value") and not is_short(p)
+    meta = launch_options(p)
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value")
     static = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "HAS_FULL": p.HAS_FULL, **p.static(meta)}

@@ -178,7 +178,6 @@ def _prepare(p, heads, queries, shape):
     """Of so many heads and queries, and ds of this shape, ``(tiles of queries, sizes, those of ds and strides of keys,
     compile-time arguments, how ds and keys are read)``."""
     meta = options(p, heads, queries)
-    meta["TMA"] = meta["TMA"] and p.tma("key")
     tiles_m = p.tiles(queries, p.SPARSE_M, meta["BLOCK_M"])
     static = {"HAS_FULL": p.HAS_FULL, **p.static(meta)}
     read = described(meta["TMA"], meta["BLOCK_N"], meta["BLOCK_M"]), tiled(meta["TMA"], meta["BLOCK_N"])
