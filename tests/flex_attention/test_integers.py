@@ -43,6 +43,24 @@ MASKS = {
 }
 
 
+def overwriting(b, h, m, n):
+    near = m - n
+    near //= 2
+    near **= 2
+    seen = near < 20
+    seen |= n == 0
+    seen &= m >= n
+    seen ^= (m == 9) & (n == 30)
+    bits = m + 0
+    bits <<= 2
+    bits >>= 1
+    bits &= 6
+    return seen & (bits != 4)
+
+
+MASKS["overwriting"] = overwriting
+
+
 def inputs():
     torch.manual_seed(0)
     leaves = [torch.randn(2, 2, M, 16, device=DEVICE).requires_grad_() for _ in range(3)]

@@ -57,6 +57,7 @@ OPERATIONS = {
     "fmin": lambda s: torch.fmin(s, s * s),
     "deg2rad": torch.deg2rad,
     "overwriting": lambda s: F.relu6(s * 2, inplace=True) + F.silu(s + 0, inplace=True) + F.leaky_relu_(s * 3, 0.1),
+    "a sign's exponential": lambda s: torch.exp(torch.sign(s) - 0.5) + s,
     "filled and copied": lambda s: s.clone().zero_() + s.clone().fill_(0.5) * s + torch.empty_like(s).copy_(s),
     "reductions of one": lambda s: s.sum() + s.amax() * torch.where((s > 0).any() | (s < -1).all(), s.max(), 2 * s.min()),
 }

@@ -142,21 +142,35 @@ def _without_writing(graph, given):
     for node in list(graph.nodes):
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
             continue
-        written, packet, dot, overload = node.args[0], *str(node.target).removeprefix("aten.").partition("_.")
+        written, instead = node.args[0], _instead_of(node.target)
         after = set()
         later = node.next
         while later.op != "root":
             after.add(later)
             later = later.next
         seen = [user for user in written.users if _is_view(user) and user not in after and not after.isdisjoint(user.users)]
-        if not dot or written in captured or seen or _is_view(written):
-            what = "with out=" if not dot else "into a captured tensor" if _base(written) in captured else "what a view sees"
+        if not instead or written in captured or seen or _is_view(written):
+            there = "into a captured tensor" if _base(written) in captured else "what a view sees"
+            what = there if instead else "with out="
             raise ModError(
                 f"a mod writes {what} ({node.target}):{at_line((node.meta.get('custom') or {}).get('line'))}"
                 "it runs for all queries and keys at once and leaves nothing behind; make a new value, by torch.where, say"
             )
-        node.target = getattr(getattr(aten, packet), overload)
+        node.target = instead
         written.replace_all_uses_with(node, delete_user_cb=lambda user, after=after: user in after)
+
+
+def _instead_of(target):
+    """The operation that makes a new value where ``target`` overwrites its first argument; ``None`` for another place."""
+    packet, overload = target._schema.name.removeprefix("aten::"), target._overloadname
+    if packet.startswith("__i"):  # x |= y
+        packet = packet.replace("__i", "__")
+    elif packet.endswith("_"):
+        packet = packet[:-1]
+    else:
+        return None
+    packet = getattr(aten, packet)
+    return next(getattr(packet, o) for o in (overload, f"Tensor_{overload}", "default") if o in packet.overloads())
 
 
 def _is_view(node):

@@ -168,6 +168,12 @@ def _copy(f, node):
     return f.cast(node.args[0], f.kind(node))
 
 
+def _sign(f, node):
+    kind = f.kind(node)
+    text = f"sign({bare(f.cast(node.args[0], kind))})"
+    return f"{text}.to(tl.float32)" if kind == FLOAT else text
+
+
 def _sign_bit(f, node):
     a = node.args[0]
     return f"sign_bit({bare(f.cast(a, FLOAT))})" if f.kind(a) == FLOAT else f"({operand(f.cast(a, f.kind(a)))} < 0)"
@@ -205,8 +211,8 @@ RULES = {
     aten.pow: _power,
     aten.neg: _unary("(-{})"),
     aten.abs: _absolute,
-    aten.sign: _unary("sign({})"),
-    aten.sgn: _unary("sign({})"),
+    aten.sign: _sign,
+    aten.sgn: _sign,
     aten.reciprocal: _unary("(1.0 / {})", FLOAT),
     aten.exp: _unary("tl.exp({})", FLOAT),
     aten.exp2: _unary("tl.exp2({})", FLOAT),
@@ -268,6 +274,9 @@ RULES = {
     aten.bitwise_xor: _bits("^"),
     aten.bitwise_left_shift: _binary("<<"),
     aten.bitwise_right_shift: _binary(">>"),
+    aten.__and__: _bits("&"),
+    aten.__or__: _bits("|"),
+    aten.__xor__: _bits("^"),
     aten.__lshift__: _binary("<<"),
     aten.__rshift__: _binary(">>"),
     aten.where: _where,
