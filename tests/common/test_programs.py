@@ -46,6 +46,7 @@ PROGRAMS = {
     "dynamic_conv": Program(
         dynamic_conv, lambda x, w: dynamic_conv(x, w, activation="silu"), lambda T: ((1, T, 4), (1, T, 4, 3)), (1, 1)
     ),
+    "a mode by the length": Program(recurrent_attention, attend("auto"), heads, (1,) * 4),
     "recurrent mode": Program(recurrent_attention, attend("recurrent"), heads, (1,) * 4),
     "chunk mode": Program(recurrent_attention, attend("chunk"), heads, (1,) * 4),
     "flex_attention": Program(flex_attention, flex_attention, lambda T: ((1, 1, T, 16),) * 3, (2,) * 3),
@@ -110,13 +111,16 @@ def test_a_second_length_is_the_last_to_be_compiled(name):
 
 
 @REGISTERED
-def test_exported_with_a_length_of_its_own(name):
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_with_a_length_of_its_own(name, strict):
     program = PROGRAMS[name]
-    length = torch.export.Dim("length", min=17, max=4096)
+    length = torch.export.Dim("length", min=2, max=4096)
     shapes = [{} if along is None else {along: length} for along in program.along]
-    exported = torch.export.export(made(name), tuple(t.detach() for t in leaves(name)), dynamic_shapes=(tuple(shapes),))
-    other = [t.detach() for t in leaves(name, 33)]
-    agree([exported.module()(*other)], [program.call(*other)])
+    example = tuple(t.detach() for t in leaves(name))
+    exported = torch.export.export(made(name), example, dynamic_shapes=(tuple(shapes),), strict=strict)
+    for T in (5, 33):
+        other = [t.detach() for t in leaves(name, T)]
+        agree([exported.module()(*other)], [program.call(*other)])
     file = io.BytesIO()
     torch.export.save(exported, file)
     file.seek(0)
