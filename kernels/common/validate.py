@@ -39,6 +39,8 @@ def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None)
     if tensor.layout is not torch.strided or tensor.is_nested:
         kind = "a nested tensor" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise ValueError(f"{name} is {kind}, needs a dense tensor {legend}; sequences of different lengths are packed")
+    if tensor.is_quantized:
+        raise ValueError(f"{name} is a quantized tensor, needs one of numbers {legend}: {name}.dequantize()")
     fits = tensor.ndim == len(shape) and all(
         want is None or want == got for got, want in zip(tensor.shape, shape, strict=True)
     )
@@ -66,8 +68,15 @@ def check_updated_in_place(name, tensor):
             if size > 1 and stride <= end:
                 raise ValueError(f"{name} has strides {tensor.stride()}, needs no element twice: it is updated in place")
             end += (size - 1) * stride
+    check_writable(name, tensor)
+
+
+def check_writable(name, tensor):
+    """Raise ``ValueError`` where what a function that isn't differentiable writes would not be what ``tensor`` holds."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires a gradient, needs none: it is updated in place, which is not differentiable")
+    if not torch.compiler.is_compiling() and tensor.is_neg():
+        raise ValueError(f"{name} is a view that negates its memory, needs to be updated in place: {name}.resolve_neg()")
 
 
 def check_apart(name, written, **read):
@@ -179,10 +188,15 @@ def values_checked(tensor):
     return tensor.device.type == "cpu" or os.environ.get("KERNELS_CHECK") == "1"
 
 
-def check_slots(name, slots, count, pool, like):
-    """Raise ``ValueError`` unless ``slots`` holds ``count`` different int64 indices into a pool of ``pool`` states."""
+def check_slots(name, slots, count, pool, like, *, padded=False):
+    """Raise ``ValueError`` unless ``slots`` holds ``count`` different int64 indices into a pool of ``pool`` states, or, where
+    rows may be ``padded``, negative numbers for those that are."""
     check_tensor(name, slots, (count,), "[B]", dtypes=(torch.int64,), like=like)
-    if not values_checked(slots) or count == 0:
+    if not values_checked(slots):
+        return
+    slots = slots[slots >= 0] if padded else slots
+    count = slots.numel()
+    if count == 0:
         return
     low, high = slots.min().item(), slots.max().item()
     if low < 0 or high >= pool:

@@ -19,7 +19,7 @@ def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
     """``conv2d_layer``; of a call that is alike an earlier one, without its checks."""
     if padding_mode == "zeros" and nobody_asks(input, weight, bias) and _dense(input) and _dense(weight):
         try:
-            known = _known_layers.get(_layer_key(input, weight, stride, padding, dilation, groups))
+            known = _known_layers.get(_layer_key(input, weight, bias, stride, padding, dilation, groups))
         except TypeError:  # an option that has no hash: the checks say what is wrong with it
             known = None
         if known is not None:
@@ -35,12 +35,13 @@ def _dense(x):
 _known_layers = {}  # what tensors and options of a layer's call were -> (what its forward pass runs, the options, checked)
 
 
-def _layer_key(input, weight, stride, padding, dilation, groups):
+def _layer_key(input, weight, bias, stride, padding, dilation, groups):
     """All that the checks, the choice of the operator and its forward pass look at; 1.0 is not 1 to them."""
     options = *stride, *padding, *dilation, groups
     return (
         validate.runtime.interpreted, input.shape, input.stride(), input.dtype, input.device, weight.shape, weight.stride(),
-        weight.dtype, weight.device, options, *map(type, options),
+        weight.dtype, weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device), options,
+        *map(type, options),
     )  # fmt: skip
 
 
@@ -54,12 +55,12 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
         return conv2d_layer(input[None], weight, bias, stride, padding, dilation, groups, padding_mode)[0]
     input, weight, bias = autocast(input, weight, bias)
     if padding_mode != "zeros":
-        _check_planes(input, weight, groups)
+        _check_planes(input, weight, bias, groups)
         top, bottom, left, right = padding
         input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
-    _check_planes(input, weight, groups)
-    Co, _, R, S = _sizes(weight)
-    N, Ci, H, W = _sizes(input)
+    _check_planes(input, weight, bias, groups)
+    Co, _, R, S = sizes(weight)
+    N, Ci, H, W = sizes(input)
     g = plan.checked((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups)
     g.check_output()
     here = input.is_cuda and not runtime.interpreted  # the quicker question first
@@ -71,17 +72,19 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
         if len(_known_layers) >= MOST:
             _known_layers.clear()
         run = convolution_of(g, memory_format(input, weight))
-        _known_layers[_layer_key(input, weight, stride, padding, dilation, groups)] = run, rest
+        _known_layers[_layer_key(input, weight, bias, stride, padding, dilation, groups)] = run, rest
     return OPERATOR(input, weight, bias, *rest)
 
 
-def _check_planes(input, weight, groups):
-    kept = {"like": ("input", input), "dtypes": (getattr(input, "dtype", None),)}  # any dtype and device; weight has the same
-    Co, Ci_group, R, S = _sizes(weight)
+def _check_planes(input, weight, bias, groups):
+    kept = {"like": ("input", input), "dtypes": (getattr(input, "dtype", None),)}  # any, and the same for all
+    Co, Ci_group, R, S = sizes(weight)
     check_tensor("input", input, (None, Ci_group * groups, None, None), "[N, Ci, H, W]", **kept)
     check_tensor("weight", weight, (Co, Ci_group, R, S), "[Co, Ci/groups, R, S]", **kept)
+    if bias is not None:
+        check_tensor("bias", bias, (Co,), "[Co]", **kept)
 
 
-def _sizes(tensor):
+def sizes(tensor):
     """A tensor's shape, in integers where ``torch.jit.trace`` makes tensors of it."""
     return tuple(int(size) for size in tensor.shape) if torch.jit.is_tracing() else tuple(tensor.shape)

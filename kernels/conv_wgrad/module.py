@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kernels.conv_wgrad.layer import layer
+from kernels.conv_wgrad.layer import layer, sizes
 
 
 class Conv2d(nn.Conv2d):
@@ -26,14 +26,20 @@ class Conv2d(nn.Conv2d):
         function of their own in its place.
         """
         stride, dilation = _two("stride", self.stride), _two("dilation", self.dilation)
-        sides = self._zeros_around(dilation)
+        sides = self._zeros_around(dilation, weight) if self.padding_mode == "zeros" else self._pixels_around()
         return layer(input, weight, bias, stride, sides, dilation, self.groups, self.padding_mode)
 
-    def _zeros_around(self, dilation):
+    def _pixels_around(self):
+        """What torch's ``forward`` reads in every other mode than zeros: made of ``padding`` once, and set by programs."""
+        left, right, top, bottom = self._reversed_padding_repeated_twice
+        return top, bottom, left, right
+
+    def _zeros_around(self, dilation, weight):
         if self.padding == "valid":
             return 0, 0, 0, 0
         if self.padding == "same":  # as many rows as the filter's span takes away, the odd one at the bottom
-            missing = [d * (k - 1) for d, k in zip(dilation, self.kernel_size, strict=True)]
+            taps = sizes(weight)[2:] if isinstance(weight, Tensor) and weight.ndim == 4 else self.kernel_size
+            missing = [d * (k - 1) for d, k in zip(dilation, taps, strict=True)]
             return tuple(side for total in missing for side in (total // 2, total - total // 2))
         h, w = _two("padding", self.padding)
         return h, h, w, w

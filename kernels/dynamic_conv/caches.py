@@ -2,7 +2,9 @@
 
 import torch
 
+from kernels.common.operator import Operator
 from kernels.common.validate import check_slots, check_tensor, check_updated_in_place
+from kernels.dynamic_conv import plan
 from kernels.dynamic_conv.operator import _step, dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_step_reference
 
@@ -19,7 +21,7 @@ def state_of(cache, W):
     return cache[..., cache.shape[-1] - (W - 1) :]
 
 
-def step(x, weight, cache, *, bias=None, activation=None, slots=None, name="cache"):
+def step(x, weight, cache, *, bias=None, activation=None, slots=None):
     """``dynamic_conv_step`` on a cache.
 
     Args:
@@ -27,7 +29,6 @@ def step(x, weight, cache, *, bias=None, activation=None, slots=None, name="cach
         weight: [B, D, W] or [D, W].
         cache: [B or pool, D, W or W-1].
         bias, activation, slots: as ``dynamic_conv_step``.
-        name: the cache's in messages.
 
     Returns:
         y [B, D]. ``cache`` is shifted in place.
@@ -35,28 +36,61 @@ def step(x, weight, cache, *, bias=None, activation=None, slots=None, name="cach
     Raises:
         ValueError: the cache or the slots do not fit.
     """
-    _check_step(x, weight, cache, bias, slots, name)
+    B, D = x.shape
+    check_cache("cache", cache, B if slots is None else None, D, weight.shape[-1], ("x", x))
+    if slots is not None:
+        check_slots("slots", slots, B, cache.shape[0], ("x", x))
     return _step(x, weight, cache, bias, None, activation, slots)
 
 
-def several(x, weight, cache, *, bias=None, activation=None, slots=None, name="cache"):
-    """``step`` for T tokens at once: x and y are [B, T, D], weight is [D, W]."""
-    _check_step(x, weight, cache, bias, slots, name)
-    rows = cache if slots is None else cache[slots]
-    y = dynamic_conv(x, weight, bias=bias, activation=activation, initial_state=state_of(rows, weight.shape[-1]))
-    remember(rows, x)
-    if slots is not None:
-        cache[slots] = rows
+def padded_step(x, weight, cache, *, bias=None, activation=None, slots=None):
+    """``step`` of checked arguments, in which a negative slot marks a row as padding: its y is 0."""
+    if slots is None:
+        return _step(x, weight, cache, bias, None, activation, None)
+    return _padded_step(x, weight, cache, bias, activation, slots)
+
+
+def several(x, weight, cache, *, bias=None, activation=None, slots=None, seen=None):
+    """``padded_step`` for T tokens at once, on a cache of any W-1 or more inputs.
+
+    Args:
+        x: [B, T, D]; y is, too.
+        weight: [D, W].
+        cache, bias, activation, slots: as above.
+        seen: ``None``, or integers [B], how many inputs there were before: the cache is a circle then, in which input i is at
+            place i modulo its length.
+    """
+    W = weight.shape[-1]
+    old = cache if slots is None else cache[slots.clamp(min=0)]
+    rows = cache if slots is None else old.clone()
+    state = state_of(rows, W) if seen is None else _circle(rows, seen, range(1 - W, 0))[0]
+    y = dynamic_conv(x, weight, bias=bias, activation=activation, initial_state=state)
+    if seen is None:
+        remember(rows, x)
+    else:
+        T, kept = x.shape[1], rows.shape[-1]
+        last = range(max(0, T - kept), T)
+        rows.scatter_(2, _circle(rows, seen, last)[1], x[:, last.start :].mT.to(rows.dtype))
+    if slots is not None and slots.numel():
+        _put(cache, slots, rows, old)
+        y = y.masked_fill(slots[:, None, None] < 0, 0)
     return y
 
 
-def _check_step(x, weight, cache, bias, slots, name):
-    B, D = x.shape[0], x.shape[-1]
-    check_cache(name, cache, B if slots is None else None, D, weight.shape[-1], ("x", x))
-    if bias is not None:
-        check_tensor("bias", bias, (D,), "[D]", like=("x", x))
-    if slots is not None:
-        check_slots("slots", slots, B, cache.shape[0], ("x", x))
+def _circle(rows, seen, inputs):
+    """``(values, places)`` of ``inputs``, a range that counts from the next one, in circles ``rows`` [B, D, kept]."""
+    B, D, kept = rows.shape
+    places = torch.arange(inputs.start, inputs.stop, device=rows.device) + seen[:, None].long()
+    places = (places % max(kept, 1))[:, None].expand(B, D, len(inputs))
+    return rows.gather(2, places), places
+
+
+def _put(cache, slots, rows, old):
+    """``cache[slots] = rows`` but for padding, without a look at the slots: what is written for padding is what the first row
+    that is none writes there, too, or, if there is no such row, what its place holds already."""
+    there = slots >= 0
+    row = torch.where(there, torch.arange(slots.shape[0], device=slots.device), there.int().argmax())
+    cache[slots[row].clamp(min=0)] = torch.where(there[row][:, None, None], rows[row], old[row])
 
 
 @torch.no_grad()
@@ -85,3 +119,12 @@ def remember(cache, x, cu_seqlens=None):
     if rows.shape[0]:
         new = rows[(end + place).clamp(min=0).flatten()].view(N, kept, D).mT
         cache.copy_(torch.where(inside, new.to(cache.dtype), old))
+
+
+_padded_step = Operator(
+    "causal_conv1d_step(Tensor x, Tensor weight, Tensor(a!) state, Tensor? bias, str? activation, Tensor slots) -> Tensor y",
+    lambda x, weight, state, bias, activation, slots: plan.step(x, weight, state, bias, None, activation, slots, True),
+    lambda x, *rest: x.new_empty(x.shape),
+    public="dynamic_conv_step",
+    room="dynamic_conv",
+)

@@ -1,17 +1,22 @@
-"""causal_conv1d's two functions by their names and layout, [B, D, T], over our kernels: what Mamba-like models call.
+"""causal_conv1d's functions by their names and layout, [B, D, T], over our kernels: what Mamba-like models call.
 
 ``from kernels.dynamic_conv.causal_conv1d import causal_conv1d_fn, causal_conv1d_update`` in place of
 ``from causal_conv1d import ...``. Time is moved in front of the channels as a view: a tensor stored [B, T, D], which those
 models make anyway, is read in place and whole words at a time; one stored [B, D, T] is read in place, element by element.
 """
 
+import numbers
+
 import torch
 from torch import Tensor
 
 from kernels.common.public import public
-from kernels.common.validate import check_choice, check_tensor
+from kernels.common.sequences import check_cu_seqlens, check_cu_values
+from kernels.common.validate import check_choice, check_slots, check_tensor, check_updated_in_place
 from kernels.dynamic_conv import caches
-from kernels.dynamic_conv.operator import ACTIVATIONS, dynamic_conv
+from kernels.dynamic_conv.operator import ACTIVATIONS, _check_weight, dynamic_conv
+
+INTEGERS = torch.int32, torch.int64
 
 
 @public
@@ -70,7 +75,7 @@ def causal_conv1d_fn(
         return y.mT, last if final_states_out is None else final_states_out.copy_(last)
 
     B, D, T = x.shape
-    check_tensor("seq_idx", seq_idx, (B, T), "[B, T]", dtypes=(torch.int32, torch.int64), like=("x", x))
+    check_tensor("seq_idx", seq_idx, (B, T), "[B, T]", dtypes=INTEGERS, like=("x", x))
     if initial_states is not None or return_final_states:
         raise ValueError("seq_idx is given with a state, needs none: sequences inside a row begin and end where they say")
     rows = x.mT.reshape(1, B * T, D)
@@ -93,12 +98,14 @@ def causal_conv1d_update(
 
     Args:
         x: [B, D], or [B, D, T].
-        conv_state: [B or pool, D, W-1] or [B or pool, D, W], the last inputs; any strides.
+        conv_state: [B or pool, D, at least W-1], the last inputs; any strides.
         weight: [D, W].
         bias: [D], or ``None``.
         activation: as above.
-        cache_seqlens: must be ``None``: there are no circular states here.
-        conv_state_indices: [B] integers, which row of the pool belongs to each row of x; ``None``: row b.
+        cache_seqlens: [B] integers, how many inputs there were before: the state is a circle then, input i at place i modulo
+            its length. ``None``: the last input is the state's last, and the others move up.
+        conv_state_indices: [B] integers, which row of the pool belongs to each row of x; negative where that is padding, and
+            y is 0; ``None``: row b.
 
     Returns:
         y of x's shape and dtype.
@@ -106,21 +113,58 @@ def causal_conv1d_update(
     Raises:
         ValueError: an argument's type, shape, dtype, device or layout does not fit.
     """
-    if cache_seqlens is not None:
-        raise ValueError("cache_seqlens is given, needs to be None: states are shifted, not written around in a circle")
     single = isinstance(x, Tensor) and x.ndim == 2
     check_tensor("x", x, (None, None) if single else (None, None, None), "[B, D] or [B, D, T]")
-    check_tensor("weight", weight, (x.shape[1], None), "[D, W]", like=("x", x))
+    like = ("x", x)
+    B, D = x.shape[:2]
+    W = _check_weight(weight, (D,), "[D, W]", like)
+    if bias is not None:
+        check_tensor("bias", bias, (D,), "[D]", like=like)
     slots = conv_state_indices
+    check_tensor("conv_state", conv_state, (B if slots is None else None, D, None), "[B or pool, D, any]", like=like)
+    kept = conv_state.shape[-1]
+    if kept < W - 1:
+        raise ValueError(f"conv_state has shape {list(conv_state.shape)}, needs at least W-1 = {W - 1} inputs")
+    check_updated_in_place("conv_state", conv_state)
+    if cache_seqlens is not None:
+        check_tensor("cache_seqlens", cache_seqlens, (B,), "[B]", dtypes=INTEGERS, like=like)
     if slots is not None:
-        indices = (torch.int32, torch.int64)
-        check_tensor("conv_state_indices", slots, (x.shape[0],), "[B]", dtypes=indices, like=("x", x))
+        check_tensor("conv_state_indices", slots, (B,), "[B]", dtypes=INTEGERS, like=like)
         slots = slots.long()
+        check_slots("conv_state_indices", slots, B, conv_state.shape[0], like, padded=True)
     rest = {"bias": bias, "activation": _activation(activation), "slots": slots}
     with torch.no_grad():
-        if single:
-            return caches.step(x, weight, conv_state, name="conv_state", **rest)
-        return caches.several(x.mT, weight, conv_state, name="conv_state", **rest).mT
+        if single and kept <= W and cache_seqlens is None:
+            return caches.padded_step(x, weight, conv_state, **rest)
+        tokens = x[:, None] if single else x.mT
+        y = caches.several(tokens, weight, conv_state, seen=cache_seqlens, **rest)
+        return y[:, 0] if single else y.mT
+
+
+@public
+def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
+    """The last ``state_len`` inputs of sequences that lie end to end, zeros before the first of one that is shorter.
+
+    Args:
+        x: [T, D].
+        cu_seqlens: int32 or int64 [N+1], see ``dynamic_conv``.
+        state_len: inputs of each.
+
+    Returns:
+        [N, D, state_len] in x's dtype. Not differentiable.
+
+    Raises:
+        ValueError: an argument's type, shape, dtype or device does not fit.
+    """
+    check_tensor("x", x, (None, None), "[T, D]")
+    N = check_cu_seqlens(cu_seqlens, 1, ("x", x))
+    cu_seqlens = check_cu_values(cu_seqlens, x.shape[0])
+    if isinstance(state_len, bool) or not isinstance(state_len, numbers.Integral) or state_len < 0:
+        raise ValueError(f"state_len is {state_len!r}, needs a whole number, at least 0")
+    states = x.new_zeros(N, x.shape[1], int(state_len))
+    if states.numel():
+        caches.remember(states, x[None], cu_seqlens)
+    return states
 
 
 def _activation(activation):

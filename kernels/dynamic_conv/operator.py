@@ -7,7 +7,7 @@ from kernels.common.operator import Operator
 from kernels.common.plan import layout, strided
 from kernels.common.public import explains, public
 from kernels.common.sequences import check_cu_seqlens, check_cu_values
-from kernels.common.validate import check_choice, check_slots, check_tensor, remembered_check
+from kernels.common.validate import check_choice, check_slots, check_tensor, check_writable, remembered_check
 from kernels.dynamic_conv import plan
 
 ACTIVATIONS = (None, "silu")
@@ -111,8 +111,7 @@ def dynamic_conv_step(
     check_tensor("state", state, (B if slots is None else None, D, W - 1), "[B or pool, D, W-1]", like=like)
     if not state.is_contiguous():
         raise ValueError(f"state has strides {state.stride()}, needs to be contiguous: it is updated in place")
-    if state.requires_grad and torch.is_grad_enabled():
-        raise ValueError("state requires a gradient, needs none: a step updates it in place and is not differentiable")
+    check_writable("state", state)
     _check_tail(bias, residual, activation, x, "[B, D]")
     if slots is not None:
         check_slots("slots", slots, B, state.shape[0], like)

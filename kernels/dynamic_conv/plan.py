@@ -224,12 +224,13 @@ def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs,
     return BackwardPlan(parts, RUN, runs, walk, total, last, ends(False) if need_state else None, times)
 
 
-def step(x, weight, state, bias, residual, activation, slots):
+def step(x, weight, state, bias, residual, activation, slots, padded=False):
     """One token's step; arguments as ``dynamic_conv_step`` has validated them. Returns y, shifts ``state``, whose strides are
-    any, and which may hold W inputs, too."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    any, and which may hold W inputs, too. ``padded``: rows with a negative slot are padding, whose y is 0."""
+    y = (torch.zeros if padded else torch.empty)(x.shape, dtype=x.dtype, device=x.device)
     strides = tuple(None if t is None else t.stride() for t in (x, weight, bias, residual, state, slots))
-    grid, numbers, meta = plan_step(x.shape, weight.shape, weight.dtype, state.shape[-1], strides, activation, x.device)
+    kept = state.shape[-1]
+    grid, numbers, meta = plan_step(x.shape, weight.shape, weight.dtype, kept, strides, activation, padded, x.device)
     launch(
         conv_step_kernel, grid, x, weight, bias, residual, state, slots, y, *numbers, outputs=(y, state), **meta
     )  # fmt: skip
@@ -237,7 +238,7 @@ def step(x, weight, state, bias, residual, activation, slots):
 
 
 @remembered
-def plan_step(shape, weight_shape, dtype, kept, strides, activation, device):
+def plan_step(shape, weight_shape, dtype, kept, strides, activation, padded, device):
     """The ``Launch`` of a step; ``kept`` inputs in the state; ``strides`` of x, weight, bias, residual, state and slots,
     ``None`` where absent."""
     B, D = shape
@@ -251,7 +252,8 @@ def plan_step(shape, weight_shape, dtype, kept, strides, activation, device):
         *of_state, *(of_slots or (0,)),
     )  # fmt: skip
     meta = {"W": W, "KEPT": kept, "SILU": activation == "silu", "HAS_BIAS": of_bias is not None,
-            "HAS_RESIDUAL": of_residual is not None, "HAS_SLOTS": of_slots is not None, **options}  # fmt: skip
+            "HAS_RESIDUAL": of_residual is not None, "HAS_SLOTS": of_slots is not None, "PADDED": padded,
+            **options}  # fmt: skip
     return Launch((B * tiles_d,), numbers, meta)
 
 

@@ -6,7 +6,14 @@ from torch import Tensor
 from kernels.common.operator import Operator
 from kernels.common.public import autocast, explains, public
 from kernels.common.sequences import check_cu_seqlens, check_cu_values
-from kernels.common.validate import check_choice, check_number, check_slots, check_tensor, remembered_check
+from kernels.common.validate import (
+    check_choice,
+    check_number,
+    check_slots,
+    check_tensor,
+    check_writable,
+    remembered_check,
+)
 from kernels.recurrent_attention import plan
 from kernels.recurrent_attention.chunk.cut import cuts, new_scores, size_class
 from kernels.recurrent_attention.gates import DIMENSIONS, OF_A_TOKEN, Gates
@@ -151,8 +158,7 @@ def recurrent_attention_step(
         raise ValueError(
             f"state has strides {state.stride()}, needs to be contiguous, as it is or transposed: it is updated in place"
         )
-    if state.requires_grad and torch.is_grad_enabled():
-        raise ValueError("state requires a gradient, needs none: a step updates it in place and is not differentiable")
+    check_writable("state", state)
     if slots is not None:
         check_slots("slots", slots, q.shape[0], state.shape[0], ("q", q))
     state = state.mT if state_v_first else state

@@ -92,6 +92,16 @@ OTHER_FORMS = {
     "a number": lambda layer: vars(layer).update(padding=1, stride=2),
     "a word": lambda layer: vars(layer).update(padding="same"),
     "a list": lambda layer: vars(layer).update(padding=[1, 0], stride=[2, 1]),
+    "other sides of another mode": lambda layer: vars(layer).update(
+        padding_mode="circular", _reversed_padding_repeated_twice=[2, 1, 0, 1]
+    ),
+    "zeros that another mode does not read": lambda layer: vars(layer).update(
+        padding_mode="reflect", _reversed_padding_repeated_twice=[1, 1, 1, 1], padding=0
+    ),
+    "a word, and a larger filter": lambda layer: (
+        vars(layer).update(padding="same"),
+        setattr(layer, "weight", nn.Parameter(torch.linspace(-1, 1, 8 * 4 * 5 * 4, device=runtime.device).view(8, 4, 5, 4))),
+    ),
     "a function in the place of torch's": lambda layer: vars(layer).update(
         _conv_forward=lambda x, weight, bias: F.conv2d(F.pad(x, (1, 1, 0, 0), mode="circular"), 2 * weight, bias)
     ),
@@ -171,3 +181,20 @@ def test_a_wrong_call_is_still_named():
         layer(cases.randn(2, 4, 6, 6).half())
     with pytest.raises(ValueError, match="needs to fit in the padded input"):
         layer(cases.randn(2, 4, 2, 2))
+    for images in (2, 0):  # of none torch would add a bias of one number without a word
+        x = cases.randn(images, 4, 6, 6)
+        layer.bias = nn.Parameter(cases.randn(8))
+        layer(x)
+        for bias, message in ((cases.randn(1), r"bias has shape \[1\]"), (cases.randn(8).half(), "bias has dtype float16")):
+            layer.bias = nn.Parameter(bias)
+            with pytest.raises(ValueError, match=message):
+                layer(x)
+
+
+def test_a_quantized_image_is_named():
+    _, layer = pair(4, 8, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = torch.quantize_per_tensor(torch.zeros(2, 4, 6, 6), 0.1, 0, torch.qint8)
+    with pytest.raises(ValueError, match="input is a quantized tensor"):
+        layer(x)

@@ -44,6 +44,7 @@ CALLS = [
     (lambda: conv2d_wgrad(X, DY, 3, 3, out=W.double()), "out has dtype float64"),
     (lambda: conv2d_wgrad(X, DY, 3, 3, out=W, out_dtype=torch.half), "out has dtype float32, needs one of float16"),
     (lambda: conv2d_wgrad(X, DY, 3, 3, out=W.clone().requires_grad_()), "out requires a gradient"),
+    (lambda: conv2d_wgrad(X, DY, 3, 3, out=torch._neg_view(W.clone())), "out is a view that negates its memory"),
     (lambda: conv2d_wgrad(X, DY, 3, 3, out=zeros(1, 3, 3, 4).expand(8, 3, 3, 4)), "out has strides .* no element"),
     (lambda: conv2d_wgrad(X, DY, 3, 3, out=zeros(300).as_strided(W.shape, (1, 3, 1, 1))), "out has strides .* no element"),
     (lambda: conv2d_wgrad(X, DY, 3, 3, out=X.view(-1)[:288].view(W.shape)), "out lies in the memory of input, needs"),

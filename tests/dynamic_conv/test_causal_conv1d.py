@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import runtime
-from kernels.dynamic_conv.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from kernels.dynamic_conv.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 
 DEVICE = runtime.device
 
@@ -92,6 +92,71 @@ def test_tokens_one_by_one_and_several_at_once(kept, pool, layout):
     assert not pool or not state[[0, 2, 4]].any()
 
 
+def ways(kept, B=3):
+    """``(x [B, D, T], weight, bias, states)``, of ``kept`` inputs of 8 sequences."""
+    generator = torch.Generator().manual_seed(kept)
+    randn = lambda *shape: torch.randn(*shape, generator=generator).to(DEVICE)  # noqa: E731
+    x, weight, bias, pool = randn(B, 5, 6).mT, randn(6, 4), randn(6), randn(8, kept, 6).mT
+    return x, weight, bias, pool
+
+
+@pytest.mark.parametrize("kept", [3, 4, 5, 9])
+def test_states_longer_than_the_filter(kept):
+    x, weight, bias, pool = ways(kept)
+    state = pool[:3].clone()
+    long = torch.cat([state, x], -1)
+    want = F.conv1d(long[..., -8:], weight[:, None], bias, groups=6)
+    got = causal_conv1d_update(x[..., :3], state, weight, bias)
+    one_by_one = [causal_conv1d_update(x[..., t], state, weight, bias) for t in (3, 4)]
+    torch.testing.assert_close(torch.cat([got, torch.stack(one_by_one, -1)], -1), want)
+    assert torch.equal(state, long[..., -kept:])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("kept", [3, 4, 6])
+@pytest.mark.parametrize("slots", [[5, -1, 0], [-1, 2, -1], [-1, -1, -1], [1, 0, 7]])
+def test_negative_indices_are_padding(slots, kept, at_once):
+    """As servers pad a batch to the size that a graph was captured for: no state changes, y is 0."""
+    x, weight, bias, pool = ways(kept)
+    x = x if at_once else x[..., 0]
+    index = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
+    want = pool.clone()
+    got = causal_conv1d_update(x, pool, weight, bias, "silu", conv_state_indices=index)
+    for b, slot in enumerate(slots):
+        if slot < 0:
+            assert not got[b].any()
+        else:
+            alone = causal_conv1d_update(x[b : b + 1], want[slot : slot + 1], weight, bias, "silu")
+            torch.testing.assert_close(got[b], alone[0])
+    assert torch.equal(pool, want)
+
+
+@pytest.mark.parametrize("in_pool", [False, True])
+@pytest.mark.parametrize("kept", [3, 5, 8])
+def test_circular_states(kept, in_pool):
+    x, weight, bias, pool = ways(kept)
+    seen = torch.tensor([0, 17, 6], dtype=torch.int32, device=DEVICE)
+    slots = [6, 1, 3] if in_pool else [0, 1, 2]
+    index = torch.tensor(slots, device=DEVICE) if in_pool else None
+    state = pool if in_pool else pool[:3]
+    before = torch.stack([state[s][:, [(n - 3 + i) % kept for i in range(3)]] for s, n in zip(slots, seen, strict=True)])
+    want = F.conv1d(torch.cat([before, x], -1), weight[:, None], bias, groups=6)
+    options = {"cache_seqlens": seen, "conv_state_indices": index}
+    got = causal_conv1d_update(x[..., :4], state, weight, bias, **options)
+    last = causal_conv1d_update(x[..., 4], state, weight, bias, **options | {"cache_seqlens": seen + 4})
+    torch.testing.assert_close(torch.cat([got, last[..., None]], -1), want)
+    for b, (slot, n) in enumerate(zip(slots, seen.tolist(), strict=True)):
+        for t in range(max(0, 5 - kept), 5):
+            assert torch.equal(state[slot][:, (n + t) % kept], x[b, :, t])
+
+
+def test_states_of_sequences_end_to_end():
+    x = ways(9)[0].mT.reshape(15, 6)
+    got = causal_conv1d_varlen_states(x, torch.tensor([0, 2, 2, 15], dtype=torch.int32, device=DEVICE), 4)
+    assert torch.equal(got[0], F.pad(x[:2].T, (2, 0))) and not got[1].any()
+    assert torch.equal(got[2], x[-4:].T)
+
+
 X, K, S = torch.zeros(2, 8, 5), torch.zeros(8, 4), torch.zeros(2, 8, 4)
 INDEX = torch.zeros(2, 5, dtype=torch.int32)
 WRONG = [
@@ -100,8 +165,14 @@ WRONG = [
     (lambda: causal_conv1d_fn(X, K, seq_idx=INDEX[:, :4]), r"seq_idx has shape \[2, 4\]"),
     (lambda: causal_conv1d_fn(X, K, seq_idx=INDEX.float()), "seq_idx has dtype float32"),
     (lambda: causal_conv1d_fn(X, K, seq_idx=INDEX, return_final_states=True), "seq_idx is given with a state"),
-    (lambda: causal_conv1d_update(X[..., 0], S, K, cache_seqlens=INDEX[:, 0]), "cache_seqlens is given"),
-    (lambda: causal_conv1d_update(X[..., 0], torch.zeros(2, 8, 5), K), r"conv_state has shape \[2, 8, 5\]"),
+    (lambda: causal_conv1d_update(X[..., 0], S, K, cache_seqlens=INDEX), r"cache_seqlens has shape \[2, 5\]"),
+    (lambda: causal_conv1d_update(X[..., 0], S, K, cache_seqlens=INDEX[:, 0] * 0.5), "cache_seqlens has dtype"),
+    (lambda: causal_conv1d_update(X[..., 0], torch.zeros(2, 8, 2), K), r"conv_state has .*needs at least W-1 = 3 inputs"),
+    (lambda: causal_conv1d_update(X[..., 0], S, K, conv_state_indices=INDEX[:, 0]), "conv_state_indices holds a state twice"),
+    (lambda: causal_conv1d_update(X[..., 0], S, K, conv_state_indices=INDEX[:, 0] + 2), "conv_state_indices holds values"),
+    (lambda: causal_conv1d_update(X[..., 0], S, K[:, :0]), "at least one tap"),
+    (lambda: causal_conv1d_varlen_states(X[0].T, torch.tensor([0, 4]), 3), "cu_seqlens is .* end at T = 5"),
+    (lambda: causal_conv1d_varlen_states(X[0].T, torch.tensor([0, 5]), -1), "state_len is -1"),
     (lambda: causal_conv1d_update(X, S, K, torch.zeros(7)), "bias has shape"),
     (lambda: causal_conv1d_update(X[..., 0], S[:1].expand(2, 8, 4), K), "conv_state has strides"),
     (lambda: causal_conv1d_update(X[..., 0], S, K, conv_state_indices=[0, 1]), "conv_state_indices must be a tensor"),

@@ -7,6 +7,7 @@ from kernels import runtime
 from kernels.common import configs
 from kernels.common.plan import forget
 from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, plan
+from kernels.dynamic_conv.causal_conv1d import causal_conv1d_update
 from kernels.lab import compile_report
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests compile every kernel")
@@ -88,6 +89,16 @@ def test_compiles_for_hopper(monkeypatch, case):
 @pytest.mark.parametrize("arch", [80, 100])
 def test_compiles_for_ampere_and_blackwell(monkeypatch, case, arch):
     check(monkeypatch, arch, case)
+
+
+def test_a_step_that_passes_over_padding_compiles(monkeypatch):
+    seen = []
+    monkeypatch.setattr(plan, "launch", lambda kernel, grid, *args, outputs=(), **meta: seen.append((kernel, args, meta)))
+    x, weight, states = torch.zeros(2, 64), torch.zeros(64, 4), torch.zeros(5, 64, 4)
+    causal_conv1d_update(x, states, weight, conv_state_indices=torch.tensor([3, -1], dtype=torch.int32))
+    ((kernel, args, meta),) = seen
+    assert meta["PADDED"]
+    assert compile_report(kernel, *args, arch=90, **meta).spill_bytes == 0
 
 
 def test_memory_is_read_and_written_in_wide_accesses(monkeypatch):

@@ -53,6 +53,7 @@ CALLS = [
     (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(2, 4, 3)), r"state has shape \[2, 4, 3\], needs .* \[2, 4, 2\]"),
     (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(3, 4, 2)), "state has shape"),
     (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(2, 4, 2).requires_grad_()), "state requires a gradient"),
+    (lambda: dynamic_conv_step(X[:, 0], K[:, 0], torch._neg_view(zeros(2, 4, 2))), "state is a view that negates"),
     (
         lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(1)),
         r"slots has shape \[1\], needs \[B\] = \[2\]",

@@ -79,6 +79,7 @@ CALLS = [
     (lambda: step(q, k, v, S, state_v_first=True), r"state has shape .*, needs \[B or pool, H, V, K\] = \[2, 4, 3, 6\]"),
     (lambda: ra(Q, K, V, initial_state=S, state_v_first=True), r"needs \[N, H, V, K\] = \[2, 4, 3, 6\]"),
     (lambda: step(q, k, v, S.clone().requires_grad_()), "state requires a gradient"),
+    (lambda: step(q, k, v, torch._neg_view(S)), "state is a view that negates its memory"),
     (lambda: step(q, k, v, POOL, slots=ints(1)), r"slots has shape \[1\], needs \[B\] = \[2\]"),
     (lambda: step(q, k, v, POOL, slots=ints(1, 9)), "slots holds values from 1 to 9, needs 0 to 8"),
     (lambda: step(q, k, v, POOL, slots=ints(-1, 3)), "slots holds values from -1"),

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 import triton.language as tl
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from kernels.common.math import cdiv
 from kernels.common.plan import Cost
@@ -25,8 +24,11 @@ def reason_not(problem):
 def cost(problem):
     """In steps of the recurrence: a chunk's products take as long as SHORT of them, and the next ones' hardly longer."""
     T = problem.q[1]
-    if torch.compiler.is_exporting() and not statically_known_true(T <= SHORT):
-        return Cost(-1)  # less than any number of tokens: one graph is for all lengths, and chosen for the long ones
+    if torch.compiler.is_exporting():
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long to import
+
+        if not statically_known_true(T <= SHORT):
+            return Cost(-1)  # less than any number of tokens: one graph is for all lengths, and chosen for the long ones
     if torch.compiler.is_compiling():  # a length in a text would be taken for a constant: a graph for each
         return Cost(SHORT + 0.5)
     return Cost(SHORT + 0.5, f"{T} tokens along time are no more than {SHORT}: too few to fill a chunk")
