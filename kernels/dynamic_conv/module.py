@@ -54,7 +54,7 @@ class DynamicShortConvolution(nn.Module):
         generator_reduction = 1 if generator_reduction is None else generator_reduction
         sizes = {"hidden_size": hidden_size, "kernel_size": kernel_size, "generator_input_size": generator_input_size}
         for name, size in sizes.items():
-            if not isinstance(size, numbers.Integral):
+            if isinstance(size, bool) or not isinstance(size, numbers.Integral):
                 raise ValueError(f"{name} is {size!r}, needs a whole number, at least 1")
             if size < 1:
                 raise ValueError(f"{name} is {size}, needs at least 1")

@@ -77,6 +77,7 @@ CALLS = [
     (lambda: layer()(zeros(2, 5, 8), mask=zeros(1, 5)), r"mask has shape \[1, 5\], needs \[B, T\] = \[2, 5\]"),
     (lambda: layer()(zeros(1, 5, 8), cache=zeros(1, 8, 4), cu_seqlens=[0, 5]), "cu_seqlens must be a tensor"),
     (lambda: DynamicShortConvolution(8, 0), "kernel_size is 0"),
+    (lambda: DynamicShortConvolution(8, True), "kernel_size is True"),
     (lambda: DynamicShortConvolution(8, 4, generator_reduction=16), "generator_reduction is 16"),
     (lambda: DynamicShortConvolution(8, 4, activation="relu"), "activation is 'relu'"),
     (lambda: DynamicShortConvolution(8, 4).to(runtime.device)(zeros(2, 5, 7)), r"x has shape \[2, 5, 7\]"),
