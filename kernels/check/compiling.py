@@ -72,6 +72,7 @@ def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Findin
         if isinstance(made, str):
             return refusal(prepared.kernel, made, amount)
         reports.append((prepared, made))
+        contestant.compiled.update(*(report.visited for report in made.values()))
     half = any(tensor.flat.element_size() == 2 for tensor in case.inputs) and not own  # no lesson promises for these
     looks = (_look(spec, amount, reports, arch, half) for arch in arches)
     try:
@@ -79,6 +80,26 @@ def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Findin
     except CompileError as error:  # the disassembler had too much to read
         return refusal(reports[0][0].kernel, str(error), amount)
     return finding or _answers(contestant, case, amount, own)
+
+
+def never_compiled(spec: Compiles, contestant: Contestant) -> Finding | None:
+    """What gave an answer in the interpreter and is no part of the compiled kernels, nor of those of the call that ran it."""
+    if not contestant.compiled:
+        return None
+    for arm, (tensors, launch) in list(contestant.ran.items()):
+        if arm in contestant.compiled:
+            continue
+        function, line = arm.split(":")[:2]
+        amount = f"in a call with {', '.join(f'{t.name} {list(t.shape)}' for t in tensors)}"
+        for prepared in contestant.kernels(tensors, launch).prepared:
+            made = compiled(prepared, spec.arches[-1:])
+            if isinstance(made, str):
+                return refusal(prepared.kernel, made, amount)
+            contestant.compiled.update(*(report.visited for report in made.values()))
+        if arm not in contestant.compiled:
+            where = f"the compiler never sees line {line} of {function}, and it is run where kernels are interpreted"
+            return Finding(where, amount, "what is compiled must be what gives the answers: ask nothing that differs there")
+    return None
 
 
 def _answers(contestant: Contestant, case: Case, amount: str, own: bool) -> Finding | None:

@@ -47,6 +47,8 @@ class Contestant:
 
     def __init__(self, fn: Callable, given: tuple[str, ...] = ()):
         self.fn, self.given = fn, given
+        self.ran: dict[str, tuple[list, dict]] = {}  # arm of a kernel -> a call that ran it, where a judge has that noted
+        self.compiled: set[str] = set()  # places of kernels' texts that the compiler has looked at
 
     def call(self, tensors: list, launch: dict, *, traced: bool = False, poison: float | None = None) -> Outcome:
         """Call the function on the tensors' views.

@@ -220,7 +220,9 @@ def compile_for(arch: int, module, details: dict, folder: Path) -> dict:
     from triton.compiler.code_generator import CodeGenerator
     from triton.experimental.gluon._runtime import GluonASTSource
 
+    places = set()
     if details["foreign"]:  # and no kernel of Triton's own asks for these
+        places = visited_by(CodeGenerator)
         CodeGenerator.builtin_namespace = {
             name: value for name, value in CodeGenerator.builtin_namespace.items() if name not in ("getattr", "hasattr")
         }
@@ -232,11 +234,30 @@ def compile_for(arch: int, module, details: dict, folder: Path) -> dict:
         return {"error": f"for sm_{arch}: {said(error)}"}
     usage = triton.knobs.nvidia.cuobjdump.path, "-res-usage"
     return {
+        "visited": kept(f"{compiled.hash}.visited", lambda: "\n".join(sorted(places))).split("\n"),
         "asm": {name: text for name, text in compiled.asm.items() if isinstance(text, str)},
         "cubin": compiled.asm["cubin"],
         "shared_bytes": compiled.metadata.shared,
         "usage": said_of(compiled.asm["cubin"], folder, f"{compiled.hash}.usage", *usage),
     }
+
+
+def place(function: str, node) -> str:
+    """Where a node of a kernel's syntax tree stands in the text of its function."""
+    return f"{function}:{node.lineno}:{node.col_offset}:{node.end_lineno}:{node.end_col_offset}"
+
+
+def visited_by(generator) -> set[str]:
+    """The places of kernels' texts that the compiler looks at from now on: not what a condition that it knows leaves out."""
+    places, visit = set(), generator.visit
+
+    def noting(self, node):
+        if hasattr(node, "lineno"):  # not what the compiler itself makes of `+=`
+            places.add(place(self.jit_fn.fn.__name__, node))
+        return visit(self, node)
+
+    generator.visit = noting
+    return places
 
 
 def said(error: BaseException | None) -> str:
@@ -269,17 +290,27 @@ def disassemble(module, details: dict, folder: Path) -> dict:
 
 def said_of(cubin: bytes, folder: Path, name: str, *command: str) -> str:
     """What one of the binary tools in Triton's wheel says of a binary: once, where Triton's cache holds it by this name."""
+
+
+    def ask():
+        binary = folder / f"{name}.cubin"
+        binary.write_bytes(cubin)
+        return subprocess.run([*map(str, command), str(binary)], capture_output=True, text=True, check=True).stdout
+
+    return kept(name, ask)
+
+
+def kept(name: str, make: Callable[[], str]) -> str:
+    """A text that Triton's cache holds by this name, made where it does not."""
     known = Path(os.environ["TRITON_CACHE_DIR"]) / name
     if known.exists():
         return known.read_text()
-    binary = folder / f"{name}.cubin"
-    binary.write_bytes(cubin)
-    said = subprocess.run([*map(str, command), str(binary)], capture_output=True, text=True, check=True).stdout
+    text = make()
     unfinished = known.with_name(f"{name}.{os.getpid()}")
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    unfinished.write_text(said)
+    unfinished.write_text(text)
     unfinished.replace(known)
-    return said
+    return text
 
 
 def trace(module, details: dict, folder: Path) -> dict:

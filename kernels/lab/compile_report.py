@@ -36,6 +36,7 @@ class CompileReport:
     ptx: str = field(repr=False)
     asm: dict[str, str] = field(repr=False)
     cubin: bytes = field(repr=False)
+    visited: frozenset[str] = field(default=frozenset(), repr=False)  # of a foreign text: see _child_main.visited_by
 
     @cached_property
     def sass(self) -> str:
@@ -197,6 +198,7 @@ def _report(kernel: str, arch: int, answer: dict) -> CompileReport:
         ptx=answer["asm"]["ptx"],
         asm=answer["asm"],
         cubin=answer["cubin"],
+        visited=frozenset(filter(None, answer["visited"])),
     )
 
 

@@ -17,6 +17,7 @@ EMITTERS = {"emit_value": "value", "emit_gradient": "gradient"}
 PIPELINES = ("mended_relay", "mended_tiles", "mended_halves")
 #: How the checks of a clinic begin: of what a learner says, and of a test that they write.
 CLINICS = ("diagnosis_", "finds_")
+MOST_CALL = 2000  # characters of a check cell: what is longer is no call, and a parser would take all memory for it
 
 
 class NotAnAssignment(ValueError):
@@ -165,6 +166,8 @@ def is_answer(cell) -> bool:
 
 def check_call(source: str) -> tuple[str, str, dict] | None:
     """The check's name, the function's, and what is varied, of a cell that is ``check.name(function)``."""
+    if len(source) > MOST_CALL:
+        return None
     try:
         (statement,) = ast.parse(source).body
         call = statement.value

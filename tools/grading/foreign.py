@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-_FORMULAS = frozenset("= + - @ \t \r".split(" "))
+_FORMULAS = frozenset("=+-@\t\r\n＝＋－＠")  # noqa: RUF001  wide signs are taken for the narrow ones
 _TAGS = frozenset(
     (
         "math mrow mi mo mn ms mtext mspace mfrac msqrt mroot msub msup msubsup munder mover munderover mtable mtr mtd "

@@ -124,10 +124,15 @@ def is_constant(node, known: Collection[str] = ()) -> bool:
         return all(map(every, node.elts))
     if isinstance(node, ast.Call) and not node.keywords:
         made = ast.unparse(node.func)
-        one = made in ("tl.constexpr", "gl.constexpr", "float") and len(node.args) == 1
+        one = made in ("tl.constexpr", "gl.constexpr", "float") and len(node.args) == 1 and not holds_list(node)
         several = made in _OF_CONSTANTS or made.startswith("math.") and every(node.func)
         return (one or several) and all(map(every, node.args))
     return False
+
+
+def holds_list(node) -> bool:
+    """Whether a value has a list in it, which one call could fill for the next."""
+    return any(isinstance(each, ast.List) for each in ast.walk(node))
 
 
 _OF_CONSTANTS = ("int", "min", "max", "abs", "triton.cdiv", "triton.next_power_of_2")

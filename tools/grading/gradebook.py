@@ -6,11 +6,12 @@ An answer that could not be graded has no automatic mark and waits for a person;
 import contextlib
 import datetime
 import json
+import logging
 import time
 import warnings
 
 from sqlalchemy import create_engine, inspect, text
-from sqlalchemy.exc import DBAPIError, OperationalError, SAWarning
+from sqlalchemy.exc import DBAPIError, SAWarning
 from sqlalchemy.orm.exc import StaleDataError
 
 from tools.grading import import_nbgrader
@@ -20,7 +21,7 @@ from tools.grading.course import GradebookBusy
 from tools.grading.results import Result
 
 import_nbgrader()
-from nbgrader.api import Comment, Grade, Gradebook, InvalidEntry, MissingEntry  # noqa: E402
+from nbgrader.api import Comment, Grade, Gradebook, InvalidEntry, MissingEntry, app_log  # noqa: E402
 
 COURSE = "kernels-from-math"
 
@@ -31,6 +32,7 @@ class Book:
     def __init__(self, url: str):
         self.url = url
         warnings.filterwarnings("ignore", "Object of type <Submitted", SAWarning)  # nbgrader's own way of adding one
+        app_log.setLevel(logging.CRITICAL)  # it prints a traceback where another grader was first, and we try again
         _patiently(lambda: _version(url))
         self._book = _patiently(lambda: Gradebook(url, COURSE))
 
@@ -165,8 +167,8 @@ def _patiently(action, undo=lambda: None, tries: int = 8):
         except (InvalidEntry, DBAPIError, StaleDataError) as error:
             undo()
             if attempt == tries - 1:
-                if isinstance(error, OperationalError):
-                    why = f"the gradebook cannot be used, {error.orig}: does another program hold it?"
+                if isinstance(error, DBAPIError):
+                    why = f"the gradebook cannot be used, {error.orig}: does another program hold it, or is it damaged?"
                     raise GradebookBusy(f"{why} What is judged is kept: run this again") from None
                 raise
             time.sleep(0.05 * 2**attempt)

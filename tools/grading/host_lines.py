@@ -14,6 +14,13 @@ _IN_PROGRAMS = (
 )  # fmt: skip
 
 
+def kept(statement, modules, local: set[str]) -> list[ast.Name]:
+    """Where modules are values themselves, and nothing is asked of them: under another name no list would hold for them."""
+    asked = {id(node.value) for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
+    names = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id in modules)
+    return [node for node in names if node.id not in local and id(node) not in asked]
+
+
 class Launcher(Lines):
     """A function that launches kernels."""
 
@@ -54,15 +61,8 @@ class Launcher(Lines):
                 self.refuse(statement, "a launcher multiplies no matrices")
             if isinstance(node, ast.FunctionDef) and node.decorator_list:
                 self.refuse(node, "a function inside a launcher bears no decorator")
-        asked = {id(node.value) for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
-        for node in ast.walk(statement):
-            if (
-                isinstance(node, ast.Name)
-                and node.id in ("torch", "tl")
-                and node.id not in local
-                and id(node) not in asked
-            ):
-                self.refuse(node, f"a launcher may not use {node.id}, but for its dtypes")
+        for node in kept(statement, ("torch", "tl"), local):
+            self.refuse(node, f"a launcher may not use {node.id}, but for its dtypes")
         super().hold(statement, local)
 
 
@@ -103,7 +103,9 @@ class Program(Lines):
             self.refuse(node, f".{name} belongs to Python's machinery")
 
     def hold(self, statement, local):
-        """As above; a pattern asks for attributes, too."""
+        """As above; a pattern asks for attributes, too; and a module is asked for something, not kept."""
+        for node in kept(statement, self.roots, local):
+            self.refuse(node, f"{node.id} is asked for what it has, not kept")
         for node in ast.walk(statement):
             for name in node.kwd_attrs if isinstance(node, ast.MatchClass) else ():
                 self.member(node, name)
@@ -121,3 +123,9 @@ class Test(Program):
 
     def extra(self, node):
         return super().extra(node) or node.id == "trace" and node.id in self.given.imports
+
+    def member(self, node, name):
+        """As above; a text that is filled in asks a kernel for its lines, and says which it is without calling it."""
+        super().member(node, name)
+        if name in ("format", "format_map"):
+            self.refuse(node, f".{name} asks values for what they are made of: a test writes f-strings")

@@ -3,7 +3,7 @@
 import ast
 
 from tools.grading import vocabulary as words
-from tools.grading.given import is_constant
+from tools.grading.given import holds_list, is_constant
 from tools.grading.lines import SHARED, Lines, bound_in, is_pythons
 
 
@@ -46,8 +46,7 @@ class Kernel(Lines):
         if arguments.vararg or arguments.kwarg:
             self.refuse(function, "a kernel's arguments have names")
         for default in [*arguments.defaults, *filter(None, arguments.kw_defaults)]:
-            listed = any(isinstance(node, ast.List) for node in ast.walk(default))  # which one call could fill for the next
-            if listed or not is_constant(default):
+            if holds_list(default) or not is_constant(default):
                 self.refuse(default, "a kernel's default is a number")
         for argument in every:
             if argument.annotation is not None:

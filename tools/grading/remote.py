@@ -8,6 +8,7 @@ to the judge.
 """
 
 import ast
+import re
 from types import SimpleNamespace
 
 import numpy
@@ -22,6 +23,7 @@ from tools.grading.lines import Refused
 from tools.grading.results import REPORTED
 
 MOST_TEXT = 2000
+MOST_ARMS = 5000
 
 
 def _phrases(error) -> tuple[str, str]:
@@ -43,6 +45,12 @@ def _numbers(given) -> list[tuple[str, dict[str, int]]]:
         for kernel, table in pairs
         if isinstance(table, dict) and len(table) < 100
     ]
+
+
+def _arms(given) -> list[str]:
+    """The arms of kernels that ran, as ``_child_main.place`` writes them."""
+    listed = given[:MOST_ARMS] if isinstance(given, list) else []
+    return [one for one in listed if isinstance(one, str) and re.fullmatch(r"\w{1,100}(:\d{1,6}){4}", one)]
 
 
 def _take(bench: Bench, packed: values.Packed, answer: dict, arrays: list) -> list:
@@ -85,6 +93,9 @@ class Remote(Contestant):
             return Outcome(told.explained)
         except _Nothing:
             return Outcome()
+        if not answer.get("error"):
+            arms = answer.get("arms")
+            self.ran |= {arm: (tensors, launch) for arm in _arms(arms) if arm not in self.ran}
         undefined = answer.get("undefined")
         lines = [_plain(line) for line in undefined[:100]] if isinstance(undefined, list) else []
         return Outcome(_phrases(answer["error"]) if answer.get("error") else None, launches, lines)

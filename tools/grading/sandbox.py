@@ -19,7 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 USER = 60999  # whom contestants run as, where the judge is root: limits on processes do not hold for root
 #: What of the course a contestant sees: no finished operator, no solution, no test.
-COURSE = ("__init__.py", "runtime.py", "_triton_interpreter.py", "lab", "check", "gluon_model")
+COURSE = ("__init__.py", "runtime.py", "_triton_interpreter.py", "lab", "gluon_model")
+#: What of the checks makes calls and names errors; what knows an answer, a clinic's diagnoses above all, stays out.
+CHECK = (
+    "cases compiling contestant costs emitted experiments explanations flash_mods framework looking pipeline_clinic "
+    "pipelines stale tensors watch wording clinics/disguise clinics/patient clinics/sheets"
+).split()
 START_SECONDS = 180
 LEAVE_SECONDS = 2
 
@@ -103,8 +108,8 @@ def _folders(place: Path) -> list[str]:
 
 def _course() -> list[str]:
     """bubblewrap's words for what of the course is seen, at /course."""
-    command = _folders(Path("/course/kernels"))
-    for name in COURSE:
+    command = _folders(Path("/course/kernels/check/clinics"))
+    for name in (*COURSE, *(f"check/{name}.py" for name in CHECK)):
         command += ["--ro-bind", str(ROOT / "kernels" / name), f"/course/kernels/{name}"]
     return command
 

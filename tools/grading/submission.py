@@ -184,6 +184,8 @@ class _Reader:
     def _where_it_is_not(self, name, released) -> str:
         for cell in self.cells:
             if name in (cell.grade_id, cell.id) and cell.kind in ("code", "markdown", "raw"):
+                if cell.kind == released.cell_type:
+                    return f"answer cell {name} is not in the notebook: what has its id is called {cell.grade_id!r} there"
                 return f"answer cell {name} is a {cell.kind} cell, and was released as a {released.cell_type} cell"
         return f"answer cell {name} is not in the notebook"
 

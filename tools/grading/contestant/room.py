@@ -8,14 +8,15 @@ import sys
 import types
 
 import torch
+import triton.language as tl
 
 from kernels.check import explanations
-from kernels.check.clinics import Tester
+from kernels.check.clinics.sheets import Tester
 from kernels.check.contestant import Contestant
 from kernels.check.emitted import run_gradient, run_value
 from kernels.lab.compile_report import prepare
 
-from . import sealed, traces, values
+from . import arms, sealed, traces, values
 
 # What stands in this package is no line of a learner's.
 explanations._OURS = (*explanations._OURS, os.path.dirname(os.path.abspath(__file__)) + os.sep)
@@ -41,15 +42,14 @@ class Room:
     """One submission's namespace."""
 
     def __init__(self):
-        self.namespace: dict = {"__name__": "__main__"}
-        self._errors: list[tuple[str, str]] = []
         self._tables, self._defaults = {}, []
         sys.modules["__main__"] = types.ModuleType("__main__")
 
     def load(self, cells) -> dict:
         """Execute cells ``[id, source, names, error]``. One that cannot run, or comes with an error, leaves it under the
         names that it should define."""
-        broken = {}
+        broken, self._cells, self._errors = {}, cells, []
+        self.namespace = {"__name__": "__main__"}
         for name, source, defines, error in cells:
             filename = f"<cell {name}>"  # Triton reads a kernel's source back by this name
             linecache.cache[filename] = (len(source), None, [line + "\n" for line in source.split("\n")], filename)
@@ -63,7 +63,7 @@ class Room:
             broken[name] = told
             self._errors.append(told)
             self.namespace.update({each: _Missing(len(self._errors) - 1) for each in defines})
-        self._tables = {name: _copied(value) for name, value in self.namespace.items() if isinstance(value, (list, dict))}
+        self._tables = {name: _copied(value) for name, value in self.namespace.items() if type(value) in _TABLES}
         functions = [value for value in self.namespace.values() if isinstance(value, types.FunctionType)]
         self._defaults = [(each, *map(_copied, (each.__defaults__, each.__kwdefaults__))) for each in functions]
         return {"broken": broken}
@@ -93,6 +93,7 @@ class Room:
         tensors = [types.SimpleNamespace(view=unpacked.value(each)) for each in request["args"]]
         launch = {name: unpacked.value(each) for name, each in request["kwargs"].items()}
         before = [values.bytes_of(storage).copy() for storage in unpacked.storages]
+        arms.taken()
         outcome = Contestant(function, tuple(request["given"])).call(
             tensors, launch, traced=request["traced"], poison=request["poison"]
         )
@@ -100,7 +101,8 @@ class Room:
         changed = [i for i, (old, new) in enumerate(zip(before, after)) if not (old == new).all()]
         described, parts = traces.pack(outcome.launches)
         header = {"error": self._told(outcome.error), "changed": changed, "launches": described}
-        return header | {"undefined": list(outcome.undefined)}, [*(after[i] for i in changed), *parts]
+        header |= {"undefined": list(outcome.undefined), "arms": arms.taken()}
+        return header, [*(after[i] for i in changed), *parts]
 
     def kernels(self, request: dict, arrays) -> tuple[dict, list]:
         """What one call of a launcher would launch, as text; nothing is launched."""
@@ -131,6 +133,7 @@ class Room:
 
     def emit(self, request: dict, arrays) -> tuple[dict, list]:
         """The text that a compiler of mods emits for one mod."""
+        self._as_loaded()
         unpacked = values.Unpacked(arrays)
         tables = {name: unpacked.value(each) for name, each in request["tables"].items()}
         mod = eval(f"lambda score, b, h, q_idx, kv_idx: {request['mod']}", {"torch": torch} | tables)
@@ -145,6 +148,7 @@ class Room:
 
     def find(self, request: dict, arrays) -> tuple[dict, list]:
         """What a clinic's test says of one kernel, which comes as text."""
+        self.load(self._cells)  # one that counted its kernels would guess at each anew: whoever is asked knows of none
         answer, error = Tester(self.namespace.get(request["test"])).finds(request["source"], request["function"])
         return {"answer": _plain(answer), "error": self._told(error)}, []
 
@@ -179,8 +183,13 @@ class Room:
             return {"error": self._told(explanations.explain(raised))}, []
 
 
+_TABLES = (list, dict, tuple, tl.constexpr)
+
+
 def _copied(value):
-    """Lists, tables and tuples anew, with what they hold."""
+    """Lists, tables, tuples and constants of kernels anew, with what they hold."""
+    if type(value) is tl.constexpr:
+        return tl.constexpr(_copied(value.value))
     if type(value) in (list, tuple):
         return type(value)(map(_copied, value))
     return {name: _copied(each) for name, each in value.items()} if type(value) is dict else value
