@@ -14,7 +14,7 @@ from kernels.lab import _nursery
 from tests.course.hostile import NAME, cell, notebook
 from tests.course.mutants import ROOT
 from tools.grading import foreign, gate, pages, submission
-from tools.grading.assignment import read_all
+from tools.grading.assignment import check_call, read_all
 from tools.grading.batch import Batch, How
 from tools.grading.course import Course, NotACourse
 from tools.grading.gradebook import Book
@@ -73,10 +73,11 @@ def test_mathematics_is_still_set():
 
 def test_a_table_holds_no_formula_of_a_spreadsheet():
     rows = [
-        dict.fromkeys(COLUMNS, "") | {"student_id": text, "score": -1.5} for text in ("=1+1", "@x", "-x", "+x", "ada")
+        dict.fromkeys(COLUMNS, "") | {"student_id": text, "score": -1.5}
+        for text in ("=1+1", "@x", "-x", "+x", "ada", "\uff1d1")
     ]
     read = list(csv.DictReader(io.StringIO(table(rows))))
-    assert [row["student_id"] for row in read] == ["'=1+1", "'@x", "'-x", "'+x", "ada"]
+    assert [row["student_id"] for row in read] == ["'=1+1", "'@x", "'-x", "'+x", "ada", "'\uff1d1"]
     assert {row["score"] for row in read} == {"-1.5"}
 
 
@@ -204,6 +205,27 @@ def test_a_program_asks_no_pattern_for_machinery():
     assert "machinery" in str(found.refusals[0])
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    (
+        ("t = torch\n    t.os.getpid()", "asked for what it has, not kept"),
+        ("[torch][0].os.getpid()", "asked for what it has, not kept"),
+        ("[t.os for t in (torch,)]", "asked for what it has, not kept"),
+        ("'{0.fn.__code__}'.format(row_softmax)", "a test writes f-strings"),
+        ("list(map(str.format, ['{0.fn}'], [row_softmax]))", "a test writes f-strings"),
+    ),
+)
+def test_a_clinics_test_has_no_way_to_python(line, why):
+    one = ASSIGNMENTS["clinic_0_foundations"]
+    source = f"def finds_a(row_softmax):\n    {line}\n    return True\n"
+    found = gate.check("test-a", source, one.answers["test-a"].source, one.given, clinic=True)
+    assert why in str(found.refusals[0])
+
+
+def test_what_is_no_call_of_a_check_is_not_parsed():
+    assert check_call("check.a(b)") == ("a", "b", {}) and check_call(f"check.a(b){' ' * 5000}") is None
+
+
 def test_text_for_a_terminal():
     assert foreign.plain("a\x1b]0;b\udcfc\n") == "a?]0;b??" and foreign.plain("é\n", lines=True) == "é\n"
     assert foreign.plain("x" * 10, 4) == "xxxx…" and foreign.storable("a\ud800") == "a?"
@@ -242,5 +264,7 @@ def test_cells_whose_ids_an_older_program_dropped_are_no_helpers():
 def test_a_gradebook_that_somebody_holds_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     (tmp_path / "gradebook.db").mkdir()
-    with pytest.raises(NotACourse, match="What is judged is kept"):
-        Book(f"sqlite:///{tmp_path / 'gradebook.db'}")
+    (tmp_path / "damaged.db").write_bytes(b"SQLite format 3\0" + b"x" * 4000)
+    for name in ("gradebook.db", "damaged.db"):
+        with pytest.raises(NotACourse, match="What is judged is kept"):
+            Book(f"sqlite:///{tmp_path / name}")

@@ -202,6 +202,7 @@ def test_a_launcher_may_clear_a_tensor_and_gets_no_number_out_of_it():
         ("RULES['x'] = (lambda: 0).__globals__", "machinery"),
         ("RULES['x'] = torch.os.system('true')", "not on the list"),
         ("RULES['x'] = torch.load('x')", "not on the list"),
+        ("RULES['x'] = [torch][0].os", "asked for what it has, not kept"),
         ("RULES['x'] = open('x')", "may not use open"),
         ("RULES['x'] = getattr(aten, 'x')", "may not use getattr"),
         ("RULES['x'] = (i for i in []).gi_frame", "machinery"),

@@ -104,12 +104,12 @@ class Program(Lines):
 
     def hold(self, statement, local):
         """As above; a pattern asks for attributes, too; and a module is asked for something, not kept."""
-        for node in kept(statement, self.roots, local):
-            self.refuse(node, f"{node.id} is asked for what it has, not kept")
         for node in ast.walk(statement):
             for name in node.kwd_attrs if isinstance(node, ast.MatchClass) else ():
                 self.member(node, name)
         super().hold(statement, local)
+        for node in kept(statement, self.roots, local):
+            self.refuse(node, f"{node.id} is asked for what it has, not kept")
 
     def call(self, node, local):
         """Any call."""

@@ -147,6 +147,15 @@ def _long_cell(made):
     kernel.metadata, kernel.id, kernel.source = {}, "long", "x=1\n" * 1_000_000
 
 
+def _long_check(made):
+    """What a parser would take minutes and 5 GB for."""
+    cell(made, "check-row-softmax").source = f"[{'[],' * 3_000_000}]"
+
+
+def _unseen_letter(made):
+    cell(made, "kernel").metadata.nbgrader.grade_id = "ker\u200bnel"
+
+
 def _many_tags(made):
     for number in range(1500):
         more = nbformat.v4.new_code_cell("1", metadata={"tags": ["skip-execution"]})
@@ -283,6 +292,14 @@ ATTACKS = (
     Attack("1 GB of output", inside("for i in range(2000):\n        print('x' * 500000)"), "graded", FULL - 2, ""),
     Attack("a report in an assertion", inside("assert N < 0, '\\npassed  strides'"), "graded", 0.0, ""),
     Attack("a list of 8 GB", beside("Y = [0] * 10 ** 9"), "graded", 0.0, ""),
+    Attack(
+        "another program for the compiler",
+        inside("row = row if tl.constexpr(1) is 1 else [row for _ in range(1)][0]"),
+        "graded",
+        FULL - 2,
+        "",
+    ),
+    refused("a list in a constant", beside("SEEN = tl.constexpr([])"), "assigns constants alone"),
     refused("a kernel called range", beside("@triton.jit\ndef range(a):\n    return a"), "may not be defined anew"),
     # The notebook.
     harmless(
@@ -299,6 +316,8 @@ ATTACKS = (
     harmless("check rewritten", edited(_own_points, False), "cell check-row-softmax was changed"),
     harmless("stored output", edited(_stored_output, False), ""),
     harmless("skip tag", edited(_skip, False), "tag skip-execution on cell check-row-softmax"),
+    harmless("a check of 9 MB", edited(_long_check, False), "cell check-row-softmax was changed"),
+    refused("a letter that nobody sees", edited(_unseen_letter, True), "what has its id is called 'ker"),
     harmless("check deleted", edited(_deleted("check-row-softmax"), False), "cell check-row-softmax was deleted"),
     harmless("script in a text", edited(_markup, False), ""),
     Attack("check pasted twice", edited(_pasted("check-row-softmax"), True), "graded", FULL, "is there 2 times"),

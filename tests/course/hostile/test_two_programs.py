@@ -1,0 +1,83 @@
+"""What the interpreter runs and what the compiler sees are one program; and nobody is told more than an answer needs."""
+
+import json
+
+import pytest
+
+from tests.course.hostile.plant import FULL, NAME, cell, notebook
+from tools.grading import submission
+from tools.grading.assignment import read_all
+from tools.grading.judge import Judge
+from tools.grading.sandbox import ROOT, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")
+ASSIGNMENTS = read_all(ROOT / "exercises")
+CLINIC = "clinic_0_foundations"
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_CACHE_DIR", raising=False)
+        made = Judge(seconds=20)
+        yield made
+        made.close()
+
+
+def judged(judge, name, edited, edit):
+    """What becomes of a solution of which one cell was edited."""
+    made, assignment = notebook(True, name), ASSIGNMENTS[name]
+    one = cell(made, edited)
+    changed = edit(one.source)
+    assert changed != one.source
+    one.source = changed
+    return judge.judge("ada", assignment, submission.read(json.dumps(made).encode(), assignment))
+
+
+ROWS = "[row for _ in range(1)][0]"  # which no compiler takes
+
+
+@pytest.mark.parametrize(
+    ("line", "points"),
+    (
+        (f"row = row if tl.constexpr(1) is 1 else {ROWS}", FULL - 2),
+        (f"if f'{{tl.constexpr(1)}}' != '1':\n        row = {ROWS}", FULL - 2),
+        (f"for _ in tl.static_range(0 if tl.constexpr(1) is 1 else 1):\n        row = {ROWS}", FULL - 2),
+        (f"row = row + 0 * (tl.constexpr(1) is not 1 and {ROWS})", FULL - 2),
+        ("row = row + 0 if BLOCK_N < 1024 else row", FULL),  # the compiler is asked for the calls that took each way
+        ("if x_ptr.dtype.element_ty == tl.float32:\n        row += 0\n    elif BLOCK_N > 32:\n        row += 0", FULL),
+    ),
+)
+def test_the_compiler_sees_what_is_run(judge, line, points):
+    found = judged(judge, NAME, "kernel", lambda source: source.replace("    lanes = ", f"    {line}\n    lanes = ", 1))
+    assert (found.status, found.points) == ("graded", points), found.checks[0].printed
+    assert ("the compiler never sees line" in found.checks[0].printed) == (points < FULL)
+
+
+TEST = "def finds_a(row_softmax{}):\n    {}\n"
+COUNTS = "SEEN.append(1)\n    return len(SEEN) % 2 == 1"
+CLOSED = f"def counted():\n    SEEN = []\n    {TEST.replace(chr(10), chr(10) + '    ').format('', COUNTS.replace('    ', '        '))}"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    (
+        f"SEEN = []\n{TEST.format('', COUNTS)}",
+        TEST.format(", SEEN=[]", COUNTS),
+        f"{CLOSED}\n    return finds_a\n\nfinds_a = counted()",
+    ),
+)
+def test_a_test_knows_nothing_of_the_kernels_before(judge, answer):
+    found = judged(judge, CLINIC, "test-a", lambda source: answer)
+    (one,) = (check for check in found.checks if check.function == "finds_a")
+    assert (found.status, one.points) == ("graded", 0.0), found.reason
+    assert "tells the broken kernel from a right one: it " in one.printed
+
+
+def test_a_trace_tells_a_test_no_line(judge):
+    lines = (
+        "x = torch.zeros(1, 16)\n    with trace.recording() as seen:\n        row_softmax(x, x)\n"
+        "    raise ValueError([(access.kind, access.source) for access in seen.launches[0].accesses][0])"
+    )
+    found = judged(judge, CLINIC, "test-a", lambda source: TEST.format("", lines))
+    assert "ValueError: ('load', '')" in next(one for one in found.checks if one.function == "finds_a").printed
