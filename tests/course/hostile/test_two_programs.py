@@ -56,7 +56,14 @@ def test_the_compiler_sees_what_is_run(judge, line, points):
 
 TEST = "def finds_a(row_softmax{}):\n    {}\n"
 COUNTS = "SEEN.append(1)\n    return len(SEEN) % 2 == 1"
-CLOSED = f"def counted():\n    SEEN = []\n    {TEST.replace(chr(10), chr(10) + '    ').format('', COUNTS.replace('    ', '        '))}"
+CLOSED = """def counted():
+    SEEN = []
+    def finds_a(row_softmax):
+        SEEN.append(1)
+        return len(SEEN) % 2 == 1
+    return finds_a
+
+finds_a = counted()"""
 
 
 @pytest.mark.parametrize(
@@ -64,7 +71,7 @@ CLOSED = f"def counted():\n    SEEN = []\n    {TEST.replace(chr(10), chr(10) + '
     (
         f"SEEN = []\n{TEST.format('', COUNTS)}",
         TEST.format(", SEEN=[]", COUNTS),
-        f"{CLOSED}\n    return finds_a\n\nfinds_a = counted()",
+        CLOSED,
     ),
 )
 def test_a_test_knows_nothing_of_the_kernels_before(judge, answer):
