@@ -166,6 +166,18 @@ def compiled(prepared: Prepared, arches: tuple[int, ...]) -> dict[int, CompileRe
     return _KEPT[key]
 
 
+#: The lines of PTX from which these instructions come, and come from no other.
+_IN_PTX = {
+    name: rf"^\s*(@\S+\s+)?{ptx}\.\S+\.(f16|bf16|tf32)\b"
+    for name, ptx in (("HMMA", r"mma\.sync"), ("HGMMA", r"wgmma\.mma_async"))
+}
+
+
+def _multiplies(report: CompileReport, instruction: str) -> bool:
+    """Whether a matrix instruction stands in the code: read from its PTX, as to disassemble takes as long as to compile."""
+    return re.search(_IN_PTX[instruction], report.ptx, re.MULTILINE) is not None
+
+
 def _look(spec: Compiles, amount: str, reports: list, arch: int, half: bool) -> Finding | None:
     """Spills, TF32 and missing matrix instructions on one architecture."""
     for prepared, made in reports:
@@ -190,7 +202,7 @@ def _look(spec: Compiles, amount: str, reports: list, arch: int, half: bool) -> 
                 "more blocks are alive at once than the registers hold: load each where it is used, once for each step",
             )
     promised = spec.products.get(arch) if half else ""
-    if promised and not any(made[arch].count(promised) for _, made in reports):
+    if promised and not any(_multiplies(made[arch], promised) for _, made in reports):
         return Finding(
             f"no {promised} stands in the code for sm_{arch}",
             amount,

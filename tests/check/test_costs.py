@@ -4,12 +4,15 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import triton
+import triton.language as tl
 
 from kernels import runtime
 from kernels.check import compiling
 from kernels.check.contestant import Contestant
 from kernels.check.costs import cost
 from kernels.check.framework import Draw
+from kernels.lab import compile_report
 from tests.course.mutants import submission, targets
 from tests.course.test_exercises import BY_NAME, needs_newer_triton
 
@@ -94,3 +97,26 @@ def test_what_printing_spills_is_not_called_a_large_block():
         report = SimpleNamespace(ptx=ptx, spill_bytes=24, sass="")
         found = compiling._look(spec, "with N = 1", [(SimpleNamespace(kernel="k"), {80: report})], 80, False)
         assert words in found.cause
+
+
+@triton.jit
+def squared(x, out, N: tl.constexpr):
+    place = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    tile = tl.load(x + place)
+    tl.store(out + place, tl.dot(tile, tile))
+
+
+@pytest.mark.parametrize("pointer, warps", [("*fp16", 4), ("*fp16", 2), ("*fp32", 4), ("*fp64", 4), ("*i8", 4)])
+def test_ptx_says_which_products_stand_in_the_code(pointer, warps):
+    out = {"*fp16": "*fp32", "*i8": "*i32"}.get(pointer, pointer)
+    for arch, report in compile_report(squared, pointer, out, N=64, arch=(80, 90), num_warps=warps).items():
+        for instruction in ("HMMA", "HGMMA"):
+            assert compiling._multiplies(report, instruction) == bool(report.count(instruction)), (arch, instruction)
+
+
+def test_a_product_that_no_tensor_core_makes_is_named():
+    spec = compiling.Compiles(calls=lambda draw: (), lesson="", products={80: "HMMA"})
+    for ptx, where in (("fma.rn.f32", "no HMMA stands"), ("\tmma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {", "")):
+        report = SimpleNamespace(ptx=ptx, spill_bytes=0)
+        found = compiling._look(spec, "with N = 1", [(SimpleNamespace(kernel="k"), {80: report})], 80, True)
+        assert where in found.where if where else found is None
