@@ -164,6 +164,16 @@ def test_a_cell_that_was_split_is_joined(kept):
     assert said == [] and "def row_softmax_kernel" in read.answers["kernel"], read.notes
 
 
+def test_an_answer_that_was_written_into_a_cell_of_ones_own_counts():
+    def edit(made):
+        mine = json.loads(json.dumps(cell(made, "kernel"))) | {"id": "mine", "metadata": {}}
+        cell(made, "kernel").source = cell(notebook(False), "kernel").source
+        made.cells += [mine, mine | {"id": "copy", "source": cell(made, "kernel").source}]
+
+    read, said = answers(edit)
+    assert said == [] and "tl.store(out_row" in read.answers["kernel"] and "as released" in read.notes[0]
+
+
 def test_a_helper_is_taken_from_an_added_cell_and_nothing_else():
     def edit(made):
         one = cell(made, "kernel")

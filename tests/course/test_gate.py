@@ -168,7 +168,7 @@ def test_an_answer_may_import_math_and_nothing_of_it_reaches_further():
     kernel = f"import math\n{KERNEL.format('y = math.sqrt(2)')}"
     assert "math.sqrt is not on the list" in says("01_row_softmax", "kernel", kernel)
     assert says("01_row_softmax", "kernel", kernel.replace("math.sqrt(2)", "-math.inf")) == ""
-    assert says("07_score_mod_compiler", "rules-kernel", f"import math\n{rules}") == ""
+    assert says("07_score_mod_compiler", "rules-kernel", f"import math\n{rules}\nassert len(RULES) > 9, 'rules'") == ""
 
 
 def test_a_launcher_lays_a_tensor_out_anew_and_gets_no_number_out_of_that():

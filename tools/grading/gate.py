@@ -214,7 +214,7 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, fi
         isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) or isinstance(statement, ast.Pass)
     ):
         return
-    elif program and isinstance(statement, (ast.For, ast.If, ast.Expr)):
+    elif program and isinstance(statement, (ast.For, ast.If, ast.Expr, ast.Assert)):
         lines.hold(statement, bound_at_top(statement, given))
     else:
         what = ast.unparse(statement).splitlines()[0][:60]

@@ -205,23 +205,31 @@ class _Reader:
             which = marked.index(choice) + 1
             self.found.notes.append(f"answer cell {name} is there {len(marked)} times: number {which} counts")
             return choice
-        if marked:
+        if marked and marked[0].source.strip() != released.source.strip():
             return marked[0]
+        if marked:
+            other = self._another(name, released)
+            if other:
+                self.found.notes.append(f"answer cell {name} is as released: another cell defines the same, and counts")
+            return other or marked[0]
         for cell in self.cells:
             if cell.id == released.get("id") == name and not cell.grade_id and cell.kind == released.cell_type:
                 self.found.notes.append(f"answer cell {name} had lost its metadata: restored by its id")
                 return cell
+        other = self._another(name, released)
+        if other:
+            self.found.notes.append(f"answer cell {name} was deleted: another cell defines the same, and counts")
+        return other
+
+    def _another(self, name, released) -> _Cell | None:
+        """The last cell of the student's own that defines all that this answer should, and is not the release's copy."""
         wanted = self.assignment.defines.get(name, set())
         likely = [
             cell for cell in reversed(self.cells)
             if wanted and cell.kind == "code" and not cell.grade_id and id(cell) not in self.taken
-            and all(each in cell.source for each in wanted)
+            and all(each in cell.source for each in wanted) and cell.source.strip() != released.source.strip()
         ]  # fmt: skip
-        for cell in likely[:MOST_LIKELY]:
-            if wanted <= cell.binds:
-                self.found.notes.append(f"answer cell {name} was deleted: another cell defines the same, and counts")
-                return cell
-        return None
+        return next((cell for cell in likely[:MOST_LIKELY] if wanted <= cell.binds), None)
 
     def _take_helpers(self):
         """Add to an answer what it uses of the cells that were added: the rest of a split cell, a helper, a constant."""
