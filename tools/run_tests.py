@@ -91,6 +91,9 @@ def main(arguments=None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     split = arguments.index("--") if "--" in arguments else len(arguments)
     suites, rest = parser.parse_args(arguments[:split]).suites, arguments[split + 1 :]
+    if not (ROOT / "tests").is_dir():
+        print("This is a student's copy: lessons, exercises and their checks, without the course's tests.", file=sys.stderr)
+        return 1
     if shutil.which("git") is None:
         print("The tests need git, to tell the repository's own files from others: install it.", file=sys.stderr)
         return 1

@@ -62,6 +62,13 @@ def test_nothing_to_run_is_a_failure(repository, capfd):
     assert code == 1 and lines[-1] == "0 passed, 1 failed"
 
 
+def test_a_students_copy_says_that_it_has_none(repository, capfd):
+    shutil.rmtree(repository / "tests")
+    assert run_tests.main(["lint", "unit"]) == 1
+    said = capfd.readouterr()
+    assert "a student's copy" in said.err and said.out == ""
+
+
 def test_what_the_loop_leaves_out_is_the_rest(repository, capfd, monkeypatch):
     """Of five cases marked ``share(2)`` three are in the loop; each test is in one of the two."""
     shutil.copy(ROOT / "conftest.py", repository)
