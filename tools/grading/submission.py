@@ -187,7 +187,7 @@ class _Reader:
                 if cell.kind == released.cell_type:
                     return f"answer cell {name} is not in the notebook: what has its id is called {cell.grade_id!r} there"
                 return f"answer cell {name} is a {cell.kind} cell, and was released as a {released.cell_type} cell"
-        return f"answer cell {name} is not in the notebook"
+        return f"answer cell {name} is not in the notebook: copy it from the exercise, unsolved if need be, and hand in again"
 
     def _choose(self, name, released):
         """The cell that answers ``name``: by its metadata, else by its id, else by what it defines."""
