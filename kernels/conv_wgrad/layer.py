@@ -17,7 +17,7 @@ from kernels.conv_wgrad.operator import OPERATOR
 
 def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
     """``conv2d_layer``; of a call that is alike an earlier one, without its checks."""
-    if padding_mode == "zeros" and nobody_asks(input, weight, bias) and _dense(input) and _dense(weight):
+    if padding_mode == "zeros" and nobody_asks(input, weight, bias) and _dense(input, weight, bias):
         try:
             known = _known_layers.get(_layer_key(input, weight, bias, stride, padding, dilation, groups))
         except TypeError:  # an option that has no hash: the checks say what is wrong with it
@@ -28,8 +28,13 @@ def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
     return conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode)
 
 
-def _dense(x):
-    return x is not None and x.layout is torch.strided and not x.is_nested
+def _dense(input, weight, bias):
+    if input is None or weight is None:
+        return False
+    for x in (input, weight) if bias is None else (input, weight, bias):
+        if x.layout is not torch.strided or x.is_nested:
+            return False
+    return True
 
 
 _known_layers = {}  # what tensors and options of a layer's call were -> (what its forward pass runs, the options, checked)

@@ -185,7 +185,9 @@ def test_a_wrong_call_is_still_named():
         x = cases.randn(images, 4, 6, 6)
         layer.bias = nn.Parameter(cases.randn(8))
         layer(x)
-        for bias, message in ((cases.randn(1), r"bias has shape \[1\]"), (cases.randn(8).half(), "bias has dtype float16")):
+        wrong = {r"bias has shape \[1\]": cases.randn(1), "bias has dtype float16": cases.randn(8).half()}
+        wrong["bias is sparse_coo"] = cases.randn(8).to_sparse()
+        for message, bias in wrong.items():
             layer.bias = nn.Parameter(bias)
             with pytest.raises(ValueError, match=message):
                 layer(x)
