@@ -26,7 +26,7 @@ def squares(answer):
             if difference("", top, new):
                 return f"{at}, the first of the three is {float(top):.3g}, and the maximum so far is {new:.3g}"
             if difference("", l, wanted_l):
-                return f"{at}, the sum of weights is {float(l):.3g}, not {wanted_l:.3g}: step 2's line for it is unchanged"
+                return f"{at}, the sum of weights is {float(l):.3g}, not {wanted_l:.3g}: alpha, p and l are step 2's"
             if difference("", r, wanted_r):
                 why = "each term is a weight squared, so both its factors are taken against the new maximum"
                 if not difference("", r, states["alpha"][1]):
@@ -85,6 +85,8 @@ def halves(answer):
         return "It must return three things, the maximum, the sum of weights and the sum of weights times values"
     new = torch.maximum(*top)
     if said := difference("The first of the three", got[0], new):
+        if not difference("", got[0], new.masked_fill(new == infinite, 0.0)):
+            return "A row without keys has the maximum -inf still: 0 is what is subtracted there, and more keys may come"
         return said
     factors = [(t - new.masked_fill(new == infinite, 0.0)).exp() for t in top]
     wanted = [sum(f * x for f, x in zip(factors, l)), sum(f[:, None] * x for f, x in zip(factors, acc))]

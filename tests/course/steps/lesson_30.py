@@ -13,13 +13,18 @@ def sink(lines, result="acc / l[:, None], top + l.log()"):
     return f"def finish_with_sink(top, l, acc, sink):\n    {lines}\n    return {result}\n"
 
 
-def halves(shift="top.masked_fill(top == -torch.inf, 0.0)", l="a * l1 + b * l2", acc="a[:, None] * acc1 + b[:, None] * acc2"):
+def halves(
+    shift="top.masked_fill(top == -torch.inf, 0.0)",
+    l="a * l1 + b * l2",
+    acc="a[:, None] * acc1 + b[:, None] * acc2",
+    top="top",
+):
     return f"""def both(one, two):
     (top1, l1, acc1), (top2, l2, acc2) = one, two
     top = torch.maximum(top1, top2)
     shift = {shift}
     a, b = (top1 - shift).exp(), (top2 - shift).exp()
-    return top, {l}, {acc}
+    return {top}, {l}, {acc}
 """
 
 
@@ -33,7 +38,7 @@ WRONG = {
         (squares(u="u + p**2"), "must be rescaled, too"),
         (squares(u="(alpha * l + p) ** 2"), "the square of the sum"),
         (squares(u="alpha**2 * u + p"), "both its factors"),
-        (squares(l="alpha**2 * l + p"), "step 2's line for it is unchanged"),
+        (squares(l="alpha**2 * l + p"), "alpha, p and l are step 2's"),
         (squares(top="z + 0 * top.clamp(min=0)"), "the maximum so far is 2"),
     ],
     "30-sink": [
@@ -47,6 +52,7 @@ WRONG = {
     ],
     "30-halves": [
         (halves(shift="top"), "comes out NaN"),
+        (halves(top="shift"), "has the maximum -inf still"),
         (halves(l="l1 + l2"), "are added as they are"),
         (halves(l="a * l1 + l2"), "The second half is not rescaled"),
         (halves(l="l1 + b * l2"), "The first half is not rescaled"),
