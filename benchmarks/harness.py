@@ -1,7 +1,6 @@
 """What every benchmark shares: the machine's ceilings, medians of event timings, and the record that is written."""
 
 import datetime
-import gzip
 import importlib
 import importlib.metadata
 import json
@@ -19,6 +18,7 @@ import triton
 from tqdm import tqdm
 
 from kernels import runtime
+from kernels.lab.roofline import read_record
 
 RESULTS = Path(__file__).parent / "results"
 CASE_S = 150  # a case that takes longer than this hangs
@@ -218,19 +218,17 @@ def beside_peers(ms, errors, version):
 
 
 def write(name, record, folder=RESULTS):
-    """Write a record as ``<folder>/<name>.json``, a line for each row of its lists, and return the path."""
+    """Write a record as ``<folder>/<name>.json``, a row of its lists a line, in place of a packed one; return the path."""
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text_of(record))
+    path.with_name(f"{name}.json.gz").unlink(missing_ok=True)
     return path
 
 
 def read(name, folder=RESULTS):
-    """The record ``name``, plain or packed by ``gzip -9n`` as those of thousands of lines are; ``None`` if there is none."""
-    plain, packed = Path(folder) / f"{name}.json", Path(folder) / f"{name}.json.gz"
-    if plain.exists():
-        return json.loads(plain.read_text())
-    return json.loads(gzip.decompress(packed.read_bytes())) if packed.exists() else None
+    """The record ``name``, plain or packed; ``None`` if there is none."""
+    return read_record(Path(folder) / f"{name}.json")
 
 
 def text_of(record):

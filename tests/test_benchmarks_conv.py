@@ -165,7 +165,7 @@ def test_a_planted_fault_is_recorded_as_it_ended():
 
 
 def test_the_records_are_complete():
-    record = json.loads((harness.RESULTS / "conv_wgrad.json").read_text())
+    record = harness.read("conv_wgrad")
     assert record["machine"]["gpu"] == "NVIDIA H200" and record["machine"]["commit"]
     assert [tuple(row["shape"].values()) for row in record["rows"]] == bench.CASES
     for row in record["rows"]:

@@ -7,6 +7,7 @@ two ceilings were measured in the same run as the results: the rate of a device-
 product.
 """
 
+import gzip
 import json
 from numbers import Real
 from pathlib import Path
@@ -180,11 +181,21 @@ def recorded(results) -> dict:
     """
     path = Path(results)
     path = path if path.suffix == ".json" else RESULTS / f"{results}.json"
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.json"))) or "none"
+    record = read_record(path)
+    if record is None:
+        known = ", ".join(sorted({file.name.split(".")[0] for file in path.parent.glob("*.json*")})) or "none"
         missing = f"results is {str(results)!r}, but there is no {path.name} in {path.parent.name}/"
         raise FileNotFoundError(f"{missing}: recorded are {known}")
-    return json.loads(path.read_text())
+    return record
+
+
+def read_record(path) -> dict | None:
+    """The record at ``path``, plain or packed beside it by ``gzip -9n``, as long ones are; ``None`` if there is none."""
+    path = Path(path)
+    packed = path.with_name(f"{path.name}.gz")
+    if path.is_file():
+        return json.loads(path.read_text())
+    return json.loads(gzip.decompress(packed.read_bytes())) if packed.is_file() else None
 
 
 def _read(results, select: dict | None) -> tuple[dict, list[dict]]:

@@ -2,7 +2,7 @@
 
 from kernels.lab.drawings.language import INK, NOTE, OUTLINE, TEXT, Board, drawing, filmstrip, ink
 from kernels.lab.machine_record import places
-from kernels.lab.roofline import RESULTS, recorded
+from kernels.lab.roofline import RESULTS, read_record
 
 #: What ``machine(lit=...)`` can light, from far to near.
 PARTS = ("launch", "DRAM", "L2", "multiprocessor", "shared memory", "warps", "registers", "tensor cores")
@@ -83,9 +83,8 @@ def machine(lit=None, numbers: bool = True):
 
 def _numbers() -> dict:
     """Lines of text for each place, from the record; nothing where it was not made."""
-    if not (RESULTS / "machine.json").is_file():
-        return {}
-    return places(recorded("machine"))
+    record = read_record(RESULTS / "machine.json")
+    return {} if record is None else places(record)
 
 
 def program_on_threads(block: int = 1024, warps: int = 4, word: int = 4):
