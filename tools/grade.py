@@ -48,6 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     except NotACourse as error:
         print(error, file=sys.stderr)
         return 2
+    except OSError as error:  # the disk is full, or may not be written to
+        print(f"Not finished: {error}. What is judged is kept: run this again", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

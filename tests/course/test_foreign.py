@@ -232,6 +232,15 @@ def test_a_clinics_test_has_no_way_to_python(line, why):
     assert why in str(found.refusals[0])
 
 
+@pytest.mark.parametrize("asked", ("gl.constexpr(1) is 1", "f'{gl.constexpr(1)}' == '1'", "steps is None"))
+def test_a_kernel_of_gluon_asks_nothing_that_differs_when_it_is_compiled(asked):
+    one = ASSIGNMENTS["09_pipeline_clinic"]
+    released = one.answers["worker-kernel"].source
+    source = released.replace("    for i in", f"    if {asked}:\n        return\n    for i in", 1)
+    found = gate.check("worker-kernel", source, released, one.given)
+    assert ("comes out otherwise" in str(found.refusals)) == ("None" not in asked)
+
+
 def test_what_is_no_call_of_a_check_is_not_parsed():
     assert check_call("check.a(b)") == ("a", "b", {}) and check_call(f"check.a(b){' ' * 5000}") is None
 

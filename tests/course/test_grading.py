@@ -1,6 +1,7 @@
 """A class is graded: solutions, planted bugs and attacks come to the marks that they are known to deserve."""
 
 import csv
+import errno
 import hashlib
 import json
 import os
@@ -184,6 +185,16 @@ def test_nothing_submitted_is_said(course, capsys):
     assert main(["--course", str(course)]) == 1
     said = capsys.readouterr().err
     assert "Nothing to grade" in said and said.count("\n") == 1
+
+
+def test_a_full_disk_is_a_sentence(course, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    hand_in(course, "ada", hostile.NAME)
+    monkeypatch.setattr("tools.grading.files.write", full)
+    assert main(["--course", str(course), "--jobs", "1"]) == 2
+    assert "No space left on device. What is judged is kept" in capsys.readouterr().err
 
 
 def test_without_a_sandbox_nothing_is_graded(course, capsys, monkeypatch):

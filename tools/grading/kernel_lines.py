@@ -80,6 +80,16 @@ class Kernel(Lines):
         if id(node) not in self.types:
             super().attribute(node, local)
 
+    def _same_everywhere(self, statement):
+        """Refuse to compare what is another object, or another text, where kernels are compiled."""
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Compare):
+                asked = any(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops)
+                none = all(isinstance(one, ast.Constant) and one.value is None for one in node.comparators)
+                if asked and not none or any(isinstance(one, ast.JoinedStr) for one in ast.walk(node)):
+                    why = "comes out otherwise when it is compiled: == compares numbers"
+                    self.refuse(node, f"`{ast.unparse(node)[:60]}` {why}")
+
     def call(self, node, local):
         """A call of what Triton gives, of a kernel, of an argument or a lambda, or of a tile's method."""
         super().call(node, local)
@@ -88,6 +98,8 @@ class Kernel(Lines):
 
     def hold(self, statement, local):
         """As above; and functions of Triton are called, not kept."""
+        if "gl" in self.roots:  # a model runs it, which does not say what it ran, see contestant/arms.py
+            self._same_everywhere(statement)
         called = {id(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)}
         for node in ast.walk(statement):
             if isinstance(node, ast.AnnAssign):
