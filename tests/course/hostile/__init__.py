@@ -152,6 +152,12 @@ def _long_check(made):
     cell(made, "check-row-softmax").source = f"[{'[],' * 3_000_000}]"
 
 
+def _counting(made):
+    kernel = cell(made, "kernel")
+    counts = kernel.source.replace("    lanes = ", "    SEEN.value.append(0)\n    lanes = ", 1)
+    kernel.source = f"SEEN = tl.constexpr([])\n{counts}"
+
+
 def _unseen_letter(made):
     cell(made, "kernel").metadata.nbgrader.grade_id = "ker\u200bnel"
 
@@ -214,7 +220,7 @@ ATTACKS = (
         "framework patched", beside("import kernels.check.framework as f\nf.judge = lambda *a: None"), "imports nothing"
     ),
     refused("torch patched", beside("torch.equal = lambda *a: True"), "assigns to names"),
-    refused("numpy patched", beside("import numpy\nnumpy.argwhere = list"), "imports nothing"),
+    refused("numpy patched", beside("import numpy\nnumpy.argwhere = list"), "assigns to names"),
     refused("trace patched", beside("from kernels.lab import trace\ntrace.recording = None"), "imports nothing"),
     refused(
         "interpreter patched", beside("triton.runtime.interpreter.GridExecutor.__call__ = print"), "assigns to names"
@@ -281,7 +287,7 @@ ATTACKS = (
     refused("gradebook", beside("import sqlite3\nsqlite3.connect('../../gradebook.db')"), "imports nothing"),
     refused("display hook", beside("get_ipython().display_formatter = None"), "assigns to names"),
     refused("environment", beside("import os\nos.environ['KERNELS_GRADING'] = '0'"), "imports nothing"),
-    refused("memorised seed", beside("import random\nrandom.seed(0)"), "imports nothing"),
+    Attack("memorised seed", beside("import random\nrandom.seed(0)"), "graded", FULL, "`import random` is not run"),
     Attack("endless loop", inside(f"lanes_seen = 0\n    {LOOP}"), "out of time", 0.0, "did not end within"),
     refused(
         "swallows interrupts", inside("try:\n        pass\n    except BaseException:\n        pass"), "try is not part"
@@ -299,7 +305,7 @@ ATTACKS = (
         FULL - 2,
         "",
     ),
-    refused("a list in a constant", beside("SEEN = tl.constexpr([])"), "assigns constants alone"),
+    refused("a list in a constant", edited(_counting, True), "assigns constants alone"),
     refused("a kernel called range", beside("@triton.jit\ndef range(a):\n    return a"), "may not be defined anew"),
     # The notebook.
     harmless(
