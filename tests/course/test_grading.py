@@ -187,6 +187,16 @@ def test_nothing_submitted_is_said(course, capsys):
     assert "Nothing to grade" in said and said.count("\n") == 1
 
 
+def test_a_mark_outlives_the_folder_of_its_submission(course):
+    for student in ("ada", "bob"):
+        hand_in(course, student, hostile.NAME)
+    assert grade(course).returncode == 0
+    shutil.rmtree(course / "submitted" / "ada")
+    assert grade(course).returncode == 0
+    row = marks(course)["ada", hostile.NAME]
+    assert (row["status"], row["score"]) == ("graded", "0.0") and "is gone" in row["notes"]
+
+
 def test_a_full_disk_is_a_sentence(course, capsys, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -215,7 +215,20 @@ class Batch:
                 files.write(folder / "timestamp.txt", result.submitted)
 
     def _marks(self, book, tasks: list[Task]) -> None:
-        files.write(self.course.build / "marks.csv", table(marks(book, self.results, self.assignments)))
+        files.write(self.course.build / "marks.csv", table(marks(book, self._gone(tasks) | self.results, self.assignments)))
+
+    def _gone(self, tasks: list[Task]) -> dict[tuple[str, str], Result]:
+        """Results whose submissions are no longer there: the gradebook has them, so the table does, and says it."""
+        found, there = {}, {(task.student, task.assignment) for task in tasks}
+        for path in sorted(self.course.results.glob("*/*.json")):
+            key = path.stem, path.parent.name
+            if key not in there and key[1] in self.assignments:
+                try:
+                    found[key] = Result.from_json(json.loads(path.read_text()))
+                except (OSError, ValueError, TypeError, KeyError):
+                    continue
+                found[key].notes.append("the folder of this submission is gone: the mark is the one it had")
+        return found
 
     def _say(self, tasks, interrupted) -> int:
         results = [self.results[key] for key in sorted(self.results)]
