@@ -1,5 +1,8 @@
 """The kernel of all three gradients on the model: right numbers, one order of sums, planted faults found."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -144,6 +147,30 @@ def test_a_walk_names_every_block_once_backwards_with_its_rank(heads):
     mask.kv_num_blocks.sub_(mask.kv_num_blocks)  # another mask now, in the same memory
     mask.q_num_blocks.zero_()
     assert walks.walk_of(p, x)[0].sum() == full.sum()
+
+
+def test_a_walk_that_a_cuda_graph_reads_lives_as_long_as_the_mask(monkeypatch):
+    """Called again at another length, or written to, the mask is walked anew: not in memory that a replay reads."""
+    mask = block_mask.causal_block_mask(512, device="cpu")
+
+    def walked(capturing, length=512, mask=mask):
+        """Where the walk's entries are, as long as they are anywhere."""
+        mask.seq_lengths = (length, 512)
+        q, k = torch.zeros(1, 1, length, 16), torch.zeros(1, 1, 512, 16)
+        monkeypatch.setattr(walks, "is_capturing", lambda t: capturing)
+        return weakref.ref(walks.walk_of(*cases.resolved(q, k, k, None, mask))[1])
+
+    warm = walked(False)
+    assert walked(True)() is warm()  # the graph's
+    others = walked(False, 400), walked(False)
+    mask.kv_indices.add_(0)
+    others = (*others, walked(False))
+    gc.collect()
+    assert warm() is not None and [other() is None for other in others] == [True, True, False]
+    assert others[2]().data_ptr() != warm().data_ptr()
+    walked.__defaults__ = mask = None
+    gc.collect()
+    assert warm() is None
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -15,7 +15,8 @@ if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
 
-_remembered = WeakTensorKeyDictionary()
+_remembered = WeakTensorKeyDictionary()  # the first of a mask's lists -> (state, what was made of it, what graphs read)
+_NOTHING = None, {}, ()
 _lock = threading.Lock()
 
 
@@ -32,22 +33,32 @@ def walk_of(p, x):
 
 
 def kept(p, x, name, make):
-    """``make()``, made once for as long as the lists of x's mask live and nobody writes to them."""
+    """``make()``, made once for as long as the lists of x's mask live and nobody writes to them.
+
+    What a CUDA graph is captured with is read again whenever that is replayed: it lives as long as the lists do, whatever
+    becomes of them.
+    """
     given = x.lists
     lists = [given.get(name) for name in LISTS]
-    capturing = lists[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    capturing = is_capturing(lists[0])
     state = (p.M, p.N, p.SPARSE_M, p.SPARSE_N, *(None if t is None else (WeakIdRef(t), t._version) for t in lists))
     with _lock:
-        known = _remembered.get(lists[0])
-        if known is not None and known[0] == state and name in known[1]:
-            return known[1][name]
-    made = make()
+        known, made, captured = _remembered.get(lists[0], _NOTHING)
+        if known == state and name in made:
+            if capturing and not any(one is made[name] for one in captured):
+                _remembered[lists[0]] = known, made, (*captured, made[name])
+            return made[name]
+    new = make()
     if not capturing:  # a graph's memory is filled when it is replayed
         with _lock:
-            known = _remembered.get(lists[0])
-            others = known[1] if known is not None and known[0] == state else {}
-            _remembered[lists[0]] = state, others | {name: made}
-    return made
+            known, made, captured = _remembered.get(lists[0], _NOTHING)
+            _remembered[lists[0]] = state, (made if known == state else {}) | {name: new}, captured
+    return new
+
+
+def is_capturing(t):
+    """Whether what is launched for ``t`` now goes into a CUDA graph."""
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 LISTS = ("kv_indices", "kv_num_blocks", "full_kv_indices", "full_kv_num_blocks")
