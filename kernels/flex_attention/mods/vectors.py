@@ -11,7 +11,7 @@ import operator
 
 import torch
 
-LONGEST = 64  # as many as the positional part of DeepSeek's heads has
+LONGEST = 64  # as many as the positional part of DeepSeek's heads has, although they are compiled for minutes
 
 _REFLECTED = {"rsub": "sub", "rtruediv": "truediv", "rpow": "pow", "radd": "add", "rmul": "mul"}
 _ATEN = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "and": "bitwise_and", "or": "bitwise_or"}
