@@ -87,12 +87,15 @@ def chunks(answer):
         m, n = torch.arange(R * S_M)[:, None], torch.arange(C * S_N)
         allowed = (m // c == n // c) & (m < M) & (n < N)
         count = allowed.view(R, S_M, C, S_N).sum((1, 3))
+        over = ((torch.arange(R)[:, None] + 1) * S_M > M) | ((torch.arange(C) + 1) * S_N > N)
         case = f"With chunks of {c}, M = {M}, N = {N} and blocks of {S_M} × {S_N}"
         for wrong, said in (
             ((count > 0) & ~some, "is left out, and the attention is wrong without it: two ranges of chunks meet, also where "
                                   "their first tokens lie in different ones"),
-            (full & (count < S_M * S_N), "is listed as full, so that nobody will mask it: take the two corners that lie "
-                                         "furthest apart, and the block must lie inside M × N"),
+            (full & (count < S_M * S_N) & ~over, "is listed as full, so that nobody will mask it: take the two corners that "
+                                                 "lie furthest apart"),
+            (full & over, "is listed as full, so that nobody will mask it, and reaches past the end: the block must lie "
+                          "inside M × N"),
             ((count == 0) & some, "is visited in vain: its queries' and its keys' chunks do not meet"),
             (~full & (count == S_M * S_N), "is listed as partial, right, but masked in vain: all four corners lie in one "
                                            "chunk"),

@@ -41,7 +41,7 @@ WRONG = {
     "33-chunks": [
         (chunks(some="q0 // c == k0 // c"), "two ranges of chunks meet"),
         (chunks(full="(q0 // c == k0 // c) & inside"), "take the two corners that lie furthest apart"),
-        (chunks(full="(q0 // c == k1 // c) & (q1 // c == k0 // c)"), "the block must lie inside M × N"),
+        (chunks(full="(q0 // c == k1 // c) & (q1 // c == k0 // c)"), "reaches past the end"),
         (chunks(some="q0 // c <= k1 // c"), "visited in vain"),
         (chunks(full="(q0 < 0) & inside"), "masked in vain"),
         (chunks(some="True"), "must be a tensor of"),
