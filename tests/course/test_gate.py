@@ -269,6 +269,8 @@ def test_nothing_that_counts_is_tried_out(lines):
 
 
 def test_a_name_that_nothing_defines_is_a_mistake_and_no_offence():
+    launch = cells("06_flash_attention")["lists-launcher-kernel"].replace("lists_kernel[C,]", "list_kernel[C,]")
+    assert says("06_flash_attention", "lists-launcher-kernel", launch).startswith("NameError: name 'list_kernel'")
     assert says("01_row_softmax", "kernel", KERNEL.format("y = maks")).startswith("NameError: name 'maks'")
     assert says("01_row_softmax", "kernel", "def f(:").startswith("SyntaxError")
 

@@ -49,7 +49,8 @@ class Launcher(Lines):
     def call(self, node, local):
         """A launch, or a call of a name or a method."""
         if isinstance(node.func, ast.Subscript) and isinstance(node.func.value, ast.Name):
-            if node.func.value.id not in self.kernels:
+            if node.func.value.id not in self.kernels | local:
+                self.name(node.func.value)  # a misspelt one is a mistake
                 self.refuse(node, f"{node.func.value.id} is no kernel of this notebook")
             return
         super().call(node, local)
