@@ -273,6 +273,8 @@ def test_a_name_that_nothing_defines_is_a_mistake_and_no_offence():
     assert says("06_flash_attention", "lists-launcher-kernel", launch).startswith("NameError: name 'list_kernel'")
     assert says("01_row_softmax", "kernel", KERNEL.format("y = maks")).startswith("NameError: name 'maks'")
     assert says("01_row_softmax", "kernel", "def f(:").startswith("SyntaxError")
+    assert says("01_row_softmax", "kernel", KERNEL.format("y = tl.tanh(N)")).startswith("AttributeError: module 'triton")
+    assert "may not be assigned" in says("01_row_softmax", "kernel", KERNEL.format("tl.tanh = N"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import ast
 
 from tools.grading import vocabulary as words
 from tools.grading.given import holds_list, is_constant
-from tools.grading.lines import SHARED, Lines, bound_in, is_pythons
+from tools.grading.lines import SHARED, Lines, Undefined, bound_in, is_pythons
 
 
 class Kernel(Lines):
@@ -76,9 +76,16 @@ class Kernel(Lines):
             self.refuse(node, f"{node.id} means something already, and may not be replaced")
 
     def attribute(self, node, local):
-        """As above; a type, which `_annotation` has seen, is no value."""
-        if id(node) not in self.types:
-            super().attribute(node, local)
+        """As above; a type, which `_annotation` has seen, is no value; what Triton does not have is a mistake."""
+        if id(node) in self.types:
+            return
+        if isinstance(node.value, ast.Name) and node.value.id == "tl" in self.roots and "tl" not in local:
+            import triton.language as tl
+
+            if isinstance(node.ctx, ast.Load) and not hasattr(tl, node.attr):
+                what = f"AttributeError: module 'triton.language' has no attribute {node.attr!r}"
+                raise Undefined(f"{what}, in line {node.lineno} of your cell")
+        super().attribute(node, local)
 
     def _same_everywhere(self, statement):
         """Refuse to compare what is another object, or another text, where kernels are compiled."""
