@@ -42,7 +42,8 @@ def coupled(answer):
         S, k, v, gk = (values(*shape, seed=i, dtype=torch.float64) for i, shape in enumerate([(K, V), (K,), (V,), (K,)]))
         decay = (-gk.abs()).exp()
         new = torch.outer(k, v)
-        kept, written = (answer(*(x.clone() for x in (a, b, v, decay.log()))) for a, b in ((S, 0 * k), (0 * S, k)))
+        alone = (S, 0 * k, 0 * v), (0 * S, k, v)
+        kept, written = (answer(*(x.clone() for x in (*inputs, decay.log()))) for inputs in alone)
         if K == V and not difference("", kept, S * decay):
             return "Columns of the state fade: the gate is by key channel, so by row, and decay[:, None] is a column"
         if not difference("", kept, S):
@@ -55,6 +56,8 @@ def coupled(answer):
         ):
             if not difference("", written, weight * new):
                 return why
+        if not difference("", written, torch.outer(1 - decay, v)):
+            return "What is written lacks the key: row i of it gets 1 - decay[i] times k[i] times v"
         if K == V and not difference("", written, (1 - decay) * new):
             return "Columns of what is written are weighed: 1 - decay belongs to rows, beside k"
         if said := difference("What is written", written, (1 - decay)[:, None] * new):

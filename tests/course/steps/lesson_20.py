@@ -33,6 +33,7 @@ WRONG = {
         (coupled("decay[:, None] * S + torch.outer(k, v)"), "has its whole weight"),
         (coupled("decay[:, None] * (S + torch.outer(k, v))"), "it gets what the old one loses"),
         (coupled("decay[:, None] * S + (1 - decay) * torch.outer(k, v)"), "belongs to rows, beside k"),
+        (coupled("decay[:, None] * S + torch.outer(1 - decay, v)"), "lacks the key"),
         (coupled("S + torch.outer((1 - decay) * k, v)"), "The old state does not fade"),
         (coupled("gk[:, None] * S + torch.outer((1 - decay) * k, v)"), "The old state, faded"),
     ],
