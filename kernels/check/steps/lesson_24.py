@@ -91,7 +91,7 @@ def join(answer):
     for other, why in (
         (own + later, "The earlier run's state does not decay, though the later run's tokens come after it"),
         (own + first.exp()[:, None] * later, "The later run's state decays: it is what stands at the end"),
-        (first.exp()[:, None] * own + later, "The earlier state decays by its own run's gates, which it has behind it"),
+        (first.exp()[:, None] * own + later, "The earlier state decays by its own run's gates, not by the later run's"),
         (second.exp() * own + later, "Columns decay: the gates are by key channel, so by row"),
         ((first + second).exp()[:, None] * own + later, "The earlier state decays by both runs' gates: its own are in it"),
     ):

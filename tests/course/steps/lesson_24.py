@@ -43,7 +43,7 @@ WRONG = {
         (join(Gamma="first[0].exp() * second[0].exp()"), "should be its logarithm"),
         (join(S="first[1] + second[1]"), "does not decay"),
         (join(S="first[1] + first[0].exp()[:, None] * second[1]"), "it is what stands at the end"),
-        (join(S="first[0].exp()[:, None] * first[1] + second[1]"), "which it has behind it"),
+        (join(S="first[0].exp()[:, None] * first[1] + second[1]"), "by its own run's gates, not"),
         (join(S="second[0].exp() * first[1] + second[1]"), "Columns decay"),
         (join(S="(first[0] + second[0]).exp()[:, None] * first[1] + second[1]"), "its own are in it"),
     ],
