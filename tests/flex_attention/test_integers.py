@@ -26,6 +26,10 @@ SCORES = {
     "no gradient": lambda s, b, h, m, n: s.detach(),
     "half a gradient": lambda s, b, h, m, n: s.detach() + s,
     "a power of two": lambda s, b, h, m, n: torch.ldexp(s, -(m % 3)),
+    "up to a position": lambda s, b, h, m, n: s + TABLE[m.clamp(max=n - 5), h],
+    "from a position on": lambda s, b, h, m, n: s + (m % 5).clamp(min=n * 1000) * 99_999 % 7,
+    "what a fraction leaves": lambda s, b, h, m, n: s + ((n * 0.3) % 0.7 * -100).int() % 7,
+    "divided by a fraction": lambda s, b, h, m, n: s + (n // 2.0**-17).int() * 999 % 5,
     "its sign's bit": lambda s, b, h, m, n: torch.where(torch.signbit(s) | torch.signbit(m - n), s, 2 * s),
 }
 MASKS = {

@@ -36,7 +36,8 @@ def _computed(f, x):
     if x.op == "placeholder":
         return (0, _LARGEST[x.name]) if x.name in _LARGEST else None
     rule = _RULES.get(getattr(x.target, "overloadpacket", None))
-    return rule and rule(x, *(bounds(f, i) if isinstance(i, torch.fx.Node | int | float) else None for i in x.args))
+    of = lambda i: bounds(f, i) if isinstance(i, torch.fx.Node | int | float) else None  # noqa: E731
+    return rule and rule(x, *map(of, x.args), **{k: of(x.kwargs[k]) for k in ("min", "max") if k in x.kwargs})
 
 
 def _corners(function):
@@ -51,17 +52,26 @@ def _sum(sign):
     return rule
 
 
-def _clamp(x, a, low=None, high=None):
-    (low, _), (_, high) = low or (x.kwargs.get("min"), None), high or (None, x.kwargs.get("max"))
-    for function, bound in ((max, low), (min, high)):
-        if isinstance(bound, int | float):
-            a = function(a[0], bound), function(a[1], bound)
+def _clamp(x, a, low=None, high=None, **named):
+    for function, of_bound in ((max, named.get("min", low)), (min, named.get("max", high))):
+        if of_bound is not None:  # may move, too
+            a = tuple(map(function, a, of_bound))
     return a
 
 
 def _quotient(x, a, b):
     whole = x.target.overloadpacket is aten.floor_divide or x.kwargs.get("rounding_mode") is not None
-    return (a[0] // max(b[1], 1), a[1] // max(b[0], 1)) if whole and a[0] >= 0 and b[0] >= 0 else None
+    if not whole or a[0] < 0 or b[0] < 0:
+        return None
+    if x.meta["val"].dtype.is_floating_point:
+        return 0, a[1] / b[0] if b[0] > 0 else math.inf
+    return a[0] // max(b[1], 1), a[1] // max(b[0], 1)
+
+
+def _remainder(x, a, b):
+    if b[0] <= 0:
+        return None
+    return 0, b[1] if x.meta["val"].dtype.is_floating_point else b[1] - 1
 
 
 def _copy(x, a, *rest):
@@ -83,7 +93,7 @@ _RULES = {
     aten.maximum: lambda x, a, b: (max(a[0], b[0]), max(a[1], b[1])),
     aten.floor_divide: _quotient,
     aten.div: _quotient,
-    aten.remainder: lambda x, a, b: (0, b[1] - 1) if b[0] > 0 else None,
+    aten.remainder: _remainder,
     aten.clamp: _clamp,
     aten.abs: _absolute,
     aten._to_copy: _copy,
