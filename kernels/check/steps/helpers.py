@@ -31,7 +31,19 @@ from kernels.lab.accesses import Trace
 from kernels.lab.source import readable
 from kernels.lab.trace import trace
 
-__all__ = ["Diagnosis", "block", "call", "described", "difference", "empty", "launch", "outside", "strided", "values"]
+__all__ = [
+    "Diagnosis",
+    "block",
+    "call",
+    "described",
+    "difference",
+    "empty",
+    "growing",
+    "launch",
+    "outside",
+    "strided",
+    "values",
+]
 
 
 def values(*shape: int, seed: int = 0, dtype=torch.float32) -> torch.Tensor:
@@ -180,6 +192,15 @@ def difference(name: str, got, expected, *, tolerance: float = 1e-5) -> str:
     if int(wrong.sum()) == 1 or not place:
         return f"{said}."
     return f"{said} ({int(wrong.sum())} of {wrong.numel()} elements are wrong, this one first)."
+
+
+def growing(decays) -> str:
+    """A sentence on the first entry of a matrix of decays that is above 1, by more than rounding; empty if none is."""
+    above = (decays > 1 + 1e-5).nonzero().tolist()
+    if not above:
+        return ""
+    t, s = above[0]
+    return f"Entry [{t}, {s}] is {float(decays[t, s]):.3g}, and no decay is above 1: its exponent is no sum of gates"
 
 
 def _number(*numbers) -> list[str]:

@@ -3,7 +3,7 @@
 import torch
 
 from kernels.check.steps import step
-from kernels.check.steps.helpers import difference, values
+from kernels.check.steps.helpers import difference, growing, values
 
 
 @step("20-early", "what is left of each token's writing when another reads it")
@@ -32,7 +32,7 @@ def early(answer):
         other = [[g[s + start : t + end].sum().exp() if s < t else 0.0 for s in range(5)] for t in range(5)]
         if not difference("", got, torch.tensor(other)):
             return f"What s wrote fades, in yours, {why}. Between them lie the gates of s + 1 to t - 1"
-    return difference("The matrix", got, wanted)
+    return growing(got) or difference("The matrix", got, wanted)
 
 
 @step("20-coupled", "one gate that fades a row and weighs what is written to it")

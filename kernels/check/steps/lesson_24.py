@@ -3,7 +3,7 @@
 import torch
 
 from kernels.check.steps import step
-from kernels.check.steps.helpers import difference, values
+from kernels.check.steps.helpers import difference, growing, values
 
 
 @step("24-reverse", "the decays of a chunk that is walked backwards")
@@ -26,6 +26,8 @@ def reverse(answer):
         ):
             if not difference("", got, decays(start, end)):
                 return f"Between s and t you count {why}. They are those of t to s - 1"
+        if said := growing(got):
+            return said
     if said := difference("The matrix", got, wanted):
         return said
     got = answer(torch.full((40,), -30.0, device=g.device))

@@ -27,6 +27,7 @@ WRONG = {
         (early("(Gamma[:, None] - (Gamma - g)[None, :]).exp().tril(-1)"), "with the gates of s and t"),
         (early("((Gamma - g)[:, None] - Gamma[None, :]).exp()"), "has written nothing yet"),
         (early("(Gamma - g).exp()"), "has shape (5,)"),
+        (early("(Gamma[:, None] - g - Gamma[None, :]).exp().tril(-1)"), "no decay is above 1"),
     ],
     "20-coupled": [
         (coupled("decay * S + torch.outer((1 - decay) * k, v)"), "Columns of the state fade"),

@@ -28,6 +28,7 @@ WRONG = {
         (reverse(body="(apart - g[:, None]).exp().triu(1) + torch.eye(len(g), device=g.device)"), "one gate too few"),
         (reverse(body="apart.exp() * torch.ones_like(apart).triu()"), "infinity times 0 is NaN"),
         (reverse(body="later.exp()"), "The matrix has shape"),
+        (reverse(later="g.cumsum(0)"), "no decay is above 1"),
     ],
     "24-ragged": [
         (ragged("len(k)", LEFT.format("len(k) - 1")), "both parts decay through the filling"),
