@@ -39,6 +39,7 @@ MODS = {
     "a place": lambda s, m, n, x, w: s * torch.searchsorted(TOKENS, m, right=True) + torch.bucketize(m - n, TOKENS - 9),
     "a stack": lambda s, m, n, x, w: s - torch.stack([m % 4 - n % 4 + 0.5, m // 4 - n // 4 + x[m, 0]]).norm(),
     "similar": lambda s, m, n, x, w: s + F.cosine_similarity(x[m], x[n], dim=-1) + F.normalize(x[m], dim=-1)[0],
+    "largest": lambda s, m, n, x, w: s + (x[m].max() * x[n] - torch.min(x[n])).sum() + torch.max(x[m], x[n]).sum(),
     "einsum": lambda s, m, n, x, w: s + torch.einsum("d,d->", x[m].float(), x[n]) - F.pairwise_distance(x[m], x[n] + 1),
     "the last": lambda s, m, n, x, w: s + x[m][..., 0] + x[n].to(torch.float32)[(1,)],
     "sixty-four": lambda s, m, n, x, w: s + torch.dot(LONGEST[m], LONGEST[n] - 1) / 9,
@@ -86,6 +87,7 @@ def test_against_pytorch(name):
         (lambda s, b, h, m, n: s + (POINTS[m] * PAIRS[n]).sum(), "POINTS[m] * PAIRS[n]", "vectors of 3 and 2 elements"),
         (lambda s, b, h, m, n: s + (POINTS[m] * MATRIX).sum(), "POINTS[m] * MATRIX", "a tensor of another shape"),
         (lambda s, b, h, m, n: s + (POINTS[m] + 1)[n], "(POINTS[m] + 1)[n]", "only what is captured can be indexed"),
+        (lambda s, b, h, m, n: s + POINTS[m].max(0)[0], "POINTS[m].max(0)", "not to be had: amax"),
         (lambda s, b, h, m, n: s + LONG[m].sum(), "LONG[m].sum()", "index every dimension"),
     ],
 )

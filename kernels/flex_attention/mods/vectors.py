@@ -86,6 +86,11 @@ class Vector:
         error, d = vectors[0].error, len(vectors[0])
         if any(len(v) != d for v in vectors):
             raise error(f"vectors of {' and '.join(str(len(v)) for v in vectors)} elements do not fit each other")
+        if name in ("max", "min"):  # of one vector a number, of two things the larger of each
+            others = [*args[1:], *kwargs.values()]
+            if not all(isinstance(x, Vector | torch.Tensor) for x in others):
+                raise error(f"of a short vector {name} along a dimension, and its place, is not to be had: a{name}")
+            name = name if others else f"a{name}"
         if name in REDUCTIONS:
             return REDUCTIONS[name](error, *args, **{k: v for k, v in kwargs.items() if v is not None})
         if name not in _CONVERSIONS and not pointwise(function):
