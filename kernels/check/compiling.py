@@ -97,7 +97,8 @@ def never_compiled(spec: Compiles, contestant: Contestant) -> Finding | None:
                 return refusal(prepared.kernel, made, amount)
             contestant.compiled.update(*(report.visited for report in made.values()))
         if arm not in contestant.compiled:
-            where = f"the compiler never sees line {line} of {function}, and it is run where kernels are interpreted"
+            what = f"passes over the `if` in line {line}" if arm.endswith(":0:0") else f"sees line {line}"
+            where = f"the compiler never {what} of {function}, and it is run where kernels are interpreted"
             return Finding(where, amount, "what is compiled must be what gives the answers: ask nothing that differs there")
     return None
 

@@ -10,6 +10,7 @@ module, and n bytes, its details pickled. An answer is a line ``[exit status, la
 somebody else's text may have had a hand in it, and of a trace, which is only ever one's own, a pickle.
 """
 
+import ast
 import base64
 import contextlib
 import ctypes
@@ -247,14 +248,31 @@ def place(function: str, node) -> str:
     return f"{function}:{node.lineno}:{node.col_offset}:{node.end_lineno}:{node.end_col_offset}"
 
 
+def skipped(function: str, node) -> str:
+    """The other arm of an ``if`` that has no ``else``: what is there when nothing of it is run."""
+    return f"{function}:{node.lineno}:{node.col_offset}:0:0"
+
+
 def visited_by(generator) -> set[str]:
     """The places of kernels' texts that the compiler looks at from now on: not what a condition that it knows leaves out."""
-    places, visit = set(), generator.visit
+    from triton.language import tensor
+
+    places, conditions, visit = set(), {}, generator.visit
 
     def noting(self, node):
+        function, bare = self.jit_fn.fn.__name__, isinstance(node, ast.If) and not node.orelse
         if hasattr(node, "lineno"):  # not what the compiler itself makes of `+=`
-            places.add(place(self.jit_fn.fn.__name__, node))
-        return visit(self, node)
+            places.add(place(function, node))
+        if bare:
+            conditions[id(node.test)] = None
+        value = visit(self, node)
+        if id(node) in conditions:
+            conditions[id(node)] = value
+        if bare:
+            known = conditions.pop(id(node.test))
+            if isinstance(known, tensor) or not getattr(known, "value", known):
+                places.add(skipped(function, node))
+        return value
 
     generator.visit = noting
     return places

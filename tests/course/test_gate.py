@@ -139,6 +139,29 @@ def test_a_launcher_may_not(cell, old, new, why):
     assert why in says("06_flash_attention", cell, source.replace(old, new, 1))
 
 
+@pytest.mark.parametrize(
+    ("default", "why"),
+    (
+        ("BLOCK_D=4 * 4, more=None, high=math.inf, kind=(torch.float32, 'x'), sizes=[1, 2]", ""),
+        ("BLOCK_D=16, calls=enumerate(range(9))", "a launcher's default is a number"),
+        ("BLOCK_D=16, calls=(0 for _ in range(9))", "a launcher's default is a number"),
+        ("BLOCK_D=16, *, old=dweight_kernel", "a launcher's default is a number"),
+    ),
+)
+def test_a_launchers_default_is_nothing_that_lives(default, why):
+    name, cell = "03_dynamic_conv", "dweight-kernel"
+    head, dot, rest = cells(name)[cell].rpartition("BLOCK_D=16")
+    found = says(name, cell, "import math\n" + head + default + rest)
+    assert dot and (why in found if why else found == ""), found
+
+
+def test_no_kernel_goes_under_another_name():
+    name, cell = "03_dynamic_conv", "dweight-kernel"
+    text = cells(name)[cell].replace("@triton.jit", "def dweight_kernel():\n    pass\n\n\n@triton.jit", 1)
+    assert says(name, cell, text) == ""
+    assert "assigns constants alone" in says(name, cell, f"{text}\n\ndynamic_conv_dweight = dweight_kernel")
+
+
 def test_an_answer_may_import_math_and_nothing_of_it_reaches_further():
     name, cell = "06_flash_attention", "lists-launcher-kernel"
     source, rules = cells(name)[cell], cells("07_score_mod_compiler")["rules-kernel"]

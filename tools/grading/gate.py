@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tools.grading import reading, trials
 from tools.grading import vocabulary as words
-from tools.grading.given import Given, constants_of, imports_of, is_kernel, is_pure, names_of
+from tools.grading.given import Given, constants_of, imports_of, is_constant, is_kernel, is_pure, names_of
 from tools.grading.host_lines import Launcher, Program, Test
 from tools.grading.kernel_lines import Kernel
 from tools.grading.lines import Refusal, Refused, Undefined, bound_at_top, bound_in, is_pythons
@@ -188,6 +188,9 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, fi
         may_bind(statement.name)
         for default in [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]:
             lines.hold(default, set())
+            lives = not is_constant(default, constants | known.constants) and _lives(default, kernels - given.kernels)
+            if lives and not program:
+                lines.refuse(default, f"`{ast.unparse(default)[:60]}`: a launcher's default is a number, a name or a table")
         if not program:
             _without_annotations(statement, lines)
         local = bound_in(statement)
@@ -208,7 +211,7 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, fi
             return
         if program:
             lines.hold(statement, set())
-        elif not _joins(statement, own, given, kernels) and not _renames(statement, own, names - constants):
+        elif not _joins(statement, own, given, kernels) and not _renames(statement, own, names - constants - kernels):
             lines.refuse(statement, "outside of functions, an answer cell assigns constants alone")
     elif (
         isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) or isinstance(statement, ast.Pass)
@@ -219,6 +222,13 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, fi
     else:
         what = ast.unparse(statement).splitlines()[0][:60]
         lines.refuse(statement, f"`{what}`: an answer cell defines functions, and runs nothing itself")
+
+
+def _lives(default, kernels) -> bool:
+    """Whether a default could tell a call from the one before it, or keep a kernel whose name went to another."""
+    kept = (node for node in ast.walk(default) if isinstance(node, ast.Name) and node.id in kernels)
+    made = (node for node in ast.walk(default) if isinstance(node, (ast.Call, ast.GeneratorExp, ast.Lambda)))
+    return any(kept) or any(made)
 
 
 def _without_annotations(function, lines) -> None:

@@ -54,6 +54,34 @@ def test_the_compiler_sees_what_is_run(judge, line, points):
     assert ("the compiler never sees line" in found.checks[0].printed) == (points < FULL)
 
 
+LONG = f"@triton.jit\ndef {'z' * 101}(row):\n    return row if tl.constexpr(1) is 1 else {ROWS}\n\n\n"
+MANY = f"_ = {' and '.join(['1'] * 5001)}\n    row = row if tl.constexpr(1) is 1 else {ROWS}"
+
+
+@pytest.mark.parametrize(
+    ("helper", "line"),
+    (
+        (LONG, f"row = {'z' * 101}(row)"),  # whose name is longer than any
+        ("", MANY),  # more arms than are looked at
+        ("", "if tl.constexpr(1) is 1:\n        return"),  # compiled to nothing
+        ("", "if tl.constexpr(1) is 1:\n        N = 0"),  # or to loops without a turn
+    ),
+)
+def test_no_arm_is_let_go_by(judge, helper, line):
+    edit = lambda source: helper + source.replace("    lanes = ", f"    {line}\n    lanes = ", 1)  # noqa: E731
+    found = judged(judge, NAME, "kernel", edit)
+    assert (found.status, found.points) == ("graded", FULL - 2), found.checks[0].printed
+    assert "the compiler never" in found.checks[0].printed
+
+
+def test_a_compiler_of_mods_does_not_count(judge):
+    counts = "SEEN = {0}\n\n\ndef emit_value(mod):\n    SEEN.add(len(SEEN))\n    assert len(SEEN) == 2"
+    edit = lambda source: source.replace("def emit_value(mod):", counts)  # noqa: E731
+    found = judged(judge, "07_score_mod_compiler", "value-kernel", edit)
+    (one,) = (check for check in found.checks if check.function == "emit_value")
+    assert (found.status, one.points) == ("graded", 15.0), one.printed
+
+
 TEST = "def finds_a(row_softmax{}):\n    {}\n"
 COUNTS = "SEEN.append(1)\n    return len(SEEN) % 2 == 1"
 CLOSED = """def counted():

@@ -9,7 +9,7 @@ import builtins
 
 from triton.runtime import interpreter
 
-from kernels.lab._child_main import place
+from kernels.lab._child_main import place, skipped
 
 _TAKE = "__arm__"  # which no answer may say: it begins like Python's machinery
 _taken: set[str] = set()
@@ -52,8 +52,8 @@ def _take(arm: str) -> bool:
 
 
 def _note(function) -> None:
-    def call(node):
-        return ast.Call(ast.Name(_TAKE, ast.Load()), [ast.Constant(place(function.name, node))], [])
+    def call(node, where=place):
+        return ast.Call(ast.Name(_TAKE, ast.Load()), [ast.Constant(where(function.name, node))], [])
 
     def noted(node):
         return ast.copy_location(ast.Subscript(ast.Tuple([call(node), node], ast.Load()), ast.Constant(1), ast.Load()), node)
@@ -62,6 +62,8 @@ def _note(function) -> None:
         if isinstance(node, (ast.FunctionDef, ast.If, ast.For, ast.While)):
             for arm in filter(None, (node.body, getattr(node, "orelse", None))):
                 arm.insert(0, ast.copy_location(ast.Expr(call(arm[0])), arm[0]))
+            if isinstance(node, ast.If) and not node.orelse:  # what comes after it is an arm, too, where it leaves or stays
+                node.orelse = [ast.copy_location(ast.Expr(call(node, skipped)), node)]
         elif isinstance(node, ast.IfExp):
             node.body, node.orelse = noted(node.body), noted(node.orelse)
         elif isinstance(node, ast.BoolOp):

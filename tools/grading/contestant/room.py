@@ -133,7 +133,7 @@ class Room:
 
     def emit(self, request: dict, arrays) -> tuple[dict, list]:
         """The text that a compiler of mods emits for one mod."""
-        self._as_loaded()
+        self.load(self._cells)  # a program may keep what no table is: one that counted would emit another text to compile
         unpacked = values.Unpacked(arrays)
         tables = {name: unpacked.value(each) for name, each in request["tables"].items()}
         mod = eval(f"lambda score, b, h, q_idx, kv_idx: {request['mod']}", {"torch": torch} | tables)
