@@ -7,7 +7,7 @@ import numpy
 import torch
 
 # Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
-from numpy import array, errstate, float64, isnan, mean, sqrt
+from numpy import array, errstate, float64, isnan, mean, sqrt, where
 
 from kernels.check.contestant import Contestant, Outcome
 from kernels.check.tensors import SIDES, Fenced
@@ -63,27 +63,29 @@ class Output:
 
     def wrong(self, got: numpy.ndarray, answer: numpy.ndarray | None = None) -> numpy.ndarray:
         """True at each element that is further from the answer than rounding explains; NaN is wrong unless expected."""
+        return ~(self.share(got, answer) <= 1)
+
+    def share(self, got: numpy.ndarray, answer: numpy.ndarray | None = None) -> numpy.ndarray:
+        """What each element has of the error allowed there: NaN where it or the answer is not finite, and they differ."""
         answer = self.answer if answer is None else answer
         if not self._groups.size:
-            return self._wrong(got, answer, self._slack) & ~array(self._free)
-        bad = answer != answer
+            return where(self._free, 0.0, self._share(got, answer, self._slack))
+        shares = 0 * answer
         for group in set(self._groups.ravel().tolist()):
             members = self._groups == group
-            bad[members] = self._wrong(got[members], answer[members])
-        return bad
+            shares[members] = self._share(got[members], answer[members])
+        return shares
 
     def unstored(self, seen: "Seen") -> numpy.ndarray:
         """True at each element that had to be stored and was not."""
         return ~(seen.stored | self._free)
 
-    def _wrong(self, got, answer, slack=0.0):
-        if not answer.size:
-            return answer != answer
+    def _share(self, got, answer, slack=0.0):
         with errstate(all="ignore"):
             finite = answer[abs(answer) < float("inf")]
             scale = sqrt(mean(finite**2)) if finite.size else 0.0
-            near = (abs(got - answer) <= self.tolerance * (abs(answer) + scale) + slack) | (got == answer)
-            return ~(near | (isnan(got) & isnan(answer)))
+            share = abs(got - answer) / (self.tolerance * (abs(answer) + scale) + slack)
+            return where((got == answer) | (isnan(got) & isnan(answer)), 0.0, share)
 
 
 class Seen(NamedTuple):

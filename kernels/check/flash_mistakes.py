@@ -166,16 +166,11 @@ def gradients(p: Problem, kinds_t: torch.Tensor | None = None, **mistake) -> dic
     scaled, warm = mistake.get("scaled", ("dq", "dk", "dtau")), mistake.get("warm", ("dq", "dk"))
     seen = warmth * q if "dk" in warm else q
     group = mistake.get("group", lambda grouped: grouped.sum(1))
-    found = {"dq": ds @ k, "dk": group(_by_key_head(p, ds.mT @ seen)), "dv": group(_by_key_head(p, P.mT @ do))}
+    found = {"dq": ds @ k, "dk": group(p.by_key_head(ds.mT @ seen)), "dv": group(p.by_key_head(P.mT @ do))}
     found["dtau"] = (ds * by_tau).sum(-1)
     found["dq"] = warmth * found["dq"] if "dq" in warm else found["dq"]
     scaled = set(scaled) - {"dtau"} if p.task.tau == "slope" else scaled
     return {name: value * (p.scale if name in scaled else 1) for name, value in found.items()}
-
-
-def _by_key_head(p: Problem, value: torch.Tensor) -> torch.Tensor:
-    """[H, ...] as [J, G, ...]."""
-    return value.unflatten(0, (p.x["k"].shape[0], -1))
 
 
 def backward_suspects(case: Case, out: Output, task: Scored):

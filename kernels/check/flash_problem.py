@@ -1,4 +1,4 @@
-"""Exercise 06 in plain PyTorch, in float64 and dense: one call, its logits, its answers."""
+"""Exercise 06 in plain PyTorch, in float64 and dense: one call, its logits, its answers, what float32 makes of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -89,6 +89,10 @@ class Problem:
         """The logits, -inf where a pair does not count."""
         return self.modified(s).masked_fill(~self.counts(), -INF)
 
+    def by_key_head(self, value: torch.Tensor) -> torch.Tensor:
+        """[H, ...] as [J, G, ...]."""
+        return value.unflatten(0, (self.x["k"].shape[0], -1))
+
 
 def attend(z: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """o and lse; 0 and -inf for rows without keys."""
@@ -108,3 +112,37 @@ def answers(p: Problem) -> dict[str, torch.Tensor]:
         found |= dict(zip(("dq", "dk", "dv", "dtau"), wanted))
         found["delta"] = (found["o"] * p.x["do"]).sum(-1)
     return found
+
+
+FLOAT32 = 2.0**-24  # the largest relative error of one rounding
+ROUNDINGS = 8  # how many of them an honest kernel may add up: what was seen is 1.5
+
+
+def rounding(p: Problem) -> dict[str, torch.Tensor]:
+    """What float32 may lose of each gradient: the terms of its formula, taken absolute, times a few roundings.
+
+    Terms cancel: rows of ds add up to 0, so dtau may be a thousandth of what is summed, and no share of dtau itself bounds
+    what rounding leaves there. A logit's error counts by the logit's size, through p and the score mod's derivative.
+    """
+    q, k, v, do, tau = (p.x[name] for name in ("q", "k", "v", "do", "tau"))
+    k, v, tau, od = k[p.heads], v[p.heads], tau[..., None], p.x["o"] * do
+    warmth, bare = p.task.warmth(tau).abs(), p.scale * q @ k.mT
+    size = (p.scale * q).abs() @ k.abs().mT  # of the terms of a bare score
+    s, lse = p.scores().requires_grad_(), p.x["lse"].masked_fill(p.x["lse"] == -INF, 0)[..., None]
+    t = p.modified(s)
+    (prime,) = torch.autograd.grad(t.sum(), s, create_graph=True)
+    P, dp = (t - lse).exp(), do @ v.mT - od.sum(-1, keepdim=True)
+    ds = prime * P * dp
+    (slope,) = torch.autograd.grad(ds.sum(), s)
+    s, t, prime, P, ds = (x.detach() for x in (s, t, prime, P, ds))
+    apart = s.abs() + warmth * size  # how far s may be off, in roundings
+    logit = 1 + t.abs() + lse.abs()
+    dp = do.abs() @ v.abs().mT + od.abs().sum(-1, keepdim=True)
+    off = slope.abs() * apart + ds.abs() * logit + prime.abs() * P * dp
+    off, ds, by_p = (x.masked_fill(~p.counts(), 0).nan_to_num(0, 0) for x in (off, ds, P * (logit + prime.abs() * apart)))
+    terms = {"delta": od.abs().sum(-1), "dq": p.scale * warmth * (off @ k.abs())}
+    terms["dk"] = p.by_key_head(p.scale * off.mT @ (warmth * q).abs()).sum(1)
+    terms["dv"] = p.by_key_head(by_p.mT @ do.abs()).sum(1)
+    by_tau = (p.task.by_tau(x, tau, p.apart).abs() for x in (bare, size))
+    terms["dtau"] = sum((x * y).sum(-1) for x, y in zip((off, ds.abs()), by_tau))
+    return {name: ROUNDINGS * FLOAT32 * value for name, value in terms.items()}

@@ -19,6 +19,13 @@ def test_small_elements_that_matter_are_judged_among_themselves():
     assert Output(tensor, 0 * values, groups).wrong(got * 0).tolist() == [False] * 4
 
 
+def test_only_infinity_itself_is_infinity():
+    inf = float("inf")
+    out = Output(Fenced("lse", "M", torch.empty(3)), torch.tensor([1.0, -inf, -inf], dtype=torch.float64))
+    assert out.wrong(out.array(torch.tensor([1.0, -inf, 0.0]))).tolist() == [False, False, True]
+    assert out.wrong(out.array(torch.tensor([-inf, inf, -1e30]))).tolist() == [True] * 3
+
+
 def test_entries_that_are_free_may_hold_anything_or_nothing():
     tensor = Fenced("idx", "C", torch.empty(3, dtype=torch.int32))
     out = Output(tensor, torch.tensor([4.0, 7.0, 0.0]), free=torch.tensor([False, False, True]))

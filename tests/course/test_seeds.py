@@ -1,0 +1,60 @@
+"""Grading draws fresh numbers: a right answer stays far inside what a check allows, whatever the seed, and a bug outside."""
+
+import numpy
+import pytest
+
+from kernels import runtime
+from kernels.check.contestant import Contestant
+from kernels.check.framework import Draw
+from tests.course.mutants import ROOT, submission, targets
+from tests.course.test_exercises import BY_NAME
+from tools.kernel_environment import too_old_for
+
+pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="sizes for the interpreter")
+
+BACKWARD = next(target for target in targets() if target.function == "flash_backward")
+# With 405525620 a query's dtau is a thousandth of the terms that cancel in it.
+CANCELS = 405525620
+MOST = 0.5  # a float16 output's own rounding is 2**-11 of 1e-3
+
+
+def shares(target, fn, seed, wanted=lambda item: True):
+    """Property, output -> the most that an element of ``fn``'s answers has of the error that is allowed there."""
+    exercise, found = BY_NAME[target.function], {}
+    for item in exercise.properties:
+        if item.addresses or item.shared_updates or item.conflicts or item.needs or not wanted(item):
+            continue
+        for case in item.cases(Draw(f"{seed}, {exercise.name}, {item.name}", grading=True)):
+            seen = case.run(Contestant(fn, exercise.given)).seen
+            for out in (out for out in case.outs if out.expected is not None and out.expected.numel()):
+                most = numpy.max(out.share(seen[out.name].got))  # NaN where one is
+                found[item.name, out.name] = numpy.maximum(most, found.get((item.name, out.name), 0.0))
+    return found
+
+
+def test_terms_that_cancel_are_allowed_what_rounding_makes_of_them():
+    found = shares(BACKWARD, submission(BACKWARD), CANCELS, lambda item: item.name == "float16")
+    assert {out for _, out in found} == {"delta", "dq", "dk", "dv", "dtau"}
+    assert max(found.values()) < MOST, found
+
+
+ROUNDED = [mutant for mutant in BACKWARD.mutants if mutant.fails == "float16"]
+
+
+@pytest.mark.parametrize("seed", [CANCELS, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 6))])
+@pytest.mark.parametrize("mutant", ROUNDED, ids=lambda mutant: mutant.name)
+def test_what_is_rounded_to_fewer_digits_is_seen_with_every_seed(mutant, seed):
+    fn = submission(BACKWARD, mutant.patch, mutant.cell)
+    assert max(shares(BACKWARD, fn, seed, lambda item: item.name == "float16").values()) > 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    "target", [one for one in targets() if hasattr(BY_NAME[one.function], "given")], ids=lambda target: target.function
+)
+def test_a_solution_stays_far_inside_what_is_allowed(target, seed):
+    if why := too_old_for(ROOT / "solutions" / target.assignment / f"{target.assignment}.ipynb"):
+        pytest.skip(why)
+    found = shares(target, submission(target), seed)
+    assert found and max(found.values()) < MOST, found
