@@ -14,6 +14,7 @@ from kernels.check.tensors import SIDES, Fenced
 from kernels.lab.accesses import Launch
 
 _TOLERANCE = {torch.int32: 0.0, torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+ROUNDED = 8 * 2.0**-24  # of the terms that a sum has: what float32 may lose, a few roundings (2.4 were seen)
 
 
 class Stray(NamedTuple):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernels.check.cases import ROUNDED
 from kernels.check.flash_mods import MASKS, SCORES
 from kernels.check.flash_variations import FULL, PARTIAL, Scored
 from kernels.check.framework import Case
@@ -114,15 +115,12 @@ def answers(p: Problem) -> dict[str, torch.Tensor]:
     return found
 
 
-FLOAT32 = 2.0**-24  # the largest relative error of one rounding
-ROUNDINGS = 8  # how many of them an honest kernel may add up: what was seen is 1.5
-
-
 def rounding(p: Problem) -> dict[str, torch.Tensor]:
-    """What float32 may lose of each gradient: the terms of its formula, taken absolute, times a few roundings.
+    """What float32 may lose of each gradient: the terms of its formula, taken absolute, times ``ROUNDED``.
 
     Terms cancel: rows of ds add up to 0, so dtau may be a thousandth of what is summed, and no share of dtau itself bounds
-    what rounding leaves there. A logit's error counts by the logit's size, through p and the score mod's derivative.
+    what rounding leaves there. A logit's error counts by the logit's size, through p and the score mod's derivative; what
+    the mod itself rounds is left out.
     """
     q, k, v, do, tau = (p.x[name] for name in ("q", "k", "v", "do", "tau"))
     k, v, tau, od = k[p.heads], v[p.heads], tau[..., None], p.x["o"] * do
@@ -145,4 +143,4 @@ def rounding(p: Problem) -> dict[str, torch.Tensor]:
     terms["dv"] = p.by_key_head(by_p.mT @ do.abs()).sum(1)
     by_tau = (p.task.by_tau(x, tau, p.apart).abs() for x in (bare, size))
     terms["dtau"] = sum((x * y).sum(-1) for x, y in zip((off, ds.abs()), by_tau))
-    return {name: ROUNDINGS * FLOAT32 * value for name, value in terms.items()}
+    return {name: ROUNDED * value for name, value in terms.items()}
