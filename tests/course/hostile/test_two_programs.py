@@ -54,6 +54,23 @@ def test_the_compiler_sees_what_is_run(judge, line, points):
     assert ("the compiler never sees line" in found.checks[0].printed) == (points < FULL)
 
 
+KEPT = (  # where a kernel could leave its numbers for the launcher: what is written there, by the kernel, and how it is read
+    ("SEEN = [0.0]\n\n\n", "SEEN.append(row)"),
+    ("SEEN = ([0.0], 1)\n\n\n", "SEEN[0].append(row)"),
+    ("SEEN = {}\n\n\n", "SEEN[0] = row"),
+    ("SEEN = tl.constexpr([0.0])\n\n\n", "SEEN.value.append(row)"),
+)
+
+
+@pytest.mark.parametrize(("held", "line"), KEPT)
+def test_no_number_leaves_a_kernel_by_a_table(judge, held, line):
+    edit = lambda source: held + source.replace("    lanes = ", f"    {line}\n    lanes = ", 1)  # noqa: E731
+    found = judged(judge, NAME, "kernel", edit)
+    assert found.status == "refused" or (found.status, found.points) == ("graded", 0), (found.points, found.checks)
+    if found.status == "graded":
+        assert "a kernel writes to SEEN: what a kernel computes leaves it by tl.store" in found.checks[0].printed
+
+
 LONG = f"@triton.jit\ndef {'z' * 101}(row):\n    return row if tl.constexpr(1) is 1 else {ROWS}\n\n\n"
 MANY = f"_ = {' and '.join(['1'] * 5001)}\n    row = row if tl.constexpr(1) is 1 else {ROWS}"
 

@@ -8,7 +8,6 @@ import sys
 import types
 
 import torch
-import triton.language as tl
 
 from kernels.check import explanations
 from kernels.check.clinics.sheets import Tester
@@ -16,7 +15,7 @@ from kernels.check.contestant import Contestant
 from kernels.check.emitted import run_gradient, run_value
 from kernels.lab.compile_report import prepare
 
-from . import arms, sealed, traces, values
+from . import arms, sealed, tables, traces, values
 
 # What stands in this package is no line of a learner's.
 explanations._OURS = (*explanations._OURS, os.path.dirname(os.path.abspath(__file__)) + os.sep)
@@ -63,16 +62,16 @@ class Room:
             broken[name] = told
             self._errors.append(told)
             self.namespace.update({each: _Missing(len(self._errors) - 1) for each in defines})
-        self._tables = {name: _copied(value) for name, value in self.namespace.items() if type(value) in _TABLES}
+        self._tables = tables.copied(tables.tables_of(self.namespace))
         functions = [value for value in self.namespace.values() if isinstance(value, types.FunctionType)]
-        self._defaults = [(each, *map(_copied, (each.__defaults__, each.__kwdefaults__))) for each in functions]
+        self._defaults = [(each, *map(tables.copied, (each.__defaults__, each.__kwdefaults__))) for each in functions]
         return {"broken": broken}
 
     def _as_loaded(self):
         """Nothing is kept from call to call: a launcher that counted them would know which one is compiled and not run."""
-        self.namespace.update({name: _copied(value) for name, value in self._tables.items()})
+        self.namespace.update(tables.copied(self._tables))
         for function, defaults, named in self._defaults:
-            function.__defaults__, function.__kwdefaults__ = _copied(defaults), _copied(named)
+            function.__defaults__, function.__kwdefaults__ = tables.copied(defaults), tables.copied(named)
 
     def call(self, request: dict, arrays) -> tuple[dict, list]:
         """One call of a launcher; answers with the storages that changed and the trace, or with the error in words."""
@@ -181,18 +180,6 @@ class Room:
             return {"events": events, "everybody": [str(partition.name) for partition in machine.everybody]}, []
         except Exception as raised:
             return {"error": self._told(explanations.explain(raised))}, []
-
-
-_TABLES = (list, dict, tuple, tl.constexpr)
-
-
-def _copied(value):
-    """Lists, tables, tuples and constants of kernels anew, with what they hold."""
-    if type(value) is tl.constexpr:
-        return tl.constexpr(_copied(value.value))
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    return {name: _copied(each) for name, each in value.items()} if type(value) is dict else value
 
 
 def _plain(value, depth: int = 2):

@@ -10,6 +10,8 @@ from triton.runtime.jit import ConstexprFunction
 
 from kernels.lab._triton_private import is_kernel
 
+from .tables import copied, same, tables_of
+
 _SEEN = {
     torch.Tensor.stride, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.dim, torch.Tensor.element_size,
     torch.Tensor.data_ptr, torch.Tensor.storage_offset, torch.Tensor.is_contiguous, torch.Tensor.__len__,
@@ -80,9 +82,11 @@ def _holds_tensor(value) -> bool:
 
 def _is_argument(value) -> bool:
     """Whether a GPU's launch takes it: a function of Python, or a table, would take the work out of the kernel."""
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, tl.constexpr):
+        return _is_argument(value.value)
+    if isinstance(value, tuple):
         return all(map(_is_argument, value))
-    plain = value is None or isinstance(value, (bool, int, float, str, torch.dtype, tl.dtype, tl.constexpr))
+    plain = value is None or isinstance(value, (bool, int, float, str, torch.dtype, tl.dtype))
     return plain or isinstance(value, torch.Tensor) or is_kernel(value) or isinstance(value, ConstexprFunction)
 
 
@@ -105,11 +109,15 @@ def open_in_kernels() -> None:
         if callable(self.grid):  # here, where it sees what a GPU's launch shows it, and no kernel's language works yet
             known = {name: value for name, value in kwargs.items() if name in self.arg_names}
             self.grid = self.grid(inspect.getcallargs(self.fn, *args, **known))
-        before, running = running, True
+        tables = tables_of(self.fn.__globals__)
+        kept, before, running = copied(tables), running, True
         try:
-            return launched(self, *map(_opened, args), **{name: _opened(value) for name, value in kwargs.items()})
+            launched(self, *map(_opened, args), **{name: _opened(value) for name, value in kwargs.items()})
         finally:
             running = before
+        changed = [name for name in tables if not same(tables[name], kept[name])]
+        if changed:  # in which a launcher would find numbers to compute with
+            raise TypeError(f"a kernel writes to {changed[0]}: what a kernel computes leaves it by tl.store")
 
     @functools.wraps(called)
     def call(self, *args, **kwargs):
