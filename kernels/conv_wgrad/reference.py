@@ -26,7 +26,7 @@ def im2col(input, g):
         for r in range(g.R)
         for s in range(g.S)
     ]
-    return torch.stack(taps, -2).unflatten(-2, (g.R, g.S))
+    return torch.stack(taps, -2).reshape(g.N, g.P, g.Q, g.groups, g.R, g.S, g.Ci_group)
 
 
 def conv2d_reference(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
@@ -40,7 +40,7 @@ def conv2d_reference(input, weight, bias=None, stride=1, padding=0, dilation=1, 
     Co, R, S, _ = weight.shape
     g = geometry(input.shape, Co, R, S, stride, padding, dilation, groups)
     g.check_output()
-    w = weight.unflatten(0, (groups, g.Co_group))
+    w = weight.reshape(groups, g.Co_group, R, S, g.Ci_group)
     y = torch.einsum("npqgrsc,gorsc->npqgo", im2col(input, g), w).reshape(g.output_shape)
     return y if bias is None else y + bias
 
@@ -54,7 +54,7 @@ def conv2d_wgrad_reference(input, grad_output, R, S, stride=1, padding=0, dilati
     g = geometry(input.shape, grad_output.shape[-1], R, S, stride, padding, dilation, groups)
     if g.M == 0:
         return input.new_zeros(g.weight_shape)  # the sum over no pixels
-    dy = grad_output.unflatten(-1, (groups, g.Co_group))
+    dy = grad_output.reshape(g.N, g.P, g.Q, groups, g.Co_group)
     return torch.einsum("npqgo,npqgrsc->gorsc", dy, im2col(input, g)).reshape(g.weight_shape)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+import torch
 
 from tools.kernel_environment import ROOT
 
@@ -137,4 +138,7 @@ def filled(turn: Turn, answer: str) -> str:
 
 def said(turn: Turn, answer: str | None = None) -> str:
     """What the turn's cell prints: as it stands, or with ``answer`` in place of the stub."""
-    return execute(turn.source if answer is None else filled(turn, answer), namespace_of(turn))
+    try:
+        return execute(turn.source if answer is None else filled(turn, answer), namespace_of(turn))
+    finally:
+        torch.set_default_device(None)  # lesson 31 sets one

@@ -29,9 +29,13 @@ def test_opcheck_backward_and_step():
     torch.library.opcheck(_step.op, (randn(2, 4), weight, randn(2, 4, 2), None, None, "silu", None))
 
 
+@pytest.mark.parametrize("default_device", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_compiles_without_a_graph_break(packed):
-    """One graph, forward and backward, with the same numbers as eager."""
+def test_compiles_without_a_graph_break(packed, default_device, request):
+    """One graph, forward and backward, with the same numbers as eager; also where a program has set a default device."""
+    if default_device:
+        request.addfinalizer(lambda: torch.set_default_device(None))
+        torch.set_default_device(runtime.device)
     model = DynamicShortConvolution(8, 3).to(runtime.device)
     torch.nn.init.normal_(model.w2.weight)
     cu = torch.tensor([0, 4, 9], device=runtime.device) if packed else None
