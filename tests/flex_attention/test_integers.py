@@ -33,6 +33,11 @@ SCORES = {
     "its sign's bit": lambda s, b, h, m, n: torch.where(torch.signbit(s) | torch.signbit(m - n), s, 2 * s),
 }
 MASKS = {
+    "bytes divided by positions": lambda b, h, m, n: (BYTES[m] // (n + 1) + BYTES[n] % (m - 40)) % 3 < 2,
+    "positions divided by bytes": lambda b, h, m, n: (m * 9 // (BYTES[n] + 1) + torch.fmod(m - n, BYTES[n] % 7 + 1)) < 3,
+    "bytes divided by bytes": lambda b, h, m, n: (BYTES[m] // (BYTES[n] % 9 + 1)) % 5 < 3,
+    "bytes divided by more than a byte": lambda b, h, m, n: (BYTES[m] // 300 + BYTES[n] % 300) % 5 < 3,
+    "bytes divided towards zero": lambda b, h, m, n: torch.div(BYTES[m], n - 50, rounding_mode="trunc") > -5,
     "bytes made integers": lambda b, h, m, n: (BYTES[m].int() - BYTES[n].int()).abs() < 100,
     "bytes go round": lambda b, h, m, n: (BYTES[m] - BYTES[n]) < 100,
     "bytes beside larger numbers": lambda b, h, m, n: (BYTES[m] < 300) | (BYTES[n] == -1) | (m == n),

@@ -28,7 +28,7 @@ def divide(f, node):
         quotient = f"{operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))}"
         return f"tl.floor({quotient})" if mode == "floor" else f"truncate({quotient})"
     if mode == "trunc":
-        return f"({operand(f.cast(a, kind))} // {operand(f.cast(b, kind))})"
+        return f"({operand(_whole(f, node, a))} // {operand(_whole(f, node, b))})"
     return floor_divide(f, node)
 
 
@@ -39,8 +39,8 @@ def floor_divide(f, node):
     if kind == FLOAT:
         return f"tl.floor({operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))})"
     if f.never_negative(a) and f.never_negative(b):
-        return f"({operand(f.cast(a, kind))} // {operand(f.cast(b, kind))})"
-    return f"floor_divide({bare(f.cast(a, kind))}, {bare(f.cast(b, kind))})"
+        return f"({operand(_whole(f, node, a))} // {operand(_whole(f, node, b))})"
+    return f"floor_divide({bare(_whole(f, node, a))}, {bare(_whole(f, node, b))})"
 
 
 def remainder(f, node):
@@ -50,14 +50,25 @@ def remainder(f, node):
     if kind == FLOAT:
         return f"float_remainder({bare(f.cast(a, FLOAT))}, {bare(f.cast(b, FLOAT))})"
     if f.never_negative(a) and f.never_negative(b):
-        return f"({operand(f.cast(a, kind))} % {operand(f.cast(b, kind))})"
-    return f"remainder({bare(f.cast(a, kind))}, {bare(f.cast(b, kind))})"
+        return f"({operand(_whole(f, node, a))} % {operand(_whole(f, node, b))})"
+    return f"remainder({bare(_whole(f, node, a))}, {bare(_whole(f, node, b))})"
 
 
 def fmod(f, node):
     """What a quotient rounded towards zero leaves."""
-    a, b = (operand(f.cast(x, f.kind(node))) for x in node.args[:2])
-    return f"({a} - truncate({a} / {b}) * {b})" if f.kind(node) == FLOAT else f"({a} % {b})"
+    if f.kind(node) != FLOAT:
+        return f"({' % '.join(operand(_whole(f, node, x)) for x in node.args[:2])})"
+    a, b = (operand(f.cast(x, FLOAT)) for x in node.args[:2])
+    return f"({a} - truncate({a} / {b}) * {b})"
+
+
+def _whole(f, node, x):
+    """An operand of a quotient of integers, whose signs Triton wants alike: bytes beside others are of the result's type."""
+    kind, dtype = f.kind(node), node.meta["val"].dtype
+    text = f.cast(x, kind, dtype)
+    if f.is_constant(x) or x.meta["val"].dtype != torch.uint8 or dtype == torch.uint8:
+        return text
+    return f"{operand(text)}.to({TRITON_TYPE[kind]})"
 
 
 def rounded(pattern):
