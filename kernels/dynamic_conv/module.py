@@ -183,7 +183,7 @@ class DynamicShortConvolution(nn.Module):
         """k [..., D, W] of g [..., generator_input_size]."""
         made = self._generate(g)
         # Not unflatten: where a program has set a default device, dynamo cannot trace it.
-        return made.reshape(*made.shape[:-1], self.hidden_size, self.kernel_size)
+        return made.reshape(made.shape[:-1] + (self.hidden_size, self.kernel_size))
 
     def _generate(self, g):
         return self.w2(F.silu(self.w1(g)))
