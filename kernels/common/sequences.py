@@ -32,15 +32,17 @@ def check_cu_seqlens(cu_seqlens, B, like):
     return cu_seqlens.shape[0] - 1
 
 
-def check_cu_values(cu_seqlens, T):
+def check_cu_values(cu_seqlens, T, *, padded=False):
     """``cu_seqlens`` as kernels read it, contiguous, or ``None``. Raise ``ValueError`` unless, where its values may be read,
-    it starts at 0, never falls and ends at T."""
+    it starts at 0, never falls and ends at T, or, where tokens behind the last sequence may be ``padded``, before."""
     if cu_seqlens is None:
         return None
     if values_checked(cu_seqlens):
         values = cu_seqlens.tolist()
-        if values[0] != 0 or values[-1] != T or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
-            raise ValueError(f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at T = {T}")
+        ends = values[-1] <= T if padded else values[-1] == T
+        if values[0] != 0 or not ends or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
+            end = f"{'no more than ' if padded else ''}T = {T}"
+            raise ValueError(f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at {end}")
     return cu_seqlens.contiguous()
 
 

@@ -60,6 +60,8 @@ def several(x, weight, cache, *, bias=None, activation=None, slots=None, seen=No
         seen: ``None``, or integers [B], how many inputs there were before: the cache is a circle then, in which input i is at
             place i modulo its length.
     """
+    if not cache.shape[0]:  # no row has a state
+        return torch.zeros_like(x)
     W = weight.shape[-1]
     old = cache if slots is None else cache[slots.clamp(min=0)]
     rows = cache if slots is None else old.clone()

@@ -147,7 +147,7 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
 
     Args:
         x: [T, D].
-        cu_seqlens: int32 or int64 [N+1], see ``dynamic_conv``.
+        cu_seqlens: int32 or int64 [N+1], see ``dynamic_conv``; here tokens may be left behind the last sequence, as padding.
         state_len: inputs of each.
 
     Returns:
@@ -158,7 +158,7 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
     """
     check_tensor("x", x, (None, None), "[T, D]")
     N = check_cu_seqlens(cu_seqlens, 1, ("x", x))
-    cu_seqlens = check_cu_values(cu_seqlens, x.shape[0])
+    cu_seqlens = check_cu_values(cu_seqlens, x.shape[0], padded=True)
     if isinstance(state_len, bool) or not isinstance(state_len, numbers.Integral) or state_len < 0:
         raise ValueError(f"state_len is {state_len!r}, needs a whole number, at least 0")
     states = x.new_zeros(N, x.shape[1], int(state_len))

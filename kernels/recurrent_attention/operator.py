@@ -77,7 +77,8 @@ def recurrent_attention(
         g_gamma: a gate for each head, :math:`\\gamma`, [H], or ``None``.
         gk: a gate for each row of the state, [B, T, H, K], or ``None``.
         gv: a gate for each column of the state, [B, T, H, V], or ``None``.
-        scale: c, a number; ``None`` means :math:`K^{-1/2}`.
+        scale: c, a number; ``None`` means :math:`K^{-1/2}`. ``torch.compile`` makes a graph for each number, as it does for
+            those of torch's own attention; one that changes is better multiplied into q, with ``scale=1``.
         initial_state: :math:`S_0`, [N, H, K, V]; ``None`` means zeros.
         output_final_state: return the state after the last token, too.
         reverse: walk from the last token of each sequence to its first.

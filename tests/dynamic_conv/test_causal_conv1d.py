@@ -131,6 +131,18 @@ def test_negative_indices_are_padding(slots, kept, at_once):
     assert torch.equal(pool, want)
 
 
+@pytest.mark.parametrize("circular", [False, True])
+@pytest.mark.parametrize("kept", [3, 4, 6])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_of_a_pool_without_states_all_is_padding(at_once, kept, circular):
+    x, weight, bias, pool = ways(kept)
+    x = x if at_once else x[..., 0]
+    index = torch.full((3,), -1, device=DEVICE)
+    seen = torch.arange(3, device=DEVICE) if circular else None
+    got = causal_conv1d_update(x, pool[:0], weight, bias, "silu", cache_seqlens=seen, conv_state_indices=index)
+    assert torch.equal(got, torch.zeros_like(x)) and got.dtype == x.dtype
+
+
 @pytest.mark.parametrize("in_pool", [False, True])
 @pytest.mark.parametrize("kept", [3, 5, 8])
 def test_circular_states(kept, in_pool):
@@ -157,6 +169,13 @@ def test_states_of_sequences_end_to_end():
     assert torch.equal(got[2], x[-4:].T)
 
 
+def test_behind_the_last_sequence_there_may_be_padding():
+    """A server's batch is as long as its graph was captured for; causal_conv1d reads no token behind the last sequence."""
+    x = ways(9)[0].mT.reshape(15, 6)
+    cu_seqlens = torch.tensor([0, 2, 7], device=DEVICE)
+    assert torch.equal(causal_conv1d_varlen_states(x, cu_seqlens, 4), causal_conv1d_varlen_states(x[:7], cu_seqlens, 4))
+
+
 X, K, S = torch.zeros(2, 8, 5), torch.zeros(8, 4), torch.zeros(2, 8, 4)
 INDEX = torch.zeros(2, 5, dtype=torch.int32)
 WRONG = [
@@ -171,7 +190,9 @@ WRONG = [
     (lambda: causal_conv1d_update(X[..., 0], S, K, conv_state_indices=INDEX[:, 0]), "conv_state_indices holds a state twice"),
     (lambda: causal_conv1d_update(X[..., 0], S, K, conv_state_indices=INDEX[:, 0] + 2), "conv_state_indices holds values"),
     (lambda: causal_conv1d_update(X[..., 0], S, K[:, :0]), "at least one tap"),
-    (lambda: causal_conv1d_varlen_states(X[0].T, torch.tensor([0, 4]), 3), "cu_seqlens is .* end at T = 5"),
+    (lambda: causal_conv1d_varlen_states(X[0].T, torch.tensor([0, 6]), 3), "cu_seqlens is .* end at no more than T = 5"),
+    (lambda: causal_conv1d_varlen_states(X[0].T, torch.tensor([0, 4, 3]), 3), "cu_seqlens is .* never fall"),
+    (lambda: causal_conv1d_varlen_states(X[0].T, torch.tensor([1, 4]), 3), "cu_seqlens is .* start at 0"),
     (lambda: causal_conv1d_varlen_states(X[0].T, torch.tensor([0, 5]), -1), "state_len is -1"),
     (lambda: causal_conv1d_update(X, S, K, torch.zeros(7)), "bias has shape"),
     (lambda: causal_conv1d_update(X[..., 0], S[:1].expand(2, 8, 4), K), "conv_state has strides"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from kernels import runtime
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
@@ -92,3 +93,23 @@ def test_a_default_device_holds_nothing_of_a_call(mode):
         got = programs.gradients(attention(mode), inputs)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_scale_that_changes_costs_a_graph_each_as_torchs_own_attention_does():
+    """A number that goes into an operator is part of the graph; one that multiplies a tensor is an input from its second
+    value on."""
+    q, k, v, _ = (t.detach() for t in leaves())
+
+    def graphs(function):
+        torch.compiler.reset()
+        made = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(function, backend=made, fullgraph=True)
+        for scale in (0.1, 0.2, 0.3, 0.4):
+            torch.testing.assert_close(compiled(scale), function(scale))
+        return made.frame_count
+
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    assert graphs(lambda scale: recurrent_attention(q, k, v, scale=scale)[0]) == graphs(
+        lambda scale: sdpa(q, k, v, scale=scale)
+    )
+    assert graphs(lambda scale: recurrent_attention(q * scale, k, v, scale=1)[0]) == 2

@@ -24,34 +24,31 @@ def divide(f, node):
         if b in f.trace.numbers and f.trace.depends.get(a, set()) & {"score", "grad"}:  # one quotient a program
             return f"({operand(f.cast(a, FLOAT))} * (1.0 / {operand(f.cast(b, FLOAT))}))"
         return f"({operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))})"
+    if mode == "floor":
+        return floor_divide(f, node)
     if kind == FLOAT:
-        quotient = f"{operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))}"
-        return f"tl.floor({quotient})" if mode == "floor" else f"truncate({quotient})"
-    if mode == "trunc":
-        return f"({operand(_whole(f, node, a))} // {operand(_whole(f, node, b))})"
-    return floor_divide(f, node)
+        return f"truncate({operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))})"
+    return f"({operand(_whole(f, node, a))} // {operand(_whole(f, node, b))})"
 
 
-def floor_divide(f, node):
-    """a // b, which Python rounds down."""
-    a, b = node.args[:2]
-    kind = f.kind(node)
-    if kind == FLOAT:
-        return f"tl.floor({operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))})"
-    if f.never_negative(a) and f.never_negative(b):
-        return f"({operand(_whole(f, node, a))} // {operand(_whole(f, node, b))})"
-    return f"floor_divide({bare(_whole(f, node, a))}, {bare(_whole(f, node, b))})"
+def _rounded_down(name, symbol, of_fractions):
+    """The rule of ``a // b`` or ``a % b`` as Python means them: Triton rounds towards zero, the same where neither is
+    negative."""
+
+    def rule(f, node):
+        a, b = node.args[:2]
+        if f.kind(node) == FLOAT:
+            return of_fractions(f.cast(a, FLOAT), f.cast(b, FLOAT))
+        x, y = _whole(f, node, a), _whole(f, node, b)
+        if f.never_negative(a) and f.never_negative(b):
+            return f"({operand(x)} {symbol} {operand(y)})"
+        return f"{name}({bare(x)}, {bare(y)})"
+
+    return rule
 
 
-def remainder(f, node):
-    """a % b, with the sign of b, as in Python."""
-    a, b = node.args[:2]
-    kind = f.kind(node)
-    if kind == FLOAT:
-        return f"float_remainder({bare(f.cast(a, FLOAT))}, {bare(f.cast(b, FLOAT))})"
-    if f.never_negative(a) and f.never_negative(b):
-        return f"({operand(_whole(f, node, a))} % {operand(_whole(f, node, b))})"
-    return f"remainder({bare(_whole(f, node, a))}, {bare(_whole(f, node, b))})"
+floor_divide = _rounded_down("floor_divide", "//", lambda a, b: f"tl.floor({operand(a)} / {operand(b)})")
+remainder = _rounded_down("remainder", "%", lambda a, b: f"float_remainder({bare(a)}, {bare(b)})")
 
 
 def fmod(f, node):
