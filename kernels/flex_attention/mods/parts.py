@@ -1,10 +1,12 @@
 """A recorded mod taken apart: what becomes Triton, and what torch computes before and after the kernel."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
 
 from kernels.flex_attention.mods.errors import ARGUMENTS, ModError, at_line
+from kernels.flex_attention.mods.vectors import LONGEST, MOST_SUMS, WIDEST
 
 aten = torch.ops.aten
 
@@ -117,6 +119,11 @@ def take_apart(graph, kind, captured, learned, differentiate):
         if node.op == "placeholder":
             t.depends[node] = frozenset([node.name]) & frozenset(names)
         t.where[node] = _part(t, node, inputs)
+        if custom.get("width", 0) > WIDEST and _fills_tile(t.depends[node]):
+            raise ModError(
+                f"a mod computes with vectors of {custom['width']} numbers for each query and key together:"
+                f"{at_line(t.lines.get(node))}at most {WIDEST} can be compiled; {_INSTEAD_OF_VECTORS}"
+            )
     for node in graph.nodes:
         if node.op == "output":
             continue
@@ -128,7 +135,24 @@ def take_apart(graph, kind, captured, learned, differentiate):
             summed and (node in gradients or any(t.where.get(user) == "after" for user in node.users))
         ):
             t.sinks.append(node)
+    if len(t.sinks) > MOST_SUMS:
+        read = Counter(t.lines.get(node) for node in graph.nodes if node.target is aten.index.Tensor)
+        raise ModError(
+            f"a mod needs {len(t.sinks)} sums for the gradients of what it captures:"
+            f"{at_line(max(read, key=read.get, default=None))}at most {MOST_SUMS} can be compiled, one for each number of a vector that is used; {_INSTEAD_OF_VECTORS}"
+        )
     return t
+
+
+_INSTEAD_OF_VECTORS = (
+    "a dot product of what belongs to queries and what belongs to keys is attention's own: torch.cat([query, x], -1) and "
+    "torch.cat([key, y], -1); a squared distance is x @ x + y @ y - 2 x @ y; all else may be computed before, as a [M, N]"
+)
+
+
+def _fills_tile(depends):
+    """Whether it is computed for each query and key together."""
+    return bool(depends & {"score", "grad"}) or {"q_idx", "kv_idx"} <= depends
 
 
 def _without_writing(graph, given):
@@ -205,7 +229,8 @@ def _part(t, node, inputs):
         if late or many:
             raise ModError(
                 f"a mod makes a tensor of shape {list(_shape(node))} for one query and one key ({node.target})"
-                f"{at_line(t.lines.get(node))}: index every dimension, so that each step is a single number"
+                f"{at_line(t.lines.get(node))}: index every dimension, so that each step is a single number, or leave one of "
+                f"at most {LONGEST} numbers to be summed, not {list(_shape(node))}"
             )
         return "position"
     if node in t.inputs or node.op == "get_attr":
