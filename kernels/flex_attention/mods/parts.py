@@ -139,7 +139,8 @@ def take_apart(graph, kind, captured, learned, differentiate):
         read = Counter(t.lines.get(node) for node in graph.nodes if node.target is aten.index.Tensor)
         raise ModError(
             f"a mod needs {len(t.sinks)} sums for the gradients of what it captures:"
-            f"{at_line(max(read, key=read.get, default=None))}at most {MOST_SUMS} can be compiled, one for each number of a vector that is used; {_INSTEAD_OF_VECTORS}"
+            f"{at_line(max(read, key=read.get, default=None))}"
+            f"at most {MOST_SUMS} can be compiled, one for each number of a vector that is used; {_INSTEAD_OF_VECTORS}"
         )
     return t
 
