@@ -8,6 +8,7 @@ An unchanged notebook comes back without a diff:
 * a figure that looks the same keeps its stored bytes;
 * a figure that says not itself what it looks like (``alt``) is given the words of the caption below it; words that were
   edited by hand stay until what would stand in their place changes;
+* ``--pictures`` makes the pictures that are there as small as a figure of ``kernels.lab`` is, without a run;
 * widgets, which are nothing without a kernel, are not stored.
 
 A notebook that raises is reported and left as it was.
@@ -121,6 +122,18 @@ def describe_figures(notebook, *, anew: bool = False):
     return notebook
 
 
+def shrink_pictures(notebook):
+    """Store each PNG in a palette of few colours, as ``kernels.lab`` draws them; returns the notebook."""
+    from kernels.lab.png import small  # here: it brings torch, which no other way through this file needs
+
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                png = small(base64.b64decode(output.data["image/png"]))
+                output.data["image/png"] = base64.b64encode(png).decode()
+    return notebook
+
+
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -204,6 +217,11 @@ def main(arguments=None) -> int:
         action="store_true",
         help="execute nothing: give figures without an alternative text (with --retake: all) their caption's words",
     )
+    parser.add_argument(
+        "--pictures",
+        action="store_true",
+        help="execute nothing: store the pictures that are there in as few colours as do them no harm",
+    )
     parser.add_argument("--timeout", type=float, default=120, help="seconds a cell may take (default: 120)")
     options = parser.parse_args(arguments)
 
@@ -214,6 +232,8 @@ def main(arguments=None) -> int:
         try:
             if options.describe:
                 changed = store(path, describe_figures(nbformat.read(path, as_version=4), anew=options.retake))
+            elif options.pictures:
+                changed = store(path, shrink_pictures(nbformat.read(path, as_version=4)))
             else:
                 changed = refresh(path.resolve(), timeout=options.timeout, retake=options.retake)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:

@@ -9,7 +9,8 @@ import sys
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
+
+from kernels.lab.png import small
 
 #: Light fills that black text stands on (Paul Tol's "light" scheme).
 FILLS = ("#77AADD", "#EE8866", "#EEDD88", "#99DDFF", "#BBCC33", "#FFAABB", "#44BB99", "#DDDDDD")
@@ -38,12 +39,10 @@ class Picture(Figure):
             shell.display_formatter.formatters["image/png"].for_type(Picture, Picture._repr_png_)
 
     def png(self) -> bytes:
-        """In 64 colours, a quarter of the bytes; they cover all that occur: the most frequent would leave out a marker's."""
-        full, small = io.BytesIO(), io.BytesIO()
+        """As a small file, the same bytes each time."""
+        full = io.BytesIO()
         self.savefig(full, format="png", metadata={"Software": None})
-        image = Image.open(full).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        image.save(small, "png", optimize=True)
-        return small.getvalue()
+        return small(full.getvalue())
 
     def _repr_png_(self) -> bytes | tuple[bytes, dict]:
         return (self.png(), {"alt": self.alt}) if self.alt else self.png()

@@ -1,10 +1,13 @@
 """Every stored notebook keeps to the rules, the README's table names every lesson, and every link leads somewhere."""
 
+import base64
+import io
 import re
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from PIL import Image
 
 from tests.course import notebook_measures as measures
 from tests.course import notebook_rules as rules
@@ -87,9 +90,20 @@ def folded(shown):
 
 
 ALT = "Two rows of sixteen boxes; program 0 and program 1 are written in eight of them each."
-FIGURE = new_output("display_data", data={"image/png": "aGVsbG8="}, metadata={"image/png": {"alt": ALT}})
-BLIND = new_output("display_data", data={"image/png": "aGVsbG8="})
-MUTE = new_output("display_data", data={"image/png": "aGVsbG8="}, metadata={"image/png": {"alt": "A plot."}})
+
+
+def drawn(image, **metadata):
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    data = {"image/png": base64.b64encode(buffer.getvalue()).decode()}
+    return new_output("display_data", data=data, metadata={"image/png": metadata} if metadata else {})
+
+
+FIGURE = drawn(Image.new("P", (1, 1)), alt=ALT)
+BLIND = drawn(Image.new("P", (1, 1)))
+MUTE = drawn(Image.new("P", (1, 1)), alt="A plot.")
+FULL = drawn(Image.new("RGB", (1, 1)), alt=ALT)
+MANY = drawn(Image.frombytes("L", (65, 1), bytes(range(65))).convert("P"), alt=ALT)
 CAPTION = "*Figure: two programs, each reading eight neighbouring elements.*"
 BROKEN = [
     ("ids_are_unique_and_meaningful", [code(id="4f2a99c1")]),
@@ -105,6 +119,8 @@ BROKEN = [
     ("images_have_alternative_text", [prose('<img src="picture.png">')]),
     ("images_have_alternative_text", [code("plot()", BLIND), prose(CAPTION)]),
     ("images_have_alternative_text", [code("plot()", MUTE), prose(CAPTION)]),
+    ("pictures_are_small", [code("plot()", FULL), prose(CAPTION)]),
+    ("pictures_are_small", [code("plot()", MANY), prose(CAPTION)]),
     ("cells_are_short", [prose("A line.\n" * 11)]),
     ("cells_are_short", [prose("word " * 300)]),
     ("cells_are_short", [prose("* item\n" * 11)]),

@@ -188,6 +188,22 @@ def test_figures_are_described_without_a_run(notebook):
     assert run(path, "--describe", "--retake")[1]["plot"].outputs[0].metadata["image/png"]["alt"] == "another line."
 
 
+def test_pictures_are_made_small_without_a_run(notebook):
+    def shades(image):
+        image.paste("black", (50, 50, 53, 53))
+        image.putpixel((1, 1), (250, 128, 3))
+
+    data = {"image/png": base64.b64encode(png(shades)).decode()}
+    figure = new_output("display_data", data=data, metadata={"image/png": {"alt": "A square."}})
+    path = notebook(new_markdown_cell("Words.", id="words"), cell("plot", "1 / 0", outputs=[figure], execution_count=1))
+    (output,) = run(path, "--pictures")[1]["plot"].outputs
+    stored = base64.b64decode(output.data["image/png"])
+    assert refresh.look_alike(stored, png(shades)) and len(stored) < 150 and output.metadata == figure.metadata
+    first = path.read_bytes()
+    run(path, "--pictures")
+    assert path.read_bytes() == first
+
+
 def test_look_alike_sees_a_moved_marker_and_not_a_shade():
     blank = png(lambda im: None)
     assert refresh.look_alike(blank, png(lambda im: im.paste((250, 250, 250), (0, 0, 200, 100))))

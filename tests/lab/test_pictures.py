@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from kernels.lab import style, trace
+from kernels.lab import png, style, trace
 
 
 @triton.jit
@@ -168,9 +168,25 @@ def test_a_rare_colour_survives_the_small_file():
     full = io.BytesIO()
     figure.savefig(full, format="png")
     want, got = (
-        np.asarray(Image.open(png).convert("RGB"), dtype=int) for png in (full, io.BytesIO(figure.png()))
+        np.asarray(Image.open(file).convert("RGB"), dtype=int) for file in (full, io.BytesIO(figure.png()))
     )
-    assert abs(want - got).max() <= 24
+    assert abs(want - got).max() <= png.WORST
+
+
+def test_a_picture_has_the_fewest_colours_that_do_it_no_harm_and_is_never_made_smaller_twice():
+    shades, flats = style.picture(3, 2), style.picture(3, 2)
+    shades[1][0, 0].imshow(np.linspace(0, 1, 400).reshape(20, 20), cmap="viridis", aspect="auto")
+    flats[1][0, 0].add_patch(Rectangle((0.2, 0.2), 0.5, 0.5, color=style.FILLS[0]))
+    for (figure, _), fewest, most in ((shades, 33, 64), (flats, 2, 16)):
+        small = figure.png()
+        image = Image.open(io.BytesIO(small))
+        assert image.mode == "P" and fewest <= len(image.getcolors()) <= most
+        assert png.small(small) == small
+    width = Image.new("P", (3, 2))  # an odd width in four bits
+    width.putpalette([0, 0, 0, 255, 255, 255])
+    width.putdata([0, 1, 1, 1, 0, 1])
+    read = Image.open(io.BytesIO(png.encoded(width))).convert("RGB")
+    assert read.tobytes() == width.convert("RGB").tobytes()
 
 
 def test_a_picture_says_in_words_what_it_draws():
