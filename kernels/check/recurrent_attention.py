@@ -18,7 +18,7 @@ from kernels.check.recurrent_problem import AXES
 
 F16 = "products or sums are taken in float16: convert to tl.float32 right after each load"
 STRIDES = "each tensor has its own strides, and some are 0: at(stride_x, ...) takes those of x"
-READ_STRIDES, READ_PACKED = "Lesson 01, step 4", "Lesson 20, step 7"
+READ_STRIDES, READ_PACKED = "Lesson 01, step 4", "Lesson 21, step 5"
 
 
 # What all three have in common. A head's or a sequence's end is no mask's business.
@@ -73,19 +73,19 @@ def _forward_exercise(task: Gated) -> Exercise:
         "recurrent_forward",
         "the kernel stores nothing yet. It needs a state, a walk along the tokens, and a store of o.",
         Property("whole blocks", 1, "Lesson 20, step 2", f.whole),
-        Property("gates", 1, "Lesson 20, step 3", f.gated, rows),
-        Property("a state at both ends", 1, "Lesson 20, step 6", f.ends, both),
-        *_packed_and_strided(f, READ_PACKED, "Lesson 20, step 4"),
-        Property("ragged V", 1, "Lesson 20, step 4", f.values, "mask_v must cut the last, partial block of V"),
-        Property("block sizes", 1, "Lesson 20, step 4", f.blocks, "the answer depends on BLOCK_V, it must not"),
-        *_rounded_and_inside(f, "Lesson 20, step 4"),
+        Property("gates", 1, "Lesson 21, step 1", f.gated, rows),
+        Property("a state at both ends", 1, "Lesson 21, step 3", f.ends, both),
+        *_packed_and_strided(f, READ_PACKED, "Lesson 20, step 3"),
+        Property("ragged V", 1, "Lesson 20, step 3", f.values, "mask_v must cut the last, partial block of V"),
+        Property("block sizes", 1, "Lesson 20, step 3", f.blocks, "the answer depends on BLOCK_V, it must not"),
+        *_rounded_and_inside(f, "Lesson 20, step 3"),
         suspects=walk_suspects,
         cheap=Cheap(
             f.costed,
             forward_steps,
             (Tier(3, read=1.35, steps=1.1), Tier(1, read=2.7, written=3.0, steps=2.0)),
             "the state stays in registers from token to token: each token is loaded once for each block of V",
-            "Lesson 20, step 4",
+            "Lesson 20, step 3",
             sectors=2.0,
         ),
     )

@@ -154,7 +154,7 @@ PATIENTS = (
                 (READ, "o = tl.sum(S * q[:, None].to(tl.float16).to(tl.float32), axis=0)"),
             ),
         ),
-        lesson="Lesson 20, step 4",
+        lesson="Lesson 20, step 3",
     ),
     Patient(
         key="2b",

@@ -1,9 +1,9 @@
-"""Lesson 20's "Your turn" cells: a model that reads first, a gate that also weighs what is written, a walk in pieces."""
+"""Lesson 20's "Your turn" cells: a model that reads first, one that writes differences, and how many sequences are enough."""
 
 import torch
 
 from kernels.check.steps import step
-from kernels.check.steps.helpers import difference, growing, values
+from kernels.check.steps.helpers import block, described, difference, growing, values
 
 
 @step("20-early", "what is left of each token's writing when another reads it")
@@ -35,60 +35,49 @@ def early(answer):
     return growing(got) or difference("The matrix", got, wanted)
 
 
-@step("20-coupled", "one gate that fades a row and weighs what is written to it")
-def coupled(answer):
-    """The old state and the new value apart; K = V first, where a row may pass for a column."""
-    for K, V in ((4, 4), (3, 5)):
-        S, k, v, gk = (values(*shape, seed=i, dtype=torch.float64) for i, shape in enumerate([(K, V), (K,), (V,), (K,)]))
-        decay = (-gk.abs()).exp()
-        new = torch.outer(k, v)
-        alone = (S, 0 * k, 0 * v), (0 * S, k, v)
-        kept, written = (answer(*(x.clone() for x in (*inputs, decay.log()))) for inputs in alone)
-        if K == V and not difference("", kept, S * decay):
-            return "Columns of the state fade: the gate is by key channel, so by row, and decay[:, None] is a column"
-        if not difference("", kept, S):
-            return "The old state does not fade"
-        if said := difference("The old state, faded,", kept, decay[:, None] * S):
-            return said
-        for weight, why in (
-            (1, "What is written has its whole weight: here row i of it gets 1 - decay[i]"),
-            (decay[:, None], "What is written fades like the old state: it gets what the old one loses, 1 - decay"),
+@step("20-delta", "a token that writes what its key does not find yet")
+def delta(answer):
+    """As many rows as columns first, where one may pass for the other; a key whose length is not 1."""
+    for K, V in ((4, 4), (4, 8)):
+        S, k, v = (values(*shape, seed=i) for i, shape in enumerate([(K, V), (K,), (V,)]))
+        got, here = block(answer, S, k, v, shape=(K, V)), [x.cpu().double() for x in (S, k, v)]
+        S, k, v = here
+        found = S.T @ k
+        for other, why in (
+            (S + torch.outer(k, v), "The value is written whole: first take off what the key finds"),
+            (S + torch.outer(k, v + found), "What the key finds is added to the value: it must be taken off"),
+            (torch.outer(k, v - found), "The difference replaces the state: it is added to it"),
+            (S + (v - found), "Every row gets the whole difference: row i gets k[i] times it"),
+            (S - torch.outer(k, found), "What the key finds is taken off, and the value is never written"),
         ):
-            if not difference("", written, weight * new):
+            if not difference("", got, other):
                 return why
-        if not difference("", written, torch.outer(1 - decay, v)):
-            return "What is written lacks the key: row i of it gets 1 - decay[i] times k[i] times v"
-        if K == V and not difference("", written, (1 - decay) * new):
-            return "Columns of what is written are weighed: 1 - decay belongs to rows, beside k"
-        if said := difference("What is written", written, (1 - decay)[:, None] * new):
+        if K == V and not difference("", got, S + torch.outer(k, v - S @ k)):
+            return "The key reads along a row: it reads a column, so the sum is over rows, axis 0"
+        if K == V and not difference("", got, S + torch.outer(v - found, k)):
+            return "Key and value have changed places: k belongs to rows, k[:, None]"
+        if said := difference("The state", got, S + torch.outer(k, v - found)):
             return said
     return ""
 
 
-@step("20-pieces", "a walk back, piece by piece")
-def pieces(answer):
-    """The walk notes what it is given; sizes that differ, an empty piece inside."""
-    tokens, given = torch.arange(1.0, 7.0), []
-
-    def walk(piece, state):
-        given.append((piece.tolist(), float(state)))
-        outputs = []
-        for x in piece.flip(0):
-            state = 0.5 * state + x
-            outputs.insert(0, state)
-        return torch.stack(outputs) if outputs else piece, state
-
-    o, state = walk(tokens, torch.tensor(8.0))
-    given.clear()
-    got, last = answer(walk, tokens.clone(), [2, 0, 3, 1], torch.tensor(8.0))
-    said = "With tokens 1 to 6 in pieces of 2, 0, 3 and 1"
-    asked = [piece for piece, _ in given]
-    if asked == [[1, 2], [], [3, 4, 5], [6]]:
-        return f"{said} you begin with the first piece: a walk back begins with the last, whose state enters the others"
-    if asked != [[6], [3, 4, 5], [], [1, 2]]:
-        return f"{said} you walk {asked}: each piece once, the last first, its tokens in reading order (`walk` turns them)"
-    if given[1][1] == 8.0:
-        return f"{said} the second piece you walk begins with the initial state: it must begin with what the first one left"
-    if tuple(got.shape) == (6,) and not difference("", got, torch.cat([o[5:], o[2:5], o[:2]])):
-        return f"{said} the outputs stand in the order of the walk, last piece first: put each in front of what you have"
-    return difference("The line of outputs", got, o) or difference("The final state", last, state)
+@step("20-full", "from how many sequences on arithmetic takes longer than the steps")
+def full(answer):
+    """Sizes that all differ, so that each one left out shows as a factor."""
+    tau, phi, H, K, V = 4e-7, 7e13, 3, 64, 32
+    right = tau * phi / (5 * K * V * H)
+    got = answer(tau, phi, H, K, V)
+    if not isinstance(got, (int, float)):
+        return f"A number is asked for, and this is {described(got)}"
+    for other, why in (
+        (right * H, "it lacks the heads: each of the H heads has a state of its own"),
+        (right * 5, "it lacks the five operations for each element of the state"),
+        (right * V, "it lacks V: a state has K times V elements"),
+        (right * K, "it lacks K: a state has K times V elements"),
+        (right * 5 * K * V / (2 * K + 2 * V), "it counts the elements that are moved: the second bound is of the operations"),
+    ):
+        if abs(got / other - 1) < 1e-6:
+            return f"That is {got:.4g}, {got / right:.3g} times too much: {why}"
+    if got and abs(1 / got / right - 1) < 1e-6:
+        return "That is the inverse: B is what makes 5 K V B T H / phi as long as T tau"
+    return difference("B", got, right)

@@ -5,18 +5,12 @@ def early(value):
     return f"def early_decays(g):\n    Gamma = g.cumsum(0)\n    return {value}\n"
 
 
-def coupled(value):
-    return f"def coupled(S, k, v, gk):\n    decay = gk.exp()\n    return {value}\n"
+def delta(found="tl.sum(S * k[:, None], axis=0)", after="S + k[:, None] * (v - found)[None, :]"):
+    return f"@triton.jit\ndef delta(S, k, v):\n    found = {found}\n    return {after}\n"
 
 
-def back(order="reversed(tokens.split(sizes))", enters="state", keep="outputs.insert(0, o)"):
-    return f"""def back_in_pieces(walk, tokens, sizes, state):
-    outputs, first = [], state
-    for piece in {order}:
-        o, state = walk(piece, {enters})
-        {keep}
-    return torch.cat(outputs), state
-"""
+def full(value):
+    return f"def enough_sequences(tau, phi, H, K, V):\n    return {value}\n"
 
 
 WRONG = {
@@ -29,19 +23,23 @@ WRONG = {
         (early("(Gamma - g).exp()"), "has shape (5,)"),
         (early("(Gamma[:, None] - g - Gamma[None, :]).exp().tril(-1)"), "no decay is above 1"),
     ],
-    "20-coupled": [
-        (coupled("decay * S + torch.outer((1 - decay) * k, v)"), "Columns of the state fade"),
-        (coupled("decay[:, None] * S + torch.outer(k, v)"), "has its whole weight"),
-        (coupled("decay[:, None] * (S + torch.outer(k, v))"), "it gets what the old one loses"),
-        (coupled("decay[:, None] * S + (1 - decay) * torch.outer(k, v)"), "belongs to rows, beside k"),
-        (coupled("decay[:, None] * S + torch.outer(1 - decay, v)"), "lacks the key"),
-        (coupled("S + torch.outer((1 - decay) * k, v)"), "The old state does not fade"),
-        (coupled("gk[:, None] * S + torch.outer((1 - decay) * k, v)"), "The old state, faded"),
+    "20-delta": [
+        (delta(after="S + k[:, None] * v[None, :]"), "The value is written whole"),
+        (delta(after="S + k[:, None] * (v + found)[None, :]"), "it must be taken off"),
+        (delta(after="k[:, None] * (v - found)[None, :]"), "The difference replaces the state"),
+        (delta(after="S + (v - found)[None, :]"), "row i gets k[i] times it"),
+        (delta(after="S - k[:, None] * found[None, :]"), "the value is never written"),
+        (delta(found="tl.sum(S * k[None, :], axis=1)"), "the sum is over rows, axis 0"),
+        (delta(after="S + (v - found)[:, None] * k[None, :]"), "Key and value have changed places"),
+        (delta(after="S + 2 * k[:, None] * (v - found)[None, :]"), "The state[0, 0]"),
     ],
-    "20-pieces": [
-        (back(order="tokens.split(sizes)"), "you begin with the first piece"),
-        (back(order="tokens.flip(0).split(sizes[::-1])"), "`walk` turns them"),
-        (back(enters="first"), "begins with the initial state"),
-        (back(keep="outputs.append(o)"), "put each in front"),
+    "20-full": [
+        (full("tau * phi / (5 * K * V)"), "it lacks the heads"),
+        (full("tau * phi / (K * V * H)"), "it lacks the five operations"),
+        (full("tau * phi / (5 * K * H)"), "it lacks V"),
+        (full("tau * phi / ((2 * K + 2 * V) * H)"), "the second bound is of the operations"),
+        (full("5 * K * V * H / (tau * phi)"), "That is the inverse"),
+        (full("str(H)"), "A number is asked for"),
+        (full("tau * phi / (5 * K * V * H) ** 2"), "B is"),
     ],
 }

@@ -1,0 +1,93 @@
+"""Recurrent attention: one token's visit to the state, and where a state is handed on."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kernels.lab.drawings.language import NOTE, Filmstrip, drawing, filmstrip
+
+
+def state_step(BLOCK_V: int | None = None, program: int = 1) -> Filmstrip:
+    """One token at a state of 3 × 4: it fades to one half, a key and a value are written, a query reads.
+
+    BLOCK_V: columns of a program; where given, only those of ``program`` are lit.
+    """
+    before = np.array([[4, 0, 2, 6], [0, 8, 2, 0], [2, 2, 0, 4]])
+    k, v, q = np.array([1, 0, 2]), np.array([3, 1, 0, -1]), np.array([1, 1, 0])
+    faded = before // 2
+    after = faded + np.outer(k, v)
+    own = range(4) if BLOCK_V is None else range(program * BLOCK_V, (program + 1) * BLOCK_V)
+
+    def lit(_, j):
+        return j in own
+
+    def draw(board, frame):
+        for role, word in (("input", "loaded"), ("accumulator", "the state"), ("output", "stored")):
+            board.name(role, word)
+        board.box(-0.3, -0.4, 6.6, 7.6, width=0)  # the same room in each frame
+        state = board.cells(2, 2, 3, 4, "accumulator", label=after if frame else faded, lit=lit, text_size=9)
+        if frame == 0:
+            board.text(4, 6.0, "each number is half", size=NOTE)
+            board.text(4, 6.7, "of what it was", size=NOTE)
+        else:
+            board.cells(0, 2, 3, 1, "input", label=(k if frame == 1 else q)[:, None], text_size=9)
+            board.text(0.5, 1.55, "k" if frame == 1 else "q", size=9)
+        if frame == 1:
+            board.cells(2, 0, 1, 4, "input", label=v[None, :], lit=lit, text_size=9)
+            board.text(1.55, 0.5, "v", size=9)
+            board.text(4, 6.0, "row's k times column's v", size=NOTE)
+            board.text(4, 6.7, "is added", size=NOTE)
+        if frame == 2:
+            board.text(0.5, 6.5, "sums of\nq times\na column", size=NOTE)
+            o = board.cells(2, 6, 1, 4, "output", label=(q @ after)[None, :], lit=lit, text_size=9)
+            board.text(1.55, 6.5, "o", size=9)
+            for j in own:
+                board.arrow(state.cell(2, j).side("bottom"), o.cell(0, j).side("top"), "output")
+        if BLOCK_V is not None:
+            board.frame(state.span(range(3), own), "program")
+
+    alt = (
+        "Three frames with a state of three rows and four columns. Fade: every number is halved. Write: a key column stands "
+        "at its left, a value row above it, and each product is added. Read: a query column stands at its left, and under "
+        "each column its output, the sum of query times column."
+    )
+    if BLOCK_V is not None:
+        alt += f" Only columns {own[0]} to {own[-1]}, framed as program {program}'s, are lit, with all of k and q."
+    return filmstrip(7.2, 3.5, draw, ["fade", "write", "read"], alt=alt)
+
+
+def handed_on(sizes: Sequence[int] = (3, 1, 2), reverse: bool = False):
+    """A text in pieces, and the state that goes from each to the next: to the right, and with ``reverse`` to the left too."""
+
+    def draw(board):
+        board.name("input", "tokens")
+        board.name("accumulator", "state handed on")
+        for way in range(1 + reverse):
+            y, at, t, order = 1.9 * way, 2.2, 0, []
+            for size in sizes:
+                order.append((board.cells(at, y, 1, size, "input", label=[[f"t{t + i}" for i in range(size)]]), at))
+                at, t = at + size + 3.2, t + size
+            middle = y + 0.5
+            board.text(-1.2, middle, "reverse" if way else "forward", size=9, ha="right")
+            ends = [2.2 - 1.6, *(place.x + place.w + 1.6 for place, _ in order)]
+            for i, x in enumerate(ends):
+                n = len(sizes) - i if way else i
+                name = "first" if n == 0 else "last" if n == len(sizes) else f"after {n}"
+                board.box(x - 0.75, y - 0.05, 1.5, 1.1, "accumulator", name, size=NOTE)
+            for i, (place, _) in enumerate(order):
+                left, right = (ends[i] + 0.75, middle), (place.x, middle)
+                far, next_ = (place.x + place.w, middle), (ends[i + 1] - 0.75, middle)
+                for a, b in ((left, right), (far, next_)):
+                    board.arrow(*((b, a) if way else (a, b)), "accumulator")
+
+    pieces = ", ".join(map(str, sizes))
+    alt = (
+        f"Tokens t0 to t{sum(sizes) - 1} in pieces of {pieces}, between and around them the state as a box, with arrows to "
+        "the right from the first state to the last."
+    )
+    if reverse:
+        alt += (
+            " Below, the same pieces with all arrows to the left: the first state enters behind the last token, and what is "
+            "left stands before t0."
+        )
+    return drawing(8, 1.75 if reverse else 1.1, draw, alt=alt)
