@@ -17,25 +17,24 @@ from kernels.check.compiling import compiled, refusal
 from kernels.check.framework import VERDICTS, Draw, Finding, explain
 from kernels.lab.compile_report import CompileError, prepare
 
-#: What each kind of finding of the model usually means, and what to read again.
+#: What each kind of finding of the model usually means, and the lesson and its step to read again.
 MEANINGS = {
-    "byte count": ("expect announces exactly what the copies of this phase bring", "step 3"),
-    "missing fence": ("fence_async_shared stands between ordinary stores and the arrival that announces them", "step 3"),
-    "missing wait": ("the sums are in the accumulator once warpgroup_mma_wait has returned", "step 4"),
-    "early read": ("wait for the barrier that this copy completes before you read", "step 2"),
-    "wrong phase": ("another round than the one that is meant lets this wait pass: the parity turns once a round", "step 2"),
-    "early overwrite": ("a buffer is free when its last reader is done and has said so on a barrier", "step 8"),
-    "race": ("one arrives after its access, the other waits before its own", "step 8"),
-    "order of sums": ("let each addition wait for the one before it: sums of floats depend on their order", "step 8"),
-    "uninitialized": ("wait for the barrier of what fills this memory before you read", "step 2"),
-    "barrier": ("init asks for as many arrivals as come in a phase, no more and no fewer", "step 2"),
-    "out of bounds": ("mask what lies past the end", "step 4"),
-    "unfinished": ("nobody waits for it: see whether both sides count the same steps", "step 2"),
-    "deadlock": ("nobody does what this wait asks for: see who should signal it, and which phase is meant", "step 7"),
+    "byte count": ("expect announces exactly what the copies of this phase bring", 50, 3),
+    "missing fence": ("fence_async_shared stands between ordinary stores and the arrival that announces them", 50, 3),
+    "missing wait": ("the sums are in the accumulator once warpgroup_mma_wait has returned", 50, 4),
+    "early read": ("wait for the barrier that this copy completes before you read", 50, 2),
+    "wrong phase": ("another round than the one that is meant lets this wait pass: the parity turns once a round", 50, 2),
+    "early overwrite": ("a buffer is free when its last reader is done and has said so on a barrier", 51, 2),
+    "race": ("one arrives after its access, the other waits before its own", 51, 2),
+    "order of sums": ("let each addition wait for the one before it: sums of floats depend on their order", 51, 2),
+    "uninitialized": ("wait for the barrier of what fills this memory before you read", 50, 2),
+    "barrier": ("init asks for as many arrivals as come in a phase, no more and no fewer", 50, 2),
+    "out of bounds": ("mask what lies past the end", 50, 4),
+    "unfinished": ("nobody waits for it: see whether both sides count the same steps", 50, 2),
+    "deadlock": ("nobody does what this wait asks for: see who should signal it, and which phase is meant", 51, 1),
 }  # fmt: skip
 #: What the model says of a barrier whose two sides have lost each other, mostly because of another finding.
 CONSEQUENCES = ("nothing keeps the barrier from", "without knowing that phase", "more often than it was initialized")
-LESSON = "Lesson 50, "
 GIVEN = ("ask", "store_tile")  # functions that the exercise gives
 TALLIED = ("wait", "expect", "issue", "arrive")
 ACTIONS = {"wait", "expect", "issue", "arrive", "read", "write"}  # what a partition of a pipeline does in its log
@@ -249,10 +248,10 @@ def _judge(gluon_model, item: Property, kernel, launch: Launch) -> _Wrong | None
         return _Wrong("an error", f"{amount}: {said}", means, item.lesson)
     if sweep.findings:
         first = min(sweep.findings, key=_rank)
-        cause, step = MEANINGS[first.kind]
+        cause, lesson, step = MEANINGS[first.kind]
         at = f" at {first.barrier}" if first.barrier else ""
         where = f"{first.kind}{at} in line {first.place.line} of {first.partition}, `{first.place.text}`"
-        return _Wrong(where, amount, cause, LESSON + step, first.message)
+        return _Wrong(where, amount, cause, f"Lesson {lesson}, step {step}", first.message)
     wrong = ~torch.isclose(launch.out.double(), launch.expected, rtol=1e-3, atol=1e-3)
     if wrong.any():
         at = wrong.nonzero()[0].tolist()

@@ -1,4 +1,4 @@
-"""Lesson 50's "Your turn" cells: one count for all tiles, a release two steps late, clocks that learn from each other.
+"""Lesson 50's "Your turn" cells: a ring no deeper than it helps, one count for all tiles, a release two steps late.
 
 None of them imports ``kernels.gluon_model``, which older releases of Triton cannot load: the answer brings its own run.
 """
@@ -6,6 +6,44 @@ None of them imports ``kernels.gluon_model``, which older releases of Triton can
 import itertools
 
 from kernels.check.steps import described, step
+
+
+@step("50-depth", "a ring no deeper than it helps")
+def depth(ring_of):
+    """Rings that shared memory bounds, that the box bounds, on the dot and rounded up; copies or products the slower."""
+    for room, tile, copy, product, latency in (
+        (500, 32, 5, 2, 17),
+        (100, 10, 2, 3, 7),
+        (100, 10, 2, 3, 6),
+        (100, 48, 2, 3, 7),
+        (227, 32, 5, 2, 19),
+        (100, 10, 4, 3, 9),
+        (60, 20, 1, 4, 40),
+    ):
+        got = ring_of(room, tile, copy, product, latency)
+        if not isinstance(got, (tuple, list)) or len(got) != 2:
+            return f"It must return two numbers, D and share, and returns {described(got)}: {got!r}"
+        fits, helps = room // tile, -(-(latency + product) // max(copy, product))
+        D = min(fits, helps)
+        share = product / max(copy, product, (latency + product) / D)
+        case = f"For room {room}, tile {tile}, copy {copy}, product {product} and latency {latency}"
+        if got[0] != D:
+            why = {
+                fits: "So many fit, and more than the box asks for buy nothing",
+                helps: "So many the box asks for, and they do not fit",
+                (latency + product) // max(copy, product): "Rounded down, the ring is a little too short: round up",
+                -(-latency // max(copy, product)): "Around the ring lie a latency and the product that reads the buffer",
+                min(fits, -(-(latency + product) // product)): "Where copies are the slower ones, they set the pace",
+            }.get(got[0], "As many as the box asks for, if they fit")
+            return f"{case}, D is {got[0]}, expected {D}. {why}"
+        if not abs(float(got[1]) - share) < 1e-6:
+            why = {
+                product / max(product, (latency + product) / D): "Copies may be slower than products, too",
+                product / max(copy, product): "A ring that is too short sets the pace of its own, (L + t_m) / D",
+                max(copy, product, (latency + product) / D): "That is how long a step takes; of it the product works a part",
+            }.get(got[1], "It is the time of a product over the time of a step")
+            return f"{case}, share is {float(got[1]):.3g}, expected {share:.3g}. {why}"
+    return ""
 
 
 @step("50-count", "a ring that goes on from tile to tile")
@@ -102,49 +140,4 @@ def late(run):
             f"Nothing is wrong, but at most {most} product{'s are' if most != 1 else ' is'} in flight, and three are meant "
             "to be when the newest has just started: let two of them run on"
         )
-    return ""
-
-
-@step("50-clocks", "what an actor learns, and what it knows")
-def clocks(learns, before):
-    """Clocks of which either may be ahead, in another place; then events seen, not yet seen, and never heard of."""
-    cases = (
-        ({"loader": 3, "multiplier": 1}, {"multiplier": 2}, {"loader": 3, "multiplier": 2}),
-        ({"loader": 3, "multiplier": 5}, {"loader": 4, "multiplier": 2}, {"loader": 4, "multiplier": 5}),
-        ({}, {"product": 2}, {"product": 2}),
-        ({"product": 2}, {}, {"product": 2}),
-    )
-    for mine, other, right in cases:
-        given = dict(mine), dict(other)
-        got = learns(*given)
-        if not isinstance(got, dict):
-            return f"What learns returns must be a clock, a dict, and is {described(got)}"
-        got = {actor: n for actor, n in got.items() if n}
-        if got == right:
-            continue
-        case = f"Whoever knows {mine} and is told {other} comes to know {right}; yours knows {got}"
-        if got == {**mine, **other}:
-            actor = next(actor for actor in right if got[actor] < right[actor])
-            return f"{case}. It has forgotten events of the {actor}: older news must not replace newer"
-        if got == {**other, **mine}:
-            return f"{case}. It has learnt nothing that is new: where both have a number, the larger counts"
-        if set(got) != set(right):
-            return f"{case}. Who is in one clock only has a number, too: the other's is 0"
-        return case
-    for actor, number, clock, right in (
-        ("product", 1, {"product": 1}, True),
-        ("product", 2, {"product": 1}, False),
-        ("product", 1, {"product": 3}, True),
-        ("product", 1, {"multiplier": 4}, False),
-        ("loader", 2, {"loader": 1, "product": 9}, False),
-    ):
-        got = before(actor, number, dict(clock))
-        if bool(got) != right:
-            why = {
-                True: "a clock's number is the *last* event it knows of, and it knows all before that",
-                False: "a clock knows an actor's events up to its number for *this* actor, and none of one that is not in it",
-            }[right]
-            return (
-                f"Event {number} of the {actor} is {'' if right else 'not '}known to {clock}; you say otherwise: {why}"
-            )
     return ""

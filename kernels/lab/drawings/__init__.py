@@ -24,6 +24,7 @@ from kernels.lab.drawings.conv1d_backward import conv_sums, conv_who_saw
 from kernels.lab.drawings.machine import machine, program_on_threads, warp_load
 from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
 from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
+from kernels.lab.drawings.pipelines import happens_before, registers, ring, ring_depths
 from kernels.lab.drawings.recurrence import handed_on, state_step
 from kernels.lab.drawings.waiting import latency_hiding, launch, occupancy, pipe, waves
 
@@ -41,6 +42,7 @@ __all__ = [
     "conv_window",
     "conv_words",
     "handed_on",
+    "happens_before",
     "latency_hiding",
     "launch",
     "machine",
@@ -55,6 +57,9 @@ __all__ = [
     "pipelined",
     "program_on_threads",
     "programs",
+    "registers",
+    "ring",
+    "ring_depths",
     "state_step",
     "tile_order",
     "tile_sectors",

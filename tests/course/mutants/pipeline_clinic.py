@@ -161,7 +161,7 @@ TILES = Target(
             "its count is 0 at the beginning of each tile, the multiplier's is not",
             (COUNT, TILES_LOOP + "        i = 0\n"),
             "several tiles",
-            "Lesson 50",
+            "Lesson 51, step 1",
             LOADER,
         ),
         Mutant(
@@ -169,7 +169,7 @@ TILES = Target(
             "the loader counts the tile as a step",
             ("            i += 1\n", "            i += 1\n        i += 1\n"),
             "several tiles",
-            "Lesson 50",
+            "Lesson 51, step 1",
             LOADER,
         ),
         Mutant(
@@ -343,7 +343,7 @@ HALVES = Target(
             "every release goes to empty[0]",
             ("empty.index((i + STAGES - 1) % STAGES)", "empty.index(0)"),
             "three rounds",
-            "Lesson 50",
+            "Lesson 51, step 1",
         ),
         ENUMERATE,
         Mutant(

@@ -23,20 +23,29 @@ def two_late(c_ptr, a, b, ready, empty, row, column, M, N, steps, layout: gl.con
 """
 
 
-LARGER = "{a: max(mine.get(a, 0), other.get(a, 0)) for a in {*mine, *other}}"
+FITS, HELPS = "room // tile", "-(-(latency + product) // max(copy, product))"
 
 
-def clocks(learns=LARGER, before="clock.get(actor, 0) >= number"):
-    return f"""def learns(mine, other):
-    return {learns}
-
-
-def before(actor, number, clock):
-    return {before}
+def depth(D=f"min({FITS}, {HELPS})", step="max(copy, product, (latency + product) / D)", share="product / step"):
+    return f"""def ring_of(room, tile, copy, product, latency):
+    D = {D}
+    step = {step}
+    return D, {share}
 """
 
 
 WRONG = {
+    "50-depth": [
+        (depth(FITS), "more than the box asks for buy nothing"),
+        (depth(HELPS), "they do not fit"),
+        (depth("min(room // tile, (latency + product) // max(copy, product))"), "Rounded down"),
+        (depth("min(room // tile, -(-latency // max(copy, product)))"), "and the product that reads the buffer"),
+        (depth("min(room // tile, -(-(latency + product) // product))"), "they set the pace"),
+        (depth(step="max(product, (latency + product) / D)"), "Copies may be slower"),
+        (depth(step="max(copy, product)"), "sets the pace of its own"),
+        (depth(share="step"), "of it the product works a part"),
+        (depth(share="1 / step"), "expected"),
+    ],
     "50-count": [
         (count("i"), "You begin anew with every tile"),
         (count(loads="(i // STAGES + 1) % 2", multiplies="i // STAGES % 2"), "the parities begin anew"),
@@ -61,16 +70,5 @@ WRONG = {
         (late(slot="(i - 2) % STAGES"), "the slot is negative"),
         (late(running="1"), "at most 2 products are in flight"),
         (late(running="0"), "at most 1 product is in flight"),
-    ],
-    "50-clocks": [
-        (clocks("{**mine, **other}"), "It has forgotten events of the multiplier"),
-        (clocks("{**other, **mine}"), "nothing that is new"),
-        (clocks("{a: max(n, other.get(a, 0)) for a, n in mine.items()}"), "Who is in one clock only"),
-        (clocks("{a: mine.get(a, 0) + other.get(a, 0) for a in {*mine, *other}}"), "comes to know"),
-        (clocks("mine.update(other)"), "must be a clock"),
-        (clocks(before="clock.get(actor, 0) == number"), "it knows all before that"),
-        (clocks(before="clock.get(actor, 0) > number"), "it knows all before that"),
-        (clocks(before="actor in clock"), "for *this* actor"),
-        (clocks(before="max(clock.values()) >= number"), "for *this* actor"),
     ],
 }
