@@ -103,7 +103,7 @@ def _forward_exercise(task: Scored) -> Exercise:
             Property(
                 "score mods",
                 1,
-                "Lesson 31, step 4",
+                "Lesson 31, step 2",
                 modified(case),
                 "z = SCORE_MOD(s, m, n), m a column of rows' numbers, n a row",
             ),

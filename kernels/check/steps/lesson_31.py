@@ -1,53 +1,44 @@
-"""Lesson 31's "Your turn" cells: a window with a prefix, the address of a shared bias, softcap's gradient by its cap."""
+"""Lesson 31's "Your turn" cells: a nested gather, the address of a shared bias, softcap's gradient by its cap."""
 
 import torch
+import triton
+import triton.language as tl
 
+from kernels import runtime
 from kernels.check.steps import step
-from kernels.check.steps.helpers import block, difference, values
+from kernels.check.steps.helpers import block, difference, empty, launch, values
 
 
-@step("31-prefix", "a window with a prefix, as a function of one element")
-def prefix(answer):
-    """Two batch rows with different prefixes, one of them none; called on all positions at once."""
-    T, size = 7, 3
-    score = values(2, 1, T, T)
-    lengths = torch.tensor([2, 0], device=score.device)
-    at = torch.meshgrid(*(torch.arange(length, device=score.device) for length in score.shape), indexing="ij")
-    b, _, m, n = at
-    try:
-        got = answer(lengths, size)(score.clone(), *at)
-    except RuntimeError as raised:
-        if "ambiguous" not in str(raised):
-            raise
-        return "`if`, `and` and `or` ask for one truth, and the mod is recorded once for all: use torch.where, & and |"
-    if not isinstance(got, torch.Tensor) or got.shape != score.shape:
-        return "The mod must return one changed score for the one that it is given"
-    sees = got == score
-    if not (sees | (got == -torch.inf)).all():
-        at = tuple((~sees & (got != -torch.inf)).nonzero()[0].tolist())
-        made = f"yours makes {float(got[at]):.3g} of {float(score[at]):.3g}"
-        return f"A key that is seen keeps its score, any other gets -inf, and {made}"
-    in_prefix, back = n < lengths[b], m - n
-    window = (back >= 0) & (back < size)
-    for mask, why in (
-        (in_prefix & window, "A key is seen if it is in the prefix or in the window: not only if it is in both"),
-        (in_prefix | (back < size), "Queries see later keys: the window ends with the query's own key"),
-        (in_prefix | ((back >= 0) & (back <= size)), f"The window holds {size + 1} keys: its own is one of the {size}"),
-        (in_prefix | ((back > 0) & (back <= size)), "No query sees its own key, which is the window's last"),
-        ((n <= lengths[b]) | window, "The prefix is one key too long: prefix[b] keys are those before number prefix[b]"),
-        ((m < lengths[b]) | window, "It is keys that make the prefix: those with kv_idx < prefix[b], for every query"),
-        ((n < lengths[0]) | window, "Every batch row has the prefix of the first: take prefix[b]"),
-        (window, "The prefix is never seen from behind the window"),
-        (~(in_prefix | window), "Just the other keys are seen: torch.where takes its second argument where the first holds"),
+@triton.jit
+def _tile_kernel(s_ptr, t_ptr, speaker_ptr, bias_ptr, T, mod: tl.constexpr):
+    m, n = tl.arange(0, 8)[:, None], tl.arange(0, 8)[None, :]
+    inside = (m < T) & (n < T)
+    score = tl.load(s_ptr + m * T + n, mask=inside, other=0.0)
+    t = mod(score, 0, 0, m % T, n % T, (speaker_ptr, bias_ptr))
+    tl.store(t_ptr + m * T + n, t, mask=inside)
+
+
+@step("31-speaker", "a bias by who asks whom, in Triton")
+def speaker(answer):
+    """Seven positions in a tile of eight, three speakers who do not take turns in order; the bias has no symmetry."""
+    T = 7
+    score, bias = values(T, T), values(3, 3, seed=1)
+    who = torch.tensor([0, 2, 2, 1, 0, 1, 2], device=runtime.device)
+    out = empty(T, T)
+    launch(_tile_kernel, (1,), score, out, who, bias, T, answer)
+    asks, asked = who[:, None], who[None, :]
+    added = bias[asks, asked]
+    for wrong, why in (
+        (score + bias[asked, asks], "The two are exchanged: the row of bias is that of who asks, the query's speaker"),
+        (added, "The score is gone: the bias is added to it"),
+        (score * added, "The score is multiplied by the bias, which is added to it"),
+        (score + bias.flatten()[(asks + asked).clamp(max=8)], "Rows of bias are 3 apart: row a begins at entry 3 a"),
+        (score + bias.flatten()[asks * 3].expand(T, T), "Every key gets the first entry of its row: add who is asked"),
+        (score + bias[asks, asks].expand(T, T), "Both indices are the query's speaker: who is asked stands at kv_idx"),
     ):
-        if torch.equal(sees, mask):
+        if not difference("", out, wrong):
             return why
-    wrong = (sees != (in_prefix | window)).nonzero()
-    if not len(wrong):
-        return ""
-    row, _, query, key = wrong[0].tolist()
-    seen = "sees" if sees[row, 0, query, key] else "does not see"
-    return f"With a prefix of {int(lengths[row])} and a window of {size}, query {query} {seen} key {key}"
+    return difference("the changed score", out, score + added)
 
 
 @step("31-shared", "the address of a bias that heads share, in bounds in every lane")

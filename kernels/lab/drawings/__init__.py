@@ -26,6 +26,7 @@ from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
 from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
 from kernels.lab.drawings.pipelines import happens_before, registers, ring, ring_depths
 from kernels.lab.drawings.recurrence import handed_on, state_step
+from kernels.lab.drawings.score_mods import score_mod_lines, score_mod_tile
 from kernels.lab.drawings.waiting import latency_hiding, launch, occupancy, pipe, waves
 
 __all__ = [
@@ -60,6 +61,8 @@ __all__ = [
     "registers",
     "ring",
     "ring_depths",
+    "score_mod_lines",
+    "score_mod_tile",
     "state_step",
     "tile_order",
     "tile_sectors",

@@ -1,14 +1,12 @@
 """Wrong answers to lesson 31's "Your turn" cells: definitions, and a phrase of the diagnosis."""
 
 
-def prefix(sees, value="torch.where(sees, score, -torch.inf)"):
-    return f"""def prefix_window(prefix, size):
-    def mod(score, b, h, q_idx, kv_idx):
-        back = q_idx - kv_idx
-        sees = {sees}
-        return {value}
-
-    return mod
+def speaker(value, asked="tl.load(tables[0] + kv_idx)"):
+    return f"""@triton.jit
+def by_turns(score, b, h, q_idx, kv_idx, tables):
+    asks = tl.load(tables[0] + q_idx)
+    asked = {asked}
+    return {value}
 """
 
 
@@ -26,22 +24,15 @@ def cap(ds="torch.where(live, (1 - u * u) * grad, 0.0)", share="u - s / kappa * 
 """
 
 
-WINDOW = "(back >= 0) & (back < size)"
 WRONG = {
-    "31-prefix": [
-        (prefix("kv_idx < prefix[b] or back < size"), "ask for one truth"),
-        (prefix(f"(kv_idx < prefix[b]) & {WINDOW}"), "not only if it is in both"),
-        (prefix("(kv_idx < prefix[b]) | (back < size)"), "Queries see later keys"),
-        (prefix("(kv_idx < prefix[b]) | ((back >= 0) & (back <= size))"), "The window holds 4 keys"),
-        (prefix("(kv_idx < prefix[b]) | ((back > 0) & (back <= size))"), "No query sees its own key"),
-        (prefix(f"(kv_idx <= prefix[b]) | ({WINDOW})"), "one key too long"),
-        (prefix(f"(q_idx < prefix[b]) | ({WINDOW})"), "It is keys that make the prefix"),
-        (prefix(f"(kv_idx < prefix[0]) | ({WINDOW})"), "the prefix of the first"),
-        (prefix(WINDOW), "never seen from behind"),
-        (prefix(f"(kv_idx < prefix[b]) | ({WINDOW})", "torch.where(sees, -torch.inf, score)"), "Just the other keys"),
-        (prefix(f"(kv_idx < prefix[b]) | ({WINDOW})", "torch.where(sees, 0.0 * score, -torch.inf)"), "keeps its score"),
-        (prefix(f"(kv_idx < prefix[b]) | ({WINDOW})", "torch.where(sees, score, -1e9)"), "yours makes -1e+09 of"),
-        (prefix("back < 0"), "query 0 does not see key 0"),
+    "31-speaker": [
+        (speaker("score + tl.load(tables[1] + asked * 3 + asks)"), "The two are exchanged"),
+        (speaker("tl.load(tables[1] + asks * 3 + asked)"), "The score is gone"),
+        (speaker("score * tl.load(tables[1] + asks * 3 + asked)"), "is multiplied by the bias"),
+        (speaker("score + tl.load(tables[1] + asks + asked)"), "Rows of bias are 3 apart"),
+        (speaker("score + tl.load(tables[1] + asks * 3 + asked)", "tl.load(tables[0] + q_idx)"), "stands at kv_idx"),
+        (speaker("score + tl.load(tables[1] + asks * 3)"), "first entry of its row"),
+        (speaker("score + tl.load(tables[1] + asks * 3 + asked)", "kv_idx"), "outside"),
     ],
     "31-shared": [
         (shared("h * stride + n - m + M - 1"), "neighbours share one"),
