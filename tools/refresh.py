@@ -68,13 +68,14 @@ def without_text_chunks(png: bytes) -> bytes:
 
 
 def look_alike(a: bytes, b: bytes) -> bool:
-    """Whether two PNGs show the same thing: one size, and all but a speck of pixels within a quarter of the range."""
+    """Whether two PNGs show the same thing: one size, and all but a speck of pixels within a third of the range."""
     import numpy as np
     from PIL import Image
 
     a, b = (np.asarray(Image.open(io.BytesIO(png)).convert("RGBA"), dtype=np.int16) for png in (a, b))
-    # 0.02 % of a figure is smaller than one marker: font hinting stays below it, a moved point does not.
-    return a.shape == b.shape and bool((np.abs(a - b).max(axis=-1) > 64).mean() < 2e-4)
+    # 0.02 % of a figure is smaller than one marker: font hinting stays below it, a moved point does not. A third: palettes
+    # of few colours may put an edge's shades a quarter apart (kernels/lab/png.py); the palest ink is further from white.
+    return a.shape == b.shape and bool((np.abs(a - b).max(axis=-1) > 80).mean() < 2e-4)
 
 
 def normalise_output(output, patterns):

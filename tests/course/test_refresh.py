@@ -207,7 +207,8 @@ def test_pictures_are_made_small_without_a_run(notebook):
 def test_look_alike_sees_a_moved_marker_and_not_a_shade():
     blank = png(lambda im: None)
     assert refresh.look_alike(blank, png(lambda im: im.paste((250, 250, 250), (0, 0, 200, 100))))
-    assert not refresh.look_alike(blank, png(lambda im: im.paste("black", (50, 50, 53, 53))))
+    for ink in ("black", "#FFAABB"):  # the palest fill of kernels.lab.style but grey
+        assert not refresh.look_alike(blank, png(lambda im, ink=ink: im.paste(ink, (50, 50, 53, 53))))
 
 
 def test_a_widget_is_not_stored(notebook):
