@@ -56,8 +56,9 @@ def flex_attention(
         key: [B or 1, Hkv, N, D]; with ``enable_gqa`` Hq may be a multiple G Hkv: query head h reads key head h // G.
         value: [B or 1, Hkv, N, Dv].
         score_mod: ``f(score, b, h, q_idx, kv_idx)`` on tensors without dimensions, or ``None``. ``score`` is float32.
-        block_mask: a ``BlockMask`` made for (M, N), its batch 1 or B, its heads 1 or Hq; or ``None``: all keys. A CUDA graph
-            of the backward pass visits the blocks that were listed when it was captured.
+        block_mask: a ``BlockMask`` made for (M, N), its batch 1 or B, its heads 1 or Hq; or ``None``: all keys. In a
+            CUDA graph the forward pass reads the mask's lists at every replay, the backward pass may visit the blocks that
+            were listed when it was captured: after the lists are changed in place, capture it again.
         scale: c; 1 / sqrt(D) if ``None``.
         enable_gqa: whether Hq and Hkv may differ.
         return_lse: return ``(o, lse)``.

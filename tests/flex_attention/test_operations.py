@@ -56,6 +56,19 @@ OPERATIONS = {
     "fmax": lambda s: torch.fmax(s, -s),
     "fmin": lambda s: torch.fmin(s, s * s),
     "deg2rad": torch.deg2rad,
+    "lgamma": lambda s: torch.lgamma(s.abs() + 0.3),
+    "lgamma of less than zero": lambda s: torch.lgamma(0.25 * torch.sin(s) - 0.5),
+    "digamma": lambda s: torch.digamma(s.abs() + 0.3),
+    "mvlgamma": lambda s: torch.mvlgamma(s.abs() + 1.5, 3),
+    "erfinv": lambda s: torch.erfinv(INSIDE(s)),
+    "erfcx": lambda s: torch.log(torch.special.erfcx(s)),
+    "log_ndtr": torch.special.log_ndtr,
+    "i0": lambda s: torch.log(torch.i0(3 * s)),
+    "i0e": torch.special.i0e,
+    "i1": lambda s: torch.special.i1(s),
+    "i1e": lambda s: torch.special.i1e(4 * s),
+    "xlog1py": lambda s: torch.special.xlog1py(s, s.abs()) + torch.special.xlog1py(s, 0.5),
+    "angle": lambda s: torch.angle(s) + s,
     "overwriting": lambda s: F.relu6(s * 2, inplace=True) + F.silu(s + 0, inplace=True) + F.leaky_relu_(s * 3, 0.1),
     "a sign's exponential": lambda s: torch.exp(torch.sign(s) - 0.5) + s,
     "filled and copied": lambda s: s.clone().zero_() + s.clone().fill_(0.5) * s + torch.empty_like(s).copy_(s),
@@ -109,11 +122,23 @@ def test_modules_of_torch_and_tensors_taken_apart():
         assert relative_error(got, expected) <= 2e-5
 
 
-@pytest.mark.parametrize("operation", [torch.lgamma, torch.digamma, torch.erfinv])
-def test_an_operation_that_is_not_there_is_named_with_its_line(operation):
-    def mod(score, b, h, q_idx, kv_idx):
-        return score + operation(score)
+INTEGERS = lambda score: score.detach().int()  # noqa: E731
 
-    q = torch.randn(1, 1, 8, 16, device=runtime.device)
-    with pytest.raises(ModError, match=rf"(?s){operation.__name__}.*return score \+ operation\(score\)"):
-        flex_attention(q, q, q, mod)
+
+@pytest.mark.parametrize(
+    ("operation", "line"),
+    [
+        (lambda x: torch.special.zeta(x.detach(), 2.0), "torch.special.zeta(x.detach()"),
+        (lambda x: torch.special.bessel_j0(x), "torch.special.bessel_j0(x)"),
+        (lambda x: torch.gcd(INTEGERS(x), INTEGERS(x)), "torch.gcd(INTEGERS(x)"),
+        (lambda x: torch.histc(x, 4).sum(), "torch.histc(x, 4)"),
+        (lambda x: torch.polygamma(2, x.detach()), "torch.polygamma(2"),
+        (lambda x: x // 2, "x // 2"),  # forward it is there
+        (lambda x: torch.igamma(x, x + 1), "torch.igamma(x, x + 1)"),
+    ],
+)
+def test_an_operation_that_is_not_there_is_shown_with_its_line(operation, line):
+    q = torch.randn(1, 1, 8, 16, device=runtime.device, requires_grad=True)
+    with pytest.raises(ModError) as error:
+        flex_attention(q, q, q, lambda score, b, h, q_idx, kv_idx: score + operation(score))
+    assert line in str(error.value) and "mods/" not in str(error.value)

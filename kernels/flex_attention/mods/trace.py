@@ -14,6 +14,7 @@ The graph's operations fall into four parts:
 
 import contextlib
 import functools
+import re
 
 import numpy as np
 import torch
@@ -23,9 +24,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from kernels.flex_attention.mods import special
 from kernels.flex_attention.mods.errors import ModError, at_line, explained, name_of, user_line
 from kernels.flex_attention.mods.parts import take_apart
-from kernels.flex_attention.mods.vectors import LONGEST, LOOKS, Vector, pointwise
+from kernels.flex_attention.mods.vectors import LONGEST, LOOKS, Vector, aten_name, pointwise
 
 aten = torch.ops.aten
 
@@ -88,7 +90,12 @@ def trace(mod, kind, device="cpu", differentiate=False):
         leaves = [score, *leaves] if differentiate else leaves
         if not value.requires_grad:
             return value, *[None] * len(leaves)
-        return value, *torch.autograd.grad(value, leaves, grad.to(value.dtype).reshape(value.shape), allow_unused=True)
+        try:
+            made = torch.autograd.grad(value, leaves, grad.to(value.dtype).reshape(value.shape), allow_unused=True)
+        except (NotImplementedError, RuntimeError) as error:  # of an operation whose derivative torch does not have
+            at = at_line(captures.line_of(str(error)))
+            raise ModError(f"{name_of(mod)} has no derivative:{at}{error}; or call it under torch.no_grad()") from error
+        return value, *made
 
     with _undisturbed(), fake, torch.set_grad_enabled(differentiate), fx_traceback.preserve_node_meta(), explained(mod, kind):
         grad = torch.empty((), dtype=torch.float32, device=device)
@@ -122,6 +129,7 @@ class _Captures(TorchFunctionMode):
         """What follows is computed from these."""
         self.parts = {}  # id of a partly indexed tensor -> (itself, what was indexed, its index)
         self.placed = {id(t): t for t in arguments}  # what depends on the score or a position
+        self.lines = {}  # name of a function of torch's -> the user's line that calls it last
 
     def stand_in(self, tensor):
         if isinstance(tensor, FakeTensor):
@@ -132,7 +140,7 @@ class _Captures(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         args, kwargs = tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
-        self.line = user_line()
+        self.line = self.lines[aten_name(function)] = user_line()
         placed = any(isinstance(x, Vector) or id(x) in self.placed for x in tree_leaves((args, kwargs)))
         with fx_traceback.annotate({"line": self.line}):
             result = self.call(function, args, kwargs, placed)
@@ -161,6 +169,11 @@ class _Captures(TorchFunctionMode):
                 args = [x if one is None else one for x, one in zip(args, apart, strict=True)]
                 return Vector.__torch_function__(function, (), args, kwargs)
         return _INSTEAD.get(function, function)(*args, **kwargs)
+
+    def line_of(self, text):
+        """The user's line of the operation that a message of torch's names."""
+        named = re.findall(r"\w+", text)
+        return next((self.lines[name] for name in self.lines if name in named), None)
 
     def apart(self, x):
         """A captured tensor of a few numbers as a ``Vector``; ``None`` for anything else."""
@@ -221,7 +234,7 @@ _INDEXING = {
     for of in (torch, torch.Tensor)
 }
 # What torch differentiates as if it had no whole numbers below zero.
-_INSTEAD = dict.fromkeys((torch.ldexp, torch.Tensor.ldexp), lambda x, by: x * torch.exp2(by))
+_INSTEAD = dict.fromkeys((torch.ldexp, torch.Tensor.ldexp), lambda x, by: x * torch.exp2(by)) | special.INSTEAD
 
 
 @functools.cache
@@ -234,7 +247,7 @@ def _decompositions():
         over = getattr(getattr(aten, f"{packet}_", None), overload, None)
         if over is not None:
             made[over] = functools.partial(_overwritten, decomposition)
-    return made
+    return made | special.DECOMPOSITIONS
 
 
 def _overwritten(decomposition, x, *args, **kwargs):
@@ -248,6 +261,6 @@ _DECOMPOSED = """
     hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside leaky_relu
     leaky_relu_backward lerp log_sigmoid_forward log_sigmoid_backward logaddexp logaddexp2 logit logit_backward mish
     mish_backward nan_to_num rad2deg rrelu_with_noise_backward sigmoid_backward silu silu_backward sinc softplus
-    softplus_backward softshrink softshrink_backward special_entr special_erfcx tanh_backward threshold threshold_backward
+    softplus_backward softshrink softshrink_backward special_entr tanh_backward threshold threshold_backward
     xlogy
 """.split()

@@ -24,10 +24,16 @@ _ATEN = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "and"
 _CONVERSIONS = set("bfloat16 bool clone contiguous detach double float half int long requires_grad short to type_as".split())
 
 
+def aten_name(function):
+    """What the operation behind one of torch's functions, methods or operators is called."""
+    name = getattr(function, "__name__", "").strip("_")
+    name = _REFLECTED.get(name, name)
+    return _ATEN.get(name, name)
+
+
 def pointwise(function):
     """Whether torch does it element by element."""
-    name = getattr(function, "__name__", "").strip("_")
-    packet = getattr(torch.ops.aten, _ATEN.get(_REFLECTED.get(name, name), _REFLECTED.get(name, name)), None)
+    packet = getattr(torch.ops.aten, aten_name(function), None)
     return packet is not None and any(
         torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
     )
