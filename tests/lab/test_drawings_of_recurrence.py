@@ -1,11 +1,12 @@
-"""A token at the state, and states handed on: the numbers are those of the recurrence, the arrows go the walk's way."""
+"""A token at the state, and states handed on: the numbers are those of the recurrence, the arrows go the walk's way;
+and the same on the way back."""
 
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import FancyArrowPatch
 
 from kernels.lab import drawings
-from kernels.lab.drawings.language import OUTLINE
+from kernels.lab.drawings.language import OUTLINE, ink
 
 
 def labels(ax):
@@ -35,3 +36,31 @@ def test_states_are_handed_on_in_the_walks_direction(reverse, ways):
     arrows = [patch._posA_posB for patch in ax.patches if isinstance(patch, FancyArrowPatch)]
     assert len(arrows) == 6 * len(ways)
     assert {1 if end[0] > start[0] else -1 for start, end in arrows} == ways
+
+
+def test_a_token_adds_to_the_gradient_and_takes_its_own():
+    add, take, fade = (ax.texts for ax in drawings.gradient_step(BLOCK_V=2, program=1).axes)
+    words = [[text.get_text() for text in texts] for texts in (add, take, fade)]
+    numbers = [[float(word) for word in panel if word.replace(".", "").lstrip("-").isdigit()] for panel in words]
+    dS, (q, do) = numbers[0][:12], (numbers[0][12:15], numbers[0][15:])
+    behind = [dS[4 * i + j] - q[i] * do[j] for i in range(3) for j in range(4)]
+    assert min(behind) >= 0 and numbers[1][:12] == dS and numbers[2] == [x / 2 for x in dS]
+    k, v, dv, share = numbers[1][12:15], numbers[1][15:19], numbers[1][19:23], numbers[1][23:]
+    assert dv == [sum(k[i] * dS[4 * i + j] for i in range(3)) for j in range(4)]
+    assert share == [sum(dS[4 * i + j] * v[j] for j in (2, 3)) for i in range(3)]
+
+
+@pytest.mark.parametrize(("gates", "red"), [(False, 0), (True, 2)])
+def test_the_walks_go_opposite_ways_and_meet_only_for_a_gate(gates, red):
+    (ax,) = drawings.two_walks(T=3, gates=gates).axes
+    arrows = [patch for patch in ax.patches if isinstance(patch, FancyArrowPatch)]
+    level = [end[0] - start[0] for start, end in (arrow._posA_posB for arrow in arrows) if start[1] == end[1]]
+    assert sum(way > 0 for way in level) == sum(way < 0 for way in level) == 3
+    assert sum(to_hex(arrow.get_edgecolor()).upper() == ink("wrong") for arrow in arrows) == red
+
+
+def test_errors_have_a_panel_for_each_experiment_and_a_line_for_each_formula():
+    lines = {"one": [1e-7, 1e-6], "other": [1e-3, 1e3]}
+    figure = drawings.gate_errors({"first": ([0, -20], lines), "second": ([0, -20], lines)}, "gate", alt="two panels")
+    assert [ax.get_title() for ax in figure.axes] == ["first", "second"] and figure.alt == "two panels"
+    assert all([line.get_label() for line in ax.lines][:2] == ["one", "other"] for ax in figure.axes)

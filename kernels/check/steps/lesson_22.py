@@ -1,9 +1,9 @@
-"""Lesson 22's "Your turn" cells: the walk back of a model that reads first, a coupled gate's gradient, its rectangle."""
+"""Lesson 22's "Your turn" cells: the walk back of a model that reads first, of one that writes differences, shared keys."""
 
 import torch
 
 from kernels.check.steps import step
-from kernels.check.steps.helpers import difference, values
+from kernels.check.steps.helpers import block, difference, values
 
 
 def _gradients(q, k, v, do, decay):
@@ -51,56 +51,42 @@ def early(answer):
     return difference("Of the two, dk", dk, wanted[0]) or difference("Of the two, dv", dv, wanted[1])
 
 
-@step("22-coupled", "the gradient of a gate that stands in two places")
-def coupled(answer):
-    """K = V, so that a sum over the wrong axis has the right shape."""
-    dS, S = (values(4, 4, seed=i, dtype=torch.float64) for i in range(2))
-    k, v, gk = (values(4, seed=i, dtype=torch.float64) for i in range(2, 5))
-    gk = -gk.abs()
-    decay, new = gk.exp()[:, None], torch.outer(k, v)
-    wanted = (dS * decay * (S - new)).sum(1)
-    got = answer(*(x.clone() for x in (dS, S, k, v, gk)))
-    for other, why in (
-        (dS * decay * S, "The gate stands in two places: 1 - decay, beside what is written, depends on it, too"),
-        (dS * decay * (S + new), "The weight 1 - decay falls where decay rises: what is written counts with a minus"),
-        (dS * (S - new), "That is by decay, and gk is its logarithm: one more factor"),
-        (dS * (decay * S - new), "The factor decay belongs to both terms: the derivative of -exp(gk) is -exp(gk)"),
-        (dS * (decay * S + (1 - decay) * new), "That is dS times the state itself, not times its derivative by gk"),
-    ):
-        if not difference("", got, other.sum(1)):
-            return why
-    if not difference("", got, (dS * decay * (S - new)).sum(0)):
-        return "Summed over rows: a row has one gate, so sum along it, over the value channels"
-    if not difference("", got, (dS * gk.exp() * (S - new)).sum(1)):
-        return "The decays stand along the columns: a row's factor is decay[:, None]"
-    return difference("The gradient", got, wanted)
+@step("22-delta", "the gradient before a step that writes a difference")
+def delta(answer):
+    """As many rows as columns first; a key whose length is not 1, so that a factor too many shows."""
+    for K, V in ((4, 4), (4, 8)):
+        dS, k = values(K, V, seed=0), values(K, seed=1)
+        got, dS, k = block(answer, dS, k, shape=(K, V)), dS.cpu().double(), k.cpu().double()
+        read = dS.T @ k
+        for other, why in (
+            (dS, "The step took something off the old state: S[t-1] stands in it a second time, behind k"),
+            (-torch.outer(k, read), "The old state is also kept as it is: dS itself is a part of its gradient"),
+            (dS + torch.outer(k, read), "What k finds in the old state is taken off it, so that part counts with a minus"),
+            (dS - read, "Only the direction of k is written to: row i gets k[i] times the sum"),
+        ):
+            if not difference("", got, other):
+                return why
+        if K == V and not difference("", got, dS - torch.outer(dS @ k, k)):
+            return "That sums along rows: k belongs to rows, so the sum over k runs down each column, axis 0"
+        if said := difference("The gradient", got, dS - torch.outer(k, read)):
+            return said
+    return ""
 
 
-@step("22-rectangle", "the pairs that one gate parts, and nothing that cancels")
-def rectangle(answer):
-    """Pairs beside the rectangle are a hundred million times larger: a form that adds them and takes them away shows."""
-    T = 6
-    W = values(T, T, dtype=torch.float64).abs().tril(-1)
-    wanted = torch.stack([W[u + 1 :, :u].sum() for u in range(T)])
-    got = answer(W.clone())
-    for after, before, why in (
-        (0, 0, "The query of token u itself is counted: it reads before gate u acts, so t > u"),
-        (1, 1, "The key of token u itself is counted: it is written after gate u has acted, so s < u"),
-        (0, 1, "Token u's own query and key are counted: one reads before gate u acts, the other is written after"),
-    ):
-        if not difference("", got, torch.stack([W[u + after :, : u + before].sum() for u in range(T)])):
-            return why
-    if not difference("", got, torch.stack([W[:u, u + 1 :].sum() for u in range(T)])):
-        return "Rows are queries and columns keys: you sum rows before u and columns after it, where W is 0"
-    if said := difference("The gradient", got, wanted):
-        return said
-    large = W.float()
-    large[5, 4] = large[1, 0] = 1e8
-    got = answer(large.clone())[2:4]
-    exact = torch.stack([large[u + 1 :, :u].double().sum() for u in (2, 3)])
-    if difference("", got, exact, tolerance=1e-4):
-        return (
-            f"With 1e8 at pairs that gate 2 does not part, its gradient is {float(got[0]):.3g}, not {float(exact[0]):.3g}: "
-            "you add pairs and take them away again, and rounding stays. Add up the rectangle alone"
-        )
+@step("22-shared", "the gradient of keys that several heads share")
+def shared(answer):
+    """Six heads and two of keys, where neighbours and every second head differ, then one and six."""
+    dk = values(2, 3, 6, 4, dtype=torch.float64)
+    for Hkv in (2, 1, 6):
+        wanted = torch.stack([dk[:, :, i * 6 // Hkv : (i + 1) * 6 // Hkv].sum(2) for i in range(Hkv)], 2)
+        got = answer(dk.clone(), Hkv)
+        for other, why in (
+            (dk.view(2, 3, 6 // Hkv, Hkv, 4).sum(2), "adds up every other head: neighbours share, heads 0, 1, 2 and 3, 4, 5"),
+            (wanted * Hkv / 6, "is the mean of the shares: a key that several heads read gets their sum"),
+            (dk[:, :, :: 6 // Hkv], "takes one head's share and leaves the others out"),
+        ):
+            if difference("", other, wanted) and not difference("", got, other):
+                return f"With six heads and {Hkv} of keys, your gradient {why}"
+        if said := difference(f"With six heads and {Hkv} of keys, dk", got, wanted):
+            return said
     return ""

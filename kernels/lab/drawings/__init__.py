@@ -26,6 +26,7 @@ from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
 from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
 from kernels.lab.drawings.pipelines import happens_before, registers, ring, ring_depths
 from kernels.lab.drawings.recurrence import handed_on, state_step
+from kernels.lab.drawings.recurrence_backward import gate_errors, gradient_step, two_walks
 from kernels.lab.drawings.score_mods import score_mod_lines, score_mod_tile
 from kernels.lab.drawings.waiting import latency_hiding, launch, occupancy, pipe, waves
 
@@ -42,6 +43,8 @@ __all__ = [
     "conv_who_saw",
     "conv_window",
     "conv_words",
+    "gate_errors",
+    "gradient_step",
     "handed_on",
     "happens_before",
     "latency_hiding",
@@ -66,6 +69,7 @@ __all__ = [
     "state_step",
     "tile_order",
     "tile_sectors",
+    "two_walks",
     "views",
     "walk",
     "warp_load",

@@ -12,15 +12,15 @@ def early(before="", dv="dS.T @ k[t]", after="decay[t] * dS + torch.outer(q[t], 
 """
 
 
-def coupled(value):
-    return f"def coupled_gradient(dS, S, k, v, gk):\n    decay = gk.exp()[:, None]\n    return {value}\n"
+def delta(value):
+    return f"@triton.jit\ndef through_delta(dS, k):\n    return {value}\n"
 
 
-def rectangle(value):
-    return f"def parted(W):\n    return {value}\n"
+def shared(value):
+    return f"def gathered(dk, Hkv):\n    B, T, H, K = dk.shape\n    return {value}\n"
 
 
-SUMS = "torch.stack([W[{}].sum() for u in range(len(W))])"
+READ = "tl.sum(dS * k[:, None], axis=0)[None, :]"
 WRONG = {
     "22-early": [
         (early(before="dS = dS + torch.outer(q[t], do[t])", after="decay[t] * dS"), "step 1's order"),
@@ -29,21 +29,19 @@ WRONG = {
         (early(dv="dS @ k[t]"), "transpose dS"),
         (early(after="decay[t] * dS + torch.outer(do[t], q[t])"), "Of the two, dk"),
     ],
-    "22-coupled": [
-        (coupled("(dS * decay * S).sum(1)"), "stands in two places"),
-        (coupled("(dS * decay * (S + torch.outer(k, v))).sum(1)"), "counts with a minus"),
-        (coupled("(dS * (S - torch.outer(k, v))).sum(1)"), "one more factor"),
-        (coupled("(dS * (decay * S - torch.outer(k, v))).sum(1)"), "belongs to both terms"),
-        (coupled("(dS * decay * (S - torch.outer(k, v))).sum(0)"), "sum along it"),
-        (coupled("(dS * decay.T * (S - torch.outer(k, v))).sum(1)"), "along the columns"),
-        (coupled("(dS * (decay * S + (1 - decay) * torch.outer(k, v))).sum(1)"), "not times its derivative"),
+    "22-delta": [
+        (delta("dS"), "stands in it a second time"),
+        (delta("-k[:, None] * " + READ), "dS itself is a part"),
+        (delta("dS + k[:, None] * " + READ), "counts with a minus"),
+        (delta("dS - " + READ), "row i gets k[i] times"),
+        (delta("dS - k[None, :] * tl.sum(dS * k[None, :], axis=1)[:, None]"), "runs down each column, axis 0"),
+        (delta("dS - 2 * k[:, None] * " + READ), "The gradient[0, 0]"),
     ],
-    "22-rectangle": [
-        (rectangle(SUMS.format("u:, :u")), "so t > u"),
-        (rectangle(SUMS.format("u + 1 :, : u + 1")), "so s < u"),
-        (rectangle(SUMS.format("u:, : u + 1")), "own query and key"),
-        (rectangle(SUMS.format(":u, u + 1 :")), "Rows are queries"),
-        (rectangle("(W.sum(1) - W.sum(0)).flip(0).cumsum(0).flip(0) - W.sum(1)"), "rounding stays"),
-        (rectangle("W.sum(1)"), "The gradient[1] is"),
+    "22-shared": [
+        (shared("dk.view(B, T, H // Hkv, Hkv, K).sum(2)"), "adds up every other head"),
+        (shared("dk.view(B, T, Hkv, H // Hkv, K).mean(3)"), "is the mean of the shares"),
+        (shared("dk[:, :, :: H // Hkv]"), "leaves the others out"),
+        (shared("dk.view(B, T, Hkv, H // Hkv, K).sum(2)"), "has shape (2, 3, 3, 4)"),
+        (shared("dk[:, :, :Hkv]"), "With six heads and 2 of keys, dk[0, 0, 0, 0]"),
     ],
 }

@@ -1,0 +1,117 @@
+"""Recurrent attention, backward: two walks that never meet, what a program takes from one, errors of the gates' gradient."""
+
+import numpy as np
+
+from kernels.lab import style
+from kernels.lab.drawings.language import NOTE, Filmstrip, drawing, filmstrip
+
+
+def two_walks(T: int = 4, gates: bool = False):
+    """The walk forward above the tokens, the walk back below; ``gates`` shows what their gradients would need of both."""
+
+    def draw(board):
+        board.name("accumulator", "held for one step of a walk")
+        board.name("input", "tokens")
+        if not gates:
+            board.name("output", "gradients")
+        wide = 3.0
+
+        def row(y, name, label, way):
+            places = [board.box(i * wide, y, 1.6, 0.9, "accumulator", label(i), size=9) for i in range(T + 1)]
+            for left, right in zip(places, places[1:]):
+                ends = left.side("right"), right.side("left")
+                board.arrow(*(ends if way > 0 else ends[::-1]), "accumulator")
+            board.text(-0.3, y + 0.45, name, size=9, ha="right")
+
+        row(1.5, "forward", lambda i: f"S$_{i}$", 1)
+        row(5.1, "back", lambda i: f"dS$_{i}$", -1)
+        for t in range(1, T + 1):
+            x = t * wide + 0.05
+            token = board.box(x, 3.3, 1.5, 0.9, "input", f"token {t}", size=NOTE)
+            if gates and t == 3:
+                board.arrow(((t - 1) * wide + 0.9, 2.4), (x, 3.65), "wrong", width=1.8)
+                board.arrow((x + 0.75, 5.1), token.side("bottom"), "wrong", width=1.8)
+                board.text(x + 1.0, 4.65, f"dg$_{t}$ needs S$_{t - 1}$ and dS$_{t}$", size=NOTE, ha="left")
+            if not gates:
+                board.box(x, -0.1, 1.5, 0.8, "output", f"dq$_{t}$", size=9)
+                board.arrow((x + 0.75, 1.5), (x + 0.75, 0.7), "output")
+                board.box(x, 6.8, 1.5, 0.8, "output", f"dk$_{t}$, dv$_{t}$", size=8)
+                board.arrow((x + 0.75, 6.0), (x + 0.75, 6.8), "output")
+
+    alt = (
+        f"{T} tokens in a row. Above them states S0 to S{T} with arrows to the right; below them their gradients dS{T} to "
+        "dS0 with arrows to the left. "
+    )
+    alt += (
+        "Red arrows lead to token 3 from S2 above and from dS3 below: the gate's gradient needs both."
+        if gates
+        else "From each state an arrow leads up to that token's dq, from each gradient one down to its dk and dv."
+    )
+    return drawing(7.2, 3.0 if gates else 4.0, draw, alt=alt)
+
+
+def gradient_step(BLOCK_V: int = 2, program: int = 1) -> Filmstrip:
+    """One token of the walk back, at the gradient of a state of 3 × 4: add, take dv and dk, fade.
+
+    Only the columns of ``program`` are lit. Decay one half, scale 1.
+    """
+    behind = np.array([[2, 0, 1, 3], [0, 4, 1, 0], [1, 1, 0, 2]])
+    q, do, k, v = np.array([1, 1, 0]), np.array([1, 0, 1, 1]), np.array([1, 0, 2]), np.array([3, 1, 2, -1])
+    dS = behind + np.outer(q, do)
+    own = range(program * BLOCK_V, (program + 1) * BLOCK_V)
+
+    def lit(_, j):
+        return j in own
+
+    def draw(board, frame):
+        for role, word in (("input", "loaded"), ("accumulator", "the state's gradient"), ("output", "stored")):
+            board.name(role, word)
+        board.box(-0.5, -0.4, 8.3, 7.6, width=0)  # the same room in each frame
+        shown = [[f"{x / 2:g}" for x in row] for row in dS] if frame == 2 else dS
+        state = board.cells(2, 2, 3, 4, "accumulator", label=shown, lit=lit, text_size=9)
+        board.frame(state.span(range(3), own), "program")
+        if frame < 2:
+            for name, other, left, top in ((("q", "do", q, do), ("k", "v", k, v))[frame],):
+                board.cells(0, 2, 3, 1, "input", label=left[:, None], text_size=9)
+                board.cells(2, 0, 1, 4, "input", label=top[None, :], lit=lit, text_size=9)
+                board.text(0.5, 1.55, name, size=9)
+                board.text(1.5, 0.5, other, size=9)
+        if frame == 0:
+            board.text(4, 6.0, "row's q times column's do", size=NOTE)
+            board.text(4, 6.7, "has been added", size=NOTE)
+        if frame == 1:
+            board.cells(2, 6, 1, 4, "output", label=(k @ dS)[None, :], lit=lit, text_size=9)
+            board.text(1.4, 6.5, "dv", size=9)
+            share = dS[:, list(own)] @ v[list(own)]
+            board.cells(6.8, 2, 3, 1, "output", label=share[:, None], text_size=9)
+            board.text(7.3, 1.3, "share\nof dk", size=NOTE)
+        if frame == 2:
+            board.text(4, 6.0, "half of it goes on", size=NOTE)
+            board.text(4, 6.7, "to the token before", size=NOTE)
+
+    alt = (
+        "Three frames with the gradient of a state of three rows and four columns, of which columns "
+        f"{own[0]} to {own[-1]} are framed and lit. Add: a q column at its left and a do row above it, whose products have "
+        "been added. Take: with k and v instead, each column gives an element of dv below it, complete; each row gives at "
+        "its right a sum over the lit columns alone, a share of dk. Fade: every number is halved."
+    )
+    return filmstrip(8, 3.2, draw, ["add", "take dv, and a share of dk", "fade"], alt=alt)
+
+
+def gate_errors(panels: dict, xlabel: str, *, alt: str):
+    """Errors of the gates' gradient over the gate, a panel for each experiment and a line for each formula.
+
+    panels: title -> (gates, {name of a formula: errors relative to the gradient's size}).
+    """
+    figure, axes = style.picture(6.8, 3.4, 1, len(panels))
+    for ax, (title, (gates, lines)) in zip(axes.flat, panels.items(), strict=True):
+        for i, (name, errors) in enumerate(lines.items()):
+            looks = {"marker": style.MARKERS[i], "color": style.INKS[i], "markerfacecolor": "white", "label": name}
+            ax.semilogy(gates, errors, **looks)
+        ax.axhline(1, color="black", linewidth=0.8, linestyle="--")
+        ax.set(xlim=(1, -31), ylim=(1e-8, 1e11), xlabel=xlabel, title=title)
+        ax.title.set_size(style.TEXT_SIZE)
+    axes[0, 0].set_ylabel("relative error of the gradient (dashed: 1)")
+    axes[0, 0].legend(fontsize=style.NOTE_SIZE, loc="upper left")
+    figure.alt = alt
+    return figure
