@@ -26,7 +26,8 @@ SPOKEN = {(tensor, "N"): "M" for tensor in ("x", "dy")}  # pixels are numbered m
 
 READ_STRIDES, READ_FP32 = "Lesson 01, step 4", "Lesson 03, step 5"
 PIXEL, MAP, TILE = (f"Lesson 40, step {step}" for step in (1, 2, 3))
-PRODUCT, LOOP, PIECES, ORDER = (f"Lesson 41, step {step}" for step in (1, 2, 4, 5))
+PRODUCT, LOOP = "Lesson 41, step 1", "Lesson 41, step 2"
+PIECES, ORDER = "Lesson 42, step 1", "Lesson 42, step 2"
 
 MEMORY = "each tensor has its own strides, and some are 0: an address takes those of its own"
 BLOCKS = "the answer depends on a block size: offsets of block i are i * BLOCK + tl.arange(0, BLOCK)"

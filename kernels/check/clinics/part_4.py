@@ -230,7 +230,7 @@ PATIENTS = (
                 ),
             ),
         ),
-        lesson="Lesson 41, step 4",
+        lesson="Lesson 42, step 1",
     ),
     Patient(
         key="4c",
@@ -281,6 +281,6 @@ PATIENTS = (
                 (f"        {ACC}\n", "", TILES, BEFORE, STORE, f"{STORE}\n        {ACC}"),
             ),
         ),
-        lesson="Lesson 41, step 6",
+        lesson="Lesson 42, step 3",
     ),
 )

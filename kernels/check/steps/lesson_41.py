@@ -1,4 +1,4 @@
-"""Lesson 41's "Your turn" cells: gradients with channels first, pieces of even length, a column of ones in a tile."""
+"""Lesson 41's "Your turn" cells: gradients with channels first, the waste of groups, a column of ones in a tile."""
 
 import torch
 
@@ -45,36 +45,34 @@ def channels_first(helper):
     return ""
 
 
-@step("41-even", "pieces whose lengths differ by one at most")
-def even(answer):
-    """All small sums: every step in one piece, in order, none empty, none two steps longer than another."""
-    for steps in (10, 7, 24, 5, 1, 97):
-        for pieces in range(1, min(steps, 12) + 1):
-            bounds = [answer(z, steps, pieces) for z in range(pieces)]
-            for one in bounds:
-                if not isinstance(one, tuple) or len(one) != 2 or not all(type(n) is int for n in one):
-                    return f"It must return two integers, first and last, and returns {described(one)}: {one!r}"
-            case = f"With {steps} steps in {pieces} pieces: {', '.join(f'{a} to {b - 1}' for a, b in bounds[:6])}"
-            case += ", …" * (pieces > 6)
-            taken = [i for a, b in bounds for i in range(a, b)]
-            if twice := sorted({i for i in taken if taken.count(i) > 1}):
-                return (
-                    f"{case}. Step {twice[0]} is in two pieces, and is added twice: a piece ends where the next begins"
-                )
-            if beyond := [i for i in taken if not 0 <= i < steps]:
-                return f"{case}. There is no step {beyond[0]}"
-            if missing := [i for i in range(steps) if i not in taken]:
-                return f"{case}. Step {missing[0]} is in no piece: what is left after a division has to be given to somebody"
-            lengths = [b - a for a, b in bounds]
-            if taken != list(range(steps)):
-                return f"{case}. Pieces must follow one another, so that the second pass adds the steps in order"
-            if min(lengths) <= 0:
-                return f"{case}. Piece {lengths.index(min(lengths))} is empty, a program that only writes zeros"
-            if max(lengths) - min(lengths) > 1:
-                return (
-                    f"{case}. One piece has {max(lengths)} steps and another {min(lengths)}; everybody waits for the "
-                    "longest, so share what is left, a step each"
-                )
+@step("41-groups", "what tiles waste where channels come in groups")
+def groups(answer):
+    """One group, whole tiles, and groups whose channels fill a tile to a fraction."""
+    tile = (64, 128, 64)
+
+    def up(n, to):
+        return -(-n // to) * to
+
+    for case in ((384, 3456, 8192, 1), (128, 1152, 1000, 8), (128, 1152, 4096, 2), (384, 9408, 4096, 192)):
+        Co, J, M, G = case
+        rows, columns, pixels = Co // G, J // G, up(M, 64) / M
+        right = up(rows, 64) * up(columns, 128) / (rows * columns) * pixels
+        got = answer(Co, J, M, G, tile)
+        if not isinstance(got, (int, float)):
+            return f"It must return a number, and returns {described(got)}"
+        said = f"For {Co} channels and {J} columns in all, {M} pixels and {G} groups yours is {got:.4g}, not {right:.4g}"
+        if abs(got - right) < 1e-9 * right:
+            continue
+        for wrong, why in (
+            (up(Co, 64) * up(J, 128) / (Co * J) * pixels, "Each group is a product of its own, and is padded by itself"),
+            (up(rows, 64) * up(columns, 128) / (Co * columns) * pixels, "G products are done and G asked for: G cancels"),
+            (up(rows, 64) * up(J, 128) / (rows * J) * pixels, "An output channel sees its group's J / G columns only"),
+            (up(Co, 64) * up(columns, 128) / (Co * columns) * pixels, "A group has Co / G output channels"),
+            (right / pixels, "The last step over the pixels is padded, too"),
+        ):
+            if abs(got - wrong) < 1e-9 * wrong:
+                return f"{said}. {why}"
+        return f"{said}."
     return ""
 
 

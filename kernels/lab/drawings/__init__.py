@@ -21,6 +21,7 @@ from kernels.lab.drawings.conv1d import (
     word_bits,
 )
 from kernels.lab.drawings.conv1d_backward import conv_sums, conv_who_saw
+from kernels.lab.drawings.conv_wgrad import split_k, wgrad_tiles
 from kernels.lab.drawings.machine import machine, program_on_threads, warp_load
 from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
 from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
@@ -66,6 +67,7 @@ __all__ = [
     "ring_depths",
     "score_mod_lines",
     "score_mod_tile",
+    "split_k",
     "state_step",
     "tile_order",
     "tile_sectors",
@@ -74,5 +76,6 @@ __all__ = [
     "walk",
     "warp_load",
     "waves",
+    "wgrad_tiles",
     "word_bits",
 ]

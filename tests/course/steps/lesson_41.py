@@ -9,9 +9,13 @@ def dy_tile(offs_m, offs_o, M, P, Q, Co):
 """
 
 
-def even(begin, end):
-    return f"""def even_piece(z, steps, pieces):
-    return {begin}, {end}
+def groups(rows="Co // G", columns="J // G", asked="rows * columns * M", padded="up(rows, tile[0]) * up(columns, tile[1])"):
+    return f"""def waste_of_groups(Co, J, M, G, tile):
+    def up(n, to):
+        return -(-n // to) * to
+
+    rows, columns = {rows}, {columns}
+    return {padded} * up(M, tile[2]) / ({asked})
 """
 
 
@@ -34,17 +38,13 @@ WRONG = {
         (first(RIGHT, "offs_m < M"), "channel 7 of 7 counts as there"),
         (first(RIGHT, "(offs_m < M - 1) & (offs_o < Co)"), "counts as missing"),
     ],
-    "41-even": [
-        (even("z * (steps // pieces)", "(z + 1) * (steps // pieces)"), "is in no piece"),
-        (even("z * -(-steps // pieces)", "(z + 1) * -(-steps // pieces)"), "There is no step"),
-        (even("min(z * -(-steps // pieces), steps)", "min((z + 1) * -(-steps // pieces), steps)"), "everybody waits"),
-        (
-            even("z * (steps // pieces)", "steps if z == pieces - 1 else (z + 1) * (steps // pieces)"),
-            "everybody waits for the longest",
-        ),
-        (even("z * steps // pieces", "min((z + 1) * steps // pieces + 1, steps)"), "is in two pieces"),
-        (even("z * steps / pieces", "(z + 1) * steps / pieces"), "two integers"),
-        (even("(pieces - 1 - z) * steps // pieces", "(pieces - z) * steps // pieces"), "must follow one another"),
+    "41-groups": [
+        (groups("Co", "J"), "is padded by itself"),
+        (groups(asked="Co * columns * M"), "G cancels"),
+        (groups(columns="J"), "its group's J / G columns"),
+        (groups(rows="Co"), "A group has Co / G output channels"),
+        (groups(padded="M / up(M, tile[2]) * up(rows, tile[0]) * up(columns, tile[1])"), "over the pixels is padded, too"),
+        (groups(asked="1"), "not 1."),
     ],
     "41-ones": [
         (ones(stored="offs_j < J"), "Column 20 is not stored"),
