@@ -285,7 +285,7 @@ def in_words(reason: str) -> str:
         name, before, after = carried[1], _type(carried[2]), _type(carried[3])
         return (
             f"`{name}` is {before} before the loop and {after} after a step, and a compiled loop keeps each variable's type "
-            f"and shape: let it begin as tl.zeros of what is added, and stay so"
+            f"and shape: let it begin as such a block, by tl.zeros or tl.full, and stay so"
         )
     for pattern, words in _IN_WORDS:
         if found := re.search(pattern, reason):

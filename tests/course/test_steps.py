@@ -114,7 +114,8 @@ def lesson(tmp_path, monkeypatch):
         cells = [
             new_code_cell(SETUP, id="setup"),
             new_code_cell(
-                "LIMIT: tl.constexpr = 1\nbig = launch_nothing()\nalso = big\n\n@triton.jit\ndef below(m):\n    return m\n"
+                "LIMIT: tl.constexpr = tl.constexpr(1)\nbig = launch_nothing()\nalso = big\n\n"
+                "@triton.jit\ndef below(m):\n    return m\n"
                 "raise RuntimeError('executed')",
                 id="define",
                 metadata={"tags": list(tags)},

@@ -27,8 +27,11 @@ from typing import NamedTuple
 
 import torch
 
+from kernels import runtime
+from kernels.check.compiling import compiled, refusal
 from kernels.check.experiments import without_other
 from kernels.check.explanations import explain
+from kernels.lab.compile_report import Prepared, prepare
 from kernels.lab.trace import Undefined
 
 
@@ -45,6 +48,7 @@ class Diagnosis(Exception):
 
 
 _STEPS: dict[str, Step] = {}
+_LAUNCHED: dict[object, Prepared | ValueError] = {}  # by the step under way: each kernel's first launch
 
 
 def step(name: str, about: str):
@@ -94,6 +98,7 @@ def verdict(name: str, *answer) -> str:
             return f"Your turn {name}: not checked. The check takes {things} ({names}), and was given {len(answer)}."
     if place := unwritten(answer):
         return f"Your turn {name}: not written yet ({place})."
+    _LAUNCHED.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NaN that a check plants makes numpy warn
         for poison in Undefined.POISONS:
@@ -106,9 +111,30 @@ def verdict(name: str, *answer) -> str:
                 wrong = _wrong(wanted, answer) or without_other(undefined.lines)
         if wrong:
             wrong = next(filter(None, map(_misjoined, answer)), wrong)
+    wrong = wrong or _refused()
     if not wrong:
         return f"Your turn {name}: right, {wanted.about}."
     return f"Your turn {name}: not yet. {wrong}" + "." * (not wrong.rstrip().endswith((".", "?", "!")))
+
+
+def note_launch(kernel, *arguments, **constants) -> None:
+    """Remember what a step has launched: what the interpreter takes is shown to a GPU's compiler, too."""
+    if runtime.interpreted and kernel not in _LAUNCHED:
+        try:
+            _LAUNCHED[kernel] = prepare(kernel, *arguments, **constants)
+        except ValueError as error:
+            _LAUNCHED[kernel] = error
+
+
+def _refused() -> str:
+    """What a GPU's compiler says to the kernels that a step has launched, in a sentence; empty where it takes them."""
+    for prepared in _LAUNCHED.values():
+        if isinstance(prepared, ValueError):
+            return f"The numbers are right, but no GPU's compiler can be shown this: {prepared}"
+        if isinstance(made := compiled(prepared, (90,)), str):
+            found = refusal("it", made, "")
+            return f"The numbers are right, but {found.where}. {found.cause[0].upper()}{found.cause[1:]}"
+    return ""
 
 
 def _wrong(wanted: Step, answer) -> str:

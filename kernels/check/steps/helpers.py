@@ -17,7 +17,10 @@ A step reads, for example,
 On a GPU, ``launch`` and ``call`` start a process for each launch: two or three a step are enough.
 """
 
+import ast
+import inspect
 import linecache
+import textwrap
 from collections.abc import Sequence
 
 import torch
@@ -26,7 +29,7 @@ import triton.language as tl
 
 from kernels import runtime
 from kernels.check.explanations import CHECKS_OWN
-from kernels.check.steps import Diagnosis, described
+from kernels.check.steps import Diagnosis, described, note_launch
 from kernels.lab.accesses import Trace
 from kernels.lab.source import readable
 from kernels.lab.trace import trace
@@ -35,6 +38,7 @@ __all__ = [
     "Diagnosis",
     "block",
     "call",
+    "calls_of",
     "described",
     "difference",
     "empty",
@@ -105,6 +109,7 @@ def block(helper, *arguments, shape: Sequence[int] | None = None, results: int =
     kernel = _kernel("\n".join(["@triton.jit", header, *lines, ""]), namespace)
     try:
         kernel[(1,)](*given, *outs)
+        note_launch(kernel, *given, *outs)
     except Exception as raised:
         root = raised
         while root.__cause__ is not None:
@@ -125,6 +130,7 @@ def launch(kernel, grid, *arguments, stray: bool = False, **constants) -> Trace:
     """
     _require_kernel(kernel)
     recorded = trace(kernel, grid, *arguments, **constants)
+    note_launch(kernel, *arguments, **constants)
     if not stray and (said := outside(recorded)):
         raise Diagnosis(said)
     return recorded
@@ -201,6 +207,18 @@ def growing(decays) -> str:
         return ""
     t, s = above[0]
     return f"Entry [{t}, {s}] is {float(decays[t, s]):.3g}, and no decay is above 1: its exponent is no sum of gates"
+
+
+def calls_of(helper, *names: str):
+    """Calls of ``tl.name`` and of ``name`` in a helper's source, each with its text; none where there is no source."""
+    try:
+        source = textwrap.dedent(inspect.getsource(getattr(helper, "fn", helper)))
+        tree = ast.parse(source)
+    except (OSError, TypeError, SyntaxError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in names:
+            yield node, ast.get_source_segment(source, node)
 
 
 def _number(*numbers) -> list[str]:

@@ -1,8 +1,6 @@
 """The steps of lesson 03: a tile of a transposed matrix, the loop along K, an order along columns."""
 
 import ast
-import inspect
-import textwrap
 
 import torch
 import triton
@@ -10,7 +8,7 @@ import triton.language as tl
 
 from kernels import runtime
 from kernels.check.steps import step
-from kernels.check.steps.helpers import block, difference, launch
+from kernels.check.steps.helpers import block, calls_of, difference, launch
 
 NAN = float("nan")
 
@@ -127,23 +125,11 @@ def _near(out, answer) -> bool:
     return bool(torch.allclose(out.double(), answer, rtol=2e-3, atol=2e-3 * float(answer.abs().max())))
 
 
-def _calls(helper, *names: str):
-    """Calls of ``tl.name`` in a helper's source, each with its text; none where the source is not to be had."""
-    try:
-        source = textwrap.dedent(inspect.getsource(getattr(helper, "fn", helper)))
-        tree = ast.parse(source)
-    except (OSError, TypeError, SyntaxError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", None) in names:
-            yield node, ast.get_source_segment(source, node)
-
-
 def _unmasked_value(helper) -> str:
     """A load with a mask and without ``other``: on a GPU its lanes beyond the mask hold anything."""
-    if any(_calls(helper, "where")):
+    if any(calls_of(helper, "where")):
         return ""  # may put the zeros there itself; the result will tell
-    for node, text in _calls(helper, "load"):
+    for node, text in calls_of(helper, "load"):
         given = {keyword.arg for keyword in node.keywords}
         if ("mask" in given or len(node.args) > 1) and "other" not in given and len(node.args) < 3:
             return (
@@ -155,7 +141,7 @@ def _unmasked_value(helper) -> str:
 
 def _short_accumulator(helper) -> str:
     """An accumulator that is made in 16 bits; ``acc += tl.dot(…)`` would hide it from the interpreter alone."""
-    for _, text in _calls(helper, "zeros", "full"):
+    for _, text in calls_of(helper, "zeros", "full"):
         if "float16" in text or "element_ty" in text:
             return f"`{text}` is an accumulator of 16 bits: from 2048 on, adding 1 changes nothing; make it float32"
     return ""
@@ -164,7 +150,7 @@ def _short_accumulator(helper) -> str:
 def _rounded_tiles(helper) -> str:
     """A product of float32 tiles that tensor cores may round to TF32; in the interpreter it is exact all the same."""
     exact = {"ieee", "tf32x3", "bf16x6"}
-    for node, text in _calls(helper, "dot"):
+    for node, text in calls_of(helper, "dot"):
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         precision = given.get("input_precision", node.args[3] if len(node.args) > 3 else None)
         said = getattr(precision, "value", None) if isinstance(precision, ast.Constant) else precision

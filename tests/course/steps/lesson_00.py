@@ -51,6 +51,11 @@ WRONG = {
         (PAIR.format("tl.load(x_ptr + (offs + 1) % N, mask=offs < N, other=0.0)"), "has x[0] in it"),
         (PAIR.format("tl.load(x_ptr + offs + 1, mask=offs + 1 < N)"), "`other` is missing"),
         (PAIR.format("here[offs + 1]"), "a block has no elements to pick"),
+        ("ONE = 1" + PAIR.format("tl.load(x_ptr + offs + ONE, mask=offs + 1 < N, other=0.0)"), "ONE = tl.constexpr(...)"),
+        (
+            "x = torch.ones(3)" + PAIR.format("tl.load(x_ptr + offs + x.ndim, mask=offs + 1 < N, other=0.0)"),
+            "no GPU's compiler can be shown this: kernel uses 'x'",
+        ),
         (PAIR.format("here"), "the right neighbour is at offs + 1"),
         (PAIR.format("here + 1"), "The 1 is added to the number"),
         (PAIR.format("tl.load(x_ptr + offs + 1, mask=offs + 2 < N, other=0.0)"), "With N = 13, out[11] is"),

@@ -61,6 +61,8 @@ WRONG = {
         (SPANS.format(START, "tl.maximum(high, x)", "tl.minimum(low, x)").replace(", other=0.0", ""), "isn't neutral"),
         (SPANS.format(START, "tl.max(high, x)", LOW), "tl.maximum and tl.minimum compare two blocks"),
         (SPANS.format(START, HIGH, LOW.replace("tl.minimum", "tl.maximum")), "still holds an infinity"),
+        (SPANS.format(START, "max(high, x)", "min(low, x)"), "`max(high, x)` is Python's"),
+        (SPANS.format('float("inf")', HIGH, LOW), "Loop-carried variable low"),
         (SPANS.format("tl.zeros((BLOCK_N,), tl.float32)", HIGH, LOW), "isn't neutral"),
         (SPANS.format(START.replace('float("inf")', "1e9"), HIGH, LOW), "With rows of 37 huge numbers"),
         (

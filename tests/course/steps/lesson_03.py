@@ -52,6 +52,12 @@ def at_offsets(offs_m, offs_k, stride_at):
             "give each of the three loads a mask",
         ),
         (LOOP.replace("mask=mask[:, None], other=0.0", "mask=mask[:, None]"), "has a mask and no `other`"),
+        (
+            WIDE.replace("tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)", "0.0").replace(
+                "acc = tl.dot(", "acc += tl.dot("
+            ).replace(", acc)", ", input_precision='ieee')"),
+            "Loop-carried variable acc",
+        ),
         (LOOP.replace("dtype=tl.float32", "dtype=tl.float16"), "accumulator of 16 bits"),
         (
             LOOP.replace("b, acc)", "b, acc.to(tl.float16), out_dtype=tl.float16).to(tl.float32)"),
