@@ -27,6 +27,7 @@ MOST = 1024  # calls of one kernel that are remembered; one more, and they are a
 _known = {}  # id of a kernel -> _Known
 _run = JITFunction.run if torch.version.hip is None else object()  # AMD's compiler looks at the size of memory, too
 _VALUES = {int, float, bool, str}
+_INTS = {int}
 
 
 class Constants:
@@ -79,11 +80,12 @@ def start(kernel, grid, args, meta, device, constants=None):
             _remember(known, key, compiled, args, meta)
         return
     launcher, function, packed, compiled, rest, _ = found
+    runtime = knobs.runtime
     stream = driver.active.get_current_stream(device)
-    before, after, metadata = _asked(knobs.runtime.launch_enter_hook), _asked(knobs.runtime.launch_exit_hook), None
+    before, after, metadata = _asked(runtime.launch_enter_hook), _asked(runtime.launch_exit_hook), None
     if before is not None or after is not None:
         metadata = compiled.launch_metadata(grid, stream, *args, *rest)
-    x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+    x, y, z = (grid[0], 1, 1) if len(grid) == 1 else (*grid, 1)[:3]
     launcher(x, y, z, stream, function, packed, metadata, before, after, *args, *rest)
 
 
@@ -94,10 +96,9 @@ def _asked(hooks):
 
 def _key(first, end, device, args, meta, constants):
     """All that the compiled kernel depends on, but the kernel; from ``first`` on and before ``end`` arguments are numbers."""
-    seen = [
-        device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, constants, *meta, *meta.values(), len(args),
-        *args[first:end],
-    ]  # fmt: skip
+    seen = [device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, constants, len(args), args[first:end]]
+    if meta:
+        seen += *meta, *meta.values()
     _look(seen, args[:first])
     if end < len(args):
         _look(seen, args[end:])
@@ -111,10 +112,11 @@ def _look(seen, args):
         if arg is None:
             seen.append(None)
         elif kind in PLAIN:
-            seen.append(arg.dtype)
-            seen.append(arg.data_ptr() & 15 == 0)
+            dtype = arg.dtype
+            seen.append(dtype if arg.data_ptr() & 15 == 0 else (dtype,))
         elif kind in _VALUES:
-            seen.append(kind)
+            seen += kind, arg
+        elif kind is tuple and set(map(type, arg)) <= _INTS:
             seen.append(arg)
         elif (alike := getattr(arg, "alike", None)) is not None:  # a descriptor, of one maker of such
             seen.append(alike)

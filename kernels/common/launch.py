@@ -7,6 +7,7 @@ import torch
 
 from kernels import runtime
 from kernels.common.again import Constants, start, with_constants
+from kernels.common.validate import PLAIN
 
 __all__ = ["Constants", "element_size", "launch", "with_constants"]
 
@@ -30,10 +31,7 @@ def launch(kernel, grid, *args, outputs=(), constants=None, **meta):
     if 0 in grid:
         return
     if not runtime.interpreted:
-        for arg in args:
-            if isinstance(arg, torch.Tensor):
-                device = arg.get_device()
-                break
+        device = _device_of(args)
         # CPU tensors where kernels are compiled: the model of Gluon executes this launch, and there is no device to enter.
         if device < 0 or device == torch._C._cuda_getDevice():
             start(kernel, grid, args, meta, device, constants)
@@ -60,6 +58,13 @@ def launch(kernel, grid, *args, outputs=(), constants=None, **meta):
         kernel[grid](*shown, **meta)
     for memory, copy in back:
         memory.copy_(copy)
+
+
+def _device_of(args):
+    for arg in args:
+        if type(arg) in PLAIN or isinstance(arg, torch.Tensor):
+            return arg.get_device()
+    raise ValueError("a launch is given no tensor")
 
 
 def element_size(tensor):

@@ -39,7 +39,7 @@ AHEAD = 2  # what the autograd.Function is given before its tensors
 
 
 class _Places(NamedTuple):
-    """Where a call's tensors stand among the inputs of the autograd.Function, which come as ``Operator._flat`` puts them.
+    """Where a call's tensors stand among the inputs of the autograd.Function, which come as ``Operator.flat`` puts them.
 
     gradients: those that ``backward`` differentiates for. passed: ``(input, return)``, the one's gradient is the other's.
     saved: of each saved argument or return among the saved tensors, a place or a slice; ``None`` where each is one tensor.
@@ -130,8 +130,12 @@ class Operator:
         """The outputs, by the shorter way where nothing looks on."""
         if torch.compiler.is_compiling() or not (args[0].is_cuda or args[0].is_cpu):
             return self.op(*args)
-        flat = self._flat(args)
+        flat = self.flat(args)
         return self.directly(self._forward, args, flat) if nothing_looks_on(flat) else self.op(*args)
+
+    def plainly(self, *args):
+        """The outputs, for who has seen that nothing looks on, neither at the call nor at the tensors among ``args``."""
+        return self.directly(self._forward, args, self.flat(args)) if args[0].is_cuda or args[0].is_cpu else self.op(*args)
 
     def directly(self, run, args, flat):
         """The outputs by the shorter way, for who has seen that nothing looks on: neither at the call nor at ``flat``, the
@@ -144,7 +148,7 @@ class Operator:
                 torch.autograd.graph.increment_version(args[i])
         return out
 
-    def _flat(self, args):
+    def flat(self, args):
         """The tensors among the arguments, the lists' behind the others: what autograd is told of a call."""
         flat = self._of_tensors(args)
         for i in self._lists:
@@ -182,7 +186,7 @@ class Operator:
 
         def autograd(*args):
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-                return self._function.apply(None, args, *self._flat(args))
+                return self._function.apply(None, args, *self.flat(args))
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*args)
 
@@ -225,25 +229,26 @@ class Operator:
     def _make_function(self):
         no_lists = None if self._lists else self._make_places(())
 
+        several, written, saved_lists, constants = self._several, self._written, self._saved_lists, self._constant
+        of_lengths, of_saved, of_numbers = _picker(self._lists), self._of_saved, self._of_numbers
+
         def forward(ctx, run, args, *flat):
             if run is None:
                 with torch._C._AutoDispatchBelowAutograd():
                     out = self.op(*args)
             else:
                 out = run(*args)
-                for i in self._written:
+                for i in written:
                     torch.autograd.graph.increment_version(args[i])
-            outputs = out if self._several else (out,)
-            ctx.places = no_lists or self._places(tuple([len(args[i]) for i in self._lists]))
-            every = *args, *outputs
-            kept = self._of_saved(every)
-            for i in self._saved_lists:
+            ctx.places = no_lists or self._places(tuple(map(len, of_lengths(args))))
+            kept = of_saved((*args, *out) if several else (*args, out))
+            for i in saved_lists:
                 kept = *kept, *args[i]
             ctx.save_for_backward(*kept)
-            ctx.numbers = self._of_numbers(args)
+            ctx.numbers = of_numbers(args)
             ctx.set_materialize_grads(False)
-            if constant := [outputs[i] for i in self._constant if outputs[i] is not None]:
-                ctx.mark_non_differentiable(*constant)
+            if constants and (fixed := [out[i] for i in constants if out[i] is not None]):
+                ctx.mark_non_differentiable(*fixed)
             return out
 
         def backward(ctx, *grads):
@@ -253,7 +258,7 @@ class Operator:
             needs = [needed[i] for i in places.gradients]
             answer = [None] * len(needed)
             if True in needs:
-                varying = [grads[i] for i in self._varying] if self._constant else grads
+                varying = [grads[i] for i in self._varying] if constants else grads
                 made = self._differentiate(ctx, varying, needs)
                 for i, grad in zip(places.gradients, made, strict=True):
                     answer[i] = grad

@@ -13,6 +13,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 from kernels.common.validate import PLAIN
 
 F = TypeVar("F", bound=Callable)
+_is_functorch_wrapped_tensor, _is_legacy_batchedtensor, _peek_interpreter_stack = (
+    _functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor, _functorch.peek_interpreter_stack
+)  # fmt: skip
 
 
 def public(function: F, name: str | None = None) -> F:
@@ -86,16 +89,16 @@ def refuse_batched_gradients(name, given):
 def nothing_looks_on(tensors):
     """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
     none of them is what a transform has left behind, or a view that negates what lies in memory (``z.conj().imag``)."""
-    if (
-        _len_torch_dispatch_stack()
-        or _get_tracing_state() is not None
-        or _functorch.peek_interpreter_stack() is not None
-    ):
+    if _anything_is_on():
         return False
     for t in tensors:
-        if t is not None and (type(t) not in PLAIN or t.is_neg() or _functorch.is_functorch_wrapped_tensor(t)):
+        if t is not None and (type(t) not in PLAIN or t.is_neg() or _is_functorch_wrapped_tensor(t)):
             return False
     return True
+
+
+def _anything_is_on():
+    return _len_torch_dispatch_stack() or _get_tracing_state() is not None or _peek_interpreter_stack() is not None
 
 
 def nobody_asks(*tensors):
@@ -106,11 +109,13 @@ def nobody_asks(*tensors):
         or torch._C._is_any_autocast_enabled()
         or forward_ad._current_level >= 0
         or has_torch_function(tensors)
-        or not nothing_looks_on(tensors)
+        or _anything_is_on()
     ):
         return False
     for t in tensors:
-        if t is not None and _functorch.is_legacy_batchedtensor(t):
+        if t is not None and (
+            type(t) not in PLAIN or t.is_neg() or _is_functorch_wrapped_tensor(t) or _is_legacy_batchedtensor(t)
+        ):
             return False
     return True
 

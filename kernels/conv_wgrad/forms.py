@@ -150,6 +150,11 @@ class FormPlan:
         """Of the sums that the way's plan writes."""
         return self.form.f.weight_shape
 
+    @functools.cached_property
+    def straight(self):
+        """Whether the way's plan needs nothing but the tensors' memory."""
+        return self.as_given and getattr(self.plan, "straight", False)
+
     def run(self, input, grad_output, out, accumulate):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it."""
         if self.as_given:

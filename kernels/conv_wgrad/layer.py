@@ -15,46 +15,50 @@ from kernels.conv_wgrad.forward import convolution_of, forward, memory_format
 from kernels.conv_wgrad.operator import OPERATOR
 
 
-def layer(input, weight, bias, stride, padding, dilation, groups, padding_mode):
-    """``conv2d_layer``; of a call that is alike an earlier one, without its checks."""
-    if padding_mode == "zeros" and nobody_asks(input, weight, bias) and _dense(input, weight, bias):
-        try:
-            known = _known_layers.get(_layer_key(input, weight, bias, stride, padding, dilation, groups))
-        except TypeError:  # an option that has no hash: the checks say what is wrong with it
-            known = None
-        if known is not None:
-            run, options = known
-            return OPERATOR.directly(run, (input, weight, bias, *options), (input, weight, bias))
-    return conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode)
+def layer(module, input, weight, bias):
+    """The call of a ``module`` of padding mode "zeros" that is alike an earlier one, without its checks; else ``None``."""
+    if module.padding_mode != "zeros" or not nobody_asks(input, weight, bias):
+        return None
+    held = module.stride, module.padding, module.dilation, module.groups
+    try:
+        known = _known_layers.get(_layer_key(input, weight, bias, held))
+    except (AttributeError, RuntimeError):  # no tensors, or none that are dense: the checks say so
+        return None
+    if known is None:
+        return None
+    run, options, _ = known
+    return OPERATOR.directly(run, (input, weight, bias, *options), (input, weight, bias))
 
 
-def _dense(input, weight, bias):
-    if input is None or weight is None:
-        return False
-    for x in (input, weight) if bias is None else (input, weight, bias):
-        if x.layout is not torch.strided or x.is_nested:
-            return False
-    return True
+_known_layers = {}  # of a layer's call -> (what its forward pass runs, the options, checked, the layer's own)
 
 
-_known_layers = {}  # what tensors and options of a layer's call were -> (what its forward pass runs, the options, checked)
-
-
-def _layer_key(input, weight, bias, stride, padding, dilation, groups):
-    """All that the checks, the choice of the operator and its forward pass look at; 1.0 is not 1 to them."""
-    options = *stride, *padding, *dilation, groups
+def _layer_key(input, weight, bias, held):
+    """All that the checks, the choice of the operator and its forward pass look at. ``held``: the layer's options, which an
+    entry keeps: that they are the same objects is all that is asked, since 1.0 is not 1 to the checks."""
     return (
         validate.runtime.interpreted, input.shape, input.stride(), input.dtype, input.device, weight.shape, weight.stride(),
-        weight.dtype, weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device), options,
-        *map(type, options),
+        weight.dtype, weight.device, None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device),
+        *map(id, held),
     )  # fmt: skip
 
 
+def _remember(input, weight, bias, run, options, held):
+    if all(type(option) in _CONSTANT for option in held):  # else they may change in place
+        if len(_known_layers) >= MOST:
+            _known_layers.clear()
+        _known_layers[_layer_key(input, weight, bias, held)] = run, options, held
+
+
+_CONSTANT = {int, str, tuple}
+
+
 @functools.partial(public, name="Conv2d")
-def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode="zeros"):
+def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode="zeros", held=None):
     """``Conv2d``'s call: images [N, Ci, H, W] or [Ci, H, W], weight [Co, Ci/groups, R, S], all else as ``conv2d``.
 
-    padding: (top, bottom, left, right), of ``padding_mode``, one of ``torch.nn.Conv2d``'s.
+    padding: (top, bottom, left, right), of ``padding_mode``, one of ``torch.nn.Conv2d``'s. held: the layer's options as they
+    stand there, to know its next call by.
     """
     if isinstance(input, Tensor) and input.ndim == 3:
         return conv2d_layer(input[None], weight, bias, stride, padding, dilation, groups, padding_mode)[0]
@@ -73,11 +77,8 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
     if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
         return forward(input, weight, bias, g)
     rest = g.stride, g.padding, g.dilation, g.groups
-    if nobody_asks(input, weight, bias):  # and dense they are
-        if len(_known_layers) >= MOST:
-            _known_layers.clear()
-        run = convolution_of(g, memory_format(input, weight))
-        _known_layers[_layer_key(input, weight, bias, stride, padding, dilation, groups)] = run, rest
+    if held is not None and padding_mode == "zeros" and nobody_asks(input, weight, bias):
+        _remember(input, weight, bias, convolution_of(g, memory_format(input, weight)), rest, held)
     return OPERATOR(input, weight, bias, *rest)
 
 

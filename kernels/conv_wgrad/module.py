@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kernels.conv_wgrad.layer import layer, sizes
+from kernels.conv_wgrad.layer import conv2d_layer, layer, sizes
 
 
 class Conv2d(nn.Conv2d):
@@ -25,9 +25,13 @@ class Conv2d(nn.Conv2d):
         torch's ``forward`` calls this with the layer's parameters, and so do subclasses and programs with others; some put a
         function of their own in its place.
         """
+        y = layer(self, input, weight, bias)
+        if y is not None:
+            return y
         stride, dilation = _two("stride", self.stride), _two("dilation", self.dilation)
         sides = self._zeros_around(dilation, weight) if self.padding_mode == "zeros" else self._pixels_around()
-        return layer(input, weight, bias, stride, sides, dilation, self.groups, self.padding_mode)
+        held = self.stride, self.padding, self.dilation, self.groups
+        return conv2d_layer(input, weight, bias, stride, sides, dilation, self.groups, self.padding_mode, held)
 
     def _pixels_around(self):
         """What torch's ``forward`` reads in every other mode than zeros: made of ``padding`` once, and set by programs."""

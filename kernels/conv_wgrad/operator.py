@@ -259,19 +259,7 @@ def _convolution_shape(input, weight, bias, *rest):
 def _convolution_backward(dy, input, weight, stride, padding, dilation, groups, needs):
     """The gradients of input, weight and bias, ``None`` where not needed."""
     options = tuple(stride), tuple(padding), tuple(dilation), groups
-    input_grad, weights, biases = plan.of_backward(dy, input, weight.shape, options)
-    need_input, need_weight, need_bias = needs
-    dx = dw = db = None
-    pixels = dy.permute(0, 2, 3, 1)
-    if need_input:
-        dx = input_grad(dy, input, weight)
-    if need_weight:
-        dw = torch.empty_like(weight)
-        weights.run(input.permute(0, 2, 3, 1), pixels, dw.permute(0, 2, 3, 1), False)
-    if need_bias:
-        db = input.new_empty(weight.shape[0])
-        biases.run(pixels, db, False)
-    return dx, dw, db
+    return plan.of_backward(dy, input, weight, options).run(dy, input, weight, needs)
 
 
 def _convolution_backward_shapes(dy, input, weight, *rest):

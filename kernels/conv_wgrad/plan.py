@@ -1,6 +1,7 @@
 """The ways that the weight gradient can go, and the choice among them."""
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -78,24 +79,50 @@ def chosen(problem, asked):
     return choice, FormPlan(best, WAYS[choice.name].plan(best.problem))
 
 
-def of_backward(dy, input, weight_shape, options):
-    """``(what makes the input gradient, plan of the weight gradient, plan of the bias gradient)`` of a backward pass.
+class Gradients(NamedTuple):
+    """What a backward pass launches, for tensors whose channels come before height and width, as torch's convolutions have
+    them. ``straight``: the weight gradient's kernel reads the tensors and writes the gradient as they lie."""
 
-    Args:
-        dy: [N, Co, P, Q]; input: [N, Ci, H, W]: channels come before height and width, as torch's convolutions have them.
-        weight_shape: (Co, Ci/groups, R, S).
-        options: (stride, padding, dilation, groups).
-    """
+    input_grad: Callable
+    weights: FormPlan
+    biases: portable.BiasPlan
+    straight: bool
+
+    def run(self, dy, input, weight, needs):
+        """``[dx, dw, db]``, ``None`` where ``needs`` says so.
+
+        Args:
+            dy: [N, Co, P, Q]; input: [N, Ci, H, W]; weight: [Co, Ci/groups, R, S].
+            needs: three bools.
+        """
+        dx = self.input_grad(dy, input, weight) if needs[0] else None
+        dw = db = None
+        if needs[2]:
+            db = dy.new_empty(dy.shape[1])
+        if needs[1]:
+            dw = torch.empty_like(weight)
+            if self.straight:
+                self.weights.plan.fill(input, dy, dw)
+            else:
+                x, pixels, sums = (t.permute(0, 2, 3, 1) for t in (input, dy, dw))
+                self.weights.run(x, pixels, sums, False)
+        if db is not None:
+            self.biases.run(dy.permute(0, 2, 3, 1), db, False)
+        return [dx, dw, db]
+
+
+def of_backward(dy, input, weight, options):
+    """The ``Gradients`` of tensors that lie so; options: (stride, padding, dilation, groups)."""
     dtype = input.dtype
     return _of_backward(
-        dy.shape, dy.stride(), dy.data_ptr() & 15, input.shape, input.stride(), input.data_ptr() & 15, weight_shape, options,
-        dtype, _precision(dtype), input.device,
+        dy.shape, dy.stride(), dy.data_ptr() & 15, input.shape, input.stride(), input.data_ptr() & 15, weight.shape,
+        weight.stride(), options, dtype, _precision(dtype), input.device,
     )  # fmt: skip
 
 
 @remembered
 def _of_backward(
-    dy_shape, dy_strides, dy_address, shape, strides, address, weight_shape, options, dtype, precision, device
+    dy_shape, dy_strides, dy_address, shape, strides, address, weight_shape, weight_strides, options, dtype, precision, device
 ):  # fmt: skip
     last = lambda sizes: (sizes[0], sizes[2], sizes[3], sizes[1])  # noqa: E731
     Co, _, R, S = weight_shape
@@ -103,7 +130,9 @@ def _of_backward(
     x = Layout(torch.Size(last(shape)), last(strides), dtype, address)
     dy = Layout(torch.Size(last(dy_shape)), last(dy_strides), dtype, dy_address)
     _, weights = chosen(Problem(g, x, dy, None, precision, device), "auto")
-    return input_grad_of(g, format_of(shape, strides)), weights, portable.plan_bias(dy, device)
+    made = torch.empty_like(torch.empty_strided(weight_shape, weight_strides, device="meta"))
+    straight = weights.straight and made.permute(0, 2, 3, 1).is_contiguous()
+    return Gradients(input_grad_of(g, format_of(shape, strides)), weights, portable.plan_bias(dy, device), straight)
 
 
 def modelled(problem):

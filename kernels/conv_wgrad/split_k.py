@@ -157,8 +157,8 @@ def sum_pieces(partials, out, accumulate, turned=False):
         accumulate: bool.
         turned: ``out`` is [Co, R, S, Ci], and a partial result [Ci, R, S, Co] with taps from the last to the first.
     """
-    if not out.is_contiguous():
-        total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    if not out.is_contiguous():  # rounded once: by the kernel, or by the addition
+        total = torch.empty(out.shape, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
         sum_pieces(partials, total, False, turned)
         out.add_(total) if accumulate else out.copy_(total)
         return
@@ -183,11 +183,15 @@ def _sum_options(few, device):
 def reduce_into(out, accumulate, pieces, run, turned=None):
     """Let ``run(target)`` write that many pieces, and bring their sum into ``out``.
 
-    ``target`` is ``out`` itself where there is one piece to write and nothing to add, otherwise an fp32 workspace
-    [pieces, *out.shape]; without pieces nothing runs. ``turned``: the shape of pieces that are ``sum_pieces``'s turned ones.
+    ``target`` is ``out`` itself, or what is copied to it, where there is one piece to write and nothing to add, otherwise an
+    fp32 workspace [pieces, *out.shape]; without pieces nothing runs. ``turned``: the shape of pieces that are
+    ``sum_pieces``'s turned ones.
     """
-    if pieces == 1 and not accumulate and out.is_contiguous() and turned is None:
-        run(out)
+    if pieces == 1 and not accumulate and turned is None:
+        dense = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        run(dense)
+        if dense is not out:
+            out.copy_(dense)
         return
     partials = torch.empty((pieces, *(turned or out.shape)), dtype=torch.float32, device=out.device)
     if pieces:

@@ -82,17 +82,20 @@ def flex_attention(
 
     Source: Dong et al., 2024, arXiv:2412.05496; Dao, 2023, arXiv:2307.08691.
     """
-    check_returns(return_lse, return_aux)
-    want_top = return_aux is not None and return_aux.max_scores
-    given = score_mod, block_mask, scale, enable_gqa, kernel_options
+    want_top = False
+    if return_lse or return_aux is not None:
+        check_returns(return_lse, return_aux)
+        want_top = return_aux is not None and return_aux.max_scores
     seen = torch.compiler.is_compiling() or not nothing_looks_on((query, key, value))
-    o, lse, top = (_watched if seen else _attended)(*autocast(query, key, value), *given, want_top)
+    query, key, value = autocast(query, key, value)
+    attend = _watched if seen else _attended
+    o, lse, top = attend(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top, seen)
     if return_aux is not None:
         return o, AuxOutput(lse * LN2 if return_aux.lse else None, top * LN2 if want_top else None)
     return (o, lse * LN2) if return_lse else o
 
 
-def _watched(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top):
+def _watched(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top, seen=True):
     """``(o, lse, top)`` where somebody looks on: a tracer, a mode, or a tensor that isn't a plain one."""
     dynamo = torch.compiler.is_dynamo_compiling()
     if not dynamo and torch._C._get_tracing_state() is not None:
@@ -107,10 +110,13 @@ def _watched(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     return tracing(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
 
 
-def _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top):
-    """``(o, lse, top)`` of tensors with values."""
-    spec, *inputs = _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
-    return OPERATOR(query, key, value, *inputs, want_top, spec)
+def _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top, seen=True):
+    """``(o, lse, top)`` of tensors with values; ``seen``: whether somebody looks on."""
+    spec, captured, lists, ints, floats, scale = _call(
+        query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options
+    )  # fmt: skip
+    run = OPERATOR if seen or captured or lists else OPERATOR.plainly
+    return run(query, key, value, captured, lists, ints, floats, scale, want_top, spec)
 
 
 graphs.attend.unrecorded = torch.compiler.disable(_watched)
@@ -137,6 +143,8 @@ def _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_op
     else:
         spec, score, mask = _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
         kept.append(spec)
+    if score is None and mask is None and block_mask is None:
+        return spec, [], [], [], [], spec.scale
     captured = numbers = ()  # the score mod's first
     if score is not None:
         captured, numbers = score.captured, score.numbers

@@ -70,10 +70,12 @@ class Problem:
 
     def remember(self, make, *of):
         """``make(self, *of)``, made once: what is the same in every call of this problem."""
-        key = make, *of
-        if key not in self._remembered:
-            self._remembered[key] = make(self, *of)
-        return self._remembered[key]
+        key = (make, *of) if of else make
+        try:
+            return self._remembered[key]
+        except KeyError:
+            made = self._remembered[key] = make(self, *of)
+            return made
 
     def strides(self, *names):
         """Those of query, key and value, one after another."""
@@ -214,16 +216,20 @@ class Problem:
 class Inputs:
     """The tensors of one call, in the kernels' terms."""
 
+    score_captured = score_numbers = score_tables = mask_tables = ()
+    partial = full = None
+    transposed_lists = None  # once they have been asked for
+
     def __init__(self, problem, query, key, value, captured, lists, numbers):
         self.problem, self.query, self.key, self.value = problem, query, key, value
         score, mask = problem.score, problem.mask
         of_score = ns = 0
         if score is not None:
             of_score, ns = len(score.learned), len(score.number_kinds)
-        self.score_captured, self.score_numbers = captured[:of_score], numbers[:ns]
-        self.score_tables = () if score is None else score.tables(self.score_captured, self.score_numbers)
-        self.mask_tables = () if mask is None else mask.tables(captured[of_score:], numbers[ns:])
-        self.partial = self.full = self._transposed = None
+            self.score_captured, self.score_numbers = captured[:of_score], numbers[:ns]
+            self.score_tables = score.tables(self.score_captured, self.score_numbers)
+        if mask is not None:
+            self.mask_tables = mask.tables(captured[of_score:], numbers[ns:])
         if lists:
             self._lists = lists  # in the order of ``LISTS``, the same in all problems
             self.partial = rows_of_lists(lists[0], lists[1])
@@ -238,12 +244,12 @@ class Inputs:
     @property
     def transposed(self):
         """``(partial, full)`` blocks of queries of each block of keys."""
-        if self._transposed is None:
-            self._transposed = (
+        if self.transposed_lists is None:
+            self.transposed_lists = (
                 self._transpose("") if self.partial else None,
                 self._transpose("full_") if self.full else None,
             )
-        return self._transposed
+        return self.transposed_lists
 
     def _transpose(self, full):
         p = self.problem

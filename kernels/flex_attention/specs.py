@@ -8,6 +8,9 @@ from kernels.flex_attention.mods.store import Bounded, lock
 _known = Bounded(4096)  # hash -> Spec
 
 
+_NOTHING = range(0)
+
+
 class Bound(NamedTuple):
     """Compiled mods and what they read: first what the score mod does, then the mask. places: of what the score mod captures
     among the operator's captured tensors."""
@@ -36,13 +39,13 @@ class Spec(str):
 
     def bound(self, captured, ints, floats, device, learned=()):
         """The ``Bound`` of tensors and numbers; learned: for which captured tensors a gradient is wanted."""
-        of_score = 0 if self.score is None else len(self.score.learned)
+        places = _NOTHING if self.score is None else range(len(self.score.learned))
         if not ints and not floats:
-            return Bound(self.score, self.mask, captured, (), range(of_score))
+            return Bound(self.score, self.mask, captured, (), places)
         ints, floats = iter(ints), iter(floats)
         kinds = (kind for mod in (self.score, self.mask) if mod is not None for kind in mod.number_kinds)
         numbers = [next(ints if kind is int else floats) for kind in kinds]
-        return Bound(self.score, self.mask, captured, numbers, range(of_score))
+        return Bound(self.score, self.mask, captured, numbers, places)
 
 
 def keep(text, kind=Spec, **attributes):

@@ -41,6 +41,15 @@ def test_what_the_checks_look_at(known, change):
         ours(x)
 
 
+def test_options_that_may_change_in_place_are_looked_at_every_time(known):
+    theirs, ours, x = known
+    ours.stride = [1, 1]
+    ours(x), ours(x)
+    ours.stride[0] = 2
+    theirs.stride = (2, 1)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
 def test_other_tensors(known):
     theirs, ours, x = known
     for wrong, message in ((x.half(), "weight has dtype"), (x[:, :3], "input has shape"), ([x], "input must be a tensor")):

@@ -27,8 +27,9 @@ SLOWER = 1.1  # a tile of the portable kernel takes so much longer than a tile t
 class PortablePlan:
     """One launch that writes ``pieces`` partial sums, and their sum.
 
+    Of tensors that are read as they lie the kernel is told where they begin: any view of their memory will do.
     dy_tiles, x_tiles: how descriptors of the matrices of rows and of im2col are made, ``None`` where tensors are read through
-    pointers; from the second on, they need no view of such a matrix, only its address.
+    pointers.
     """
 
     text: str
@@ -48,6 +49,11 @@ class PortablePlan:
     def slots(self):
         """Partial sums that ``fill`` writes."""
         return self.pieces
+
+    @property
+    def straight(self):
+        """Whether it reads its tensors as they lie and writes the gradient itself: ``fill`` is all there is to do."""
+        return self.pieces == 1 and not any(self.copied)
 
     def run(self, input, grad_output, out, accumulate):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it."""
@@ -161,24 +167,15 @@ def _plan_product(problem, text, chosen, x, dy, copied):
     }  # fmt: skip
     tiles = None, None
     if options["TMA"]:
-        x_tiles = _tiled(_matrix_of, options["BLOCK_K"], options["BLOCK_N"]) if pointwise else None
-        rows = _as_it_is if copied[1] else rows_of  # copies are rows already
-        tiles = _tiled(rows, options["BLOCK_K"], options["BLOCK_M"]), x_tiles
+        x_tiles = _tiled(g.M, g.Ci, x.stride(2), options["BLOCK_K"], options["BLOCK_N"]) if pointwise else None
+        tiles = _tiled(g.M, g.Co, dy.stride(0), options["BLOCK_K"], options["BLOCK_M"]), x_tiles
     grid = (chosen.tiles * chosen.pieces,)
     return PortablePlan(text, wgrad_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied, *tiles)
 
 
-def _tiled(view, rows, columns):
-    return Descriptors(lambda x: TensorDescriptor.from_tensor(view(x), [rows, columns]))
-
-
-def _as_it_is(x):
-    return x
-
-
-def _matrix_of(x):
-    """[M, Ci] of images whose pixels lie one step apart."""
-    return x.as_strided((x.shape[:3].numel(), x.shape[3]), (x.stride(2), 1))
+def _tiled(M, C, step, rows, columns):
+    """Of a matrix [M, C] whose rows lie ``step`` apart, in whatever shape its memory is given."""
+    return Descriptors(lambda x: TensorDescriptor(x, [M, C], [step, 1], [rows, columns]))
 
 
 def has_descriptors(problem):
