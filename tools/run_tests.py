@@ -18,6 +18,7 @@ WITHOUT_TRITON = (
     "architecture",
     "bootstrap",
     "environment",
+    "glossary",
     "nbval",
     "notebooks",
     "progress",
