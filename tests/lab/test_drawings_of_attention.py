@@ -27,3 +27,12 @@ def test_a_kernel_lights_its_products(kernel, products):
 def test_a_kernel_that_there_is_not_is_named():
     with pytest.raises(ValueError, match="kernel is 'dv', needs to be one of 'dq', 'dk and dv', or None"):
         drawings.attention_backward("dv")
+
+
+def test_an_online_softmax_ends_with_the_softmax():
+    figure = drawings.online_softmax((0, 2, 1, 0), (8, 2, 4, 0))
+    said = [[text.get_text() for text in ax.texts] for ax in figure.axes[: figure.count]]
+    assert [any("¼ · 1 + 1 = 1.25" == text for text in frame) for frame in said] == [False, True, False, False]
+    assert any(text.endswith("acc / l = 3") for text in said[-1])  # (8 + 8 + 8 + 0) / 8
+    with pytest.raises(ValueError, match="scores and values have 2 and 3 numbers, need 3 to 6 of each"):
+        drawings.online_softmax((1, 2), (1, 2, 3))

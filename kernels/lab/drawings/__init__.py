@@ -25,6 +25,7 @@ from kernels.lab.drawings.conv_wgrad import split_k, wgrad_tiles
 from kernels.lab.drawings.machine import machine, program_on_threads, warp_load
 from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
 from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
+from kernels.lab.drawings.online_softmax import online_softmax
 from kernels.lab.drawings.pipelines import happens_before, registers, ring, ring_depths
 from kernels.lab.drawings.recurrence import handed_on, state_step
 from kernels.lab.drawings.recurrence_backward import gate_errors, gradient_step, two_walks
@@ -57,6 +58,7 @@ __all__ = [
     "matmul_tile",
     "memory_line",
     "occupancy",
+    "online_softmax",
     "padding",
     "pipe",
     "pipelined",
