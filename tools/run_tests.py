@@ -21,6 +21,7 @@ WITHOUT_TRITON = (
     "glossary",
     "nbval",
     "notebooks",
+    "plan",
     "progress",
     "refresh",
     "run_tests",

@@ -239,26 +239,6 @@ def test_half_a_solution_earns_part_of_the_points(course):
     assert (row["student_id"], float(row["score"]), float(row["max_score"])) == ("ada", 10, 15)
 
 
-@each_assignment
-def test_minutes_and_points_are_the_same_wherever_they_stand(name):
-    """In the first cell, in the README's table, and in the guide's plan of a term, whose weeks may hold a clinic, too."""
-    minutes, points = re.search(r"\*\*(\d+) minutes · (\d+) points", prose(read("solutions", name))).groups()
-    readme, guide = ((ROOT / path).read_text() for path in ("README.md", "docs/instructor_guide.md"))
-    (line,) = re.findall(rf"^\| \[.*exercises/{name}/.*$", readme, re.MULTILINE)
-    assert line.endswith(f"| {minutes} | {points} |")
-    kind, number = ("clinic ", name.split("_")[1]) if name.startswith("clinic") else ("", name[:2])
-    weeks = guide.partition("| week |")[2].partition("\n\n")[0].splitlines()[2:]
-    plan = [week.strip("| ").split(" | ") for week in weeks]
-    cells = [[cell.split(", ") for cell in row[-3:]] for row in plan]
-    found = [
-        (whole, earned)
-        for handed, all_minutes, all_points in cells
-        for one, whole, earned in zip(handed, all_minutes, all_points, strict=True)
-        if one.startswith(f"{kind}{number}")
-    ]
-    assert found == [(minutes, points)]
-
-
 @pytest.mark.parametrize("exercise", CHECKED, ids=lambda exercise: exercise.name)
 def test_each_property_points_to_a_step_that_exists(exercise):
     for item in (*exercise.properties, *filter(None, (exercise.compiles, exercise.cheap))):

@@ -1,0 +1,58 @@
+"""The README's table of exercises, the instructor's plan and the first cell of each exercise say the same."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tools.kernel_environment import ROOT
+
+README = (ROOT / "README.md").read_text()
+PLAN = (ROOT / "docs" / "instructor_guide.md").read_text()
+EXERCISES = sorted(ROOT.glob("solutions/*/*.ipynb"))
+WEEK = re.compile(r"^\| [\d–]+ \| ([\d, ]+) \| (.+?) \| ([\d, ]+) \| ([\d, ]+) \|$", flags=re.MULTILINE)
+
+
+def weeks() -> list[tuple[list[str], list[tuple[str, str, str]]]]:
+    """Of each row of the plan its lessons, and its exercises: the first words of the title, minutes, points."""
+    rows = [[part.split(", ") for part in row] for row in WEEK.findall(PLAN)]
+    return [(lessons, list(zip(names, minutes, points, strict=True))) for lessons, names, minutes, points in rows]
+
+
+def stated(path: Path) -> tuple[str, str, str]:
+    """An exercise's minutes, its points, and the last lesson that it asks for, as its first cell says."""
+    first = nbformat.read(path, as_version=4).cells[0].source
+    minutes, points = re.search(r"\*\*(\d+) minutes · (\d+) points", first).groups()
+    asked = re.search(r"after lessons? (.*?)(?:\n\n|$)", first, flags=re.DOTALL)[1]
+    return minutes, points, max(re.findall(r"\[(\d\d)\]", asked))
+
+
+def handed_out(path: Path) -> str:
+    """What the plan calls an exercise: `01 row softmax`, `clinic 0`."""
+    number = re.match(r"clinic_\d|\d\d", path.stem)[0].replace("_", " ")
+    return next(name for _, exercises in weeks() for name, *_ in exercises if name.startswith(number))
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_the_readme_says_what_an_exercise_says_of_itself(path):
+    row = next(line for line in README.splitlines() if line.startswith("|") and f"(exercises/{path.stem}/" in line)
+    lesson, minutes, points = (cell.strip() for cell in row.split("|")[-4:-1])
+    assert (minutes, points, lesson) == stated(path)
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_the_plan_hands_out_an_exercise_behind_its_lessons(path):
+    minutes, points, lesson = stated(path)
+    name, read = handed_out(path), []
+    for lessons, exercises in weeks():
+        read += lessons
+        if found := [rest for title, *rest in exercises if title == name]:
+            assert found == [[minutes, points]] and lesson in read
+            return
+    pytest.fail(f"no week hands out {name}")
+
+
+def test_the_plan_has_every_lesson_once():
+    planned = [lesson for lessons, _ in weeks() for lesson in lessons]
+    assert sorted(planned) == sorted(path.name[:2] for path in ROOT.glob("notebooks/*.ipynb"))
