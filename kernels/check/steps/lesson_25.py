@@ -33,9 +33,10 @@ def middle(answer):
         Gamma = strong.cumsum(0)
         got = answer(q.float(), k.float(), Gamma.clone())
         if not torch.isfinite(got).all() or difference("", got, square(q.float(), k.float(), Gamma)):
+            wrong = "wrong" if torch.isfinite(got).all() else "not finite"
             return (
-                f"With gates of -60 in the {where} some scores are {'wrong' if torch.isfinite(got).all() else 'not finite'}: a "
-                "factor's exponent is above 0. The reference point must lie between any late and any early token"
+                f"With gates of -60 in the {where} some scores are {wrong}: a factor's exponent is above 0. The reference "
+                "point must lie between any late and any early token"
             )
     return ""
 
@@ -60,7 +61,7 @@ def rows(answer):
     for other, why in (
         ((q * Gamma.exp()).T @ do, "The queries' share lacks c, the scale of the scores"),
         (c * q.T @ do, "The queries' share does not fade: token t read the state behind the gates of tokens 1 to t"),
-        (c * (q * (Gamma[-1] - Gamma).exp()).T @ do, "The gates behind token t are those that a key passes; a query, those before it"),
+        (c * (q * (Gamma[-1] - Gamma).exp()).T @ do, "A key passes the gates behind its token t, and a query those up to it"),
         (c * (do.T @ (q * Gamma.exp())), "The queries' share is transposed: a state has the key's channels as rows"),
     ):
         if not difference("", read, other):

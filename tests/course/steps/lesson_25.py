@@ -29,7 +29,7 @@ WRONG = {
         (rows(through="Gamma[0].exp()[:, None] * dS"), "by the first token's gates alone"),
         (rows(read="(q * Gamma.exp()).T @ do"), "lacks c"),
         (rows(read="c * q.T @ do"), "The queries' share does not fade"),
-        (rows(read="c * (q * (Gamma[-1] - Gamma).exp()).T @ do"), "those that a key passes"),
+        (rows(read="c * (q * (Gamma[-1] - Gamma).exp()).T @ do"), "A key passes the gates behind its token"),
         (rows(read="c * do.T @ (q * Gamma.exp())"), "is transposed"),
         (rows(through="Gamma.sum(0).exp()[:, None] * dS"), "What comes through the chunk[0, 0]"),
     ],
