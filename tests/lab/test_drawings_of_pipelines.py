@@ -35,6 +35,14 @@ def test_what_is_not_ordered_is_said():
     assert len(waits) == 1  # in the patient run alone
 
 
+def test_what_begins_late_is_left_out_and_the_rest_is_counted():
+    pieces = [("tensor cores", 0, "s0", 0, 2), ("softmax", 0, "p0", 2, 5), ("tensor cores", 1, "v0", 5, 9)]
+    figure = drawings.ping_pong({"one": pieces, "other": pieces[:2]}, until=6)
+    assert {"one", "other", "s0", "p0"} <= set(texts(figure)) and "v0" not in texts(figure)
+    assert "one: tensor cores busy for 3 of 6" in figure.alt and "other: tensor cores busy for 2 of 6" in figure.alt
+    assert [patch.get_hatch() for patch in figure.axes[0].patches].count("////") == 1
+
+
 @pytest.mark.parametrize(("warps", "launched", "total"), [(8, 168, "64,512 of 65,536"), (4, 200, "51,200 of 65,536")])
 def test_registers_add_up(warps, launched, total):
     figure = drawings.registers({"multiplier": (warps, launched), "loader": (4, launched)}, launched, accumulator=64)

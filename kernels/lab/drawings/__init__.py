@@ -26,7 +26,7 @@ from kernels.lab.drawings.machine import machine, program_on_threads, warp_load
 from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
 from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
 from kernels.lab.drawings.online_softmax import online_softmax
-from kernels.lab.drawings.pipelines import happens_before, registers, ring, ring_depths
+from kernels.lab.drawings.pipelines import happens_before, ping_pong, registers, ring, ring_depths
 from kernels.lab.drawings.recurrence import handed_on, state_step
 from kernels.lab.drawings.recurrence_backward import gate_errors, gradient_step, two_walks
 from kernels.lab.drawings.score_mods import score_mod_lines, score_mod_tile
@@ -60,6 +60,7 @@ __all__ = [
     "occupancy",
     "online_softmax",
     "padding",
+    "ping_pong",
     "pipe",
     "pipelined",
     "program_on_threads",

@@ -176,3 +176,39 @@ def registers(partitions: dict, launched: int, accumulator: int, has: int = 6553
         f"what its sums take, {accumulator} a thread."
     )
     return drawing(7.9, 2.5, draw, alt=alt)
+
+
+def ping_pong(timelines: dict, until: float):
+    """Who has the tensor cores and who the other units, a panel a schedule: groups side by side, told apart by hatch.
+
+    timelines: title -> the pieces (unit, group, what, begin, end), unit being "tensor cores" or "softmax". until: where the
+    picture ends; what begins later is left out.
+    """
+    units = {"tensor cores": "accumulator", "softmax": "output"}
+
+    def draw(board: Board):
+        y = 0.0
+        for title, pieces in timelines.items():
+            board.text(0, y - 0.45, title, size=NOTE, ha="left")
+            for row, (unit, role) in enumerate(units.items()):
+                top = y + 1.1 * row
+                board.text(-0.3, top + 0.45, unit, size=7, ha="right", weight="bold" if row == 0 else "normal")
+                board.box(0, top, until, 0.9, "memory", lit=False, width=0.5)
+                for _, group, what, begin, end in (piece for piece in pieces if piece[0] == unit and piece[3] < until):
+                    wide = min(end, until) - begin
+                    place = board.box(begin, top, wide, 0.9, role, hatch="////" if group else "", width=0.5)
+                    if wide > 1:
+                        board.text(*place.middle, what, size=7)
+            y += 3.6
+        board.arrow((0, y - 1.0), (4, y - 1.0), "time", "time", shift=(2.9, 0))
+
+    busy = {
+        title: sum(min(end, until) - begin for unit, *_, begin, end in own if unit == "tensor cores" and begin < until)
+        for title, own in timelines.items()
+    }
+    told = "; ".join(f"{title}: tensor cores busy for {some:g} of {until:g} units of time" for title, some in busy.items())
+    alt = (
+        f"{len(timelines)} schedules along time, each with a row for the tensor cores and one for the softmax; a second "
+        f"group's pieces are hatched. {told}. Gaps in the tensor cores' row stand over pieces of softmax."
+    )
+    return drawing(7.9, 0.5 + 0.85 * len(timelines), draw, alt=alt, key=False)
