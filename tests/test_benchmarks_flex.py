@@ -11,7 +11,6 @@ from kernels import runtime
 from kernels.flex_attention import flex_attention, problem
 from kernels.flex_attention.reference import allowed
 
-RECORD = harness.RESULTS / "flex_attention.json"
 SMALL = (1, 2, 1, 64, 64, 16)
 MACHINE = {"copy_tb_per_s": 4.0, "matmul_tflop_per_s": 700.0}
 
@@ -95,7 +94,7 @@ def test_candidates_are_choices_of_the_tables_options():
 
 
 def test_the_record_is_complete():
-    record = json.loads(RECORD.read_text())
+    record = harness.read("flex_attention")
     assert not record["failed"] and record["machine"]["gpu"] == "NVIDIA H200"
     wanted = {
         (variant, shape, name)
