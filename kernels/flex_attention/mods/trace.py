@@ -188,30 +188,48 @@ class _Captures(TorchFunctionMode):
     def index(self, tensor, index):
         """``tensor[index]``, complete at once: ``bias[q][k]`` reads one element, not a row first."""
         index = list(index) if isinstance(index, tuple) else [index]
+        placed = [None] * tensor.ndim  # of each dimension the tensor that it is indexed with
         if id(tensor) in self.parts:
-            _, tensor, before = self.parts[id(tensor)]
-            index = before + index
+            _, tensor, placed = self.parts[id(tensor)]
         elif not any(isinstance(i, torch.Tensor) for i in index):
             return tensor[tuple(index)]
-        if Ellipsis in [i for i in index if not isinstance(i, torch.Tensor)]:
-            at = next(i for i, one in enumerate(index) if one is Ellipsis)
-            index[at : at + 1] = [slice(None)] * (tensor.ndim - len(index) + 1)
+        view, placed = _onwards(placed, index)
         # What is not a tensor is taken first, as a view; the tensors' dimensions stay whole until all are known.
-        base = tensor[tuple(slice(None) if isinstance(i, torch.Tensor) else i for i in index)]
-        tensors = [i if isinstance(i, torch.Tensor) else None for i in index if not isinstance(i, int)]
-        if any(t is not None and t.dtype == torch.bool for t in tensors):
+        tensor = tensor[view]
+        if any(t is not None and t.dtype == torch.bool for t in placed):
             raise ModError(f"a captured tensor is indexed with a bool{at_line(user_line())}: use torch.where")
-        part = aten.index.Tensor(base, tensors)
-        if part.ndim and all(i is None or i.ndim == 0 for i in tensors):
+        part = aten.index.Tensor(tensor, placed)
+        if part.ndim and all(i is None or i.ndim == 0 for i in placed):
             if part.ndim == 1 and 0 < part.numel() <= LONGEST:
-                return self.vector(base, [*tensors, *[None] * (base.ndim - len(tensors))], part.numel())
-            self.parts[id(part)] = part, tensor, index
+                return self.vector(tensor, placed, part.numel())
+            self.parts[id(part)] = part, tensor, placed
         return part
 
     def vector(self, tensor, index, length):
         """The one dimension of a tensor that ``index`` leaves, in single numbers."""
         further = lambda last: self.index(tensor, tuple(last if i is None else i for i in index))  # noqa: E731
         return Vector([further(i) for i in range(length)], self.error, further)
+
+
+def _onwards(placed, index):
+    """``(view, placed)``: ``index`` goes on where ``placed`` has ``None``; what of it is no tensor is taken by the view."""
+    if (at := next((i for i, one in enumerate(index) if one is Ellipsis), None)) is not None:
+        rest = placed.count(None) - sum(one is not None for one in index) + 1
+        index[at : at + 1] = [slice(None)] * rest
+    view, after, index = [], [], iter(index)
+    for tensor in placed:
+        one = slice(None) if tensor is not None else next(index, slice(None))
+        while one is None:  # a dimension more
+            view.append(None)
+            after.append(None)
+            one = next(index, slice(None))
+        view.append(slice(None) if isinstance(one, torch.Tensor) else one)
+        if not isinstance(one, int | np.integer):
+            after.append(one if isinstance(one, torch.Tensor) else tensor)
+    rest = list(index)
+    if any(one is not None for one in rest):
+        raise IndexError("too many indices")
+    return (*view, *rest), [*after, *rest]
 
 
 def _take(input, index):
