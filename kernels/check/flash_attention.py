@@ -61,7 +61,7 @@ MASKLESS = ROWS | {(tensor, axis, "after"): "" for tensor in AXES for axis in "H
 STRIDES = "query head h reads key head h // G, and each tensor has its own strides, some of them 0: at(stride_x, ...)"
 F16 = "something is rounded to float16: tile gives float32, and all sums stay float32"
 BLOCK_SIZES = "the answer depends on BLOCK_M or BLOCK_N, it must not"
-ONLINE, DEAD, WALK, HEADS = "Lesson 30, step 2", "Lesson 30, step 4", "Lesson 30, step 5", "Lesson 33, step 8"
+ONLINE, DEAD, WALK, HEADS = "Lesson 30, step 2", "Lesson 30, step 4", "Lesson 30, step 5", "Lesson 33, step 7"
 
 
 def _forward_exercise(task: Scored) -> Exercise:
@@ -96,7 +96,7 @@ def _forward_exercise(task: Scored) -> Exercise:
             Property(
                 "block lists",
                 1,
-                "Lesson 33, step 6",
+                "Lesson 33, step 5",
                 listed(case),
                 "row r visits what its lists name, the mask counts in list 0 only",
             ),

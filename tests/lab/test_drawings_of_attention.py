@@ -1,6 +1,7 @@
 """The flow of attention's backward pass: a kernel lights its own products, and the alternative text says which."""
 
 import pytest
+import torch
 from matplotlib.colors import to_hex
 
 from kernels.lab import drawings
@@ -36,3 +37,12 @@ def test_an_online_softmax_ends_with_the_softmax():
     assert any(text.endswith("acc / l = 3") for text in said[-1])  # (8 + 8 + 8 + 0) / 8
     with pytest.raises(ValueError, match="scores and values have 2 and 3 numbers, need 3 to 6 of each"):
         drawings.online_softmax((1, 2), (1, 2, 3))
+
+
+def test_a_block_mask_shows_its_counts_and_the_lengths_of_its_lists():
+    distance = torch.arange(8)[:, None] - torch.arange(8)
+    said = [text.get_text() for text in drawings.block_lists((distance >= 0) & (distance <= 3), 2).axes[0].texts]
+    # sixteen squares, four indices in each of eight lists, eight lengths
+    assert said.count("4") == 3 and said.count("0") == 7 + 8 + 1 and said.count("2") == 8 + 2
+    with pytest.raises(ValueError, match="needs to be square, its side a multiple of S = 3"):
+        drawings.block_lists(distance > 0, 3)

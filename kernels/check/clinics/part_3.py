@@ -257,7 +257,7 @@ PATIENTS = (
                 ),
             ),
         ),
-        lesson="Lesson 33, step 8",
+        lesson="Lesson 33, step 7",
     ),
     Patient(
         key="3c",

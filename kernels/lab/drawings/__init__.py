@@ -8,6 +8,7 @@ shows a process is a filmstrip: its ``slider()`` steps through the same frames w
 """
 
 from kernels.lab.drawings.attention_backward import attention_backward
+from kernels.lab.drawings.block_masks import block_lists
 from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, tile_sectors, views, walk
 from kernels.lab.drawings.conv1d import (
     conv_band,
@@ -35,6 +36,7 @@ from kernels.lab.drawings.waiting import latency_hiding, launch, occupancy, pipe
 __all__ = [
     "address_tile",
     "attention_backward",
+    "block_lists",
     "conv_band",
     "conv_banks",
     "conv_loads",
