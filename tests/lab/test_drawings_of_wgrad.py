@@ -29,3 +29,13 @@ def test_each_piece_has_a_program_and_a_slot(pieces):
 def test_a_number_of_pieces_that_cannot_be_drawn_is_named():
     with pytest.raises(ValueError, match="pieces is 7, needs to be from 2 to 6"):
         drawings.split_k(7)
+
+
+def test_a_row_of_im2col_lists_what_its_output_pixel_sees():
+    figure = drawings.im2col_rows((0, 4))
+    assert "row 0: blank, blank, blank, blank, 0, 1, blank, 5, 6." in figure.alt
+    assert "row 4: 6, 7, 8, 11, 12, 13, 16, 17, 18." in figure.alt
+    for ax, seen in zip(figure.axes, (4, 9)):  # in the image, and once more in A
+        assert len(boxes(ax, "input")) == 2 * seen
+    with pytest.raises(ValueError, match="rows holds 6, needs numbers from 0 to 5: there are 2 × 3 output pixels"):
+        drawings.im2col_rows((0, 6))

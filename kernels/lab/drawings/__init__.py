@@ -23,6 +23,7 @@ from kernels.lab.drawings.conv1d import (
 )
 from kernels.lab.drawings.conv1d_backward import conv_sums, conv_who_saw
 from kernels.lab.drawings.conv_wgrad import split_k, wgrad_tiles
+from kernels.lab.drawings.im2col import im2col_rows
 from kernels.lab.drawings.machine import machine, program_on_threads, warp_load
 from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
 from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
@@ -51,6 +52,7 @@ __all__ = [
     "gradient_step",
     "handed_on",
     "happens_before",
+    "im2col_rows",
     "latency_hiding",
     "launch",
     "machine",
