@@ -96,7 +96,7 @@ def keep(offs, N):
     return below(mask)
 
 check.step("77-guard", keep)"""
-ANSWER = "@triton.jit\ndef keep(offs, N):\n    return below(offs {} LIMIT * N)\n"
+ANSWER = "@triton.jit\ndef keep(offs, N):\n    return below(offs {} N * LIMIT)\n"
 RIGHT = ANSWER.format("<")
 
 
