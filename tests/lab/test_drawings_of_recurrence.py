@@ -64,3 +64,10 @@ def test_errors_have_a_panel_for_each_experiment_and_a_line_for_each_formula():
     figure = drawings.gate_errors({"first": ([0, -20], lines), "second": ([0, -20], lines)}, "gate", alt="two panels")
     assert [ax.get_title() for ax in figure.axes] == ["first", "second"] and figure.alt == "two panels"
     assert all([line.get_label() for line in ax.lines][:2] == ["one", "other"] for ax in figure.axes)
+
+
+def test_a_chunks_gradients_have_a_share_of_its_pairs_and_one_of_a_state():
+    (ax,) = drawings.chunk_gradients().axes
+    arrows = [patch for patch in ax.patches if isinstance(patch, FancyArrowPatch)]
+    colours = [to_hex(arrow.get_edgecolor()).upper() for arrow in arrows]
+    assert colours.count(ink("program")) == 3 and colours.count(ink("accumulator")) == 5

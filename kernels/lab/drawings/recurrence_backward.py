@@ -115,3 +115,34 @@ def gate_errors(panels: dict, xlabel: str, *, alt: str):
     axes[0, 0].legend(fontsize=style.NOTE_SIZE, loc="upper left")
     figure.alt = alt
     return figure
+
+
+def chunk_gradients(C: int = 4):
+    """What each gradient of a chunk is made of: a state on one side, the triangle of pairs in the middle."""
+
+    def draw(board):
+        board.name("accumulator", "states and their gradients")
+        board.name("program", "pairs in the chunk")
+        board.name("output", "gradients")
+        entering = board.box(0, 1.2, 3.0, 1.4, "accumulator", "S$^{(m)}$ enters", size=9)
+        leaving = board.box(14.0, 1.2, 3.6, 1.4, "accumulator", "dS$^{(m+1)}$ comes back", size=8)
+        pairs = board.cells(7.0, 0, C, C, "program", lit=lambda t, s: s <= t)
+        board.text(7.0 + C / 2, -0.45, "A and P: t reads s", size=NOTE)
+        wide = {"dq": 4.0, "dk": 8.2, "dv": 12.4}
+        outs = {name: board.box(x, 6.3, 1.8, 1.0, "output", name) for name, x in wide.items()}
+        for along, out in zip((0.25, 0.5, 0.75), outs.values()):
+            board.arrow(pairs.side("bottom", along), out.side("top"), "program")
+        board.arrow(entering.side("bottom", 0.7), outs["dq"].side("top", 0.2), "accumulator")
+        board.arrow(leaving.side("bottom", 0.3), outs["dk"].side("top", 0.8), "accumulator")
+        board.arrow(leaving.side("bottom", 0.5), outs["dv"].side("top", 0.8), "accumulator")
+        before = board.box(0, 8.6, 3.0, 1.4, "accumulator", "dS$^{(m)}$ goes on", size=9)
+        corner = leaving.x + 0.85 * leaving.w, 9.3
+        board.arrow(leaving.side("bottom", 0.85), corner, "accumulator")
+        board.arrow(corner, before.side("right"), "accumulator", "faded by the whole chunk, and q doᵀ added")
+
+    alt = (
+        "Left the state that enters a chunk, right the gradient that comes back from behind it, between them the triangle "
+        "of its pairs. The triangle has arrows to dq, dk and dv, the entering state one to dq, the gradient from behind one "
+        "each to dk and dv, and one around the chunk to the gradient that goes on to the chunk before."
+    )
+    return drawing(7.2, 4.2, draw, alt=alt)
