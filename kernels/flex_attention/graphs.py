@@ -28,6 +28,7 @@ from kernels.flex_attention import specs
 from kernels.flex_attention.mods.errors import ARGUMENTS
 from kernels.flex_attention.mods.recorded import bind_graph
 from kernels.flex_attention.mods.store import lock
+from kernels.flex_attention.mods.trace import onwards
 from kernels.flex_attention.options import checked
 from kernels.flex_attention.portable.tiles import like_strided
 from kernels.flex_attention.registered import attend_unchecked
@@ -111,13 +112,24 @@ def _attend(recipe, values, qkv, names, tensors, scale, BLOCK_SIZE, seq_lengths,
 attend = _Attend()
 
 
+class _Indexing(TransformGetItemToIndex):
+    """A tensor indexed with a position is not indexed with a Python number; torch's leaves that out beside slices."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is Tensor.__getitem__ and isinstance(args[1], tuple) and any(isinstance(i, Tensor) for i in args[1]):
+            if not all(isinstance(i, Tensor | int) for i in args[1]):
+                view, placed = onwards([None] * args[0].ndim, list(args[1]))
+                return torch.ops.aten.index.Tensor(args[0][view], placed)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 class _AttendVariable(higher_order_ops.BaseHOPVariable):
-    """``attend`` while dynamo traces it: a tensor indexed with a position is not indexed with a Python number."""
+    """``attend`` while dynamo traces it."""
 
     supports_aliasing = True  # query, key and value may be views of one tensor: nothing is written, and what comes out is new
 
     def _call_function(self, tx, args, kwargs):
-        with TransformGetItemToIndex():
+        with _Indexing():
             return super()._call_function(tx, args, kwargs)
 
 

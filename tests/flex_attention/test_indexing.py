@@ -36,6 +36,16 @@ def test_in_steps(name):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["behind a slice", "behind dots", "a number behind a slice", "a dimension more"])
+def test_in_steps_inside_a_compiled_program(name):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, N, 16, device=runtime.device) for _ in range(3))
+    table = torch.randn(2, 2, N, N, device=runtime.device)
+    program = lambda q, k, v: flex_attention(q, k, v, lambda s, b, h, m, n: s + STEPS[name](table, b, h, m, n))  # noqa: E731
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), program(q, k, v))
+
+
 def test_too_many_indices_are_shown_with_their_line():
     q, table = torch.randn(1, 1, N, 16, device=runtime.device), torch.zeros(N, 100, device=runtime.device)
     with pytest.raises(ModError, match=r"(?s)table\[m\]\[n, h\].*too many indices"):

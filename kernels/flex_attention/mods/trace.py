@@ -193,7 +193,7 @@ class _Captures(TorchFunctionMode):
             _, tensor, placed = self.parts[id(tensor)]
         elif not any(isinstance(i, torch.Tensor) for i in index):
             return tensor[tuple(index)]
-        view, placed = _onwards(placed, index)
+        view, placed = onwards(placed, index)
         # What is not a tensor is taken first, as a view; the tensors' dimensions stay whole until all are known.
         tensor = tensor[view]
         if any(t is not None and t.dtype == torch.bool for t in placed):
@@ -211,7 +211,7 @@ class _Captures(TorchFunctionMode):
         return Vector([further(i) for i in range(length)], self.error, further)
 
 
-def _onwards(placed, index):
+def onwards(placed, index):
     """``(view, placed)``: ``index`` goes on where ``placed`` has ``None``; what of it is no tensor is taken by the view."""
     if (at := next((i for i, one in enumerate(index) if one is Ellipsis), None)) is not None:
         rest = placed.count(None) - sum(one is not None for one in index) + 1
@@ -224,7 +224,7 @@ def _onwards(placed, index):
             after.append(None)
             one = next(index, slice(None))
         view.append(slice(None) if isinstance(one, torch.Tensor) else one)
-        if not isinstance(one, int | np.integer):
+        if not isinstance(one, int | torch.SymInt | np.integer):
             after.append(one if isinstance(one, torch.Tensor) else tensor)
     rest = list(index)
     if any(one is not None for one in rest):
