@@ -29,7 +29,8 @@ _EXPLAINED = (
     ("type(s) for @", "the product of two blocks is tl.dot(a, b, acc)"),
     (
         "must have equal reduction dimensions",
-        "tl.dot(a, b) sums over the columns of a and the rows of b: one of the two lies the other way, see tl.trans",
+        "tl.dot(a, b) sums over the columns of a and the rows of b: one of the two lies the other way, see tl.trans, or its "
+        "offsets lack their [:, None] or [None, :]",
     ),
     ("for divmod()", "Python's divmod takes no blocks: the quotient is //, the remainder %"),
     ("module 'triton.language' has no attribute", "Triton has no function of this name: arithmetic is +, *, //, %"),

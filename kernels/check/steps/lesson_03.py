@@ -25,6 +25,8 @@ def transposed(offsets):
             return "This is where a[m, k] lies in a. In at, k says which row, so it is k that moves by stride_at."
         if BLOCK_M == BLOCK_K and torch.equal(got.T, right.double()):
             return "The tile comes back transposed: make m a column, offs_m[:, None], and k a row, offs_k[None, :]."
+        if torch.equal(got, got[:1].expand_as(got)):
+            return "All rows are the same: a block of one axis is a row. Make m a column, offs_m[:, None], before they meet."
         if said := difference("offsets", got, right):
             return f"{said} The element a[{first_m}, {first_k}] lies at at[{first_k}, {first_m}]."
     return ""

@@ -45,6 +45,10 @@ def at_offsets(offs_m, offs_k, stride_at):
 """,
             "comes back transposed",
         ),
+        (
+            "@triton.jit\ndef at_offsets(offs_m, offs_k, stride_at):\n    return offs_k * stride_at + offs_m",
+            "All rows are the same",
+        ),
     ],
     "03-loop": [
         (
