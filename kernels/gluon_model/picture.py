@@ -121,7 +121,7 @@ def timeline(machine, first: int = 0, last: int | None = None, cursor: int | Non
     last = len(track.columns) if last is None else last
     if not 0 <= first < last <= len(track.columns):
         raise ValueError(f"first and last are {first} and {last}: the program has steps 0 to {len(track.columns)}")
-    rows = _rows(machine, track, len(track.columns))
+    rows = _rows(machine, track, len(track.columns), (first, last) if cursor is None else None)
     columns = last - first
     width = min(max(columns * 0.17, 5.0), 12.0) + 1.2
     figure, axes = style.picture(width, 0.3 * len(rows) + 1.3)
@@ -176,13 +176,15 @@ def _words(machine, track: Track, first: int, last: int) -> str:
     return text + "; ".join(rows) + "." + "".join(stuck * (last == end))
 
 
-def _rows(machine, track: Track, end: int):
-    """(name, draw) of every row of the figure, from top to bottom."""
+def _rows(machine, track: Track, end: int, window=None):
+    """(name, draw) of every row of the figure, from top to bottom; operations outside ``window`` take no rows."""
+    first, last = window or (0, end)
     active = {event.who for event in track.columns}
     names = list(dict.fromkeys(p.name for p in machine.everybody if p.name in active))
     rows = [(name, _partition_row(track, name, end)) for name in names]
     for engine in ("copy engine", "tensor core"):
         flights = [(o, a, b) for o, (a, b) in track.flights.items() if o.engine == engine and o.what != "commit"]
+        flights = [(o, a, b) for o, a, b in flights if a < last and (b is None or b > first)]
         for n, lane in enumerate(_lanes(flights, end)):
             rows.append((engine if n == 0 else "", _flight_row(lane, end)))
     rows += [(name, _buffer_row(track, states, end)) for name, states in sorted(track.buffers.items())]

@@ -60,6 +60,17 @@ def test_rows_letters_and_notes_of_the_figure(ring):
     assert ax.get_xlabel() == "step of the run"
 
 
+def test_a_part_of_a_run_has_rows_for_what_is_in_flight_in_it(ring):
+    def rows(**part):
+        return [label.get_text() for label in ring.picture(**part).axes[0].get_yticklabels()]
+
+    track = Track.of(ring.machines[0])
+    landed = max(stop for operation, (_, stop) in track.flights.items() if operation.engine == "copy engine")
+    assert "copy engine" in rows(first=landed - 1) and "copy engine" not in rows(first=landed)
+    assert len(rows(first=landed)) < len(rows())
+    assert len(ring.picture(first=landed, cursor=landed).axes[0].get_yticklabels()) == len(rows())  # the slider's stand still
+
+
 def test_nothing_is_said_by_color_alone():
     assert len({letter for letter, *_ in LETTERS.values()}) == len(LETTERS)
     assert len({hatch for _, hatch, _ in STATES.values()}) == len(STATES)
