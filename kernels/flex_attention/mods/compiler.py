@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.flex_attention.mods import emit
 from kernels.flex_attention.mods.errors import ARGUMENTS, ModError
+from kernels.flex_attention.mods.reach import Reach
 from kernels.flex_attention.mods.store import load, module_text
 from kernels.flex_attention.mods.trace import trace
 
@@ -30,7 +31,7 @@ class CompiledMod:
     tables from captured tensors, a torch function. after: gradients of captured tensors from sinks and
     captured tensors. sink_shapes: of each sink. inputs: for each input of the two whether it is a number, and not a captured
     tensor. numbers: for each table which number it is, or ``None``. sizes: strides and sizes of tables, the last arguments.
-    learned: for each captured tensor whether it gets a gradient.
+    learned: for each captured tensor whether it gets a gradient. reach: of a mask mod its ``Reach``.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class CompiledMod:
     numbers: tuple
     sizes: tuple
     learned: tuple
+    reach: Reach | None
 
     @cached_property
     def name(self):
@@ -132,6 +134,7 @@ def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
         tuple(t.numbers.index(node) if node in t.numbers else None for node in t.tables),
         tuple(t.sizes.values()),
         tuple(gradient is not None for gradient, is_number in zip(t.gradients, inputs, strict=True) if not is_number),
+        Reach(t) if kind == "mask_mod" else None,
     )
     return compiled, tuple(t.captured)
 
