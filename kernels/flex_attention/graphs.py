@@ -148,12 +148,11 @@ class Recipe:
             if node.target is _operand:
                 x, i = node.args
                 self.operands[i], self.mine[i] = inputs.index(x), x
-        (result,) = [node for node in graph.graph.nodes if node.op == "output"]
-        given = {self.mine[i] for i in range(SCORE, LISTS) if i in self.mine}
-        taken = {inputs[at] for at in self.operands.values()} - (_needed(result.args[0][:2]) - given)
-        self.free = [node for node in inputs if node not in taken]  # a mod may capture the query, too
-        self.captured = [inputs.index(node) for node in self.free]
+        taken = set(self.operands.values())
+        self.captured = [at for at in range(len(inputs)) if at not in taken]
+        self.free = [inputs[at] for at in self.captured]
         self.read = frozenset(i for i, node in enumerate(self.free) if _is_number(node))
+        (result,) = [node for node in graph.graph.nodes if node.op == "output"]
         self.score, self.mask = (self.part(node) for node in result.args[0][:2])
         del self.root, self.mine, self.free  # remembered with its graph, it must not hold that
 
@@ -209,16 +208,6 @@ class Recipe:
                     value = operator.attrgetter(node.target)(module)
                     parts.append(value.tolist() if isinstance(value, Tensor) else id(value))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-
-def _needed(nodes):
-    """These, and all that they are computed from."""
-    seen, todo = set(), list(nodes)
-    while todo:
-        if (node := todo.pop()) not in seen:
-            seen.add(node)
-            todo += node.all_input_nodes
-    return seen
 
 
 def _is_number(node):

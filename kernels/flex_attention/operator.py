@@ -18,6 +18,7 @@ from kernels.flex_attention import problem as problems
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.checks import check_block_mask, check_returns, check_shapes
 from kernels.flex_attention.mods.bind import bind, source
+from kernels.flex_attention.mods.reach import breadth_of
 from kernels.flex_attention.plan import Plan
 from kernels.flex_attention.problem import LISTS
 from kernels.flex_attention.registered import OPERATOR, problem_of
@@ -188,11 +189,12 @@ def _known_by(query, key, value, score_mod, block_mask, scale, enable_gqa, kerne
     )  # fmt: skip
     if block_mask is None:
         return known_by, score, mask
+    breadth = breadth_of(mask.compiled, mask.numbers, query.shape, key.shape, value.shape)
     b = block_mask
     lists = b.kv_num_blocks, b.kv_indices, b.full_kv_num_blocks, b.full_kv_indices
     known = [None if t is None else (t.shape, t.device) for t in lists]
     rest = b.BLOCK_SIZE, b.seq_lengths, b.q_num_blocks is None, b.full_q_num_blocks is None
-    return (known_by, *known, *rest), score, mask
+    return (known_by, breadth, *known, *rest), score, mask
 
 
 def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
@@ -213,7 +215,8 @@ def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     scale = 1 / math.sqrt(D) if scale is None else float(scale)
     p = None
     if nothing_looks_on((query, key, value)):
-        p = problem_of(query, key, value, *compiled, spec, [getattr(block_mask, name) for name in lists], scale)
+        numbers = () if mask is None else mask.numbers
+        p = problem_of(query, key, value, *compiled, numbers, spec, [getattr(block_mask, name) for name in lists], scale)
     return spec.of_call(p, scale), score, mask
 
 

@@ -11,6 +11,7 @@ from kernels.common.math import LOG2_E, bits, block
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention.mods import device as device_functions
 from kernels.flex_attention.mods.compiler import CompiledMod
+from kernels.flex_attention.mods.reach import Breadth
 from kernels.flex_attention.options import OPTIONS
 
 #: The lists of a block mask, as attributes of torch's ``BlockMask``.
@@ -18,13 +19,13 @@ LISTS = tuple(f"{full}{side}_{part}" for side in ("kv", "q") for full in ("", "f
 
 
 KERNELS = (
-    "forward", "forward_hopper", "decoding", "backward_dq", "backward_dkdv", "backward_dkdv_hopper", "backward_dq_from_ds",
-    "backward_hopper",
+    "forward", "forward_narrow", "forward_hopper", "decoding", "backward_dq", "backward_dkdv", "backward_dkdv_hopper",
+    "backward_dq_from_ds", "backward_hopper",
 )  # fmt: skip
 #: What each kernel for any GPU reads by TMA where its table says so and the tensors' strides fit.
 READ_BY_TMA = {
-    "forward": ("key", "value"), "decoding": ("key", "value"), "backward_dq": ("key", "value"), "backward_dkdv": ("query",),
-    "backward_dq_from_ds": ("key",),
+    "forward": ("key", "value"), "forward_narrow": ("key", "value"), "decoding": ("key", "value"),
+    "backward_dq": ("key", "value"), "backward_dkdv": ("query",), "backward_dq_from_ds": ("key",),
 }  # fmt: skip
 HEADS = (64, 128, 256)
 _classes = [f"d{d} {size}-bit {kind}" for d in HEADS for size in (16, 32) for kind in ("plain", "mod")]
@@ -42,7 +43,7 @@ class Problem:
 
     layouts: of query, key and value ``(strides, whether TMA can read it)``. score, mask: the compiled mods, or
     ``None``. BLOCK_SIZE: of the block mask, ``None`` without one; lists: the names of its lists that there are; list_heads:
-    for how many heads. precision: how float32 is multiplied.
+    for how many heads. precision: how float32 is multiplied. breadth: see ``reach.breadth_of``.
     """
 
     B: int
@@ -64,6 +65,7 @@ class Problem:
     list_heads: int
     options: dict
     precision: str
+    breadth: Breadth
 
     def __post_init__(self):
         self._remembered = {}
@@ -216,7 +218,7 @@ class Problem:
 class Inputs:
     """The tensors of one call, in the kernels' terms."""
 
-    score_captured = score_numbers = score_tables = mask_tables = ()
+    score_captured = score_numbers = score_tables = mask_numbers = mask_tables = ()
     partial = full = None
     transposed_lists = None  # once they have been asked for
 
@@ -229,7 +231,8 @@ class Inputs:
             self.score_captured, self.score_numbers = captured[:of_score], numbers[:ns]
             self.score_tables = score.tables(self.score_captured, self.score_numbers)
         if mask is not None:
-            self.mask_tables = mask.tables(captured[of_score:], numbers[ns:])
+            self.mask_numbers = numbers[ns:]
+            self.mask_tables = mask.tables(captured[of_score:], self.mask_numbers)
         if lists:
             self._lists = lists  # in the order of ``LISTS``, the same in all problems
             self.partial = rows_of_lists(lists[0], lists[1])
@@ -240,6 +243,12 @@ class Inputs:
     def lists(self):
         """The block mask's, by their names."""
         return dict(zip(self.problem.lists, self._lists, strict=True))
+
+    @property
+    def reach(self):
+        """``(behind, ahead)`` as the kernel compares them with positions: the mask lets no query see a key farther off."""
+        span = self.problem.mask.reach(tuple(self.mask_numbers), self.problem.M, self.problem.N)
+        return tuple(int(max(-(2**30), min(end, 2**30))) for end in span[:2])
 
     @property
     def transposed(self):

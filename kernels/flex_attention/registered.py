@@ -8,6 +8,7 @@ from kernels.common.precision import matmul_in_tf32
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention import specs
 from kernels.flex_attention.checks import check_captured, check_lists, check_shapes
+from kernels.flex_attention.mods.reach import breadth_of
 from kernels.flex_attention.plan import Plan
 from kernels.flex_attention.portable.tiles import like_strided, steps_fit_tma
 from kernels.flex_attention.problem import Inputs, Problem
@@ -81,24 +82,26 @@ def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, lea
     bound = spec.bound(captured, ints, floats, query.device, learned)
     p = spec.problem
     if p is None:
-        p = problem_of(query, key, value, bound.score, bound.mask, spec, lists, scale)
+        of_mask = bound.numbers[len(bound.score.number_kinds) if bound.score else 0 :]
+        p = problem_of(query, key, value, bound.score, bound.mask, of_mask, spec, lists, scale)
     return p, Inputs(p, query, key, value, bound.captured, lists, bound.numbers), bound.places
 
 
-def problem_of(query, key, value, score, mask, spec, lists, scale):
+def problem_of(query, key, value, score, mask, mask_numbers, spec, lists, scale):
     """The ``Problem``, remembered by all that it, and a plan, depend on."""
     tensors = query, key, value
     return _problem(
         *(t.shape for t in tensors), *(t.stride() for t in tensors), *(t.data_ptr() % 16 == 0 for t in tensors),
         query.dtype, query.device, scale, score, mask, spec, lists[0].shape[1] if lists else 1,
         "ieee" if query.dtype == torch.float32 and not matmul_in_tf32() else "tf32", problems.table_options,
+        breadth_of(mask, mask_numbers, *(t.shape for t in tensors)),
     )  # fmt: skip
 
 
 @remembered
 def _problem(
     query, key, value, q_strides, k_strides, v_strides, q_aligned, k_aligned, v_aligned,
-    dtype, device, scale, score, mask, spec, list_heads, precision, table_options,
+    dtype, device, scale, score, mask, spec, list_heads, precision, table_options, breadth,
 ):  # fmt: skip
     (B, Hq, M, D), (Bkv, Hkv, N, _) = query, key
     for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
@@ -114,5 +117,5 @@ def _problem(
     }
     return Problem(
         B, Hq, Hkv, Bkv, M, N, D, value[-1], dtype, device, layouts, scale, score, mask,
-        spec.BLOCK_SIZE, spec.lists, list_heads, spec.options, precision,
+        spec.BLOCK_SIZE, spec.lists, list_heads, spec.options, precision, breadth,
     )  # fmt: skip

@@ -194,31 +194,6 @@ def test_bad_input_is_refused_as_in_eager(call, message):
         torch.compile(flex_attention, backend=BACKEND, fullgraph=True)(*arguments)
 
 
-READS = {
-    "query": lambda q, k: lambda s, b, h, m, n: s * q[b, h, m, 0] + q[b, h, m, 1],
-    "key": lambda q, k: lambda s, b, h, m, n: s + k[b, h, n].pow(2).sum(),
-    "a size in an index": lambda q, k: lambda s, b, h, m, n: s + TABLE[q.shape[2] - 1, n] + TABLE[:, m][k.size(2) - 2],
-}
-TABLE = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("what", READS)
-def test_a_mod_reads_the_query_or_the_key_itself(what, dynamic):
-    def attend(q, k, v):
-        return flex_attention(q, k, v, READS[what](q, k))
-
-    compiled = torch.compile(attend, backend=BACKEND, fullgraph=True, dynamic=dynamic)
-    for M in (20, 33):
-        torch.manual_seed(M)
-        qkv = [torch.randn(1, 2, M, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
-        o, want = compiled(*qkv), attend(*qkv)
-        torch.testing.assert_close(o, want)
-        do = torch.randn_like(o)
-        for got, expected in zip(torch.autograd.grad(o, qkv, do), torch.autograd.grad(want, qkv, do), strict=True):
-            torch.testing.assert_close(got, expected)
-
-
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("mask", [None, "causal"])
 def test_export(strict, mask):

@@ -5,7 +5,7 @@ from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, forward_kernel
 from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, described
-from kernels.flex_attention.portable.forward import is_short, outputs_of
+from kernels.flex_attention.portable.forward import is_narrow, is_short, outputs_of
 from kernels.flex_attention.portable.tiles import fits_tma
 from kernels.flex_attention.problem import cdiv, columns
 
@@ -18,6 +18,8 @@ def reason_not(p):
         return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
     if why is None and is_short(p):
         return "the call is short, and the plain kernel has less to set up"
+    if why is None and is_narrow(p):
+        return "the mask leaves a query few keys side by side, and the plain kernel with smaller tiles reads fewer others"
     return why
 
 

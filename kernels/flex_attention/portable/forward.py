@@ -17,6 +17,7 @@ import triton.language as tl
 from kernels.common.gpu import multiprocessors
 from kernels.common.launch import Constants, launch
 from kernels.common.plan import Cost
+from kernels.flex_attention import problem
 from kernels.flex_attention.portable.tiles import like_strided, list_row, load_rows, logits, source_of, tiled
 
 
@@ -25,8 +26,10 @@ def attend_tile(
     acc, l, top, q, k_source, v_source, n0, n_end, N, scale, unit, b, h, m, score_tables, mask_tables,
     SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    ends=None,
 ):  # fmt: skip
-    """One step of the online softmax: keys n0 ... n0 + BLOCK_N - 1, of which those from n_end on don't count (EDGE)."""
+    """One step of the online softmax: keys n0 ... n0 + BLOCK_N - 1, of which those from n_end on don't count (EDGE). ends:
+    keys between these two are seen by all of the tile's queries; a tile that lies between them needs no mask code."""
     offs_n = tl.arange(0, BLOCK_N)
     k = load_rows(k_source, n0, n_end, D, EDGE, TMA, BLOCK_N, BLOCK_D)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -35,7 +38,12 @@ def attend_tile(
     if EDGE:
         inside = n < n_end
         n = tl.minimum(n, N - 1)  # what a mod captures is read inside its bounds in every tile
-    x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, MASK_MOD)
+    if ends is None:
+        x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, MASK_MOD)
+    else:
+        x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, None)
+        if (n0 < ends[0]) | (n0 + BLOCK_N - 1 > ends[1]):
+            x = tl.where(MASK_MOD(b, h, m, n, mask_tables), x, float("-inf"))
 
     new_top = tl.maximum(top, tl.max(x, 1) * unit)
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen no key yet: 2^(-inf - 0) = 0
@@ -52,27 +60,45 @@ def attend_list(
     acc, l, top, q, k_source, v_source, lists, row, begin, end, N, scale, unit, b, h, m, score_tables, mask_tables,
     SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EDGE: tl.constexpr,
     SPARSE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, first=None, ends=None,
 ):  # fmt: skip
-    """Tiles begin ... end - 1 of one row's list of blocks."""
+    """Tiles begin ... end - 1 of one row's list of blocks; first: the number of the first tile's block, if it is known."""
     TILES: tl.constexpr = (SPARSE_N + BLOCK_N - 1) // BLOCK_N
     blocks_ptr = lists[1] + row * lists[4]
     # The next block's number is asked for one tile ahead: loads of keys do not wait for it.
-    block = tl.load(blocks_ptr + begin // TILES, mask=begin < end, other=0)
+    block = tl.load(blocks_ptr + begin // TILES, mask=begin < end, other=0) if first is None else first
     for i in range(begin, end):
         n0 = block * SPARSE_N + (i % TILES) * BLOCK_N
         n_end = tl.minimum((block + 1) * SPARSE_N, N)
         block = tl.load(blocks_ptr + (i + 1) // TILES, mask=i + 1 < end, other=0)
         acc, l, top = attend_tile(
             acc, l, top, q, k_source, v_source, n0, n_end, N, scale, unit, b, h, m, score_tables, mask_tables,
-            SCORE_MOD, MASK_MOD, D, DV, EDGE, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV,
+            SCORE_MOD, MASK_MOD, D, DV, EDGE, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV, ends,
         )  # fmt: skip
     return acc, l, top
 
 
 @triton.jit
+def begin_of_list(lists, b, h, r):
+    """``(row, its number of blocks, the first of them or what stands in its place)`` of block row r."""
+    row = list_row(lists, b, h, r)
+    return row, tl.load(lists[0] + row), tl.load(lists[1] + row * lists[4], mask=lists[4] > 0, other=0)
+
+
+@triton.jit
+def trimmed(lists, row, some, first, m0, m_last, reach, SPARSE_N: tl.constexpr, BLOCK_N: tl.constexpr):
+    """``(begin, end)`` of the tiles of a list of ``some`` blocks without those at its ends, in its first block and in its
+    last, none of whose keys queries m0 ... m_last reach. Nothing is lost, in whichever order the blocks are."""
+    TILES: tl.constexpr = (SPARSE_N + BLOCK_N - 1) // BLOCK_N
+    last = tl.load(lists[1] + row * lists[4] + some - 1, mask=some > 0, other=0)
+    passed = tl.maximum(m0 - reach[0] - first * SPARSE_N, 0) // BLOCK_N
+    reached = (tl.maximum(m_last + reach[1] - last * SPARSE_N, -1) + BLOCK_N) // BLOCK_N
+    return tl.minimum(passed, TILES), tl.where(some > 0, (some - 1) * TILES + tl.minimum(reached, TILES), 0)
+
+
+@triton.jit
 def attention_forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables, reach,
     scale, unit, M, N, Hkv, G, tiles_m, shared,
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
@@ -82,10 +108,13 @@ def attention_forward_kernel(
     SPARSE: tl.constexpr, HAS_FULL: tl.constexpr, SPARSE_M: tl.constexpr, SPARSE_N: tl.constexpr,
     EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    EARLY: tl.constexpr = False, TRIM: tl.constexpr = 0,
 ):  # fmt: skip
     """SPARSE: walk over the lists ``partial`` and ``full``; otherwise over all keys. EDGE_M, EDGE_N: some tile of queries
     (keys) reaches past the end or past its block. TMA: k_ptr and v_ptr are descriptors. shared: batch rows that share
-    keys."""
+    keys. EARLY: ask for the lists before the queries, and leave out a list without blocks: short lists are worth it. TRIM,
+    with EARLY: leave out partial blocks' tiles that are out of ``reach``, the mask's ends ``(behind, ahead)``; 2: and the
+    mask of those that are wholly inside, where the mask is nothing but its ends."""
     # Heads that share keys run side by side, and rows with the most keys (the last ones, under a causal mask) come first.
     pid = tl.program_id(0)
     g = pid % G
@@ -103,6 +132,10 @@ def attention_forward_kernel(
     b_kv = b // shared
     k_source = source_of(k_ptr, b_kv, h_kv, stride_kb, stride_kh, stride_kn, stride_kd, TMA)
     v_source = source_of(v_ptr, b_kv, h_kv, stride_vb, stride_vh, stride_vn, stride_vd, TMA)
+    if SPARSE and EARLY:
+        row, some, first = begin_of_list(partial, b, h, r)
+        if HAS_FULL:
+            row_full, some_full, first_full = begin_of_list(full, b, h, r)
     q_source = source_of(q_ptr, b, h, stride_qb, stride_qh, stride_qm, stride_qd, False)
     q = load_rows(q_source, m0, m_end, D, EDGE_M, False, BLOCK_M, BLOCK_D)
     m = tl.minimum(m0 + offs_m, M - 1)[:, None]
@@ -110,8 +143,26 @@ def attention_forward_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     top = tl.zeros([BLOCK_M], tl.float32) - float("inf")
-    if SPARSE:
-        TILES_N: tl.constexpr = (SPARSE_N + BLOCK_N - 1) // BLOCK_N
+    TILES_N: tl.constexpr = (SPARSE_N + BLOCK_N - 1) // BLOCK_N
+    if SPARSE and EARLY:
+        begin, end, ends = 0, some * TILES_N, None
+        if TRIM:
+            m_last = tl.minimum(m0 + BLOCK_M, m_end) - 1
+            begin, end = trimmed(partial, row, some, first, m0, m_last, reach, SPARSE_N, BLOCK_N)
+            ends = (m_last - reach[0], m0 + reach[1]) if TRIM == 2 else None
+            first = None
+        acc, l, top = attend_list(
+            acc, l, top, q, k_source, v_source, partial, row, begin, end, N, scale, unit, b, h, m, score_tables, mask_tables,
+            SCORE_MOD, MASK_MOD, D, DV, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV, first, ends,
+        )  # fmt: skip
+        if HAS_FULL:
+            if some_full > 0:
+                acc, l, top = attend_list(
+                    acc, l, top, q, k_source, v_source, full, row_full, 0, some_full * TILES_N, N, scale, unit, b, h, m,
+                    score_tables, mask_tables,
+                    SCORE_MOD, None, D, DV, EDGE_N, SPARSE_N, TMA, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV, first_full,
+                )  # fmt: skip
+    elif SPARSE:
         row = list_row(partial, b, h, r)
         acc, l, top = attend_list(
             acc, l, top, q, k_source, v_source, partial, row, 0, tl.load(partial[0] + row) * TILES_N, N, scale, unit, b, h, m,
@@ -164,6 +215,18 @@ def is_short(p):
     return p.short("forward", p.M) and p.B * p.Hq <= multiprocessors(p.device)
 
 
+def is_narrow(p):
+    """Whether the mask lets a query see so few keys side by side, or so few at all, that smaller tiles are faster."""
+    return p.remember(_is_narrow)
+
+
+def _is_narrow(p):
+    if not p.sparse or not p.breadth.keys or is_short(p) or p.options.keys() & set(problem.OPTIONS):
+        return False  # the caller's tiles need stages and registers of their own
+    table = problem.table_options("forward_narrow", p.key, p.device)
+    return 0 < p.breadth.keys <= table["WIDEST"] or max(p.M, p.N) <= table["LONGEST"]
+
+
 def reason_not(p):
     """It takes every call."""
 
@@ -175,17 +238,22 @@ def cost(p):
 
 def launch_options(p):
     """Of its kernel: a short call would be over before TMA has been told."""
+    if is_narrow(p):
+        table = problem.table_options("forward_narrow", p.key, p.device)
+        trim = {"TRIM": min(table["TRIM"], 2 if p.breadth.exact else 1)}
+        return p.launch_options("forward_narrow") | {name: table[name] for name in ("maxnreg", "EARLY")} | trim
     options = p.launch_options("forward")
     return options | {"TMA": options["TMA"] and not is_short(p)}
 
 
 def _prepare(p):
-    """``(programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
+    """``(programs, sizes and strides, compile-time arguments, how keys and values are read, whether lists are trimmed)``."""
     meta = launch_options(p)
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value")
     static = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "HAS_FULL": p.HAS_FULL, **p.static(meta)}
-    return (p.B * p.Hq * tiles_m,), sizes, Constants(**static), *(tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2))
+    keys, values = (tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2))
+    return (p.B * p.Hq * tiles_m,), sizes, Constants(**static), keys, values, meta.get("TRIM")
 
 
 def forward(p, x, want_top=False):
@@ -201,12 +269,12 @@ def forward(p, x, want_top=False):
         top ``None`` unless wanted.
     """
     o, lse, top = outputs_of(p, x.query, want_top)
-    programs, sizes, constants, keys, values = p.remember(_prepare)
+    programs, sizes, constants, keys, values, trim = p.remember(_prepare)
     launch(
         attention_forward_kernel,
         programs,
         x.query, keys(x.key), values(x.value), o, lse, top, x.partial, x.full, x.score_tables, x.mask_tables,
-        *sizes, *o.stride(),
+        x.reach if trim else (), *sizes, *o.stride(),
         outputs=(o,),
         constants=constants,
     )  # fmt: skip
