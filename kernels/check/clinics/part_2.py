@@ -229,6 +229,6 @@ PATIENTS = (
                 ("BLOCK_K=triton.next_power_of_2(K)", "BLOCK_K=4 * triton.next_power_of_2(K)"),
             ),
         ),
-        lesson="Lesson 23, step 1",
+        lesson="Lesson 22, step 1",
     ),
 )
