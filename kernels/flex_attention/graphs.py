@@ -148,11 +148,12 @@ class Recipe:
             if node.target is _operand:
                 x, i = node.args
                 self.operands[i], self.mine[i] = inputs.index(x), x
-        taken = set(self.operands.values())
-        self.captured = [at for at in range(len(inputs)) if at not in taken]
-        self.free = [inputs[at] for at in self.captured]
-        self.read = frozenset(i for i, node in enumerate(self.free) if _is_number(node))
         (result,) = [node for node in graph.graph.nodes if node.op == "output"]
+        given = {self.mine[i] for i in range(SCORE, LISTS) if i in self.mine}
+        taken = {inputs[at] for at in self.operands.values()} - (_needed(result.args[0][:2]) - given)
+        self.free = [node for node in inputs if node not in taken]  # a mod may capture the query, too
+        self.captured = [inputs.index(node) for node in self.free]
+        self.read = frozenset(i for i, node in enumerate(self.free) if _is_number(node))
         self.score, self.mask = (self.part(node) for node in result.args[0][:2])
         del self.root, self.mine, self.free  # remembered with its graph, it must not hold that
 
@@ -210,11 +211,24 @@ class Recipe:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
+def _needed(nodes):
+    """These, and all that they are computed from."""
+    seen, todo = set(), list(nodes)
+    while todo:
+        if (node := todo.pop()) not in seen:
+            seen.add(node)
+            todo += node.all_input_nodes
+    return seen
+
+
 def _is_number(node):
-    """Whether an input is a float that dynamo has made a tensor of, so that its other values need no other graph."""
+    """Whether an input is a number that dynamo has made a tensor of, so that its other values need no other graph: a float,
+    or one of numpy's that the mod makes Python's of."""
     like = node.meta.get("example_value")
     there = isinstance(like, Tensor) and like.ndim == 0 and like.device.type == "cpu"
-    return there and node.users and all((user.op, user.target) == ("call_method", "item") for user in node.users)
+    return there and node.users and all(
+        getattr(user.target, "__name__", user.target) in ("item", "wrapped_item") for user in node.users
+    )
 
 
 class _Lifting(torch.fx.proxy.GraphAppendingTracer):

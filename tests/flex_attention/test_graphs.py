@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -192,6 +193,42 @@ def test_bad_input_is_refused_as_in_eager(call, message):
         flex_attention(*arguments)
     with pytest.raises(Exception, match=message):
         torch.compile(flex_attention, backend=BACKEND, fullgraph=True)(*arguments)
+
+
+READS = {
+    "query": lambda q, k: lambda s, b, h, m, n: s * q[b, h, m, 0] + q[b, h, m, 1],
+    "key": lambda q, k: lambda s, b, h, m, n: s + k[b, h, n].pow(2).sum(),
+    "a size in an index": lambda q, k: lambda s, b, h, m, n: s + TABLE[q.shape[2] - 1, n] + TABLE[:, m][k.size(2) - 2],
+}
+TABLE = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("what", READS)
+def test_a_mod_reads_the_query_or_the_key_itself(what, dynamic):
+    def attend(q, k, v):
+        return flex_attention(q, k, v, READS[what](q, k))
+
+    compiled = torch.compile(attend, backend=BACKEND, fullgraph=True, dynamic=dynamic)
+    for M in (20, 33):
+        torch.manual_seed(M)
+        qkv = [torch.randn(1, 2, M, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
+        o, want = compiled(*qkv), attend(*qkv)
+        torch.testing.assert_close(o, want)
+        do = torch.randn_like(o)
+        for got, expected in zip(torch.autograd.grad(o, qkv, do), torch.autograd.grad(want, qkv, do), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.25), np.float64(0.25), np.int64(3)])
+def test_numbers_of_numpy(number):
+    q, k, v, _ = inputs(requires_grad=False)
+    made = type(number.item())
+    given = [lambda s, b, h, m, n: s * made(number) + number.item(), lambda s, b, h, m, n: s * number]
+    for mod in given:
+        attend = lambda q, k, v, mod=mod: flex_attention(q, k, v, mod)  # noqa: E731
+        compiled = torch.compile(attend, backend=BACKEND, fullgraph=True)
+        torch.testing.assert_close(compiled(q, k, v), attend(q, k, v))
 
 
 @pytest.mark.parametrize("strict", [False, True])
