@@ -241,6 +241,10 @@ def _select(input, dim, index):
     return input, (*[slice(None)] * (dim % input.ndim), index.reshape(-1))
 
 
+def _one(input, dim, index):
+    return input, (*[slice(None)] * (dim % input.ndim), index)
+
+
 def _gather(input, dim, index, **kwargs):
     return (input, index) if input.ndim == 1 else None
 
@@ -248,7 +252,7 @@ def _gather(input, dim, index, **kwargs):
 # Other ways to index; each gives a tensor and its index, if it can.
 _INDEXING = {
     getattr(of, name): index
-    for name, index in (("take", _take), ("index_select", _select), ("gather", _gather))
+    for name, index in (("take", _take), ("index_select", _select), ("select", _one), ("gather", _gather))
     for of in (torch, torch.Tensor)
 }
 # What torch differentiates as if it had no whole numbers below zero.
