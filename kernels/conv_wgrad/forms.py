@@ -155,15 +155,22 @@ class FormPlan:
         """Whether the way's plan needs nothing but the tensors' memory."""
         return self.as_given and getattr(self.plan, "straight", False)
 
-    def run(self, input, grad_output, out, accumulate):
-        """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it."""
+    @functools.cached_property
+    def takes_bias(self):
+        """Whether the way's plan can bring the bias gradient as well."""
+        return not self.form.problem.turned and getattr(self.plan, "takes_bias", False)
+
+    def run(self, input, grad_output, out, accumulate, bias=None):
+        """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it. ``bias``: if the plan
+        ``takes_bias``, where its gradient [Co] goes."""
+        beside = () if bias is None else (bias,)
         if self.as_given:
-            self.plan.run(input, grad_output, out, accumulate)
+            self.plan.run(input, grad_output, out, accumulate, *beside)
             return
         form, shape = self.form, self.shape
         if out.shape != shape and not out.is_contiguous():
             total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-            self.run(input, grad_output, total, False)
+            self.run(input, grad_output, total, False, bias)
             out.add_(total) if accumulate else out.copy_(total)
             return
         x, dy = form.tensors(input, grad_output)
@@ -172,4 +179,4 @@ class FormPlan:
             sums = form.problem.g.weight_shape
             reduce_into(out, accumulate, self.plan.slots, lambda target: self.plan.fill(x, dy, target), sums)
         else:
-            self.plan.run(x, dy, out, accumulate)
+            self.plan.run(x, dy, out, accumulate, *beside)

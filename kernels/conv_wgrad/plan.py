@@ -25,6 +25,7 @@ declare(
         "depthwise": {"few taps", "many taps"},
         "bias": {"default"},
         "sum": {"few", "many"},
+        "short": {"default"},
         **{kernel: {"3 chunks", "2 chunks"} for kernel in ("hopper", "hopper, short rows", "blackwell")},
     },
 )
@@ -101,11 +102,14 @@ class Gradients(NamedTuple):
             db = dy.new_empty(dy.shape[1])
         if needs[1]:
             dw = torch.empty_like(weight)
+            beside = db if self.weights.takes_bias else None
             if self.straight:
-                self.weights.plan.fill(input, dy, dw)
+                self.weights.plan.fill(input, dy, dw, beside)
             else:
                 x, pixels, sums = (t.permute(0, 2, 3, 1) for t in (input, dy, dw))
-                self.weights.run(x, pixels, sums, False)
+                self.weights.run(x, pixels, sums, False, beside)
+            if beside is not None:
+                return [dx, dw, db]
         if db is not None:
             self.biases.run(dy.permute(0, 2, 3, 1), db, False)
         return [dx, dw, db]

@@ -20,6 +20,7 @@ import triton.language as tl
 from triton._C.libtriton import native_specialize_impl
 from triton._utils import find_paths_if, get_iterable_path
 from triton.backends.compiler import BaseBackend
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import (
     GridExecutor,
@@ -53,6 +54,7 @@ def observed(observer):
     −inf.
     """
     original_call, original_convert = GridExecutor.__call__, interpreter._implicit_cvt
+    original_load, has_other = TritonSemantic.load, False
     original = {name: getattr(InterpreterBuilder, name) for name in _ACCESSES + _EXPONENTIALS}
     tensors = iter(())  # of the launch that begins: (name, tensor) in the order in which Triton converts them
 
@@ -97,10 +99,19 @@ def observed(observer):
 
     # Leading arguments are the same on every version, trailing ones (cache and volatility hints) are not: pass those
     # through.
+    def asked_for(self, ptr, mask, other, *rest, **named):
+        """The line's own load: what reaches ``load`` has lost an ``other`` of one element that is 0, for it is false."""
+        nonlocal has_other
+        has_other = other is not None
+        try:
+            return original_load(self, ptr, mask, other, *rest, **named)
+        finally:
+            has_other = False
+
     def load(self, ptrs, mask, other, *rest, **named):
         asked = np.broadcast_to(np.asarray(mask.data), ptrs.data.shape)
         ptrs, allowed = access("load", ptrs, mask.data)
-        if other is None and not asked.all():
+        if other is None and not has_other and not asked.all():
             element = ptrs.get_element_ty()
             poison, zero = (_poison(element, value) for value in (observer.undefined(_kernel_frame()), 0.0))
             other = TensorHandle(np.where(asked, zero, poison), element)
@@ -132,12 +143,12 @@ def observed(observer):
     replaced = (load, store, rmw, cas, *map(exponential, _EXPONENTIALS))
     replacements = dict(zip(_ACCESSES + _EXPONENTIALS, replaced, strict=True))
     try:
-        GridExecutor.__call__, interpreter._implicit_cvt = call, convert
+        GridExecutor.__call__, interpreter._implicit_cvt, TritonSemantic.load = call, convert, asked_for
         for name, function in replacements.items():
             setattr(InterpreterBuilder, name, function)
         yield
     finally:
-        GridExecutor.__call__, interpreter._implicit_cvt = original_call, original_convert
+        GridExecutor.__call__, interpreter._implicit_cvt, TritonSemantic.load = original_call, original_convert, original_load
         for name, function in original.items():
             setattr(InterpreterBuilder, name, function)
 

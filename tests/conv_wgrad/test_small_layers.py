@@ -1,9 +1,11 @@
-"""Small layers: all gradients of a layer, with as few launches and workspaces as there need be."""
+"""Small layers: all gradients of a layer, with as few launches, descriptors and workspaces as there need be."""
 
 import pytest
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import runtime
+from kernels.common import configs
 from kernels.conv_wgrad import Conv2d, conv2d_wgrad
 from tests.conv_wgrad import cases
 from tests.tensors import relative_error
@@ -35,6 +37,14 @@ def gradients(layer, x, dy):
     return torch.autograd.grad(layer(x), [x, *layer.parameters()], dy)
 
 
+def short(pixels):
+    """Within this, sums over so many pixels are short."""
+    says = configs._says
+    return configs.instead(
+        lambda room, kernel, *rest: {"PIXELS": pixels} if kernel == "short" else says(room, kernel, *rest)
+    )
+
+
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format], ids=str)
 @pytest.mark.parametrize("tma", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
@@ -49,8 +59,20 @@ def test_a_layers_gradients(name, tma, memory_format):
         assert torch.equal(one, other), what
         assert one.shape == expected.shape and relative_error(one, expected) <= 6e-4, what
     if runtime.interpreted:
+        alone = [] if name != "depthwise" else ["bias_kernel"]
         main = "depthwise_kernel" if name == "depthwise" else "wgrad_kernel"
-        assert [kernel.__name__ for kernel, *_ in seen] == [main, "bias_kernel"] * 2
+        assert [kernel.__name__ for kernel, *_ in seen] == [main, *alone] * 2
+
+
+def test_each_channel_is_summed_by_one_program_behind_the_products():
+    ours, _, x = layer(**LAYERS["3x3"])
+    with cases.configuration(**TILES), cases.launches() as seen:
+        gradients(ours, x, torch.ones(2, 40, 9, 11, device=runtime.device).half())
+        ours.bias.requires_grad_(False)
+        torch.autograd.grad(ours(x).sum(), ours.weight)
+    if runtime.interpreted:
+        tiles = 3 * -(-9 * 16 // 32)
+        assert [grid for _, grid, *_ in seen] == [(tiles + 3,), (tiles,)]
 
 
 def test_partial_sums_leave_the_bias_to_a_launch_of_its_own():
@@ -63,6 +85,18 @@ def test_partial_sums_leave_the_bias_to_a_launch_of_its_own():
     if runtime.interpreted:
         assert [kernel.__name__ for kernel, *_ in seen][:2] == ["wgrad_kernel", "sum_kernel"]
         assert "bias_kernel" in [kernel.__name__ for kernel, *_ in seen]
+
+
+@pytest.mark.parametrize("pixels, described", [(197, True), (198, False)])
+def test_tma_is_not_told_of_a_short_sum(pixels, described):
+    x, dy, g = cases.problem((2, 9, 11, 16), 32, 3, 3, dtype=torch.float16, padding=1)
+    assert g.M == 198
+    with cases.configuration(TMA=True), short(pixels), cases.launches() as seen:
+        conv2d_wgrad(x, dy, 3, 3, padding=1)
+        said = conv2d_wgrad.explain(x, dy, 3, 3, padding=1)
+    assert f"TMA {described}" in said
+    if runtime.interpreted:
+        assert isinstance(seen[0][2][0], TensorDescriptor) == described
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

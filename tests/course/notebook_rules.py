@@ -33,11 +33,9 @@ from tests.course.notebook_measures import (
 )
 
 #: The parts whose lessons are made as docs/writing_a_lesson.md says; the rules marked with it hold for these alone.
-NEW_PATTERN = ("0", "1", "2", "30", "31", "32", "33", "40", "41", "42", "5")
+NEW_PATTERN = ("0", "1", "2", "3", "4", "5")
 #: Lessons of these parts that are not yet rewritten: exempt from those rules, and from what they say of all lessons.
 NOT_YET_REWRITTEN: set[str] = set()
-#: Lessons of other parts that keep to a lesson's minutes, words and lines of code, and to its steps, captions and pictures.
-WITHIN_LIMITS = {"34"}
 
 RULES = []
 GENERATED_ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -169,21 +167,16 @@ def a_folded_output_keeps_its_answer(notebook):
                 yield f"{cell.id}: its first line, which JupyterLab shows though it is folded, answers: {first!r}"
 
 
-def of_the_new_pattern(function, more=frozenset()):
-    """A rule for the lessons of ``NEW_PATTERN`` that are rewritten, and for those in ``more``."""
+def of_the_new_pattern(function):
+    """A rule for the lessons of ``NEW_PATTERN`` that are rewritten."""
 
     def of_these(notebook):
         lesson = lesson_of(notebook)
-        if lesson in more or lesson.startswith(NEW_PATTERN) and lesson not in NOT_YET_REWRITTEN:
+        if lesson.startswith(NEW_PATTERN) and lesson not in NOT_YET_REWRITTEN:
             yield from function(notebook)
 
     of_these.__name__ = function.__name__
     return rule(of_these)
-
-
-def of_lessons_within_limits(function):
-    """A rule for those, and for the lessons in ``WITHIN_LIMITS``."""
-    return of_the_new_pattern(function, WITHIN_LIMITS)
 
 
 @rule
@@ -193,11 +186,11 @@ def minutes_are_those_of_the_formula(notebook):
         return
     if stated_minutes(notebook) != minutes(notebook):
         yield f"its title states {stated_minutes(notebook)} minutes, the formula gives {minutes(notebook)}"
-    if (lesson.startswith(NEW_PATTERN) or lesson in WITHIN_LIMITS) and minutes(notebook) > 60:
+    if lesson.startswith(NEW_PATTERN) and minutes(notebook) > 60:
         yield f"it takes {minutes(notebook)} minutes, more than 60"
 
 
-@of_lessons_within_limits
+@of_the_new_pattern
 def a_lesson_is_short(notebook):
     for what, count, most in (
         ("words of prose", prose_words(notebook), 2300),
@@ -226,7 +219,7 @@ def opens_with_a_question(notebook):
         yield "no question stands before the first equation"
 
 
-@of_lessons_within_limits
+@of_the_new_pattern
 def steps_are_counted(notebook):
     steps = [int(n) for c in prose_cells(notebook) for n in re.findall(r"^## Step (\d+): ", c.source, re.MULTILINE)]
     if not steps or steps != list(range(1, len(steps) + 1)):
@@ -291,7 +284,7 @@ def learners_predict_at_least_twice(notebook):
             yield f"{cell.id}: holds its answer; that comes after the cell that shows it"
 
 
-@of_lessons_within_limits
+@of_the_new_pattern
 def captions_are_one_sentence(notebook):
     for cell in prose_cells(notebook):
         if cell.source.startswith("*Figure: "):
@@ -305,7 +298,7 @@ PLOTTING = re.compile(
 )
 
 
-@of_lessons_within_limits
+@of_the_new_pattern
 def plotting_code_is_not_shown(notebook):
     for cell in code_cells(notebook):
         found = PLOTTING.search(cell.source)

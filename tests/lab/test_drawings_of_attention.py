@@ -46,3 +46,12 @@ def test_a_block_mask_shows_its_counts_and_the_lengths_of_its_lists():
     assert said.count("4") == 3 and said.count("0") == 7 + 8 + 1 and said.count("2") == 8 + 2
     with pytest.raises(ValueError, match="needs to be square, its side a multiple of S = 3"):
         drawings.block_lists(distance > 0, 3)
+
+
+def test_the_walks_along_rows_and_down_columns_count_their_blocks():
+    figure = drawings.block_walks(torch.ones(4, 4).tril().bool())
+    by_rows, by_columns = ([text.get_text() for text in ax.texts] for ax in figure.axes)
+    assert by_rows.count("0") == by_columns.count("0") == 4  # where each walk begins
+    assert "rows, which have 1, 2, 3, 4 blocks; right down the columns, which have 4, 3, 2, 1" in figure.alt
+    with pytest.raises(ValueError, match="needs two dimensions, rows and columns of blocks"):
+        drawings.block_walks(torch.ones(4))

@@ -164,12 +164,37 @@ def test_lanes_that_a_mask_leaves_out_hold_poison_where_there_is_no_other(dtype,
     assert len(watcher.launches) == 3  # no lane was left out
 
 
+@triton.jit
+def single_loads(src, dst, n, BARE: tl.constexpr):
+    """A number and a block of one lane, which a mask leaves out: in Triton's interpreter a single 0 is false."""
+    i = tl.arange(0, 1)
+    if BARE:
+        tl.store(dst, tl.load(src, mask=n > 0))
+        tl.store(dst + 1 + i, tl.load(src + i, mask=i < n))
+    else:
+        tl.store(dst, tl.load(src, mask=n > 0, other=0.0))
+        tl.store(dst + 1 + i, tl.load(src + i, mask=i < n, other=0.0))
+
+
+def test_an_other_of_one_element_that_is_0_is_one():
+    class Poisoning(Watcher):
+        def undefined(self, frame):
+            self.launches.append("undefined")
+            return 3e4
+
+    for bare, held in ((False, [0, 0]), (True, [3e4, 3e4])):
+        watcher, dst = Poisoning(), torch.ones(2)
+        with _triton_private.observed(watcher):
+            single_loads[(1,)](torch.ones(2), dst, 0, BARE=bare)
+        assert dst.tolist() == held and watcher.launches.count("undefined") == 2 * bare
+
+
 def test_everything_is_put_back_also_after_an_exception():
     from triton.runtime import interpreter
 
     def snapshot():
         methods = [getattr(interpreter.InterpreterBuilder, name) for name in _triton_private._ACCESSES]
-        return [interpreter.GridExecutor.__call__, interpreter._implicit_cvt, *methods]
+        return [interpreter.GridExecutor.__call__, interpreter._implicit_cvt, _triton_private.TritonSemantic.load, *methods]
 
     before = snapshot()
     with pytest.raises(KeyError), _triton_private.observed(Watcher()):

@@ -12,6 +12,7 @@ with additions and carries. Since j runs over taps too, a tile is as full for 3 
 import triton
 import triton.language as tl
 
+from kernels.conv_wgrad.portable.column_sums import sum_all_columns
 from kernels.conv_wgrad.portable.pixels import UNITS, WALK, first_pixels, inside, next_pixels, pixel_offset
 
 FAR = tl.constexpr(1 << 30)  # a coordinate outside every image; so is twice as much, in 32 unsigned bits
@@ -35,6 +36,7 @@ def wgrad_kernel(
     m_units, n_units, h_units, w_units,
     sh, sw, pt, pl, dh, dw,
     step_n, step_h, step_w,
+    rows_ptr, bias_ptr,
     UNIT_O: tl.constexpr, UNIT_C: tl.constexpr, POINTWISE: tl.constexpr, TMA: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TOGETHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
@@ -46,7 +48,8 @@ def wgrad_kernel(
     TMA: dy_ptr, and x_ptr if POINTWISE, are descriptors of such rows, of which the tensor memory accelerator copies whole
     blocks, zeros past their end; a row of dy is then as long as all groups' channels, and what a tile reads of the next
     group it does not store. WIDE: offsets in x need 64 bits. Pieces lie outermost in the grid: programs that run at the
-    same time read the same pixels.
+    same time read the same pixels. bias_ptr: db, or ``None``; behind the product's programs stand those that sum dy's
+    columns into it, BLOCK_M channels each, from rows_ptr, which is dy whatever TMA says.
     """
     Co = o_units * UNIT_O
     Ci = c_units * UNIT_C
@@ -54,6 +57,12 @@ def wgrad_kernel(
     tiles_m = tl.cdiv(Co, BLOCK_M)
     tiles = tiles_m * tl.cdiv(columns, BLOCK_N)
     pid = tl.program_id(0)
+    if bias_ptr is not None:
+        products = tiles * groups * tl.cdiv(blocks, per)
+        if pid >= products:
+            step = tl.cast(m_units, tl.int64) * UNIT_O
+            sum_all_columns(rows_ptr, bias_ptr, (pid - products) * BLOCK_M, M, groups * Co, step, BLOCK_M)
+            return
     piece = pid // (tiles * groups)
     group = pid // tiles % groups
     o = pid % tiles % tiles_m * BLOCK_M

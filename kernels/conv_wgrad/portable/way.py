@@ -1,7 +1,7 @@
 """The portable way: a product with im2col, sums without a product where it is depthwise, and the bias gradient's sums."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -29,7 +29,7 @@ class PortablePlan:
 
     Of tensors that are read as they lie the kernel is told where they begin: any view of their memory will do.
     dy_tiles, x_tiles: how descriptors of the matrices of rows and of im2col are made, ``None`` where tensors are read through
-    pointers.
+    pointers. bias_programs: how many more sum the columns of dy, ``None`` of a kernel that has no such programs.
     """
 
     text: str
@@ -41,6 +41,7 @@ class PortablePlan:
     copied: tuple[bool, bool] = (False, False)
     dy_tiles: Descriptors | None = None
     x_tiles: Descriptors | None = None
+    bias_programs: int | None = None
 
     def __str__(self):
         return self.text
@@ -51,23 +52,34 @@ class PortablePlan:
         return self.pieces
 
     @property
+    def takes_bias(self):
+        """Whether the launch can bring the bias gradient as well: its sums run over all pixels, as the product's do then."""
+        return self.bias_programs is not None and self.pieces == 1
+
+    @property
     def straight(self):
         """Whether it reads its tensors as they lie and writes the gradient itself: ``fill`` is all there is to do."""
         return self.pieces == 1 and not any(self.copied)
 
-    def run(self, input, grad_output, out, accumulate):
-        """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it."""
-        reduce_into(out, accumulate, self.slots, lambda target: self.fill(input, grad_output, target))
+    def run(self, input, grad_output, out, accumulate, bias=None):
+        """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it. bias: as for ``fill``."""
+        reduce_into(out, accumulate, self.slots, lambda target: self.fill(input, grad_output, target, bias))
 
-    def fill(self, input, grad_output, target):
-        """Write the partial sums into ``target`` [slots, Co, R, S, Ci/groups], or the only one into any such shape."""
+    def fill(self, input, grad_output, target, bias=None):
+        """Write the partial sums into ``target`` [slots, Co, R, S, Ci/groups], or the only one into any such shape; and, if
+        there is a ``bias`` [Co], its gradient into that: where the plan ``takes_bias``."""
         x = input.contiguous() if self.copied[0] else input
-        dy = rows_of(grad_output) if self.copied[1] else grad_output
+        dy = rows = rows_of(grad_output) if self.copied[1] else grad_output
         if self.dy_tiles:
-            dy = self.dy_tiles(dy)
+            dy = self.dy_tiles(rows)
         if self.x_tiles:
             x = self.x_tiles(x)
-        launch(self.kernel, self.grid, dy, x, target, *self.numbers, outputs=(target,), constants=self.constants)
+        grid, behind = self.grid, () if self.bias_programs is None else (None, None)
+        if bias is not None:
+            grid, behind = (grid[0] + self.bias_programs,), (rows, bias)
+        launch(
+            self.kernel, grid, dy, x, target, *self.numbers, *behind, outputs=(target, bias), constants=self.constants
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,8 @@ def plan(problem):
 def plan_cut(problem, sizes, chosen):
     """The ``PortablePlan`` of a ``Cut`` of a sum of these sizes."""
     g = problem.g
+    if g.M <= configuration("conv_wgrad", "short", "default", problem.device)["PIXELS"] and chosen.options.get("TMA"):
+        chosen = replace(chosen, options=chosen.options | {"TMA": False})  # it would be over before TMA has been told
     text = describe(problem, sizes, chosen)
     if 0 in sizes:
         return PortablePlan(text, wgrad_kernel, (0,), (), Constants(), 0)
@@ -170,7 +184,10 @@ def _plan_product(problem, text, chosen, x, dy, copied):
         x_tiles = _tiled(g.M, g.Ci, x.stride(2), options["BLOCK_K"], options["BLOCK_N"]) if pointwise else None
         tiles = _tiled(g.M, g.Co, dy.stride(0), options["BLOCK_K"], options["BLOCK_M"]), x_tiles
     grid = (chosen.tiles * chosen.pieces,)
-    return PortablePlan(text, wgrad_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied, *tiles)
+    bias_programs = -(-g.Co // options["BLOCK_M"])
+    return PortablePlan(
+        text, wgrad_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied, *tiles, bias_programs
+    )  # fmt: skip
 
 
 def _tiled(M, C, step, rows, columns):

@@ -8,7 +8,7 @@ shows a process is a filmstrip: its ``slider()`` steps through the same frames w
 """
 
 from kernels.lab.drawings.attention_backward import attention_backward
-from kernels.lab.drawings.block_masks import block_lists
+from kernels.lab.drawings.block_masks import block_lists, block_walks
 from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, tile_sectors, views, walk
 from kernels.lab.drawings.conv1d import (
     conv_band,
@@ -38,6 +38,7 @@ __all__ = [
     "address_tile",
     "attention_backward",
     "block_lists",
+    "block_walks",
     "chunk_gradients",
     "conv_band",
     "conv_banks",

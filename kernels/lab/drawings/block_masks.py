@@ -1,8 +1,8 @@
-"""Lesson 33's drawing: a mask in blocks, and the two lists that each row of blocks is left with."""
+"""Lessons 33 and 34: a mask in blocks and the lists that its rows are left with; the same blocks by rows and by columns."""
 
 import torch
 
-from kernels.lab.drawings.language import INK, NOTE, drawing
+from kernels.lab.drawings.language import INK, NOTE, drawing, filmstrip
 
 
 def block_lists(allowed: torch.Tensor, S: int):
@@ -52,3 +52,41 @@ def block_lists(allowed: torch.Tensor, S: int):
         "that length is grey."
     )
     return drawing(8, 3.2, draw, alt=alt)
+
+
+def block_walks(blocks: torch.Tensor):
+    """The listed blocks twice, numbered in the order in which a program visits them: along a row, and down a column.
+
+    blocks: bool [R, C].
+    """
+    if blocks.dim() != 2:
+        raise ValueError(f"blocks has shape {tuple(blocks.shape)}, needs two dimensions, rows and columns of blocks")
+    R, C = blocks.shape
+
+    def draw(board, i):
+        board.name("input", "by rows: queries stay, keys stream by")
+        board.name("weight", "by columns: keys stay, queries stream by")
+        role, along = ("input", blocks) if i == 0 else ("weight", blocks.mT)
+        before = along.cumsum(1) - along.int()  # how many of its row, or column, come first
+        order = before if i == 0 else before.mT
+        grid = board.cells(
+            0, 0, R, C, role, size=0.9, lit=lambda r, c: bool(blocks[r, c]),
+            label=lambda r, c: int(order[r, c]) if blocks[r, c] else "", text_size=9,
+        )  # fmt: skip
+        for own in range(len(along)):
+            if count := int(along[own].sum()):
+                end = (grid.w + 0.25, grid.cell(own, 0).middle[1]) if i == 0 else (grid.cell(0, own).middle[0], grid.h + 0.25)
+                tail = (end[0] + 0.75, end[1]) if i == 0 else (end[0], end[1] + 0.75)
+                board.arrow(end, tail, role)
+                at = (tail[0] + 0.3, tail[1]) if i == 0 else (tail[0], tail[1] + 0.35)
+                board.text(*at, str(count), weight="bold")
+        board.text(grid.w + 1.3, grid.h + 1.4, " ")  # room for the arrows of either frame, so that both are of one size
+        board.text(grid.w / 2, -0.3, "blocks of keys", size=NOTE)
+        board.text(-0.2, grid.h / 2, "blocks of\nqueries", size=NOTE, ha="right")
+
+    rows, columns = blocks.sum(1).tolist(), blocks.sum(0).tolist()
+    alt = (
+        f"{R} by {C} blocks twice, those in the lists filled and numbered. Left along the rows, which have "
+        f"{', '.join(map(str, rows))} blocks; right down the columns, which have {', '.join(map(str, columns))}."
+    )
+    return filmstrip(7.2, 3.4, draw, ["the walk of dq", "the walk of dk and dv"], alt=alt)
