@@ -220,6 +220,17 @@ def test_a_mod_reads_the_query_or_the_key_itself(what, dynamic):
             torch.testing.assert_close(got, expected)
 
 
+def test_backward_inside_a_compiled_program_with_compiled_autograd():
+    """The program is left for the call of backward, and a mod is traced where autograd's own compiler is on."""
+    leaves = [torch.randn(1, 1, 20, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
+    mod = lambda s, b, h, m, n: torch.tanh(s * 1.25)  # noqa: E731
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(lambda q, k, v: flex_attention(q, k, v, mod).square().sum().backward(), backend=BACKEND)(*leaves)
+    expected = torch.autograd.grad(flex_attention(*leaves, mod).square().sum(), leaves)
+    for t, want in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(t.grad, want)
+
+
 @pytest.mark.parametrize("number", [np.float32(0.25), np.float64(0.25), np.int64(3)])
 def test_numbers_of_numpy(number):
     q, k, v, _ = inputs(requires_grad=False)

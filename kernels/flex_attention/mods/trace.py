@@ -19,6 +19,7 @@ import re
 import numpy as np
 import torch
 import torch.fx.traceback as fx_traceback
+from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -108,8 +109,10 @@ def trace(mod, kind, device="cpu", differentiate=False):
 @contextlib.contextmanager
 def _undisturbed():
     """Hooks on saved tensors are for those of the call: a checkpoint's would run all of it again, while its mod is traced.
-    Nor is there a NaN to be found."""
+    Nor is there a NaN to be found, or a backward pass for autograd's own compiler."""
     with torch.autograd.set_detect_anomaly(False), contextlib.ExitStack() as stack:
+        if compiled_autograd.compiled_autograd_enabled:
+            stack.enter_context(compiled_autograd._disable())
         if torch._C._autograd._saved_tensors_hooks_is_enabled():
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
         yield
