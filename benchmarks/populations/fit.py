@@ -28,8 +28,8 @@ PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
 GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
-    "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
-    "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
+    "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "join": 2.5, "handed": 5e4,
+    "apart": 0.3, "uneven": 1.1, "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
 MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
@@ -119,7 +119,8 @@ def described(g, candidate):
     """``(kind, tile, Load)`` of a candidate that ran."""
     options, (tiles, blocks, pieces, per) = dict(candidate["options"]), candidate["plan"]
     if candidate["backend"] == "hopper":
-        work = tma.Work(tiles, blocks, pieces, per)
+        kind = tma.Joined if "joined" in candidate else tma.Work
+        work = kind(tiles, blocks, pieces, per, *candidate.get("joined", ()))
         return tma.tiles_for(g), options, tma.load_of(g, options, work, candidate.get("turned", False))
     held = options.pop("HELD") // 132
     kind, volume = choice.tiles_for(g), 1.0

@@ -155,6 +155,7 @@ def recorded(form, way, candidate):
         "inside": True,
         "options": tile,
         "plan": (work.tiles, work.blocks, work.pieces, work.per),
+        **({"joined": (work.programs, work.rounds)} if isinstance(work, tma.Joined) else {}),
         "predicted_ms": round(candidate.time / 1000, 5),
     }
 

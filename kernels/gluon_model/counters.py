@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
+
 from kernels.gluon_model.races import Access, join
+from kernels.gluon_model.source import Place
 
 _PATIENCE = 50  # polls in a row without any other event before a program counts as stuck
 
@@ -57,3 +62,38 @@ def send(machine, descriptor, coord, operation, adds: bool) -> None:
     for old in blocks.access(box, new, operation.clock):
         if adds or old.operation.adds:
             machine.conflicts.order_of_sums(old, new)
+
+
+class Touch(NamedTuple):
+    """A load or a store through pointers: of which partition, when, on which line."""
+
+    write: bool
+    partition: object
+    tick: int
+    place: Place
+
+
+class Touched:
+    """Who stored each element of a tensor last, and who has loaded it last, as numbers of touches; -1: nobody."""
+
+    def __init__(self, length: int):
+        self.stored, self.loaded = (torch.full((length,), -1, dtype=torch.int32) for _ in range(2))
+
+
+def touch(machine, pointer, flat, at, write: bool) -> None:
+    """A load of the elements ``at`` of a tensor, or a store that changes them: what it meets of other partitions and programs
+    needs an order."""
+    me, programs = machine.me, machine.run.programs
+    key = flat.data_ptr(), len(flat)
+    if key not in programs.touched:
+        programs.touched[key] = Touched(len(flat))
+    touched = programs.touched[key]
+    new, at = Touch(write, me, machine.tick(), machine.place()), at.reshape(-1)
+    met = [touched.stored[at], touched.loaded[at]] if write else [touched.stored[at]]
+    for number in torch.unique(torch.cat(met)).tolist():
+        if number >= 0:
+            old = programs.touches[number]
+            if old.tick > me.clock.get(old.partition.lane, 0):
+                machine.conflicts.unordered(pointer.name, old, new)
+    programs.touches.append(new)
+    (touched.stored if write else touched.loaded)[at] = len(programs.touches) - 1

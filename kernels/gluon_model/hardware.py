@@ -25,6 +25,7 @@ def load(pointer, mask=None, other=None, **hints):
     else:
         out = torch.as_tensor(raw(other)).to(flat.dtype).expand(active.shape).clone()
     out[active] = flat[offsets[active]]
+    counters.touch(machine(), pointer, flat, offsets[active], write=False)
     machine().log("load", pointer.name)
     return Tensor(out, pointer.dtype.element_ty, pointer.layout)
 
@@ -34,7 +35,10 @@ def store(pointer, value, mask=None, **hints):
     machine().step()
     flat, offsets, active = engines.global_access(machine(), pointer, mask, "stores")
     value = torch.as_tensor(raw(value)).to(flat.dtype).expand(active.shape)
-    flat[offsets[active]] = value[active]
+    at, value = offsets[active], value[active]
+    changed = flat[at] != value
+    flat[at] = value
+    counters.touch(machine(), pointer, flat, at[changed], write=True)
     machine().log("store", pointer.name)
 
 

@@ -1,5 +1,7 @@
 """The programs of a launch: one after the other, but where one waits for a counter in global memory the others go on.
 
+They begin in the order of the grid, under the schedule "random" in any.
+
 Every atomic that changes nothing, a question how a counter stands, hands the turn to another program of the grid, as if all
 of them ran at once: that a kernel needs more programs at once than a GPU holds is not found.
 """
@@ -22,9 +24,13 @@ class Programs:
         self.waiting: list[_Seat] = []  # programs in the middle of a poll
         self.stopped, self.error = False, None
         self._random = random.Random(seed) if schedule == "random" else None
+        if self._random:
+            self._random.shuffle(self.fresh)
         self._launch = None  # where the launch's own thread waits when it has no program of its own left
         self.counters: dict[int, tuple[dict, dict]] = defaultdict(lambda: ({}, {}))  # clocks released at an address
         self.blocks: dict[tuple, History] = defaultdict(History)  # who sent what to a block of global memory
+        self.touches: list = []  # loads and stores through pointers, in order
+        self.touched: dict[tuple, object] = {}  # and by tensor, who stored and who loaded each element last
 
     def run(self) -> None:
         """All of them, to their ends, or until something keeps one from its end."""

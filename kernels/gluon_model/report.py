@@ -171,6 +171,23 @@ class Conflicts(Races):
             old.place.line,
         )
 
+    def unordered(self, name: str, old, new) -> None:
+        """Two partitions, of one program or of two, touch the same element of global memory."""
+        does = {True: "stores", False: "loads"}
+        self._add(
+            "race",
+            new.partition,
+            new.place,
+            f"elements of {name} are touched by {old.partition.name} and {new.partition.name}, of one program or of two, "
+            "and nothing says which comes first.\n"
+            + line(old.partition.name, old.place, f"{does[old.write]} elements of {name}")
+            + "\n"
+            + line(new.partition.name, new.place, f"{does[new.write]} elements of {name}")
+            + "\n  The one has to release a counter after it is done, which the other acquires before it begins.",
+            None,
+            old.place.line,
+        )
+
     def _cause(self, wait) -> tuple:
         """Whose wait to name first: one that the other parity would grant, then one for a barrier nobody signals."""
         return (not self._begins(wait), any(wait.barrier.arrivals.values()), wait.partition.number)

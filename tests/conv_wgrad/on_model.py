@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from kernels import gluon_model
 from kernels.common import configs
 from kernels.common.plan import forget
-from kernels.conv_wgrad.gluon import tma
+from kernels.conv_wgrad.gluon import hopper, tma
 from kernels.conv_wgrad.gluon.tma import segment_of, share_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
@@ -72,6 +72,24 @@ def gradient(backend, x, dy, g, *, out=None, accumulate=False, split_k=None, **m
     out = torch.full(g.weight_shape, float("nan")) if out is None else out
     with gluon_model.executing(**model) as results:
         backend.wgrad(x, dy, g, out, accumulate, split_k)
+    (result,) = results
+    return out, result
+
+
+def joined(x, dy, g, work, out=None, **model):
+    """``(weight gradient, what the model found)`` of a ``Joined`` work on small tiles, its workspace poisoned."""
+    out = torch.full(g.weight_shape, float("nan")) if out is None else out
+    options = SMALL | {"GROUPS": 2, **model.pop("options", {})}
+    options["BLOCK_M"] = min(options["BLOCK_M"], 64)
+    shares = tma.Shares(options, work, 1.0)
+    tiles, blocks, _ = tma.tiled(g, options)
+    assert (tiles, blocks) == (work.full + work.tiles, work.blocks), (tiles, blocks)
+    plain = tma.Shares(options, tma.Work(tiles, blocks, 1, blocks), 1.0)
+    empty = lambda *shape, dtype=None, device=None: torch.full(shape, float("nan"), dtype=dtype)  # noqa: E731
+    with mock.patch.object(tma, "multiprocessors", lambda device: 132), mock.patch.object(torch, "empty", empty):
+        plan = tma.plan_shares(hopper.launch_kernel, g, x.device, shares, lambda: plain)
+        with gluon_model.executing(**model) as results:
+            plan.run(x, dy, out, False)
     (result,) = results
     return out, result
 

@@ -162,7 +162,7 @@ COMPILED = {  # input and output channels, filter, dtype of what is stored
 }
 
 
-def report(name):
+def report(name, join=None):
     Ci, Co, R, dtype = COMPILED[name]
     size = 16 if name == "short rows" else 32
     x, dy, g = cases.problem((2, size, size, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
@@ -171,8 +171,8 @@ def report(name):
     known, sizes = hopper.in_units((Co, Ci, R * R, g.columns))
     return options, compile_report(
         hopper.wgrad_hopper_kernel,
-        *tma.descriptors(x, dy, g, options), dtype,
-        (7,) * 7, (7,) * 12, sizes,
+        *tma.descriptors(x, dy, g, options), dtype, join,
+        (7,) * (7 if join is None else 11), (7,) * 12, sizes,
         arch=90, **known, POINTWISE=R == 1, **options, num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 

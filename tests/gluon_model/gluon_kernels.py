@@ -364,3 +364,15 @@ def add_in_turn(x_ptr, total_desc, counter, TILES: gl.constexpr, ROWS: gl.conste
         tma.async_atomic_add(total_desc, [tile * ROWS, 0], part_s)
         tma.store_wait(0, read_only=False)
         gl.atomic_add(counter + tile, 1, sem="release")
+
+
+@gluon.jit
+def hand_over(numbers, counter):
+    """The first program stores a number that the second one takes, doubled."""
+    if gl.program_id(0) == 0:
+        gl.store(numbers, 7)
+        gl.atomic_add(counter, 1, sem="release")
+    else:
+        while gl.atomic_add(counter, 0, sem="acquire") != 1:
+            pass
+        gl.store(numbers + 1, 2 * gl.load(numbers))

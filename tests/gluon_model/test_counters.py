@@ -64,6 +64,29 @@ def test_a_planted_fault_is_found_under_every_schedule(old, new, kind, words):
         assert result.completed == (kind != "deadlock")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ('gl.atomic_add(counter, 1, sem="release")', 'gl.atomic_add(counter, 1, sem="relaxed")'),
+        ('gl.atomic_add(counter, 0, sem="acquire")', 'gl.atomic_add(counter, 0, sem="relaxed")'),
+        ('while gl.atomic_add(counter, 0, sem="acquire") != 1:\n            pass', "pass"),
+        ("numbers + 1, 2", "numbers, 2"),
+    ],
+)
+def test_what_one_program_stores_and_another_loads_needs_an_order(old, new):
+    kernel = gluon_kernels.hand_over
+    kernel = planted(gluon_kernels, "hand_over", old, new)["hand_over"] if old else kernel
+    for schedule, seed in SCHEDULES:
+        numbers, counter = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        result = gluon_model.run(kernel, 2, numbers, counter, schedule=schedule, seed=seed)
+        if not old or old.startswith("numbers"):
+            assert result.ok and 14 in numbers.tolist(), result
+        else:
+            assert [finding.kind for finding in result.findings] == ["race"], f"{schedule}, {seed}:\n{result}"
+            assert "elements of numbers are touched by hand_over and hand_over" in str(result)
+
+
 def test_a_failure_in_one_program_ends_the_others():
     @gluon.jit
     def kernel(counter):

@@ -29,24 +29,38 @@ if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+    from kernels.conv_wgrad.gluon.joined import add_chunks, joined_share_of, last_segment_of, leave_chunk, rank_of
     from kernels.conv_wgrad.gluon.tma import load_blocks, place_of, segment_of, share_of, store_chunk
 
     @gluon.jit
     def multiply_blocks(
-        dy_s, x_s, ready, free, out, work, sizes, GROUP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        dy_s, x_s, ready, free, out, join, work, sizes, GROUP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
         ALIGNED: gl.constexpr,
     ):  # fmt: skip
-        """A group of four warps: its chunk of every tile that this program has a share in."""
+        """A group of four warps: its chunk of every tile that this program has a share in.
+
+        join: ``None``, or (partial sums, counters), both by tiles and groups: ``out`` is the sum, and no workspace.
+        """
         BLOCK_M: gl.constexpr = dy_s.shape[2]
         BLOCK_N: gl.constexpr = x_s.shape[2]
         layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-        items, programs, whole, tiles, tiles_m, blocks, per = work
+        JOINED: gl.constexpr = join is not None
+        if JOINED:
+            items, programs, full, tiles, tiles_m, blocks, per, pieces, left, rests, most = work
+        else:
+            items, programs, whole, tiles, tiles_m, blocks, per = work
         count = 0
         for item in range(gl.program_id(0), items, programs):
-            position, end, length, first = share_of(item, work)
+            if JOINED:
+                position, end, length, first = joined_share_of(item, work)
+            else:
+                position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(position, end, length, first, per)
-                where, rows, columns = place_of(out, tile, GROUP, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS, ALIGNED)
+                if JOINED:
+                    tile, block, n, cut = last_segment_of(item, position, end, length, first, work)
+                else:
+                    tile, block, n, slot = segment_of(position, end, length, first, per)
+                    where, rows, columns = place_of(out, tile, GROUP, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS, ALIGNED)
                 acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, layout)
                 for _block in range(n):
                     stage = count % STAGES
@@ -58,18 +72,30 @@ if gluon is not None:
                     mbarrier.arrive(free.index(before), pred=count > 0)
                     count += 1
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-                store_chunk(acc, where, rows, columns, sizes[3])
-                position += n
+                if JOINED:
+                    rank, others = rank_of(item, cut, block, work)
+                    chunk, counter = cut * most * GROUPS + GROUP, join[1] + cut * GROUPS + GROUP
+                    if rank < others:
+                        leave_chunk(acc, join[0], counter, chunk + rank * GROUPS)
+                    else:
+                        acc = add_chunks(acc, join[0], counter, chunk, GROUPS, others)
+                        place = place_of(out, tile, GROUP, 0, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS, ALIGNED)
+                        store_chunk(acc, place[0], place[1], place[2], sizes[3])
+                    end -= n
+                else:
+                    store_chunk(acc, where, rows, columns, sizes[3])
+                    position += n
 
     @gluon.jit(do_not_specialize=["work", "walk"])
     def wgrad_hopper_kernel(
-        dy_desc, x_desc, out, work, walk, sizes, UNIT: gl.constexpr, ALIGNED: gl.constexpr, POINTWISE: gl.constexpr,
+        dy_desc, x_desc, out, join, work, walk, sizes, UNIT: gl.constexpr, ALIGNED: gl.constexpr, POINTWISE: gl.constexpr,
         BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """Every program takes shares of the work a grid apart, until there are none left.
 
         Input channels and columns are given in units of UNIT, so that the compiler knows which sums it may store at once.
         """
+        JOINED: gl.constexpr = join is not None
         sizes = (sizes[0], sizes[1] * UNIT, sizes[2], sizes[3] * UNIT)
         dy_s = gl.allocate_shared_memory(dy_desc.dtype, [STAGES, BLOCK_K, BLOCK_M], dy_desc.layout)
         x_s = gl.allocate_shared_memory(x_desc.dtype, [STAGES * GROUPS, BLOCK_K, BLOCK_N], x_desc.layout)
@@ -81,10 +107,10 @@ if gluon is not None:
         if GROUPS == 3:
             gl.warp_specialize(
                 [
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 0, GROUPS, STAGES, ALIGNED)),
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 1, GROUPS, STAGES, ALIGNED)),
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 2, GROUPS, STAGES, ALIGNED)),
-                    (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, join, work, sizes, 0, GROUPS, STAGES, ALIGNED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, join, work, sizes, 1, GROUPS, STAGES, ALIGNED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, join, work, sizes, 2, GROUPS, STAGES, ALIGNED)),
+                    (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES, JOINED)),
                 ],
                 [4, 4, 1],
                 [160, 160, 32],
@@ -92,9 +118,9 @@ if gluon is not None:
         else:
             gl.warp_specialize(
                 [
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 0, GROUPS, STAGES, ALIGNED)),
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, work, sizes, 1, GROUPS, STAGES, ALIGNED)),
-                    (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, join, work, sizes, 0, GROUPS, STAGES, ALIGNED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, out, join, work, sizes, 1, GROUPS, STAGES, ALIGNED)),
+                    (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES, JOINED)),
                 ],
                 [4, 1],
                 [240, 32],
@@ -142,13 +168,13 @@ def in_units(sizes):
     return {"UNIT": unit, "ALIGNED": tma.is_aligned_to_tma(Co, Ci)}, (Co, Ci // unit, taps, columns // unit)
 
 
-def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options):
+def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options, join=None):
     """Launch as many programs as have work and run at once."""
     known, sizes = in_units(sizes)
     launch(
         wgrad_hopper_kernel,
         (work[1],),
-        dy_desc, x_desc, out, work, walk, sizes,
+        dy_desc, x_desc, out, join, work, walk, sizes,
         outputs=(out,),
         **known, POINTWISE=x_desc.mode == "tiled", **options,
         num_warps=4, maxnreg=REGISTERS[options["GROUPS"]],

@@ -8,13 +8,14 @@ are numbered with taps fastest, so that those of a tile are mostly the same pixe
 
 from dataclasses import dataclass
 
+import torch
 import triton
 
 from kernels.common.configs import configuration
 from kernels.common.gluon import element, gluon, multiprocessors, reason_not, shared_layout
 from kernels.common.plan import Cost, remembered
 from kernels.conv_wgrad import cost as model
-from kernels.conv_wgrad.gluon.work import PARTIAL, START, Work, share_out
+from kernels.conv_wgrad.gluon.work import PARTIAL, START, Joined, Work, joined, share_out
 from kernels.conv_wgrad.portable import way as portable
 from kernels.conv_wgrad.portable.pixels import is_rows, rows_of
 from kernels.conv_wgrad.split_k import reduce_into
@@ -25,6 +26,8 @@ if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor, TensorDescriptorIm2Col
+
+    from kernels.conv_wgrad.gluon.joined import joined_share_of, last_segment_of
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,26 @@ class Shares:
 
     def __str__(self):
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
-        rest = ", the rests end to end" * (self.work.rest > 0)
-        return f"{options}; {self.work.tiles} tiles, split-K {self.work.pieces}{rest}; tile waste {self.waste:.2f}"
+        work, how = self.work, ", the rests end to end" * (self.work.rest > 0)
+        tiles = f"{work.tiles} tiles"
+        if self.joined:
+            tiles, how = f"{work.full} tiles whole, " * (work.rounds > 0) + tiles, how + ", partial sums joined"
+        return f"{options}; {tiles}, split-K {work.pieces}{how}; tile waste {self.waste:.2f}"
+
+    @property
+    def joined(self):
+        """Whether the launch adds partial sums itself."""
+        return isinstance(self.work, Joined)
 
 
 @remembered
-def plan(kernel, g, device, split_k=None, turned=False):
+def plan(kernel, g, device, split_k=None, turned=False, may_join=True):
     """The ``Shares`` for a geometry: as the model of cost says where the table names one, else three chunks a tile, or two.
 
     Two where that wastes clearly less, and where channels are no multiples of 8: sums are then stored one by one, or tiles'
     places are rounded, which takes more registers than three groups have.
     """
-    if found := candidates(kernel, g, device, split_k, turned):
+    if found := candidates(kernel, g, device, split_k, turned, may_join):
         return model.cheapest(found).work
     three, two = (_plan(kernel, f"{n} chunks", g, device, split_k) for n in (3, 2))
     return two if not is_aligned_to_tma(g.Co, g.Ci) or two.waste < 0.9 * three.waste else three
@@ -72,15 +83,15 @@ def tiled(g, options):
 
 
 @remembered
-def candidates(kernel, g, device, split_k=None, turned=False):
+def candidates(kernel, g, device, split_k=None, turned=False, may_join=True):
     """A ``model.Candidate`` of every tile that the table names costs for, its sums shared out as is cheapest for it; else
-    none."""
+    none. ``may_join``: whether partial sums may be joined by the launch that makes them."""
     costs = model.costs_of(configuration("conv_wgrad", kernel, "3 chunks", device))
     tiles = costs["tiles"][tiles_for(g)] if costs else []
-    return [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k, turned)]
+    return [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k, turned, may_join)]
 
 
-def considered(g, costs, tiles, split_k=None, turned=False):
+def considered(g, costs, tiles, split_k=None, turned=False, may_join=True):
     """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
     prediction."""
     found, two = [], [tile for tile in tiles if tile["GROUPS"] == 2]
@@ -92,6 +103,8 @@ def considered(g, costs, tiles, split_k=None, turned=False):
         if split_k is None:
             per = -(-n * blocks // processors)
             works.append(Work(n, blocks, blocks // per, per))
+        if may_join and not turned and "handed" in costs:
+            works += joined(n, blocks, processors, split_k)
         times = [model.predicted(costs, "hopper", tile, load_of(g, options, work, turned)) for work in works]
         shares = [Shares(options, work, waste) for work in works]
         found.append([model.Candidate(tile, options, *pair) for pair in zip(shares, times, strict=True)])
@@ -107,12 +120,14 @@ def load_of(g, options, work, turned=False):
     """What the launch of a ``Work`` asks of the GPU."""
     copied = [numel for numel, channels in ((g.N * g.H * g.W * g.Ci, g.Ci), (g.M * g.Co, g.Co)) if channels % 8]
     moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
-    wide = options["BLOCK_M"] + options["GROUPS"] * options["BLOCK_N"]
-    apart = 2 * work.tiles * work.rest * options["BLOCK_K"] * wide
+    rows, columns = options["BLOCK_M"], options["GROUPS"] * options["BLOCK_N"]
+    how = {"slots": work.slots, "zeroed": int(work.slots == work.pieces + 2)}
+    if isinstance(work, Joined):
+        how = {"slots": 1, "before": work.rounds * work.blocks, "handed": 4 * rows * columns * work.slots}
     return model.Load(
-        work.items, work.per, 1, work.slots, g.Co * g.columns, moved, met=work.met,
-        zeroed=int(work.slots == work.pieces + 2), apart=apart, turned=turned, copied=sum(copied),
-        astray=model.astray(g, options["BLOCK_M"], options["GROUPS"] * options["BLOCK_N"]),
+        getattr(work, "cut", work.items), work.per, 1, numel=g.Co * g.columns, bytes=moved, met=work.met, turned=turned,
+        apart=2 * work.tiles * work.rest * options["BLOCK_K"] * (rows + columns), copied=sum(copied),
+        astray=model.astray(g, rows, columns), **how,
     )  # fmt: skip
 
 
@@ -240,26 +255,65 @@ class TmaPlan:
         """Write the partial sums into ``target`` [slots, Co, R, S, Ci], or the only one into any such shape."""
         if self.slots == self.shares.work.pieces + 2:
             target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
+        self.start(input, grad_output, target)
+
+    def start(self, input, grad_output, target, *workspace):
+        """Launch the kernel."""
         options = self.shares.options
-        self.launch(*descriptors(input, grad_output, self.g, options), target, self.work, self.walk, self.sizes, options)
+        described = descriptors(input, grad_output, self.g, options)
+        self.launch(*described, target, self.work, self.walk, self.sizes, options, *workspace)
+
+
+@dataclass(frozen=True)
+class JoinedPlan(TmaPlan):
+    """The plan of a launch that joins partial sums, and the ``plain`` one of calls whose ``out`` it cannot write: sums that
+    are added to what is there, or that do not lie side by side."""
+
+    plain: TmaPlan | None
+
+    def run(self, input, grad_output, out, accumulate):
+        """Bring the weight gradient into ``out`` [Co, R, S, Ci]; ``accumulate``: add it."""
+        if accumulate or not out.is_contiguous():
+            self.plain.run(input, grad_output, out, accumulate)
+            return
+        work, options = self.shares.work, self.shares.options
+        chunks = work.tiles * options["GROUPS"]
+        sums = chunks * work.others * options["BLOCK_M"] * options["BLOCK_N"]
+        counters = torch.zeros(chunks, dtype=torch.int32, device=out.device)
+        partials = torch.empty(sums, dtype=torch.float32, device=out.device)
+        self.start(input, grad_output, out, (partials, counters))
 
 
 def plan_wgrad(kernel, launch, g, device, split_k, turned=False):
     """The ``TmaPlan`` of the table's kernel that ``launch(dy_desc, x_desc, target, work, walk, sizes, options)`` starts."""
-    return plan_shares(launch, g, device, plan(kernel, g, device, split_k, turned))
+    given = kernel, g, device, split_k, turned
+    return plan_shares(launch, g, device, plan(*given), lambda: plan(*given, may_join=False))
 
 
-def plan_shares(launch, g, device, shares):
-    """The ``TmaPlan`` of ``Shares``."""
+def plan_shares(launch, g, device, shares, plainly=None):
+    """The ``TmaPlan`` of ``Shares``; ``plainly()``: others, whose partial sums are not joined, for calls that need such."""
+    processors = multiprocessors(device)
+    if shares.joined and shares.work.programs > processors:  # a part of the GPU that costs were fitted for
+        shares = plainly()
     work = shares.work
-    programs, taps = min(work.items, multiprocessors(device)), g.R * g.S
+    programs, taps = min(work.items, processors), g.R * g.S
     rows = -(-g.Co // shares.options["BLOCK_M"])
     last = last_tile(g.Co, shares.options["BLOCK_M"]), last_tile(g.Ci, shares.options["BLOCK_N"])
-    return TmaPlan(
-        launch, g, shares,
-        (work.items, programs, work.whole, work.tiles, rows, work.blocks, work.per),
-        (g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation, *last),
-        (g.Co, g.Ci, taps, g.columns),
+    walk = g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation, *last
+    sizes = g.Co, g.Ci, taps, g.columns
+    if not shares.joined:
+        numbers = work.items, programs, work.whole, work.tiles, rows, work.blocks, work.per
+        return TmaPlan(launch, g, shares, numbers, walk, sizes)
+    plain = plainly and plan_shares(launch, g, device, plainly())
+    return JoinedPlan(launch, g, shares, joined_numbers(work, rows), walk, sizes, plain)
+
+
+def joined_numbers(work, rows):
+    """A ``Joined`` work as its kernel takes it apart; rows: tiles along output channels."""
+    programs = work.programs if work.rounds else work.cut
+    rests = work.cut - work.whole
+    return (
+        work.items, programs, work.full, work.tiles, rows, work.blocks, work.per, work.pieces, work.rest, rests, work.others,
     )  # fmt: skip
 
 
@@ -302,22 +356,31 @@ if gluon is not None:
     @gluon.jit
     def load_blocks(
         dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE: gl.constexpr, GROUPS: gl.constexpr,
-        STAGES: gl.constexpr,
+        STAGES: gl.constexpr, JOINED: gl.constexpr = False,
     ):  # fmt: skip
         """The copying warp: every block of every share, into the ring's next buffers, as soon as they are free.
 
-        POINTWISE: x is im2col already, [pixels, channels].
+        POINTWISE: x is im2col already, [pixels, channels]. JOINED: the work is a ``Joined`` one.
         """
         BLOCK_K: gl.constexpr = dy_desc.block_type.shape[0]
         BLOCK_M: gl.constexpr = dy_desc.block_type.shape[1]
         BLOCK_N: gl.constexpr = x_desc.block_type.shape[1]
-        items, programs, whole, tiles, tiles_m, blocks, per = work
+        if JOINED:
+            items, programs, full, tiles, tiles_m, blocks, per, pieces, left, rests, most = work
+        else:
+            items, programs, whole, tiles, tiles_m, blocks, per = work
         P, Q, S, taps, stride_h, stride_w, top, left, dil_h, dil_w, last_o, last_c = walk
         count = 0
         for item in range(gl.program_id(0), items, programs):
-            position, end, length, first = share_of(item, work)
+            if JOINED:
+                position, end, length, first = joined_share_of(item, work)
+            else:
+                position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(position, end, length, first, per)
+                if JOINED:
+                    tile, block, n, cut = last_segment_of(item, position, end, length, first, work)
+                else:
+                    tile, block, n, slot = segment_of(position, end, length, first, per)
                 o = gl.minimum(tile % tiles_m * BLOCK_M, last_o)
                 chunks = ()
                 for group in gl.static_range(GROUPS):
@@ -342,7 +405,10 @@ if gluon is not None:
                         else:
                             tma.async_load_im2col(x_desc, [row // P, h, w, c], [r, s], ready.index(stage), buffer)
                     count += 1
-                position += n
+                if JOINED:
+                    end -= n
+                else:
+                    position += n
 
     @gluon.jit
     def last_of(channels, BLOCK: gl.constexpr, ALIGNED: gl.constexpr):

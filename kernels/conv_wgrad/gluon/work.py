@@ -53,6 +53,59 @@ class Work:
         return self.whole + -(-self.tiles * self.rest // self.per)
 
 
+@dataclass(frozen=True)
+class Joined(Work):
+    """The same, but a tile's partial sums are added where its last one is made: the last to come of its shares waits for the
+    others' and adds them to its own. ``rounds`` of ``programs`` more tiles come first, a share each.
+
+    A share waits for earlier ones alone: what is left of the tiles comes before their pieces, and a share goes through the
+    tiles that it meets from the last to the first, so that it leaves the beginning of a tile at once and ends another last.
+    All shares of tiles that are cut are in the last round, so that who is waited for runs as soon as who waits does.
+    """
+
+    programs: int
+    rounds: int = 0
+
+    @property
+    def full(self):
+        """Tiles that are not cut, beside ``tiles``, which are."""
+        return self.rounds * self.programs
+
+    @property
+    def cut(self):
+        """Shares of tiles that are cut; no more than programs."""
+        return super().items
+
+    @property
+    def items(self):
+        """Shares."""
+        return self.full + self.cut
+
+    @property
+    def others(self):
+        """Partial sums that the last of a tile's shares adds to its own, at most."""
+        return self.slots - 1
+
+
+MOST_JOINED = 4  # partial sums of a tile, at most: a single program adds them
+
+
+def joined(tiles, blocks, programs, split_k=None):
+    """Every ``Joined`` work of so many tiles and programs that is worth a prediction: whole rounds of tiles that are not cut,
+    and the others cut into one equal share for each program, or into a few pieces each."""
+    if split_k is not None:
+        found = [Joined(tiles, blocks, *pieces(blocks, split_k), programs)]
+    else:
+        found, most = [], tiles // programs
+        for rounds in {most, max(0, most - 1)} - {tiles / programs}:
+            cut = tiles - rounds * programs
+            per = -(-cut * blocks // programs)
+            few = range(2, 1 + min(MOST_JOINED, programs // cut, blocks))
+            cuts = {(blocks // per, per), *(pieces(blocks, n) for n in few)}
+            found += [Joined(cut, blocks, *pair, programs, rounds) for pair in sorted(cuts)]
+    return [work for work in found if 1 < work.slots <= MOST_JOINED and work.cut <= programs]
+
+
 @functools.cache
 def share_out(tiles, blocks, block, programs, split_k=None):
     """The ``Work`` with the smallest modelled time: whole waves of pieces, or one equal share for each program.
