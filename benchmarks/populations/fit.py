@@ -3,6 +3,9 @@
 Reads what ``measure tune_conv_wgrad`` recorded on the tuning half, and writes ``kernels/conv_wgrad/costs.json``. Nothing is
 measured here, so it runs anywhere. What is minimised are the squares of log(predicted / measured), those of slow candidates
 weighing less: which of the fast ones is the fastest is what the choice depends on.
+
+What joining takes is found last, from candidates that join beside others of the same row: were all fitted at once, a day on
+which a GPU was slower at long rows would change what is chosen of layers that nothing is joined of.
 """
 
 import argparse
@@ -24,15 +27,17 @@ from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.portable import choice, depthwise
 
 RECORDS = ("tune_conv_wgrad", "tune_conv_wgrad_few", "tune_conv_wgrad_forms", "tune_conv_wgrad_inside")
+JOINED = "tune_conv_wgrad_joined"
 PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
 GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
-    "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "join": 2.5, "handed": 5e4,
-    "apart": 0.3, "uneven": 1.1, "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
+    "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
+    "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
 MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
+JOIN, HANDED = 2.5, 5e4  # microseconds, and bytes of a partial sum that go to another program in one: guesses
 TURNED_APART = 1 << 16  # turned sums that took clearly longer when they were written one by one
 VALUES = 45e3  # that a multiprocessor reads in a microsecond: a guess
 SUMS = 0.005  # microseconds of a multiprocessor for a thousand multiplications that are none: a guess
@@ -143,6 +148,11 @@ def guess_of(kind, tile):
     return max(1.2 * multiplications / MULTIPLICATIONS, values / VALUES), multiplications / MULTIPLICATIONS
 
 
+def handed_of(tile):
+    """``handed`` of a tile to begin with."""
+    return 4 * tile["BLOCK_M"] * tile["BLOCK_N"] * tile["GROUPS"] / HANDED
+
+
 class Parameters:
     """Costs as a vector of logarithms, for the solver, and back."""
 
@@ -197,6 +207,32 @@ def fit(points, processors):
     return parameters.costs(found.x)
 
 
+def fit_joined(costs, points):
+    """The ``costs`` with ``join``, ``abreast`` and tiles' ``handed`` that are nearest to the points that join partial sums.
+
+    A row's others, which don't, say how much slower that day's GPU was at it than the costs.
+    """
+    plain = {row: [p for p in points if p.row == row and not p.load.hands] for row in sorted({p.row for p in points})}
+    slower = {row: geometric_mean([p.us / time_of(costs, p) for p in own]) for row, own in plain.items()}
+    best = {row: min(p.us for p in points if p.row == row) for row in plain}
+    joined = [p for p in points if p.load.hands]
+    tiles = sorted({(p.kind, p.tile) for p in joined})
+    begin = np.log([JOIN, costs["apart"], *(handed_of(json.loads(tile)) for _, tile in tiles)])
+    pull = np.array([FIRM] * 2 + [LOOSE] * len(tiles))
+
+    def with_these(vector):
+        join, abreast, *handed = np.exp(vector).tolist()
+        own = {key: costs["tiles"][key] | {"handed": time} for key, time in zip(tiles, handed, strict=True)}
+        return costs | {"join": join, "abreast": abreast, "tiles": costs["tiles"] | own}
+
+    def residuals(vector):
+        costs = with_these(vector)
+        off = [best[p.row] / p.us * math.log(slower[p.row] * time_of(costs, p) / p.us) for p in joined]
+        return np.concatenate([off, pull * (vector - begin)])
+
+    return with_these(least_squares(residuals, begin, max_nfev=40).x)
+
+
 def quality(costs, points):
     """``[(row, fastest / chosen)]``: how near the candidate that the costs choose comes to the fastest that was measured."""
     answers = []
@@ -244,7 +280,12 @@ def main():
     gpu = records[0]["machine"]["gpu"]
     measured = [row for record in records for row in record["rows"]]
     points = points_of(measured)
-    costs = fit(points, PROCESSORS[gpu])
+    costs, joined = fit(points, PROCESSORS[gpu]), []
+    if record := harness.read(JOINED, given.records):
+        records.append(record)
+        own = [row for row in record["rows"] if row["half"] == "tuning"]
+        joined = [p._replace(row=len(measured) + p.row) for p in points_of(own)]
+        costs, points, measured = fit_joined(costs, joined), points + joined, measured + own
     off = [math.log(time_of(costs, p) / p.us) for p in points]
     print(
         f"{len(points)} candidates of {len(measured)} layers: predicted within a factor of {math.exp(np.std(off)):.2f}"
@@ -258,7 +299,8 @@ def main():
     if given.leave_out:
         left = []
         for row, _ in harness.progress(answers, total=len(answers), desc="leave out"):
-            without = fit([p for p in points if p.row != row], PROCESSORS[gpu])
+            seen = [p for p in points if p.row != row and p not in joined]
+            without = fit_joined(fit(seen, PROCESSORS[gpu]), [p for p in joined if p.row != row])
             left += [quality(without, [p for p in points if p.row == row])[0][1]]
         print(f"the same of rows the fit has not seen: {geometric_mean(left):.3f}, worst {min(left):.2f}")
     provenance = {

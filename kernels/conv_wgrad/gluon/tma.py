@@ -103,7 +103,7 @@ def considered(g, costs, tiles, split_k=None, turned=False, may_join=True):
         if split_k is None:
             per = -(-n * blocks // processors)
             works.append(Work(n, blocks, blocks // per, per))
-        if may_join and not turned and "handed" in costs:
+        if may_join and not turned and "handed" in tile:
             works += joined(n, blocks, processors, split_k)
         times = [model.predicted(costs, "hopper", tile, load_of(g, options, work, turned)) for work in works]
         shares = [Shares(options, work, waste) for work in works]
@@ -123,7 +123,7 @@ def load_of(g, options, work, turned=False):
     rows, columns = options["BLOCK_M"], options["GROUPS"] * options["BLOCK_N"]
     how = {"slots": work.slots, "zeroed": int(work.slots == work.pieces + 2)}
     if isinstance(work, Joined):
-        how = {"slots": 1, "before": work.rounds * work.blocks, "handed": 4 * rows * columns * work.slots}
+        how = {"slots": 1, "rounds": work.rounds, "whole": work.blocks, "hands": work.others + (work.met == 1)}
     return model.Load(
         getattr(work, "cut", work.items), work.per, 1, numel=g.Co * g.columns, bytes=moved, met=work.met, turned=turned,
         apart=2 * work.tiles * work.rest * options["BLOCK_K"] * (rows + columns), copied=sum(copied),
