@@ -80,6 +80,19 @@ def layer_of(row):
     return ", ".join([*said, row["pass"]])
 
 
+def partial_sums(shape, explained):
+    """Elements of a weight gradient's partial sums, which are written and read: of all tiles' pieces where a second launch
+    adds them; where a tile's last program does, of the others of the tiles that are cut."""
+    split = re.search(r"(\d+) tiles, split-K (\d+)(, the rests end to end)?(, partial sums joined)?", explained)
+    if not split:
+        return 0
+    tiles, pieces = int(split[1]), int(split[2])
+    if split[4]:
+        sizes = re.search(r"BLOCK_M (\d+), BLOCK_N (\d+), .*?GROUPS (\d+)", explained).groups()
+        return tiles * (pieces - 1 + bool(split[3])) * math.prod(map(int, sizes))
+    return (pieces > 1) * pieces * shape["Co"] * shape["R"] * shape["S"] * shape["Ci"] // shape["groups"]
+
+
 def reason(row, machine):
     """What was measured of a row: how near it is to the machine's two ceilings, and what its launch adds to the least."""
     said = []
@@ -90,11 +103,8 @@ def reason(row, machine):
     explained = row.get("explained", "")
     if (waste := re.search(r"tile waste ([\d.]+)", explained)) and float(waste[1]) > WASTE:
         said.append(f"its tiles hold {waste[1]} times the product")
-    if (split := re.search(r"split-K (\d+)", explained)) and "Co" in row["shape"]:
-        shape = row["shape"]
-        partial = 8 * int(split[1]) * shape["Co"] * shape["R"] * shape["S"] * shape["Ci"] // shape["groups"]
-        if int(split[1]) > 1 and partial > PARTIAL * row["bytes"]:
-            said.append(f"partial sums of {partial / row['bytes']:.1f} times the tensors' bytes")
+    if "Co" in row["shape"] and (partial := 8 * partial_sums(row["shape"], explained)) > PARTIAL * row["bytes"]:
+        said.append(f"partial sums of {partial / row['bytes']:.1f} times the tensors' bytes")
     if row.get("kernel") == "flex_attention" and row["pass"] == "backward":
         shape = row["shape"]
         tiles = shape["B"] * shape["Hkv"] * -(-shape["N"] // KEYS)

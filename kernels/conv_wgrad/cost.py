@@ -12,10 +12,11 @@
     sums    = sum + turns turn + bytes / partials    where a sum is cut into pieces: a second launch adds them, a few a turn
               or join + hands handed       or a tile's last program adds the others' to its own, one after the other
 
-``busy``, ``alone`` and ``handed`` belong to a tile: how long a multiprocessor needs for a step of it, how long a step takes at
-least, and how long one of its partial sums takes from a program to another: the larger a program's tile and the fewer
-registers that leaves, the fewer loads of it are under way at once. Everything else is the GPU's. ``python -m benchmarks.populations.fit conv_wgrad`` finds them from recorded times and writes
-``costs.json``, by the names of GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
+``busy``, ``alone`` and ``handed`` belong to a tile: how long a multiprocessor needs for a step of it, how long a step takes
+at least, and how long one of its partial sums takes from a program to another: the fewer registers the sums leave free, the
+fewer loads are under way at once. Everything else is the GPU's. ``python -m benchmarks.populations.fit conv_wgrad`` finds them
+from recorded times and writes ``costs.json``, by the names of GPUs; nothing is timed here, so a plan stays a pure function of
+shape, dtype and GPU.
 """
 
 import functools
@@ -111,7 +112,8 @@ def predicted(costs, way, tile, load):
         compute += load.rounds * (costs["start"][way] + load.whole * load.volume * step(tile, 1))
     if load.met > 1:
         compute *= costs["uneven"]
-    memory = (load.bytes + costs["abreast" if load.hands else "apart"] * load.apart + costs["astray"] * load.astray) / costs["bandwidth"]
+    apart = load.apart * costs["abreast" if load.hands else "apart"]
+    memory = (load.bytes + apart + costs["astray"] * load.astray) / costs["bandwidth"]
     time = costs["launch"] + (compute ** costs["overlap"] + memory ** costs["overlap"]) ** (1 / costs["overlap"])
     if load.slots > 1 or load.turned:
         turns = -(-load.slots // AT_ONCE)

@@ -1,5 +1,6 @@
 """The model of cost: what it predicts behaves as a GPU does, and its choices are functions of shape, dtype and GPU alone."""
 
+import itertools
 import json
 import math
 from unittest import mock
@@ -100,6 +101,47 @@ def test_nothing_to_sum_is_no_candidate(on_an_h200):
     assert torch.equal(conv2d_wgrad(x.bfloat16(), dy.bfloat16(), 1, 1), torch.zeros(16, 1, 1, 8).bfloat16())
 
 
+JOINED = tma.Joined(60, 98, 2, 49, 132, 1)  # a round of whole tiles, then 60 tiles in two pieces each
+NARROW = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"), (128, 64, 64, 3, 5), strict=True))
+
+
+def time_of_joined(work, **other):
+    load = tma.load_of(benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1)), NARROW, work)
+    return cost.predicted(COSTS, "hopper", TILE | {"handed": 2.0}, load._replace(**other))
+
+
+def test_joining_costs_what_is_handed_over_and_a_round_of_whole_tiles_before_it():
+    alone = tma.load_of(benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1)), NARROW, JOINED)
+    assert (alone.items, alone.per, alone.rounds, alone.whole, alone.slots) == (120, 49, 1, 98, 1)
+    assert alone.hands == 2  # the one that is added, until it is stored and until it is loaded: all shares end at once
+    ends_apart = tma.load_of(benchmark.geometry_of((128, 512, 512, 14, 3, 1, 1, 1)), NARROW, tma.Joined(96, 98, 1, 72, 132))
+    assert ends_apart.hands == 2 < ends_apart.met  # the rest of a tile may lie in two shares
+    assert time_of_joined(JOINED, hands=3) == pytest.approx(time_of_joined(JOINED) + 2.0)
+    assert time_of_joined(JOINED, rounds=0) < time_of_joined(JOINED) < time_of_joined(JOINED, rounds=2)
+
+
+def test_shares_abreast_read_less_of_what_is_apart(monkeypatch):
+    monkeypatch.setitem(COSTS, "abreast", COSTS["apart"] / 2)
+    load = LOAD._replace(apart=10**8)
+    more = lambda **how: cost.predicted(COSTS, "hopper", TILE | {"handed": 0.0}, load._replace(**how))  # noqa: E731
+    assert more(hands=1) - COSTS["join"] < more()
+
+
+@pytest.mark.parametrize("geometry", [(128, 512, 1024, 14, 3, 2, 1, 1), (256, 512, 2048, 7, 1, 1, 0, 1)])
+def test_joining_is_chosen_where_an_h200_was_faster_so(on_an_h200, monkeypatch, geometry):
+    """8 % faster and 4 % slower there, than the fastest that a second launch adds."""
+    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
+    _, chosen = plan.chosen(problem_of(geometry), "auto")
+    assert ("partial sums joined" in str(chosen)) == (geometry[4] == 3)
+
+
+def test_a_tile_that_joining_was_not_measured_of_joins_nothing():
+    g = benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1))
+    tile = NARROW | {"busy": 0.4, "alone": 0.4}
+    joins = lambda tile: any(c.work.joined for cuts in tma.considered(g, COSTS, [tile]) for c in cuts)  # noqa: E731
+    assert joins(tile | {"handed": 2.0}) and not joins(tile)
+
+
 def test_a_gpu_without_costs_goes_by_the_table():
     problem = problem_of(GEOMETRIES["3x3"])
     with configs.instead(cases.table_of("any GPU")):
@@ -139,6 +181,38 @@ def test_the_fit_finds_the_costs_that_times_were_made_from():
     found = fit.fit(points, 132)
     assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points) < 0.05
     assert fit.geometric_mean([ratio for _, ratio in fit.quality(found, points)]) > 0.99
+
+
+def test_the_fit_finds_what_joining_takes_on_a_day_when_a_gpu_was_slow():
+    """Whatever a row's other candidates took longer than predicted, what joins took longer, too."""
+    key = ("hopper rows", json.dumps(NARROW))
+    truth = COSTS | {"join": 3.0, "abreast": 0.2, "tiles": {key: {"busy": 0.4, "alone": 0.4, "handed": 3.0}}}
+    points = []
+    for row, (apart, slower) in enumerate(itertools.product((0, 3 * 10**8, 10**9), (1.0, 1.1))):
+        for hands in range(9):
+            load = LOAD._replace(apart=apart, hands=hands)
+            time = slower * cost.predicted(truth, "hopper", truth["tiles"][key], load)
+            points.append(fit.Point(row, *key, load, time))
+    known = {name: value for name, value in truth.items() if name not in ("join", "abreast")}
+    found = fit.fit_joined(known | {"tiles": {key: {"busy": 0.4, "alone": 0.4}}}, points)
+    assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points if p.row % 2 == 0) < 0.04
+    assert 2.5 < found["tiles"][key]["handed"] < 3.5 and found["tiles"][key]["busy"] == 0.4
+    assert {name: found[name] for name in known if name != "tiles"} | {"tiles": 0} == known | {"tiles": 0}
+
+
+def test_the_fit_sees_no_row_of_the_held_out_half(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(fit, "points_of", lambda rows: seen.extend(rows) or [])
+    monkeypatch.setattr(fit, "fit", lambda *given: {})
+    monkeypatch.setattr(fit, "fit_joined", mock.Mock(side_effect=InterruptedError))
+    monkeypatch.setattr("sys.argv", ["fit", "conv_wgrad"])
+    with pytest.raises(InterruptedError):
+        fit.main()
+    record = fit.harness.read(fit.JOINED)
+    assert {row["half"] for row in seen} == {"tuning"} and {row["half"] for row in record["rows"]} == {"tuning", "held_out"}
+    assert sum(row["half"] == "tuning" for row in record["rows"]) + sum(
+        len(fit.harness.read(name)["rows"]) for name in fit.RECORDS
+    ) == len(seen)
 
 
 def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):
