@@ -14,9 +14,10 @@
 
 ``busy``, ``alone`` and ``handed`` belong to a tile: how long a multiprocessor needs for a step of it, how long a step takes
 at least, and how long one of its partial sums takes from a program to another: the fewer registers the sums leave free, the
-fewer loads are under way at once. Everything else is the GPU's. ``python -m benchmarks.populations.fit conv_wgrad`` finds them
-from recorded times and writes ``costs.json``, by the names of GPUs; nothing is timed here, so a plan stays a pure function of
-shape, dtype and GPU.
+fewer loads are under way at once. Everything else is the GPU's.
+
+``python -m benchmarks.populations.fit conv_wgrad`` finds them from recorded times and writes ``costs.json``, by the names of
+GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
 """
 
 import functools
