@@ -142,6 +142,13 @@ def test_a_tile_that_joining_was_not_measured_of_joins_nothing():
     assert joins(tile | {"handed": 2.0}) and not joins(tile)
 
 
+@pytest.mark.parametrize("channels, joins", [(512, True), (508, False)])
+def test_channels_that_begin_anywhere_join_nothing(channels, joins):
+    g = benchmark.geometry_of((128, channels, 512, 14, 3, 1, 1, 1))
+    found = tma.considered(g, COSTS, COSTS["tiles"][tma.tiles_for(g)])
+    assert any(c.work.joined for cuts in found for c in cuts) == joins
+
+
 def test_a_gpu_without_costs_goes_by_the_table():
     problem = problem_of(GEOMETRIES["3x3"])
     with configs.instead(cases.table_of("any GPU")):

@@ -103,7 +103,8 @@ def considered(g, costs, tiles, split_k=None, turned=False, may_join=True):
         if split_k is None:
             per = -(-n * blocks // processors)
             works.append(Work(n, blocks, blocks // per, per))
-        if may_join and not turned and "handed" in tile:
+        # joined sums of channels that are no multiple of 8 have run on the CPU's model alone, so nobody chooses them
+        if may_join and not turned and "handed" in tile and is_aligned_to_tma(g.Co, g.Ci):
             works += joined(n, blocks, processors, split_k)
         times = [model.predicted(costs, "hopper", tile, load_of(g, options, work, turned)) for work in works]
         shares = [Shares(options, work, waste) for work in works]
