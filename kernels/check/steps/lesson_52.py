@@ -10,6 +10,7 @@ def deal(answer):
         (12, 32, 128, 384),
         (8, 24, 128, 256),
         (8, 40, 128, 256),
+        (8, 72, 128, 256),  # here a share of a few registers, as of three warps for four, is not rounded away
         (8, 32, 128, 256),
         (12, 32, 192, 256),
         (8, 24, 64, 896),

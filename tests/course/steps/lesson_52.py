@@ -44,6 +44,7 @@ WRONG = {
         (deal(mine="((warps + 4) * launched - 4 * loader) // warps"), "here as well"),
         (deal(mine="(2048 - 4 * loader) // warps // 8 * 8"), "cannot be dealt out afterwards"),
         (deal(mine="((warps + 4) * launched - loader) // warps // 8 * 8"), "counts as four"),
+        (deal(mine="((warps + 4) * launched - 3 * loader) // warps // 8 * 8"), "without what the loader keeps"),
         (deal(mine="launched"), "The loader gives back"),
         (deal(roomy="mine > BM * BN // (32 * warps)"), "you say that this is enough"),
         (deal(roomy="mine - BM * BN // (32 * warps) > 32"), "32 left are enough"),
