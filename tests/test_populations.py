@@ -166,3 +166,33 @@ def test_the_plot_tells_the_halves_apart_and_says_what_it_looks_like(tmp_path, f
     tuning, held_out = figure.axes[0].collections
     assert tuning.get_facecolor().tolist() != held_out.get_facecolor().tolist() and tuning.get_paths() != held_out.get_paths()
     assert "2 hollow dots of the tuning half" in figure.alt and "2 filled dots of the held-out half" in figure.alt
+
+
+def timed_row(length, ms, which="forward"):
+    return {"pass": which, "shape": {"T": length}, "ours_ms": ms}
+
+
+def test_rows_measured_later_take_the_place_of_their_own_and_say_so():
+    machine = {"gpu": "G", "torch": "2", "triton": "3", "commit": "old", "date": "1"}
+    record = {"machine": machine, "rows": [timed_row(8, 1.0), timed_row(8, 2.0, "backward"), timed_row(9, 3.0)], "failed": []}
+    newer = {"machine": machine | {"commit": "new", "date": "2"}, "rows": [timed_row(8, 0.5)], "failed": []}
+    found = population.renewed(record, newer)
+    assert [row["ours_ms"] for row in found["rows"]] == [0.5, 2.0, 3.0] and found["machine"] == machine
+    assert [row.get("renewed") for row in found["rows"]] == [{"commit": "new", "date": "2"}, None, None]
+    assert report.later({"held_out": found}) == " 1 rows measured again: commit new, 2."
+    assert report.later({"held_out": record}) == ""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"machine": {"gpu": "H", "torch": "2", "triton": "3"}}, "needs the record's"),
+        ({"rows": [timed_row(10, 1.0)]}, "that the record has not"),
+        ({"failed": [{"case": "a"}]}, "failed cases, needs none"),
+    ],
+)
+def test_rows_of_elsewhere_do_not(wrong, message):
+    machine = {"gpu": "G", "torch": "2", "triton": "3", "commit": "c", "date": "1"}
+    record = {"machine": machine, "rows": [timed_row(8, 1.0)], "failed": []}
+    with pytest.raises(ValueError, match=message):
+        population.renewed(record, record | wrong)

@@ -58,6 +58,11 @@ def run(room, half, out, limit_s, only="", rows=None, times=3, name=None):
     return record
 
 
+def renew(name, newer, out):
+    """Put the rows of the record ``newer`` in ``out`` in place of those of the committed record ``name``."""
+    harness.write(name, population.renewed(harness.read(name), harness.read(newer, out)))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("room", choices=ROOMS)
@@ -68,7 +73,10 @@ def main():
     parser.add_argument("--only", default="", help="only rows this regular expression is found in")
     parser.add_argument("--times", type=int, default=3, help="calls of each function, in tens")
     parser.add_argument("--name", help="of the record")
+    parser.add_argument("--renew", help="measure nothing: rows of this record in --out take the place of the committed ones")
     given = parser.parse_args()
+    if given.renew:
+        return renew(given.name or f"population_{given.room}_{given.half}", given.renew, given.out)
     harness.require_gpu()
     run(given.room, given.half, given.out, given.limit_seconds, given.only, given.rows, given.times, given.name)
 

@@ -168,6 +168,13 @@ def plot(room, found):
     return figure
 
 
+def later(found):
+    """Which rows were measured after their record, in words that follow a sentence."""
+    new = [tuple(row["renewed"].values()) for record in found.values() for row in record["rows"] if "renewed" in row]
+    each = [f"{new.count(one)} rows measured again: commit {one[0]}, {one[1]}." for one in sorted(set(new))]
+    return "".join(" " + words for words in each)
+
+
 def section(room, found):
     """The room's part of the page."""
     lines = [f"## {ROOMS[room]}", ""]
@@ -179,7 +186,7 @@ def section(room, found):
     machine = next(iter(found.values()))["machine"]
     lines += [
         f"One {machine['gpu']}, torch {machine['torch']}, Triton {machine['triton']}, commit {machine['commit']}, "
-        f"{machine['date']}.",
+        f"{machine['date']}.{later(found)}",
         f"Copy rate {machine['copy_tb_per_s']} TB/s, matrix product {machine['matmul_tflop_per_s']} TFLOP/s.",
         "",
         f"![{alt(room, found)}](images/speed_{room}.png)",
