@@ -108,9 +108,12 @@ def test_warp_specialised_kernels_compile(monkeypatch, name, D, most, kernel):
         assert re.search(r"setmaxnreg.inc.sync.aligned.u32\s+240;", report.ptx)
         assert re.search(r"setmaxnreg.dec.sync.aligned.u32\s+24;", report.ptx)
         assert report.spill_bytes <= most and report.shared_bytes <= SHARED["NVIDIA H200"], report
-        if meta.get("OVERLAP") and "forward" in report.kernel:  # the exponentials stand before the wait for values' product
+        if name == "nothing" and "forward" in report.kernel:
+            # With OVERLAP the exponentials stand before the wait for values' product; else ptxas has moved it above them.
             loops = re.findall(r"WARPGROUP.DEPBAR.LE gsb0, 0x1 ;(.*?)WARPGROUP.DEPBAR.LE gsb0, 0x0 ;", report.sass, re.S)
-            assert loops and all(loop.count("MUFU.EX2") >= 64 for loop in loops)
+            between = [loop.count("MUFU.EX2") for loop in loops]
+            assert meta["OVERLAP"] == (D == 64)
+            assert between and (min(between) >= 64 if meta["OVERLAP"] else max(between) < 8), between
 
 
 @pytest.mark.slow
