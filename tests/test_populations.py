@@ -168,8 +168,8 @@ def test_the_plot_tells_the_halves_apart_and_says_what_it_looks_like(tmp_path, f
     assert "2 hollow dots of the tuning half" in figure.alt and "2 filled dots of the held-out half" in figure.alt
 
 
-def timed_row(length, ms, which="forward"):
-    return {"pass": which, "shape": {"T": length}, "ours_ms": ms}
+def timed_row(length, ms, which="forward", models=("m",)):
+    return {"pass": which, "shape": {"T": length}, "models": list(models), "ours_ms": ms}
 
 
 def test_rows_measured_later_take_the_place_of_their_own_and_say_so():
@@ -181,6 +181,19 @@ def test_rows_measured_later_take_the_place_of_their_own_and_say_so():
     assert [row.get("renewed") for row in found["rows"]] == [{"commit": "new", "date": "2"}, None, None]
     assert report.later({"held_out": found}) == " 1 rows measured again: commit new, 2."
     assert report.later({"held_out": record}) == ""
+
+
+def test_a_row_of_other_models_of_the_same_sizes_stays():
+    machine = {"gpu": "G", "torch": "2", "triton": "3", "commit": "c", "date": "1"}
+    record = {"machine": machine, "rows": [timed_row(8, 1.0), timed_row(8, 2.0, models=("n",))], "failed": []}
+    found = population.renewed(record, record | {"rows": [timed_row(8, 0.5)]})
+    assert [(row["ours_ms"], "renewed" in row) for row in found["rows"]] == [(0.5, True), (2.0, False)]
+
+
+@pytest.mark.parametrize("room", report.ROOMS)
+def test_rows_of_the_committed_records_are_told_apart(room):
+    for record in report.records(room).values():
+        assert len({population._which(row) for row in record["rows"]}) == len(record["rows"])
 
 
 @pytest.mark.parametrize(

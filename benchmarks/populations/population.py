@@ -75,4 +75,5 @@ def renewed(record, newer):
 
 
 def _which(row):
-    return row.get("pass", ""), str(sorted(row["shape"].items()))
+    """What tells a row from the others: models that do not agree on a layer have rows of the same sizes."""
+    return row.get("pass", ""), str(sorted(row["shape"].items())), *row["models"]
