@@ -36,7 +36,8 @@ def store(pointer, value, mask=None, **hints):
     flat, offsets, active = engines.global_access(machine(), pointer, mask, "stores")
     value = torch.as_tensor(raw(value)).to(flat.dtype).expand(active.shape)
     at, value = offsets[active], value[active]
-    changed = flat[at] != value
+    before = flat[at]
+    changed = (before != value) & ~(before.isnan() & value.isnan())
     flat[at] = value
     counters.touch(machine(), pointer, flat, at[changed], write=True)
     machine().log("store", pointer.name)

@@ -87,6 +87,17 @@ def test_what_one_program_stores_and_another_loads_needs_an_order(old, new):
             assert "elements of numbers are touched by hand_over and hand_over" in str(result)
 
 
+@pytest.mark.parametrize("number", [7.0, float("nan")])
+def test_who_stores_what_is_there_already_needs_none(number):
+    @gluon.jit
+    def kernel(to, number):
+        gl.store(to, gl.load(number))
+
+    to = torch.zeros(1)
+    result = gluon_model.run(kernel, 2, to, torch.tensor([number]))
+    assert result.ok and torch.equal(to.isnan(), torch.tensor([number]).isnan()), result
+
+
 def test_a_failure_in_one_program_ends_the_others():
     @gluon.jit
     def kernel(counter):
