@@ -221,6 +221,12 @@ def test_nothing_to_sum_is_left_to_others(shape):
     assert tma.unfit(geometry(shape, 8, 3, 3), torch.bfloat16) == "there is nothing to sum"
 
 
+@pytest.mark.parametrize("images, fits", [(2047, True), (2048, False)])
+def test_pixels_are_counted_in_32_bits(images, fits):
+    reason = tma.unfit(geometry((images, 1024, 1024, 8), 8, 3, 3, padding=1), torch.bfloat16)
+    assert reason is None if fits else "2147483648 pixels are more than 32 bits can count" in reason
+
+
 @interpreted
 def test_a_cpu_is_no_hopper_and_auto_says_so():
     x, dy, _ = cases.problem((1, 5, 5, 64), 64, 3, 3, dtype=torch.bfloat16)

@@ -22,6 +22,8 @@ from kernels.conv_wgrad.split_k import reduce_into
 
 __all__ = ["Work", "element", "gluon", "share_out"]
 
+MOST_PIXELS = 1024  # of a block: a kernel counts to the end of the last one
+
 if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -149,6 +151,8 @@ def unfit(g, dtype):
         return f"its pixels' box begins {lower} from the image's begin and ends {upper} from its end, more than 8 bits"
     if max(g.span) > 256:
         return f"the filter spans {g.span} pixels, TMA shifts by 255 at most"
+    if g.M > 2**31 - MOST_PIXELS:
+        return f"its {g.M} pixels are more than 32 bits can count"
     if g.M * g.Co * g.columns >= 2**50:
         return "its blocks are more than 32 bits can count"
     return None
