@@ -206,8 +206,8 @@ class Problem:
             "SPARSE": self.sparse,
             "SPARSE_M": self.SPARSE_M or 1,
             "SPARSE_N": self.SPARSE_N or 1,
-            "EDGE_M": self.M % BLOCK_M != 0 or self.SPARSE_M % BLOCK_M != 0,
-            "EDGE_N": self.N % BLOCK_N != 0 or self.SPARSE_N % BLOCK_N != 0,
+            "EDGE_M": has_edge(self.M, self.SPARSE_M, BLOCK_M),
+            "EDGE_N": has_edge(self.N, self.SPARSE_N, BLOCK_N),
             "PRECISION": self.precision,
             "BLOCK_D": columns(self.D),
             "BLOCK_DV": columns(self.Dv),
@@ -289,6 +289,12 @@ def _fit(BLOCK, length, SPARSE):
         divisor = SPARSE & -SPARSE
         BLOCK = min(BLOCK, divisor if divisor >= 16 else columns(SPARSE))
     return BLOCK
+
+
+def has_edge(length, SPARSE, BLOCK):
+    """Whether some tile reaches past the end or past its block. Of the last block all tiles are visited: some of them may lie
+    behind the end, although tiles alone would divide the length."""
+    return length % (SPARSE or BLOCK) != 0 or SPARSE % BLOCK != 0
 
 
 # Triton has this, too, as a function that its compiler can call; around a launch it takes longer than it computes.

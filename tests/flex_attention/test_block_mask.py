@@ -181,6 +181,17 @@ def test_any_block_size(BLOCK_SIZE):
         check_mask(mask, 50, 60)
 
 
+@pytest.mark.parametrize(("M", "N"), [(48, 64), (64, 48), (1, 48)])
+@pytest.mark.parametrize("mask_mod", [mods.noop_mask, mods.causal])
+def test_tiles_of_the_last_block_that_lie_behind_the_end(mask_mod, M, N):
+    """Tiles of 16 divide the lengths, blocks of 32 don't: nothing is behind the last key, and nobody asks behind the last
+    query."""
+    mask = create_block_mask(mask_mod, 1, 1, M, N, device=runtime.device, BLOCK_SIZE=32)
+    tiles = {"BLOCK_M": 16, "BLOCK_N": 16, "bwd_BLOCK_M": 16, "bwd_BLOCK_N": 16}
+    cases.check(shape=(1, 1, 1, M, N, 16, 16), block_mask=mask, **tiles)
+    cases.check(shape=(1, 1, 1, M, N, 16, 16), block_mask=mask, WORKSPACE=0, **tiles)
+
+
 def test_blocks_that_are_not_listed_are_never_read():
     """Keys and values of skipped blocks are NaN; queries of skipped blocks too."""
     mask = sliding_window_block_mask(8, 64, BLOCK_SIZE=16)

@@ -130,12 +130,13 @@ def test_a_derivative_that_is_infinite_where_the_mask_forbids(table):
     assert all(x.isfinite().all() and x.any() for x in (o, *grads))
 
 
-@pytest.mark.parametrize("sizes", [(256, 256), (128, 384)])
-def test_partial_blocks_without_a_mask_mod(table, sizes):
-    """A block mask made of lists alone: all blocks are partial, and nothing is masked in them."""
+@pytest.mark.parametrize(("sizes", "missing"), [((256, 256), 50), ((128, 384), 50), ((256, 256), 128)])
+def test_partial_blocks_without_a_mask_mod(table, sizes, missing):
+    """A block mask made of lists alone: all blocks are partial, and nothing is masked in them. Of the last block rows are
+    missing, or whole tiles."""
     counts = torch.tensor([2, 0, 1], dtype=torch.int32)[None, None]
     indices = torch.tensor([[2, 0, 1], [0, 1, 2], [1, 0, 2]], dtype=torch.int32)[None, None]
-    M, N = (3 * size - 50 for size in sizes)
+    M, N = (3 * size - missing for size in sizes)
     mask = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=sizes, seq_lengths=(M, N))
     check(block_mask=mask, shape=(1, 2, 1, M, N, 64, 64), schedule="random")
 

@@ -18,7 +18,7 @@ from kernels.common.descriptors import Descriptors
 from kernels.common.launch import Constants, launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, wide_kernel
-from kernels.flex_attention.problem import cdiv, columns
+from kernels.flex_attention.problem import cdiv, columns, has_edge
 
 if common_gluon.gluon is not None:
     from triton.experimental import gluon
@@ -352,7 +352,7 @@ def compile_time(p, split):
         **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
         "HAS_FULL": p.HAS_FULL,
         "SPARSE_M": p.SPARSE_M or 1,
-        "EDGE_M": p.M % BLOCK_M != 0,
+        "EDGE_M": has_edge(p.M, p.SPARSE_M, BLOCK_M),
         "BLOCK_M": BLOCK_M,
         "BLOCK_D": columns(p.D),
         "BLOCK_DV": columns(p.Dv),

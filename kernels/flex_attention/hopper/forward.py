@@ -7,7 +7,7 @@ from kernels.flex_attention.hopper import dealing, fit, forward_kernel
 from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, described
 from kernels.flex_attention.portable.forward import is_narrow, is_short, outputs_of
 from kernels.flex_attention.portable.tiles import fits_tma
-from kernels.flex_attention.problem import cdiv, columns
+from kernels.flex_attention.problem import cdiv, columns, has_edge
 
 
 def reason_not(p):
@@ -85,7 +85,7 @@ def compile_time(p):
         **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
         "HAS_FULL": p.HAS_FULL,
         "SPARSE_N": p.SPARSE_N or 1,
-        "EDGE_N": p.N % BLOCK_N != 0,
+        "EDGE_N": has_edge(p.N, p.SPARSE_N, BLOCK_N),
         "BLOCK_N": BLOCK_N,
         "BLOCK_D": columns(p.D),
         "BLOCK_DV": columns(p.Dv),

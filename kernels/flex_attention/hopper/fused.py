@@ -10,7 +10,7 @@ from kernels.common.launch import Constants, launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, fused_kernel, parts, walks
 from kernels.flex_attention.portable import stored_ds
-from kernels.flex_attention.problem import cdiv
+from kernels.flex_attention.problem import cdiv, has_edge
 
 if common_gluon.gluon is not None:
     from triton.experimental.gluon import language as gl
@@ -190,7 +190,7 @@ def compile_time(p):
         "DV": p.Dv,
         **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
         "SPARSE_M": p.SPARSE_M or 1,
-        "EDGE_M": p.M % max(BLOCK_M, p.SPARSE_M) != 0,
+        "EDGE_M": has_edge(p.M, p.SPARSE_M, BLOCK_M),
         "BLOCK_M": BLOCK_M,
         "BLOCK_D": columns(p.D, BLOCK_M, WIDTH),
         "BLOCK_DV": problem.columns(p.Dv),
