@@ -160,6 +160,15 @@ class FormPlan:
         """Whether the way's plan can bring the bias gradient as well."""
         return not self.form.problem.turned and getattr(self.plan, "takes_bias", False)
 
+    def of(self, out, accumulate):
+        """The plan of a call, which may depend on ``out``; ``None``: a new tensor."""
+        if out is None or not hasattr(self.plan, "of") or self._goes_beside(out):
+            return self
+        return replace(self, plan=self.plan.of(out, accumulate))
+
+    def _goes_beside(self, out):
+        return out.shape != self.shape and not out.is_contiguous()  # the sums' own shape is no view of it
+
     def run(self, input, grad_output, out, accumulate, bias=None):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it. ``bias``: if the plan
         ``takes_bias``, where its gradient [Co] goes."""
@@ -168,7 +177,7 @@ class FormPlan:
             self.plan.run(input, grad_output, out, accumulate, *beside)
             return
         form, shape = self.form, self.shape
-        if out.shape != shape and not out.is_contiguous():
+        if self._goes_beside(out):
             total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
             self.run(input, grad_output, total, False, bias)
             out.add_(total) if accumulate else out.copy_(total)

@@ -76,14 +76,14 @@ def conv2d_wgrad(
 
 
 @explains(conv2d_wgrad)
-def explain(input, grad_output, backend, split_k, **rest):
+def explain(input, grad_output, backend, split_k, out, accumulate, **rest):
     """What ``conv2d_wgrad`` would run for these arguments, and why, as text: the backend, its tiles and split-K, the share of
     work on padding (tile waste, 1.00 for none), which tensors it copies first, and, on GPUs that costs were fitted for, the
     predicted time of every candidate."""
-    g = _check(input, grad_output, backend=backend, split_k=split_k, **rest)
+    g = _check(input, grad_output, backend=backend, split_k=split_k, out=out, accumulate=accumulate, **rest)
     problem = plan.problem_of(input, grad_output, g, split_k)
     choice, what = plan.chosen(problem, backend)
-    form = what.form
+    what, form = what.of(out, accumulate), what.form
     lines = [f"{choice.name}: {what}", *str(choice).splitlines(), *form.copies(input, grad_output)]
     copies = plan.WAYS[choice.name].copies(*form.tensors(input, grad_output))
     return "\n".join(lines + [form.named(line) for line in copies] + plan.predicted(problem))

@@ -135,6 +135,28 @@ def test_joining_is_chosen_where_an_h200_was_faster_so(on_an_h200, monkeypatch, 
     assert ("partial sums joined" in str(chosen)) == (geometry[4] == 3)
 
 
+@pytest.mark.parametrize("geometry", [(128, 512, 1024, 14, 3, 2, 1, 1), (32, 384, 512, 28, 2, 2, 0, 1)], ids=str)
+def test_explain_says_what_runs_where_joined_sums_cannot_go(on_an_h200, monkeypatch, geometry):
+    """Of a sum to add to, or of one that does not lie side by side."""
+    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
+    g = benchmark.geometry_of(geometry)
+    x, dy, dense = (torch.empty(shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape, g.weight_shape))
+    apart = torch.empty(g.Co, g.R, g.S, g.Ci + 8, dtype=torch.bfloat16)[..., : g.Ci]
+    ran = mock.Mock()
+    monkeypatch.setattr(tma, "reduce_into", lambda out, accumulate, slots, run: run(out[None].expand(slots, *out.shape)))
+    for kind in (tma.TmaPlan, tma.JoinedPlan):
+        monkeypatch.setattr(kind, "start", lambda self, *given: ran(self))
+    joined = []
+    for out, accumulate in [(None, False), (dense, False), (dense, True), (apart, False), (apart, True)]:
+        more = {"stride": g.stride, "padding": g.padding, "out": out, "accumulate": accumulate, "backend": "hopper"}
+        said = conv2d_wgrad.explain(x, dy, g.R, g.S, **more)
+        conv2d_wgrad(x, dy, g.R, g.S, **more)
+        (plan_that_ran,) = ran.call_args.args
+        joined.append(isinstance(plan_that_ran, tma.JoinedPlan))
+        assert f"hopper: {plan_that_ran}" in said
+    assert joined[:3] == [True, True, False]
+
+
 def test_a_tile_that_joining_was_not_measured_of_joins_nothing():
     g = benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1))
     tile = NARROW | {"busy": 0.4, "alone": 0.4}

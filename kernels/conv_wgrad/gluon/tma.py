@@ -276,9 +276,13 @@ class JoinedPlan(TmaPlan):
 
     plain: TmaPlan | None
 
+    def of(self, out, accumulate):
+        """The plan of a call."""
+        return self.plain if accumulate or not out.is_contiguous() else self
+
     def run(self, input, grad_output, out, accumulate):
         """Bring the weight gradient into ``out`` [Co, R, S, Ci]; ``accumulate``: add it."""
-        if accumulate or not out.is_contiguous():
+        if self.of(out, accumulate) is not self:
             self.plain.run(input, grad_output, out, accumulate)
             return
         work, options = self.shares.work, self.shares.options
