@@ -103,12 +103,13 @@ def test_rows_and_columns_without_any_block(table):
     assert not dk[:, :, 128:256].any() and not dv[:, :, 128:256].any() and dk[:, :, 300:].any()
 
 
-@pytest.mark.parametrize("sizes", [(256, 256), (128, 384)])
-def test_partial_blocks_without_a_mask_mod(table, sizes):
-    """Lists alone, in any order: all blocks are partial, and nothing is masked in them."""
+@pytest.mark.parametrize(("sizes", "missing"), [((256, 256), 50), ((128, 384), 50), ((256, 256), 128)])
+def test_partial_blocks_without_a_mask_mod(table, sizes, missing):
+    """Lists alone, in any order: all blocks are partial, and nothing is masked in them. Of the last block rows are missing,
+    or whole tiles."""
     counts = torch.tensor([2, 0, 1], dtype=torch.int32)[None, None]
     indices = torch.tensor([[2, 0, 1], [0, 1, 2], [1, 0, 2]], dtype=torch.int32)[None, None]
-    M, N = (3 * size - 50 for size in sizes)
+    M, N = (3 * size - missing for size in sizes)
     mask = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=sizes, seq_lengths=(M, N))
     check(block_mask=mask, shape=(1, 2, 1, M, N, 64, 64), schedule="random")
 
