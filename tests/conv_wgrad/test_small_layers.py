@@ -37,11 +37,11 @@ def gradients(layer, x, dy):
     return torch.autograd.grad(layer(x), [x, *layer.parameters()], dy)
 
 
-def short(pixels):
-    """Within this, sums over so many pixels are short."""
+def short(pixels, bias=2**30):
+    """Within this, sums over so many pixels are short; and those that a program may sum a bias over alone."""
     says = configs._says
     return configs.instead(
-        lambda room, kernel, *rest: {"PIXELS": pixels} if kernel == "short" else says(room, kernel, *rest)
+        lambda room, kernel, *rest: {"PIXELS": pixels, "BIAS": bias} if kernel == "short" else says(room, kernel, *rest)
     )
 
 
@@ -85,6 +85,19 @@ def test_partial_sums_leave_the_bias_to_a_launch_of_its_own():
     if runtime.interpreted:
         assert [kernel.__name__ for kernel, *_ in seen][:2] == ["wgrad_kernel", "sum_kernel"]
         assert "bias_kernel" in [kernel.__name__ for kernel, *_ in seen]
+
+
+@pytest.mark.parametrize("bias, beside", [(197, False), (198, True)])
+def test_a_long_sum_of_the_bias_has_a_launch_of_its_own(bias, beside):
+    """A program that walks all pixels alone would come last."""
+    ours, theirs, x = layer(**LAYERS["3x3"])
+    dy = torch.randn(2, 40, 9, 11).half()
+    with cases.configuration(**TILES), short(0, bias), cases.launches() as seen:
+        got = gradients(ours, x, dy.to(runtime.device))
+    want = gradients(theirs, x.detach().cpu().double().requires_grad_(), dy.double())
+    assert all(relative_error(a, b) <= 6e-4 for a, b in zip(got, want, strict=True))
+    if runtime.interpreted:
+        assert [kernel.__name__ for kernel, *_ in seen] == ["wgrad_kernel", *["bias_kernel"] * (not beside)]
 
 
 @pytest.mark.parametrize("pixels, described", [(197, True), (198, False)])

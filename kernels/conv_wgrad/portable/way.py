@@ -29,7 +29,8 @@ class PortablePlan:
 
     Of tensors that are read as they lie the kernel is told where they begin: any view of their memory will do.
     dy_tiles, x_tiles: how descriptors of the matrices of rows and of im2col are made, ``None`` where tensors are read through
-    pointers. bias_programs: how many more sum the columns of dy, ``None`` of a kernel that has no such programs.
+    pointers. bias_programs: how many more sum the columns of dy; 0 where one that walks all pixels would end last, ``None``
+    of a kernel that has no such programs.
     """
 
     text: str
@@ -54,7 +55,7 @@ class PortablePlan:
     @property
     def takes_bias(self):
         """Whether the launch can bring the bias gradient as well: its sums run over all pixels, as the product's do then."""
-        return self.bias_programs is not None and self.pieces == 1
+        return bool(self.bias_programs) and self.pieces == 1
 
     @property
     def straight(self):
@@ -184,7 +185,8 @@ def _plan_product(problem, text, chosen, x, dy, copied):
         x_tiles = _tiled(g.M, g.Ci, x.stride(2), options["BLOCK_K"], options["BLOCK_N"]) if pointwise else None
         tiles = _tiled(g.M, g.Co, dy.stride(0), options["BLOCK_K"], options["BLOCK_M"]), x_tiles
     grid = (chosen.tiles * chosen.pieces,)
-    bias_programs = -(-g.Co // options["BLOCK_M"])
+    few = g.M <= configuration("conv_wgrad", "short", "default", problem.device)["BIAS"]
+    bias_programs = -(-g.Co // options["BLOCK_M"]) if few else 0
     return PortablePlan(
         text, wgrad_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied, *tiles, bias_programs
     )  # fmt: skip
