@@ -1,10 +1,10 @@
 """Faults for Hopper's kernel, a line of its source each: tests plant them on the model, a benchmark on the GPU."""
 
-from kernels.conv_wgrad.gluon import hopper, tma
+from kernels.conv_wgrad.gluon import blocks, hopper
 
 FAULTS = {  # module, function, old text, new text; kind of finding, partition, text of the line, barrier
     "the loader waits for the wrong parity": (
-        (tma, "load_blocks", "(count // STAGES + 1) & 1)", "(count // STAGES) & 1)"),
+        (blocks, "load_blocks", "(count // STAGES + 1) & 1)", "(count // STAGES) & 1)"),
         ("deadlock", "load_blocks", "mbarrier.wait(free.index(stage), (count // STAGES) & 1)", "free[0]"),
     ),
     "the multipliers wait for the wrong parity": (
@@ -20,7 +20,7 @@ FAULTS = {  # module, function, old text, new text; kind of finding, partition, 
         ("missing wait", "multiply_blocks", "values.to(where.dtype.element_ty)", ""),
     ),
     "fewer bytes are expected than come": (
-        (tma, "load_blocks", "+ GROUPS * x_desc.nbytes_per_cta", "+ x_desc.nbytes_per_cta"),
+        (blocks, "load_blocks", "+ GROUPS * x_desc.nbytes_per_cta", "+ x_desc.nbytes_per_cta"),
         ("byte count", "load_blocks", "mbarrier.expect", "ready["),
     ),
     "a multiplier reads the next buffer": (
@@ -28,7 +28,7 @@ FAULTS = {  # module, function, old text, new text; kind of finding, partition, 
         ("early read", "multiply_blocks", "warpgroup_mma", "ready["),
     ),
     "two buffers are swapped": (
-        (tma, "load_blocks", "dy_s.index(stage)", "dy_s.index((stage + 1) % STAGES)"),
+        (blocks, "load_blocks", "dy_s.index(stage)", "dy_s.index((stage + 1) % STAGES)"),
         ("early read", "multiply_blocks", "starts the TMA load into dy_s", "ready["),
     ),
 }

@@ -13,7 +13,7 @@ from kernels import gluon_model
 from kernels.common import configs
 from kernels.common.plan import forget
 from kernels.conv_wgrad.gluon import hopper, tma
-from kernels.conv_wgrad.gluon.tma import segment_of, share_of
+from kernels.conv_wgrad.gluon.blocks import segment_of, share_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
 from tests.tensors import relative_error

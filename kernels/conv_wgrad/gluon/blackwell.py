@@ -33,7 +33,7 @@ if gluon is not None:
     )
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-    from kernels.conv_wgrad.gluon.tma import load_blocks, place_of, segment_of, share_of, store_chunk
+    from kernels.conv_wgrad.gluon.blocks import load_blocks, place_of, segment_of, share_of, store_chunk
 
     @gluon.jit
     def multiply_tiles(

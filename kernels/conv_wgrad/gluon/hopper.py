@@ -5,7 +5,7 @@
 
 All groups share a tile of dy; each has a chunk of its own, whose BLOCK_M x BLOCK_N sums fill its registers. dy lies in shared
 memory as it does in global memory, pixel by pixel, and the tensor cores read it transposed. Programs stay: while the groups
-store a tile, the next tile's blocks are on their way. ``tma`` says which tiles and blocks are a program's.
+store a tile, the next tile's blocks are on their way. ``blocks`` says which tiles and blocks are a program's.
 """
 
 
@@ -29,8 +29,8 @@ if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+    from kernels.conv_wgrad.gluon.blocks import load_blocks, place_of, segment_of, share_of, store_chunk
     from kernels.conv_wgrad.gluon.joined import add_chunks, joined_share_of, last_segment_of, leave_chunk, rank_of
-    from kernels.conv_wgrad.gluon.tma import load_blocks, place_of, segment_of, share_of, store_chunk
 
     @gluon.jit
     def multiply_blocks(
