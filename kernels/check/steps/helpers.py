@@ -45,6 +45,7 @@ __all__ = [
     "growing",
     "launch",
     "outside",
+    "said_by_model",
     "strided",
     "values",
 ]
@@ -270,3 +271,24 @@ def _inside(raised: BaseException, helper) -> bool:
             at = at.tb_next
         raised = raised.__cause__
     return False
+
+
+def said_by_model(result, right: bool, causes: dict[str, str], case: str) -> str:
+    """What a run on the model of Gluon says against an answer, as a sentence, or an empty string.
+
+    Args:
+        result: of ``gluon_model.run``.
+        right: whether its numbers are.
+        causes: kind of finding -> what in the answer leads to it; the first that was found is named.
+        case: what was run, as "3 buffers".
+    """
+    kinds = [finding.kind for finding in result.findings]
+    if kinds:
+        first = next((kind for kind in causes if kind in kinds), kinds[0])
+        finding = next(finding for finding in result.findings if finding.kind == first)
+        said = " ".join(str(finding).split("\n")[0].split())
+        cause = f"{causes[first]}. " if first in causes else ""
+        return f"{cause}The model's finding, with {case}: {said}"
+    if not result.completed or not right:
+        return f"With {case} the model finds nothing, and the numbers are wrong"
+    return ""

@@ -6,6 +6,7 @@ None of them imports ``kernels.gluon_model``, which older releases of Triton can
 import itertools
 
 from kernels.check.steps import described, step
+from kernels.check.steps.helpers import said_by_model
 
 
 @step("50-depth", "a ring no deeper than it helps")
@@ -123,15 +124,8 @@ def late(run):
             if "index -" not in str(stopped):
                 raise
             return "In the first steps the slot is negative: on a GPU `%` of a negative number is negative. Add STAGES first"
-        kinds = [finding.kind for finding in result.findings]
-        if kinds:
-            first = next((kind for kind in CAUSES if kind in kinds), kinds[0])
-            finding = next(finding for finding in result.findings if finding.kind == first)
-            said = " ".join(str(finding).split("\n")[0].split())
-            cause = f"{CAUSES[first]}. " if first in CAUSES else ""
-            return f"{cause}The model's finding, with {STAGES} buffers: {said}"
-        if not result.completed or not right:
-            return f"With {STAGES} buffers the model finds nothing, and the numbers are wrong"
+        if said := said_by_model(result, right, CAUSES, f"{STAGES} buffers"):
+            return said
     result, _ = run(K=320, STAGES=5, schedule="greedy")
     last = int(result.state(0).splitlines()[0].split()[-1])
     most = max(result.state(n).count("matrix product of") for n in range(last + 1))

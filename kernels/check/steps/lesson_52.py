@@ -1,6 +1,7 @@
 """Lesson 52's "Your turn" cells: registers dealt out twice, what a loader asks for, a storer behind a ring of sums."""
 
 from kernels.check.steps import described, step
+from kernels.check.steps.helpers import said_by_model
 
 
 @step("52-deal", "registers dealt out twice")
@@ -116,13 +117,6 @@ def store(run):
             if "index" not in str(stopped):
                 raise
             return f"With {SUMS} accumulators there is none of the number that you ask for: how many there are is SUMS"
-        kinds = [finding.kind for finding in result.findings]
-        if kinds:
-            first = next((kind for kind in CAUSES if kind in kinds), kinds[0])
-            finding = next(finding for finding in result.findings if finding.kind == first)
-            said = " ".join(str(finding).split("\n")[0].split())
-            cause = f"{CAUSES[first]}. " if first in CAUSES else ""
-            return f"{cause}The model's finding, with {SUMS} accumulator{'s' * (SUMS > 1)}: {said}"
-        if not result.completed or not right:
-            return f"With {SUMS} accumulators the model finds nothing, and the numbers are wrong"
+        if said := said_by_model(result, right, CAUSES, f"{SUMS} accumulator{'s' * (SUMS > 1)}"):
+            return said
     return ""

@@ -1,6 +1,7 @@
 """Lesson 53's "Your turn" cells: the last tile's values, whose turn it is among several groups, items back and forth."""
 
 from kernels.check.steps import described, step
+from kernels.check.steps.helpers import said_by_model
 
 #: Kind of finding -> what in these lines leads to it, in the order in which they are asked for.
 CAUSES = {
@@ -22,15 +23,8 @@ def last(run):
             if "index" not in str(stopped):
                 raise
             return f"With {tiles} tiles and {STAGES} buffers there is no such number as you name: a slot is below STAGES"
-        kinds = [finding.kind for finding in result.findings]
-        if kinds:
-            first = next((kind for kind in CAUSES if kind in kinds), kinds[0])
-            finding = next(finding for finding in result.findings if finding.kind == first)
-            said = " ".join(str(finding).split("\n")[0].split())
-            cause = f"{CAUSES[first]}. " if first in CAUSES else ""
-            return f"{cause}The model's finding, with {tiles} tiles and {STAGES} buffers: {said}"
-        if not result.completed or not right:
-            return f"With {tiles} tiles and {STAGES} buffers the model finds nothing, and the numbers are wrong"
+        if said := said_by_model(result, right, CAUSES, f"{tiles} tiles and {STAGES} buffers"):
+            return said
     return ""
 
 
