@@ -156,37 +156,33 @@ class Conflicts(Races):
 
     def order_of_sums(self, old, new) -> None:
         """Two additions to one block of global memory."""
-        self._add(
+        self._without_order(
             "order of sums",
-            new.partition,
-            new.place,
+            (old, f"sends {old.label}"),
+            (new, f"sends {new.label}"),
             f"{new.label} is written by two copies, one of which adds, and nothing says which comes first: sums of floats "
-            "depend on their order.\n"
-            + line(old.partition.name, old.place, f"sends {old.label}")
-            + "\n"
-            + line(new.partition.name, new.place, f"sends {new.label}")
-            + "\n  The one has to wait until the other has reached memory, store_wait(0, read_only=False), and has released "
+            "depend on their order.",
+            "The one has to wait until the other has reached memory, store_wait(0, read_only=False), and has released "
             "a counter that the one acquires.",
-            None,
-            old.place.line,
         )
 
     def unordered(self, name: str, old, new) -> None:
         """Two partitions, of one program or of two, touch the same element of global memory."""
         does = {True: "stores", False: "loads"}
-        self._add(
+        self._without_order(
             "race",
-            new.partition,
-            new.place,
+            (old, f"{does[old.write]} elements of {name}"),
+            (new, f"{does[new.write]} elements of {name}"),
             f"elements of {name} are touched by {old.partition.name} and {new.partition.name}, of one program or of two, "
-            "and nothing says which comes first.\n"
-            + line(old.partition.name, old.place, f"{does[old.write]} elements of {name}")
-            + "\n"
-            + line(new.partition.name, new.place, f"{does[new.write]} elements of {name}")
-            + "\n  The one has to release a counter after it is done, which the other acquires before it begins.",
-            None,
-            old.place.line,
+            "and nothing says which comes first.",
+            "The one has to release a counter after it is done, which the other acquires before it begins.",
         )
+
+    def _without_order(self, kind: str, old, new, said: str, cure: str) -> None:
+        """A finding of two events, each with what it does: nothing says which comes first."""
+        lines = [line(event.partition.name, event.place, does) for event, does in (old, new)]
+        (old, _), (new, _) = old, new
+        self._add(kind, new.partition, new.place, "\n".join([said, *lines, f"  {cure}"]), None, old.place.line)
 
     def _cause(self, wait) -> tuple:
         """Whose wait to name first: one that the other parity would grant, then one for a barrier nobody signals."""
