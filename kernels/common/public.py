@@ -92,9 +92,13 @@ def nothing_looks_on(tensors):
     if _anything_is_on():
         return False
     for t in tensors:
-        if t is not None and (type(t) not in PLAIN or t.is_neg() or _is_functorch_wrapped_tensor(t)):
+        if t is not None and _is_looked_on(t):
             return False
     return True
+
+
+def _is_looked_on(t):
+    return type(t) not in PLAIN or t.is_neg() or _is_functorch_wrapped_tensor(t)
 
 
 def _anything_is_on():
@@ -113,9 +117,7 @@ def nobody_asks(*tensors):
     ):
         return False
     for t in tensors:
-        if t is not None and (
-            type(t) not in PLAIN or t.is_neg() or _is_functorch_wrapped_tensor(t) or _is_legacy_batchedtensor(t)
-        ):
+        if t is not None and (_is_looked_on(t) or _is_legacy_batchedtensor(t)):
             return False
     return True
 
