@@ -169,6 +169,33 @@ def test_numbers_are_arguments_of_warp_specialised_kernels(monkeypatch):
         compile_report(kernel, *args, arch=90, **meta)
 
 
+def with_a_loop(tensor):
+    return {
+        "mask_mod": lambda b, h, m, n: torch.gcd(m + 1, n + 1) == 1,
+        "score_mod": lambda s, b, h, m, n: s + torch.lcm(m, n),
+    }
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "warp_specialised",
+    [
+        False,
+        pytest.param(
+            True, marks=pytest.mark.skipif(common_gluon.gluon is None, reason="Gluon's copy engine needs Triton 3.8")
+        ),
+    ],
+)
+def test_loops_of_a_mod_compile(monkeypatch, warp_specialised):
+    """Euclid's algorithm; two integers of each pair live through it, so that registers are spilled."""
+    monkeypatch.setitem(cases.ZOO, "loop", with_a_loop)
+    seen = launches(monkeypatch, "loop", gpu="NVIDIA H200", warp_specialised=warp_specialised)
+    kernels = {kernel.__name__: (kernel, args, meta) for kernel, args, meta in seen if "attention" in kernel.__name__}
+    assert all("hopper" in name for name in kernels) is warp_specialised and len(kernels) >= 2
+    for kernel, args, meta in kernels.values():
+        compile_report(kernel, *args, arch=90, **meta)
+
+
 @pytest.mark.slow
 def test_decoding_compiles_for_hopper(monkeypatch):
     check(monkeypatch, 90, "alibi", gpu="NVIDIA H200", D=128, M=1, HKV=1)

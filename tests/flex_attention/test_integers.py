@@ -13,6 +13,10 @@ torch.manual_seed(11)
 BYTES = torch.randint(0, 255, (M,), dtype=torch.uint8, device=DEVICE)
 SIGNED = torch.randint(-128, 127, (M,), dtype=torch.int8, device=DEVICE)
 TABLE = torch.randn(3 * M, 5, device=DEVICE)
+FIBONACCI = [1, 1]
+while sum(FIBONACCI[-2:]) < 2**31:
+    FIBONACCI.append(sum(FIBONACCI[-2:]))
+SLOW = torch.tensor(FIBONACCI[-M:], dtype=torch.int32, device=DEVICE)
 
 SCORES = {
     "a sum is an index": lambda s, b, h, m, n: s + TABLE[m + n, h],
@@ -30,6 +34,8 @@ SCORES = {
     "from a position on": lambda s, b, h, m, n: s + (m % 5).clamp(min=n * 1000) * 99_999 % 7,
     "what a fraction leaves": lambda s, b, h, m, n: s + ((n * 0.3) % 0.7 * -100).int() % 7,
     "divided by a fraction": lambda s, b, h, m, n: s + (n // 2.0**-17).int() * 999 % 5,
+    "a greatest common divisor": lambda s, b, h, m, n: s + 0.1 * torch.gcd(m * 12, n - 9) + torch.gcd(n * m, h * 0) * 0.01,
+    "a least common multiple": lambda s, b, h, m, n: s + 0.01 * torch.lcm(m % 12, n - 9) + torch.lcm(m % 5, torch.tensor(6)),
     "its sign's bit": lambda s, b, h, m, n: torch.where(torch.signbit(s) | torch.signbit(m - n), s, 2 * s),
 }
 MASKS = {
@@ -48,6 +54,12 @@ MASKS = {
     "bytes and signed compared": lambda b, h, m, n: (BYTES[m] > SIGNED[n]) & (torch.maximum(BYTES[m], SIGNED[n]) < 90),
     "a product goes round": lambda b, h, m, n: (m * 1103515245 + 12345 + n) % 7 < 4,
     "a number of more bits": lambda b, h, m, n: (((m * 2654435761 + n * 40503) ^ (m << 3)) >> 5) % 4 != 0,
+    "coprime": lambda b, h, m, n: (torch.gcd(m + 1, n + 1) == 1) | (m == n),
+    "coprime in 64 bits": lambda b, h, m, n: torch.gcd(m.long() * 7778742049 + 3, (n + 1) * 4807526976) < 3,
+    "coprime to a number": lambda b, h, m, n: torch.gcd(torch.full_like(m, 13), m + n) == 1,  # seven steps for 21
+    "as slow as it gets": lambda b, h, m, n: torch.gcd(SLOW[m], SLOW[n]) < 3,
+    "bytes divide": lambda b, h, m, n: (torch.gcd(BYTES[m], SIGNED[n]) < 3) & (torch.gcd(BYTES[m], BYTES[n]) < 9),
+    "multiples of bytes": lambda b, h, m, n: (torch.lcm(SIGNED[m], SIGNED[n]) < 90) | (torch.lcm(BYTES[m], BYTES[n]) > 90),
     "a difference that add makes": lambda b, h, m, n: torch.add(m, n, alpha=-1) % 5 < 2,
 }
 

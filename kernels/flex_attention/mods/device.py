@@ -51,6 +51,16 @@ def remainder(a, b):
 
 
 @triton.jit
+def gcd(a, b, STEPS: tl.constexpr):
+    """The greatest common divisor of integers of one type, by Euclid's algorithm: STEPS are as many as any of them needs."""
+    a, b = whole_abs(a + b * 0), whole_abs(b + a * 0)
+    for _ in range(STEPS):
+        done = b == 0
+        a, b = tl.where(done, a, b), a % tl.where(done, 1, b)
+    return a
+
+
+@triton.jit
 def float_remainder(a, b):
     """a - floor(a / b) b."""
     return a - tl.floor(a / b) * b

@@ -96,5 +96,6 @@ _RULES = {
     aten.remainder: _remainder,
     aten.clamp: _clamp,
     aten.abs: _absolute,
+    aten.gcd: lambda x, a, b: (0, max(_absolute(x, a)[1], _absolute(x, b)[1])),
     aten._to_copy: _copy,
 }

@@ -10,53 +10,75 @@ from kernels.flex_attention.mods.text import FLOAT, INT, LONG, NARROW, TRITON_TY
 aten = torch.ops.aten
 
 
-def divide(f, node):
-    """a / b, rounded as the node says."""
-    mode = node.kwargs.get("rounding_mode")
-    a, b = node.args[:2]
-    kind = f.kind(node)
-    if mode is None:
-        # A product is one instruction, a quotient eight. Exact for powers of two; of a score the last bit does not matter, of
-        # an index it does, because it may be rounded to a whole number next.
-        divisor = f.constant(b) if f.is_constant(b) else 0
-        if divisor and (math.frexp(divisor)[0] in (0.5, -0.5) or f.trace.depends.get(a, set()) & {"score", "grad"}):
-            return f"({operand(f.cast(a, FLOAT))} * {literal(1 / divisor, FLOAT)})"
-        if b in f.trace.numbers and f.trace.depends.get(a, set()) & {"score", "grad"}:  # one quotient a program
-            return f"({operand(f.cast(a, FLOAT))} * (1.0 / {operand(f.cast(b, FLOAT))}))"
-        return f"({operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))})"
-    if mode == "floor":
-        return floor_divide(f, node)
-    if kind == FLOAT:
-        return f"truncate({operand(f.cast(a, FLOAT))} / {operand(f.cast(b, FLOAT))})"
-    return f"({operand(_whole(f, node, a))} // {operand(_whole(f, node, b))})"
+def _rounded_quotient(symbol, of_fractions, down=None):
+    """The rule of a quotient's whole number or of what that leaves.
 
-
-def _rounded_down(name, symbol, of_fractions):
-    """The rule of ``a // b`` or ``a % b`` as Python means them: Triton rounds towards zero, the same where neither is
-    negative."""
+    Triton's ``symbol`` rounds towards zero, the same where neither integer is negative; ``down``: the function that rounds as
+    Python does, where that is asked for.
+    """
 
     def rule(f, node):
         a, b = node.args[:2]
         if f.kind(node) == FLOAT:
-            return of_fractions(f.cast(a, FLOAT), f.cast(b, FLOAT))
+            return of_fractions(*(operand(f.cast(x, FLOAT)) for x in (a, b)))
         x, y = _whole(f, node, a), _whole(f, node, b)
-        if f.never_negative(a) and f.never_negative(b):
-            return f"({operand(x)} {symbol} {operand(y)})"
-        return f"{name}({bare(x)}, {bare(y)})"
+        if down and not (f.never_negative(a) and f.never_negative(b)):
+            return f"{down}({bare(x)}, {bare(y)})"
+        return f"({operand(x)} {symbol} {operand(y)})"
 
     return rule
 
 
-floor_divide = _rounded_down("floor_divide", "//", lambda a, b: f"tl.floor({operand(a)} / {operand(b)})")
-remainder = _rounded_down("remainder", "%", lambda a, b: f"float_remainder({bare(a)}, {bare(b)})")
+floor_divide = _rounded_quotient("//", lambda a, b: f"tl.floor({a} / {b})", down="floor_divide")
+remainder = _rounded_quotient("%", lambda a, b: f"float_remainder({bare(a)}, {bare(b)})", down="remainder")
+truncated = _rounded_quotient("//", lambda a, b: f"truncate({a} / {b})")
+fmod = _rounded_quotient("%", lambda a, b: f"({a} - truncate({a} / {b}) * {b})")
+_ROUNDED = {"floor": floor_divide, "trunc": truncated}
 
 
-def fmod(f, node):
-    """What a quotient rounded towards zero leaves."""
-    if f.kind(node) != FLOAT:
-        return f"({' % '.join(operand(_whole(f, node, x)) for x in node.args[:2])})"
-    a, b = (operand(f.cast(x, FLOAT)) for x in node.args[:2])
-    return f"({a} - truncate({a} / {b}) * {b})"
+def divide(f, node):
+    """a / b, rounded as the node says."""
+    if mode := node.kwargs.get("rounding_mode"):
+        return _ROUNDED[mode](f, node)
+    # A product is one instruction, a quotient eight. Exact for powers of two; of a score the last bit does not matter, of
+    # an index it does, because it may be rounded to a whole number next.
+    a, b = node.args[:2]
+    of_score = f.trace.depends.get(a, set()) & {"score", "grad"}
+    divisor = f.constant(b) if f.is_constant(b) else 0
+    x, y = operand(f.cast(a, FLOAT)), operand(f.cast(b, FLOAT))
+    if divisor and (math.frexp(divisor)[0] in (0.5, -0.5) or of_score):
+        return f"({x} * {literal(1 / divisor, FLOAT)})"
+    if b in f.trace.numbers and of_score:  # one quotient a program
+        return f"({x} * (1.0 / {y}))"
+    return f"({x} / {y})"
+
+
+def divide_as_typed(f, node):
+    """a / b of one type: of integers an integer, rounded towards zero."""
+    return (divide if f.kind(node) == FLOAT else truncated)(f, node)
+
+
+def gcd(f, node):
+    """The greatest common divisor, by as many steps as Euclid's algorithm may need for the type, or for a known number."""
+    kind, dtype = f.kind(node), node.meta["val"].dtype
+    texts, smaller = [], -torch.iinfo(dtype).min or torch.iinfo(dtype).max
+    for x in node.args[:2]:
+        if f.is_constant(x):
+            texts.append(literal(f.constant(x), kind))
+            smaller = min(smaller, abs(f.constant(x)))
+        else:
+            texts.append(f"{operand(f.cast(x, kind))}.to({TRITON_TYPE[kind]})")
+    text = f"gcd({', '.join(texts)}, {_steps(smaller)})"
+    return f"{text}.to({NARROW[dtype]})" if dtype in NARROW else text
+
+
+def _steps(smaller):
+    """Divisions that Euclid's algorithm needs at most: two Fibonacci numbers take most (Lamé), and one where the first
+    number is the smaller."""
+    steps, number, following = 1, 1, 2
+    while number <= smaller:
+        steps, number, following = steps + 1, following, number + following
+    return steps
 
 
 def _whole(f, node, x):

@@ -283,7 +283,7 @@ def _overwritten(decomposition, x, *args, **kwargs):
 _DECOMPOSED = """
     _prelu_kernel _prelu_kernel_backward addcdiv addcmul celu copysign deg2rad elu elu_backward fmax fmin frac gelu
     gelu_backward hardshrink hardshrink_backward
-    hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside leaky_relu
+    hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside lcm leaky_relu
     leaky_relu_backward lerp log_sigmoid_forward log_sigmoid_backward logaddexp logaddexp2 logit logit_backward mish
     mish_backward nan_to_num rad2deg rrelu_with_noise_backward sigmoid_backward silu silu_backward sinc softplus
     softplus_backward softshrink softshrink_backward special_entr tanh_backward threshold threshold_backward
