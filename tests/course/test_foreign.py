@@ -165,14 +165,31 @@ def test_a_cell_that_was_split_is_joined(kept):
     assert said == [] and "def row_softmax_kernel" in read.answers["kernel"], read.notes
 
 
-def test_an_answer_that_was_written_into_a_cell_of_ones_own_counts():
+@pytest.mark.parametrize("command", ("", "%%time\n", "import numpy as np\n%matplotlib inline\n"))
+def test_an_answer_that_was_written_into_a_cell_of_ones_own_counts(command):
     def edit(made):
         mine = json.loads(json.dumps(cell(made, "kernel"))) | {"id": "mine", "metadata": {}}
+        mine["source"] = command + mine["source"]
         cell(made, "kernel").source = cell(notebook(False), "kernel").source
         made.cells += [mine, mine | {"id": "copy", "source": cell(made, "kernel").source}]
 
     read, said = answers(edit)
     assert said == [] and "tl.store(out_row" in read.answers["kernel"] and "as released" in read.notes[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    (
+        "x = f\"{'\u00a0'.join(map(str, table))}\".strip()",  # a space that doesn't break, as a Mac's keyboard has it
+        f"x = {hex(10**5000)}.bit_length()",
+    ),
+)
+def test_what_python_cannot_write_again_is_read(line):
+    def edit(made):
+        cell(made, "kernel").source += f"\n{line}\n"
+
+    read, said = answers(edit)
+    assert line in read.answers["kernel"] and said == []  # it is tried, and not run
 
 
 def test_a_helper_is_taken_from_an_added_cell_and_nothing_else():

@@ -137,7 +137,7 @@ def _check(cell, source, released, given, program, earlier, clinic) -> Answer:
         if _is_given(first, given, own):
             what = f"{first.name} is the exercise's own, and counts as it was released"
         else:
-            what = f"`{ast.unparse(first).splitlines()[0][:60]}` is not run"
+            what = f"`{reading.text_of(first).splitlines()[0][:60]}` is not run"
         return Answer((), unreadable, without, f"cell {cell}, line {first.lineno}: {what}")
     return Answer(tuple(found), "" if found else unreadable)
 
@@ -181,7 +181,7 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, fi
         Kernel(cell, known, kernels, constants).function(statement)
     elif isinstance(statement, ast.FunctionDef):
         if statement.decorator_list:
-            lines.refuse(statement, f"@{ast.unparse(statement.decorator_list[0])}: a kernel bears @triton.jit alone")
+            lines.refuse(statement, f"@{reading.text_of(statement.decorator_list[0])}: a kernel bears @triton.jit alone")
         # What the release binds to None is a launcher that the learner writes whole, and what it needs besides.
         if not program and not own.hosts | own.constants:
             lines.refuse(statement, f"{statement.name} bears no @triton.jit: this cell takes kernels")
@@ -190,7 +190,8 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, fi
             lines.hold(default, set())
             lives = not is_constant(default, constants | known.constants) and _lives(default, kernels - given.kernels)
             if lives and not program:
-                lines.refuse(default, f"`{ast.unparse(default)[:60]}`: a launcher's default is a number, a name or a table")
+                text = reading.text_of(default)[:60]
+                lines.refuse(default, f"`{text}`: a launcher's default is a number, a name or a table")
         if not program:
             _without_annotations(statement, lines)
         local = bound_in(statement)
@@ -204,7 +205,7 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, fi
                     may_bind(name.id)
             elif not program:
                 lines.refuse(statement, "an answer cell assigns to names")
-        written = ast.unparse(statement.annotation) if isinstance(statement, ast.AnnAssign) else "tl.constexpr"
+        written = reading.text_of(statement.annotation) if isinstance(statement, ast.AnnAssign) else "tl.constexpr"
         if written not in ("tl.constexpr", "gl.constexpr") and not _is_type(statement.annotation):
             lines.refuse(statement, "a constant of kernels is a tl.constexpr")
         if statement.value is None or statement in fixed:
@@ -220,7 +221,7 @@ def _statement(statement, cell, own, given, known, kernels, names, constants, fi
     elif program and isinstance(statement, (ast.For, ast.If, ast.Expr, ast.Assert)):
         lines.hold(statement, bound_at_top(statement, given))
     else:
-        what = ast.unparse(statement).splitlines()[0][:60]
+        what = reading.text_of(statement).splitlines()[0][:60]
         lines.refuse(statement, f"`{what}`: an answer cell defines functions, and runs nothing itself")
 
 
@@ -237,7 +238,7 @@ def _without_annotations(function, lines) -> None:
         for place in ("annotation", "returns"):
             if (written := getattr(node, place, None)) is not None:
                 if not _is_type(written):
-                    lines.refuse(written, f"`{ast.unparse(written)[:60]}` is no plain type: an annotation is evaluated")
+                    lines.refuse(written, f"`{reading.text_of(written)[:60]}` is no plain type: an annotation is evaluated")
                 setattr(node, place, ast.Constant(None) if isinstance(node, ast.AnnAssign) else None)
 
 
@@ -251,7 +252,7 @@ def _is_type(node) -> bool:
         return _is_type(node.value) and _is_type(node.slice)
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.BitOr) and _is_type(node.left) and _is_type(node.right)
-    return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in words.ANNOTATIONS
+    return isinstance(node, (ast.Name, ast.Attribute)) and reading.text_of(node) in words.ANNOTATIONS
 
 
 def _joins(statement, own, given, kernels) -> bool:

@@ -37,7 +37,7 @@ def _bound(tree: ast.Module) -> set[str]:
     given = Given()
     try:
         return {name for statement in tree.body for name in given.learn(statement)}
-    except RecursionError:  # a sum of thousands, which the gate names
+    except _UNREADABLE:  # a sum of thousands, a number of thousands of digits: the gate names them
         return set()
 
 

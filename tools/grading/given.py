@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 
+from tools.grading import reading
 from tools.grading.vocabulary import DTYPES, MATH, TYPING
 
 
@@ -56,7 +57,7 @@ class Given:
             constant = statement.value is not None and is_constant(statement.value, self.constants)
             (self.constants if constant and not isinstance(statement, ast.AugAssign) else self.hosts).update(names)
             for call in ast.walk(statement):
-                if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("namedtuple"):
+                if isinstance(call, ast.Call) and reading.text_of(call.func).endswith("namedtuple"):
                     texts = [
                         node.value for arg in call.args[1:] for node in ast.walk(arg) if isinstance(node, ast.Constant)
                     ]
@@ -72,7 +73,7 @@ def imports_of(statement) -> dict[str, str]:
         one = ast.Import([alias]) if isinstance(statement, ast.Import) else ast.ImportFrom(statement.module, [alias], 0)
         if isinstance(statement, ast.ImportFrom) and statement.level:
             one.level = statement.level
-        found[alias.asname or alias.name.split(".")[0]] = ast.unparse(one)
+        found[alias.asname or alias.name.split(".")[0]] = reading.text_of(one)
     return found
 
 
@@ -86,7 +87,7 @@ def is_pure(name: str, text: str) -> bool:
 
 def is_kernel(statement) -> bool:
     """Whether a function is decorated with exactly ``@triton.jit`` or ``@gluon.jit``."""
-    return isinstance(statement, ast.FunctionDef) and [ast.unparse(each) for each in statement.decorator_list] in (
+    return isinstance(statement, ast.FunctionDef) and [reading.text_of(each) for each in statement.decorator_list] in (
         ["triton.jit"],
         ["gluon.jit"],
     )
@@ -110,7 +111,7 @@ def is_constant(node, known: Collection[str] = ()) -> bool:
         return node.id in known
     if isinstance(node, ast.Attribute):
         words = {"math": MATH, "torch": DTYPES, "tl": DTYPES}
-        return node.attr in words.get(ast.unparse(node.value), ())
+        return node.attr in words.get(reading.text_of(node.value), ())
     if isinstance(node, ast.Constant):
         return not isinstance(node.value, bytes)
     if isinstance(node, ast.UnaryOp):
@@ -123,7 +124,7 @@ def is_constant(node, known: Collection[str] = ()) -> bool:
     if isinstance(node, (ast.Tuple, ast.List)):
         return all(map(every, node.elts))
     if isinstance(node, ast.Call) and not node.keywords:
-        made = ast.unparse(node.func)
+        made = reading.text_of(node.func)
         one = made in ("tl.constexpr", "gl.constexpr", "float") and len(node.args) == 1 and not holds_list(node)
         several = made in _OF_CONSTANTS or made.startswith("math.") and every(node.func)
         return (one or several) and all(map(every, node.args))

@@ -2,6 +2,7 @@
 
 import ast
 
+from tools.grading import reading
 from tools.grading import vocabulary as words
 from tools.grading.lines import SHARED, Lines
 
@@ -43,7 +44,7 @@ class Launcher(Lines):
         if isinstance(root, ast.Name) and root.id not in local:
             self.name(root)
             if root.id in self.roots and not isinstance(node.value, ast.Name):
-                self.refuse(node, f"{ast.unparse(node)} is not on the list of what {self.place} may use")
+                self.refuse(node, f"{reading.text_of(node)} is not on the list of what {self.place} may use")
         super().attribute(node, local)
 
     def call(self, node, local):
@@ -89,14 +90,14 @@ class Program(Lines):
     def attribute(self, node, local):
         """Any attribute but those of Python's machinery."""
         if not isinstance(node.ctx, ast.Load):
-            self.refuse(node, f"{ast.unparse(node)} may not be assigned")
+            self.refuse(node, f"{reading.text_of(node)} may not be assigned")
         self.member(node, node.attr)
         root = node.value
         while isinstance(root, ast.Attribute):
             root = root.value
         if isinstance(root, ast.Name) and root.id == "torch" and root.id not in local:
             if not isinstance(node.value, ast.Name) or node.attr not in self.roots["torch"]:
-                self.refuse(node, f"{ast.unparse(node)} is not on the list of what {self.place} may use")
+                self.refuse(node, f"{reading.text_of(node)} is not on the list of what {self.place} may use")
 
     def member(self, node, name: str):
         """A member's name, in an attribute or in a pattern."""

@@ -2,6 +2,7 @@
 
 import ast
 
+from tools.grading import reading
 from tools.grading import vocabulary as words
 from tools.grading.given import holds_list, is_constant
 from tools.grading.lines import SHARED, Lines, Undefined, bound_in, is_pythons
@@ -95,7 +96,7 @@ class Kernel(Lines):
                 none = all(isinstance(one, ast.Constant) and one.value is None for one in node.comparators)
                 if asked and not none or any(isinstance(one, ast.JoinedStr) for one in ast.walk(node)):
                     why = "comes out otherwise when it is compiled: == compares numbers"
-                    self.refuse(node, f"`{ast.unparse(node)[:60]}` {why}")
+                    self.refuse(node, f"`{reading.text_of(node)[:60]}` {why}")
 
     def call(self, node, local):
         """A call of what Triton gives, of a kernel, of an argument or a lambda, or of a tile's method."""
@@ -124,7 +125,7 @@ _TYPES = ("int", "float", "bool", "tl.tensor", "torch.Tensor")
 
 
 def _written(annotation) -> str:
-    return str(annotation.value) if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+    return str(annotation.value) if isinstance(annotation, ast.Constant) else reading.text_of(annotation)
 
 
 def _lambdas(function) -> set[str]:

@@ -5,6 +5,7 @@ import builtins
 import symtable
 from dataclasses import dataclass
 
+from tools.grading import reading
 from tools.grading import vocabulary as words
 from tools.grading.given import Given
 
@@ -111,8 +112,8 @@ class Lines:
     def attribute(self, node, local):
         """An attribute: of a module that is given, or one that values have."""
         if not isinstance(node.ctx, ast.Load):
-            self.refuse(node, f"{ast.unparse(node)} may not be assigned")
-        base = ast.unparse(node.value)
+            self.refuse(node, f"{reading.text_of(node)} may not be assigned")
+        base = reading.text_of(node.value)
         if base in self.roots and base.split(".")[0] not in local:
             if node.attr not in self.roots[base] and f"{base}.{node.attr}" not in self.roots:
                 self.refuse(node, f"{base}.{node.attr} is not on the list of what {self.place} may use")
@@ -148,7 +149,7 @@ def is_pythons(name: str) -> bool:
 def bound_in(function) -> set[str]:
     """Every name that a function binds, and that is nowhere in it what stands outside: ``[0 for x in y]`` binds no ``x``."""
     try:
-        inside = symtable.symtable(ast.unparse(ast.Module([function], [])), "cell", "exec").get_children()
+        inside = symtable.symtable(reading.text_of(ast.Module([function], [])), "cell", "exec").get_children()
     except SyntaxError as error:  # which the parser leaves to what comes after it: an argument twice
         raise Undefined(f"SyntaxError: {error.msg} in {function.name}, line {function.lineno} of your cell") from None
     (table,) = (each for each in inside if (each.get_type(), each.get_name()) == ("function", function.name))

@@ -39,6 +39,25 @@ def without_commands(source: str) -> tuple[str, list[tuple[int, str]]]:
     return source, []
 
 
+def text_of(node: ast.AST) -> str:
+    """A syntax tree as text, with question marks for what ast.unparse cannot write: in an f-string what Python 3.11 would
+    escape there, such as a space that does not break, and integers of thousands of digits."""
+    try:
+        return ast.unparse(node)
+    except ValueError:
+        node = copy.deepcopy(node)
+        for one in ast.walk(node):
+            if isinstance(one, ast.Constant):
+                one.value = _writable(one.value)
+        return ast.unparse(node)
+
+
+def _writable(value):
+    if isinstance(value, str):
+        return "".join(letter if letter.isprintable() and letter != "\\" else "?" for letter in value)
+    return "?" if isinstance(value, int) and value.bit_length() > 2**12 else value
+
+
 def why_not(function: ast.FunctionDef, lines: list[str]) -> str:
     """Why Triton would not read ``function``, of a module with these lines, as it was parsed; empty where it does."""
     first = min([function.lineno, *(each.lineno for each in function.decorator_list)])

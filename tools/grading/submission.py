@@ -5,7 +5,6 @@ what could not has a status and a reason.
 """
 
 import ast
-import functools
 import hashlib
 import json
 import os
@@ -15,7 +14,6 @@ from pathlib import Path
 
 from tools.grading import foreign, gathered
 from tools.grading.assignment import Assignment, check_call, is_answer
-from tools.grading.given import Given
 from tools.grading.vocabulary import MOST_CHARACTERS
 
 MOST_BYTES = 20 << 20
@@ -136,14 +134,6 @@ class _Cell:
         tags = metadata.get("tags") if isinstance(metadata.get("tags"), list) else []
         self.tags = [tag for tag in tags if isinstance(tag, str)]
 
-    @functools.cached_property
-    def binds(self) -> set[str]:
-        """What a code cell defines; nothing where Python cannot read it, or it is too long for an answer."""
-        try:
-            return set() if len(self.source) > MOST_CHARACTERS else Given().add(self.source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError, AttributeError):
-            return set()
-
 
 class _Reader:
     def __init__(self, cells: list[_Cell], assignment: Assignment):
@@ -229,7 +219,7 @@ class _Reader:
             if wanted and cell.kind == "code" and not cell.grade_id and id(cell) not in self.taken
             and all(each in cell.source for each in wanted) and cell.source.strip() != released.source.strip()
         ]  # fmt: skip
-        return next((cell for cell in likely[:MOST_LIKELY] if wanted <= cell.binds), None)
+        return next((cell for cell in likely[:MOST_LIKELY] if wanted <= gathered.names(cell.source)), None)
 
     def _take_helpers(self):
         """Add to an answer what it uses of the cells that were added: the rest of a split cell, a helper, a constant."""
