@@ -210,9 +210,14 @@ def fit(points, processors):
 def fit_joined(costs, points):
     """The ``costs`` with ``join``, ``abreast`` and tiles' ``handed`` that are nearest to the points that join partial sums.
 
-    A row's others, which don't, say how much slower that day's GPU was at it than the costs.
+    A row's others, which don't, say how much slower that day's GPU was at it than the costs. Raises ``ValueError`` for a row
+    without any, and for tiles that the costs don't know.
     """
+    if unknown := sorted({(p.kind, p.tile) for p in points} - costs["tiles"].keys()):
+        raise ValueError(f"points holds tile {unknown[0]}, needs those of costs: fit them first")
     plain = {row: [p for p in points if p.row == row and not p.load.hands] for row in sorted({p.row for p in points})}
+    if alone := [row for row, own in plain.items() if not own]:
+        raise ValueError(f"points of row {alone[0]} all join, needs one that does not: how slow was the GPU at that row?")
     slower = {row: geometric_mean([p.us / time_of(costs, p) for p in own]) for row, own in plain.items()}
     best = {row: min(p.us for p in points if p.row == row) for row in plain}
     joined = [p for p in points if p.load.hands]
@@ -244,7 +249,9 @@ def quality(costs, points):
 
 
 def geometric_mean(values):
-    """Of positive numbers."""
+    """Of positive numbers, one at least."""
+    if not values or min(values) <= 0:
+        raise ValueError(f"values are {values}, needs positive numbers, one at least")
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
@@ -277,7 +284,11 @@ def main():
     parser.add_argument("--leave-out", action="store_true", help="also fit without each row, and choose for that row")
     given = parser.parse_args()
     records = [record for name in RECORDS if (record := harness.read(name, given.records))]
+    if not records:
+        parser.error(f"--records is {given.records}, needs a folder with one of {', '.join(RECORDS)}")
     gpu = records[0]["machine"]["gpu"]
+    if gpu not in PROCESSORS:
+        parser.error(f"{RECORDS[0]} was recorded on {gpu}, needs one of {', '.join(PROCESSORS)}: add its multiprocessors")
     measured = [row for record in records for row in record["rows"]]
     points = points_of(measured)
     costs, joined = fit(points, PROCESSORS[gpu]), []

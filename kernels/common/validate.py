@@ -200,6 +200,8 @@ def check_slots(name, slots, count, pool, like, *, padded=False):
         return
     low, high = slots.min().item(), slots.max().item()
     if low < 0 or high >= pool:
-        raise ValueError(f"{name} holds values from {low} to {high}, needs 0 to {pool - 1}, the pool's last state")
+        least = "only negative ones" if padded else "none"
+        needs = f"0 to {pool - 1}, the pool's last state" if pool else f"{least}: the pool has no state"
+        raise ValueError(f"{name} holds values from {low} to {high}, needs {needs}")
     if slots.unique().numel() != count:
         raise ValueError(f"{name} holds a state twice, needs different states: each is updated by one sequence")

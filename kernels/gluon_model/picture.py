@@ -115,9 +115,17 @@ def _letter(event):
     return LETTERS.get(event.what if event.kind == "issue" else event.kind)
 
 
+def _track(machine) -> Track:
+    """The track of a program that did something."""
+    track = Track.of(machine)
+    if not track.columns:
+        raise ValueError(f"program {machine.program} of {machine.run.name} took no step, needs one to be shown")
+    return track
+
+
 def timeline(machine, first: int = 0, last: int | None = None, cursor: int | None = None, alt: str | None = None):
     """The figure behind ``Result.picture``; see there."""
-    track = Track.of(machine)
+    track = _track(machine)
     last = len(track.columns) if last is None else last
     if not 0 <= first < last <= len(track.columns):
         raise ValueError(f"first and last are {first} and {last}: the program has steps 0 to {len(track.columns)}")
@@ -263,7 +271,7 @@ def _buffer_row(track: Track, states, end: int):
 
 def state(machine, step: int) -> str:
     """The text behind ``Result.state``; see there."""
-    track = Track.of(machine)
+    track = _track(machine)
     if not 0 <= step < len(track.columns):
         raise ValueError(f"step is {step}: the program has steps 0 to {len(track.columns) - 1}")
     return _state(machine, track, step)
@@ -312,7 +320,7 @@ def player(machine):
 
     import ipywidgets
 
-    track = Track.of(machine)
+    track = _track(machine)
     count = len(track.columns)
     window = 60
     slider = ipywidgets.IntSlider(0, 0, count - 1, description="step", layout={"width": "95%"}, continuous_update=False)

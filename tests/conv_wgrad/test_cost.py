@@ -231,6 +231,32 @@ def test_the_fit_finds_what_joining_takes_on_a_day_when_a_gpu_was_slow():
     assert {name: found[name] for name in known if name != "tiles"} | {"tiles": 0} == known | {"tiles": 0}
 
 
+@pytest.mark.parametrize(
+    ("hands", "tiles", "message"),
+    [
+        ((3, 5), [NARROW], "points of row 0 all join"),
+        ((0, 3), [], "points holds tile .*needs those of costs"),
+    ],
+)
+def test_the_fit_of_what_joins_says_what_it_lacks(hands, tiles, message):
+    keys = [("hopper rows", json.dumps(tile)) for tile in tiles]
+    points = [fit.Point(0, "hopper rows", json.dumps(NARROW), LOAD._replace(hands=n), 9.0) for n in hands]
+    with pytest.raises(ValueError, match=message):
+        fit.fit_joined(COSTS | {"tiles": {key: {"busy": 0.4, "alone": 0.4} for key in keys}}, points)
+    with pytest.raises(ValueError, match=r"values are \[\], needs positive numbers"):
+        fit.geometric_mean([])
+
+
+def test_the_fit_says_which_records_it_lacks(monkeypatch, tmp_path, capsys):
+    other = {"machine": {"gpu": "a GPU"}, "rows": []}
+    for record, message in ((None, "needs a folder with one of tune_conv_wgrad"), (other, "was recorded on a GPU, needs one of")):
+        monkeypatch.setattr(fit.harness, "read", lambda *_, record=record: record)
+        monkeypatch.setattr("sys.argv", ["fit", "conv_wgrad", "--records", str(tmp_path)])
+        with pytest.raises(SystemExit):
+            fit.main()
+        assert message in capsys.readouterr().err
+
+
 def test_the_fit_sees_no_row_of_the_held_out_half(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(fit, "points_of", lambda rows: seen.extend(rows) or [])

@@ -189,6 +189,7 @@ WRONG = [
     (lambda: causal_conv1d_update(X[..., 0], torch.zeros(2, 8, 2), K), r"conv_state has .*needs at least W-1 = 3 inputs"),
     (lambda: causal_conv1d_update(X[..., 0], S, K, conv_state_indices=INDEX[:, 0]), "conv_state_indices holds a state twice"),
     (lambda: causal_conv1d_update(X[..., 0], S, K, conv_state_indices=INDEX[:, 0] + 2), "conv_state_indices holds values"),
+    (lambda: causal_conv1d_update(X[..., 0], S[:0], K, conv_state_indices=INDEX[:, 0]), "needs only negative ones: the pool"),
     (lambda: causal_conv1d_update(X[..., 0], S, K[:, :0]), "at least one tap"),
     (lambda: causal_conv1d_varlen_states(X[0].T, torch.tensor([0, 6]), 3), "cu_seqlens is .* end at no more than T = 5"),
     (lambda: causal_conv1d_varlen_states(X[0].T, torch.tensor([0, 4, 3]), 3), "cu_seqlens is .* never fall"),

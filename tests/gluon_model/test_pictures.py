@@ -1,6 +1,7 @@
 """The model's timeline, its text and its slider say what happened."""
 
 import pytest
+import torch
 import triton
 
 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
@@ -95,6 +96,13 @@ def test_state_tells_lines_flights_barriers_and_buffers(ring, stuck):
         ring.state(10000)
     with pytest.raises(ValueError, match="first and last are 5 and 2"):
         ring.picture(first=5, last=2)
+
+
+def test_a_program_that_did_nothing_has_nothing_to_show():
+    result = gluon_model.run(gluon_kernels.nothing, (1,), torch.zeros(1))
+    for show in (result.picture, result.player, lambda: result.state(0)):
+        with pytest.raises(ValueError, match="of nothing took no step"):
+            show()
 
 
 def test_the_slider_steps_through_the_run(ring):

@@ -82,6 +82,7 @@ CALLS = [
     (lambda: step(q, k, v, torch._neg_view(S)), "state is a view that negates its memory"),
     (lambda: step(q, k, v, POOL, slots=ints(1)), r"slots has shape \[1\], needs \[B\] = \[2\]"),
     (lambda: step(q, k, v, POOL, slots=ints(1, 9)), "slots holds values from 1 to 9, needs 0 to 8"),
+    (lambda: step(q, k, v, POOL[:0], slots=ints(0, 1)), "from 0 to 1, needs none: the pool has no state"),
     (lambda: step(q, k, v, POOL, slots=ints(-1, 3)), "slots holds values from -1"),
     (lambda: step(q, k, v, POOL, slots=ints(3, 3)), "a state twice"),
     (lambda: step(q, k, v, POOL, slots=ints(1, 2, dtype=torch.int32)), "slots has dtype int32"),
