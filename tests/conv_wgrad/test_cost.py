@@ -249,7 +249,7 @@ def test_the_fit_of_what_joins_says_what_it_lacks(hands, tiles, message):
 
 def test_the_fit_says_which_records_it_lacks(monkeypatch, tmp_path, capsys):
     other = {"machine": {"gpu": "a GPU"}, "rows": []}
-    for record, message in ((None, "needs a folder with one of tune_conv_wgrad"), (other, "was recorded on a GPU, needs one of")):
+    for record, message in ((None, "needs a folder with one of tune_conv_wgrad"), (other, "recorded on a GPU, needs one of")):
         monkeypatch.setattr(fit.harness, "read", lambda *_, record=record: record)
         monkeypatch.setattr("sys.argv", ["fit", "conv_wgrad", "--records", str(tmp_path)])
         with pytest.raises(SystemExit):

@@ -63,7 +63,7 @@ CALLS = [
         "slots holds values from 1 to 9, needs 0 to 8",
     ),
     (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(-1, 3)), "slots holds values from -1"),
-    (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(0, 4, 2), slots=ints(0, 1)), "from 0 to 1, needs none: the pool has no"),
+    (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(0, 4, 2), slots=ints(0, 1)), "from 0 to 1, needs none: the pool"),
     (lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(3, 3)), "a state twice"),
     (
         lambda: dynamic_conv_step(X[:, 0], K[:, 0], zeros(9, 4, 2), slots=ints(1, 2, dtype=torch.int32)),
