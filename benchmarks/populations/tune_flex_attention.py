@@ -19,9 +19,9 @@ from benchmarks.populations import population
 from kernels import runtime
 from kernels.flex_attention import operator
 from kernels.flex_attention.hopper import cost
+from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.plan import Plan
 from kernels.flex_attention.portable import stored_ds
-from kernels.flex_attention.problem import Inputs
 
 ROOM = "flex_attention"
 describe = rows.describe

@@ -4,7 +4,7 @@ from torch.nn.attention.flex_attention import AuxRequest
 
 from kernels.common.validate import check_tensor, same_device
 from kernels.flex_attention.block_mask import BlockMask
-from kernels.flex_attention.problem import LISTS
+from kernels.flex_attention.inputs import LISTS
 
 ALL = 2**30  #: The block of torch's mask that leaves nothing out: as many tokens as there may be.
 

@@ -17,10 +17,10 @@ from kernels.flex_attention import options as options_of
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.checks import check_block_mask, check_returns, check_shapes
+from kernels.flex_attention.inputs import LISTS
 from kernels.flex_attention.mods.bind import bind, source
 from kernels.flex_attention.mods.reach import breadth_of
 from kernels.flex_attention.plan import Plan
-from kernels.flex_attention.problem import LISTS
 from kernels.flex_attention.registered import OPERATOR, problem_of
 
 LN2 = math.log(2)

@@ -8,10 +8,11 @@ from kernels.common.precision import matmul_in_tf32
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention import specs
 from kernels.flex_attention.checks import check_captured, check_lists, check_shapes
+from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.mods.reach import breadth_of
 from kernels.flex_attention.plan import Plan
 from kernels.flex_attention.portable.tiles import like_strided, steps_fit_tma
-from kernels.flex_attention.problem import Inputs, Problem
+from kernels.flex_attention.problem import Problem
 
 
 def _forward(query, key, value, captured, lists, ints, floats, scale, want_top, spec):

@@ -12,8 +12,8 @@ from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper import fused
 from kernels.flex_attention.hopper import rows as hopper_rows
+from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.portable import decoding, delta, dkdv, dq, forward, stored_ds
-from kernels.flex_attention.problem import Inputs
 from kernels.flex_attention.reference import flex_attention_reference
 from tests import tensors
 from tests.tensors import place

@@ -12,8 +12,9 @@ The workspace holds ds of the launch that runs; ``stored_ds`` multiplies it with
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention.hopper import backward, cost, fused, parts, walks
 from kernels.flex_attention.hopper.dealing import Split
+from kernels.flex_attention.inputs import rows_of_lists
 from kernels.flex_attention.portable import stored_ds
-from kernels.flex_attention.problem import cdiv, rows_of_lists
+from kernels.flex_attention.problem import cdiv
 
 
 def gradients_of(p, x, do, rows, dq, dk, dv, cut):
