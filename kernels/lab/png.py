@@ -8,14 +8,14 @@ import zlib
 import numpy as np
 from PIL import Image
 
-#: Palettes to try, smallest first: two pixels a byte, then one.
-PALETTES = (16, 32, 64)
+#: Sizes of palettes to try, smallest first: up to 16 colours two pixels a byte, then one.
+PALETTES = (8, 10, 12, 14, 16, 24, 32, 64)
 #: What the pixels of a colour count for beside its distance, as powers, to try: without them a wide area's shade is
 #: lost, with all of them a marker's ink.
 SHARES = (0.35, 0.2, 0.1)
 #: The most that one pixel's channel may be off, and the most that all may be, as a root mean square. The first keeps a
 #: marker's ink, whose pixels are few; the second a wide area's shade.
-WORST, MEAN = 48, 5
+WORST, MEAN = 48, 6
 
 
 def small(png: bytes) -> bytes:
