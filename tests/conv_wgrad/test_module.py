@@ -56,6 +56,52 @@ def test_the_layer_is_torchs(name, memory_format):
     compare(theirs, ours, cases.randn(2, 4, 9, 11).contiguous(memory_format=memory_format))
 
 
+CHANGES = {
+    "stride": (dict(padding=1), dict(stride=2)),
+    "stride, of 3 rows": (dict(padding=1), dict(stride=(2,), padding=(0, 1))),
+    "stride where the padding is same": (dict(padding="same"), dict(stride=(1, 2))),
+    "same where there is a stride": (dict(padding=1, stride=2), dict(padding="same")),
+    "same beside a stride, another mode": (dict(padding="same", padding_mode="circular"), dict(stride=2)),
+    "same": (dict(padding=0), dict(padding="same", dilation=2)),
+    "dilation where the padding is same": (dict(padding="same"), dict(dilation=(2, 1))),
+    "dilation where it was, in another mode": (dict(padding="same", padding_mode="reflect"), dict(dilation=2)),
+    "padding in another mode": (dict(padding=1, padding_mode="replicate"), dict(padding=0)),
+    "mode": (dict(padding=1), dict(padding_mode="circular")),
+    "mode, of the padding that there was": (dict(padding="valid"), dict(padding=2, padding_mode="reflect")),
+    "mode zeros": (dict(padding="same", padding_mode="circular"), dict(padding_mode="zeros")),
+    "mode constant": (dict(padding=(2, 1)), dict(padding_mode="constant", stride=2)),
+    "no mode": (dict(padding=1), dict(padding_mode="mirrored")),
+    "no padding of this name": (dict(padding=1), dict(padding="half")),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("kernel_size", [3, (2, 4)])
+def test_what_is_set_later_counts_as_it_does_in_torchs(name, kernel_size):
+    """After a call, which is remembered."""
+    options, changes = CHANGES[name]
+    theirs, ours = pair(4, 8, kernel_size, **options)
+    x = cases.randn(2, 4, 9, 11)
+    compare(theirs, ours, x)
+    for key, value in changes.items():
+        setattr(theirs, key, value)
+        setattr(ours, key, value)
+    try:
+        theirs(x)
+    except (RuntimeError, NotImplementedError):
+        with pytest.raises((ValueError, NotImplementedError)):
+            ours(x)
+    else:
+        compare(theirs, ours, x)
+
+
+def test_same_padding_beside_a_stride_that_was_set_later_is_named():
+    _, ours = pair(4, 8, 3, padding="same")
+    ours.stride = (2, 1)
+    with pytest.raises(ValueError, match=r'stride is \(2, 1\), needs 1 with padding="same"'):
+        ours(cases.randn(2, 4, 9, 11))
+
+
 def test_one_image_without_a_batch():
     theirs, ours = pair(4, 8, 3, padding=1)
     compare(theirs, ours, cases.randn(4, 7, 6))
