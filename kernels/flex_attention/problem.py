@@ -78,6 +78,14 @@ class Problem:
         """Those of query, key and value, one after another."""
         return sum((self.layouts[name][0] for name in names), ())
 
+    def was_made_for(self, query, key, value):
+        """Whether these tensors, of the same shapes, lie as it says: hooks on saved tensors may give back others."""
+        given = {"query": query, "key": key, "value": value}
+        return all(
+            strides == given[name].stride() and not (by_tma and given[name].data_ptr() % 16)
+            for name, (strides, by_tma) in self.layouts.items()
+        )
+
     def tma(self, *names):
         """Whether TMA can read all of them."""
         return all(self.layouts[name][1] for name in names)

@@ -21,7 +21,9 @@ def _forward(query, key, value, captured, lists, ints, floats, scale, want_top, 
 
 
 def _backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats, scale, want_top, spec, needs):
+    captured = _as_compiled(specs.find(spec), captured)
     p, x, places = _resolved(query, key, value, captured, lists, ints, floats, scale, spec, needs[3:])
+    lse = lse.contiguous()
     do = torch.zeros_like(o) if do is None else do
     refuse_transforms("flex_attention's backward pass", (do,))
     wanted = [on and needs[3 + i] for i, on in zip(places, () if p.score is None else p.score.learned, strict=True)]
@@ -34,6 +36,19 @@ def _backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats
         elif needs[3 + i]:
             made[i] = torch.zeros_like(t)  # nothing of it reaches the scores
     return [*grads[:3], *(made.get(i) for i in range(len(captured)))]
+
+
+def _as_compiled(spec, captured):
+    """``captured`` as the mods' texts were made for it: a hook on saved tensors may give it back laid out in another way."""
+    if spec.score is None and spec.mask is None:  # or they are compiled for the tensors that they meet
+        return captured
+    strides = [s for mod in (spec.score, spec.mask) if mod is not None for s in mod.strides]
+    if [t.stride() for t in captured] == strides:
+        return captured
+    return [
+        t if t.stride() == s else torch.empty_strided(t.shape, s, dtype=t.dtype, device=t.device).copy_(t)
+        for t, s in zip(captured, strides, strict=True)
+    ]
 
 
 def _laid_out_as(t, grad):
@@ -82,7 +97,7 @@ def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, lea
     spec = specs.find(spec)
     bound = spec.bound(captured, ints, floats, query.device, learned)
     p = spec.problem
-    if p is None:
+    if p is None or not p.was_made_for(query, key, value):
         of_mask = bound.numbers[len(bound.score.number_kinds) if bound.score else 0 :]
         p = problem_of(query, key, value, bound.score, bound.mask, of_mask, spec, lists, scale)
     return p, Inputs(p, query, key, value, bound.captured, lists, bound.numbers), bound.places

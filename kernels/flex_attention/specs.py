@@ -29,7 +29,7 @@ class Spec(str):
     problem: the call's ``Problem`` where it is known.
     """
 
-    problem = None
+    problem = score = mask = None
 
     def of_call(self, problem, scale):
         """The same, of a call."""

@@ -145,6 +145,15 @@ def test_saved_tensors_may_live_elsewhere(name):
 
 
 @EACH
+def test_saved_tensors_may_come_back_laid_out_in_another_way(name):
+    """As from pinned memory, or a file: the same values, from the last dimension to the first."""
+    want = gradients(PROGRAMS[name].call, leaves(name))
+    turned = lambda t: t.detach().permute(*range(t.ndim)[::-1]).contiguous().permute(*range(t.ndim)[::-1])  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(turned, lambda t: t):
+        agree(gradients(PROGRAMS[name].call, leaves(name)), want)
+
+
+@EACH
 def test_autocast_keeps_gradients_in_the_leaves_dtype(name):
     tensors = leaves(name)
     with torch.autocast(runtime.device.type, dtype=torch.bfloat16):

@@ -64,6 +64,26 @@ def test_hooks_on_saved_tensors_see_what_is_captured_and_may_replace_it():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_saved_tensors_may_come_back_laid_out_in_another_way(turned):
+    """As from pinned memory, which is contiguous whatever was saved."""
+    table, mask = torch.randn(2, 40, device=DEVICE).requires_grad_(), causal_block_mask(40, BLOCK_SIZE=16)
+    mod = lambda score, b, h, q_idx, kv_idx: score + table[h, kv_idx]  # noqa: E731
+    pack = lambda t: t.detach().clone(memory_format=torch.contiguous_format)  # noqa: E731
+    if turned:
+        pack = lambda t: t.detach().permute(*range(t.ndim)[::-1]).contiguous().permute(*range(t.ndim)[::-1])  # noqa: E731
+    for call in (flex_attention, lambda q, k, v: flex_attention(q, k, v, mod, mask)):
+        grads = []
+        for hooks in (False, True):
+            leaves = [t.detach().transpose(2, 1).contiguous().transpose(2, 1).requires_grad_() for t in tensors(40)]
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t) if hooks else torch.enable_grad():
+                o = call(*leaves)
+            more = (table,) if call is not flex_attention else ()
+            grads.append(torch.autograd.grad(o.square().sum(), (*leaves, *more)))
+        for a, b in zip(*grads, strict=True):
+            torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_gradient_that_is_no_number_stays_one(poison, deterministic):

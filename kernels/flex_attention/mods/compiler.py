@@ -70,6 +70,12 @@ class CompiledMod:
         )
 
     @cached_property
+    def strides(self):
+        """Of each captured tensor, as its text was made for."""
+        nodes = [node for node in self.before.graph.nodes if node.op == "placeholder"]
+        return [node.meta["val"].stride() for node, is_number in zip(nodes, self.inputs, strict=True) if not is_number]
+
+    @cached_property
     def direct(self):
         """For each table which captured tensor it is, or which number, ``(is_number, i)``; ``None`` where torch computes."""
         *inputs, result = self.before.graph.nodes
