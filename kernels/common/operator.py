@@ -19,6 +19,7 @@ from kernels.common.public import (
     once_differentiable,
     public,
     refuse_batched_gradients,
+    refuse_parts,
     refuse_second_derivative,
     refuse_transforms,
 )
@@ -131,7 +132,10 @@ class Operator:
         if torch.compiler.is_compiling() or not (args[0].is_cuda or args[0].is_cpu):
             return self.op(*args)
         flat = self.flat(args)
-        return self.directly(self._forward, args, flat) if nothing_looks_on(flat) else self.op(*args)
+        if nothing_looks_on(flat):
+            return self.directly(self._forward, args, flat)
+        refuse_parts(self._public, flat)
+        return self.op(*args)
 
     def plainly(self, *args):
         """The outputs, for who has seen that nothing looks on, neither at the call nor at the tensors among ``args``."""

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -84,6 +85,16 @@ def refuse_batched_gradients(name, given):
     for x in given:  # a loop of a call's every argument: a generator takes three times as long
         if isinstance(x, torch.Tensor) and _functorch.is_legacy_batchedtensor(x):
             raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
+
+
+def refuse_parts(name, given):
+    """Raise ``ValueError`` for tensors among ``given`` that are parts of larger ones on several ranks."""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    if tensor is not None and any(isinstance(x, tensor.DTensor) for x in given):
+        raise ValueError(
+            f"{name} is given a DTensor, needs each rank's own part, of batch rows or heads: "
+            "torch.distributed.tensor.experimental.local_map hands it over, as docs/other_programs.md shows"
+        )
 
 
 def nothing_looks_on(tensors):
