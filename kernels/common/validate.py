@@ -172,6 +172,11 @@ def check_choice(name, value, choices):
         raise ValueError(f"{name} is {value!r}, needs one of {', '.join(repr(c) for c in choices)}")
 
 
+def is_whole(value):
+    """Whether a value is a whole number, of Python, numpy or a tracer; True and False are none."""
+    return isinstance(value, int | numbers.Integral | torch.SymInt) and not isinstance(value, bool)
+
+
 def check_number(name, value):
     """Raise ``ValueError`` unless ``value`` is a real number, of Python or numpy, or ``None``."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):

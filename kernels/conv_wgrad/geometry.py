@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+
+from kernels.common.validate import is_whole
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,6 @@ def _pair(name, value):
 def _integers(name, values, least, given):
     """``values``, with numpy's integers as Python's."""
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt, np.integer)) or value < least:
+        if not is_whole(value) or value < least:
             raise ValueError(f"{name} is {given!r}, needs whole numbers of at least {least}")
-    return tuple([int(value) if isinstance(value, np.integer) else value for value in values])
+    return tuple([value if isinstance(value, int | torch.SymInt) else int(value) for value in values])

@@ -9,7 +9,14 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels.common.operator import Operator
 from kernels.common.public import autocast, explains, public
-from kernels.common.validate import FLOAT_DTYPES, check_apart, check_choice, check_tensor, check_updated_in_place
+from kernels.common.validate import (
+    FLOAT_DTYPES,
+    check_apart,
+    check_choice,
+    check_tensor,
+    check_updated_in_place,
+    is_whole,
+)
 from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import convolution_of, memory_format
 
@@ -68,7 +75,7 @@ def conv2d_wgrad(
     g = _check(
         input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype
     )
-    rest = (g.R, g.S, g.stride, g.padding, g.dilation, g.groups, backend, split_k)
+    rest = (g.R, g.S, g.stride, g.padding, g.dilation, g.groups, backend, split_k if split_k is None else int(split_k))
     if out is None:
         return _wgrad(input, grad_output, *rest, out_dtype)
     _wgrad_into(out, input.detach(), grad_output.detach(), *rest, accumulate)
@@ -171,7 +178,7 @@ def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend,
     g = plan.checked(input.shape, grad_output.shape[-1], R, S, stride, padding, dilation, groups)
     check_tensor("grad_output", grad_output, g.output_shape, "[N, P, Q, Co]", dtypes=(input.dtype,), like=like)
     check_choice("backend", backend, ("auto", *plan.WAYS))
-    if split_k is not None and (isinstance(split_k, bool) or not isinstance(split_k, int) or split_k < 1):
+    if split_k is not None and (not is_whole(split_k) or split_k < 1):
         raise ValueError(f"split_k is {split_k!r}, needs a whole number of at least 1, or None")
     read = {"input": input, "grad_output": grad_output}
     _check_out(out, g.weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, like, **read)

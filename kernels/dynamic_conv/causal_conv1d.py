@@ -5,16 +5,14 @@
 models make anyway, is read in place and whole words at a time; one stored [B, D, T] is read in place, element by element.
 """
 
-import numbers
-
 import torch
 from torch import Tensor
 
 from kernels.common.public import public
 from kernels.common.sequences import check_cu_seqlens, check_cu_values
-from kernels.common.validate import check_choice, check_slots, check_tensor, check_updated_in_place
+from kernels.common.validate import check_slots, check_tensor, check_updated_in_place, is_whole
 from kernels.dynamic_conv import caches
-from kernels.dynamic_conv.operator import ACTIVATIONS, _check_weight, dynamic_conv
+from kernels.dynamic_conv.operator import _check_weight, activation_named, dynamic_conv
 
 INTEGERS = torch.int32, torch.int64
 
@@ -57,7 +55,7 @@ def causal_conv1d_fn(
     Source: the interface is that of causal_conv1d (https://github.com/Dao-AILab/causal-conv1d).
     """
     check_tensor("x", x, (None, None, None), "[B, D, T]")
-    activation = _activation(activation)
+    activation = activation_named(activation)
     if return_final_states and final_states_out is not None:
         kept = weight.shape[-1] - 1 if isinstance(weight, Tensor) and weight.ndim == 2 else None
         check_tensor("final_states_out", final_states_out, (x.shape[0], x.shape[1], kept), "[B, D, W-1]", like=("x", x))
@@ -132,7 +130,7 @@ def causal_conv1d_update(
         check_tensor("conv_state_indices", slots, (B,), "[B]", dtypes=INTEGERS, like=like)
         slots = slots.long()
         check_slots("conv_state_indices", slots, B, conv_state.shape[0], like, padded=True)
-    rest = {"bias": bias, "activation": _activation(activation), "slots": slots}
+    rest = {"bias": bias, "activation": activation_named(activation), "slots": slots}
     with torch.no_grad():
         if single and kept <= W and cache_seqlens is None:
             return caches.padded_step(x, weight, conv_state, **rest)
@@ -159,17 +157,12 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
     check_tensor("x", x, (None, None), "[T, D]")
     N = check_cu_seqlens(cu_seqlens, 1, ("x", x))
     cu_seqlens = check_cu_values(cu_seqlens, x.shape[0], padded=True)
-    if isinstance(state_len, bool) or not isinstance(state_len, numbers.Integral) or state_len < 0:
+    if not is_whole(state_len) or state_len < 0:
         raise ValueError(f"state_len is {state_len!r}, needs a whole number, at least 0")
     states = x.new_zeros(N, x.shape[1], int(state_len))
     if states.numel():
         caches.remember(states, x[None], cu_seqlens)
     return states
-
-
-def _activation(activation):
-    check_choice("activation", activation, (*ACTIVATIONS, "swish"))
-    return "silu" if activation == "swish" else activation
 
 
 def _ends(seq_idx):

@@ -1,6 +1,5 @@
 """``DynamicShortConvolution``: the layer that generates a kernel for every token and convolves with it."""
 
-import numbers
 from collections.abc import Callable
 
 import torch
@@ -8,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.common.sequences import check_cu_seqlens
-from kernels.common.validate import check_choice, check_tensor, left_to_reference
+from kernels.common.validate import check_tensor, is_whole, left_to_reference
 from kernels.dynamic_conv import caches
-from kernels.dynamic_conv.operator import ACTIVATIONS, dynamic_conv
+from kernels.dynamic_conv.operator import activation_named, dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
 
@@ -54,17 +53,17 @@ class DynamicShortConvolution(nn.Module):
         generator_reduction = 1 if generator_reduction is None else generator_reduction
         sizes = {"hidden_size": hidden_size, "kernel_size": kernel_size, "generator_input_size": generator_input_size}
         for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, numbers.Integral):
+            if not is_whole(size):
                 raise ValueError(f"{name} is {size!r}, needs a whole number, at least 1")
             if size < 1:
                 raise ValueError(f"{name} is {size}, needs at least 1")
-        if not isinstance(generator_reduction, numbers.Integral) or not 1 <= generator_reduction <= hidden_size:
+        if not is_whole(generator_reduction) or not 1 <= generator_reduction <= hidden_size:
             raise ValueError(f"generator_reduction is {generator_reduction!r}, needs 1 to {hidden_size}, the hidden size")
-        check_choice("activation", activation, (*ACTIVATIONS, "swish"))
+        activation = activation_named(activation)
         self.hidden_size = hidden_size
         self.kernel_size = kernel_size
         self.generator_input_size = generator_input_size
-        self.activation = "silu" if activation == "swish" else activation
+        self.activation = activation
         self.w1 = nn.Linear(generator_input_size, hidden_size // generator_reduction, bias=False)
         self.w2 = nn.Linear(self.w1.out_features, hidden_size * kernel_size)
         if static_conv_init is not None:

@@ -147,6 +147,12 @@ def _check(x, weight, bias, residual, activation, initial_state, cu_seqlens):
     return N
 
 
+def activation_named(activation):
+    """One of ``ACTIVATIONS`` by any of its names; raises ``ValueError`` for another."""
+    check_choice("activation", activation, (*ACTIVATIONS, "swish"))
+    return "silu" if activation == "swish" else activation
+
+
 def _check_weight(weight, rows, legend, like):
     dynamic = isinstance(weight, Tensor) and weight.ndim == len(rows) + 1
     check_tensor("weight", weight, (*rows, None) if dynamic else (rows[-1], None), legend, like=like)

@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, noop_mask
 
 from kernels import runtime
-from kernels.common.validate import check_tensor
+from kernels.common.validate import check_tensor, is_whole
 from kernels.flex_attention import mods
 from kernels.flex_attention.mods import and_masks, or_masks
 
@@ -83,16 +83,12 @@ def _sizes(M, N, BLOCK_SIZE):
     """
     N = M if N is None else N
     for name, size in (("M", M), ("N", N)):
-        if not _is_whole(size) or size < 0:
+        if not is_whole(size) or size < 0:
             raise ValueError(f"{name} is {size!r}, needs a whole number of tokens, at least 0")
     pair = tuple(BLOCK_SIZE) if isinstance(BLOCK_SIZE, tuple | list) else (BLOCK_SIZE, BLOCK_SIZE)
-    if len(pair) != 2 or not all(_is_whole(size) and size > 0 for size in pair):
+    if len(pair) != 2 or not all(is_whole(size) and size > 0 for size in pair):
         raise ValueError(f"BLOCK_SIZE is {BLOCK_SIZE!r}, needs a whole number of at least 1, or (queries, keys)")
     return M, N, tuple([size if isinstance(size, int | torch.SymInt) else int(size) for size in pair])
-
-
-def _is_whole(size):
-    return isinstance(size, int | numbers.Integral | torch.SymInt) and not isinstance(size, bool)
 
 
 def causal_block_mask(

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import torch
 
+from kernels.common.validate import is_whole
+
 #: Tiles and launch options: as they are for the forward pass (with ``fwd_``, too), with ``bwd_`` for the other.
 OPTIONS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 OURS = (*OPTIONS, *(f"bwd_{name}" for name in OPTIONS), *(f"fwd_{name}" for name in OPTIONS), "DETERMINISTIC", "WORKSPACE")
@@ -32,7 +34,7 @@ def checked(kernel_options):
     for name, value in (kernel_options or {}).items():
         if name in OURS:
             _check(name, value)
-            options[name.removeprefix("fwd_")] = value
+            options[name.removeprefix("fwd_")] = value if isinstance(value, bool) else int(value)  # of numpy, say
         elif name.removeprefix("fwd_").removeprefix("bwd_") in THEIRS:
             if name not in _ignored:
                 _ignored.add(name)
@@ -47,7 +49,7 @@ def checked(kernel_options):
 
 
 def _check(name, value):
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    whole = is_whole(value)
     if name == "DETERMINISTIC":
         fits, needs = isinstance(value, bool), "True or False"
     elif name == "WORKSPACE":

@@ -80,6 +80,7 @@ CALLS = [
     (lambda: DynamicShortConvolution(8, 0), "kernel_size is 0"),
     (lambda: DynamicShortConvolution(8, True), "kernel_size is True"),
     (lambda: DynamicShortConvolution(8, 4, generator_reduction=16), "generator_reduction is 16"),
+    (lambda: DynamicShortConvolution(8, 4, generator_reduction=True), "generator_reduction is True"),
     (lambda: DynamicShortConvolution(8, 4, activation="relu"), "activation is 'relu'"),
     (lambda: DynamicShortConvolution(8, 4).to(runtime.device)(zeros(2, 5, 7)), r"x has shape \[2, 5, 7\]"),
     (

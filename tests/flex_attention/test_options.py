@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import flex_attention as theirs
@@ -32,6 +33,19 @@ def test_the_workspace_is_capped(monkeypatch):
         assert ("does not fit the workspace" in explained) == (not launches)
         for a, b in zip(grads[0], grads[-1], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_options_may_be_numpys():
+    inputs = qkv()
+    o, same = (
+        flex_attention(*inputs, kernel_options={"BLOCK_M": kind(16), "bwd_num_warps": kind(2), "WORKSPACE": kind(0)})
+        for kind in (int, np.int64)
+    )
+    assert torch.equal(o, same)
+    for a, b in zip(*(torch.autograd.grad(x.square().sum(), inputs) for x in (o, same)), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="num_warps.* is True, needs a power of two"):
+        flex_attention(*inputs, kernel_options={"num_warps": True})
 
 
 def test_torchs_options_are_ignored_with_one_warning(monkeypatch):
