@@ -121,7 +121,7 @@ def sliding_window_block_mask(
 ) -> BlockMask:
     """The block mask of ``mods.sliding_window(window)``, in O(blocks) memory; arguments as ``causal_block_mask``."""
     M, N, BLOCK_SIZE = _sizes(M, N, BLOCK_SIZE)
-    if not isinstance(window, numbers.Real | torch.SymInt):
+    if isinstance(window, bool) or not isinstance(window, numbers.Real | torch.SymInt):
         raise ValueError(f"window is {window!r}, needs a number of keys")
     q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
     some = (k0 <= q1) & (k1 >= q0 - window)

@@ -203,7 +203,7 @@ def test_decoding_compiles_for_hopper(monkeypatch):
 
 @pytest.mark.thorough
 def test_absolute_values_of_indices_stay_instructions(monkeypatch):
-    """``mod_ops.whole_abs`` says what becomes of them otherwise."""
+    """``device.whole_abs`` says what becomes of them otherwise."""
     for report in check(monkeypatch, 90, "natten"):
         assert report.kernel not in ("attention_forward_kernel", "attention_dq_kernel") or "abs.s32" in report.ptx
         maxima = re.findall(r"VIMNMX3\S* \w+, (\w+), (\w+), (\w+)", report.sass.replace(".reuse", ""))

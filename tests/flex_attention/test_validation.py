@@ -78,6 +78,7 @@ CALLS = [
     (lambda: causal_block_mask(8, BLOCK_SIZE=0), "BLOCK_SIZE is 0, needs a whole number of at least 1"),
     (lambda: causal_block_mask(8, BLOCK_SIZE=(16,)), r"BLOCK_SIZE is \(16,\), needs a whole number .* or \(queries, keys\)"),
     (lambda: sliding_window_block_mask(None, 8), "window is None, needs a number"),
+    (lambda: sliding_window_block_mask(True, 8), "window is True, needs a number"),
     (lambda: sliding_window_block_mask(2, "8"), "M is '8', needs a whole number"),
     (lambda: document_block_mask([0, 0, 1]), "ids must be a tensor .*got list"),
     (lambda: document_block_mask(zeros(8)), "ids has dtype float32, needs one of int32"),
