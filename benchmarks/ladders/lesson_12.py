@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.dynamic_conv import equation
-from benchmarks.ladder import Ladder, Peer, Rung, Sweep
+from benchmarks.ladder import Ladder, Peer, Rung, Sweep, differentiated
 from benchmarks.published_dynamic_conv import PublishedDynamicConv
 from kernels.dynamic_conv import plan
 
@@ -55,21 +55,6 @@ def finished(names, t):
     return {"dx": dx, "dk": dk}
 
 
-def differentiated(operator):
-    """Both gradients by autograd; the forward pass runs once on each stream, outside of what is timed."""
-    outputs = {}
-
-    def run(t):
-        stream = torch.cuda.current_stream()
-        if stream not in outputs:
-            leaves = t["x"].detach().requires_grad_(), t["k"].detach().requires_grad_()
-            outputs[stream] = leaves, operator(*leaves)
-        leaves, y = outputs[stream]
-        return dict(zip(BOTH, torch.autograd.grad(y, leaves, t["dy"], retain_graph=True), strict=True))
-
-    return run
-
-
 def compiled():
     """The equation through torch.compile, which is imported with the first call."""
     made = []
@@ -99,10 +84,10 @@ LADDER = Ladder(
         Rung("dynamic_conv", "all options, no dearer", finished, BOTH, finished=True),
     ],
     peers=[
-        Peer("torch.compile", differentiated(compiled()), BOTH),
+        Peer("torch.compile", differentiated(compiled(), ("x", "k"), BOTH, "dy"), BOTH),
         Peer(
             "Jet-Nemotron's scheme",
-            differentiated(PublishedDynamicConv.apply),
+            differentiated(PublishedDynamicConv.apply, ("x", "k"), BOTH, "dy"),
             BOTH,
             version=lambda: "its two kernels, written here",
         ),

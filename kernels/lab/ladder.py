@@ -6,6 +6,7 @@ from collections.abc import Callable
 from kernels.lab.roofline import recorded
 
 AT_THE_LIMIT = 0.005  # a rung whose share is this near to 1 is the limit: its row says what the limit's would
+FAR = 0.25  # where no rung comes nearer than this, the axis ends at the best of them, and says how far the limit is
 LOG_FROM = 5  # a sweep whose times span more than this factor is drawn on a logarithmic axis
 
 
@@ -16,8 +17,8 @@ def ladder(lesson: str, *, upto: str | None = None):
     upto: the label of the last of the lesson's own rungs to show, for a first look on the way; all unless told.
 
     A bar is how much of the limit's speed a rung reaches; to the right of it stand the time, how many times faster than
-    the first rung it is, and the idea that bought it. The limit has a row of its own unless a rung reaches it. Returns
-    the figure. ``FileNotFoundError`` for a ladder that was not recorded.
+    the first rung it is, and the idea that bought it. The limit has a row of its own unless a rung reaches it, or all are
+    far from it. Returns the figure. ``FileNotFoundError`` for a ladder that was not recorded.
     """
     from kernels.lab import style
 
@@ -26,7 +27,9 @@ def ladder(lesson: str, *, upto: str | None = None):
     first = next(row["ms"] for row in rungs if row["kind"] == "lesson")
     ceiling = {"copy": "the fastest copy", "matmul": "the fastest matrix product"}[record["limit"]]
     lines = [(row["rung"], row["ms"], row["fraction_of_limit"], row["idea"], row["kind"]) for row in rungs]
-    if not any(abs(row["fraction_of_limit"] - 1) < AT_THE_LIMIT for row in rungs):
+    best = max(row["fraction_of_limit"] for row in rungs)
+    far = best < FAR and upto is None
+    if not far and not any(abs(row["fraction_of_limit"] - 1) < AT_THE_LIMIT for row in rungs):
         lines.append(("the limit", record["limit_ms"], 1.0, "", "limit"))
     figure, axes = style.picture(8.0, 0.9 + 0.36 * len(lines))
     ax = axes[0, 0]
@@ -42,10 +45,14 @@ def ladder(lesson: str, *, upto: str | None = None):
     names = [name for name, *_ in lines]
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.02 * max(1, *(row["fraction_of_limit"] for row in rungs)))
-    ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
-    ax.axvline(1, color="black", linewidth=0.8, linestyle="--")
-    ax.set_xlabel(f"share of the limit's speed; the limit: {ceiling} of the run")
+    if far:
+        ax.set_xlim(0, 1.02 * best)
+        ax.set_xlabel(f"share of the speed of {ceiling} of the run, which lies {1 / best:.0f} times as far to the right")
+    else:
+        ax.set_xlim(0, 1.02 * max(1, best))
+        ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
+        ax.axvline(1, color="black", linewidth=0.8, linestyle="--")
+        ax.set_xlabel(f"share of the limit's speed; the limit: {ceiling} of the run")
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     shape = ", ".join(f"{name} {size}" for name, size in record["shape"].items())
@@ -53,7 +60,8 @@ def ladder(lesson: str, *, upto: str | None = None):
     title = f"{record['kernel']} on {machine['gpu']}: {shape}, {record['dtype']}"
     ax.set_title(title, fontsize=style.TEXT_SIZE, loc="left")
     reached = ", ".join(f"{row['rung']} {row['fraction_of_limit']:.2g}" for row in rungs)
-    figure.alt = f"Horizontal bars, a rung each: {reached} of the speed of {ceiling}, which a dashed line marks at 1."
+    where = "which lies beyond the axis" if far else "which a dashed line marks at 1"
+    figure.alt = f"Horizontal bars, a rung each: {reached} of the speed of {ceiling}, {where}."
     print(f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}")
     width = max(len(row["rung"]) for row in rungs)
     for row in rungs:

@@ -6,9 +6,6 @@ executed whole.
 """
 
 import ast
-import contextlib
-import io
-import linecache
 import os
 import re
 from dataclasses import dataclass
@@ -17,6 +14,7 @@ from pathlib import Path
 import nbformat
 import torch
 
+from tools.cells import execute
 from tools.kernel_environment import ROOT
 
 WHOLE = "needed-by-turns"
@@ -64,40 +62,6 @@ def turns_of(path: Path) -> list[Turn]:
 
 def lessons(root: Path = ROOT) -> list[Path]:
     return sorted(root.glob("notebooks/*.ipynb"))
-
-
-def without_magics(source: str) -> str:
-    """The same lines, those that only IPython understands left empty."""
-    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
-
-
-def calls_nothing(value: ast.expr | None) -> bool:
-    calls = [node for node in ast.walk(value) if isinstance(node, (ast.Call, ast.Await))] if value else []
-    return all(isinstance(call, ast.Call) and ast.unparse(call.func).endswith("constexpr") for call in calls)
-
-
-def needed(statement: ast.stmt) -> bool:
-    """Whether a statement of an earlier cell is executed: it defines something and computes nothing."""
-    if isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)):
-        return True
-    return isinstance(statement, (ast.Assign, ast.AnnAssign)) and calls_nothing(statement.value)
-
-
-def execute(source: str, namespace: dict, *, whole: bool = True) -> str:
-    """Execute a cell as IPython does, known to linecache; returns what it prints.
-
-    Not ``whole``: only what is ``needed``, a statement at a time; one that names what was left out is left out too.
-    """
-    filename = f"/turns/{len(linecache.cache)}.py"
-    source = without_magics(source)
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    body = ast.parse(source, filename).body
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        for statement in body if whole else filter(needed, body):
-            with contextlib.suppress(*([] if whole else [NameError])):
-                exec(compile(ast.Module([statement], []), filename, "exec"), namespace)
-    return printed.getvalue()
 
 
 def namespace_of(turn: Turn) -> dict:
