@@ -57,6 +57,9 @@ def flex_attention(
         key: [B or 1, Hkv, N, D]; with ``enable_gqa`` Hq may be a multiple G Hkv: query head h reads key head h // G.
         value: [B or 1, Hkv, N, Dv].
         score_mod: ``f(score, b, h, q_idx, kv_idx)`` on tensors without dimensions, or ``None``. ``score`` is float32.
+            An index into a captured tensor must lie inside it, negative ones counted from the end, also for masked pairs of
+            a block that is visited. b, h, q_idx and kv_idx alone are checked; what is computed from them is not, and reads,
+            or in the backward pass adds to, other memory where it lies outside.
         block_mask: a ``BlockMask`` made for (M, N), its batch 1 or B, its heads 1 or Hq; or ``None``: all keys. In a
             CUDA graph the forward pass reads the mask's lists at every replay, the backward pass may visit the blocks that
             were listed when it was captured: after the lists are changed in place, capture it again.
