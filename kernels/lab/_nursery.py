@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
@@ -66,7 +67,8 @@ class Nursery:
                 nursery = cls.running(interpreted)
                 with contextlib.suppress(EOFError):
                     return nursery.send(job, source, details)
-        raise RuntimeError(f"no process can be started: {sys.executable} ended with {nursery.process.returncode}")
+        ended = f"{sys.executable} ended with {nursery.process.returncode}"
+        raise RuntimeError(f"no process can be started: {ended}{_why(nursery.place)}")
 
     @classmethod
     def running(cls, interpreted: bool) -> "Nursery":
@@ -156,6 +158,18 @@ class Nursery:
         self.process.stdout.close()
         if self.folder:
             self.folder.cleanup()
+
+
+def _why(place: Place) -> str:
+    """The error that ends a process as soon as it is started, such as a file beside a script that is named as a module."""
+    with tempfile.TemporaryDirectory(prefix="kernels_lab_") as folder, contextlib.suppress(subprocess.TimeoutExpired):
+        command = place.command + ([] if place.working else [folder])
+        tried = subprocess.run(
+            command, env=place.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+        if tried.returncode and (errors := re.findall(r"^\w*Error\b.*", tried.stderr, re.MULTILINE)):
+            return f", with {errors[-1]}"
+    return ""
 
 
 def make_ready() -> None:

@@ -286,6 +286,13 @@ def test_children_live_in_the_environment_of_now(busy, tmp_path, monkeypatch):
         assert (tmp_path / "told").read_text() == word + str(tmp_path)
 
 
+def test_a_file_that_stands_in_a_modules_place_is_what_the_error_names(busy, monkeypatch, tmp_path):
+    (tmp_path / "json.py").write_text("raise AttributeError('no json of the library')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RuntimeError, match="no process can be started.*AttributeError: no json of the library"):
+        compile_report(busy("pass  # beside a json"), "*fp32")
+
+
 def test_a_child_that_takes_too_long_is_given_up_with_all_it_hangs_on(busy, monkeypatch, tmp_path):
     wait = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
     compile_report(busy("pass"), "*fp32")  # from here on a child comes at once
