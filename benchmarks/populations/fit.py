@@ -4,8 +4,9 @@ Reads what ``measure tune_conv_wgrad`` recorded on the tuning half, and writes `
 measured here, so it runs anywhere. What is minimised are the squares of log(predicted / measured), those of slow candidates
 weighing less: which of the fast ones is the fastest is what the choice depends on.
 
-What joining takes is found last, from candidates that join beside others of the same row: were all fitted at once, a day on
-which a GPU was slower at long rows would change what is chosen of layers that nothing is joined of.
+What joining takes is found after that, from candidates that join beside others of the same row: were all fitted at once, a
+day on which a GPU was slower at long rows would change what is chosen of layers that nothing is joined of. Last, and in the
+same way, tiles of two multiprocessors are fitted beside others of one.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from kernels.conv_wgrad.portable import choice, depthwise
 
 RECORDS = ("tune_conv_wgrad", "tune_conv_wgrad_few", "tune_conv_wgrad_forms", "tune_conv_wgrad_inside")
 JOINED = "tune_conv_wgrad_joined"
+PAIRS = "tune_conv_wgrad_pairs"
 PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
@@ -143,14 +145,15 @@ def guess_of(kind, tile):
     """``busy`` and ``alone`` to begin with."""
     if kind == "depthwise":
         return SUMS, 4 * SUMS
-    multiplications = tile["BLOCK_M"] * tile["BLOCK_N"] * tile["BLOCK_K"] * tile.get("GROUPS", 1)
-    values = tile["BLOCK_K"] * (tile["BLOCK_M"] + tile["BLOCK_N"] * tile.get("GROUPS", 1))
+    rows = tile["BLOCK_M"] // cost.together(tile)  # of one multiprocessor
+    multiplications = rows * tile["BLOCK_N"] * tile["BLOCK_K"] * tile.get("GROUPS", 1)
+    values = tile["BLOCK_K"] * (rows + tile["BLOCK_N"] * tile.get("GROUPS", 1))
     return max(1.2 * multiplications / MULTIPLICATIONS, values / VALUES), multiplications / MULTIPLICATIONS
 
 
 def handed_of(tile):
     """``handed`` of a tile to begin with."""
-    return 4 * tile["BLOCK_M"] * tile["BLOCK_N"] * tile["GROUPS"] / HANDED
+    return 4 * tile["BLOCK_M"] // cost.together(tile) * tile["BLOCK_N"] * tile["GROUPS"] / HANDED
 
 
 class Parameters:
@@ -189,7 +192,8 @@ class Parameters:
 
 def time_of(costs, point):
     """Microseconds of a point by the model."""
-    return cost.predicted(costs, point.kind.split()[0], costs["tiles"][point.kind, point.tile], point.load)
+    tile = json.loads(point.tile) | costs["tiles"][point.kind, point.tile]
+    return cost.predicted(costs, point.kind.split()[0], tile, point.load)
 
 
 def fit(points, processors):
@@ -207,19 +211,22 @@ def fit(points, processors):
     return parameters.costs(found.x)
 
 
-def fit_joined(costs, points):
-    """The ``costs`` with ``join``, ``abreast`` and tiles' ``handed`` that are nearest to the points that join partial sums.
-
-    A row's others, which don't, say how much slower that day's GPU was at it than the costs. Raises ``ValueError`` for a row
-    without any, and for tiles that the costs don't know.
-    """
-    if unknown := sorted({(p.kind, p.tile) for p in points} - costs["tiles"].keys()):
+def beside(costs, points, new):
+    """``(slower, best)`` by rows: how much slower a row's points, but those that ``new`` is true of, were than the ``costs``
+    say, which is what that day's GPU was at it, and the time of its fastest point. Raises ``ValueError`` for a row that has
+    new ones alone, and for others' tiles that the costs don't know."""
+    known = {row: [p for p in points if p.row == row and not new(p)] for row in sorted({p.row for p in points})}
+    if alone := [row for row, own in known.items() if not own]:
+        raise ValueError(f"points of row {alone[0]} are all new, needs one that is not: how slow was the GPU at that row?")
+    if unknown := sorted({(p.kind, p.tile) for own in known.values() for p in own} - costs["tiles"].keys()):
         raise ValueError(f"points holds tile {unknown[0]}, needs those of costs: fit them first")
-    plain = {row: [p for p in points if p.row == row and not p.load.hands] for row in sorted({p.row for p in points})}
-    if alone := [row for row, own in plain.items() if not own]:
-        raise ValueError(f"points of row {alone[0]} all join, needs one that does not: how slow was the GPU at that row?")
-    slower = {row: geometric_mean([p.us / time_of(costs, p) for p in own]) for row, own in plain.items()}
-    best = {row: min(p.us for p in points if p.row == row) for row in plain}
+    slower = {row: geometric_mean([p.us / time_of(costs, p) for p in own]) for row, own in known.items()}
+    return slower, {row: min(p.us for p in points if p.row == row) for row in known}
+
+
+def fit_joined(costs, points):
+    """The ``costs`` with ``join``, ``abreast`` and tiles' ``handed`` nearest to the points that join partial sums."""
+    slower, best = beside(costs, points, lambda p: p.load.hands)
     joined = [p for p in points if p.load.hands]
     tiles = sorted({(p.kind, p.tile) for p in joined})
     begin = np.log([JOIN, costs["apart"], *(handed_of(json.loads(tile)) for _, tile in tiles)])
@@ -236,6 +243,39 @@ def fit_joined(costs, points):
         return np.concatenate([off, pull * (vector - begin)])
 
     return with_these(least_squares(residuals, begin, max_nfev=40).x)
+
+
+def fit_pairs(costs, points):
+    """The ``costs`` with the tiles of two multiprocessors, their times nearest to the points that have them; a search begins
+    with those of one multiprocessor's half of the tile."""
+    slower, best = beside(costs, points, lambda p: is_pair(p.tile))
+    pairs = [p for p in points if is_pair(p.tile)]
+    tiles = sorted({(p.kind, p.tile) for p in pairs})
+    begin = np.log([value for kind, tile in tiles for value in of_half(costs, kind, json.loads(tile)).values()])
+
+    def with_these(vector):
+        own = np.exp(vector).reshape(-1, 3).tolist()
+        times = [dict(zip(("busy", "alone", "handed"), three, strict=True)) for three in own]
+        return costs | {"tiles": costs["tiles"] | dict(zip(tiles, times, strict=True))}
+
+    def residuals(vector):
+        costs = with_these(vector)
+        off = [best[p.row] / p.us * math.log(slower[p.row] * time_of(costs, p) / p.us) for p in pairs]
+        return np.concatenate([off, LOOSE * (vector - begin)])
+
+    return with_these(least_squares(residuals, begin, max_nfev=40).x)
+
+
+def is_pair(tile):
+    """Whether a tile, as text, is one of two multiprocessors."""
+    return cost.together(json.loads(tile)) == 2
+
+
+def of_half(costs, kind, tile):
+    """``busy``, ``alone`` and ``handed`` of the half of a pair's tile that one multiprocessor computes, or guesses."""
+    half = {name: value for name, value in tile.items() if name != "num_ctas"} | {"BLOCK_M": tile["BLOCK_M"] // 2}
+    guess = dict(zip(("busy", "alone"), guess_of(kind, tile), strict=True)) | {"handed": handed_of(tile)}
+    return guess | costs["tiles"].get((kind, json.dumps(half)), {})
 
 
 def quality(costs, points):
@@ -297,6 +337,11 @@ def main():
         own = [row for row in record["rows"] if row["half"] == "tuning"]
         joined = [p._replace(row=len(measured) + p.row) for p in points_of(own)]
         costs, points, measured = fit_joined(costs, joined), points + joined, measured + own
+    if record := harness.read(PAIRS, given.records):
+        records.append(record)
+        pairs = [p._replace(row=len(measured) + p.row) for p in points_of(record["rows"])]
+        pairs = [p for p in pairs if (p.kind, p.tile) in costs["tiles"] or is_pair(p.tile)]
+        costs, points, measured = fit_pairs(costs, pairs), points + pairs, measured + record["rows"]
     off = [math.log(time_of(costs, p) / p.us) for p in points]
     print(
         f"{len(points)} candidates of {len(measured)} layers: predicted within a factor of {math.exp(np.std(off)):.2f}"

@@ -38,11 +38,15 @@ HOPPER = [  # BLOCK_M, BLOCK_N, BLOCK_K, GROUPS, STAGES
     (128, 128, 32, 3, 6), (128, 128, 64, 3, 3), (128, 128, 64, 2, 4), (64, 128, 64, 3, 4), (128, 64, 64, 3, 5),
     (64, 64, 64, 3, 6), (64, 128, 64, 2, 5), (128, 64, 64, 2, 6), (64, 256, 64, 2, 3),
 ]  # fmt: skip
+PAIRS = [  # the same, of two multiprocessors that share x, where it is im2col already
+    (256, 64, 64, 3, 5), (256, 128, 64, 2, 4), (256, 64, 64, 2, 6), (128, 128, 64, 2, 5), (128, 128, 64, 3, 4),
+    (256, 128, 32, 3, 6),
+]  # fmt: skip
 CHANNELS = [(1, 32), (2, 32), (2, 64), (4, 32), (4, 64), (4, 128), (8, 64), (8, 256)]  # a thread's, BLOCK_M
 SUMS, RUNS, WARPS = (3, 9, 14, 28, 49), (4, 7, 14), (4, 8)
 LOADS = 64  # of a depthwise program in a step, at most: more take long to compile
 
-FASTEST, CUTS = {"product": 5, "hopper": 3, "depthwise": 14}, 2
+FASTEST, CUTS = {"product": 5, "hopper": 3, "pairs": 4, "depthwise": 14}, 2
 HOPELESS = 1.6  # times the fastest one's predicted time
 
 
@@ -120,13 +124,17 @@ def _variants(problem):
     ways = {kind.split()[0]: choice.considered(problem, costs, known(listed(g), kind))}
     if tma.unfit(g, problem.dtype) is None and g.Ci >= 8:
         names = "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"
-        tiles = known([dict(zip(names, tile, strict=True)) for tile in HOPPER], tma.tiles_for(g))
-        ways["hopper"] = tma.considered(g, costs, tiles, turned=problem.turned)
+        own = {"hopper": [dict(zip(names, tile, strict=True)) for tile in HOPPER]}
+        if g.pointwise:
+            own["pairs"] = [dict(zip(names, tile, strict=True)) | {"num_ctas": 2} for tile in PAIRS]
+        for way, tiles in own.items():
+            ways[way] = tma.considered(g, costs, known(tiles, tma.tiles_for(g)), turned=problem.turned)
     found = []
     for way, tiles in ways.items():
         ordered = sorted((sorted(cuts, key=lambda c: c.time) for cuts in tiles), key=lambda cuts: cuts[0].time)
-        found += [(way, cuts[0]) for cuts in ordered[: FASTEST[way]]]
-        found += [(way, cut) for cuts in ordered[:1] for cut in cuts[1:CUTS]]
+        name = "hopper" if way == "pairs" else way
+        found += [(name, cuts[0]) for cuts in ordered[: FASTEST[way]]]
+        found += [(name, cut) for cuts in ordered[:1] for cut in cuts[1:CUTS]]
     return found
 
 

@@ -8,11 +8,13 @@ import triton
 
 from kernels.common.gpu import multiprocessors
 
-__all__ = ["describe", "element", "fits_tma", "gluon", "multiprocessors", "reason_not", "shared_layout"]
+__all__ = ["describe", "element", "fits_tma", "gluon", "has_clusters", "multiprocessors", "reason_not", "shared_layout"]
 
 NEEDS = (3, 8)  # the first Triton with TMA's im2col, and with warp specialisation as the kernels use it
+CLUSTERS = (3, 9)  # the first in which clusters have run, with atomics in specialised warps
+VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 
-if tuple(map(int, triton.__version__.split(".")[:2])) >= NEEDS:
+if VERSION >= NEEDS:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -32,9 +34,19 @@ def element(dtype):
     return gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
 
 
-def shared_layout(tile, dtype):
-    """How a tile lies in shared memory so that TMA writes it and the tensor cores read it."""
-    return gl.NVMMASharedLayout.get_default_for(list(tile), element(dtype))
+def has_clusters():
+    """Whether Gluon's kernels may be clusters of multiprocessors."""
+    return gluon is not None and VERSION >= CLUSTERS
+
+
+def shared_layout(tile, dtype, cga=None):
+    """How a tile lies in shared memory so that TMA writes it and the tensor cores read it.
+
+    cga: which part of it lies in which multiprocessor of a cluster, in Gluon's bases: by ``((0, 1),)`` the other half of the
+    columns lies in the second one, by ``((0, 0),)`` the same.
+    """
+    bases = cga and [list(basis) for basis in cga]
+    return gl.NVMMASharedLayout.get_default_for(list(tile), element(dtype), cga_layout=bases)
 
 
 def describe(x, tile, layout=None):

@@ -81,7 +81,8 @@ class Candidate(NamedTuple):
 
     def __str__(self):
         tile = "x".join(str(self.options[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if name in self.options)
-        more = [f"{name} {self.options[name]}" for name in ("GROUPS", "RUN", "STAGES", "num_warps") if name in self.options]
+        named = ("GROUPS", "RUN", "STAGES", "num_warps", "num_ctas")
+        more = [f"{name} {self.options[name]}" for name in named if name in self.options]
         return f"{tile}, {', '.join(more)}, split-K {self.pieces}: {self.time:.1f} us"
 
 
@@ -103,7 +104,7 @@ def tiles_of(costs, kind):
 
 def predicted(costs, way, tile, load):
     """Microseconds of a ``Load`` in tiles with the parameters ``tile``, of the ``way`` "product", "hopper" or "depthwise"."""
-    processors = costs["multiprocessors"]
+    processors = costs["multiprocessors"] // together(tile)
     full, rest = divmod(load.items, processors * load.held)
     start, steps = costs["start"][way] + (load.met - 1) * costs["next"], load.per * load.volume
     compute = full * (start + steps * step(tile, load.held))
@@ -138,9 +139,14 @@ def astray(g, rows, columns):
     return int(2 * g.M * (x + dy))
 
 
-def step(tile, together):
-    """Microseconds of a step of a program that shares a multiprocessor with others, ``together`` in all."""
-    return (tile["alone"] ** 4 + (together * tile["busy"]) ** 4) ** 0.25
+def step(tile, sharing):
+    """Microseconds of a step of a program that shares a multiprocessor with others, ``sharing`` in all."""
+    return (tile["alone"] ** 4 + (sharing * tile["busy"]) ** 4) ** 0.25
+
+
+def together(tile):
+    """Multiprocessors that compute a tile."""
+    return tile.get("num_ctas", 1)
 
 
 def cuts(tiles, blocks, programs, split_k=None):

@@ -75,8 +75,9 @@ class CompileReports(dict):
 
 
 def compile_report(
-    kernel, *args, arch=90, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **constexprs
-):
+    kernel, *args, arch=90,
+    num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, num_ctas: int = 1, **constexprs,
+):  # fmt: skip
     """Compile ``kernel`` as a launch with these arguments would, without a GPU, and report what came out.
 
     kernel: a ``@triton.jit`` or ``@gluon.jit`` function, also one defined in a notebook cell, with its helpers and
@@ -86,7 +87,7 @@ def compile_report(
         ``"i32"``). As in a launch, a pointer
         at a multiple of 16 bytes and an integer divisible by 16 are compiled as such, and the integer 1 as a
     constant; ``"i32"`` is any integer. arch: 80 (Ampere), 90 (Hopper), 100 (Blackwell), …, or a tuple of them.
-    num_warps, num_stages, maxnreg: as in a launch.
+    num_warps, num_stages, maxnreg, num_ctas: as in a launch; of a cluster, the report counts one of its multiprocessors.
     constexprs: the remaining parameters by name.
 
     Returns a ``CompileReport``, or ``CompileReports`` by architecture if ``arch`` is a tuple. Raises ``ValueError``
@@ -99,7 +100,8 @@ def compile_report(
     for one in arches:
         if not isinstance(one, int) or one < 75:
             raise ValueError(f"arch is {one!r}: it must be a compute capability times ten, such as 80, 90 or 100")
-    prepared = prepare(kernel, *args, num_warps=num_warps, num_stages=num_stages, maxnreg=maxnreg, **constexprs)
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg, "num_ctas": num_ctas}
+    prepared = prepare(kernel, *args, **options, **constexprs)
     reports = compile_prepared(prepared, tuple(arches))
     return reports if isinstance(arch, (tuple, list)) else reports[arch]
 
@@ -133,18 +135,18 @@ class Prepared:
         return {names[int(place)]: int(value) for place, value in found if int(place) in names}
 
 
-_AS_USUAL = {"num_ctas": 1, "ir_override": None}  # options of a launch that change nothing so
-
-
 def prepare(
-    kernel, *args, num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, **constexprs
-) -> Prepared:
+    kernel, *args,
+    num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, num_ctas: int = 1, **constexprs,
+) -> Prepared:  # fmt: skip
     """What ``compile_report`` with these arguments would compile; raises its ``ValueError``s."""
     from kernels.lab import _child, _triton_private
 
-    unused = {name: constexprs.pop(name) for name in _AS_USUAL.keys() & constexprs.keys()}  # as an autotuner passes them
-    if unusual := [f"{name} is {value!r}" for name, value in unused.items() if value not in (None, _AS_USUAL[name])]:
-        raise ValueError(f"{', '.join(unusual)}: compile_report knows num_warps, num_stages and maxnreg alone")
+    if (override := constexprs.pop("ir_override", None)) is not None:  # an autotuner passes None
+        known = "num_warps, num_stages, maxnreg and num_ctas"
+        raise ValueError(f"ir_override is {override!r}: compile_report knows {known} alone")
+    if num_ctas not in (1, 2, 4, 8, 16):
+        raise ValueError(f"num_ctas is {num_ctas!r}: a cluster has 1, 2, 4, 8 or 16 multiprocessors")
     if not _triton_private.is_kernel(kernel):
         if hasattr(kernel, "arg_names"):  # an autotuner or a heuristic
             wrapper = type(kernel).__name__
@@ -162,7 +164,7 @@ def prepare(
         signature, constants, attributes = _triton_private.specialize(kernel, bound.arguments)
     except TypeError as error:
         raise ValueError(f"args do not fit {name}: {error}") from None
-    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg, "num_ctas": num_ctas}
     return Prepared(name, *_child.export(kernel, constants), _child.plain(signature), attributes, options)
 
 

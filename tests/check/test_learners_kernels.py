@@ -193,8 +193,10 @@ def test_an_autotuned_kernel(cell, capsys):
     x = torch.zeros(8)
     (launched,) = Contestant(lambda: one(x, x)).kernels([], {}).prepared  # what is compiled: the launch has its options, too
     assert launched.kernel == "kernel"
-    with pytest.raises(ValueError, match="num_ctas is 2: compile_report knows num_warps"):
-        prepare(_square, x, x, 8, 1, 1, True, 32, num_ctas=2)
+    with pytest.raises(ValueError, match="num_ctas is 3: a cluster has 1, 2, 4"):
+        prepare(_square, x, x, 8, 1, 1, True, 32, num_ctas=3)
+    with pytest.raises(ValueError, match="ir_override is 'x': compile_report knows num_warps"):
+        prepare(_square, x, x, 8, 1, 1, True, 32, ir_override="x")
 
 
 HALF = {"launch": {"half": 2}}

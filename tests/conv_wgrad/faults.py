@@ -4,7 +4,7 @@ from kernels.conv_wgrad.gluon import blocks, hopper
 
 FAULTS = {  # module, function, old text, new text; kind of finding, partition, text of the line, barrier
     "the loader waits for the wrong parity": (
-        (blocks, "load_blocks", "(count // STAGES + 1) & 1)", "(count // STAGES) & 1)"),
+        (blocks, "load_blocks", "free.index(stage), (count // STAGES + 1) & 1)", "free.index(stage), (count // STAGES) & 1)"),
         ("deadlock", "load_blocks", "mbarrier.wait(free.index(stage), (count // STAGES) & 1)", "free[0]"),
     ),
     "the multipliers wait for the wrong parity": (

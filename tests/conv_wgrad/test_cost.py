@@ -231,10 +231,37 @@ def test_the_fit_finds_what_joining_takes_on_a_day_when_a_gpu_was_slow():
     assert {name: found[name] for name in known if name != "tiles"} | {"tiles": 0} == known | {"tiles": 0}
 
 
+def test_the_fit_finds_what_pairs_take_beside_single_multiprocessors():
+    """From rows on days when a GPU was slow, and nothing else is changed."""
+    kind, half = "hopper rows", NARROW
+    pair = NARROW | {"BLOCK_M": 2 * NARROW["BLOCK_M"], "num_ctas": 2}
+    own = {(kind, json.dumps(half)): {"busy": 0.4, "alone": 0.4, "handed": 3.0}}
+    known = COSTS | {"join": 3.0, "abreast": 0.2, "tiles": own}
+    times = {"busy": 0.5, "alone": 0.45, "handed": 2.0}
+    points = []
+    for row, (per, slower) in enumerate(itertools.product((20, 90, 300), (1.0, 1.2))):
+        for hands, items in itertools.product((0, 2, 5), (60, 66, 120)):
+            load = LOAD._replace(per=per, hands=hands, items=items)
+            for tile, own in ((half, known["tiles"][kind, json.dumps(half)]), (pair, times)):
+                time = slower * cost.predicted(known, "hopper", tile | own, load)
+                points.append(fit.Point(row, kind, json.dumps(tile), load, time))
+    found = fit.fit_pairs(known, points)
+    assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points if p.row % 2 == 0) < 0.02
+    assert found["tiles"][kind, json.dumps(half)] == known["tiles"][kind, json.dumps(half)]
+    assert found["tiles"][kind, json.dumps(pair)]["busy"] > 0.45
+
+
+def test_a_pair_is_two_multiprocessors():
+    """As many steps by half as many programs: a wave holds half as many pairs."""
+    tile = {"busy": 0.4, "alone": 0.4}
+    time = lambda items, **tile_of: cost.predicted(COSTS, "hopper", tile | tile_of, LOAD._replace(items=items, bytes=0))  # noqa: E731
+    assert time(66) == time(132) == time(66, num_ctas=2) < time(67, num_ctas=2) == time(132, num_ctas=2) == time(264)
+
+
 @pytest.mark.parametrize(
     ("hands", "tiles", "message"),
     [
-        ((3, 5), [NARROW], "points of row 0 all join"),
+        ((3, 5), [NARROW], "points of row 0 are all new"),
         ((0, 3), [], "points holds tile .*needs those of costs"),
     ],
 )

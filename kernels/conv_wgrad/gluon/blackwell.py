@@ -109,7 +109,7 @@ if gluon is not None:
         gl.warp_specialize(
             [
                 (store_tiles, (acc_t, done, stored, out, work, sizes, BLOCK_M, BLOCK_N, GROUPS, SLICE)),
-                (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES)),
+                (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, free, work, walk, POINTWISE, GROUPS, STAGES)),
                 (multiply_tiles, (dy_s, x_s, acc_t, ready, free, done, stored, work, BLOCK_N, GROUPS, STAGES)),
             ],
             [1, 1],

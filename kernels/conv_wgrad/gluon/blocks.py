@@ -37,13 +37,15 @@ if gluon is not None:
 
     @gluon.jit
     def load_blocks(
-        dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE: gl.constexpr, GROUPS: gl.constexpr,
+        dy_desc, x_desc, dy_s, x_s, ready, free, both, work, walk, POINTWISE: gl.constexpr, GROUPS: gl.constexpr,
         STAGES: gl.constexpr, JOINED: gl.constexpr = False,
     ):  # fmt: skip
         """The copying warp: every block of every share, into the ring's next buffers, as soon as they are free.
 
-        POINTWISE: x is im2col already, [pixels, channels]. JOINED: the work is a ``Joined`` one.
+        POINTWISE: x is im2col already, [pixels, channels]. JOINED: the work is a ``Joined`` one. both: in a pair
+        of multiprocessors that share x, the barriers of buffers that are free in both; elsewhere nobody asks.
         """
+        PAIR: gl.constexpr = gl.num_ctas() == 2
         BLOCK_K: gl.constexpr = dy_desc.block_type.shape[0]
         BLOCK_M: gl.constexpr = dy_desc.block_type.shape[1]
         BLOCK_N: gl.constexpr = x_desc.block_type.shape[1]
@@ -79,13 +81,16 @@ if gluon is not None:
                     mbarrier.wait(free.index(stage), (count // STAGES + 1) & 1)
                     mbarrier.expect(ready.index(stage), dy_desc.nbytes_per_cta + GROUPS * x_desc.nbytes_per_cta)
                     tma.async_load(dy_desc, [m, o], ready.index(stage), dy_s.index(stage))
+                    if PAIR:  # only the pair's first waits here, and asks for what both are given
+                        mbarrier.wait(both.index(stage), (count // STAGES + 1) & 1)
                     for group in gl.static_range(GROUPS):
                         r, s, c = chunks[group]
                         buffer = x_s.index(stage * GROUPS + group)
                         if POINTWISE:
-                            tma.async_load(x_desc, [m, c], ready.index(stage), buffer)
+                            tma.async_load(x_desc, [m, c], ready.index(stage), buffer, multicast=PAIR)
                         else:
-                            tma.async_load_im2col(x_desc, [row // P, h, w, c], [r, s], ready.index(stage), buffer)
+                            at = [row // P, h, w, c]
+                            tma.async_load_im2col(x_desc, at, [r, s], ready.index(stage), buffer, multicast=PAIR)
                     count += 1
                 if JOINED:
                     end -= n

@@ -6,6 +6,9 @@
 All groups share a tile of dy; each has a chunk of its own, whose BLOCK_M x BLOCK_N sums fill its registers. dy lies in shared
 memory as it does in global memory, pixel by pixel, and the tensor cores read it transposed. Programs stay: while the groups
 store a tile, the next tile's blocks are on their way. ``blocks`` says which tiles and blocks are a program's.
+
+A program may be a pair of multiprocessors, a cluster: each has half of dy's tile, and both have the same chunks of x, which
+cross from the L2 cache once, by TMA's multicast. Its first may ask for x only when both have read what lies there.
 """
 
 
@@ -34,7 +37,7 @@ if gluon is not None:
 
     @gluon.jit
     def multiply_blocks(
-        dy_s, x_s, ready, free, out, join, work, sizes, GROUP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+        dy_s, x_s, ready, free, both, out, join, work, sizes, GROUP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
         ALIGNED: gl.constexpr,
     ):  # fmt: skip
         """A group of four warps: its chunk of every tile that this program has a share in.
@@ -43,7 +46,9 @@ if gluon is not None:
         """
         BLOCK_M: gl.constexpr = dy_s.shape[2]
         BLOCK_N: gl.constexpr = x_s.shape[2]
-        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+        PAIR: gl.constexpr = gl.num_ctas() == 2
+        cga: gl.constexpr = [[1, 0]] if PAIR else []
+        layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16], cga)
         JOINED: gl.constexpr = join is not None
         if JOINED:
             items, programs, full, tiles, tiles_m, blocks, per, pieces, left, rests, most = work
@@ -70,6 +75,8 @@ if gluon is not None:
                     acc = warpgroup_mma_wait(1, deps=(acc,))  # all products but this one are over
                     before = gl.where(stage == 0, STAGES - 1, stage - 1)
                     mbarrier.arrive(free.index(before), pred=count > 0)
+                    if PAIR:
+                        mbarrier.arrive(both.index(before), pred=count > 0)
                     count += 1
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 if JOINED:
@@ -101,30 +108,39 @@ if gluon is not None:
         x_s = gl.allocate_shared_memory(x_desc.dtype, [STAGES * GROUPS, BLOCK_K, BLOCK_N], x_desc.layout)
         ready = mbarrier.allocate_mbarrier(batch=STAGES)
         free = mbarrier.allocate_mbarrier(batch=STAGES)
+        PAIR: gl.constexpr = gl.num_ctas() == 2
+        if PAIR:
+            both = mbarrier.allocate_mbarrier(batch=STAGES, two_ctas=True)
+        else:
+            both = free
         for stage in gl.static_range(STAGES):
             mbarrier.init(ready.index(stage), count=1)
             mbarrier.init(free.index(stage), count=GROUPS)
+            if PAIR:
+                mbarrier.init(both.index(stage), count=GROUPS)
         if GROUPS == 3:
             gl.warp_specialize(
                 [
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, join, work, sizes, 0, GROUPS, STAGES, ALIGNED)),
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, join, work, sizes, 1, GROUPS, STAGES, ALIGNED)),
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, join, work, sizes, 2, GROUPS, STAGES, ALIGNED)),
-                    (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES, JOINED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, both, out, join, work, sizes, 0, GROUPS, STAGES, ALIGNED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, both, out, join, work, sizes, 1, GROUPS, STAGES, ALIGNED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, both, out, join, work, sizes, 2, GROUPS, STAGES, ALIGNED)),
+                    (load_blocks,
+                     (dy_desc, x_desc, dy_s, x_s, ready, free, both, work, walk, POINTWISE, GROUPS, STAGES, JOINED)),
                 ],
                 [4, 4, 1],
                 [160, 160, 32],
-            )
+            )  # fmt: skip
         else:
             gl.warp_specialize(
                 [
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, join, work, sizes, 0, GROUPS, STAGES, ALIGNED)),
-                    (multiply_blocks, (dy_s, x_s, ready, free, out, join, work, sizes, 1, GROUPS, STAGES, ALIGNED)),
-                    (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, work, walk, POINTWISE, GROUPS, STAGES, JOINED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, both, out, join, work, sizes, 0, GROUPS, STAGES, ALIGNED)),
+                    (multiply_blocks, (dy_s, x_s, ready, free, both, out, join, work, sizes, 1, GROUPS, STAGES, ALIGNED)),
+                    (load_blocks,
+                     (dy_desc, x_desc, dy_s, x_s, ready, free, both, work, walk, POINTWISE, GROUPS, STAGES, JOINED)),
                 ],
                 [4, 1],
                 [240, 32],
-            )
+            )  # fmt: skip
 
 
 def reason_not(problem):

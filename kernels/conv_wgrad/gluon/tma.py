@@ -12,7 +12,7 @@ import torch
 import triton
 
 from kernels.common.configs import configuration
-from kernels.common.gluon import element, gluon, multiprocessors, reason_not, shared_layout
+from kernels.common.gluon import element, gluon, has_clusters, multiprocessors, reason_not, shared_layout
 from kernels.common.plan import Cost, remembered
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.gluon.work import PARTIAL, START, Joined, Work, joined, share_out
@@ -22,6 +22,8 @@ from kernels.conv_wgrad.split_k import reduce_into
 
 __all__ = ["Work", "element", "gluon", "share_out"]
 
+PAIR = ((0, 1),), ((0, 0),)  # of two multiprocessors, the second has the other half of dy's channels, and the same x
+SURE = 1.05  # times faster than by single multiprocessors a pair has to be predicted: the model is no surer of them
 MOST_PIXELS = 1024  # of a block: a kernel counts to the end of the last one
 
 if gluon is not None:
@@ -86,24 +88,27 @@ def candidates(kernel, g, device, split_k=None, turned=False, may_join=True):
     none. ``may_join``: whether partial sums may be joined by the launch that makes them."""
     costs = model.costs_of(configuration("conv_wgrad", kernel, "3 chunks", device))
     tiles = costs["tiles"][tiles_for(g)] if costs else []
-    return [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k, turned, may_join)]
+    found = [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k, turned, may_join)]
+    alone = min((one.time for one in found if model.together(one.tile) == 1), default=float("inf"))
+    return [one for one in found if model.together(one.tile) == 1 or SURE * one.time < alone]
 
 
 def considered(g, costs, tiles, split_k=None, turned=False, may_join=True):
     """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
     prediction."""
-    found, two = [], [tile for tile in tiles if tile["GROUPS"] == 2]
-    allowed = tiles if is_aligned_to_tma(g.Co, g.Ci) else two
+    tiles = [tile for tile in tiles if model.together(tile) == 1 or has_clusters()]
+    found, two = [], [tile for tile in tiles if tile["GROUPS"] == 2 and model.together(tile) == 1]
+    allowed = tiles if is_aligned_to_tma(g.Co, g.Ci) else [tile for tile in tiles if tile["GROUPS"] == 2]
     for tile in model.fitting(allowed, g.Co, g.Ci) or two:
         options = model.options_of(tile)
-        (n, blocks, waste), processors = tiled(g, options), costs["multiprocessors"]
-        works = [Work(n, blocks, *cut) for cut in sorted(model.cuts(n, blocks, processors, split_k))]
+        (n, blocks, waste), programs = tiled(g, options), costs["multiprocessors"] // model.together(tile)
+        works = [Work(n, blocks, *cut) for cut in sorted(model.cuts(n, blocks, programs, split_k))]
         if split_k is None:
-            per = -(-n * blocks // processors)
+            per = -(-n * blocks // programs)
             works.append(Work(n, blocks, blocks // per, per))
         # joined sums of channels that are no multiple of 8 have run on the CPU's model alone, so nobody chooses them
         if may_join and not turned and "handed" in tile and is_aligned_to_tma(g.Co, g.Ci):
-            works += joined(n, blocks, processors, split_k)
+            works += joined(n, blocks, programs, split_k)
         times = [model.predicted(costs, "hopper", tile, load_of(g, options, work, turned)) for work in works]
         shares = [Shares(options, work, waste) for work in works]
         found.append([model.Candidate(tile, options, *pair) for pair in zip(shares, times, strict=True)])
@@ -209,13 +214,14 @@ def copies(input, grad_output):
 def descriptors(x, dy, g, options):
     """``(of dy's tiles, of im2col's chunks)``; the latter are plain tiles where x is im2col already."""
     x, dy = aligned(x), aligned(rows_of(dy))
-    dy_desc = TensorDescriptor(*described(dy, (options["BLOCK_K"], options["BLOCK_M"])))
+    split, shared = PAIR if model.together(options) == 2 else (None, None)
+    dy_desc = TensorDescriptor(*described(dy, (options["BLOCK_K"], options["BLOCK_M"]), split))
     tile = (options["BLOCK_K"], options["BLOCK_N"])
     if is_rows(g, x):
-        return dy_desc, TensorDescriptor(*described(x.as_strided((g.M, g.Ci), (x.stride(2), 1)), tile))
+        return dy_desc, TensorDescriptor(*described(x.as_strided((g.M, g.Ci), (x.stride(2), 1)), tile, shared))
     lower, upper = pixel_box(g)
     return dy_desc, TensorDescriptorIm2Col(
-        *described(x, tile),
+        *described(x, tile, shared),
         element_strides=[1, *g.stride, 1], pixel_box_lower_corner=lower, pixel_box_upper_corner=upper,
     )  # fmt: skip
 
@@ -223,10 +229,10 @@ def descriptors(x, dy, g, options):
 _layout = remembered(shared_layout)  # a layout takes longer to make than a launch
 
 
-def described(x, tile):
+def described(x, tile, cga=None):
     """``(x, sizes, strides, tile, layout in shared memory)``; the stride of a single row or pixel may have been anything."""
     strides = [stride if stride > 0 and stride % 8 == 0 else 8 for stride in x.stride()]
-    return x, list(x.shape), [*strides[:-1], 1], list(tile), _layout(tile, x.dtype)
+    return x, list(x.shape), [*strides[:-1], 1], list(tile), _layout(tile, x.dtype, cga)
 
 
 @dataclass(frozen=True)
@@ -297,7 +303,7 @@ def plan_wgrad(kernel, launch, g, device, split_k, turned=False):
 
 def plan_shares(launch, g, device, shares, plainly=None):
     """The ``TmaPlan`` of ``Shares``; ``plainly()``: others, whose partial sums are not joined, for calls that need such."""
-    processors = multiprocessors(device)
+    processors = multiprocessors(device) // model.together(shares.options)
     if shares.joined and shares.work.programs > processors:  # a part of the GPU that costs were fitted for
         shares = plainly()
     work = shares.work
