@@ -43,8 +43,9 @@ class Descriptor:
 
     @property
     def nbytes_per_cta(self) -> int:
-        """Bytes that one copy moves."""
-        return self.block_type.nbytes
+        """Bytes that one copy moves, to one CTA if several share the block."""
+        parts = sum(any(basis) for basis in getattr(self.layout, "cga_layout", None) or ())
+        return self.block_type.nbytes >> parts
 
     @property
     def type(self):
@@ -122,27 +123,47 @@ def wrap_cpu(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def load(machine, descriptor: Descriptor, barrier_view, result: View, fetch) -> None:
-    """Start a copy into shared memory that signals a barrier with its bytes when it lands."""
+def load(machine, descriptor: Descriptor, barrier_view, result: View, fetch, multicast: bool = False) -> None:
+    """Start a copy into shared memory that signals a barrier with its bytes when it lands.
+
+    ``multicast``: where several CTAs of a cluster hold the same part of the block, the first of them asks for it, and it
+    lands at the same place in the memory of each, and signals the barrier of each.
+    """
     if result.numel != descriptor.block_type.numel:
         raise ModelError(f"{descriptor.name} loads blocks {descriptor.block_shape}, {result.label} has {result.shape}")
     if result.dtype != descriptor.dtype:
         raise ModelError(f"{descriptor.name} holds {descriptor.dtype}, {result.label} holds {result.dtype}")
-    barrier = machine.barrier(barrier_view, "a load")
+    targets = [(barrier_view, result)]
+    if machine.cluster is not None:
+        machine.cluster.publish()
+        held, holders = machine.cluster.part(descriptor.layout, descriptor.block_shape)
+        held = None if held is None else held.reshape(result.shape)
+        machine.cluster.check_within(result.held, held, f"a copy of {descriptor.name} into {result.label}")
+        if multicast:
+            if machine.me.cta != holders[0]:
+                return
+            targets = [(barrier_view.at(cta), result.at(cta)) for cta in holders]
+    barriers = [machine.barrier(view, "a load") for view, _ in targets]
 
     def land(operation):
-        result.fill(fetch().reshape(result.shape))
-        barrier.land(result.nbytes, operation.clock, operation.fenced)
+        block = fetch().reshape(result.shape)
+        for barrier, (_, buffer) in zip(barriers, targets):
+            buffer.fill(block)
+            barrier.land(buffer.nbytes, operation.clock, operation.fenced)
 
-    operation = machine.issue("TMA load", COPY, land, reads=[barrier_view], writes=[result])
-    phase = barrier.known(machine.me)
-    operation.signals.append((barrier, phase))
-    barrier.loaded[phase] += result.nbytes
-    barrier.loads[phase].append(operation)
+    views, buffers = zip(*targets)
+    operation = machine.issue("TMA load", COPY, land, reads=views, writes=buffers)
+    for barrier, buffer in zip(barriers, buffers):
+        phase = barrier.known(machine.me)
+        operation.signals.append((barrier, phase))
+        barrier.loaded[phase] += buffer.nbytes
+        barrier.loads[phase].append((operation, buffer.nbytes))
 
 
 def store(machine, descriptor: Descriptor, coord, source: View, add: bool = False) -> None:
     """Start a copy from shared to global memory, or an addition there; ``store_wait`` waits for it."""
+    if machine.cluster is not None:
+        raise ModelError("a copy to global memory is not modelled in a cluster of several CTAs")
     coord = descriptor.coordinates(coord, "tiled")
     if source.numel != descriptor.block_type.numel:
         raise ModelError(f"{descriptor.name} stores blocks {descriptor.block_shape}, {source.label} has {source.shape}")
@@ -212,6 +233,8 @@ def warpgroup_product(machine, a, b: View, acc: Tensor, use_acc: bool, is_async:
     rows, inner, columns = a.shape[0], a.shape[1], b.shape[1]
     if b.shape[0] != inner or acc.shape != [rows, columns]:
         raise ModelError(f"warpgroup_mma of {a.shape} and {b.shape} into {acc.shape}")
+    if machine.cluster is not None:
+        _check_operands(machine.cluster, a, b, acc)
     result = Tensor(torch.empty(rows, columns, dtype=acc._data.dtype), acc.dtype, acc.layout)
     in_registers = None if isinstance(a, View) else raw(a)
 
@@ -228,6 +251,16 @@ def warpgroup_product(machine, a, b: View, acc: Tensor, use_acc: bool, is_async:
     if not is_async:
         machine.join(operation)
     return result
+
+
+def _check_operands(cluster, a, b: View, acc: Tensor) -> None:
+    """That a CTA has the rows of a and the columns of b that its sums are of, all of each."""
+    mine, _ = cluster.part(acc.layout, acc.shape)
+    if mine is None:
+        mine = torch.ones(acc.shape, dtype=torch.bool)
+    held = a.held if isinstance(a, View) else cluster.part(a.layout, a.shape)[0]
+    cluster.check_within(mine.any(1, keepdim=True).expand(a.shape), held, "a of warpgroup_mma")
+    cluster.check_within(mine.any(0, keepdim=True).expand(b.shape), b.held, f"b of warpgroup_mma, {b.label}")
 
 
 def product_wait(machine, outstanding: int) -> None:
@@ -281,6 +314,9 @@ def global_access(machine, pointer: Pointer, mask, what: str):
     flat, offsets = pointer.flat, pointer.data
     shape = torch.broadcast_shapes(offsets.shape, raw(mask).shape) if isinstance(mask, Tensor) else offsets.shape
     active = torch.ones(shape, dtype=torch.bool) if mask is None else torch.as_tensor(raw(mask)).bool().expand(shape)
+    if machine.cluster is not None:
+        layout = pointer.layout or getattr(mask, "layout", None)
+        active = active & machine.cluster.lanes(layout, shape, alone=what != "loads")
     offsets = offsets.expand(shape)
     outside = active & ((offsets < 0) | (offsets >= len(flat)))
     if bool(outside.any()):

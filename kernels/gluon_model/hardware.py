@@ -24,6 +24,8 @@ def load(pointer, mask=None, other=None, **hints):
         out = poison(active.shape, flat.dtype)
     else:
         out = torch.as_tensor(raw(other)).to(flat.dtype).expand(active.shape).clone()
+        if machine().cluster is not None:
+            machine().cluster.hide(out, pointer.layout)
     out[active] = flat[offsets[active]]
     counters.touch(machine(), pointer, flat, offsets[active], write=False)
     machine().log("load", pointer.name)
@@ -45,6 +47,11 @@ def store(pointer, value, mask=None, **hints):
 
 def _atomic(name: str, update) -> None:
     def atomic(pointer, val, mask=None, sem=None, scope=None):
+        if machine().cluster is not None and not pointer.shape:
+            return machine().cluster.once(lambda: apply(pointer, val, mask, sem))
+        return apply(pointer, val, mask, sem)
+
+    def apply(pointer, val, mask, sem):
         machine().step(aside=True)
         flat, offsets, active = engines.global_access(machine(), pointer, mask, "updates")
         value = torch.as_tensor(raw(val)).to(flat.dtype).expand(active.shape)
@@ -75,6 +82,8 @@ _atomic("min", lambda flat, at, value: flat.scatter_reduce_(0, at, value, "amin"
 @models("allocate_shared_memory")
 def allocate_shared_memory(element_ty, shape, layout=None, value=None):
     is_barrier = isinstance(layout, gl.nvidia.hopper.mbarrier.MBarrierLayout)
+    if is_barrier and machine().cluster is not None:
+        raise ModelError("in a cluster of several CTAs the model takes barriers from mbarrier.allocate_mbarrier")
     kind = memory.BARRIER if is_barrier else memory.SHARED
     view = machine().allocate(kind, element_ty, shape, layout)
     if value is not None:
@@ -84,7 +93,7 @@ def allocate_shared_memory(element_ty, shape, layout=None, value=None):
 
 @models("nvidia.hopper.mbarrier.allocate_mbarrier")
 def allocate_mbarrier(batch=None, two_ctas=False):
-    return machine().allocate(memory.BARRIER, tl.int64, [1] if batch is None else [batch, 1], None)
+    return machine().allocate(memory.BARRIER, tl.int64, [1] if batch is None else [batch, 1], None, bool(two_ctas))
 
 
 @models("nvidia.blackwell.allocate_tensor_memory")
@@ -107,15 +116,30 @@ def fence_async_shared(cluster=False):
 @models("nvidia.hopper.mbarrier.init")
 def init(mbarrier, count):
     machine().step()
+    machine().me.inits = True
+    if _lies_elsewhere(mbarrier):
+        return
     barrier = machine().barrier(mbarrier, "init")
     if barrier.ready:
         machine().conflicts.initialized_twice(barrier)
-    barrier.init(int(count))
+    barrier.init(int(count) * mbarrier.allocation.sharing)
+
+
+def _lies_elsewhere(mbarrier) -> bool:
+    """Whether a barrier that CTAs share lies in another one of them: that one alone initializes it and waits for it."""
+    return isinstance(mbarrier, memory.View) and mbarrier.allocation.lead != machine().me.cta
+
+
+def _check_route(from_cta) -> None:
+    if machine().cluster is not None and from_cta not in (None, machine().cluster.size - 1):
+        raise ModelError(f"from_cta={from_cta} is not modelled: every CTA arrives for itself")
 
 
 @models("nvidia.hopper.mbarrier.invalidate")
 def invalidate(mbarrier):
     machine().step()
+    if _lies_elsewhere(mbarrier):
+        return
     barrier = machine().barrier(mbarrier, "invalidate")
     barrier.ready, barrier.ended = False, machine().place()
 
@@ -125,6 +149,7 @@ def expect(mbarrier, bytes_per_cta=None, pred=True, from_cta=None):
     """Arrive once, and let the phase last until so many more bytes have landed."""
     if not pred:
         return
+    _check_route(from_cta)
     machine().step()
     barrier = machine().barrier(mbarrier, "expect")
     phase, place, nbytes = barrier.known(machine().me), machine().place(), int(bytes_per_cta)
@@ -139,6 +164,7 @@ def expect(mbarrier, bytes_per_cta=None, pred=True, from_cta=None):
 def arrive(mbarrier, count=1, pred=True, from_cta=None):
     if not pred:
         return
+    _check_route(from_cta)
     machine().step()
     barrier = machine().barrier(mbarrier, "arrive")
     machine().log("arrive", barrier.label)
@@ -153,6 +179,9 @@ def wait(mbarrier, phase, pred=True, deps=()):
     parity = int(phase)
     if parity not in (0, 1):
         raise ModelError(f"mbarrier.wait waits for a parity, 0 or 1, not {parity}: take it modulo 2")
+    if _lies_elsewhere(mbarrier):
+        machine().cluster.publish()
+        return
     machine().wait(machine().barrier(mbarrier, "wait"), parity)
 
 
@@ -172,7 +201,7 @@ def async_load(tensor_desc, coord, barrier, result, pred=True, multicast=False, 
     if pred:
         machine().step()
         coord = tensor_desc.coordinates(coord, "tiled")
-        engines.load(machine(), tensor_desc, barrier, result, lambda: tensor_desc.tile(coord))
+        engines.load(machine(), tensor_desc, barrier, result, lambda: tensor_desc.tile(coord), multicast)
 
 
 @models("nvidia.hopper.tma.async_load_im2col", "nvidia.hopper.tma.async_copy_global_to_shared_im2col")
@@ -182,7 +211,7 @@ def async_load_im2col(tensor_desc, coord, offsets, barrier, result, pred=True, m
         coord, offsets = tensor_desc.coordinates(coord, "im2col"), sizes(offsets)
         if len(offsets) != len(coord) - 2:
             raise ModelError(f"{tensor_desc.name} needs {len(coord) - 2} offsets, not {len(offsets)}")
-        engines.load(machine(), tensor_desc, barrier, result, lambda: tensor_desc.patch(coord, offsets))
+        engines.load(machine(), tensor_desc, barrier, result, lambda: tensor_desc.patch(coord, offsets), multicast)
 
 
 @models("nvidia.hopper.tma.async_store", "nvidia.hopper.tma.async_copy_shared_to_global")

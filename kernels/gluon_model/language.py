@@ -2,8 +2,8 @@
 
 Each function here stands for the builtins of Gluon and of Triton that have the name that it is registered under;
 ``TABLE`` maps the one to the other by identity. What touches memory, barriers and engines is in ``hardware.py``, in the
-same table. What is in neither is not modelled, and a kernel that uses it is told so. Layouts, cache hints and multicast
-flags are accepted and ignored.
+same table. What is in neither is not modelled, and a kernel that uses it is told so. Layouts and cache hints are accepted
+and ignored, but for how a layout shares a block among the CTAs of a cluster.
 """
 
 # ruff: noqa: D103 (what each function does is what Triton documents for the builtin it stands for)
@@ -150,12 +150,21 @@ def num_warps():
 
 @models("num_ctas")
 def num_ctas():
-    return 1
+    return 1 if machine().cluster is None else machine().cluster.size
 
 
-@models("barrier", "nvidia.hopper.cluster.barrier")
-def barrier(cluster=False, relaxed=False):
-    """All threads of a partition are one thread of the model: there is nobody to wait for."""
+@models("barrier")
+def barrier(cluster=False):
+    """All threads of a partition are one thread of the model: there is nobody to wait for but other CTAs."""
+    if cluster:
+        cluster_barrier()
+
+
+@models("nvidia.hopper.cluster.barrier")
+def cluster_barrier(relaxed=False):
+    if machine().cluster is not None:
+        machine().step()
+        machine().cluster.meet(bool(relaxed))
 
 
 # Blocks.
@@ -188,6 +197,9 @@ def zeros_like(input, shape=None, dtype=None, layout=None):
 
 @models("convert_layout", "set_auto_layout")
 def convert_layout(value, layout, assert_trivial=False):
+    cluster = machine().cluster
+    if cluster is not None:
+        cluster.check_within(*(cluster.part(one, value.shape)[0] for one in (layout, value.layout)), "convert_layout")
     return value.like(value.data, layout)
 
 
@@ -304,11 +316,24 @@ for _name in ("exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "rsqrt", "abs"
 _elementwise("sqrt_rn", torch.sqrt)
 
 
+def _reduced(input, name: str, axis, keep_dims):
+    """The layout of a reduction in a cluster, none of whose CTAs may need another's part for it."""
+    held, _ = machine().cluster.part(input.layout, input.shape)
+    if axis is None:
+        machine().cluster.check_within(None, held, f"{name} of a block")
+        return None
+    if held is not None:
+        wanted = held.any(int(axis), keepdim=True).expand(held.shape)
+        machine().cluster.check_within(wanted, held, f"{name} along axis {axis}")
+    return input.layout if keep_dims else gl.SliceLayout(int(axis), input.layout)
+
+
 def _reduction(name: str, function) -> None:
     def reduce(input, axis=None, keep_dims=False, **hints):
         data = input.data.reshape(-1) if axis is None else input.data
         out = function(data, dim=0 if axis is None else int(axis), keepdim=bool(keep_dims and axis is not None))
-        return Tensor(out.to(torch.int32) if input.dtype == tl.int1 else out.to(data.dtype))
+        layout = None if machine().cluster is None else _reduced(input, name, axis, keep_dims)
+        return Tensor(out.to(torch.int32) if input.dtype == tl.int1 else out.to(data.dtype), layout=layout)
 
     models(name)(reduce)
     setattr(Tensor, name, reduce)

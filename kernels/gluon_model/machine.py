@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kernels.gluon_model import memory
 from kernels.gluon_model.barriers import Arrival, Barrier
+from kernels.gluon_model.clusters import Cluster
 from kernels.gluon_model.counters import Polls
 from kernels.gluon_model.races import Access, join
 from kernels.gluon_model.report import Conflicts
@@ -16,12 +17,18 @@ from kernels.gluon_model.source import Place
 from kernels.gluon_model.values import ModelError
 
 
+_SEATS = 1000  # partitions of a CTA, at most: they are numbered through
+
+
 class Partition:
     """Some warps that run one function, as one thread of the model."""
 
-    def __init__(self, name: str, number: int, num_warps: int, body=None, fills: bool = False):
+    def __init__(self, name: str, number: int, num_warps: int, body=None, fills: bool = False, cta: int = 0, role=None):
         self.name, self.number, self.num_warps, self.body = name, number, num_warps, body
         self.fills = fills  # whether its code loads or multiplies into memory that others read
+        self.cta, self.role = cta, role or name  # role: its name, but for the CTA
+        self.meets: Place | None = None  # where it waits for the cluster's other CTAs
+        self.inits = False  # whether it has initialized barriers and not used them yet
         self.lane, self.clock, self.fenced = 0, {}, {}
         self.baton, self.ready, self.ended = threading.Semaphore(0), None, False
         self.waits: list = []  # every wait on a barrier, in order
@@ -76,21 +83,37 @@ class Machine:
 
     current: Machine | None = None  # the one whose kernel is running; there is only one at a time
 
-    def __init__(self, run, program: tuple[int, int, int], policy, num_warps: int, most_steps: int):
+    def __init__(self, run, program: tuple[int, int, int], policy, num_warps: int, most_steps: int, ctas: int = 1):
         self.run, self.program = run, program
         self.conflicts = Conflicts(self)
         self.polls = Polls(self)
         self.lanes = run.lanes
-        self.root = Partition(run.name, 0, num_warps)
-        self._start(self.root, {}, {})
-        self.partitions = [self.root]
-        self.everybody = [self.root]  # also those of warp_specialize regions that are over
+        self.cluster = Cluster(self, ctas) if ctas > 1 else None
+        self.roots = [self._partition(run.name, cta, 0, num_warps) for cta in range(ctas)]
+        for root in self.roots:
+            self._start(root, {}, {})
+        self.partitions = list(self.roots)
+        self.everybody = list(self.roots)  # also those of warp_specialize regions that are over
         self.in_flight: list[Operation] = []
         self.operations: list[Operation] = []
         self.allocations: list[memory.Allocation] = []
         self.events: list[Event] = []
         self.scheduler = Scheduler(self, policy, most_steps)
-        self.scheduler.running = self.root
+        self.scheduler.running = self.roots[0]
+
+    def _partition(self, name: str, cta: int, number: int, *rest) -> Partition:
+        full = name if self.cluster is None else self.cluster.named(name, cta)
+        return Partition(full, cta * _SEATS + number, *rest, cta=cta, role=name)
+
+    def execute(self, function) -> None:
+        """Run the kernel, once for every CTA; none leaves before all have come to their end."""
+        if self.cluster is None:
+            function()
+            return
+        for root in self.roots:
+            root.body = function
+        self.scheduler.run(self.roots)
+        self._gather(self.roots[0], self.roots)
 
     def _start(self, partition: Partition, clock: dict, fenced: dict) -> None:
         partition.clock, partition.fenced = dict(clock), dict(fenced)
@@ -129,14 +152,17 @@ class Machine:
 
     # Memory.
 
-    def allocate(self, kind: str, dtype, shape, layout) -> memory.View:
-        """A new allocation, named after the variable that it goes to."""
+    def allocate(self, kind: str, dtype, shape, layout, pair: bool = False) -> memory.View:
+        """A new allocation, named after the variable that it goes to; ``pair``: two CTAs of a cluster share it."""
         shape = [int(size) for size in shape]
         name = self.run.locator.target()
         if name is None:
             name = f"the {kind} of line {self.place().line}"
-        allocation = memory.Allocation(kind, name, dtype, shape)
-        self.allocations.append(allocation)
+        if self.cluster is None:
+            allocation = memory.Allocation(kind, name, dtype, shape)
+            self.allocations.append(allocation)
+        else:
+            allocation = self.cluster.allocate(kind, name, dtype, shape, layout, pair)
         return memory.View.whole(self, allocation, layout)
 
     def touch(self, view, write: bool, operation: Operation | None = None) -> None:
@@ -214,6 +240,8 @@ class Machine:
             raise ModelError(f"{use} needs an mbarrier, not {getattr(view, 'label', view)!r}")
         if view.numel != 1:
             raise ModelError(f"{use} needs one mbarrier; {view.label} holds {view.numel}: take .index(i)")
+        if self.cluster is not None and use not in ("init", "invalidate"):
+            self.cluster.publish()
         key = tuple(start for start, _ in view.box)
         barrier = view.allocation.barriers.setdefault(key, Barrier(self, view.label))
         self.touch(view, use in ("init", "invalidate"))
@@ -254,17 +282,30 @@ class Machine:
 
     def warp_specialize(self, names, warps, bodies, fills):
         """Run one body a partition, the first in place of the caller, and return what the first returns."""
-        if self.me is not self.root:
+        root = self.me
+        if root not in self.roots:
             raise ModelError("warp_specialize cannot be called inside one of its own partitions")
-        warps = [self.root.num_warps, *warps]
-        self.partitions = [Partition(*what) for what in zip(names, range(len(names)), warps, bodies, fills)]
-        for partition in self.partitions:
-            self._start(partition, self.root.clock, self.root.fenced)
-        self.everybody += self.partitions
-        result = self.scheduler.run(self.partitions)
-        for partition in self.partitions:
-            join(self.root.clock, partition.clock)
-            join(self.root.fenced, partition.fenced)
-        self.tick()
-        self.partitions = [self.root]
+        if self.cluster is not None:
+            self.cluster.publish()
+        numbers, warps = range(len(names)), [root.num_warps, *warps]
+        inner = [self._partition(n, root.cta, *what) for n, *what in zip(names, numbers, warps, bodies, fills)]
+        for partition in inner:
+            self._start(partition, root.clock, root.fenced)
+        self._replace([root], inner)
+        self.everybody += inner
+        result = self.scheduler.run(inner)
+        self._gather(root, inner)
+        self._replace(inner, [root])
         return result
+
+    def _replace(self, old: list[Partition], new: list[Partition]) -> None:
+        """Others run from now on; the order of CTAs stays."""
+        at = self.partitions.index(old[0])
+        self.partitions[at : at + len(old)] = new
+
+    def _gather(self, root: Partition, partitions: list[Partition]) -> None:
+        """Whoever waited for partitions to end knows what they did."""
+        for partition in partitions:
+            join(root.clock, partition.clock)
+            join(root.fenced, partition.fenced)
+        self.tick()

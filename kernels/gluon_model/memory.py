@@ -19,6 +19,15 @@ class Allocation:
         self.written = torch.zeros(self.shape, dtype=torch.bool)
         self.history = History()
         self.barriers: dict[tuple, object] = {}
+        # In a cluster: the mask of what is its CTA's (None: everything), whose it is, all CTAs' pieces, and for a barrier
+        # the CTA that it lies in and how many share it.
+        self.held, self.owner, self.peers, self.lead, self.sharing = None, None, [self], 0, 1
+
+    def hold(self, mask: torch.Tensor | None) -> None:
+        """What is not in a CTA's hands is nobody's to write: nothing of it is missing."""
+        self.held = mask
+        if mask is not None:
+            self.written |= ~mask
 
 
 class View:
@@ -28,15 +37,30 @@ class View:
     each dimension of the view runs along (None after a reshape, when the box is no longer cut finer).
     """
 
-    def __init__(self, machine, allocation: Allocation, data, written, box, axes, layout=None):
-        self.machine, self.allocation, self.data, self.written = machine, allocation, data, written
+    def __init__(self, machine, allocation: Allocation, data, written, held, box, axes, layout=None):
+        self.machine, self.allocation, self.data, self.written, self.held = machine, allocation, data, written, held
         self.box, self.axes, self.layout = box, axes, layout
 
     @classmethod
     def whole(cls, machine, allocation: Allocation, layout) -> View:
         """All of an allocation."""
         box = tuple((0, size) for size in allocation.shape)
-        return cls(machine, allocation, allocation.data, allocation.written, box, tuple(range(len(box))), layout)
+        parts = allocation.data, allocation.written, allocation.held
+        return cls(machine, allocation, *parts, box, tuple(range(len(box))), layout)
+
+    def _with(self, change, box, axes) -> View:
+        """Another cut of the same memory; ``change`` takes it out of each of the tensors that say something of it."""
+        parts = (None if part is None else change(part) for part in (self.data, self.written, self.held))
+        return View(self.machine, self.allocation, *parts, box, axes, self.layout)
+
+    def at(self, cta: int) -> View:
+        """The same place in the memory of another CTA of the cluster."""
+        there, like = self.allocation.peers[cta], self.data
+        parts = (
+            None if part is None else part.as_strided(like.shape, like.stride(), like.storage_offset())
+            for part in (there.data, there.written, there.held)
+        )
+        return View(self.machine, there, *parts, self.box, self.axes, self.layout)
 
     @property
     def dtype(self):
@@ -70,14 +94,20 @@ class View:
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
-        return BlockType(self.dtype, self.shape).nbytes
+        """Bytes, in a cluster of this CTA's part."""
+        shape = self.shape if self.held is None else (int(self.held.sum()),)
+        return BlockType(self.dtype, shape).nbytes
 
     nbytes_per_cta = nbytes
 
     @property
     def label(self) -> str:
-        """What a reader would call it: ``a[1]``, ``acc[0][:, 64:128]``."""
+        """What a reader would call it: ``a[1]``, ``acc[0][:, 64:128]``, ``a[1] of CTA 0``."""
+        owner = self.allocation.owner
+        return self._label if owner is None else f"{self._label} of {owner}"
+
+    @property
+    def _label(self) -> str:
         name, sizes = self.allocation.name, self.allocation.shape
         if self.allocation.kind == BARRIER:
             return f"{name}[{self.box[0][0]}]" if len(sizes) > 1 else name
@@ -93,15 +123,14 @@ class View:
         if not 0 <= start <= start + length <= size:
             what = f"index {start}" if not keep else f"elements {start} to {start + length}"
             raise ModelError(f"{self.label}: {what} of {size}")
-        data, written = (t.narrow(dim, start, length) for t in (self.data, self.written))
         axes, box = self.axes, list(self.box)
         if axes is not None:
             first = box[axes[dim]][0] + start
             box[axes[dim]] = (first, first + length)
-        if not keep:
-            data, written = data.squeeze(dim), written.squeeze(dim)
-            axes = axes and axes[:dim] + axes[dim + 1 :]
-        return View(self.machine, self.allocation, data, written, tuple(box), axes, self.layout)
+        if keep:
+            return self._with(lambda part: part.narrow(dim, start, length), tuple(box), axes)
+        axes = axes and axes[:dim] + axes[dim + 1 :]
+        return self._with(lambda part: part.select(dim, start), tuple(box), axes)
 
     def index(self, index) -> View:
         """One slice along the first dimension, which goes away."""
@@ -117,14 +146,12 @@ class View:
         """The dimensions in another order."""
         order = [int(o) for o in order]
         axes = self.axes and tuple(self.axes[o] for o in order)
-        data, written = self.data.permute(order), self.written.permute(order)
-        return View(self.machine, self.allocation, data, written, self.box, axes, self.layout)
+        return self._with(lambda part: part.permute(order), self.box, axes)
 
     def reshape(self, shape) -> View:
         """The same elements in other sizes."""
         shape = [int(size) for size in shape]
-        data, written = self.data.view(shape), self.written.view(shape)
-        return View(self.machine, self.allocation, data, written, self.box, None, self.layout)
+        return self._with(lambda part: part.view(shape), self.box, None)
 
     def reinterpret(self, dtype=None, shape=None, layout=None) -> View:
         """The same memory in other sizes; other types are not modelled."""
@@ -140,6 +167,9 @@ class View:
 
     def load(self, layout=None) -> Tensor:
         """Read into registers."""
+        if self.machine.cluster is not None:
+            wanted, _ = self.machine.cluster.part(layout, self.shape)
+            self.machine.cluster.check_within(wanted, self.held, f"a load of {self.label}")
         self.machine.step()
         self.machine.touch(self, write=False)
         self.machine.note("read", self)
@@ -153,6 +183,9 @@ class View:
             raise ModelError(
                 f"{value.dtype}{list(value.shape)} cannot be stored in {self.label}: {self.dtype}{list(self.shape)}"
             )
+        if self.machine.cluster is not None:
+            held, _ = self.machine.cluster.part(value.layout, value.shape)
+            self.machine.cluster.check_within(self.held, held, f"a store to {self.label}")
         self.machine.step()
         self.machine.touch(self, write=True)
         self.machine.note("write", self)
@@ -162,6 +195,9 @@ class View:
         """Keeps an allocation alive for the compiler; here all live as long as their program."""
 
     def fill(self, data: torch.Tensor) -> None:
-        """Write the numbers, without asking who may."""
-        self.data.copy_(data)
+        """Write the numbers, in a cluster those of this CTA's part, without asking who may."""
+        if self.held is None:
+            self.data.copy_(data)
+        else:
+            self.data[self.held] = data[self.held]
         self.written.fill_(True)

@@ -108,7 +108,8 @@ class Track:
 
 def _buffer(label: str) -> str:
     """The buffer that a view is part of: acc[0] for acc[0][:, 64:128]."""
-    return label.split("[:")[0]
+    name, _, rest = label.partition("[:")
+    return name + rest.partition("]")[2]
 
 
 def _letter(event):

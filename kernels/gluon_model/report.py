@@ -133,11 +133,16 @@ class Conflicts(Races):
     def deadlock(self) -> None:
         """Nobody can move: say who waits for what."""
         blocked = [p for p in self.machine.partitions if p.blocked is not None]
-        if not blocked:  # a partition that waits for the others to end, or for an operation: those waits always pass
+        apart = [p for p in self.machine.partitions if p.meets is not None]
+        if not blocked and not apart:  # one that waits for the others to end, or for an operation: those waits always pass
             return
         lines = ["nobody can go on."]
         lines += [self._stuck(p.blocked) for p in blocked]
+        lines += [line(p.name, p.meets, "waits for the cluster's other CTAs to come here") for p in apart]
         lines += [f"  {p.name} has returned." for p in self.machine.partitions if p.ended]
+        if not blocked:
+            self._add("deadlock", apart[0], apart[0].meets, "\n".join(lines))
+            return
         first = min(blocked, key=lambda p: self._cause(p.blocked))
         self._add("deadlock", first, first.blocked.place, "\n".join(lines), first.blocked.barrier.label)
 
@@ -277,11 +282,10 @@ class Conflicts(Races):
                 continue
             loads = barrier.loads[phase]
             expect = barrier.announcers.get(phase)
-            partition, place = expect or (loads[0].issuer, loads[0].place)
+            partition, place = expect or (loads[0][0].issuer, loads[0][0].place)
             said = line(partition.name, place, f"announces {told} bytes") if expect else "  Nobody called expect."
             brought = "\n".join(
-                line(load.issuer.name, load.place, f"brings {sum(v.nbytes for v in load.writes)} bytes")
-                for load in loads
+                line(load.issuer.name, load.place, f"brings {nbytes} bytes") for load, nbytes in loads
             )
             after = (
                 "It waits for bytes that never come."

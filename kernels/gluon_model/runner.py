@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import itertools
 from dataclasses import dataclass, field
@@ -24,14 +25,15 @@ from kernels.gluon_model.substitution import Substitution
 from kernels.gluon_model.values import ModelError, wrap_argument
 
 _KEPT = 16  # programs whose logs and memory a result keeps
-_LAUNCH_OPTIONS = {"num_stages", "maxnreg", "num_ctas"}
+_LAUNCH_OPTIONS = {"num_stages", "maxnreg"}
+_MOST_CTAS = 16  # of a cluster, on Hopper
 
 
 @dataclass(eq=False, repr=False)
 class Result:
     """What a run on the model found. ``print(result)`` reads it out.
 
-    kernel, grid, schedule: what was run. findings: everything that is wrong, most basic first; empty if nothing is.
+    kernel, grid, schedule, ctas (of a program's cluster): what was run. findings: everything that is wrong, most basic first; empty if nothing is.
     completed: whether every program came to its end. machines: those of the first 16 programs and of one that did not
     end, with their logs, for ``picture``, ``state`` and ``player``.
     """
@@ -42,14 +44,21 @@ class Result:
     findings: list[Finding] = field(default_factory=list)
     completed: bool = True
     machines: list[Machine] = field(default_factory=list)
+    ctas: int = 1
 
     @property
     def ok(self) -> bool:
         """Whether the kernel came to its end and nothing was found."""
         return self.completed and not self.findings
 
+    @property
+    def launched(self) -> str:
+        """How many programs ran, of how many CTAs if several."""
+        grid = f"grid {' × '.join(map(str, self.grid))}"
+        return grid if self.ctas == 1 else f"{grid} in clusters of {self.ctas} CTAs"
+
     def __str__(self) -> str:
-        title = f"{self.kernel}, grid {' × '.join(map(str, self.grid))}, schedule {self.schedule}: "
+        title = f"{self.kernel}, {self.launched}, schedule {self.schedule}: "
         if self.ok:
             return title + "no finding."
         count = f"{len(self.findings)} finding{'s' if len(self.findings) != 1 else ''}"
@@ -108,7 +117,7 @@ class Sweep:
 
     def __str__(self) -> str:
         first = next(iter(self.results.values()))
-        title = f"{first.kernel}, grid {' × '.join(map(str, first.grid))}, {len(self.results)} schedules: "
+        title = f"{first.kernel}, {first.launched}, {len(self.results)} schedules: "
         if self.ok:
             return title + "no finding, the same bits under each."
         lines = [title + f"{len(self.findings)} findings"]
@@ -126,7 +135,12 @@ class Sweep:
 
 
 def _same(a: Finding, b: Finding) -> bool:
-    return (a.kind, a.partition, a.place) == (b.kind, b.partition, b.place)
+    return _mistake(a) == _mistake(b)
+
+
+def _mistake(finding: Finding) -> tuple:
+    """What two schedules may both find, be it in another CTA."""
+    return finding.kind, finding.partition.partition(" of CTA ")[0], finding.place
 
 
 class _Run:
@@ -145,6 +159,7 @@ def run(
     schedule: str = "round-robin",
     seed: int = 0,
     num_warps: int = 4,
+    num_ctas: int = 1,
     most_steps: int = 1_000_000,
     **constexprs,
 ) -> Result:
@@ -154,8 +169,9 @@ def run(
     after the other. args: the launch's arguments in order: CPU tensors, NumPy arrays, numbers, ``TensorDescriptor`` and
     ``TensorDescriptorIm2Col`` on CPU tensors, constants; what the kernel stores is in the tensors afterwards.
     schedule: "round-robin", "greedy", "eager" or "random" (from ``seed``), who goes next where several could; it
-    changes what is executed, and not what is found. num_warps: of the kernel. most_steps: an endless loop ends there.
-    constexprs: the remaining parameters by name (and ``num_stages``, ``maxnreg``, which are ignored).
+    changes what is executed, and not what is found. num_warps: of the kernel. num_ctas: of a program's cluster, a power of
+    two. most_steps: an endless loop ends there. constexprs: the remaining parameters by name (and ``num_stages``,
+    ``maxnreg``, which are ignored).
 
     Returns a ``Result``. Raises ``ValueError`` for arguments that don't fit the kernel, ``ModelError`` with the line for
     an operation that has no meaning or is not modelled.
@@ -167,6 +183,8 @@ def run(
     grid = (grid,) if isinstance(grid, int) else tuple(grid)
     if not 1 <= len(grid) <= 3 or any(not isinstance(n, int) or n < 0 for n in grid):
         raise ValueError(f"grid is {grid!r}: it must be one to three numbers of programs")
+    if num_ctas not in (1 << n for n in range(_MOST_CTAS.bit_length())):
+        raise ValueError(f"num_ctas is {num_ctas!r}: it must be a power of two, {_MOST_CTAS} at most")
     constexprs = {name: value for name, value in constexprs.items() if name not in _LAUNCH_OPTIONS}
     shared = _Run(kernel.fn.__name__, grid)
     substitution = Substitution(shared.locator)
@@ -174,10 +192,10 @@ def run(
     arguments = _arguments(kernel, args, constexprs, substitution)
     policy = Policy(schedule, seed)
     name = f"{schedule}, seed {seed}" if schedule == "random" else schedule
-    result = Result(shared.name, grid, name)
+    result = Result(shared.name, grid, name, ctas=num_ctas)
 
     def execute(program) -> bool:
-        machine = Machine(shared, program, copy.copy(policy), num_warps, most_steps)
+        machine = Machine(shared, program, copy.copy(policy), num_warps, most_steps, num_ctas)
         completed = _execute(machine, function, arguments)
         result.completed &= completed
         machine.conflicts.finish(completed)
@@ -196,7 +214,7 @@ def _execute(machine: Machine, function, arguments: dict) -> bool:
     """Run one program; whether it came to its end."""
     Machine.current = machine
     try:
-        function(**arguments)
+        machine.execute(functools.partial(function, **arguments))
     except EndlessLoop as error:
         raise ModelError(str(error)) from None
     except Stopped:
@@ -255,7 +273,7 @@ def check_all_schedules(kernel, grid, *args, schedules=None, **options) -> Sweep
     findings = {}
     for result in results.values():
         for finding in result.findings:
-            findings.setdefault((finding.kind, finding.partition, finding.place), finding)
+            findings.setdefault(_mistake(finding), finding)
     same = all(
         torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for c in contents[1:] for a, b in zip(contents[0], c)
     )

@@ -105,6 +105,7 @@ class Scheduler:
         for thread in threads:
             thread.start()
         outside, self.running, result = self.running, partitions[0], None
+        partitions[0].baton = outside.baton  # the same thread
         try:
             result = partitions[0].body()
             self.step(ready=lambda: all(p.ended for p in partitions[1:]))
@@ -130,7 +131,7 @@ class Scheduler:
         except Stopped:
             return  # whoever stopped us has passed the baton already
         except BaseException as error:
-            self.failure = error
+            self.failure = self.failure or error
             self._pass(self.machine.partitions[0])
             return
         partition.ended = True
