@@ -144,6 +144,7 @@ def load(machine, descriptor: Descriptor, barrier_view, result: View, fetch, mul
                 return
             targets = [(barrier_view.at(cta), result.at(cta)) for cta in holders]
     barriers = [machine.barrier(view, "a load") for view, _ in targets]
+    phase = barriers[0].known(machine.me)  # of the issuer's own barrier: that one is meant in every CTA
 
     def land(operation):
         block = fetch().reshape(result.shape)
@@ -154,7 +155,8 @@ def load(machine, descriptor: Descriptor, barrier_view, result: View, fetch, mul
     views, buffers = zip(*targets)
     operation = machine.issue("TMA load", COPY, land, reads=views, writes=buffers)
     for barrier, buffer in zip(barriers, buffers):
-        phase = barrier.known(machine.me)
+        if barrier.known(machine.me) < phase:
+            machine.conflicts.early_bytes(barrier, phase)
         operation.signals.append((barrier, phase))
         barrier.loaded[phase] += buffer.nbytes
         barrier.loads[phase].append((operation, buffer.nbytes))

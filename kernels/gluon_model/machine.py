@@ -16,7 +16,6 @@ from kernels.gluon_model.schedule import Scheduler
 from kernels.gluon_model.source import Place
 from kernels.gluon_model.values import ModelError
 
-
 _SEATS = 1000  # partitions of a CTA, at most: they are numbered through
 
 

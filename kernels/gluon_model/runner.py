@@ -33,9 +33,9 @@ _MOST_CTAS = 16  # of a cluster, on Hopper
 class Result:
     """What a run on the model found. ``print(result)`` reads it out.
 
-    kernel, grid, schedule, ctas (of a program's cluster): what was run. findings: everything that is wrong, most basic first; empty if nothing is.
+    kernel, grid, schedule: what was run. findings: everything that is wrong, most basic first; empty if nothing is.
     completed: whether every program came to its end. machines: those of the first 16 programs and of one that did not
-    end, with their logs, for ``picture``, ``state`` and ``player``.
+    end, with their logs, for ``picture``, ``state`` and ``player``. ctas: of the cluster that a program is.
     """
 
     kernel: str
