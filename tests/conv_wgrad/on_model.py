@@ -22,6 +22,7 @@ from tests.tensors import relative_error
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 16, "STAGES": 3}
 SWEEP = [{"schedule": name} for name in gluon_model.SCHEDULES] + [{"schedule": "random", "seed": 1}]
 TWO, THREE = {"GROUPS": 2}, {"GROUPS": 3}
+PAIR = {"BLOCK_M": 128, "num_ctas": 2}
 
 # name: image batch, output channels, filter, convolution. The first three are the published example's special cases.
 GEOMETRIES = {
@@ -76,17 +77,17 @@ def gradient(backend, x, dy, g, *, out=None, accumulate=False, split_k=None, **m
     return out, result
 
 
-def joined(x, dy, g, work, out=None, **model):
-    """``(weight gradient, what the model found)`` of a ``Joined`` work on small tiles, its workspace poisoned."""
+def launched(x, dy, g, work, out=None, processors=132, **model):
+    """``(weight gradient, what the model found)`` of a ``Work`` on small tiles, its workspace poisoned."""
     out = torch.full(g.weight_shape, float("nan")) if out is None else out
     options = SMALL | {"GROUPS": 2, **model.pop("options", {})}
-    options["BLOCK_M"] = min(options["BLOCK_M"], 64)
     shares = tma.Shares(options, work, 1.0)
     tiles, blocks, _ = tma.tiled(g, options)
-    assert (tiles, blocks) == (work.full + work.tiles, work.blocks), (tiles, blocks)
+    assert (tiles, blocks) == (getattr(work, "full", 0) + work.tiles, work.blocks), (tiles, blocks)
     plain = tma.Shares(options, tma.Work(tiles, blocks, 1, blocks), 1.0)
-    empty = lambda *shape, dtype=None, device=None: torch.full(shape, float("nan"), dtype=dtype)  # noqa: E731
-    with mock.patch.object(tma, "multiprocessors", lambda device: 132), mock.patch.object(torch, "empty", empty):
+    size = lambda shape: shape if isinstance(shape[0], int) else shape[0]  # noqa: E731
+    empty = lambda *shape, dtype=None, device=None: torch.full(size(shape), float("nan"), dtype=dtype)  # noqa: E731
+    with mock.patch.object(tma, "multiprocessors", lambda device: processors), mock.patch.object(torch, "empty", empty):
         plan = tma.plan_shares(hopper.launch_kernel, g, x.device, shares, lambda: plain)
         with gluon_model.executing(**model) as results:
             plan.run(x, dy, out, False)

@@ -48,7 +48,7 @@ def test_every_way_to_share_out_on_the_model(name):
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     work = work_of(name)
     assert 1 < work.slots <= MOST_JOINED and work.cut <= work.programs
-    dw, result = on_model.joined(x, dy, g, work)
+    dw, result = on_model.launched(x, dy, g, work)
     assert result.ok, str(result)
     assert relative_error(dw, conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)) < 1e-6
 
@@ -61,7 +61,7 @@ def test_geometries_on_the_model(name, options):
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.float16, **convolution)
     tiles, blocks, _ = tma.tiled(g, on_model.SMALL | options)
     work = Joined(tiles, blocks, 1, max(1, 3 * blocks // 4), 10**6)
-    dw, result = on_model.joined(x, dy, g, work, options=options)
+    dw, result = on_model.launched(x, dy, g, work, options=options)
     assert work.slots > 1 and result.ok, str(result)
     assert relative_error(dw, conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)) < 1e-6
 
@@ -71,7 +71,7 @@ def test_geometries_on_the_model(name, options):
 def test_every_schedule_gives_the_same_bits_and_no_finding(name):
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
-    found = [on_model.joined(x, dy, g, work_of(name), **schedule) for schedule in on_model.SWEEP]
+    found = [on_model.launched(x, dy, g, work_of(name), **schedule) for schedule in on_model.SWEEP]
     assert all(result.ok for _, result in found), "\n".join(str(result) for _, result in found)
     assert all(torch.equal(dw, found[0][0]) for dw, _ in found)
 
@@ -97,8 +97,8 @@ def test_a_fault_that_shows_in_some_orders_of_programs_is_found_in_them(monkeypa
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     work = work_of("two pieces and what is left of them")
-    assert on_model.joined(x, dy, g, work, schedule="greedy")[1].ok
-    _, result = on_model.joined(x, dy, g, work, schedule="random")
+    assert on_model.launched(x, dy, g, work, schedule="greedy")[1].ok
+    _, result = on_model.launched(x, dy, g, work, schedule="random")
     assert any(finding.kind == "race" for finding in result.findings), str(result)
 
 
@@ -112,7 +112,7 @@ def test_planted_faults_are_found(monkeypatch, name):
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     want = conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)
     for schedule in on_model.SWEEP:
-        dw, result = on_model.joined(x, dy, g, work_of("two pieces and what is left of them"), **schedule)
+        dw, result = on_model.launched(x, dy, g, work_of("two pieces and what is left of them"), **schedule)
         if kind is None:
             assert result.ok and not relative_error(dw, want) < 1e-3
         else:

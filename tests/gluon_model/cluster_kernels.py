@@ -93,3 +93,9 @@ def take_tickets(counter, taken, out, ROWS: gl.constexpr, layout: gl.constexpr):
     ticket = gl.atomic_add(counter, 1)
     gl.store(out + ticket * ROWS + gl.arange(0, ROWS, layout), ticket)
     gl.store(taken + gl.program_id(0), ticket)
+
+
+@gluon.jit
+def count_rows(counts, ROWS: gl.constexpr, layout: gl.constexpr):
+    """Every program adds 1 to each row."""
+    gl.atomic_add(counts + gl.arange(0, ROWS, layout), 1)

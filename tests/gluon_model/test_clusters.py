@@ -188,6 +188,14 @@ def test_an_atomic_on_one_number_is_done_once_and_all_have_its_answer(schedule):
     assert torch.equal(out, torch.arange(3, dtype=torch.int32).repeat_interleave(64))
 
 
+@pytest.mark.parametrize("cga", [[[1]], [[0]]])
+def test_an_element_that_both_hold_is_the_firsts_to_change(cga):
+    counts = torch.zeros(64, dtype=torch.int32)
+    layout = gl.BlockedLayout([1], [32], [4], [0], cga)
+    assert gluon_model.run(cluster_kernels.count_rows, 3, counts, 64, layout, num_ctas=2).ok
+    assert counts.tolist() == [3] * 64
+
+
 @gluon.jit
 def wait_for_ever():
     both = mbarrier.allocate_mbarrier(two_ctas=True)
