@@ -1,7 +1,7 @@
 """Clusters: several CTAs that run a program together, each with partitions, memory and barriers of its own.
 
-A CTA's blocks have the whole's sizes, and poison where other CTAs' parts would be; whose part is whose says the layout's
-``cga_layout``. The CTAs have the same code, so the nth allocation of the one stands for the nth of the other.
+A CTA's blocks have the whole's sizes; whose part is whose says the layout's ``cga_layout``, and what memory holds in place of
+the others' is poison. The CTAs have the same code, so the nth allocation of the one stands for the nth of the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from kernels.gluon_model.memory import BARRIER, TENSOR, Allocation
 from kernels.gluon_model.races import join
-from kernels.gluon_model.values import ModelError, poison
+from kernels.gluon_model.values import ModelError
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,12 +87,6 @@ class Cluster:
         if alone and holders[0] != self.machine.me.cta:
             return torch.zeros(shape, dtype=torch.bool)
         return torch.ones(shape, dtype=torch.bool) if mask is None else mask
-
-    def hide(self, data: torch.Tensor, layout) -> None:
-        """Poison what the running CTA does not hold."""
-        mask, _ = self.part(layout, data.shape)
-        if mask is not None:
-            data[~mask] = poison((), data.dtype)
 
     def check_within(self, wanted: torch.Tensor | None, held: torch.Tensor | None, what: str) -> None:
         """That the running CTA holds all that it wants (masks, None: everything)."""

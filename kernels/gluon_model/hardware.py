@@ -24,8 +24,6 @@ def load(pointer, mask=None, other=None, **hints):
         out = poison(active.shape, flat.dtype)
     else:
         out = torch.as_tensor(raw(other)).to(flat.dtype).expand(active.shape).clone()
-        if machine().cluster is not None:
-            machine().cluster.hide(out, pointer.layout)
     out[active] = flat[offsets[active]]
     counters.touch(machine(), pointer, flat, offsets[active], write=False)
     machine().log("load", pointer.name)

@@ -4,12 +4,19 @@ import math
 
 import pytest
 import torch
+
+from kernels.common.gluon import has_clusters
+
+if not has_clusters():
+    pytest.skip("clusters need Triton 3.9", allow_module_level=True)
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import cluster, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels import gluon_model
+from kernels.gluon_model import picture
 from tests.gluon_model import cluster_kernels
 from tests.gluon_model.cases import found, planted
 
@@ -129,6 +136,12 @@ def test_planted_faults_are_found_under_every_schedule(name):
     assert all(any(found(result, *fault) for result in sweep.results.values()) for fault in faults)
 
 
+def test_bytes_that_come_before_they_are_expected_are_not_counted_where_nobody_goes_on():
+    kernel = planted(cluster_kernels, "fetch_shared", WAIT, "pass")["weighted_rows"]
+    result, _ = ring(kernel=kernel, schedule="eager")
+    assert not result.completed and not found(result, "byte count"), str(result)
+
+
 def test_a_fault_in_either_cta_is_one_of_the_sweep():
     kernel = planted(cluster_kernels, "fetch_shared", WAIT, "pass")["weighted_rows"]
     sweep, _ = ring(run=gluon_model.check_all_schedules, kernel=kernel)
@@ -149,6 +162,7 @@ def test_a_deadlock_names_the_ctas():
 def test_a_run_is_drawn_with_both_ctas():
     result, _ = ring()
     assert "buffers x_s[0] of CTA 0, x_s[0] of CTA 1, x_s[1] of CTA 0, x_s[1] of CTA 1, y_s[0] of" in result.picture().alt
+    assert picture._buffer("x_s[1][:, 4:8] of CTA 0") == "x_s[1] of CTA 0"
     assert "fetch_shared of CTA 1" in result.state(40) and "ready[0] of CTA 0: in phase" in result.state(40)
 
 
@@ -196,6 +210,17 @@ def test_an_element_that_both_hold_is_the_firsts_to_change(cga):
     assert counts.tolist() == [3] * 64
 
 
+def test_four_ctas():
+    row = gl.BlockedLayout([1], [32], [4], [0], [[1], [2]])
+    x, out = torch.arange(256.0), torch.full((256,), math.nan)
+    assert gluon_model.run(cluster_kernels.turn_round, 1, x, out, 256, row, num_ctas=4).ok
+    assert torch.equal(out, 2 * torch.arange(255.0, -1, -1))
+    halves = gl.BlockedLayout([1], [32], [4], [0], [[1], [0]])  # of which the first and the third hold the same one
+    counts = torch.zeros(64, dtype=torch.int32)
+    assert gluon_model.run(cluster_kernels.count_rows, 3, counts, 64, halves, num_ctas=4).ok
+    assert counts.tolist() == [3] * 64
+
+
 @gluon.jit
 def wait_for_ever():
     both = mbarrier.allocate_mbarrier(two_ctas=True)
@@ -216,7 +241,8 @@ def test_who_waits_for_the_other_cta_is_named_in_a_deadlock():
 
 @gluon.jit
 def refuse(x, layout: gl.constexpr):
-    gl.device_assert(gl.load(x + gl.arange(0, 64, layout)) != 40, "on purpose")
+    values = gl.load(x + gl.arange(0, 64, layout))
+    gl.device_assert((values < 64) & (values != 40), "on purpose")
     cluster.barrier()
 
 
@@ -261,6 +287,29 @@ def test_what_needs_another_ctas_part_is_said():
     none = gl.BlockedLayout([1], [32], [4], [0])
     with pytest.raises(gluon_model.ModelError, match="does not say how 2 CTAs share a block"):
         gluon_model.run(sum_all, 1, torch.zeros(64), torch.zeros(1), none, num_ctas=2)
+
+
+@gluon.jit
+def refused(y_desc, what: gl.constexpr):
+    y = gl.allocate_shared_memory(y_desc.dtype, y_desc.block_type.shape, y_desc.layout)
+    if what == "made by hand":
+        gl.allocate_shared_memory(gl.int64, [2], mbarrier.MBarrierLayout.multicta(2))
+    elif what == "stored":
+        tma.async_store(y_desc, [0, 0], y)
+    else:
+        both = mbarrier.allocate_mbarrier()
+        mbarrier.init(both, count=1)
+        mbarrier.arrive(both, count=1, from_cta=0)
+
+
+@pytest.mark.parametrize("what, words", [
+    ("made by hand", "takes barriers from mbarrier.allocate_mbarrier"),
+    ("stored", "a copy to global memory is not modelled in a cluster"),
+    ("routed", "from_cta=0 is not modelled"),
+])  # fmt: skip
+def test_what_is_not_modelled_in_a_cluster_is_said(what, words):
+    with pytest.raises(gluon_model.ModelError, match=words):
+        gluon_model.run(refused, 1, blocks()[2], what, num_ctas=2)
 
 
 def test_numbers_of_ctas():
