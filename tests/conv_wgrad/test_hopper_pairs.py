@@ -12,7 +12,7 @@ if not has_clusters():
     pytest.skip("clusters need Triton 3.9", allow_module_level=True)
 
 from kernels import gluon_model
-from kernels.conv_wgrad.gluon import blocks
+from kernels.conv_wgrad.gluon import blocks, joined
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases, on_model
 from tests.conv_wgrad.on_model import GEOMETRIES, PAIR, SWEEP, THREE, TWO
@@ -151,6 +151,16 @@ def test_planted_faults_are_found_under_every_schedule(monkeypatch, name):
 
 def is_of(finding, kind, partition, *parts):
     return finding.kind == kind and finding.partition.startswith(partition) and all(part in str(finding) for part in parts)
+
+
+@pytest.mark.parametrize("function, old", [("leave_chunk", '"release"'), ("add_chunks", '"acquire"')])
+def test_what_the_second_left_is_released_and_acquired_by_the_first(monkeypatch, function, old):
+    on_model.plant(monkeypatch, hopper, KERNEL, joined, function, old, '"relaxed"')
+    x, dy, g = cases.problem((2, 9, 8, 24), 200, 3, 3, dtype=torch.bfloat16)
+    tiles, blocks, _ = tma.tiled(g, on_model.SMALL | PAIR | TWO)
+    _, result = on_model.launched(x, dy, g, Joined(tiles, blocks, 2, -(-blocks // 2), 66), options=PAIR | TWO)
+    races = [finding for finding in result.findings if finding.kind == "race"]
+    assert races and all(finding.partition.startswith("multiply_blocks") for finding in races), str(result)
 
 
 @pytest.mark.parametrize("wrong, needs", [
