@@ -11,6 +11,8 @@ import torch
 from benchmarks import conv_wgrad as benchmark
 from benchmarks.populations import fit
 from kernels.common import configs
+from kernels.common.gluon import has_clusters
+from kernels.common.plan import forget
 from kernels.conv_wgrad import conv2d_wgrad, cost, plan
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.gluon import hopper, tma
@@ -249,6 +251,23 @@ def test_the_fit_finds_what_pairs_take_beside_single_multiprocessors():
     assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points if p.row % 2 == 0) < 0.02
     assert found["tiles"][kind, json.dumps(half)] == known["tiles"][kind, json.dumps(half)]
     assert found["tiles"][kind, json.dumps(pair)]["busy"] > 0.45
+
+
+# at 7 x 7 pixels all programs wait for the L2 cache where rows begin within a line of it, as those of 1512 channels do
+@pytest.mark.skipif(not has_clusters(), reason="clusters need Triton 3.9")
+@pytest.mark.parametrize(("channels", "pairs"), [(1512, True), (1536, False)])
+def test_pairs_are_chosen_where_they_are_surely_faster(on_an_h200, monkeypatch, channels, pairs):
+    problem = problem_of((128, channels, channels, 7, 1, 1, 0, 1))
+    assert ("num_ctas 2" in str(plan.chosen(problem, "auto")[1])) == pairs
+    monkeypatch.setattr(tma, "SURE", 1.5)
+    forget()
+    assert "num_ctas" not in str(plan.chosen(problem, "auto")[1])
+
+
+def test_no_pairs_where_gluon_has_none(on_an_h200, monkeypatch):
+    monkeypatch.setattr(tma, "has_clusters", lambda: False)
+    forget()
+    assert "num_ctas" not in str(plan.chosen(problem_of((128, 1512, 1512, 7, 1, 1, 0, 1)), "auto")[1])
 
 
 def test_a_pair_is_two_multiprocessors():
