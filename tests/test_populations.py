@@ -179,7 +179,7 @@ def test_rows_measured_later_take_the_place_of_their_own_and_say_so():
     found = population.renewed(record, newer)
     assert [row["ours_ms"] for row in found["rows"]] == [0.5, 2.0, 3.0] and found["machine"] == machine
     assert [row.get("renewed") for row in found["rows"]] == [{"commit": "new", "date": "2"}, None, None]
-    assert report.later({"held_out": found}) == " 1 rows measured again: commit new, 2."
+    assert report.later({"held_out": found}) == " 1 row measured again: commit new, 2."
     assert report.later({"held_out": record}) == ""
 
 

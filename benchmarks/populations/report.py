@@ -171,7 +171,8 @@ def plot(room, found):
 def later(found):
     """Which rows were measured after their record, in words that follow a sentence."""
     new = [tuple(row["renewed"].values()) for record in found.values() for row in record["rows"] if "renewed" in row]
-    each = [f"{new.count(one)} rows measured again: commit {one[0]}, {one[1]}." for one in sorted(set(new))]
+    rows = lambda n: f"{n} row{'s' * (n > 1)}"  # noqa: E731
+    each = [f"{rows(new.count(one))} measured again: commit {one[0]}, {one[1]}." for one in sorted(set(new))]
     return "".join(" " + words for words in each)
 
 
