@@ -8,7 +8,9 @@ import triton
 
 from kernels.common.gpu import multiprocessors
 
-__all__ = ["describe", "element", "fits_tma", "gluon", "has_clusters", "multiprocessors", "reason_not", "shared_layout"]
+__all__ = [
+    "describe", "element", "fits_tma", "gluon", "has_clusters", "has_inline_asm", "multiprocessors", "reason_not", "shared_layout",
+]  # fmt: skip
 
 NEEDS = (3, 8)  # the first Triton with TMA's im2col, and with warp specialisation as the kernels use it
 CLUSTERS = (3, 9)  # the first in which clusters have run, with atomics in specialised warps
@@ -27,6 +29,11 @@ def reason_not(what):
     if gluon is not None:
         return None
     return f"Triton is {triton.__version__}, needs {'.'.join(map(str, NEEDS))} for Gluon's {what}"
+
+
+def has_inline_asm():
+    """Whether there is inline assembly that isn't element by element: since Triton 3.9."""
+    return gluon is not None and hasattr(gl, "inline_asm")
 
 
 def element(dtype):

@@ -1,15 +1,15 @@
 """The ways flex attention can go, and the choice among them: the only place that decides.
 
 A way says why it does not take a problem (``reason_not``), and runs it. The forward pass takes the first that does: decoding
-for few queries, the warp-specialised kernel of Hopper GPUs, the kernel for any GPU. The backward pass chooses the kernel of
-keys in the same manner, and whether that one keeps ds for the queries' gradient.
+for few queries, the warp-specialised kernel of Hopper GPUs in the tiles that suit the call, the kernel for any GPU. The
+backward pass chooses the kernel of keys in the same manner, and whether that one keeps ds for the queries' gradient.
 """
 
 from functools import cached_property
 
 from kernels.common.plan import choose
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import cost, fit, fused, split
+from kernels.flex_attention.hopper import cost, fused, split
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper.rows import rows_of
 from kernels.flex_attention.portable import alone, decoding, dkdv, stored_ds
@@ -19,8 +19,10 @@ from kernels.flex_attention.portable.dq import launch_dq
 from kernels.flex_attention.portable.sinks import sums_of_sinks
 from kernels.flex_attention.portable.tiles import fits_tma, like_strided
 
+#: Hopper's tilings of the forward pass.
+HOPPER = {"hopper_tall": hopper_forward.TALL, "hopper_small": hopper_forward.SMALL, "hopper": hopper_forward.USUAL}
 #: For the forward pass, the faster ones first.
-WAYS = {"decoding": decoding, "hopper": hopper_forward, "portable": portable_forward}
+WAYS = {"decoding": decoding, **HOPPER, "portable": portable_forward}
 
 
 class Plan:
@@ -123,8 +125,11 @@ class Plan:
         if decoded:
             says("decoding")
         else:
-            tiles = fit.BLOCK_M, hopper_forward.options(p)["BLOCK_N"]
-            says("forward", self.choice.passed_over.get("hopper"), tiles, **portable_forward.launch_options(p))
+            way = HOPPER.get(self.choice.name, hopper_forward.USUAL)
+            why_plain = None if self.choice.name in HOPPER else self.choice.passed_over["hopper"]
+            says("forward", why_plain, way.tile(p), **portable_forward.launch_options(p))
+            if why_plain is None and way is not hopper_forward.USUAL:
+                lines[-1] += f", because {way.cost(p).because}"
         learned = p.score is not None and any(p.score.learned)
         why_not = "captured tensors get gradients" if learned else self.not_fused
         if self.alone and not learned:
@@ -147,6 +152,11 @@ class Plan:
             lines.append(f"dq: not added up in memory beside dk and dv, because {why_not}")
         if self.not_hopper_backward is None and not self.alone:
             lines.append(f"backward, predicted for an H200: {cost.told(p)}")
+        if self.choice.name in HOPPER:
+            for name, way in HOPPER.items():
+                if name in self.choice.passed_over and way is not hopper_forward.USUAL:
+                    rows, keys = way.tile(p)
+                    lines.append(f"forward, not in tiles of {rows} x {keys}: {self.choice.passed_over[name]}")
         if p.score_mod is None:
             lines.append("score: no code runs, the scale is folded into the exponent")
         else:

@@ -14,8 +14,8 @@ from kernels.flex_attention.mods.reach import Breadth
 from kernels.flex_attention.options import OPTIONS
 
 KERNELS = (
-    "forward", "forward_narrow", "forward_hopper", "decoding", "backward_dq", "backward_dkdv", "backward_dkdv_hopper",
-    "backward_dq_from_ds", "backward_hopper",
+    "forward", "forward_narrow", "forward_hopper", "forward_hopper_tall", "forward_hopper_small", "decoding",
+    "backward_dq", "backward_dkdv", "backward_dkdv_hopper", "backward_dq_from_ds", "backward_hopper",
 )  # fmt: skip
 #: What each kernel for any GPU reads by TMA where its table says so and the tensors' strides fit.
 READ_BY_TMA = {

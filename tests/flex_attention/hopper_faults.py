@@ -3,7 +3,7 @@
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward_kernel
 
-RELEASE = "mbarrier.arrive(v_free.index(before))"
+RELEASE = "release(v_free, addresses[1], before, LEAN)"
 
 
 WAIT = "acc = warpgroup_mma_wait(0, deps=(acc,))"
@@ -61,19 +61,19 @@ FAULTS = {
         (
             forward_kernel,
             "attend",
-            "mbarrier.arrive(q_free.index(visits % KEPT))\n",
+            "release(q_free, addresses[0], visits % KEPT, LEAN)\n",
             "pass\n",
             "count += 1\n",
-            "count += 1\n                mbarrier.arrive(q_free.index(visits % KEPT))\n",
+            "count += 1\n                release(q_free, addresses[0], visits % KEPT, LEAN)\n",
         ),
         ("early overwrite", "load_tiles", "tma.async_load(q_desc", "q_free", "q_s["),
     ),
     "the turn never handed on": (
-        (forward_kernel, "attend_tiles", "mbarrier.arrive(turns.index(1 - GROUP))", "pass"),
+        (forward_kernel, "attend_tiles", "release(turns, addresses[2], (GROUP + 1) % GROUPS, LEAN)", "pass"),
         ("deadlock", "attend", "mbarrier.wait(turns", "turns[", "lacks 1 of 1 arrivals"),
     ),
     "both groups begin": (
-        (forward_kernel, "attend_tiles", "(count - visits + GROUP) & 1", "(count - visits) & 1"),
+        (forward_kernel, "attend_tiles", "(count - visits + (1 if GROUP else 0)) & 1", "(count - visits) & 1"),
         ("barrier or wrong phase", "attend", "turns", "turns[", "phase 0"),
     ),
     "the rows written before the copy has read the last ones": (
@@ -85,7 +85,7 @@ FAULTS = {
         ("missing fence", "attend", ".store(x", None, "must call fence_async_shared()"),
     ),
     "queries never released": (
-        (forward_kernel, "attend", "mbarrier.arrive(q_free.index(visits % KEPT))\n", "pass\n"),
+        (forward_kernel, "attend", "release(q_free, addresses[0], visits % KEPT, LEAN)\n", "pass\n"),
         ("deadlock", "load_tiles", "mbarrier.wait(q_free", "q_free", "phase 0 lacks 2 of 2 arrivals"),
     ),
     "kept queries counted as if there were one item's": (
@@ -113,7 +113,7 @@ FAULTS = {
         (
             forward_kernel,
             "attention_forward_hopper_kernel",
-            "mbarrier.init(v_free.index(stage), count=GROUPS)",
+            "mbarrier.init(v_free.index(stage), count=GROUPS * EACH)",
             "mbarrier.init(v_free.index(stage), count=1)",
         ),
         ("early overwrite or barrier", None, "", "v_free[", "attend"),
@@ -215,5 +215,59 @@ OF_WIDE_HEADS = {
     "keys never released": (
         ("make_dv", "mbarrier.arrive(k_free)", "pass"),
         ("deadlock", "load_tiles", "mbarrier.wait(k_free", "k_free", "lacks 1 of 1 arrivals"),
+    ),
+}
+
+#: The same of the forward kernel's other tiles: the way, (function, edits); what must be found.
+OF_TILINGS = {
+    "values released before the product of three groups is over": (
+        "hopper_tall",
+        ("attend_tiles", f"{WAIT}\n            {RELEASE}", f"{RELEASE}\n            {WAIT}"),
+        ("early overwrite", "load_tiles", "tma.async_load(desc", "v_free[", "v_s["),
+    ),
+    "two groups of three are enough to release values": (
+        "hopper_tall",
+        (
+            "attention_forward_hopper_kernel",
+            "mbarrier.init(v_free.index(stage), count=GROUPS * EACH)",
+            "mbarrier.init(v_free.index(stage), count=2 * EACH)",
+        ),
+        ("early overwrite or barrier", None, "", "v_free[", ""),
+    ),
+    "the third group is passed over": (
+        "hopper_tall",
+        ("attend_tiles", "(GROUP + 1) % GROUPS", "(GROUP + 1) % 2"),
+        ("deadlock", "attend", "mbarrier.wait(turns", "turns[2]", "lacks 4 of 4 arrivals"),
+    ),
+    "the third group begins, too": (
+        "hopper_tall",
+        ("attend_tiles", "(1 if GROUP else 0)", "GROUP"),
+        ("barrier or wrong phase or deadlock", "attend", "turns", "turns[", ""),
+    ),
+    "the loader waits for a barrier of the keys alone": (
+        "hopper_tall",
+        ("load_tiles", "keys_free = v_free", "keys_free = k_free"),
+        ("deadlock", "load_tiles", "mbarrier.wait(free", "k_free[", "phase 0 lacks 12 of 12 arrivals"),
+    ),
+    "tiles let go before they have come": (
+        "hopper_small",
+        (
+            "let_go",
+            "mbarrier.wait(k_ready.index(stage), count // STAGES & 1)",
+            "pass",
+            "mbarrier.wait(v_ready.index(stage), count // STAGES & 1)",
+            "pass",
+        ),
+        (None, None, "", None, ""),
+    ),
+    "tiles let go and kept": (
+        "hopper_small",
+        ("let_go", "release(v_free, addresses[1], stage, LEAN)", "pass"),
+        ("deadlock", None, "mbarrier.wait(", None, "lacks 4 of 8 arrivals"),
+    ),
+    "tiles let go and not counted": (
+        "hopper_small",
+        ("let_go", "count += 1", "pass"),
+        ("early read or wrong phase or deadlock or barrier", None, "", None, ""),
     ),
 }

@@ -43,7 +43,7 @@ def gpu(of_an_h200, monkeypatch):
 
 
 def reasons(p, query, key, value):
-    return hopper.reason_not(p), hopper_backward.reason_not(p, fits_tma(query))
+    return hopper.USUAL.reason_not(p), hopper_backward.reason_not(p, fits_tma(query))
 
 
 def test_a_hopper_takes_16_bit_heads_of_up_to_128(gpu):
@@ -191,7 +191,7 @@ def test_counters_where_a_mask_asks_a_tensor_and_the_workspace_does_not_hold_all
 
 @pytest.mark.parametrize(("D", "N", "items"), [(64, 8192, 2), (128, 2048, 2), (128, 4096, 1), (256, 512, 1)])
 def test_the_next_items_queries_come_early_where_memory_is_left(of_an_h200, D, N, items):
-    assert hopper.compile_time(large_on_gpu((1, 2, 2, N, N, D, D)))["KEPT"] == items
+    assert hopper.USUAL.compile_time(large_on_gpu((1, 2, 2, N, N, D, D)))["KEPT"] == items
 
 
 def test_no_workspace_no_sums(of_an_h200):

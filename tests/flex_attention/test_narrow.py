@@ -179,7 +179,7 @@ def test_the_choice(monkeypatch, mask, D, options, narrow):
     if mask is not None:
         mask = create_block_mask(mask, None, None, 4096, 4096, device=runtime.device)
     p, _ = cases.resolved(q, q, q, block_mask=mask, options=options)
-    why = hopper_forward.reason_not(p)
+    why = hopper_forward.USUAL.reason_not(p)
     assert forward.is_narrow(p) == narrow == (why is not None and "few keys side by side" in why)
     assert ("EARLY" in forward.launch_options(p)) == narrow
 

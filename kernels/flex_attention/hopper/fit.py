@@ -11,9 +11,9 @@ ROWS = 64  # queries of a group of four warps: the rows of one matrix instructio
 BLOCK_M = GROUPS * ROWS
 
 
-def unfit(p, kernel, prefix, most, tma):
+def unfit(p, kernel, prefix, most, tma, faster="the plain kernel"):
     """Why the Hopper version of ``kernel``, for heads up to ``most``, cannot take the call whatever its blocks, as text, or
-    ``None``; tma: whether TMA can read its tensors."""
+    ``None``; tma: whether TMA can read its tensors; faster: what is, where the table has no stages."""
     if p.options.keys() & {prefix + name for name in problem.OPTIONS}:
         return "kernel_options ask for tiles or warps of their own"
     if why := gluon.reason_not("TMA"):
@@ -25,7 +25,7 @@ def unfit(p, kernel, prefix, most, tma):
     if max(p.D, p.Dv) > most:
         return f"heads of {max(p.D, p.Dv)} do not fit the registers"
     if not problem.table_options(kernel, p.key, p.device)["STAGES"]:
-        return f"for {p.key} the plain kernel is faster"
+        return f"for {p.key} {faster} is faster"
     if not tma:
         return "TMA cannot read these strides"
     return None

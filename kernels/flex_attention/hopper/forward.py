@@ -1,100 +1,204 @@
-"""The launch of ``forward_kernel``, and which calls it takes."""
+"""The launches of ``forward_kernel``, each a way of the forward pass with a table of its own, and which calls they take.
 
+    usual   two groups of 64 queries, tiles of 128 keys: every call that the kernel fits
+    tall    three groups, where no mask leaves out keys: a tile of keys serves 192 queries
+    small   two groups, tiles of 64 keys, two programs a multiprocessor: rows so short under a mask that an item begins and
+            ends all the time, and one program's arithmetic covers the other's
+"""
+
+from kernels.common.gluon import has_inline_asm
 from kernels.common.launch import Constants, launch
 from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, forward_kernel
-from kernels.flex_attention.hopper.fit import BLOCK_M, GROUPS, ROWS, described
-from kernels.flex_attention.portable.forward import is_narrow, is_short, outputs_of
+from kernels.flex_attention.hopper.fit import ROWS, described
+from kernels.flex_attention.portable.forward import is_narrow, is_short, is_window, outputs_of
 from kernels.flex_attention.portable.tiles import fits_tma
 from kernels.flex_attention.problem import cdiv, columns, has_edge
 
+NO_ASSEMBLY = "Triton has no inline assembly for Gluon, by which warps arrive at a barrier one by one"
 
-def reason_not(p):
-    """Why this kernel cannot take the call, as text, or ``None``."""
-    why = fit.unfit(p, "forward_hopper", "", 256, p.tma("query", "key", "value"))
-    BLOCK_N = options(p)["BLOCK_N"]
-    if why is None and p.sparse and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
-        return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
-    if why is None and is_short(p):
-        return "the call is short, and the plain kernel has less to set up"
-    if why is None and is_narrow(p):
-        return "the mask leaves a query few keys side by side, and the plain kernel with smaller tiles reads fewer others"
-    return why
+MOD = "a score mod may need more registers than a thread has here"
 
 
-def cost(p):
-    """In products of a kernel that keeps the tensor cores busy while the softmax is taken."""
-    return Cost(1)
+class Forward:
+    """A way of the forward pass.
 
-
-def options(p):
-    """Of the table: BLOCK_N, STAGES, REGISTERS of a multiplying thread, maxnreg; TURNS, whether groups ask for products in
-    turn; OVERLAP, whether values' products are waited for behind the softmax where there is no mask; OUT, columns of the
-    output that leave at a time; KEPT and KEPT_TO, see ``kept``."""
-    return problem.table_options("forward_hopper", p.key, p.device)
-
-
-def _prepare(p):
-    """``(programs, sizes, compile-time arguments, how query, key, value and o are given)``, ``None`` for an o without TMA."""
-    tiles_m = cdiv(p.M, BLOCK_M)
-    items = p.B * p.Hq * tiles_m
-    at_once = 65536 // (options(p)["maxnreg"] * 32 * 12)  # programs that share a multiprocessor's registers
-    programs = min(items, at_once * dealing.multiprocessors(p.device))
-    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, items, p.shared
-    static = dealing.order(p.B * p.Hkv, tiles_m, p.G, programs) | compile_time(p)
-    rows = ROWS, options(p)["BLOCK_N"], options(p)["BLOCK_N"]
-    static |= {"num_warps": 4, "maxnreg": options(p)["maxnreg"]}
-    given = *map(described, rows), described(ROWS, static["OUT"]) if static["OUT"] else None
-    return (programs,), sizes, Constants(**static), *given
-
-
-def forward(p, x, want_top=False):
-    """Launch the forward pass; arguments and results as ``portable.forward.forward``."""
-    o, lse, top = outputs_of(p, x.query, want_top)
-    programs, sizes, constants, queries, keys, values, outputs = p.remember(_prepare)
-    by_tma = outputs is not None and fits_tma(o)
-    launch(
-        forward_kernel.attention_forward_hopper_kernel,
-        programs,
-        queries(x.query), keys(x.key), values(x.value), outputs(o) if by_tma else None, None if by_tma else o, lse, top,
-        x.partial, x.full, x.score_tables, x.mask_tables,
-        *sizes, *o.stride(),
-        outputs=(o,),
-        constants=constants,
-    )  # fmt: skip
-    return o, lse, top
-
-
-def kept(p):
-    """Items' queries in shared memory: the next item's may come while this one's keys are walked through.
-
-    That is the memory of a cache, which long lists of blocks want: up to KEPT_TO keys, if the table has a number.
+    Its table has BLOCK_N, STAGES, REGISTERS of a multiplying thread, maxnreg; TURNS, whether groups ask for products in
+    turn; OVERLAP, whether values' products are waited for behind the softmax (under a mask that is for two programs alone);
+    OUT, columns of the output that leave at a time; KEPT and KEPT_TO, see ``kept``; and what ``slower`` asks for.
     """
-    most = options(p)["KEPT_TO"]
-    return 1 if most and p.N > most else options(p)["KEPT"]
+
+    TABLE, GROUPS, LEAN, MOST, FASTER = "forward_hopper", fit.GROUPS, False, 256, "the plain kernel"
+    LISTS = True  # whether a block mask's drive it
+
+    def options(self, p):
+        """What the table says."""
+        return problem.table_options(self.TABLE, p.key, p.device)
+
+    def tile(self, p):
+        """``(queries, keys)``."""
+        return self.GROUPS * ROWS, self.options(p)["BLOCK_N"]
+
+    def reason_not(self, p):
+        """Why this way cannot take the call, or is known not to be worth it, as text, or ``None``."""
+        why = fit.unfit(p, self.TABLE, "", self.MOST, p.tma("query", "key", "value"), self.FASTER)
+        if why is None and self.LEAN and not has_inline_asm():
+            why = NO_ASSEMBLY
+        BLOCK_M, BLOCK_N = self.tile(p)
+        if why is None and p.sparse and not self.LISTS:
+            return "a block mask lists blocks for tiles of 128 queries"
+        if why is None and p.sparse and (p.SPARSE_M % BLOCK_M or p.SPARSE_N % BLOCK_N):
+            return f"blocks of {p.SPARSE_M} x {p.SPARSE_N} are no multiples of {BLOCK_M} x {BLOCK_N}"
+        if why is None and is_short(p):
+            return "the call is short, and the plain kernel has less to set up"
+        return why or self.slower(p)
+
+    def slower(self, p):
+        """Why another kernel is known to be faster, as text, or ``None``."""
+        if is_narrow(p):
+            few = "the mask leaves a query few keys side by side"
+            return f"{few}, and the plain kernel with smaller tiles reads fewer others"
+        return None
+
+    def cost(self, p):
+        """In products of the usual tiles, which keep the tensor cores busy while the softmax is taken."""
+        return Cost(1, "another tiling is faster")
+
+    def programs(self, p):
+        """``(items, the most programs that run at once)``."""
+        registers = self.options(p)["maxnreg"] * 32 * 4 * (self.GROUPS + 1)  # of 65536 that a multiprocessor has
+        items = p.B * p.Hq * cdiv(p.M, self.tile(p)[0])
+        return items, 65536 // registers * dealing.multiprocessors(p.device)
+
+    def forward(self, p, x, want_top=False):
+        """Launch the forward pass; arguments and results as ``portable.forward.forward``."""
+        o, lse, top = outputs_of(p, x.query, want_top)
+        programs, sizes, constants, queries, keys, values, outputs, trim = p.remember(_prepare, self)
+        by_tma = outputs is not None and fits_tma(o)
+        launch(
+            forward_kernel.attention_forward_hopper_kernel,
+            programs,
+            queries(x.query), keys(x.key), values(x.value), outputs(o) if by_tma else None, None if by_tma else o, lse, top,
+            x.partial, x.full, x.score_tables, x.mask_tables,
+            *sizes, x.reach if trim else None, *o.stride(),
+            outputs=(o,),
+            constants=constants,
+        )  # fmt: skip
+        return o, lse, top
+
+    def kept(self, p):
+        """Items' queries in shared memory: the next item's may come while this one's keys are walked through.
+
+        That is the memory of a cache, which long lists of blocks want: up to KEPT_TO keys, if the table has a number.
+        """
+        most = self.options(p)["KEPT_TO"]
+        return 1 if most and p.N > most else self.options(p)["KEPT"]
+
+    def compile_time(self, p):
+        """The kernel's compile-time arguments but the order of items."""
+        options, (BLOCK_M, BLOCK_N) = self.options(p), self.tile(p)
+        return {
+            "SCORE_MOD": p.score_mod,
+            "MASK_MOD": p.mask_mod,
+            "DV": p.Dv,
+            **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
+            "HAS_FULL": p.HAS_FULL,
+            "SPARSE_N": p.SPARSE_N or 1,
+            "EDGE_N": has_edge(p.N, p.SPARSE_N, BLOCK_N),
+            "BLOCK_N": BLOCK_N,
+            "BLOCK_D": columns(p.D),
+            "BLOCK_DV": columns(p.Dv),
+            "ROWS": ROWS,
+            "GROUPS": self.GROUPS,
+            "STAGES": options["STAGES"],
+            "REGISTERS": options["REGISTERS"],
+            "TURNS": bool(options["TURNS"]),
+            "OVERLAP": self.overlaps(p),
+            "OUT": min(options["OUT"], columns(p.Dv)),
+            "KEPT": self.kept(p),
+            "LEAN": self.LEAN,
+            "BACKWARDS": self.LEAN and (not p.sparse or trims(p)),
+        }
+
+    def overlaps(self, p):
+        """Whether values' products are waited for behind the softmax."""
+        return bool(self.options(p)["OVERLAP"]) and not p.sparse
 
 
-def compile_time(p):
-    """The kernel's compile-time arguments but the order of items."""
-    BLOCK_N, STAGES, REGISTERS, _ = (options(p)[name] for name in ("BLOCK_N", "STAGES", "REGISTERS", "maxnreg"))
-    return {
-        "SCORE_MOD": p.score_mod,
-        "MASK_MOD": p.mask_mod,
-        "DV": p.Dv,
-        **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
-        "HAS_FULL": p.HAS_FULL,
-        "SPARSE_N": p.SPARSE_N or 1,
-        "EDGE_N": has_edge(p.N, p.SPARSE_N, BLOCK_N),
-        "BLOCK_N": BLOCK_N,
-        "BLOCK_D": columns(p.D),
-        "BLOCK_DV": columns(p.Dv),
-        "ROWS": ROWS,
-        "GROUPS": GROUPS,
-        "STAGES": STAGES,
-        "REGISTERS": REGISTERS,
-        "TURNS": bool(options(p)["TURNS"]),
-        "OVERLAP": bool(options(p)["OVERLAP"]) and not p.sparse,
-        "OUT": min(options(p)["OUT"], columns(p.Dv)),
-        "KEPT": kept(p),
-    }
+class Tall(Forward):
+    """Three groups. RATIO of the table: their tile takes so many times what one of two takes. FROM: the fewest keys."""
+
+    TABLE, GROUPS, LEAN, MOST, FASTER = "forward_hopper_tall", 3, True, 64, "a smaller tile"
+    LISTS = False
+
+    def slower(self, p):
+        """As of the usual tiles; what is passed over for its time, ``cost`` says."""
+        if p.score_mod is not None:
+            return MOD
+        if p.N < self.options(p)["FROM"]:
+            return f"{p.N} keys are fewer than {self.options(p)['FROM']}, too few for so many queries"
+        return None
+
+    def rounds(self, p):
+        """Items that the busiest program gets, of these tiles and of the usual ones."""
+        return [max(1, cdiv(*way.programs(p))) for way in (self, USUAL)]
+
+    def cost(self, p):
+        """By how many items one after another the call takes: the last ones may leave multiprocessors idle."""
+        ratio, (tall, usual) = self.options(p)["RATIO"], self.rounds(p)
+        told = f"{tall} x 192 queries one after another take {ratio * tall / usual:.2f} times as long as {usual} x 128"
+        return Cost(ratio * tall / usual, told)
+
+
+class Small(Forward):
+    """Two programs a multiprocessor. FROM and LONGEST of the table: the fewest and the most queries or keys, of which there
+    are more."""
+
+    TABLE, LEAN, MOST, FASTER = "forward_hopper_small", True, 64, "a larger tile"
+
+    def slower(self, p):
+        """As of the usual tiles."""
+        if not p.sparse:
+            return "no mask leaves out keys, and larger tiles read fewer"
+        if is_window(p):
+            return "the mask leaves a query few keys side by side"
+        if p.score_mod is not None:
+            return MOD
+        if not (trims(p) and p.breadth.exact):
+            return "the mask is more than ends of what a query sees, and may need more registers than a thread has here"
+        table, (items, at_once) = self.options(p), self.programs(p)
+        if not table["FROM"] <= max(p.M, p.N) <= table["LONGEST"]:
+            return f"there are {max(p.M, p.N)} queries or keys; it is for {table['FROM']} to {table['LONGEST']}"
+        if items <= at_once:
+            return f"there are {items} tiles of queries, no more than the {at_once} that it takes at once"
+        return None
+
+    def cost(self, p):
+        """Less than the usual tiles', where it is asked."""
+        return Cost(0.9, "rows are short, and two programs share a multiprocessor")
+
+    def overlaps(self, p):
+        """Under a mask, too."""
+        return bool(self.options(p)["OVERLAP"])
+
+
+def trims(p):
+    """Whether the mask is known not to let a query look further than so far."""
+    return p.sparse and p.mask_mod is not None and p.breadth.keys != 0
+
+
+USUAL, TALL, SMALL = Forward(), Tall(), Small()
+
+
+def _prepare(p, way):
+    """``(programs, sizes, compile-time arguments, how query, key, value and o are given, whether the mask's reach is asked
+    for)``, ``None`` for an o without TMA."""
+    BLOCK_M, BLOCK_N = way.tile(p)
+    items, at_once = way.programs(p)
+    programs, tiles_m = min(items, at_once), cdiv(p.M, BLOCK_M)
+    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, items, p.shared
+    static = dealing.order(p.B * p.Hkv, tiles_m, p.G, programs) | way.compile_time(p)
+    static |= {"num_warps": 4, "maxnreg": way.options(p)["maxnreg"]}
+    given = *map(described, (ROWS, BLOCK_N, BLOCK_N)), described(ROWS, static["OUT"]) if static["OUT"] else None
+    return (programs,), sizes, Constants(**static), *given, way.LEAN and trims(p)

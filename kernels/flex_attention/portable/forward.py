@@ -18,7 +18,15 @@ from kernels.common.gpu import multiprocessors
 from kernels.common.launch import Constants, launch
 from kernels.common.plan import Cost
 from kernels.flex_attention import problem
-from kernels.flex_attention.portable.tiles import like_strided, list_row, load_rows, logits, source_of, tiled
+from kernels.flex_attention.portable.tiles import (
+    like_strided,
+    list_row,
+    load_rows,
+    logits,
+    source_of,
+    tiled,
+    tiles_within,
+)
 
 
 @triton.jit
@@ -92,7 +100,7 @@ def trimmed(lists, row, some, first, m0, m_last, reach, SPARSE_N: tl.constexpr, 
     TILES: tl.constexpr = (SPARSE_N + BLOCK_N - 1) // BLOCK_N
     last = tl.load(lists[1] + row * lists[4] + some - 1, mask=some > 0, other=0)
     passed = tl.maximum(m0 - reach[0] - first * SPARSE_N, 0) // BLOCK_N
-    reached = (tl.maximum(m_last + reach[1] - last * SPARSE_N, -1) + BLOCK_N) // BLOCK_N
+    reached = tiles_within(m_last + reach[1] - last * SPARSE_N, BLOCK_N)
     return tl.minimum(passed, TILES), tl.where(some > 0, (some - 1) * TILES + tl.minimum(reached, TILES), 0)
 
 
@@ -224,7 +232,12 @@ def _is_narrow(p):
     if not p.sparse or not p.breadth.keys or is_short(p) or p.options.keys() & set(problem.OPTIONS):
         return False  # the caller's tiles need stages and registers of their own
     table = problem.table_options("forward_narrow", p.key, p.device)
-    return 0 < p.breadth.keys <= table["WIDEST"] or max(p.M, p.N) <= table["LONGEST"]
+    return is_window(p) or max(p.M, p.N) <= table["LONGEST"]
+
+
+def is_window(p):
+    """Whether the mask lets a query see so few keys side by side that smaller tiles are faster."""
+    return 0 < p.breadth.keys <= problem.table_options("forward_narrow", p.key, p.device)["WIDEST"]
 
 
 def reason_not(p):

@@ -57,6 +57,12 @@ def logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD: t
 
 
 @triton.jit
+def tiles_within(reach, BLOCK_N: tl.constexpr):
+    """How many tiles, side by side from key 0 on, hold keys up to key ``reach``."""
+    return (tl.maximum(reach, -1) + BLOCK_N) // BLOCK_N
+
+
+@triton.jit
 def list_row(lists, b, h, r):
     """Where in a pair of lists ``(num_blocks, indices, batch stride, head stride, width)`` block row r of (b, h) lies."""
     return b.to(tl.int64) * lists[2] + h * lists[3] + r
