@@ -13,6 +13,7 @@ from kernels.common import gluon as common_gluon
 from kernels.flex_attention import create_block_mask, flex_attention, problem, registered
 from kernels.flex_attention.hopper import dealing, fit, fused
 from kernels.flex_attention.mods import bind
+from kernels.flex_attention.plan import HOPPER
 from kernels.lab import compile_report
 from tests.flex_attention import cases
 
@@ -114,6 +115,55 @@ def test_warp_specialised_kernels_compile(monkeypatch, name, D, most, kernel):
             between = [loop.count("MUFU.EX2") for loop in loops]
             assert meta["OVERLAP"] == (D == 64)
             assert between and (min(between) >= 64 if meta["OVERLAP"] else max(between) < 8), between
+
+
+def loops_of(sass):
+    """The loops of a kernel that hold no other: the instructions of each, as text."""
+    lines, labels, loops = sass.splitlines(), {}, []
+    for i, line in enumerate(lines):
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = i
+        elif (back := re.search(r"BRA.*?(\.L_x_\d+)", line)) and back[1] in labels:
+            loops.append((labels[back[1]], i))
+    inner = [(a, b) for a, b in loops if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in loops)]
+    return ["\n".join(lines[a : b + 1]) for a, b in inner]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not common_gluon.has_inline_asm(), reason="warps that arrive one by one need Triton 3.9")
+@pytest.mark.parametrize(
+    ("way", "name", "N", "D", "most"),
+    [
+        ("hopper_tall", "nothing", 2048, 64, 0),
+        pytest.param("hopper_tall", "nothing", 2000, 64, 88, marks=pytest.mark.slow),
+        pytest.param("hopper_tall", "nothing", 2048, 32, 0, marks=pytest.mark.slow),
+        ("hopper_small", "causal", 1024, 64, 160),
+        pytest.param("hopper_small", "causal", 1000, 64, 168, marks=pytest.mark.slow),
+        pytest.param("hopper_small", "causal", 1024, 32, 56, marks=pytest.mark.slow),
+    ],
+)
+def test_other_tilings_of_the_forward_pass_compile(monkeypatch, way, name, N, D, most):
+    """Three groups spill nothing where all tiles are whole, and else nothing in the loop; small programs have few registers,
+    and read some of an item's numbers again in each tile. One BAR.SYNC is left in a loop."""
+    forward = HOPPER[way]
+    monkeypatch.setattr("kernels.flex_attention.plan.WAYS", {way: forward})
+    monkeypatch.setattr(forward, "slower", lambda p: None)
+    seen = launches(monkeypatch, name, D=D, M=N, N=N, warp_specialised=True)
+    ((kernel, args, meta),) = [launch for launch in seen if launch[0].__name__ == "attention_forward_hopper_kernel"]
+    report = compile_report(kernel, *args, arch=90, **meta)
+    assert (meta["GROUPS"], meta["BLOCK_N"]) == ((3, 128) if way == "hopper_tall" else (2, 64))
+    assert report.spill_bytes <= most, report
+    programs = 65536 // (meta["maxnreg"] * 32 * 4 * (meta["GROUPS"] + 1))
+    assert programs == (1 if way == "hopper_tall" else 2)
+    assert programs * (report.shared_bytes + 1024) <= 228 * 1024, report
+    assert re.search(rf"setmaxnreg.inc.sync.aligned.u32\s+{meta['REGISTERS']};", report.ptx)
+    products = [loop for loop in loops_of(report.sass) if "HGMMA" in loop]
+    assert len(products) == meta["GROUPS"] * (1 if name == "nothing" else 2)
+    scores = meta["BLOCK_D"] // 16
+    for loop in products:
+        assert loop.count("HGMMA") == scores + meta["BLOCK_N"] // 16
+        assert loop.count("BAR.SYNC") == 1
+        assert len(re.findall(r"\b(?:LDL|STL)", loop)) <= (0 if way == "hopper_tall" else 24)
 
 
 @pytest.mark.slow
