@@ -13,8 +13,8 @@ from kernels.common.plan import forget
 from kernels.flex_attention import causal_block_mask, mods
 from kernels.flex_attention.hopper import dealing, forward_kernel
 from kernels.flex_attention.hopper import forward as hopper
+from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.plan import HOPPER, Plan
-from kernels.flex_attention.problem import Inputs
 from tests.flex_attention import cases
 from tests.flex_attention.test_hopper_choice import lists_of, that_tma_reads
 
