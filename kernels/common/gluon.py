@@ -9,7 +9,8 @@ import triton
 from kernels.common.gpu import multiprocessors
 
 __all__ = [
-    "describe", "element", "fits_tma", "gluon", "has_clusters", "has_inline_asm", "multiprocessors", "reason_not", "shared_layout",
+    "describe", "element", "fits_tma", "gluon", "has_clusters", "has_inline_asm", "multiprocessors", "reason_not",
+    "shared_layout",
 ]  # fmt: skip
 
 NEEDS = (3, 8)  # the first Triton with TMA's im2col, and with warp specialisation as the kernels use it

@@ -193,7 +193,7 @@ def chosen(shape, mask=None, **options):
         ((2, 32, 8, 2048, 2048, 64, 64), "hopper_tall"),
         ((64, 12, 12, 1024, 1024, 64, 64), "hopper_tall"),  # 35 against 47
         ((64, 12, 12, 1023, 1023, 64, 64), "hopper"),
-        ((256, 12, 12, 197, 197, 64, 64), "hopper"),
+        ((256, 12, 12, 512, 512, 64, 64), "hopper"),
         ((1, 8, 8, 2048, 2048, 64, 64), "hopper"),  # one round of either
         ((1, 16, 16, 2048, 2048, 64, 64), "hopper"),  # two of either
         ((4, 16, 16, 4096, 4096, 128, 128), "hopper"),
@@ -207,6 +207,31 @@ def test_three_groups_where_waves_of_192_queries_are_the_shorter(gpu, shape, way
 @pytest.mark.parametrize(
     ("shape", "way"),
     [
+        ((256, 12, 12, 197, 197, 64, 64), "hopper_small"),
+        ((256, 12, 12, 257, 257, 64, 64), "hopper"),
+        ((8, 12, 12, 197, 197, 64, 64), "hopper"),  # 192 tiles of queries
+        ((256, 12, 12, 197, 197, 128, 128), "hopper"),
+    ],
+)
+def test_small_programs_for_short_rows_without_a_mask(gpu, shape, way):
+    assert chosen(shape).choice.name == way
+
+
+@pytest.fixture
+def under_masks(gpu, monkeypatch):
+    """As if a GPU had shown that small programs are faster under masks of up to 1024 queries and keys."""
+    says = hopper.SMALL.options
+    monkeypatch.setattr(hopper.SMALL, "options", lambda p: says(p) | {"LONGEST": 1024})
+
+
+def test_no_small_programs_under_a_mask_before_a_gpu_has_shown_that_they_are_faster(gpu):
+    p = that_tma_reads(SHORT, causal_block_mask(512))
+    assert hopper.SMALL.reason_not(p) == "no GPU has shown that it is faster under a mask"
+
+
+@pytest.mark.parametrize(
+    ("shape", "way"),
+    [
         ((32, 12, 12, 512, 512, 64, 64), "hopper_small"),
         ((16, 16, 16, 1024, 1024, 64, 64), "hopper_small"),
         ((16, 16, 16, 1152, 1152, 64, 64), "hopper"),
@@ -215,14 +240,14 @@ def test_three_groups_where_waves_of_192_queries_are_the_shorter(gpu, shape, way
         ((32, 12, 12, 256, 256, 64, 64), "hopper"),
     ],
 )
-def test_small_programs_for_short_rows_under_a_causal_mask(gpu, shape, way):
+def test_small_programs_for_short_rows_under_a_causal_mask(under_masks, shape, way):
     assert chosen(shape, causal_block_mask(*shape[3:5])).choice.name == way
 
 
 LONG, SHORT = (4, 16, 16, 4096, 4096, 64, 64), (32, 12, 12, 512, 512, 64, 64)
 
 
-def test_what_the_tilings_say_of_calls_that_they_do_not_take(gpu, monkeypatch):
+def test_what_the_tilings_say_of_calls_that_they_do_not_take(under_masks, monkeypatch):
     mod = "a score mod may need more registers than a thread has here"
     of_long, of_short = that_tma_reads(LONG), that_tma_reads(SHORT, causal_block_mask(512))
     assert hopper.TALL.reason_not(of_long) is None and hopper.SMALL.reason_not(of_short) is None
@@ -243,7 +268,7 @@ def test_what_the_tilings_say_of_calls_that_they_do_not_take(gpu, monkeypatch):
     assert {hopper.TALL.reason_not(of_long), hopper.SMALL.reason_not(of_short)} == {hopper.NO_ASSEMBLY}
 
 
-def test_explain_says_which_tiles_and_why(gpu):
+def test_explain_says_which_tiles_and_why(under_masks):
     lines = str(chosen(LONG)).split("\n")
     times = "11 x 192 queries one after another take 0.88 times as long as 16 x 128"
     assert lines[1] == f"forward: warp-specialised for Hopper, tiles of 192 x 128, because {times}"

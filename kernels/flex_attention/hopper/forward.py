@@ -2,8 +2,8 @@
 
     usual   two groups of 64 queries, tiles of 128 keys: every call that the kernel fits
     tall    three groups, where no mask leaves out keys: a tile of keys serves 192 queries
-    small   two groups, tiles of 64 keys, two programs a multiprocessor: rows so short under a mask that an item begins and
-            ends all the time, and one program's arithmetic covers the other's
+    small   two groups, tiles of 64 keys, two programs a multiprocessor: rows so short that an item begins and ends all the
+            time, and one program's arithmetic covers the other's
 """
 
 from kernels.common.gluon import has_inline_asm
@@ -152,26 +152,39 @@ class Tall(Forward):
 
 
 class Small(Forward):
-    """Two programs a multiprocessor. FROM and LONGEST of the table: the fewest and the most queries or keys, of which there
-    are more."""
+    """Two programs a multiprocessor. PLAIN of the table: the most queries or keys, of which there are more, without a mask;
+    FROM and LONGEST: the fewest and the most under one, LONGEST 0 where it was not measured."""
 
     TABLE, LEAN, MOST, FASTER = "forward_hopper_small", True, 64, "a larger tile"
 
     def slower(self, p):
         """As of the usual tiles."""
-        if not p.sparse:
-            return "no mask leaves out keys, and larger tiles read fewer"
-        if is_window(p):
-            return "the mask leaves a query few keys side by side"
         if p.score_mod is not None:
             return MOD
-        if not (trims(p) and p.breadth.exact):
-            return "the mask is more than ends of what a query sees, and may need more registers than a thread has here"
-        table, (items, at_once) = self.options(p), self.programs(p)
-        if not table["FROM"] <= max(p.M, p.N) <= table["LONGEST"]:
-            return f"there are {max(p.M, p.N)} queries or keys; it is for {table['FROM']} to {table['LONGEST']}"
+        (items, at_once), most = self.programs(p), max(p.M, p.N)
+        if why := self.masked(p, most) if p.sparse else self.unmasked(p, most):
+            return why
         if items <= at_once:
             return f"there are {items} tiles of queries, no more than the {at_once} that it takes at once"
+        return None
+
+    def unmasked(self, p, most):
+        """Why another is faster for so many queries or keys without a mask, or ``None``."""
+        if most > self.options(p)["PLAIN"]:
+            return "no mask leaves out keys, and larger tiles read fewer"
+        return None
+
+    def masked(self, p, most):
+        """Why another is faster for so many queries or keys under the call's mask, or ``None``."""
+        if is_window(p):
+            return "the mask leaves a query few keys side by side"
+        if not (trims(p) and p.breadth.exact):
+            return "the mask is more than ends of what a query sees, and may need more registers than a thread has here"
+        table = self.options(p)
+        if not table["LONGEST"]:
+            return "no GPU has shown that it is faster under a mask"
+        if not table["FROM"] <= most <= table["LONGEST"]:
+            return f"there are {most} queries or keys; it is for {table['FROM']} to {table['LONGEST']}"
         return None
 
     def cost(self, p):
