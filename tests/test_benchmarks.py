@@ -1,6 +1,5 @@
 """The benchmarks compare equal things, count the right bytes, and what they recorded is complete."""
 
-import json
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from kernels.common import configs
 from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, plan
 from tests.tensors import relative_error
 
-RECORD = json.loads((harness.RESULTS / "dynamic_conv.json").read_text())
+RECORD = harness.read("dynamic_conv")
 
 
 def test_peers_compute_the_same_function_and_gradients():
