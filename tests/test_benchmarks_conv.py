@@ -1,6 +1,5 @@
 """The convolution's benchmark compares equal things, and its tuner times the class it names with the options it gives."""
 
-import json
 
 import pytest
 import torch
@@ -175,7 +174,7 @@ def test_the_records_are_complete():
 
 
 def test_the_faults_that_were_run_on_a_gpu_are_those_that_the_model_is_tested_with():
-    record = json.loads((harness.RESULTS / "planted_faults.json").read_text())
+    record = harness.read("planted_faults")
     assert [(row["fault"], row["model"]) for row in record["rows"]] == [
         (planted_faults.NONE, None), *((name, finding[0]) for name, (_, finding) in planted_faults.FAULTS.items())
     ]  # fmt: skip
