@@ -7,6 +7,7 @@ no weights are made: models run on torch's meta device, and configurations are t
 import argparse
 import datetime
 import functools
+import gzip
 import importlib
 import importlib.metadata
 import json
@@ -52,8 +53,8 @@ def main():
             ],
             "layers": layers,
         }
-        path = given.out / f"{room}.json"
-        path.write_text(dump(record))
+        path = given.out / f"{room}.json.gz"
+        path.write_bytes(gzip.compress(dump(record).encode(), mtime=0))
         share = {part: sum(row["half"] == part for row in layers) for part in ("tuning", "held_out")}
         print(f"{path}: {len(models)} models, {share}")
 
