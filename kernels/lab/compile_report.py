@@ -135,6 +135,9 @@ class Prepared:
         return {names[int(place)]: int(value) for place, value in found if int(place) in names}
 
 
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "num_ctas")  # of a launch, that the compiler is given
+
+
 def prepare(
     kernel, *args,
     num_warps: int = 4, num_stages: int = 3, maxnreg: int | None = None, num_ctas: int = 1, **constexprs,
@@ -143,8 +146,7 @@ def prepare(
     from kernels.lab import _child, _triton_private
 
     if (override := constexprs.pop("ir_override", None)) is not None:  # an autotuner passes None
-        known = "num_warps, num_stages, maxnreg and num_ctas"
-        raise ValueError(f"ir_override is {override!r}: compile_report knows {known} alone")
+        raise ValueError(f"ir_override is {override!r}: compile_report knows {', '.join(OPTIONS)} alone")
     if num_ctas not in (1, 2, 4, 8, 16):
         raise ValueError(f"num_ctas is {num_ctas!r}: a cluster has 1, 2, 4, 8 or 16 multiprocessors")
     if not _triton_private.is_kernel(kernel):
@@ -164,7 +166,7 @@ def prepare(
         signature, constants, attributes = _triton_private.specialize(kernel, bound.arguments)
     except TypeError as error:
         raise ValueError(f"args do not fit {name}: {error}") from None
-    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg, "num_ctas": num_ctas}
+    options = dict(zip(OPTIONS, (num_warps, num_stages, maxnreg, num_ctas), strict=True))
     return Prepared(name, *_child.export(kernel, constants), _child.plain(signature), attributes, options)
 
 

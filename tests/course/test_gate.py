@@ -374,7 +374,7 @@ def k(x_ptr):
 KERNEL = k
 VALUES = {{}}
 """
-    options = {"num_warps": 4, "num_stages": 3, "maxnreg": None}
+    options = {"num_warps": 4, "num_stages": 3, "maxnreg": None, "num_ctas": 1}
     literals = [repr(each) for each in ([], {"x_ptr": "*fp32"}, {}, options)]
     for foreign in (True, False):
         one = dataclasses.replace(texts.prepared(["k", text, *literals]), foreign=foreign)

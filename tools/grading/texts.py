@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 
 from kernels.lab._triton_private import python_function
-from kernels.lab.compile_report import Prepared
+from kernels.lab.compile_report import OPTIONS, Prepared
 from tools.grading import reading
 from tools.grading.given import Given, is_constant
 from tools.grading.kernel_lines import Kernel
@@ -51,7 +51,7 @@ def prepared(given: object, fields: set[str] = frozenset()) -> Prepared:
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise NotKernels(str(error)) from None
     whole = isinstance(lines, list) and all(isinstance(part, dict) for part in (signature, attributes, options))
-    if not whole or set(options) != {"num_warps", "num_stages", "maxnreg"}:
+    if not whole or options.keys() != set(OPTIONS):
         raise NotKernels("a launch's signature, attributes and options are tables")
     return Prepared(kernel, text, lines, signature, attributes, options, foreign=True)
 

@@ -271,7 +271,7 @@ ATTACKS = (
     refused("a shell command", beside("!cp -r ../../solutions ."), "a command of IPython"),
     refused("nested too deeply", answer("x = " + "(" * 190 + "1" + ")" * 190 + "\nx = " + "-" * 50_000 + "1"), ""),
     refused("too many characters", answer("#" * 100_000), "characters"),
-    refused("a number that cannot be printed", beside("open(0x" + "f" * 20_000 + ")"), "cannot look through"),
+    refused("a number that cannot be printed", beside("open(0x" + "f" * 20_000 + ")"), "runs nothing itself"),
     refused("a sum of thousands", beside("x = " + " + ".join(["1"] * 2500)), "cannot look through"),
     refused("open behind a trial", beside("print(check, [open])"), "runs nothing itself"),
     harmless(

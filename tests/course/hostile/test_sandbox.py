@@ -67,7 +67,7 @@ def compiler():
         del os.environ["NBGRADER_DATABASE_URL"]
     kernel = "\nimport triton\n@triton.jit\ndef KERNEL(x):\n    pass\nVALUES = {}\n"
     details = {"lines": [], "signature": {"x": "*fp32"}, "attributes": {}, "arches": (90,), "foreign": True}
-    details["options"] = {"num_warps": 4, "num_stages": 3, "maxnreg": None}
+    details["options"] = {"num_warps": 4, "num_stages": 3, "maxnreg": None, "num_ctas": 1}
 
     def says(source):
         with _nursery.confined(place):
