@@ -16,7 +16,6 @@ from kernels.flex_attention.hopper import forward as hopper
 from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.plan import HOPPER, Plan
 from tests.flex_attention import cases
-from tests.flex_attention.test_hopper_choice import lists_of, that_tma_reads
 
 if not common_gluon.has_inline_asm():
     pytest.skip("warps that arrive one by one need Triton 3.9", allow_module_level=True)
@@ -24,6 +23,7 @@ if not common_gluon.has_inline_asm():
 from kernels import gluon_model
 from tests.flex_attention.hopper_faults import OF_TILINGS
 from tests.flex_attention.test_hopper import KERNELS, SCHEDULES, check
+from tests.flex_attention.test_hopper_choice import lists_of, that_tma_reads
 from tests.gluon_model.cases import found, planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
