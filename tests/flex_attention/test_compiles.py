@@ -72,6 +72,15 @@ def check(monkeypatch, arch, name, gpu="any GPU", **options):
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif(common_gluon.gluon is None, reason="Hopper's kernels need Triton 3.8")
+def test_powers_of_constants_compile_in_gluon(monkeypatch):
+    """Numbers fill tiles in a way that asks for no layout."""
+    seen = launches(monkeypatch, "mixed", gpu="NVIDIA H200", D=128, warp_specialised=True)
+    kernel, args, meta = next(one for one in seen if "forward_hopper" in one[0].__name__)
+    assert compile_report(kernel, *args, arch=90, **meta).count("HGMMA")
+
+
+@pytest.mark.thorough
 def test_compiles_for_hopper_on_matrix_units(monkeypatch):
     reports = check(monkeypatch, 90, "causal", gpu="NVIDIA H200", D=128)
     assert all(report.count("HGMMA") and report.count("UTMALDG") for report in reports if "attention" in report.kernel)

@@ -24,6 +24,7 @@ from kernels.flex_attention.mods.text import (
     TRITON_TYPE,
     bare,
     contiguous,
+    filled,
     is_call,
     kind_of,
     kind_of_number,
@@ -137,7 +138,7 @@ class _Function:
         if depends & {"score", "grad"}:
             return text
         if self.is_constant(node):
-            return f"tl.full({like}.shape, {text}, tl.float32)"
+            return filled(text, like)
         return f"tl.broadcast_to({bare(text)}, {like}.shape)"
 
     # Nodes.

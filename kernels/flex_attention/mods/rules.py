@@ -6,7 +6,7 @@ import torch
 
 from kernels.flex_attention.mods import rounding
 from kernels.flex_attention.mods.errors import ModError
-from kernels.flex_attention.mods.text import BOOL, FLOAT, bare, kind_of, literal, operand
+from kernels.flex_attention.mods.text import BOOL, FLOAT, bare, filled, kind_of, literal, operand
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -146,9 +146,12 @@ def _power(f, node):
     if kind == FLOAT and f.is_constant(a) and f.constant(a) > 0:
         return f"tl.exp2({operand(f.cast(b, FLOAT))} * {literal(math.log2(f.constant(a)), FLOAT)})"
     if kind == FLOAT:
-        base = f"tl.full([1, 1], {base}, tl.float32)" if f.is_constant(a) else base
-        exponent = f"tl.full([1, 1], {f.cast(b, FLOAT)}, tl.float32)" if f.is_constant(b) else f.cast(b, FLOAT)
-        return f"power({bare(base)}, {bare(exponent)})"
+        first, second = bare(base), bare(f.cast(b, FLOAT))
+        if f.is_constant(a) and not f.is_constant(b):
+            first = filled(first, f.cast(b, FLOAT))
+        if f.is_constant(b) and not f.is_constant(a):
+            second = filled(second, base)
+        return f"power({first}, {second})"
     return f"whole_power({bare(base)}, {bare(f.cast(b, kind))})"
 
 

@@ -59,6 +59,11 @@ def is_call(text):
     return bool(match) and (not rest or (rest[0] == "(" and bare(rest) != rest))
 
 
+def filled(text, like):
+    """A number in every element of a float32 tile as large as ``like``: Gluon's ``full`` would ask for a layout."""
+    return f"tl.where({like} == {like}, {text}, {text}).to(tl.float32)"
+
+
 def operand(text):
     """``text`` that can stand beside an operator: binary expressions bring their own parentheses."""
     return f"({text})" if text.startswith("-") else text
