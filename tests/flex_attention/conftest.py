@@ -19,16 +19,21 @@ def generated_modules_stay_here(tmp_path_factory):
 
 @pytest.fixture
 def hopper_table(monkeypatch):
-    """The Hopper kernels fit every call, in the tiles that any GPU takes and 3 programs, and nothing is cut into more
-    items; yields {kernel: other options}."""
+    """The Hopper kernels fit every call of heads that they have tiles for, in the tiles that any GPU takes and 3 programs,
+    and nothing is cut into more items; yields {kernel: other options}."""
     changes = {"backward_dq_from_ds": {"WORKSPACE": 2**31}}
 
     def options(kernel, key, device):
         known = configs._table("flex_attention")["any GPU" if "hopper" in kernel else "interpreter"][kernel]
         return known.get(key, known["default"]) | changes.get(kernel, {})
 
+    def unfit(p, kernel, prefix, most, *_):
+        if max(p.D, p.Dv) > most or not options(kernel, p.key, p.device)["STAGES"]:
+            return "heads are too wide"
+        return None
+
     monkeypatch.setattr(problem, "table_options", options)
-    monkeypatch.setattr(fit, "unfit", lambda *_: None)
+    monkeypatch.setattr(fit, "unfit", unfit)
     monkeypatch.setattr(dealing, "multiprocessors", lambda device: 3)
     monkeypatch.setattr(cost, "cut", lambda p: None)
     return changes
