@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import conv_wgrad as benchmark
-from benchmarks.populations import fit
+from benchmarks.populations import candidates, fit
 from kernels.common import configs
 from kernels.common.gluon import has_clusters
 from kernels.common.plan import forget
@@ -210,7 +210,7 @@ def test_the_fit_finds_the_costs_that_times_were_made_from():
         for kind, tile in truth["tiles"]:
             load = cost.Load(items, per, 2, slots, 40_000 * (row + 1), 10**7 * (row + 1))
             time = cost.predicted(truth, "product", truth["tiles"][kind, tile], load)
-            points.append(fit.Point(row, kind, tile, load, time))
+            points.append(candidates.Point(row, kind, tile, load, time))
     found = fit.fit(points, 132)
     assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points) < 0.05
     assert fit.geometric_mean([ratio for _, ratio in fit.quality(found, points)]) > 0.99
@@ -225,7 +225,7 @@ def test_the_fit_finds_what_joining_takes_on_a_day_when_a_gpu_was_slow():
         for hands in range(9):
             load = LOAD._replace(apart=apart, hands=hands)
             time = slower * cost.predicted(truth, "hopper", truth["tiles"][key], load)
-            points.append(fit.Point(row, *key, load, time))
+            points.append(candidates.Point(row, *key, load, time))
     known = {name: value for name, value in truth.items() if name not in ("join", "abreast")}
     found = fit.fit_joined(known | {"tiles": {key: {"busy": 0.4, "alone": 0.4}}}, points)
     assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points if p.row % 2 == 0) < 0.04
@@ -246,7 +246,7 @@ def test_the_fit_finds_what_pairs_take_beside_single_multiprocessors():
             load = LOAD._replace(per=per, hands=hands, items=items)
             for tile, own in ((half, known["tiles"][kind, json.dumps(half)]), (pair, times)):
                 time = slower * cost.predicted(known, "hopper", tile | own, load)
-                points.append(fit.Point(row, kind, json.dumps(tile), load, time))
+                points.append(candidates.Point(row, kind, json.dumps(tile), load, time))
     found = fit.fit_pairs(known, points)
     assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points if p.row % 2 == 0) < 0.02
     assert found["tiles"][kind, json.dumps(half)] == known["tiles"][kind, json.dumps(half)]
@@ -286,7 +286,7 @@ def test_a_pair_is_two_multiprocessors():
 )
 def test_the_fit_of_what_joins_says_what_it_lacks(hands, tiles, message):
     keys = [("hopper rows", json.dumps(tile)) for tile in tiles]
-    points = [fit.Point(0, "hopper rows", json.dumps(NARROW), LOAD._replace(hands=n), 9.0) for n in hands]
+    points = [candidates.Point(0, "hopper rows", json.dumps(NARROW), LOAD._replace(hands=n), 9.0) for n in hands]
     with pytest.raises(ValueError, match=message):
         fit.fit_joined(COSTS | {"tiles": {key: {"busy": 0.4, "alone": 0.4} for key in keys}}, points)
     with pytest.raises(ValueError, match=r"values are \[\], needs positive numbers"):
