@@ -9,7 +9,7 @@ from kernels.common import gluon as common_gluon
 from kernels.common.plan import forget
 from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import dealing, forward_kernel, fused
+from kernels.flex_attention.hopper import barriers, dealing, forward_kernel, fused, softmax
 from kernels.flex_attention.hopper import forward as hopper
 from tests.flex_attention import cases
 
@@ -241,4 +241,5 @@ def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch,
     small_rings["KEPT"] = 1 + ("kept queries" in fault)
     for schedule, seed in SCHEDULES[:4]:
         _, result = ALONE[module](schedule, seed, PLANTED)
-        assert found(result, *wanted, file=copy["__file__"]), f"{schedule}, seed {seed}:\n{result}"
+        files = copy["__file__"], barriers.__file__, softmax.__file__  # where an arrival is, and a product read
+        assert any(found(result, *wanted, file=file) for file in files), f"{schedule}, seed {seed}:\n{result}"

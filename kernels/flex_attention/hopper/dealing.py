@@ -7,7 +7,7 @@ import numpy as np
 
 from kernels.common import gluon as common_gluon
 from kernels.common.gpu import multiprocessors  # noqa: F401 (both kernels ask it here)
-from kernels.flex_attention.portable.tiles import list_row
+from kernels.flex_attention.portable.tiles import list_row, tiles_within
 
 if common_gluon.gluon is not None:
     from triton.experimental import gluon
@@ -196,6 +196,28 @@ if common_gluon.gluon is not None:
             return block * SPARSE_ROWS + i % TILES * BLOCK  # ``some`` is a multiple of TILES
         else:
             return i * BLOCK
+
+    @gluon.jit
+    def row_of_walk(
+        i, some, end, at, at_full, SPARSE: gl.constexpr, SPARSE_N: gl.constexpr, TILES_N: gl.constexpr,
+        BLOCK_N: gl.constexpr, BACKWARDS: gl.constexpr,
+    ):  # fmt: skip
+        """Where tile i of a walk begins. BACKWARDS: the last tile comes first, of lists' tiles the last one to mask."""
+        j = i
+        if BACKWARDS and SPARSE:
+            j = gl.where(i < some, some - 1 - i, i)
+        elif BACKWARDS:
+            j = end - 1 - i
+        return first_row(j, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
+
+    @gluon.jit
+    def tiles_unseen(
+        some, end, at, last_query, reach, SPARSE_N: gl.constexpr, TILES_N: gl.constexpr, BLOCK_N: gl.constexpr
+    ):
+        """How many tiles, of those to mask the last ones, no query up to ``last_query`` reaches; never all of a walk."""
+        last = gl.load(at + some // TILES_N - 1, mask=some > 0, other=0)
+        unseen = gl.where(some > 0, TILES_N - tiles_within(last_query + reach[1] - last * SPARSE_N, BLOCK_N), 0)
+        return gl.minimum(gl.maximum(unseen, 0), end - 1)
 
     @gluon.jit
     def queries_of_keys(

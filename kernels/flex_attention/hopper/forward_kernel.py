@@ -13,8 +13,6 @@ Programs stay: while a group stores one tile of queries, the next tile's keys ar
 """
 
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention.mods.device import COMPILED
-from kernels.flex_attention.portable.tiles import logits, tiles_within
 
 if common_gluon.gluon is not None:
     from triton.experimental import gluon
@@ -27,49 +25,17 @@ if common_gluon.gluon is not None:
         warpgroup_mma_wait,
     )
 
-    from kernels.flex_attention.hopper.dealing import first_row, item_of, items_of_program, lists_of, place
-    from kernels.flex_attention.hopper.tiles import store_rows
-
-    # One arrival of a warp: by the barrier's address, since around an operation on the barrier itself the compiler has all
-    # four warps of a group wait for each other.
-    ARRIVES = gl.constexpr(
-        """{
-        .reg .pred one;
-        elect.sync _|one, 0xffffffff;
-        @one mbarrier.arrive.shared::cta.b64 _, [$0];
-        }"""
+    from kernels.flex_attention.hopper.barriers import address, release
+    from kernels.flex_attention.hopper.dealing import (
+        item_of,
+        items_of_program,
+        lists_of,
+        place,
+        row_of_walk,
+        tiles_unseen,
     )
-
-    @gluon.jit
-    def address(bars, LEAN: gl.constexpr):
-        """Where barriers lie in shared memory, 8 bytes each, for ``release``."""
-        if LEAN and COMPILED:
-            return gl.inline_asm("mov.b32 $0, $1;", "=r,r", [bars], gl.int32, is_pure=False)
-        else:
-            return 0
-
-    @gluon.jit
-    def release(bars, at, index, LEAN: gl.constexpr):
-        """A group's arrival at a barrier of ``bars``: one, or with LEAN one of each of its four warps, at the address."""
-        if LEAN and COMPILED:
-            gl.inline_asm(ARRIVES, "r", [at + 8 * index], is_pure=False)
-        elif LEAN:
-            mbarrier.arrive(bars.index(index), count=4)
-        else:
-            mbarrier.arrive(bars.index(index))
-
-    @gluon.jit
-    def row_of_walk(
-        i, some, end, at, at_full, SPARSE: gl.constexpr, SPARSE_N: gl.constexpr, TILES_N: gl.constexpr,
-        BLOCK_N: gl.constexpr, BACKWARDS: gl.constexpr,
-    ):  # fmt: skip
-        """Where tile i of a walk begins. BACKWARDS: the last tile comes first, of lists' tiles the last one to mask."""
-        j = i
-        if BACKWARDS and SPARSE:
-            j = gl.where(i < some, some - 1 - i, i)
-        elif BACKWARDS:
-            j = end - 1 - i
-        return first_row(j, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N)
+    from kernels.flex_attention.hopper.softmax import known_here, masked_logits, row_sums, softmax_step
+    from kernels.flex_attention.hopper.tiles import store_rows
 
     @gluon.jit
     def copy_tile(desc, b, h, row, buffers, ready, free, count, STAGES: gl.constexpr):
@@ -115,79 +81,6 @@ if common_gluon.gluon is not None:
                     copy_tile(v_desc, b // shared, h_kv, n0, v_s, v_ready, v_free, count, STAGES)
                     n0 = following
                     count += 1
-
-    @gluon.jit
-    def masked_logits(
-        s, n0, all_allowed, N, scale, b, h, m, offs_n, score_tables, mask_tables,
-        SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, EDGE_N: gl.constexpr,
-    ):  # fmt: skip
-        """``forward.logits`` of a tile; ``all_allowed``: whether it is full, or ``None`` if known from MASK_MOD."""
-        n = gl.expand_dims(n0 + offs_n, 0)
-        inside = None
-        if EDGE_N:
-            inside = n < N
-            n = gl.minimum(n, N - 1)
-        if MASK_MOD is not None and all_allowed is not None:
-            x = logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, None)
-            return gl.where(MASK_MOD(b, h, m, n, mask_tables) | all_allowed, x, float("-inf"))
-        else:
-            return logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD, MASK_MOD)
-
-    @gluon.jit
-    def known_here(x):
-        """x, none of whose elements is below -1, before what follows.
-
-        ptxas moves a wait for a product above all arithmetic that does not need it, and with it the softmax behind the
-        product that it should run beside. It does not move it above a store: this one, of a row's sum, never happens.
-        """
-        if COMPILED:
-            return gl.inline_asm_elementwise(
-                """{
-                .reg .pred below;
-                .reg .b32 nowhere;
-                mov.b32 nowhere, 0;
-                setp.lt.f32 below, $1, 0fBF800000;
-                @below st.volatile.shared.f32 [nowhere], $1;
-                mov.b32 $0, $1;
-                }""", "=f,f", [x], gl.float32, is_pure=False, pack=1,
-            )  # fmt: skip
-        else:
-            return x
-
-    @gluon.jit
-    def row_sums(p, LEAN: gl.constexpr):
-        """Of p's columns; with LEAN of those that one thread holds, the four threads of a row side by side: [rows, 4]."""
-        if LEAN:
-            return gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
-        else:
-            return gl.sum(p, 1)
-
-    @gluon.jit
-    def scaled_sums(l, alpha, LEAN: gl.constexpr):
-        """What ``row_sums`` gave, a factor a row."""
-        if LEAN:
-            layout: gl.constexpr = l.type.layout
-            return l * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, layout)), 1)
-        else:
-            return l * alpha
-
-    @gluon.jit
-    def softmax_step(x, l, top, unit, SAFE: gl.constexpr, LEAN: gl.constexpr):
-        """``(p, alpha, l, top)`` after a tile of logits x. SAFE: no row can be without a key so far."""
-        new_top = gl.maximum(top, gl.max(x, 1) * unit)
-        shift = new_top if SAFE else gl.where(new_top == float("-inf"), 0.0, new_top)
-        p = gl.exp2(x * unit - gl.expand_dims(shift, 1))
-        alpha = gl.exp2(top - shift)
-        return p, alpha, scaled_sums(l, alpha, LEAN) + row_sums(p, LEAN), new_top
-
-    @gluon.jit
-    def tiles_unseen(
-        some, end, at, last_query, reach, SPARSE_N: gl.constexpr, TILES_N: gl.constexpr, BLOCK_N: gl.constexpr
-    ):
-        """How many tiles, of those to mask the last ones, no query up to ``last_query`` reaches; never all of a walk."""
-        last = gl.load(at + some // TILES_N - 1, mask=some > 0, other=0)
-        unseen = gl.where(some > 0, TILES_N - tiles_within(last_query + reach[1] - last * SPARSE_N, BLOCK_N), 0)
-        return gl.minimum(gl.maximum(unseen, 0), end - 1)
 
     @gluon.jit
     def let_go(tiles, count, ring, addresses, STAGES: gl.constexpr, LEAN: gl.constexpr):
