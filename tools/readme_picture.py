@@ -18,10 +18,10 @@ def main() -> None:
     lesson = shell.user_ns
     torch, device = lesson["torch"], lesson["device"]
 
-    B, T, D, W = 1, 14, 20, 4  # the last tiles overhang
+    B, T, D, W = 1, 11, 10, 4  # the last tiles overhang
     x, weight = torch.randn(B, T, D, device=device), torch.randn(B, T, D, W, device=device)
     with lesson["trace"].recording() as trace:
-        lesson["tap_by_tap"](x, weight, torch.empty_like(x), BLOCK_T=8, BLOCK_D=8)
+        lesson["tap_by_tap"](x, weight, torch.empty_like(x), BLOCK_T=8, BLOCK_D=4)
     picture = trace.picture("x_ptr", index=0, axes=("time t", "channel d"))
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_bytes(picture.png())

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from kernels import runtime
-from tests.course.mutants import ROOT, TABLE, cells, failures, passes_naively, row, submission, targets, tiled_matmul
+from tests.course.mutants import ROOT, cells, failures, passes_naively, submission, targets, tiled_matmul
 from tools.kernel_environment import too_old_for
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
@@ -49,14 +49,13 @@ def marks(one):
 @pytest.mark.parametrize(
     ("target", "mutant"), [pytest.param(*one.values, id=one.id, marks=marks(one)) for one in PLANTED]
 )
-def test_the_whole_check_prints_its_row_of_the_kill_table(target, mutant):
+def test_the_whole_check_says_what_its_row_of_the_kill_table_says(target, mutant):
     points, printed = target.check(planted(target, mutant), verdicts=mutant.verdict)
     failed = failures(printed)
     assert mutant.fails in failed, printed
     assert mutant.says in failed[mutant.fails], printed
     most = int(re.search(rf"^{target.function}: \d+ of (\d+) points", printed, re.MULTILINE)[1])
     assert 0 <= points < most
-    assert row(target, mutant, failed) in TABLE.read_text(), "out of date: python -m tests.course.mutants"
 
 
 @pytest.mark.parametrize(("bug", "patch", "says"), tiled_matmul.OBVIOUS, ids=[bug for bug, *_ in tiled_matmul.OBVIOUS])

@@ -2,8 +2,7 @@
 
 A mutant is a patch of a solution's source, taken out of its notebook, so that it never drifts from it. Each runs to its
 end, passes a naive test (one aligned call, zeros around everything), and fails the property named for it.
-``python -m tests.course.mutants`` writes docs/kill_table.md, ``python -m tests.course.mutants 01_row_softmax`` what it says
-of that exercise.
+``python -m tests.course.mutants`` writes docs/kill_table.md.
 """
 
 import contextlib
@@ -133,11 +132,9 @@ def failures(printed: str) -> dict[str, str]:
     return dict(re.findall(r"(?:^|\r)FAILED  (.+?): (.*)$", printed, flags=re.MULTILINE))
 
 
-def row(target: Target, mutant: Mutant, failed: dict[str, str]) -> str:
-    """The mutant's line of the kill table."""
-    also = ", ".join(name for name in failed if name != mutant.fails) or "–"
-    marks = (("fails" if verdict == mutant.verdict else "") for verdict in check.VERDICTS)
-    return f"| {mutant.name} | {mutant.bug} | {' | '.join(marks)} | {mutant.fails} | {mutant.says} | {also} |"
+def row(mutant: Mutant) -> str:
+    """The mutant's line of the kill table: which verdict catches it, where and how it says so."""
+    return f"| {mutant.name} | {mutant.bug} | {mutant.verdict} | {mutant.fails} | {mutant.says} |"
 
 
 def targets() -> tuple[Target, ...]:
@@ -167,33 +164,23 @@ def targets() -> tuple[Target, ...]:
 
 
 def section(target: Target) -> str:
-    """A target's part of the kill table, made by running its mutants."""
-    lines = [f"## {target.assignment}: `{target.function}`", ""]
-    verdicts = " | ".join(check.VERDICTS)
-    lines += [f"| mutant | bug | {verdicts} | where | with the diagnosis | fails too |", "|---|---|---|---|---|---|---|---|"]
-    for mutant in target.mutants:
-        _, printed = target.check(submission(target, mutant.patch, mutant.cell), verdicts=mutant.verdict)
-        lines.append(row(target, mutant, failures(printed)))
-    return "\n".join(lines)
+    """A target's part of the kill table."""
+    header = ["| mutant | bug | verdict | where | with the diagnosis |", "|---|---|---|---|---|"]
+    return "\n".join([f"## {target.assignment}: `{target.function}`", "", *header, *map(row, target.mutants)])
 
 
-def table(assignments: list[str] | None = None) -> str:
-    """The kill table, made by running every mutant, or those of ``assignments``; the others' parts stay as they stand."""
+def table() -> str:
+    """The kill table: what is declared here, and tests/course/test_mutants.py proves by running every mutant."""
     from tests.course import similarity
 
-    before = {part.splitlines()[0]: part.rstrip() for part in re.split(r"(?m)^(?=## )", TABLE.read_text()) if part.strip()}
     parts = [
         "# Which check catches which bug\n\n"
         "Made by `python -m tests.course.mutants`, proved line by line by `tests/course/test_mutants.py`. Each bug is\n"
         "a patch of the solution that runs to its end and passes a naive test: one call whose sizes fill every block.\n"
-        "The verdict named for it catches it by itself: *right*, at one of its properties, *compiles* or *cheap*."
-    ]
-    for target in targets():
-        made = not assignments or target.assignment in assignments
-        parts.append(section(target) if made else before[f"## {target.assignment}: `{target.function}`"])
-    parts.append(
+        "The verdict named for it catches it by itself: *right*, at one of its properties, *compiles* or *cheap*.",
+        *map(section, targets()),
         "## How much of a solution is a lesson's code with other names\n\n"
         "By `python -m tests.course.similarity`: which share of the learner's token trigrams one cell has, too.\n\n"
-        + "\n".join(similarity.table())
-    )
+        + "\n".join(similarity.table()),
+    ]
     return "\n\n".join(parts) + "\n"

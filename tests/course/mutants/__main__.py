@@ -1,10 +1,6 @@
-"""Write docs/kill_table.md, or its parts of the exercises that are named."""
-
-import sys
+"""Write docs/kill_table.md."""
 
 from tests.course.mutants import TABLE, table
 
-text = table(sys.argv[1:])
-TABLE.parent.mkdir(exist_ok=True)
-TABLE.write_text(text)
+TABLE.write_text(table())
 print(TABLE)
