@@ -18,7 +18,7 @@ import triton
 from tqdm import tqdm
 
 from kernels import runtime
-from kernels.lab.roofline import read_record
+from kernels.lab.roofline import packed_names, read_record
 
 RESULTS = Path(__file__).parent / "results"
 CASE_S = 150  # a case that takes longer than this hangs
@@ -222,7 +222,8 @@ def write(name, record, folder=RESULTS):
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text_of(record))
-    path.with_name(f"{name}.json.gz").unlink(missing_ok=True)
+    for packed in packed_names(path.name):
+        path.with_name(packed).unlink(missing_ok=True)
     return path
 
 

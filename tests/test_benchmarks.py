@@ -1,5 +1,7 @@
 """The benchmarks compare equal things, count the right bytes, and what they recorded is complete."""
 
+import gzip
+import lzma
 
 import pytest
 import torch
@@ -112,3 +114,16 @@ def test_the_record_is_complete():
 def test_a_machine_without_a_gpu_is_told_that_nothing_is_measured():
     with pytest.raises(SystemExit, match="need a CUDA GPU"):
         harness.require_gpu()
+
+
+@pytest.mark.parametrize("pack", [None, gzip.compress, lzma.compress])
+def test_a_record_is_read_as_it_was_written_however_it_is_packed(tmp_path, pack):
+    record = {"machine": {"gpu": "X"}, "rows": [{"ms": 1.5}]}
+    path = harness.write("timed", record, tmp_path)
+    if pack:
+        end = {gzip.compress: ".gz", lzma.compress: ".xz"}[pack]
+        path.with_name(path.name + end).write_bytes(pack(path.read_bytes()))
+        path.unlink()
+    assert harness.read("timed", tmp_path) == record
+    harness.write("timed", {"rows": []}, tmp_path)  # the new one takes the place of the packed one
+    assert [file.name for file in tmp_path.iterdir()] == ["timed.json"]

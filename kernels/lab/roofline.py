@@ -190,12 +190,23 @@ def recorded(results) -> dict:
 
 
 def read_record(path) -> dict | None:
-    """The record at ``path``, plain or packed beside it by ``gzip -9n``, as long ones are; ``None`` if there is none."""
+    """The record at ``path``, plain or packed beside it (``packed_names``); ``None`` if there is none."""
     path = Path(path)
-    packed = path.with_name(f"{path.name}.gz")
     if path.is_file():
         return json.loads(path.read_text())
-    return json.loads(gzip.decompress(packed.read_bytes())) if packed.is_file() else None
+    gz, xz = (path.with_name(name) for name in packed_names(path.name))
+    if gz.is_file():
+        return json.loads(gzip.decompress(gz.read_bytes()))
+    if not xz.is_file():
+        return None
+    import lzma  # here: a Python may be built without it, and needs it for the longest records alone
+
+    return json.loads(lzma.decompress(xz.read_bytes()))
+
+
+def packed_names(name: str) -> tuple[str, str]:
+    """A record's names packed by ``gzip -9n``, as those that lessons read, and by ``xz -9e``, as the longest of tuning."""
+    return f"{name}.gz", f"{name}.xz"
 
 
 def _read(results, select: dict | None) -> tuple[dict, list[dict]]:
