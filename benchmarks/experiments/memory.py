@@ -21,10 +21,10 @@ def chase_kernel(next_ptr, at_ptr, steps):
     tl.store(at_ptr, at)
 
 
-def random_cycle(nbytes, distance=LINE):
-    """int32 tensor whose elements, ``distance`` bytes apart, each hold the index of the next of a random walk through all."""
-    apart = distance // 4
-    count = nbytes // distance
+def random_cycle(nbytes):
+    """int32 tensor whose elements, ``LINE`` bytes apart, each hold the index of the next of a random walk through all."""
+    apart = LINE // 4
+    count = nbytes // LINE
     order = torch.randperm(count, device=runtime.device, dtype=torch.int32)
     following = torch.zeros(count * apart, dtype=torch.int32, device=runtime.device)
     following[order.long() * apart] = order.roll(-1) * apart
@@ -210,9 +210,9 @@ def strided_kernel(x_ptr, out_ptr, stride, BLOCK: tl.constexpr):
     tl.store(out_ptr + pid, tl.sum(tl.load(x_ptr + offs), axis=0))
 
 
-def sectors_a_warp(stride, element=4):
-    """How many sectors of 32 bytes the 32 threads of a warp ask for when they load every ``stride``-th element."""
-    return len({thread * stride * element // 32 for thread in range(32)})
+def sectors_a_warp(stride):
+    """How many sectors of 32 bytes the 32 threads of a warp ask for when they load every ``stride``-th element of 4."""
+    return len({thread * stride * 4 // 32 for thread in range(32)})
 
 
 def strides():

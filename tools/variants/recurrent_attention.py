@@ -114,7 +114,7 @@ def walk(q, k, v, g, S):  # the equation, a token after the other
     }
 
 
-def _step(task: Gated, w: Words, indent: str = "        ") -> str:
+def _step(w: Words) -> str:
     """The kernel's line that makes the next state."""
     state = "(S + k * v)" if w.write_first else "S + k * v"
     return f"S = {w.exp}(g + gk) * {state}"
@@ -130,7 +130,7 @@ def _forward(task: Gated, w: Words) -> Edits:
     )
     read = "        o = scale * tl.sum(q * S, axis=0)[None, :]\n        tl.store(o_ptr + at(stride_o, t, h, offs_v), o, mask=mask_v)\n"
     step = "        S = tl.exp(g + gk) * S + k * v\n"
-    new = f"        {_step(task, w)}\n"
+    new = f"        {_step(w)}\n"
     lines = read + new if w.read_first else new + read
     looks = "the old state is halved, then the product is added, then the query looks"
     if w.write_first:
@@ -159,7 +159,7 @@ A lane beyond {"$K$ must leave the sum alone, so its `k` and its `q` are 0; one 
 
 
 def _backward(task: Gated, w: Words) -> Edits:
-    step = f"        {_step(task, w)}\n"
+    step = f"        {_step(w)}\n"
     dq = "        dq = scale * tl.sum(S * do, axis=1)[:, None]\n        tl.store(dq_ptr + at(stride_dq, t, h, offs_k), dq, mask=mask_k)\n"
     own, decay = "        dS += scale * q * do\n", "        dS *= tl.exp(g + gk)\n"
     gives = """        dk = tl.sum(dS * v, axis=1)[:, None]

@@ -68,20 +68,20 @@ def list_row(lists, b, h, r):
     return b.to(tl.int64) * lists[2] + h * lists[3] + r
 
 
-def like_strided(x, shape, dtype=None):
+def like_strided(x, shape):
     """Uninitialized memory of ``shape`` whose dimensions lie in memory in the order in which x's do."""
-    if dtype is None and x.is_contiguous() and x.shape == shape:
+    if x.is_contiguous() and x.shape == shape:
         return torch.empty_like(x)
     strides = x.stride()
     if all(map(operator.ge, strides, strides[1:])):
-        return torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
     order = []
     for i, stride in enumerate(strides):  # put where it belongs: a tracer compares strides that have no value, but sorts none
         at = len(order)
         while at and strides[order[at - 1]] < stride:
             at -= 1
         order.insert(at, i)
-    memory = torch.empty([shape[i] for i in order], dtype=dtype or x.dtype, device=x.device)
+    memory = torch.empty([shape[i] for i in order], dtype=x.dtype, device=x.device)
     return memory.permute([order.index(i) for i in range(len(shape))])
 
 

@@ -19,10 +19,10 @@ def _sizes(ax, values, axis="x"):
     ax.minorticks_off()
 
 
-def _predicted(ax, x, y, text, at, *, offset=(4, -10), ha="left"):
+def _predicted(ax, x, y, text, at, *, offset=(4, -10)):
     """A dashed line with its name beside it."""
     ax.plot(x, y, color="black", linewidth=1.2, linestyle="--", zorder=2)
-    ax.annotate(text, at, offset, textcoords="offset points", fontsize=style.NOTE_SIZE, ha=ha)
+    ax.annotate(text, at, offset, textcoords="offset points", fontsize=style.NOTE_SIZE)
 
 
 def latency(results="machine"):
