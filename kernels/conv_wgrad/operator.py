@@ -57,7 +57,7 @@ def conv2d_wgrad(
         padding: rows and columns of zeros around x: int, (h, w) or (top, bottom, left, right).
         dilation: :math:`\\delta`, int or (h, w).
         groups: number of groups that the channels are cut into; Ci of them: depthwise.
-        backend: ``"auto"``, or one by name; ``conv2d_wgrad.explain`` with the same arguments says which, and why.
+        backend: ``"triton"``, ``"hopper"``, ``"blackwell"`` or ``"auto"``: ``conv2d_wgrad.explain`` says which, and why.
         split_k: how many pieces the sum over pixels is cut into, each summed by programs of its own; no more than it has
             blocks. ``None``: as many as fill the GPU.
         out: [Co, R, S, Ci/groups] to write, any strides; ``None`` allocates.
@@ -155,6 +155,7 @@ def conv2d(
 
     Raises:
         ValueError: an argument's type, shape, dtype or device does not fit; the filter is larger than the padded input.
+        RuntimeError: a second derivative, forward mode or a transform of ``torch.func`` is asked for.
     """
     input, weight, bias = autocast(input, weight, bias)
     check_tensor("input", input, (None, None, None, None), "[N, H, W, Ci]")

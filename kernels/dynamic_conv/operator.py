@@ -62,6 +62,7 @@ def dynamic_conv(
     Raises:
         ValueError: an argument's type, shape, dtype or device does not fit; the values of ``cu_seqlens`` do not (checked
             when it is on the CPU or ``KERNELS_CHECK=1``).
+        RuntimeError: a second derivative, forward mode or a transform of ``torch.func`` is asked for.
 
     Source: the dynamic convolution of Jet-Nemotron (Gu et al., 2025, arXiv:2508.15884).
     """
@@ -103,6 +104,7 @@ def dynamic_conv_step(
     Raises:
         ValueError: an argument's type, shape, dtype, device or layout does not fit; the values of ``slots`` do not
             (checked when it is on the CPU or ``KERNELS_CHECK=1``).
+        RuntimeError: a gradient is asked for.
     """
     check_tensor("x", x, (None, None), "[B, D]")
     B, D = x.shape

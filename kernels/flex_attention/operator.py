@@ -53,7 +53,7 @@ def flex_attention(
     without an allowed key has o = 0, lse = minus infinity and no gradient.
 
     Args:
-        query: [B, Hq, M, D], float32, float16 or bfloat16; any strides, any sizes.
+        query: [B, Hq, M, D], float32, float16 or bfloat16; any strides, any sizes but D = 0.
         key: [B or 1, Hkv, N, D]; with ``enable_gqa`` Hq may be a multiple G Hkv: query head h reads key head h // G.
         value: [B or 1, Hkv, N, Dv].
         score_mod: ``f(score, b, h, q_idx, kv_idx)`` on tensors without dimensions, or ``None``. ``score`` is float32.
@@ -66,13 +66,13 @@ def flex_attention(
         scale: c; 1 / sqrt(D) if ``None``.
         enable_gqa: whether Hq and Hkv may differ.
         return_lse: return ``(o, lse)``.
-        kernel_options: dict of BLOCK_M, BLOCK_N, num_warps, num_stages, the same with the prefix ``bwd_`` for the backward
-            pass; DETERMINISTIC: gradients of captured tensors with the same bits every time, in two passes; default
-            ``torch.are_deterministic_algorithms_enabled()``, all other results have the same bits every time anyway; and
-            WORKSPACE: the most bytes that the backward pass may take for a while to keep ds, the gradients of the scores,
-            or dq's sums in float32, for some heads or queries at a time: five matrix products then, not seven; up to an
-            eighth more for sums of dk and dv in parts. 0: none, ds is computed twice. Default: up to 2 GiB on GPUs where it
-            is faster. torch's other options are ignored, each with one warning.
+        kernel_options: dict of BLOCK_M, BLOCK_N, num_warps, num_stages; the same with the prefix ``bwd_`` for the backward
+            pass, and ``fwd_`` is as none; DETERMINISTIC: gradients of captured tensors with the same bits every time, in two
+            passes; default ``torch.are_deterministic_algorithms_enabled()``, all other results have the same bits every time
+            anyway; and WORKSPACE: the most bytes that the backward pass may take for a while to keep ds, the gradients of
+            the scores, or dq's sums in float32, for some heads or queries at a time: five matrix products then, not seven;
+            up to an eighth more for sums of dk and dv in parts. 0: none, ds is computed twice. Default: up to 2 GiB on GPUs
+            where it is faster. torch's other options are ignored, each with one warning.
         return_aux: an ``AuxRequest``: return ``(o, AuxOutput)`` with the lse, the largest logit of each row, or both.
 
     Returns:
@@ -80,6 +80,7 @@ def flex_attention(
 
     Raises:
         ValueError: an argument does not fit; a mod cannot be compiled (``ModError``, which shows the user's line).
+        RuntimeError: a second derivative, forward mode or a transform of ``torch.func`` is asked for.
 
     ``flex_attention.source(score_mod, mask_mod)`` is the generated Triton text, ``flex_attention.explain(...)`` with the same
     arguments says what would run and why.

@@ -96,6 +96,7 @@ def recurrent_attention(
     Raises:
         ValueError: an argument's type, shape, dtype or device does not fit, or ``mode="chunk"`` with gv; the values of
             ``cu_seqlens`` do not (checked when it is on the CPU or ``KERNELS_CHECK=1``).
+        RuntimeError: a second derivative, forward mode or a transform of ``torch.func`` is asked for.
 
     Source: gated linear attention (Yang et al., 2023, arXiv:2312.06635) and its library flash-linear-attention.
     """
@@ -151,6 +152,7 @@ def recurrent_attention_step(
     Raises:
         ValueError: an argument's type, shape, dtype, device or layout does not fit; the values of ``slots`` do not
             (checked when it is on the CPU or ``KERNELS_CHECK=1``).
+        RuntimeError: a gradient is asked for.
     """
     q, k, v = autocast(q, k, v)
     gates = g, g_gamma, gk, gv
