@@ -152,6 +152,13 @@ class Case:
         sizes = {axis: n for tensor in self.tensors for axis, n in zip(tensor.axes, tensor.shape)}
         return ", ".join(f"{name} = {_text(value)}" for name, value in (sizes | self.launch).items())
 
+    def stretched(self, **axes: str) -> "Case":
+        """The same call; in a trace, strides along the axis that ``axes`` names for a tensor need 64 bits (``Fenced.stretch``)."""
+        for tensor in self.tensors:
+            if tensor.name in axes:
+                tensor.stretch(axes[tensor.name])
+        return self
+
     def run(self, contestant: Contestant, only: dict[str, list[tuple[str, str]]] | None = None) -> Run:
         """Make the call. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says.
 

@@ -78,16 +78,18 @@ class Function:
         yield self.case(draw, B=2, H=2, T=T, out_order={"o": "HVBT", "states": "VNBKH"}[self.out])
         for still in ("HB", "HV"):
             yield self.case(draw, B=2, H=2, T=T, shared={"k": "H", "g": still, "v": "T", "S0": "BH", "states": "B"})
+        case = self.case(draw, B=3, T=16)
+        yield case.stretched(**{tensor.name: "B" for tensor in case.tensors})
 
     def length(self, draw):
-        """Lengths that fill no chunk, a single token, and fewer tokens than a chunk has."""
-        for shown, low, high in ((37, 33, 47), (5, 2, 15), (1, 1, 1)):
+        """Lengths that fill no chunk, one token beyond a chunk, a single one, and fewer tokens than a chunk has."""
+        for shown, low, high in ((37, 33, 47), (17, 17, 17), (5, 2, 15), (1, 1, 1)):
             yield self.case(draw, T=draw.size(shown, low, high), poison=(("T", "before"), ("T", "after")))
 
     def channels(self, draw):
-        """Numbers of channels that fill no block, and fewer than a block has."""
+        """Numbers of channels that fill no block, fewer than a block has, and more than one may have."""
         ends = tuple((axis, side) for axis in "KV" for side in ("before", "after"))
-        for K, V in (((20, 17, 31), (5, 1, 15)), ((3, 1, 15), (20, 17, 31))):
+        for K, V in (((20, 17, 31), (5, 1, 15)), ((3, 1, 15), (20, 17, 31)), ((140, 129, 160), (17, 17, 17))):
             yield self.case(draw, K=draw.size(*K), V=draw.size(*V), poison=ends)
 
     def lengths_of_chunks(self, draw):

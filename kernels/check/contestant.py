@@ -2,7 +2,8 @@
 
 What crosses the line between the two sides, and nothing else does:
 
-* towards the contestant, a call: the tensors' buffers (``Fenced.flat``) with the place, shape and strides of each view, and
+* towards the contestant, a call: the tensors' buffers (``Fenced.flat``) with the place, shape and strides of each view, those
+  that it is to say it has (``Fenced.far``), and
   keyword arguments, which are numbers, tuples, small tensors and functions of this package;
 * back, the buffers as the call left them, and an :class:`Outcome`: the error, the traced launches, the lines that left
   lanes undefined, or, where nothing is to be run, the kernels as text.
@@ -56,11 +57,12 @@ class Contestant:
         traced: record the launches, and leave out accesses outside their tensors. poison: what undefined lanes hold then.
         """
         launches, undefined, error = [], [], None
+        far = [(tensor.view, tensor.far) for tensor in tensors if tensor.far]
         with ExitStack() as stack:
             if poison is not None:
                 undefined = stack.enter_context(Undefined(poison)).lines
             if traced:
-                launches = stack.enter_context(trace.recording(helpers=self.given)).launches
+                launches = stack.enter_context(trace.recording(helpers=self.given, far=far)).launches
             try:
                 with watch.limited():
                     self.fn(*(tensor.view for tensor in tensors), **launch)

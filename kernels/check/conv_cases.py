@@ -93,17 +93,19 @@ class Function:
             yield self.case(draw, H=draw.size(H, H, H + 2), W=W, C=draw.size(8, 4, 8), R=3, **how, poison=BORDER)
 
     def pixels(self, draw):
-        """Numbers of pixels that fill no block, fewer than a block has, a single one."""
+        """Numbers of pixels that fill no block, fewer than a block has, a single one, one beyond a block."""
         after = (("N", "before"), ("N", "after"))
         yield self.case(draw, N=3, H=draw.size(6, 5, 7), W=6, poison=after)
         yield self.case(draw, N=1, H=3, W=draw.size(4, 3, 6), poison=after)
-        yield self.case(draw, N=1, H=1, W=1, C=16, R=1, S=1, poison=after)
+        for W in (1, 17):
+            yield self.case(draw, N=1, H=1, W=W, C=16, R=1, S=1, poison=after)
 
     def channels(self, draw):
-        """Numbers of channels and columns that fill no block, and fewer than a block has."""
+        """Numbers of channels and columns that fill no block, fewer than a block has, and one more."""
         ends = tuple((axis, side) for axis in "OCJ" for side in ("before", "after"))
         yield self.case(draw, C=draw.size(3, 3, 7, but_not_of=4), O=draw.size(20, 17, 31), S=3, poison=ends)
         yield self.case(draw, C=draw.size(3, 1, 7), O=draw.size(5, 1, 15), R=1, S=1, poison=ends)
+        yield self.case(draw, C=17, O=17, R=1, S=1, poison=ends)
 
     def tiles(self, draw):
         """The same problem in blocks of several sizes."""
@@ -119,6 +121,7 @@ class Function:
         yield self.case(draw, **sizes, orders={"x": "WCNH", "dy": "QPON"})
         yield self.case(draw, **sizes, out_order={"A": "JM", "dweight": "JO", "partials": "JZO"})
         yield self.case(draw, **sizes, shared={"x": "N", "dy": "NPQ"})
+        yield self.case(draw, N=3, Z=3).stretched(x="N", dy="N", A="M", dweight="O", partials="Z")
 
     def half(self, draw):
         """float16 values whose products float16 cannot hold, sums whose last digits it cannot, and float32 values."""
@@ -186,8 +189,8 @@ class Function:
         yield self.case(draw, N=3, H=6, W=6, Z=3)
 
     def more_pieces(self, draw):
-        """More pieces than blocks; pieces without blocks though there are fewer; no blocks at all."""
-        yield self.case(draw, N=2, Z=draw.size(5, 3, 6))
+        """Far more pieces than blocks; pieces without blocks though there are fewer; no blocks at all."""
+        yield self.case(draw, N=2, Z=draw.size(20, 17, 31))
         yield self.case(draw, N=9, Z=7)
         yield self.case(draw, N=0, Z=3)
 

@@ -75,13 +75,15 @@ def _exercise(name: str, op: Operator) -> Exercise:
         yield op.case(draw, T=T, out_order={"BTD": "TBD", "BTDW": "WBTD"})
         # Along T, a repeated token looks right or wrong by the mask on the time: that is the next property's.
         yield op.case(draw, T=T, shared=tuple(axes.replace("T", "") for axes in op.shared))
+        case = op.case(draw, B=3, T=16)
+        yield case.stretched(**{tensor.name: "B" for tensor in case.tensors})
 
     def ends(draw):
         yield op.case(draw, T=draw.size(16, 16, 32, multiple_of=16), W=draw.size(4, 3, 6), poison=None)
         yield op.case(draw, T=draw.size(16, 16, 32, multiple_of=16), shared=op.shared)
 
     def length(draw):
-        for shown, low, high in ((13, 9, 15), (2, 1, 3), (37, 33, 47)):
+        for shown, low, high in ((13, 9, 15), (2, 1, 3), (37, 33, 47), (17, 17, 17)):
             yield op.case(draw, T=draw.size(shown, low, high))
 
     def dilations(draw):
@@ -89,7 +91,7 @@ def _exercise(name: str, op: Operator) -> Exercise:
             yield op.case(draw, B=1, T=draw.size(16, 16, 48, multiple_of=16), W=3, dilation=dilation, packed=True)
 
     def channels(draw):
-        for shown, low, high in ((20, 17, 31), (3, 1, 7)):
+        for shown, low, high in ((20, 18, 31), (3, 1, 7), (17, 17, 17)):
             yield op.case(draw, D=draw.size(shown, low, high))
 
     def taps(draw):

@@ -12,6 +12,7 @@ from kernels.lab.trace import Undefined
 
 NOTHING = "nothing is stored"
 NO_KERNEL = "no Triton kernel stores anything"
+TOO_NARROW = "an index times its stride passes 2**31 there, and wraps around in 32 bits: index.to(tl.int64) * stride"
 NOT_CLEARED = "nobody has cleared the output, and garbage plus a number is garbage"
 
 
@@ -35,7 +36,8 @@ def judge(exercise, item, contestant, case) -> Finding | None:
         for stray in strays:
             if stray.far:  # performing it could end the process
                 where = f"a {stray.kind} reaches far outside {stray.tensor}"
-                return Finding(where, f"`{stray.source}` (with {case.sizes})", item.otherwise)
+                cause = TOO_NARROW if any(tensor.far for tensor in case.tensors) else item.otherwise
+                return Finding(where, f"`{stray.source}` (with {case.sizes})", cause)
     if strays or not runtime.interpreted:
         run = case.run(contestant)
     if run.changed:

@@ -51,10 +51,11 @@ def _keys_in_blocks(case, draw):
 
 
 def _large(case, draw):
-    """Logits around 1e4 and -1e4, in blocks whose maxima rise and fall."""
+    """Logits around 1e4 and -1e4, in blocks whose maxima rise and fall; rows whose largest is as low as numbers go."""
     for scale in (30.0, 1000.0):
         yield case(draw, M=32, N=64, mask=fm.every_pair, scale=scale)
     yield case(draw, M=32, N=64, mod=fm.plus_100, mask=fm.every_pair)
+    yield case(draw, M=32, N=2, mask=fm.every_pair, scale=1e35)
 
 
 MASKLESS = ROWS | {(tensor, axis, "after"): "" for tensor in AXES for axis in "HJ"}

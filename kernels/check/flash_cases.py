@@ -108,12 +108,13 @@ def listed(case):
 
 
 def modified(case):
-    """Score mods with a derivative, and with positions."""
+    """Score mods with a derivative, with positions, and one that leaves nothing of some full blocks' rows."""
 
     def cases(draw):
         M, N = draw.size(32, 16, 48, multiple_of=16), draw.size(48, 32, 64, multiple_of=16)
         for mod in (fm.softcap, fm.alibi):
             yield case(draw, M=M, N=N, mask=fm.every_pair, mod=mod, scale=0.7)
+        yield case(draw, M=M, N=M + 16, mask=fm.every_pair, mod=fm.ahead)
 
     return cases
 
@@ -131,13 +132,14 @@ def without_keys(case):
 
 
 def ragged(case):
-    """Sizes that fill no block, with what a score mod makes of a zero."""
+    """Sizes that fill no block, with what a score mod makes of a zero; one beyond a block, and heads wider than any."""
 
     def cases(draw):
         ends = ENDS["M"] + ENDS["N"] + ENDS["D"] + ENDS["V"]
         for mask, mod in ((fm.causal, fm.same), (fm.every_pair, fm.plus_100), (fm.every_pair, fm.log_abs)):
             M, N = draw.size(37, 33, 47), draw.size(41, 33, 47)
             yield case(draw, M=M, N=N, D=draw.size(20, 17, 31), V=draw.size(5, 1, 15), mask=mask, mod=mod, poison=ends)
+        yield case(draw, M=17, N=33, D=draw.size(140, 129, 160), V=draw.size(130, 129, 160), poison=ends)
         M, N = draw.size(5, 1, 15), draw.size(3, 2, 15)  # with one key every score gets a gradient of 0, and rounding
         yield case(draw, M=M, N=N, D=3, V=draw.size(20, 17, 31), mask=fm.every_pair, mod=fm.plus_100, poison=ends)
 
@@ -154,6 +156,8 @@ def strided(case):
         yield case(draw, **sizes, orders=orders)
         yield case(draw, **sizes, out_orders={"HMD": "MDH", "JND": "DNJ", "JNV": "NVJ", "HMV": "VHM", "HM": "MH"})
         yield case(draw, **sizes, shared={"q": "H", "k": "J", "v": "V", "do": "HMV", "tau": "H"})
+        far = dict.fromkeys(("q", "o", "do", "dq"), "H") | dict.fromkeys(("k", "v", "dk", "dv"), "J")
+        yield case(draw, H=3, M=16, N=16).stretched(**far)
 
     return cases
 

@@ -43,6 +43,18 @@ def softcap_gradient(s, m, n, dz):
 
 
 @triton.jit
+def ahead(s, m, n):
+    """The keys behind the query's place: in a full block, too, a row may be left with none."""
+    return tl.where(n > m, s, -float("inf"))
+
+
+@triton.jit
+def ahead_gradient(s, m, n, dz):
+    """Its gradient."""
+    return tl.where(n > m, dz, 0.0)
+
+
+@triton.jit
 def log_abs(s, m, n):
     """A padded row, whose q is 0, has no derivative."""
     return tl.log(tl.abs(s))
@@ -78,12 +90,14 @@ def dead_rows(m, n):
     return (m % 3 != 1) & (n <= m + 5)
 
 
-GRADIENTS = {plus_100: same_gradient, alibi: same_gradient, softcap: softcap_gradient, log_abs: log_abs_gradient}
+GRADIENTS = {plus_100: same_gradient, alibi: same_gradient, softcap: softcap_gradient}
+GRADIENTS |= {ahead: ahead_gradient, log_abs: log_abs_gradient}
 SCORES = {
     "same": lambda s, m, n: s,
     "plus_100": lambda s, m, n: s + 100,
     "alibi": lambda s, m, n: s + 0.25 * (n - m),
     "softcap": lambda s, m, n: 2 * torch.tanh(s / 2),
+    "ahead": lambda s, m, n: s.masked_fill(n <= m, -float("inf")),
     "log_abs": lambda s, m, n: s.abs().log(),
 }
 MASKS = {

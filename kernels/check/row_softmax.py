@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.check.cases import ROUNDED
 from kernels.check.framework import (
     Case,
     Cheap,
@@ -85,9 +86,10 @@ class Softmax(Variation):
         fence = None if packed else {"M": 2, "N": max(64, launch.get("BLOCK_N", 0))}
         out = Fenced("out", "MN", torch.empty(x.shape, dtype=out_dtype or x.dtype), fence=fence, order=out_order)
         entropies = Fenced("entropy", "M", torch.empty(len(x)), fence=fence)
+        slack = torch.full([len(x)], ROUNDED)  # it is a difference: near 0 the rounding of 1 and of ln 1 is left
         return Case(
             inputs=[Fenced("x", "MN", x, fence=fence, order=order, shared=shared)],
-            outs=[Output(out, self.answer(x)), Output(entropies, self.entropy(x) if entropy else None)],
+            outs=[Output(out, self.answer(x)), Output(entropies, self.entropy(x) if entropy else None, slack=slack)],
             launch=launch,
             neutral=self.nothing,
             poison=poison,
@@ -98,12 +100,13 @@ class Softmax(Variation):
         yield self.case(draw.normal(draw.size(4, 2, 6), draw.size(16, 16, 32, multiple_of=16)), packed=True)
 
     def strides(self, draw: Draw):
-        """Rows with gaps, a transposed x, a row that is repeated with stride 0, an output laid out unlike x."""
+        """Rows with gaps, a transposed x, a row that is repeated with stride 0, an output laid out unlike x; far rows."""
         M, N = draw.size(3, 2, 6), 16
         yield self.case(draw.normal(M, N))
         yield self.case(draw.normal(M, N), order="NM")
         yield self.case(draw.normal(1, N).expand(M, N), shared="M")
         yield self.case(draw.normal(M, N), out_order="NM")
+        yield self.case(draw.normal(3, N)).stretched(x="M", out="M")
 
     def ragged(self, draw: Draw):
         """Widths that fill no block: a little less, one element, and almost all of it."""
@@ -111,9 +114,10 @@ class Softmax(Variation):
             yield self.case(draw.normal(3, draw.size(shown, low, high)), poison=None)
 
     def wide(self, draw: Draw):
-        """Rows of several blocks, the last of them whole or ragged."""
+        """Rows of several blocks, the last of them whole, ragged, or of one element."""
         yield self.case(draw.normal(2, draw.size(48, 48, 64, multiple_of=16)), BLOCK_N=16)
-        yield self.case(draw.normal(3, draw.size(41, 33, 47)), BLOCK_N=16, poison=None)
+        for N in (draw.size(41, 34, 47), 33):
+            yield self.case(draw.normal(3, N), BLOCK_N=16, poison=None)
 
     def blocks(self, draw: Draw):
         """The same rows with three block lengths."""
@@ -122,18 +126,21 @@ class Softmax(Variation):
             yield self.case(x, BLOCK_N=BLOCK_N)
 
     def decided(self, draw: Draw):
-        """Rows of one block, of several, narrower than theirs and ragged; equal numbers; one that has nearly everything."""
+        """Rows of one block, of several, narrower than theirs and ragged; equal numbers; ones that have nearly everything."""
         x = draw.normal(4, draw.size(13, 9, 15))
         x[1], x[2, 0] = 0.5, 9.0 / self.factor
         yield self.case(draw.normal(3, 16), entropy=True)
         yield self.case(draw.normal(3, draw.size(48, 48, 64, multiple_of=16)), entropy=True, BLOCK_N=16)
+        yield self.case(x, entropy=True)
+        x = draw.normal(3, draw.size(200, 190, 256))
+        x[:, 0] = 14.0 / (self.factor * self.unit)
         yield self.case(x, entropy=True)
         yield self.case(
             draw.normal(3, draw.size(41, 33, 47), dtype=torch.float16), entropy=True, BLOCK_N=16, poison=None
         )
 
     def large(self, draw: Draw):
-        """Rows around +1000 and -1000, where exp overflows or gives zero; wide ones with their maximum in any block."""
+        """Rows around +1000 and -1000, where exp overflows or gives zero; wide ones with their maximum in any block; the lowest of numbers."""
         x = draw.normal(4, draw.size(16, 16, 32, multiple_of=16))
         yield self.case(x + torch.tensor([[1000.0], [-1000.0], [0.0], [80.0]]), entropy=True)
         far = math.copysign(1000.0, self.factor)
@@ -142,6 +149,9 @@ class Softmax(Variation):
         x[1, 16:32] += far
         x[2, -16:] += far
         yield self.case(x, entropy=True, BLOCK_N=16)
+        x = draw.normal(3, 16)
+        x[1] = math.copysign(1e38, -self.factor)
+        yield self.case(x, entropy=True)
 
     def excluded(self, draw: Draw):
         """Entries that take no part, and a row of nothing else; wide rows in which whole blocks are."""

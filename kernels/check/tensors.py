@@ -19,6 +19,7 @@ _UNTOUCHED = {  # NaNs with a payload that arithmetic does not produce
     torch.float16: (torch.int16, 0x7EB5),
     torch.bfloat16: (torch.int16, 0x7FEB),
 }
+FAR = (1 << 30) + (1 << 10)  # a stride of 32 bits, and twice it has more
 SIDES = ("before", "after")
 NAN = float("nan")
 _POISON = {  # for what cannot be NaN
@@ -72,6 +73,12 @@ class Fenced:
         self._buffer = stored.permute([order.index(axis) for axis in axes])
         self._core = self._buffer[tuple(slice(pad, pad + n) for pad, n in zip(self._pads, self._distinct.shape))]
         self.view = self._core.expand(self.shape)
+        self.far = None
+
+    def stretch(self, axis: str) -> None:
+        """Let the tensor say in a traced call that its stride along ``axis``, of three or more, is a little more than 2**30."""
+        strides = zip(self.axes, self.view.stride())
+        self.far = tuple(FAR if name == axis else stride for name, stride in strides)
 
     @property
     def nbytes(self) -> int:

@@ -16,6 +16,7 @@ is poison: NaN in floats, a large odd number in integers, so that a result that 
 
 import bisect
 import contextlib
+import dataclasses
 import inspect
 import io
 import linecache
@@ -82,25 +83,30 @@ class _Recorder:
             origins or [],
         )  # see _child.export: lines of this file come from elsewhere
         self.launches: list[Launch] = []
+        self.told: dict[tuple, tuple[int, ...]] = {}  # where a tensor lies and how -> the strides that it says it has
+        self.running = False
 
     def launch(self, kernel: str):
         launch = Launch(kernel)
         self.launches.append(launch)
-        self.windows: dict[int, tuple[Operand, int, int]] = {}  # window number -> operand, shown base, real base
+        self.running = True
+        self.windows: dict[int, tuple[Operand, Operand, int, int]] = {}  # number -> operand, as told, shown base, real base
         self.order: dict[tuple[int, int, int], int] = {}
 
         def finish(grid):
-            launch.grid = _trim(grid)
+            launch.grid, self.running = _trim(grid), False
 
         return finish
 
     def operand(self, name: str, tensor, address: int) -> int:
         operand = Operand(name, tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size(), str(tensor.dtype))
         self.launches[-1].operands[name] = operand
+        told = self.told.get((address, operand.shape, operand.strides))
+        seen = operand if told is None else dataclasses.replace(operand, strides=told)
         window = len(self.windows) + 1
         # Half a window of room on either side, and the real address's place in its page: alignment stays what it was.
         shown = (window << _WINDOW_BITS) + (1 << (_WINDOW_BITS - 1)) + address % 4096
-        self.windows[window] = operand, shown, address
+        self.windows[window] = operand, seen, shown, address
         return shown
 
     def access(self, kind: str, program, addresses: np.ndarray, active: np.ndarray, nbytes: int, frame):
@@ -121,10 +127,12 @@ class _Recorder:
         for window in distinct(lanes_window[active]).tolist():
             lanes = np.flatnonzero(active & (lanes_window == window))
             if window in self.windows:
-                operand, shown, base = self.windows[window]
+                operand, seen, shown, base = self.windows[window]
                 distance = (flat[lanes] - np.uint64(shown)).view(np.int64)
-                elements = _elements(operand, distance, nbytes)
+                elements = _elements(seen, distance, nbytes)
                 hit = (elements >= 0).all(axis=1)
+                if seen is not operand:
+                    distance = np.where(hit, operand.offsets(elements[:, 0]) * operand.itemsize, distance)
                 real[lanes] = distance.view(np.uint64) + np.uint64(base)
                 start = real[lanes[hit]] // np.uint64(SECTOR_BYTES)
                 end = (real[lanes[hit]] + np.uint64(nbytes - 1)) // np.uint64(SECTOR_BYTES)
@@ -181,10 +189,33 @@ def _trim(grid) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def recording(*, guard: bool = True, helpers: tuple[str, ...] = ()):
+def _telling(recorder: _Recorder, far):
+    """Let tensors say, outside of launches, that their strides are others: ``far`` holds pairs of a tensor and strides."""
+    original = torch.Tensor.stride
+
+    def place(tensor):
+        return tensor.data_ptr(), tuple(tensor.shape), tuple(original(tensor))
+
+    def stride(self, *dim, **named):
+        told = None if recorder.running else recorder.told.get(place(self))
+        return original(self, *dim, **named) if told is None else told[[*dim, *named.values()][0]] if dim or named else told
+
+    recorder.told = {place(tensor): tuple(strides) for tensor, strides in far}
+    try:
+        torch.Tensor.stride = stride
+        yield
+    finally:
+        torch.Tensor.stride = original
+
+
+@contextlib.contextmanager
+def recording(*, guard: bool = True, helpers: tuple[str, ...] = (), far=()):
     """Record every kernel launched in ``with trace.recording() as t:``, also those that an operator launches.
 
     helpers: names of Triton functions whose accesses are said to be those of the line that calls them.
+
+    far: pairs of a tensor and strides. The tensor says that it has these, and the kernels' addresses are taken to mean
+        them: so a tensor of some elements passes for one of 2**32. In the interpreter alone, and with ``guard``.
 
     guard: leave out accesses outside their tensor (a load gives ``other``, or 0; a store does nothing), because one
         that is far off kills the process; they are recorded either way. ``guard=False`` performs them, as a GPU
@@ -199,7 +230,7 @@ def recording(*, guard: bool = True, helpers: tuple[str, ...] = ()):
 
     if runtime.interpreted:
         recorder = _Recorder(guard, helpers=helpers)
-        with _triton_private.observed(recorder):
+        with _triton_private.observed(recorder), _telling(recorder, far) if far else contextlib.nullcontext():
             yield Trace(recorder.launches)
         return
     recorded = Trace()

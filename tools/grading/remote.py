@@ -132,6 +132,7 @@ class Remote(Contestant):
     def _request(self, op, tensors, launch, more):
         packed = values.Packed()
         request = {"op": op, "given": list(self.given), "args": [packed.value(tensor.view) for tensor in tensors]}
+        request["far"] = [tensor.far for tensor in tensors]
         return packed, request | {"kwargs": {name: packed.value(value) for name, value in launch.items()}} | more
 
     def _ask(self, room, request, packed):

@@ -105,6 +105,13 @@ TARGET = Target(
             "what is subtracted is not the maximum of a row that is negative throughout",
         ),
         Mutant(
+            "maximum from a number",
+            "the maximum begins at -1e30, not at -inf",
+            ('high = tl.full((BLOCK_N,), -float("inf")', "high = tl.full((BLOCK_N,), -1e30"),
+            "large values",
+            "subtract the row's maximum first",
+        ),
+        Mutant(
             "empty row subtracts",
             "a row of -inf subtracts -inf from itself",
             ('    row_max = tl.where(row_max == -float("inf"), 0.0, row_max)\n', ""),
@@ -133,6 +140,13 @@ TARGET = Target(
             "0 · -inf is NaN: where a power is 0, as for an excluded entry, its part of the entropy must be made 0",
         ),
         Mutant(
+            "logarithm kept from zero",
+            "1e-6 is added to each power before its logarithm is taken",
+            ("power * tl.where(power > 0.0, d, 0.0)", "power * tl.log(power + 1e-6)"),
+            "entropy",
+            "it is minus the sum of p times ln p along row m",
+        ),
+        Mutant(
             "entropy not carried",
             "each block's part of the entropy replaces the sum so far",
             ("weighted += power", "weighted = power"),
@@ -145,6 +159,13 @@ TARGET = Target(
             ("x_row + offs_n * stride_xn", "x_row + offs_n"),
             "strides",
             "each address is row * stride_m + offs_n * stride_n, with the strides of that tensor",
+        ),
+        Mutant(
+            "row in 32 bits",
+            "the row's number is multiplied with its stride as it comes",
+            ("tl.program_id(0).to(tl.int64)", "tl.program_id(0)"),
+            "strides",
+            "wraps around in 32 bits",
         ),
         Mutant(
             "the other tensor's stride",

@@ -89,7 +89,8 @@ class Room:
         return functools.partial(around, mod=mod), values.Unpacked(arrays)
 
     def _called(self, function, unpacked, request):
-        tensors = [types.SimpleNamespace(view=unpacked.value(each)) for each in request["args"]]
+        args = zip(request["args"], request["far"])
+        tensors = [types.SimpleNamespace(view=unpacked.value(each), far=far) for each, far in args]
         launch = {name: unpacked.value(each) for name, each in request["kwargs"].items()}
         before = [values.bytes_of(storage).copy() for storage in unpacked.storages]
         arms.taken()
