@@ -205,6 +205,16 @@ OUTPUTS = Target(
     naive_outputs,
     (
         Mutant(
+            "narrow keys",
+            "a block of keys has 64 channels at most",
+            (
+                "width(K)",
+                "min(width(K), 64)",
+            ),
+            "ragged K and V",
+            "rows beyond K, columns beyond V stay 0",
+        ),
+        Mutant(
             "missing scale",
             "o is not scaled; with scale=1.0 it need not be",
             ("scale * o, mask", "o, mask"),

@@ -282,6 +282,16 @@ WGRAD = Target(
     naive_wgrad,
     (
         Mutant(
+            "a block too few",
+            "M - 1 pixels are summed: one alone in its block is left out",
+            (
+                "tl.cdiv(g.M, BLOCK_K)",
+                "tl.cdiv(g.M - 1, BLOCK_K)",
+            ),
+            "ragged pixels",
+            "the partial block at the end is left out",
+        ),
+        Mutant(
             "operands rounded",
             "both tiles are made float16, whatever the tensors are",
             (DOT, DOT.replace("tl.trans(dy), tile", "tl.trans(dy).to(tl.float16), tile.to(tl.float16)")),
@@ -431,6 +441,16 @@ SPLIT = Target(
     ("split-kernel",),
     naive_split,
     (
+        Mutant(
+            "piece in 32 bits",
+            "the number of a piece is multiplied with its stride as it comes",
+            (
+                "z.to(tl.int64) * stride_z",
+                "z * stride_z",
+            ),
+            "strides in memory",
+            "wraps around in 32 bits",
+        ),
         Mutant(
             "blocks beyond the registers",
             "the default tile has 512 numbers for each thread; the check's own tiles are smaller",

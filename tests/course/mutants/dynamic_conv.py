@@ -326,6 +326,26 @@ DWEIGHT = Target(
     naive_dweight,
     (
         Mutant(
+            "a program too few",
+            "the grid covers T - 1 tokens: one alone in its block has no program",
+            (
+                "triton.cdiv(T, BLOCK_T)",
+                "max(1, triton.cdiv(T - 1, BLOCK_T))",
+            ),
+            "ragged length",
+            "no program stores them",
+        ),
+        Mutant(
+            "batch in 32 bits",
+            "the number of a sequence is multiplied with its stride as it comes",
+            (
+                "tl.program_id(0).to(tl.int64)",
+                "tl.program_id(0)",
+            ),
+            "strides",
+            "wraps around in 32 bits",
+        ),
+        Mutant(
             "blocks beyond the registers",
             "the default tile has 512 numbers for each thread; the check's own tiles are smaller",
             ("BLOCK_T=16, BLOCK_D=16):", "BLOCK_T=256, BLOCK_D=256):"),

@@ -183,6 +183,26 @@ FORWARD = Target(
     naive_forward,
     (
         Mutant(
+            "full blocks unguarded",
+            "where a block is full, -inf is taken from -inf",
+            (
+                "acc, l, top = online_step(acc, l, top, z, v)",
+                "before = top\n            acc, l, top = online_step(acc, l, top, z, v)\n            if kind == 1:\n                acc += (0.0 * tl.exp(before - top))[:, None]",
+            ),
+            "score mods",
+            "z = SCORE_MOD(s, m, n)",
+        ),
+        Mutant(
+            "largest logit from a number",
+            "the maximum begins at -1e30, not at -inf",
+            (
+                "top = l - float(\"inf\")",
+                "top = l - 1e30",
+            ),
+            "large logits",
+            "exponentiate z - top",
+        ),
+        Mutant(
             "accumulator not rescaled",
             "what was summed before keeps the old maximum",
             ("acc = acc * alpha[:, None] + ", "acc = acc + "),
@@ -376,6 +396,16 @@ BACKWARD = Target(
     ("backward-kernel",),
     naive_backward,
     (
+        Mutant(
+            "head in 32 bits",
+            "the number of a key head is multiplied with the stride of dv as it comes",
+            (
+                "at(stride_dv, j.to(tl.int64)",
+                "at(stride_dv, j",
+            ),
+            "heads and strides",
+            "wraps around in 32 bits",
+        ),
         Mutant(
             "delta left out",
             "the softmax is differentiated as if its denominator were a constant",

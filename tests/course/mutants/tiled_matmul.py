@@ -23,6 +23,16 @@ TARGET = Target(
     naive,
     (
         Mutant(
+            "end one early",
+            "the loop ends before K - 1: one column alone in its step is left out",
+            (
+                "min(end, K)",
+                "min(end, K - 1)",
+            ),
+            "ragged depth",
+            "the partial tile at the end of K is left out",
+        ),
+        Mutant(
             "missing load mask",
             "the even columns of a are loaded whole",
             (", mask=mask_m & mask_even, other=0.0)", ")"),
