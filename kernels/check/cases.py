@@ -153,7 +153,7 @@ class Case:
         return ", ".join(f"{name} = {_text(value)}" for name, value in (sizes | self.launch).items())
 
     def stretched(self, **axes: str) -> "Case":
-        """The same call; in a trace, strides along the axis that ``axes`` names for a tensor need 64 bits (``Fenced.stretch``)."""
+        """The same call; in a trace, strides along the axes named for tensors need 64 bits (``Fenced.stretch``)."""
         for tensor in self.tensors:
             if tensor.name in axes:
                 tensor.stretch(axes[tensor.name])

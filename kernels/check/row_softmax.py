@@ -140,7 +140,7 @@ class Softmax(Variation):
         )
 
     def large(self, draw: Draw):
-        """Rows around +1000 and -1000, where exp overflows or gives zero; wide ones with their maximum in any block; the lowest of numbers."""
+        """Rows around +1000 and -1000, where exp overflows or is 0; wide ones, their maximum in any block; lowest numbers."""
         x = draw.normal(4, draw.size(16, 16, 32, multiple_of=16))
         yield self.case(x + torch.tensor([[1000.0], [-1000.0], [0.0], [80.0]]), entropy=True)
         far = math.copysign(1000.0, self.factor)

@@ -76,7 +76,7 @@ class Fenced:
         self.far = None
 
     def stretch(self, axis: str) -> None:
-        """Let the tensor say in a traced call that its stride along ``axis``, of three or more, is a little more than 2**30."""
+        """Let the tensor say in a traced call that its stride along ``axis``, of three or more, passes 2**30."""
         strides = zip(self.axes, self.view.stride())
         self.far = tuple(FAR if name == axis else stride for name, stride in strides)
 

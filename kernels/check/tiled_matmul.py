@@ -136,7 +136,7 @@ class Packing(Variation):
         yield self.case(*self.normal(draw, draw.size(3, 1, 15), draw.size(5, 1, 15), 32))
 
     def ragged_depth(self, draw: Draw):
-        """A K that fills no tile, odd and even ones, one beyond and one below a tile, and an empty sum, with rows that reach past each."""
+        """A K that fills no tile, odd and even ones, one beyond, one below a tile, an empty sum; rows reach past each."""
         for K in (2 * draw.size(22, 17, 31) + 1, 2 * draw.size(20, 17, 31), 33, 2 * draw.size(2, 1, 7) + 1, 0):
             yield self.case(*self.normal(draw, 80, 16, K), poison=None)
 

@@ -198,16 +198,29 @@ def _kernel_frame():
     """The innermost stack frame that is neither Triton's nor this file's: the kernel's (or its helper's) current
     line."""
     frame = sys._getframe(2)
-    while frame.f_code.co_filename == __file__ or frame.f_code.co_filename.startswith(_TRITON_FOLDER):
+    while frame.f_code.co_filename == __file__ or _between(frame):
         frame = frame.f_back
     return frame
+
+
+_PASSAGES = set()
+
+
+def passage(function):
+    """``function``, through whose frames kernels call each other: none of its lines is theirs."""
+    _PASSAGES.add(function.__code__)
+    return function
+
+
+def _between(frame) -> bool:
+    return frame.f_code in _PASSAGES or frame.f_code.co_filename.startswith(_TRITON_FOLDER)
 
 
 def caller(frame, helpers: frozenset[str]):
     """The stack frame that called the helpers of these names; ``frame`` itself where it is none of them."""
     while frame.f_code.co_name in helpers and frame.f_back is not None:
         frame = frame.f_back
-        while frame.f_code.co_filename.startswith(_TRITON_FOLDER) and frame.f_back is not None:
+        while _between(frame) and frame.f_back is not None:
             frame = frame.f_back
     return frame
 

@@ -187,7 +187,10 @@ FORWARD = Target(
             "where a block is full, -inf is taken from -inf",
             (
                 "acc, l, top = online_step(acc, l, top, z, v)",
-                "before = top\n            acc, l, top = online_step(acc, l, top, z, v)\n            if kind == 1:\n                acc += (0.0 * tl.exp(before - top))[:, None]",
+                "before = top\n"
+                "            acc, l, top = online_step(acc, l, top, z, v)\n"
+                "            if kind == 1:\n"
+                "                acc += (0.0 * tl.exp(before - top))[:, None]",
             ),
             "score mods",
             "z = SCORE_MOD(s, m, n)",

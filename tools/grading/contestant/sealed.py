@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 from triton.runtime.jit import ConstexprFunction
 
-from kernels.lab._triton_private import is_kernel
+from kernels.lab._triton_private import is_kernel, passage
 
 from .tables import copied, same, tables_of
 
@@ -120,6 +120,7 @@ def open_in_kernels() -> None:
             raise TypeError(f"a kernel writes to {changed[0]}: what a kernel computes leaves it by tl.store")
 
     @functools.wraps(called)
+    @passage
     def call(self, *args, **kwargs):
         if not running:
             raise TypeError(f"{self.__name__} is a kernel: it is launched with a grid, {self.__name__}[grid](...)")
