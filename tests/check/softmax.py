@@ -5,7 +5,7 @@ from kernels import check
 KERNEL = """
 @triton.jit
 def kernel(x_ptr, out_ptr, entropy_ptr, N, stride_xm, stride_xn, stride_om, stride_on, BLOCK_N: tl.constexpr):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
     mask_n = offs_n < N
     x = tl.load(x_ptr + row * stride_xm + offs_n * stride_xn, mask=mask_n, other=-float("inf")).to(tl.float32)
