@@ -28,8 +28,8 @@ class Function:
         """One call of these sizes; ``judge`` names the outputs that are judged, all unless told.
 
         ``how``: ``gates(name, shape)`` makes g and the channels' gates, ``states`` names those that are not zero, ``half``
-        is the dtype of q, k, v and do, ``magnitude`` multiplies them; ``orders``, ``shared`` and ``packed`` say how tensors
-        lie in memory; ``tolerance`` and ``apart``, gates whose gradients are judged among themselves, go to the outputs.
+        is the dtype of q, k, v and do, ``magnitude`` multiplies them, ``first`` S0; ``orders``, ``shared`` and ``packed`` say
+        how tensors lie in memory; ``tolerance`` and ``apart``, gates whose gradients are judged among themselves, go to the outputs.
         """
         sizes = {"T": sum(lengths), "H": H, "K": K, "V": V, "N": len(lengths)}
         fence = None if how.get("packed") else {"T": BLOCK, "K": 32, "V": 32, "H": 1, "N": 1}
@@ -42,6 +42,7 @@ class Function:
                 values = how["gates"](name, one) if "gates" in how else -0.25 * draw.normal(*one).abs()
             elif name in STATES:
                 values = draw.normal(*one) if name in how.get("states", STATES) else torch.zeros(one)
+                values *= how.get("first", 1.0) if name == "S0" else 1.0
             else:
                 values = draw.normal(*one, dtype=how.get("half", torch.float32), scale=how.get("magnitude", 1.0))
             order = how.get("orders", {}).get(axes, "")
@@ -162,9 +163,10 @@ class Forward(Function):
         yield self.case(draw, lengths=(draw.size(6, 4, 8),), **self.plain, states=(), judge=("o",), packed=True)
 
     def gated(self, draw):
-        """Gates, and those that reset."""
+        """Gates, and those that reset, however much there is to forget."""
         yield self.case(draw, states=(), judge=("o",))
         yield self.case(draw, states=(), judge=("o",), gates=strong_gates)
+        yield self.case(draw, judge=("o",), gates=_two_in_a_row, lengths=(8,), first=1e20)
 
     def blocks(self, draw):
         """Blocks of V larger and smaller than V."""
@@ -184,9 +186,10 @@ class Backward(Function):
         yield self.case(draw, **self.plain, states=(), judge=("dk", "dv"), packed=True)
 
     def gated(self, draw):
-        """Gates, and those that reset."""
+        """Gates, and those that reset, however much there is to forget."""
         yield self.case(draw, states=())
         yield self.case(draw, states=(), gates=strong_gates)
+        yield self.case(draw, gates=_two_in_a_row, lengths=(8,), first=1e20)
 
 
 class Gate(Function):

@@ -66,6 +66,13 @@ FORWARD = Target(
     naive_forward,
     (
         Mutant(
+            "reset leaks",
+            "no gate is below -20, where hardly anything is left",
+            ("tl.exp(g + gk) * S", "tl.exp(tl.maximum(g + gk, -20.0)) * S"),
+            "gates",
+            "every row i of the state decays by exp(g_t + gk_t[i])",
+        ),
+        Mutant(
             "decay after the write",
             "the token just written decays too",
             ("S = tl.exp(g + gk) * S + k * v", "S = tl.exp(g + gk) * (S + k * v)"),
