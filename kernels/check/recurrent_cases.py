@@ -29,7 +29,8 @@ class Function:
 
         ``how``: ``gates(name, shape)`` makes g and the channels' gates, ``states`` names those that are not zero, ``half``
         is the dtype of q, k, v and do, ``magnitude`` multiplies them, ``first`` S0; ``orders``, ``shared`` and ``packed`` say
-        how tensors lie in memory; ``tolerance`` and ``apart``, gates whose gradients are judged among themselves, go to the outputs.
+        how tensors lie in memory; ``tolerance`` and ``apart``, gates whose gradients are judged among themselves, go to the
+        outputs.
         """
         sizes = {"T": sum(lengths), "H": H, "K": K, "V": V, "N": len(lengths)}
         fence = None if how.get("packed") else {"T": BLOCK, "K": 32, "V": 32, "H": 1, "N": 1}
