@@ -127,6 +127,11 @@ class Problem:
         """Whether the mask asks a tensor."""
         return self.mask is not None and not all(self.mask.inputs)
 
+    @property
+    def documents(self):
+        """Whether the mask compares numbers of documents: most queries see few blocks then."""
+        return self.mask is not None and self.mask.reach.documents
+
     def mods(self):
         """What kernels of the backward pass are compiled with."""
         return {"SCORE_MOD": self.score_mod, "SCORE_GRADIENT": self.score_gradient, "MASK_MOD": self.mask_mod}

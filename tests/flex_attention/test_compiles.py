@@ -118,6 +118,9 @@ def test_warp_specialised_kernels_compile(monkeypatch, name, D, most, kernel):
         assert re.search(r"setmaxnreg.inc.sync.aligned.u32\s+240;", report.ptx)
         assert re.search(r"setmaxnreg.dec.sync.aligned.u32\s+24;", report.ptx)
         assert report.spill_bytes <= most and report.shared_bytes <= SHARED["NVIDIA H200"], report
+        if name == "nothing" and "dkdv" in report.kernel:  # so it has no use for the cache that ``backward.kept`` may leave
+            products = [loop for loop in loops_of(report.sass) if "HGMMA" in loop]
+            assert len(products) == 2 and not re.search(r"\b(?:LDL|STL)", "".join(products))
         if name == "nothing" and "forward" in report.kernel:
             # With OVERLAP the exponentials stand before the wait for values' product; else ptxas has moved it above them.
             loops = re.findall(r"WARPGROUP.DEPBAR.LE gsb0, 0x1 ;(.*?)WARPGROUP.DEPBAR.LE gsb0, 0x0 ;", report.sass, re.S)

@@ -189,6 +189,37 @@ def test_counters_where_a_mask_asks_a_tensor_and_the_workspace_does_not_hold_all
     assert (why_not is None) == counted
 
 
+TOKENS = 4096
+IDS, OTHER_IDS, ROWS_OF_IDS, LAST = (torch.zeros(size, dtype=torch.int32) for size in (TOKENS, TOKENS, (4, TOKENS), 4))
+DOCUMENTS = {
+    "documents": mods.document(IDS, mods.causal),
+    "documents of rows": mods.document(ROWS_OF_IDS),
+    "the other way": lambda b, h, m, n: (m >= n) & (IDS[n] == IDS[m]) & (IDS[m] >= 0),
+}
+OTHERS = {
+    "padding": lambda b, h, m, n: n < LAST[b],
+    "only queries' numbers": lambda b, h, m, n: IDS[m] == IDS[m],
+    "an order of numbers": lambda b, h, m, n: IDS[m] <= IDS[n],
+    "a neighbour's number": lambda b, h, m, n: IDS[m] == IDS[n // 2],
+    "another tensor's numbers": lambda b, h, m, n: IDS[m] == OTHER_IDS[n],
+    "causal": mods.causal,
+}
+
+
+def masked(mask_mod, shape, **options):
+    lists = torch.ones(1, 1, TOKENS // 128, dtype=torch.int32), torch.zeros(1, 1, *(TOKENS // 128,) * 2, dtype=torch.int32)
+    return large_on_gpu(shape, mask=BlockMask.from_kv_blocks(*lists, mask_mod=mask_mod), **options)
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, *OTHERS])
+def test_documents_keep_ds_where_the_workspace_holds_all_heads(of_an_h200, name):
+    """dq's sums are all queries', however few blocks are visited; where few heads are held, counters are faster."""
+    mask_mod = (DOCUMENTS | OTHERS)[name]
+    for heads, held in ((16, name in DOCUMENTS), (17, False)):
+        why_not = fused.slower(masked(mask_mod, (4, heads, heads, TOKENS, TOKENS, 64, 64)))
+        assert why_not == ("the workspace holds ds of 64 key heads, enough for a launch" if held else None)
+
+
 @pytest.mark.parametrize(("D", "N", "items"), [(64, 8192, 2), (128, 2048, 2), (128, 4096, 1), (256, 512, 1)])
 def test_the_next_items_queries_come_early_where_memory_is_left(of_an_h200, D, N, items):
     assert hopper.USUAL.compile_time(large_on_gpu((1, 2, 2, N, N, D, D)))["KEPT"] == items
@@ -278,11 +309,25 @@ def test_a_cut_keeps_to_the_workspace(gpu, D, G, WORKSPACE):
 
 
 @pytest.mark.parametrize(
-    ("D", "N", "split", "kept"),
-    [(64, 4096, True, 2), (64, 4096, False, 2), (128, 2048, False, 2), (128, 2048, True, 1), (128, 4096, False, 1)],
+    ("D", "N", "mask", "split", "kept"),
+    [
+        (64, 4096, "causal", True, 2),
+        (64, 4096, "causal", False, 2),
+        (128, 2048, "causal", False, 2),
+        (128, 2048, "causal", True, 1),
+        (128, 4096, "causal", False, 1),
+        (128, 4096, "padding", False, 1),
+        (128, 4096, "documents", False, 2),
+        (128, 4096, "documents of rows", False, 2),
+        (128, 4096, "documents", True, 1),
+        (128, 4096, None, False, 2),
+        (128, 4096, None, True, 1),
+    ],
 )
-def test_long_items_of_large_heads_leave_the_cache_room(of_an_h200, D, N, split, kept):
-    assert hopper_backward.compile_time(large_on_gpu((1, 2, 2, N, N, D, D)), split)["KEPT"] == kept
+def test_long_items_of_large_heads_leave_the_cache_room_where_their_loop_spills(of_an_h200, D, N, mask, split, kept):
+    mask = mask and lists_of(N, N, (DOCUMENTS | OTHERS)[mask])
+    p = large_on_gpu((4, 2, 2, N, N, D, D), mask)
+    assert hopper_backward.compile_time(p, split)["KEPT"] == kept
 
 
 def test_a_band_of_few_tiles_of_queries_is_multiplied_in_smaller_ones(gpu):

@@ -44,8 +44,7 @@ if common_gluon.gluon is not None:
     from kernels.flex_attention.hopper.parts import add_rows
     from kernels.flex_attention.hopper.tiles import store_rows, transposed_logits
 
-#: Items' keys and values in shared memory: of two, the next item's come while this one's gradients are stored. Of long items
-#: with heads above 64 there is one: what their loop keeps outside the registers needs the L1 cache that two would take.
+#: Items' keys and values in shared memory: of two, the next item's come while this one's gradients are stored.
 KEPT, KEPT_TO = 2, 2048
 
 
@@ -344,7 +343,6 @@ def _launch(p, x, do, rows, dk, dv, ds, first, prepared, lists, split):
 def compile_time(p, split):
     """The kernel's compile-time arguments but STORE and the order of items."""
     BLOCK_M, BLOCK_N = tiles(p)
-    kept = 1 if max(p.D, p.Dv) > 64 and (split or p.N > KEPT_TO) else KEPT
     return {
         **p.mods(),
         "D": p.D,
@@ -358,5 +356,16 @@ def compile_time(p, split):
         "BLOCK_DV": columns(p.Dv),
         "ROWS": fit.ROWS,
         "STAGES": options(p)["STAGES"],
-        **({} if wide(p) else {"GROUPS": fit.GROUPS, "KEPT": kept}),
+        **({} if wide(p) else {"GROUPS": fit.GROUPS, "KEPT": kept(p, split)}),
     }
+
+
+def kept(p, split):
+    """Of how many items there are keys and values in shared memory; split: whether items are a split's.
+
+    With heads above 64 it is one where the loop keeps more than the registers hold, which needs the L1 cache that two would
+    take: in a split's kernel, and under a mask from KEPT_TO keys on. Without a mask the loop spills nothing; and documents'
+    items are short, so what is not yet there when they begin is waited for often.
+    """
+    long = p.N > KEPT_TO and p.sparse and not p.documents
+    return 1 if max(p.D, p.Dv) > 64 and (split or long) else KEPT

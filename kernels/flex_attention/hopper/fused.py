@@ -68,16 +68,18 @@ def slower(p):
     the length, must hold enough heads for the items of a launch to fill the GPU. From FROM keys on, if the table has a
     number, counters are the faster way whatever it holds; and where the table says BY_DATA, wherever the workspace does not
     hold all heads and the mask asks a tensor, such as documents' numbers: few of its blocks are visited, and short launches
-    of items of unknown length each end in a wait.
+    of items of unknown length each end in a wait. Documents of which it does hold all heads keep ds, however long they are:
+    that is written for the blocks that are visited, and dq's sums for all queries.
     """
     if p.options.get("WORKSPACE", 1) == 0:
         return "kernel_options allow no WORKSPACE"
     if "WORKSPACE" in p.options and bytes_of(p) > workspace(p):
         return f"dq's sums for a key head take {bytes_of(p)} bytes, more than the WORKSPACE of kernel_options"
-    if 0 < options(p)["FROM"] <= p.N:
-        return None
     heads = p.remember(stored_ds.heads)
-    if heads < p.Bkv * p.Hkv:
+    few = heads < p.Bkv * p.Hkv
+    if 0 < options(p)["FROM"] <= p.N and (few or not p.documents):
+        return None
+    if few:
         if 2 * heads * cdiv(p.N, BLOCK_N) < 3 * dealing.multiprocessors(p.device):
             return None
         if options(p)["BY_DATA"] and p.masked_by_data:

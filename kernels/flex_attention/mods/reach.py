@@ -38,9 +38,14 @@ class _Number(int):
 
 
 class Reach:
-    """The ``Span`` of a recorded mask, for the numbers of a call: ``reach(numbers, M, N)``, remembered."""
+    """The ``Span`` of a recorded mask, for the numbers of a call: ``reach(numbers, M, N)``, remembered.
+
+    documents: whether it compares what a tensor holds at the query with what it holds there at the key, as masks of documents
+    do: that has no end, but most see few keys.
+    """
 
     def __init__(self, trace):
+        self.documents = any(map(_compares_documents, trace.graph.nodes))
         self.steps, places = [], {}
         for node in trace.graph.nodes:
             if node.op in ("placeholder", "call_function") and isinstance(node.meta.get("val"), torch.Tensor):
@@ -77,6 +82,17 @@ class Reach:
             values.append(found if fits and dtype in UNKNOWN else UNKNOWN.get(dtype, ...))
         value = known(self.value)
         return value.holds if truth(value) else SOME
+
+
+def _compares_documents(node):
+    """Whether a step is ``ids[..., q_idx] == ids[..., kv_idx]``, or the other way round."""
+    if node.target is not torch.ops.aten.eq.Tensor:
+        return False
+    reads = [x.args for x in node.args if isinstance(x, torch.fx.Node) and x.target is torch.ops.aten.index.Tensor]
+    if len(reads) < 2 or reads[0][0] is not reads[1][0]:
+        return False
+    apart = [{str(a), str(b)} for a, b in zip(reads[0][1], reads[1][1]) if a is not b]
+    return apart == [{"q_idx", "kv_idx"}]
 
 
 _POSITIONS = {"q_idx": Whole(((1, 0, 0),), ((1, 0, 0),)), "kv_idx": Whole(((0, 1, 0),), ((0, 1, 0),))}
