@@ -186,7 +186,7 @@ def test_only_a_launch_runs_a_kernels_lines(template, launch, says):
 def test_a_launcher_keeps_nothing_from_call_to_call(template):
     source = "SEEN = [0]\ndef f(more=[[1]], *, named={}):\n    SEEN.append(2)\n    more[0].append(3)\n    named[4] = 5\n"
     source += "    raise ValueError(SEEN, more, named)"
-    call = {"op": "call", "function": "f", "args": [], "kwargs": {}, "given": [], "traced": False, "poison": None}
+    call = {"op": "call", "function": "f", "args": [], "far": [], "kwargs": {}, "given": [], "traced": False, "poison": None}
     connection = template.start(Limits())
     try:
         connection.ask({"op": "load", "cells": [["a", source, ["f"], ""]]}, seconds=20)
