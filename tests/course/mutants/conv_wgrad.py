@@ -432,7 +432,7 @@ ADD = """    for _piece in range(Z):
         ptrs += stride_z
     tl.store(dweight_ptr + at_tile(stride_dweight, offs_o, offs_j), total, mask=mask_o[:, None] & mask_j)"""
 LAUNCH = "    sum_kernel[tiles](partials,"
-LOAD_Z = "tl.load(ptrs + tl.program_id(2) * stride_z, mask=mask_o[:, None] & mask_j, other=0.0)"
+LOAD_Z = "tl.load(ptrs + tl.program_id(2).to(tl.int64) * stride_z, mask=mask_o[:, None] & mask_j, other=0.0)"
 UNORDERED = "programs come in no fixed order, so the last bits change from run to run: one program adds up all pieces"
 
 SPLIT = Target(
