@@ -31,11 +31,22 @@ _INTS = {int}
 
 
 class Constants:
-    """Compile-time arguments and options of a kernel that is launched with them again and again: they are looked at once."""
+    """Compile-time arguments and options of a kernel that is launched with them again and again: they are looked at once.
 
-    def __init__(self, **meta):
-        self.meta, self.seen = meta, (*meta, *meta.values())
-        self.hash = hash(self.seen)
+    numbers: all that the kernel gets side by side, if they, too, are always the same: they are compared, and a kernel that
+    was compiled for them is found by the other arguments alone.
+    """
+
+    def __init__(self, *numbers, **meta):
+        self.numbers, self.meta, self.seen = numbers, meta, (*meta, *meta.values())
+        self.hash, self.known, self.settle_all = hash(self.seen), None, False
+
+    def settling_all(self):
+        """The same, for launches whose other arguments, too, are always alike: nothing is looked at then. Whoever launches
+        with these has looked at its tensors, or made them: what torch allocates begins at a multiple of 16 bytes."""
+        made = Constants(*self.numbers, **self.meta)
+        made.settle_all = True
+        return made
 
     def __hash__(self):
         return self.hash
@@ -50,7 +61,8 @@ def with_constants(meta, constants):
 
 
 class _Known:
-    """A kernel's compiled kernels. ``numbers``: the longest run of its arguments in which there is nothing else."""
+    """A kernel's compiled kernels, all, or those of ``Constants`` with numbers. ``numbers``: the longest run of its arguments
+    in which there is nothing else."""
 
     def __init__(self, kernel, args):
         others = [-1, *(i for i, arg in enumerate(args) if type(arg) not in (int, float)), len(args)]
@@ -68,10 +80,24 @@ def start(kernel, grid, args, meta, device, constants=None):
     ):
         kernel[grid](*args, **with_constants(meta, constants))
         return
-    known = _known.get(id(kernel))
+    known = None
+    if constants is not None and constants.numbers and not meta:
+        known = constants.known
+        if known is None or known.kernel is not kernel:
+            known = constants.known = _Known(kernel, args)
+        first, end = known.numbers
+        if constants.settle_all:
+            key = device, knobs.runtime.debug, knobs.compilation.instrumentation_mode
+        elif args[first:end] == constants.numbers:
+            key = _key(first, end, device, args, ())
+        else:
+            known = None
     if known is None:
-        known = _known[id(kernel)] = _Known(kernel, args)
-    key = _key(*known.numbers, device, args, meta, constants)
+        known = _known.get(id(kernel))
+        if known is None:
+            known = _known[id(kernel)] = _Known(kernel, args)
+        first, end = known.numbers
+        key = _key(first, end, device, args, (constants, len(args), args[first:end], *meta, *meta.values()))
     found = known.started.get(key)
     if found is None:
         meta = with_constants(meta, constants)
@@ -94,11 +120,10 @@ def _asked(hooks):
     return hooks if getattr(hooks, "calls", hooks) else None
 
 
-def _key(first, end, device, args, meta, constants):
-    """All that the compiled kernel depends on, but the kernel; from ``first`` on and before ``end`` arguments are numbers."""
-    seen = [device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, constants, len(args), args[first:end]]
-    if meta:
-        seen += *meta, *meta.values()
+def _key(first, end, device, args, known):
+    """All that the compiled kernel depends on, but what is ``known``; from ``first`` on and before ``end`` arguments are
+    numbers, which are known."""
+    seen = [device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, *known]
     _look(seen, args[:first])
     if end < len(args):
         _look(seen, args[end:])

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.common.public import (
+    as_usual,
     autocast,
     nothing_looks_on,
     once_differentiable,
@@ -42,13 +43,23 @@ AHEAD = 2  # what the autograd.Function is given before its tensors
 class _Places(NamedTuple):
     """Where a call's tensors stand among the inputs of the autograd.Function, which come as ``Operator.flat`` puts them.
 
-    gradients: those that ``backward`` differentiates for. passed: ``(input, return)``, the one's gradient is the other's.
+    needs: gives of something about each input what is about those that ``backward`` differentiates for. answer: gives of
+    ``None`` and their gradients one for each input. passed: ``(input, return)``, the one's gradient is the other's.
     saved: of each saved argument or return among the saved tensors, a place or a slice; ``None`` where each is one tensor.
     """
 
-    gradients: list[int]
+    needs: Callable
+    answer: Callable
     passed: list[tuple[int, int]]
     saved: list[int | slice] | None
+
+
+class Known(NamedTuple):
+    """What a call runs that is alike an earlier one: see ``Operator.known``."""
+
+    forward: Callable
+    backward_of: Callable | None
+    places: _Places
 
 
 class Operator:
@@ -121,7 +132,10 @@ class Operator:
             taken += [f"{types.get(name, 'Tensor')} {name}" for name in saved]
             taken += [f"{types[names[i]]} {names[i]}" for i in self._numbers]
             self._define_backward(f"{self.name}_backward({', '.join([*taken, 'bool[] needs'])}) -> Tensor[]")
-        self._places = functools.lru_cache(256)(self._make_places)
+        forward = self._run if self._written else self._forward
+        self._usual, self._dispatched = (
+            functools.lru_cache(256)(functools.partial(self.known, run)) for run in (forward, self._dispatch)
+        )
         picked = self._alone, self._saved_alone, self._numbers
         self._of_tensors, self._of_saved, self._of_numbers = map(_picker, picked)
         self._function = self._make_function()
@@ -133,24 +147,42 @@ class Operator:
             return self.op(*args)
         flat = self.flat(args)
         if nothing_looks_on(flat):
-            return self.directly(self._forward, args, flat)
+            return self.directly(self._usual(*self._lengths(args)), args, flat)
         refuse_parts(self._public, flat)
         return self.op(*args)
 
-    def plainly(self, *args):
-        """The outputs, for who has seen that nothing looks on, neither at the call nor at the tensors among ``args``."""
-        return self.directly(self._forward, args, self.flat(args)) if args[0].is_cuda or args[0].is_cpu else self.op(*args)
+    def known(self, forward, *lengths, backward_of=None):
+        """The ``Known`` of calls that are alike, for ``directly``.
 
-    def directly(self, run, args, flat):
+        Args:
+            forward: what runs in place of the forward pass.
+            lengths: of the operator's lists in such a call.
+            backward_of: ``backward_of(*output_gradients, *saved)``, plain tensors or ``None``, lists' behind the others, is
+                what runs in place of the backward pass, ``run(*output_gradients, *saved, needs)``, or ``None`` for the
+                usual. It asks the tensors for their addresses, and may raise what they then raise.
+        """
+        return Known(forward, backward_of, self._make_places(lengths))
+
+    def directly(self, known, args, flat):
         """The outputs by the shorter way, for who has seen that nothing looks on: neither at the call nor at ``flat``, the
-        tensors among ``args``, lists' behind the others. ``run`` does what the forward pass does."""
+        tensors among ``args``, lists' behind the others. ``known``: the ``Known`` of such calls."""
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
-            return self._apply(run, args, *flat)
-        out = run(*args)
+            return self._apply(known, args, *flat)
+        return known.forward(*args)
+
+    def _run(self, *args):
+        out = self._forward(*args)
         for i in self._written:
             if not args[i].is_inference():
                 torch.autograd.graph.increment_version(args[i])
         return out
+
+    def _dispatch(self, *args):
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.op(*args)
+
+    def _lengths(self, args):
+        return [len(args[i]) for i in self._lists]
 
     def flat(self, args):
         """The tensors among the arguments, the lists' behind the others: what autograd is told of a call."""
@@ -166,12 +198,14 @@ class Operator:
         for i in (*self._alone, *self._lists):
             places[i] = list(range(at, at := at + lengths.get(i, 1)))
         gradients = [place for i in self._gradients for place in places[i]]
+        answer = [gradients.index(place) + 1 if place in gradients else 0 for place in range(at)]
         passed = [(place, out) for i, out in self._passed for place in places[i]]
         saved = {i: at for at, i in enumerate(self._saved_alone)}
         at = len(saved)
         for i in self._saved_lists:
             saved[i] = slice(at, at := at + lengths[i])
-        return _Places(gradients, passed, [saved[i] for i in self._saved] if lengths else None)
+        in_order = [saved[i] for i in self._saved] if lengths else None
+        return _Places(_picker(gradients), _picker(answer), passed, in_order)
 
     def _define(self, schema, forward, fake):
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -190,9 +224,9 @@ class Operator:
 
         def autograd(*args):
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-                return self._function.apply(None, args, *self.flat(args))
-            with torch._C._AutoDispatchBelowAutograd():
-                return op(*args)
+                known = self._dispatched(*self._lengths(args))
+                return self._function.apply(known, args, *self.flat(args))
+            return self._dispatch(*args)
 
         def in_place(*args):
             for i in self._written:
@@ -231,20 +265,12 @@ class Operator:
         _LIBRARY.impl(name, autograd, "Autograd")
 
     def _make_function(self):
-        no_lists = None if self._lists else self._make_places(())
+        several, saved_lists, constants = self._several, self._saved_lists, self._constant
+        of_saved, of_numbers, of_varying = self._of_saved, self._of_numbers, _picker(self._varying)
 
-        several, written, saved_lists, constants = self._several, self._written, self._saved_lists, self._constant
-        of_lengths, of_saved, of_numbers = _picker(self._lists), self._of_saved, self._of_numbers
-
-        def forward(ctx, run, args, *flat):
-            if run is None:
-                with torch._C._AutoDispatchBelowAutograd():
-                    out = self.op(*args)
-            else:
-                out = run(*args)
-                for i in written:
-                    torch.autograd.graph.increment_version(args[i])
-            ctx.places = no_lists or self._places(tuple(map(len, of_lengths(args))))
+        def forward(ctx, known, args, *flat):
+            out = known.forward(*args)
+            ctx.known = known
             kept = of_saved((*args, *out) if several else (*args, out))
             for i in saved_lists:
                 kept = *kept, *args[i]
@@ -258,14 +284,16 @@ class Operator:
         def backward(ctx, *grads):
             if self._backward is None:
                 self._refuse()
-            places, needed = ctx.places, ctx.needs_input_grad
-            needs = [needed[i] for i in places.gradients]
-            answer = [None] * len(needed)
+            _, _, places = known = ctx.known
+            needed = ctx.needs_input_grad
+            needs = places.needs(needed)
+            made = (None,) * len(needs)
             if True in needs:
-                varying = [grads[i] for i in self._varying] if constants else grads
-                made = self._differentiate(ctx, varying, needs)
-                for i, grad in zip(places.gradients, made, strict=True):
-                    answer[i] = grad
+                varying = of_varying(grads) if constants else grads
+                made = self._differentiate(ctx, known, varying, needs)
+            if not places.passed:
+                return places.answer((None, *made))
+            answer = list(places.answer((None, *made)))
             for i, out in places.passed:
                 answer[i] = grads[out] if needed[i] else None
             return tuple(answer)
@@ -274,13 +302,20 @@ class Operator:
         passes = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         return type(name, (torch.autograd.Function,), passes)
 
-    def _differentiate(self, ctx, grads, needs):
+    def _differentiate(self, ctx, known, grads, needs):
         """The gradients that ``needs`` asks for, ``None`` between them."""
         tensors = saved = ctx.saved_tensors
-        if (places := ctx.places.saved) is not None:
+        if known.backward_of is not None and as_usual((*grads, *tensors)):
+            try:
+                run = known.backward_of(*grads, *tensors)
+            except RuntimeError:  # they have no address: a transform's
+                run = None
+            if run is not None:
+                return run(*grads, *tensors, needs)
+        if (places := known.places.saved) is not None:
             saved = [tensors[place] for place in places]
         if torch.compiler.is_compiling() or not nothing_looks_on((*grads, *tensors)):
-            made = iter(self.backward_op(*grads, *saved, *ctx.numbers, needs))
+            made = iter(self.backward_op(*grads, *saved, *ctx.numbers, list(needs)))
             return [next(made) if need else None for need in needs]
         refuse_batched_gradients(self._public, grads)
         if not torch.is_grad_enabled():  # as in every backward pass that is not differentiated itself

@@ -90,6 +90,21 @@ def remembered(function):
     return cached
 
 
+class Remembered(dict):
+    """What is remembered until ``forget``, where a function's answers do not tell it."""
+
+    def __init__(self):
+        _remembering.append(self)
+
+    def keep(self, key, value):
+        """``self[key] = value``; one more than ``MOST``, and all others are forgotten."""
+        if len(self) >= MOST:
+            self.clear()
+        self[key] = value
+
+    cache_clear = dict.clear
+
+
 def forget():
     """Forget every plan: what they were made from has changed (a test's or the tuner's table of configurations)."""
     for cached in _remembering:

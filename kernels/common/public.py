@@ -14,9 +14,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 from kernels.common.validate import PLAIN
 
 F = TypeVar("F", bound=Callable)
-_is_functorch_wrapped_tensor, _is_legacy_batchedtensor, _peek_interpreter_stack = (
-    _functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor, _functorch.peek_interpreter_stack
-)  # fmt: skip
+_is_functorch_wrapped_tensor = _functorch.is_functorch_wrapped_tensor
+_peek_interpreter_stack = _functorch.peek_interpreter_stack
 
 
 def public(function: F, name: str | None = None) -> F:
@@ -108,6 +107,17 @@ def nothing_looks_on(tensors):
     return True
 
 
+def as_usual(tensors):
+    """Whether a backward pass of these tensors or ``None`` goes as most do: nothing is on, not even gradients that are to be
+    differentiated again, and they are plain. What a transform has wrapped is not told from others: it has no address."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or _anything_is_on():
+        return False
+    for t in tensors:
+        if t is not None and (type(t) not in PLAIN or t.is_neg()):
+            return False
+    return True
+
+
 def _is_looked_on(t):
     return type(t) not in PLAIN or t.is_neg() or _is_functorch_wrapped_tensor(t)
 
@@ -127,9 +137,12 @@ def nobody_asks(*tensors):
         or _anything_is_on()
     ):
         return False
-    for t in tensors:
-        if t is not None and (_is_looked_on(t) or _is_legacy_batchedtensor(t)):
-            return False
+    try:
+        for t in tensors:
+            if t is not None and (type(t) not in PLAIN or t.is_neg() or t.data_ptr() is None):
+                return False
+    except RuntimeError:  # what a transform has wrapped has no address: to ask for one is quicker than to ask for wrappers
+        return False
     return True
 
 

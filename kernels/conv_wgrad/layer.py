@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kernels import runtime
 from kernels.common import validate
+from kernels.common.plan import Remembered
 from kernels.common.public import autocast, nobody_asks, public
-from kernels.common.validate import FLOAT_DTYPES, MOST, check_tensor, left_to_reference
+from kernels.common.validate import FLOAT_DTYPES, check_tensor, left_to_reference
 from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import convolution_of, forward, memory_format
 from kernels.conv_wgrad.operator import OPERATOR
@@ -30,7 +31,7 @@ def layer(module, input, weight, bias):
     return OPERATOR.directly(run, (input, weight, bias, *options), (input, weight, bias))
 
 
-_known_layers = {}  # of a layer's call -> (what its forward pass runs, the options, checked, the layer's own)
+_known_layers = Remembered()  # of a layer's call -> (what it runs, the options, checked, the layer's own)
 
 
 def _layer_key(input, weight, bias, held):
@@ -41,13 +42,6 @@ def _layer_key(input, weight, bias, held):
         weight.dtype, weight.device, None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device),
         *map(id, held),
     )  # fmt: skip
-
-
-def _remember(input, weight, bias, run, options, held):
-    if all(type(option) in _CONSTANT for option in held):  # else they may change in place
-        if len(_known_layers) >= MOST:
-            _known_layers.clear()
-        _known_layers[_layer_key(input, weight, bias, held)] = run, options, held
 
 
 _CONSTANT = {int, str, tuple}
@@ -77,9 +71,12 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
     if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
         return forward(input, weight, bias, g)
     rest = g.stride, g.padding, g.dilation, g.groups
-    if held is not None and padding_mode == "zeros" and nobody_asks(input, weight, bias):
-        _remember(input, weight, bias, convolution_of(g, memory_format(input, weight)), rest, held)
-    return OPERATOR(input, weight, bias, *rest)
+    if held is None or padding_mode != "zeros" or not nobody_asks(input, weight, bias):
+        return OPERATOR(input, weight, bias, *rest)
+    known = OPERATOR.known(convolution_of(g, memory_format(input, weight)), backward_of=plan.Backward(rest).of)
+    if all(type(option) in _CONSTANT for option in held):  # else they may change in place
+        _known_layers.keep(_layer_key(input, weight, bias, held), (known, rest, held))
+    return OPERATOR.directly(known, (input, weight, bias, *rest), (input, weight, bias))
 
 
 def _check_planes(input, weight, bias, groups):

@@ -19,6 +19,13 @@ class Conv2d(nn.Conv2d):
     Every argument is that of ``torch.nn.Conv2d``, ``padding="same"`` and ``padding_mode`` included.
     """
 
+    def forward(self, input: Tensor) -> Tensor:
+        """As torch's, which asks ``nn.Module`` for each parameter by name: these are taken from where they mostly are."""
+        held = self._parameters
+        if "weight" in held and "bias" in held:
+            return self._conv_forward(input, held["weight"], held["bias"])
+        return super().forward(input)
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """y [N, Co, P, Q] of ``input`` [N, Ci, H, W], or the same without N.
 

@@ -15,6 +15,7 @@ class Inputs:
     score_captured = score_numbers = score_tables = mask_numbers = mask_tables = ()
     partial = full = None
     transposed_lists = None  # once they have been asked for
+    looked_at = False  # whether there are no others than query, key and value, in ``Plain``'s calls
 
     def __init__(self, problem, query, key, value, captured, lists, numbers):
         self.problem, self.query, self.key, self.value = problem, query, key, value

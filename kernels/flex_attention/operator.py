@@ -12,7 +12,7 @@ from kernels.common.operator import autocast, nothing_looks_on, public
 from kernels.common.plan import remembered
 from kernels.common.precision import matmul_in_tf32
 from kernels.common.validate import check_number
-from kernels.flex_attention import graphs, specs
+from kernels.flex_attention import graphs, plain, specs
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention.block_mask import BlockMask
@@ -93,8 +93,12 @@ def flex_attention(
         want_top = return_aux is not None and return_aux.max_scores
     seen = torch.compiler.is_compiling() or not nothing_looks_on((query, key, value))
     query, key, value = autocast(query, key, value)
-    attend = _watched if seen else _attended
-    o, lse, top = attend(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top, seen)
+    unusual = seen or score_mod is not None or block_mask is not None or kernel_options
+    made = None if unusual else plain.outputs(query, key, value, scale, enable_gqa, want_top)
+    if made is None:
+        attend = _watched if seen else _attended
+        made = attend(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top, seen)
+    o, lse, top = made
     if return_aux is not None:
         return o, AuxOutput(lse * LN2 if return_aux.lse else None, top * LN2 if want_top else None)
     return (o, lse * LN2) if return_lse else o
@@ -117,11 +121,15 @@ def _watched(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
 
 def _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top, seen=True):
     """``(o, lse, top)`` of tensors with values; ``seen``: whether somebody looks on."""
+    asked = scale
     spec, captured, lists, ints, floats, scale = _call(
         query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options
     )  # fmt: skip
-    run = OPERATOR if seen or captured or lists else OPERATOR.plainly
-    return run(query, key, value, captured, lists, ints, floats, scale, want_top, spec)
+    if not (seen or score_mod is not None or block_mask is not None or kernel_options):
+        plain.keep(query, key, value, asked, enable_gqa, spec)
+        if (made := plain.outputs(query, key, value, asked, enable_gqa, want_top)) is not None:
+            return made
+    return OPERATOR(query, key, value, captured, lists, ints, floats, scale, want_top, spec)
 
 
 graphs.attend.unrecorded = torch.compiler.disable(_watched)

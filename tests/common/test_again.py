@@ -124,6 +124,46 @@ def test_constants_stand_for_what_they_name(machine):
     assert compiled(BLOCK=8, num_warps=4) and machine.compiled[-1][1] == {"BLOCK": 8, "num_warps": 4}
 
 
+def test_numbers_that_are_constant_are_compared_and_all_else_is_looked_at(machine):
+    x, y, odd = torch.zeros(16), torch.zeros(16), torch.zeros(17)[1:]
+    constants = again.Constants(16, 1, 0.5, BLOCK=8, num_warps=4)
+
+    def compiled(*args, more=None, device=0, kernel=machine.kernel):
+        before = len(machine.compiled)
+        again.start(kernel, (5,), args, more or {}, device, constants)
+        return len(machine.compiled) > before
+
+    assert compiled(x, y, 16, 1, 0.5) and machine.compiled[-1][1] == {"BLOCK": 8, "num_warps": 4}
+    assert not compiled(y, x, 16, 1, 0.5) and machine.started[-1][9:] == (y, x, 16, 1, 0.5, 8, True)
+    differing = [
+        (odd, y, 16, 1, 0.5), (x, odd, 16, 1, 0.5), (x.half(), y, 16, 1, 0.5), (x, None, 16, 1, 0.5),
+        (x, y, 17, 1, 0.5), (x, y, 16, 1, 0.25), (x, (y, 3), 16, 1, 0.5), (x, (y, 4), 16, 1, 0.5),
+    ]  # fmt: skip
+    for args in differing:
+        assert compiled(*args), args
+    assert not any(compiled(*args) for args in differing)
+    assert compiled(x, y, 16, 1, 0.5, device=1) and compiled(x, y, 16, 1, 0.5, more={"SAFE": False})
+    assert compiled(x, y, 16, 1, 0.5, kernel=JITFunction(add))  # whose constants these are, too
+
+
+def test_constants_that_settle_all_leave_nothing_to_look_at(machine, monkeypatch):
+    x, odd = torch.zeros(16), torch.zeros(17)[1:]
+    constants = again.Constants(16, 1, 0.5, BLOCK=8, num_warps=4)
+    settled = constants.settling_all()
+
+    def compiled(*args, device=0, constants=settled):
+        before = len(machine.compiled)
+        again.start(machine.kernel, (5,), args, {}, device, constants)
+        return len(machine.compiled) > before
+
+    assert compiled(x, x, 16, 1, 0.5) and not compiled(odd, x, 16, 1, 0.5)
+    assert machine.started[-1][9] is odd
+    assert compiled(x, x, 16, 1, 0.5, device=1)
+    assert compiled(x, x, 16, 1, 0.5, constants=constants) and compiled(odd, x, 16, 1, 0.5, constants=constants)
+    monkeypatch.setattr(knobs.runtime, "debug", not knobs.runtime.debug)
+    assert compiled(x, x, 16, 1, 0.5)
+
+
 def test_descriptors_are_told_apart_by_tile_layout_and_element(machine):
     def descriptor(x, tile, layout):
         return types.SimpleNamespace(base=x, shape=list(x.shape), strides=list(x.stride()), block_shape=tile, layout=layout)

@@ -7,7 +7,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import runtime
-from kernels.conv_wgrad import layer
+from kernels.common import again, plan
+from kernels.conv_wgrad import Conv2d, layer
+from kernels.conv_wgrad.portable import way
 from tests.conv_wgrad import cases
 from tests.conv_wgrad.test_module import pair
 
@@ -15,7 +17,7 @@ from tests.conv_wgrad.test_module import pair
 @pytest.fixture
 def known(monkeypatch):
     """``(torch's layer, ours, images)``: a call that is known by now."""
-    monkeypatch.setattr(layer, "_known_layers", {})
+    monkeypatch.setattr(layer, "_known_layers", type(layer._known_layers)())
     theirs, ours = pair(4, 8, 3, padding=1)
     x = cases.randn(2, 4, 5, 6)
     ours(x)
@@ -88,3 +90,90 @@ def test_whoever_looks_on_sees_a_known_call(known):
         ours(forward_ad.make_dual(x, x))
     with pytest.raises(RuntimeError, match="vmap"):
         torch.func.vmap(ours)(x[None])
+
+
+def gradients(ours, x, hooks=None):
+    leaves = [x.requires_grad_(), *ours.parameters()]
+    with torch.autograd.graph.saved_tensors_hooks(hooks, lambda t: t) if hooks else torch.enable_grad():
+        y = ours(x)
+    return y, leaves, torch.autograd.grad(y, leaves, varied(y), retain_graph=True)
+
+
+def varied(like):
+    """A gradient, the same for each of its shape."""
+    return torch.arange(like.numel(), device=like.device).cos().to(like.dtype).view(like.shape)
+
+
+def other_layouts(t):
+    """Tensors of the same values: as it lies, contiguous, channels last, from the last dimension to the first, and beginning
+    at an odd address."""
+    backwards = tuple(range(t.ndim))[::-1]
+    odd = torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape)
+    last = [t.contiguous(memory_format=torch.channels_last)] if t.ndim == 4 else []
+    return [t, t.contiguous(), *last, t.permute(backwards).contiguous().permute(backwards), odd]
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_gradients_of_tensors_that_lie_in_other_ways(known, first):
+    """The output's, which a program brings as it likes, and saved ones, which hooks may give back otherwise; after each."""
+    _, ours, x = known
+    ours = ours.to(memory_format=torch.channels_last) if first else ours
+    y, leaves, want = gradients(ours, other_layouts(x)[first].detach())
+    layer._known_layers.clear()
+    y = ours(leaves[0])
+    gradient = other_layouts(varied(y))
+    for dy in (gradient[first], *gradient, gradient[first]):
+        for got, expected in zip(torch.autograd.grad(y, leaves, dy, retain_graph=True), want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    for saved in (x, ours.weight):
+        layer._known_layers.clear()
+        for i in (first, *range(5)):
+            hook = lambda t, i=i: other_layouts(t.detach())[i] if t.shape == saved.shape else t  # noqa: B023, E731
+            y = gradients(ours, leaves[0], hook)[0]
+            for got, expected in zip(torch.autograd.grad(y, leaves, gradient[first]), want, strict=True):
+                torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_known_backward_pass_refuses(known):
+    _, ours, x = known
+    y, leaves, _ = gradients(ours, x)
+    with pytest.raises(RuntimeError, match="is_grads_batched"):
+        torch.autograd.grad(y, leaves, torch.ones(3, *y.shape, device=y.device), is_grads_batched=True, retain_graph=True)
+    again = torch.autograd.grad(y, leaves, torch.ones_like(y), create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        again[1].sum().backward()
+
+
+def test_what_is_not_looked_at_is_always_alike(monkeypatch):
+    """Where a launch's constants settle all, all that kernels are compiled for is the same in each of their launches."""
+    seen, launch = {}, way.launch
+
+    def look(kernel, grid, *args, outputs=(), constants=None, **meta):
+        if constants.settle_all:
+            key = again._key(*again._Known(kernel, args).numbers, 0, args, ())
+            seen.setdefault(constants, []).append((kernel, args[3:], key))
+        launch(kernel, grid, *args, outputs=outputs, constants=constants, **meta)
+
+    monkeypatch.setattr(again.Constants, "__hash__", object.__hash__)
+    monkeypatch.setattr(again.Constants, "__eq__", object.__eq__)
+    monkeypatch.setattr(way, "launch", look)
+    for dtype in (torch.float32, torch.bfloat16):
+        for bias in (True, False):
+            ours = Conv2d(16, 8, 3, padding=1, bias=bias).to(runtime.device, dtype, memory_format=torch.channels_last)
+            for x in other_layouts(cases.randn(2, 16, 5, 6).to(dtype)):
+                y, leaves, _ = gradients(ours, x.detach())
+                for dy in other_layouts(varied(y)):
+                    torch.autograd.grad(y, leaves, dy, retain_graph=True)
+                    torch.autograd.grad(y, leaves[:2], dy, retain_graph=True)
+    for launches in seen.values():
+        (kernel, *_), *_ = launches
+        numbers = [i for i, arg in enumerate(launches[0][1]) if type(arg) in (int, float)]
+        assert len({key for _, _, key in launches}) == 1 and {of for of, _, _ in launches} == {kernel}
+        assert all([args[i] for i in numbers] == [launches[0][1][i] for i in numbers] for _, args, _ in launches)
+    assert len(seen) > 3 and max(map(len, seen.values())) > 1
+
+
+def test_plans_that_are_forgotten_are_so_here(known):
+    assert layer._known_layers
+    plan.forget()
+    assert not layer._known_layers

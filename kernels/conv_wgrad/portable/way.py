@@ -1,5 +1,6 @@
 """The portable way: a product with im2col, sums without a product where it is depthwise, and the bias gradient's sums."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -36,7 +37,6 @@ class PortablePlan:
     text: str
     kernel: Callable
     grid: tuple[int]
-    numbers: tuple[int, ...]
     constants: Constants
     pieces: int
     copied: tuple[bool, bool] = (False, False)
@@ -66,9 +66,15 @@ class PortablePlan:
         """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it. bias: as for ``fill``."""
         reduce_into(out, accumulate, self.slots, lambda target: self.fill(input, grad_output, target, bias))
 
-    def fill(self, input, grad_output, target, bias=None):
+    @functools.cached_property
+    def settled(self):
+        """Constants for tensors of the problem's dtypes, that begin where its own do: without a bias, and with."""
+        return self.constants.settling_all(), self.constants.settling_all()
+
+    def fill(self, input, grad_output, target, bias=None, looked_at=False):
         """Write the partial sums into ``target`` [slots, Co, R, S, Ci/groups], or the only one into any such shape; and, if
-        there is a ``bias`` [Co], its gradient into that: where the plan ``takes_bias``."""
+        there is a ``bias`` [Co], its gradient into that: where the plan ``takes_bias``. looked_at: whether ``target`` and
+        ``bias`` are new and in the dtype of the others, which are as those that the plan was made for."""
         x = input.contiguous() if self.copied[0] else input
         dy = rows = rows_of(grad_output) if self.copied[1] else grad_output
         if self.dy_tiles:
@@ -79,7 +85,8 @@ class PortablePlan:
         if bias is not None:
             grid, behind = (grid[0] + self.bias_programs,), (rows, bias)
         launch(
-            self.kernel, grid, dy, x, target, *self.numbers, *behind, outputs=(target, bias), constants=self.constants
+            self.kernel, grid, dy, x, target, *self.constants.numbers, *behind, outputs=(target, bias),
+            constants=self.settled[bias is not None] if looked_at else self.constants,
         )  # fmt: skip
 
 
@@ -88,7 +95,6 @@ class BiasPlan:
     """The sums of the bias gradient."""
 
     grid: tuple[int]
-    numbers: tuple[int, ...]
     constants: Constants
     pieces: int
     copied: bool
@@ -98,7 +104,8 @@ class BiasPlan:
         dy = rows_of(grad_output) if self.copied else grad_output
 
         def fill(target):
-            launch(bias_kernel, self.grid, dy, target, *self.numbers, outputs=(target,), constants=self.constants)
+            numbers = self.constants.numbers
+            launch(bias_kernel, self.grid, dy, target, *numbers, outputs=(target,), constants=self.constants)
 
         reduce_into(out, accumulate, self.pieces, fill)
 
@@ -131,7 +138,7 @@ def plan_cut(problem, sizes, chosen):
         chosen = replace(chosen, options=chosen.options | {"TMA": False})  # it would be over before TMA has been told
     text = describe(problem, sizes, chosen)
     if 0 in sizes:
-        return PortablePlan(text, wgrad_kernel, (0,), (), Constants(), 0)
+        return PortablePlan(text, wgrad_kernel, (0,), Constants(), 0)
     x, copies_x = read_through(channels_adjacent, problem.input)
     dy, copies_dy = read_through(rows_of, problem.grad_output)
     make = _plan_depthwise if is_depthwise(g) else _plan_product
@@ -151,7 +158,7 @@ def _plan_depthwise(problem, text, chosen, x, dy, copied):
     )  # fmt: skip
     meta = {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1], **options}
     grid = (chosen.tiles * chosen.pieces,)
-    return PortablePlan(text, depthwise_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied)
+    return PortablePlan(text, depthwise_kernel, grid, Constants(*numbers, **meta), chosen.pieces, copied)
 
 
 def _plan_product(problem, text, chosen, x, dy, copied):
@@ -188,7 +195,7 @@ def _plan_product(problem, text, chosen, x, dy, copied):
     few = g.M <= configuration("conv_wgrad", "short", "default", problem.device)["BIAS"]
     bias_programs = -(-g.Co // options["BLOCK_M"]) if few else 0
     return PortablePlan(
-        text, wgrad_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied, *tiles, bias_programs
+        text, wgrad_kernel, grid, Constants(*numbers, **meta), chosen.pieces, copied, *tiles, bias_programs
     )  # fmt: skip
 
 
@@ -250,4 +257,4 @@ def plan_bias(grad_output, device):
     dy, copied = read_through(rows_of, grad_output)
     numbers = (M, Co, chosen.blocks, chosen.per, dy.stride(0))
     grid = (chosen.tiles * chosen.pieces,)
-    return BiasPlan(grid, numbers, Constants(**chosen.options), chosen.pieces, copied)
+    return BiasPlan(grid, Constants(*numbers, **chosen.options), chosen.pieces, copied)
