@@ -1,8 +1,12 @@
 """Tensors for tests: values that lie in memory in some way, how far an answer is off, kernels that are told of more."""
 
+import collections
+
+import pytest
 import torch
 
 from kernels import runtime
+from kernels.common import again
 
 
 def place(values, layout="flat"):
@@ -19,6 +23,56 @@ def place(values, layout="flat"):
         backwards = tuple(reversed(range(values.ndim)))
         view = place(values.permute(backwards).contiguous()).permute(backwards)
     return view.copy_(values)
+
+
+LAYOUTS = range(4)
+
+
+def laid_out(t, i, order=(0, 2, 1, 3)):
+    """The values of ``t``: contiguous, in this ``order`` if it has as many dimensions, from the last dimension to the first,
+    and beginning at an odd address."""
+    t = t.detach()
+    if i == 3:
+        return torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape)
+    every = tuple(range(t.ndim))
+    order = (every, order if t.ndim == len(order) else every, every[::-1])[i]
+    back = [order.index(dim) for dim in every]
+    return t.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def hooked(hook):
+    """Saved tensors come back as ``hook`` gives them; ``None``: as they are."""
+    return torch.autograd.graph.saved_tensors_hooks(hook, lambda t: t) if hook else torch.enable_grad()
+
+
+def agree(got, want):
+    """Tensors are alike but for rounding."""
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def refuses(out, leaves):
+    """A backward pass of the gradients of several outputs, or one that is differentiated again, is refused."""
+    with pytest.raises(RuntimeError, match="is_grads_batched"):
+        torch.autograd.grad(out, leaves, out.new_ones(3, *out.shape), is_grads_batched=True, retain_graph=True)
+    again = torch.autograd.grad(out, leaves, torch.ones_like(out), create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        again[1].sum().backward()
+
+
+def settled(monkeypatch, *modules):
+    """``{constants: [all that a kernel is compiled for, ...]}`` of launches with constants that settle all; these modules
+    run none from now on."""
+    seen = collections.defaultdict(list)
+
+    def look(kernel, grid, *args, outputs=(), constants=None, **meta):
+        if constants is not None and constants.settle_all:
+            numbers = again._Known(kernel, args).numbers
+            seen[id(constants)].append((kernel, *again._key(*numbers, 0, args, meta, constants)))
+
+    for module in modules:
+        monkeypatch.setattr(module, "launch", look)
+    return seen
 
 
 def relative_error(ours, reference, least=1e-12):

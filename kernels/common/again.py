@@ -10,7 +10,7 @@ of a kernel with 60 arguments that is most of the host's time for a call. What T
 
 A call that is alike an earlier one in all of them starts what that one compiled. Triton's launcher is called as Triton itself
 calls it, with the hooks that are set. Everything else is Triton's: the first call, calls while something stands in its
-place or looks on before a launch (a tracer, the model of Gluon, ``pre_run_hooks``), and the interpreter.
+place or looks on before a launch (a tracer, the model of Gluon, ``pre_run_hooks``, sanitizers), and the interpreter.
 """
 
 import itertools
@@ -31,20 +31,19 @@ _INTS = {int}
 
 
 class Constants:
-    """Compile-time arguments and options of a kernel that is launched with them again and again: they are looked at once.
+    """Compile-time arguments and options of a kernel that is launched with them again and again: they are looked at once."""
 
-    numbers: all that the kernel gets side by side, if they, too, are always the same: they are compared, and a kernel that
-    was compiled for them is found by the other arguments alone.
-    """
+    settle_all = False
+    known = None  # of those that settle all: the ``_Known`` of their kernel
 
-    def __init__(self, *numbers, **meta):
-        self.numbers, self.meta, self.seen = numbers, meta, (*meta, *meta.values())
-        self.hash, self.known, self.settle_all = hash(self.seen), None, False
+    def __init__(self, **meta):
+        self.meta, self.seen = meta, (*meta, *meta.values())
+        self.hash = hash(self.seen)
 
     def settling_all(self):
         """The same, for launches whose other arguments, too, are always alike: nothing is looked at then. Whoever launches
         with these has looked at its tensors, or made them: what torch allocates begins at a multiple of 16 bytes."""
-        made = Constants(*self.numbers, **self.meta)
+        made = Constants(**self.meta)
         made.settle_all = True
         return made
 
@@ -61,8 +60,8 @@ def with_constants(meta, constants):
 
 
 class _Known:
-    """A kernel's compiled kernels, all, or those of ``Constants`` with numbers. ``numbers``: the longest run of its arguments
-    in which there is nothing else."""
+    """A kernel's compiled kernels, all, or those of ``Constants`` that settle all. ``numbers``: the longest run of its
+    arguments in which there is nothing else."""
 
     def __init__(self, kernel, args):
         others = [-1, *(i for i, arg in enumerate(args) if type(arg) not in (int, float)), len(args)]
@@ -76,28 +75,20 @@ def start(kernel, grid, args, meta, device, constants=None):
     if (
         getattr(type(kernel), "run", None) is not _run
         or kernel.pre_run_hooks
+        or knobs.compilation.instrumentation_mode
         or getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None
     ):
         kernel[grid](*args, **with_constants(meta, constants))
         return
-    known = None
-    if constants is not None and constants.numbers and not meta:
-        known = constants.known
-        if known is None or known.kernel is not kernel:
-            known = constants.known = _Known(kernel, args)
-        first, end = known.numbers
-        if constants.settle_all:
-            key = device, knobs.runtime.debug, knobs.compilation.instrumentation_mode
-        elif args[first:end] == constants.numbers:
-            key = _key(first, end, device, args, ())
+    settled = constants is not None and constants.settle_all and not meta
+    known = constants.known if settled else _known.get(id(kernel))
+    if known is None or known.kernel is not kernel:
+        known = _Known(kernel, args)
+        if settled:
+            constants.known = known
         else:
-            known = None
-    if known is None:
-        known = _known.get(id(kernel))
-        if known is None:
-            known = _known[id(kernel)] = _Known(kernel, args)
-        first, end = known.numbers
-        key = _key(first, end, device, args, (constants, len(args), args[first:end], *meta, *meta.values()))
+            _known[id(kernel)] = known
+    key = (device, knobs.runtime.debug) if settled else _key(*known.numbers, device, args, meta, constants)
     found = known.started.get(key)
     if found is None:
         meta = with_constants(meta, constants)
@@ -120,10 +111,11 @@ def _asked(hooks):
     return hooks if getattr(hooks, "calls", hooks) else None
 
 
-def _key(first, end, device, args, known):
-    """All that the compiled kernel depends on, but what is ``known``; from ``first`` on and before ``end`` arguments are
-    numbers, which are known."""
-    seen = [device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, *known]
+def _key(first, end, device, args, meta, constants):
+    """All that the compiled kernel depends on, but the kernel; from ``first`` on and before ``end`` arguments are numbers."""
+    seen = [device, knobs.runtime.debug, constants, len(args), args[first:end]]
+    if meta:
+        seen += *meta, *meta.values()
     _look(seen, args[:first])
     if end < len(args):
         _look(seen, args[end:])

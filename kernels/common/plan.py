@@ -90,17 +90,22 @@ def remembered(function):
     return cached
 
 
-class Remembered(dict):
-    """What is remembered until ``forget``, where a function's answers do not tell it."""
-
-    def __init__(self):
-        _remembering.append(self)
+class Bounded(dict):
+    """What is remembered where a function's answers do not tell it."""
 
     def keep(self, key, value):
-        """``self[key] = value``; one more than ``MOST``, and all others are forgotten."""
+        """``value``, kept; one more than ``MOST``, and all others are forgotten."""
         if len(self) >= MOST:
             self.clear()
         self[key] = value
+        return value
+
+
+class Remembered(Bounded):
+    """The same until ``forget``."""
+
+    def __init__(self):
+        _remembering.append(self)
 
     cache_clear = dict.clear
 

@@ -21,8 +21,8 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """As torch's, which asks ``nn.Module`` for each parameter by name: these are taken from where they mostly are."""
-        held = self._parameters
-        if "weight" in held and "bias" in held:
+        own, held = self.__dict__, self._parameters
+        if "weight" in held and "bias" in held and "weight" not in own and "bias" not in own:
             return self._conv_forward(input, held["weight"], held["bias"])
         return super().forward(input)
 

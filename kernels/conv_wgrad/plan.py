@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.common.configs import declare
-from kernels.common.plan import MOST, Layout, choose, layout, remembered
+from kernels.common.plan import Bounded, Layout, choose, layout, remembered
 from kernels.common.precision import convolution_in_tf32
 from kernels.conv_wgrad.forms import FormPlan, folded, forms
 from kernels.conv_wgrad.forward import format_of, input_grad_of
@@ -115,7 +115,6 @@ class Gradients(NamedTuple):
             self.biases.run(dy.permute(0, 2, 3, 1), db, False)
         return [dx, dw, db]
 
-
     def run_known(self, dy, input, weight, needs):
         """``run`` of tensors that have been looked at."""
         return self.run(dy, input, weight, needs, True)
@@ -128,7 +127,7 @@ class Backward:
     """
 
     def __init__(self, options):
-        self.options, self.known = options, {}
+        self.options, self.known = options, Bounded()
 
     def of(self, dy, input, weight):
         """``run(dy, input, weight, needs)``; ``None`` without a gradient, and for tensors that begin at an odd address."""
@@ -140,12 +139,8 @@ class Backward:
             weight.dtype, dtype == torch.float32 and convolution_in_tf32(),
         )  # fmt: skip
         run = self.known.get(key)
-        if run is None:
-            if not dtype == input.dtype == weight.dtype:
-                return None
-            if len(self.known) >= MOST:
-                self.known.clear()
-            run = self.known[key] = of_backward(dy, input, weight, self.options).run_known
+        if run is None and dtype == input.dtype == weight.dtype:
+            run = self.known.keep(key, of_backward(dy, input, weight, self.options).run_known)
         return run
 
 

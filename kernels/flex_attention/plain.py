@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.common.plan import MOST, Remembered
+from kernels.common.plan import Bounded, Remembered
 from kernels.common.precision import matmul_in_tf32
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention.inputs import Inputs
@@ -57,8 +57,7 @@ class Plain:
     """The passes of a ``Problem`` without mods and a mask, for tensors that begin at multiples of 16 bytes."""
 
     def __init__(self, problem):
-        self.problem, self.plan = problem, problem.remember(Plan)
-        self.known = {}
+        self.problem, self.plan, self.known = problem, problem.remember(Plan), Bounded()
 
     def forward(self, query, key, value, captured, lists, ints, floats, scale, want_top, spec):
         """``(o, lse, top)``, as the operator's."""
@@ -75,17 +74,15 @@ class Plain:
             return None
         known_by = (
             do.stride(), do.dtype, query.stride(), key.stride(), value.stride(), query.dtype, key.dtype, value.dtype,
-            o.stride(), o.dtype, lse.stride(), None if dlse is None else (dlse.stride(), dlse.data_ptr() & 15),
+            o.stride(), o.dtype, lse.stride(), lse.dtype, None if dlse is None else (dlse.stride(), dlse.data_ptr() & 15),
         )  # fmt: skip
         run = self.known.get(known_by)
         if run is None and self._as_planned(do, query, key, value, o, lse):
-            if len(self.known) >= MOST:
-                self.known.clear()
-            run = self.known[known_by] = Alone(self).run if self.plan.alone else self.run
+            run = self.known.keep(known_by, Alone(self).run if self.plan.alone else self.run)
         return run
 
     def _as_planned(self, do, query, key, value, o, lse):
-        alike = {t.dtype for t in (do, query, key, value, o)} == {self.problem.dtype}
+        alike = {t.dtype for t in (do, query, key, value, o)} == {self.problem.dtype} and lse.dtype == torch.float32
         return alike and lse.is_contiguous() and self.problem.was_made_for(query, key, value)
 
     def run(self, do, dlse, query, key, value, o, lse, needs):

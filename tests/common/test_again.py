@@ -124,44 +124,23 @@ def test_constants_stand_for_what_they_name(machine):
     assert compiled(BLOCK=8, num_warps=4) and machine.compiled[-1][1] == {"BLOCK": 8, "num_warps": 4}
 
 
-def test_numbers_that_are_constant_are_compared_and_all_else_is_looked_at(machine):
-    x, y, odd = torch.zeros(16), torch.zeros(16), torch.zeros(17)[1:]
-    constants = again.Constants(16, 1, 0.5, BLOCK=8, num_warps=4)
-
-    def compiled(*args, more=None, device=0, kernel=machine.kernel):
-        before = len(machine.compiled)
-        again.start(kernel, (5,), args, more or {}, device, constants)
-        return len(machine.compiled) > before
-
-    assert compiled(x, y, 16, 1, 0.5) and machine.compiled[-1][1] == {"BLOCK": 8, "num_warps": 4}
-    assert not compiled(y, x, 16, 1, 0.5) and machine.started[-1][9:] == (y, x, 16, 1, 0.5, 8, True)
-    differing = [
-        (odd, y, 16, 1, 0.5), (x, odd, 16, 1, 0.5), (x.half(), y, 16, 1, 0.5), (x, None, 16, 1, 0.5),
-        (x, y, 17, 1, 0.5), (x, y, 16, 1, 0.25), (x, (y, 3), 16, 1, 0.5), (x, (y, 4), 16, 1, 0.5),
-    ]  # fmt: skip
-    for args in differing:
-        assert compiled(*args), args
-    assert not any(compiled(*args) for args in differing)
-    assert compiled(x, y, 16, 1, 0.5, device=1) and compiled(x, y, 16, 1, 0.5, more={"SAFE": False})
-    assert compiled(x, y, 16, 1, 0.5, kernel=JITFunction(add))  # whose constants these are, too
-
-
 def test_constants_that_settle_all_leave_nothing_to_look_at(machine, monkeypatch):
     x, odd = torch.zeros(16), torch.zeros(17)[1:]
-    constants = again.Constants(16, 1, 0.5, BLOCK=8, num_warps=4)
+    constants = again.Constants(BLOCK=8, num_warps=4)
     settled = constants.settling_all()
 
-    def compiled(*args, device=0, constants=settled):
+    def compiled(*args, constants=settled, kernel=machine.kernel, device=0, **meta):
         before = len(machine.compiled)
-        again.start(machine.kernel, (5,), args, {}, device, constants)
+        again.start(kernel, (5,), (*args, 16, 1, 0.5), meta, device, constants)
         return len(machine.compiled) > before
 
-    assert compiled(x, x, 16, 1, 0.5) and not compiled(odd, x, 16, 1, 0.5)
-    assert machine.started[-1][9] is odd
-    assert compiled(x, x, 16, 1, 0.5, device=1)
-    assert compiled(x, x, 16, 1, 0.5, constants=constants) and compiled(odd, x, 16, 1, 0.5, constants=constants)
+    assert compiled(x, x) and machine.compiled[-1][1] == {"BLOCK": 8, "num_warps": 4}
+    assert not compiled(odd, x) and machine.started[-1][9:] == (odd, x, 16, 1, 0.5, 8, True)
+    for other in ({"device": 1}, {"SAFE": False}, {"kernel": JITFunction(add)}, {"constants": constants}):
+        assert compiled(x, x, **other) and not compiled(x, x, **other)
+    assert compiled(odd, x, constants=constants)
     monkeypatch.setattr(knobs.runtime, "debug", not knobs.runtime.debug)
-    assert compiled(x, x, 16, 1, 0.5)
+    assert compiled(x, x) and not compiled(x, x)
 
 
 def test_descriptors_are_told_apart_by_tile_layout_and_element(machine):
@@ -186,6 +165,9 @@ def test_hooks_see_every_launch(machine, monkeypatch):
     seen = []
     machine.kernel.add_pre_run_hook(lambda *args, **meta: seen.append(args))
     assert machine(x, x, 16, 1, 0.5)  # Triton's own way runs them
+    machine.kernel.pre_run_hooks.clear()
+    monkeypatch.setattr(knobs.compilation, "instrumentation_mode", "a sanitizer")
+    assert machine(x, x, 16, 1, 0.5) and machine(x, x, 16, 1, 0.5)
 
 
 def test_who_stands_in_tritons_place_is_asked_every_time(machine, monkeypatch):

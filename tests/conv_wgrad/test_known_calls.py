@@ -1,5 +1,7 @@
 """A layer's call that is alike an earlier one goes without its checks: whatever they, or others, look at makes it another."""
 
+import itertools
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -7,11 +9,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import runtime
-from kernels.common import again, plan
+from kernels.common import plan
 from kernels.conv_wgrad import Conv2d, layer
 from kernels.conv_wgrad.portable import way
 from tests.conv_wgrad import cases
 from tests.conv_wgrad.test_module import pair
+from tests.tensors import LAYOUTS, agree, hooked, laid_out, refuses, settled
 
 
 @pytest.fixture
@@ -92,9 +95,9 @@ def test_whoever_looks_on_sees_a_known_call(known):
         torch.func.vmap(ours)(x[None])
 
 
-def gradients(ours, x, hooks=None):
+def gradients(ours, x, hook=None):
     leaves = [x.requires_grad_(), *ours.parameters()]
-    with torch.autograd.graph.saved_tensors_hooks(hooks, lambda t: t) if hooks else torch.enable_grad():
+    with hooked(hook):
         y = ours(x)
     return y, leaves, torch.autograd.grad(y, leaves, varied(y), retain_graph=True)
 
@@ -104,72 +107,57 @@ def varied(like):
     return torch.arange(like.numel(), device=like.device).cos().to(like.dtype).view(like.shape)
 
 
-def other_layouts(t):
-    """Tensors of the same values: as it lies, contiguous, channels last, from the last dimension to the first, and beginning
-    at an odd address."""
-    backwards = tuple(range(t.ndim))[::-1]
-    odd = torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape)
-    last = [t.contiguous(memory_format=torch.channels_last)] if t.ndim == 4 else []
-    return [t, t.contiguous(), *last, t.permute(backwards).contiguous().permute(backwards), odd]
+def other(t, i):
+    return laid_out(t, i, (0, 2, 3, 1))
 
 
-@pytest.mark.parametrize("first", range(5))
+@pytest.mark.parametrize("first", LAYOUTS)
 def test_gradients_of_tensors_that_lie_in_other_ways(known, first):
     """The output's, which a program brings as it likes, and saved ones, which hooks may give back otherwise; after each."""
     _, ours, x = known
     ours = ours.to(memory_format=torch.channels_last) if first else ours
-    y, leaves, want = gradients(ours, other_layouts(x)[first].detach())
+    y, leaves, want = gradients(ours, other(x, first))
     layer._known_layers.clear()
     y = ours(leaves[0])
-    gradient = other_layouts(varied(y))
-    for dy in (gradient[first], *gradient, gradient[first]):
-        for got, expected in zip(torch.autograd.grad(y, leaves, dy, retain_graph=True), want, strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    for i in (first, *LAYOUTS, first):
+        agree(torch.autograd.grad(y, leaves, other(varied(y), i), retain_graph=True), want)
     for saved in (x, ours.weight):
         layer._known_layers.clear()
-        for i in (first, *range(5)):
-            hook = lambda t, i=i: other_layouts(t.detach())[i] if t.shape == saved.shape else t  # noqa: B023, E731
-            y = gradients(ours, leaves[0], hook)[0]
-            for got, expected in zip(torch.autograd.grad(y, leaves, gradient[first]), want, strict=True):
-                torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+        for i in (first, *LAYOUTS):
+            hook = lambda t, i=i: other(t, i) if t.shape == saved.shape else t  # noqa: B023, E731
+            y, _, got = gradients(ours, leaves[0], hook)
+            agree(got, want)
+            agree(torch.autograd.grad(y, leaves, other(varied(y), first)), want)
 
 
 def test_what_a_known_backward_pass_refuses(known):
     _, ours, x = known
     y, leaves, _ = gradients(ours, x)
-    with pytest.raises(RuntimeError, match="is_grads_batched"):
-        torch.autograd.grad(y, leaves, torch.ones(3, *y.shape, device=y.device), is_grads_batched=True, retain_graph=True)
-    again = torch.autograd.grad(y, leaves, torch.ones_like(y), create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        again[1].sum().backward()
+    refuses(y, leaves)
+
+
+def test_parameters_are_found_where_torch_finds_them(known):
+    theirs, ours, x = known
+    for one in (theirs, ours):  # as libraries put them there, past nn.Module
+        one.__dict__["weight"] = torch.ones_like(one.weight)
+    agree([ours(x)], [theirs(x)])
+    for one in (theirs, ours):
+        del one.__dict__["weight"], one.bias
+        one.bias = torch.ones(8, device=x.device)
+    agree([ours(x)], [theirs(x)])
 
 
 def test_what_is_not_looked_at_is_always_alike(monkeypatch):
     """Where a launch's constants settle all, all that kernels are compiled for is the same in each of their launches."""
-    seen, launch = {}, way.launch
-
-    def look(kernel, grid, *args, outputs=(), constants=None, **meta):
-        if constants.settle_all:
-            key = again._key(*again._Known(kernel, args).numbers, 0, args, ())
-            seen.setdefault(constants, []).append((kernel, args[3:], key))
-        launch(kernel, grid, *args, outputs=outputs, constants=constants, **meta)
-
-    monkeypatch.setattr(again.Constants, "__hash__", object.__hash__)
-    monkeypatch.setattr(again.Constants, "__eq__", object.__eq__)
-    monkeypatch.setattr(way, "launch", look)
-    for dtype in (torch.float32, torch.bfloat16):
-        for bias in (True, False):
-            ours = Conv2d(16, 8, 3, padding=1, bias=bias).to(runtime.device, dtype, memory_format=torch.channels_last)
-            for x in other_layouts(cases.randn(2, 16, 5, 6).to(dtype)):
-                y, leaves, _ = gradients(ours, x.detach())
-                for dy in other_layouts(varied(y)):
-                    torch.autograd.grad(y, leaves, dy, retain_graph=True)
-                    torch.autograd.grad(y, leaves[:2], dy, retain_graph=True)
-    for launches in seen.values():
-        (kernel, *_), *_ = launches
-        numbers = [i for i, arg in enumerate(launches[0][1]) if type(arg) in (int, float)]
-        assert len({key for _, _, key in launches}) == 1 and {of for of, _, _ in launches} == {kernel}
-        assert all([args[i] for i in numbers] == [launches[0][1][i] for i in numbers] for _, args, _ in launches)
+    seen = settled(monkeypatch, way)
+    for dtype, bias in itertools.product((torch.float32, torch.bfloat16), (True, False)):
+        ours = Conv2d(16, 8, 3, padding=1, bias=bias).to(runtime.device, dtype, memory_format=torch.channels_last)
+        for i in LAYOUTS:
+            y, leaves, _ = gradients(ours, other(cases.randn(2, 16, 5, 6).to(dtype), i))
+            for j in LAYOUTS:
+                torch.autograd.grad(y, leaves, other(varied(y), j), retain_graph=True)
+                torch.autograd.grad(y, leaves[:2], other(varied(y), j), retain_graph=True)
+    assert all(len(set(of)) == 1 for of in seen.values())
     assert len(seen) > 3 and max(map(len, seen.values())) > 1
 
 

@@ -1,18 +1,17 @@
 """A call without mods and a mask that is alike an earlier one: whatever kernels depend on makes it another."""
 
 import itertools
+import weakref
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 from kernels import runtime
-from kernels.common import again
 from kernels.common import plan as plans
 from kernels.flex_attention import flex_attention, plain, problem
 from kernels.flex_attention.portable import delta, dkdv, dq, forward
-
-LAYOUTS = range(4)
+from tests.tensors import LAYOUTS, agree, hooked, laid_out, refuses, settled
 
 
 @pytest.fixture(params=[True, False], ids=["one kernel for all gradients", "several"])
@@ -28,27 +27,11 @@ def known(request, monkeypatch):
     return tensors
 
 
-def laid_out(t, i):
-    """The same values: contiguous, as a projection gives heads, from the last dimension to the first, at an odd address."""
-    t, backwards = t.detach(), tuple(range(t.ndim))[::-1]
-    if i == 3:
-        return torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape)
-    if i == 0 or i == 1 and t.ndim < 4:
-        return t.clone(memory_format=torch.contiguous_format)
-    order = (0, 2, 1, 3) if i == 1 else backwards
-    return t.permute(order).contiguous().permute(order)
-
-
 def gradients(tensors, do, dlse=None, hook=None):
     leaves = [t.requires_grad_() for t in tensors]
-    with torch.autograd.graph.saved_tensors_hooks(hook, lambda t: t) if hook else torch.enable_grad():
+    with hooked(hook):
         out = flex_attention(*leaves, return_lse=dlse is not None)
     return torch.autograd.grad(out, leaves, do if dlse is None else (do, dlse))
-
-
-def agree(got, want):
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_a_known_call_is_not_checked_again_and_gives_the_same(known, monkeypatch):
@@ -106,11 +89,7 @@ def test_tensors_that_lie_in_other_ways(known, first):
 def test_what_a_known_backward_pass_refuses(known):
     leaves = [t.requires_grad_() for t in known]
     o = flex_attention(*leaves)
-    with pytest.raises(RuntimeError, match="is_grads_batched"):
-        torch.autograd.grad(o, leaves, torch.ones(3, *o.shape, device=o.device), is_grads_batched=True, retain_graph=True)
-    again = torch.autograd.grad(o, leaves, torch.ones_like(o), create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        again[1].sum().backward()
+    refuses(o, leaves)
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivative"):
         torch.autograd.grad(o, leaves, forward_ad.make_dual(torch.ones_like(o), torch.ones_like(o)))
 
@@ -125,35 +104,42 @@ def test_some_gradients_are_wanted(known):
 
 
 def test_what_is_not_looked_at_is_always_alike(monkeypatch, known):
-    """Where a launch's constants settle all, all that kernels are compiled for is the same in each of their launches."""
-    seen = {}
+    """Where a launch's constants settle all, all that kernels are compiled for is the same in each of their launches,
+    whatever hooks give back for o, and for the lse in 16 bits."""
+    seen = settled(monkeypatch, forward, dkdv, delta, dq)
+    for dtype, i in itertools.product((torch.float32, torch.bfloat16), LAYOUTS):
+        leaves = [laid_out(t.to(dtype), i).requires_grad_() for t in known]
+        for want, of in itertools.product((False, True), (None, *LAYOUTS, torch.float16)):
 
-    def look(kernel, grid, *args, outputs=(), constants=None, **meta):  # and launch nothing, which takes long
-        if constants and constants.settle_all:
-            first, end = again._Known(kernel, args).numbers
-            assert args[first:end] == constants.numbers
-            seen.setdefault(constants, []).append((kernel, again._key(first, end, 0, args, ())))
+            def hook(t, of=of):
+                if t.grad_fn is None or of is None:
+                    return t
+                if t.ndim == 3:
+                    return t.half() if of is torch.float16 else t
+                return t if of is torch.float16 else laid_out(t, of)
 
-    monkeypatch.setattr(again.Constants, "__hash__", object.__hash__)
-    monkeypatch.setattr(again.Constants, "__eq__", object.__eq__)
-    for module in (forward, dkdv, delta, dq):
-        monkeypatch.setattr(module, "launch", look)
-    for dtype in (torch.float32, torch.bfloat16):
-        for i in LAYOUTS:
-            leaves = [laid_out(t.to(dtype), i).requires_grad_() for t in known]
-            for want, of in itertools.product((False, True), (None, *LAYOUTS)):
-                hook = lambda t, of=of: laid_out(t, of) if t.grad_fn is not None and t.ndim == 4 else t  # noqa: E731, o alone
-                with torch.autograd.graph.saved_tensors_hooks(hook, lambda t: t) if of is not None else torch.enable_grad():
-                    out = flex_attention(*leaves, return_lse=want)
-                for j, other in itertools.product(LAYOUTS, LAYOUTS):
-                    do = laid_out(torch.ones_like(known[0], dtype=dtype), j)
-                    given = (do, laid_out(torch.ones_like(out[1]), other)) if want else do
-                    torch.autograd.grad(out, leaves, given, retain_graph=True)
+            with hooked(hook):
+                out = flex_attention(*leaves, return_lse=want)
+            for j, k in itertools.product(LAYOUTS, LAYOUTS):
+                do = laid_out(torch.ones_like(known[0], dtype=dtype), j)
+                torch.autograd.grad(
+                    out, leaves, (do, laid_out(torch.ones_like(out[1]), k)) if want else do, retain_graph=True
+                )
+    assert all(len(set(of)) == 1 for of in seen.values())
     assert len(seen) > 3 and max(map(len, seen.values())) > 1
-    kernels = {kernel for of in seen.values() for kernel, _ in of}
+    kernels = {kernel for of in seen.values() for kernel, *_ in of}
     one = problem.table_options("backward_dkdv", "default", runtime.device)["SHORT"] > 0
     assert kernels == {forward.attention_forward_kernel, *[dkdv.attention_dkdv_kernel] * one}
-    assert all(len(set(of)) == 1 for of in seen.values())
+
+
+def test_nothing_of_a_known_call_is_kept_alive(known):
+    def call():
+        leaves = [t.clone().requires_grad_() for t in known]
+        out = flex_attention(*leaves)
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+        return [weakref.ref(t) for t in (*leaves, out)]
+
+    assert [ref() for _ in range(3) for ref in call()] == [None] * 12
 
 
 def test_plans_that_are_forgotten_are_so_here():

@@ -37,6 +37,7 @@ class PortablePlan:
     text: str
     kernel: Callable
     grid: tuple[int]
+    numbers: tuple[int, ...]
     constants: Constants
     pieces: int
     copied: tuple[bool, bool] = (False, False)
@@ -85,7 +86,7 @@ class PortablePlan:
         if bias is not None:
             grid, behind = (grid[0] + self.bias_programs,), (rows, bias)
         launch(
-            self.kernel, grid, dy, x, target, *self.constants.numbers, *behind, outputs=(target, bias),
+            self.kernel, grid, dy, x, target, *self.numbers, *behind, outputs=(target, bias),
             constants=self.settled[bias is not None] if looked_at else self.constants,
         )  # fmt: skip
 
@@ -95,6 +96,7 @@ class BiasPlan:
     """The sums of the bias gradient."""
 
     grid: tuple[int]
+    numbers: tuple[int, ...]
     constants: Constants
     pieces: int
     copied: bool
@@ -104,8 +106,7 @@ class BiasPlan:
         dy = rows_of(grad_output) if self.copied else grad_output
 
         def fill(target):
-            numbers = self.constants.numbers
-            launch(bias_kernel, self.grid, dy, target, *numbers, outputs=(target,), constants=self.constants)
+            launch(bias_kernel, self.grid, dy, target, *self.numbers, outputs=(target,), constants=self.constants)
 
         reduce_into(out, accumulate, self.pieces, fill)
 
@@ -138,7 +139,7 @@ def plan_cut(problem, sizes, chosen):
         chosen = replace(chosen, options=chosen.options | {"TMA": False})  # it would be over before TMA has been told
     text = describe(problem, sizes, chosen)
     if 0 in sizes:
-        return PortablePlan(text, wgrad_kernel, (0,), Constants(), 0)
+        return PortablePlan(text, wgrad_kernel, (0,), (), Constants(), 0)
     x, copies_x = read_through(channels_adjacent, problem.input)
     dy, copies_dy = read_through(rows_of, problem.grad_output)
     make = _plan_depthwise if is_depthwise(g) else _plan_product
@@ -158,7 +159,7 @@ def _plan_depthwise(problem, text, chosen, x, dy, copied):
     )  # fmt: skip
     meta = {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1], **options}
     grid = (chosen.tiles * chosen.pieces,)
-    return PortablePlan(text, depthwise_kernel, grid, Constants(*numbers, **meta), chosen.pieces, copied)
+    return PortablePlan(text, depthwise_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied)
 
 
 def _plan_product(problem, text, chosen, x, dy, copied):
@@ -195,7 +196,7 @@ def _plan_product(problem, text, chosen, x, dy, copied):
     few = g.M <= configuration("conv_wgrad", "short", "default", problem.device)["BIAS"]
     bias_programs = -(-g.Co // options["BLOCK_M"]) if few else 0
     return PortablePlan(
-        text, wgrad_kernel, grid, Constants(*numbers, **meta), chosen.pieces, copied, *tiles, bias_programs
+        text, wgrad_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied, *tiles, bias_programs
     )  # fmt: skip
 
 
@@ -257,4 +258,4 @@ def plan_bias(grad_output, device):
     dy, copied = read_through(rows_of, grad_output)
     numbers = (M, Co, chosen.blocks, chosen.per, dy.stride(0))
     grid = (chosen.tiles * chosen.pieces,)
-    return BiasPlan(grid, Constants(*numbers, **chosen.options), chosen.pieces, copied)
+    return BiasPlan(grid, numbers, Constants(**chosen.options), chosen.pieces, copied)

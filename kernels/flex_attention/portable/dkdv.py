@@ -173,10 +173,11 @@ def attention_dkdv_kernel(
 
 
 class Prepared(NamedTuple):
-    """What launches have in common: tiles of keys, the constants, how queries, gradients and ds are read, and of a kernel
-    that makes all gradients ``strides_of_alone``."""
+    """What launches have in common: tiles of keys, sizes and strides, the constants, how queries, gradients and ds are read,
+    and of a kernel that makes all gradients ``strides_of_alone``."""
 
     tiles_n: int
+    numbers: tuple
     constants: Constants
     queries: Descriptors
     gradients: Descriptors
@@ -190,9 +191,9 @@ def _prepare(p, TMA, first, strides, STORE, alone):
     tiles_n = p.tiles(p.N, p.SPARSE_N, meta["BLOCK_N"])
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared, first, *(p.remember(size) if STORE else (0, 0))
     numbers = *sizes, *p.strides("query", "key", "value"), *strides
-    static = Constants(*numbers, STORE=STORE, ALONE=alone is not None, **p.mods(), HAS_FULL=p.HAS_FULL, **p.static(meta))
+    static = Constants(STORE=STORE, ALONE=alone is not None, **p.mods(), HAS_FULL=p.HAS_FULL, **p.static(meta))
     read = *[tiled(TMA, meta["BLOCK_M"]) for _ in range(2)], described(TMA, meta["BLOCK_N"], meta["BLOCK_M"])
-    return Prepared(tiles_n, static, *read, alone)
+    return Prepared(tiles_n, numbers, static, *read, alone)
 
 
 def _wants_tma(p):
@@ -207,14 +208,14 @@ def launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count, o=None, dlse=Non
         TMA = dq is None and p.remember(_wants_tma) and fits_tma(do)  # alone, it would be over before TMA has been told
         strides, alone = (*do.stride(), *dk.stride(), *dv.stride()), strides_of_alone(o, dlse, dq)
         prepared = p.remember(_prepare, TMA, first, strides, ds is not None, alone)
-    tiles_n, constants, queries, gradients, kept, alone = prepared
+    tiles_n, numbers, constants, queries, gradients, kept, alone = prepared
     partial, full = x.transposed
     launch(
         attention_dkdv_kernel,
         (count * tiles_n,),
         queries(x.query), x.key, x.value, gradients(do), lse, delta, dk, dv, kept(ds), o, dlse, dq,
         partial, full, x.score_tables, x.mask_tables,
-        *constants.numbers, alone,
+        *numbers, alone,
         outputs=(dk, dv, ds, dq),
         constants=constants,
     )  # fmt: skip
