@@ -4,6 +4,7 @@ import collections
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import runtime
 from kernels.common import again
@@ -51,8 +52,28 @@ def agree(got, want):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def refuses(out, leaves):
-    """A backward pass of the gradients of several outputs, or one that is differentiated again, is refused."""
+class Seen(TorchDispatchMode):
+    """The names of what PyTorch's dispatcher calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **kwargs or {})
+
+
+def takes_the_longer_way(out, leaves):
+    """A backward pass that somebody looks on at, or of gradients that are yet to be negated, is right; one of the gradients
+    of several outputs, or that is differentiated again, is refused."""
+    ones = torch.ones_like(out)
+    want = torch.autograd.grad(out, leaves, ones, retain_graph=True)
+    negated = torch._neg_view(ones)  # as of z.conj().imag
+    agree(torch.autograd.grad(out, leaves, negated, retain_graph=True), [-t for t in want])
+    with Seen() as seen:
+        agree(torch.autograd.grad(out, leaves, ones, retain_graph=True), want)
+    assert [name for name in seen.names if name.endswith("_backward.default") and name.startswith("kernels_from_math")]
     with pytest.raises(RuntimeError, match="is_grads_batched"):
         torch.autograd.grad(out, leaves, out.new_ones(3, *out.shape), is_grads_batched=True, retain_graph=True)
     again = torch.autograd.grad(out, leaves, torch.ones_like(out), create_graph=True)

@@ -136,11 +136,12 @@ def test_constants_that_settle_all_leave_nothing_to_look_at(machine, monkeypatch
 
     assert compiled(x, x) and machine.compiled[-1][1] == {"BLOCK": 8, "num_warps": 4}
     assert not compiled(odd, x) and machine.started[-1][9:] == (odd, x, 16, 1, 0.5, 8, True)
-    for other in ({"device": 1}, {"SAFE": False}, {"kernel": JITFunction(add)}, {"constants": constants}):
+    for other in ({"device": 1}, {"SAFE": False}, {"constants": constants}):
         assert compiled(x, x, **other) and not compiled(x, x, **other)
     assert compiled(odd, x, constants=constants)
     monkeypatch.setattr(knobs.runtime, "debug", not knobs.runtime.debug)
     assert compiled(x, x) and not compiled(x, x)
+    assert compiled(x, x, kernel=JITFunction(add))
 
 
 def test_descriptors_are_told_apart_by_tile_layout_and_element(machine):

@@ -14,7 +14,7 @@ from kernels.conv_wgrad import Conv2d, layer
 from kernels.conv_wgrad.portable import way
 from tests.conv_wgrad import cases
 from tests.conv_wgrad.test_module import pair
-from tests.tensors import LAYOUTS, agree, hooked, laid_out, refuses, settled
+from tests.tensors import LAYOUTS, agree, hooked, laid_out, settled, takes_the_longer_way
 
 
 @pytest.fixture
@@ -130,10 +130,10 @@ def test_gradients_of_tensors_that_lie_in_other_ways(known, first):
             agree(torch.autograd.grad(y, leaves, other(varied(y), first)), want)
 
 
-def test_what_a_known_backward_pass_refuses(known):
+def test_what_a_known_backward_pass_is_not_for(known):
     _, ours, x = known
     y, leaves, _ = gradients(ours, x)
-    refuses(y, leaves)
+    takes_the_longer_way(y, leaves)
 
 
 def test_parameters_are_found_where_torch_finds_them(known):
@@ -165,3 +165,20 @@ def test_plans_that_are_forgotten_are_so_here(known):
     assert layer._known_layers
     plan.forget()
     assert not layer._known_layers
+
+
+def test_what_is_remembered_is_bounded(known, monkeypatch):
+    _, ours, x = known
+    monkeypatch.setattr(plan, "MOST", 1)
+    ours(x[:, :, 1:])
+    assert len(layer._known_layers) == 1
+
+
+def test_how_float32_is_multiplied_is_asked(known, monkeypatch):
+    _, ours, x = known
+    ((kept, *_),) = layer._known_layers.values()
+    runs = []
+    for tf32 in (False, True, False):
+        monkeypatch.setattr(layer.plan, "convolution_in_tf32", lambda tf32=tf32: tf32)
+        runs.append(kept.backward_of(ours(x).detach(), x, ours.weight))
+    assert runs[0] == runs[2] != runs[1]

@@ -6,12 +6,13 @@ import weakref
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.nn.attention.flex_attention import AuxRequest
 
 from kernels import runtime
 from kernels.common import plan as plans
 from kernels.flex_attention import flex_attention, plain, problem
 from kernels.flex_attention.portable import delta, dkdv, dq, forward
-from tests.tensors import LAYOUTS, agree, hooked, laid_out, refuses, settled
+from tests.tensors import LAYOUTS, agree, hooked, laid_out, settled, takes_the_longer_way
 
 
 @pytest.fixture(params=[True, False], ids=["one kernel for all gradients", "several"])
@@ -73,8 +74,8 @@ def test_tensors_that_lie_in_other_ways(known, first):
         plain._known.clear()
         leaves = [laid_out(t, first).requires_grad_() for t in known]
         out = flex_attention(*leaves, return_lse=more is not None)
-        for i in (first, *LAYOUTS, first):
-            given = laid_out(do, i) if more is None else (laid_out(do, i), laid_out(more, i))
+        for i, j in itertools.product((first, *LAYOUTS, first), LAYOUTS if more is not None else (0,)):
+            given = laid_out(do, i) if more is None else (laid_out(do, i), laid_out(more, j))
             agree(torch.autograd.grad(out, leaves, given, retain_graph=True), want)
         for i in (first, *LAYOUTS):
             agree(gradients([laid_out(t, i) for t in known], do, more), want)
@@ -86,10 +87,10 @@ def test_tensors_that_lie_in_other_ways(known, first):
                 assert len(seen) == 5
 
 
-def test_what_a_known_backward_pass_refuses(known):
+def test_what_a_known_backward_pass_is_not_for(known):
     leaves = [t.requires_grad_() for t in known]
     o = flex_attention(*leaves)
-    refuses(o, leaves)
+    takes_the_longer_way(o, leaves)
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivative"):
         torch.autograd.grad(o, leaves, forward_ad.make_dual(torch.ones_like(o), torch.ones_like(o)))
 
@@ -118,6 +119,7 @@ def test_what_is_not_looked_at_is_always_alike(monkeypatch, known):
                     return t.half() if of is torch.float16 else t
                 return t if of is torch.float16 else laid_out(t, of)
 
+            flex_attention(*leaves, return_aux=AuxRequest(max_scores=want))
             with hooked(hook):
                 out = flex_attention(*leaves, return_lse=want)
             for j, k in itertools.product(LAYOUTS, LAYOUTS):
@@ -130,6 +132,14 @@ def test_what_is_not_looked_at_is_always_alike(monkeypatch, known):
     kernels = {kernel for of in seen.values() for kernel, *_ in of}
     one = problem.table_options("backward_dkdv", "default", runtime.device)["SHORT"] > 0
     assert kernels == {forward.attention_forward_kernel, *[dkdv.attention_dkdv_kernel] * one}
+
+
+def test_switches_are_asked(known, monkeypatch):
+    for count, (where, switch) in enumerate([(plain, "matmul_in_tf32"), (torch, "are_deterministic_algorithms_enabled")], 2):
+        on = getattr(where, switch)()
+        monkeypatch.setattr(where, switch, lambda on=on: not on)
+        flex_attention(*known)
+        assert len(plain._known) == count
 
 
 def test_nothing_of_a_known_call_is_kept_alive(known):
