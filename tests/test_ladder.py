@@ -92,6 +92,9 @@ def test_the_record_has_every_rung_and_no_failure(lesson):
     assert rungs == own | {("peer", peer.label) for peer in declared.peers}
     swept = {turned["name"]: [row["value"] for row in turned["rows"]] for turned in record["sweeps"]}
     assert swept == {turned.name: list(turned.values) for turned in declared.sweeps}
+    ideas = {row["rung"]: row["idea"] for row in record["rungs"] if row["kind"] != "peer"}
+    ideas |= {row["name"]: row["idea"] for row in record["sweeps"]}
+    assert ideas == bench.ideas_of(declared), f"python -m benchmarks.ladder --reword {lesson}"
     for row in record["rungs"]:
         share = record["limit_ms"] / row["ms"]
         assert row["fraction_of_limit"] == pytest.approx(share, rel=5e-3, abs=1e-4)
@@ -124,6 +127,17 @@ def test_a_rung_that_hangs_is_left_out_and_the_others_are_measured(monkeypatch, 
     assert asked == ["50", "53", "50|lesson: two workers"] and left.value.code is True
     assert "50 FAILED lesson: two workers: hung" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ladder_50.json", "ladder_53.json"]
+
+
+def test_a_record_takes_new_words_and_keeps_what_was_measured(monkeypatch, tmp_path):
+    lesson = LESSONS[0]
+    measured = harness.read(f"ladder_{lesson}")
+    worn = json.loads(json.dumps(measured))
+    worn["rungs"][0]["idea"] = worn["sweeps"][0]["idea"] = "worn"
+    harness.write(f"ladder_{lesson}", worn, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ladder", lesson, "--reword", "--out", str(tmp_path)])
+    bench.main()
+    assert harness.read(f"ladder_{lesson}", tmp_path) == measured
 
 
 @pytest.fixture
