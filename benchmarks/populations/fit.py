@@ -10,6 +10,7 @@ same way, tiles of two multiprocessors are fitted beside others of one.
 """
 
 import argparse
+import itertools
 import json
 import math
 from pathlib import Path
@@ -205,14 +206,17 @@ def as_table(costs):
 
 
 def dump(table):
-    """The table as text, one line a tile."""
+    """The table as the text that ``cost.unpacked`` reads: one line a tile, its names where they are others than above."""
     head = json.dumps({gpu: {k: v for k, v in own.items() if k != "tiles"} for gpu, own in table.items()})
     if len(table) != 1:
         raise ValueError(f"costs of {len(table)} GPUs, needs one")
-    kinds = [
-        f'  {json.dumps(kind)}: [\n' + ",\n".join("   " + json.dumps(tile) for tile in tiles) + "\n  ]"
-        for own in table.values() for kind, tiles in own["tiles"].items()
-    ]  # fmt: skip
+    kinds = []
+    for kind, tiles in next(iter(table.values()))["tiles"].items():
+        rows = []
+        for names, alike in itertools.groupby(tiles, key=list):
+            rows += [names, *(list(tile.values()) for tile in alike)]
+        lines = ",\n".join(" " + json.dumps(row, separators=(",", ":")) for row in rows)
+        kinds.append(f" {json.dumps(kind)}: [\n{lines}\n ]")
     return head[:-2] + ', "tiles": {\n' + ",\n".join(kinds) + "\n }}}\n"
 
 
