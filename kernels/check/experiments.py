@@ -12,7 +12,7 @@ from kernels.lab.trace import Undefined
 
 NOTHING = "nothing is stored"
 NO_KERNEL = "no Triton kernel stores anything"
-TOO_NARROW = "an index times its stride passes 2**31 there, and wraps around in 32 bits: index.to(tl.int64) * stride"
+TOO_NARROW = "an index times its stride passes 2**31 there, and wraps around in 32 bits: tl.cast(index, tl.int64) * stride"
 NOT_CLEARED = "nobody has cleared the output, and garbage plus a number is garbage"
 
 

@@ -83,12 +83,14 @@ class Function:
         yield self.case(draw, lengths=(draw.size(4, 3, 6),), H=2)
 
     def strides(self, draw):
-        """Several heads and sequences; axes in other orders; keys and gates that all heads share, one gradient."""
+        """Several heads and sequences; axes in other orders; keys and gates that all heads share; far tokens and states."""
         lengths = (draw.size(3, 2, 5), draw.size(2, 2, 5))
         yield self.case(draw, lengths=lengths, H=2)
         yield self.case(draw, lengths=lengths, H=2, orders={"THK": "HTK", "THV": "VHT", "TH": "HT", "NHKV": "HVNK"})
         yield self.case(draw, lengths=lengths, H=2, out_orders={"THK": "KTH", "THV": "HVT", "TH": "HT", "NHKV": "VNHK"})
         yield self.case(draw, lengths=lengths, H=2, shared=_SHARED)
+        case = self.case(draw, lengths=(2, 2, 2), H=2)
+        yield case.stretched(**{tensor.name: tensor.axes[0] for tensor in case.tensors})
 
     def sequences(self, draw):
         """Sequences end to end, empty ones first, last and in between; nothing but empty ones."""

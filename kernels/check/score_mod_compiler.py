@@ -6,52 +6,12 @@ emitted, runs the text on tiles that reach past the end, and compares with the m
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
-
-from kernels.check.cases import ROUNDED
-from kernels.check.emitted import TABLES, Mod
-from kernels.check.framework import Case, Cheap, Compiles, Draw, Exercise, Fenced, Output, Property, Tier
+from kernels.check.framework import Cheap, Compiles, Exercise, Property, Tier
+from kernels.check.score_mod_cases import COSTED, COSTED_SIZES, case, functions, gradients, in_unit, steps, then, values
 from kernels.check.score_mod_mistakes import ONE_SHARE, Unit, gradient_suspects, value_suspects
-
-
-def case(draw: Draw, text: str, *, gradient=False, magnitude=1.0, orders=None, B=1, M=None, N=None, BLOCK=32) -> Case:
-    """One mod, on two heads and a ragged number of queries M and keys N, drawn if not given."""
-    mod = Mod(text)
-    sizes = {"B": B, "H": 2, "M": M or draw.size(13, 9, 15), "N": N or draw.size(19, 17, 23), "S": 3, "U": 5}
-    sizes["L"] = max(sizes["M"], sizes["N"])
-    fence = {axis: 1 for axis in "BH"} | {axis: BLOCK for axis in "MN"}
-
-    def fenced(name, axes, values):
-        order = (orders or {}).get(axes, "")
-        return Fenced(name, axes, values, fence=fence, order=order)
-
-    shape = [sizes[axis] for axis in "BHMN"]
-    inputs = [fenced("score", "BHMN", draw.normal(*shape, scale=magnitude))]
-    for i, name in enumerate(mod.names):
-        axes, make = TABLES[name]
-        inputs.append(fenced(f"tables[{i}]", axes, make(draw, *(sizes[axis] for axis in axes))))
-    if gradient:
-        inputs.append(fenced("grad", "BHMN", draw.normal(*shape)))
-    call = Case(inputs, [], {"mod": mod, "BLOCK": BLOCK}, poison=())
-    out = fenced("ds" if gradient else "t", "BHMN", torch.empty(shape))
-    # 1 - y * y and y * (1 - y) cancel far from 0: beside a slope of 1, what is left of them is rounding.
-    slack = 2 * ROUNDED * inputs[-1].values.double().abs() if gradient else None
-    call.outs.append(Output(out, Unit().answer(call), tolerance=1e-4, slack=slack))
-    return call
-
-
-def values(*texts, **how):
-    """Cases of these mods' values."""
-    return lambda draw: (case(draw, text, **how) for text in texts)
-
-
-def gradients(*texts, **how):
-    """Cases of these mods' gradients."""
-    return values(*texts, gradient=True, **how)
-
 
 UNSEEN = (
     "torch.where((kv_idx - q_idx) % 2 == 0, 8 * torch.tanh(score / 8), score - slopes[h] * (q_idx - kv_idx).abs())",
@@ -68,51 +28,20 @@ OUTSIDE = (
     "a captured tensor is read outside its bounds: fold every index into its axis, also where the result is thrown away"
 )
 
+TIMES_ZERO = "0 * inf and 0 * NaN are NaN, and"
+FILLED = f"{TIMES_ZERO} the score may be either: what fills the tile is tl.zeros(score.shape, tl.float32)"
+EMPTY = f"{TIMES_ZERO} score and grad may be either: what fills the tile is tl.zeros(score.shape, tl.float32)"
+CHOSEN = f"{TIMES_ZERO} g may be either where the branch is not taken: choose with tl.where, do not multiply"
 ONE_EXPONENTIAL = "inf / inf is NaN: write tanh(x) as 1 - 2 / (1 + exp(2 x)), which has one exponential"
-
-
-def _functions(draw):
-    """Of scores around 0, then far from it."""
-    for text in ("torch.exp(score) + torch.log(score.abs() + 1)", "3 * torch.tanh(score / 3)", "torch.sigmoid(score)"):
-        yield case(draw, text)
-    for text in ("torch.tanh(score) + torch.sigmoid(-score)", "50 * torch.tanh(score / 50)"):
-        yield case(draw, text, magnitude=1e4)
-
-
-# What is counted depends on the sizes: how much of a tile lies outside. So these are the same for everybody.
-COSTED_SIZES = {"M": 13, "N": 19}
-COSTED = ("score * bias[h, q_idx, kv_idx] + torch.sigmoid(score * slopes[h])",)
-
-
-def _steps(case: Case) -> int:
-    """In each tile one load of each input, and a store."""
-    B, H, M, N = case.outs[0].tensor.shape
-    block = case.launch["BLOCK"]
-    return B * H * -(-M // block) * -(-N // block) * (len(case.inputs) + 1)
-
-
-def _in_unit(cases: Callable, task: Unit) -> Callable:
-    """The same calls with the answers of a variation."""
-
-    def asked(draw):
-        for call in cases(draw):
-            slacks = (out.slack if out.slack is None else abs(task.number) * out.slack for out in call.outs)
-            outs = [
-                Output(out.tensor, task.answer(call), tolerance=out.tolerance, slack=slack)
-                for out, slack in zip(call.outs, slacks)
-            ]
-            yield replace(call, outs=outs)
-
-    return asked
 
 
 def _varied(name: str, varied: Mapping) -> Exercise:
     published, task = {"emit_value": VALUE, "emit_gradient": GRADIENT}[name], Unit.of(varied)
     return replace(
         published,
-        properties=tuple(replace(item, cases=_in_unit(item.cases, task)) for item in published.properties),
+        properties=tuple(replace(item, cases=in_unit(item.cases, task)) for item in published.properties),
         suspects=functools.partial(published.suspects, task=task),
-        cheap=replace(published.cheap, calls=_in_unit(published.cheap.calls, task)),
+        cheap=replace(published.cheap, calls=in_unit(published.cheap.calls, task)),
     )
 
 
@@ -166,7 +95,7 @@ VALUE = Exercise(
             ),
             "a comparison takes both sides in the dtype that holds both, where its branches in its own",
         ),
-        Property("functions", 1, EMIT, _functions, "each function has its line in RULES", not_finite=ONE_EXPONENTIAL),
+        Property("functions", 1, EMIT, functions, "each function has its line in RULES", not_finite=ONE_EXPONENTIAL),
         Property(
             "captured tensors",
             1,
@@ -194,8 +123,12 @@ VALUE = Exercise(
             "whole tiles",
             1,
             EMIT,
-            values("slopes[h]", "column[kv_idx]", "0.5 * q_idx", "1.5", "score + mood[kv_idx]"),
+            then(
+                values("slopes[h]", "column[kv_idx]", "0.5 * q_idx", "1.5", "score + mood[kv_idx]"),
+                values("slopes[h]", infinite="score"),
+            ),
             "whatever it depends on, the result fills the tile: add tl.zeros(score.shape, tl.float32)",
+            not_finite=FILLED,
         ),
         Property("mods you have not seen", 1, RECORD, values(*UNSEEN), "each operation must be right by itself"),
         Property.stays_inside(BOUNDS, values(*EVERYTHING), otherwise=OUTSIDE),
@@ -205,7 +138,7 @@ VALUE = Exercise(
     compiles=Compiles(values(*UNSEEN), EMIT),
     cheap=Cheap(
         values(*COSTED, **COSTED_SIZES),
-        _steps,
+        steps,
         (Tier(3, read=2.6, steps=1.1), Tier(1, read=5.2, steps=3.0)),
         "each line of the graph is written once, with the names of the lines before it: an element is loaded once",
         EMIT,
@@ -245,13 +178,17 @@ GRADIENT = Exercise(
             "choices",
             1,
             CHAIN,
-            gradients(
-                "torch.where(q_idx >= kv_idx, 2 * score, 3.0)",
-                "torch.where(score > 0, 1.0, 2 * score)",
-                "torch.maximum(score, 0.1 * q_idx)",
-                "torch.minimum(0.1 * kv_idx, score)",
+            then(
+                gradients(
+                    "torch.where(q_idx >= kv_idx, 2 * score, 3.0)",
+                    "torch.where(score > 0, 1.0, 2 * score)",
+                    "torch.maximum(score, 0.1 * q_idx)",
+                    "torch.minimum(0.1 * kv_idx, score)",
+                ),
+                gradients("torch.where(q_idx >= kv_idx, 2 * score, 3.0)", infinite="grad"),
             ),
             "the branch that was taken gets g, the other 0",
+            not_finite=CHOSEN,
         ),
         Property(
             "values used twice",
@@ -273,8 +210,12 @@ GRADIENT = Exercise(
             "without the score",
             1,
             CHAIN,
-            gradients("column[kv_idx]", "0.5 * q_idx", "torch.where(score > 0, 1.0, slopes[h])"),
+            then(
+                gradients("column[kv_idx]", "0.5 * q_idx", "torch.where(score > 0, 1.0, slopes[h])"),
+                gradients("column[kv_idx]", infinite="score grad"),
+            ),
             "a mod that does not depend on the score has a gradient of 0, a whole tile of it",
+            not_finite=EMPTY,
         ),
         Property(
             "large scores",
@@ -292,7 +233,7 @@ GRADIENT = Exercise(
     compiles=Compiles(gradients(*UNSEEN), CHAIN),
     cheap=Cheap(
         gradients(*COSTED, **COSTED_SIZES),
-        _steps,
+        steps,
         (Tier(3, read=2.05, steps=1.1), Tier(1, read=4.1, steps=3.0)),
         "the way back uses the names that the way there has defined: an element is loaded once",
         CHAIN,

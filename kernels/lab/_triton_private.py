@@ -153,6 +153,37 @@ def observed(observer):
             setattr(InterpreterBuilder, name, function)
 
 
+@contextlib.contextmanager
+def typed_loops():
+    """What an interpreted kernel's loop counts has the 64 bits of its bounds, as compiled; else it is a number of Python's.
+
+    Beside a stride such a number has 32 bits, whatever the bounds had.
+    """
+    original, given = interpreter._patch_lang, []
+
+    def counted(first, last=None, step=1, **options):
+        numbers = range(0, first, step) if last is None else range(first, last, step)
+        if not any(isinstance(bound, tl.tensor) and bound.dtype == tl.int64 for bound in (first, last, step)):
+            return numbers
+        return (tl.tensor(TensorHandle(np.array([i], dtype=np.int64), tl.int64), tl.int64) for i in numbers)
+
+    def patched(fn):
+        scope = original(fn)
+        scope.set_attr(tl, "range", counted)
+        if "range" not in fn.__globals__:
+            fn.__globals__["range"] = counted
+            given.append(fn.__globals__)
+        return scope
+
+    try:
+        interpreter._patch_lang = patched
+        yield
+    finally:
+        interpreter._patch_lang = original
+        for names in given:
+            names.pop("range", None)
+
+
 def _poison(element: tl.dtype, value: float) -> np.ndarray:
     """``value`` in the interpreter's own bits; where it isn't 0, integers hold a large odd number of its sign."""
     kind, negative = interpreter._get_np_dtype(element), value < 0

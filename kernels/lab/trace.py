@@ -191,6 +191,8 @@ def _trim(grid) -> tuple[int, ...]:
 @contextlib.contextmanager
 def _telling(recorder: _Recorder, far):
     """Let tensors say, outside of launches, that their strides are others: ``far`` holds pairs of a tensor and strides."""
+    from kernels.lab import _triton_private
+
     original = torch.Tensor.stride
 
     def place(tensor):
@@ -206,7 +208,8 @@ def _telling(recorder: _Recorder, far):
     recorder.told = {place(tensor): tuple(strides) for tensor, strides in far}
     try:
         torch.Tensor.stride = stride
-        yield
+        with _triton_private.typed_loops():
+            yield
     finally:
         del torch.Tensor.stride  # torch has it from a base class
 

@@ -65,6 +65,19 @@ def far_away(src, dst, other, DISTANCE: tl.constexpr):
 
 
 @triton.jit
+def walk(src, dst, ends, stride, WIDE: tl.constexpr, OF_TRITON: tl.constexpr):
+    first, last = tl.load(ends), tl.load(ends + 1)
+    if WIDE:
+        last = last.to(tl.int64)
+    if OF_TRITON:
+        for i in tl.range(first, last, num_stages=2):
+            tl.store(dst + i, tl.load(src + i * stride))
+    else:
+        for i in range(first, last):
+            tl.store(dst + i, tl.load(src + i * stride))
+
+
+@triton.jit
 def four_halves_as_one_word(src, dst, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     words = tl.load(src.to(tl.pointer_type(tl.int64)) + i)
@@ -169,6 +182,17 @@ def test_accesses_far_outside_are_recorded_and_left_out():
         ("atomic", "src", 1),
     ]
     assert t.outside()[2].outside[0] == -(1 << 36)
+
+
+@pytest.mark.parametrize("of_triton", [False, True], ids=["range", "tl.range"])
+def test_a_loop_over_far_elements_counts_as_wide_as_its_bounds(of_triton):
+    src, ends = torch.arange(1.0, 5.0), torch.tensor([0, 4], dtype=torch.int32)
+    for wide, copied in ((True, [1, 2, 3, 4]), (False, [1, 2, 0, 0])):  # 2 * 2**30 wraps around in 32 bits
+        dst = torch.zeros(4)
+        with trace.recording(far=[(src, (1 << 30,))]) as t:
+            walk[(1,)](src, dst, ends, src.stride(0), WIDE=wide, OF_TRITON=of_triton)
+        assert dst.tolist() == copied and src.stride() == (1,) and len(t.outside()) == copied.count(0)
+    assert "range" not in globals()
 
 
 def test_without_the_guard_accesses_outside_happen():

@@ -160,6 +160,13 @@ FORWARD = Target(
             STRIDES,
         ),
         Mutant(
+            "tokens in 32 bits",
+            "the number of a token is multiplied with its stride as it comes",
+            ("(cu_seqlens_ptr + n).to(tl.int64)", "(cu_seqlens_ptr + n)", "n + 1).to(tl.int64)", "n + 1)"),
+            "strides",
+            "wraps around in 32 bits",
+        ),
+        Mutant(
             "head stride left out",
             "every head takes the first one's gate",
             ("t * stride_g[0] + h * stride_g[1]", "t * stride_g[0]"),
@@ -325,6 +332,14 @@ BACKWARD = Target(
             STRIDES,
         ),
         Mutant(
+            "states in 32 bits",
+            "the number of a sequence's state is multiplied with its stride as it comes",
+            ("tl.program_id(0).to(tl.int64)", "tl.program_id(0)"),
+            "strides",
+            "wraps around in 32 bits",
+            "dkv-kernel",
+        ),
+        Mutant(
             "float16 gradient of the state",
             "dS is rounded to float16 after every token",
             ("dS *= tl.exp(g + gk)", "dS = (dS * tl.exp(g + gk)).to(tl.float16).to(tl.float32)"),
@@ -464,6 +479,13 @@ GATE = Target(
             ("at(stride_do, t[:, None], h, offs_v)", "at(stride_v, t[:, None], h, offs_v)"),
             "strides",
             STRIDES,
+        ),
+        Mutant(
+            "tokens in 32 bits",
+            "the number of a token is multiplied with its stride as it comes",
+            ("(cu_seqlens_ptr + n).to(tl.int64)", "(cu_seqlens_ptr + n)", "n + 1).to(tl.int64)", "n + 1)"),
+            "strides",
+            "wraps around in 32 bits",
         ),
         Mutant(
             "float16 scores",

@@ -161,6 +161,13 @@ VALUE = Target(
             UNFILLED,
         ),
         Mutant(
+            "tile filled with the score",
+            "0 times the score fills the tile",
+            ("tl.zeros(score.shape, tl.float32) +", "0 * score +"),
+            "whole tiles",
+            "0 * inf and 0 * NaN are NaN, and the score may be either",
+        ),
+        Mutant(
             "sum",
             "a difference is written as Python's sum",
             ('"sub": "{} - {}"', '"sub": "sum([{}, -{}])"'),
@@ -252,6 +259,16 @@ GRADIENT = Target(
             "both branches of where get g: only the one that was taken, the other gets 0",
         ),
         Mutant(
+            "branches multiplied",
+            "g is multiplied with the condition, 1 or 0",
+            (
+                '"tl.where({0}, {g}, 0.0)", "tl.where({0}, 0.0, {g})"',
+                '"{g} * {0}.to(tl.float32)", "{g} * (1.0 - {0}.to(tl.float32))"',
+            ),
+            "choices",
+            "choose with tl.where, do not multiply",
+        ),
+        Mutant(
             "both operands of maximum",
             "maximum hands g to both",
             ('"tl.where({0} > {1}, {g}, 0.0)", "tl.where({0} > {1}, 0.0, {g})"', '"{g}", "{g}"'),
@@ -287,6 +304,14 @@ GRADIENT = Target(
             (FILL, "return "),
             "without the score",
             UNFILLED,
+            "gradient-kernel",
+        ),
+        Mutant(
+            "tile filled with the gradient",
+            "0 times grad fills the tile",
+            ("tl.zeros(score.shape, tl.float32) +", "0 * grad +"),
+            "without the score",
+            "0 * inf and 0 * NaN are NaN, and score and grad may be either",
             "gradient-kernel",
         ),
         GATHER,
