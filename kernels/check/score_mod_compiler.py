@@ -31,7 +31,7 @@ OUTSIDE = (
 TIMES_ZERO = "0 * inf and 0 * NaN are NaN, and"
 FILLED = f"{TIMES_ZERO} the score may be either: what fills the tile is tl.zeros(score.shape, tl.float32)"
 EMPTY = f"{TIMES_ZERO} score and grad may be either: what fills the tile is tl.zeros(score.shape, tl.float32)"
-CHOSEN = f"{TIMES_ZERO} g may be either where the branch is not taken: choose with tl.where, do not multiply"
+CHOSEN = f"{TIMES_ZERO} g may be either where the branch is not taken: multiply nothing with 0, choose with tl.where"
 ONE_EXPONENTIAL = "inf / inf is NaN: write tanh(x) as 1 - 2 / (1 + exp(2 x)), which has one exponential"
 
 

@@ -266,7 +266,7 @@ GRADIENT = Target(
                 '"{g} * {0}.to(tl.float32)", "{g} * (1.0 - {0}.to(tl.float32))"',
             ),
             "choices",
-            "choose with tl.where, do not multiply",
+            "multiply nothing with 0, choose with tl.where",
         ),
         Mutant(
             "both operands of maximum",
@@ -307,9 +307,9 @@ GRADIENT = Target(
             "gradient-kernel",
         ),
         Mutant(
-            "tile filled with the gradient",
-            "0 times grad fills the tile",
-            ("tl.zeros(score.shape, tl.float32) +", "0 * grad +"),
+            "tile filled with the score",
+            "0 times the score fills the tile",
+            ("tl.zeros(score.shape, tl.float32) +", "0 * score +"),
             "without the score",
             "0 * inf and 0 * NaN are NaN, and score and grad may be either",
             "gradient-kernel",
