@@ -1,6 +1,7 @@
 """Pictures show what the accesses say: read back from the figure's own rectangles and texts."""
 
 import io
+import zlib
 
 import numpy as np
 import pytest
@@ -186,6 +187,9 @@ def test_a_picture_has_the_fewest_colours_that_do_it_no_harm_and_is_never_made_s
     flats[0].savefig(full, format="png")
     want, got = (Image.open(file).convert("RGB").getcolors(1 << 20) for file in (full, io.BytesIO(flats[0].png())))
     assert max(want)[1] == max(got)[1] == (255, 255, 255) and sorted(want)[-2][1] == sorted(got)[-2][1]  # as they were
+    loose = png.small(full.getvalue(), pack=lambda data: zlib.compress(data, 1))
+    assert len(small) < len(loose) and png.small(loose) == small  # the last one's, the flats
+    assert png.small(small, pack=lambda data: zlib.compress(data, 1)) == small  # as zopfli's where zlib's are longer
     photograph = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)).save(photograph, "png")
     assert len(Image.open(io.BytesIO(png.small(photograph.getvalue()))).getcolors()) <= 64
