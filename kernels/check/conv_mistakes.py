@@ -155,6 +155,9 @@ def _pairs(problem: Problem):
         )
 
 
+WRAPPED = "pixels beyond M wrap round: % M finds rows that exist, and adds them again; they must add 0 (mask_m)"
+
+
 def _loops(problem: Problem):
     """Mistaken loops over all pixels: (cause, dweight)."""
     g, blocks, A, dy = problem.g, problem.blocks, problem.columns(), problem.rows()
@@ -167,6 +170,7 @@ def _loops(problem: Problem):
         "only the first row of the output counts: the sum runs over all M = N P Q pixels": torch.arange(min(g.M, g.Q)),
         "the last block of pixels is left out: there are cdiv(M, BLOCK_K)": problem.owned(range(blocks - 1)),
         "the first block of pixels is left out": problem.owned(range(1, blocks)),
+        WRAPPED: problem.wrapped(range(blocks)),
         "only the first block of pixels is added: loop over all": problem.owned([0]),
         "every step adds the first block's pixels: offs_m moves by BLOCK_K": problem.owned([0] * blocks),
     }
@@ -243,5 +247,6 @@ def suspects(case: Case, out: Output, task: Filter):
         holes = problem.answer("partials")
         holes[[z for z in range(problem.pieces) if not problem.mine(z)]] = float("nan")
         yield "a piece without blocks is not stored: it is the sum of nothing, zeros", holes
+        yield WRAPPED, problem.pieces_of(problem.columns(), problem.rows(), problem.mine, problem.wrapped)
         for cause, blocks_of in _shares(problem):
             yield cause, problem.pieces_of(problem.columns(), problem.rows(), blocks_of)

@@ -117,9 +117,14 @@ class Problem:
         m = torch.tensor(list(blocks), dtype=torch.long)[:, None] * self.block + torch.arange(self.block)
         return m[(m >= 0) & (m < self.g.M)]
 
-    def pieces_of(self, A, dy, blocks_of: Callable) -> torch.Tensor:
-        """Partial sums [Z, O, J] where ``blocks_of(z)`` are the blocks that piece z sums."""
-        owned = [self.owned(blocks_of(z)) for z in range(self.pieces)]
+    def wrapped(self, blocks) -> torch.Tensor:
+        """The pixels of these blocks, those beyond the last one counted from the first."""
+        m = torch.tensor(list(blocks), dtype=torch.long)[:, None] * self.block + torch.arange(self.block)
+        return m.flatten() % max(self.g.M, 1)
+
+    def pieces_of(self, A, dy, blocks_of: Callable, pixels_of: Callable | None = None) -> torch.Tensor:
+        """Partial sums [Z, O, J] where ``blocks_of(z)`` are the blocks that piece z sums, and ``pixels_of`` their pixels."""
+        owned = [(pixels_of or self.owned)(blocks_of(z)) for z in range(self.pieces)]
         return torch.stack([dy[m].mT @ A[m] for m in owned])
 
     def mine(self, z: int) -> range:

@@ -84,6 +84,10 @@ def list_suspects(case: Case, out: Output, task: Scored):
     both[whole] = listed(right)[whole]
     yield "full blocks are listed as partial too: a block is in one list", both
     if out.name.startswith("idx"):
+        counts, descending = list_answers(right, task)[f"num{out.name[3:]}"].tolist(), listed(right).clone()
+        for entries, length in zip(descending.flatten(0, 1), sum(counts, [])):
+            entries[:length] = entries[:length].flip(0)
+        yield "the blocks of a list are in ascending order", descending
         holes = torch.full_like(both, UNTOUCHED)  # what is never stored
         for which, kind in enumerate(task.kinds):
             for r, c in torch.nonzero((right if out.name == "idx" else right.T) == kind).tolist():

@@ -114,8 +114,9 @@ class Softmax(Variation):
             yield self.case(draw.normal(3, draw.size(shown, low, high)), poison=None)
 
     def wide(self, draw: Draw):
-        """Rows of several blocks, the last of them whole, ragged, or of one element."""
+        """Rows of several blocks, the last of them whole, ragged, or of one element; one far wider than a block can be."""
         yield self.case(draw.normal(2, draw.size(48, 48, 64, multiple_of=16)), BLOCK_N=16)
+        yield self.case(draw.normal(1, draw.size(70_000, 66_000, 72_000)), BLOCK_N=4096, poison=None)
         for N in (draw.size(41, 34, 47), 33):
             yield self.case(draw.normal(3, N), BLOCK_N=16, poison=None)
 

@@ -92,6 +92,7 @@ VALUE = Exercise(
                 "torch.where((q_idx - kv_idx < 5) & ~(kv_idx == 3) | (h == 1), score, 0.5 * score)",
                 "torch.maximum(score, 0.1 * q_idx) - torch.minimum(score, 1 - 2 * score)",
                 "torch.where(score > 0.5, 1.0, 2 * score)",
+                "torch.where((q_idx >= 0.3 * kv_idx) & (0.7 * q_idx <= kv_idx), score, -1.0)",
             ),
             "a comparison takes both sides in the dtype that holds both, where its branches in its own",
         ),

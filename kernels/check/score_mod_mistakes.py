@@ -62,10 +62,15 @@ def _number_as(cast):
 
 
 def _compared(cast):
+    """Comparisons whose sides go through ``cast`` first."""
+    return _each_compared(lambda a, b: (cast(a), cast(b)))
+
+
+def _each_compared(both):
+    """Comparisons of what ``both`` makes of the two sides."""
     names = ("lt", "le", "gt", "ge", "eq", "ne")
     return {
-        name: lambda a, b, name=name: getattr(torch, name)(cast(torch.as_tensor(a)), cast(torch.as_tensor(b)))
-        for name in names
+        name: lambda a, b, name=name: getattr(torch, name)(*both(torch.as_tensor(a), torch.as_tensor(b))) for name in names
     }
 
 
@@ -94,6 +99,9 @@ VALUE_MISTAKES = {
     ),
     "the sides of a comparison are cast to its own dtype, bool: they need the dtype that holds both": (
         _compared(lambda x: x.bool())
+    ),
+    "the sides of a comparison are cast to the dtype of one of them: they need the dtype that holds both": (
+        _each_compared(lambda a, b: (a, b.to(a.dtype)))
     ),
     "integers are compared as floats: they need the dtype that holds both sides": _compared(lambda x: x.float()),
     "a negative index counts from the end: -1 is the last": {"getitem": _index(lambda i, size: i)},

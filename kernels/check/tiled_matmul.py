@@ -70,20 +70,23 @@ class Packing(Variation):
         *,
         packed=False,
         orders=("", "", ""),
-        shared="",
+        shared=("", ""),
         blocks=(16, 16, 32),
         poison=(),
         tolerance=5e-3,
     ) -> Case:
-        """One call on ``a``, the packed ``q`` and ``scale``, with fences as wide as the blocks."""
+        """One call on ``a``, the packed ``q`` and ``scale``, with fences as wide as the blocks.
+
+        ``shared``: axes of ``a`` and of ``scale`` with stride 0.
+        """
         launch = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), blocks))
         fence = None if packed else dict(zip("MNKJ", (*blocks, blocks[2] // 2)))
         out = Fenced("out", "MN", torch.empty(a.shape[0], q.shape[1]), fence=fence, order=orders[2])
         return Case(
             inputs=[
-                Fenced("a", "MK", a, fence=fence, order=orders[0], shared=shared),
+                Fenced("a", "MK", a, fence=fence, order=orders[0], shared=shared[0]),
                 Fenced("b", "JN", self.packed_pairs(q), fence=fence, order=orders[1]),
-                Fenced("scale", "N", scale, fence=fence),
+                Fenced("scale", "N", scale, fence=fence, shared=shared[1]),
             ],
             # The precision properties alone look at the last digits.
             outs=[Output(out, self.product(a, q, scale), tolerance=tolerance)],
@@ -123,12 +126,14 @@ class Packing(Variation):
         yield made
 
     def strides(self, draw: Draw):
-        """Each matrix in turn stored transposed, rows of ``a`` that are one row repeated, rows with gaps."""
+        """Each matrix in turn stored transposed, rows of ``a`` that are one repeated, one scale for all, gaps."""
         M, N, K = (draw.size(shown, 32, 64, multiple_of=16) for shown in (16, 32, 64))
         for orders in (("", "", ""), ("KM", "", ""), ("", "NJ", ""), ("", "", "NM")):
             yield self.case(*self.normal(draw, M, N, K), orders=orders)
         a, q, scale = self.normal(draw, 1, N, K, above=None)
-        yield self.case(a.expand(M, K), q, scale, shared="M")
+        yield self.case(a.expand(M, K), q, scale, shared=("M", ""))
+        a, q, scale = self.normal(draw, M, N, K)
+        yield self.case(a, q, scale[:1].expand(N), shared=("", "N"))
 
     def ragged_output(self, draw: Draw):
         """Rows and columns that fill no tile, and fewer of them than one tile has."""
@@ -196,6 +201,8 @@ class Packing(Variation):
             f"the two halves of a byte are exchanged: k = 2 j lies in the {self.first} four bits",
             summed(a, self.numbers(b >> 4 | b << 4, K)),
         )
+        twos = "the codes are read as signed numbers: a code is its number and {taken}, not two's complement"
+        yield twos.format(taken=taken), summed(a, (q + taken) - 16 * (q + taken >= 8))
         yield f"{taken} is not taken off: the codes 0..15 stand for {-taken}..{15 - taken}", summed(a, q + taken)
         yield (
             f"the codes are less {taken} in uint8, where 3 - {taken} is {(3 - taken) % 256}: convert them first",
@@ -281,7 +288,7 @@ def exercise(task: Packing) -> Exercise:
                 1,
                 READ_STRIDES,
                 task.strides,
-                "each address is row * stride + column * stride, with the two strides of that tensor",
+                "each address is row * stride + column * stride, with that tensor's strides; scale has one, too",
             ),
             Property(
                 "ragged rows and columns",

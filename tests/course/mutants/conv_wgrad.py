@@ -341,6 +341,13 @@ WGRAD = Target(
             "the partial block at the end is left out: there are cdiv(M, BLOCK_K)",
         ),
         Mutant(
+            "wrapped round",
+            "pixels beyond the last one are the first ones once more, as rows of tiles may be",
+            ("offs_m = block * BLOCK_K + tl.arange(0, BLOCK_K)", "offs_m = (block * BLOCK_K + tl.arange(0, BLOCK_K)) % g.M"),
+            "ragged pixels",
+            "% M finds rows that exist, and adds them again",
+        ),
+        Mutant(
             "missing load mask",
             "dy is loaded beyond the last pixel; A is 0 there, but 0 times NaN is NaN",
             ("mask=mask_m[:, None] & mask_o, other", "mask=mask_o, other"),

@@ -93,6 +93,13 @@ LISTS = Target(
             "no program stores them",
         ),
         Mutant(
+            "from the last to the first",
+            "blocks are listed in descending order",
+            ("        offs_n = c * BLOCK_N", "        c = C - 1 - c\n        offs_n = c * BLOCK_N"),
+            "partial, full, empty",
+            "the blocks of a list are in ascending order",
+        ),
+        Mutant(
             "holes in the lists",
             "block c stands at place c, as in a matrix",
             (

@@ -86,6 +86,20 @@ TARGET = Target(
             "what is subtracted is the maximum of the last block alone",
         ),
         Mutant(
+            "hard-coded width",
+            "no walk goes beyond the first 4096 elements",
+            (
+                "range(0, N, BLOCK_N):\n        high",
+                "range(0, min(N, 4096), BLOCK_N):\n        high",
+                "range(0, N, BLOCK_N):\n        d ",
+                "range(0, min(N, 4096), BLOCK_N):\n        d ",
+                "range(0, N, BLOCK_N):\n        offs_n",
+                "range(0, min(N, 4096), BLOCK_N):\n        offs_n",
+            ),
+            "wide rows",
+            "no program stores them",
+        ),
+        Mutant(
             "no maximum",
             "the exponential of x itself",
             (

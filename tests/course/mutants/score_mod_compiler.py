@@ -89,6 +89,14 @@ VALUE = Target(
             "operands-kernel",
         ),
         Mutant(
+            "comparisons by the first side",
+            "both sides of a comparison are cast to the dtype of the first one",
+            (PROMOTED, "dtypes = [dtype_of(node.args[0])] * 2"),
+            "choices",
+            "the sides of a comparison are cast to the dtype of one of them",
+            "operands-kernel",
+        ),
+        Mutant(
             "comparisons of floats",
             "both sides of a comparison are cast to float32: large document numbers are all alike",
             (PROMOTED, "dtypes = [torch.float32] * 2"),

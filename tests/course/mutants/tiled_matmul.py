@@ -194,6 +194,13 @@ TARGET = Target(
             "sums are kept in float16: the accumulator must be tl.float32",
         ),
         Mutant(
+            "scale stride left out",
+            "the scales are taken as neighbours",
+            ("scale_ptr + offs_n * stride_s", "scale_ptr + offs_n"),
+            "strides",
+            "with that tensor's strides; scale has one, too",
+        ),
+        Mutant(
             "column stride left out",
             "the bytes of a row of b are taken as neighbours",
             ("offs_n * stride_bn", "offs_n"),
@@ -368,6 +375,16 @@ OBVIOUS = (
         "high half not shifted",
         ("(b >> 4).to", "(b & 240).to"),
         "the high four bits count 16 times: shift them down, b >> 4",
+    ),
+    (
+        "two's complement",
+        (
+            "(b & 15).to(a_even.dtype) - 8",
+            "((b & 15) ^ 8).to(a_even.dtype) - 8",
+            "(b >> 4).to(a_odd.dtype) - 8",
+            "((b >> 4) ^ 8).to(a_odd.dtype) - 8",
+        ),
+        "the codes are read as signed numbers: a code is its number and 8, not two's complement",
     ),
     (
         "codes for numbers",
