@@ -171,8 +171,10 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
     for cause, answer in exercise.suspects(case, out):
         if not out.wrong(clean.got, out.array(answer)).any():
             return Finding(where, amount, cause)
-    if out.unstored(seen).any() and not seen.spilled:  # with spilled ones, they went elsewhere
-        return _never_stored(case, out, out.unstored(seen))
+    masked = any(exercise.mask(out.name, *end) for end in seen.spilled if end[0])
+    if out.unstored(seen).any() and not masked:  # with a mask missing, that is it
+        elsewhere = "they are stored past an end of the tensor" if seen.spilled else "no program stores them"
+        return _never_stored(case, out, out.unstored(seen), elsewhere)
     if item.not_finite and not isfinite(clean.got[isfinite(out.answer)]).all():
         return Finding(where, amount, item.not_finite)
     if 0.02 < bad.mean() < 0.98 and _fractions_cut(case, out, clean.got, bad):
@@ -257,11 +259,11 @@ def shares(exercise, item, contestant, case) -> Finding | None:
     return Finding(where, f"with {case.sizes}", "something else filled it") if unwritten else None
 
 
-def _never_stored(case, out, missing) -> Finding:
+def _never_stored(case, out, missing, why) -> Finding:
     places = argwhere(missing)
     extent, axes = (places.max(axis=0) - places.min(axis=0) + 1).tolist(), out.tensor.axes
     axes = [axis for axis, n, size in zip(axes, extent, missing.shape) if n < size] or list(axes)
-    cause = f"no program stores them: look at grid, offsets, strides and mask along {' and '.join(axes)}"
+    cause = f"{why}: look at grid, offsets, strides and mask along {' and '.join(axes)}"
     return Finding(f"{_box(out, missing)} {_is(missing)} never stored", f"with {case.sizes}", cause)
 
 

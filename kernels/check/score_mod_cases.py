@@ -11,15 +11,16 @@ from kernels.check.framework import Case, Draw, Fenced, Output
 from kernels.check.score_mod_mistakes import Unit
 from kernels.check.tensors import NAN
 
-INF = float("inf")
+NOT_FINITE = (float("inf"), -float("inf"), NAN)
 
 
 def case(
-    draw: Draw, text: str, *, gradient=False, magnitude=1.0, infinite="", orders=None, B=1, M=None, N=None, BLOCK=32
+    draw: Draw, text: str, *, gradient=False, magnitude=1.0, odd=None, orders=None, B=1, M=None, N=None, BLOCK=32
 ) -> Case:
     """One mod, on two heads and a ragged number of queries M and keys N, drawn if not given.
 
-    ``infinite`` names the inputs, score and grad, of which some numbers are infinite, and some NaN.
+    ``odd`` gives score, or grad, numbers that stand among the drawn ones. Where a score is 0, where abs has its corner, a
+    gradient may be any up to grad.
     """
     mod = Mod(text)
     sizes = {"B": B, "H": 2, "M": M or draw.size(13, 9, 15), "N": N or draw.size(19, 17, 23), "S": 3, "U": 5}
@@ -28,9 +29,8 @@ def case(
 
     def fenced(name, axes, values):
         order = (orders or {}).get(axes, "")
-        if name in infinite.split():
-            for i, odd in enumerate((INF, -INF, NAN)):
-                values[..., i::5] = odd
+        for i, number in enumerate((odd or {}).get(name, ())):
+            values[..., i::5] = number
         return Fenced(name, axes, values, fence=fence, order=order)
 
     shape = [sizes[axis] for axis in "BHMN"]
@@ -43,7 +43,8 @@ def case(
     call = Case(inputs, [], {"mod": mod, "BLOCK": BLOCK}, poison=())
     out = fenced("ds" if gradient else "t", "BHMN", torch.empty(shape))
     # 1 - y * y and y * (1 - y) cancel far from 0: beside a slope of 1, what is left of them is rounding.
-    slack = 2 * ROUNDED * inputs[-1].values.double().abs().nan_to_num(0.0, 0.0) if gradient else None
+    room = torch.where(inputs[0].values == 0, 1.0, 2 * ROUNDED)
+    slack = room * inputs[-1].values.double().abs().nan_to_num(0.0, 0.0) if gradient else None
     call.outs.append(Output(out, Unit().answer(call), tolerance=1e-4, slack=slack))
     return call
 

@@ -10,7 +10,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kernels.check.framework import Cheap, Compiles, Exercise, Property, Tier
-from kernels.check.score_mod_cases import COSTED, COSTED_SIZES, case, functions, gradients, in_unit, steps, then, values
+from kernels.check.score_mod_cases import (
+    COSTED,
+    COSTED_SIZES,
+    NOT_FINITE,
+    case,
+    functions,
+    gradients,
+    in_unit,
+    steps,
+    then,
+    values,
+)
 from kernels.check.score_mod_mistakes import ONE_SHARE, Unit, gradient_suspects, value_suspects
 
 UNSEEN = (
@@ -32,6 +43,7 @@ TIMES_ZERO = "0 * inf and 0 * NaN are NaN, and"
 FILLED = f"{TIMES_ZERO} the score may be either: what fills the tile is tl.zeros(score.shape, tl.float32)"
 EMPTY = f"{TIMES_ZERO} score and grad may be either: what fills the tile is tl.zeros(score.shape, tl.float32)"
 CHOSEN = f"{TIMES_ZERO} g may be either where the branch is not taken: multiply nothing with 0, choose with tl.where"
+CORNER = "abs has a corner at 0, and 0 / 0 is NaN there: choose g or -g with tl.where"
 ONE_EXPONENTIAL = "inf / inf is NaN: write tanh(x) as 1 - 2 / (1 + exp(2 x)), which has one exponential"
 
 
@@ -126,7 +138,7 @@ VALUE = Exercise(
             EMIT,
             then(
                 values("slopes[h]", "column[kv_idx]", "0.5 * q_idx", "1.5", "score + mood[kv_idx]"),
-                values("slopes[h]", infinite="score"),
+                values("slopes[h]", odd={"score": NOT_FINITE}),
             ),
             "whatever it depends on, the result fills the tile: add tl.zeros(score.shape, tl.float32)",
             not_finite=FILLED,
@@ -170,10 +182,14 @@ GRADIENT = Exercise(
             "functions",
             1,
             CHAIN,
-            gradients(
-                "torch.exp(score)", "torch.log(score + 10)", "torch.tanh(score)", "torch.sigmoid(score)", "score.abs()"
+            then(
+                gradients(
+                    "torch.exp(score)", "torch.log(score + 10)", "torch.tanh(score)", "torch.sigmoid(score)", "score.abs()"
+                ),
+                gradients("score.abs()", odd={"score": (0.0,)}),
             ),
             "each function hands back g times its derivative",
+            not_finite=CORNER,
         ),
         Property(
             "choices",
@@ -186,7 +202,7 @@ GRADIENT = Exercise(
                     "torch.maximum(score, 0.1 * q_idx)",
                     "torch.minimum(0.1 * kv_idx, score)",
                 ),
-                gradients("torch.where(q_idx >= kv_idx, 2 * score, 3.0)", infinite="grad"),
+                gradients("torch.where(q_idx >= kv_idx, 2 * score, 3.0)", odd={"grad": NOT_FINITE}),
             ),
             "the branch that was taken gets g, the other 0",
             not_finite=CHOSEN,
@@ -213,7 +229,7 @@ GRADIENT = Exercise(
             CHAIN,
             then(
                 gradients("column[kv_idx]", "0.5 * q_idx", "torch.where(score > 0, 1.0, slopes[h])"),
-                gradients("column[kv_idx]", infinite="score grad"),
+                gradients("column[kv_idx]", odd={"score": NOT_FINITE, "grad": NOT_FINITE}),
             ),
             "a mod that does not depend on the score has a gradient of 0, a whole tile of it",
             not_finite=EMPTY,

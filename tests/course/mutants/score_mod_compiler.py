@@ -250,6 +250,13 @@ GRADIENT = Target(
             "sigmoid's share is g * y * (1 - y), y its value",
         ),
         Mutant(
+            "corner divided",
+            "the sign of abs's operand is its quotient with the value",
+            ('"tl.where({0} > 0, {g}, -{g})"', '"{g} * {0} / {y}"'),
+            "functions",
+            "0 / 0 is NaN there",
+        ),
+        Mutant(
             "branches exchanged",
             "the branch that was not taken gets g",
             (

@@ -14,7 +14,7 @@ def naive(tiled_matmul) -> bool:
     return torch.allclose(out, a.float() @ (b // 17 - 8).float().repeat_interleave(2, 0), atol=0.1)
 
 
-STRIDES = "each address is row * stride + column * stride, with the two strides of that tensor"
+STRIDES = "each address is row * stride + column * stride, with that tensor's strides; scale has one, too"
 
 TARGET = Target(
     "02_tiled_matmul",
