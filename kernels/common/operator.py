@@ -15,25 +15,12 @@ import torch
 
 from kernels.common.public import (
     as_usual,
-    autocast,
     nothing_looks_on,
     once_differentiable,
-    public,
     refuse_batched_gradients,
     refuse_parts,
     refuse_second_derivative,
-    refuse_transforms,
 )
-
-__all__ = [
-    "Operator",
-    "autocast",
-    "nothing_looks_on",
-    "once_differentiable",
-    "public",
-    "refuse_second_derivative",
-    "refuse_transforms",
-]
 
 NAMESPACE = "kernels_from_math"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
-from kernels.common.operator import autocast, nothing_looks_on, public
 from kernels.common.plan import remembered
 from kernels.common.precision import matmul_in_tf32
+from kernels.common.public import autocast, explains, nothing_looks_on, public
 from kernels.common.validate import check_number
 from kernels.flex_attention import graphs, plain, specs
 from kernels.flex_attention import options as options_of
@@ -232,19 +232,10 @@ def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     return spec.of_call(p, scale), score, mask
 
 
+@explains(flex_attention)
 def explain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score_mod: Callable[..., Tensor] | None = None,
-    block_mask: BlockMask | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    return_lse: bool = False,
-    kernel_options: dict[str, Any] | None = None,
-    *,
-    return_aux: AuxRequest | None = None,
-) -> str:
+    query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux
+):  # fmt: skip
     """How ``flex_attention`` would run these arguments, and why, as text. Reads the mask's counts: waits for the GPU."""
     check_returns(return_lse, return_aux)
     query, key, value = autocast(query, key, value)
@@ -265,4 +256,3 @@ def _blocks(p, block_mask):
 
 
 flex_attention.source = source
-flex_attention.explain = explain
