@@ -74,7 +74,7 @@ _DISAGREE = re.compile(
 
 _EXPLAINED_IN_PYTHON = {  # where no kernel is at work
     "computes outside a kernel": "what is stored must come from a kernel: hand it the tensor, and let it do this",
-    "must match": "two tensors of different shapes meet: look at each [:, None] and [None, :]",
+    "must match": "two tensors of different shapes meet: look at each [:, None], and at slices whose bound may fall below 0",
     "'int' object is not iterable": "a number stands where a tuple or a list is needed",
     "NoneType": "something is None here: does a function lack its `return`?",
 }
