@@ -7,8 +7,8 @@ if common_gluon.gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
-    from kernels.flex_attention.hopper.dealing import heads_of_unit, items_of_program, pair_of, place
-    from kernels.flex_attention.hopper.walks import bundled, entries_of, visit
+    from kernels.flex_attention.hopper.dealing import heads_of_unit, items_of_program
+    from kernels.flex_attention.hopper.walks import entries_of, keys_in_bundle, visit
 
     @gluon.jit
     def partial_dq(k_s, ds_s, buffer, GROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, WIDTH: gl.constexpr,
@@ -45,11 +45,7 @@ if common_gluon.gluon is not None:
         dq_s, dq_ready, dq_free = sinks
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, owner = bundled(item, tiles_n, items, BUNDLE)
-            pair = pair_of(owner, split)
-            b_kv = (first + pair) // Hkv
-            h_kv = (first + pair) % Hkv
+            tile, owner, pair, b_kv, h_kv = keys_in_bundle(turn, tiles_n, items, first, Hkv, split, BUNDLE, BACK_AND_FORTH)
             begin, stop, part = heads_of_unit(owner, batches * G, split)
             for j in range(begin, stop):
                 b = b_kv * batches + j // G

@@ -31,11 +31,11 @@ if common_gluon.gluon is not None:
         warpgroup_mma_wait,
     )
 
-    from kernels.flex_attention.hopper.dealing import heads_of_unit, items_of_program, pair_of, place
+    from kernels.flex_attention.hopper.dealing import heads_of_unit, items_of_program
     from kernels.flex_attention.hopper.fused_dq import hand_over, partial_dq, send_tiles
     from kernels.flex_attention.hopper.parts import add_rows
     from kernels.flex_attention.hopper.tiles import store_rows, transposed_logits
-    from kernels.flex_attention.hopper.walks import bundled, entries_of, visit
+    from kernels.flex_attention.hopper.walks import entries_of, keys_in_bundle, visit
 
     @gluon.jit
     def load_tiles(
@@ -47,11 +47,7 @@ if common_gluon.gluon is not None:
         q_s, do_s, k_s, v_s, lse_s, delta_s, kv_ready, kv_free, q_ready, do_ready, free = ring
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, owner = bundled(item, tiles_n, items, BUNDLE)
-            pair = pair_of(owner, split)
-            b_kv = (first + pair) // Hkv
-            h_kv = (first + pair) % Hkv
+            tile, owner, pair, b_kv, h_kv = keys_in_bundle(turn, tiles_n, items, first, Hkv, split, BUNDLE, BACK_AND_FORTH)
             mbarrier.wait(kv_free, (turn + 1) & 1)
             mbarrier.expect(kv_ready, GROUPS * (k_desc.nbytes_per_cta + v_desc.nbytes_per_cta))
             for group in gl.static_range(GROUPS):
@@ -259,11 +255,7 @@ if common_gluon.gluon is not None:
         v = v_s.index(GROUP).reshape([ROWS, BLOCK_DV])
         count = 0
         for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            tile, owner = bundled(item, tiles_n, items, BUNDLE)
-            pair = pair_of(owner, split)
-            b_kv = (first + pair) // Hkv
-            h_kv = (first + pair) % Hkv
+            tile, owner, pair, b_kv, h_kv = keys_in_bundle(turn, tiles_n, items, first, Hkv, split, BUNDLE, BACK_AND_FORTH)
             n0 = (tile * GROUPS + GROUP) * ROWS
             n = gl.minimum(gl.expand_dims(n0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout_s)), 1), N - 1)
             dk = gl.zeros([ROWS, BLOCK_D], gl.float32, layout_k)

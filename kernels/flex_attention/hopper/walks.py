@@ -15,6 +15,8 @@ if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
 
+    from kernels.flex_attention.hopper.dealing import pair_of, place
+
 _remembered = WeakTensorKeyDictionary()  # the first of a mask's lists -> (state, what was made of it, what graphs read)
 _NOTHING = None, {}, ()
 _lock = threading.Lock()
@@ -162,6 +164,13 @@ if common_gluon.gluon is not None:
         inside = item - bundle * BUNDLE * tiles_n
         here = gl.minimum(BUNDLE, items // tiles_n - bundle * BUNDLE)
         return inside // here, bundle * BUNDLE + inside % here
+
+    @gluon.jit
+    def keys_in_bundle(turn, tiles_n, items, first, Hkv, split, BUNDLE, BACK_AND_FORTH: gl.constexpr):
+        """``dealing.keys_of_program`` of items that are dealt in bundles."""
+        tile, unit = bundled(turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH), tiles_n, items, BUNDLE)
+        pair = pair_of(unit, split)
+        return tile, unit, pair, (first + pair) // Hkv, (first + pair) % Hkv
 
     @gluon.jit
     def entries_of(b, h, tile, walk, M, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
