@@ -19,7 +19,6 @@ from kernels.common.public import (
     once_differentiable,
     refuse_batched_gradients,
     refuse_parts,
-    refuse_second_derivative,
 )
 
 NAMESPACE = "kernels_from_math"
@@ -312,12 +311,12 @@ class Operator:
         return once_differentiable(self._public, made, (*grads, *tensors), self._room)
 
     def _refuse(self):
-        if self._written:
-            raise RuntimeError(
-                f"{self._public} is not differentiable: it updates a tensor in place. For gradients use "
-                f"kernels.{self._room or self._public}.reference.{self._public}_reference."
-            )
-        refuse_second_derivative(self._public, self._room)(None)
+        """Of an operator without a backward pass: its outputs have no gradient, not even a first one."""
+        why = "it updates a tensor in place" if self._written else "its kernel has no backward pass"
+        raise RuntimeError(
+            f"{self._public} is not differentiable: {why}. For gradients use "
+            f"kernels.{self._room or self._public}.reference.{self._public}_reference."
+        )
 
 
 def _parse(schema):

@@ -139,3 +139,11 @@ def test_a_second_derivative_is_refused_clearly():
     (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative.*kernels.conv_wgrad.reference.conv2d_reference"):
         dx.sum().backward()
+
+
+def test_a_gradient_of_a_gradient_is_refused_as_what_it_is():
+    x, dy = cases.randn(1, 5, 5, 4, grad=True), cases.randn(1, 3, 3, 8, grad=True)
+    for of, name in ((conv2d_wgrad(x, dy, 3, 3), "conv2d_wgrad"), (conv2d_bias_grad(dy), "conv2d_bias_grad")):
+        reference = f"kernels.conv_wgrad.reference.{name}_reference"
+        with pytest.raises(RuntimeError, match=f"{name} is not differentiable: .* no backward pass.*{reference}"):
+            of.sum().backward()
