@@ -50,7 +50,7 @@ def rows(answer):
     through = answer(0 * q, do.clone(), Gamma.clone(), dS.clone(), c)
     for other, why in (
         (dS, "What comes through the chunk does not fade"),
-        (last * dS, "Columns fade: a gate by key channel fades a row, and last decays are a column, [:, None]"),
+        (last * dS, "Columns fade: a gate by key channel fades a row, so the chunk's decays stand as a column, [:, None]"),
         (Gamma[0].exp()[:, None] * dS, "What comes through fades by the first token's gates alone: it passes all of them"),
     ):
         if not difference("", through, other):
