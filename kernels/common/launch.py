@@ -1,5 +1,6 @@
 """Start a kernel on its tensors' own device, or in the interpreter with the interpreter's limits worked around."""
 
+import os
 import threading
 
 import numpy as np
@@ -9,9 +10,20 @@ from kernels import runtime
 from kernels.common.again import Constants, start, with_constants
 from kernels.common.validate import PLAIN
 
-__all__ = ["Constants", "element_size", "launch", "with_constants"]
+__all__ = ["Constants", "element_size", "launch", "lock_over_forks", "with_constants"]
 
-_one_at_a_time = threading.RLock()
+
+def lock_over_forks():
+    """A reentrant lock that a forked process finds free, and what it guards whole: a fork waits for the thread that holds it.
+
+    Of two that one thread may hold at once, the one that it takes last is made first.
+    """
+    lock = threading.RLock()
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
+
+_one_at_a_time = lock_over_forks()
 
 
 def launch(kernel, grid, *args, outputs=(), constants=None, **meta):

@@ -3,6 +3,10 @@
 import importlib
 import importlib.util
 import json
+import os
+import signal
+import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +23,7 @@ from kernels.common import launch as launch_module
 from kernels.common.launch import Constants, launch
 from kernels.common.sequences import count_runs, sequence_of_runs
 from kernels.common.validate import same_device
+from kernels.flex_attention.mods import recorded, store
 
 
 @triton.jit
@@ -69,6 +74,34 @@ def test_threads_launch_at_the_same_time():
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, outputs))  # raises what a thread has raised
     assert all(torch.equal(y, x * x) for y in outputs)
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="a forked process cannot use the GPU")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("held", [launch_module._one_at_a_time, store.lock, recorded._lock])
+def test_a_process_forked_while_a_thread_computes(held):
+    """A lock that is held by a thread, which the new process doesn't have, would be held there for ever."""
+    taken, x = threading.Event(), torch.arange(8.0)
+
+    def busy():
+        with held:
+            taken.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    taken.wait()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)  # what ends it where it waits
+        try:
+            with held:
+                launch(_square_kernel, (1,), x, x, 8, 1, 1, outputs=(x,), BLOCK=8)
+        finally:
+            os._exit(0 if torch.equal(x, torch.arange(8.0) ** 2) else 1)
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_an_empty_grid_runs_nothing():

@@ -1,10 +1,10 @@
 """Mods that dynamo has recorded as graphs: compiled when they meet tensors, which alone tell sizes and strides."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from kernels.common.launch import lock_over_forks
 from kernels.flex_attention.mods import errors
 from kernels.flex_attention.mods.bind import stand_in
 from kernels.flex_attention.mods.compiler import compile_mod
@@ -12,7 +12,7 @@ from kernels.flex_attention.mods.fingerprint import LARGEST
 from kernels.flex_attention.mods.store import Bounded
 
 _compiled = Bounded(512)  # what a mod is known by -> (compiled mod, places of tensors, places of numbers)
-_lock = threading.RLock()
+_lock = lock_over_forks()
 
 
 def bind_graph(mod, name, kind, values, device, learned):

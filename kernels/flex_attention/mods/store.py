@@ -7,13 +7,13 @@ import os
 import re
 import sys
 import tempfile
-import threading
 from collections import OrderedDict
 from pathlib import Path
 
+from kernels.common.launch import lock_over_forks
 from kernels.flex_attention.mods import device
 
-lock = threading.RLock()
+lock = lock_over_forks()
 
 
 class Bounded(OrderedDict):
