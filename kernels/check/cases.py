@@ -1,5 +1,6 @@
 """One call of a learner's function: its tensors, the answers it must give, and what it left behind."""
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -158,6 +159,18 @@ class Case:
             if tensor.name in axes:
                 tensor.stretch(axes[tensor.name])
         return self
+
+    @contextlib.contextmanager
+    def near(self):
+        """Meanwhile nothing is stretched."""
+        kept = [tensor.far for tensor in self.tensors]
+        for tensor in self.tensors:
+            tensor.far = None
+        try:
+            yield
+        finally:
+            for tensor, far in zip(self.tensors, kept):
+                tensor.far = far
 
     def run(self, contestant: Contestant, only: dict[str, list[tuple[str, str]]] | None = None) -> Run:
         """Make the call. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says.

@@ -199,6 +199,13 @@ class Function:
         x, dy = draw.normal(3, 5, 5, 8), draw.normal(3, 4, 4, 16)
         x[1], dy[0], dy[1] = x[0], 2.0**30 * dy[0], -(2.0**30) * dy[0]
         yield self.case(draw, N=3, Z=3, values={"x": x, "dy": dy})
+        # The second block of the second piece is lost in it; in a sum of all blocks it would not be.
+        x, dy = draw.normal(6, 5, 5, 8), draw.normal(6, 4, 4, 16)
+        x[2], dy[0], dy[1], dy[2] = x[0], 2.0**60 * dy[0], 0.0, -(2.0**60) * dy[0]
+        case = self.case(draw, N=6, Z=3, values={"x": x, "dy": dy})
+        partials, dweight = case.outs
+        case.outs = [partials, Output(dweight.tensor, partials.expected[2], tolerance=5e-3)]
+        yield case
 
     def several_pieces(self, draw):
         """Several pieces of everything ragged."""

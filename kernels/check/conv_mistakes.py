@@ -222,6 +222,10 @@ def _sums(problem: Problem, partials: torch.Tensor):
     for piece in reversed(partials.float()):
         backwards = backwards + piece
     yield order, backwards.double()
+    anew, A, dy = torch.zeros_like(backwards), problem.columns(), problem.rows()
+    for m in (problem.owned([block]) for block in range(problem.blocks)):
+        anew = anew + (dy[m].mT @ A[m]).float()
+    yield "dweight is made anew from x and dy: it is the sum of what partials holds", anew.double()
     if Z == 2:  # both mistakes leave the same piece
         yield "the first piece is missing: total starts at 0, z at 0, and each step adds to total", partials[-1]
     yield "only the last piece is left: add to total, do not replace it", partials[-1]

@@ -36,8 +36,11 @@ def judge(exercise, item, contestant, case) -> Finding | None:
         for stray in strays:
             if stray.far:  # performing it could end the process
                 where = f"a {stray.kind} reaches far outside {stray.tensor}"
-                cause = TOO_NARROW if any(tensor.far for tensor in case.tensors) else item.otherwise
-                return Finding(where, f"`{stray.source}` (with {case.sizes})", cause)
+                narrow = Finding(where, f"`{stray.source}` (with {case.sizes})", TOO_NARROW)
+                if not any(tensor.far for tensor in case.tensors):
+                    return narrow._replace(cause=item.otherwise)
+                with case.near():  # a mask may be missing, too
+                    return judge(exercise, item, contestant, case) or touches(exercise, item, contestant, case) or narrow
     if strays or not runtime.interpreted:
         run = case.run(contestant)
     if run.changed:

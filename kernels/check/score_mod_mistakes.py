@@ -178,6 +178,7 @@ GRADIENT_MISTAKES = {
     },
 }
 ONE_SHARE = "a value that is used twice gets the sum of its shares, here one replaces the other"
+NO_SHARE = "no share reaches the score: walk from the last operation to the first, and return what the score was handed"
 NO_GRAD = "the walk back starts with grad, the gradient of the mod's value"
 
 
@@ -208,6 +209,7 @@ def gradient_suspects(case: Case, out: Output, task: Unit = Unit()):
             f"the gradient is that of s, and score is s / ({task.unit}): times {task.unit}",
             task.answer(case) / task.number,
         )
+    yield NO_SHARE, torch.zeros_like(case.inputs[-1].values.double())
     yield NO_GRAD, task.answer(case, grad=torch.ones_like(case.inputs[-1].values.double()))
     for cause, replacements in GRADIENT_MISTAKES.items():
         yield cause, task.answer(case, _Instead(replacements))

@@ -183,6 +183,9 @@ class Packing(Variation):
             yield replaced, summed(a * (k % 2) * (k >= after))
         yield "the odd k are left out: the other four bits of a byte hold them", summed(a * (1 - k % 2))
         yield "the partial tile at the end of K is left out: the loop must run to K", summed(a * (k < whole))
+        lost = "the last byte is left out where K is odd: b has (K + 1) // 2 rows, and the last one holds one number"
+        for left in (0, -taken):  # what is counted in its place
+            yield lost, summed(a, torch.where(k[:, None] < K // 2 * 2, q, left))
         yield "only the first tile along K is used: loop up to the diagonal", summed(a * (k < step))
         pair = k // 2  # step by step, it is met from start = 2 (pair - step / 2 + 1) to 2 pair + 1
         times = torch.minimum(2 * pair + 2, ends) - 2 * (pair - step // 2 + 1).clamp(min=0)

@@ -543,6 +543,16 @@ SPLIT = Target(
             "something else filled it",
         ),
         Mutant(
+            "made anew",
+            "the second launch takes the product over all blocks, and leaves the pieces as they are",
+            (
+                "sum_kernel[tiles](partials, dweight, *strides[2:], dweight.stride(), Z, O, g.J, BLOCK_M, BLOCK_N)",
+                "wgrad_kernel[tiles](x, dy, dweight, *strides[:2], dweight.stride(), O, g, BLOCK_M, BLOCK_N, BLOCK_K)",
+            ),
+            "order of the sum",
+            "dweight is made anew from x and dy: it is the sum of what partials holds",
+        ),
+        Mutant(
             "load, add, store",
             "the same without atomics: on a GPU whole pieces get lost",
             (

@@ -47,6 +47,13 @@ TARGET = Target(
             "the load of a is not masked along K (mask_even, mask_odd)",
         ),
         Mutant(
+            "last byte left out",
+            "the rows of b are held against K // 2",
+            ("mask_k = 2 * pair[:, None] < K", "mask_k = pair[:, None] < K // 2"),
+            "ragged depth",
+            "the last byte is left out where K is odd",
+        ),
+        Mutant(
             "missing K mask",
             "b is not masked along K: what it holds there is multiplied by 0",
             ("mask=mask_k & mask_n", "mask=mask_n"),
