@@ -95,6 +95,14 @@ def test_without_addresses_poison_names_the_load_mask(target, monkeypatch):
             assert "not verified on this machine: stays inside its tensors (needs the interpreter)" in printed
 
 
+def test_a_missing_mask_is_no_narrow_index():
+    """Both send a load far away where strides need 64 bits; with near ones the mask alone does."""
+    (target,) = (target for target in targets() if target.function == "dynamic_conv_dx")
+    own = "k = tl.load(k_ptrs, mask=(time < T)", "k = tl.load(k_ptrs, mask=mask_t"
+    printed = target.check_properties(submission(target, own), lambda each: [one for one in each if one.name == "strides"])
+    assert "the load of weight is not masked along T (time < T)" in failures(printed)["strides"]
+
+
 MODULES = (vector_add, row_softmax, tiled_matmul, dynamic_conv, recurrent_attention, chunked_attention)
 
 

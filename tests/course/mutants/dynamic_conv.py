@@ -246,13 +246,6 @@ DX = Target(
             "the load of dy is not masked along T (time < T)",
         ),
         Mutant(
-            "the block's own mask",
-            "the weight is masked at the block's own times, far tokens too",
-            ("k = tl.load(k_ptrs, mask=(time < T)", "k = tl.load(k_ptrs, mask=mask_t"),
-            "strides",
-            "the load of weight is not masked along T (time < T)",
-        ),
-        Mutant(
             "off-by-one padding",
             "one weight past the end is read",
             ("k = tl.load(k_ptrs, mask=(time < T)", "k = tl.load(k_ptrs, mask=(time <= T)"),
