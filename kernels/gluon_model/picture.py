@@ -275,10 +275,10 @@ def state(machine, step: int) -> str:
     track = _track(machine)
     if not 0 <= step < len(track.columns):
         raise ValueError(f"step is {step}: the program has steps 0 to {len(track.columns) - 1}")
-    return _state(machine, track, step)
+    return _state(track, step)
 
 
-def _state(machine, track: Track, step: int) -> str:
+def _state(track: Track, step: int) -> str:
     lines = [f"step {step} of {len(track.columns) - 1}"]
     last = {event.who: event for event in track.columns[: step + 1] if event.kind != "land"}
     stuck = {who: event for who, a, b, event in track.blocked if a <= step and (b is None or step < b)}
@@ -333,7 +333,7 @@ def player(machine):
         figure = timeline(machine, first, min(first + window, count), slider.value)
         figure.savefig(buffer, format="png", metadata={"Software": None})
         image.value = buffer.getvalue()
-        text.value = f"<pre>{html.escape(_state(machine, track, slider.value))}</pre>"
+        text.value = f"<pre>{html.escape(_state(track, slider.value))}</pre>"
 
     slider.observe(show, names="value")
     show()

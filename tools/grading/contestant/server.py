@@ -117,7 +117,7 @@ def prepare_programs() -> None:
     make_fx(lambda x: x + 1, tracing_mode="fake")(torch.zeros(()))
 
 
-def enter(limits: dict) -> bool:
+def enter() -> bool:
     """Enter namespaces of one's own; returns whether that is possible here. The next fork is their first process."""
     uid, gid = os.getuid(), os.getgid()
     if _libc.unshare(_NEWUSER | _NEWPID | _NEWNS | _NEWIPC | _NEWNET | _NEWUTS):
@@ -200,7 +200,7 @@ def start(order: dict, connection: socket.socket, control: socket.socket, nested
     between = os.fork()
     if between == 0:
         os.close(reading)
-        if enter(limits):
+        if enter():
             pid = os.fork()
             if pid == 0:
                 os.close(writing)
@@ -258,7 +258,7 @@ def main() -> None:
         prepare()
     from . import syscalls
 
-    nested, filtered = _can(lambda: enter({})), _can(syscalls.forbid)
+    nested, filtered = _can(enter), _can(syscalls.forbid)
     control.send(json.dumps({"ready": True, "nested": nested, "filtered": filtered}).encode())
     missing = {"program": prepare_programs, "pipelines": prepare_pipelines}
     while True:
