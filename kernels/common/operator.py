@@ -276,7 +276,8 @@ class Operator:
             made = (None,) * len(needs)
             if True in needs:
                 varying = of_varying(grads) if constants else grads
-                made = self._differentiate(ctx, known, varying, needs)
+                if varying[0] is not None or any(grad is not None for grad in varying):  # else none of them was used
+                    made = self._differentiate(ctx, known, varying, needs)
             if not places.passed:
                 return places.answer((None, *made))
             answer = list(places.answer((None, *made)))

@@ -127,6 +127,25 @@ def test_exported_with_a_length_of_its_own(name, strict):
     agree([torch.export.load(file).module()(*other)], [program.call(*other)])
 
 
+class _Undefined(torch.autograd.Function):
+    """As it is, with a gradient that isn't there, as a node gives whose own outputs nobody used."""
+
+    @staticmethod
+    def forward(ctx, out):
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@EACH
+def test_outputs_whose_gradients_are_undefined(name):
+    tensors = leaves(name)
+    out = _Undefined.apply(PROGRAMS[name].call(*tensors))
+    assert torch.autograd.grad(out.sum(), tensors, allow_unused=True) == (None,) * len(tensors)
+
+
 @EACH
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointed(name, use_reentrant):

@@ -1,6 +1,7 @@
 """``flex_attention`` inside other people's programs: changes in place, hooks on saved tensors, autocast, transforms."""
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -184,3 +185,23 @@ def test_symbolic_trace_records_one_call():
     graph = torch.fx.symbolic_trace(lambda q, k, v: flex_attention(q, k, v) * 2)
     assert [n.target for n in graph.graph.nodes if n.op == "call_function"][0] is flex_attention
     torch.testing.assert_close(graph(q, k, v), flex_attention(q, k, v) * 2)
+
+
+def test_a_parameter_that_a_mod_captures_can_be_swapped():
+    """``torch.__future__.set_swap_module_params_on_conversion`` refuses what has weak references."""
+
+    class Biased(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.randn(2, 40, device=DEVICE))
+
+        def forward(self, x):
+            return flex_attention(x, x, x, lambda score, b, h, q_idx, kv_idx: score + self.bias[h, q_idx - kv_idx + 16])
+
+    layer, x = Biased(), torch.randn(1, 2, 16, 8, device=DEVICE)
+    layer(x).sum().backward()
+    assert not weakref.getweakrefs(layer.bias)
+    replaced = torch.nn.Parameter(torch.zeros_like(layer.bias))
+    layer.bias.grad = None
+    torch.utils.swap_tensors(layer.bias, replaced)
+    torch.testing.assert_close(layer(x), flex_attention(x, x, x))

@@ -23,6 +23,7 @@ from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kernels.flex_attention.mods import special
@@ -138,7 +139,9 @@ class _Captures(TorchFunctionMode):
         if isinstance(tensor, FakeTensor):
             return tensor
         if id(tensor) not in self.stand_ins:
-            self.stand_ins[id(tensor)] = tensor, self.fake.from_tensor(tensor)
+            with _disable_current_modes():  # an alias: fake tensors leave weak references, and torch swaps no tensor with such
+                alias = tensor.detach().requires_grad_(tensor.requires_grad)
+            self.stand_ins[id(tensor)] = tensor, self.fake.from_tensor(alias)
         return self.stand_ins[id(tensor)][1]
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
