@@ -139,7 +139,7 @@ class _Captures(TorchFunctionMode):
         if isinstance(tensor, FakeTensor):
             return tensor
         if id(tensor) not in self.stand_ins:
-            with _disable_current_modes():  # an alias: fake tensors leave weak references, and torch swaps no tensor with such
+            with _disable_current_modes():  # an alias: fake tensors leave weak references, torch swaps no tensor with such
                 alias = tensor.detach().requires_grad_(tensor.requires_grad)
             self.stand_ins[id(tensor)] = tensor, self.fake.from_tensor(alias)
         return self.stand_ins[id(tensor)][1]
