@@ -1,7 +1,6 @@
 """Faults to plant into the warp-specialised kernels, and what the model must find of each."""
 
-from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import forward_kernel
+from kernels.flex_attention.hopper import backward_kernel, forward_kernel
 
 RELEASE = "release(v_free, addresses[1], before, LEAN)"
 
@@ -119,35 +118,35 @@ FAULTS = {
         ("early overwrite or barrier", None, "", "v_free[", "attend"),
     ),
     "queries released before the products with them": (
-        (hopper_backward, "gradient_tiles", f"{LAST}\n            {FREE}", f"{FREE}\n            {LAST}"),
+        (backward_kernel, "gradient_tiles", f"{LAST}\n            {FREE}", f"{FREE}\n            {LAST}"),
         ("early overwrite", "load_tiles", "tma.async_load(q_desc", "free[", "q_s["),
     ),
     "the last product not waited for": (
-        (hopper_backward, "gradient_tiles", LAST, "dv = warpgroup_mma_wait(1, deps=(dv,))"),
+        (backward_kernel, "gradient_tiles", LAST, "dv = warpgroup_mma_wait(1, deps=(dv,))"),
         ("missing wait", "gradients", "dk * scale", None, "uses the accumulator"),
     ),
     "ds written before the copy has read it": (
-        (hopper_backward, "gradient_tiles", "tma.store_wait(1)", "pass"),
+        (backward_kernel, "gradient_tiles", "tma.store_wait(1)", "pass"),
         ("early overwrite", "gradients", ".store(ds)", None, "store_wait is missing between them"),
     ),
     "one copy of ds too many in flight": (
-        (hopper_backward, "gradient_tiles", "tma.store_wait(1)", "tma.store_wait(2)"),
+        (backward_kernel, "gradient_tiles", "tma.store_wait(1)", "tma.store_wait(2)"),
         ("early overwrite", "gradients", ".store(ds)", None, "allows too many pending stores"),
     ),
     "no fence before the copy of ds": (
-        (hopper_backward, "gradient_tiles", "fence_async_shared()", "pass"),
+        (backward_kernel, "gradient_tiles", "fence_async_shared()", "pass"),
         ("missing fence", "gradients", ".store(ds)", None, "must call fence_async_shared()"),
     ),
     "the last copies of ds not waited for": (
-        (hopper_backward, "gradients", "tma.store_wait(0)", "pass"),
+        (backward_kernel, "gradients", "tma.store_wait(0)", "pass"),
         ("unfinished", "gradients", "tma.async_store(ds_desc", None, "store_wait(0) is missing at the end"),
     ),
     "both groups copy ds from one buffer": (
-        (hopper_backward, "gradient_tiles", "2 * GROUP + count % 2", "count % 2"),
+        (backward_kernel, "gradient_tiles", "2 * GROUP + count % 2", "count % 2"),
         ("early overwrite or race", None, ".store(ds)", None, "ds_s["),
     ),
     "the bytes of lse forgotten": (
-        (hopper_backward, "load_tiles", "q_desc.nbytes_per_cta + lse_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
+        (backward_kernel, "load_tiles", "q_desc.nbytes_per_cta + lse_desc.nbytes_per_cta", "q_desc.nbytes_per_cta"),
         (
             "byte count",
             "load_tiles",
@@ -157,15 +156,15 @@ FAULTS = {
         ),
     ),
     "gradients read before they have come": (
-        (hopper_backward, "gradient_tiles", "mbarrier.wait(do_ready.index(stage), phase)", "pass"),
+        (backward_kernel, "gradient_tiles", "mbarrier.wait(do_ready.index(stage), phase)", "pass"),
         ("early read or uninitialized", "gradients", "warpgroup_mma(v, do", "do_ready[", "do_s["),
     ),
     "kept keys counted as if there were one pair": (
-        (hopper_backward, "gradients", "turn // KEPT & 1", "turn & 1"),
+        (backward_kernel, "gradients", "turn // KEPT & 1", "turn & 1"),
         ("wrong phase", "gradients", "mbarrier.wait(kv_ready.index(held), turn & 1)", "kv_ready[1]", "A fresh barrier"),
     ),
     "kept keys never released": (
-        (hopper_backward, "gradients", "mbarrier.arrive(kv_free.index(held))", "pass"),
+        (backward_kernel, "gradients", "mbarrier.arrive(kv_free.index(held))", "pass"),
         ("deadlock", "load_tiles", "mbarrier.wait(kv_free", "kv_free[0]", "phase 0 lacks 2 of 2 arrivals"),
     ),
 }

@@ -9,7 +9,7 @@ from kernels.common import gluon as common_gluon
 from kernels.common.plan import forget
 from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import barriers, dealing, forward_kernel, fused, softmax
+from kernels.flex_attention.hopper import backward_kernel, barriers, dealing, forward_kernel, fused, softmax
 from kernels.flex_attention.hopper import forward as hopper
 from tests.flex_attention import cases
 
@@ -183,8 +183,8 @@ def backward_alone(schedule="round-robin", seed=0, shape=RAGGED):
     return [x.view(torch.uint8) for x in (dk, dv, ds)], results[0]
 
 
-ALONE = {forward_kernel: forward_alone, hopper_backward: backward_alone}
-ITEMS = {forward_kernel: 8, hopper_backward: 6}  # of RAGGED
+ALONE = {forward_kernel: forward_alone, backward_kernel: backward_alone}
+ITEMS = {forward_kernel: 8, backward_kernel: 6}  # of RAGGED
 
 
 @pytest.mark.parametrize("module", ALONE)
@@ -236,7 +236,7 @@ def test_without_a_fault_nothing_is_found(small_rings, module, schedule, seed):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch, fault):
     (module, *edits), wanted = FAULTS[fault]
-    copy, kernel = planted(module, *edits), KERNELS[module is hopper_backward]
+    copy, kernel = planted(module, *edits), KERNELS[module is backward_kernel]
     monkeypatch.setattr(module, kernel, copy[kernel])
     small_rings["KEPT"] = 1 + ("kept queries" in fault)
     for schedule, seed in SCHEDULES[:4]:
