@@ -129,14 +129,17 @@ def _states_kernel(
             C, BLOCK_K, BLOCK_V, DTYPE, PRECISION, GATED, VECTOR, False, ONE_RUN, start_ptr is not None,
             each_ptr is not None, end_ptr is not None, PACKED, REVERSE, WIDE,
         )  # fmt: skip
-    elif COSTATES:
-        walk_run(
-            pid - walks, q_ptr, do_ptr, from_start_ptr, chunk_decay_ptr, costart_ptr, coeach_ptr, coend_ptr, corun_decay_ptr,
-            sequence_of_run_ptr, cu_ptr, runs, T, RUN, H, K, V, 1, 1, scale,
-            stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_do_b, stride_do_t, stride_do_h, stride_do_v,
-            C, BLOCK_K, BLOCK_V, DTYPE, PRECISION, GATED, VECTOR, True, ONE_RUN, costart_ptr is not None,
-            coeach_ptr is not None, coend_ptr is not None, PACKED, REVERSE, WIDE,
-        )  # fmt: skip
+    # Not elif: one behind the other the two loops' pipelines are the same shared memory, as branches each has its own, and
+    # half as many programs fit.
+    if COSTATES:
+        if pid >= walks:
+            walk_run(
+                pid - walks, q_ptr, do_ptr, from_start_ptr, chunk_decay_ptr, costart_ptr, coeach_ptr, coend_ptr,
+                corun_decay_ptr, sequence_of_run_ptr, cu_ptr, runs, T, RUN, H, K, V, 1, 1, scale,
+                stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_do_b, stride_do_t, stride_do_h, stride_do_v,
+                C, BLOCK_K, BLOCK_V, DTYPE, PRECISION, GATED, VECTOR, True, ONE_RUN, costart_ptr is not None,
+                coeach_ptr is not None, coend_ptr is not None, PACKED, REVERSE, WIDE,
+            )  # fmt: skip
 
 
 @triton.jit
