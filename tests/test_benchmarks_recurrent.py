@@ -14,8 +14,8 @@ from benchmarks import flash_linear_attention as fla
 from benchmarks import recurrent_attention as bench
 from kernels import runtime
 from kernels.common import configs
-from kernels.common.launch import launch
-from kernels.recurrent_attention import chunk, recurrence, recurrent_attention
+from kernels.common import launch as launching
+from kernels.recurrent_attention import recurrence, recurrent_attention
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 from tests.fake_fla import pretend
 
@@ -253,9 +253,14 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
         return committed(room, name, key, device)
 
     committed = configs.table_says
-    passes = recurrence.forward, recurrence.backward, chunk.decays, chunk.forward, chunk.states, chunk.backward
-    for module in passes:
-        monkeypatch.setattr(module, "launch", lambda *args, **meta: (launched.append(meta), launch(*args, **meta)))
+
+    def launch(*args, constants=None, **meta):
+        launched.append(launching.with_constants(meta, constants))
+        before(*args, **launched[-1])
+
+    before = launching.launch
+    for module in (launching, recurrence.forward):
+        monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(configs, "table_says", table_says)
     gate = bench.tuning_shapes(kernel)[-1][-1]
     shape = (3, 1, 1, gate) if kernel == "step" else (1, 40, 1, gate)

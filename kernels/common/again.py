@@ -54,6 +54,17 @@ class Constants:
         return self is other or type(other) is Constants and self.seen == other.seen
 
 
+class Settled(dict):
+    """Of launches of calls that are alike: ``(Constants, what else tells them apart)`` -> the same, settling all."""
+
+    def of(self, constants, which=None):
+        """``constants`` that settle all. which: what differs among those launches nonetheless, such as what is not wanted."""
+        found = self.get((constants, which))
+        if found is None:
+            found = self[constants, which] = constants.settling_all()
+        return found
+
+
 def with_constants(meta, constants):
     """All of a launch's compile-time arguments and options, by their names."""
     return meta if constants is None else meta | constants.meta

@@ -10,7 +10,7 @@ from kernels import runtime
 from kernels.common.again import Constants, start, with_constants
 from kernels.common.validate import PLAIN
 
-__all__ = ["Constants", "element_size", "launch", "lock_over_forks", "with_constants"]
+__all__ = ["Constants", "Launches", "element_size", "launch", "lock_over_forks", "with_constants"]
 
 
 def lock_over_forks():
@@ -70,6 +70,32 @@ def launch(kernel, grid, *args, outputs=(), constants=None, **meta):
         kernel[grid](*shown, **meta)
     for memory, copy in back:
         memory.copy_(copy)
+
+
+def launch_anew(kernel, told, *tensors, outputs=(), which=None):
+    """``launch`` of ``kernel`` on tensors, ``None`` among them, by ``(grid, numbers behind the tensors, meta)``, which
+    ``told()`` gives. which: what the ``Launches`` of this signature tells launches of one kernel apart by."""
+    grid, numbers, meta = told()
+    launch(kernel, grid, *tensors, *numbers, outputs=outputs, **meta)
+
+
+class Launches:
+    """``launch_anew`` for passes that are alike: what a kernel is told beside its tensors is made in the first of them, and
+    nothing is looked at in the others. Alike are those whose tensors differ in their addresses alone, all of them multiples
+    of 16 bytes, and that launch the same in the same order."""
+
+    def __init__(self):
+        self.made = {}
+
+    def __call__(self, kernel, told, *tensors, outputs=(), which=None):
+        """As ``launch_anew``."""
+        key = id(kernel), which
+        made = self.made.get(key)
+        if made is None:
+            grid, numbers, meta = told()
+            made = self.made[key] = grid, tuple(numbers), Constants(**meta).settling_all(), kernel
+        grid, numbers, constants, _ = made
+        launch(kernel, grid, *tensors, *numbers, outputs=outputs, constants=constants)
 
 
 def _device_of(args):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.common.alike import Passes
 from kernels.common.public import (
     as_usual,
     nothing_looks_on,
@@ -127,13 +128,13 @@ class Operator:
         self._function = self._make_function()
         self._apply = super(torch.autograd.Function, self._function).apply  # for who has seen that no transform is on
 
-    def __call__(self, *args):
-        """The outputs, by the shorter way where nothing looks on."""
+    def __call__(self, *args, known=None):
+        """The outputs, by the shorter way where nothing looks on. known: the ``Known`` of such calls, if there is one."""
         if torch.compiler.is_compiling() or not (args[0].is_cuda or args[0].is_cpu):
             return self.op(*args)
         flat = self.flat(args)
         if nothing_looks_on(flat):
-            return self.directly(self._usual(*self._lengths(args)), args, flat)
+            return self.directly(known or self._usual(*self._lengths(args)), args, flat)
         refuse_parts(self._public, flat)
         return self.op(*args)
 
@@ -148,6 +149,16 @@ class Operator:
                 usual. It asks the tensors for their addresses, and may raise what they then raise.
         """
         return Known(forward, backward_of, self._make_places(lengths))
+
+    def alike(self, *numbers, switch=None):
+        """The ``Known`` of calls that are ``alike``, of an operator without lists: its own passes, which take ``launches``.
+
+        Args:
+            numbers: the arguments that are no tensors.
+            switch: ``switch()`` is what the passes depend on beside their arguments, ``None`` for nothing.
+        """
+        passes = Passes(self._forward, self._backward, numbers, switch)
+        return self.known(passes.forward, backward_of=passes.backward_of)
 
     def directly(self, known, args, flat):
         """The outputs by the shorter way, for who has seen that nothing looks on: neither at the call nor at ``flat``, the

@@ -102,7 +102,7 @@ def nothing_looks_on(tensors):
     if _anything_is_on():
         return False
     for t in tensors:
-        if t is not None and _is_looked_on(t):
+        if t is not None and (type(t) not in PLAIN or t.is_neg() or _is_functorch_wrapped_tensor(t)):
             return False
     return True
 
@@ -116,10 +116,6 @@ def as_usual(tensors):
         if t is not None and (type(t) not in PLAIN or t.is_neg()):
             return False
     return True
-
-
-def _is_looked_on(t):
-    return type(t) not in PLAIN or t.is_neg() or _is_functorch_wrapped_tensor(t)
 
 
 def _anything_is_on():

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import is_fake
 
 from kernels import runtime
+from kernels.common.plan import Remembered
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PLAIN = {torch.Tensor, torch.nn.Parameter}  # types of tensors whose sizes are numbers, and that nothing else stands behind
@@ -119,28 +120,35 @@ def left_to_reference(layer, tensor):
 _left = set()  # the layers that have said so
 
 
-def remembered_check(check):
+def remembered_check(check=None, *, layouts=False):
     """``check`` of tensors and options, its answers remembered by the tensors' shapes, dtypes and devices, and the options.
 
     It must look at nothing else, and no error is remembered. Tensors that are not plain, and what a tracer gives, are checked
-    every time.
+    every time. layouts: the answers may depend on the strides, too, and on ``check``'s first argument, which is put before
+    those given: whether the answer is remembered, and all tensors begin at multiples of 16 bytes.
     """
-    known = {}
+    if check is None:
+        return functools.partial(remembered_check, layouts=layouts)
+    known = Remembered()
+    anew = functools.partial(check, False) if layouts else check
 
     @functools.wraps(check)
     def call(*given):
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-            return check(*given)
-        key = [runtime.interpreted]
+            return anew(*given)
+        key, addresses = [runtime.interpreted], 0
         for arg in given:
             kind = type(arg)
             if kind in PLAIN:
                 if arg.layout is not _STRIDED:
-                    return check(*given)
+                    return anew(*given)
                 try:
                     key += arg.shape, arg.dtype, arg.device
-                except RuntimeError:  # torch's old nested tensors have no shape
-                    return check(*given)
+                    if layouts:
+                        key.append(arg.stride())
+                        addresses |= arg.data_ptr()
+                except RuntimeError:  # torch's old nested tensors have no shape, what a transform has wrapped no address
+                    return anew(*given)
             elif arg is None:
                 key.append(None)
             elif kind in _OPTIONS:
@@ -148,22 +156,18 @@ def remembered_check(check):
             elif kind is tuple and set(map(type, arg)) <= _INTS:
                 key.append(arg)
             else:
-                return check(*given)
+                return anew(*given)
+        key.append(addresses & 15)
         key = tuple(key)
         if (answer := known.get(key)) is not None:
             return answer
-        answer = check(*given)
-        if len(known) >= MOST:
-            known.clear()
-        known[key] = answer
-        return answer
+        return known.keep(key, check(not addresses & 15, *given) if layouts else check(*given))
 
     return call
 
 
 _STRIDED = torch.strided
 _OPTIONS, _INTS = {bool, int, float, str}, {int}
-MOST = 1024  # answers that a ``remembered_check`` keeps
 
 
 def check_choice(name, value, choices):

@@ -1,5 +1,7 @@
 """The tensors of one call, in the kernels' terms: what its mods capture, and the lists of blocks of its mask."""
 
+from functools import cached_property
+
 import torch
 
 from kernels.flex_attention import block_mask as masks
@@ -13,9 +15,8 @@ class Inputs:
     """The tensors of one call of a ``Problem``."""
 
     score_captured = score_numbers = score_tables = mask_numbers = mask_tables = ()
-    partial = full = None
     transposed_lists = None  # once they have been asked for
-    looked_at = False  # whether there are no others than query, key and value, in ``Plain``'s calls
+    settled = None  # the ``Settled`` of calls that are alike
 
     def __init__(self, problem, query, key, value, captured, lists, numbers):
         self.problem, self.query, self.key, self.value = problem, query, key, value
@@ -28,13 +29,19 @@ class Inputs:
         if mask is not None:
             self.mask_numbers = numbers[ns:]
             self.mask_tables = mask.tables(captured[of_score:], self.mask_numbers)
-        if lists:
-            self._lists = lists  # in the order of ``LISTS``, the same in all problems
-            self.partial = rows_of_lists(lists[0], lists[1])
-            if problem.HAS_FULL:
-                self.full = rows_of_lists(lists[2], lists[3])
+        self._lists = lists
 
     @property
+    def partial(self):
+        """Blocks of keys of each block of queries, ``None`` without a mask."""
+        return rows_of_lists(*self._lists[:2]) if self._lists else None  # in the order of ``LISTS``, the same in all problems
+
+    @property
+    def full(self):
+        """The same of full blocks."""
+        return rows_of_lists(*self._lists[2:4]) if self._lists and self.problem.HAS_FULL else None
+
+    @cached_property
     def lists(self):
         """The block mask's, by their names."""
         return dict(zip(self.problem.lists, self._lists, strict=True))
@@ -50,8 +57,8 @@ class Inputs:
         """``(partial, full)`` blocks of queries of each block of keys."""
         if self.transposed_lists is None:
             self.transposed_lists = (
-                self._transpose("") if self.partial else None,
-                self._transpose("full_") if self.full else None,
+                self._transpose("") if self._lists else None,
+                self._transpose("full_") if self._lists and self.problem.HAS_FULL else None,
             )
         return self.transposed_lists
 

@@ -12,7 +12,7 @@ from kernels.common.plan import remembered
 from kernels.common.precision import matmul_in_tf32
 from kernels.common.public import autocast, explains, nothing_looks_on, public
 from kernels.common.validate import check_number
-from kernels.flex_attention import graphs, plain, specs
+from kernels.flex_attention import alike, graphs, specs
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention.block_mask import BlockMask
@@ -94,7 +94,7 @@ def flex_attention(
     seen = torch.compiler.is_compiling() or not nothing_looks_on((query, key, value))
     query, key, value = autocast(query, key, value)
     unusual = seen or score_mod is not None or block_mask is not None or kernel_options
-    made = None if unusual else plain.outputs(query, key, value, scale, enable_gqa, want_top)
+    made = None if unusual else alike.plain_outputs(query, key, value, scale, enable_gqa, want_top)
     if made is None:
         attend = _watched if seen else _attended
         made = attend(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top, seen)
@@ -125,11 +125,13 @@ def _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kerne
     spec, captured, lists, ints, floats, scale = _call(
         query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options
     )  # fmt: skip
-    if not (seen or score_mod is not None or block_mask is not None or kernel_options):
-        plain.keep(query, key, value, asked, enable_gqa, spec)
-        if (made := plain.outputs(query, key, value, asked, enable_gqa, want_top)) is not None:
-            return made
-    return OPERATOR(query, key, value, captured, lists, ints, floats, scale, want_top, spec)
+    given = query, key, value, captured, lists, ints, floats
+    made = alike.outputs(spec, *given, want_top) if not seen and (query.is_cuda or query.is_cpu) else None
+    if made is None:
+        return OPERATOR(*given, scale, want_top, spec)
+    if score_mod is None and block_mask is None and not kernel_options:
+        alike.keep(query, key, value, asked, enable_gqa, spec)
+    return made
 
 
 graphs.attend.unrecorded = torch.compiler.disable(_watched)
@@ -201,12 +203,15 @@ def _known_by(query, key, value, score_mod, block_mask, scale, enable_gqa, kerne
     )  # fmt: skip
     if block_mask is None:
         return known_by, score, mask
-    breadth = breadth_of(mask.compiled, mask.numbers, query.shape, key.shape, value.shape)
-    b = block_mask
-    lists = b.kv_num_blocks, b.kv_indices, b.full_kv_num_blocks, b.full_kv_indices
-    known = [None if t is None else (t.shape, t.device) for t in lists]
-    rest = b.BLOCK_SIZE, b.seq_lengths, b.q_num_blocks is None, b.full_q_num_blocks is None
-    return (known_by, breadth, *known, *rest), score, mask
+    b, seen = block_mask, []
+    for t in (
+        b.kv_num_blocks, b.kv_indices, b.full_kv_num_blocks, b.full_kv_indices,
+        b.q_num_blocks, b.q_indices, b.full_q_num_blocks, b.full_q_indices,
+    ):  # fmt: skip
+        seen += (None,) if t is None else (t.shape, t.device)
+    if mask.numbers:
+        seen.append(breadth_of(mask.compiled, mask.numbers, query.shape, key.shape, value.shape))
+    return (known_by, b.BLOCK_SIZE, b.seq_lengths, *seen), score, mask
 
 
 def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):

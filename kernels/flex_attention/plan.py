@@ -65,9 +65,7 @@ class Plan:
         need_kv = need_k or need_v
         if self.alone and need_q and need_kv and not need_captured:
             dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
-            if p.sparse:
-                dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
-            dkdv.launch_dkdv(p, x, do, lse, None, dk, dv, None, 0, p.Bkv * p.Hkv, o, dlse, dq)
+            self.launch_alone(x, do, dlse, o, lse, dq, dk, dv)
             return [dq, dk if need_k else None, dv if need_v else None]
         if need_q and need_kv and not need_captured and fits_tma(do) and (self.cut is not None or self.not_fused is None):
             dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
@@ -106,6 +104,13 @@ class Plan:
                 if stored:
                     stored_ds.dq_from_ds(p, x, ds, dq, first, count)
         return [dq if need_q else None, dk if need_k else None, dv if need_v else None, *captured]
+
+    def launch_alone(self, x, do, dlse, o, lse, dq, dk, dv, prepared=None):
+        """Bring all gradients into dq, dk and dv, of a problem of which one kernel makes them; as ``dkdv.launch_dkdv``."""
+        p = self.problem
+        if p.sparse:
+            dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
+        return dkdv.launch_dkdv(p, x, do, lse, None, dk, dv, None, 0, p.Bkv * p.Hkv, o, dlse, dq, prepared)
 
     def __str__(self):
         p = self.problem

@@ -26,10 +26,10 @@ class Spec(str):
     """A hash; and in the process that made it what it stands for.
 
     score, mask: a ``CompiledMod``, or ``None``. BLOCK_SIZE, lists: as in ``Problem``. options: of ``kernel_options``.
-    problem: the call's ``Problem`` where it is known.
+    problem: the call's ``Problem`` where it is known. alike: what ``alike`` keeps for the next one.
     """
 
-    problem = score = mask = None
+    problem = score = mask = alike = None
 
     def of_call(self, problem, scale):
         """The same, of a call."""

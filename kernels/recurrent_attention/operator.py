@@ -1,9 +1,12 @@
 """The public functions: validate, choose, register. Their docstrings are the ones of record."""
 
+import functools
+
 import torch
 from torch import Tensor
 
 from kernels.common.operator import Operator
+from kernels.common.precision import matmul_in_tf32
 from kernels.common.public import autocast, explains, public
 from kernels.common.sequences import check_cu_seqlens, check_cu_values
 from kernels.common.validate import (
@@ -102,12 +105,12 @@ def recurrent_attention(
     """
     q, k, v = autocast(q, k, v)
     gates = g, g_gamma, gk, gv
-    mode = _checked(q, k, v, scale, initial_state, cu_seqlens, mode, state_v_first, *gates).name
+    numbers = scale, output_final_state, reverse, mode
+    known, *numbers = _checked(q, k, v, initial_state, cu_seqlens, *numbers, state_v_first, *gates)
     initial_state = initial_state.mT if state_v_first and initial_state is not None else initial_state
     if cu_seqlens is not None:
         cu_seqlens = check_cu_values(cu_seqlens, q.shape[1])
-    scale = _scale(scale, q)
-    o, final_state, _ = _attend(q, k, v, *gates, initial_state, cu_seqlens, scale, output_final_state, reverse, mode)
+    o, final_state, _ = _attend(q, k, v, *gates, initial_state, cu_seqlens, *numbers, known=known)
     if not output_final_state:
         return o, None
     return o, final_state.mT if state_v_first else final_state
@@ -173,7 +176,7 @@ def explain(q, k, v, scale, initial_state, output_final_state, reverse, cu_seqle
     """Which mode ``recurrent_attention`` would take for these arguments, and why, as text; then what that launches."""
     q, k, v = autocast(q, k, v)
     gates = Gates(**gates)
-    choice = _checked(q, k, v, scale, initial_state, cu_seqlens, mode, state_v_first, *gates)
+    choice = _chosen(q, k, v, initial_state, cu_seqlens, scale, mode, state_v_first, *gates)
     check_cu_values(cu_seqlens, q.shape[1])
     reason = "; ".join(choice.passed_over.values()) or "the caller asked for it"
     x = plan.Inputs(q, k, v, gates, initial_state, cu_seqlens, scale, reverse)
@@ -189,8 +192,17 @@ def _state(H, K, V, v_first):
     return ("H, V, K", (H, V, K)) if v_first else ("H, K, V", (H, K, V))
 
 
-@remembered_check
-def _checked(q, k, v, scale, initial_state, cu_seqlens, mode, state_v_first, *gates):
+@functools.partial(remembered_check, layouts=True)
+def _checked(alike, q, k, v, initial_state, cu_seqlens, scale, output_final_state, reverse, mode, v_first, *gates):
+    """``(Known of such calls, or None, scale, output_final_state, reverse, mode)`` of arguments that fit."""
+    mode = _chosen(q, k, v, initial_state, cu_seqlens, scale, mode, v_first, *gates).name
+    numbers = _scale(scale, q), output_final_state, reverse, mode
+    if not alike:
+        return None, *numbers
+    return _attend.alike(*numbers, switch=matmul_in_tf32 if q.dtype == torch.float32 else None), *numbers
+
+
+def _chosen(q, k, v, initial_state, cu_seqlens, scale, mode, state_v_first, *gates):
     """The ``Choice`` of a mode, for arguments that fit."""
     check_choice("mode", mode, MODES)
     gates = Gates(*gates)

@@ -4,12 +4,14 @@ Both passes and ``explain`` read the plan that the chosen way remembers for the 
 """
 
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels.common.configs import declare
+from kernels.common.launch import launch_anew
 from kernels.common.plan import choose, remembered
 from kernels.common.precision import matmul_in_tf32
 from kernels.recurrent_attention.chunk import way as chunk
@@ -34,7 +36,7 @@ declare(
 
 
 class Inputs(NamedTuple):
-    """What a call is given; ``scale`` is a number."""
+    """What a call is given, and how it launches; ``scale`` is a number."""
 
     q: Tensor
     k: Tensor
@@ -44,6 +46,7 @@ class Inputs(NamedTuple):
     cu_seqlens: Tensor | None
     scale: float
     reverse: bool
+    launch: Callable = launch_anew
 
 
 class Problem(NamedTuple):
@@ -80,7 +83,7 @@ def chosen(mode, q, k, v, gates):
 
 def planned(x, mode):
     """The plan of ``Inputs`` by a way."""
-    q, k, v, gates, _, cu_seqlens, _, reverse = x
+    q, k, v, gates, _, cu_seqlens, _, reverse, _ = x
     given = tuple([gate is not None for gate in gates])
     packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
     tf32 = mode == "chunk" and q.dtype == torch.float32 and matmul_in_tf32()
@@ -93,17 +96,17 @@ def _planned(mode, q, k, v, dtype, given, *rest):
     return WAYS[mode].plan(Problem(q, k, v, dtype, names, *rest))
 
 
-def forward(q, k, v, *rest):
+def forward(q, k, v, *rest, launches=launch_anew):
     """``(o, final state, scores)``, ``None`` where there is none; the scores are for the backward pass of chunk mode."""
     *gates, initial_state, cu_seqlens, scale, output_final_state, reverse, mode = rest
-    x = Inputs(q, k, v, Gates(*gates), initial_state, cu_seqlens, scale, reverse)
+    x = Inputs(q, k, v, Gates(*gates), initial_state, cu_seqlens, scale, reverse, launches)
     return planned(x, mode).forward(x, output_final_state)
 
 
-def backward(do, dfinal, q, k, v, *rest):
+def backward(do, dfinal, q, k, v, *rest, launches=launch_anew):
     """The gradients of q, k, v, the gates and the initial state, ``None`` where ``needs`` says so."""
     *gates, initial_state, cu_seqlens, scores, scale, final, reverse, mode, needs = rest
-    x = Inputs(q, k, v, Gates(*gates), initial_state, cu_seqlens, scale, reverse)
+    x = Inputs(q, k, v, Gates(*gates), initial_state, cu_seqlens, scale, reverse, launches)
     if do is None:  # only the final state was used
         do = q.new_zeros(()).expand(*q.shape[:3], v.shape[-1])
     scores = None if scores is None or not scores.numel() else scores

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common import validate
+from kernels.common import plan
 from kernels.common.validate import remembered_check
 
 
@@ -61,5 +61,5 @@ def test_the_mode_belongs_to_it_and_what_is_kept_is_bounded(check, monkeypatch):
     look(x)
     monkeypatch.setattr(runtime, "interpreted", not runtime.interpreted)
     assert look(x) == 2
-    monkeypatch.setattr(validate, "MOST", 2)
+    monkeypatch.setattr(plan, "MOST", 2)
     assert look(x, 1) == 3 and look(x) == 4 and look(x) == 4

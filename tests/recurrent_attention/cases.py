@@ -12,6 +12,7 @@ import torch
 import kernels.recurrent_attention as room
 from kernels import runtime
 from kernels.common import configs
+from kernels.common import launch as common_launch
 from kernels.recurrent_attention import recurrent_attention
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 from tests import tensors
@@ -157,21 +158,22 @@ def configured(**options):
 def recorded(run=True):
     """Within, a list of every ``(kernel, grid, args, meta)`` that the room launches; without ``run`` nothing is computed."""
     seen = []
-    before = {name: m.launch for name, m in MODULES.items() if hasattr(m, "launch")}
-    assert before
+    before = common_launch.launch
+
+    def noted(kernel, grid, *args, outputs=(), constants=None, **meta):
+        meta = common_launch.with_constants(meta, constants)
+        seen.append((kernel, grid, args, meta))
+        if run:
+            before(kernel, grid, *args, outputs=outputs, **meta)
+
+    modules = [m for m in (*MODULES.values(), common_launch) if getattr(m, "launch", None) is before]
     try:
-        for name, launch in before.items():
-
-            def noted(kernel, grid, *args, outputs=(), launch=launch, **meta):
-                seen.append((kernel, grid, args, meta))
-                if run:
-                    launch(kernel, grid, *args, outputs=outputs, **meta)
-
-            MODULES[name].launch = noted
+        for module in modules:
+            module.launch = noted
         yield seen
     finally:
-        for name, launch in before.items():
-            MODULES[name].launch = launch
+        for module in modules:
+            module.launch = before
 
 
 CHOICES = {

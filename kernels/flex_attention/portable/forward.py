@@ -260,16 +260,13 @@ def launch_options(p):
 
 
 def _prepare(p, o_strides):
-    """``(programs, sizes and strides, constants, and those for tensors that have been looked at, without the largest logits
-    and with, how keys and values are read, whether lists are trimmed)``."""
+    """``(programs, sizes and strides, constants, how keys and values are read, whether lists are trimmed)``."""
     meta = launch_options(p)
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
     numbers = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value"), *o_strides
     static = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "HAS_FULL": p.HAS_FULL, **p.static(meta)}
     keys, values = (tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2))
-    constants = Constants(**static)
-    settled = constants.settling_all(), constants.settling_all()
-    return (p.B * p.Hq * tiles_m,), numbers, constants, settled, keys, values, meta.get("TRIM")
+    return (p.B * p.Hq * tiles_m,), numbers, Constants(**static), keys, values, meta.get("TRIM")
 
 
 def forward(p, x, want_top=False):
@@ -285,13 +282,13 @@ def forward(p, x, want_top=False):
         top ``None`` unless wanted.
     """
     o, lse, top = outputs_of(p, x.query, want_top)
-    programs, numbers, constants, settled, keys, values, trim = p.remember(_prepare, o.stride())
+    programs, numbers, constants, keys, values, trim = p.remember(_prepare, o.stride())
     launch(
         attention_forward_kernel,
         programs,
         x.query, keys(x.key), values(x.value), o, lse, top, x.partial, x.full, x.score_tables, x.mask_tables,
         x.reach if trim else (), *numbers,
         outputs=(o,),
-        constants=settled[top is not None] if x.looked_at else constants,
+        constants=constants if x.settled is None else x.settled.of(constants, top is not None),
     )  # fmt: skip
     return o, lse, top

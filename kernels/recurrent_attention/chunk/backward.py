@@ -15,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
 from kernels.common.math import cdiv
 from kernels.common.sequences import locate_run
 from kernels.recurrent_attention.chunk.cut import Places, of_scores
@@ -228,7 +227,7 @@ def backward(p, x, do, dfinal, scores, needs):
     Returns:
         their gradients, ``None`` for those not needed, each in its tensor's dtype.
     """
-    q, k, v, gates, initial_state, cu_seqlens, scale, _ = x
+    q, k, v, gates, initial_state, cu_seqlens, scale, *_ = x
     need_q, need_k, need_v, *need_gates, need_initial = needs
     need = Gates(*need_gates)
     if p.T == 0 or p.H == 0:
@@ -240,7 +239,7 @@ def backward(p, x, do, dfinal, scores, needs):
     at = Places(p, cu_seqlens)
     decays = prepare(p, at, x, scores)
     back = decays.q, do, scale, dfinal, need_initial
-    states, _, costates, dinitial = walk(p, at, decays, v, initial_state, False, p.operands, back)
+    states, _, costates, dinitial = walk(p, at, x, decays, initial_state, False, p.operands, back)
 
     vector = gates.gk is not None
     new = lambda *shape, dtype: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
@@ -260,24 +259,32 @@ def backward(p, x, do, dfinal, scores, needs):
         dq_through, dk_through, dg_through = through
     else:
         dq_through, dk_through, dg_through = dq, dk, dg
-    places = p.chunks
-    launch(
-        _gradients_kernel, (places * p.H * tiles,),
+
+    def told():
+        heads = p.H // decays.k.shape[2], p.H // v.shape[2]
+        sizes = p.chunks, p.T, p.H, p.K, p.V, *heads, p.B * p.T * p.H, scale
+        meta = decays.switches() | {"GATES": wanted, **options}
+        numbers = *sizes, *decays.q.stride(), *decays.k.stride(), *v.stride(), *do.stride()
+        return (p.chunks * p.H * tiles,), numbers, meta
+
+    x.launch(
+        _gradients_kernel, told,
         decays.q, decays.k, v, do, decays.gamma, decays.resets, decays.from_start, decays.to_end, *of_scores(decays.scores),
         decays.chunk_decay, states, costates, dq_through, dk_through, dv, dg_through, products, at.chunks, at.cu_seqlens,
-        places, p.T, p.H, p.K, p.V, p.H // decays.k.shape[2], p.H // v.shape[2], p.B * p.T * p.H, scale,
-        *decays.q.stride(), *decays.k.stride(), *v.stride(), *do.stride(),
         outputs=[t for t in (dq_through, dk_through, dv, dg_through, products) if t is not None],
-        GATED=decays.scalar(), COUNTED=decays.resets is not None, VECTOR=vector, GATES=wanted, **options,
     )  # fmt: skip
     if vector:
-        options = p.options("chunk_inside", without=("BLOCK_V",))
-        launch(
-            _inside_kernel, (places * p.H * cdiv(p.K, options["BLOCK_K"]),),
+
+        def told_inside():
+            options = p.options("chunk_inside", without=("BLOCK_V",))
+            numbers = p.chunks, p.T, p.H, p.K, p.H // k.shape[2], scale, *q.stride(), *k.stride()
+            meta = options | {"GATES": wanted, "LEVELS": decays.parted.shape[0]}
+            return (p.chunks * p.H * cdiv(p.K, options["BLOCK_K"]),), numbers, meta
+
+        x.launch(
+            _inside_kernel, told_inside,
             q, k, decays.gamma, decays.parted, decays.crossed, products, dq_through, dk_through, dg_through, dq, dk, dg,
-            at.chunks, at.cu_seqlens,
-            places, p.T, p.H, p.K, p.H // k.shape[2], scale, *q.stride(), *k.stride(),
-            outputs=[t for t in (dq, dk, dg) if t is not None], GATES=wanted, LEVELS=decays.parted.shape[0], **options,
+            at.chunks, at.cu_seqlens, outputs=[t for t in (dq, dk, dg) if t is not None],
         )  # fmt: skip
 
     dgk = dg.to(gates.gk.dtype) if need.gk else None

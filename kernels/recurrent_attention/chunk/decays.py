@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
 from kernels.common.math import LOG2_E, block, cdiv, strides
 from kernels.common.sequences import locate_run
 from kernels.recurrent_attention.chunk.cut import new_scores, of_scores
@@ -179,6 +178,10 @@ class Decays:
     q: torch.Tensor | None = None
     k: torch.Tensor | None = None
 
+    def switches(self):
+        """What kernels are told of which there are."""
+        return {"GATED": self.scalar(), "COUNTED": self.resets is not None, "VECTOR": self.vector()}
+
     def scalar(self):
         """Whether there is one gate a token."""
         return self.from_start is not None
@@ -201,13 +204,17 @@ def prepare(p, at, x, scores=None):
         resets = new(places, p.H, p.C, dtype=torch.int32) if q.dtype == torch.float32 else None
         chunk_decay = new(places, p.H)
         BLOCK_H = block(min(16, p.H), least=1)
-        launch(
-            _scalar_decay_kernel, (places, cdiv(p.H, BLOCK_H)),
+
+        def told():
+            switches = {name: p.switches[name] for name in ("PACKED", "REVERSE")}
+            options = {"C": p.C, "BLOCK_H": BLOCK_H, "COUNTED": resets is not None, **switches, **p.scalar_gates}
+            numbers = places, p.T, p.H, *strides(g, 3), *strides(g_gamma, 1)
+            return (places, cdiv(p.H, BLOCK_H)), numbers, options
+
+        x.launch(
+            _scalar_decay_kernel, told,
             g, g_gamma, gamma, resets, from_start, to_end, chunk_decay, at.chunks, at.cu_seqlens,
-            places, p.T, p.H, *strides(g, 3), *strides(g_gamma, 1),
-            outputs=[x for x in (gamma, resets, from_start, to_end, chunk_decay) if x is not None],
-            C=p.C, BLOCK_H=BLOCK_H, COUNTED=resets is not None,
-            PACKED=p.switches["PACKED"], REVERSE=p.switches["REVERSE"], **p.scalar_gates,
+            outputs=[t for t in (gamma, resets, from_start, to_end, chunk_decay) if t is not None],
         )  # fmt: skip
         return Decays(gamma, resets, from_start, to_end, chunk_decay, q=q, k=k)
 
@@ -215,28 +222,34 @@ def prepare(p, at, x, scores=None):
     decayed_q, decayed_k = new(2, p.B, p.T, p.H, p.K, dtype=stored)
     gamma = new(p.B, p.T, p.H, p.K)
     chunk_decay = new(places, p.H, p.K)
-    options = p.options("chunk_decay", without=("BLOCK_V", "DTYPE", "PRECISION"))
-    launch(
-        _vector_decay_kernel, (places * p.H * cdiv(p.K, options["BLOCK_K"]),),
+
+    def told_of_decays():
+        options = p.options("chunk_decay", without=("BLOCK_V", "DTYPE", "PRECISION"))
+        numbers = places, p.T, p.H, p.K, p.H // k.shape[2]
+        of_inputs = *q.stride(), *k.stride(), *strides(g, 3), *strides(g_gamma, 1), *gk.stride()
+        return (places * p.H * cdiv(p.K, options["BLOCK_K"]),), (*numbers, *of_inputs), options | p.scalar_gates
+
+    x.launch(
+        _vector_decay_kernel, told_of_decays,
         q, k, g, g_gamma, gk, gamma, decayed_q, decayed_k, chunk_decay, at.chunks, at.cu_seqlens,
-        places, p.T, p.H, p.K, p.H // k.shape[2],
-        *q.stride(), *k.stride(), *strides(g, 3), *strides(g_gamma, 1), *gk.stride(),
         outputs=(gamma, decayed_q, decayed_k, chunk_decay),
-        **options, **p.scalar_gates,
     )  # fmt: skip
     LEVELS = p.C.bit_length() - 1
     fine = torch.float16 if stored == torch.bfloat16 else stored  # as the operands that they multiply
     parted, crossed = new(2, LEVELS, p.C, p.C, dtype=fine)
-    launch(level_masks_kernel, (LEVELS,), parted, crossed, outputs=(parted, crossed), C=p.C)
+    x.launch(level_masks_kernel, lambda: ((LEVELS,), (), {"C": p.C}), parted, crossed, outputs=(parted, crossed))
     if scores is None:
         scores = new_scores(q, p.C)
         planes = of_scores(scores)
-        options = p.options("chunk_scores", without=("BLOCK_V",))
-        launch(
-            scores_kernel, (places * p.H,),
-            q, k, gamma, parted, *planes, at.chunks, at.cu_seqlens,
-            places, p.T, p.H, p.K, p.H // k.shape[2], x.scale,
-            *q.stride(), *k.stride(), outputs=[x for x in planes if x is not None], LEVELS=LEVELS, **options,
+
+        def told_of_scores():
+            options = p.options("chunk_scores", without=("BLOCK_V",))
+            numbers = places, p.T, p.H, p.K, p.H // k.shape[2], x.scale, *q.stride(), *k.stride()
+            return (places * p.H,), numbers, options | {"LEVELS": LEVELS}
+
+        x.launch(
+            scores_kernel, told_of_scores, q, k, gamma, parted, *planes, at.chunks, at.cu_seqlens,
+            outputs=[t for t in planes if t is not None],
         )  # fmt: skip
     return Decays(
         gamma, chunk_decay=chunk_decay, scores=scores, parted=parted, crossed=crossed, q=decayed_q, k=decayed_k

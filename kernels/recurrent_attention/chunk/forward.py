@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
 from kernels.common.math import cdiv
 from kernels.common.sequences import first_run, locate_run
 from kernels.recurrent_attention.chunk.cut import Places, of_scores
@@ -103,23 +102,25 @@ def forward(p, x, want_final):
     q, k, v = decays.q, decays.k, x.v
     start = None if x.initial_state is None else x.initial_state.contiguous()
     if p.stored:
-        states, final, *_ = walk(p, at, decays, v, start, want_final, p.operands)
-        return stored_outputs(p, at, decays, v, states, x.scale, o.dtype), final, decays.scores
+        states, final, *_ = walk(p, at, x, decays, start, want_final, p.operands)
+        return stored_outputs(p, at, x, decays, states, o), final, decays.scores
     final = None
     if not p.one_run:
-        start, final, *_ = walk(p, at, decays, v, start, want_final)
+        start, final, *_ = walk(p, at, x, decays, start, want_final)
     elif want_final:
         final = torch.empty(p.N, p.H, p.K, p.V, dtype=torch.float32, device=q.device)
-    options = p.options("chunk_outputs")
-    launch(
-        _outputs_kernel, (p.runs * p.H * cdiv(p.V, options["BLOCK_V"]),),
+
+    def told():
+        options = p.options("chunk_outputs") | decays.switches()
+        options |= {"ONE_RUN": p.one_run, "START": start is not None, "END": p.one_run and want_final}
+        sizes = p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], x.scale
+        grid = (p.runs * p.H * cdiv(p.V, options["BLOCK_V"]),)
+        return grid, (*sizes, *q.stride(), *k.stride(), *v.stride()), options
+
+    x.launch(
+        _outputs_kernel, told,
         q, k, v, decays.gamma, decays.resets, decays.from_start, decays.to_end, of_scores(decays.scores)[0],
-        decays.chunk_decay, start, o, final,
-        at.runs, at.cu_seqlens,
-        p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], x.scale,
-        *q.stride(), *k.stride(), *v.stride(),
+        decays.chunk_decay, start, o, final, at.runs, at.cu_seqlens,
         outputs=(o,) if final is None else (o, final),
-        ONE_RUN=p.one_run, START=start is not None, END=p.one_run and want_final,
-        GATED=decays.scalar(), COUNTED=decays.resets is not None, VECTOR=decays.vector(), **options,
     )  # fmt: skip
     return o, final, decays.scores

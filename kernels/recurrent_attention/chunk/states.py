@@ -9,7 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
 from kernels.common.math import cdiv, strides
 from kernels.common.sequences import first_run, locate_run, sequence_span
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows
@@ -188,14 +187,14 @@ def _chain_kernel(
                    BLOCK_V, True, costart_ptr is not None, coend_ptr is not None, PACKED)  # fmt: skip
 
 
-def walk(p, at, decays, v, start, end, each=None, back=None):
+def walk(p, at, x, decays, start, end, each=None, back=None):
     """States of every sequence, and costates in the same launches: those entering the chunks, those leaving the sequences.
 
     Args:
         p: the call's ``Cut``.
         at: its ``Places``.
+        x: its ``Inputs``.
         decays: its ``Decays``; the state grows by the outer products of their k and v.
-        v: [B, T, heads, V].
         start: state [N, H, K, V] before the first token, or ``None``.
         end: whether the states that leave the sequences are wanted.
         each: dtype of the states that enter the chunks, or ``None`` where they are not wanted.
@@ -207,7 +206,7 @@ def walk(p, at, decays, v, start, end, each=None, back=None):
     """
     options = p.options("chunk_states")
     tiles = cdiv(p.K, options["BLOCK_K"]) * cdiv(p.V, options["BLOCK_V"])
-    k = decays.k
+    k, v = decays.k, x.v
     q, do, scale, costart, coend = (None, None, 1.0, None, False) if back is None else back
     sides = 1 if back is None else 2
 
@@ -220,15 +219,19 @@ def walk(p, at, decays, v, start, end, each=None, back=None):
     states = new((each is not None,) * 2 if sides == 2 else each is not None, p.chunks, each or torch.float32)
     finals = new((end, coend) if sides == 2 else end, p.N)
 
+    def told():
+        gated = {"GATED": decays.scalar(), "VECTOR": decays.vector()}
+        sizes = p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale
+        numbers = *sizes, *k.stride(), *v.stride(), *strides(q), *strides(do)
+        meta = {"COSTATES": sides == 2, "ONE_RUN": p.one_run, **gated, **options}
+        return (sides * p.runs * p.H * tiles,), numbers, meta
+
     def launch_walk(starts, states, ends, run_decays):
-        launch(
-            _states_kernel, (sides * p.runs * p.H * tiles,),
+        x.launch(
+            _states_kernel, told,
             k, v, q, do, decays.to_end, decays.from_start, decays.chunk_decay, *starts, *states, *ends, *run_decays,
             at.runs, at.cu_seqlens,
-            p.runs, p.T, p.RUN, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale,
-            *k.stride(), *v.stride(), *strides(q), *strides(do),
-            outputs=[t for t in (*states, *ends, *run_decays) if t is not None],
-            COSTATES=sides == 2, ONE_RUN=p.one_run, GATED=decays.scalar(), VECTOR=decays.vector(), **options,
+            outputs=[t for t in (*states, *ends, *run_decays) if t is not None], which=run_decays is none,
         )  # fmt: skip
 
     none = None, None
@@ -240,11 +243,15 @@ def walk(p, at, decays, v, start, end, each=None, back=None):
         None if t is None else torch.empty(p.runs, p.H, p.K, dtype=torch.float32, device=k.device) for t in run_states
     ]
     launch_walk(none, none, run_states, run_decays)
-    launch(
-        _chain_kernel, (sides * p.N * p.H * tiles,),
-        *run_states, *run_decays, *starts, *finals, at.cu_seqlens, p.T, p.RUN, p.H, p.K, p.V,
+
+    def told_of_chains():
+        meta = {name: options[name] for name in ("BLOCK_K", "BLOCK_V")}
+        meta |= {"COSTATES": sides == 2, "PACKED": at.cu_seqlens is not None}
+        return (sides * p.N * p.H * tiles,), (p.T, p.RUN, p.H, p.K, p.V), meta
+
+    x.launch(
+        _chain_kernel, told_of_chains, *run_states, *run_decays, *starts, *finals, at.cu_seqlens,
         outputs=[t for t in (*run_states, *finals) if t is not None],
-        BLOCK_K=options["BLOCK_K"], BLOCK_V=options["BLOCK_V"], COSTATES=sides == 2, PACKED=at.cu_seqlens is not None,
     )  # fmt: skip
     if each is None:
         return run_states[0], finals[0], None, None

@@ -5,11 +5,9 @@
 K components are taken in blocks, so that K sets how long a program takes and no longer what it holds.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
 from kernels.common.math import cdiv
 from kernels.common.sequences import locate_run
 from kernels.recurrent_attention.chunk.cut import of_scores
@@ -69,26 +67,28 @@ def _stored_outputs_kernel(
     store_rows(o_ptr + head * V, H * V, where, start_v, V, o, BLOCK_V)
 
 
-def stored_outputs(p, at, decays, v, states, scale, dtype):
-    """o [B, T, H, V].
+def stored_outputs(p, at, x, decays, states, o):
+    """``o`` [B, T, H, V], filled.
 
     Args:
         p: the call's ``Cut``.
         at: its ``Places``.
+        x: its ``Inputs``.
         decays: its ``Decays``.
-        v: [B, T, heads, V].
         states: what enters every chunk, [chunks, H, K, V].
-        scale: of the outputs.
-        dtype: of the outputs.
+        o: where the outputs go.
     """
-    q, k, (scores, _) = decays.q, decays.k, of_scores(decays.scores)
-    o = torch.empty(p.B, p.T, p.H, p.V, dtype=dtype, device=q.device)
-    options = p.options("chunk_stored_outputs")
-    options = options | {"ROWS": min(options.get("ROWS", p.C), p.C)}
-    launch(
-        _stored_outputs_kernel, (p.chunks * p.H * (p.C // options["ROWS"]) * cdiv(p.V, options["BLOCK_V"]),),
-        q, k, v, decays.gamma, decays.resets, decays.from_start, scores, states, o, at.chunks, at.cu_seqlens,
-        p.chunks, p.T, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], scale, *q.stride(), *k.stride(), *v.stride(),
-        outputs=(o,), GATED=decays.scalar(), COUNTED=decays.resets is not None, VECTOR=decays.vector(), **options,
+    q, k, v, (scores, _) = decays.q, decays.k, x.v, of_scores(decays.scores)
+
+    def told():
+        options = p.options("chunk_stored_outputs") | decays.switches()
+        options |= {"ROWS": min(options.get("ROWS", p.C), p.C)}
+        sizes = p.chunks, p.T, p.H, p.K, p.V, p.H // k.shape[2], p.H // v.shape[2], x.scale
+        grid = (p.chunks * p.H * (p.C // options["ROWS"]) * cdiv(p.V, options["BLOCK_V"]),)
+        return grid, (*sizes, *q.stride(), *k.stride(), *v.stride()), options
+
+    x.launch(
+        _stored_outputs_kernel, told,
+        q, k, v, decays.gamma, decays.resets, decays.from_start, scores, states, o, at.chunks, at.cu_seqlens, outputs=(o,),
     )  # fmt: skip
     return o

@@ -21,7 +21,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
 from kernels.common.math import strides
 from kernels.common.sequences import first_run, sequence_of_runs, sequence_span
 from kernels.recurrent_attention.gates import Gates, strides_of
@@ -221,23 +220,21 @@ def backward(p, x, do, dfinal, scores, needs):
     Returns:
         their gradients, ``None`` for those not needed, each in its tensor's dtype.
     """
-    q, k, v, gates, initial_state, cu_seqlens, scale, _ = x
+    q, k, v, gates, initial_state, cu_seqlens, scale, *_ = x
     need_q, need_k, need_v, *need_gates, need_initial = needs
     need = Gates(*need_gates)
     B, T, H, K = q.shape
     V = v.shape[3]
-    of_gates = strides_of(gates)
-    of_inputs = (*q.stride(), *k.stride(), *v.stride(), *of_gates)
-
     def room(wanted, *shape, dtype=torch.float32):
         return torch.empty(shape, dtype=dtype, device=q.device) if wanted else None
 
     states = room(True, p.kept, H, K, V)
-    grid, numbers, meta = p.states
-    launch(
-        states_kernel, grid, k, v, *gates, initial_state, cu_seqlens, states, *numbers,
-        *k.stride(), *v.stride(), *of_gates, *strides(initial_state), outputs=(states,), **meta,
-    )  # fmt: skip
+
+    def told():
+        grid, numbers, meta = p.states
+        return grid, (*numbers, *k.stride(), *v.stride(), *strides_of(gates), *strides(initial_state)), meta
+
+    x.launch(states_kernel, told, k, v, *gates, initial_state, cu_seqlens, states, outputs=(states,))
 
     need_row_gates = need.g or need.g_gamma or need.gk
     through = (
@@ -249,12 +246,15 @@ def backward(p, x, do, dfinal, scores, needs):
         room(need.gv, p.blocks, H, V),
     )
     dinitial = room(need_initial, p.N, H, K, V, dtype=initial_state.dtype if need_initial else None)
-    grid, numbers, meta = p.back
-    launch(
-        through_kernel, grid,
-        do, dfinal, q, k, v, *gates, states, cu_seqlens, *through, dinitial, scale, *numbers,
-        *do.stride(), *strides(dfinal), *of_inputs,
-        outputs=[t for t in (*through, dinitial) if t is not None], **meta,
+
+    def told_of(planned, *more):
+        of_inputs = *q.stride(), *k.stride(), *v.stride(), *strides_of(gates)
+        return planned.grid, (scale, *planned.numbers, *do.stride(), *more, *of_inputs), planned.meta
+
+    x.launch(
+        through_kernel, lambda: told_of(p.back, *strides(dfinal)),
+        do, dfinal, q, k, v, *gates, states, cu_seqlens, *through, dinitial,
+        outputs=[t for t in (*through, dinitial) if t is not None],
     )  # fmt: skip
 
     in_groups = p.group > 1
@@ -266,12 +266,10 @@ def backward(p, x, do, dfinal, scores, needs):
         room(need.gk, B, T, H, K, dtype=gates.gk.dtype if need.gk else None),
         room(need.gv, B, T, H, V, dtype=gates.gv.dtype if need.gv else None),
     )
-    grid, numbers, meta = p.pairs
-    launch(
-        pairs_kernel, grid,
-        do, q, k, v, *gates, sequence_of_runs(cu_seqlens, p.blocks, p.C), cu_seqlens, *through, *outputs, scale, *numbers,
-        *do.stride(), *of_inputs,
-        outputs=[t for t in outputs if t is not None], **meta,
+    x.launch(
+        pairs_kernel, lambda: told_of(p.pairs),
+        do, q, k, v, *gates, sequence_of_runs(cu_seqlens, p.blocks, p.C), cu_seqlens, *through, *outputs,
+        outputs=[t for t in outputs if t is not None],
     )  # fmt: skip
 
     dq, dk, dv, dg, dgk, dgv = outputs

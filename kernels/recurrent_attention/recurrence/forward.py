@@ -188,17 +188,18 @@ def forward(p, x, want_final):
     Returns:
         ``(o, final_state, None)``: o [B, T, H, V] in q's dtype; the state float32 [N, H, K, V], or ``None``.
     """
-    q, k, v, gates, initial_state, cu_seqlens, scale, _ = x
+    q, k, v, gates, initial_state, cu_seqlens, scale, *_ = x
     B, T, H, K = q.shape
     V = v.shape[3]
     o = torch.empty(B, T, H, V, dtype=q.dtype, device=q.device)
     final = torch.empty(p.N, H, K, V, dtype=torch.float32, device=q.device) if want_final else None
-    grid, numbers, meta = p.walk
-    launch(
-        recurrent_forward_kernel, grid,
-        q, k, v, *gates, initial_state, cu_seqlens, o, final, scale, *numbers,
-        *q.stride(), *k.stride(), *v.stride(), *strides_of(gates), *strides(initial_state), outputs=(o,), **meta,
-    )  # fmt: skip
+
+    def told():
+        grid, numbers, meta = p.walk
+        of_inputs = *q.stride(), *k.stride(), *v.stride(), *strides_of(gates), *strides(initial_state)
+        return grid, (scale, *numbers, *of_inputs), meta
+
+    x.launch(recurrent_forward_kernel, told, q, k, v, *gates, initial_state, cu_seqlens, o, final, outputs=(o,))
     return o, final, None
 
 

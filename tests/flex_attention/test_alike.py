@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import AuxRequest
 
 from kernels import runtime
 from kernels.common import plan as plans
-from kernels.flex_attention import flex_attention, plain, problem
+from kernels.flex_attention import alike, flex_attention, problem
 from kernels.flex_attention.portable import delta, dkdv, dq, forward
 from tests.tensors import LAYOUTS, agree, hooked, laid_out, settled, takes_the_longer_way
 
@@ -20,11 +20,11 @@ def known(request, monkeypatch):
     """``(query, key, value)`` of a call that is known by now."""
     table = problem.table_options
     monkeypatch.setattr(problem, "table_options", lambda *a: table(*a) | {"SHORT": 140 * request.param})
-    monkeypatch.setattr(plain, "_known", type(plain._known)())
+    monkeypatch.setattr(alike, "_plain", type(alike._plain)())
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, 20, 16, device=runtime.device) for _ in range(3)]
     flex_attention(*tensors)
-    assert len(plain._known) == 1
+    assert len(alike._plain) == 1
     return tensors
 
 
@@ -71,7 +71,7 @@ def test_tensors_that_lie_in_other_ways(known, first):
     do, dlse = torch.randn(1, 2, 20, 16, device=runtime.device), torch.randn(1, 2, 20, device=runtime.device)
     for more in (None, dlse):
         want = gradients([t.clone() for t in known], do, more)
-        plain._known.clear()
+        alike._plain.clear()
         leaves = [laid_out(t, first).requires_grad_() for t in known]
         out = flex_attention(*leaves, return_lse=more is not None)
         for i, j in itertools.product((first, *LAYOUTS, first), LAYOUTS if more is not None else (0,)):
@@ -135,11 +135,11 @@ def test_what_is_not_looked_at_is_always_alike(monkeypatch, known):
 
 
 def test_switches_are_asked(known, monkeypatch):
-    for count, (where, switch) in enumerate([(plain, "matmul_in_tf32"), (torch, "are_deterministic_algorithms_enabled")], 2):
+    for count, (where, switch) in enumerate([(alike, "matmul_in_tf32"), (torch, "are_deterministic_algorithms_enabled")], 2):
         on = getattr(where, switch)()
         monkeypatch.setattr(where, switch, lambda on=on: not on)
         flex_attention(*known)
-        assert len(plain._known) == count
+        assert len(alike._plain) == count
 
 
 def test_nothing_of_a_known_call_is_kept_alive(known):
@@ -154,6 +154,6 @@ def test_nothing_of_a_known_call_is_kept_alive(known):
 
 def test_plans_that_are_forgotten_are_so_here():
     flex_attention(*(torch.randn(1, 1, 20, 16, device=runtime.device) for _ in range(3)))
-    assert plain._known
+    assert alike._plain
     plans.forget()
-    assert not plain._known
+    assert not alike._plain
