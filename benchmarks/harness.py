@@ -232,6 +232,25 @@ def read(name, folder=RESULTS):
     return read_record(Path(folder) / f"{name}.json")
 
 
+def renewed(record, newer, which):
+    """A record with rows in place of its own that were measured later, on the same kind of machine: each says when, and at
+    which commit, in ``renewed``. What the machine gave at its best stays that of the record.
+
+    Raises:
+        ValueError: the machines or their libraries differ, a new row is not among the record's, or a case failed.
+    """
+    same = "gpu", "torch", "triton"
+    old, new = ([record["machine"][name] for name in same] for record in (record, newer))
+    if old != new:
+        raise ValueError(f"newer was measured with {new}, needs the record's {old}")
+    if newer.get("failed"):
+        raise ValueError(f"newer has failed cases, needs none: {newer['failed']}")
+    rows = {which(row): row | {"renewed": {of: newer["machine"][of] for of in ("commit", "date")}} for row in newer["rows"]}
+    if missing := rows.keys() - set(map(which, record["rows"])):
+        raise ValueError(f"newer has rows that the record has not: {sorted(missing)}")
+    return record | {"rows": [rows.get(which(row), row) for row in record["rows"]]}
+
+
 def text_of(record):
     """A record as JSON text: each of its entries, and each row of an entry that is a list, on a line of its own."""
 

@@ -54,6 +54,17 @@ def test_a_case_is_timed_in_turns(monkeypatch):
     assert "us ours (1)" in bench.line(rows[0])
 
 
+def test_rows_that_were_measured_again_take_the_place_of_their_own():
+    machine = {"gpu": "one", "torch": "2", "triton": "3", "commit": "old", "date": "1"}
+    row = {"operator": "op", "variant": "kind", "pass": "forward", "ours_us": 2.0}
+    record = {"machine": machine, "rows": [row, row | {"pass": "backward"}]}
+    newer = {"machine": machine | {"commit": "new", "date": "2"}, "rows": [row | {"ours_us": 1.0}]}
+    renewed = row | {"ours_us": 1.0, "renewed": {"commit": "new", "date": "2"}}
+    assert bench.renewed(record, newer) == record | {"rows": [renewed, record["rows"][1]]}
+    with pytest.raises(ValueError, match="rows that the record has not"):
+        bench.renewed(record, newer | {"rows": [row | {"variant": "other"}]})
+
+
 @pytest.mark.skipif(RECORD is None, reason="no GPU has been measured yet")
 def test_the_record_is_complete():
     record = RECORD
