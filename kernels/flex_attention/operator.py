@@ -52,6 +52,9 @@ def flex_attention(
     float32. Differentiable once in query, key, value, in the tensors that ``score_mod`` captures, and through the lse. A row
     without an allowed key has o = 0, lse = minus infinity and no gradient.
 
+    From 16-bit inputs the gradients of a row's scores are off by one number, which rounding o leaves, as in torch's. It adds
+    up where a captured tensor stands before what is alike for a row's likely keys, such as a slope before a long distance.
+
     Args:
         query: [B, Hq, M, D], float32, float16 or bfloat16; any strides, any sizes but D = 0.
         key: [B or 1, Hkv, N, D]; with ``enable_gqa`` Hq may be a multiple G Hkv: query head h reads key head h // G.

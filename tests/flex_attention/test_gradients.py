@@ -116,3 +116,28 @@ def test_a_tensor_captured_by_the_mask_needs_no_gradient():
     q = torch.randn(1, 1, 9, 16, device=runtime.device, requires_grad=True)
     cases.check(mask_mod=lambda b, h, q_idx, kv_idx: weights[kv_idx] > 0, shape=(1, 1, 1, 9, 9, 16, 16))
     assert weights.grad is None and q.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_slope_before_long_distances_collects_what_rounding_o_leaves(dtype):
+    """As the docstring says: ds = p (dp - do . o) with the o that was stored, so that a row's ds no longer adds up to 0."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (torch.randn(1, 2, 128, 64, generator=generator).to(dtype).to(runtime.device) for _ in range(4))
+    slopes = torch.tensor([0.5, 0.8], device=runtime.device, requires_grad=True)  # the likely keys are the last ones
+    o = flex_attention(q, k, v, lambda score, b, h, q_idx, kv_idx: score + slopes[h] * (kv_idx - q_idx))
+    (found,) = torch.autograd.grad(o, slopes, do)
+
+    wide_q, wide_k, wide_v, wide_do = (t.double() for t in (q, k, v, do))
+    distance = torch.arange(128, device=runtime.device) - torch.arange(128, device=runtime.device)[:, None]
+    p = (wide_q @ wide_k.mT / 8 + slopes.detach().double()[:, None, None] * distance).softmax(-1)
+    exact = p @ wide_v
+
+    def of(stored):
+        ds = p * (wide_do @ wide_v.mT - (wide_do * stored).sum(-1, keepdim=True))
+        return (ds * distance).sum((0, 2, 3))
+
+    def off(a, b):
+        return ((a - b).norm() / b.norm()).item()
+
+    assert off(found.double(), of(exact.to(dtype).double())) < 2e-2
+    assert (off(of(exact.to(dtype).double()), of(exact)) > 5e-2) == (dtype == torch.bfloat16)
