@@ -43,7 +43,7 @@ def case(
     call = Case(inputs, [], {"mod": mod, "BLOCK": BLOCK}, poison=())
     out = fenced("ds" if gradient else "t", "BHMN", torch.empty(shape))
     # 1 - y * y and y * (1 - y) cancel far from 0: beside a slope of 1, what is left of them is rounding.
-    room = torch.where(inputs[0].values == 0, 1.0, 2 * ROUNDED)
+    room = torch.where(inputs[0].values == 0, 2.0, 2 * ROUNDED)  # what is right has no more than half of it
     slack = room * inputs[-1].values.double().abs().nan_to_num(0.0, 0.0) if gradient else None
     call.outs.append(Output(out, Unit().answer(call), tolerance=1e-4, slack=slack))
     return call

@@ -14,7 +14,8 @@ if common_gluon.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
 
 from kernels import gluon_model
-from kernels.flex_attention.hopper import backward, fused_dq, fused_kernel, parts, split
+from kernels.flex_attention.hopper import backward_kernel as dkdv
+from kernels.flex_attention.hopper import fused_dq, fused_kernel, parts, split, walks
 from tests.gluon_model.cases import found, planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
@@ -178,15 +179,15 @@ def test_every_order_of_items_leaves_the_same_bits(hopper_table, monkeypatch, na
 
 #: function of the room that is edited, the module that calls it, old text, new text; cut.
 FAULTS = {
-    "slices that overlap": ("heads_of_unit", backward, "* (share + 1) //", "* (share + 2) //", CUTS[0]),
+    "slices that overlap": ("heads_of_unit", dkdv, "* (share + 1) //", "* (share + 2) //", CUTS[0]),
     "slices that begin late": ("heads_of_unit", fused_kernel, "heads * share //", "1 + heads * share //", CUTS[1]),
-    "parts that leave out a tile": ("share_of_walk", backward, "(part + 1) // parts", "(part + 1) // parts - part", PARTS),
-    "masked tiles that end late": ("share_of_walk", backward, "gl.maximum(some, begin)", "gl.maximum(0, begin)", PARTS),
-    "ds of the second band where the first one's lies": ("column_of", backward, "m0 - split.band // 16", "m0", CUTS[0]),
-    "ds of the second head where the first one's lies": ("slot_of", backward, "+ j - split.begin", "- split.begin", CUTS[0]),
+    "parts that leave out a tile": ("share_of_walk", dkdv, "(part + 1) // parts", "(part + 1) // parts - part", PARTS),
+    "masked tiles that end late": ("share_of_walk", dkdv, "gl.maximum(some, begin)", "gl.maximum(0, begin)", PARTS),
+    "ds of the second band where the first one's lies": ("column_of", dkdv, "m0 - split.band // 16", "m0", CUTS[0]),
+    "ds of the second head where the first one's lies": ("slot_of", dkdv, "+ j - split.begin", "- split.begin", CUTS[0]),
     "items of another pair": ("pair_of", fused_kernel, "unit // (split.slices // 16", "unit // (split.slices", CUTS[1]),
-    "sums that are never fresh": ("add_rows", backward, "gl.where(fresh > 0, 0, N)", "N", CUTS[0]),
-    "sums that are always fresh": ("add_rows", backward, "gl.where(fresh > 0, 0, N)", "0", CUTS[0]),
+    "sums that are never fresh": ("add_rows", dkdv, "gl.where(fresh > 0, 0, N)", "N", CUTS[0]),
+    "sums that are always fresh": ("add_rows", dkdv, "gl.where(fresh > 0, 0, N)", "0", CUTS[0]),
     "sums of all units in one place": ("add_rows", fused_kernel, "unit.to(gl.int64) * N * D", "N * D - N * D", CUTS[1]),
 }  # fmt: skip
 
@@ -199,7 +200,7 @@ def test_a_planted_fault_shows(hopper_table, monkeypatch, fault):
     right, results = alone(cut, shape=shape)
     assert all(result.ok for result in results)
     copy = planted(parts if function == "add_rows" else dealing, function, old, new)
-    for caller in (module, dealing, fused_dq):
+    for caller in (module, dealing, walks, fused_dq):
         monkeypatch.setattr(caller, function, copy[function], raising=False)
     wrong, results = alone(cut, shape=shape)
     assert not all(result.ok for result in results) or not all(map(torch.equal, right, wrong))
@@ -208,11 +209,11 @@ def test_a_planted_fault_shows(hopper_table, monkeypatch, fault):
 #: Faults of the kernel for wide heads and of the ring, in a cut launch: what the model must find, as in the other tests.
 RACES = {
     "the next part's tile read before it has come": (
-        (backward, "gradient_tiles", "mbarrier.wait(do_ready.index(stage), phase)", "pass"),
+        (dkdv, "gradient_tiles", "mbarrier.wait(do_ready.index(stage), phase)", "pass"),
         ("early read or uninitialized", "gradients", "warpgroup_mma(v, do"),
     ),
     "ds of the last band not waited for": (
-        (backward, "gradients", "tma.store_wait(0)", "pass"),
+        (dkdv, "gradients", "tma.store_wait(0)", "pass"),
         ("unfinished", "gradients", "tma.async_store(ds_desc"),
     ),
     "the counter never moved on": (
@@ -228,8 +229,8 @@ RACES = {
 def test_a_planted_race_is_found(hopper_table, monkeypatch, fault, schedule, seed):
     (module, *edits), wanted = RACES[fault]
     copy = planted(module, *edits)
-    if module is backward:
-        monkeypatch.setattr(backward, STORED, copy[STORED])
+    if module is dkdv:
+        monkeypatch.setattr(dkdv, STORED, copy[STORED])
     else:
         monkeypatch.setattr(fused_kernel, edits[0], copy[edits[0]])
     monkeypatch.setattr(dealing, "multiprocessors", lambda device: 2)
