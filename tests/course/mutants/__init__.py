@@ -133,8 +133,8 @@ def failures(printed: str) -> dict[str, str]:
 
 
 def row(mutant: Mutant) -> str:
-    """The mutant's line of the kill table: which verdict catches it, where and how it says so."""
-    return f"| {mutant.name} | {mutant.bug} | {mutant.verdict} | {mutant.fails} | {mutant.says} |"
+    """The mutant's line of the kill table: where a check catches it and how it says so."""
+    return f"| {mutant.name} | {mutant.bug} | {mutant.fails} | {mutant.says} |"
 
 
 def targets() -> tuple[Target, ...]:
@@ -165,7 +165,7 @@ def targets() -> tuple[Target, ...]:
 
 def section(target: Target) -> str:
     """A target's part of the kill table."""
-    header = ["| mutant | bug | verdict | where | with the diagnosis |", "|---|---|---|---|---|"]
+    header = ["| mutant | bug | caught at | with the diagnosis |", "|---|---|---|---|"]
     return "\n".join([f"## {target.assignment}: `{target.function}`", "", *header, *map(row, target.mutants)])
 
 
@@ -177,7 +177,7 @@ def table() -> str:
         "# Which check catches which bug\n\n"
         "Made by `python -m tests.course.mutants`, proved line by line by `tests/course/test_mutants.py`. Each bug is\n"
         "a patch of the solution that runs to its end and passes a naive test: one call whose sizes fill every block.\n"
-        "The verdict named for it catches it by itself: *right*, at one of its properties, *compiles* or *cheap*.",
+        "It is caught by one verdict alone: *right*, at the property that is named, *compiles* or *cheap*.",
         *map(section, targets()),
         "## How much of a solution is a lesson's code with other names\n\n"
         "By `python -m tests.course.similarity`: which share of the learner's token trigrams one cell has, too.\n\n"
