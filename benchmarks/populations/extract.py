@@ -7,10 +7,10 @@ no weights are made: models run on torch's meta device, and configurations are t
 import argparse
 import datetime
 import functools
-import gzip
 import importlib
 import importlib.metadata
 import json
+import lzma
 from pathlib import Path
 
 from benchmarks.populations import halves
@@ -53,8 +53,8 @@ def main():
             ],
             "layers": layers,
         }
-        path = given.out / f"{room}.json.gz"
-        path.write_bytes(gzip.compress(dump(record).encode(), mtime=0))
+        path = given.out / f"{room}.json.xz"
+        path.write_bytes(lzma.compress(dump(record).encode(), preset=9 | lzma.PRESET_EXTREME))
         share = {part: sum(row["half"] == part for row in layers) for part in ("tuning", "held_out")}
         print(f"{path}: {len(models)} models, {share}")
 
