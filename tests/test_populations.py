@@ -14,7 +14,7 @@ TINY = {
     "grouped": {"Ci": 12, "Co": 24, "H": 5, "W": 5, "R": 3, "S": 3, "groups": 6},
     "depthwise": {"Ci": 24, "Co": 24, "H": 6, "W": 5, "R": 3, "S": 3, "groups": 24},
 }
-MACHINE = {"copy_tb_per_s": 4.0, "matmul_tflop_per_s": 500.0}
+MACHINE = {"gpu": "NVIDIA H200", "copy_tb_per_s": 4.0, "matmul_tflop_per_s": 500.0}
 
 
 def tiny(name):
@@ -131,11 +131,13 @@ def test_a_ratio_is_to_the_best_peer_that_ran():
 
 def test_rows_that_are_behind_are_named_with_what_was_measured():
     explained = "triton: product; 4 tiles, split-K 3; tile waste 1.60"
-    record = {"machine": MACHINE, "rows": [row_of(1.0, 2.0), row_of(1.0, 0.8), row_of(1.0, 0.5, explained=explained)]}
-    _, _, worst, next_worst = report.behind(record)
-    assert "3×3 16→8 @5, N 2 | m and 1 more | 0.50 | 1.0000 | peer 0, 0.5000 ms" in worst
-    assert "10% of the copy rate; 20% of a matrix product's rate; its tiles hold 1.60 times the product" in worst
-    assert "| 0.80 |" in next_worst
+    rows = [row_of(1.0, 2.0), row_of(1.0, 0.8), row_of(1.0, 0.5, explained=explained), row_of(1.0, 0.97), row_of(1.0, None)]
+    _, _, _, _, worst, next_worst, _, slight = report.behind({"machine": MACHINE, "rows": rows})
+    assert "3×3 16→8 @5, N 2 | m and 1 more | 0.50 | 1.0000 | peer 0, 0.5000 | 10% | 20% |" in worst
+    assert "12 programs for 132 multiprocessors; its tiles hold 1.60 times the product" in worst
+    assert "| 0.80 |" in next_worst and "programs" not in next_worst
+    assert slight == "Behind by less than 10%: 3×3 16→8 @5, N 2 (0.97)."
+    assert report.behind({"machine": MACHINE, "rows": rows[:1]}) == []
 
 
 def test_joined_partial_sums_are_those_of_the_tiles_that_are_cut():

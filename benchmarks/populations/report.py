@@ -22,6 +22,8 @@ ROOMS = {  # in the page's order: what it is, and its peers
 }
 WASTE, PARTIAL = 1.15, 0.2  # from where on tile waste, and partial sums' share of all bytes, are worth a word
 KEYS = 128  # of a tile in a backward pass
+BUSY = 0.9  # of the multiprocessors: launches of fewer programs than that are told
+SLIGHT = 0.9  # from this ratio on, a row that is behind is named without what was measured of it
 TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20)
 
 HEAD = """# How fast, on layers of real models
@@ -93,14 +95,21 @@ def partial_sums(shape, explained):
     return (pieces > 1) * pieces * shape["Co"] * shape["R"] * shape["S"] * shape["Ci"] // shape["groups"]
 
 
+def rates(row, machine):
+    """How near a row is to the machine's two ceilings: shares of the rates of a copy and of a matrix product, as text."""
+    ceilings = {"bytes": "copy_tb_per_s", "flops": "matmul_tflop_per_s"}
+    shares = {of: row.get(of, 0) / row["ours_ms"] / 1e9 / machine[best] for of, best in ceilings.items()}
+    return [f"{share:.0%}" * (of in row) for of, share in shares.items()]
+
+
 def reason(row, machine):
-    """What was measured of a row: how near it is to the machine's two ceilings, and what its launch adds to the least."""
+    """What a row's launch adds to the least, or leaves idle."""
     said = []
-    if "bytes" in row:
-        said.append(f"{row['bytes'] / row['ours_ms'] / 1e9 / machine['copy_tb_per_s']:.0%} of the copy rate")
-    if "flops" in row:
-        said.append(f"{row['flops'] / row['ours_ms'] / 1e9 / machine['matmul_tflop_per_s']:.0%} of a matrix product's rate")
     explained = row.get("explained", "")
+    if whole := re.search(r"(\d+) tiles, split-K (\d+);", explained):
+        programs, many = int(whole[1]) * int(whole[2]), PROCESSORS[machine["gpu"]]
+        if programs < BUSY * many:
+            said.append(f"{programs} programs for {many} multiprocessors")
     if (waste := re.search(r"tile waste ([\d.]+)", explained)) and float(waste[1]) > WASTE:
         said.append(f"its tiles hold {waste[1]} times the product")
     if "Co" in row["shape"] and (partial := 8 * partial_sums(row["shape"], explained)) > PARTIAL * row["bytes"]:
@@ -116,16 +125,24 @@ def reason(row, machine):
 
 
 def behind(record):
-    """Lines of the table of a record's rows that a peer is ahead on, worst first."""
-    lines = ["| layer | in | ratio | ours, ms | best peer | measured |", "|---|---|---|---|---|---|"]
-    for row in sorted((row for row in record["rows"] if (ratio(row) or 1) < 1), key=ratio):
+    """Lines that name a record's rows that a peer is ahead on, worst first: a table of those that are clearly behind, with
+    what was measured of them, and a list of the others."""
+    machine = record["machine"]
+    rows = sorted((row for row in record["rows"] if (ratio(row) or 1) < 1), key=ratio)
+    lines = []
+    if clear := [row for row in rows if ratio(row) < SLIGHT]:
+        lines += ["Held-out layers that are behind; copy, product: shares of these two rates.", ""]
+        lines += ["| layer | in | ratio | ours, ms | best peer | copy | product | |", "|---|---|---|---|---|---|---|---|"]
+    for row in clear:
         best = population.best_peer(row)
         models = row["models"][0] + f" and {len(row['models']) - 1} more" * (len(row["models"]) > 1)
         cells = [
-            layer_of(row), models, f"{ratio(row):.2f}", f"{row['ours_ms']:.4f}", f"{best['name']}, {best['ms']:.4f} ms",
-            reason(row, record["machine"]),
+            layer_of(row), models, f"{ratio(row):.2f}", f"{row['ours_ms']:.4f}", f"{best['name']}, {best['ms']:.4f}",
+            *rates(row, machine), reason(row, machine),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
+    if slight := [f"{layer_of(row)} ({ratio(row):.2f})" for row in rows if ratio(row) >= SLIGHT]:
+        lines += [""] * bool(lines) + [f"Behind by less than {1 - SLIGHT:.0%}: {'; '.join(slight)}."]
     return lines
 
 
@@ -182,7 +199,7 @@ def section(room, found):
     if not found:
         data = population.record(room)
         many = len(data["layers"])
-        link = f"[{room}.json.gz](../benchmarks/populations/data/{room}.json.gz)"
+        link = f"[{room}.json.xz](../benchmarks/populations/data/{room}.json.xz)"
         return [*lines, f"{many} layers of {len(data['models'])} models wait in {link}; no GPU has measured them yet.", ""]
     machine = next(iter(found.values()))["machine"]
     lines += [
@@ -207,8 +224,8 @@ def section(room, found):
     for half, record in found.items():
         for failed in record["failed"]:
             lines += ["", f"Failed on the {words(half)} half: {failed['case']}: {failed['error']}"]
-    if "held_out" in found:
-        lines += ["", "Held-out layers that are behind, and what was measured of them:", "", *behind(found["held_out"])]
+    if "held_out" in found and (named := behind(found["held_out"])):
+        lines += ["", *named]
     return [*lines, ""]
 
 
