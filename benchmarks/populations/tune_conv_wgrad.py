@@ -140,7 +140,7 @@ def _variants(problem):
 
 
 def is_laid_end_to_end(candidate):
-    """Whether a candidate joins partial sums, and lays its tiles end to end whole, so that shares begin anywhere within one."""
+    """Whether a candidate joins partial sums and has no pieces: its shares begin anywhere within a tile."""
     work = getattr(candidate.work, "work", None)
     return isinstance(work, tma.Joined) and work.pieces == 0
 

@@ -36,6 +36,23 @@ def test_against_the_reference(name, shape, splits_taken):
     assert splits > 1 and pack == shape[1] // shape[2]
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_more_splits_than_are_loaded_at_once(rounds, monkeypatch, splits_taken):
+    """The last round of splits is not whole, and some see no key."""
+    monkeypatch.setattr(decoding, "AT_ONCE", 4)
+    table = problem.table_options
+    monkeypatch.setattr(problem, "table_options", lambda *of: table(*of) | {"PROGRAMS": 2 * (4 * rounds - 1)})
+    N = 16 * (4 * rounds - 1)
+    mod = lambda b, h, m, n: n >= N // (2 * rounds)  # noqa: E731
+    later = create_block_mask(mod, 1, None, 1, N, device=runtime.device, BLOCK_SIZE=(16, 16))
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, n, 16, generator=generator).to(runtime.device) for h, n in ((4, 1), (2, N), (2, N)))
+    (o, aux), (plain, plain_aux) = both(monkeypatch, q, k, v, None, later)
+    assert splits_taken == [(4 * rounds - 1, 2)]
+    torch.testing.assert_close(o, plain)
+    torch.testing.assert_close((aux.lse, aux.max_scores), (plain_aux.lse, plain_aux.max_scores))
+
+
 def both(monkeypatch, q, k, v, score_mod=None, mask=None, **options):
     arguments = {"enable_gqa": True, "return_aux": AuxRequest(True, True), "kernel_options": {"BLOCK_N": 16}}
     split = flex_attention(q, k, v, score_mod, mask, **arguments)

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import runtime
 from kernels.common.launch import launch
 from kernels.common.plan import Cost
 from kernels.flex_attention import problem
@@ -18,6 +19,7 @@ from kernels.flex_attention.portable.forward import attend_list, attend_tile, ou
 from kernels.flex_attention.portable.tiles import list_row, source_of, tiled
 
 ROWS = 64  # (head, query) pairs that fit a tile
+AT_ONCE = 32  # splits of a row that are loaded at once
 
 
 @triton.jit
@@ -104,9 +106,12 @@ def decode_kernel(
 def combine_kernel(
     part_ptr, lse_part_ptr, top_part_ptr, o_ptr, lse_ptr, top_ptr, M, H, rows_total, splits,
     stride_ob, stride_oh, stride_om, stride_od,
-    DV: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_DV: tl.constexpr,
+    DV: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """Put the splits of BLOCK_R rows together, in one pass over them: the online softmax once more."""
+    """Put the splits of BLOCK_R rows together, in one pass over them: the online softmax once more.
+
+    BLOCK_S splits are loaded before the first is waited for: one after the other, 66 of them took as long as half the keys.
+    """
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_dv = tl.arange(0, BLOCK_DV)
     mask_r = rows < rows_total
@@ -115,19 +120,21 @@ def combine_kernel(
     l = tl.zeros([BLOCK_R], tl.float32)
     top = tl.zeros([BLOCK_R], tl.float32) - float("inf")
     largest = top
-    for split in range(0, splits):
-        at = tl.cast(split, tl.int64) * rows_total + rows
-        lse = tl.load(lse_part_ptr + at, mask=mask_r, other=float("-inf"))
-        part = tl.load(part_ptr + at[:, None] * DV + offs_dv[None, :], mask=mask, other=0.0)
-        new_top = tl.maximum(top, lse)
+    for first in range(0, splits, BLOCK_S):
+        split = first + tl.arange(0, BLOCK_S)
+        at = split.to(tl.int64)[:, None] * rows_total + rows[None, :]
+        exists = (split < splits)[:, None] & mask_r[None, :]
+        lse = tl.load(lse_part_ptr + at, mask=exists, other=float("-inf"))
+        part = tl.load(part_ptr + at[:, :, None] * DV + offs_dv, mask=exists[:, :, None] & (offs_dv < DV), other=0.0)
+        new_top = tl.maximum(top, tl.max(lse, 0))
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         alpha = tl.exp2(top - shift)
-        weight = tl.exp2(lse - shift)
-        acc = acc * alpha[:, None] + part * weight[:, None]
-        l = l * alpha + weight
+        weight = tl.exp2(lse - shift[None, :])
+        acc = acc * alpha[:, None] + tl.sum(part * weight[:, :, None], 0)
+        l = l * alpha + tl.sum(weight, 0)
         top = new_top
         if top_ptr is not None:
-            largest = tl.maximum(largest, tl.load(top_part_ptr + at, mask=mask_r, other=float("-inf")))
+            largest = tl.maximum(largest, tl.max(tl.load(top_part_ptr + at, mask=exists, other=float("-inf")), 0))
     l = tl.where(l == 0.0, 1.0, l)
     tl.store(lse_ptr + rows, top + tl.log2(l), mask=mask_r)
     if top_ptr is not None:
@@ -191,12 +198,12 @@ def forward(p, x, want_top=False):
         **static,
     )  # fmt: skip
     o, lse, top = outputs_of(p, x.query, want_top)
-    BLOCK_R = 16
+    BLOCK_R = 16 if runtime.interpreted else 1  # rows are few, and a GPU's programs run at the same time
     launch(
         combine_kernel,
         (problem.cdiv(rows, BLOCK_R),),
         part, lse_part, top_part, o, lse, top, p.M, p.Hq, rows, splits, *o.stride(),
         outputs=(o,),
-        DV=p.Dv, BLOCK_R=BLOCK_R, BLOCK_DV=problem.columns(p.Dv),
+        DV=p.Dv, BLOCK_R=BLOCK_R, BLOCK_S=min(AT_ONCE, triton.next_power_of_2(splits)), BLOCK_DV=problem.columns(p.Dv),
     )  # fmt: skip
     return o, lse, top
