@@ -2,7 +2,7 @@
 ``python -m benchmarks.populations.measure tune_conv_wgrad --half tuning``.
 
 Of the tiles that are listed here, a row times those that the model predicts to be the fastest, and the next best cuts of the
-first few; of these, joined shares that are no tile's pieces, too. A tile that was never measured is predicted by a guess.
+first few. A tile that was never measured is predicted by a guess.
 """
 
 import functools
@@ -135,14 +135,7 @@ def _variants(problem):
         name = "hopper" if way == "pairs" else way
         found += [(name, cuts[0]) for cuts in ordered[: FASTEST[way]]]
         found += [(name, cut) for cuts in ordered[:1] for cut in cuts[1:CUTS]]
-        found += [(name, cut) for cuts in ordered[: FASTEST[way]] for cut in cuts[1:] if is_laid_end_to_end(cut)][:CUTS]
     return found
-
-
-def is_laid_end_to_end(candidate):
-    """Whether a candidate joins partial sums and has no pieces: its shares begin anywhere within a tile."""
-    work = getattr(candidate.work, "work", None)
-    return isinstance(work, tma.Joined) and work.pieces == 0
 
 
 def call_of(form, way, candidate, x, dy, out):
