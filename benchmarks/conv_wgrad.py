@@ -129,7 +129,7 @@ def measure(case, machine, rounds):
         "bytes": moved,
         "flops": flops,
         "tflop_per_s": round(flops / ms["ours"] / 1e9, 1),
-        "fraction_of_matmul": float(f"{flops / ms['ours'] / 1e9 / machine['matmul_tflop_per_s']:.4g}"),
+        "fraction_of_matmul": harness.fraction(flops, ms["ours"], machine["matmul_tflop_per_s"]),
         "relative_error": short["ours"],
         "peers": [
             {

@@ -177,8 +177,8 @@ def measure(case, machine, rounds):
                 "bytes": moved,
                 "flops": flops,
                 "tflop_per_s": round(flops / ms["ours"] / 1e9, 1),
-                "fraction_of_copy": float(f"{moved / ms['ours'] / 1e9 / machine['copy_tb_per_s']:.4g}"),
-                "fraction_of_matmul": float(f"{flops / ms['ours'] / 1e9 / machine['matmul_tflop_per_s']:.4g}"),
+                "fraction_of_copy": harness.fraction(moved, ms["ours"], machine["copy_tb_per_s"]),
+                "fraction_of_matmul": harness.fraction(flops, ms["ours"], machine["matmul_tflop_per_s"]),
                 **harness.beside_peers(ms, short, lambda: f"torch {torch.__version__}"),
             }
         )

@@ -234,7 +234,7 @@ def read(name, folder=RESULTS):
 
 def renewed(record, newer, which):
     """A record with rows in place of its own that were measured later, on the same kind of machine: each says when, and at
-    which commit, in ``renewed``. What the machine gave at its best stays that of the record.
+    which commit, in ``renewed``. What the machine gave at its best stays that of the record, and fractions are of that.
 
     Raises:
         ValueError: the machines or their libraries differ, a new row is not among the record's, or a case failed.
@@ -245,10 +245,25 @@ def renewed(record, newer, which):
         raise ValueError(f"newer was measured with {new}, needs the record's {old}")
     if newer.get("failed"):
         raise ValueError(f"newer has failed cases, needs none: {newer['failed']}")
-    rows = {which(row): row | {"renewed": {of: newer["machine"][of] for of in ("commit", "date")}} for row in newer["rows"]}
+    when = {"renewed": {of: newer["machine"][of] for of in ("commit", "date")}}
+    rows = {which(row): row | fractions(row, record["machine"]) | when for row in newer["rows"]}
     if missing := rows.keys() - set(map(which, record["rows"])):
         raise ValueError(f"newer has rows that the record has not: {sorted(missing)}")
     return record | {"rows": [rows.get(which(row), row) for row in record["rows"]]}
+
+
+CEILINGS = {"fraction_of_copy": ("bytes", "copy_tb_per_s"), "fraction_of_matmul": ("flops", "matmul_tflop_per_s")}
+
+
+def fraction(work, ms, best):
+    """Of the ``best`` rate, 1e12 a second, that ``work`` in so many milliseconds is."""
+    return float(f"{work / ms / 1e9 / best:.4g}")
+
+
+def fractions(row, machine):
+    """``{name: fraction}`` of those that a row has, of what the machine gave at its best."""
+    names = CEILINGS.keys() & row.keys()
+    return {name: fraction(row[CEILINGS[name][0]], row["ours_ms"], machine[CEILINGS[name][1]]) for name in names}
 
 
 def text_of(record):

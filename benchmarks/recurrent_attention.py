@@ -207,7 +207,7 @@ def measure(case, machine, rounds):
                 "ours_ms": round(ms["ours"], 4),
                 "bytes": moved,
                 "flops": flops,
-                "fraction_of_copy": float(f"{moved / ms['ours'] / 1e9 / machine['copy_tb_per_s']:.4g}"),
+                "fraction_of_copy": harness.fraction(moved, ms["ours"], machine["copy_tb_per_s"]),
                 **harness.beside_peers(ms, short, lambda: f"flash-linear-attention {fla.version()}"),
             }
         )

@@ -103,6 +103,8 @@ def test_the_record_is_complete():
     }
     assert {(row["variant"], tuple(row["shape"].values()), row["pass"]) for row in record["rows"]} == wanted
     for row in record["rows"]:
-        assert row["commit"] and row["peers"] and row["timed"] == "graph"
+        assert row.get("renewed", record["machine"])["commit"] and row["peers"] and row["timed"] == "graph"
+        fractions = {name: row[name] for name in harness.CEILINGS}
+        assert harness.fractions(row, record["machine"]) == pytest.approx(fractions, rel=2e-3)
         assert row["relative_error"] < 1.1 * max(peer["relative_error"] for peer in row["peers"])
         assert (row["bytes"], row["flops"]) == bench.cost(row["variant"], *row["shape"].values())[row["pass"]]

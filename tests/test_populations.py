@@ -185,6 +185,14 @@ def test_rows_measured_later_take_the_place_of_their_own_and_say_so():
     assert report.later({"held_out": record}) == ""
 
 
+def test_a_renewed_rows_fraction_is_of_what_the_record_says_the_machine_gave():
+    machine = {"gpu": "G", "torch": "2", "triton": "3", "commit": "c", "date": "1", "copy_tb_per_s": 4.0}
+    row = timed_row(8, 1.0) | {"bytes": 1e9, "fraction_of_copy": 0.25}
+    newer = {"machine": machine | {"copy_tb_per_s": 5.0}, "rows": [row | {"ours_ms": 0.5, "fraction_of_copy": 0.4}]}
+    (found,) = population.renewed({"machine": machine, "rows": [row]}, newer)["rows"]
+    assert found["fraction_of_copy"] == 0.5
+
+
 def test_a_row_of_other_models_of_the_same_sizes_stays():
     machine = {"gpu": "G", "torch": "2", "triton": "3", "commit": "c", "date": "1"}
     record = {"machine": machine, "rows": [timed_row(8, 1.0), timed_row(8, 2.0, models=("n",))], "failed": []}
