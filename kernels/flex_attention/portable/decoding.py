@@ -110,7 +110,7 @@ def combine_kernel(
 ):  # fmt: skip
     """Put the splits of BLOCK_R rows together, in one pass over them: the online softmax once more.
 
-    BLOCK_S splits are loaded before the first is waited for: one after the other, 66 of them took as long as half the keys.
+    BLOCK_S splits are loaded before the first is waited for: one after the other, they take a load's time each.
     """
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_dv = tl.arange(0, BLOCK_DV)
@@ -174,18 +174,23 @@ def choose(p):
 
 
 def _prepare(p):
-    """``(splits, programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
+    """``(splits, programs, sizes and strides, compile-time arguments, those of ``combine_kernel``, how keys and values are
+    read)``."""
     splits, pack, _ = p.remember(choose)
     meta = p.launch_options("decoding") | {"BLOCK_M": problem.columns(pack * p.M)}
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, pack, p.B * p.Hq * p.M, splits, p.shared
     static = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "HAS_FULL": p.HAS_FULL, **p.static(meta)}
+    combined = {
+        "DV": p.Dv, "BLOCK_DV": problem.columns(p.Dv), "BLOCK_S": min(AT_ONCE, triton.next_power_of_2(splits)),
+        "BLOCK_R": 16 if runtime.interpreted else 1,  # rows are few, and a GPU's programs run at the same time
+    }  # fmt: skip
     read = [tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2)]
-    return splits, (p.B * p.Hq // pack * splits,), (*sizes, *p.strides("query", "key", "value")), static, *read
+    return splits, (p.B * p.Hq // pack * splits,), (*sizes, *p.strides("query", "key", "value")), static, combined, *read
 
 
 def forward(p, x, want_top=False):
     """The forward pass of a few queries; arguments and results as ``portable.forward.forward``."""
-    splits, programs, sizes, static, keys, values = p.remember(_prepare)
+    splits, programs, sizes, static, combined, keys, values = p.remember(_prepare)
     rows = p.B * p.Hq * p.M
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=x.query.device)  # noqa: E731
     part, lse_part, top_part = new(splits, rows, p.Dv), new(splits, rows), new(splits, rows) if want_top else None
@@ -198,12 +203,11 @@ def forward(p, x, want_top=False):
         **static,
     )  # fmt: skip
     o, lse, top = outputs_of(p, x.query, want_top)
-    BLOCK_R = 16 if runtime.interpreted else 1  # rows are few, and a GPU's programs run at the same time
     launch(
         combine_kernel,
-        (problem.cdiv(rows, BLOCK_R),),
+        (problem.cdiv(rows, combined["BLOCK_R"]),),
         part, lse_part, top_part, o, lse, top, p.M, p.Hq, rows, splits, *o.stride(),
         outputs=(o,),
-        DV=p.Dv, BLOCK_R=BLOCK_R, BLOCK_S=min(AT_ONCE, triton.next_power_of_2(splits)), BLOCK_DV=problem.columns(p.Dv),
+        **combined,
     )  # fmt: skip
     return o, lse, top
