@@ -140,6 +140,12 @@ def test_rows_that_are_behind_are_named_with_what_was_measured():
     assert report.behind({"machine": MACHINE, "rows": rows[:1]}) == []
 
 
+@pytest.mark.parametrize(("tiles", "said"), [(48, "48 pairs for 132 multiprocessors"), (64, "")])
+def test_a_pair_of_multiprocessors_is_two_of_them(tiles, said):
+    row = row_of(1.0, 0.5, explained=f"hopper: GROUPS 3, STAGES 5, num_ctas 2; {tiles} tiles, split-K 1; tile waste 1.00")
+    assert report.reason(row, MACHINE) == said
+
+
 def test_joined_partial_sums_are_those_of_the_tiles_that_are_cut():
     shape = row_of(1.0, 2.0)["shape"]
     tile = "hopper: BLOCK_M 128, BLOCK_N 64, BLOCK_K 64, GROUPS 3, STAGES 5; "

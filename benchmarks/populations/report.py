@@ -97,9 +97,8 @@ def partial_sums(shape, explained):
 
 def rates(row, machine):
     """How near a row is to the machine's two ceilings: shares of the rates of a copy and of a matrix product, as text."""
-    ceilings = {"bytes": "copy_tb_per_s", "flops": "matmul_tflop_per_s"}
-    shares = {of: row.get(of, 0) / row["ours_ms"] / 1e9 / machine[best] for of, best in ceilings.items()}
-    return [f"{share:.0%}" * (of in row) for of, share in shares.items()]
+    ceilings = harness.CEILINGS.values()
+    return [f"{harness.fraction(row[of], row['ours_ms'], machine[best]):.0%}" if of in row else "" for of, best in ceilings]
 
 
 def reason(row, machine):
@@ -108,8 +107,9 @@ def reason(row, machine):
     explained = row.get("explained", "")
     if whole := re.search(r"(\d+) tiles, split-K (\d+);", explained):
         programs, many = int(whole[1]) * int(whole[2]), PROCESSORS[machine["gpu"]]
-        if programs < BUSY * many:
-            said.append(f"{programs} programs for {many} multiprocessors")
+        together = 2 if "num_ctas 2" in explained else 1
+        if programs * together < BUSY * many:
+            said.append(f"{programs} {'pairs' if together == 2 else 'programs'} for {many} multiprocessors")
     if (waste := re.search(r"tile waste ([\d.]+)", explained)) and float(waste[1]) > WASTE:
         said.append(f"its tiles hold {waste[1]} times the product")
     if "Co" in row["shape"] and (partial := 8 * partial_sums(row["shape"], explained)) > PARTIAL * row["bytes"]:
