@@ -220,3 +220,19 @@ def test_every_key_of_a_table_is_a_shape_class_that_its_room_declares(room):
             unknown = set(keys) - classes[kernel] - {"default"}
             assert not unknown, f"{gpu}, {kernel}: {unknown} are no shape classes"
     assert all("default" in table["any GPU"][kernel] for kernel in classes)
+
+
+@pytest.mark.parametrize("operator", ["dynamic_conv", "recurrent_attention", "flex_attention", "conv_wgrad"])
+def test_what_was_tuned_on_one_gpu_reaches_its_whole_architecture(operator):
+    """An H100 once took flex attention's table of "any GPU", and a quarter of an H200's speed."""
+    table = configs._table(operator)
+    aliases = {name: gpu for name, gpu in table.items() if isinstance(gpu, str)}
+    named = {name for name in table if name not in aliases and name not in ("interpreter", "any GPU")}
+    assert "NVIDIA H200" in named and aliases["sm_90"] == "NVIDIA H200"
+    for gpu in named:
+        architectures = [name for name, target in aliases.items() if target == gpu]
+        assert len(architectures) == 1, f"{gpu} has lines of its own: an alias gives them to its architecture"
+        for kernel, lines in table[gpu].items():
+            for key in lines:
+                own = configs.of_gpu((gpu, architectures[0]), operator, kernel, key)
+                assert configs.of_gpu(("another GPU of it", architectures[0]), operator, kernel, key) == own
