@@ -51,9 +51,10 @@ if _triton_was_imported and _triton_is_interpreted != interpreted:
         "triton."
     )
 
-if interpreted:  # with less bookkeeping around each operation
-    from kernels import _triton_interpreter
+if interpreted:  # with a GPU's numbers, and less bookkeeping around each operation
+    from kernels import _low_precision, _triton_interpreter
 
+    _low_precision.install()
     _triton_interpreter.quicken()
 
 #: Where tensors for the kernels belong: the current CUDA GPU when compiled, the CPU when interpreted.

@@ -53,11 +53,6 @@ _EXPLAINED = (
         "out of bounds for shape",
         "the second argument of tl.max, tl.min and tl.sum is an axis: tl.maximum and tl.minimum compare two blocks",
     ),
-    (
-        "active drivers",
-        "the interpreter has no GPU to time @triton.autotune's configs on: give it one config, or make the block an argument "
-        "of the function, and let the check's blocks={...} try several",
-    ),
     ("KeyError", "a table lacks this entry: each operation needs its own"),
     ("is no Python", "the text must be a function that Python can read: print it"),
     ("defines no function", "the text must define the function that the exercise names"),

@@ -174,7 +174,7 @@ class Softmax(Variation):
         yield self.case(x)
 
     def bfloat(self, draw: Draw):
-        """bfloat16 in and out: the interpreter truncates where a GPU rounds."""
+        """bfloat16 in and out."""
         yield self.case(draw.normal(4, 64, dtype=torch.bfloat16))
 
     def suspects(self, case: Case, out: Output):

@@ -33,7 +33,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 FENCE = 64  # elements kept free at both ends of every axis
 ROUNDING = 2.0**-22  # the inputs' relative change that asks how much of it comes out: float32's rounding, and room
 SHIFTS = 4  # such changes that are tried
-NO_BFLOAT16 = "the interpreter has no arithmetic for bfloat16: convert to tl.float32 right after the load"
 ORDER = "a GPU runs programs in any order, and at once: let each element have one program, or use atomics"
 
 
@@ -72,8 +71,7 @@ def your_kernel(
         blocks: keyword arguments of ``fn`` alone, with the values to try: ``{"BLOCK": (16, 64)}``.
         sizes: axes whose size is not free: ``{"K": 32}``.
         values: for an input that is no random floating-point tensor, ``f(*shape) -> tensor``.
-        dtypes: of the floating-point tensors, the first where nothing else is asked for. Where Triton interprets, it has no
-            arithmetic for bfloat16: convert after the load.
+        dtypes: of the floating-point tensors, the first where nothing else is asked for.
         tolerance: of an output, relative; what its dtype allows unless given. What the formula itself makes of its inputs'
             rounding is allowed on top.
         cheap: the most that loads may ask for and stores may write, as multiples of the inputs' and the outputs' bytes;
@@ -178,13 +176,12 @@ def your_kernel(
         PAGE,
         sectors=float("inf"),
     )
-    rough = NO_BFLOAT16 if runtime.interpreted and dtypes[0] == torch.bfloat16 else ""
     covered = "the grid and the loops must cover every element, and masked lanes (other=) must not count"
-    held = [Property("whole blocks", 1, PAGE, whole, rough or "the answer is not the formula's")]
-    held += [Property("strides", 1, PAGE, strides, rough or told)]
-    held += [Property("ragged sizes", 1, PAGE, covered_all, rough or covered)]
+    held = [Property("whole blocks", 1, PAGE, whole, "the answer is not the formula's")]
+    held += [Property("strides", 1, PAGE, strides, told)]
+    held += [Property("ragged sizes", 1, PAGE, covered_all, covered)]
     if blocks:
-        held.append(Property("block sizes", 1, PAGE, sized, rough or f"the answer depends on {' or '.join(blocks)}"))
+        held.append(Property("block sizes", 1, PAGE, sized, f"the answer depends on {' or '.join(blocks)}"))
     if dtypes[1:]:
         words = "arithmetic in the tensors' dtype loses digits: convert to tl.float32 right after the load"
         held.append(Property("other dtypes", 1, PAGE, typed, words))

@@ -31,6 +31,8 @@ from triton.runtime.interpreter import (
 )
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
+from kernels import _low_precision
+
 _TRITON_FOLDER = os.path.dirname(triton.__file__) + os.sep
 
 
@@ -194,20 +196,16 @@ def _poison(element: tl.dtype, value: float) -> np.ndarray:
     elif not element.is_floating():
         number = (93, 30_003, 1_000_003)[min(kind.itemsize // 2, 2)]
         bits = -number if negative else number
-    elif element.name == "bf16":
-        bits = np.float32(value).view(np.uint32) >> 16
-    elif kind.itemsize == 1:  # a NaN of each format, or a large number
-        bits = ({"fp8e5": 0x7F, "fp8e4nv": 0x7F}.get(element.name, 0x80)) if value != value else 0x7A | negative << 7
+    elif kind in _low_precision.NUMBERS.values():
+        return _low_precision.rounded(np.array(value, np.float32), kind)
     else:
         bits = value
     return np.array(bits).astype(kind)
 
 
 def _numbers(x: TensorHandle) -> np.ndarray:
-    """A handle's values in float32; the interpreter keeps bfloat16 as bits."""
-    if x.get_element_ty().name == "bf16":
-        return (x.data.astype(np.uint32) << 16).view(np.float32)
-    return x.data
+    """A handle's values; those of 8 and 16 bits that numpy can't compare in float32."""
+    return _low_precision.wide(x.data)
 
 
 _EXPONENTIALS = ("create_exp", "create_exp2")

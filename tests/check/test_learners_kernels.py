@@ -93,12 +93,11 @@ def test_outputs_by_name_or_as_a_list_and_a_conversion_that_cuts_off(kind, capsy
     assert "each is one nearer to 0: .to(an integer) cuts the fraction off" in capsys.readouterr().out
 
 
-def test_float64_and_bfloat16(capsys):
+def test_float64_and_bfloat16():
     assert held(square, torch.square, *LINE, dtypes=torch.float64, tolerance=1e-6)
     assert held(lambda x, out: square(x, out, False), torch.square, *LINE, dtypes=torch.float64)
-    assert held(square, torch.square, *LINE, dtypes=torch.bfloat16)
-    assert not held(lambda x, out: square(x, out, False), torch.square, *LINE, dtypes=torch.bfloat16)
-    assert "the interpreter has no arithmetic for bfloat16: convert to tl.float32" in capsys.readouterr().out
+    for in_float32 in (True, False):
+        assert held(lambda x, out: square(x, out, in_float32), torch.square, *LINE, dtypes=torch.bfloat16)
 
 
 @triton.jit
@@ -174,7 +173,7 @@ def test_programs_that_add_to_one_element_without_atomics(capsys):
     assert "FAILED  whole blocks: out is loaded before anything is stored there" in capsys.readouterr().out
 
 
-def test_an_autotuned_kernel(cell, capsys):
+def test_an_autotuned_kernel(cell):
     source = """
     @triton.autotune(configs=[triton.Config({{"BLOCK": n}}) for n in {blocks}], key=["N"])
     @triton.jit
@@ -188,8 +187,7 @@ def test_an_autotuned_kernel(cell, capsys):
     """
     one, two = (cell(source.format(blocks=blocks))["same"] for blocks in ("(32,)", "(32, 64)"))
     assert held(one, lambda x: x, *LINE)
-    assert not held(two, lambda x: x, *LINE)
-    assert "the interpreter has no GPU to time @triton.autotune's configs on" in capsys.readouterr().out
+    assert held(two, lambda x: x, *LINE)  # the first of them, where there is no GPU to time both on
     x = torch.zeros(8)
     (launched,) = Contestant(lambda: one(x, x)).kernels([], {}).prepared  # what is compiled: the launch has its options, too
     assert launched.kernel == "kernel"
