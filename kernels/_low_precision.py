@@ -11,9 +11,9 @@ another one than numpy's, it is the GPU's:
 * sums of bfloat16 go up a tree, as they do among a GPU's threads: one after the other would stop at 256 ones;
 * what NVIDIA's compiler refuses is refused by name: arithmetic, comparisons and constants of 8-bit floats.
 
-Which type an operation has is said by Triton's own code, so that versions differ here as they do on a GPU. What cards give with
-Triton 3.6 and 3.9 is in benchmarks/results/small_kernels.json; tests/test_low_precision.py holds the interpreter to it. The
-replaced names are the same in Triton 3.6 to 3.9, but for those marked optional.
+Which type an operation has is said by Triton's own code, so that versions differ here as they do on a GPU. What cards give
+with Triton 3.6 and 3.9 is in benchmarks/results/small_kernels.json, and tests/test_low_precision.py holds the interpreter to
+it. The replaced names are the same in Triton 3.6 to 3.9, but for those marked optional.
 """
 
 import functools

@@ -86,7 +86,7 @@ def settled(monkeypatch, *modules):
     run none from now on."""
     seen = collections.defaultdict(list)
 
-    def look(kernel, grid, *args, outputs=(), constants=None, **meta):
+    def look(kernel, grid, *args, constants=None, **meta):
         if constants is not None and constants.settle_all:
             numbers = again._Known(kernel, args).numbers
             seen[id(constants)].append((kernel, *again._key(*numbers, 0, args, meta, constants)))

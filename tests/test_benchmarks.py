@@ -68,9 +68,9 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
         asked.append((kernel, name))
         return dict(options)
 
-    def record(kernel, grid, *args, outputs=(), **meta):
+    def record(kernel, grid, *args, **meta):
         seen.append((kernel.__name__, meta))
-        launch(kernel, grid, *args, outputs=outputs, **meta)
+        launch(kernel, grid, *args, **meta)
 
     monkeypatch.setattr(plan, "launch", record)
     monkeypatch.setattr(configs, "_says", says)

@@ -81,7 +81,7 @@ def check_hopper(monkeypatch, kernel, key, shape, name, call, options, asked):
     """The same, with its launch recorded only: what it computes is tested on the model."""
     launched = []
     monkeypatch.setattr(hopper, "reason_not", lambda *_: None)
-    monkeypatch.setattr(hopper, "launch", lambda kernel, grid, *args, outputs=(), **meta: launched.append(meta))
+    monkeypatch.setattr(hopper, "launch", lambda kernel, grid, *args, **meta: launched.append(meta))
     call(options)
     assert kernel not in {asked_for for asked_for, _ in asked} and options.items() <= launched[0].items()
     dtype, Ci, Co, groups, R = key

@@ -1,4 +1,4 @@
-"""Start a kernel on its tensors' own device, or in the interpreter with the interpreter's limits worked around."""
+"""Start a kernel on its tensors' own device, or in the interpreter, one at a time."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ from kernels import runtime
 from kernels.common.again import Constants, start, with_constants
 from kernels.common.validate import PLAIN
 
-__all__ = ["Constants", "Launches", "element_size", "launch", "lock_over_forks", "with_constants"]
+__all__ = ["Constants", "Launches", "launch", "lock_over_forks", "with_constants"]
 
 
 def lock_over_forks():
@@ -26,17 +26,13 @@ def lock_over_forks():
 _one_at_a_time = lock_over_forks()
 
 
-def launch(kernel, grid, *args, outputs=(), constants=None, **meta):
+def launch(kernel, grid, *args, constants=None, **meta):
     """Run ``kernel[grid](*args, **meta)`` on the device of its tensors; an empty grid runs nothing.
-
-    Triton's interpreter multiplies and rounds bfloat16 wrongly, so there the kernel sees float32 copies, with the same
-    strides, of bfloat16 arguments; those named in ``outputs`` are rounded back by torch afterwards.
 
     Args:
         kernel: a ``@triton.jit`` function.
         grid: tuple of 1 to 3 ints, the number of programs along each axis.
         args: the kernel's positional arguments; ``None`` stands for a tensor the kernel does not use.
-        outputs: tensors among ``args`` that the kernel writes.
         constants: those of ``meta`` that are the same in many calls, as ``Constants``; ``None`` for none.
         meta: constexpr arguments, ``num_warps``, ``num_stages``.
     """
@@ -52,31 +48,17 @@ def launch(kernel, grid, *args, outputs=(), constants=None, **meta):
                 start(kernel, grid, args, meta, device, constants)
         return
 
-    meta = with_constants(meta, constants)
-    written = {id(t) for t in outputs}
-    back = []
-    shown = []
-    for arg in args:
-        if isinstance(arg, torch.Tensor) and arg.dtype == torch.bfloat16:
-            memory = _memory(arg)
-            copy = memory.float()
-            if id(arg) in written:
-                back.append((memory, copy))
-            arg = copy.as_strided(arg.shape, arg.stride(), 0)
-        shown.append(arg)
     # The interpreter keeps the running program's place in globals, which threads would overwrite. And it computes with numpy,
     # which warns of what lies in memory that nobody has written, in lanes that nobody stores.
     with _one_at_a_time, np.errstate(all="ignore"):
-        kernel[grid](*shown, **meta)
-    for memory, copy in back:
-        memory.copy_(copy)
+        kernel[grid](*args, **with_constants(meta, constants))
 
 
-def launch_anew(kernel, told, *tensors, outputs=(), which=None):
+def launch_anew(kernel, told, *tensors, which=None):
     """``launch`` of ``kernel`` on tensors, ``None`` among them, by ``(grid, numbers behind the tensors, meta)``, which
     ``told()`` gives. which: what the ``Launches`` of this signature tells launches of one kernel apart by."""
     grid, numbers, meta = told()
-    launch(kernel, grid, *tensors, *numbers, outputs=outputs, **meta)
+    launch(kernel, grid, *tensors, *numbers, **meta)
 
 
 class Launches:
@@ -87,7 +69,7 @@ class Launches:
     def __init__(self):
         self.made = {}
 
-    def __call__(self, kernel, told, *tensors, outputs=(), which=None):
+    def __call__(self, kernel, told, *tensors, which=None):
         """As ``launch_anew``."""
         key = id(kernel), which
         made = self.made.get(key)
@@ -95,7 +77,7 @@ class Launches:
             grid, numbers, meta = told()
             made = self.made[key] = grid, tuple(numbers), Constants(**meta).settling_all(), kernel
         grid, numbers, constants, _ = made
-        launch(kernel, grid, *tensors, *numbers, outputs=outputs, constants=constants)
+        launch(kernel, grid, *tensors, *numbers, constants=constants)
 
 
 def _device_of(args):
@@ -103,14 +85,3 @@ def _device_of(args):
         if type(arg) in PLAIN or isinstance(arg, torch.Tensor):
             return arg.get_device()
     raise ValueError("a launch is given no tensor")
-
-
-def element_size(tensor):
-    """Bytes of one element, of a tensor or a ``Layout``, as the kernel sees it."""
-    return 4 if runtime.interpreted and tensor.dtype == torch.bfloat16 else tensor.dtype.itemsize
-
-
-def _memory(tensor):
-    """The stretch of memory a strided tensor spans, as a 1-D tensor; element (i, j, ...) lies at the sum of i * stride."""
-    length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.detach().as_strided((max(length, 0) if tensor.numel() else 0,), (1,))

@@ -93,7 +93,7 @@ def sequence_of_runs(cu_seqlens, runs, RUN):
     BLOCK = 1024
     launch(
         _sequence_of_run_kernel, (cdiv(runs, BLOCK),), cu_seqlens, out, N, RUN, runs,
-        outputs=(out,), STEPS=max(N, 1).bit_length(), BLOCK=BLOCK,
+        STEPS=max(N, 1).bit_length(), BLOCK=BLOCK,
     )  # fmt: skip
     return out
 

@@ -169,10 +169,10 @@ def sum_pieces(partials, out, accumulate, turned=False):
         Co, R, S, Ci = out.shape
         side = SIDES[pieces <= FEW]
         grid = (R * S * -(-Co // side) * -(-Ci // side),)
-        launch(turned_sum_kernel, grid, partials, out, pieces, Co, R * S, Ci, outputs=(out,), SIDE=side, **meta)
+        launch(turned_sum_kernel, grid, partials, out, pieces, Co, R * S, Ci, SIDE=side, **meta)
     else:
         grid = (-(-out.numel() // options["BLOCK"]),)
-        launch(sum_kernel, grid, partials, out, out.numel(), pieces, outputs=(out,), BLOCK=options["BLOCK"], **meta)
+        launch(sum_kernel, grid, partials, out, out.numel(), pieces, BLOCK=options["BLOCK"], **meta)
 
 
 @remembered

@@ -40,7 +40,7 @@ class ForwardPlan:
         grid, numbers, meta = self.walk
         launch(
             kernel, grid, x, weight, bias, residual, state, sequences, cu_seqlens, y, *numbers,
-            outputs=(y,), **meta,
+            **meta,
         )  # fmt: skip
         if self.final is None:
             return y, None
@@ -48,7 +48,7 @@ class ForwardPlan:
         _, T, D = x.shape
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         final = torch.empty(N, D, weight.shape[-1] - 1, dtype=x.dtype if state is None else state.dtype, device=x.device)
-        launch(final_state_kernel, grid, x, state, cu_seqlens, final, *numbers, outputs=(final,), **meta)
+        launch(final_state_kernel, grid, x, state, cu_seqlens, final, *numbers, **meta)
         return y, final
 
 
@@ -93,19 +93,19 @@ class BackwardPlan:
             static = weight.ndim == 2
             kernel, outputs = (static_backward_kernel, (dx, parts)) if static else (conv_backward_kernel, (dx, dk, parts))
             grid, numbers, meta = self.walk
-            launch(kernel, grid, dy, *inputs, sequences, cu_seqlens, *outputs, *numbers, outputs=outputs, **meta)
+            launch(kernel, grid, dy, *inputs, sequences, cu_seqlens, *outputs, *numbers, **meta)
             if self.total is not None:
                 grid, numbers, meta = self.total
-                launch(sum_parts_kernel, grid, parts, dk, dbias, *numbers, outputs=(dk, dbias), **meta)
+                launch(sum_parts_kernel, grid, parts, dk, dbias, *numbers, **meta)
             elif need_bias:
                 dbias = parts.sum(0).to(bias.dtype)  # the same order every time: deterministic
         if self.last is not None:
             grid, numbers, meta = self.last
-            launch(ends_kernel, grid, dy, *inputs, dfinal, cu_seqlens, dx, *numbers, outputs=(dx,), **meta)
+            launch(ends_kernel, grid, dy, *inputs, dfinal, cu_seqlens, dx, *numbers, **meta)
         if self.first is not None:
             dstate = empty(True, *state.shape, like=state)
             grid, numbers, meta = self.first
-            launch(ends_kernel, grid, dy, *inputs, dfinal, cu_seqlens, dstate, *numbers, outputs=(dstate,), **meta)
+            launch(ends_kernel, grid, dy, *inputs, dfinal, cu_seqlens, dstate, *numbers, **meta)
         return dx, dk, dbias, dstate
 
 
@@ -232,7 +232,7 @@ def step(x, weight, state, bias, residual, activation, slots, padded=False):
     kept = state.shape[-1]
     grid, numbers, meta = plan_step(x.shape, weight.shape, weight.dtype, kept, strides, activation, padded, x.device)
     launch(
-        conv_step_kernel, grid, x, weight, bias, residual, state, slots, y, *numbers, outputs=(y, state), **meta
+        conv_step_kernel, grid, x, weight, bias, residual, state, slots, y, *numbers, **meta
     )  # fmt: skip
     return y
 

@@ -8,8 +8,6 @@ nothing but whole words, whatever W is: no padding to a power of two, no exchang
 import triton
 import triton.language as tl
 
-from kernels.common.launch import element_size
-
 
 def channels_per_word(channel_tensors, weights):
     """How many channels one 64-bit word can hold for all these tensors at once, and the reason when it is 1.
@@ -22,7 +20,7 @@ def channels_per_word(channel_tensors, weights):
         ``(G, reason)``; with G > 1 every tensor is aligned, contiguous in its last dimensions and divisible into words.
     """
     tensors = {**channel_tensors, **weights}
-    G = 8 // max(element_size(t) for t in tensors.values())
+    G = 8 // max(t.dtype.itemsize for t in tensors.values())
     for name, t in tensors.items():
         inner = 1 if name in channel_tensors else 2
         W = 1 if name in channel_tensors else t.shape[-1]

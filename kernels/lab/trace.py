@@ -227,10 +227,10 @@ def recording(*, guard: bool = True, helpers: tuple[str, ...] = (), far=()):
         that is far off kills the process; they are recorded either way. ``guard=False`` performs them, as a GPU
         would.
 
-    Tensors are those passed at the launch: an operator may have made copies of what it was given (the interpreter
-    computes bfloat16 in float32). The trace fills up as launches happen, and stays readable if one raises. Where
-    kernels are compiled, each launch is first recorded on copies, in a child process that interprets, then made; with
-    ``guard``, one that reaches outside its tensors is made in such a process too.
+    Tensors are those passed at the launch: an operator may have made copies of what it was given. The trace fills up as
+    launches happen, and stays readable if one raises. Where kernels are compiled, each launch is first recorded on copies,
+    in a child process that interprets, then made; with ``guard``, one that reaches outside its tensors is made in such a
+    process too.
     """
     from kernels.lab import _triton_private
 

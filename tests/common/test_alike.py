@@ -11,7 +11,7 @@ def launched(monkeypatch):
     """What is launched, in place of launching it."""
     seen = []
 
-    def note(kernel, grid, *args, outputs=(), constants=None, **meta):
+    def note(kernel, grid, *args, constants=None, **meta):
         seen.append((kernel, grid, args, constants, meta))
 
     monkeypatch.setattr(launch, "launch", note)
@@ -25,8 +25,8 @@ def test_a_kernel_is_told_once(launched):
         return lambda: told.append(n) or ((n,), [n, 0.5], {"BLOCK": 8})
 
     for way in (launch.launch_anew, launch.Launches()):
-        way("kernel", of(3), x, None, outputs=(x,))
-        way("kernel", of(4), y, None, outputs=(y,))
+        way("kernel", of(3), x, None)
+        way("kernel", of(4), y, None)
         way("kernel", of(5), y, None, which="other")
     assert told == [3, 4, 5, 3, 5]  # of those that are alike the second was not asked for
     assert [(grid, args[1:]) for _, grid, args, _, _ in launched[:3]] == [((n,), (None, n, 0.5)) for n in (3, 4, 5)]

@@ -38,7 +38,7 @@ def test_nothing_is_said_of_numbers_that_nobody_may_ever_store():
     x, y = torch.full((4,), 3e38, device=runtime.device), torch.zeros(4, device=runtime.device)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        launch(_square_kernel, (1,), x, y, 4, 1, 1, outputs=(y,), BLOCK=4)
+        launch(_square_kernel, (1,), x, y, 4, 1, 1, BLOCK=4)
     assert y.isinf().all()
 
 
@@ -47,7 +47,7 @@ def test_bfloat16_rounds_as_torch_does_and_strides_are_kept(dtype):
     buffer = torch.full((64,), 7.0, dtype=dtype, device=runtime.device)
     x = torch.linspace(0.1, 3.0, 20, device=runtime.device).to(dtype)[::2]
     y = buffer[3:33:3]
-    launch(_square_kernel, (2,), x, y, 10, x.stride(0), y.stride(0), outputs=(y,), BLOCK=8)
+    launch(_square_kernel, (2,), x, y, 10, x.stride(0), y.stride(0), BLOCK=8)
     assert torch.equal(y, (x.float() ** 2).to(dtype))
     untouched = torch.ones(64, dtype=torch.bool)
     untouched[3:33:3] = False
@@ -57,9 +57,9 @@ def test_bfloat16_rounds_as_torch_does_and_strides_are_kept(dtype):
 def test_an_expanded_bfloat16_input():
     x = torch.tensor([1.5], dtype=torch.bfloat16, device=runtime.device).expand(10)
     y = torch.empty(10, dtype=torch.bfloat16, device=runtime.device)
-    launch(_square_kernel, (2,), x, y, 10, x.stride(0), 1, outputs=(y,), BLOCK=8)
+    launch(_square_kernel, (2,), x, y, 10, x.stride(0), 1, BLOCK=8)
     assert (y == 2.25).all()
-    launch(_square_kernel, (2,), y, y, 10, 1, 1, outputs=(y,), constants=Constants(BLOCK=8))
+    launch(_square_kernel, (2,), y, y, 10, 1, 1, constants=Constants(BLOCK=8))
     assert (y == 5.0625).all()
 
 
@@ -69,7 +69,7 @@ def test_threads_launch_at_the_same_time():
     outputs = [torch.zeros(256, device=runtime.device) for _ in range(24)]
 
     def work(y):
-        launch(_square_kernel, (32,), x, y, 256, 1, 1, outputs=(y,), BLOCK=8)
+        launch(_square_kernel, (32,), x, y, 256, 1, 1, BLOCK=8)
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, outputs))  # raises what a thread has raised
@@ -97,7 +97,7 @@ def test_a_process_forked_while_a_thread_computes(held):
         signal.alarm(10)  # what ends it where it waits
         try:
             with held:
-                launch(_square_kernel, (1,), x, x, 8, 1, 1, outputs=(x,), BLOCK=8)
+                launch(_square_kernel, (1,), x, x, 8, 1, 1, BLOCK=8)
         finally:
             os._exit(0 if torch.equal(x, torch.arange(8.0) ** 2) else 1)
     thread.join()
@@ -106,7 +106,7 @@ def test_a_process_forked_while_a_thread_computes(held):
 
 def test_an_empty_grid_runs_nothing():
     y = torch.full((4,), 7.0, device=runtime.device)
-    launch(_square_kernel, (0,), y, y, 0, 1, 1, outputs=(y,), BLOCK=8)
+    launch(_square_kernel, (0,), y, y, 0, 1, 1, BLOCK=8)
     assert (y == 7).all()
 
 
@@ -196,7 +196,7 @@ def test_a_launch_on_cpu_tensors_is_left_to_whoever_executes_it_where_kernels_ar
             return lambda *args, **meta: launched.append((grid, args, meta))
 
     x = torch.zeros(3)
-    launch(Kernel(), (2,), x, 3, outputs=(x,), BLOCK=8)
+    launch(Kernel(), (2,), x, 3, BLOCK=8)
     assert launched == [((2,), (x, 3), {"BLOCK": 8})]
     here = configs.configuration("dynamic_conv", "forward", "W4 16-bit", x.device)  # and no GPU is asked for its name
     assert here == configs.of_gpu("interpreter", "dynamic_conv", "forward", "W4 16-bit")

@@ -82,10 +82,10 @@ def launches():
     def recording(module):
         launch = module.launch
 
-        def record(kernel, grid, *args, outputs=(), constants=None, **meta):
+        def record(kernel, grid, *args, constants=None, **meta):
             meta = with_constants(meta, constants)
             seen.append((kernel, grid, args, meta))
-            launch(kernel, grid, *args, outputs=outputs, **meta)
+            launch(kernel, grid, *args, **meta)
 
         return mock.patch.object(module, "launch", record)
 

@@ -32,7 +32,7 @@ def launches(monkeypatch, *, W=4, D=64, dtype=torch.float16, static=False, bias=
              state=False, final=False, cu_seqlens=None):  # fmt: skip
     """Every kernel launched by a forward and backward pass and a step, with its arguments, for any GPU's configuration."""
     seen = []
-    record = lambda kernel, grid, *args, outputs=(), **meta: seen.append((kernel, args, meta))  # noqa: E731
+    record = lambda kernel, grid, *args, **meta: seen.append((kernel, args, meta))  # noqa: E731
     table = configs._table("dynamic_conv")["any GPU"]
 
     def for_any_gpu(room, kernel, key, device):
@@ -93,7 +93,7 @@ def test_compiles_for_ampere_and_blackwell(monkeypatch, case, arch):
 
 def test_a_step_that_passes_over_padding_compiles(monkeypatch):
     seen = []
-    monkeypatch.setattr(plan, "launch", lambda kernel, grid, *args, outputs=(), **meta: seen.append((kernel, args, meta)))
+    monkeypatch.setattr(plan, "launch", lambda kernel, grid, *args, **meta: seen.append((kernel, args, meta)))
     x, weight, states = torch.zeros(2, 64), torch.zeros(64, 4), torch.zeros(5, 64, 4)
     causal_conv1d_update(x, states, weight, conv_state_indices=torch.tensor([3, -1], dtype=torch.int32))
     ((kernel, args, meta),) = seen

@@ -31,7 +31,7 @@ def launches(
 ):  # fmt: skip
     """Every kernel launched by a forward and backward pass, with its arguments, for the configurations of ``gpu``."""
     seen = []
-    record = lambda kernel, grid, *args, outputs=(), **meta: seen.append((kernel, args, meta))  # noqa: E731
+    record = lambda kernel, grid, *args, **meta: seen.append((kernel, args, meta))  # noqa: E731
 
     def for_gpu(kernel, key, device):
         table = configs._table("flex_attention")

@@ -160,11 +160,11 @@ def recorded(run=True):
     seen = []
     before = common_launch.launch
 
-    def noted(kernel, grid, *args, outputs=(), constants=None, **meta):
+    def noted(kernel, grid, *args, constants=None, **meta):
         meta = common_launch.with_constants(meta, constants)
         seen.append((kernel, grid, args, meta))
         if run:
-            before(kernel, grid, *args, outputs=outputs, **meta)
+            before(kernel, grid, *args, **meta)
 
     modules = [m for m in (*MODULES.values(), common_launch) if getattr(m, "launch", None) is before]
     try:

@@ -108,9 +108,9 @@ def test_a_switch_between_and_within_calls_is_asked(given, mode, monkeypatch):
     asked = []
     given = {name: t.requires_grad_() for name, t in given.items()}
 
-    def look(kernel, grid, *args, outputs=(), constants=None, **meta):
+    def look(kernel, grid, *args, constants=None, **meta):
         asked.append(launch.with_constants(meta, constants).get("PRECISION"))
-        before(kernel, grid, *args, outputs=outputs, constants=constants, **meta)
+        before(kernel, grid, *args, constants=constants, **meta)
 
     before, held = launch.launch, torch.backends.cuda.matmul.fp32_precision
     monkeypatch.setattr(launch, "launch", look)

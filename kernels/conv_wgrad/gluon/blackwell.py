@@ -150,7 +150,6 @@ def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options):
         wgrad_blackwell_kernel,
         (work[1],),
         dy_desc, x_desc, out, work, walk, sizes,
-        outputs=(out,),
         POINTWISE=x_desc.mode == "tiled", **options,
         SLICE=slice_of(options),
         num_warps=4,

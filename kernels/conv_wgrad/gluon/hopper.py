@@ -191,7 +191,6 @@ def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options, join=None):
         wgrad_hopper_kernel,
         (work[1],),
         dy_desc, x_desc, out, join, work, walk, sizes,
-        outputs=(out,),
         **known, POINTWISE=x_desc.mode == "tiled", **options,
         num_warps=4, maxnreg=REGISTERS[options["GROUPS"]],
     )  # fmt: skip

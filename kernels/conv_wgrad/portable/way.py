@@ -86,7 +86,7 @@ class PortablePlan:
         if bias is not None:
             grid, behind = (grid[0] + self.bias_programs,), (rows, bias)
         launch(
-            self.kernel, grid, dy, x, target, *self.numbers, *behind, outputs=(target, bias),
+            self.kernel, grid, dy, x, target, *self.numbers, *behind,
             constants=self.settled[bias is not None] if looked_at else self.constants,
         )  # fmt: skip
 
@@ -106,7 +106,7 @@ class BiasPlan:
         dy = rows_of(grad_output) if self.copied else grad_output
 
         def fill(target):
-            launch(bias_kernel, self.grid, dy, target, *self.numbers, outputs=(target,), constants=self.constants)
+            launch(bias_kernel, self.grid, dy, target, *self.numbers, constants=self.constants)
 
         reduce_into(out, accumulate, self.pieces, fill)
 

@@ -78,7 +78,6 @@ def _launch(p, x, do, rows, dk, dv, ds, first, prepared, lists, split):
         programs,
         queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), kept(ds), dk, dv,
         *lists, x.score_tables, x.mask_tables, split and split.given(), *sizes, first, items, *strides,
-        outputs=(dk, dv, ds),
         constants=constants,
     )  # fmt: skip
 

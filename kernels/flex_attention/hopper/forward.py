@@ -82,7 +82,6 @@ class Forward:
             queries(x.query), keys(x.key), values(x.value), outputs(o) if by_tma else None, None if by_tma else o, lse, top,
             x.partial, x.full, x.score_tables, x.mask_tables,
             *sizes, x.reach if trim else None, *o.stride(),
-            outputs=(o,),
             constants=constants,
         )  # fmt: skip
         return o, lse, top

@@ -166,13 +166,13 @@ def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
             queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
             counters, *into, walk, x.score_tables, x.mask_tables, split and split.given(),
             p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared, first, items, bundle, blocks, *strides,
-            outputs=into, constants=p.remember(_constants, back_and_forth),
+            constants=p.remember(_constants, back_and_forth),
         )  # fmt: skip
         launch(
             dq_kernel,
             (count * each * blocks,),
             sums, counters, dq, p.scale, p.M, p.Hq, first * each, blocks, *dq.stride(),
-            outputs=(dq,), **to_dq,
+            **to_dq,
         )  # fmt: skip
         if split is not None:
             parts.add_up(p, into, slices, dk, dv, first, count)

@@ -76,5 +76,5 @@ def add_up(p, parts, pieces, dk, dv, first, count):
             sums_kernel,
             (count * cdiv(p.N, BLOCK_N),),
             x, out, scale, p.N, p.Hkv, pieces, first, *out.stride(),
-            outputs=(out,), D=columns, BLOCK_D=BLOCK_D, BLOCK_N=BLOCK_N,
+            D=columns, BLOCK_D=BLOCK_D, BLOCK_N=BLOCK_N,
         )  # fmt: skip

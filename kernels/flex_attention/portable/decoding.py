@@ -199,7 +199,6 @@ def forward(p, x, want_top=False):
         programs,
         x.query, keys(x.key), values(x.value), part, lse_part, top_part, x.partial, x.full, x.score_tables, x.mask_tables,
         *sizes,
-        outputs=(),
         **static,
     )  # fmt: skip
     o, lse, top = outputs_of(p, x.query, want_top)
@@ -207,7 +206,6 @@ def forward(p, x, want_top=False):
         combine_kernel,
         (problem.cdiv(rows, combined["BLOCK_R"]),),
         part, lse_part, top_part, o, lse, top, p.M, p.Hq, rows, splits, *o.stride(),
-        outputs=(o,),
         **combined,
     )  # fmt: skip
     return o, lse, top

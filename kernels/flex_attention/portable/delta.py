@@ -89,7 +89,6 @@ def delta_of(p, do, dlse, o, lse):
         delta_kernel,
         (p.B * p.Hq * cdiv(p.M, BLOCK_M),),
         o, do, dlse, delta, p.M, p.Hq, *strides_of_rows(o, do, dlse),
-        outputs=(),
         HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=columns(p.Dv),
     )  # fmt: skip
     return delta

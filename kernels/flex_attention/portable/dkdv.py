@@ -216,7 +216,6 @@ def launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count, o=None, dlse=Non
         queries(x.query), x.key, x.value, gradients(do), lse, delta, dk, dv, kept(ds), o, dlse, dq,
         partial, full, x.score_tables, x.mask_tables,
         *numbers, alone,
-        outputs=(dk, dv, ds, dq),
         constants=constants,
     )  # fmt: skip
     return prepared

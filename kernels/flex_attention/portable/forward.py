@@ -288,7 +288,6 @@ def forward(p, x, want_top=False):
         programs,
         x.query, keys(x.key), values(x.value), o, lse, top, x.partial, x.full, x.score_tables, x.mask_tables,
         x.reach if trim else (), *numbers,
-        outputs=(o,),
         constants=constants if x.settled is None else x.settled.of(constants, top is not None),
     )  # fmt: skip
     return o, lse, top

@@ -193,6 +193,5 @@ def dq_from_ds(p, x, ds, dq, first, count, split=None):
         dq_from_ds_kernel,
         (count * heads * tiles_m,),
         read(ds), keys(x.key), dq, x.partial, x.full, split and split.given(), *sizes, first, *rows_and_strides, *dq.stride(),
-        outputs=(dq,),
         constants=constants,
     )  # fmt: skip

@@ -271,7 +271,6 @@ def backward(p, x, do, dfinal, scores, needs):
         _gradients_kernel, told,
         decays.q, decays.k, v, do, decays.gamma, decays.resets, decays.from_start, decays.to_end, *of_scores(decays.scores),
         decays.chunk_decay, states, costates, dq_through, dk_through, dv, dg_through, products, at.chunks, at.cu_seqlens,
-        outputs=[t for t in (dq_through, dk_through, dv, dg_through, products) if t is not None],
     )  # fmt: skip
     if vector:
 
@@ -284,7 +283,7 @@ def backward(p, x, do, dfinal, scores, needs):
         x.launch(
             _inside_kernel, told_inside,
             q, k, decays.gamma, decays.parted, decays.crossed, products, dq_through, dk_through, dg_through, dq, dk, dg,
-            at.chunks, at.cu_seqlens, outputs=[t for t in (dq, dk, dg) if t is not None],
+            at.chunks, at.cu_seqlens,
         )  # fmt: skip
 
     dgk = dg.to(gates.gk.dtype) if need.gk else None

@@ -214,7 +214,6 @@ def prepare(p, at, x, scores=None):
         x.launch(
             _scalar_decay_kernel, told,
             g, g_gamma, gamma, resets, from_start, to_end, chunk_decay, at.chunks, at.cu_seqlens,
-            outputs=[t for t in (gamma, resets, from_start, to_end, chunk_decay) if t is not None],
         )  # fmt: skip
         return Decays(gamma, resets, from_start, to_end, chunk_decay, q=q, k=k)
 
@@ -232,12 +231,11 @@ def prepare(p, at, x, scores=None):
     x.launch(
         _vector_decay_kernel, told_of_decays,
         q, k, g, g_gamma, gk, gamma, decayed_q, decayed_k, chunk_decay, at.chunks, at.cu_seqlens,
-        outputs=(gamma, decayed_q, decayed_k, chunk_decay),
     )  # fmt: skip
     LEVELS = p.C.bit_length() - 1
     fine = torch.float16 if stored == torch.bfloat16 else stored  # as the operands that they multiply
     parted, crossed = new(2, LEVELS, p.C, p.C, dtype=fine)
-    x.launch(level_masks_kernel, lambda: ((LEVELS,), (), {"C": p.C}), parted, crossed, outputs=(parted, crossed))
+    x.launch(level_masks_kernel, lambda: ((LEVELS,), (), {"C": p.C}), parted, crossed)
     if scores is None:
         scores = new_scores(q, p.C)
         planes = of_scores(scores)
@@ -249,7 +247,6 @@ def prepare(p, at, x, scores=None):
 
         x.launch(
             scores_kernel, told_of_scores, q, k, gamma, parted, *planes, at.chunks, at.cu_seqlens,
-            outputs=[t for t in planes if t is not None],
         )  # fmt: skip
     return Decays(
         gamma, chunk_decay=chunk_decay, scores=scores, parted=parted, crossed=crossed, q=decayed_q, k=decayed_k

@@ -121,6 +121,5 @@ def forward(p, x, want_final):
         _outputs_kernel, told,
         q, k, v, decays.gamma, decays.resets, decays.from_start, decays.to_end, of_scores(decays.scores)[0],
         decays.chunk_decay, start, o, final, at.runs, at.cu_seqlens,
-        outputs=(o,) if final is None else (o, final),
     )  # fmt: skip
     return o, final, decays.scores

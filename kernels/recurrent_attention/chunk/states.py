@@ -231,7 +231,7 @@ def walk(p, at, x, decays, start, end, each=None, back=None):
             _states_kernel, told,
             k, v, q, do, decays.to_end, decays.from_start, decays.chunk_decay, *starts, *states, *ends, *run_decays,
             at.runs, at.cu_seqlens,
-            outputs=[t for t in (*states, *ends, *run_decays) if t is not None], which=run_decays is none,
+            which=run_decays is none,
         )  # fmt: skip
 
     none = None, None
@@ -251,7 +251,6 @@ def walk(p, at, x, decays, start, end, each=None, back=None):
 
     x.launch(
         _chain_kernel, told_of_chains, *run_states, *run_decays, *starts, *finals, at.cu_seqlens,
-        outputs=[t for t in (*run_states, *finals) if t is not None],
     )  # fmt: skip
     if each is None:
         return run_states[0], finals[0], None, None

@@ -89,6 +89,6 @@ def stored_outputs(p, at, x, decays, states, o):
 
     x.launch(
         _stored_outputs_kernel, told,
-        q, k, v, decays.gamma, decays.resets, decays.from_start, scores, states, o, at.chunks, at.cu_seqlens, outputs=(o,),
+        q, k, v, decays.gamma, decays.resets, decays.from_start, scores, states, o, at.chunks, at.cu_seqlens,
     )  # fmt: skip
     return o

@@ -234,7 +234,7 @@ def backward(p, x, do, dfinal, scores, needs):
         grid, numbers, meta = p.states
         return grid, (*numbers, *k.stride(), *v.stride(), *strides_of(gates), *strides(initial_state)), meta
 
-    x.launch(states_kernel, told, k, v, *gates, initial_state, cu_seqlens, states, outputs=(states,))
+    x.launch(states_kernel, told, k, v, *gates, initial_state, cu_seqlens, states)
 
     need_row_gates = need.g or need.g_gamma or need.gk
     through = (
@@ -254,7 +254,6 @@ def backward(p, x, do, dfinal, scores, needs):
     x.launch(
         through_kernel, lambda: told_of(p.back, *strides(dfinal)),
         do, dfinal, q, k, v, *gates, states, cu_seqlens, *through, dinitial,
-        outputs=[t for t in (*through, dinitial) if t is not None],
     )  # fmt: skip
 
     in_groups = p.group > 1
@@ -269,7 +268,6 @@ def backward(p, x, do, dfinal, scores, needs):
     x.launch(
         pairs_kernel, lambda: told_of(p.pairs),
         do, q, k, v, *gates, sequence_of_runs(cu_seqlens, p.blocks, p.C), cu_seqlens, *through, *outputs,
-        outputs=[t for t in outputs if t is not None],
     )  # fmt: skip
 
     dq, dk, dv, dg, dgk, dgv = outputs

@@ -199,7 +199,7 @@ def forward(p, x, want_final):
         of_inputs = *q.stride(), *k.stride(), *v.stride(), *strides_of(gates), *strides(initial_state)
         return grid, (scale, *numbers, *of_inputs), meta
 
-    x.launch(recurrent_forward_kernel, told, q, k, v, *gates, initial_state, cu_seqlens, o, final, outputs=(o,))
+    x.launch(recurrent_forward_kernel, told, q, k, v, *gates, initial_state, cu_seqlens, o, final)
     return o, final, None
 
 
@@ -211,6 +211,6 @@ def step(planned, q, k, v, state, gates, slots, scale):
     launch(
         recurrent_step_kernel, grid, q, k, v, *gates, state, slots, o, scale, *numbers,
         *q.stride(), *k.stride(), *v.stride(), *strides_of(gates, OF_A_TOKEN), *state.stride(), *strides(slots, 1),
-        outputs=(o, state), **meta,
+        **meta,
     )  # fmt: skip
     return o
