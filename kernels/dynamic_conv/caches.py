@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.common.operator import Operator
+from kernels.common.registration import register
 from kernels.common.validate import check_slots, check_tensor, check_updated_in_place
 from kernels.dynamic_conv import plan
 from kernels.dynamic_conv.operator import _step, dynamic_conv
@@ -123,10 +123,10 @@ def remember(cache, x, cu_seqlens=None):
         cache.copy_(torch.where(inside, new.to(cache.dtype), old))
 
 
-_padded_step = Operator(
+_padded_step = register(
     "causal_conv1d_step(Tensor x, Tensor weight, Tensor(a!) state, Tensor? bias, str? activation, Tensor slots) -> Tensor y",
     lambda x, weight, state, bias, activation, slots: plan.step(x, weight, state, bias, None, activation, slots, True),
     lambda x, *rest: x.new_empty(x.shape),
     public="dynamic_conv_step",
-    room="dynamic_conv",
+    operator="dynamic_conv",
 )

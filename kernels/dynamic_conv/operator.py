@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from kernels.common.operator import Operator
 from kernels.common.plan import layout, strided
 from kernels.common.public import explains, public
+from kernels.common.registration import register
 from kernels.common.sequences import check_cu_seqlens, check_cu_values
-from kernels.common.validate import check_choice, check_slots, check_tensor, check_writable, remembered_check
+from kernels.common.validate import check_choice, check_slots, check_tensor, check_writable
 from kernels.dynamic_conv import plan
 
 ACTIVATIONS = (None, "silu")
@@ -136,7 +136,6 @@ def explain(x, weight, bias, residual, activation, initial_state, output_final_s
     return f"{forward}\nbackward: {backward}"
 
 
-@remembered_check
 def _check(x, weight, bias, residual, activation, initial_state, cu_seqlens):
     """The number of sequences of arguments that fit."""
     check_tensor("x", x, (None, None, None), "[B, T, D]")
@@ -190,7 +189,7 @@ def _backward(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, activation
     return plan.backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs)
 
 
-_convolve = Operator(
+_convolve = register(
     "dynamic_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str? activation, Tensor? initial_state, "
     "bool output_final_state, Tensor? cu_seqlens) -> (Tensor y, Tensor state)",
     plan.forward,
@@ -200,10 +199,10 @@ _convolve = Operator(
     saved=("x", "weight", "bias", "initial_state", "cu_seqlens"),
     passed={"residual": "y"},
 )
-_step = Operator(
+_step = register(
     "dynamic_conv_step(Tensor x, Tensor weight, Tensor(a!) state, Tensor? bias, Tensor? residual, str? activation, "
     "Tensor? slots) -> Tensor y",
     plan.step,
     lambda x, *rest: x.new_empty(x.shape),
-    room="dynamic_conv",
+    operator="dynamic_conv",
 )

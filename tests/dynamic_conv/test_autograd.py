@@ -18,15 +18,15 @@ def randn(*shape, dtype=torch.float32, grad=False):
 def test_opcheck_forward():
     x, weight = randn(1, 5, 4, grad=True), randn(1, 5, 4, 3, grad=True)
     cu = torch.tensor([0, 2, 5], device=runtime.device)
-    torch.library.opcheck(_convolve.op, (x, weight, randn(4, grad=True), None, "silu", randn(2, 4, 2, grad=True), True, cu))
-    torch.library.opcheck(_convolve.op, (x, weight, None, x, None, None, False, None))
+    torch.library.opcheck(_convolve, (x, weight, randn(4, grad=True), None, "silu", randn(2, 4, 2, grad=True), True, cu))
+    torch.library.opcheck(_convolve, (x, weight, None, x, None, None, False, None))
 
 
 def test_opcheck_backward_and_step():
     x, weight = randn(1, 5, 4), randn(4, 3)
     arguments = (x, None, x, weight, None, None, None, None, False, [True, True, False, False])
-    torch.library.opcheck(_convolve.backward_op, arguments)
-    torch.library.opcheck(_step.op, (randn(2, 4), weight, randn(2, 4, 2), None, None, "silu", None))
+    torch.library.opcheck(torch.ops.kernels_from_math.dynamic_conv_backward.default, arguments)
+    torch.library.opcheck(_step, (randn(2, 4), weight, randn(2, 4, 2), None, None, "silu", None))
 
 
 @pytest.mark.parametrize("default_device", [False, True])
