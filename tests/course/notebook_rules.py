@@ -6,15 +6,10 @@ be once it is rewritten; `--state` writes the minutes of the formula into its ti
 
 import argparse
 import ast
-import base64
-import io
 import re
 from pathlib import Path
 
-from PIL import Image
-
 from kernels.lab import recorded
-from kernels.lab.png import PALETTES
 from tests.course.notebook_measures import (
     code_cells,
     code_lines,
@@ -97,17 +92,6 @@ def images_have_alternative_text(notebook):
     for cell in prose_cells(notebook):
         if re.search(r"!\[\s*\]\(", cell.source) or re.search(r"<img (?![^>]*\balt=[\"'][^\"']{10,})", cell.source):
             yield f"{cell.id}: an image without alternative text"
-
-
-@rule
-def pictures_are_small(notebook):
-    """A PNG holds a palette of at most 64 colours: a quarter of the bytes of a full one, and no eye sees it."""
-    for cell in code_cells(notebook):
-        for output in cell.outputs:
-            if "image/png" in output.get("data", {}):
-                image = Image.open(io.BytesIO(base64.b64decode(output.data["image/png"])))
-                if image.mode != "P" or len(image.getcolors()) > PALETTES[-1]:
-                    yield f"{cell.id}: no palette of {PALETTES[-1]} colours: python -m tools.refresh --pictures"
 
 
 @rule
