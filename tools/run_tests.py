@@ -18,7 +18,6 @@ WITHOUT_TRITON = (
     "architecture",
     "bootstrap",
     "environment",
-    "glossary",
     "nbval",
     "notebooks",
     "plan",

@@ -44,11 +44,6 @@ def test_the_readmes_table_states_a_lessons_minutes(path):
     assert row.rstrip(" |").split("|")[-1].strip() == stated[1]
 
 
-def test_the_tables_rows_are_read():
-    table = "| [Start](notebooks/00_start_here.ipynb) | … |\n| later | `05_x` |\nnot a row: (notebooks/09_no.ipynb)"
-    assert lessons_in(table) == ["00_start_here.ipynb"]
-
-
 def documents():
     yield from ((path, path.read_text()) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
     for path in [*NOTEBOOKS, *sorted(ROOT.glob("exercises/*/*.ipynb"))]:
