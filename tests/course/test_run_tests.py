@@ -1,6 +1,9 @@
 """`make test` says what ran, and fails whenever anything did."""
 
+import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -104,3 +107,10 @@ def test_without_git_it_says_so(repository, capfd, monkeypatch):
     monkeypatch.setattr(run_tests.shutil, "which", lambda name: None)
     assert run_tests.main(["lint"]) == 1
     assert "need git" in capfd.readouterr().err
+
+
+def test_nothing_is_printed_after_the_summary():
+    asked = ["tests/course/test_environment.py", "-k", "pip_section"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:nbval", *asked]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.stderr == "" and re.fullmatch(r"1 passed, .*", ran.stdout.splitlines()[-1]), ran.stdout + ran.stderr
