@@ -5,7 +5,7 @@ NBGRADER = .venv/bin/nbgrader
 NB ?=
 KERNEL ?= dynamic_conv
 COURSE ?= .
-.PHONY: help setup lab test nbval nbval-portable bench release variants grade feedback export plots similar bundle refresh test-rest test-full test-class test-oldest test-programs test-browser lint
+.PHONY: help setup lab test nbval nbval-portable bench release variants grade feedback export plots similar bundle refresh test-rest test-full test-operator test-class test-oldest test-programs test-browser lint
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
@@ -68,6 +68,10 @@ bundle:  ## pack what students get, without solutions, into build/kernels-from-m
 refresh:  ## re-execute every lesson and solution and store the outputs; NB=... for one
 	$(SETUP)
 	.venv/bin/python -m tools.refresh $(NB)
+
+test-operator:  ## the proof of one operator in a minute: a share of its tests, its planted bugs; NAME=flex_attention
+	$(SETUP)
+	$(RUN) operator -- $(NAME)
 
 test-rest:  ## set up; the longer proof of what `make test` proves on a share of the cases
 	$(SETUP)
