@@ -35,7 +35,7 @@ bench:  ## measure a kernel on this GPU, into benchmarks/results/; KERNEL=dynami
 
 release:  ## generate exercises/ from solutions/; COURSE=... for those of another folder, here and below
 	$(SETUP)
-	@cd $(COURSE) && for name in $(notdir $(wildcard $(COURSE)/solutions/*)); do $(CURDIR)/$(NBGRADER) generate_assignment $$name --create --force --no-db || exit 1; done
+	@cd $(COURSE) && for name in $(notdir $(wildcard $(COURSE)/solutions/*)); do "$(CURDIR)/$(NBGRADER)" generate_assignment $$name --create --force --no-db || exit 1; done
 
 variants:  ## redraw what the exercises ask for, into build/variants/SEED/; SEED=...
 	$(SETUP)

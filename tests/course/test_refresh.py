@@ -177,7 +177,9 @@ def test_a_figure_without_words_of_its_own_has_its_captions(notebook):
 
 def test_figures_are_described_without_a_run(notebook):
     figure = new_output("display_data", data={"image/png": base64.b64encode(png(lambda im: None)).decode()})
-    path = notebook(cell("plot", "1 / 0", outputs=[figure], execution_count=1), new_markdown_cell(CAPTION, id="caption"))
+    path = notebook(
+        cell("plot", "1 / 0", outputs=[figure], execution_count=1), new_markdown_cell(CAPTION, id="caption")
+    )
     code, cells = run(path, "--describe")
     assert code == 0 and cells["plot"].outputs[0].metadata["image/png"]["alt"].startswith("a line that rises")
     first = path.read_bytes()
@@ -219,7 +221,14 @@ def test_a_widget_is_not_stored(notebook):
 
 
 @pytest.mark.parametrize(
-    "text", ["/home/me/course/kernels/lab/trace.py:3", "/tmp/x/ipykernel_12/34.py:1", "<A at 0x7f12ab>"]
+    "text",
+    [
+        "/home/me/course/kernels/lab/trace.py:3",
+        "/home/me/my course/kernels/lab/trace.py:3",
+        "/tmp/x/ipykernel_12/34.py:1",
+        "/tmp/a b/ipykernel_12/34.py:1",
+        "<A at 0x7f12ab>",
+    ],
 )
 def test_what_differs_between_machines_is_sanitized(text):
     cleaned = refresh.sanitized(text, refresh.sanitize_patterns())
@@ -227,7 +236,7 @@ def test_what_differs_between_machines_is_sanitized(text):
 
 
 def test_a_web_address_is_left_alone():
-    text = "see https://example.org/kernels/dynamic_conv/forward.py and ../kernels/lab/"
+    text = "see https://example.org/kernels/dynamic_conv/forward.py and ../kernels/lab/, a / b, and /or and solutions/"
     assert refresh.sanitized(text, refresh.sanitize_patterns()) == text
 
 
