@@ -31,6 +31,10 @@ def pytest_collection_finish():
     gc.enable()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # what is left at the end is searched: nanobind would print a page about it behind the summary
+
+
 def fail_as_soon_as_the_kernel_dies():
     """nbval waits its whole cell timeout for a kernel that is gone; ask twice a second whether it still lives."""
     from nbval.kernel import RunningKernel

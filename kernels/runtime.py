@@ -34,7 +34,6 @@ _triton_was_imported = "triton" in sys.modules
 try:
     import triton
     import triton.language
-    from triton.runtime.interpreter import InterpretedFunction
 except ImportError as error:
     raise ImportError(
         f"Triton is not installed, and it has no wheel for {platform.system()}. On Linux run `make lab`; elsewhere open "
@@ -44,7 +43,7 @@ except ImportError as error:
     ) from error
 
 # The mode Triton was imported in shows in its own library: `cdiv` became an interpreted or a compiled function then.
-_triton_is_interpreted = isinstance(triton.language.cdiv, InterpretedFunction)
+_triton_is_interpreted = type(triton.language.cdiv).__name__ == "InterpretedFunction"
 if _triton_was_imported and interpreted and not _triton_is_interpreted:
     from kernels import _triton_mode
 
