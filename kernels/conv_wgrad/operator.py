@@ -1,11 +1,9 @@
 """The public functions: validate, register. Their docstrings are the ones of record."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels.common.operator import Operator
 from kernels.common.public import autocast, explains, public
@@ -287,19 +285,22 @@ OPERATOR = Operator(
 )
 
 
-# What torch's counter of floating-point operations is told, where it would see an operator it does not know.
+# What torch's counter of floating-point operations is told: what it counts for a convolution of its own.
 
 
-@register_flop_formula(OPERATOR.op.overloadpacket)
-def _forward_flops(input, weight, *args, out_shape, **rest):
-    return conv_flop_count(input, weight, out_shape)
+def _flops(input, weight, *rest):
+    g, _ = _planes(input, weight, *rest[1:])
+    return 2 * g.N * g.P * g.Q * weight.numel()
 
 
-@register_flop_formula(OPERATOR.backward_op.overloadpacket)
-def _backward_flops(grad_output, input, weight, stride, padding, dilation, groups, needs, **rest):
-    return sum(needs[:2]) * conv_flop_count(input, weight, grad_output)
+def _backward_flops(dy, input, weight, *rest):
+    return 2 * sum(rest[-1][:2]) * dy.shape[0] * dy.shape[2:].numel() * weight.numel()
 
 
-@register_flop_formula(_wgrad.op.overloadpacket)
-def _wgrad_flops(input, grad_output, R, S, *args, out_shape, **rest):
-    return 2 * math.prod(grad_output) * R * S * out_shape[-1]
+def _wgrad_flops(input, grad_output, R, S, stride, padding, dilation, groups, *rest):
+    return 2 * grad_output.numel() * R * S * (input.shape[-1] // groups)
+
+
+OPERATOR.counts(_flops, _backward_flops)
+_wgrad.counts(_wgrad_flops)
+_wgrad_into.counts(lambda out, *arguments: _wgrad_flops(*arguments))

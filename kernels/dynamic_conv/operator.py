@@ -207,3 +207,20 @@ _step = Operator(
     lambda x, *rest: x.new_empty(x.shape),
     room="dynamic_conv",
 )
+
+
+# What torch's counter of floating-point operations is told: a product and a sum a tap; backward dx takes the same, dk a
+# product, and an activation's derivative needs u again.
+
+
+def _flops(x, weight, *rest):
+    return 2 * x.numel() * weight.shape[-1]
+
+
+def _backward_flops(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, activation, output_final_state, needs):
+    again = activation is not None
+    return (2 * again + 2 * needs[0] + needs[1]) * x.numel() * weight.shape[-1]
+
+
+_convolve.counts(_flops, _backward_flops)
+_step.counts(_flops)

@@ -287,3 +287,28 @@ _step = Operator(
     lambda q, k, v, *rest: q.new_empty(*q.shape[:2], v.shape[-1]),
     room="recurrent_attention",
 )
+
+
+# What torch's counter of floating-point operations is told. A token of a head decays its state, adds to it and is read from;
+# backward, it does so again, and seven more operations on the state follow. In chunks of C tokens these are products.
+
+
+def _products(q, v, mode, states, q_side, v_side):
+    """Those of all tokens: with their ``states`` of [K, V], and with the others of their chunk along K and along V."""
+    K, V = q.shape[-1], v.shape[-1]
+    if mode == "chunk":
+        C = cuts(size_class(K, q.dtype), q.device)["C"]
+        return q.shape[:-1].numel() * 2 * (states * K * V + C * (q_side * K + v_side * V))
+    return q.shape[:-1].numel() * (5 if states == 2 else 12) * K * V
+
+
+def _flops(q, k, v, *rest):
+    return _products(q, v, rest[-1], 2, 1, 1)
+
+
+def _backward_flops(do, dfinal, q, k, v, *rest):
+    return _products(q, v, rest[-2], 5, 3, 2)
+
+
+_attend.counts(_flops, _backward_flops)
+_step.counts(lambda q, k, v, *rest: 5 * q.numel() * v.shape[-1])
