@@ -161,7 +161,7 @@ class DynamicShortConvolution(nn.Module):
             x: [B, D].
             cache: [B or pool, D, W], the last W inputs, or a state [B or pool, D, W-1], at any strides; shifted in place.
             generator_input: g, [B, generator_input_size]; ``None``: x.
-            slots: int64 [B], which row of the pool belongs to each row of x, see ``dynamic_conv_step``.
+            slots: integers [B], which row of the pool belongs to each row of x, see ``dynamic_conv_step``.
 
         Returns:
             y [B, D].

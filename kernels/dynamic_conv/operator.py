@@ -6,7 +6,7 @@ from torch import Tensor
 from kernels.common.operator import Operator
 from kernels.common.plan import layout, strided
 from kernels.common.public import explains, public
-from kernels.common.sequences import check_cu_seqlens, check_cu_values
+from kernels.common.sequences import check_cu_seqlens, check_cu_values, without_outside
 from kernels.common.validate import check_choice, check_slots, check_tensor, check_writable, remembered_check
 from kernels.dynamic_conv import plan
 
@@ -53,7 +53,8 @@ def dynamic_conv(
         initial_state: [N, D, W-1]; slot i holds the input at time i - (W-1). ``None`` means zeros.
         output_final_state: return the state after the last token too.
         cu_seqlens: int32 or int64 [N+1], for sequences packed end to end along T with B = 1: sequence n is tokens
-            ``cu_seqlens[n]`` to ``cu_seqlens[n+1] - 1``; it may be empty. ``None``: every batch row is a sequence, N = B.
+            ``cu_seqlens[n]`` to ``cu_seqlens[n+1] - 1``; it may be empty. Tokens behind the last are padding: their y and all
+            their gradients are 0. ``None``: every batch row is a sequence, N = B.
 
     Returns:
         y [B, T, D] in x's dtype; with ``output_final_state``, ``(y, state)`` with state [N, D, W-1] in the dtype of
@@ -69,6 +70,8 @@ def dynamic_conv(
     _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
     if cu_seqlens is not None:
         cu_seqlens = check_cu_values(cu_seqlens, x.shape[1])
+        if residual is not None and residual.requires_grad:  # its gradient is y's
+            residual = without_outside(residual, cu_seqlens)
     y, state = _convolve(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens)
     return (y, state) if output_final_state else y
 
@@ -96,7 +99,8 @@ def dynamic_conv_step(
         bias: [D], or ``None``.
         residual: [B, D], or ``None``.
         activation: ``None`` or ``"silu"``.
-        slots: int64 [B], which state of the pool belongs to each row of x, no two the same; ``None``: row b uses state b.
+        slots: int32 or int64 [B], which state of the pool belongs to each row of x, no two the same; negative where a row is
+            padding: its y is 0. ``None``: row b uses state b.
 
     Returns:
         y [B, D] in x's dtype.
