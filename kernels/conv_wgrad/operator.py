@@ -26,7 +26,7 @@ def conv2d_wgrad(
     R: int,
     S: int,
     stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
+    padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
@@ -52,7 +52,8 @@ def conv2d_wgrad(
         grad_output: [N, P, Q, Co], in input's dtype; the same, and its pixels must be evenly spaced to be read in place.
         R, S: height and width of the filter.
         stride: :math:`\\sigma`, int or (h, w).
-        padding: rows and columns of zeros around x: int, (h, w) or (top, bottom, left, right).
+        padding: rows and columns of zeros around x: int, (h, w) or (top, bottom, left, right); ``"valid"`` or ``"same"``, as
+            torch's.
         dilation: :math:`\\delta`, int or (h, w).
         groups: number of groups that the channels are cut into; Ci of them: depthwise.
         backend: ``"triton"``, ``"hopper"``, ``"blackwell"`` or ``"auto"``: ``conv2d_wgrad.explain`` says which, and why.
@@ -131,7 +132,7 @@ def conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
+    padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:

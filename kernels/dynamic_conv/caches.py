@@ -2,6 +2,7 @@
 
 import torch
 
+from kernels.common.public import autocast
 from kernels.common.validate import check_slots, check_tensor, check_updated_in_place
 from kernels.dynamic_conv.operator import _step, dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_step_reference
@@ -34,6 +35,7 @@ def step(x, weight, cache, *, bias=None, activation=None, slots=None):
     Raises:
         ValueError: the cache or the slots do not fit.
     """
+    x, weight, bias = autocast(x, weight, bias)
     B, D = x.shape
     check_cache("cache", cache, B if slots is None else None, D, weight.shape[-1], ("x", x))
     if slots is not None:

@@ -8,7 +8,7 @@ models make anyway, is read in place and whole words at a time; one stored [B, D
 import torch
 from torch import Tensor
 
-from kernels.common.public import public
+from kernels.common.public import autocast, public
 from kernels.common.sequences import check_cu_seqlens, check_cu_values
 from kernels.common.validate import check_slots, check_tensor, check_updated_in_place, is_whole
 from kernels.dynamic_conv import caches
@@ -111,6 +111,7 @@ def causal_conv1d_update(
     Raises:
         ValueError: an argument's type, shape, dtype, device or layout does not fit.
     """
+    x, weight, bias = autocast(x, weight, bias)
     single = isinstance(x, Tensor) and x.ndim == 2
     check_tensor("x", x, (None, None) if single else (None, None, None), "[B, D] or [B, D, T]")
     like = ("x", x)

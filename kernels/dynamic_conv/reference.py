@@ -43,7 +43,7 @@ def dynamic_conv_reference(
     y = torch.cat([*outputs, x.new_zeros(0, D)])
     if bias is not None:
         y = y + bias
-    if activation == "silu":
+    if activation in ("silu", "swish"):
         y = F.silu(y)
     if residual is not None:
         y = y + residual.reshape(B * T, D)[: len(y)]
