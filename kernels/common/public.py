@@ -18,8 +18,9 @@ _is_functorch_wrapped_tensor = _functorch.is_functorch_wrapped_tensor
 _peek_interpreter_stack = _functorch.peek_interpreter_stack
 
 
-def public(function: F, name: str | None = None) -> F:
-    """A public function as other programs call it; name: what errors call it, its own if not given.
+def public(function: F, name: str | None = None, refuses: bool = True) -> F:
+    """A public function as other programs call it; name: what errors call it, its own if not given. refuses: whether it runs
+    its kernels for all that it is given: else it calls ``refuse_transforms`` itself, before it does.
 
     Tensor subclasses and tracers that override torch's functions (``__torch_function__``, such as ``torch.fx``'s proxies) see
     one call of it. ``torch.func`` transforms and forward mode raise ``RuntimeError``: kernels have neither batching rules nor
@@ -32,7 +33,8 @@ def public(function: F, name: str | None = None) -> F:
         given = (*args, *kwargs.values()) if kwargs else args
         if has_torch_function(given):
             return handle_torch_function(call, given, *args, **kwargs)
-        refuse_transforms(name, given)
+        if refuses:
+            refuse_transforms(name, given)
         return function(*args, **kwargs)
 
     return call

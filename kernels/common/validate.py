@@ -197,20 +197,19 @@ def values_checked(tensor):
     return tensor.device.type == "cpu" or os.environ.get("KERNELS_CHECK") == "1"
 
 
-def check_slots(name, slots, count, pool, like, *, padded=False):
-    """Raise ``ValueError`` unless ``slots`` holds ``count`` different int64 indices into a pool of ``pool`` states, or, where
-    rows may be ``padded``, negative numbers for those that are."""
-    check_tensor(name, slots, (count,), "[B]", dtypes=(torch.int64,), like=like)
+def check_slots(name, slots, count, pool, like):
+    """Raise ``ValueError`` unless ``slots`` holds ``count`` different int32 or int64 indices into a pool of ``pool`` states,
+    negative ones for rows that are padding."""
+    check_tensor(name, slots, (count,), "[B]", dtypes=(torch.int32, torch.int64), like=like)
     if not values_checked(slots):
         return
-    slots = slots[slots >= 0] if padded else slots
+    slots = slots[slots >= 0]
     count = slots.numel()
     if count == 0:
         return
     low, high = slots.min().item(), slots.max().item()
-    if low < 0 or high >= pool:
-        least = "only negative ones" if padded else "none"
-        needs = f"0 to {pool - 1}, the pool's last state" if pool else f"{least}: the pool has no state"
+    if high >= pool:
+        needs = f"0 to {pool - 1}, the pool's last state" if pool else "only negative ones: the pool has no state"
         raise ValueError(f"{name} holds values from {low} to {high}, needs {needs}")
     if slots.unique().numel() != count:
         raise ValueError(f"{name} holds a state twice, needs different states: each is updated by one sequence")

@@ -125,7 +125,8 @@ def geometry(input_shape, Co, R, S, stride=1, padding=0, dilation=1, groups=1):
         Co: output channels.
         R, S: height and width of the filter, at least 1.
         stride, dilation: int or (h, w), at least 1.
-        padding: int, (h, w) or (top, bottom, left, right), at least 0.
+        padding: int, (h, w) or (top, bottom, left, right), at least 0; ``"valid"``: none; ``"same"``: as many as the filter's
+            span takes away, the odd one at the bottom and on the right, for a stride of 1.
         groups: at least 1; divides Ci and Co.
 
     Raises:
@@ -136,11 +137,13 @@ def geometry(input_shape, Co, R, S, stride=1, padding=0, dilation=1, groups=1):
     stride = _pair("stride", stride)
     dilation = _pair("dilation", dilation)
     given = padding
+    if isinstance(padding, str):
+        padding = _named_padding(padding, R, S, stride, dilation)
     padding = tuple(padding) if isinstance(padding, (tuple, list)) else (padding, padding)
     if len(padding) == 2:
         padding = (padding[0], padding[0], padding[1], padding[1])
     if len(padding) != 4:
-        raise ValueError(f"padding is {given!r}, needs an int, (h, w) or (top, bottom, left, right)")
+        raise ValueError(f'padding is {given!r}, needs an int, (h, w), (top, bottom, left, right), "valid" or "same"')
     padding = _integers("padding", padding, 0, given)
     for name, channels in (("input", Ci), ("the output", Co)):
         if channels % groups:
@@ -157,6 +160,17 @@ def tile_waste(shape, tiles):
     """
     padded = math.prod(-(-size // tile) * tile for size, tile in zip(shape, tiles, strict=True))
     return padded / math.prod(shape)
+
+
+def _named_padding(name, R, S, stride, dilation):
+    if name == "valid":
+        return 0, 0, 0, 0
+    if name != "same":
+        raise ValueError(f'padding is {name!r}, needs "valid" or "same", an int, (h, w) or (top, bottom, left, right)')
+    if stride != (1, 1):
+        raise ValueError(f'stride is {stride!r}, needs 1 with padding="same"')
+    h, w = dilation[0] * (R - 1), dilation[1] * (S - 1)
+    return h // 2, h - h // 2, w // 2, w - w // 2
 
 
 def _pair(name, value):

@@ -1,11 +1,9 @@
 """The public functions: validate, register. Their docstrings are the ones of record."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels.common.operator import Operator
 from kernels.common.public import autocast, explains, public
@@ -28,7 +26,7 @@ def conv2d_wgrad(
     R: int,
     S: int,
     stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
+    padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
@@ -54,7 +52,8 @@ def conv2d_wgrad(
         grad_output: [N, P, Q, Co], in input's dtype; the same, and its pixels must be evenly spaced to be read in place.
         R, S: height and width of the filter.
         stride: :math:`\\sigma`, int or (h, w).
-        padding: rows and columns of zeros around x: int, (h, w) or (top, bottom, left, right).
+        padding: rows and columns of zeros around x: int, (h, w) or (top, bottom, left, right); ``"valid"`` or ``"same"``, as
+            torch's.
         dilation: :math:`\\delta`, int or (h, w).
         groups: number of groups that the channels are cut into; Ci of them: depthwise.
         backend: ``"triton"``, ``"hopper"``, ``"blackwell"`` or ``"auto"``: ``conv2d_wgrad.explain`` says which, and why.
@@ -133,7 +132,7 @@ def conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
+    padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -287,19 +286,22 @@ OPERATOR = Operator(
 )
 
 
-# What torch's counter of floating-point operations is told, where it would see an operator it does not know.
+# What torch's counter of floating-point operations is told: what it counts for a convolution of its own.
 
 
-@register_flop_formula(OPERATOR.op.overloadpacket)
-def _forward_flops(input, weight, *args, out_shape, **rest):
-    return conv_flop_count(input, weight, out_shape)
+def _flops(input, weight, *rest):
+    g, _ = _planes(input, weight, *rest[1:])
+    return 2 * g.N * g.P * g.Q * weight.numel()
 
 
-@register_flop_formula(OPERATOR.backward_op.overloadpacket)
-def _backward_flops(grad_output, input, weight, stride, padding, dilation, groups, needs, **rest):
-    return sum(needs[:2]) * conv_flop_count(input, weight, grad_output)
+def _backward_flops(dy, input, weight, *rest):
+    return 2 * sum(rest[-1][:2]) * dy.shape[0] * dy.shape[2:].numel() * weight.numel()
 
 
-@register_flop_formula(_wgrad.op.overloadpacket)
-def _wgrad_flops(input, grad_output, R, S, *args, out_shape, **rest):
-    return 2 * math.prod(grad_output) * R * S * out_shape[-1]
+def _wgrad_flops(input, grad_output, R, S, stride, padding, dilation, groups, *rest):
+    return 2 * grad_output.numel() * R * S * (input.shape[-1] // groups)
+
+
+OPERATOR.counts(_flops, _backward_flops)
+_wgrad.counts(_wgrad_flops)
+_wgrad_into.counts(lambda out, *arguments: _wgrad_flops(*arguments))

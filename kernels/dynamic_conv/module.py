@@ -30,7 +30,8 @@ class DynamicShortConvolution(nn.Module):
             as that static convolution. ``None``: :math:`W_2` and :math:`b_2` start as in ``nn.Linear``.
 
     A ``state_dict`` of Jet-Nemotron's layer is loaded as it is (there the names begin with ``kernel_generator.``); with that
-    layer's constructor, names and ``forward`` it is ``kernels.dynamic_conv.jet_nemotron.DynamicShortConvolution``.
+    layer's constructor, names and ``forward`` it is ``kernels.dynamic_conv.jet_nemotron.DynamicShortConvolution``, which
+    loads this one's.
 
     Raises:
         ValueError: a size below 1, a reduction that leaves no feature, an unknown activation, an initial kernel of the
@@ -68,7 +69,7 @@ class DynamicShortConvolution(nn.Module):
         self.w2 = nn.Linear(self.w1.out_features, hidden_size * kernel_size)
         if static_conv_init is not None:
             self._start_static(static_conv_init)
-        self.register_load_state_dict_pre_hook(_published_names)
+        self.register_load_state_dict_pre_hook(_own_names)
 
     @torch.no_grad()
     def _start_static(self, init):
@@ -161,7 +162,7 @@ class DynamicShortConvolution(nn.Module):
             x: [B, D].
             cache: [B or pool, D, W], the last W inputs, or a state [B or pool, D, W-1], at any strides; shifted in place.
             generator_input: g, [B, generator_input_size]; ``None``: x.
-            slots: int64 [B], which row of the pool belongs to each row of x, see ``dynamic_conv_step``.
+            slots: integers [B], which row of the pool belongs to each row of x, see ``dynamic_conv_step``.
 
         Returns:
             y [B, D].
@@ -195,8 +196,11 @@ class DynamicShortConvolution(nn.Module):
         return f"{self.hidden_size}, kernel_size={self.kernel_size}, activation={self.activation!r}"
 
 
-def _published_names(module, state_dict, prefix, *rest):
-    """Jet-Nemotron's layer keeps its generator as a submodule."""
+def _own_names(module, state_dict, prefix, *rest):
+    """Jet-Nemotron's layer keeps its generator as a submodule, ours doesn't: each loads the other's."""
+    own, others = prefix, f"{prefix}kernel_generator."
+    if "kernel_generator" in module._modules:
+        own, others = others, own
     for name in ("w1.weight", "w2.weight", "w2.bias"):
-        if f"{prefix}kernel_generator.{name}" in state_dict and "kernel_generator" not in module._modules:
-            state_dict[prefix + name] = state_dict.pop(f"{prefix}kernel_generator.{name}")
+        if others + name in state_dict:
+            state_dict[own + name] = state_dict.pop(others + name)

@@ -2,7 +2,7 @@
 
 notebooks → lab, check, gluon_model, operators;  check → lab, gluon_model, reference.py of the rooms;
 gluon_model → lab (how figures look, Triton's private names);  lab → runtime;  rooms → common → runtime;
-runtime → _triton_interpreter;
+runtime → _triton_interpreter, _triton_mode;
 benchmarks → operators, lab.roofline, and the tuner → common.configs, whose tables it writes.
 """
 
@@ -22,6 +22,7 @@ WAYS = {
     "flex_attention": {"hopper", "mods", "portable"},
     "recurrent_attention": {"chunk", "recurrence"},
 }
+TRITONS_PRIVATE = ("_low_precision.py", "_triton_interpreter.py", "_triton_mode.py", "_triton_private.py")
 INSTRUMENTS = ("lab", "check", "gluon_model")
 ROOMS = sorted(WAYS)
 SOURCES = sorted([*ROOT.glob("kernels/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
@@ -70,9 +71,9 @@ def may(importer: str, imported: str) -> bool:
             return True  # its plots look as the lessons' do
         return part in ROOMS or imported == "kernels.lab.roofline"
     mine = rest[0] if rest else "kernels"
-    if part == "_triton_interpreter":
+    if part in ("_triton_interpreter", "_triton_mode"):
         return mine == "runtime"
-    if mine in ("kernels", "runtime", "_triton_interpreter"):
+    if mine in ("kernels", "runtime", "_triton_interpreter", "_triton_mode"):
         return False
     if mine == "common":
         return part == "common"
@@ -145,7 +146,7 @@ def test_every_way_of_importing_is_read():
 
 def test_the_package_is_laid_out_in_these_folders():
     package = ROOT / "kernels"
-    assert {path.name for path in package.glob("*.py")} == {"__init__.py", "runtime.py", "_triton_interpreter.py"}
+    assert {path.name for path in package.glob("*.py")} == {"__init__.py", "runtime.py", *TRITONS_PRIVATE[:3]}
     folders = {path.parent for path in package.glob("*/**/*.py")}
     parts = {"common", *INSTRUMENTS, "check/clinics", "check/steps", "lab/drawings", "lab/measured", *ROOMS}
     parts |= {f"{room}/{way}" for room in ROOMS for way in WAYS[room]}
@@ -199,11 +200,11 @@ def test_no_operator_prints_or_synchronises(path):
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_of)
-def test_tritons_private_names_stay_in_two_files(path):
+def test_tritons_private_names_stay_in_three_files(path):
     private = [
         getattr(node, "module", None) or node.names[0].name
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
     ]
     private = [name for name in private if name.startswith(("triton.runtime.interpreter", "triton._C"))]
-    assert path.name in ("_triton_private.py", "_triton_interpreter.py") or private == []
+    assert path.name in TRITONS_PRIVATE or private == []
