@@ -2,7 +2,7 @@
 
 notebooks → lab, check, gluon_model, operators;  check → lab, gluon_model, reference.py of the rooms;
 gluon_model → lab (how figures look, Triton's private names);  lab → runtime;  rooms → common → runtime;
-runtime → _triton_interpreter, _triton_mode;
+runtime → _low_precision, _triton_interpreter, _triton_mode;  lab's private names → _low_precision;
 benchmarks → operators, lab.roofline, and the tuner → common.configs, whose tables it writes.
 """
 
@@ -71,9 +71,10 @@ def may(importer: str, imported: str) -> bool:
             return True  # its plots look as the lessons' do
         return part in ROOMS or imported == "kernels.lab.roofline"
     mine = rest[0] if rest else "kernels"
-    if part in ("_triton_interpreter", "_triton_mode"):
-        return mine == "runtime"
-    if mine in ("kernels", "runtime", "_triton_interpreter", "_triton_mode"):
+    below = ("_low_precision", "_triton_interpreter", "_triton_mode")  # what the runtime puts right
+    if part in below:
+        return mine == "runtime" or (importer, part) == ("kernels.lab._triton_private", "_low_precision")
+    if mine in ("kernels", "runtime", *below):
         return False
     if mine == "common":
         return part == "common"
