@@ -8,6 +8,7 @@ from kernels.common import sequences
 from kernels.dynamic_conv import DynamicShortConvolution, dynamic_conv, dynamic_conv_step
 from kernels.dynamic_conv.causal_conv1d import causal_conv1d_update
 from kernels.dynamic_conv.reference import dynamic_conv_reference, dynamic_conv_step_reference
+from kernels.lab import compile_report
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
 from kernels.recurrent_attention.reference import recurrent_attention_reference, recurrent_attention_step_reference
 
@@ -64,13 +65,21 @@ def compare(ours, reference, given, cu, first=0, **rest):
         if tokens(given[name]):
             assert (got[:, :first] == 0).all() and (got[:, cu[-1] :] == 0).all(), name
             got = got[:, inside]
-        torch.testing.assert_close(got.double(), right, rtol=2e-3, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            got.double(), right, rtol=2e-3, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def conv(cu, static, W=4, D=6):
     N = len(cu) - 1
     weight = new(D, W) if static else new(1, T, D, W)
-    return {"x": new(1, T, D), "weight": weight, "bias": new(D), "residual": new(1, T, D), "initial_state": new(N, D, W - 1)}
+    return {
+        "x": new(1, T, D),
+        "weight": weight,
+        "bias": new(D),
+        "residual": new(1, T, D),
+        "initial_state": new(N, D, W - 1),
+    }
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -88,11 +97,20 @@ def test_a_dynamic_convolution_whose_first_sequence_begins_later(static, unseen)
 
 def attention(cu, gates, K=8, V=4, H=2):
     shapes = {"g": (1, T, H), "g_gamma": (H,), "gk": (1, T, H, K), "gv": (1, T, H, V)}
-    given = {"q": new(1, T, H, K), "k": new(1, T, 1, K), "v": new(1, T, 1, V), "initial_state": new(len(cu) - 1, H, K, V)}
+    given = {
+        "q": new(1, T, H, K),
+        "k": new(1, T, 1, K),
+        "v": new(1, T, 1, V),
+        "initial_state": new(len(cu) - 1, H, K, V),
+    }
     return given | {gate: -new(*shapes[gate]).abs() / 4 for gate in gates}
 
 
-GATES = {"recurrent": ("g", "g_gamma", "gk", "gv"), "chunk": ("g", "g_gamma", "gk"), "chunk, one gate": ("g", "g_gamma")}
+GATES = {
+    "recurrent": ("g", "g_gamma", "gk", "gv"),
+    "chunk": ("g", "g_gamma", "gk"),
+    "chunk, one gate": ("g", "g_gamma"),
+}
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -188,3 +206,15 @@ def test_a_step_of_recurrent_attention(slots):
     assert (o[slots < 0] == 0).all() and memory[:3].isnan().all()
     torch.testing.assert_close(o, want)
     torch.testing.assert_close(state, after)
+
+
+@pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests compile the kernel")
+def test_clearing_compiles(monkeypatch):
+    seen = []
+    record = lambda kernel, grid, *args, outputs=(), **meta: seen.append((kernel, args, meta))  # noqa: E731
+    monkeypatch.setattr(sequences, "launch", record)
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
+    sequences.clear_outside(ints(0, 5), T, *(torch.zeros(1, T, 4, dtype=dtype) for dtype in dtypes), None)
+    ((kernel, args, meta),) = seen
+    report = compile_report(kernel, *args, arch=90, **meta)
+    assert report.spill_bytes == 0 and report.count("STG") >= 6
