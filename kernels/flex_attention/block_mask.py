@@ -69,8 +69,8 @@ def _edges(M, N, BLOCK_SIZE, device):
     """First and last query of each block of queries [R, 1], first and last key of each block of keys [1, C], and whether
     the block lies inside M x N."""
     BLOCK_M, BLOCK_N = BLOCK_SIZE
-    q0 = torch.arange(0, max(M, 1), BLOCK_M, device=device)[:, None]
-    k0 = torch.arange(0, max(N, 1), BLOCK_N, device=device)[None, :]
+    q0 = torch.arange(0, M, BLOCK_M, device=device)[:, None]
+    k0 = torch.arange(0, N, BLOCK_N, device=device)[None, :]
     inside = (q0 + BLOCK_M <= M) & (k0 + BLOCK_N <= N)
     return q0, (q0 + BLOCK_M - 1).clamp_max(M - 1), k0, (k0 + BLOCK_N - 1).clamp_max(N - 1), inside
 
@@ -132,8 +132,6 @@ def sliding_window_block_mask(
 def _range_of_blocks(rows, BLOCK):
     """The smallest and the largest id in each block of BLOCK tokens: two of [B, blocks] from ``rows`` [B, T]."""
     B, T = rows.shape
-    if T == 0:  # one block, as everywhere, of nothing
-        return rows.new_zeros(B, 1), rows.new_zeros(B, 1)
     blocks = -(-T // BLOCK)
     beyond = rows[:, -1:].expand(B, blocks * BLOCK - T)
     tiles = torch.cat([rows, beyond], 1).view(B, blocks, BLOCK)
