@@ -16,8 +16,7 @@ from kernels.flex_attention import alike, graphs, specs
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention.block_mask import BlockMask
-from kernels.flex_attention.checks import check_block_mask, check_returns, check_shapes
-from kernels.flex_attention.checks import LISTS
+from kernels.flex_attention.checks import LISTS, check_block_mask, check_returns, check_shapes
 from kernels.flex_attention.mods.bind import bind, source
 from kernels.flex_attention.mods.reach import breadth_of
 from kernels.flex_attention.plan import Plan
@@ -63,8 +62,8 @@ def flex_attention(
             An index into a captured tensor must lie inside it, negative ones counted from the end, also for masked pairs of
             a block that is visited. b, h, q_idx and kv_idx alone are checked; what is computed from them is not, and reads,
             or in the backward pass adds to, other memory where it lies outside.
-        block_mask: a ``BlockMask`` made for (M, N), its batch 1 or B, its heads 1 or Hq; or ``None``: all keys. A listed block
-            behind the last key holds no keys; a GPU's lists are looked at only if ``KERNELS_CHECK=1`` or torch cut them. In a
+        block_mask: a ``BlockMask`` made for (M, N), its batch 1 or B, its heads 1 or Hq; or ``None``: all keys. A block
+            listed behind the last key holds none; a GPU's lists are looked at only if ``KERNELS_CHECK=1`` or torch cut them. In a
             CUDA graph the forward pass reads the mask's lists at every replay, the backward pass may visit the blocks that
             were listed when it was captured: after the lists are changed in place, capture it again.
         scale: c; 1 / sqrt(D) if ``None``.

@@ -39,14 +39,21 @@ MASKS = {
     "torch's of everything": everything,
     "listed": listed,
     "of a captured tensor": lambda M, N: create_block_mask(
-        lambda b, h, m, n, ids=torch.zeros(N, device=runtime.device): ids[n] <= m,
-        None, None, M, N, device=runtime.device, BLOCK_SIZE=16,
+        mods.document(torch.zeros(max(M, N), device=runtime.device)),
+        None,
+        None,
+        M,
+        N,
+        device=runtime.device,
+        BLOCK_SIZE=16,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("B, H, M, N", [(1, 2, 3, 0), (1, 2, 0, 3), (1, 2, 0, 0), (1, 2, 1, 0), (2, 1, 40, 0), (1, 0, 4, 4)])
+@pytest.mark.parametrize(
+    "B, H, M, N", [(1, 2, 3, 0), (1, 2, 0, 3), (1, 2, 0, 0), (1, 2, 1, 0), (2, 1, 40, 0), (1, 0, 4, 4)]
+)
 def test_nothing_under_a_mask(name, B, H, M, N):
     q, k, v, slopes = randn(B, H, M, 16), randn(B, H, N, 16), randn(B, H, N, 24), randn(max(H, 1))
     mask = MASKS[name](M, N)
@@ -93,21 +100,35 @@ def check_as_dense(block_mask, M, N):
             for block in blocks:
                 here = slice(i * BLOCK_M, (i + 1) * BLOCK_M), slice(block * BLOCK_N, (block + 1) * BLOCK_N)
                 allowed[here] |= inside[here]
-    q, k, v, do = randn(1, 2, M, 16), randn(1, 2, N, 16), randn(1, 2, N, 16), torch.randn(1, 2, M, 16).to(runtime.device)
+    q, k, v, do = (
+        randn(1, 2, M, 16),
+        randn(1, 2, N, 16),
+        randn(1, 2, N, 16),
+        torch.randn(1, 2, M, 16).to(runtime.device),
+    )
     scores = (q @ k.mT / 4).masked_fill(~allowed.to(runtime.device), -torch.inf)
     want = (scores.softmax(-1).nan_to_num(0) if N else scores) @ v
     for attend in (flex_attention, torch.compile(flex_attention, backend="eager")):
         o = attend(q, k, v, None, block_mask)
         torch.testing.assert_close(o, want, atol=1e-5, rtol=1e-5)
-        for one, other in zip(*(torch.autograd.grad(x, (q, k, v), do, retain_graph=True) for x in (o, want)), strict=True):
+        for one, other in zip(
+            *(torch.autograd.grad(x, (q, k, v), do, retain_graph=True) for x in (o, want)), strict=True
+        ):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def full(num_blocks, indices):
+    return {"full_kv_num_blocks": num_blocks, "full_kv_indices": indices}
 
 
 def with_lists(M, N, **lists):
     """A mask of blocks of 16 with these lists; without ``q`` torch has not transposed them."""
     lists = {name: torch.tensor([[value]], dtype=torch.int32, device=runtime.device) for name, value in lists.items()}
     named = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices")
-    none = torch.zeros(1, 1, -(-M // 16), dtype=torch.int32, device=runtime.device), torch.zeros(1, 1, -(-M // 16), 1).int()
+    none = (
+        torch.zeros(1, 1, -(-M // 16), dtype=torch.int32, device=runtime.device),
+        torch.zeros(1, 1, -(-M // 16), 1).int(),
+    )
     lists = {"full_kv_num_blocks": none[0], "full_kv_indices": none[1].to(runtime.device)} | lists
     return BlockMask((M, N), *map(lists.get, named), None, None, BLOCK_SIZE=(16, 16), mask_mod=mods.causal)
 
@@ -116,11 +137,16 @@ def with_lists(M, N, **lists):
     ("N", "lists"),
     [
         (32, {"kv_num_blocks": [1, 2], "kv_indices": [[0, 1], [2, 1]]}),
-        (32, {"kv_num_blocks": [1, 1], "kv_indices": [[7], [0]], "full_kv_num_blocks": [0, 1], "full_kv_indices": [[0], [9]]}),
+        (32, {"kv_num_blocks": [1, 1], "kv_indices": [[7], [0]], **full([0, 1], [[0], [9]])}),
         (16, {"kv_num_blocks": [1, 1], "kv_indices": [[1], [0]]}),
         (
             32,
-            {"kv_num_blocks": [2, 1], "kv_indices": [[0, 1], [1, 0]], "q_num_blocks": [2, 2], "q_indices": [[0, 2], [0, 1]]},
+            {
+                "kv_num_blocks": [2, 1],
+                "kv_indices": [[0, 1], [1, 0]],
+                "q_num_blocks": [2, 2],
+                "q_indices": [[0, 2], [0, 1]],
+            },
         ),
         (0, {"kv_num_blocks": [1, 1], "kv_indices": [[1], [0]]}),
     ],
@@ -147,10 +173,13 @@ def test_queries_blocks_are_listed_anew_where_the_lists_were_made_for_more():
     ("lists", "message"),
     [
         ({"kv_num_blocks": [1, 1], "kv_indices": [[0], [-1]]}, "kv_indices lists block -1, needs at least 0"),
-        ({"kv_num_blocks": [1, 2], "kv_indices": [[0], [1]]}, "kv_num_blocks counts 2 blocks, needs 0 to 1, as many as kv_in"),
+        (
+            {"kv_num_blocks": [1, 2], "kv_indices": [[0], [1]]},
+            "kv_num_blocks counts 2 blocks, needs 0 to 1, as many as kv",
+        ),
         ({"kv_num_blocks": [1, -1], "kv_indices": [[0], [1]]}, "kv_num_blocks counts -1 blocks"),
         (
-            {"kv_num_blocks": [1, 1], "kv_indices": [[0], [1]], "full_kv_num_blocks": [0, 1], "full_kv_indices": [[0], [-2]]},
+            {"kv_num_blocks": [1, 1], "kv_indices": [[0], [1]], **full([0, 1], [[0], [-2]])},
             "full_kv_indices lists block -2",
         ),
     ],
