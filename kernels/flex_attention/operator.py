@@ -63,9 +63,9 @@ def flex_attention(
             a block that is visited. b, h, q_idx and kv_idx alone are checked; what is computed from them is not, and reads,
             or in the backward pass adds to, other memory where it lies outside.
         block_mask: a ``BlockMask`` made for (M, N), its batch 1 or B, its heads 1 or Hq; or ``None``: all keys. A block
-            listed behind the last key holds none; a GPU's lists are looked at only if ``KERNELS_CHECK=1`` or torch cut them. In a
-            CUDA graph the forward pass reads the mask's lists at every replay, the backward pass may visit the blocks that
-            were listed when it was captured: after the lists are changed in place, capture it again.
+            listed behind the last key holds none; a GPU's lists are looked at only if torch cut them, or ``KERNELS_CHECK=1``.
+            In a CUDA graph the forward pass reads the mask's lists at every replay, the backward pass may visit the blocks
+            that were listed when it was captured: after the lists are changed in place, capture it again.
         scale: c; 1 / sqrt(D) if ``None``.
         enable_gqa: whether Hq and Hkv may differ.
         return_lse: return ``(o, lse)``.
