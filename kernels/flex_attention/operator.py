@@ -231,7 +231,7 @@ def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     score, mask = _bound(query, key, value, score_mod, block_mask)
     compiled = [None if mod is None else mod.compiled for mod in (score, mask)]
     lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
-    spec = specs.register(*compiled, None if block_mask is None else tuple(block_mask.BLOCK_SIZE), lists, options)
+    spec = specs.compiled(*compiled, None if block_mask is None else tuple(block_mask.BLOCK_SIZE), lists, options)
     scale = 1 / math.sqrt(D) if scale is None else float(scale)
     p = None
     if nothing_looks_on((query, key, value)):
