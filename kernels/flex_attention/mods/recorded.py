@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from kernels.common.launch import lock_over_forks
-from kernels.flex_attention.mods import errors
+from kernels.flex_attention.mods import errors, switches
 from kernels.flex_attention.mods.bind import stand_in
 from kernels.flex_attention.mods.compiler import compile_mod
 from kernels.flex_attention.mods.fingerprint import LARGEST
@@ -32,7 +32,8 @@ def bind_graph(mod, kind, values, device, learned):
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if not isinstance(value, torch.Tensor)]
     on = tuple(bool(learned.get(i)) and t.is_floating_point() for i, t in enumerate(tensors))
-    key = mod, kind, device.type, on, *map(type, numbers), *((t.shape, t.stride(), t.dtype) for t in tensors)
+    layouts = [(t.shape, t.stride(), t.dtype) for t in tensors]
+    key = mod, kind, device.type, switches.in_force(), on, *map(type, numbers), *layouts
     exact = key, *map(repr, numbers)
     key = key if all(type(n) is float or abs(n) < LARGEST for n in numbers) else exact
     with _lock:
