@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from kernels.common.validate import shown
 from kernels.conv_wgrad.layer import conv2d_layer, layer, sizes
 
 
@@ -50,7 +51,7 @@ class Conv2d(nn.Conv2d):
             return 0, 0, 0, 0
         if self.padding == "same":  # as many rows as the filter's span takes away, the odd one at the bottom
             if stride != (1, 1):  # set since: the constructor refuses it
-                raise ValueError(f'stride is {self.stride!r}, needs 1 with padding="same"')
+                raise ValueError(f'stride is {shown(self.stride)}, needs 1 with padding="same"')
             taps = sizes(weight)[2:] if isinstance(weight, Tensor) and weight.ndim == 4 else self.kernel_size
             missing = [d * (k - 1) for d, k in zip(dilation, taps, strict=True)]
             return tuple(side for total in missing for side in (total // 2, total - total // 2))
@@ -72,5 +73,5 @@ def _two(name, value):
         return value
     pair = tuple(value) if isinstance(value, tuple | list) else (value,)
     if len(pair) not in (1, 2):
-        raise ValueError(f"{name} is {value!r}, needs an int or (h, w)")
+        raise ValueError(f"{name} is {shown(value)}, needs an int or (h, w)")
     return pair if len(pair) == 2 else pair * 2

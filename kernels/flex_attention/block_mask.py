@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, noop_mask
 
 from kernels import runtime
-from kernels.common.validate import check_tensor, is_whole
+from kernels.common.validate import check_tensor, is_whole, shown
 from kernels.flex_attention import mods
 from kernels.flex_attention.mods import and_masks, or_masks
 
@@ -84,10 +84,10 @@ def _sizes(M, N, BLOCK_SIZE):
     N = M if N is None else N
     for name, size in (("M", M), ("N", N)):
         if not is_whole(size) or size < 0:
-            raise ValueError(f"{name} is {size!r}, needs a whole number of tokens, at least 0")
+            raise ValueError(f"{name} is {shown(size)}, needs a whole number of tokens, at least 0")
     pair = tuple(BLOCK_SIZE) if isinstance(BLOCK_SIZE, tuple | list) else (BLOCK_SIZE, BLOCK_SIZE)
     if len(pair) != 2 or not all(is_whole(size) and size > 0 for size in pair):
-        raise ValueError(f"BLOCK_SIZE is {BLOCK_SIZE!r}, needs a whole number of at least 1, or (queries, keys)")
+        raise ValueError(f"BLOCK_SIZE is {shown(BLOCK_SIZE)}, needs a whole number of at least 1, or (queries, keys)")
     return M, N, tuple([size if isinstance(size, int | torch.SymInt) else int(size) for size in pair])
 
 
@@ -122,7 +122,7 @@ def sliding_window_block_mask(
     """The block mask of ``mods.sliding_window(window)``, in O(blocks) memory; arguments as ``causal_block_mask``."""
     M, N, BLOCK_SIZE = _sizes(M, N, BLOCK_SIZE)
     if isinstance(window, bool) or not isinstance(window, numbers.Real | torch.SymInt):
-        raise ValueError(f"window is {window!r}, needs a number of keys")
+        raise ValueError(f"window is {shown(window)}, needs a number of keys")
     q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
     some = (k0 <= q1) & (k1 >= q0 - window)
     full = (k1 <= q0) & (k0 >= q1 - window) & inside

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.attention.flex_attention import AuxRequest
 
-from kernels.common.validate import check_tensor, same_device
+from kernels.common.validate import check_tensor, same_device, shown
 from kernels.flex_attention.block_mask import BlockMask
 
 #: The lists of a block mask, as attributes of torch's ``BlockMask``.
@@ -16,7 +16,21 @@ def check_returns(return_lse, return_aux):
     if return_lse and return_aux is not None:
         raise ValueError("return_lse and return_aux are both given, need one: return_aux=AuxRequest(lse=True)")
     if return_aux is not None and not isinstance(return_aux, AuxRequest):
-        raise ValueError(f"return_aux is {return_aux!r}, needs an AuxRequest")
+        raise ValueError(f"return_aux is {shown(return_aux)}, needs an AuxRequest")
+
+
+def check_mods(score_mod, block_mask):
+    """Raise ``ValueError`` unless the one is a function and the other a mask, where there is one."""
+    if isinstance(score_mod, BlockMask):
+        raise ValueError("score_mod is a BlockMask, needs a function or None: write block_mask= before the mask")
+    if block_mask is not None and not isinstance(block_mask, BlockMask):
+        make = "create_block_mask(mask_mod, B, H, M, N)"
+        if getattr(block_mask, "__name__", "").isidentifier():
+            make = make.replace("mask_mod", block_mask.__name__)
+        raise ValueError(f"block_mask is {shown(block_mask)}, needs a BlockMask or None: {make} makes one")
+    for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", block_mask and block_mask.mask_mod)):
+        if mod is not None and not callable(mod):
+            raise ValueError(f"{name} is {shown(mod)}, needs a function or None")
 
 
 def check_shapes(query, key, value, enable_gqa):
@@ -48,9 +62,7 @@ def check_captured(name, mod, sizes):
 
 
 def check_block_mask(block_mask, B, Hq, M, N, device):
-    """Raise ``ValueError`` unless it is one, and fits the call."""
-    if not isinstance(block_mask, BlockMask):
-        raise ValueError(f"block_mask is {type(block_mask).__name__}, needs a BlockMask or None")
+    """Raise ``ValueError`` unless it fits the call."""
     if getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
         raise ValueError(
             "block_mask was sliced and lost its mask_mod, needs one for the part that is left: "

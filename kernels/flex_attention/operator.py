@@ -16,7 +16,7 @@ from kernels.flex_attention import alike, graphs, specs
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention.block_mask import BlockMask
-from kernels.flex_attention.checks import LISTS, check_block_mask, check_returns, check_shapes
+from kernels.flex_attention.checks import LISTS, check_block_mask, check_mods, check_returns, check_shapes
 from kernels.flex_attention.mods.bind import bind, source
 from kernels.flex_attention.mods.reach import breadth_of
 from kernels.flex_attention.plan import Plan
@@ -115,6 +115,7 @@ def _watched(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     if not dynamo and not graphs.without_values(query, key, value):
         query, key, value = (t.resolve_neg() if isinstance(t, Tensor) and t.is_neg() else t for t in (query, key, value))
         return _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top)
+    check_mods(score_mod, block_mask)
     tracing = graphs.traced if dynamo else graphs.recorded
     lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
     options = tuple((kernel_options or {}).items())
@@ -222,9 +223,7 @@ def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     check_shapes(query, key, value, enable_gqa)
     (B, Hq, M, D), N = query.shape, key.shape[2]
     check_number("scale", scale)
-    for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", getattr(block_mask, "mask_mod", None))):
-        if mod is not None and not callable(mod):
-            raise ValueError(f"{name} is {mod!r}, needs a function")
+    check_mods(score_mod, block_mask)
     options = options_of.checked(kernel_options)
     if block_mask is not None:
         check_block_mask(block_mask, B, Hq, M, N, query.device)

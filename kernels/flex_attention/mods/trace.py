@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kernels.common.public import default_device
+from kernels.common.validate import shown
 from kernels.flex_attention.mods import special
 from kernels.flex_attention.mods.errors import ModError, at_line, explained, name_of, user_line
 from kernels.flex_attention.mods.parts import take_apart
@@ -81,7 +82,7 @@ def trace(mod, kind, device="cpu", differentiate=False):
             value = mod(*inputs)
         value = value.item() if isinstance(value, np.generic) else value
         if not isinstance(value, torch.Tensor | Vector | int | float):
-            raise ModError(f"{name_of(mod)} returns {value!r}, needs a number for one query and one key")
+            raise ModError(f"{name_of(mod)} returns {shown(value)}, needs a number for one query and one key")
         if not isinstance(value, torch.Tensor | Vector):
             value = torch.full((), value)
         if isinstance(value, Vector) or value.numel() != 1:
