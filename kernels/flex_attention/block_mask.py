@@ -65,14 +65,22 @@ def block_mask_from_dense(some, full, mask_mod, M, N, BLOCK_SIZE):
     )
 
 
-def _edges(M, N, BLOCK_SIZE, device):
-    """First and last query of each block of queries [R, 1], first and last key of each block of keys [1, C], and whether
-    the block lies inside M x N."""
+def _edges(M, N, BLOCK_SIZE, device, offset=0):
+    """Positions of the first and last query of each block of queries [R, 1], of the first and last key of each block of keys
+    [1, C], and whether the block lies inside M x N; offset: the first query's."""
     BLOCK_M, BLOCK_N = BLOCK_SIZE
     q0 = torch.arange(0, M, BLOCK_M, device=device)[:, None]
     k0 = torch.arange(0, N, BLOCK_N, device=device)[None, :]
     inside = (q0 + BLOCK_M <= M) & (k0 + BLOCK_N <= N)
-    return q0, (q0 + BLOCK_M - 1).clamp_max(M - 1), k0, (k0 + BLOCK_N - 1).clamp_max(N - 1), inside
+    q1, k1 = (q0 + BLOCK_M - 1).clamp_max(M - 1), (k0 + BLOCK_N - 1).clamp_max(N - 1)
+    return q0 + offset, q1 + offset, k0, k1, inside
+
+
+def _from(offset, mask_mod):
+    """``mask_mod`` for queries of which the first stands at position ``offset``."""
+    if not is_whole(offset):
+        raise ValueError(f"offset is {shown(offset)}, needs a whole number, the position of the first query")
+    return mask_mod if isinstance(offset, int) and offset == 0 else mods.with_offset(mask_mod, offset)
 
 
 def _sizes(M, N, BLOCK_SIZE):
@@ -92,23 +100,31 @@ def _sizes(M, N, BLOCK_SIZE):
 
 
 def causal_block_mask(
-    M: int, N: int | None = None, *, BLOCK_SIZE: int | tuple[int, int] = 128, device: torch.device | str | None = None
+    M: int,
+    N: int | None = None,
+    *,
+    offset: int = 0,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    device: torch.device | str | None = None,
 ) -> BlockMask:
     """The block mask of ``mods.causal`` for M queries and N keys (M if not given), in O(blocks) memory.
 
+    Query m stands at position offset + m, and sees the keys n <= offset + m.
+
     Args:
         M, N: queries and keys.
+        offset: the position of the first query among the keys, as ``mods.with_offset``: N - M where the queries are the last
+            of the keys, as behind a cache (aligned at the bottom right), below zero where there are fewer keys.
         BLOCK_SIZE: tokens in a block, one int or ``(queries, keys)``.
         device: where the lists lie; the kernels' device if not given.
 
     Raises:
-        ValueError: M, N or BLOCK_SIZE is not as above.
+        ValueError: M, N, offset or BLOCK_SIZE is not as above.
     """
     M, N, BLOCK_SIZE = _sizes(M, N, BLOCK_SIZE)
-    q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
-    return block_mask_from_dense(
-        (k0 <= q1)[None, None], ((k1 <= q0) & inside)[None, None], mods.causal, M, N, BLOCK_SIZE
-    )
+    mask_mod = _from(offset, mods.causal)
+    q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device, offset)
+    return block_mask_from_dense((k0 <= q1)[None, None], ((k1 <= q0) & inside)[None, None], mask_mod, M, N, BLOCK_SIZE)
 
 
 def sliding_window_block_mask(
@@ -116,6 +132,7 @@ def sliding_window_block_mask(
     M: int,
     N: int | None = None,
     *,
+    offset: int = 0,
     BLOCK_SIZE: int | tuple[int, int] = 128,
     device: torch.device | str | None = None,
 ) -> BlockMask:
@@ -123,10 +140,11 @@ def sliding_window_block_mask(
     M, N, BLOCK_SIZE = _sizes(M, N, BLOCK_SIZE)
     if isinstance(window, bool) or not isinstance(window, numbers.Real | torch.SymInt):
         raise ValueError(f"window is {shown(window)}, needs a number of keys")
-    q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
+    mask_mod = _from(offset, mods.sliding_window(window))
+    q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device, offset)
     some = (k0 <= q1) & (k1 >= q0 - window)
     full = (k1 <= q0) & (k0 >= q1 - window) & inside
-    return block_mask_from_dense(some[None, None], full[None, None], mods.sliding_window(window), M, N, BLOCK_SIZE)
+    return block_mask_from_dense(some[None, None], full[None, None], mask_mod, M, N, BLOCK_SIZE)
 
 
 def _range_of_blocks(rows, BLOCK):
