@@ -12,7 +12,27 @@ from kernels import runtime
 from kernels.common.plan import Remembered
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LONGEST = 100  # letters of a value in a message
 PLAIN = {torch.Tensor, torch.nn.Parameter}  # types of tensors whose sizes are numbers, and that nothing else stands behind
+
+
+def shown(value):
+    """A value in a message: what is short as it is written, of all else what it is; never a tensor's elements."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        inside = ", ".join(map(shown, value))
+        text = f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
+    elif isinstance(value, dict):
+        text = f"{{{', '.join(f'{shown(k)}: {shown(v)}' for k, v in value.items())}}}"
+    elif value is None or isinstance(value, bool | numbers.Number | str | torch.dtype | torch.device):
+        text = repr(value)
+    elif isinstance(value, type) or hasattr(value, "__name__"):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
+    else:
+        kind = type(value).__name__
+        return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def same_device(one, other):
@@ -173,7 +193,7 @@ _OPTIONS, _INTS = {bool, int, float, str}, {int}
 def check_choice(name, value, choices):
     """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
     if value not in choices:
-        raise ValueError(f"{name} is {value!r}, needs one of {', '.join(repr(c) for c in choices)}")
+        raise ValueError(f"{name} is {shown(value)}, needs one of {', '.join(repr(c) for c in choices)}")
 
 
 def is_whole(value):
@@ -184,7 +204,7 @@ def is_whole(value):
 def check_number(name, value):
     """Raise ``ValueError`` unless ``value`` is a real number, of Python or numpy, or ``None``."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
-        raise ValueError(f"{name} is {value!r}, needs a number or None")
+        raise ValueError(f"{name} is {shown(value)}, needs a number or None")
 
 
 def values_checked(tensor):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.common.validate import is_whole
+from kernels.common.validate import is_whole, shown
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def geometry(input_shape, Co, R, S, stride=1, padding=0, dilation=1, groups=1):
     if len(padding) == 2:
         padding = (padding[0], padding[0], padding[1], padding[1])
     if len(padding) != 4:
-        raise ValueError(f'padding is {given!r}, needs an int, (h, w), (top, bottom, left, right), "valid" or "same"')
+        raise ValueError(f'padding is {shown(given)}, needs an int, (h, w), (top, bottom, left, right), "valid" or "same"')
     padding = _integers("padding", padding, 0, given)
     for name, channels in (("input", Ci), ("the output", Co)):
         if channels % groups:
@@ -168,7 +168,7 @@ def _named_padding(name, R, S, stride, dilation):
     if name != "same":
         raise ValueError(f'padding is {name!r}, needs "valid" or "same", an int, (h, w) or (top, bottom, left, right)')
     if stride != (1, 1):
-        raise ValueError(f'stride is {stride!r}, needs 1 with padding="same"')
+        raise ValueError(f'stride is {shown(stride)}, needs 1 with padding="same"')
     h, w = dilation[0] * (R - 1), dilation[1] * (S - 1)
     return h // 2, h - h // 2, w // 2, w - w // 2
 
@@ -176,7 +176,7 @@ def _named_padding(name, R, S, stride, dilation):
 def _pair(name, value):
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2:
-        raise ValueError(f"{name} is {value!r}, needs an int or (h, w)")
+        raise ValueError(f"{name} is {shown(value)}, needs an int or (h, w)")
     return _integers(name, pair, 1, value)
 
 
@@ -184,5 +184,5 @@ def _integers(name, values, least, given):
     """``values``, with numpy's integers as Python's."""
     for value in values:
         if not is_whole(value) or value < least:
-            raise ValueError(f"{name} is {given!r}, needs whole numbers of at least {least}")
+            raise ValueError(f"{name} is {shown(given)}, needs whole numbers of at least {least}")
     return tuple([value if isinstance(value, int | torch.SymInt) else int(value) for value in values])

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from kernels.common.validate import shown
 from kernels.conv_wgrad.layer import conv2d_layer, layer
 
 
@@ -66,5 +67,5 @@ def _two(name, value):
         return value
     pair = tuple(value) if isinstance(value, tuple | list) else (value,)
     if len(pair) not in (1, 2):
-        raise ValueError(f"{name} is {value!r}, needs an int or (h, w)")
+        raise ValueError(f"{name} is {shown(value)}, needs an int or (h, w)")
     return pair if len(pair) == 2 else pair * 2

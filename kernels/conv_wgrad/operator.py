@@ -14,6 +14,7 @@ from kernels.common.validate import (
     check_tensor,
     check_updated_in_place,
     is_whole,
+    shown,
 )
 from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import convolution_of, memory_format
@@ -179,17 +180,17 @@ def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend,
     check_tensor("grad_output", grad_output, g.output_shape, "[N, P, Q, Co]", dtypes=(input.dtype,), like=like)
     check_choice("backend", backend, ("auto", *plan.WAYS))
     if split_k is not None and (not is_whole(split_k) or split_k < 1):
-        raise ValueError(f"split_k is {split_k!r}, needs a whole number of at least 1, or None")
+        raise ValueError(f"split_k is {shown(split_k)}, needs a whole number of at least 1, or None")
     read = {"input": input, "grad_output": grad_output}
     _check_out(out, g.weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, like, **read)
     if backend != "auto" and (reason := plan.refused(backend, g, input.dtype, input.device)):
-        raise ValueError(f"backend is {backend!r}, needs another here: {reason}")
+        raise ValueError(f"backend is {shown(backend)}, needs another here: {reason}")
     return g
 
 
 def _check_out(out, shape, legend, accumulate, out_dtype, like, **read):
     if out_dtype is not None and out_dtype not in FLOAT_DTYPES:
-        raise ValueError(f"out_dtype is {out_dtype}, needs one of float32, float16, bfloat16")
+        raise ValueError(f"out_dtype is {shown(out_dtype)}, needs one of float32, float16, bfloat16")
     if out is None:
         if accumulate:
             raise ValueError("accumulate is True, needs out to add to")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.common.public import autocast, public
 from kernels.common.sequences import check_cu_seqlens, check_cu_values
-from kernels.common.validate import check_slots, check_tensor, check_updated_in_place, is_whole
+from kernels.common.validate import check_slots, check_tensor, check_updated_in_place, is_whole, shown
 from kernels.dynamic_conv import caches
 from kernels.dynamic_conv.operator import _check_weight, _step, activation_named, dynamic_conv
 
@@ -158,7 +158,7 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
     N = check_cu_seqlens(cu_seqlens, 1, ("x", x))
     cu_seqlens = check_cu_values(cu_seqlens, x.shape[0])
     if not is_whole(state_len) or state_len < 0:
-        raise ValueError(f"state_len is {state_len!r}, needs a whole number, at least 0")
+        raise ValueError(f"state_len is {shown(state_len)}, needs a whole number, at least 0")
     states = x.new_zeros(N, x.shape[1], int(state_len))
     if states.numel():
         caches.remember(states, x[None], cu_seqlens)

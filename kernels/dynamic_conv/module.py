@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.common.sequences import check_cu_seqlens
-from kernels.common.validate import check_tensor, is_whole, left_to_reference
+from kernels.common.validate import check_tensor, is_whole, left_to_reference, shown
 from kernels.dynamic_conv import caches
 from kernels.dynamic_conv.operator import activation_named, dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_reference
@@ -55,11 +55,12 @@ class DynamicShortConvolution(nn.Module):
         sizes = {"hidden_size": hidden_size, "kernel_size": kernel_size, "generator_input_size": generator_input_size}
         for name, size in sizes.items():
             if not is_whole(size):
-                raise ValueError(f"{name} is {size!r}, needs a whole number, at least 1")
+                raise ValueError(f"{name} is {shown(size)}, needs a whole number, at least 1")
             if size < 1:
                 raise ValueError(f"{name} is {size}, needs at least 1")
         if not is_whole(generator_reduction) or not 1 <= generator_reduction <= hidden_size:
-            raise ValueError(f"generator_reduction is {generator_reduction!r}, needs 1 to {hidden_size}, the hidden size")
+            got = shown(generator_reduction)
+            raise ValueError(f"generator_reduction is {got}, needs 1 to {hidden_size}, the hidden size")
         activation = activation_named(activation)
         self.hidden_size = hidden_size
         self.kernel_size = kernel_size
@@ -79,7 +80,8 @@ class DynamicShortConvolution(nn.Module):
             init(kernel)
             return
         if not isinstance(init, Tensor):
-            raise ValueError(f"static_conv_init is {init!r}, needs a tensor [D, W] = {list(kernel.shape)}, or a function")
+            got = shown(init)
+            raise ValueError(f"static_conv_init is {got}, needs a tensor [D, W] = {list(kernel.shape)}, or a function")
         if init.shape != kernel.shape:
             raise ValueError(f"static_conv_init has shape {list(init.shape)}, needs [D, W] = {list(kernel.shape)}")
         kernel.copy_(init)

@@ -48,7 +48,7 @@ CALLS = [
     (lambda: ra(Q, K, V, gv=zeros(2, 5, 4, 3), mode="chunk"), "mode is 'chunk', needs to be 'recurrent' with gv"),
     (lambda: ra(Q, K, V, mode="fused"), "mode is 'fused', needs one of 'auto', 'recurrent', 'chunk'"),
     (lambda: ra(Q, K, V, scale="1"), "scale is '1', needs a number"),
-    (lambda: ra(Q, K, V, scale=zeros(1)), "scale is tensor"),
+    (lambda: ra(Q, K, V, scale=zeros(1)), "scale is a tensor"),
     (lambda: ra(Q, K, V, scale=True), "scale is True"),
     (lambda: ra(Q, K, V, initial_state=zeros(2, 2, 6, 3)), r"initial_state has shape .* needs .* \[2, 4, 6, 3\]"),
     (lambda: ra(Q, K, V, initial_state=zeros(1, 4, 6, 3)), "initial_state has shape"),
