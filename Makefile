@@ -5,7 +5,7 @@ NBGRADER = .venv/bin/nbgrader
 NB ?=
 KERNEL ?= dynamic_conv
 COURSE ?= .
-.PHONY: help setup lab test nbval nbval-portable bench release variants grade feedback export plots similar bundle refresh test-rest test-full test-class test-oldest test-programs test-browser lint
+.PHONY: help setup lab test nbval nbval-portable bench release variants grade feedback export plots similar bundle refresh test-rest test-full test-operator test-class test-oldest test-programs test-browser lint
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
@@ -35,7 +35,7 @@ bench:  ## measure a kernel on this GPU, into benchmarks/results/; KERNEL=dynami
 
 release:  ## generate exercises/ from solutions/; COURSE=... for those of another folder, here and below
 	$(SETUP)
-	@cd $(COURSE) && for name in $(notdir $(wildcard $(COURSE)/solutions/*)); do $(CURDIR)/$(NBGRADER) generate_assignment $$name --create --force --no-db || exit 1; done
+	@cd "$(COURSE)" && for name in $(notdir $(wildcard $(COURSE)/solutions/*)); do "$(CURDIR)/$(NBGRADER)" generate_assignment $$name --create --force --no-db || exit 1; done
 
 variants:  ## redraw what the exercises ask for, into build/variants/SEED/; SEED=...
 	$(SETUP)
@@ -43,31 +43,35 @@ variants:  ## redraw what the exercises ask for, into build/variants/SEED/; SEED
 
 grade:  ## grade what stands in submitted/STUDENT/ASSIGNMENT/, and export the marks to build/marks.csv
 	$(SETUP)
-	.venv/bin/python -m tools.grade --course $(COURSE)
+	.venv/bin/python -m tools.grade --course "$(COURSE)"
 
 feedback:  ## write a page for each graded submission, into feedback/
 	$(SETUP)
-	.venv/bin/python -m tools.desk feedback --course $(COURSE)
+	.venv/bin/python -m tools.desk feedback --course "$(COURSE)"
 
 export:  ## write the marks as tables that Moodle and Canvas import, into build/export/
 	$(SETUP)
-	.venv/bin/python -m tools.desk export --course $(COURSE)
+	.venv/bin/python -m tools.desk export --course "$(COURSE)"
 
 plots:  ## draw how the class is doing, into build/class.html
 	$(SETUP)
-	.venv/bin/python -m tools.desk plots --course $(COURSE)
+	.venv/bin/python -m tools.desk plots --course "$(COURSE)"
 
 similar:  ## list answers that are alike, into build/similar.html
 	$(SETUP)
-	.venv/bin/python -m tools.desk similar --course $(COURSE)
+	.venv/bin/python -m tools.desk similar --course "$(COURSE)"
 
 bundle:  ## pack what students get, without solutions, into build/kernels-from-math.zip
 	$(SETUP)
-	.venv/bin/python -m tools.desk bundle --course $(COURSE)
+	.venv/bin/python -m tools.desk bundle --course "$(COURSE)"
 
 refresh:  ## re-execute every lesson and solution and store the outputs; NB=... for one
 	$(SETUP)
 	.venv/bin/python -m tools.refresh $(NB)
+
+test-operator:  ## the proof of one operator in a minute: a share of its tests, its planted bugs; NAME=flex_attention
+	$(SETUP)
+	$(RUN) operator -- $(NAME)
 
 test-rest:  ## set up; the longer proof of what `make test` proves on a share of the cases
 	$(SETUP)

@@ -16,6 +16,11 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 os.environ.setdefault("KERNELS_PROGRESS", "0")
 
 
+def pytest_addoption(parser):
+    text = "of each test the first case and every N-th, outside of tests/course"
+    parser.addoption("--every", type=int, default=1, metavar="N", help=text)
+
+
 def pytest_configure(config):
     if not config.getoption("numprocesses", None):  # who collects: with workers, they
         gc.disable()  # what is imported now stays: to search it for garbage, again and again as it grows, takes seconds
@@ -29,6 +34,10 @@ def pytest_configure(config):
 def pytest_collection_finish():
     gc.freeze()  # nor is it searched between tests
     gc.enable()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # what is left at the end is searched: nanobind would print a page about it behind the summary
 
 
 def fail_as_soon_as_the_kernel_dies():
@@ -53,14 +62,16 @@ def fail_as_soon_as_the_kernel_dies():
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks which marks are asked for
-def pytest_collection_modifyitems(items):
-    """Of a test marked ``share(n)``, all cases but the first and every n-th are thorough; a notebook that needs a newer
-    Triton than the oldest of the course is skipped there, cell by cell."""
+def pytest_collection_modifyitems(config, items):
+    """Of a test marked ``share(n)``, all cases but the first and every n-th are thorough, and so by ``--every``; a notebook
+    that needs a newer Triton than the oldest of the course is skipped there, cell by cell."""
     place = Counter()
     for item in items:
-        if share := item.get_closest_marker("share"):
+        share = item.get_closest_marker("share")
+        every = share.args[0] if share else 1 if item.path.parent.name == "course" else config.getoption("every")
+        if every > 1:
             test = item.nodeid.split("[")[0]
-            if place[test] % share.args[0]:
+            if place[test] % every:
                 item.add_marker("thorough")
             place[test] += 1
         if item.path.suffix == ".ipynb" and (why := too_old_for(item.path)):

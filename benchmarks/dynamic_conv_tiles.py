@@ -148,7 +148,7 @@ def forward_line(kernel, tiles, best, machine):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "fit"))
-    parser.add_argument("--out", default=harness.RESULTS, help="folder of the record")
+    parser.add_argument("--out", default="build", help="folder of the record")
     given = parser.parse_args()
     if given.what == "measure":
         harness.require_gpu()

@@ -230,7 +230,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "fit"))
     parser.add_argument("--of", choices=RECORDS, default="token")
-    parser.add_argument("--out", default=harness.RESULTS, help="folder of the record")
+    parser.add_argument("--out", default="build", help="folder of the record")
     parser.add_argument("--limit-seconds", type=float, default=300)
     given = parser.parse_args()
     if given.what == "measure":

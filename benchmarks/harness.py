@@ -18,7 +18,6 @@ import triton
 from tqdm import tqdm
 
 from kernels import runtime
-from kernels.lab.roofline import packed_names, read_record
 
 RESULTS = Path(__file__).parent / "results"
 CASE_S = 150  # a case that takes longer than this hangs
@@ -218,18 +217,17 @@ def beside_peers(ms, errors, version):
 
 
 def write(name, record, folder=RESULTS):
-    """Write a record as ``<folder>/<name>.json``, a row of its lists a line, in place of a packed one; return the path."""
+    """Write a record as ``<folder>/<name>.json``, a row of its lists a line; return the path."""
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text_of(record))
-    for packed in packed_names(path.name):
-        path.with_name(packed).unlink(missing_ok=True)
     return path
 
 
 def read(name, folder=RESULTS):
-    """The record ``name``, plain or packed; ``None`` if there is none."""
-    return read_record(Path(folder) / f"{name}.json")
+    """The record ``name``; ``None`` if there is none."""
+    path = Path(folder) / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def renewed(record, newer, which):

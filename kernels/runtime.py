@@ -44,11 +44,14 @@ except ImportError as error:
 
 # The mode Triton was imported in shows in its own library: `cdiv` became an interpreted or a compiled function then.
 _triton_is_interpreted = type(triton.language.cdiv).__name__ == "InterpretedFunction"
-if _triton_was_imported and _triton_is_interpreted != interpreted:
+if _triton_was_imported and interpreted and not _triton_is_interpreted:
+    from kernels import _triton_mode
+
+    _triton_mode.interpret()
+elif _triton_was_imported and _triton_is_interpreted != interpreted:
     raise RuntimeError(
-        f"Triton was imported before kernels, in {'interpreter' if _triton_is_interpreted else 'compiled'} mode, but here "
-        f"kernels need {'interpreter' if interpreted else 'compiled'} mode. Restart Python and `import kernels` before "
-        "triton."
+        "Triton was imported before kernels, in interpreter mode, but here kernels need compiled mode. Restart Python and "
+        "`import kernels` before triton."
     )
 
 if interpreted:  # with a GPU's numbers, and less bookkeeping around each operation

@@ -1,13 +1,13 @@
 """The benchmarks compare equal things, count the right bytes, and what they recorded is complete."""
 
-import gzip
-import lzma
+import json
 
 import pytest
 import torch
 
 from benchmarks import dynamic_conv as bench
 from benchmarks import harness
+from benchmarks.populations import population
 from benchmarks.published_dynamic_conv import PublishedDynamicConv
 from kernels import runtime
 from kernels.common import configs
@@ -116,14 +116,11 @@ def test_a_machine_without_a_gpu_is_told_that_nothing_is_measured():
         harness.require_gpu()
 
 
-@pytest.mark.parametrize("pack", [None, gzip.compress, lzma.compress])
-def test_a_record_is_read_as_it_was_written_however_it_is_packed(tmp_path, pack):
-    record = {"machine": {"gpu": "X"}, "rows": [{"ms": 1.5}]}
+def test_a_record_is_plain_json_a_row_a_line(tmp_path):
+    record = {"machine": {"gpu": "X"}, "rows": [{"ms": 1.5}, {"ms": 2.5}], "failed": []}
     path = harness.write("timed", record, tmp_path)
-    if pack:
-        end = {gzip.compress: ".gz", lzma.compress: ".xz"}[pack]
-        path.with_name(path.name + end).write_bytes(pack(path.read_bytes()))
-        path.unlink()
-    assert harness.read("timed", tmp_path) == record
-    harness.write("timed", {"rows": []}, tmp_path)  # the new one takes the place of the packed one
-    assert [file.name for file in tmp_path.iterdir()] == ["timed.json"]
+    assert json.loads(path.read_text()) == record == harness.read("timed", tmp_path)
+    assert [line for line in path.read_text().splitlines() if "ms" in line] == ['  {"ms":1.5},', '  {"ms":2.5}']
+    assert harness.read("no such", tmp_path) is None
+    for committed in [*harness.RESULTS.iterdir(), *population.DATA.iterdir()]:
+        assert committed.read_text() == harness.text_of(json.loads(committed.read_text())), committed.name

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks.populations import conv_wgrad, halves, measure, population, report, tune_conv_wgrad
+from benchmarks.populations import candidates, conv_wgrad, halves, measure, population, report, tune_conv_wgrad
 from kernels import runtime
 
 ROOMS = ("conv_wgrad", "flex_attention", "dynamic_conv", "recurrent_attention")
@@ -82,6 +82,7 @@ def test_every_candidate_that_is_timed_is_checked_against_the_operator(name):
     ran = [candidate for candidate in row["candidates"] if "ms" in candidate]
     assert len(ran) >= 4 and all(candidate["off"] < 1e-2 for candidate in ran)
     assert all("reason" in candidate for candidate in row["candidates"] if candidate["backend"] == "hopper")
+    assert len(candidates.points_of([row])) == len(ran)
 
 
 def test_only_rows_that_are_asked_for_are_selected():

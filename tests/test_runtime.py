@@ -77,15 +77,111 @@ def test_the_users_wish_for_compiled_kernels_wins(python):
     assert "False |" in result.stdout and "compiled" in result.stdout, result.stderr
 
 
-def test_triton_imported_first_in_the_wrong_mode_is_an_error_that_says_what_to_do(python):
-    result = python("import triton, os; os.environ['TRITON_INTERPRET'] = '1'; import kernels")
+RUN = """
+import kernels, triton
+from kernels.dynamic_conv import dynamic_conv
+from kernels.dynamic_conv.reference import dynamic_conv_reference
+from kernels.recurrent_attention import recurrent_attention
+assert kernels.runtime.interpreted
+x, weight = torch.randn(1, 9, 4, requires_grad=True), torch.randn(1, 9, 4, 3)
+y = dynamic_conv(x, weight, activation="silu")
+torch.testing.assert_close(y, dynamic_conv_reference(x, weight, activation="silu"))
+y.sum().backward()
+q, g = torch.randn(1, 17, 1, 16), -torch.rand(1, 17, 1)
+chunk, recurrent = (recurrent_attention(q, q, q, g=g, mode=mode)[0] for mode in ("chunk", "recurrent"))
+torch.testing.assert_close(chunk, recurrent, rtol=1e-4, atol=1e-4)
+"""
+FIRST = {  # what imports Triton before: once with what is done again afterwards
+    "triton": ("import torch, triton", ""),
+    "an optimizer": (
+        "import torch; p = torch.nn.Parameter(torch.ones(3)); adam = torch.optim.AdamW([p])",
+        "p.sum().backward(); adam.step()",
+    ),
+    "torch._dynamo": ("import torch, torch._dynamo", ""),
+    "flop_counter": ("import torch, torch.utils.flop_counter", ""),
+    "torch.compile": (
+        "import torch; f = torch.compile(lambda x: x.sin() + 1, backend='aot_eager'); f(torch.ones(3))",
+        "f(torch.ones(3)), f(torch.ones(4, 2)), torch.compile(lambda x: x.cos(), backend='aot_eager')(torch.ones(3))",
+    ),
+    "inductor": (
+        "import torch, torch._inductor.compile_fx, torch._inductor.runtime.triton_heuristics, torch._library.triton",
+        "",
+    ),
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("first", FIRST)
+def test_without_a_gpu_it_does_not_matter_who_imported_triton(python, first):
+    """A user never did: torch imports it, compiled."""
+    before, after = FIRST[first]
+    result = python(f"{before}\nimport sys; assert 'triton' in sys.modules{RUN}{after}\nprint('fine')")
+    assert result.stdout.endswith("fine\n") and not result.stderr, result.stderr
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_what_inductor_compiled_before_runs_after(python):
+    """In C++; and another function compiles."""
+    before = "import torch; f = torch.compile(lambda x: x.sin() + 1); f(torch.ones(3))"
+    after = "f(torch.ones(3)), f(torch.ones(4, 2)), torch.compile(lambda x: x.cos())(torch.ones(3))"
+    assert python(f"{before}{RUN}{after}\nprint('fine')").stdout == "fine\n"
+
+
+USERS = """
+import sys; sys.path.insert(0, {folder!r})
+import torch, users
+import kernels
+x, out = torch.randn(8), torch.empty(4)
+users.kernel[1,](x, out, 8)
+torch.testing.assert_close(out, torch.stack([x.sum() + 2, x.max(), x.sum(), x.sum()]))
+print(users.kernel.arg_names, 'fine')
+"""
+USERS_KERNEL = """
+import triton
+import triton.language as tl
+from triton.language import sum as total
+
+@triton.jit
+def add_two(x):
+    return x + 2
+
+@triton.jit(do_not_specialize=["N"])
+def kernel(x, out, N: tl.constexpr):
+    values = tl.load(x + tl.arange(0, N))
+    tl.store(out, add_two(tl.sum(values, 0)))
+    tl.store(out + 1, values.max(0))
+    tl.store(out + 2, total(values, 0))
+    tl.store(out + 3, values.sum(0))
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_users_kernel_from_before_runs_interpreted(python, tmp_path):
+    """Its functions, and what it imported of Triton's by name, are what they would have been."""
+    (tmp_path / "users.py").write_text(USERS_KERNEL)
+    result = python(USERS.format(folder=str(tmp_path)))
+    assert result.stdout == "['x', 'out', 'N'] fine\n", result.stderr
+
+
+def test_a_kernel_that_was_launched_in_the_wrong_mode_is_an_error_that_says_what_to_write_where(python, tmp_path):
+    (tmp_path / "users.py").write_text(USERS_KERNEL)
+    launched = "users.kernel.device_caches[0] = ()  # as a launch on a GPU leaves behind"
+    result = python(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport users\n{launched}\n"
+        "import os; os.environ['TRITON_INTERPRET'] = '1'; import kernels"
+    )
     assert result.returncode != 0
-    assert "Triton was imported before kernels, in compiled mode" in result.stderr
-    assert "`import kernels` before" in result.stderr
+    assert "users.kernel was launched, compiled, before kernels was imported" in result.stderr
+    assert "`import kernels` above the first launch, or set TRITON_INTERPRET before Python starts" in result.stderr
+
+
+def test_triton_imported_first_in_the_interpreters_mode_is_an_error_that_says_what_to_do(python):
     result = python(
         "import os; os.environ['TRITON_INTERPRET'] = '1'; import triton; os.environ['TRITON_INTERPRET'] = '0'; import kernels"
     )
     assert "in interpreter mode, but here kernels need compiled mode" in result.stderr
+    assert "`import kernels` before" in result.stderr
 
 
 def test_triton_imported_first_in_the_right_mode_is_fine(python):

@@ -8,8 +8,6 @@ An unchanged notebook comes back without a diff:
 * a figure that looks the same keeps its stored bytes;
 * a figure that says not itself what it looks like (``alt``) is given the words of the caption below it; words that were
   edited by hand stay until what would stand in their place changes;
-* ``--pictures`` makes the pictures that are there as small as a figure of ``kernels.lab`` is, without a run, and a tenth
-  smaller where zopfli is installed (`pip install zopfli`);
 * widgets, which are nothing without a kernel, are not stored.
 
 A notebook that raises is reported and left as it was.
@@ -74,8 +72,8 @@ def look_alike(a: bytes, b: bytes) -> bool:
     from PIL import Image
 
     a, b = (np.asarray(Image.open(io.BytesIO(png)).convert("RGBA"), dtype=np.int16) for png in (a, b))
-    # 0.02 % of a figure is smaller than one marker: font hinting stays below it, a moved point does not. A third: palettes
-    # of few colours may put an edge's shades a quarter apart (kernels/lab/png.py); the palest ink is further from white.
+    # 0.02 % of a figure is smaller than one marker: font hinting stays below it, a moved point does not. A third: older
+    # pictures are stored in few colours, an edge's shades up to a fifth apart; the palest ink is further from white.
     return a.shape == b.shape and bool((np.abs(a - b).max(axis=-1) > 80).mean() < 2e-4)
 
 
@@ -121,22 +119,6 @@ def describe_figures(notebook, *, anew: bool = False):
                     kept = output.metadata.setdefault("image/png", nbformat.NotebookNode())
                     if anew or not kept.get("alt"):
                         kept["alt"] = plain(after.source)
-    return notebook
-
-
-def shrink_pictures(notebook):
-    """Store each PNG in a palette of few colours, as ``kernels.lab`` draws them; returns the notebook."""
-    from kernels.lab.png import deflated, small  # here: it brings torch, which no other way through this file needs
-
-    try:
-        from zopfli.zlib import compress as pack  # where it is installed: a tenth fewer bytes
-    except ImportError:
-        pack = deflated
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if "image/png" in output.get("data", {}):
-                png = small(base64.b64decode(output.data["image/png"]), pack)
-                output.data["image/png"] = base64.b64encode(png).decode()
     return notebook
 
 
@@ -223,11 +205,6 @@ def main(arguments=None) -> int:
         action="store_true",
         help="execute nothing: give figures without an alternative text (with --retake: all) their caption's words",
     )
-    parser.add_argument(
-        "--pictures",
-        action="store_true",
-        help="execute nothing: store the pictures that are there in as few colours as do them no harm",
-    )
     parser.add_argument("--timeout", type=float, default=120, help="seconds a cell may take (default: 120)")
     options = parser.parse_args(arguments)
 
@@ -238,8 +215,6 @@ def main(arguments=None) -> int:
         try:
             if options.describe:
                 changed = store(path, describe_figures(nbformat.read(path, as_version=4), anew=options.retake))
-            elif options.pictures:
-                changed = store(path, shrink_pictures(nbformat.read(path, as_version=4)))
             else:
                 changed = refresh(path.resolve(), timeout=options.timeout, retake=options.retake)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:

@@ -18,7 +18,6 @@ WITHOUT_TRITON = (
     "architecture",
     "bootstrap",
     "environment",
-    "glossary",
     "nbval",
     "notebooks",
     "plan",
@@ -32,12 +31,20 @@ IN_THE_WHOLE = "tests/course/test_mutants.py::test_its_property_catches_it"
 CORES = ["-p", "tools.progress", "-n", os.environ.get("TEST_CORES", "2")]
 # A core that has nothing left takes over half of what another has.
 UNIT = [*CORES, "--dist=worksteal", "-p", "no:nbval", "tests"]
+# The operators, and the words that find their tests: by folder, by case, by the function that a bug is planted in.
+OPERATORS = {
+    "conv_wgrad": "wgrad or conv2d or im2col",
+    "dynamic_conv": "dynamic_conv",
+    "flex_attention": "flex_attention or flash or block_lists or emit",
+    "recurrent_attention": "recurrent or chunk",
+}
 NOTEBOOKS = [
     *(*CORES, "--dist=loadscope", "--no-loadscope-reorder"),
     *("--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "--nbval-sanitize-with=tools/nbval_sanitize.cfg"),
 ]
 PYTEST = {
     "unit": UNIT,
+    "operator": [*UNIT[:-1], "--every=8"],
     "rest": [*UNIT, "-m", f"thorough and {QUICK}"],
     "full": [*UNIT, "-m", "not browser"],
     "triton": [
@@ -57,6 +64,7 @@ ENVIRONMENT = {
 }
 NAMES = {
     "unit": "unit tests",
+    "operator": "tests of the operator",
     "rest": "thorough unit tests",
     "triton": "unit tests of what uses Triton",
     "notebooks": "notebook cells",
@@ -80,6 +88,8 @@ def run_pytest(suite: str, rest: list[str]) -> tuple[int, dict[str, dict[str, in
     junit = BUILD / f"{suite}.xml"
     junit.unlink(missing_ok=True)
     where = rest or (["notebooks", "solutions"] if suite in ("notebooks", "portable") else [])
+    if suite == "operator":
+        where = [f"tests/{rest[0]}", "tests/common", "tests/course/test_mutants.py", "-k", OPERATORS[rest[0]]]
     command = [sys.executable, "-m", "pytest", "-q", *PYTEST[suite], f"--junitxml={junit}", *where]
     # Compile reports are kept by their content.
     environment = {"TRITON_CACHE_DIR": str(BUILD / "triton"), **os.environ, **ENVIRONMENT.get(suite, {})}
@@ -93,6 +103,9 @@ def main(arguments=None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     split = arguments.index("--") if "--" in arguments else len(arguments)
     suites, rest = parser.parse_args(arguments[:split]).suites, arguments[split + 1 :]
+    if "operator" in suites and (len(rest) != 1 or rest[0] not in OPERATORS):
+        print(f"NAME is {' '.join(rest)!r}, needs one of {', '.join(OPERATORS)}", file=sys.stderr)
+        return 1
     if not (ROOT / "tests").is_dir():
         print("This is a student's copy: lessons, exercises and their checks, without the course's tests.", file=sys.stderr)
         return 1

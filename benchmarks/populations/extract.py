@@ -6,16 +6,13 @@ no weights are made: models run on torch's meta device, and configurations are t
 
 import argparse
 import datetime
-import functools
 import importlib
 import importlib.metadata
-import json
-import lzma
 from pathlib import Path
 
-from benchmarks.populations import halves
+from benchmarks import harness
+from benchmarks.populations import halves, population
 
-DATA = Path(__file__).parent / "data"
 ROOMS = {
     "conv_wgrad": ("extract_convolutions", "models", ("timm", "diffusers")),
     "flex_attention": ("extract_sequences", "attention", ("transformers", "diffusers")),
@@ -24,20 +21,10 @@ ROOMS = {
 }
 
 
-def dump(record):
-    """A record as text, a line a layer and a line a model, without spaces: there are thousands."""
-    short = functools.partial(json.dumps, separators=(",", ":"))
-    lists = {name: value for name, value in record.items() if name in ("models", "layers")}
-    lines = [f" {short(name)}: {json.dumps(value)}" for name, value in record.items() if name not in lists]
-    for name, rows in lists.items():
-        lines.append(f" {short(name)}: [\n" + ",\n".join(f"  {short(row)}" for row in rows) + "\n ]")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rooms", nargs="*", default=[], help=f"of {', '.join(ROOMS)}; all if none is given")
-    parser.add_argument("--out", default=DATA, type=Path)
+    parser.add_argument("--out", default=population.DATA, type=Path)
     given = parser.parse_args()
     for room in given.rooms or ROOMS:
         module, function, libraries = ROOMS[room]
@@ -53,8 +40,7 @@ def main():
             ],
             "layers": layers,
         }
-        path = given.out / f"{room}.json.xz"
-        path.write_bytes(lzma.compress(dump(record).encode(), preset=9 | lzma.PRESET_EXTREME))
+        path = harness.write(room, record, given.out)
         share = {part: sum(row["half"] == part for row in layers) for part in ("tuning", "held_out")}
         print(f"{path}: {len(models)} models, {share}")
 

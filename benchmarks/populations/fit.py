@@ -1,6 +1,6 @@
-"""Fit the model of cost to recorded times of candidates: ``python -m benchmarks.populations.fit conv_wgrad``.
+"""Fit the model of the weight gradient's cost to times of candidates: ``python -m benchmarks.populations.fit RECORD ...``.
 
-Reads what ``measure tune_conv_wgrad`` recorded on the tuning half, and writes ``kernels/conv_wgrad/costs.json``. Nothing is
+Reads what ``measure tune_conv_wgrad`` recorded of the tuning half, and writes ``kernels/conv_wgrad/costs.json``. Nothing is
 measured here, so it runs anywhere. What is minimised are the squares of log(predicted / measured), those of slow candidates
 weighing less: which of the fast ones is the fastest is what the choice depends on.
 
@@ -19,13 +19,9 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.sparse import lil_matrix
 
-from benchmarks import harness
 from benchmarks.populations.candidates import points_of
 from kernels.conv_wgrad import cost
 
-RECORDS = ("tune_conv_wgrad", "tune_conv_wgrad_few", "tune_conv_wgrad_forms", "tune_conv_wgrad_inside")
-JOINED = "tune_conv_wgrad_joined"
-PAIRS = "tune_conv_wgrad_pairs"
 PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
@@ -222,29 +218,18 @@ def dump(table):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("room", choices=["conv_wgrad"])
-    parser.add_argument("--records", default=harness.RESULTS, type=Path, help="folder with the tuning records")
-    parser.add_argument("--leave-out", action="store_true", help="also fit without each row, and choose for that row")
-    given = parser.parse_args()
-    records = [record for name in RECORDS if (record := harness.read(name, given.records))]
-    if not records:
-        parser.error(f"--records is {given.records}, needs a folder with one of {', '.join(RECORDS)}")
+    parser.add_argument("records", nargs="+", type=Path, help="files that measure has written")
+    records = [json.loads(path.read_text()) for path in parser.parse_args().records]
     gpu = records[0]["machine"]["gpu"]
     if gpu not in PROCESSORS:
-        parser.error(f"{RECORDS[0]} was recorded on {gpu}, needs one of {', '.join(PROCESSORS)}: add its multiprocessors")
-    measured = [row for record in records for row in record["rows"]]
+        parser.error(f"records are of {gpu}, needs one of {', '.join(PROCESSORS)}: add its multiprocessors")
+    measured = [row for record in records for row in record["rows"] if row["half"] == "tuning"]
     points = points_of(measured)
-    costs, joined = fit(points, PROCESSORS[gpu]), []
-    if record := harness.read(JOINED, given.records):
-        records.append(record)
-        own = [row for row in record["rows"] if row["half"] == "tuning"]
-        joined = [p._replace(row=len(measured) + p.row) for p in points_of(own)]
-        costs, points, measured = fit_joined(costs, joined), points + joined, measured + own
-    if record := harness.read(PAIRS, given.records):
-        records.append(record)
-        pairs = [p._replace(row=len(measured) + p.row) for p in points_of(record["rows"])]
-        pairs = [p for p in pairs if (p.kind, p.tile) in costs["tiles"] or is_pair(p.tile)]
-        costs, points, measured = fit_pairs(costs, pairs), points + pairs, measured + record["rows"]
+    single = [p for p in points if not is_pair(p.tile)]
+    costs = fit([p for p in single if not p.load.hands], PROCESSORS[gpu])
+    costs = fit_joined(costs, single)
+    if len(single) < len(points):
+        costs = fit_pairs(costs, points)
     off = [math.log(time_of(costs, p) / p.us) for p in points]
     print(
         f"{len(points)} candidates of {len(measured)} layers: predicted within a factor of {math.exp(np.std(off)):.2f}"
@@ -255,15 +240,8 @@ def main():
         what = f"{measured[row]['kind']:9} {layer['Ci']}->{layer['Co']} @{layer['H']} N{layer['N']}"
         print(f"{what}: {ratio:.2f} of the fastest")
     print(f"chosen / fastest, geometric mean: {geometric_mean([ratio for _, ratio in answers]):.3f}")
-    if given.leave_out:
-        left = []
-        for row, _ in harness.progress(answers, total=len(answers), desc="leave out"):
-            seen = [p for p in points if p.row != row and p not in joined]
-            without = fit_joined(fit(seen, PROCESSORS[gpu]), [p for p in joined if p.row != row])
-            left += [quality(without, [p for p in points if p.row == row])[0][1]]
-        print(f"the same of rows the fit has not seen: {geometric_mean(left):.3f}, worst {min(left):.2f}")
     provenance = {
-        "made_by": "python -m benchmarks.populations.fit conv_wgrad",
+        "made_by": "python -m benchmarks.populations.fit",
         "records": [f"{record['machine']['commit']} {record['machine']['date']}" for record in records],
     }
     PATH.write_text(dump({gpu: {"fitted": provenance, **as_table(costs)}}))

@@ -1,5 +1,5 @@
 """Fit the model of cost of flex attention's Hopper backward to recorded times: ``python -m
-benchmarks.populations.fit_flex_attention``.
+benchmarks.populations.fit_flex_attention RECORD ...``.
 
 Reads what ``measure tune_flex_attention`` recorded and writes ``kernels/flex_attention/hopper/costs.json``. Nothing is
 measured here, so it runs anywhere. What is minimised are the squares of log(predicted / measured) of the layers of the tuning
@@ -19,14 +19,12 @@ import numpy as np
 import torch
 from scipy.optimize import least_squares
 
-from benchmarks import harness
 from benchmarks.populations import tune_flex_attention as tune
 from kernels.common import configs
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import cost, dealing
 from kernels.flex_attention.portable import stored_ds
 
-RECORDS = ("tune_flex_attention_first", "tune_flex_attention")  # the first ones by a program of before this one
 PATH = Path(cost.__file__).parent / "costs.json"
 PROCESSORS = {"NVIDIA H200": 132}
 #: Where the search begins: ms, bytes of a ms, and TFLOP/s.
@@ -87,7 +85,7 @@ def points_of(measured):
     found = []
     for i, row in enumerate(measured):
         p = problem_of(row["shape"])
-        right = [cut for cut in row["cuts"] if cut["same_bits"] and cut["error"] < WRONG and cut.get("off", 0.0) < WRONG]
+        right = [cut for cut in row["cuts"] if cut["same_bits"] and cut["error"] < WRONG and cut["off"] < WRONG]
         fastest = min(cut["ms"] for cut in right)
         for cut in right:
             weight = 1.0 if cut["ms"] < SLOW * fastest else LITTLE
@@ -164,10 +162,8 @@ def show(title, known, measured, points):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", default=harness.RESULTS, type=Path, help="folder with the records")
-    parser.add_argument("--leave-out", action="store_true", help="also fit without each row, and choose for that row")
-    given = parser.parse_args()
-    records = [record for name in RECORDS if (record := harness.read(name, given.records))]
+    parser.add_argument("records", nargs="+", type=Path, help="files that measure has written")
+    records = [json.loads(path.read_text()) for path in parser.parse_args().records]
     gpu, measured = records[0]["machine"]["gpu"], [row for record in records for row in record["rows"]]
     with on(gpu):
         points = points_of(measured)
@@ -175,14 +171,6 @@ def main():
         known = fit(tuning, {**GUESS, "multiprocessors": PROCESSORS[gpu]})
         show("tuning", known, measured, tuning)
         show("held out", known, measured, [point for point in points if measured[point.row]["half"] == "held_out"])
-        if given.leave_out:
-            left = {}
-            for row in harness.progress({point.row: None for point in tuning}, desc="leave out"):
-                without = fit([point for point in tuning if point.row != row], known)
-                left |= quality(without, [point for point in tuning if point.row == row])
-            ratios = [ratio for ratio, _ in left.values()]
-            mean = math.exp(np.mean(np.log(ratios)))
-            print(f"the same of rows the fit has not seen: {mean:.3f}, worst {min(ratios):.3f}")
     fitted = {
         "made_by": "python -m benchmarks.populations.fit_flex_attention",
         "records": [f"{record['machine']['commit']} {record['machine']['date']}" for record in records],

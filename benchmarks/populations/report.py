@@ -199,7 +199,7 @@ def section(room, found):
     if not found:
         data = population.record(room)
         many = len(data["layers"])
-        link = f"[{room}.json.xz](../benchmarks/populations/data/{room}.json.xz)"
+        link = f"[{room}.json](../benchmarks/populations/data/{room}.json)"
         return [*lines, f"{many} layers of {len(data['models'])} models wait in {link}; no GPU has measured them yet.", ""]
     machine = next(iter(found.values()))["machine"]
     lines += [

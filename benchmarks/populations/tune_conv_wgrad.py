@@ -1,5 +1,5 @@
 """Candidates of the weight gradient on layers of the tuning half, beside cuDNN: what the model of cost is fitted to.
-``python -m benchmarks.populations.measure tune_conv_wgrad --half tuning``.
+``python -m benchmarks.populations.measure tune_conv_wgrad --half tuning --out build``.
 
 Of the tiles that are listed here, a row times those that the model predicts to be the fastest, and the next best cuts of the
 first few. A tile that was never measured is predicted by a guess.
@@ -162,7 +162,6 @@ def recorded(form, way, candidate):
     return {
         "backend": way,
         "turned": form.problem.turned,
-        "inside": True,
         "options": tile,
         "plan": (work.tiles, work.blocks, work.pieces, work.per),
         **({"joined": (work.programs, work.rounds)} if isinstance(work, tma.Joined) else {}),

@@ -1,5 +1,5 @@
 """Cuts of flex attention's Hopper backward on layers with few key heads, beside cuDNN: what its model of cost is fitted to.
-``python -m benchmarks.populations.measure tune_flex_attention``.
+``python -m benchmarks.populations.measure tune_flex_attention --out build``.
 
 A layer's cuts are what runs uncut, those that the model predicts to be the fastest, and the best of each other way. Layers
 are of the tuning half, or of no model at all; those of the held-out half are measured to see what is chosen, and the fit

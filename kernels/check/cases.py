@@ -56,7 +56,6 @@ class Output:
 
     @property
     def name(self) -> str:
-        """The name of the tensor."""
         return self.tensor.name
 
     def array(self, values: torch.Tensor) -> numpy.ndarray:

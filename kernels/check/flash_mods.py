@@ -13,7 +13,6 @@ def same(s, m, n):
 
 @triton.jit
 def same_gradient(s, m, n, dz):
-    """Its gradient."""
     return dz
 
 
@@ -37,7 +36,6 @@ def softcap(s, m, n):
 
 @triton.jit
 def softcap_gradient(s, m, n, dz):
-    """Its gradient."""
     t = 2.0 * tl.sigmoid(s) - 1.0
     return dz * (1.0 - t * t)
 
@@ -50,7 +48,6 @@ def ahead(s, m, n):
 
 @triton.jit
 def ahead_gradient(s, m, n, dz):
-    """Its gradient."""
     return tl.where(n > m, dz, 0.0)
 
 
@@ -62,7 +59,6 @@ def log_abs(s, m, n):
 
 @triton.jit
 def log_abs_gradient(s, m, n, dz):
-    """Its gradient."""
     return dz / s
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from kernels.common.alike import Passes
 from kernels.common.public import (
@@ -163,9 +164,22 @@ class Operator:
     def directly(self, known, args, flat):
         """The outputs by the shorter way, for who has seen that nothing looks on: neither at the call nor at ``flat``, the
         tensors among ``args``, lists' behind the others. ``known``: the ``Known`` of such calls."""
+        run, given = known.forward, args
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*flat):
-            return self._apply(known, args, *flat)
-        return known.forward(*args)
+            run, given = self._apply, (known, args, *flat)
+        if torch.autograd._profiler_enabled():  # it names what the dispatcher calls, which is not asked here
+            with torch.profiler.record_function(f"{NAMESPACE}::{self.name}"):
+                return run(*given)
+        return run(*given)
+
+    def counts(self, forward, backward=None):
+        """Tell torch's counter of floating-point operations: ``forward(*arguments)`` and ``backward`` of what the backward
+        operator takes give their numbers."""
+        for op, formula in ((self.op, forward), (self.backward_op if backward else None, backward)):
+            if formula is not None:
+                register_flop_formula(op.overloadpacket, get_raw=True)(
+                    lambda *args, formula=formula, out_val=None, **rest: formula(*args)
+                )
 
     def _run(self, *args):
         out = self._forward(*args)

@@ -3,13 +3,15 @@
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 from torch._C import _functorch, _get_tracing_state, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import _get_current_function_mode_stack, handle_torch_function, has_torch_function
+from torch.utils._device import DeviceContext
 
 from kernels.common.validate import PLAIN
 
@@ -18,8 +20,9 @@ _is_functorch_wrapped_tensor = _functorch.is_functorch_wrapped_tensor
 _peek_interpreter_stack = _functorch.peek_interpreter_stack
 
 
-def public(function: F, name: str | None = None) -> F:
-    """A public function as other programs call it; name: what errors call it, its own if not given.
+def public(function: F, name: str | None = None, refuses: bool = True) -> F:
+    """A public function as other programs call it; name: what errors call it, its own if not given. refuses: whether it runs
+    its kernels for all that it is given: else it calls ``refuse_transforms`` itself, before it does.
 
     Tensor subclasses and tracers that override torch's functions (``__torch_function__``, such as ``torch.fx``'s proxies) see
     one call of it. ``torch.func`` transforms and forward mode raise ``RuntimeError``: kernels have neither batching rules nor
@@ -31,11 +34,37 @@ def public(function: F, name: str | None = None) -> F:
     def call(*args, **kwargs):
         given = (*args, *kwargs.values()) if kwargs else args
         if has_torch_function(given):
-            return handle_torch_function(call, given, *args, **kwargs)
-        refuse_transforms(name, given)
+            if torch.compiler.is_compiling() or not torch._C._len_torch_function_stack():
+                return handle_torch_function(call, given, *args, **kwargs)
+            before, _default.device = _default.device, _default.device or _device_of_modes()  # each mode calls this again
+            try:
+                return handle_torch_function(call, given, *args, **kwargs)
+            finally:
+                _default.device = before
+        if refuses:
+            refuse_transforms(name, given)
         return function(*args, **kwargs)
 
     return call
+
+
+class _Default(threading.local):
+    device = None
+
+
+_default = _Default()
+
+
+def default_device():
+    """Where functions make tensors that a public function calls, ``None`` where nobody has said so: torch's default device
+    is a mode, and no mode looks on at what it has been shown itself."""
+    return _default.device
+
+
+def _device_of_modes():
+    """Of the innermost ``torch.device`` that is on; torch's own ``get_default_device`` makes tensors, which tracers see."""
+    modes = reversed(_get_current_function_mode_stack())
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
 
 
 def explains(function):

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.common.gpu import multiprocessors
 from kernels.common.launch import launch
 from kernels.common.math import cdiv
 from kernels.common.validate import check_tensor, values_checked
@@ -32,22 +33,88 @@ def check_cu_seqlens(cu_seqlens, B, like):
     return cu_seqlens.shape[0] - 1
 
 
-def check_cu_values(cu_seqlens, T, *, padded=False):
+def check_cu_values(cu_seqlens, T):
     """``cu_seqlens`` as kernels read it, contiguous, or ``None``. Raise ``ValueError`` unless, where its values may be read,
-    it starts at 0, never falls and ends at T, or, where tokens behind the last sequence may be ``padded``, before."""
+    it starts at 0, never falls and ends at T or before: tokens behind the last sequence are padding."""
     if cu_seqlens is None:
         return None
     if values_checked(cu_seqlens):
         values = cu_seqlens.tolist()
-        ends = values[-1] <= T if padded else values[-1] == T
-        if values[0] != 0 or not ends or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
-            end = f"{'no more than ' if padded else ''}T = {T}"
-            raise ValueError(f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at {end}")
+        if values[0] != 0 or values[-1] > T or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
+            raise ValueError(
+                f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at no more than T = {T}"
+            )
     return cu_seqlens.contiguous()
 
 
 def _shorten(values):
     return str(values) if len(values) <= 12 else f"[{', '.join(map(str, values[:6]))}, ..., {values[-1]}]"
+
+
+MOST_OUTPUTS = 6  # of a pass, that have a row for each token
+
+
+@triton.jit
+def _clear_rows(ptr, size, before, behind, T, BLOCK: tl.constexpr):
+    """Zeros in the rows, ``size`` elements each, of tokens 0 to ``before`` - 1 and ``behind`` to T - 1, by all programs."""
+    if ptr is not None:
+        own = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        step = tl.num_programs(0).to(tl.int64) * BLOCK
+        zero = tl.zeros([BLOCK], ptr.dtype.element_ty)
+        for i in range(tl.cdiv(before * size, step)):
+            offs = i * step + own
+            tl.store(ptr + offs, zero, mask=offs < before * size)
+        for i in range(tl.cdiv((T - behind) * size, step)):
+            offs = i * step + own
+            tl.store(ptr + behind * size + offs, zero, mask=offs < (T - behind) * size)
+
+
+@triton.jit(do_not_specialize=["N", "T", "size_a", "size_b", "size_c", "size_d", "size_e", "size_f"])
+def _clear_outside_kernel(
+    cu_ptr, a_ptr, b_ptr, c_ptr, d_ptr, e_ptr, f_ptr, N, T, size_a, size_b, size_c, size_d, size_e, size_f,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    before = tl.load(cu_ptr).to(tl.int64)
+    behind = tl.load(cu_ptr + N).to(tl.int64)
+    _clear_rows(a_ptr, size_a, before, behind, T, BLOCK)
+    _clear_rows(b_ptr, size_b, before, behind, T, BLOCK)
+    _clear_rows(c_ptr, size_c, before, behind, T, BLOCK)
+    _clear_rows(d_ptr, size_d, before, behind, T, BLOCK)
+    _clear_rows(e_ptr, size_e, before, behind, T, BLOCK)
+    _clear_rows(f_ptr, size_f, before, behind, T, BLOCK)
+
+
+def clear_outside(cu_seqlens, T, *outputs):
+    """Zeros in the rows of tokens that lie in no sequence, before the first or behind the last.
+
+    Args:
+        cu_seqlens: [N+1] on the device, or ``None``, where there are no such tokens.
+        T: tokens along time.
+        outputs: contiguous tensors [1, T, ...], or ``None``; no more than MOST_OUTPUTS.
+    """
+    outputs = [t for t in outputs if t is not None and t.numel()]
+    if cu_seqlens is None or not outputs or cu_seqlens.device.type == "cpu" and _cover(cu_seqlens, T):
+        return
+    absent = MOST_OUTPUTS - len(outputs)
+    sizes = [t.numel() // T for t in outputs] + [0] * absent
+    launch(
+        _clear_outside_kernel, (2 * multiprocessors(cu_seqlens.device),),
+        cu_seqlens, *outputs, *[None] * absent, cu_seqlens.shape[0] - 1, T, *sizes, BLOCK=2048,
+    )  # fmt: skip
+
+
+def without_outside(tensor, cu_seqlens):
+    """``tensor`` [1, T, ...] with zeros in the rows of tokens that lie in no sequence, and a gradient that is zero there."""
+    if cu_seqlens is None or values_checked(cu_seqlens) and _cover(cu_seqlens, tensor.shape[1]):
+        return tensor
+    token = torch.arange(tensor.shape[1], device=tensor.device)
+    inside = (token >= cu_seqlens[0]) & (token < cu_seqlens[-1])
+    return torch.where(inside.view(1, -1, *[1] * (tensor.ndim - 2)), tensor, 0)
+
+
+def _cover(cu_seqlens, T):
+    """Whether sequences hold all tokens, by values on the CPU."""
+    return cu_seqlens[0].item() == 0 and cu_seqlens[-1].item() == T
 
 
 # Packed time is cut into runs of RUN tokens that never cross a sequence's end. Sequence n owns the places of a common list
@@ -105,8 +172,10 @@ def locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED: tl.constexp
     if PACKED:
         n = tl.load(sequence_of_run_ptr + r, mask=r < runs, other=0).to(tl.int64)
         begin = tl.load(cu_ptr + n).to(tl.int64)
-        L = tl.where(r < runs, tl.load(cu_ptr + n + 1).to(tl.int64) - begin, 0)
-        return n, n * 0, begin, L, (r - (begin // RUN + n)) * RUN
+        first = (r - (begin // RUN + n)) * RUN
+        # below 0 lies what comes before the first sequence; no run, even there, has a token less than a length so negative
+        L = tl.where((r < runs) & (first >= 0), tl.load(cu_ptr + n + 1).to(tl.int64) - begin, -(1 << 40))
+        return n, n * 0, begin, L, first
     else:
         per_sequence = tl.cdiv(T, RUN)  # r is 32-bit: GPUs have no 64-bit division, they run a routine for it
         n = tl.where(r < runs, r // per_sequence, 0).to(tl.int64)

@@ -12,7 +12,27 @@ from kernels import runtime
 from kernels.common.plan import Remembered
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LONGEST = 100  # letters of a value in a message
 PLAIN = {torch.Tensor, torch.nn.Parameter}  # types of tensors whose sizes are numbers, and that nothing else stands behind
+
+
+def shown(value):
+    """A value in a message: what is short as it is written, of all else what it is; never a tensor's elements."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        inside = ", ".join(map(shown, value))
+        text = f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
+    elif isinstance(value, dict):
+        text = f"{{{', '.join(f'{shown(k)}: {shown(v)}' for k, v in value.items())}}}"
+    elif value is None or isinstance(value, bool | numbers.Number | str | torch.dtype | torch.device):
+        text = repr(value)
+    elif isinstance(value, type) or hasattr(value, "__name__"):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
+    else:
+        kind = type(value).__name__
+        return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def same_device(one, other):
@@ -173,7 +193,7 @@ _OPTIONS, _INTS = {bool, int, float, str}, {int}
 def check_choice(name, value, choices):
     """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
     if value not in choices:
-        raise ValueError(f"{name} is {value!r}, needs one of {', '.join(repr(c) for c in choices)}")
+        raise ValueError(f"{name} is {shown(value)}, needs one of {', '.join(repr(c) for c in choices)}")
 
 
 def is_whole(value):
@@ -184,7 +204,7 @@ def is_whole(value):
 def check_number(name, value):
     """Raise ``ValueError`` unless ``value`` is a real number, of Python or numpy, or ``None``."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
-        raise ValueError(f"{name} is {value!r}, needs a number or None")
+        raise ValueError(f"{name} is {shown(value)}, needs a number or None")
 
 
 def values_checked(tensor):
@@ -197,20 +217,19 @@ def values_checked(tensor):
     return tensor.device.type == "cpu" or os.environ.get("KERNELS_CHECK") == "1"
 
 
-def check_slots(name, slots, count, pool, like, *, padded=False):
-    """Raise ``ValueError`` unless ``slots`` holds ``count`` different int64 indices into a pool of ``pool`` states, or, where
-    rows may be ``padded``, negative numbers for those that are."""
-    check_tensor(name, slots, (count,), "[B]", dtypes=(torch.int64,), like=like)
+def check_slots(name, slots, count, pool, like):
+    """Raise ``ValueError`` unless ``slots`` holds ``count`` different int32 or int64 indices into a pool of ``pool`` states,
+    negative ones for rows that are padding."""
+    check_tensor(name, slots, (count,), "[B]", dtypes=(torch.int32, torch.int64), like=like)
     if not values_checked(slots):
         return
-    slots = slots[slots >= 0] if padded else slots
+    slots = slots[slots >= 0]
     count = slots.numel()
     if count == 0:
         return
     low, high = slots.min().item(), slots.max().item()
-    if low < 0 or high >= pool:
-        least = "only negative ones" if padded else "none"
-        needs = f"0 to {pool - 1}, the pool's last state" if pool else f"{least}: the pool has no state"
+    if high >= pool:
+        needs = f"0 to {pool - 1}, the pool's last state" if pool else "only negative ones: the pool has no state"
         raise ValueError(f"{name} holds values from {low} to {high}, needs {needs}")
     if slots.unique().numel() != count:
         raise ValueError(f"{name} holds a state twice, needs different states: each is updated by one sequence")

@@ -16,7 +16,7 @@
 at least, and how long one of its partial sums takes from a program to another: the fewer registers the sums leave free, the
 fewer loads are under way at once. Everything else is the GPU's.
 
-``python -m benchmarks.populations.fit conv_wgrad`` finds them from recorded times and writes ``costs.json``, by the names of
+``python -m benchmarks.populations.fit`` finds them from recorded times and writes ``costs.json``, by the names of
 GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
 """
 

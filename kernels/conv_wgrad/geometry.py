@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.common.validate import is_whole
+from kernels.common.validate import is_whole, shown
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ def geometry(input_shape, Co, R, S, stride=1, padding=0, dilation=1, groups=1):
         Co: output channels.
         R, S: height and width of the filter, at least 1.
         stride, dilation: int or (h, w), at least 1.
-        padding: int, (h, w) or (top, bottom, left, right), at least 0.
+        padding: int, (h, w) or (top, bottom, left, right), at least 0; ``"valid"``: none; ``"same"``: as many as the filter's
+            span takes away, the odd one at the bottom and on the right, for a stride of 1.
         groups: at least 1; divides Ci and Co.
 
     Raises:
@@ -136,11 +137,13 @@ def geometry(input_shape, Co, R, S, stride=1, padding=0, dilation=1, groups=1):
     stride = _pair("stride", stride)
     dilation = _pair("dilation", dilation)
     given = padding
+    if isinstance(padding, str):
+        padding = _named_padding(padding, R, S, stride, dilation)
     padding = tuple(padding) if isinstance(padding, (tuple, list)) else (padding, padding)
     if len(padding) == 2:
         padding = (padding[0], padding[0], padding[1], padding[1])
     if len(padding) != 4:
-        raise ValueError(f"padding is {given!r}, needs an int, (h, w) or (top, bottom, left, right)")
+        raise ValueError(f'padding is {shown(given)}, needs an int, (h, w), (top, bottom, left, right), "valid" or "same"')
     padding = _integers("padding", padding, 0, given)
     for name, channels in (("input", Ci), ("the output", Co)):
         if channels % groups:
@@ -159,10 +162,21 @@ def tile_waste(shape, tiles):
     return padded / math.prod(shape)
 
 
+def _named_padding(name, R, S, stride, dilation):
+    if name == "valid":
+        return 0, 0, 0, 0
+    if name != "same":
+        raise ValueError(f'padding is {name!r}, needs "valid" or "same", an int, (h, w) or (top, bottom, left, right)')
+    if stride != (1, 1):
+        raise ValueError(f'stride is {shown(stride)}, needs 1 with padding="same"')
+    h, w = dilation[0] * (R - 1), dilation[1] * (S - 1)
+    return h // 2, h - h // 2, w // 2, w - w // 2
+
+
 def _pair(name, value):
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2:
-        raise ValueError(f"{name} is {value!r}, needs an int or (h, w)")
+        raise ValueError(f"{name} is {shown(value)}, needs an int or (h, w)")
     return _integers(name, pair, 1, value)
 
 
@@ -170,5 +184,5 @@ def _integers(name, values, least, given):
     """``values``, with numpy's integers as Python's."""
     for value in values:
         if not is_whole(value) or value < least:
-            raise ValueError(f"{name} is {given!r}, needs whole numbers of at least {least}")
+            raise ValueError(f"{name} is {shown(given)}, needs whole numbers of at least {least}")
     return tuple([value if isinstance(value, int | torch.SymInt) else int(value) for value in values])

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels import runtime
 from kernels.common import validate
 from kernels.common.plan import Remembered
-from kernels.common.public import autocast, nobody_asks, public
+from kernels.common.public import autocast, nobody_asks, public, refuse_transforms
 from kernels.common.validate import FLOAT_DTYPES, check_tensor, left_to_reference
 from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import convolution_of, forward, memory_format
@@ -47,7 +47,7 @@ def _layer_key(input, weight, bias, held):
 _CONSTANT = {int, str, tuple}
 
 
-@functools.partial(public, name="Conv2d")
+@functools.partial(public, name="Conv2d", refuses=False)  # what is torch's own convolution is so under transforms, too
 def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode="zeros", held=None):
     """``Conv2d``'s call: images [N, Ci, H, W] or [Ci, H, W], weight [Co, Ci/groups, R, S], all else as ``conv2d``.
 
@@ -70,6 +70,7 @@ def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding
     other = not here and (left_to_reference("Conv2d", input) or input.device.type != runtime.device.type)
     if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
         return forward(input, weight, bias, g)
+    refuse_transforms("Conv2d", (input, weight, bias))
     rest = g.stride, g.padding, g.dilation, g.groups
     if held is None or padding_mode != "zeros" or not nobody_asks(input, weight, bias):
         return OPERATOR(input, weight, bias, *rest)

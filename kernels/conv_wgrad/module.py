@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from kernels.conv_wgrad.layer import conv2d_layer, layer, sizes
+from kernels.common.validate import shown
+from kernels.conv_wgrad.layer import conv2d_layer, layer
 
 
 class Conv2d(nn.Conv2d):
@@ -36,7 +37,7 @@ class Conv2d(nn.Conv2d):
         if y is not None:
             return y
         stride, dilation = _two("stride", self.stride), _two("dilation", self.dilation)
-        sides = self._zeros_around(stride, dilation, weight) if self.padding_mode == "zeros" else self._pixels_around()
+        sides = self._zeros_around() if self.padding_mode == "zeros" else self._pixels_around()
         held = self.stride, self.padding, self.dilation, self.groups
         return conv2d_layer(input, weight, bias, stride, sides, dilation, self.groups, self.padding_mode, held)
 
@@ -45,15 +46,9 @@ class Conv2d(nn.Conv2d):
         left, right, top, bottom = self._reversed_padding_repeated_twice
         return top, bottom, left, right
 
-    def _zeros_around(self, stride, dilation, weight):
-        if self.padding == "valid":
-            return 0, 0, 0, 0
-        if self.padding == "same":  # as many rows as the filter's span takes away, the odd one at the bottom
-            if stride != (1, 1):  # set since: the constructor refuses it
-                raise ValueError(f'stride is {self.stride!r}, needs 1 with padding="same"')
-            taps = sizes(weight)[2:] if isinstance(weight, Tensor) and weight.ndim == 4 else self.kernel_size
-            missing = [d * (k - 1) for d, k in zip(dilation, taps, strict=True)]
-            return tuple(side for total in missing for side in (total // 2, total - total // 2))
+    def _zeros_around(self):
+        if isinstance(self.padding, str):
+            return self.padding
         h, w = _two("padding", self.padding)
         return h, h, w, w
 
@@ -72,5 +67,5 @@ def _two(name, value):
         return value
     pair = tuple(value) if isinstance(value, tuple | list) else (value,)
     if len(pair) not in (1, 2):
-        raise ValueError(f"{name} is {value!r}, needs an int or (h, w)")
+        raise ValueError(f"{name} is {shown(value)}, needs an int or (h, w)")
     return pair if len(pair) == 2 else pair * 2

@@ -1,11 +1,9 @@
 """The public functions: validate, register. Their docstrings are the ones of record."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from kernels.common.operator import Operator
 from kernels.common.public import autocast, explains, public
@@ -16,6 +14,7 @@ from kernels.common.validate import (
     check_tensor,
     check_updated_in_place,
     is_whole,
+    shown,
 )
 from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import convolution_of, memory_format
@@ -28,7 +27,7 @@ def conv2d_wgrad(
     R: int,
     S: int,
     stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
+    padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
@@ -54,7 +53,8 @@ def conv2d_wgrad(
         grad_output: [N, P, Q, Co], in input's dtype; the same, and its pixels must be evenly spaced to be read in place.
         R, S: height and width of the filter.
         stride: :math:`\\sigma`, int or (h, w).
-        padding: rows and columns of zeros around x: int, (h, w) or (top, bottom, left, right).
+        padding: rows and columns of zeros around x: int, (h, w) or (top, bottom, left, right); ``"valid"`` or ``"same"``, as
+            torch's.
         dilation: :math:`\\delta`, int or (h, w).
         groups: number of groups that the channels are cut into; Ci of them: depthwise.
         backend: ``"triton"``, ``"hopper"``, ``"blackwell"`` or ``"auto"``: ``conv2d_wgrad.explain`` says which, and why.
@@ -133,7 +133,7 @@ def conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
+    padding: int | Sequence[int] | str = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -180,17 +180,17 @@ def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend,
     check_tensor("grad_output", grad_output, g.output_shape, "[N, P, Q, Co]", dtypes=(input.dtype,), like=like)
     check_choice("backend", backend, ("auto", *plan.WAYS))
     if split_k is not None and (not is_whole(split_k) or split_k < 1):
-        raise ValueError(f"split_k is {split_k!r}, needs a whole number of at least 1, or None")
+        raise ValueError(f"split_k is {shown(split_k)}, needs a whole number of at least 1, or None")
     read = {"input": input, "grad_output": grad_output}
     _check_out(out, g.weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, like, **read)
     if backend != "auto" and (reason := plan.refused(backend, g, input.dtype, input.device)):
-        raise ValueError(f"backend is {backend!r}, needs another here: {reason}")
+        raise ValueError(f"backend is {shown(backend)}, needs another here: {reason}")
     return g
 
 
 def _check_out(out, shape, legend, accumulate, out_dtype, like, **read):
     if out_dtype is not None and out_dtype not in FLOAT_DTYPES:
-        raise ValueError(f"out_dtype is {out_dtype}, needs one of float32, float16, bfloat16")
+        raise ValueError(f"out_dtype is {shown(out_dtype)}, needs one of float32, float16, bfloat16")
     if out is None:
         if accumulate:
             raise ValueError("accumulate is True, needs out to add to")
@@ -287,19 +287,22 @@ OPERATOR = Operator(
 )
 
 
-# What torch's counter of floating-point operations is told, where it would see an operator it does not know.
+# What torch's counter of floating-point operations is told: what it counts for a convolution of its own.
 
 
-@register_flop_formula(OPERATOR.op.overloadpacket)
-def _forward_flops(input, weight, *args, out_shape, **rest):
-    return conv_flop_count(input, weight, out_shape)
+def _flops(input, weight, *rest):
+    g, _ = _planes(input, weight, *rest[1:])
+    return 2 * g.N * g.P * g.Q * weight.numel()
 
 
-@register_flop_formula(OPERATOR.backward_op.overloadpacket)
-def _backward_flops(grad_output, input, weight, stride, padding, dilation, groups, needs, **rest):
-    return sum(needs[:2]) * conv_flop_count(input, weight, grad_output)
+def _backward_flops(dy, input, weight, *rest):
+    return 2 * sum(rest[-1][:2]) * dy.shape[0] * dy.shape[2:].numel() * weight.numel()
 
 
-@register_flop_formula(_wgrad.op.overloadpacket)
-def _wgrad_flops(input, grad_output, R, S, *args, out_shape, **rest):
-    return 2 * math.prod(grad_output) * R * S * out_shape[-1]
+def _wgrad_flops(input, grad_output, R, S, stride, padding, dilation, groups, *rest):
+    return 2 * grad_output.numel() * R * S * (input.shape[-1] // groups)
+
+
+OPERATOR.counts(_flops, _backward_flops)
+_wgrad.counts(_wgrad_flops)
+_wgrad_into.counts(lambda out, *arguments: _wgrad_flops(*arguments))

@@ -12,7 +12,8 @@ from kernels.common.precision import convolution_in_tf32
 from kernels.conv_wgrad.forms import FormPlan, folded, forms
 from kernels.conv_wgrad.forward import format_of, input_grad_of
 from kernels.conv_wgrad.geometry import Geometry, geometry
-from kernels.conv_wgrad.gluon import blackwell, hopper
+from kernels.conv_wgrad.gluon import blackwell_way as blackwell
+from kernels.conv_wgrad.gluon import hopper
 from kernels.conv_wgrad.portable import way as portable
 
 WAYS = {"blackwell": blackwell, "hopper": hopper, "triton": portable}

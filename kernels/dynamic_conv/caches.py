@@ -2,9 +2,8 @@
 
 import torch
 
-from kernels.common.registration import register
+from kernels.common.public import autocast
 from kernels.common.validate import check_slots, check_tensor, check_updated_in_place
-from kernels.dynamic_conv import plan
 from kernels.dynamic_conv.operator import _step, dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_step_reference
 
@@ -28,7 +27,7 @@ def step(x, weight, cache, *, bias=None, activation=None, slots=None):
         x: [B, D].
         weight: [B, D, W] or [D, W].
         cache: [B or pool, D, W or W-1].
-        bias, activation, slots: as ``dynamic_conv_step``.
+        bias, activation, slots: as ``dynamic_conv_step``; rows with a negative slot are padding.
 
     Returns:
         y [B, D]. ``cache`` is shifted in place.
@@ -36,6 +35,7 @@ def step(x, weight, cache, *, bias=None, activation=None, slots=None):
     Raises:
         ValueError: the cache or the slots do not fit.
     """
+    x, weight, bias = autocast(x, weight, bias)
     B, D = x.shape
     check_cache("cache", cache, B if slots is None else None, D, weight.shape[-1], ("x", x))
     if slots is not None:
@@ -43,15 +43,8 @@ def step(x, weight, cache, *, bias=None, activation=None, slots=None):
     return _step(x, weight, cache, bias, None, activation, slots)
 
 
-def padded_step(x, weight, cache, *, bias=None, activation=None, slots=None):
-    """``step`` of checked arguments, in which a negative slot marks a row as padding: its y is 0."""
-    if slots is None:
-        return _step(x, weight, cache, bias, None, activation, None)
-    return _padded_step(x, weight, cache, bias, activation, slots)
-
-
 def several(x, weight, cache, *, bias=None, activation=None, slots=None, seen=None):
-    """``padded_step`` for T tokens at once, on a cache of any W-1 or more inputs.
+    """``step`` of checked arguments for T tokens at once, on a cache of any W-1 or more inputs.
 
     Args:
         x: [B, T, D]; y is, too.
@@ -100,10 +93,11 @@ def step_reference(x, weight, cache, *, bias=None, activation=None, slots=None):
     """``step`` in plain PyTorch."""
     rest = {"bias": bias, "activation": activation, "slots": slots}
     y, _ = dynamic_conv_step_reference(x, weight, state_of(cache, weight.shape[-1]), **rest)
-    rows = cache if slots is None else cache[slots]
-    remember(rows, x[:, None])
-    if slots is not None:
-        cache[slots] = rows
+    there = slice(None) if slots is None else slots >= 0
+    places = there if slots is None else slots[there].long()
+    rows = cache[places]
+    remember(rows, x[there, None])
+    cache[places] = rows
     return y
 
 
@@ -122,11 +116,3 @@ def remember(cache, x, cu_seqlens=None):
         new = rows[(end + place).clamp(min=0).flatten()].view(N, kept, D).mT
         cache.copy_(torch.where(inside, new.to(cache.dtype), old))
 
-
-_padded_step = register(
-    "causal_conv1d_step(Tensor x, Tensor weight, Tensor(a!) state, Tensor? bias, str? activation, Tensor slots) -> Tensor y",
-    lambda x, weight, state, bias, activation, slots: plan.step(x, weight, state, bias, None, activation, slots, True),
-    lambda x, *rest: x.new_empty(x.shape),
-    public="dynamic_conv_step",
-    operator="dynamic_conv",
-)

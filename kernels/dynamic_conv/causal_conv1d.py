@@ -8,11 +8,11 @@ models make anyway, is read in place and whole words at a time; one stored [B, D
 import torch
 from torch import Tensor
 
-from kernels.common.public import public
+from kernels.common.public import autocast, public
 from kernels.common.sequences import check_cu_seqlens, check_cu_values
-from kernels.common.validate import check_slots, check_tensor, check_updated_in_place, is_whole
+from kernels.common.validate import check_slots, check_tensor, check_updated_in_place, is_whole, shown
 from kernels.dynamic_conv import caches
-from kernels.dynamic_conv.operator import _check_weight, activation_named, dynamic_conv
+from kernels.dynamic_conv.operator import _check_weight, _step, activation_named, dynamic_conv
 
 INTEGERS = torch.int32, torch.int64
 
@@ -111,6 +111,7 @@ def causal_conv1d_update(
     Raises:
         ValueError: an argument's type, shape, dtype, device or layout does not fit.
     """
+    x, weight, bias = autocast(x, weight, bias)
     single = isinstance(x, Tensor) and x.ndim == 2
     check_tensor("x", x, (None, None) if single else (None, None, None), "[B, D] or [B, D, T]")
     like = ("x", x)
@@ -128,12 +129,11 @@ def causal_conv1d_update(
         check_tensor("cache_seqlens", cache_seqlens, (B,), "[B]", dtypes=INTEGERS, like=like)
     if slots is not None:
         check_tensor("conv_state_indices", slots, (B,), "[B]", dtypes=INTEGERS, like=like)
-        slots = slots.long()
-        check_slots("conv_state_indices", slots, B, conv_state.shape[0], like, padded=True)
+        check_slots("conv_state_indices", slots, B, conv_state.shape[0], like)
     rest = {"bias": bias, "activation": activation_named(activation), "slots": slots}
     with torch.no_grad():
         if single and kept <= W and cache_seqlens is None:
-            return caches.padded_step(x, weight, conv_state, **rest)
+            return _step(x, weight, conv_state, bias, None, rest["activation"], slots)
         tokens = x[:, None] if single else x.mT
         y = caches.several(tokens, weight, conv_state, seen=cache_seqlens, **rest)
         return y[:, 0] if single else y.mT
@@ -145,7 +145,7 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
 
     Args:
         x: [T, D].
-        cu_seqlens: int32 or int64 [N+1], see ``dynamic_conv``; here tokens may be left behind the last sequence, as padding.
+        cu_seqlens: int32 or int64 [N+1], see ``dynamic_conv``.
         state_len: inputs of each.
 
     Returns:
@@ -156,9 +156,9 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
     """
     check_tensor("x", x, (None, None), "[T, D]")
     N = check_cu_seqlens(cu_seqlens, 1, ("x", x))
-    cu_seqlens = check_cu_values(cu_seqlens, x.shape[0], padded=True)
+    cu_seqlens = check_cu_values(cu_seqlens, x.shape[0])
     if not is_whole(state_len) or state_len < 0:
-        raise ValueError(f"state_len is {state_len!r}, needs a whole number, at least 0")
+        raise ValueError(f"state_len is {shown(state_len)}, needs a whole number, at least 0")
     states = x.new_zeros(N, x.shape[1], int(state_len))
     if states.numel():
         caches.remember(states, x[None], cu_seqlens)

@@ -143,17 +143,15 @@ def conv_step_kernel(
     stride_kb, stride_kd, stride_kw,
     stride_bias, stride_rb, stride_rd, stride_sn, stride_sd, stride_si, stride_slots,
     W: tl.constexpr, KEPT: tl.constexpr, SILU: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One token: u = sum_w k[w] [s_0 ... s_{W-2}, x]_w, and the state moves up by one, in place. It holds the last KEPT
-    inputs: W - 1, or W, the first of which is read no more. PADDED: a row whose slot is negative is passed over."""
+    inputs: W - 1, or W, the first of which is read no more. A row whose slot is negative is padding: its y is 0."""
     pid = tl.program_id(0)
     b = (pid // tiles_d).to(tl.int64)
     offs_d = (pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs_d < D
-    row = tl.load(slots_ptr + b * stride_slots) if HAS_SLOTS else b
-    if PADDED:
-        mask = mask & (row >= 0)
+    row = tl.load(slots_ptr + b * stride_slots).to(tl.int64) if HAS_SLOTS else b
+    mask = (offs_d < D) & (row >= 0)
     state_row = state_ptr + row * stride_sn + offs_d * stride_sd
 
     window = ()
@@ -171,7 +169,7 @@ def conv_step_kernel(
         u *= tl.sigmoid(u)
     if HAS_RESIDUAL:
         u += tl.load(residual_ptr + b * stride_rb + offs_d * stride_rd, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + b * D + offs_d, u.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(y_ptr + b * D + offs_d, u.to(y_ptr.dtype.element_ty), mask=offs_d < D)
 
     tl.debug_barrier()  # every slot has been read before any is overwritten, whichever threads own them
     for i in tl.static_range(KEPT):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.common.sequences import check_cu_seqlens
-from kernels.common.validate import check_tensor, is_whole, left_to_reference
+from kernels.common.validate import check_tensor, is_whole, left_to_reference, shown
 from kernels.dynamic_conv import caches
 from kernels.dynamic_conv.operator import activation_named, dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_reference
@@ -30,7 +30,8 @@ class DynamicShortConvolution(nn.Module):
             as that static convolution. ``None``: :math:`W_2` and :math:`b_2` start as in ``nn.Linear``.
 
     A ``state_dict`` of Jet-Nemotron's layer is loaded as it is (there the names begin with ``kernel_generator.``); with that
-    layer's constructor, names and ``forward`` it is ``kernels.dynamic_conv.jet_nemotron.DynamicShortConvolution``.
+    layer's constructor, names and ``forward`` it is ``kernels.dynamic_conv.jet_nemotron.DynamicShortConvolution``, which
+    loads this one's.
 
     Raises:
         ValueError: a size below 1, a reduction that leaves no feature, an unknown activation, an initial kernel of the
@@ -54,11 +55,12 @@ class DynamicShortConvolution(nn.Module):
         sizes = {"hidden_size": hidden_size, "kernel_size": kernel_size, "generator_input_size": generator_input_size}
         for name, size in sizes.items():
             if not is_whole(size):
-                raise ValueError(f"{name} is {size!r}, needs a whole number, at least 1")
+                raise ValueError(f"{name} is {shown(size)}, needs a whole number, at least 1")
             if size < 1:
                 raise ValueError(f"{name} is {size}, needs at least 1")
         if not is_whole(generator_reduction) or not 1 <= generator_reduction <= hidden_size:
-            raise ValueError(f"generator_reduction is {generator_reduction!r}, needs 1 to {hidden_size}, the hidden size")
+            got = shown(generator_reduction)
+            raise ValueError(f"generator_reduction is {got}, needs 1 to {hidden_size}, the hidden size")
         activation = activation_named(activation)
         self.hidden_size = hidden_size
         self.kernel_size = kernel_size
@@ -68,7 +70,7 @@ class DynamicShortConvolution(nn.Module):
         self.w2 = nn.Linear(self.w1.out_features, hidden_size * kernel_size)
         if static_conv_init is not None:
             self._start_static(static_conv_init)
-        self.register_load_state_dict_pre_hook(_published_names)
+        self.register_load_state_dict_pre_hook(_own_names)
 
     @torch.no_grad()
     def _start_static(self, init):
@@ -78,7 +80,8 @@ class DynamicShortConvolution(nn.Module):
             init(kernel)
             return
         if not isinstance(init, Tensor):
-            raise ValueError(f"static_conv_init is {init!r}, needs a tensor [D, W] = {list(kernel.shape)}, or a function")
+            got = shown(init)
+            raise ValueError(f"static_conv_init is {got}, needs a tensor [D, W] = {list(kernel.shape)}, or a function")
         if init.shape != kernel.shape:
             raise ValueError(f"static_conv_init has shape {list(init.shape)}, needs [D, W] = {list(kernel.shape)}")
         kernel.copy_(init)
@@ -161,7 +164,7 @@ class DynamicShortConvolution(nn.Module):
             x: [B, D].
             cache: [B or pool, D, W], the last W inputs, or a state [B or pool, D, W-1], at any strides; shifted in place.
             generator_input: g, [B, generator_input_size]; ``None``: x.
-            slots: int64 [B], which row of the pool belongs to each row of x, see ``dynamic_conv_step``.
+            slots: integers [B], which row of the pool belongs to each row of x, see ``dynamic_conv_step``.
 
         Returns:
             y [B, D].
@@ -195,8 +198,11 @@ class DynamicShortConvolution(nn.Module):
         return f"{self.hidden_size}, kernel_size={self.kernel_size}, activation={self.activation!r}"
 
 
-def _published_names(module, state_dict, prefix, *rest):
-    """Jet-Nemotron's layer keeps its generator as a submodule."""
+def _own_names(module, state_dict, prefix, *rest):
+    """Jet-Nemotron's layer keeps its generator as a submodule, ours doesn't: each loads the other's."""
+    own, others = prefix, f"{prefix}kernel_generator."
+    if "kernel_generator" in module._modules:
+        own, others = others, own
     for name in ("w1.weight", "w2.weight", "w2.bias"):
-        if f"{prefix}kernel_generator.{name}" in state_dict and "kernel_generator" not in module._modules:
-            state_dict[prefix + name] = state_dict.pop(f"{prefix}kernel_generator.{name}")
+        if others + name in state_dict:
+            state_dict[own + name] = state_dict.pop(others + name)

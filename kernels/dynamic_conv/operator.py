@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from kernels.common.plan import layout, strided
-from kernels.common.public import explains, public
+from kernels.common.public import autocast, explains, public
 from kernels.common.registration import register
-from kernels.common.sequences import check_cu_seqlens, check_cu_values
+from kernels.common.sequences import check_cu_seqlens, check_cu_values, without_outside
 from kernels.common.validate import check_choice, check_slots, check_tensor, check_writable
 from kernels.dynamic_conv import plan
 
-ACTIVATIONS = (None, "silu")
+ACTIVATIONS = {None: None, "silu": "silu", "swish": "silu"}  # by all their names
 
 
 @public
@@ -32,7 +32,8 @@ def dynamic_conv(
 
     :math:`X_j` is :math:`x_j` for :math:`j \\ge 0` and the initial state (or zero) for the W - 1 times before. Products and
     sums are fp32, with one rounding to the dtype of ``x``. Differentiable once in every tensor argument; the gradient of
-    each has that tensor's dtype. Bit-identical from run to run; never waits for the GPU.
+    each has that tensor's dtype. Follows autocast, which casts x, weight and bias as it does those of torch's convolutions.
+    Bit-identical from run to run; never waits for the GPU.
 
     What others call it:
 
@@ -49,11 +50,12 @@ def dynamic_conv(
         weight: k, one kernel a token [B, T, D, W] or one for all [D, W]; any W >= 1; its dtype may differ from x's.
         bias: b, [D], or ``None``.
         residual: r, [B, T, D], or ``None``.
-        activation: :math:`\\varphi`: ``None`` (identity) or ``"silu"``.
+        activation: :math:`\\varphi`: ``None`` (identity) or ``"silu"``, which is called ``"swish"``, too.
         initial_state: [N, D, W-1]; slot i holds the input at time i - (W-1). ``None`` means zeros.
         output_final_state: return the state after the last token too.
         cu_seqlens: int32 or int64 [N+1], for sequences packed end to end along T with B = 1: sequence n is tokens
-            ``cu_seqlens[n]`` to ``cu_seqlens[n+1] - 1``; it may be empty. ``None``: every batch row is a sequence, N = B.
+            ``cu_seqlens[n]`` to ``cu_seqlens[n+1] - 1``; it may be empty. Tokens behind the last are padding: their y and all
+            their gradients are 0. ``None``: every batch row is a sequence, N = B.
 
     Returns:
         y [B, T, D] in x's dtype; with ``output_final_state``, ``(y, state)`` with state [N, D, W-1] in the dtype of
@@ -66,9 +68,13 @@ def dynamic_conv(
 
     Source: the dynamic convolution of Jet-Nemotron (Gu et al., 2025, arXiv:2508.15884).
     """
+    x, weight, bias = autocast(x, weight, bias)
     _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
+    activation = ACTIVATIONS[activation]
     if cu_seqlens is not None:
         cu_seqlens = check_cu_values(cu_seqlens, x.shape[1])
+        if residual is not None and residual.requires_grad:  # its gradient is y's
+            residual = without_outside(residual, cu_seqlens)
     y, state = _convolve(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens)
     return (y, state) if output_final_state else y
 
@@ -95,8 +101,9 @@ def dynamic_conv_step(
         state: [B, D, W-1], or a pool [S, D, W-1] with ``slots``; contiguous, because it is updated in place.
         bias: [D], or ``None``.
         residual: [B, D], or ``None``.
-        activation: ``None`` or ``"silu"``.
-        slots: int64 [B], which state of the pool belongs to each row of x, no two the same; ``None``: row b uses state b.
+        activation: ``None`` or ``"silu"``, which is called ``"swish"``, too.
+        slots: int32 or int64 [B], which state of the pool belongs to each row of x, no two the same; negative where a row is
+            padding: its y is 0. ``None``: row b uses state b.
 
     Returns:
         y [B, D] in x's dtype.
@@ -106,6 +113,7 @@ def dynamic_conv_step(
             (checked when it is on the CPU or ``KERNELS_CHECK=1``).
         RuntimeError: a gradient is asked for.
     """
+    x, weight, bias = autocast(x, weight, bias)
     check_tensor("x", x, (None, None), "[B, D]")
     B, D = x.shape
     like = ("x", x)
@@ -117,13 +125,15 @@ def dynamic_conv_step(
     _check_tail(bias, residual, activation, x, "[B, D]")
     if slots is not None:
         check_slots("slots", slots, B, state.shape[0], like)
-    return _step(x, weight, state, bias, residual, activation, slots)
+    return _step(x, weight, state, bias, residual, ACTIVATIONS[activation], slots)
 
 
 @explains(dynamic_conv)
 def explain(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
     """How ``dynamic_conv`` would access memory for these arguments, and why, as text."""
+    x, weight, bias = autocast(x, weight, bias)
     N = _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
+    activation = ACTIVATIONS[activation]
     check_cu_values(cu_seqlens, x.shape[1])
     packed = None if cu_seqlens is None else N
     of_x, of_k, of_bias, of_residual, of_state = map(layout, (x, weight, bias, residual, initial_state))
@@ -149,9 +159,9 @@ def _check(x, weight, bias, residual, activation, initial_state, cu_seqlens):
 
 
 def activation_named(activation):
-    """One of ``ACTIVATIONS`` by any of its names; raises ``ValueError`` for another."""
-    check_choice("activation", activation, (*ACTIVATIONS, "swish"))
-    return "silu" if activation == "swish" else activation
+    """One of ``ACTIVATIONS`` by its first name; raises ``ValueError`` for another."""
+    check_choice("activation", activation, tuple(ACTIVATIONS))
+    return ACTIVATIONS[activation]
 
 
 def _check_weight(weight, rows, legend, like):
@@ -163,7 +173,7 @@ def _check_weight(weight, rows, legend, like):
 
 
 def _check_tail(bias, residual, activation, x, legend):
-    check_choice("activation", activation, ACTIVATIONS)
+    check_choice("activation", activation, tuple(ACTIVATIONS))
     if bias is not None:
         check_tensor("bias", bias, (x.shape[-1],), "[D]", like=("x", x))
     if residual is not None:
@@ -206,3 +216,20 @@ _step = register(
     lambda x, *rest: x.new_empty(x.shape),
     operator="dynamic_conv",
 )
+
+
+# What torch's counter of floating-point operations is told: a product and a sum a tap; backward dx takes the same, dk a
+# product, and an activation's derivative needs u again.
+
+
+def _flops(x, weight, *rest):
+    return 2 * x.numel() * weight.shape[-1]
+
+
+def _backward_flops(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, activation, output_final_state, needs):
+    again = activation is not None
+    return (2 * again + 2 * needs[0] + needs[1]) * x.numel() * weight.shape[-1]
+
+
+_convolve.counts(_flops, _backward_flops)
+_step.counts(_flops)

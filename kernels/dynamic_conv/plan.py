@@ -9,7 +9,7 @@ from kernels.common.configs import configuration
 from kernels.common.launch import launch
 from kernels.common.math import cdiv
 from kernels.common.plan import Launch, Layout, layout, remembered, strides
-from kernels.common.sequences import count_runs, sequence_of_runs
+from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs
 from kernels.dynamic_conv.backward import conv_backward_kernel, ends_kernel
 from kernels.dynamic_conv.classes import pop_run, size_class
 from kernels.dynamic_conv.forward import conv_forward_kernel, conv_step_kernel, final_state_kernel
@@ -42,10 +42,11 @@ class ForwardPlan:
             kernel, grid, x, weight, bias, residual, state, sequences, cu_seqlens, y, *numbers,
             **meta,
         )  # fmt: skip
+        _, T, D = x.shape
+        clear_outside(cu_seqlens, T, y)
         if self.final is None:
             return y, None
         grid, numbers, meta = self.final
-        _, T, D = x.shape
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         final = torch.empty(N, D, weight.shape[-1] - 1, dtype=x.dtype if state is None else state.dtype, device=x.device)
         launch(final_state_kernel, grid, x, state, cu_seqlens, final, *numbers, **meta)
@@ -102,6 +103,7 @@ class BackwardPlan:
         if self.last is not None:
             grid, numbers, meta = self.last
             launch(ends_kernel, grid, dy, *inputs, dfinal, cu_seqlens, dx, *numbers, **meta)
+        clear_outside(cu_seqlens, x.shape[1], dx, dk if weight.ndim == 4 else None)
         if self.first is not None:
             dstate = empty(True, *state.shape, like=state)
             grid, numbers, meta = self.first
@@ -224,13 +226,13 @@ def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs,
     return BackwardPlan(parts, RUN, runs, walk, total, last, ends(False) if need_state else None, times)
 
 
-def step(x, weight, state, bias, residual, activation, slots, padded=False):
+def step(x, weight, state, bias, residual, activation, slots):
     """One token's step; arguments as ``dynamic_conv_step`` has validated them. Returns y, shifts ``state``, whose strides are
-    any, and which may hold W inputs, too. ``padded``: rows with a negative slot are padding, whose y is 0."""
-    y = (torch.zeros if padded else torch.empty)(x.shape, dtype=x.dtype, device=x.device)
+    any, and which may hold W inputs, too."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     strides = tuple(None if t is None else t.stride() for t in (x, weight, bias, residual, state, slots))
     kept = state.shape[-1]
-    grid, numbers, meta = plan_step(x.shape, weight.shape, weight.dtype, kept, strides, activation, padded, x.device)
+    grid, numbers, meta = plan_step(x.shape, weight.shape, weight.dtype, kept, strides, activation, x.device)
     launch(
         conv_step_kernel, grid, x, weight, bias, residual, state, slots, y, *numbers, **meta
     )  # fmt: skip
@@ -238,7 +240,7 @@ def step(x, weight, state, bias, residual, activation, slots, padded=False):
 
 
 @remembered
-def plan_step(shape, weight_shape, dtype, kept, strides, activation, padded, device):
+def plan_step(shape, weight_shape, dtype, kept, strides, activation, device):
     """The ``Launch`` of a step; ``kept`` inputs in the state; ``strides`` of x, weight, bias, residual, state and slots,
     ``None`` where absent."""
     B, D = shape
@@ -252,8 +254,7 @@ def plan_step(shape, weight_shape, dtype, kept, strides, activation, padded, dev
         *of_state, *(of_slots or (0,)),
     )  # fmt: skip
     meta = {"W": W, "KEPT": kept, "SILU": activation == "silu", "HAS_BIAS": of_bias is not None,
-            "HAS_RESIDUAL": of_residual is not None, "HAS_SLOTS": of_slots is not None, "PADDED": padded,
-            **options}  # fmt: skip
+            "HAS_RESIDUAL": of_residual is not None, "HAS_SLOTS": of_slots is not None, **options}  # fmt: skip
     return Launch((B * tiles_d,), numbers, meta)
 
 

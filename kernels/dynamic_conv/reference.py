@@ -40,13 +40,14 @@ def dynamic_conv_reference(
         outputs.append(u)
         states.append(X[X.shape[0] - (W - 1) :].T)  # the last W - 1 inputs, which are the old state's where L < W - 1
 
-    y = torch.cat(outputs).reshape(B, T, D) if outputs else torch.zeros_like(x)
+    y = torch.cat([*outputs, x.new_zeros(0, D)])
     if bias is not None:
         y = y + bias
-    if activation == "silu":
+    if activation in ("silu", "swish"):
         y = F.silu(y)
     if residual is not None:
-        y = y + residual
+        y = y + residual.reshape(B * T, D)[: len(y)]
+    y = F.pad(y, (0, 0, 0, B * T - len(y))).reshape(B, T, D)  # behind the last sequence lies padding
     if not output_final_state:
         return y
     return y, torch.stack(states) if states else x.new_zeros(0, D, W - 1)
@@ -54,7 +55,7 @@ def dynamic_conv_reference(
 
 def dynamic_conv_step_reference(x, weight, state, *, bias=None, residual=None, activation=None, slots=None):
     """One token of the equation: ``(y, new_state)`` for ``x`` [B, D] and ``state`` [B or pool, D, W-1], nothing in place."""
-    chosen = torch.arange(x.shape[0], device=x.device) if slots is None else slots
+    chosen = torch.arange(x.shape[0], device=x.device) if slots is None else slots.long().clamp(min=0)
     residual = None if residual is None else residual[:, None]
     weight = weight if weight.ndim == 2 else weight[:, None]
     y, shifted = dynamic_conv_reference(
@@ -63,7 +64,11 @@ def dynamic_conv_step_reference(x, weight, state, *, bias=None, residual=None, a
         bias=bias,
         residual=residual,
         activation=activation,
-        initial_state=state[chosen],
+        initial_state=state[chosen] if state.shape[0] else None,
         output_final_state=True,
     )
-    return y[:, 0], state.index_copy(0, chosen, shifted.to(state.dtype))
+    if slots is None:
+        return y[:, 0], state.index_copy(0, chosen, shifted.to(state.dtype))
+    there = slots >= 0  # the other rows are padding
+    y = torch.where(there[:, None], y[:, 0], 0)
+    return y, state.index_copy(0, chosen[there], shifted[there].to(state.dtype))

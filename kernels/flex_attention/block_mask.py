@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, noop_mask
 
 from kernels import runtime
-from kernels.common.validate import check_tensor, is_whole
+from kernels.common.validate import check_tensor, is_whole, shown
 from kernels.flex_attention import mods
 from kernels.flex_attention.mods import and_masks, or_masks
 
@@ -65,14 +65,22 @@ def block_mask_from_dense(some, full, mask_mod, M, N, BLOCK_SIZE):
     )
 
 
-def _edges(M, N, BLOCK_SIZE, device):
-    """First and last query of each block of queries [R, 1], first and last key of each block of keys [1, C], and whether
-    the block lies inside M x N."""
+def _edges(M, N, BLOCK_SIZE, device, offset=0):
+    """Positions of the first and last query of each block of queries [R, 1], of the first and last key of each block of keys
+    [1, C], and whether the block lies inside M x N; offset: the first query's."""
     BLOCK_M, BLOCK_N = BLOCK_SIZE
-    q0 = torch.arange(0, max(M, 1), BLOCK_M, device=device)[:, None]
-    k0 = torch.arange(0, max(N, 1), BLOCK_N, device=device)[None, :]
+    q0 = torch.arange(0, M, BLOCK_M, device=device)[:, None]
+    k0 = torch.arange(0, N, BLOCK_N, device=device)[None, :]
     inside = (q0 + BLOCK_M <= M) & (k0 + BLOCK_N <= N)
-    return q0, (q0 + BLOCK_M - 1).clamp_max(M - 1), k0, (k0 + BLOCK_N - 1).clamp_max(N - 1), inside
+    q1, k1 = (q0 + BLOCK_M - 1).clamp_max(M - 1), (k0 + BLOCK_N - 1).clamp_max(N - 1)
+    return q0 + offset, q1 + offset, k0, k1, inside
+
+
+def _from(offset, mask_mod):
+    """``mask_mod`` for queries of which the first stands at position ``offset``."""
+    if not is_whole(offset):
+        raise ValueError(f"offset is {shown(offset)}, needs a whole number, the position of the first query")
+    return mask_mod if isinstance(offset, int) and offset == 0 else mods.with_offset(mask_mod, offset)
 
 
 def _sizes(M, N, BLOCK_SIZE):
@@ -84,31 +92,39 @@ def _sizes(M, N, BLOCK_SIZE):
     N = M if N is None else N
     for name, size in (("M", M), ("N", N)):
         if not is_whole(size) or size < 0:
-            raise ValueError(f"{name} is {size!r}, needs a whole number of tokens, at least 0")
+            raise ValueError(f"{name} is {shown(size)}, needs a whole number of tokens, at least 0")
     pair = tuple(BLOCK_SIZE) if isinstance(BLOCK_SIZE, tuple | list) else (BLOCK_SIZE, BLOCK_SIZE)
     if len(pair) != 2 or not all(is_whole(size) and size > 0 for size in pair):
-        raise ValueError(f"BLOCK_SIZE is {BLOCK_SIZE!r}, needs a whole number of at least 1, or (queries, keys)")
+        raise ValueError(f"BLOCK_SIZE is {shown(BLOCK_SIZE)}, needs a whole number of at least 1, or (queries, keys)")
     return M, N, tuple([size if isinstance(size, int | torch.SymInt) else int(size) for size in pair])
 
 
 def causal_block_mask(
-    M: int, N: int | None = None, *, BLOCK_SIZE: int | tuple[int, int] = 128, device: torch.device | str | None = None
+    M: int,
+    N: int | None = None,
+    *,
+    offset: int = 0,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    device: torch.device | str | None = None,
 ) -> BlockMask:
     """The block mask of ``mods.causal`` for M queries and N keys (M if not given), in O(blocks) memory.
 
+    Query m stands at position offset + m, and sees the keys n <= offset + m.
+
     Args:
         M, N: queries and keys.
+        offset: the position of the first query among the keys, as ``mods.with_offset``: N - M where the queries are the last
+            of the keys, as behind a cache (aligned at the bottom right), below zero where there are fewer keys.
         BLOCK_SIZE: tokens in a block, one int or ``(queries, keys)``.
         device: where the lists lie; the kernels' device if not given.
 
     Raises:
-        ValueError: M, N or BLOCK_SIZE is not as above.
+        ValueError: M, N, offset or BLOCK_SIZE is not as above.
     """
     M, N, BLOCK_SIZE = _sizes(M, N, BLOCK_SIZE)
-    q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
-    return block_mask_from_dense(
-        (k0 <= q1)[None, None], ((k1 <= q0) & inside)[None, None], mods.causal, M, N, BLOCK_SIZE
-    )
+    mask_mod = _from(offset, mods.causal)
+    q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device, offset)
+    return block_mask_from_dense((k0 <= q1)[None, None], ((k1 <= q0) & inside)[None, None], mask_mod, M, N, BLOCK_SIZE)
 
 
 def sliding_window_block_mask(
@@ -116,24 +132,24 @@ def sliding_window_block_mask(
     M: int,
     N: int | None = None,
     *,
+    offset: int = 0,
     BLOCK_SIZE: int | tuple[int, int] = 128,
     device: torch.device | str | None = None,
 ) -> BlockMask:
     """The block mask of ``mods.sliding_window(window)``, in O(blocks) memory; arguments as ``causal_block_mask``."""
     M, N, BLOCK_SIZE = _sizes(M, N, BLOCK_SIZE)
     if isinstance(window, bool) or not isinstance(window, numbers.Real | torch.SymInt):
-        raise ValueError(f"window is {window!r}, needs a number of keys")
-    q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device)
+        raise ValueError(f"window is {shown(window)}, needs a number of keys")
+    mask_mod = _from(offset, mods.sliding_window(window))
+    q0, q1, k0, k1, inside = _edges(M, N, BLOCK_SIZE, device or runtime.device, offset)
     some = (k0 <= q1) & (k1 >= q0 - window)
     full = (k1 <= q0) & (k0 >= q1 - window) & inside
-    return block_mask_from_dense(some[None, None], full[None, None], mods.sliding_window(window), M, N, BLOCK_SIZE)
+    return block_mask_from_dense(some[None, None], full[None, None], mask_mod, M, N, BLOCK_SIZE)
 
 
 def _range_of_blocks(rows, BLOCK):
     """The smallest and the largest id in each block of BLOCK tokens: two of [B, blocks] from ``rows`` [B, T]."""
     B, T = rows.shape
-    if T == 0:  # one block, as everywhere, of nothing
-        return rows.new_zeros(B, 1), rows.new_zeros(B, 1)
     blocks = -(-T // BLOCK)
     beyond = rows[:, -1:].expand(B, blocks * BLOCK - T)
     tiles = torch.cat([rows, beyond], 1).view(B, blocks, BLOCK)

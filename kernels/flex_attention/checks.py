@@ -1,11 +1,13 @@
 """What does not fit raises a ``ValueError`` that names the argument, what it got and what it needs."""
 
+import torch
 from torch.nn.attention.flex_attention import AuxRequest
 
-from kernels.common.validate import check_tensor, same_device
+from kernels.common.validate import check_tensor, same_device, shown
 from kernels.flex_attention.block_mask import BlockMask
-from kernels.flex_attention.inputs import LISTS
 
+#: The lists of a block mask, as attributes of torch's ``BlockMask``.
+LISTS = tuple(f"{full}{side}_{part}" for side in ("kv", "q") for full in ("", "full_") for part in ("num_blocks", "indices"))
 ALL = 2**30  #: The block of torch's mask that leaves nothing out: as many tokens as there may be.
 
 
@@ -14,7 +16,21 @@ def check_returns(return_lse, return_aux):
     if return_lse and return_aux is not None:
         raise ValueError("return_lse and return_aux are both given, need one: return_aux=AuxRequest(lse=True)")
     if return_aux is not None and not isinstance(return_aux, AuxRequest):
-        raise ValueError(f"return_aux is {return_aux!r}, needs an AuxRequest")
+        raise ValueError(f"return_aux is {shown(return_aux)}, needs an AuxRequest")
+
+
+def check_mods(score_mod, block_mask):
+    """Raise ``ValueError`` unless the one is a function and the other a mask, where there is one."""
+    if isinstance(score_mod, BlockMask):
+        raise ValueError("score_mod is a BlockMask, needs a function or None: write block_mask= before the mask")
+    if block_mask is not None and not isinstance(block_mask, BlockMask):
+        make = "create_block_mask(mask_mod, B, H, M, N)"
+        if getattr(block_mask, "__name__", "").isidentifier():
+            make = make.replace("mask_mod", block_mask.__name__)
+        raise ValueError(f"block_mask is {shown(block_mask)}, needs a BlockMask or None: {make} makes one")
+    for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", block_mask and block_mask.mask_mod)):
+        if mod is not None and not callable(mod):
+            raise ValueError(f"{name} is {shown(mod)}, needs a function or None")
 
 
 def check_shapes(query, key, value, enable_gqa):
@@ -46,9 +62,7 @@ def check_captured(name, mod, sizes):
 
 
 def check_block_mask(block_mask, B, Hq, M, N, device):
-    """Raise ``ValueError`` unless it is one, and fits the call."""
-    if not isinstance(block_mask, BlockMask):
-        raise ValueError(f"block_mask is {type(block_mask).__name__}, needs a BlockMask or None")
+    """Raise ``ValueError`` unless it fits the call."""
     if getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
         raise ValueError(
             "block_mask was sliced and lost its mask_mod, needs one for the part that is left: "
@@ -63,7 +77,7 @@ def check_lists(BLOCK_SIZE, seq_lengths, lists, B, Hq, M, N, device):
     if tuple(seq_lengths) != (M, N) and min(BLOCK_SIZE) < ALL:
         raise ValueError(
             f"block_mask was made for {seq_lengths[0]} queries and {seq_lengths[1]} keys, needs "
-            f"{M} and {N}: make another, or cut it with block_mask._adjust({M}, {N})"
+            f"{M} and {N}: make another for these"
         )
     rows = -(-M // BLOCK_SIZE[0])
     for name, tensor in lists.items():
@@ -82,3 +96,20 @@ def check_lists(BLOCK_SIZE, seq_lengths, lists, B, Hq, M, N, device):
             raise ValueError(f"block_mask.{name} has {tensor.shape[2]} blocks of queries, needs {rows} for {M} queries")
         if not same_device(tensor.device, device):
             raise ValueError(f"block_mask is on {tensor.device}, needs {device}, the device of query")
+
+
+def check_blocks(name, num_blocks, indices, most):
+    """Whether one of a block mask's lists names blocks from ``most`` on, which are not there. Reads its values.
+
+    Raises:
+        ValueError: it counts more than it lists, or fewer than none, or names a block below 0.
+    """
+    width = indices.shape[-1]
+    for count in num_blocks[(num_blocks < 0) | (num_blocks > width)][:1].tolist():
+        raise ValueError(
+            f"block_mask.{name}_num_blocks counts {count} blocks, needs 0 to {width}, as many as {name}_indices lists"
+        )
+    listed = indices[torch.arange(width, device=indices.device) < num_blocks[..., None]]
+    for block in listed[listed < 0][:1].tolist():
+        raise ValueError(f"block_mask.{name}_indices lists block {block}, needs at least 0")
+    return bool((listed >= most).any())

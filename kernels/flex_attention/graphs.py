@@ -1,17 +1,15 @@
-"""How ``torch.compile`` sees a call: its mods as a graph of their own, traced by dynamo, and from then on as a hash.
+"""How ``torch.compile`` sees a call: its mods as a graph of their own, traced by dynamo, and from then on as its text.
 
 A Python function cannot be an argument of an operator. Dynamo, which traces the program, does know functions that are
 arguments of *higher-order operators*: it traces them into a graph, and what they capture, tensors and sizes, becomes
 operands. ``attend`` is such an operator. It lives as long as dynamo's graph does: when that graph runs, or is traced further,
-it takes the mods out of their graph, registers them, and calls the operator that everybody calls.
+it takes the mods out of their graph, writes them down, and calls the operator that everybody calls.
 
 Both names of dynamo's used here are private to PyTorch; they are the same in torch 2.11 to 2.13.
 """
 
-import hashlib
 import inspect
 import operator
-from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,9 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 from kernels.flex_attention import specs
 from kernels.flex_attention.mods.errors import ARGUMENTS
-from kernels.flex_attention.mods.recorded import bind_graph
 from kernels.flex_attention.mods.store import lock
 from kernels.flex_attention.mods.trace import onwards
+from kernels.flex_attention.mods.written import written
 from kernels.flex_attention.options import checked
 from kernels.flex_attention.portable.tiles import like_strided
 from kernels.flex_attention.registered import attend_unchecked
@@ -40,7 +38,7 @@ for _key in ("CPU", "CUDA"):
 torch.library.register_fake("kernels_from_math::flex_operand", lambda x, i: x.new_empty(()), lib=_LIBRARY)
 _operand = torch.ops.kernels_from_math.flex_operand.default
 
-_KINDS = {Tensor: Tensor, int: int | torch.SymInt}  # of what a mod captures; all else is float
+_KINDS = {"Tensor": Tensor, "int": int | torch.SymInt}  # of what a mod captures; all else is float
 QUERY, KEY, VALUE, SCORE, POSITIONS, LISTS = 0, 1, 2, 3, 4, 8  # an operand's number; the lists are the last
 
 
@@ -86,7 +84,9 @@ class _Attend(BaseHOP):
         self, graph, *operands, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top, names
     ):  # fmt: skip
         """What ``graph`` says that it returns; of its first two values, the mods', nobody asks."""
-        if not isinstance(graph, torch.nn.Module):  # dynamo gave up on this call and runs it: the mods are functions still
+        if not isinstance(
+            graph, torch.nn.Module
+        ):  # dynamo gave up on this call and runs it: the mods are functions still
             given = inspect.getclosurevars(graph).nonlocals
             asked = given["score_mod"], given["block_mask"], scale, enable_gqa, dict(options), want_top
             return None, None, *self.unrecorded(*operands[:SCORE], *asked)
@@ -96,15 +96,24 @@ class _Attend(BaseHOP):
         tensors = [given[LISTS + i] for i in range(len(lists))]
         qkv = given[QUERY], given[KEY], given[VALUE]
         sizes = BLOCK_SIZE, seq_lengths
-        return None, None, *_attend(recipe, values, qkv, names, tensors, scale, *sizes, lists, options, enable_gqa, want_top)
+        return (
+            None,
+            None,
+            *_attend(recipe, values, qkv, names, tensors, scale, *sizes, lists, options, enable_gqa, want_top),
+        )
 
 
 def _attend(recipe, values, qkv, names, tensors, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top):
     """The operator's outputs for mods whose graphs capture ``values``."""
-    BLOCK_SIZE = BLOCK_SIZE and tuple(map(int, BLOCK_SIZE))  # with dynamic=True, symbols; tiles are for one value of them
-    kinds = tuple(next((kind for kind, those in _KINDS.items() if isinstance(x, those)), float) for x in values)
-    captured, ints, floats = ([x for x, k in zip(values, kinds, strict=True) if k is kind] for kind in (Tensor, int, float))
-    spec = register(recipe, kinds, names, BLOCK_SIZE, lists, checked(dict(options)))
+    BLOCK_SIZE = BLOCK_SIZE and tuple(
+        map(int, BLOCK_SIZE)
+    )  # with dynamic=True, symbols; tiles are for one value of them
+    kinds = [next((kind for kind, those in _KINDS.items() if isinstance(x, those)), "float") for x in values]
+    captured, ints, floats = (
+        [x for x, k in zip(values, kinds, strict=True) if k == kind] for kind in (*_KINDS, "float")
+    )
+    score, mask = (mod if there else None for mod, there in zip((recipe.score, recipe.mask), names, strict=True))
+    spec = specs.recorded(score, mask, kinds, recipe.read, BLOCK_SIZE, lists, checked(dict(options)))
     numbers = ints, list(map(float, floats)), scale
     return attend_unchecked(spec, *qkv, captured, tensors, *numbers, enable_gqa, want_top, seq_lengths)
 
@@ -126,7 +135,9 @@ class _Indexing(TransformGetItemToIndex):
 class _AttendVariable(higher_order_ops.BaseHOPVariable):
     """``attend`` while dynamo traces it."""
 
-    supports_aliasing = True  # query, key and value may be views of one tensor: nothing is written, and what comes out is new
+    supports_aliasing = (
+        True  # query, key and value may be views of one tensor: nothing is written, and what comes out is new
+    )
 
     def _call_function(self, tx, args, kwargs):
         with _Indexing():
@@ -138,7 +149,8 @@ higher_order_ops._hop_name_to_variable_class[attend._name] = _AttendVariable
 
 class Recipe:
     """A graph of mods taken apart. operands: place of each of ``traced``'s operands. captured: places of all others. read:
-    which of those are numbers that dynamo hands over as tensors, of which the mods read ``item()`` alone."""
+    which of those are numbers that dynamo hands over as tensors, of which the mods read ``item()`` alone. score, mask: the
+    mods, as text."""
 
     def __init__(self, graph):
         self.root = graph
@@ -178,7 +190,7 @@ class Recipe:
         return recipe, tracer.values
 
     def part(self, result):
-        """The mod whose value is this node: a function of score, positions and all that is captured."""
+        """The mod whose value is this node, as text: a function of score, positions and all that is captured."""
         graph, copied = torch.fx.Graph(), {}
         for i, name in enumerate(ARGUMENTS["score_mod"], SCORE):
             node = graph.placeholder(name)
@@ -197,18 +209,7 @@ class Recipe:
             return copied[node]
 
         graph.output(copy(result))
-        return torch.fx.GraphModule(self.root, graph)
-
-    @cached_property
-    def name(self):
-        """A hash of both mods' code, and of the constants in it."""
-        parts = [self.score.code, self.mask.code, sorted(self.read)]
-        for module in (self.score, self.mask):
-            for node in module.graph.nodes:
-                if node.op == "get_attr":
-                    value = operator.attrgetter(node.target)(module)
-                    parts.append(value.tolist() if isinstance(value, Tensor) else id(value))
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        return written(graph, self.root)
 
 
 def _needed(nodes):
@@ -226,8 +227,10 @@ def _is_number(node):
     or one of numpy's that the mod makes Python's of."""
     like = node.meta.get("example_value")
     there = isinstance(like, Tensor) and like.ndim == 0 and like.device.type == "cpu"
-    return there and node.users and all(
-        getattr(user.target, "__name__", user.target) in ("item", "wrapped_item") for user in node.users
+    return (
+        there
+        and node.users
+        and all(getattr(user.target, "__name__", user.target) in ("item", "wrapped_item") for user in node.users)
     )
 
 
@@ -289,36 +292,3 @@ def _recipe(graph):
         if graph not in _recipes:
             _recipes[graph] = Recipe(graph)
         return _recipes[graph]
-
-
-class GraphSpec(specs.Spec):
-    """A ``Spec`` whose mods are compiled when they meet tensors, because only those tell sizes and strides."""
-
-    def bound(self, captured, ints, floats, device, learned=()):
-        """As ``Spec.bound``."""
-        tensors, ints, floats = iter(captured), iter(ints), iter(floats)
-        values = [next(tensors) if kind is Tensor else next(ints if kind is int else floats) for kind in self.kinds]
-        of_tensors = [i for i, kind in enumerate(self.kinds) if kind is Tensor]
-        at = [j for j, i in enumerate(of_tensors) if i not in self.recipe.read]  # tensors among what looks like some
-        values = [x.item() if i in self.recipe.read else x for i, x in enumerate(values)]
-        learned = {i: learned[j] for i, j in enumerate(at) if j < len(learned)}
-        made = [
-            bind_graph(mod, self.recipe.name, kind, values, device, learned if kind == "score_mod" else {})
-            if there
-            else None
-            for mod, kind, there in zip(
-                (self.recipe.score, self.recipe.mask), ("score_mod", "mask_mod"), self.names, strict=True
-            )
-        ]
-        of_score, of_mask = ((None, (), ()) if one is None else one for one in made)
-        places = [at[i] for i in of_score[1]]
-        captured = [captured[j] for j in (*places, *(at[i] for i in of_mask[1]))]
-        return specs.Bound(of_score[0], of_mask[0], captured, [*of_score[2], *of_mask[2]], places)
-
-
-def register(recipe, kinds, names, BLOCK_SIZE, lists, options):
-    """The ``GraphSpec`` of these."""
-    text = repr((recipe.name, kinds, names, BLOCK_SIZE, lists, sorted(options.items())))
-    return specs.keep(
-        text, GraphSpec, recipe=recipe, kinds=kinds, names=names, BLOCK_SIZE=BLOCK_SIZE, lists=lists, options=options
-    )

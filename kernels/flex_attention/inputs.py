@@ -4,11 +4,10 @@ from functools import cached_property
 
 import torch
 
+from kernels.common.validate import values_checked
 from kernels.flex_attention import block_mask as masks
+from kernels.flex_attention.checks import check_blocks
 from kernels.flex_attention.problem import cdiv
-
-#: The lists of a block mask, as attributes of torch's ``BlockMask``.
-LISTS = tuple(f"{full}{side}_{part}" for side in ("kv", "q") for full in ("", "full_") for part in ("num_blocks", "indices"))
 
 
 class Inputs:
@@ -29,7 +28,25 @@ class Inputs:
         if mask is not None:
             self.mask_numbers = numbers[ns:]
             self.mask_tables = mask.tables(captured[of_score:], self.mask_numbers)
-        self._lists = lists
+        self._lists = lists if problem.sparse else ()
+        if self._lists:
+            self._leave_out_what_is_not_there()
+
+    def _leave_out_what_is_not_there(self):
+        """A list may name blocks behind the last key, as torch's ``_adjust`` leaves some where it cuts rows of lists short. A
+        kernel would read them: where they are seen, or where rows were cut and no values may be read, it gets other lists."""
+        seen = values_checked(self._lists[0])
+        if not seen and all(t.ndim == 3 or t.stride(2) == t.shape[3] for t in self._lists):
+            return
+        p, lists = self.problem, dict(self.lists)
+        rows, columns = cdiv(p.M, p.BLOCK_SIZE[0]), cdiv(p.N, p.BLOCK_SIZE[1])
+        for name in [name.removesuffix("_indices") for name in p.lists if name.endswith("_indices")]:
+            listing, most = (rows, columns) if name.endswith("kv") else (columns, rows)
+            pair = f"{name}_num_blocks", f"{name}_indices"
+            num_blocks, indices = lists[pair[0]][..., :listing], lists[pair[1]][..., :listing, :]
+            if not seen or check_blocks(name, num_blocks, indices, most):
+                lists |= zip(pair, masks.ordered_lists(masks.dense_blocks(num_blocks, indices, most)), strict=True)
+        self._lists, self.lists = list(lists.values()), lists
 
     @property
     def partial(self):
@@ -67,8 +84,9 @@ class Inputs:
         rows, columns = cdiv(p.M, p.SPARSE_M), cdiv(p.N, p.SPARSE_N)
         lists = self.lists
         num_blocks, indices = lists.get(f"{full}q_num_blocks"), lists.get(f"{full}q_indices")
-        if num_blocks is None or num_blocks.shape[-1] < columns:  # not given, or made from lists that were cut short
-            num_blocks, indices = lists[f"{full}kv_num_blocks"], lists[f"{full}kv_indices"]
+        of_rows = lists[f"{full}kv_num_blocks"]
+        if num_blocks is None or num_blocks.shape[-1] != columns or of_rows.shape[-1] != rows:  # or made for other lengths
+            num_blocks, indices = of_rows, lists[f"{full}kv_indices"]
             dense = masks.dense_blocks(num_blocks[..., :rows], indices[..., :rows, :], columns)
             num_blocks, indices = masks.ordered_lists(dense.mT)
         return rows_of_lists(num_blocks, indices)

@@ -16,8 +16,7 @@ from kernels.flex_attention import alike, graphs, specs
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention.block_mask import BlockMask
-from kernels.flex_attention.checks import check_block_mask, check_returns, check_shapes
-from kernels.flex_attention.inputs import LISTS
+from kernels.flex_attention.checks import LISTS, check_block_mask, check_mods, check_returns, check_shapes
 from kernels.flex_attention.mods.bind import bind, source
 from kernels.flex_attention.mods.reach import breadth_of
 from kernels.flex_attention.plan import Plan
@@ -63,9 +62,10 @@ def flex_attention(
             An index into a captured tensor must lie inside it, negative ones counted from the end, also for masked pairs of
             a block that is visited. b, h, q_idx and kv_idx alone are checked; what is computed from them is not, and reads,
             or in the backward pass adds to, other memory where it lies outside.
-        block_mask: a ``BlockMask`` made for (M, N), its batch 1 or B, its heads 1 or Hq; or ``None``: all keys. In a
-            CUDA graph the forward pass reads the mask's lists at every replay, the backward pass may visit the blocks that
-            were listed when it was captured: after the lists are changed in place, capture it again.
+        block_mask: a ``BlockMask`` made for (M, N), its batch 1 or B, its heads 1 or Hq; or ``None``: all keys. A block
+            listed behind the last key holds none; a GPU's lists are looked at only if torch cut them, or ``KERNELS_CHECK=1``.
+            In a CUDA graph the forward pass reads the mask's lists at every replay, the backward pass may visit the blocks
+            that were listed when it was captured: after the lists are changed in place, capture it again.
         scale: c; 1 / sqrt(D) if ``None``.
         enable_gqa: whether Hq and Hkv may differ.
         return_lse: return ``(o, lse)``.
@@ -115,6 +115,7 @@ def _watched(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     if not dynamo and not graphs.without_values(query, key, value):
         query, key, value = (t.resolve_neg() if isinstance(t, Tensor) and t.is_neg() else t for t in (query, key, value))
         return _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top)
+    check_mods(score_mod, block_mask)
     tracing = graphs.traced if dynamo else graphs.recorded
     lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
     options = tuple((kernel_options or {}).items())
@@ -222,16 +223,14 @@ def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel
     check_shapes(query, key, value, enable_gqa)
     (B, Hq, M, D), N = query.shape, key.shape[2]
     check_number("scale", scale)
-    for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", getattr(block_mask, "mask_mod", None))):
-        if mod is not None and not callable(mod):
-            raise ValueError(f"{name} is {mod!r}, needs a function")
+    check_mods(score_mod, block_mask)
     options = options_of.checked(kernel_options)
     if block_mask is not None:
         check_block_mask(block_mask, B, Hq, M, N, query.device)
     score, mask = _bound(query, key, value, score_mod, block_mask)
     compiled = [None if mod is None else mod.compiled for mod in (score, mask)]
     lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
-    spec = specs.register(*compiled, None if block_mask is None else tuple(block_mask.BLOCK_SIZE), lists, options)
+    spec = specs.compiled(*compiled, None if block_mask is None else tuple(block_mask.BLOCK_SIZE), lists, options)
     scale = 1 / math.sqrt(D) if scale is None else float(scale)
     p = None
     if nothing_looks_on((query, key, value)):

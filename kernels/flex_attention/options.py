@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kernels.common.validate import is_whole
+from kernels.common.validate import is_whole, shown
 
 #: Tiles and launch options: as they are for the forward pass (with ``fwd_``, too), with ``bwd_`` for the other.
 OPTIONS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
@@ -30,7 +30,7 @@ def checked(kernel_options):
     """
     options = {}
     if kernel_options is not None and not isinstance(kernel_options, Mapping):
-        raise ValueError(f"kernel_options is {kernel_options!r}, needs a dict of options, or None")
+        raise ValueError(f"kernel_options is {shown(kernel_options)}, needs a dict of options, or None")
     for name, value in (kernel_options or {}).items():
         if name in OURS:
             _check(name, value)
@@ -43,7 +43,7 @@ def checked(kernel_options):
                     stacklevel=7,
                 )
         else:
-            raise ValueError(f"kernel_options has {name!r}, knows {', '.join(OURS)}, and ignores torch's others")
+            raise ValueError(f"kernel_options has {shown(name)}, knows {', '.join(OURS)}, and ignores torch's others")
     options.setdefault("DETERMINISTIC", torch.are_deterministic_algorithms_enabled())
     return options
 
@@ -60,4 +60,4 @@ def _check(name, value):
         least = 1 if name.endswith("num_warps") else 16
         fits, needs = whole and value >= least and value & (value - 1) == 0, f"a power of two of at least {least}"
     if not fits:
-        raise ValueError(f"kernel_options[{name!r}] is {value!r}, needs {needs}")
+        raise ValueError(f"kernel_options[{name!r}] is {shown(value)}, needs {needs}")

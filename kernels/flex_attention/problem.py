@@ -145,8 +145,8 @@ class Problem:
 
     @property
     def sparse(self):
-        """Whether there is a block mask."""
-        return self.BLOCK_SIZE is not None
+        """Whether blocks are visited by a mask's lists; without queries or keys there is no block, whatever they name."""
+        return self.BLOCK_SIZE is not None and self.M > 0 < self.N
 
     @cached_property
     def SPARSE_M(self):
@@ -164,7 +164,7 @@ class Problem:
     @cached_property
     def HAS_FULL(self):
         """Whether full blocks are listed apart."""
-        return "full_kv_num_blocks" in self.lists
+        return self.sparse and "full_kv_num_blocks" in self.lists
 
     @staticmethod
     def tiles(length, SPARSE, BLOCK):

@@ -1,6 +1,7 @@
 """The registered operator: what PyTorch sees of a call, and how it finds its plan."""
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from kernels.common.operator import Operator
 from kernels.common.plan import remembered
@@ -82,6 +83,34 @@ OPERATOR = Operator(
     saved=("query", "key", "value", "captured", "lists", "o", "lse"),
     constant=("top",),
 )
+
+
+# What torch's counter of floating-point operations is told: two products forward, five backward, of the blocks visited.
+
+
+def _flops(query, key, value, captured, lists, ints, floats, scale, want_top, spec):
+    return _products(query, key, lists, spec) * (query.shape[-1] + value.shape[-1])
+
+
+def _backward_flops(do, dlse, query, key, value, captured, lists, o, lse, ints, floats, scale, want_top, spec, needs):
+    scores = any((*needs[:2], *needs[3:]))
+    q_side, v_side = 1 + needs[0] + needs[1], scores + needs[2]
+    return _products(query, key, lists, spec) * (q_side * query.shape[-1] + v_side * value.shape[-1])
+
+
+def _products(query, key, lists, spec):
+    """Twice the pairs of queries and keys in blocks that are visited; in all, where the lists hold no numbers."""
+    B, Hq, M, _ = query.shape
+    spec, pairs = specs.find(spec), 2 * B * Hq * M * key.shape[2]
+    named = dict(zip(spec.lists, lists, strict=True))
+    counts = [named[name] for name in ("kv_num_blocks", "full_kv_num_blocks") if name in named]
+    if not counts or any(is_fake(t) or t.is_meta for t in counts):
+        return pairs
+    blocks = counts[0].numel() * -(-key.shape[2] // spec.BLOCK_SIZE[1])
+    return round(pairs * sum(int(t.sum()) for t in counts) / max(blocks, 1))
+
+
+OPERATOR.counts(_flops, _backward_flops)
 
 
 def attend_unchecked(spec, query, key, value, captured, lists, ints, floats, scale, enable_gqa, want_top, seq_lengths):

@@ -64,7 +64,6 @@ class View:
 
     @property
     def dtype(self):
-        """The elements' type."""
         return self.allocation.dtype
 
     @property

@@ -119,7 +119,6 @@ class Tensor:
         return self.like(self.data.permute(_flat(order)))
 
     def trans(self, *order) -> "Tensor":
-        """The transpose."""
         return self.permute(*order) if order else self.like(self.data.T)
 
     T = property(trans)
@@ -376,5 +375,4 @@ class BlockType:
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
         return self.numel * max(self.element_ty.primitive_bitwidth // 8, 1)

@@ -7,7 +7,6 @@ two ceilings were measured in the same run as the results: the rate of a device-
 product.
 """
 
-import gzip
 import json
 from numbers import Real
 from pathlib import Path
@@ -181,32 +180,11 @@ def recorded(results) -> dict:
     """
     path = Path(results)
     path = path if path.suffix == ".json" else RESULTS / f"{results}.json"
-    record = read_record(path)
-    if record is None:
-        known = ", ".join(sorted({file.name.split(".")[0] for file in path.parent.glob("*.json*")})) or "none"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.json"))) or "none"
         missing = f"results is {str(results)!r}, but there is no {path.name} in {path.parent.name}/"
         raise FileNotFoundError(f"{missing}: recorded are {known}")
-    return record
-
-
-def read_record(path) -> dict | None:
-    """The record at ``path``, plain or packed beside it (``packed_names``); ``None`` if there is none."""
-    path = Path(path)
-    if path.is_file():
-        return json.loads(path.read_text())
-    gz, xz = (path.with_name(name) for name in packed_names(path.name))
-    if gz.is_file():
-        return json.loads(gzip.decompress(gz.read_bytes()))
-    if not xz.is_file():
-        return None
-    import lzma  # here: a Python may be built without it, and needs it for the longest records alone
-
-    return json.loads(lzma.decompress(xz.read_bytes()))
-
-
-def packed_names(name: str) -> tuple[str, str]:
-    """A record's names packed by ``gzip -9n``, as those that lessons read, and by ``xz -9e``, as the longest of tuning."""
-    return f"{name}.gz", f"{name}.xz"
+    return json.loads(path.read_text())
 
 
 def _read(results, select: dict | None) -> tuple[dict, list[dict]]:

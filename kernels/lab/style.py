@@ -10,8 +10,6 @@ import sys
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from kernels.lab.png import small
-
 #: Light fills that black text stands on (Paul Tol's "light" scheme).
 FILLS = ("#77AADD", "#EE8866", "#EEDD88", "#99DDFF", "#BBCC33", "#FFAABB", "#44BB99", "#DDDDDD")
 #: Line and marker colours (Okabe and Ito), each with its marker shape.
@@ -39,10 +37,10 @@ class Picture(Figure):
             shell.display_formatter.formatters["image/png"].for_type(Picture, Picture._repr_png_)
 
     def png(self) -> bytes:
-        """As a small file, the same bytes each time."""
-        full = io.BytesIO()
-        self.savefig(full, format="png", metadata={"Software": None})
-        return small(full.getvalue())
+        """As a file, the same bytes each time."""
+        file = io.BytesIO()
+        self.savefig(file, format="png", metadata={"Software": None})
+        return file.getvalue()
 
     def _repr_png_(self) -> bytes | tuple[bytes, dict]:
         return (self.png(), {"alt": self.alt}) if self.alt else self.png()

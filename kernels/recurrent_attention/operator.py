@@ -86,7 +86,8 @@ def recurrent_attention(
         output_final_state: return the state after the last token, too.
         reverse: walk from the last token of each sequence to its first.
         cu_seqlens: int32 or int64 [N+1], for sequences packed end to end along T with B = 1: sequence n is tokens
-            ``cu_seqlens[n]`` to ``cu_seqlens[n+1] - 1``; it may be empty. ``None``: every batch row is a sequence, N = B.
+            ``cu_seqlens[n]`` to ``cu_seqlens[n+1] - 1``; it may be empty. Tokens behind the last are padding: their o and all
+            their gradients are 0. ``None``: every batch row is a sequence, N = B.
         mode: ``"recurrent"``: one token at a time, every gate; ``"chunk"``: matrix products, every gate but gv;
             ``"auto"`` chooses between them. ``recurrent_attention.explain`` says which, and why. In chunks, a NaN or an
             infinity of one token reaches the outputs of earlier ones, too, of its sequence alone.
@@ -146,7 +147,8 @@ def recurrent_attention_step(
         gk: [B, H, K], or ``None``.
         gv: [B, H, V], or ``None``.
         scale: c; ``None`` means :math:`K^{-1/2}`.
-        slots: int64 [B], which state of the pool belongs to each row of q, no two the same; ``None``: row b uses state b.
+        slots: int32 or int64 [B], which state of the pool belongs to each row of q, no two the same; negative where a row is
+            padding: its o is 0. ``None``: row b uses state b.
         state_v_first: state is [B or pool, H, V, K].
 
     Returns:
@@ -287,3 +289,28 @@ _step = Operator(
     lambda q, k, v, *rest: q.new_empty(*q.shape[:2], v.shape[-1]),
     room="recurrent_attention",
 )
+
+
+# What torch's counter of floating-point operations is told. A token of a head decays its state, adds to it and is read from;
+# backward, it does so again, and seven more operations on the state follow. In chunks of C tokens these are products.
+
+
+def _products(q, v, mode, states, q_side, v_side):
+    """Those of all tokens: with their ``states`` of [K, V], and with the others of their chunk along K and along V."""
+    K, V = q.shape[-1], v.shape[-1]
+    if mode == "chunk":
+        C = cuts(size_class(K, q.dtype), q.device)["C"]
+        return q.shape[:-1].numel() * 2 * (states * K * V + C * (q_side * K + v_side * V))
+    return q.shape[:-1].numel() * (5 if states == 2 else 12) * K * V
+
+
+def _flops(q, k, v, *rest):
+    return _products(q, v, rest[-1], 2, 1, 1)
+
+
+def _backward_flops(do, dfinal, q, k, v, *rest):
+    return _products(q, v, rest[-2], 5, 3, 2)
+
+
+_attend.counts(_flops, _backward_flops)
+_step.counts(lambda q, k, v, *rest: 5 * q.numel() * v.shape[-1])

@@ -55,6 +55,7 @@ def recurrent_attention_reference(
         outputs += o
         states.append(S)
 
+    outputs += [q.new_zeros(H, V)] * (B * T - len(outputs))  # behind the last sequence lies padding
     o = torch.stack(outputs).reshape(B, T, H, V) if outputs else q.new_zeros(B, T, H, V)
     if not output_final_state:
         return o, None
@@ -65,7 +66,7 @@ def recurrent_attention_step_reference(
     q, k, v, state, *, g=None, g_gamma=None, gk=None, gv=None, scale=None, slots=None
 ):
     """One token of the recurrence: ``(o, new_state)`` for q, k [B, H, K] and v [B, H, V], nothing in place."""
-    chosen = torch.arange(q.shape[0], device=q.device) if slots is None else slots
+    chosen = torch.arange(q.shape[0], device=q.device) if slots is None else slots.long().clamp(min=0)
     g, gk, gv = (None if gate is None else gate[:, None] for gate in (g, gk, gv))
     o, updated = recurrent_attention_reference(
         q[:, None],
@@ -76,7 +77,11 @@ def recurrent_attention_step_reference(
         gk=gk,
         gv=gv,
         scale=scale,
-        initial_state=state[chosen],
+        initial_state=state[chosen] if state.shape[0] else None,
         output_final_state=True,
     )
-    return o[:, 0], state.index_copy(0, chosen, updated.to(state.dtype))
+    if slots is None:
+        return o[:, 0], state.index_copy(0, chosen, updated.to(state.dtype))
+    there = slots >= 0  # the other rows are padding
+    o = torch.where(there[:, None, None], o[:, 0], 0)
+    return o, state.index_copy(0, chosen[there], updated[there].to(state.dtype))

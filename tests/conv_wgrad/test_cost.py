@@ -293,29 +293,17 @@ def test_the_fit_of_what_joins_says_what_it_lacks(hands, tiles, message):
         fit.geometric_mean([])
 
 
-def test_the_fit_says_which_records_it_lacks(monkeypatch, tmp_path, capsys):
-    other = {"machine": {"gpu": "a GPU"}, "rows": []}
-    for record, message in ((None, "needs a folder with one of tune_conv_wgrad"), (other, "recorded on a GPU, needs one of")):
-        monkeypatch.setattr(fit.harness, "read", lambda *_, record=record: record)
-        monkeypatch.setattr("sys.argv", ["fit", "conv_wgrad", "--records", str(tmp_path)])
-        with pytest.raises(SystemExit):
-            fit.main()
-        assert message in capsys.readouterr().err
-
-
-def test_the_fit_sees_no_row_of_the_held_out_half(monkeypatch, tmp_path):
-    seen = []
+def test_the_fit_sees_the_tuning_half_alone_and_knows_its_gpus(monkeypatch, tmp_path, capsys):
+    path, seen = tmp_path / "times.json", []
+    rows = [{"half": half} for half in ("tuning", "held_out", "tuning")]
     monkeypatch.setattr(fit, "points_of", lambda rows: seen.extend(rows) or [])
-    monkeypatch.setattr(fit, "fit", lambda *given: {})
-    monkeypatch.setattr(fit, "fit_joined", mock.Mock(side_effect=InterruptedError))
-    monkeypatch.setattr("sys.argv", ["fit", "conv_wgrad"])
-    with pytest.raises(InterruptedError):
-        fit.main()
-    record = fit.harness.read(fit.JOINED)
-    assert {row["half"] for row in seen} == {"tuning"} and {row["half"] for row in record["rows"]} == {"tuning", "held_out"}
-    assert sum(row["half"] == "tuning" for row in record["rows"]) + sum(
-        len(fit.harness.read(name)["rows"]) for name in fit.RECORDS
-    ) == len(seen)
+    monkeypatch.setattr(fit, "fit", mock.Mock(side_effect=InterruptedError))
+    monkeypatch.setattr("sys.argv", ["fit", str(path)])
+    for gpu, raised in ((GPU, InterruptedError), ("a GPU", SystemExit)):
+        path.write_text(json.dumps({"machine": {"gpu": gpu}, "rows": rows}))
+        with pytest.raises(raised):
+            fit.main()
+    assert seen == [{"half": "tuning"}] * 2 and "records are of a GPU, needs one of" in capsys.readouterr().err
 
 
 def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):

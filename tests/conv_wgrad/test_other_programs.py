@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import runtime
 from kernels.conv_wgrad import Conv2d, conv2d, conv2d_wgrad
+from kernels.conv_wgrad.reference import conv2d_reference
 from tests.conv_wgrad import cases
 from tests.conv_wgrad.test_module import compare, pair
 
@@ -200,3 +201,41 @@ def test_a_quantized_image_is_named():
         x = torch.quantize_per_tensor(torch.zeros(2, 4, 6, 6), 0.1, 0, torch.qint8)
     with pytest.raises(ValueError, match="input is a quantized tensor"):
         layer(x)
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
+def test_float64_is_torchs_own_under_torch_func(padding_mode):
+    """Where there is no kernel of ours, there is nothing that a transform lacks a rule for."""
+    theirs, ours = (layer.double() for layer in pair(4, 8, 3, padding=1, padding_mode=padding_mode))
+    x, parameters = cases.randn(2, 4, 6, 6).double(), dict(theirs.named_parameters())
+    loss = lambda layer, x, p: torch.func.functional_call(layer, p, (x,)).square().sum()  # noqa: E731
+    for transformed in (
+        lambda layer: torch.func.grad(loss, argnums=2)(layer, x, parameters),
+        lambda layer: torch.func.grad(lambda x: layer(x).square().sum())(x),
+        lambda layer: torch.func.vmap(lambda x: torch.func.grad(loss, argnums=2)(layer, x, parameters))(x),
+        lambda layer: torch.func.jvp(layer, (x,), (x,)),
+        lambda layer: torch.func.vmap(layer)(x[:, None]),
+    ):
+        torch.testing.assert_close(transformed(ours), transformed(theirs))
+    with pytest.raises(RuntimeError, match="Conv2d cannot run under torch.func's vmap"):
+        torch.func.vmap(ours.float())(x[:, None].float())
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (4, 2)], ids=str)
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_padding_by_name(padding, kernel):
+    x, weight = cases.randn(2, 7, 6, 4).requires_grad_(), cases.randn(8, *kernel, 4).requires_grad_()
+    rest = {"padding": padding, "dilation": (2, 1)}
+    y = conv2d(x, weight, **rest)
+    want = F.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), **rest).permute(0, 2, 3, 1)
+    torch.testing.assert_close(y, want)
+    dy = torch.randn_like(y)
+    (dw,) = torch.autograd.grad(want, weight, dy)
+    torch.testing.assert_close(torch.autograd.grad(y, weight, dy)[0], dw, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(conv2d_wgrad(x.detach(), dy, *kernel, **rest), dw, rtol=1e-4, atol=1e-4)
+    assert conv2d_wgrad.explain(x.detach(), dy, *kernel, **rest)
+    torch.testing.assert_close(conv2d_reference(x, weight, **rest), want)
+    with pytest.raises(ValueError, match='padding is .full., needs "valid" or "same"'):
+        conv2d(x, weight, padding="full")
+    with pytest.raises(ValueError, match='stride is .2, 2., needs 1 with padding="same"'):
+        conv2d(x, weight, stride=2, padding="same")

@@ -39,13 +39,6 @@ def pins(path) -> dict[str, SpecifierSet]:
     return found
 
 
-def test_every_dependency_has_its_reason_beside_it():
-    text = (ROOT / "pyproject.toml").read_text()
-    lines = [line for line in text.splitlines() if re.match(r'    "[\w-]+[><=]', line)]
-    assert len(lines) == len(wanted())
-    assert [line for line in lines if not re.search(r",\s+# \w+", line)] == []
-
-
 @pytest.mark.parametrize("line", CONDA)
 def test_a_conda_line_is_one_that_conda_reads(line):
     spec = MatchSpec(line)
@@ -90,7 +83,3 @@ def test_each_choice_names_its_pair_and_shares_the_tools(name, torch, triton):
     chosen = pins(ROOT / "constraints" / f"{name}.txt")
     assert (str(chosen["torch"]), str(chosen["triton"])) == (torch, triton)
     assert pins(ROOT / "constraints" / "common.txt").items() <= chosen.items()
-
-
-def test_the_distribution_is_not_named_as_the_unrelated_one():
-    assert PROJECT["name"] == "kernels-from-math"

@@ -37,7 +37,6 @@ CHECKED = [
 ]
 BY_NAME = {exercise.name: exercise for exercise in CHECKED}
 WORTH = {name: exercise.worth for name, exercise in BY_NAME.items()}
-HINT = re.compile(r"<details><summary>Hint (\d): ([^<]+)</summary>\n\n.+?\n\n</details>", flags=re.DOTALL)
 REGION = re.compile(r"^ *### BEGIN SOLUTION\n(.*?)^ *### END SOLUTION(?:\n|\Z)", flags=re.MULTILINE | re.DOTALL)
 STUB = re.compile(r"^ *# your lines here\n *pass(?:\n|\Z)", flags=re.MULTILINE)
 EXERCISES = [name for name in NAMES if name[0].isdigit()]  # the others are clinics: no kernel is written there
@@ -121,43 +120,10 @@ def test_solving_only_replaces_marked_lines(name):
 
 
 @each_assignment
-def test_each_gap_says_how_long_its_answer_is(name):
-    for cell in read("solutions", name).cells:
-        for found in REGION.finditer(cell.source):
-            said = re.search(r"# .*\(roughly (\d+) lines?\)$", cell.source[: found.start()].rstrip())
-            assert said, f"{cell.id}: no (roughly N lines) above a gap"
-            assert abs(int(said[1]) - len(found[1].splitlines())) <= 2, cell.id
-
-
-@each_assignment
-def test_the_title_says_minutes_points_difficulty_and_lesson(name):
+def test_the_title_says_the_points_that_there_are(name):
     notebook = read("exercises", name)
-    title = notebook.cells[0].source
-    assert re.match(rf"# (Exercise {name[:2]}|Clinic {name[7:8]}) · ", title)
-    said = re.search(r"\*\*(\d+) minutes · (\d+) points · difficulty (●+)(○*)\*\* · after lessons? \[", title)
-    assert said, title
-    assert len(said[3] + said[4]) == 5
-    assert int(said[2]) == sum(cell.metadata.nbgrader.points for cell in graded(notebook))
-
-
-@each_exercise
-def test_three_hints_come_after_each_check(name):
-    notebook = read("exercises", name)
-    found = HINT.findall(prose(notebook))
-    assert [number for number, _ in found] == ["1", "2", "3"] * len(graded(notebook))
-    assert {said for number, said in found if number == "1"} == {"what to look at"}
-    assert {said for number, said in found if number == "2"} == {"which equation"}
-    assert {said for number, said in found if number == "3"} == {"a second small case"}
-
-
-@each_assignment
-def test_the_specification_the_symptoms_and_what_comes_next_are_there(name):
-    text = prose(read("exercises", name))
-    for heading in ("## What it computes", "## By hand", "## When it goes wrong", "## What next"):
-        assert heading in text
-    assert text.count("$$") >= 2
-    symptoms = text.split("## When it goes wrong")[1].split("## What next")[0]
-    assert len(re.findall(r"^\* \*\*.+?\*\*", symptoms, flags=re.MULTILINE)) >= 5
+    said = re.search(r"\*\*\d+ minutes · (\d+) points", notebook.cells[0].source)
+    assert int(said[1]) == sum(cell.metadata.nbgrader.points for cell in graded(notebook))
 
 
 @each_assignment
@@ -250,6 +216,5 @@ def test_each_property_points_to_a_step_that_exists(exercise):
 def test_the_kill_table_lists_the_mutants_that_there_are():
     text = TABLE.read_text().split("\n## How much of a solution")[0]
     assert text.endswith("\n\n".join(map(section, targets())) + "\n"), "out of date: python -m tests.course.mutants"
-    assert min(len(t.mutants) for t in targets()) >= 8
     for target in targets():
         assert {mutant.verdict for mutant in target.mutants} == set(VERDICTS), target.function

@@ -11,7 +11,6 @@ from tools.kernel_environment import ROOT
 README = (ROOT / "README.md").read_text()
 PLAN = (ROOT / "docs" / "instructor_guide.md").read_text()
 EXERCISES = sorted(ROOT.glob("solutions/*/*.ipynb"))
-LESSON = re.compile(r"^\|.*\(notebooks/(\d\d)_.*\| (\d+) \|$", flags=re.MULTILINE)
 WEEK = re.compile(r"^\| [\d–]+ \| ([\d, ]+) \| (.+?) \| ([\d, ]+) \| ([\d, ]+) \|$", flags=re.MULTILINE)
 
 
@@ -57,12 +56,3 @@ def test_the_plan_hands_out_an_exercise_behind_its_lessons(path):
 def test_the_plan_has_every_lesson_once():
     planned = [lesson for lessons, _ in weeks() for lesson in lessons]
     assert sorted(planned) == sorted(path.name[:2] for path in ROOT.glob("notebooks/*.ipynb"))
-
-
-def test_a_week_of_the_plan_has_the_hours_that_it_promises():
-    """The lessons' minutes, and twice the exercises'; a row of two weeks has twice the hours."""
-    takes = {lesson: int(minutes) for lesson, minutes in LESSON.findall(README)}
-    rows = re.findall(r"^\| (\d+)(?:–(\d+))? \| \d\d", PLAN, flags=re.MULTILINE)
-    for (first, last), (lessons, exercises) in zip(rows, weeks(), strict=True):
-        minutes = sum(takes[lesson] for lesson in lessons) + 2 * sum(int(minutes) for _, minutes, _ in exercises)
-        assert 4 <= minutes / 60 / (int(last or first) - int(first) + 1) <= 7.25, first

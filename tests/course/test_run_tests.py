@@ -1,6 +1,9 @@
 """`make test` says what ran, and fails whenever anything did."""
 
+import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -83,6 +86,31 @@ def test_what_the_loop_leaves_out_is_the_rest(repository, capfd, monkeypatch):
     assert run(capfd, "rest")[1][-1] == "3 passed, 0 failed"
 
 
+def test_an_operator_is_proved_by_a_share_of_its_tests_its_cases_and_its_planted_bugs(repository, capfd, monkeypatch):
+    shutil.copy(ROOT / "conftest.py", repository)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setitem(run_tests.PYTEST, "operator", ["-p", "pytest_timeout", *run_tests.PYTEST["operator"][-1:]])
+    case = "import pytest\n\n\n@pytest.mark.parametrize('n', {})\ndef test_one(n):\n    pass\n"
+    for path, values in {
+        "dynamic_conv/test_a.py": list(range(9)),  # of which it takes the first and the last
+        "flex_attention/test_a.py": [0],
+        "common/test_a.py": ["dynamic_conv", "flex_attention"],
+        "course/test_mutants.py": ["dynamic_conv_dx: no mask", "dynamic_conv_dx: no tail", "im2col: no mask"],
+    }.items():
+        (repository / "tests" / path).parent.mkdir(exist_ok=True)
+        (repository / "tests" / path).write_text(case.format(values))
+    code = run_tests.main(["operator", "--", "dynamic_conv"])
+    lines = capfd.readouterr().out.splitlines()
+    assert code == 0 and lines[-3].startswith("tests of the operator: 3 passed") and lines[-1] == "5 passed, 0 failed"
+
+
+@pytest.mark.parametrize("names", [[], ["flex"], ["dynamic_conv", "conv_wgrad"]])
+def test_an_operator_that_there_is_not_is_told_which_there_are(repository, capfd, names):
+    assert run_tests.main(["operator", "--", *names]) == 1
+    there = sorted(path.parent.name for path in ROOT.glob("kernels/*/operator.py") if path.parent.name != "common")
+    assert capfd.readouterr().err == f"NAME is {' '.join(names)!r}, needs one of {', '.join(there)}\n"
+
+
 def test_an_old_report_is_not_counted(repository, capfd):
     run(capfd, "unit")
     (repository / "tests" / "conftest.py").write_text("raise SystemExit(3)\n")
@@ -104,3 +132,10 @@ def test_without_git_it_says_so(repository, capfd, monkeypatch):
     monkeypatch.setattr(run_tests.shutil, "which", lambda name: None)
     assert run_tests.main(["lint"]) == 1
     assert "need git" in capfd.readouterr().err
+
+
+def test_nothing_is_printed_after_the_summary():
+    asked = ["tests/course/test_environment.py", "-k", "pip_section"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:nbval", *asked]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.stderr == "" and re.fullmatch(r"1 passed, .*", ran.stdout.splitlines()[-1]), ran.stdout + ran.stderr

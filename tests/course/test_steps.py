@@ -1,7 +1,6 @@
 """Every "Your turn" of every lesson: its stub runs, its answer is right, and each wrong answer gets its diagnosis."""
 
 import importlib.util
-import re
 from pathlib import Path
 
 import nbformat
@@ -77,7 +76,6 @@ def test_the_answer_below_is_right(turn):
 def test_a_wrong_answer_gets_its_diagnosis(turn, source, phrase):
     said = turns.said(turn, source)
     assert f"Your turn {turn.step}: not yet. " in said and phrase in said
-    assert not re.search(r"not yet\. [a-z]+[ ,:]", said), "it begins with a small letter"
 
 
 @pytest.mark.parametrize("lesson", LESSONS)

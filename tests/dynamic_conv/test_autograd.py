@@ -58,7 +58,7 @@ def test_under_autocast():
     with torch.autocast(runtime.device.type, dtype=torch.bfloat16):
         y = model(x)
     y.sum().backward()
-    assert y.dtype == torch.float32 and all(p.grad.isfinite().all() for p in model.parameters())
+    assert y.dtype == torch.bfloat16 and all(p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_explain_names_the_choice_and_the_reason():

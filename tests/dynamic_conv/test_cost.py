@@ -7,18 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import dynamic_conv_tiles as tiles
 from benchmarks import dynamic_conv_walks as walks
-from benchmarks import harness
 from kernels import runtime
 from kernels.common import configs
-from kernels.dynamic_conv import classes, cost, dynamic_conv
+from kernels.dynamic_conv import cost, dynamic_conv
 from kernels.dynamic_conv.backward import conv_backward_kernel
 from kernels.lab import compile_report
 
-RECORD = harness.read(walks.RECORDS["token"])
-TABLE = configs._table("dynamic_conv")[RECORD["machine"]["gpu"]]["backward"]
-PROCESSORS = RECORD["machine"]["multiprocessors"]
+TABLE = configs._table("dynamic_conv")["NVIDIA H200"]["backward"]
+PROCESSORS = 132
 
 
 def in_plain_python(walk, run, programs, columns, words, W, processors):
@@ -66,23 +63,14 @@ def test_the_choice_is_that_of_a_search_in_plain_python(candidates, T, rows, pac
     assert t(walk, run) <= (1 + 1e-6) * min(t(candidates[w], r) for w, r in searched) + 1e-9
 
 
-def test_the_table_is_what_the_record_says():
-    rows = [(*row[:4], *row[5:]) for row in RECORD["rows"] if row[3:5] == [8, 1]]
-    walk, error = walks.fitted(rows, {"BLOCK": 32, "num_warps": 1}, RECORD["machine"], 19)
-    assert TABLE["W8 16-bit"]["WALKS"][0] == {"BLOCK": 32, "num_warps": 1} | walk
-    assert error < 0.06
-
-
-@pytest.mark.parametrize("W", sorted({*walks.WIDTHS} - {*tiles.USED["backward"]}))
-def test_the_model_predicts_the_record(W):
-    """Within a tenth at the median, on each width: it is a model of the machine, not a table of the rows."""
-    off = []
-    for walk in TABLE[f"W{W} 16-bit"]["WALKS"]:
-        rows = [(*row[:4], *row[5:]) for row in RECORD["rows"] if row[3:5] == [W, walk["num_warps"]]]
-        shapes, ms = [row[:-1] for row in rows], [row[-1] for row in rows]
-        of = walks.predicted(shapes, walk, PROCESSORS, RECORD["machine"]["copy_tb_per_s"], 2 * W + 3)
-        off += [abs(math.log(a / b)) for a, b in zip(of, ms, strict=True)]
-    assert len(off) > 100 and sorted(off)[len(off) // 2] < 0.1
+def test_the_fit_finds_the_walk_that_made_the_times():
+    """Of a machine that is exactly as the model says."""
+    machine, tile = {"multiprocessors": PROCESSORS, "copy_tb_per_s": 4.0}, {"BLOCK": 32, "num_warps": 1}
+    truth = tile | {"RESIDENT": 16, "RATE": 0.96, "FILL": 4.5}
+    shapes = [(*shape, 4, run) for shape in walks.SHAPES[:3] for run in (16, 32, 64, 128, 512)]
+    ms = walks.predicted(shapes, truth, PROCESSORS, machine["copy_tb_per_s"], 11)
+    found, error = walks.fitted([(*shape, float(t)) for shape, t in zip(shapes, ms, strict=True)], tile, machine, 11)
+    assert tile | found == truth and error < 1e-6
 
 
 def test_explain_prints_each_candidates_time(monkeypatch):
@@ -91,54 +79,6 @@ def test_explain_prints_each_candidates_time(monkeypatch):
     ))  # fmt: skip
     text = dynamic_conv.explain(torch.zeros(2, 64, 512, dtype=torch.float16), torch.zeros(2, 64, 512, 4, dtype=torch.float16))
     assert "1 warps, runs of" in text and "4 warps, runs of" in text and ": 1.00" in text
-
-
-STATIC = harness.read(walks.RECORDS["static"])
-
-
-@pytest.mark.parametrize("W", sorted({*walks.STATIC_WIDTHS} - {*tiles.USED["static backward"]}))
-def test_walks_of_one_weight_choose_well_by_the_record(W):
-    """Within a twentieth of each shape's fastest launch, and a fortieth in the mean."""
-    table = configs._table("dynamic_conv")[STATIC["machine"]["gpu"]]
-    (walk,) = table["static backward"][f"W{W} 16-bit"]["WALKS"]
-    tile = {name: value for name, value in walk.items() if name not in (*cost.MODEL, "BLOCK")}
-    number, shapes = STATIC["tiles"]["static backward"].index(tile), {}
-    for kernel, B, T, D, taps, tile, run, ms in STATIC["rows"]:
-        if (kernel, taps, tile) == ("static backward", W, number):
-            shapes.setdefault((B, T, D, W), {})[run] = ms
-    mean, worst = walks.regret(shapes, walk, STATIC["machine"]["multiprocessors"])
-    assert len(shapes) >= 3 and mean < 0.025 and worst < 1.05
-
-
-@pytest.mark.parametrize("W", walks.STATIC_WIDTHS)
-def test_forward_runs_are_short_unless_there_are_too_many(monkeypatch, W):
-    monkeypatch.setattr(classes, "multiprocessors", lambda device: STATIC["machine"]["multiprocessors"])
-    times = {}
-    for kernel, B, T, D, taps, tile, run, ms in STATIC["rows"]:
-        if (kernel, taps, tile) == ("static forward", W, 0):
-            times.setdefault((B, T, D), {})[run] = ms
-    for (B, T, D), of_run in times.items():
-        options = configs.of_gpu("NVIDIA H200", "dynamic_conv", "static forward", f"W{W} 16-bit")
-        run, _ = classes.pop_run(options, T, B, None, D // 4, W, None)
-        assert "WARPS" not in options
-        nearest = min(of_run, key=lambda measured: abs(math.log(measured / run)))
-        assert of_run[nearest] < 1.05 * min(of_run.values()), (B, T, D, run)
-
-
-BOUNDED = harness.read(tiles.RECORD)
-
-
-def test_lines_of_bounded_tiles_are_what_their_record_says():
-    """And the runs that they choose are within a hundredth of each shape's fastest launch in the mean, two at worst."""
-    table = configs._table("dynamic_conv")[BOUNDED["machine"]["gpu"]]
-    fitted, regrets = tiles.fit(BOUNDED)
-    assert BOUNDED["tiles"] == tiles.TILES and {kernel: {*lines} for kernel, lines in fitted.items()} == {
-        kernel: {f"W{W} 16-bit" for W in used} for kernel, used in tiles.USED.items()
-    }
-    for kernel, lines in fitted.items():
-        assert lines.items() <= table[kernel].items()
-    for name, (mean, worst) in regrets.items():
-        assert mean < 1.01 and worst < 1.02, name
 
 
 def most_resident(registers, num_warps):

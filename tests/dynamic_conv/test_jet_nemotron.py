@@ -72,6 +72,11 @@ def test_a_published_checkpoint_loads_into_both_classes():
     other.load_state_dict(plain.state_dict())
     with pytest.raises(RuntimeError, match="Missing key"):
         plain.load_state_dict({name: w for name, w in weights.items() if "w2.bias" not in name})
+    back = nn.ModuleDict({"conv": jet_nemotron.DynamicShortConvolution(**SIZES)}).to(DEVICE)
+    back.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(back["conv"](x, generator_input=g)[0], want)
+    with pytest.raises(RuntimeError, match="Missing key.*kernel_generator.w2.bias"):
+        back.load_state_dict({name: w for name, w in plain.state_dict().items() if "w2.bias" not in name})
 
 
 @pytest.mark.parametrize("options", [{}, {"generator_reduction": None, "generator_input_size": 24}])

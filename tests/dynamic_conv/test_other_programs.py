@@ -9,7 +9,8 @@ import torch
 
 from kernels import runtime
 from kernels.dynamic_conv import DynamicShortConvolution, dynamic_conv, dynamic_conv_step
-from kernels.dynamic_conv.reference import dynamic_conv_step_reference
+from kernels.dynamic_conv.causal_conv1d import causal_conv1d_update
+from kernels.dynamic_conv.reference import dynamic_conv_reference, dynamic_conv_step_reference
 from tests.common import other_programs as programs
 
 
@@ -54,6 +55,50 @@ def test_a_layers_step_on_a_cache_of_other_strides_is_compiled():
 def test_packed_sequences_of_fake_tensors():
     function = lambda x, weight, cu: dynamic_conv(x, weight, cu_seqlens=cu)  # noqa: E731
     programs.fake_sequences_are_packed(function, [t[:1] for t in leaves()])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("static", [True, False])
+def test_autocast_casts_what_it_casts_of_torchs_convolutions(static, dtype):
+    new = lambda *shape: torch.randn(shape, device=runtime.device, requires_grad=True)  # noqa: E731
+    x, weight, bias, residual = new(1, 7, 6), new(*(() if static else (1, 7)), 6, 3), new(6), new(1, 7, 6)
+    arguments = {"bias": bias, "residual": residual, "activation": "silu", "output_final_state": True}
+    with torch.autocast(runtime.device.type, dtype=dtype):
+        y, state = dynamic_conv(x, weight, **arguments)
+        theirs = torch.nn.functional.conv1d(x.mT, new(6, 1, 3), bias, groups=6)
+        assert y.dtype == state.dtype == theirs.dtype == dtype
+    y.float().sum().backward()
+    assert all(t.grad.dtype == torch.float32 for t in (x, weight, bias, residual))
+    torch.testing.assert_close(y.float(), dynamic_conv(x, weight, **arguments)[0], rtol=0.05, atol=0.05)
+
+
+@torch.no_grad()
+def test_steps_under_autocast_give_what_the_sequence_gives():
+    x, weight = torch.randn(2, 6, device=runtime.device), torch.randn(6, 3, device=runtime.device)
+    states = [torch.zeros(2, 6, 2, device=runtime.device) for _ in range(3)]
+    layer = DynamicShortConvolution(6, 3).to(runtime.device)
+    cache = torch.zeros(2, 6, 3, device=runtime.device)
+    with torch.autocast(runtime.device.type, dtype=torch.bfloat16):
+        y = dynamic_conv_step(x, weight, states[0])
+        assert torch.equal(y, dynamic_conv(x[:, None], weight, initial_state=states[1])[:, 0])
+        assert torch.equal(y, causal_conv1d_update(x, states[1], weight))
+        assert torch.equal(layer.step(x, cache), layer(x[:, None], state=states[2])[:, 0])
+    assert y.dtype == torch.bfloat16 and all(t.dtype == torch.float32 and t.any() for t in (*states[:2], cache))
+
+
+def test_swish_is_silu():
+    (x, weight), bias = leaves(), torch.randn(6, device=runtime.device)
+    rest = {"bias": bias, "activation": "silu"}
+    other = rest | {"activation": "swish"}
+    assert torch.equal(dynamic_conv(x, weight, **rest), dynamic_conv(x, weight, **other))
+    assert dynamic_conv.explain(x, weight, **rest) == dynamic_conv.explain(x, weight, **other)
+    assert torch.equal(dynamic_conv_reference(x, weight, **rest), dynamic_conv_reference(x, weight, **other))
+    with torch.no_grad():
+        state = x.new_zeros(x.shape[0], x.shape[2], weight.shape[-1] - 1)
+        one, two = (dynamic_conv_step(x[:, 0], weight[:, 0], state.clone(), **each) for each in (rest, other))
+    assert torch.equal(one, two)
+    with pytest.raises(ValueError, match="activation is 'relu', needs one of None, 'silu', 'swish'"):
+        dynamic_conv(x, weight, activation="relu")
 
 
 def test_negative_views_are_what_they_say():

@@ -8,7 +8,7 @@ import torch
 from kernels import runtime
 from kernels.common import plan as plans
 from kernels.flex_attention import alike, create_block_mask, flex_attention, problem
-from kernels.flex_attention.inputs import LISTS
+from kernels.flex_attention.checks import LISTS
 from kernels.flex_attention.portable import delta, dkdv, dq, forward
 from tests.tensors import LAYOUTS, agree, hooked, laid_out, settled, takes_the_longer_way
 

@@ -39,6 +39,7 @@ MADE = {
     "tree": (20, torch.ones(40, 20, dtype=torch.bool, device=DEVICE)),
     "vision_cross": (ints(0, 20, 20, 40).view(2, 2), 20),
     "batched": (mods.causal, 8),
+    "with_offset": (mods.causal, 3),
     "alibi": (2,),
     "learned_alibi": (floats(2),),
     "softcap": (3.0,),

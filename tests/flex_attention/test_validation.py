@@ -58,7 +58,15 @@ CALLS = [
     (lambda: flex_attention(Q, K, K, scale="1"), "scale is '1', needs a number"),
     (lambda: flex_attention(Q, K, K, 3), "score_mod is 3, needs a function"),
     (lambda: flex_attention(Q, K, K, mods.causal), "score_mod must take score, b, h, q_idx, kv_idx"),
-    (lambda: flex_attention(Q, K, K, block_mask=mods.causal), "block_mask is function, needs a BlockMask"),
+    (
+        lambda: flex_attention(Q, K, K, block_mask=mods.causal),
+        r"block_mask is the function causal, needs a BlockMask or None: create_block_mask\(causal, B, H, M, N\) makes one",
+    ),
+    (lambda: flex_attention(Q, K, K, None, lambda *_: True), r"the function <lambda>, .*: create_block_mask\(mask_mod, B"),
+    (lambda: flex_attention(Q, K, K, mask()), "^score_mod is a BlockMask, needs a function or None: write block_mask="),
+    (lambda: flex_attention(Q, K, K, K), r"^score_mod is a tensor \[2, 4, 9, 16\], needs a function or None$"),
+    (lambda: flex_attention(Q, K, K, None, K > 0), r"^block_mask is a tensor \[2, 4, 9, 16\], needs a BlockMask"),
+    (lambda: flex_attention(Q, K, K, block_mask=mask(mask_mod=K)), r"^block_mask.mask_mod is a tensor \[2, 4, 9, 16\]"),
     (lambda: flex_attention(Q, K, K, block_mask=causal_block_mask(8)), "made for 8 queries and 8 keys, needs 8 and 9"),
     (lambda: flex_attention(Q, K, K, block_mask=sliced()), "block_mask was sliced and lost its mask_mod"),
     (lambda: flex_attention(Q, K, K, block_mask=mask(kv_num_blocks=zeros(3, 1, 1))), r"has shape \[3, 1, 1\].* B = 2"),
@@ -148,3 +156,9 @@ def test_a_captured_tensor_may_lie_on_the_current_gpu_by_either_name(monkeypatch
         check("score_mod", mods.causal, [there], device)
         with pytest.raises(ValueError, match="on cuda:1, needs cuda"):
             check("score_mod", mods.causal, [elsewhere], device)
+
+
+def test_a_mask_in_a_mods_place_is_told_inside_torch_compile_too():
+    for arguments, message in (((mask(),), "write block_mask= before"), ((None, mods.causal), "create_block_mask")):
+        with pytest.raises(Exception, match=message):
+            torch.compile(flex_attention, backend="eager", fullgraph=True)(Q, K, K, *arguments)

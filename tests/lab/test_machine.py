@@ -9,9 +9,6 @@ from kernels.lab import drawings, measured
 from kernels.lab.drawings.language import OUTLINE, fill
 from kernels.lab.drawings.machine import PARTS
 from kernels.lab.drawings.waiting import resident
-from kernels.lab.roofline import RESULTS, read_record
-
-recorded_only = pytest.mark.skipif(read_record(RESULTS / "machine.json") is None, reason="not recorded yet")
 
 
 def fills(figure):
@@ -36,7 +33,6 @@ def test_a_part_that_there_is_not_is_named():
         drawings.machine(lit=("L2", "L3"))
 
 
-@recorded_only
 def test_the_numbers_at_the_places_are_recorded_ones():
     known = measured.numbers()
     written = texts(drawings.machine())
@@ -86,7 +82,6 @@ def test_a_curve_over_sizes_needs_times():
         drawings.matmul_sizes({"ours": {}})
 
 
-@recorded_only
 @pytest.mark.parametrize(
     "name", ["latency", "bytes_in_flight", "strides", "hiding", "waves", "smallest_and_largest", "puzzle"]
 )
@@ -95,12 +90,10 @@ def test_curves_are_drawn_from_the_record(name):
     assert image.startswith(b"\x89PNG") and len(said["alt"]) > 60
 
 
-@recorded_only
 def test_a_readers_own_times_are_drawn():
     figure = measured.puzzle({(132, 32): 0.0123})
     assert any("yours 12.3 ms" in text for text in texts(figure))
 
-@recorded_only
 def test_the_rooflines_names_stand_clear_of_each_other_and_of_the_ridge():
     figure, known = drawings.matmul_roofline(), measured.numbers()
     ax = figure.axes[0]

@@ -1,7 +1,5 @@
 """Pictures show what the accesses say: read back from the figure's own rectangles and texts."""
 
-import io
-import zlib
 
 import numpy as np
 import pytest
@@ -10,9 +8,8 @@ import triton
 import triton.language as tl
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
-from PIL import Image
 
-from kernels.lab import png, style, trace
+from kernels.lab import style, trace
 
 
 @triton.jit
@@ -157,47 +154,6 @@ def test_bad_arguments():
 def test_figures_are_the_same_bytes_each_time():
     first, second = (trace_every_second().picture("src").png() for _ in range(2))
     assert first == second and first.startswith(b"\x89PNG") and b"Software" not in first
-    assert len(first) < 20_000
-
-
-def test_a_rare_colour_survives_the_small_file():
-    """Markers of a few pixels among smooth shades, each in its own ink."""
-    figure, axes = style.picture(5, 3)
-    axes[0, 0].imshow(np.linspace(0, 1, 300).reshape(10, 30), cmap="viridis", aspect="auto", alpha=0.5)
-    for series in range(len(style.INKS)):
-        style.points(axes[0, 0], [4 * series + 3], [5], series, str(series), solid=False)
-    full = io.BytesIO()
-    figure.savefig(full, format="png")
-    want, got = (
-        np.asarray(Image.open(file).convert("RGB"), dtype=int) for file in (full, io.BytesIO(figure.png()))
-    )
-    assert abs(want - got).max() <= png.WORST
-
-
-def test_a_picture_has_the_fewest_colours_that_do_it_no_harm_and_is_never_made_smaller_twice():
-    shades, flats = style.picture(3, 2), style.picture(3, 2)
-    shades[1][0, 0].imshow(np.linspace(0, 1, 400).reshape(20, 20), cmap="viridis", aspect="auto")
-    flats[1][0, 0].add_patch(Rectangle((0.2, 0.2), 0.5, 0.5, color=style.FILLS[0]))
-    for (figure, _), fewest, most in ((shades, 17, 64), (flats, 2, 16)):
-        small = figure.png()
-        image = Image.open(io.BytesIO(small))
-        assert image.mode == "P" and fewest <= len(image.getcolors()) <= most
-        assert png.small(small) == small
-    full = io.BytesIO()
-    flats[0].savefig(full, format="png")
-    want, got = (Image.open(file).convert("RGB").getcolors(1 << 20) for file in (full, io.BytesIO(flats[0].png())))
-    assert max(want)[1] == max(got)[1] == (255, 255, 255) and sorted(want)[-2][1] == sorted(got)[-2][1]  # as they were
-    loose = png.small(full.getvalue(), pack=lambda data: zlib.compress(data, 1))
-    assert len(small) < len(loose) and png.small(loose) == small  # the last one's, the flats
-    assert png.small(small, pack=lambda data: zlib.compress(data, 1)) == small  # as zopfli's where zlib's are longer
-    photograph = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)).save(photograph, "png")
-    assert len(Image.open(io.BytesIO(png.small(photograph.getvalue()))).getcolors()) <= 64
-    width = Image.new("P", (3, 2))  # an odd width in four bits
-    width.putpalette([0, 0, 0, 255, 255, 255])
-    width.putdata([0, 1, 1, 1, 0, 1])
-    read = Image.open(io.BytesIO(png.encoded(width))).convert("RGB")
-    assert read.tobytes() == width.convert("RGB").tobytes()
 
 
 def test_a_picture_says_in_words_what_it_draws():

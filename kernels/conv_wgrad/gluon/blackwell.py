@@ -12,14 +12,12 @@ This is the design of Triton's Gluon example ``02-conv-wgrad``. It has run on ``
 sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 """
 
-
-from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import launch
-from kernels.common.plan import Cost, remembered
+from kernels.common.plan import remembered
 from kernels.conv_wgrad.gluon import tma
-from kernels.conv_wgrad.gluon.tma import copies, gluon
+from kernels.conv_wgrad.gluon.tma import gluon
 
-__all__ = ["copies", "cost", "plan", "reason_not", "wgrad"]
+__all__ = ["planned", "wgrad"]
 
 _plan = remembered(tma.plan_wgrad)
 
@@ -117,26 +115,14 @@ if gluon is not None:
         )
 
 
-def reason_not(problem):
-    """Why this way cannot compute a problem, as text, or ``None``."""
-    if not is_cuda_architecture(problem.device, 10):
-        return "the GPU is not a data center's Blackwell"
-    return tma.unfit(problem.g, problem.dtype)
-
-
-def cost(problem):
-    """None that is finite, as long as no GPU has measured it."""
-    return Cost(float("inf"), 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"')
-
-
-def plan(problem):
+def planned(g, device, split_k=None):
     """What ``wgrad`` would launch, and how."""
-    return _plan("blackwell", launch_kernel, problem.g, problem.device, problem.split_k)
+    return _plan("blackwell", launch_kernel, g, device, split_k)
 
 
 def wgrad(input, grad_output, g, out, accumulate, split_k=None):
     """Bring the weight gradient of the ``Geometry`` g into ``out``, whatever the GPU is; the rest as ``conv2d_wgrad``."""
-    _plan("blackwell", launch_kernel, g, input.device, split_k).run(input, grad_output, out, accumulate)
+    planned(g, input.device, split_k).run(input, grad_output, out, accumulate)
 
 
 def slice_of(options):

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.common.validate import same_device
+from kernels.flex_attention.mods import switches
 from kernels.flex_attention.mods.compiler import CompiledMod, compile_mod
 from kernels.flex_attention.mods.errors import ModError
 from kernels.flex_attention.mods.fingerprint import Fingerprint
@@ -65,13 +66,13 @@ def bind(mod, kind, device, differentiate=False):
     Raises:
         ModError: see ``trace``. ValueError: a captured tensor is on another device.
     """
-    asked = kind, device, differentiate
+    asked = kind, device, differentiate, switches.in_force()
     latest = _latest.get(id(mod))
     if latest is not None and latest.mod() is mod and asked in latest.bound and latest.guards.hold():
         return latest.bound[asked]
     inner = _uncompiled(mod)
     look = Fingerprint(inner)
-    bound = _bind(look, inner, kind, device, differentiate)
+    bound = _bind(look, inner, asked)
     if look.complete and look.guards.possible:
         _remember(mod, look.guards, asked, bound)
     return bound
@@ -110,8 +111,9 @@ def _remember(mod, guards, asked, bound):
         latest.bound[asked] = bound
 
 
-def _bind(look, mod, kind, device, differentiate):
-    key = (kind, device.type, differentiate, look.structure)
+def _bind(look, mod, asked):
+    kind, device, differentiate, in_force = asked
+    key = (kind, device.type, differentiate, in_force, look.structure)
     if not look.complete:
         compiled, captured = _compile(look, mod, kind, device, differentiate)
         return BoundMod(compiled, tuple(captured))

@@ -4,8 +4,7 @@ The steps are ``trace.trace`` (Python to graph, and the graph's derivative), ``e
 module).
 """
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
@@ -16,6 +15,7 @@ from kernels.flex_attention.mods.errors import ARGUMENTS, ModError
 from kernels.flex_attention.mods.reach import Reach
 from kernels.flex_attention.mods.store import load, module_text
 from kernels.flex_attention.mods.trace import trace
+from kernels.flex_attention.mods.written import function_of, written
 
 aten = torch.ops.aten
 
@@ -24,66 +24,68 @@ aten = torch.ops.aten
 class CompiledMod:
     """What a trace became; it holds no captured tensor.
 
-    value: ``score_mod(score, b, h, q_idx, kv_idx, tables)`` or ``mask_mod(b, h, q_idx, kv_idx, tables)`` in Triton; ``None``
-    for a score mod that changes nothing and a mask mod that allows everything. gradient: ``score_gradient(..., grad,
-    tables)``. sinks: ``sink_gradients(..., grad, live, tables, sinks, PASS)``, ``None`` if no captured tensor requires a
-    gradient. bounds: for ``b``, ``h``, ``q_idx`` and ``kv_idx`` the smallest dimension that they index by themselves. before:
-    tables from captured tensors, a torch function. after: gradients of captured tensors from sinks and
-    captured tensors. sink_shapes: of each sink. inputs: for each input of the two whether it is a number, and not a captured
-    tensor. numbers: for each table which number it is, or ``None``. sizes: strides and sizes of tables, the last arguments.
-    learned: for each captured tensor whether it gets a gradient. reach: of a mask mod its ``Reach``.
+    functions: ``(name, text)`` of the mod, ``score_gradient`` and ``sink_gradients``, in Triton; title: the mod's name and
+    arguments. changes_nothing: whether a score mod returns its score, a mask mod allows everything. bounds: for ``b``, ``h``,
+    ``q_idx`` and ``kv_idx`` the smallest dimension that they index by themselves. before: tables from captured tensors, the
+    text of a torch function. after: gradients of captured tensors from sinks and captured tensors. sink_shapes: of each sink.
+    inputs: for each input of the two whether it is a number, and not a captured tensor. fractions: for each number whether it
+    is a ``float``. strides: of each captured tensor, as the text was made for. numbers: for each table which number it is, or
+    ``None``. direct: for each table which captured tensor it is, or which number, ``(is_number, i)``; ``None`` where torch
+    computes. sizes: strides and sizes of tables, the last arguments. learned: for each captured tensor whether it gets a
+    gradient. reach: of a mask mod its ``Reach``.
     """
 
     kind: str
-    text: str
-    value: object
-    gradient: object
-    sinks: object
+    title: str
+    functions: tuple
+    changes_nothing: bool
     bounds: dict
-    before: object
-    after: object
+    before: str
+    after: str
     sink_shapes: tuple
     inputs: tuple
+    fractions: tuple
+    strides: tuple
     numbers: tuple
+    direct: tuple | None
     sizes: tuple
     learned: tuple
     reach: Reach | None
 
     @cached_property
-    def name(self):
-        """A hash of all that the kernels and torch's parts are made of: the same for the same mod in every process."""
-        parts = [self.text, self.before.code, self.after.code]
-        parts += [self.bounds, self.sink_shapes, self.inputs, self.numbers, self.sizes, self.learned]
-        for part in (self.before, self.after):  # constants that the mod makes itself
-            parts += [value.tolist() for _, value in sorted(vars(part).items()) if isinstance(value, torch.Tensor)]
-            parts += [value.tolist() for _, value in part.named_buffers()]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    def description(self):
+        """All that it is, as text: ``described`` makes it of that again, in any process."""
+        return repr(tuple(getattr(self, field.name) for field in fields(self)))
+
+    @property
+    def text(self):
+        """A module of all its functions."""
+        return module_text(self.title, *(text for _, text in self.functions))
+
+    def _function(self, name):
+        text = dict(self.functions).get(name)
+        return None if text is None else getattr(load(module_text(self.title, text)), name)
+
+    @cached_property
+    def value(self):
+        """``score_mod(score, b, h, q_idx, kv_idx, tables)`` or ``mask_mod(b, h, q_idx, kv_idx, tables)`` in Triton; ``None``
+        for one that changes nothing."""
+        return None if self.changes_nothing else self._function(self.kind)
+
+    @cached_property
+    def gradient(self):
+        """``score_gradient(..., grad, tables)``."""
+        return None if self.changes_nothing else self._function("score_gradient")
+
+    @cached_property
+    def sinks(self):
+        """``sink_gradients(..., grad, live, tables, sinks, PASS)``, ``None`` if no captured tensor requires a gradient."""
+        return self._function("sink_gradients")
 
     @cached_property
     def number_kinds(self):
         """``int`` or ``float``, of each number among the inputs."""
-        nodes = [node for node in self.before.graph.nodes if node.op == "placeholder"]
-        return tuple(
-            float if node.meta["val"].dtype.is_floating_point else int
-            for node, is_number in zip(nodes, self.inputs, strict=True)
-            if is_number
-        )
-
-    @cached_property
-    def strides(self):
-        """Of each captured tensor, as its text was made for."""
-        nodes = [node for node in self.before.graph.nodes if node.op == "placeholder"]
-        return [node.meta["val"].stride() for node, is_number in zip(nodes, self.inputs, strict=True) if not is_number]
-
-    @cached_property
-    def direct(self):
-        """For each table which captured tensor it is, or which number, ``(is_number, i)``; ``None`` where torch computes."""
-        *inputs, result = self.before.graph.nodes
-        if any(node.op != "placeholder" for node in inputs):
-            return None
-        captured = [node for node, is_number in zip(inputs, self.inputs, strict=True) if not is_number]
-        made = iter(result.args[0])
-        return tuple((True, i) if i is not None else (False, captured.index(next(made))) for i in self.numbers)
+        return tuple(float if fraction else int for fraction in self.fractions)
 
     def _inputs(self, captured, numbers):
         """What torch's parts are called with: tensors, and numbers as tensors on the CPU, which torch lets meet any other."""
@@ -96,13 +98,13 @@ class CompiledMod:
         if (direct := self.direct) is not None:
             return *[numbers[i] if is_number else captured[i] for is_number, i in direct], *self.sizes
         with torch.no_grad():
-            made = iter(self.before.forward(*self._inputs(captured, numbers)))  # past hooks on all modules
+            made = iter(function_of(self.before)(*self._inputs(captured, numbers)))
         return *(next(made) if i is None else numbers[i] for i in self.numbers), *self.sizes
 
     @torch.no_grad()
     def gradients(self, captured, numbers, sums):
         """The gradients of the captured tensors from the sums that the kernel made, ``None`` for those that get none."""
-        made = iter(self.after.forward(*self._inputs(captured, numbers), *sums))
+        made = iter(function_of(self.after)(*self._inputs(captured, numbers), *sums))
         return [self._gradient(t, next(made)) if on else None for t, on in zip(captured, self.learned, strict=True)]
 
     @staticmethod
@@ -111,10 +113,19 @@ class CompiledMod:
         return torch.zeros_like(t) if gradient is None else gradient.to(t.dtype).expand(t.shape).reshape(t.shape)
 
 
+def described(description):
+    """The ``CompiledMod`` of a ``CompiledMod.description``, evaluated."""
+    return CompiledMod(*description)
+
+
 def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
     """``(CompiledMod, captured tensors)`` of a mod, traced now; ``stand_ins`` among those stand for numbers."""
-    with _disable_current_modes():  # a program that is being recorded holds the call, not what is computed on the way to it
-        t = trace(mod, kind, device, differentiate)
+    with _disable_current_modes():  # what is being recorded holds the call, not what is computed on the way to it
+        return _compiled(mod, kind, device, differentiate, stand_ins)
+
+
+def _compiled(mod, kind, device, differentiate, stand_ins):
+    t = trace(mod, kind, device, differentiate)
     inputs = [any(tensor is one for one in stand_ins) for tensor in t.captured]
     t.numbers = [node for node, is_number in zip(t.inputs, inputs, strict=True) if is_number]
     _check_numbers(t)
@@ -124,25 +135,35 @@ def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
         if t.sinks:
             functions["sink_gradients"] = emit.emit_sinks(t)
     title = f"{getattr(mod, '__name__', type(mod).__name__)}({', '.join(ARGUMENTS[kind])})"
-    module = {name: load(module_text(title, text)) for name, text in functions.items()}
-    changes_nothing = _always_true(t) if kind == "mask_mod" else _unchanged(t, differentiate)
+    numbers = tuple(t.numbers.index(node) if node in t.numbers else None for node in t.tables)
+    of_tensors = [node for node in t.inputs if node not in t.numbers]
     compiled = CompiledMod(
         kind,
-        module_text(title, *functions.values()),
-        None if changes_nothing else getattr(module[kind], kind),
-        module["score_gradient"].score_gradient if differentiate and not changes_nothing else None,
-        module["sink_gradients"].sink_gradients if "sink_gradients" in functions else None,
+        title,
+        tuple(functions.items()),
+        _always_true(t) if kind == "mask_mod" else _unchanged(t, differentiate),
         _bounds(t),
-        _before(t),
-        _after(t),
+        _torch_part(t, [node for node in t.tables if node not in t.numbers]),
+        _torch_part(t, [gradient for gradient in t.gradients if gradient is not None], t.sinks),
         tuple(tuple(node.meta["val"].shape) for node in t.sinks),
         tuple(inputs),
-        tuple(t.numbers.index(node) if node in t.numbers else None for node in t.tables),
+        tuple(node.meta["val"].dtype.is_floating_point for node in t.numbers),
+        tuple(node.meta["val"].stride() for node in of_tensors),
+        numbers,
+        _direct(t, of_tensors, numbers),
         tuple(t.sizes.values()),
         tuple(gradient is not None for gradient, is_number in zip(t.gradients, inputs, strict=True) if not is_number),
         Reach(t) if kind == "mask_mod" else None,
     )
     return compiled, tuple(t.captured)
+
+
+def _direct(t, captured, numbers):
+    """``CompiledMod.direct``."""
+    if any(node not in t.inputs for node in t.tables):
+        return None
+    pairs = zip(t.tables, numbers, strict=True)
+    return tuple((False, captured.index(node)) if i is None else (True, i) for node, i in pairs)
 
 
 def _check_numbers(t):
@@ -214,28 +235,15 @@ def _is_widened(node):
     return node.target is torch.ops.aten._to_copy.default and node.meta["val"].dtype in (torch.int32, torch.int64)
 
 
-# Torch's parts: before and after the kernel.
-
-def _before(t):
-    """The tables as a torch function of the captured tensors."""
+def _torch_part(t, wanted, sinks=()):
+    """The text of a torch function that gives these nodes of the captured tensors and the sums."""
     graph, copied = torch.fx.Graph(), {}
     for node in t.inputs:
         copied[node] = graph.placeholder(node.name)
-        copied[node].meta = node.meta
-    graph.output([_copy(node, graph, copied) for node in t.tables if node not in t.numbers])
-    return torch.fx.GraphModule(t.graph.owning_module or {}, graph)
-
-
-def _after(t):
-    """The gradients as a torch function of the captured tensors and the sinks."""
-    graph, copied = torch.fx.Graph(), {}
-    for node in t.inputs:
-        copied[node] = graph.placeholder(node.name)
-    for i, node in enumerate(t.sinks):
+    for i, node in enumerate(sinks):
         copied[node] = graph.placeholder(f"sink_{i}")
-    wanted = [gradient for gradient in t.gradients if gradient is not None]
     graph.output([_copy(node, graph, copied) for node in wanted])
-    return torch.fx.GraphModule(t.graph.owning_module or {}, graph)
+    return written(graph, t.graph.owning_module)
 
 
 def _copy(node, graph, copied):

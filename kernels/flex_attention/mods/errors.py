@@ -1,11 +1,11 @@
 """Errors that show the user's own line of a mod."""
 
 import contextlib
+import itertools
 import linecache
 import os
 import re
 import sys
-import threading
 import traceback
 
 import torch
@@ -14,20 +14,12 @@ import torch
 ARGUMENTS = {"score_mod": ("score", "b", "h", "q_idx", "kv_idx"), "mask_mod": ("b", "h", "q_idx", "kv_idx")}
 
 _TORCH_FOLDER, _FOLDER = torch.__path__[0], os.path.dirname(__file__) + os.sep
+WRITTEN = "<a mod, as recorded>"  # what stands for a file where ``written`` has made the code
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
 
 class ModError(ValueError):
     """A mod that cannot become a kernel; the message shows the user's line and says what to write instead."""
-
-
-class _Played(threading.local):
-    """The user's line of the step of a recorded mod that runs now, where one does."""
-
-    line = None
-
-
-played = _Played()
 
 
 def line_of_stack(text):
@@ -40,12 +32,18 @@ def line_of_stack(text):
 
 def user_line():
     """``(file, line number)`` of the innermost frame that is neither torch's nor ours; of a recorded mod, as it was then."""
-    if played.line is not None:
-        return played.line
     frame = sys._getframe(1)
-    while frame and _is_ours(frame.f_code.co_filename):
+    while frame and (line := _line_of(frame, frame.f_lineno)) is None:
         frame = frame.f_back
-    return (frame.f_code.co_filename, frame.f_lineno) if frame else None
+    return line if frame else None
+
+
+def _line_of(frame, number):
+    """The user's line of a frame, ``None`` where it is torch's or ours."""
+    file = frame.f_code.co_filename
+    if file == WRITTEN:
+        return frame.f_globals["lines"].get(number)
+    return None if _is_ours(file) else (file, number)
 
 
 def _is_ours(file):
@@ -76,9 +74,8 @@ def explained(mod, kind):
     except ModError:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        mine = [(f.filename, f.lineno) for f in frames if f.line and not _is_ours(f.filename)]
-        mine, played.line = [*mine, *filter(None, [played.line])], None
+        mine = [line for line in itertools.starmap(_line_of, traceback.walk_tb(error.__traceback__)) if line]
+        mine = [line for line in mine if source_line(line)]
         at = at_line(mine[-1] if mine else None)
         text = type(error).__name__
         if "DataDependent" in text or "data-dependent" in str(error).lower():

@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 import torch
 
+from kernels.flex_attention.mods import switches
 from kernels.flex_attention.mods.guards import Guards
 from kernels.flex_attention.mods.zoo import Mod
 
@@ -55,7 +56,9 @@ class Fingerprint:
                     _named.clear()
                 _named[code] = names
         self.complete &= self.named_at_objects is None or not self.names & _READ_BY_NAME
-        self.complete &= not self.names & _READ_VARIABLES
+        self.complete &= not self.names & (_READ_VARIABLES | switches.OTHERS)
+        if self.names & switches.SWITCHES.keys():
+            self.structure = self.structure, self.guards.switch(self.names)
         self.open &= not self.names & _ASK_FOR_TYPES
 
     @property
@@ -115,6 +118,7 @@ class Fingerprint:
             return "module", x.__name__
         if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
             of = getattr(x, "__self__", None)
+            self.names |= switches.SWITCHES.keys() & {x.__name__}  # whatever a mod calls it
             if isinstance(of, type):
                 return "builtin", x.__name__, weakref.ref(of)  # as the apply of an autograd.Function
             return "builtin", x.__name__, None if of is None else self.within(None, of)  # a list's __getitem__
@@ -167,7 +171,7 @@ class Fingerprint:
         """Of a function: its code, and what it reaches."""
         code = f.__code__
         if f.__module__ and f.__module__.split(".")[0] in SAFE_PACKAGES:  # whose globals stay as they are
-            self.names |= _ASK_FOR_TYPES & set(code.co_names)
+            self.names |= (_ASK_FOR_TYPES | switches.OTHERS | switches.SWITCHES.keys()) & {*code.co_names, code.co_name}
             globals_used = names = ()
         else:
             names = _names(code)

@@ -2,6 +2,8 @@
 
 import weakref
 
+from kernels.flex_attention.mods import switches
+
 _MISSING = object()
 
 
@@ -14,6 +16,7 @@ class Guards:
     def __init__(self):
         self.possible = True
         self.functions, self.cells, self.names, self.tensors, self.lists, self.dicts = [], [], [], [], [], []
+        self.switches = ()
 
     def function(self, f, names):
         """A function whose code names these globals."""
@@ -44,8 +47,16 @@ class Guards:
         """A dict's items."""
         self.dicts.append((x, tuple((id(k), id(v)) for k, v in x.items()), tuple(x.items())))
 
+    def switch(self, names):
+        """Torch's switches among these names, and how they are set."""
+        self.switches = switches.named(names)
+        return self.switches
+
     def hold(self):
         """Whether all is as it was."""
+        for name, value in self.switches:
+            if switches.SWITCHES[name]() != value:
+                return False
         for cell, value in self.cells:
             if cell.cell_contents is not value:
                 return False

@@ -32,9 +32,15 @@ from kernels.flex_attention.mods.spans import (
 class _Step(int):
     """The number of a step, among arguments."""
 
+    def __repr__(self):
+        return f"_Step({int(self)})"
+
 
 class _Number(int):
     """The place of a number that the mask is given."""
+
+    def __repr__(self):
+        return f"_Number({int(self)})"
 
 
 class Reach:
@@ -45,14 +51,26 @@ class Reach:
     """
 
     def __init__(self, trace):
-        self.documents = any(map(_compares_documents, trace.graph.nodes))
-        self.steps, places = [], {}
+        documents, steps, places = any(map(_compares_documents, trace.graph.nodes)), [], {}
         for node in trace.graph.nodes:
             if node.op in ("placeholder", "call_function") and isinstance(node.meta.get("val"), torch.Tensor):
-                places[node] = _Step(len(self.steps))
-                self.steps.append(_step(trace, node, places))
-        self.value = places.get(trace.value) if isinstance(trace.value, torch.fx.Node) else trace.value
+                places[node] = _Step(len(steps))
+                steps.append(_step(trace, node, places))
+        self._set(documents, steps, places.get(trace.value) if isinstance(trace.value, torch.fx.Node) else trace.value)
+
+    def _set(self, documents, steps, value):
+        self.documents, self.steps, self.value = documents, steps, value
         self._of = functools.lru_cache(64)(self._computed)
+
+    @classmethod
+    def of(cls, *made):
+        """The same again, of what ``repr`` shows of it."""
+        self = cls.__new__(cls)
+        self._set(*made)
+        return self
+
+    def __repr__(self):
+        return f"Reach.of({self.documents!r}, {self.steps!r}, {self.value!r})"
 
     def __call__(self, numbers, M, N):
         """Numbers as a tuple."""
@@ -107,13 +125,17 @@ def _step(trace, node, places):
     name = getattr(getattr(node.target, "overloadpacket", None), "__name__", None)
     if name not in OPERATIONS:
         return dtype, None, None, {}
-    of = lambda x: places.get(x, ...) if isinstance(x, torch.fx.Node) else x  # noqa: E731
+    plain = lambda x: x if isinstance(x, int | str | None) else ...  # noqa: E731
+    of = lambda x: places.get(x, ...) if isinstance(x, torch.fx.Node) else plain(x)  # noqa: E731
     kwargs = {key: of(x) for key, x in node.kwargs.items() if key not in ("dtype", "device", "layout", "pin_memory")}
     args = tuple(map(of, node.args))
     if name == "full" and dtype == torch.bool:
-        args = args[0], bool(args[1])
+        args = args[0], bool(node.args[1])
     return dtype, name, args, kwargs
 
+
+#: What ``repr`` of a ``Reach`` needs to be read again.
+NAMES = {"Reach": Reach, "Whole": Whole, "_Step": _Step, "_Number": _Number, "torch": torch}
 
 MOST_KEYS = 4096
 ONE_END = -1

@@ -5,22 +5,22 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from kernels.common.launch import lock_over_forks
-from kernels.flex_attention.mods import errors
+from kernels.flex_attention.mods import errors, switches
 from kernels.flex_attention.mods.bind import stand_in
 from kernels.flex_attention.mods.compiler import compile_mod
 from kernels.flex_attention.mods.fingerprint import LARGEST
 from kernels.flex_attention.mods.store import Bounded
+from kernels.flex_attention.mods.written import function_of
 
 _compiled = Bounded(512)  # what a mod is known by -> (compiled mod, places of tensors, places of numbers)
 _lock = lock_over_forks()
 
 
-def bind_graph(mod, name, kind, values, device, learned):
+def bind_graph(mod, kind, values, device, learned):
     """A recorded mod, compiled for the tensors and numbers that it captures now.
 
     Args:
-        mod: a ``torch.fx.GraphModule``, called with its arguments and ``values``.
-        name: a hash of its code.
+        mod: the text of a function that is called with a score, positions and ``values``, see ``written``.
         kind: ``"score_mod"`` or ``"mask_mod"``.
         values: tensors and numbers.
         device: torch.device of the attention's tensors.
@@ -32,7 +32,8 @@ def bind_graph(mod, name, kind, values, device, learned):
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     numbers = [value for value in values if not isinstance(value, torch.Tensor)]
     on = tuple(bool(learned.get(i)) and t.is_floating_point() for i, t in enumerate(tensors))
-    key = name, kind, device.type, on, *map(type, numbers), *((t.shape, t.stride(), t.dtype) for t in tensors)
+    layouts = [(t.shape, t.stride(), t.dtype) for t in tensors]
+    key = mod, kind, device.type, switches.in_force(), on, *map(type, numbers), *layouts
     exact = key, *map(repr, numbers)
     key = key if all(type(n) is float or abs(n) < LARGEST for n in numbers) else exact
     with _lock:
@@ -56,12 +57,14 @@ def _compile(mod, kind, device, values, on, key, exact):
     try:
         if key is exact:
             raise errors.ModError("an integer that is too large for an argument")
-        compiled, captured = compile_mod(_Played(mod, kind, with_stand_ins), kind, device, kind == "score_mod", stand_ins)
+        compiled, captured = compile_mod(
+            _given(mod, kind, with_stand_ins), kind, device, kind == "score_mod", stand_ins
+        )
         known_by = key
     except errors.ModError:
         if not stand_ins:
             raise
-        compiled, captured = compile_mod(_Played(mod, kind, values), kind, device, kind == "score_mod")
+        compiled, captured = compile_mod(_given(mod, kind, values), kind, device, kind == "score_mod")
         known_by = exact
     places, of_numbers = (
         [i for t in captured for i, one in enumerate(among) if one is t] for among in (tensors, stand_ins)
@@ -69,22 +72,9 @@ def _compile(mod, kind, device, values, on, key, exact):
     return _compiled.keep(known_by, (compiled, places, of_numbers))
 
 
-class _Played(torch.fx.Interpreter):
-    """A recorded mod with what it captures, as a function that knows the user's line of each step."""
-
-    def __init__(self, mod, kind, values):
-        super().__init__(mod)
-        self.extra_traceback = False
-        self.__name__, self.values = kind, values
-
-    def __call__(self, *args):
-        """The mod's value; a mask mod was recorded with a score that it does not use."""
-        score = () if self.__name__ == "score_mod" else (None,)
-        value = self.run(*score, *args, *self.values)
-        errors.played.line = None  # after an error it stays, for the message
-        return value
-
-    def run_node(self, n):
-        """One step."""
-        errors.played.line = errors.line_of_stack(n.stack_trace) or errors.played.line
-        return super().run_node(n)
+def _given(text, kind, values):
+    """A recorded mod with what it captures; a mask mod was recorded with a score that it does not use."""
+    function, score = function_of(text), () if kind == "score_mod" else (None,)
+    mod = lambda *args: function(*score, *args, *values)  # noqa: E731
+    mod.__name__ = kind
+    return mod

@@ -26,6 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from kernels.common.public import default_device
+from kernels.common.validate import shown
 from kernels.flex_attention.mods import special
 from kernels.flex_attention.mods.errors import ModError, at_line, explained, name_of, user_line
 from kernels.flex_attention.mods.parts import take_apart
@@ -55,7 +57,9 @@ def trace(mod, kind, device="cpu", differentiate=False):
     arguments = [score, *positions] if kind == "score_mod" else positions
 
     captures = _Captures(fake, arguments)
-    with torch.no_grad(), fake, captures, explained(mod, kind):
+    graded = torch.is_grad_enabled()  # a mod may ask for it
+    makes = default_device() or contextlib.nullcontext()
+    with fake, captures, explained(mod, kind), makes:
         mod(*arguments)
     captured = list(captures.stand_ins.values())
     learned = [differentiate and real.requires_grad and real.is_floating_point() for real, _ in captured]
@@ -70,13 +74,15 @@ def trace(mod, kind, device="cpu", differentiate=False):
                 stand_in.detach().requires_grad_() if is_learned else stand_in.detach()
                 for stand_in, is_learned in zip(stand_ins, learned)
             ]
+        else:
+            stand_ins = [stand_in.detach() for stand_in in stand_ins]
         captures.stand_ins = {id(real): (real, stand_in) for (real, _), stand_in in zip(captured, stand_ins)}
         captures.begin(inputs)
-        with captures:
+        with torch.set_grad_enabled(graded or differentiate), captures, makes:
             value = mod(*inputs)
         value = value.item() if isinstance(value, np.generic) else value
         if not isinstance(value, torch.Tensor | Vector | int | float):
-            raise ModError(f"{name_of(mod)} returns {value!r}, needs a number for one query and one key")
+            raise ModError(f"{name_of(mod)} returns {shown(value)}, needs a number for one query and one key")
         if not isinstance(value, torch.Tensor | Vector):
             value = torch.full((), value)
         if isinstance(value, Vector) or value.numel() != 1:

@@ -6,6 +6,7 @@ Those that need a parameter are made by a function of that parameter.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -46,6 +47,7 @@ __all__ = [
     "temperature",
     "tree",
     "vision_cross",
+    "with_offset",
 ]
 
 
@@ -257,6 +259,27 @@ def batched(inner: AnyMod, size: int) -> AnyMod:
         return same & inner(b, h, q_idx % size, kv_idx % size)
 
     return within_group
+
+
+@_made
+def with_offset(inner: AnyMod, offset: int | Tensor) -> AnyMod:
+    """``inner``, a mask mod or a score mod, for queries of which the first stands at position ``offset``.
+
+    M queries at the end of N keys, as behind a cache, have ``offset = N - M`` (aligned at the bottom right).
+    Where there are more queries than keys that is below zero, and the first queries come before every key. A tensor
+    without dimensions may be another at every replay of a CUDA graph.
+    """
+    given = len(inspect.signature(inner).parameters)
+    if given not in (4, 5):
+        raise ValueError(f"inner takes {given} arguments, needs (b, h, q_idx, kv_idx), before them the score in a score mod")
+
+    def mask_from_offset(b, h, q_idx, kv_idx):
+        return inner(b, h, q_idx + offset, kv_idx)
+
+    def score_from_offset(score, b, h, q_idx, kv_idx):
+        return inner(score, b, h, q_idx + offset, kv_idx)
+
+    return mask_from_offset if given == 4 else score_from_offset
 
 
 # Score mods.

@@ -53,7 +53,6 @@ class Place:
 
     @property
     def middle(self) -> tuple[float, float]:
-        """Its centre."""
         return self.x + self.w / 2, self.y + self.h / 2
 
     def side(self, name: str, along: float = 0.5) -> tuple[float, float]:

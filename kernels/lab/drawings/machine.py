@@ -2,7 +2,7 @@
 
 from kernels.lab.drawings.language import INK, NOTE, OUTLINE, TEXT, Board, drawing, filmstrip, ink
 from kernels.lab.machine_record import places
-from kernels.lab.roofline import RESULTS, read_record
+from kernels.lab.roofline import RESULTS, recorded
 
 #: What ``machine(lit=...)`` can light, from far to near.
 PARTS = ("launch", "DRAM", "L2", "multiprocessor", "shared memory", "warps", "registers", "tensor cores")
@@ -83,8 +83,7 @@ def machine(lit=None, numbers: bool = True):
 
 def _numbers() -> dict:
     """Lines of text for each place, from the record; nothing where it was not made."""
-    record = read_record(RESULTS / "machine.json")
-    return {} if record is None else places(record)
+    return places(recorded("machine")) if (RESULTS / "machine.json").is_file() else {}
 
 
 def program_on_threads(block: int = 1024, warps: int = 4, word: int = 4):

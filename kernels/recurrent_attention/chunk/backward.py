@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.math import cdiv
-from kernels.common.sequences import locate_run
+from kernels.common.sequences import clear_outside, locate_run
 from kernels.recurrent_attention.chunk.cut import Places, of_scores
 from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
 from kernels.recurrent_attention.chunk.levels import level_of_rows, load_mask, over_its_unit
@@ -286,11 +286,12 @@ def backward(p, x, do, dfinal, scores, needs):
             at.chunks, at.cu_seqlens,
         )  # fmt: skip
 
+    if wanted and not vector:
+        dg = dg[0] if tiles == 1 else dg.sum(0)  # over the tiles' parts
+    clear_outside(cu_seqlens, p.T, dq, dk, dv, dg)
     dgk = dg.to(gates.gk.dtype) if need.gk else None
-    if need.g or need.g_gamma:
-        single = not vector and tiles == 1
-        # over the components, all of which it decays, or over the tiles' parts
-        dg = dg[0] if single else dg.sum(-1 if vector else 0)
+    if vector and (need.g or need.g_gamma):
+        dg = dg.sum(-1)  # over the components, all of which it decays
     dgates = Gates(
         g=dg.to(gates.g.dtype) if need.g else None,
         g_gamma=dg.sum((0, 1)).to(gates.g_gamma.dtype) if need.g_gamma else None,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.math import cdiv
-from kernels.common.sequences import first_run, locate_run
+from kernels.common.sequences import clear_outside, first_run, locate_run
 from kernels.recurrent_attention.chunk.cut import Places, of_scores
 from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
@@ -103,7 +103,9 @@ def forward(p, x, want_final):
     start = None if x.initial_state is None else x.initial_state.contiguous()
     if p.stored:
         states, final, *_ = walk(p, at, x, decays, start, want_final, p.operands)
-        return stored_outputs(p, at, x, decays, states, o), final, decays.scores
+        stored_outputs(p, at, x, decays, states, o)
+        clear_outside(x.cu_seqlens, p.T, o)
+        return o, final, decays.scores
     final = None
     if not p.one_run:
         start, final, *_ = walk(p, at, x, decays, start, want_final)
@@ -122,4 +124,5 @@ def forward(p, x, want_final):
         q, k, v, decays.gamma, decays.resets, decays.from_start, decays.to_end, of_scores(decays.scores)[0],
         decays.chunk_decay, start, o, final, at.runs, at.cu_seqlens,
     )  # fmt: skip
+    clear_outside(x.cu_seqlens, p.T, o)
     return o, final, decays.scores

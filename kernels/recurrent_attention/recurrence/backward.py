@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.math import strides
-from kernels.common.sequences import first_run, sequence_of_runs, sequence_span
+from kernels.common.sequences import clear_outside, first_run, sequence_of_runs, sequence_span
 from kernels.recurrent_attention.gates import Gates, strides_of
 from kernels.recurrent_attention.recurrence.blocks import (
     block_columns,
@@ -269,6 +269,7 @@ def backward(p, x, do, dfinal, scores, needs):
         pairs_kernel, lambda: told_of(p.pairs),
         do, q, k, v, *gates, sequence_of_runs(cu_seqlens, p.blocks, p.C), cu_seqlens, *through, *outputs,
     )  # fmt: skip
+    clear_outside(cu_seqlens, T, *outputs)
 
     dq, dk, dv, dg, dgk, dgv = outputs
     dgates = Gates(

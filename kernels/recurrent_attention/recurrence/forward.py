@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.common.launch import launch
 from kernels.common.math import strides
-from kernels.common.sequences import sequence_span
+from kernels.common.sequences import clear_outside, sequence_span
 from kernels.recurrent_attention.gates import OF_A_TOKEN, strides_of
 
 
@@ -160,9 +160,10 @@ def recurrent_step_kernel(
     if gv_ptr is not None:
         gv_at = gv_ptr + b * stride_gvb + h * stride_gvh + offs_v * stride_gvv
 
-    slot = tl.load(slots_ptr + b * stride_slots) if slots_ptr is not None else b
+    slot = tl.load(slots_ptr + b * stride_slots).to(tl.int64) if slots_ptr is not None else b
+    there = slot >= 0  # else the row is padding
     s_at = state_ptr + slot * stride_sn + h * stride_sh + offs_k[:, None] * stride_sk + offs_v[None, :] * stride_sv
-    mask_s = mask_k[:, None] & mask_v[None, :]
+    mask_s = mask_k[:, None] & mask_v[None, :] & there
     S = tl.load(s_at, mask=mask_s, other=0.0)
     q, k, v, g, gk, gv = load_token(
         q_ptr + b * stride_qb + h * stride_qh + offs_k * stride_qk,
@@ -173,7 +174,7 @@ def recurrent_step_kernel(
     S = decayed(S, g, gamma, gk, gv, g_ptr is not None or gamma_ptr is not None, gk_ptr is not None, gv_ptr is not None)
     S += k.to(tl.float32)[:, None] * v.to(tl.float32)[None, :]
     tl.store(s_at, S, mask=mask_s)
-    o = tl.sum(q.to(tl.float32)[:, None] * S, 0) * scale
+    o = tl.where(there, tl.sum(q.to(tl.float32)[:, None] * S, 0) * scale, 0.0)
     tl.store(o_ptr + (b * H + h) * V + offs_v, o.to(o_ptr.dtype.element_ty), mask=mask_v)
 
 
@@ -200,6 +201,7 @@ def forward(p, x, want_final):
         return grid, (scale, *numbers, *of_inputs), meta
 
     x.launch(recurrent_forward_kernel, told, q, k, v, *gates, initial_state, cu_seqlens, o, final)
+    clear_outside(cu_seqlens, T, o)
     return o, final, None
 
 
