@@ -9,7 +9,7 @@ from benchmarks import harness
 from benchmarks.published_dynamic_conv import PublishedDynamicConv
 from benchmarks.tune import launched_with
 from kernels import runtime
-from kernels.dynamic_conv import classes, dynamic_conv, plan
+from kernels.dynamic_conv import dynamic_conv, operator
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
 SHAPES = [(8, 4096, 2048), (4, 8192, 1536), (16, 2048, 1024)]
@@ -173,19 +173,19 @@ def tuned_call(kernel, shape, W, bits, *variant):
     x, weight = make(*rows, D), make(D, W) if static else make(*rows, D, W)
     if kernel == "step":
         state = make(*rows, D, W - 1)
-        run = lambda: plan.step(x, weight, state, None, None, None, None)  # noqa: E731
+        run = lambda: operator.step(x, weight, state, None, None, None, None)  # noqa: E731
     elif "forward" in kernel:
-        run = lambda: plan.forward(x, weight, None, None, None, None, False, cu_seqlens)  # noqa: E731
+        run = lambda: operator.forward(x, weight, None, None, None, None, False, cu_seqlens)  # noqa: E731
     else:
         dy = make(*rows, D)
         needs = (True, True, False, False)
-        run = lambda: plan.backward(dy, None, x, weight, None, None, None, cu_seqlens, needs)  # noqa: E731
+        run = lambda: operator.backward(dy, None, x, weight, None, None, cu_seqlens, None, False, needs)  # noqa: E731
 
     def call(options):
         with launched_with(kernel, options):
             run()
 
-    return classes.size_class(W, dtype, packed=packed and kernel == "backward"), call
+    return operator.size_class(W, dtype, packed=packed and kernel == "backward"), call
 
 
 def main():

@@ -11,7 +11,7 @@ from benchmarks.populations import population
 from benchmarks.published_dynamic_conv import PublishedDynamicConv
 from kernels import runtime
 from kernels.common import configs
-from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, plan
+from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, operator
 from tests.tensors import relative_error
 
 RECORD = harness.read("dynamic_conv")
@@ -57,7 +57,7 @@ def test_every_variant_runs_and_its_errors_are_small(variant):
 @pytest.mark.parametrize(("kernel", "key"), [(kernel, key) for kernel, keys in bench.CLASSES.items() for key in keys])
 def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatch, kernel, key):
     """What the launcher asks the table for is the name that the tuner writes; what it then launches are the options."""
-    asked, seen, launch = [], [], plan.launch
+    asked, seen, launch = [], [], operator.launch
     options = {"BLOCK": 32, "num_warps": 1} | {
         "forward": {"G": 2, "ROWS": 1, "RUN": 4}, "step": {},
     }[kernel]  # fmt: skip
@@ -69,10 +69,10 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
         return dict(options)
 
     def record(kernel, grid, *args, **meta):
-        seen.append((kernel.__name__, meta))
+        seen.append((kernel.__name__, args, meta))
         launch(kernel, grid, *args, **meta)
 
-    monkeypatch.setattr(plan, "launch", record)
+    monkeypatch.setattr(operator, "launch", record)
     monkeypatch.setattr(configs, "_says", says)
     W, bits, *variant = key
     x, weight, more = bench.arguments(2, 32, 64, W, " ".join(variant) or "plain")
@@ -90,10 +90,10 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
     name, call = bench.tuned_call(kernel, (2, 32, 64), *key)
     assert asked == [(kernel, name)]
     call(options)
-    assert [launched for launched, _ in seen] == [f"conv_{kernel}_kernel"]
-    (_, meta) = seen[0]
+    assert [launched for launched, *_ in seen] == [f"{'conv' if kernel == 'step' else 'words'}_{kernel}_kernel"]
+    (_, args, meta) = seen[0]
     assert meta["BLOCK"] == 32 and meta["num_warps"] == 1 and meta.get("G", 2) == 2
-    assert meta.get("PACKED", False) == ("packed" in variant)
+    assert kernel == "step" or (args[6] is not None) == ("packed" in variant)
 
 
 def test_the_record_is_complete():

@@ -101,6 +101,9 @@ class Bounded(dict):
         return value
 
 
+planned = remembered  # an operator's plans, by the layouts of its tensors
+
+
 class Remembered(Bounded):
     """The same until ``forget``."""
 

@@ -4,9 +4,9 @@ A public function checks its arguments and calls such an operator; everything th
 ``torch.compile``, ``torch.export``, fake tensors, autograd, profilers, counters of operations, ``opcheck``.
 
 What registration doesn't give stands here: a second derivative, and a first one of what has none, are refused by name; an
-output that was not used has ``None`` for a gradient; an output that was not asked for is an empty tensor.
+output that was not used has ``None`` for a gradient.
 
-Of PyTorch's private names there are two, tried with 2.11 and 2.13: guards below dispatch keys, for operators that write in place.
+Two of PyTorch's names here are private, guards below dispatch keys, tried with 2.11 and 2.13.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,9 +43,9 @@ def register(
     Args:
         schema: ``"name(Tensor x, Tensor? bias, Tensor[] captured, float scale) -> (Tensor y, Tensor state)"``; there are no
             defaults, ``Tensor(a!) state`` is written in place.
-        forward: ``forward(*arguments)`` gives what the schema returns, a tuple where it is several tensors; ``None`` stands
-            for one that was not asked for. No output shares memory with an argument.
-        fake: ``fake(*arguments)`` gives ``new_empty`` tensors of the same shapes, dtypes and strides, ``None`` likewise.
+        forward: ``forward(*arguments)`` gives what the schema returns, a tuple where it is several tensors; one that was not
+            asked for is an empty tensor. No output shares memory with an argument.
+        fake: ``fake(*arguments)`` gives ``new_empty`` tensors of the same shapes, dtypes and strides.
         backward: ``backward(*output_gradients, *saved, *numbers, needs)`` gives a gradient for each tensor of ``gradients``,
             ``None`` where ``needs``, a list of bools, says that it isn't wanted. An output's gradient is ``None`` where the
             output was not used; ``numbers`` are all arguments that are no tensors. It is an operator itself,
@@ -65,7 +65,7 @@ def register(
     names, public = list(types), public or name
     reference = f"kernels.{operator or public}.reference.{public}_reference"
     written = [i for i, kind in enumerate(types.values()) if "!" in kind]
-    op = _define(schema, name, forward, fake, len(returned) > 1)
+    op = _define(schema, name, forward, fake)
     _count(op, flops)
     if backward is None:
         why = "it updates a tensor in place" if written else "its kernel has no backward pass"
@@ -133,24 +133,12 @@ def register(
     return op
 
 
-def _define(schema, name, forward, fake, several=False):
-    """An operator without a gradient yet; of several returns, those that are ``None`` become empty tensors."""
+def _define(schema, name, forward, fake):
+    """An operator without a gradient yet."""
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-
-    def filled(function):
-        if not several:
-            return function
-
-        def run(*args):
-            out = function(*args)
-            like = next(t for t in out if t is not None)
-            return tuple(like.new_empty(0) if t is None else t for t in out)
-
-        return run
-
     for key in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, filled(forward), key)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", filled(fake), lib=_LIBRARY)
+        _LIBRARY.impl(name, forward, key)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
@@ -174,9 +162,9 @@ def _without_gradient(op, name, written, message):
             raise RuntimeError(message)
 
     def autograd(*args):
-        tensors = [t for arg in args for t in (arg if isinstance(arg, list | tuple) else [arg]) if isinstance(t, torch.Tensor)]
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            out = Refused.apply(args, *tensors)
+        flat = [t for arg in args for t in (arg if isinstance(arg, list | tuple) else [arg])]
+        if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in flat):
+            out = Refused.apply(args, *flat)
             return list(out) if isinstance(out, tuple) else out
         with _BELOW_AUTOGRAD():
             return op(*args)

@@ -20,6 +20,8 @@ allow, which a walk's ``maxnreg`` bounds. Sources: Little, Operations Research 9
 
 import numpy as np
 
+from kernels.common.math import cdiv
+
 MODEL = ("RESIDENT", "RATE", "FILL", "START")  # of a walk: what is fitted; the rest is its tile
 STEPS_PAST = 0.6  # what a step past a run's end costs of one inside it
 SHORTEST = 16  # tokens in a run: shorter ones are mostly ends
@@ -75,3 +77,28 @@ def fastest(walks, T, rows, packed, words, W, processors):
         if best is None or t[at] < best[0]:
             best = t[at], walk, int(runs[at])
     return best[1], best[2], times
+
+
+def pop_run(options, T, B, packed, words, W, processors):
+    """``(RUN, {candidate: predicted time})``; of the WALKS that ``options`` may hold, the chosen one's tile replaces them.
+
+    Args:
+        options: a configuration, which loses ``RUN``, ``WARPS`` and ``WALKS``.
+        T: tokens along time.
+        B: batch rows.
+        packed: how many sequences share the row, or ``None``.
+        words: in a row of channels.
+        W: taps.
+        processors: the GPU's multiprocessors.
+    """
+    walks = options.pop("WALKS", None)
+    if not walks:
+        # WARPS: where runs so short would leave more for every multiprocessor, the run grows
+        run, warps = options.pop("RUN"), options.pop("WARPS", 0)
+        if warps:
+            all_tokens = B * T * cdiv(words, options["BLOCK"]) * options["num_warps"] // options["ROWS"]
+            run = max(run, cdiv(all_tokens, warps * processors))
+        return run, {}
+    walk, run, times = fastest(walks, T, B, packed or 0, words, W, processors)
+    options |= {name: value for name, value in walk.items() if name not in MODEL}
+    return run, times

@@ -1,14 +1,44 @@
-"""The public functions: validate, register. Their docstrings are the ones of record."""
+"""The public functions: what may be asked, which kernel answers, and its launch. Their docstrings are the ones of record.
+
+A call goes from its checks through PyTorch's dispatcher (``register``) to ``forward`` or ``backward``, which look up the plan
+of tensors with this layout and launch it. ``dynamic_conv.explain`` prints the plan.
+"""
+
+import dataclasses
+from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
-from kernels.common.plan import layout, strided
+from kernels.common.configs import configuration, declare
+from kernels.common.gpu import multiprocessors
+from kernels.common.launch import launch
+from kernels.common.math import bits, cdiv
+from kernels.common.plan import layout, planned
 from kernels.common.public import autocast, explains, public
 from kernels.common.registration import register
-from kernels.common.sequences import check_cu_seqlens, check_cu_values, without_outside
+from kernels.common.sequences import (
+    check_cu_seqlens,
+    check_cu_values,
+    clear_outside,
+    count_runs,
+    sequence_of_runs,
+    without_outside,
+)
 from kernels.common.validate import check_choice, check_slots, check_tensor, check_writable
-from kernels.dynamic_conv import plan
+from kernels.dynamic_conv import cost
+from kernels.dynamic_conv.plain import (
+    StateStrides,
+    Strides,
+    conv_backward_kernel,
+    conv_forward_kernel,
+    conv_step_kernel,
+    ends_kernel,
+    final_state_kernel,
+)
+from kernels.dynamic_conv.static import static_backward_kernel, static_forward_kernel, sum_parts_kernel
+from kernels.dynamic_conv.words import channels_per_word, word_strides, words_backward_kernel, words_forward_kernel
 
 ACTIVATIONS = {None: None, "silu": "silu", "swish": "silu"}  # by all their names
 
@@ -133,16 +163,13 @@ def explain(x, weight, bias, residual, activation, initial_state, output_final_s
     """How ``dynamic_conv`` would access memory for these arguments, and why, as text."""
     x, weight, bias = autocast(x, weight, bias)
     N = _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
-    activation = ACTIVATIONS[activation]
     check_cu_values(cu_seqlens, x.shape[1])
-    packed = None if cu_seqlens is None else N
+    silu, packed = ACTIVATIONS[activation] == "silu", None if cu_seqlens is None else N
     of_x, of_k, of_bias, of_residual, of_state = map(layout, (x, weight, bias, residual, initial_state))
-    forward = plan.plan_forward(
-        of_x, of_k, of_bias, of_residual, of_state, activation, output_final_state, packed, x.device
-    )
-    dy = strided(torch.empty(x.shape, dtype=x.dtype, device="meta"))  # as most programs bring it
+    forward = plan_forward(of_x, of_k, of_bias, of_residual, of_state, silu, packed, x.device)
+    dy = layout(torch.empty(x.shape, dtype=x.dtype, device="meta"))  # as most programs bring it
     needs = True, True, bias is not None, initial_state is not None
-    backward = plan.plan_backward(dy, None, of_x, of_k, of_bias, of_state, activation, packed, needs, x.device)
+    backward = plan_backward(dy, None, of_x, of_k, of_bias, of_state, silu, packed, needs, x.device)
     return f"{forward}\nbackward: {backward}"
 
 
@@ -173,53 +200,270 @@ def _check_weight(weight, rows, legend, like):
 
 
 def _check_tail(bias, residual, activation, x, legend):
-    check_choice("activation", activation, tuple(ACTIVATIONS))
+    if activation is not None:
+        check_choice("activation", activation, tuple(ACTIVATIONS))
     if bias is not None:
         check_tensor("bias", bias, (x.shape[-1],), "[D]", like=("x", x))
     if residual is not None:
         check_tensor("residual", residual, tuple(x.shape), legend, like=("x", x))
 
 
-# As torch sees them: one opaque call with known output shapes, in a compiled graph as in an eager one.
+# The choice: whole words of channels where the layout allows, with one weight for all tokens or one for each; else plain.
+
+MANY = "many taps"  # more than 8
+
+
+def size_class(W, dtype, static=False, packed=False):
+    """The key of a launch configuration: taps, bits per element, whether all tokens share one kernel, whether packed."""
+    return MANY if W > 8 else f"W{W} {bits(dtype)}" + " static" * static + " packed" * packed
+
+
+CLASSES = {
+    kernel: {
+        size_class(W, dtype, static, packed)
+        for W in range(1, 10)
+        for dtype in (torch.float16, torch.float32)
+        for static in ((False, True) if kernel == "step" else (False,))
+        for packed in ((False, True) if kernel == "backward" else (False,))
+    }
+    for kernel in ("forward", "backward", "static forward", "static backward", "step")
+}
+declare("dynamic_conv", CLASSES)
+SUM_TILE = {"ROWS": 16, "BLOCK": 32, "num_warps": 4}  # of the partial sums' columns
+
+
+class Launch(NamedTuple):
+    """A kernel, its grid, the arguments behind its tensors, and its constants."""
+
+    kernel: object
+    grid: tuple
+    sizes: tuple
+    meta: dict
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardPlan:
+    """The walk along time."""
+
+    G: int
+    reason: str
+    RUN: int
+    runs: int
+    walk: Launch
+
+    def __str__(self):
+        return f"{'whole words' if self.G > 1 else 'one element at a time'}: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardPlan:
+    """The walk along time, and of a weight that all tokens share the sum of its programs' parts of dweight and dbias."""
+
+    RUN: int
+    runs: int
+    parts: tuple  # shape of the parts of dbias, or with one weight for all tokens of dweight and dbias
+    walk: Launch
+    total: Launch | None
+    times: dict  # predicted, of every candidate
+
+    def __str__(self):
+        text = f"{self.runs} runs of {self.RUN} tokens"
+        if self.times:
+            least = min(self.times.values())
+            predicted = ", ".join(f"{name}: {t / least:.2f}" for name, t in self.times.items())
+            text += f" (predicted times, the chosen one's as 1: {predicted})"
+        return text + f", the sum of the weight gradient's {self.parts[0]} parts" * (self.total is not None)
+
+
+def _walk(name, tensors, weight, packed, B, T, device):
+    """``(G, why, kernel's options, RUN, predicted times)`` of a walk over tensors with these layouts."""
+    D, W = weight.shape[-2:]
+    G, reason = channels_per_word({n: t for n, t in tensors.items() if t is not None}, {"weight": weight})
+    key = size_class(W, weight.dtype, packed=name == "backward" and packed is not None)  # it holds more in registers then
+    options = configuration("dynamic_conv", name, key, device)
+    if options["G"] < G:
+        G, reason = options["G"], f"the table of configurations says so for {W} taps, whose window lives in registers"
+    del options["G"]
+    RUN, times = cost.pop_run(options, T, B, packed, D // G, W, multiprocessors(device))
+    AHEAD = options.get("AHEAD", 1)
+    return G, reason, options, cdiv(RUN, AHEAD) * AHEAD, times
+
+
+def _strides(x, G, kind=Strides):
+    """Those of a tensor in words of G channels; zeros where there is none."""
+    return kind(*[0] * 3) if x is None else kind(*word_strides(x, G))
+
+
+def _k_strides(weight, G):
+    return Strides(*(0, 0) * (len(weight.shape) == 2), *word_strides(weight, G, inner=2))
+
+
+def _state_strides(state):
+    return StateStrides(0, 0, 0) if state is None else StateStrides(*state.strides)
+
+
+@planned
+def plan_forward(x, weight, bias, residual, state, silu, packed, device):
+    """The ``ForwardPlan`` of these layouts, ``None`` where there is none; ``packed``: how many sequences, or ``None``."""
+    B, T, D = x.shape
+    W, static = weight.shape[-1], len(weight.shape) == 2
+    name = "static forward" if static else "forward"
+    G, reason, options, RUN, _ = _walk(name, {"x": x, "residual": residual}, weight, packed, B, T, device)
+    runs = count_runs(packed, B if packed is None else packed, T, RUN)
+    tiles_d = cdiv(D // G, options["BLOCK"])
+    meta = {"W": W, "SILU": silu} | options
+    if static or G > 1:
+        meta["G"] = G
+    if not static:
+        meta["RUN"] = RUN
+    sizes = (
+        T, D // G, runs, *(RUN,) * static, tiles_d, _strides(x, G), _k_strides(weight, G), bias.strides[0] if bias else 0,
+        _strides(residual, G), _state_strides(state),
+    )  # fmt: skip
+    kernel = static_forward_kernel if static else words_forward_kernel if G > 1 else conv_forward_kernel
+    return ForwardPlan(G, reason, RUN, runs, Launch(kernel, (cdiv(runs, options["ROWS"]) * tiles_d,), sizes, meta))
+
+
+@planned
+def plan_backward(dy, dfinal, x, weight, bias, state, silu, packed, needs, device):
+    """The ``BackwardPlan`` of tensors with these layouts; ``needs``: of x, weight, bias, and the initial state."""
+    B, T, D = x.shape
+    W, static = weight.shape[-1], len(weight.shape) == 2
+    name = "static backward" if static else "backward"
+    G, _, options, RUN, times = _walk(name, {"x": x, "dy": dy}, weight, packed, B, T, device)
+    runs = count_runs(packed, B if packed is None else packed, T, RUN)
+    tiles, tiles_d = cdiv(runs, options["ROWS"]), cdiv(D // G, options["BLOCK"])
+    sizes = (
+        T, D // G, runs, RUN, tiles_d, _strides(dy, G), _strides(x, G), _k_strides(weight, G),
+        bias.strides[0] if bias else 0, _state_strides(state),
+    )  # fmt: skip
+    meta, total, parts = {"W": W, "SILU": silu} | options, None, (tiles, D)
+    if static:
+        sums = {"W": W, "G": G, "NEED_DK": needs[1], "NEED_DBIAS": needs[2]}
+        parts = tiles, D * (W * needs[1] + needs[2])
+        meta |= sums
+        if parts[1]:
+            total = Launch(sum_parts_kernel, (cdiv(parts[1], SUM_TILE["BLOCK"]),), (tiles, D // G), sums | SUM_TILE)
+        kernel = static_backward_kernel
+    elif G > 1:
+        meta |= {"G": G, "TAPS": triton.next_power_of_2(W)}
+        kernel = words_backward_kernel
+    else:
+        kernel = conv_backward_kernel
+    return BackwardPlan(RUN, runs, parts, Launch(kernel, (tiles * tiles_d,), sizes, meta), total, times)
+
+
+# Behind the dispatcher: tensors that have been checked, and what is launched for them.
+
+
+def forward(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
+    """``(y, final state)``; no final state is an empty tensor."""
+    B, T, D = x.shape
+    W, N = weight.shape[-1], B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    state = initial_state if W > 1 else None
+    plan = plan_forward(
+        layout(x), layout(weight), layout(bias), layout(residual), layout(state), activation == "silu",
+        None if cu_seqlens is None else N, x.device,
+    )  # fmt: skip
+    y = x.new_empty(x.shape)
+    sequences = sequence_of_runs(cu_seqlens, plan.runs, plan.RUN)
+    kernel, grid, sizes, meta = plan.walk
+    launch(kernel, grid, x, weight, bias, residual, state, sequences, cu_seqlens, y, *sizes, **meta)
+    clear_outside(cu_seqlens, T, y)
+    if not output_final_state:
+        return y, x.new_empty(0)
+    final = (x if initial_state is None else initial_state).new_empty(N, D, W - 1)
+    BLOCK = 128
+    tiles_d = cdiv(D, BLOCK) if W > 1 else 0
+    meta = {"W": W, "SLOTS": triton.next_power_of_2(max(W - 1, 1)), "BLOCK": BLOCK}
+    sizes = T, D, tiles_d, Strides(*x.stride()), _state_strides(layout(state))
+    launch(final_state_kernel, (N * tiles_d,), x, state, cu_seqlens, final, *sizes, **meta)
+    return y, final
+
+
+def backward(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, activation, output_final_state, needs):
+    """``(dx, dweight, dbias, dinitial_state)``, each in its tensor's dtype, ``None`` where ``needs`` says so."""
+    if dy is None:  # only the final state was used
+        dy = x.new_zeros(()).expand(x.shape)
+    B, T, D = x.shape
+    W, static = weight.shape[-1], weight.ndim == 2
+    dfinal = dfinal if output_final_state and W > 1 else None
+    state = initial_state if W > 1 else None
+    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    given = x, weight, bias, initial_state
+    dx, dk, dbias, dstate = (t.new_empty(t.shape) if need else None for t, need in zip(given, needs))
+    if any(needs[:3]):
+        plan = plan_backward(
+            layout(dy), layout(dfinal), layout(x), layout(weight), layout(bias), layout(state), activation == "silu",
+            packed, tuple(needs), x.device,
+        )  # fmt: skip
+        sequences = sequence_of_runs(cu_seqlens, plan.runs, plan.RUN)
+        parts = x.new_empty(plan.parts, dtype=torch.float32) if needs[2] or plan.total else None
+        outputs = (dx, parts) if static else (dx, dk, parts)
+        kernel, grid, sizes, meta = plan.walk
+        launch(kernel, grid, dy, x, weight, bias, state, sequences, cu_seqlens, *outputs, *sizes, **meta)
+        if plan.total is not None:
+            kernel, grid, sizes, meta = plan.total
+            launch(kernel, grid, parts, dk, dbias, *sizes, **meta)
+        elif needs[2]:
+            dbias = parts.sum(0).to(bias.dtype)  # the same order every time: deterministic
+    if dfinal is not None and needs[0]:
+        _ends(True, dy, x, weight, bias, state, dfinal, cu_seqlens, activation, dx)
+    clear_outside(cu_seqlens, T, dx, None if static else dk)
+    if needs[3]:
+        _ends(False, dy, x, weight, bias, state, dfinal, cu_seqlens, activation, dstate)
+    return dx, dk, dbias, dstate
+
+
+def _ends(final, dy, x, weight, bias, state, dfinal, cu_seqlens, activation, out):
+    """The gradients where states enter, or (``final``) leave."""
+    BLOCK, (B, T, D), W = 64, x.shape, weight.shape[-1]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    tiles_d = cdiv(D, BLOCK)
+    sizes = (
+        T, D, tiles_d, Strides(*dy.stride()), Strides(*x.stride()), _k_strides(layout(weight), 1),
+        0 if bias is None else bias.stride(0), _state_strides(layout(state)), _state_strides(layout(dfinal)),
+    )  # fmt: skip
+    meta = {"W": W, "TAPS": triton.next_power_of_2(W), "SILU": activation == "silu", "FINAL": final, "BLOCK": BLOCK}
+    grid = (N * tiles_d if W > 1 else 0,)
+    launch(ends_kernel, grid, dy, x, weight, bias, state, dfinal, cu_seqlens, out, *sizes, **meta)
+
+
+def step(x, weight, state, bias, residual, activation, slots):
+    """y, and ``state`` shifted, whose strides are any, and which may hold W inputs, too."""
+    y = x.new_empty(x.shape)
+    given = layout(x), layout(weight), layout(bias), layout(residual), layout(state), layout(slots)
+    kernel, grid, sizes, meta = plan_step(*given, activation == "silu", x.device)
+    launch(kernel, grid, x, weight, bias, residual, state, slots, y, *sizes, **meta)
+    return y
+
+
+@planned
+def plan_step(x, weight, bias, residual, state, slots, silu, device):
+    """The ``Launch`` of a step."""
+    B, D = x.shape
+    W, static = weight.shape[-1], len(weight.shape) == 2
+    options = configuration("dynamic_conv", "step", size_class(W, weight.dtype, static), device)
+    tiles_d = cdiv(D, options["BLOCK"])
+    of_row = lambda t: Strides(0, 0, 0) if t is None else Strides(t.strides[0], 0, t.strides[1])  # noqa: E731
+    b, d, w = (0,) * static + tuple(weight.strides)
+    sizes = (
+        D, tiles_d, of_row(x), Strides(b, 0, d, w), bias.strides[0] if bias else 0, of_row(residual), _state_strides(state),
+        slots.strides[0] if slots else 0,
+    )  # fmt: skip
+    return Launch(conv_step_kernel, (B * tiles_d,), sizes, {"W": W, "KEPT": state.shape[-1], "SILU": silu} | options)
+
+
+# As torch sees them: operators with known output shapes, in a compiled graph as in an eager one. A product and a sum a tap;
+# backward dx takes the same, dk a product, and an activation's derivative needs u again.
 
 
 def _forward_shapes(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
     if not output_final_state:
-        return x.new_empty(x.shape), None
+        return x.new_empty(x.shape), x.new_empty(0)
     N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     state = (x if initial_state is None else initial_state).new_empty(N, x.shape[-1], weight.shape[-1] - 1)
     return x.new_empty(x.shape), state
-
-
-def _backward(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, activation, output_final_state, needs):
-    if dy is None:  # only the final state was used
-        dy = x.new_zeros(()).expand(x.shape)
-    if not output_final_state:
-        dfinal = None
-    return plan.backward(dy, dfinal, x, weight, bias, activation, initial_state, cu_seqlens, needs)
-
-
-_convolve = register(
-    "dynamic_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str? activation, Tensor? initial_state, "
-    "bool output_final_state, Tensor? cu_seqlens) -> (Tensor y, Tensor state)",
-    plan.forward,
-    _forward_shapes,
-    backward=_backward,
-    gradients=("x", "weight", "bias", "initial_state"),
-    saved=("x", "weight", "bias", "initial_state", "cu_seqlens"),
-    passed={"residual": "y"},
-)
-_step = register(
-    "dynamic_conv_step(Tensor x, Tensor weight, Tensor(a!) state, Tensor? bias, Tensor? residual, str? activation, "
-    "Tensor? slots) -> Tensor y",
-    plan.step,
-    lambda x, *rest: x.new_empty(x.shape),
-    operator="dynamic_conv",
-)
-
-
-# What torch's counter of floating-point operations is told: a product and a sum a tap; backward dx takes the same, dk a
-# product, and an activation's derivative needs u again.
 
 
 def _flops(x, weight, *rest):
@@ -231,5 +475,23 @@ def _backward_flops(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, acti
     return (2 * again + 2 * needs[0] + needs[1]) * x.numel() * weight.shape[-1]
 
 
-_convolve.counts(_flops, _backward_flops)
-_step.counts(_flops)
+_convolve = register(
+    "dynamic_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str? activation, Tensor? initial_state, "
+    "bool output_final_state, Tensor? cu_seqlens) -> (Tensor y, Tensor state)",
+    forward,
+    _forward_shapes,
+    backward=backward,
+    gradients=("x", "weight", "bias", "initial_state"),
+    saved=("x", "weight", "bias", "initial_state", "cu_seqlens"),
+    passed={"residual": "y"},
+    flops=_flops,
+    backward_flops=_backward_flops,
+)
+_step = register(
+    "dynamic_conv_step(Tensor x, Tensor weight, Tensor(a!) state, Tensor? bias, Tensor? residual, str? activation, "
+    "Tensor? slots) -> Tensor y",
+    step,
+    lambda x, *rest: x.new_empty(x.shape),
+    operator="dynamic_conv",
+    flops=_flops,
+)

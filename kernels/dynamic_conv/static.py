@@ -18,9 +18,8 @@ import triton
 import triton.language as tl
 
 from kernels.common.sequences import locate_run
-from kernels.dynamic_conv.backward import silu_derivative
-from kernels.dynamic_conv.forward import load_bias, load_taps, window_before
-from kernels.dynamic_conv.words import as_words, lane, pack
+from kernels.dynamic_conv.plain import load_taps, silu_derivative
+from kernels.dynamic_conv.words import as_words, lane, load_bias, pack, words_before
 
 
 @triton.jit
@@ -41,38 +40,32 @@ def first_tokens(at, stride, mask_d, end, AHEAD: tl.constexpr):
 @triton.jit(do_not_specialize=["T", "C", "runs", "RUN", "tiles_d"])
 def static_forward_kernel(
     x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, y_ptr,
-    T, C, runs, RUN, tiles_d,
-    stride_xb, stride_xt, stride_xd,
-    stride_kd, stride_kw,
-    stride_bias,
-    stride_rb, stride_rt, stride_rd,
-    stride_sn, stride_sd, stride_si,
-    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
-    AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    T, C, runs, RUN, tiles_d, x_strides, k_strides, stride_bias, residual_strides, state_strides,
+    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Strides of x, k and residual count words of G channels; C is the number of words in a row, D / G."""
     pid = tl.program_id(0)
     offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask_d = offs_d < C
     r = pid // tiles_d * ROWS + tl.arange(0, ROWS)[:, None]
-    n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED)
+    n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, cu_ptr is not None)
     end = tl.minimum(tl.maximum(L - first, 0), RUN).to(tl.int32)  # times in a run are counted from its first, in 32 bits
     one = tl.full((), 1, tl.int64)  # a few tokens times a stride may pass 2^31
-    step_x, step_y = one * stride_xt, one * C
+    step_x, step_y = one * x_strides.t, one * C
 
-    x_row = as_words(x_ptr, G) + row * stride_xb + begin * stride_xt + offs_d * stride_xd
-    x_at = x_row + first * stride_xt
+    x_row = as_words(x_ptr, G) + row * x_strides.b + begin * x_strides.t + offs_d * x_strides.d
+    x_at = x_row + first * x_strides.t
     y_at = as_words(y_ptr, G) + (row * T + begin + first) * C + offs_d
     ahead_x = first_tokens(x_at, step_x, mask_d, end, AHEAD)
-    if HAS_RESIDUAL:
-        step_r = one * stride_rt
-        r_at = as_words(residual_ptr, G) + row * stride_rb + (begin + first) * stride_rt + offs_d * stride_rd
+    if residual_ptr is not None:
+        step_r = one * residual_strides.t
+        r_at = as_words(residual_ptr, G) + row * residual_strides.b
+        r_at += (begin + first) * residual_strides.t + offs_d * residual_strides.d
         ahead_r = first_tokens(r_at, step_r, mask_d, end, AHEAD)
-    k = load_taps(as_words(k_ptr, G) + offs_d * stride_kd, mask_d, stride_kw, W)
-    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if HAS_BIAS else ()
-    X = window_before(n, first, L, offs_d, mask_d, x_row, stride_xt, x_ptr.dtype.element_ty,
-                      state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE)  # fmt: skip
+    k = load_taps(as_words(k_ptr, G) + offs_d * k_strides.d, mask_d, k_strides.w, W)
+    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if bias_ptr is not None else ()
+    X = words_before(n, first, L, offs_d, mask_d, x_row, x_strides.t, x_ptr.dtype.element_ty,
+                      state_ptr, state_strides, W, G)  # fmt: skip
 
     for chunk in range(0, RUN, AHEAD):
         for step in tl.static_range(AHEAD):
@@ -83,36 +76,29 @@ def static_forward_kernel(
             y = ()
             for i in tl.static_range(G):
                 # u = sum_w k[w] X[t-W+1+w]
-                u = bias[i] if HAS_BIAS else tl.zeros([ROWS, BLOCK], tl.float32)
+                u = bias[i] if bias_ptr is not None else tl.zeros([ROWS, BLOCK], tl.float32)
                 for w in tl.static_range(W):
                     u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_ptr.dtype.element_ty) * X[w * G + i]
                 if SILU:
                     u *= tl.sigmoid(u)
-                if HAS_RESIDUAL:
+                if residual_ptr is not None:
                     u += lane(ahead_r[0], i, G, residual_ptr.dtype.element_ty)
                 y += (u,)
-            if HAS_RESIDUAL:
+            if residual_ptr is not None:
                 ahead_r = ahead_r[1:] + (load_token(r_at, step_r, chunk, step + AHEAD, mask_d, end),)
             tl.store(y_at + step * step_y, pack(y, G, y_ptr.dtype.element_ty), mask=mask)
             X = X[G:]
         x_at += AHEAD * step_x
         y_at += AHEAD * step_y
-        if HAS_RESIDUAL:
+        if residual_ptr is not None:
             r_at += AHEAD * step_r
 
 
 @triton.jit(do_not_specialize=["T", "C", "runs", "RUN", "tiles_d"])
 def static_backward_kernel(
     dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, dx_ptr, parts_ptr,
-    T, C, runs, RUN, tiles_d,
-    stride_dyb, stride_dyt, stride_dyd,
-    stride_xb, stride_xt, stride_xd,
-    stride_kd, stride_kw,
-    stride_bias,
-    stride_sn, stride_sd, stride_si,
-    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr,
-    NEED_DX: tl.constexpr, NEED_DK: tl.constexpr, NEED_DBIAS: tl.constexpr,
+    T, C, runs, RUN, tiles_d, dy_strides, x_strides, k_strides, stride_bias, state_strides,
+    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr, NEED_DK: tl.constexpr, NEED_DBIAS: tl.constexpr,
     AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Strides of dy, x and k count words of G channels; parts are [programs, G (W and 1), C], taps before the bias. RUN is a
@@ -122,11 +108,11 @@ def static_backward_kernel(
     offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask_d = offs_d < C
     r = tile * ROWS + tl.arange(0, ROWS)[:, None]
-    n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, PACKED)
+    n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, cu_ptr is not None)
     left = tl.minimum(tl.maximum(L - first, 0), RUN + W).to(tl.int32)  # tokens to the sequence's end, or beyond our reach
     end = tl.minimum(left, RUN)
     one = tl.full((), 1, tl.int64)
-    step_dy, step_x, step_dx = one * stride_dyt, one * stride_xt, one * C
+    step_dy, step_x, step_dx = one * dy_strides.t, one * x_strides.t, one * C
 
     k_type: tl.constexpr = k_ptr.dtype.element_ty
     x_type: tl.constexpr = x_ptr.dtype.element_ty
@@ -134,15 +120,15 @@ def static_backward_kernel(
     # Step j takes in du[j+W-1] and settles j. Only the activation asks for x as early as for du.
     EARLY: tl.constexpr = W - 1 if SILU else 0
     x_end = left if SILU else end
-    x_row = as_words(x_ptr, G) + row * stride_xb + begin * stride_xt + offs_d * stride_xd
-    x_at = x_row + first * stride_xt
-    dy_at = as_words(dy_ptr, G) + row * stride_dyb + (begin + first) * stride_dyt + offs_d * stride_dyd
-    if NEED_DX:
+    x_row = as_words(x_ptr, G) + row * x_strides.b + begin * x_strides.t + offs_d * x_strides.d
+    x_at = x_row + first * x_strides.t
+    dy_at = as_words(dy_ptr, G) + row * dy_strides.b + (begin + first) * dy_strides.t + offs_d * dy_strides.d
+    if dx_ptr is not None:
         dx_at = as_words(dx_ptr, G) + (row * T + begin + first) * C + offs_d
     ahead_dy = first_tokens(dy_at, step_dy, mask_d, left, AHEAD + W - 1)
     ahead_x = first_tokens(x_at, step_x, mask_d, x_end, AHEAD + EARLY)
-    k = load_taps(as_words(k_ptr, G) + offs_d * stride_kd, mask_d, stride_kw, W)
-    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if SILU and HAS_BIAS else ()
+    k = load_taps(as_words(k_ptr, G) + offs_d * k_strides.d, mask_d, k_strides.w, W)
+    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if SILU and bias_ptr is not None else ()
     zero = tl.zeros([ROWS, BLOCK], tl.float32)
     dk = ()
     dbias = ()
@@ -152,18 +138,18 @@ def static_backward_kernel(
             dk += (zero,)
 
     X = ()
-    if SILU or HAS_STATE:
-        X = window_before(n, first, L, offs_d, mask_d, x_row, stride_xt, x_type,
-                          state_ptr, stride_sn, stride_sd, stride_si, W, G, HAS_STATE)  # fmt: skip
+    if SILU or state_ptr is not None:
+        X = words_before(n, first, L, offs_d, mask_d, x_row, x_strides.t, x_type,
+                          state_ptr, state_strides, W, G)  # fmt: skip
     D = ()  # du of the W - 1 times from the run's first on
     for s in tl.static_range(W - 1):
         for i in tl.static_range(G):
             du = lane(ahead_dy[s], i, G, dy_type)
             if SILU:
                 X += (lane(ahead_x[s], i, G, x_type),)
-                du *= _slope(X[s * G :], k, bias, i, zero, k_type, W, G, HAS_BIAS)
+                du *= _slope(X[s * G :], k, bias, i, zero, k_type, W, G)
             D += (du,)
-    if HAS_STATE and NEED_DK:
+    if state_ptr is not None and NEED_DK:
         # inputs before the sequence: time j = s - (W-1) + w < 0 is the window's s + w
         of_state = ()
         for i in tl.static_range(G):
@@ -190,7 +176,7 @@ def static_backward_kernel(
                 du = lane(dy, i, G, dy_type)
                 if SILU:
                     X += (lane(x, i, G, x_type),)
-                    du *= _slope(X, k, bias, i, zero, k_type, W, G, HAS_BIAS)
+                    du *= _slope(X, k, bias, i, zero, k_type, W, G)
                     Xj = X[i]
                 else:
                     Xj = lane(x, i, G, x_type)
@@ -206,14 +192,14 @@ def static_backward_kernel(
                 dk = sums
             if NEED_DBIAS:
                 dbias = dbias_new
-            if NEED_DX:
+            if dx_ptr is not None:
                 mask = mask_d & (chunk + step < end)
                 tl.store(dx_at + step * step_dx, pack(dx, G, dx_ptr.dtype.element_ty), mask=mask)
             D = D[G:]
             X = X[G:] if SILU else ()
         dy_at += AHEAD * step_dy
         x_at += AHEAD * step_x
-        if NEED_DX:
+        if dx_ptr is not None:
             dx_at += AHEAD * step_dx
 
     columns: tl.constexpr = G * (W * NEED_DK + NEED_DBIAS)
@@ -228,11 +214,9 @@ def static_backward_kernel(
 
 
 @triton.jit
-def _slope(
-    X, k, bias, i: tl.constexpr, zero, k_type: tl.constexpr, W: tl.constexpr, G: tl.constexpr, HAS_BIAS: tl.constexpr
-):  # fmt: skip
-    """act'(u + b) of channel i, u recomputed from the window X that ends with its last input."""
-    u = bias[i] if HAS_BIAS else zero
+def _slope(X, k, bias, i: tl.constexpr, zero, k_type: tl.constexpr, W: tl.constexpr, G: tl.constexpr):
+    """act'(u + b) of channel i, u recomputed from the window X that ends with its last input; no bias is an empty tuple."""
+    u = zero if len(bias) == 0 else bias[i]
     for w in tl.static_range(W):
         u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type) * X[w * G + i]
     return silu_derivative(u)

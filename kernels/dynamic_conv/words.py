@@ -3,10 +3,15 @@
 ``G`` neighbouring channels of ``x`` are one word of G elements. Their weights, ``G * W`` neighbouring elements, are ``W``
 such words; the tap w of channel i is element ``i * W + w`` of them. So a thread that owns G channels reads and writes
 nothing but whole words, whatever W is: no padding to a power of two, no exchange between threads.
+
+The kernels are ``plain``'s, with G channels in each of their lanes.
 """
 
 import triton
 import triton.language as tl
+
+from kernels.common.sequences import locate_run
+from kernels.dynamic_conv.plain import load_taps, silu_derivative
 
 
 def channels_per_word(channel_tensors, weights):
@@ -108,3 +113,191 @@ def store_side_by_side(ptr, words, mask, N: tl.constexpr, WIDTH: tl.constexpr):
     tile = tl.reshape(words[0], [words[0].shape[0], words[0].shape[1], WIDTH])
     offs_n = tl.arange(0, WIDTH)[None, None, :]
     tl.store(ptr[:, :, None] + offs_n, tile, mask=mask[:, :, None] & (offs_n < N))
+
+
+@triton.jit
+def load_bias(bias_ptr, offs_d, mask_d, stride_bias, G: tl.constexpr):
+    """The bias of a tile's channels in float32, one tensor for each channel of a word."""
+    bias = ()
+    for i in tl.static_range(G):
+        bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
+    return bias
+
+
+@triton.jit
+def words_before(
+    n, first, L, offs_d, mask_d, x_row, stride_xt, dtype: tl.constexpr, state_ptr, state_strides,
+    W: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """X[t-W+1] ... X[t-1] of the runs that begin at t = first, channel i of time w as element w * G + i."""
+    X = ()
+    for w in tl.static_range(W - 1):
+        j = first - (W - 1) + w
+        word = tl.load(x_row + j * stride_xt, mask=mask_d & (j >= 0) & (j < L), other=0)
+        for i in tl.static_range(G):
+            X += (lane(word, i, G, dtype),)
+    if state_ptr is not None:
+        if tl.min(first) < W - 1:  # few runs begin that near to a sequence's first token: the others skip this
+            with_state = ()
+            for w in tl.static_range(W - 1):
+                before = mask_d & (first + w < W - 1) & (first < L)
+                for i in tl.static_range(G):
+                    at = state_ptr + n * state_strides.n + (offs_d * G + i) * state_strides.d + (first + w) * state_strides.i
+                    with_state += (X[w * G + i] + tl.load(at, mask=before, other=0.0).to(tl.float32),)
+            X = with_state
+    return X
+
+
+@triton.jit
+def words_forward_kernel(
+    x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, y_ptr,
+    T, C, runs, tiles_d, x_strides, k_strides, stride_bias, residual_strides, state_strides,
+    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Strides of x, k and residual count words of G channels; C is the number of words in a row, D / G."""
+    pid = tl.program_id(0)
+    offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    mask_d = offs_d < C
+    r = pid // tiles_d * ROWS + tl.arange(0, ROWS)[:, None]
+    n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, cu_ptr is not None)
+
+    x_row = as_words(x_ptr, G) + row * x_strides.b + begin * x_strides.t + offs_d * x_strides.d
+    k_row = as_words(k_ptr, G) + row * k_strides.b + begin * k_strides.t + offs_d * k_strides.d
+    y_row = as_words(y_ptr, G) + (row * T + begin) * C + offs_d
+    if residual_ptr is not None:
+        r_row = as_words(residual_ptr, G) + row * residual_strides.b
+        r_row += begin * residual_strides.t + offs_d * residual_strides.d
+
+    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if bias_ptr is not None else ()
+
+    X = words_before(n, first, L, offs_d, mask_d, x_row, x_strides.t, x_ptr.dtype.element_ty,
+                      state_ptr, state_strides, W, G)  # fmt: skip
+    for step in range(RUN):
+        t = first + step
+        mask = mask_d & (t < L)
+        x = tl.load(x_row + t * x_strides.t, mask=mask, other=0)
+        k = load_taps(k_row + t * k_strides.t, mask, k_strides.w, W)
+        if residual_ptr is not None:
+            residual = tl.load(r_row + t * residual_strides.t, mask=mask, other=0)
+        for i in tl.static_range(G):
+            X += (lane(x, i, G, x_ptr.dtype.element_ty),)
+
+        y = ()
+        for i in tl.static_range(G):
+            # u = sum_w k[t, w] X[t-W+1+w]
+            u = tl.zeros([ROWS, BLOCK], tl.float32)
+            for w in tl.static_range(W):
+                u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_ptr.dtype.element_ty) * X[w * G + i]
+            if bias_ptr is not None:
+                u += bias[i]
+            if SILU:
+                u *= tl.sigmoid(u)
+            if residual_ptr is not None:
+                u += lane(residual, i, G, residual_ptr.dtype.element_ty)
+            y += (u,)
+        tl.store(y_row + t * C, pack(y, G, y_ptr.dtype.element_ty), mask=mask)
+        X = X[G:]
+
+
+@triton.jit
+def load_step(
+    dy_row, x_row, k_row, t, mask, own, stride_dyt, stride_xt, stride_kt, stride_kw, W: tl.constexpr, SILU: tl.constexpr
+):  # fmt: skip
+    """The words of one time step: dy, x, and k's W."""
+    dy = tl.load(dy_row + t * stride_dyt, mask=mask, other=0)
+    # past the run's own steps x matters only to recompute u
+    x = tl.load(x_row + t * stride_xt, mask=mask if SILU else mask & own, other=0)
+    return dy, x, load_taps(k_row + t * stride_kt, mask, stride_kw, W)
+
+
+@triton.jit(do_not_specialize=["T", "runs", "RUN", "tiles_d"])
+def words_backward_kernel(
+    dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, dx_ptr, dk_ptr, dbias_ptr,
+    T, C, runs, RUN, tiles_d, dy_strides, x_strides, k_strides, stride_bias, state_strides,
+    W: tl.constexpr, TAPS: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Strides of dy, x and k count words of G channels. This program writes its share of dbias to dbias[program]."""
+    pid = tl.program_id(0)
+    tile = pid // tiles_d
+    offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    mask_d = offs_d < C
+    r = tile * ROWS + tl.arange(0, ROWS)[:, None]
+    n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, cu_ptr is not None)
+
+    k_type: tl.constexpr = k_ptr.dtype.element_ty
+    dy_row = as_words(dy_ptr, G) + row * dy_strides.b + begin * dy_strides.t + offs_d * dy_strides.d
+    x_row = as_words(x_ptr, G) + row * x_strides.b + begin * x_strides.t + offs_d * x_strides.d
+    k_row = as_words(k_ptr, G) + row * k_strides.b + begin * k_strides.t + offs_d * k_strides.d
+    out_row = (row * T + begin) * C + offs_d  # dx and dk are contiguous
+
+    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if SILU and bias_ptr is not None else ()
+
+    zero = tl.zeros([ROWS, BLOCK], tl.float32)
+    X = words_before(n, first, L, offs_d, mask_d, x_row, x_strides.t, x_ptr.dtype.element_ty,
+                      state_ptr, state_strides, W, G)  # fmt: skip
+    dX = ()  # sums so far for X[t-W+1] ... X[t-1], in the same order
+    for w in tl.static_range(W - 1):  # noqa: B007
+        for i in tl.static_range(G):  # noqa: B007
+            dX += (zero,)
+    dbias_sum = ()
+    for i in tl.static_range(G):  # noqa: B007
+        dbias_sum += (zero,)
+
+    steps = RUN + W - 1 if dx_ptr is not None else RUN
+    # The words of a step are asked for one step before they are used: memory answers while the step before is computed.
+    coming = load_step(dy_row, x_row, k_row, first, mask_d & (first < L), first < L,
+                       dy_strides.t, x_strides.t, k_strides.t, k_strides.w, W, SILU)  # fmt: skip
+    for step in tl.range(steps, loop_unroll_factor=2):
+        t = first + step
+        mask = mask_d & (t < L)
+        own = t < first + RUN
+        dy, x, k = coming
+        more = mask_d & (t + 1 < L) & (t + 1 < first + steps)
+        coming = load_step(dy_row, x_row, k_row, t + 1, more, t + 1 < first + RUN,
+                           dy_strides.t, x_strides.t, k_strides.t, k_strides.w, W, SILU)  # fmt: skip
+        for i in tl.static_range(G):
+            X += (lane(x, i, G, x_ptr.dtype.element_ty),)
+
+        dk = ()
+        dX_new = ()
+        dbias_new = ()
+        for i in tl.static_range(G):
+            du = lane(dy, i, G, dy_ptr.dtype.element_ty)
+            if SILU:
+                # du = dy act'(u), u recomputed
+                u = bias[i] if bias_ptr is not None else zero
+                for w in tl.static_range(W):
+                    u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type) * X[w * G + i]
+                du *= silu_derivative(u)
+            for w in tl.static_range(W):
+                dk += (du * X[w * G + i],)
+                # dX[t-W+1+w] += du[t] k[t, w]
+                dX_new += (du * lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type),)
+            dbias_new += (dbias_sum[i] + tl.where(own, du, 0.0),)
+        dbias_sum = dbias_new
+
+        if dk_ptr is not None:
+            dk_at = as_words(dk_ptr, G) + (out_row + t * C) * W
+            dk_words = ()
+            for m in tl.static_range(W):
+                dk_words += (pack(dk[m * G : (m + 1) * G], G, dk_ptr.dtype.element_ty),)
+            store_side_by_side(dk_at, dk_words, mask & own, W, TAPS)
+
+        if dx_ptr is not None:
+            # shares are ordered channel, tap; dX is ordered time, channel, so that the oldest time leaves in one piece
+            shifted = ()
+            for w in tl.static_range(W):
+                for i in tl.static_range(G):
+                    shifted += (dX_new[i * W + w] + (dX[w * G + i] if w < W - 1 else 0.0),)
+            j = t - (W - 1)
+            complete = mask_d & (j >= first) & (j < L)
+            tl.store(
+                as_words(dx_ptr, G) + out_row + j * C, pack(shifted[:G], G, dx_ptr.dtype.element_ty), mask=complete
+            )
+            dX = shifted[G:]
+        X = X[G:]
+
+    for i in tl.static_range(G):
+        offs_c = tile.to(tl.int64) * C * G + offs_d * G + i
+        if dbias_ptr is not None:
+            tl.store(dbias_ptr + offs_c, tl.sum(dbias_sum[i], 0)[None, :], mask=mask_d)

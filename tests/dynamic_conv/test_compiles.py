@@ -6,7 +6,7 @@ import torch
 from kernels import runtime
 from kernels.common import configs
 from kernels.common.plan import forget
-from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, plan
+from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, operator
 from kernels.dynamic_conv.causal_conv1d import causal_conv1d_update
 from kernels.lab import compile_report
 
@@ -40,7 +40,7 @@ def launches(monkeypatch, *, W=4, D=64, dtype=torch.float16, static=False, bias=
 
     monkeypatch.setattr(configs, "_says", for_any_gpu)
     forget()
-    monkeypatch.setattr(plan, "launch", record)
+    monkeypatch.setattr(operator, "launch", record)
     B, T = (2, 32) if cu_seqlens is None else (1, cu_seqlens[-1])
     N = B if cu_seqlens is None else len(cu_seqlens) - 1
     tensor = lambda *shape: torch.zeros(shape, dtype=dtype, requires_grad=True)  # noqa: E731
@@ -66,9 +66,8 @@ def launches(monkeypatch, *, W=4, D=64, dtype=torch.float16, static=False, bias=
 def check(monkeypatch, arch, case):
     seen = launches(monkeypatch, **CASES[case])
     kernels = {kernel.__name__: (kernel, args, meta) for kernel, args, meta in seen}
-    wanted = {"conv_forward_kernel", "conv_backward_kernel"}
-    if CASES[case].get("static"):
-        wanted = {"static_forward_kernel", "static_backward_kernel", "sum_parts_kernel"}
+    kind = "static" if CASES[case].get("static") else "conv" if case in ("elements", "many taps") else "words"
+    wanted = {f"{kind}_forward_kernel", f"{kind}_backward_kernel"} | ({"sum_parts_kernel"} if kind == "static" else set())
     if "all options" in case:
         wanted |= {"conv_step_kernel", "final_state_kernel", "ends_kernel"}
     assert kernels.keys() >= wanted
@@ -93,7 +92,7 @@ def test_compiles_for_ampere_and_blackwell(monkeypatch, case, arch):
 
 def test_a_step_that_passes_over_padding_compiles(monkeypatch):
     seen = []
-    monkeypatch.setattr(plan, "launch", lambda kernel, grid, *args, **meta: seen.append((kernel, args, meta)))
+    monkeypatch.setattr(operator, "launch", lambda kernel, grid, *args, **meta: seen.append((kernel, args, meta)))
     x, weight, states = torch.zeros(2, 64), torch.zeros(64, 4), torch.zeros(5, 64, 4)
     causal_conv1d_update(x, states, weight, conv_state_indices=torch.tensor([3, -1], dtype=torch.int32))
     ((kernel, args, meta),) = seen
@@ -106,8 +105,8 @@ def test_memory_is_read_and_written_in_wide_accesses(monkeypatch):
         kernel.__name__: compile_report(kernel, *args, arch=90, **meta)
         for kernel, args, meta in launches(monkeypatch, D=256)
     }
-    for name in ("conv_forward_kernel", "conv_backward_kernel"):
+    for name in ("words_forward_kernel", "words_backward_kernel"):
         sass = reports[name].sass
         assert reports[name].count("LDG.E.64") + reports[name].count("LDG.E.128") == reports[name].count("LDG"), sass
         assert reports[name].count("STG.E.64") + reports[name].count("STG.E.128") == reports[name].count("STG"), sass
-    assert reports["conv_backward_kernel"].count("STG.E.128") > 0
+    assert reports["words_backward_kernel"].count("STG.E.128") > 0

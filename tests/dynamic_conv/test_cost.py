@@ -11,7 +11,8 @@ from benchmarks import dynamic_conv_walks as walks
 from kernels import runtime
 from kernels.common import configs
 from kernels.dynamic_conv import cost, dynamic_conv
-from kernels.dynamic_conv.backward import conv_backward_kernel
+from kernels.dynamic_conv.plain import StateStrides, Strides
+from kernels.dynamic_conv.words import words_backward_kernel
 from kernels.lab import compile_report
 
 TABLE = configs._table("dynamic_conv")["NVIDIA H200"]["backward"]
@@ -103,11 +104,11 @@ def check_that_they_fit(W, walk):
     """As many warps as the model counts on have room beside each other, and no register is spilled."""
     tile = {name: value for name, value in walk.items() if name not in cost.MODEL}
     x, C, T = torch.bfloat16, 512, 8192
-    numbers = ("i32", C, "i32", "i32", "i32", T * C, C, 1, T * C, C, 1, T * C * W, C * W, W, 1, 0, 0, 0, 0)
+    of_x, of_k = Strides(T * C, C, 1), Strides(T * C * W, C * W, W, 1)
+    numbers = ("i32", C, "i32", "i32", "i32", of_x, of_x, of_k, 0, StateStrides(0, 0, 0))
     report = compile_report(
-        conv_backward_kernel, x, x, x, None, None, None, None, x, x, None, *numbers, W=W, TAPS=1 << (W - 1).bit_length(),
-        G=4, SILU=False, HAS_BIAS=False, HAS_STATE=False, PACKED=False, NEED_DX=True, NEED_DK=True, NEED_DBIAS=False,
-        ROWS=1, **tile,
+        words_backward_kernel, x, x, x, None, None, None, None, x, x, None, *numbers,
+        W=W, TAPS=1 << (W - 1).bit_length(), G=4, SILU=False, ROWS=1, **tile,
     )  # fmt: skip
     assert walk["RESIDENT"] <= most_resident(report.registers, walk["num_warps"]) and report.spill_bytes == 0, report
 

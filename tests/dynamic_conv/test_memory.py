@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, plan
+from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, operator
 from kernels.lab import trace
 from tests.tensors import told_of_more
 
@@ -55,7 +55,7 @@ def test_every_active_address_lies_inside_its_tensor(case):
 
 def test_the_trace_would_show_an_access_outside(monkeypatch):
     """The same test on a kernel that is told of one token more than there is."""
-    told_of_more(monkeypatch, plan, T=1, runs=1)
+    told_of_more(monkeypatch, operator, T=1, runs=1)
     with trace.recording() as t:
         dynamic_conv(torch.randn(1, 18, 12), torch.randn(1, 18, 12, 4))
     assert t.outside()

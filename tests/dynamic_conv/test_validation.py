@@ -5,7 +5,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import launch as launch_module
-from kernels.dynamic_conv import DynamicShortConvolution, dynamic_conv, dynamic_conv_step, plan
+from kernels.dynamic_conv import DynamicShortConvolution, dynamic_conv, dynamic_conv_step, operator
 
 
 def zeros(*shape, dtype=torch.float32):
@@ -94,7 +94,7 @@ def test_refused_before_any_launch(call, message, monkeypatch):
     monkeypatch.setenv("KERNELS_CHECK", "1")
     monkeypatch.setattr(launch_module.runtime, "interpreted", launch_module.runtime.interpreted)
     launched = []
-    monkeypatch.setattr(plan, "launch", lambda *a, **k: launched.append(a))
+    monkeypatch.setattr(operator, "launch", lambda *a, **k: launched.append(a))
     with pytest.raises(ValueError, match=message):
         call()
     assert not launched
