@@ -5,7 +5,6 @@ benchmarks/results/small_kernels.json, a row for each kernel and version of Trit
 runs the same kernels in the interpreter.
 """
 
-import json
 import linecache
 import multiprocessing
 import subprocess
@@ -19,7 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-RESULTS = Path(__file__).parent / "results" / "small_kernels.json"
+from benchmarks import harness
+
+NAME = "small_kernels"  # of the record
 N = 1024  # numbers of an elementwise kernel
 SIDE = 32  # rows and columns of a matrix
 EVERY = 4  # of the outputs one in four is recorded
@@ -226,14 +227,14 @@ def main():
         outputs = list(threads.map(_guarded, names))
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     machine, version = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().split(", ")
-    where = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    old = json.loads(where.read_text())["rows"] if where.exists() else []
-    rows = [row for row in old if row["triton"] != triton.__version__]
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else harness.RESULTS
+    rows = (harness.read(NAME, folder) or {"rows": []})["rows"]
+    rows = [row for row in rows if row["triton"] != triton.__version__]
     rows += [
         dict(triton=triton.__version__, torch=torch.__version__, gpu=machine, driver=version, kernel=name, output=output)
         for name, output in zip(names, outputs)
     ]
-    where.write_text('{"rows": [\n' + ",\n".join(json.dumps(row) for row in rows) + "\n]}\n")
+    harness.write(NAME, {"rows": rows}, folder)
     for name, output in zip(names, outputs):
         print(name, output if output.startswith("refused") else output[:32])
 

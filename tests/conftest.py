@@ -13,6 +13,7 @@ from kernels import runtime  # before triton, whose mode it chooses
 from kernels.common import plan, validate
 from kernels.lab.source import readable
 
+import triton  # isort: skip
 import triton.language as tl  # isort: skip
 
 SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KMP_", "PATH")
@@ -28,6 +29,11 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def pytest_unconfigure():
+    """Triton's list of kernels keeps Gluon's until nanobind counts what was left behind, and prints a page about it."""
+    getattr(triton.runtime.jit, "_triton_jit_function_registry", {}).clear()
 
 
 def process_state() -> dict[str, object]:
@@ -81,8 +87,6 @@ def plans_are_made_anew():
 @pytest.fixture(scope="session")
 def cell():
     """``cell(source, **names) -> namespace``: execute source as IPython does a cell, known to linecache only."""
-    import triton
-    import triton.language as tl
 
     def execute(source: str, **names) -> dict:
         filename = f"/cell/{len(linecache.cache)}.py"

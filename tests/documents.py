@@ -26,7 +26,6 @@ def outputs(page: str):
         with contextlib.redirect_stdout(printed):
             exec(readable(code, file), namespace)
         yield code, stated, printed.getvalue()
-    namespace.clear()  # Triton's list of kernels would keep it until nanobind counts at exit what was left behind
 
 
 def check(page: str) -> None:

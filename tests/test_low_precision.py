@@ -1,6 +1,5 @@
 """bfloat16 and 8-bit floats in Triton's interpreter, held to what a card gave, and to torch."""
 
-import json
 import random
 
 import pytest
@@ -8,13 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks import small_kernels
+from benchmarks import harness, small_kernels
 from kernels import runtime
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="the interpreter is not in use")
 
 CASES = {case.name: case for case in small_kernels.cases()}
-RECORDED = {(row["triton"], row["kernel"]): row["output"] for row in json.loads(small_kernels.RESULTS.read_text())["rows"]}
+RECORDED = {(row["triton"], row["kernel"]): row["output"] for row in harness.read(small_kernels.NAME)["rows"]}
 VERSIONS = sorted({version for version, _ in RECORDED})
 
 

@@ -166,7 +166,7 @@ def _named_padding(name, R, S, stride, dilation):
     if name == "valid":
         return 0, 0, 0, 0
     if name != "same":
-        raise ValueError(f'padding is {name!r}, needs "valid" or "same", an int, (h, w) or (top, bottom, left, right)')
+        raise ValueError(f'padding is {shown(name)}, needs "valid" or "same", an int, (h, w) or (top, bottom, left, right)')
     if stride != (1, 1):
         raise ValueError(f'stride is {shown(stride)}, needs 1 with padding="same"')
     h, w = dilation[0] * (R - 1), dilation[1] * (S - 1)

@@ -59,7 +59,7 @@ def trace(mod, kind, device="cpu", differentiate=False):
     captures = _Captures(fake, arguments)
     graded = torch.is_grad_enabled()  # a mod may ask for it
     makes = default_device() or contextlib.nullcontext()
-    with fake, captures, explained(mod, kind), makes:
+    with _undisturbed(), fake, captures, explained(mod, kind), makes:
         mod(*arguments)
     captured = list(captures.stand_ins.values())
     learned = [differentiate and real.requires_grad and real.is_floating_point() for real, _ in captured]
