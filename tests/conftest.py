@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels import runtime  # before triton, whose mode it chooses
-from kernels.common import plan, validate
+from kernels.common import checks, plan
 from kernels.lab.source import readable
 
 import triton  # isort: skip
@@ -117,4 +117,4 @@ def as_if_compiled(monkeypatch):
     class Compiled:
         interpreted = False
 
-    monkeypatch.setattr(validate, "runtime", Compiled)
+    monkeypatch.setattr(checks, "runtime", Compiled)

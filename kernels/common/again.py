@@ -21,7 +21,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels.common.validate import PLAIN
+from kernels.common.checks import PLAIN
 
 MOST = 1024  # calls of one kernel that are remembered; one more, and they are all forgotten
 _known = {}  # id of a kernel -> _Known

@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels.common.alike import Passes
-from kernels.common.public import (
+from kernels.common.checks import (
     as_usual,
     nothing_looks_on,
     once_differentiable,

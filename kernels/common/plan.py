@@ -9,13 +9,12 @@ A way is three functions of a problem (everything that the choice depends on, ha
 The forward pass, the backward pass and ``explain`` read the same Plan, so they cannot disagree.
 """
 
-import functools
 from typing import Any, NamedTuple, Protocol
 
-import torch
+from kernels.common.launch import Launch, Layout, layout, planned, planners, strided, strides  # noqa: F401 (asked for here)
 
 MOST = 1024  # plans of one kind that are remembered; the least recently used is forgotten first
-_remembering = []
+_remembering = planners
 
 
 class Plan(Protocol):
@@ -83,11 +82,7 @@ def choose(ways, problem, asked="auto"):
     return Choice(best, {name: reason for name in ways if (reason := passed_over.get(name) or slower.get(name))})
 
 
-def remembered(function):
-    """``function`` of hashable arguments, its latest ``MOST`` answers remembered until ``forget``; safe among threads."""
-    cached = functools.lru_cache(MOST)(function)
-    _remembering.append(cached)
-    return cached
+remembered = planned
 
 
 class Bounded(dict):
@@ -99,9 +94,6 @@ class Bounded(dict):
             self.clear()
         self[key] = value
         return value
-
-
-planned = remembered  # an operator's plans, by the layouts of its tensors
 
 
 class Remembered(Bounded):
@@ -117,39 +109,3 @@ def forget():
     """Forget every plan: what they were made from has changed (a test's or the tuner's table of configurations)."""
     for cached in _remembering:
         cached.cache_clear()
-
-
-class Layout(NamedTuple):
-    """What a plan may depend on of a tensor; ``address`` is modulo 16 bytes."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    address: int
-
-    def meta(self):
-        """A tensor that lies so, of no memory."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
-
-
-def strided(tensor):
-    """The ``Layout`` of a tensor whose address doesn't matter, ``None`` of ``None``."""
-    return None if tensor is None else Layout(tensor.shape, tensor.stride(), tensor.dtype, 0)
-
-
-def layout(tensor):
-    """The ``Layout`` of a tensor, ``None`` of ``None``."""
-    return None if tensor is None else Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() & 15)
-
-
-def strides(layout, ndim):
-    """The strides of a ``Layout``, zeros for ``None``."""
-    return (0,) * ndim if layout is None else layout.strides
-
-
-class Launch(NamedTuple):
-    """A grid, the integers behind the tensors, and the options."""
-
-    grid: tuple[int]
-    numbers: tuple[int, ...]
-    meta: dict

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.common.public import refuse_batched_gradients
+from kernels.common.checks import refuse_batched_gradients
 
 NAMESPACE = "kernels_from_math"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")

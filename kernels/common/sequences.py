@@ -4,52 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.common.checks import values_checked
 from kernels.common.gpu import multiprocessors
 from kernels.common.launch import launch
 from kernels.common.math import cdiv
-from kernels.common.validate import check_tensor, values_checked
-
-
-def check_cu_seqlens(cu_seqlens, B, like):
-    """Raise ``ValueError`` unless ``cu_seqlens`` [N+1] can split a single batch row in N sequences; return N.
-
-    At its values looks ``check_cu_values``.
-
-    Args:
-        cu_seqlens: int32 or int64 [N+1], or ``None`` for one sequence per batch row. Equal neighbours are empty sequences.
-        B: batch size, which must be 1 with ``cu_seqlens``.
-        like: ``(name, tensor)`` whose device ``cu_seqlens`` must share.
-
-    Returns:
-        N, the number of sequences.
-    """
-    if cu_seqlens is None:
-        return B
-    check_tensor("cu_seqlens", cu_seqlens, (None,), "[N+1]", dtypes=(torch.int32, torch.int64), like=like)
-    if cu_seqlens.shape[0] == 0:
-        raise ValueError("cu_seqlens has shape [0], needs [N+1] with at least the leading 0")
-    if B != 1:
-        raise ValueError(f"cu_seqlens needs a batch of 1, because sequences lie end to end along time; got B = {B}")
-    return cu_seqlens.shape[0] - 1
-
-
-def check_cu_values(cu_seqlens, T):
-    """``cu_seqlens`` as kernels read it, contiguous, or ``None``. Raise ``ValueError`` unless, where its values may be read,
-    it starts at 0, never falls and ends at T or before: tokens behind the last sequence are padding."""
-    if cu_seqlens is None:
-        return None
-    if values_checked(cu_seqlens):
-        values = cu_seqlens.tolist()
-        if values[0] != 0 or values[-1] > T or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
-            raise ValueError(
-                f"cu_seqlens is {_shorten(values)}, needs to start at 0, never fall and end at no more than T = {T}"
-            )
-    return cu_seqlens.contiguous()
-
-
-def _shorten(values):
-    return str(values) if len(values) <= 12 else f"[{', '.join(map(str, values[:6]))}, ..., {values[-1]}]"
-
 
 MOST_OUTPUTS = 6  # of a pass, that have a row for each token
 
@@ -159,7 +117,7 @@ def sequence_of_runs(cu_seqlens, runs, RUN):
     N = cu_seqlens.shape[0] - 1
     BLOCK = 1024
     launch(
-        _sequence_of_run_kernel, (cdiv(runs, BLOCK),), cu_seqlens, out, N, RUN, runs,
+        _sequence_of_run_kernel, (-(-runs // BLOCK),), cu_seqlens, out, N, RUN, runs,
         STEPS=max(N, 1).bit_length(), BLOCK=BLOCK,
     )  # fmt: skip
     return out

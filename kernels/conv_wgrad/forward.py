@@ -5,7 +5,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from kernels.common.validate import PLAIN
+from kernels.common.checks import PLAIN
 
 
 def memory_format(*tensors):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.common.validate import is_whole, shown
+from kernels.common.checks import is_whole, shown
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import runtime
-from kernels.common import validate
+from kernels.common import checks
+from kernels.common.checks import (
+    FLOAT_DTYPES,
+    autocast,
+    check_tensor,
+    left_to_reference,
+    nobody_asks,
+    public,
+    refuse_transforms,
+)
 from kernels.common.plan import Remembered
-from kernels.common.public import autocast, nobody_asks, public, refuse_transforms
-from kernels.common.validate import FLOAT_DTYPES, check_tensor, left_to_reference
 from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import convolution_of, forward, memory_format
 from kernels.conv_wgrad.operator import OPERATOR
@@ -38,7 +45,7 @@ def _layer_key(input, weight, bias, held):
     """All that the checks, the choice of the operator and its forward pass look at. ``held``: the layer's options, which an
     entry keeps: that they are the same objects is all that is asked, since 1.0 is not 1 to the checks."""
     return (
-        validate.runtime.interpreted, input.shape, input.stride(), input.dtype, input.device, weight.shape, weight.stride(),
+        checks.runtime.interpreted, input.shape, input.stride(), input.dtype, input.device, weight.shape, weight.stride(),
         weight.dtype, weight.device, None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device),
         *map(id, held),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kernels.common.validate import shown
+from kernels.common.checks import shown
 from kernels.conv_wgrad.layer import conv2d_layer, layer
 
 

@@ -5,17 +5,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.common.operator import Operator
-from kernels.common.public import autocast, explains, public
-from kernels.common.validate import (
+from kernels.common.checks import (
     FLOAT_DTYPES,
+    autocast,
     check_apart,
     check_choice,
     check_tensor,
     check_updated_in_place,
+    explains,
     is_whole,
+    public,
     shown,
 )
+from kernels.common.operator import Operator
 from kernels.conv_wgrad import plan
 from kernels.conv_wgrad.forward import convolution_of, memory_format
 

@@ -2,8 +2,7 @@
 
 import torch
 
-from kernels.common.public import autocast
-from kernels.common.validate import check_slots, check_tensor, check_updated_in_place
+from kernels.common.checks import autocast, check_slots, check_tensor, check_updated_in_place
 from kernels.dynamic_conv.operator import _step, dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_step_reference
 

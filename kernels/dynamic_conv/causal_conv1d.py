@@ -8,11 +8,18 @@ models make anyway, is read in place and whole words at a time; one stored [B, D
 import torch
 from torch import Tensor
 
-from kernels.common.public import autocast, public
-from kernels.common.sequences import check_cu_seqlens, check_cu_values
-from kernels.common.validate import check_slots, check_tensor, check_updated_in_place, is_whole, shown
+from kernels.common.checks import (
+    autocast,
+    check_cu_seqlens,
+    check_slots,
+    check_tensor,
+    check_updated_in_place,
+    is_whole,
+    public,
+    shown,
+)
 from kernels.dynamic_conv import caches
-from kernels.dynamic_conv.operator import _check_weight, _step, activation_named, dynamic_conv
+from kernels.dynamic_conv.operator import _step, activation_named, dynamic_conv
 
 INTEGERS = torch.int32, torch.int64
 
@@ -116,7 +123,10 @@ def causal_conv1d_update(
     check_tensor("x", x, (None, None) if single else (None, None, None), "[B, D] or [B, D, T]")
     like = ("x", x)
     B, D = x.shape[:2]
-    W = _check_weight(weight, (D,), "[D, W]", like)
+    check_tensor("weight", weight, (D, None), "[D, W]", like=like)
+    W = weight.shape[-1]
+    if W == 0:
+        raise ValueError(f"weight has shape {list(weight.shape)}, needs at least one tap (W >= 1)")
     if bias is not None:
         check_tensor("bias", bias, (D,), "[D]", like=like)
     slots = conv_state_indices
@@ -155,8 +165,8 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
         ValueError: an argument's type, shape, dtype or device does not fit.
     """
     check_tensor("x", x, (None, None), "[T, D]")
-    N = check_cu_seqlens(cu_seqlens, 1, ("x", x))
-    cu_seqlens = check_cu_values(cu_seqlens, x.shape[0])
+    N = check_cu_seqlens(cu_seqlens, 1, ("x", x), x.shape[0])
+    cu_seqlens = cu_seqlens.contiguous()
     if not is_whole(state_len) or state_len < 0:
         raise ValueError(f"state_len is {shown(state_len)}, needs a whole number, at least 0")
     states = x.new_zeros(N, x.shape[1], int(state_len))

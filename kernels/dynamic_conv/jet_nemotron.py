@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from kernels.common.validate import check_choice
+from kernels.common.checks import check_choice
 from kernels.dynamic_conv import module
 
 

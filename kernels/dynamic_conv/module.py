@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.common.sequences import check_cu_seqlens
-from kernels.common.validate import check_tensor, is_whole, left_to_reference, shown
+from kernels.common.checks import check_cu_seqlens, check_tensor, is_whole, left_to_reference, shown
 from kernels.dynamic_conv import caches
 from kernels.dynamic_conv.operator import activation_named, dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_reference

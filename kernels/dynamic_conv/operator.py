@@ -11,22 +11,22 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.common.checks import (
+    check_choice,
+    check_cu_seqlens,
+    check_slots,
+    check_tensor,
+    check_writable,
+    explains,
+    public,
+    shown,
+)
 from kernels.common.configs import configuration, declare
 from kernels.common.gpu import multiprocessors
-from kernels.common.launch import launch
+from kernels.common.launch import launch, layout, planned
 from kernels.common.math import bits, cdiv
-from kernels.common.plan import layout, planned
-from kernels.common.public import autocast, explains, public
 from kernels.common.registration import register
-from kernels.common.sequences import (
-    check_cu_seqlens,
-    check_cu_values,
-    clear_outside,
-    count_runs,
-    sequence_of_runs,
-    without_outside,
-)
-from kernels.common.validate import check_choice, check_slots, check_tensor, check_writable
+from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs, without_outside
 from kernels.dynamic_conv import cost
 from kernels.dynamic_conv.plain import (
     StateStrides,
@@ -43,7 +43,7 @@ from kernels.dynamic_conv.words import channels_per_word, word_strides, words_ba
 ACTIVATIONS = {None: None, "silu": "silu", "swish": "silu"}  # by all their names
 
 
-@public
+@public(casts=("x", "weight", "bias"))
 def dynamic_conv(
     x: Tensor,
     weight: Tensor,
@@ -98,18 +98,19 @@ def dynamic_conv(
 
     Source: the dynamic convolution of Jet-Nemotron (Gu et al., 2025, arXiv:2508.15884).
     """
-    x, weight, bias = autocast(x, weight, bias)
-    _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
+    _check("[B, T, D]", x, weight, bias, residual, activation, initial_state, cu_seqlens)
+    if not isinstance(output_final_state, bool):
+        raise ValueError(f"output_final_state is {shown(output_final_state)}, needs True or False")
     activation = ACTIVATIONS[activation]
     if cu_seqlens is not None:
-        cu_seqlens = check_cu_values(cu_seqlens, x.shape[1])
+        cu_seqlens = cu_seqlens.contiguous()
         if residual is not None and residual.requires_grad:  # its gradient is y's
             residual = without_outside(residual, cu_seqlens)
     y, state = _convolve(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens)
     return (y, state) if output_final_state else y
 
 
-@public
+@public(casts=("x", "weight", "bias"))
 def dynamic_conv_step(
     x: Tensor,
     weight: Tensor,
@@ -143,16 +144,12 @@ def dynamic_conv_step(
             (checked when it is on the CPU or ``KERNELS_CHECK=1``).
         RuntimeError: a gradient is asked for.
     """
-    x, weight, bias = autocast(x, weight, bias)
-    check_tensor("x", x, (None, None), "[B, D]")
-    B, D = x.shape
-    like = ("x", x)
-    W = _check_weight(weight, (B, D), "[B, D, W] or [D, W]", like)
-    check_tensor("state", state, (B if slots is None else None, D, W - 1), "[B or pool, D, W-1]", like=like)
+    B = _check("[B, D]", x, weight, bias, residual, activation)
+    like, shape = ("x", x), (B if slots is None else None, x.shape[-1], weight.shape[-1] - 1)
+    check_tensor("state", state, shape, "[B or pool, D, W-1]", like=like)
     if not state.is_contiguous():
         raise ValueError(f"state has strides {state.stride()}, needs to be contiguous: it is updated in place")
     check_writable("state", state)
-    _check_tail(bias, residual, activation, x, "[B, D]")
     if slots is not None:
         check_slots("slots", slots, B, state.shape[0], like)
     return _step(x, weight, state, bias, residual, ACTIVATIONS[activation], slots)
@@ -161,9 +158,7 @@ def dynamic_conv_step(
 @explains(dynamic_conv)
 def explain(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
     """How ``dynamic_conv`` would access memory for these arguments, and why, as text."""
-    x, weight, bias = autocast(x, weight, bias)
-    N = _check(x, weight, bias, residual, activation, initial_state, cu_seqlens)
-    check_cu_values(cu_seqlens, x.shape[1])
+    N = _check("[B, T, D]", x, weight, bias, residual, activation, initial_state, cu_seqlens)
     silu, packed = ACTIVATIONS[activation] == "silu", None if cu_seqlens is None else N
     of_x, of_k, of_bias, of_residual, of_state = map(layout, (x, weight, bias, residual, initial_state))
     forward = plan_forward(of_x, of_k, of_bias, of_residual, of_state, silu, packed, x.device)
@@ -173,15 +168,24 @@ def explain(x, weight, bias, residual, activation, initial_state, output_final_s
     return f"{forward}\nbackward: {backward}"
 
 
-def _check(x, weight, bias, residual, activation, initial_state, cu_seqlens):
-    """The number of sequences of arguments that fit."""
-    check_tensor("x", x, (None, None, None), "[B, T, D]")
-    W = _check_weight(weight, x.shape, "[B, T, D, W] or [D, W]", ("x", x))
-    _check_tail(bias, residual, activation, x, "[B, T, D]")
-    B, _, D = x.shape
-    N = check_cu_seqlens(cu_seqlens, B, ("x", x))
+def _check(rows, x, weight, bias, residual, activation, initial_state=None, cu_seqlens=None):
+    """The number of sequences of arguments that fit; ``rows``: x's shape in symbols."""
+    check_tensor("x", x, (None,) * (1 + rows.count(",")), rows)
+    like, shape = ("x", x), x.shape
+    each = isinstance(weight, Tensor) and weight.ndim == x.ndim + 1
+    check_tensor("weight", weight, (*(shape if each else shape[-1:]), None), f"{rows[:-1]}, W] or [D, W]", like=like)
+    W = weight.shape[-1]
+    if W == 0:
+        raise ValueError(f"weight has shape {list(weight.shape)}, needs at least one tap (W >= 1)")
+    if activation is not None:
+        check_choice("activation", activation, tuple(ACTIVATIONS))
+    if bias is not None:
+        check_tensor("bias", bias, shape[-1:], "[D]", like=like)
+    if residual is not None:
+        check_tensor("residual", residual, shape, rows, like=like)
+    N = shape[0] if cu_seqlens is None else check_cu_seqlens(cu_seqlens, shape[0], like, shape[1])
     if initial_state is not None:
-        check_tensor("initial_state", initial_state, (N, D, W - 1), "[N, D, W-1]", like=("x", x))
+        check_tensor("initial_state", initial_state, (N, shape[-1], W - 1), "[N, D, W-1]", like=like)
     return N
 
 
@@ -189,23 +193,6 @@ def activation_named(activation):
     """One of ``ACTIVATIONS`` by its first name; raises ``ValueError`` for another."""
     check_choice("activation", activation, tuple(ACTIVATIONS))
     return ACTIVATIONS[activation]
-
-
-def _check_weight(weight, rows, legend, like):
-    dynamic = isinstance(weight, Tensor) and weight.ndim == len(rows) + 1
-    check_tensor("weight", weight, (*rows, None) if dynamic else (rows[-1], None), legend, like=like)
-    if weight.shape[-1] == 0:
-        raise ValueError(f"weight has shape {list(weight.shape)}, needs at least one tap (W >= 1)")
-    return weight.shape[-1]
-
-
-def _check_tail(bias, residual, activation, x, legend):
-    if activation is not None:
-        check_choice("activation", activation, tuple(ACTIVATIONS))
-    if bias is not None:
-        check_tensor("bias", bias, (x.shape[-1],), "[D]", like=("x", x))
-    if residual is not None:
-        check_tensor("residual", residual, tuple(x.shape), legend, like=("x", x))
 
 
 # The choice: whole words of channels where the layout allows, with one weight for all tokens or one for each; else plain.
@@ -366,10 +353,11 @@ def forward(x, weight, bias, residual, activation, initial_state, output_final_s
         None if cu_seqlens is None else N, x.device,
     )  # fmt: skip
     y = x.new_empty(x.shape)
-    sequences = sequence_of_runs(cu_seqlens, plan.runs, plan.RUN)
+    sequences = None if cu_seqlens is None else sequence_of_runs(cu_seqlens, plan.runs, plan.RUN)
     kernel, grid, sizes, meta = plan.walk
     launch(kernel, grid, x, weight, bias, residual, state, sequences, cu_seqlens, y, *sizes, **meta)
-    clear_outside(cu_seqlens, T, y)
+    if cu_seqlens is not None:
+        clear_outside(cu_seqlens, T, y)
     if not output_final_state:
         return y, x.new_empty(0)
     final = (x if initial_state is None else initial_state).new_empty(N, D, W - 1)
@@ -397,7 +385,7 @@ def backward(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, activation,
             layout(dy), layout(dfinal), layout(x), layout(weight), layout(bias), layout(state), activation == "silu",
             packed, tuple(needs), x.device,
         )  # fmt: skip
-        sequences = sequence_of_runs(cu_seqlens, plan.runs, plan.RUN)
+        sequences = None if cu_seqlens is None else sequence_of_runs(cu_seqlens, plan.runs, plan.RUN)
         parts = x.new_empty(plan.parts, dtype=torch.float32) if needs[2] or plan.total else None
         outputs = (dx, parts) if static else (dx, dk, parts)
         kernel, grid, sizes, meta = plan.walk

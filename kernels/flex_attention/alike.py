@@ -7,9 +7,9 @@ by its checks, which bind the mods; what they capture and the mask's lists must 
 import torch
 
 from kernels.common.again import Settled
+from kernels.common.checks import PLAIN
 from kernels.common.plan import Bounded, Remembered
 from kernels.common.precision import matmul_in_tf32
-from kernels.common.validate import PLAIN
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.plan import Plan

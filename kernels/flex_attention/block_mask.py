@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, noop_mask
 
 from kernels import runtime
-from kernels.common.validate import check_tensor, is_whole, shown
+from kernels.common.checks import check_tensor, is_whole, shown
 from kernels.flex_attention import mods
 from kernels.flex_attention.mods import and_masks, or_masks
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.attention.flex_attention import AuxRequest
 
-from kernels.common.validate import check_tensor, same_device, shown
+from kernels.common.checks import check_tensor, same_device, shown
 from kernels.flex_attention.block_mask import BlockMask
 
 #: The lists of a block mask, as attributes of torch's ``BlockMask``.

@@ -4,7 +4,7 @@ from functools import cached_property
 
 import torch
 
-from kernels.common.validate import values_checked
+from kernels.common.checks import values_checked
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention.checks import check_blocks
 from kernels.flex_attention.problem import cdiv

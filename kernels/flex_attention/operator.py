@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
+from kernels.common.checks import autocast, check_number, explains, nothing_looks_on, public
 from kernels.common.plan import remembered
 from kernels.common.precision import matmul_in_tf32
-from kernels.common.public import autocast, explains, nothing_looks_on, public
-from kernels.common.validate import check_number
 from kernels.flex_attention import alike, graphs, specs
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention import problem as problems

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kernels.common.validate import is_whole, shown
+from kernels.common.checks import is_whole, shown
 
 #: Tiles and launch options: as they are for the forward pass (with ``fwd_``, too), with ``bwd_`` for the other.
 OPTIONS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")

@@ -3,10 +3,10 @@
 import torch
 from torch._subclasses.fake_tensor import is_fake
 
+from kernels.common.checks import refuse_transforms
 from kernels.common.operator import Operator
 from kernels.common.plan import remembered
 from kernels.common.precision import matmul_in_tf32
-from kernels.common.public import refuse_transforms
 from kernels.flex_attention import problem as problems
 from kernels.flex_attention import specs
 from kernels.flex_attention.checks import check_captured, check_lists, check_shapes

@@ -5,18 +5,21 @@ import functools
 import torch
 from torch import Tensor
 
-from kernels.common.operator import Operator
-from kernels.common.precision import matmul_in_tf32
-from kernels.common.public import autocast, explains, public
-from kernels.common.sequences import check_cu_seqlens, check_cu_values
-from kernels.common.validate import (
+from kernels.common.checks import (
+    autocast,
     check_choice,
+    check_cu_seqlens,
+    check_cu_values,
     check_number,
     check_slots,
     check_tensor,
     check_writable,
+    explains,
+    public,
     remembered_check,
 )
+from kernels.common.operator import Operator
+from kernels.common.precision import matmul_in_tf32
 from kernels.recurrent_attention import plan
 from kernels.recurrent_attention.chunk.cut import cuts, new_scores, size_class
 from kernels.recurrent_attention.gates import DIMENSIONS, OF_A_TOKEN, Gates

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from kernels import runtime
 from kernels.common import configs
 from kernels.common import launch as launch_module
-from kernels.common.launch import Constants, launch
+from kernels.common.again import Constants
+from kernels.common.checks import same_device
+from kernels.common.launch import launch
 from kernels.common.sequences import count_runs, sequence_of_runs
-from kernels.common.validate import same_device
 from kernels.flex_attention.mods import recorded, store
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common import sequences
+from kernels.common import checks, sequences
 from kernels.dynamic_conv import DynamicShortConvolution, dynamic_conv, dynamic_conv_step
 from kernels.dynamic_conv.causal_conv1d import causal_conv1d_update
 from kernels.dynamic_conv.reference import dynamic_conv_reference, dynamic_conv_step_reference
@@ -27,7 +27,8 @@ def ints(*values, dtype=torch.int64):
 @pytest.fixture
 def unseen(monkeypatch):
     """Values are as unknown as a GPU's are."""
-    monkeypatch.setattr(sequences, "values_checked", lambda tensor: False)
+    for module in (checks, sequences):
+        monkeypatch.setattr(module, "values_checked", lambda tensor: False)
     monkeypatch.setattr(sequences, "_cover", lambda cu_seqlens, T: False)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import plan
-from kernels.common.validate import remembered_check
+from kernels.common.checks import remembered_check
 
 
 @pytest.fixture

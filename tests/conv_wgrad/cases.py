@@ -7,7 +7,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import configs, plan
-from kernels.common.launch import with_constants
+from kernels.common.again import with_constants
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.reference import conv2d_bias_grad_reference, conv2d_wgrad_reference

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kernels import runtime
-from kernels.common import validate
+from kernels.common import checks
 from kernels.conv_wgrad import Conv2d
 from tests.conv_wgrad import cases
 
@@ -176,7 +176,7 @@ def test_digits_are_learned_as_with_torch():
 
 
 def test_on_the_cpu_beside_a_gpu_torch_computes(as_if_compiled, monkeypatch):
-    monkeypatch.setattr(validate, "_left", set())
+    monkeypatch.setattr(checks, "_left", set())
     theirs, ours = nn.Conv2d(4, 8, 3), Conv2d(4, 8, 3)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 4, 6, 6)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import runtime
-from kernels.common import validate
+from kernels.common import checks
 from kernels.dynamic_conv import DynamicShortConvolution
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 
@@ -86,7 +86,7 @@ def test_a_state_dict_comes_back():
 
 def test_on_the_cpu_beside_a_gpu_the_reference_computes(as_if_compiled, monkeypatch):
     """... and says so once: models are evaluated on the CPU, too."""
-    monkeypatch.setattr(validate, "_left", set())
+    monkeypatch.setattr(checks, "_left", set())
     layer = DynamicShortConvolution(8, 3)
     x = torch.randn(2, 5, 8, requires_grad=True)
     with pytest.warns(UserWarning, match="DynamicShortConvolution is given tensors on the CPU"):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import runtime
-from kernels.common.launch import with_constants
+from kernels.common.again import with_constants
 from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, noop_mask, operator, or_masks
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper_forward

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kernels import runtime
-from kernels.common.validate import same_device
+from kernels.common.checks import same_device
 from kernels.flex_attention import causal_block_mask, flex_attention, mods
 from kernels.flex_attention.mods import bind, compiler, store
 from kernels.flex_attention.mods.fingerprint import Fingerprint

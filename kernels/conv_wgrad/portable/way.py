@@ -8,10 +8,11 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import runtime
+from kernels.common.again import Constants
 from kernels.common.configs import configuration
 from kernels.common.descriptors import Descriptors
 from kernels.common.gpu import is_cuda_architecture
-from kernels.common.launch import Constants, launch
+from kernels.common.launch import launch
 from kernels.common.plan import Cost, remembered
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.portable.choice import candidates, groups_together, is_depthwise, sizes_and_cut, waste

@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 
 from kernels.common import gluon as common_gluon
+from kernels.common.again import Constants
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import Constants, launch
+from kernels.common.launch import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, fused_kernel, parts, walks
 from kernels.flex_attention.portable import stored_ds

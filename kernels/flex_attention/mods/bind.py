@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kernels.common.validate import same_device
+from kernels.common.checks import same_device
 from kernels.flex_attention.mods import switches
 from kernels.flex_attention.mods.compiler import CompiledMod, compile_mod
 from kernels.flex_attention.mods.errors import ModError

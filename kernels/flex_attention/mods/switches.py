@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.common.public import default_device
+from kernels.common.checks import default_device
 
 
 def in_force():

@@ -26,8 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from kernels.common.public import default_device
-from kernels.common.validate import shown
+from kernels.common.checks import default_device, shown
 from kernels.flex_attention.mods import special
 from kernels.flex_attention.mods.errors import ModError, at_line, explained, name_of, user_line
 from kernels.flex_attention.mods.parts import take_apart

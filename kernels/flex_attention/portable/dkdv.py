@@ -5,8 +5,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from kernels.common.again import Constants
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import Constants, launch
+from kernels.common.launch import launch
 from kernels.flex_attention.portable.alone import load_lse_and_sum_delta, rows_alone, store_dq, strides_of_alone
 from kernels.flex_attention.portable.delta import load_lse_and_delta
 from kernels.flex_attention.portable.stored_ds import at_ds, described, size, stored_ds

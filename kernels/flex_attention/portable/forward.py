@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.common.again import Constants
 from kernels.common.gpu import multiprocessors
-from kernels.common.launch import Constants, launch
+from kernels.common.launch import launch
 from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.portable.tiles import (

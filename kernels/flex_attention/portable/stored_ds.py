@@ -5,9 +5,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.common.again import Constants
 from kernels.common.descriptors import Descriptors
 from kernels.common.gpu import multiprocessors
-from kernels.common.launch import Constants, launch
+from kernels.common.launch import launch
 from kernels.flex_attention.portable.tiles import list_row, load_rows, source_of, tiled
 from kernels.flex_attention.problem import cdiv
 

@@ -1,0 +1,523 @@
+"""What stands before PyTorch's dispatcher: overrides of torch's functions, transforms to refuse, and checks of arguments.
+
+Checks come before anything is launched; each error names the argument, what it got and what it needs.
+"""
+
+import functools
+import inspect
+import numbers
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch._C import _functorch, _get_tracing_state, _len_torch_dispatch_stack
+from torch._subclasses.fake_tensor import is_fake
+from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack, handle_torch_function, has_torch_function
+from torch.utils._device import DeviceContext
+
+from kernels import runtime
+from kernels.common.plan import Remembered
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+INDEX_DTYPES = (torch.int32, torch.int64)
+LONGEST = 100  # letters of a value in a message
+PLAIN = {torch.Tensor, torch.nn.Parameter}  # types of tensors whose sizes are numbers, and that nothing else stands behind
+
+
+def shown(value):
+    """A value in a message: what is short as it is written, of all else what it is; never a tensor's elements."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        inside = ", ".join(map(shown, value))
+        text = f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
+    elif isinstance(value, dict):
+        text = f"{{{', '.join(f'{shown(k)}: {shown(v)}' for k, v in value.items())}}}"
+    elif value is None or isinstance(value, bool | numbers.Number | str | torch.dtype | torch.device):
+        text = repr(value)
+    elif isinstance(value, type) or hasattr(value, "__name__"):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
+    else:
+        kind = type(value).__name__
+        return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def same_device(one, other):
+    """Whether two torch.devices are one: ``cuda`` without an index is the current GPU, ``cuda:0`` where that is 0."""
+    if one == other or one.type != other.type:
+        return one == other
+    named = {one.index, other.index} - {None}
+    several = one.type == "cuda" and torch.cuda.is_initialized()
+    return len(named) == 1 and (not several or named == {torch.cuda.current_device()})
+
+
+def check_tensor(name, tensor, shape, legend, *, dtypes=FLOAT_DTYPES, like=None):
+    """Raise ``ValueError`` unless ``tensor`` has the wanted shape, a dtype among ``dtypes`` and the device of ``like``.
+
+    Args:
+        name: the argument's name, for the message.
+        tensor: what was passed.
+        shape: sequence of ints; ``None`` stands for any size.
+        legend: the shape in symbols, such as ``"[B, T, D]"``.
+        dtypes: tuple of allowed torch dtypes.
+        like: ``(name, tensor)`` whose device this one must share, or ``None`` for the tensor that decides the device.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name} must be a tensor {legend}, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise ValueError(f"{name} is {kind}, needs a dense tensor {legend}; sequences of different lengths are packed")
+    if tensor.is_quantized:
+        raise ValueError(f"{name} is a quantized tensor, needs one of numbers {legend}: {name}.dequantize()")
+    fits = tensor.ndim == len(shape) and all(
+        want is None or want == got for got, want in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
+        raise ValueError(f"{name} has shape {list(tensor.shape)}, needs {legend} = {wanted}")
+    if tensor.dtype not in dtypes:
+        needs = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise ValueError(f"{name} has dtype {str(tensor.dtype).removeprefix('torch.')}, needs one of {needs}")
+    if like is not None and tensor.device != like[1].device and not same_device(tensor.device, like[1].device):
+        raise ValueError(f"{name} is on {tensor.device}, needs {like[1].device}, the device of {like[0]}")
+    if like is None and not runtime.interpreted and tensor.device.type != "cuda":
+        raise ValueError(
+            f"{name} is on {tensor.device}, needs a CUDA device, because kernels are compiled here; "
+            "start Python with TRITON_INTERPRET=1 to run on CPU tensors"
+        )
+
+
+def check_updated_in_place(name, tensor):
+    """Raise ``ValueError`` unless a function that isn't differentiable may write ``tensor``: each of its elements at an
+    address of its own, and no gradient expected."""
+    if not torch.compiler.is_compiling():  # where strides may be symbols, which can't be put in order
+        end = 0  # of what the dimensions so far span
+        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+            if size > 1 and stride <= end:
+                raise ValueError(f"{name} has strides {tensor.stride()}, needs no element twice: it is updated in place")
+            end += (size - 1) * stride
+    check_writable(name, tensor)
+
+
+def check_writable(name, tensor):
+    """Raise ``ValueError`` where what a function that isn't differentiable writes would not be what ``tensor`` holds."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} requires a gradient, needs none: it is updated in place, which is not differentiable")
+    if not torch.compiler.is_compiling() and tensor.is_neg():
+        raise ValueError(f"{name} is a view that negates its memory, needs to be updated in place: {name}.resolve_neg()")
+
+
+def check_apart(name, written, **read):
+    """Raise ``ValueError`` where ``written`` lies in the memory of a tensor that is read; as torch's own operators do, of
+    tensors without gaps alone: others may lie between each other."""
+    if torch.compiler.is_compiling() or is_fake(written):
+        return
+    for other, tensor in read.items():
+        begins = written.data_ptr(), tensor.data_ptr()
+        ends = [begin + _span(t) * t.element_size() for begin, t in zip(begins, (written, tensor), strict=True)]
+        if written.device == tensor.device and max(begins) < min(ends) and _without_gaps(written) and _without_gaps(tensor):
+            raise ValueError(f"{name} lies in the memory of {other}, needs memory of its own: it is written meanwhile")
+
+
+def _span(t):
+    """Elements from the first to the last in memory: fewer than the tensor has where one stands for several."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+
+
+def _without_gaps(t):
+    return _span(t) <= t.numel()
+
+
+def left_to_reference(layer, tensor):
+    """Whether a layer must do without kernels: its tensors are on the CPU, and kernels are compiled for a GPU here.
+
+    A model's evaluation on the CPU goes on then, in plain PyTorch, with one warning for each kind of layer.
+    """
+    if runtime.interpreted or tensor.device.type != "cpu":
+        return False
+    if layer not in _left and not torch.compiler.is_compiling():
+        _left.add(layer)
+        warnings.warn(
+            f"{layer} is given tensors on the CPU where kernels are compiled for a GPU: it computes with plain PyTorch there",
+            stacklevel=3,
+        )
+    return True
+
+
+_left = set()  # the layers that have said so
+
+
+def remembered_check(check=None, *, layouts=False):
+    """``check`` of tensors and options, its answers remembered by the tensors' shapes, dtypes and devices, and the options.
+
+    It must look at nothing else, and no error is remembered. Tensors that are not plain, and what a tracer gives, are checked
+    every time. layouts: the answers may depend on the strides, too, and on ``check``'s first argument, which is put before
+    those given: whether the answer is remembered, and all tensors begin at multiples of 16 bytes.
+    """
+    if check is None:
+        return functools.partial(remembered_check, layouts=layouts)
+    known = Remembered()
+    anew = functools.partial(check, False) if layouts else check
+
+    @functools.wraps(check)
+    def call(*given):
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return anew(*given)
+        key, addresses = [runtime.interpreted], 0
+        for arg in given:
+            kind = type(arg)
+            if kind in PLAIN:
+                if arg.layout is not _STRIDED:
+                    return anew(*given)
+                try:
+                    key += arg.shape, arg.dtype, arg.device
+                    if layouts:
+                        key.append(arg.stride())
+                        addresses |= arg.data_ptr()
+                except RuntimeError:  # torch's old nested tensors have no shape, what a transform has wrapped no address
+                    return anew(*given)
+            elif arg is None:
+                key.append(None)
+            elif kind in _OPTIONS:
+                key += kind, arg
+            elif kind is tuple and set(map(type, arg)) <= _INTS:
+                key.append(arg)
+            else:
+                return anew(*given)
+        key.append(addresses & 15)
+        key = tuple(key)
+        if (answer := known.get(key)) is not None:
+            return answer
+        return known.keep(key, check(not addresses & 15, *given) if layouts else check(*given))
+
+    return call
+
+
+_STRIDED = torch.strided
+_OPTIONS, _INTS = {bool, int, float, str}, {int}
+
+
+def check_choice(name, value, choices):
+    """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name} is {shown(value)}, needs one of {', '.join(repr(c) for c in choices)}")
+
+
+def is_whole(value):
+    """Whether a value is a whole number, of Python, numpy or a tracer; True and False are none."""
+    return isinstance(value, int | numbers.Integral | torch.SymInt) and not isinstance(value, bool)
+
+
+def check_number(name, value):
+    """Raise ``ValueError`` unless ``value`` is a real number, of Python or numpy, or ``None``."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+        raise ValueError(f"{name} is {shown(value)}, needs a number or None")
+
+
+def values_checked(tensor):
+    """Whether the *values* of an index tensor may be read: on the CPU, or when ``KERNELS_CHECK=1`` asks for it.
+
+    Reading a GPU tensor's values waits for the GPU; under ``torch.compile``, and in a fake tensor, there are none.
+    """
+    if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor and is_fake(tensor):
+        return False
+    return tensor.device.type == "cpu" or os.environ.get("KERNELS_CHECK") == "1"
+
+
+def check_cu_seqlens(cu_seqlens, B, like, T=None):
+    """Raise ``ValueError`` unless ``cu_seqlens`` [N+1] can split a single batch row in N sequences; return N.
+
+    Args:
+        cu_seqlens: int32 or int64 [N+1], or ``None`` for one sequence per batch row. Equal neighbours are empty sequences.
+        B: batch size, which must be 1 with ``cu_seqlens``.
+        like: ``(name, tensor)`` whose device ``cu_seqlens`` must share.
+        T: tokens along time; with it the values, where they may be read, must begin at 0, never fall, and end at T or
+            before: tokens behind the last sequence are padding.
+
+    Returns:
+        N, the number of sequences.
+    """
+    if cu_seqlens is None:
+        return B
+    check_tensor("cu_seqlens", cu_seqlens, (None,), "[N+1]", dtypes=INDEX_DTYPES, like=like)
+    if cu_seqlens.shape[0] == 0:
+        raise ValueError("cu_seqlens has shape [0], needs [N+1] with at least the leading 0")
+    if B != 1:
+        raise ValueError(f"cu_seqlens needs a batch of 1, because sequences lie end to end along time; got B = {B}")
+    if T is not None and values_checked(cu_seqlens):
+        values = cu_seqlens.tolist()
+        if values[0] != 0 or values[-1] > T or any(a > b for a, b in zip(values[:-1], values[1:], strict=True)):
+            needs = f"needs to start at 0, never fall and end at no more than T = {T}"
+            raise ValueError(f"cu_seqlens is {_shorten(values)}, {needs}")
+    return cu_seqlens.shape[0] - 1
+
+
+def check_cu_values(cu_seqlens, T):
+    """``cu_seqlens`` as kernels read it, contiguous, or ``None``; its values are looked at as ``check_cu_seqlens`` does."""
+    if cu_seqlens is None:
+        return None
+    check_cu_seqlens(cu_seqlens, 1, None, T)
+    return cu_seqlens.contiguous()
+
+
+def _shorten(values):
+    return str(values) if len(values) <= 12 else f"[{', '.join(map(str, values[:6]))}, ..., {values[-1]}]"
+
+
+def check_slots(name, slots, count, pool, like):
+    """Raise ``ValueError`` unless ``slots`` holds ``count`` different int32 or int64 indices into a pool of ``pool`` states,
+    negative ones for rows that are padding."""
+    check_tensor(name, slots, (count,), "[B]", dtypes=(torch.int32, torch.int64), like=like)
+    if not values_checked(slots):
+        return
+    slots = slots[slots >= 0]
+    count = slots.numel()
+    if count == 0:
+        return
+    low, high = slots.min().item(), slots.max().item()
+    if high >= pool:
+        needs = f"0 to {pool - 1}, the pool's last state" if pool else "only negative ones: the pool has no state"
+        raise ValueError(f"{name} holds values from {low} to {high}, needs {needs}")
+    if slots.unique().numel() != count:
+        raise ValueError(f"{name} holds a state twice, needs different states: each is updated by one sequence")
+
+
+F = TypeVar("F", bound=Callable)
+_is_functorch_wrapped_tensor = _functorch.is_functorch_wrapped_tensor
+_is_legacy_batched = _functorch.is_legacy_batchedtensor
+_peek_interpreter_stack = _functorch.peek_interpreter_stack
+
+
+def public(function: F | None = None, *, name: str | None = None, casts: tuple = (), refuses: bool = True) -> F:
+    """A public function as other programs call it.
+
+    Tensor subclasses and tracers that override torch's functions (``__torch_function__``, such as ``torch.fx``'s proxies) see
+    one call of it. ``torch.func`` transforms and forward mode raise ``RuntimeError``: kernels have neither batching rules nor
+    tangents, and a tangent that is lost without a word would be read as zero.
+
+    Args:
+        function: what is decorated.
+        name: what errors call it, its own if not given.
+        casts: names of its first arguments, the tensors that ``torch.autocast`` casts.
+        refuses: whether it runs its kernels for all that it is given: else it calls ``refuse_transforms`` itself.
+    """
+    if function is None:
+        return functools.partial(public, name=name, casts=casts, refuses=refuses)
+    name = name or function.__name__
+    function.casts = casts
+    places = [(n, list(inspect.signature(function).parameters).index(n)) for n in casts]
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        given = (*args, *kwargs.values()) if kwargs else args
+        if has_torch_function(given):
+            if torch.compiler.is_compiling() or not torch._C._len_torch_function_stack():
+                return handle_torch_function(call, given, *args, **kwargs)
+            before, _default.device = _default.device, _default.device or _device_of_modes()  # each mode calls this again
+            try:
+                return handle_torch_function(call, given, *args, **kwargs)
+            finally:
+                _default.device = before
+        if refuses and not torch.compiler.is_compiling():  # dynamo has its own word on transforms
+            unusual = _peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+            for x in given:
+                unusual = unusual or isinstance(x, torch.Tensor) and _is_legacy_batched(x)
+            if unusual:
+                refuse_transforms(name, given)
+        if places and (torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled()):
+            args = list(args)
+            found = [(n, i, args[i] if i < len(args) else kwargs.get(n)) for n, i in places]
+            for (n, i, _), cast in zip(found, autocast(*[t for *_, t in found]), strict=True):
+                if i < len(args):
+                    args[i] = cast
+                elif n in kwargs:
+                    kwargs[n] = cast
+        return function(*args, **kwargs)
+
+    return call
+
+
+class _Default(threading.local):
+    device = None
+
+
+_default = _Default()
+
+
+def default_device():
+    """Where functions make tensors that a public function calls, ``None`` where nobody has said so: torch's default device
+    is a mode, and no mode looks on at what it has been shown itself."""
+    return _default.device
+
+
+def _device_of_modes():
+    """Of the innermost ``torch.device`` that is on; torch's own ``get_default_device`` makes tensors, which tracers see."""
+    modes = reversed(_get_current_function_mode_stack())
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
+
+
+def explains(function):
+    """Makes the decorated function ``function.explain``: called with the same arguments, which it gets by name, all of them.
+
+    It checks them as ``function`` does, and returns what that would run, and why, as text.
+    """
+    signature = inspect.signature(function)
+
+    def attach(explain):
+        @functools.wraps(explain)
+        def call(*args, **kwargs):
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            casts = getattr(function, "casts", ())
+            bound.arguments |= zip(casts, autocast(*[bound.arguments[n] for n in casts])) if casts else ()
+            return explain(**bound.arguments)
+
+        call.__signature__ = signature.replace(return_annotation=str)
+        function.explain = call
+        return call
+
+    return attach
+
+
+def refuse_transforms(name, given):
+    """Raise ``RuntimeError`` under ``torch.func``'s transforms, and for tensors among ``given`` that carry a tangent."""
+    if torch.compiler.is_compiling():  # dynamo has its own word on transforms, and traces no interpreter's stack
+        return
+    if (interpreter := _functorch.peek_interpreter_stack()) is not None:
+        transform = str(interpreter.key()).rsplit(".", 1)[-1].lower()
+        raise RuntimeError(
+            f"{name} cannot run under torch.func's {transform}: kernels have no rule for it. "
+            "Gradients: torch.autograd.grad or backward(); batches: the batch dimension."
+        )
+    refuse_batched_gradients(name, given)
+    if forward_ad._current_level >= 0 and any(
+        isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given
+    ):
+        raise RuntimeError(
+            f"{name} has no forward-mode derivative: its kernels compute gradients (backward mode) alone. "
+            "For tangents use its reference, which is plain PyTorch."
+        )
+
+
+def refuse_batched_gradients(name, given):
+    """Raise ``RuntimeError`` for tensors among ``given`` that are the gradients of ``is_grads_batched``."""
+    for x in given:  # a loop of a call's every argument: a generator takes three times as long
+        if isinstance(x, torch.Tensor) and _functorch.is_legacy_batchedtensor(x):
+            raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
+
+
+def refuse_parts(name, given):
+    """Raise ``ValueError`` for tensors among ``given`` that are parts of larger ones on several ranks."""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    if tensor is not None and any(isinstance(x, tensor.DTensor) for x in given):
+        raise ValueError(
+            f"{name} is given a DTensor, needs each rank's own part, of batch rows or heads: "
+            "torch.distributed.tensor.experimental.local_map hands it over, as docs/other_programs.md shows"
+        )
+
+
+def nothing_looks_on(tensors):
+    """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
+    none of them is what a transform has left behind, or a view that negates what lies in memory (``z.conj().imag``)."""
+    if _anything_is_on():
+        return False
+    for t in tensors:
+        if t is not None and (type(t) not in PLAIN or t.is_neg() or _is_functorch_wrapped_tensor(t)):
+            return False
+    return True
+
+
+def as_usual(tensors):
+    """Whether a backward pass of these tensors or ``None`` goes as most do: nothing is on, not even gradients that are to be
+    differentiated again, and they are plain. What a transform has wrapped is not told from others: it has no address."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or _anything_is_on():
+        return False
+    for t in tensors:
+        if t is not None and (type(t) not in PLAIN or t.is_neg()):
+            return False
+    return True
+
+
+def _anything_is_on():
+    return _len_torch_dispatch_stack() or _get_tracing_state() is not None or _peek_interpreter_stack() is not None
+
+
+def nobody_asks(*tensors):
+    """Whether these are plain tensors or ``None``, nothing looks on, and all that ``public`` and ``autocast`` ask for is not
+    there: a call that is known to be right may go to its operator directly."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_any_autocast_enabled()
+        or forward_ad._current_level >= 0
+        or has_torch_function(tensors)
+        or _anything_is_on()
+    ):
+        return False
+    try:
+        for t in tensors:
+            if t is not None and (type(t) not in PLAIN or t.is_neg() or t.data_ptr() is None):
+                return False
+    except RuntimeError:  # what a transform has wrapped has no address: to ask for one is quicker than to ask for wrappers
+        return False
+    return True
+
+
+def autocast(*tensors):
+    """``tensors`` in the dtype of ``torch.autocast`` where it is on; float64 and what is no tensor stays as it is."""
+    if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():  # all that most calls ask
+        return tensors
+    kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):  # torch asks no other device for its own
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in _CAST else t for t in tensors)
+
+
+_CAST = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def once_differentiable(operator, grads, given, room=None):
+    """``grads`` of a backward pass, such that differentiating them again says what is missing.
+
+    Args:
+        operator, room: as ``refuse_second_derivative``.
+        grads: the gradients, ``None`` among them.
+        given: the tensors that they were made from.
+    """
+    if not torch.is_grad_enabled():
+        return grads
+    return _Once.apply(operator, room, len(grads), *grads, *given)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, operator, room, count, *tensors):
+        ctx.refuse = refuse_second_derivative(operator, room)
+        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        ctx.refuse(ctx, *grads)
+
+
+def refuse_second_derivative(operator, room=None):
+    """The gradient of ``operator``'s backward pass: an error that names the reference to differentiate twice instead.
+
+    Args:
+        operator: the public function's name; its reference is ``<operator>_reference``.
+        room: the folder under ``kernels`` it lives in, ``None`` where that has the operator's name.
+    """
+
+    def refuse(ctx, *grads):
+        raise RuntimeError(
+            f"{operator} has no second derivative: its backward pass is a kernel without a gradient of its own. "
+            f"For double backward use kernels.{room or operator}.reference.{operator}_reference."
+        )
+
+    return refuse
