@@ -7,6 +7,7 @@ import torch
 from benchmarks import conv_wgrad as bench
 from benchmarks import harness, planted_faults
 from kernels.common import configs
+from kernels.conv_wgrad import operator
 from kernels.conv_wgrad.gluon import hopper, tma
 from tests.conv_wgrad import cases
 
@@ -81,7 +82,7 @@ def check_hopper(monkeypatch, kernel, key, shape, name, call, options, asked):
     """The same, with its launch recorded only: what it computes is tested on the model."""
     launched = []
     monkeypatch.setattr(hopper, "reason_not", lambda *_: None)
-    monkeypatch.setattr(hopper, "launch", lambda kernel, grid, *args, **meta: launched.append(meta))
+    monkeypatch.setattr(operator, "launch", lambda kernel, grid, *args, **meta: launched.append(meta))
     call(options)
     assert kernel not in {asked_for for asked_for, _ in asked} and options.items() <= launched[0].items()
     dtype, Ci, Co, groups, R = key

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.populations import conv_wgrad as rows
-from kernels.conv_wgrad import cost, forms, plan
+from kernels.conv_wgrad import cost, forms, operator
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.portable import choice, depthwise
 
@@ -55,5 +55,5 @@ def described(g, candidate):
         launched = options | {"RUN": depthwise.shares(g.Q, options["RUN"])}
         volume = choice.depthwise_volume(g, launched)
     x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
-    problem = plan.problem_of(x, dy, g)._replace(turned=candidate["turned"])
+    problem = operator.problem_of(x, dy, g)._replace(turned=candidate["turned"])
     return kind, options | {"held": held}, choice.load_of(problem, options, tiles, pieces, per, held, volume)

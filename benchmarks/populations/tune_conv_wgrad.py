@@ -16,8 +16,8 @@ from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
 from benchmarks.populations import fit, population
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, cost, plan
-from kernels.conv_wgrad.forms import FormPlan, forms
+from kernels.conv_wgrad import conv2d_wgrad, cost, operator
+from kernels.conv_wgrad.forms import forms
 from kernels.conv_wgrad.gluon import hopper, tma
 from kernels.conv_wgrad.portable import choice, depthwise
 from kernels.conv_wgrad.portable import way as portable
@@ -142,12 +142,12 @@ def call_of(form, way, candidate, x, dy, out):
     """The gradient by one candidate, a function of nothing."""
     problem = form.problem
     if way == "hopper":
-        launched = tma.plan_shares(hopper.launch_kernel, problem.g, problem.device, candidate.work)
+        plan = hopper.plan_shares(problem, candidate.work)
     else:
-        launched = portable.plan_cut(problem, choice.sum_of(problem.g, candidate.options)[0], candidate.work)
+        plan = portable.plan_cut(problem, choice.sum_of(problem.g, candidate.options)[0], candidate.work)
 
     def call():
-        FormPlan(form, launched).run(x, dy, out, False)
+        operator.run(plan, x, dy, out, form=form)
         return out
 
     return call
@@ -175,7 +175,7 @@ def measure(case, machine, rounds):
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     x, dy, g = rows.problem(layer, N)
-    problem = plan.problem_of(x, dy, g)
+    problem = operator.problem_of(x, dy, g)
     found = variants(problem)
     calls = {"ours": lambda: conv2d_wgrad(x, dy, *rows.arguments_of(g))}
     if not runtime.interpreted:
@@ -227,7 +227,7 @@ def measure(case, machine, rounds):
 def launches(layer, N, share, shares):
     """What ``measure`` launches, of a share of the candidates."""
     x, dy, g = rows.problem(layer, N)
-    problem = plan.problem_of(x, dy, g)
+    problem = operator.problem_of(x, dy, g)
     for form, way, candidate in variants(problem)[share::shares]:
         out = torch.empty(g.weight_shape, dtype=x.dtype, device=x.device)
         try:

@@ -13,14 +13,12 @@ which is a weight gradient, too: im2col is that of dy, x is read once, and rows 
 less where there are fewer output channels than input channels, a tile's rows are a multiple of 64, or a tap is a copy.
 """
 
-import functools
 from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.common.plan import Layout
+from kernels.common.launch import Layout
 from kernels.conv_wgrad.geometry import Geometry
-from kernels.conv_wgrad.split_k import reduce_into
 
 TMA_STEPS = 8  # pixels that TMA steps over at most
 
@@ -77,12 +75,14 @@ def seen(function, layout, *rest):
 class Form:
     """A problem in the form that kernels are given: ``problem``, and how its tensors come from those of the ``Geometry`` g.
 
-    ``f`` is g folded; ``problem.turned`` says whether x and dy have each other's roles.
+    ``f`` is g folded; ``problem.turned`` says whether x and dy have each other's roles; ``as_given``: whether the problem's
+    tensors are the caller's.
     """
 
     g: Geometry
     f: Geometry
     problem: object
+    as_given: bool = False
 
     def tensors(self, input, grad_output):
         """``(input, grad_output)`` of the problem."""
@@ -123,69 +123,8 @@ def forms(problem):
         input, _ = seen(patches, input, g, f)
         grad_output, _ = seen(torch.Tensor.reshape, grad_output, f.output_shape)
     plain = problem._replace(g=f, input=input, grad_output=grad_output)
-    found = [Form(g, f, plain)]
+    found = [Form(g, f, plain, f is g)]
     if t := turned(f):
         other = plain._replace(g=t, input=grad_output, grad_output=input, turned=True)
         found.append(Form(g, f, other))
     return found
-
-
-@dataclass(frozen=True)
-class FormPlan:
-    """The plan of a ``Form``: a way's plan on its tensors, and the sums in the order that they are asked for in."""
-
-    form: Form
-    plan: object
-
-    def __str__(self):
-        return "; ".join(text for text in (str(self.plan), str(self.form)) if text)
-
-    @functools.cached_property
-    def as_given(self):
-        """Whether the way's plan takes the tensors, and writes the sums, as a caller has them."""
-        return self.form.f is self.form.g and not self.form.problem.turned
-
-    @functools.cached_property
-    def shape(self):
-        """Of the sums that the way's plan writes."""
-        return self.form.f.weight_shape
-
-    @functools.cached_property
-    def straight(self):
-        """Whether the way's plan needs nothing but the tensors' memory."""
-        return self.as_given and getattr(self.plan, "straight", False)
-
-    @functools.cached_property
-    def takes_bias(self):
-        """Whether the way's plan can bring the bias gradient as well."""
-        return not self.form.problem.turned and getattr(self.plan, "takes_bias", False)
-
-    def of(self, out, accumulate):
-        """The plan of a call, which may depend on ``out``; ``None``: a new tensor."""
-        if out is None or not hasattr(self.plan, "of") or self._goes_beside(out):
-            return self
-        return replace(self, plan=self.plan.of(out, accumulate))
-
-    def _goes_beside(self, out):
-        return out.shape != self.shape and not out.is_contiguous()  # the sums' own shape is no view of it
-
-    def run(self, input, grad_output, out, accumulate, bias=None):
-        """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it. ``bias``: if the plan
-        ``takes_bias``, where its gradient [Co] goes."""
-        beside = () if bias is None else (bias,)
-        if self.as_given:
-            self.plan.run(input, grad_output, out, accumulate, *beside)
-            return
-        form, shape = self.form, self.shape
-        if self._goes_beside(out):
-            total = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-            self.run(input, grad_output, total, False, bias)
-            out.add_(total) if accumulate else out.copy_(total)
-            return
-        x, dy = form.tensors(input, grad_output)
-        out = out if out.shape == shape else out.view(shape)
-        if form.problem.turned:
-            sums = form.problem.g.weight_shape
-            reduce_into(out, accumulate, self.plan.slots, lambda target: self.plan.fill(x, dy, target), sums)
-        else:
-            self.plan.run(x, dy, out, accumulate, *beside)

@@ -35,13 +35,6 @@ class Geometry:
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
 
-    def __hash__(self):
-        known = vars(self).get("known_hash")  # beside the fields: plans are looked up by it at every call
-        if known is None:
-            fields = self.N, self.H, self.W, self.Ci, self.Co, self.R, self.S, self.stride, self.padding, self.dilation
-            known = vars(self)["known_hash"] = hash((*fields, self.groups))
-        return known
-
     @property
     def span(self):
         """Input pixels from a filter's first tap to its last, (height, width): more than (R, S) where it is dilated."""
@@ -102,6 +95,13 @@ class Geometry:
     def weight_shape(self):
         """[Co, R, S, Ci/groups]."""
         return self.Co, self.R, self.S, self.Ci_group
+
+    @property
+    def padding_of_torch(self):
+        """``((h, w), (left, right, top, bottom))``: padding that torch's convolution can do, and the rest for ``F.pad``."""
+        top, bottom, left, right = self.padding
+        h, w = min(top, bottom), min(left, right)
+        return (h, w), (left - w, right - w, top - h, bottom - h)
 
     @property
     def flops(self):

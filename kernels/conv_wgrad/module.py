@@ -1,9 +1,22 @@
-"""``Conv2d``: torch.nn.Conv2d whose weight and bias gradients are this room's kernels."""
+"""``Conv2d``: torch.nn.Conv2d whose weight and bias gradients are this package's kernels."""
 
+import functools
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.common.checks import shown
-from kernels.conv_wgrad.layer import conv2d_layer, layer
+from kernels import runtime
+from kernels.common.checks import (
+    FLOAT_DTYPES,
+    autocast,
+    check_tensor,
+    left_to_reference,
+    public,
+    refuse_transforms,
+    shown,
+)
+from kernels.conv_wgrad.operator import by_torch, checked, convolve
 
 
 class Conv2d(nn.Conv2d):
@@ -20,26 +33,15 @@ class Conv2d(nn.Conv2d):
     Every argument is that of ``torch.nn.Conv2d``, ``padding="same"`` and ``padding_mode`` included.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """As torch's, which asks ``nn.Module`` for each parameter by name: these are taken from where they mostly are."""
-        own, held = self.__dict__, self._parameters
-        if "weight" in held and "bias" in held and "weight" not in own and "bias" not in own:
-            return self._conv_forward(input, held["weight"], held["bias"])
-        return super().forward(input)
-
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """y [N, Co, P, Q] of ``input`` [N, Ci, H, W], or the same without N.
 
         torch's ``forward`` calls this with the layer's parameters, and so do subclasses and programs with others; some put a
         function of their own in its place.
         """
-        y = layer(self, input, weight, bias)
-        if y is not None:
-            return y
         stride, dilation = _two("stride", self.stride), _two("dilation", self.dilation)
         sides = self._zeros_around() if self.padding_mode == "zeros" else self._pixels_around()
-        held = self.stride, self.padding, self.dilation, self.groups
-        return conv2d_layer(input, weight, bias, stride, sides, dilation, self.groups, self.padding_mode, held)
+        return conv2d_layer(input, weight, bias, stride, sides, dilation, self.groups, self.padding_mode)
 
     def _pixels_around(self):
         """What torch's ``forward`` reads in every other mode than zeros: made of ``padding`` once, and set by programs."""
@@ -69,3 +71,43 @@ def _two(name, value):
     if len(pair) not in (1, 2):
         raise ValueError(f"{name} is {shown(value)}, needs an int or (h, w)")
     return pair if len(pair) == 2 else pair * 2
+
+
+@functools.partial(public, name="Conv2d", refuses=False)  # what is torch's own convolution is so under transforms, too
+def conv2d_layer(input, weight, bias, stride, padding, dilation, groups, padding_mode="zeros"):
+    """``Conv2d``'s call: images [N, Ci, H, W] or [Ci, H, W], weight [Co, Ci/groups, R, S], all else as ``conv2d``.
+
+    padding: (top, bottom, left, right), of ``padding_mode``, one of ``torch.nn.Conv2d``'s.
+    """
+    if isinstance(input, Tensor) and input.ndim == 3:
+        return conv2d_layer(input[None], weight, bias, stride, padding, dilation, groups, padding_mode)[0]
+    input, weight, bias = autocast(input, weight, bias)
+    if padding_mode != "zeros":
+        _check_planes(input, weight, bias, groups)
+        top, bottom, left, right = padding
+        input, padding = F.pad(input, (left, right, top, bottom), mode=padding_mode), (0, 0, 0, 0)
+    _check_planes(input, weight, bias, groups)
+    Co, _, R, S = _sizes(weight)
+    N, Ci, H, W = _sizes(input)
+    g = checked((N, H, W, Ci), Co, R, S, stride, padding, dilation, groups).g
+    g.check_output()
+    here = input.is_cuda and not runtime.interpreted  # the quicker question first
+    other = not here and (left_to_reference("Conv2d", input) or input.device.type != runtime.device.type)
+    if other or input.dtype not in FLOAT_DTYPES or torch.jit.is_tracing():
+        return by_torch(input, weight, bias, g)
+    refuse_transforms("Conv2d", (input, weight, bias))
+    return convolve(input, weight, bias, g.stride, g.padding, g.dilation, g.groups)
+
+
+def _check_planes(input, weight, bias, groups):
+    kept = {"like": ("input", input), "dtypes": (getattr(input, "dtype", None),)}  # any, and the same for all
+    Co, Ci_group, R, S = _sizes(weight)
+    check_tensor("input", input, (None, Ci_group * groups, None, None), "[N, Ci, H, W]", **kept)
+    check_tensor("weight", weight, (Co, Ci_group, R, S), "[Co, Ci/groups, R, S]", **kept)
+    if bias is not None:
+        check_tensor("bias", bias, (Co,), "[Co]", **kept)
+
+
+def _sizes(tensor):
+    """A tensor's shape, in integers where ``torch.jit.trace`` makes tensors of it."""
+    return tuple(int(size) for size in tensor.shape) if torch.jit.is_tracing() else tuple(tensor.shape)

@@ -1,13 +1,19 @@
-"""The public functions: validate, register. Their docstrings are the ones of record."""
+"""The public functions: what may be asked, which backend answers, and its launch. Their docstrings are the ones of record.
+
+A call goes from its checks through PyTorch's dispatcher (``register``) to ``new_wgrad``, ``wgrad_into`` or
+``convolution_backward``, which look up the plan of tensors with these layouts and ``run`` it. ``conv2d_wgrad.explain`` prints
+the choice, ``choose``, and the plan.
+"""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.common.checks import (
     FLOAT_DTYPES,
-    autocast,
     check_apart,
     check_choice,
     check_tensor,
@@ -17,9 +23,18 @@ from kernels.common.checks import (
     public,
     shown,
 )
-from kernels.common.operator import Operator
-from kernels.conv_wgrad import plan
-from kernels.conv_wgrad.forward import convolution_of, memory_format
+from kernels.common.configs import declare
+from kernels.common.launch import launch, layout, planned
+from kernels.common.registration import register
+from kernels.conv_wgrad.forms import Form, folded, forms
+from kernels.conv_wgrad.geometry import Geometry, geometry
+from kernels.conv_wgrad.gluon import blackwell_way as blackwell
+from kernels.conv_wgrad.gluon import hopper
+from kernels.conv_wgrad.portable import way as portable
+from kernels.conv_wgrad.problem import Problem
+from kernels.conv_wgrad.split_k import sum_pieces
+
+BACKENDS = {"blackwell": blackwell, "hopper": hopper, "triton": portable}  # in the order of preference
 
 
 @public
@@ -74,13 +89,13 @@ def conv2d_wgrad(
 
     Source: the implicit product and split-K follow Triton's Gluon example ``02-conv-wgrad``.
     """
-    g = _check(
+    convolution = _check(
         input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype
     )
-    rest = (g.R, g.S, g.stride, g.padding, g.dilation, g.groups, backend, split_k if split_k is None else int(split_k))
+    split_k = split_k if split_k is None else int(split_k)
     if out is None:
-        return _wgrad(input, grad_output, *rest, out_dtype)
-    _wgrad_into(out, input.detach(), grad_output.detach(), *rest, accumulate)
+        return _wgrad(input, grad_output, *convolution, backend, split_k, out_dtype)
+    _wgrad_into(out, input.detach(), grad_output.detach(), *convolution, backend, split_k, accumulate)
     return out
 
 
@@ -89,13 +104,19 @@ def explain(input, grad_output, backend, split_k, out, accumulate, **rest):
     """What ``conv2d_wgrad`` would run for these arguments, and why, as text: the backend, its tiles and split-K, the share of
     work on padding (tile waste, 1.00 for none), which tensors it copies first, and, on GPUs that costs were fitted for, the
     predicted time of every candidate."""
-    g = _check(input, grad_output, backend=backend, split_k=split_k, out=out, accumulate=accumulate, **rest)
-    problem = plan.problem_of(input, grad_output, g, split_k)
-    choice, what = plan.chosen(problem, backend)
-    what, form = what.of(out, accumulate), what.form
-    lines = [f"{choice.name}: {what}", *str(choice).splitlines(), *form.copies(input, grad_output)]
-    copies = plan.WAYS[choice.name].copies(*form.tensors(input, grad_output))
-    return "\n".join(lines + [form.named(line) for line in copies] + plan.predicted(problem))
+    convolution = _check(
+        input, grad_output, backend=backend, split_k=split_k, out=out, accumulate=accumulate, **rest
+    )  # fmt: skip
+    adds = accumulate and out.is_contiguous()
+    tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
+    choice, plan = plan_wgrad(layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k, adds)
+    form = choice.form
+    what = "; ".join(text for text in (str(plan), str(form)) if text)
+    lines = [f"{choice.backend}: {what}", *(f"not {name}: {reason}" for name, reason in choice.why_not.items())]
+    copies = BACKENDS[choice.backend].copies(*form.tensors(input, grad_output))
+    lines += form.copies(input, grad_output) + [form.named(line) for line in copies]
+    g = geometry(input.shape, grad_output.shape[-1], *convolution)
+    return "\n".join(lines + predicted(problem_of(input, grad_output, g, split_k)))
 
 
 @public
@@ -129,7 +150,7 @@ def conv2d_bias_grad(
     return out
 
 
-@public
+@public(casts=("input", "weight", "bias"))
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -139,7 +160,7 @@ def conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """A 2-D convolution of images with channels last, whose weight and bias gradients are this room's kernels.
+    """A 2-D convolution of images with channels last, whose weight and bias gradients are this package's kernels.
 
     .. math:: y_{n,p,q,o} = b_o + \\sum_{r,s,c} w_{o,r,s,c}\\;x_{n,h,w,c}
         \\qquad h = p\\,\\sigma_h + r\\,\\delta_h - p_t, \\quad w = q\\,\\sigma_w + s\\,\\delta_w - p_l
@@ -159,35 +180,66 @@ def conv2d(
         ValueError: an argument's type, shape, dtype or device does not fit; the filter is larger than the padded input.
         RuntimeError: a second derivative, forward mode or a transform of ``torch.func`` is asked for.
     """
-    input, weight, bias = autocast(input, weight, bias)
     check_tensor("input", input, (None, None, None, None), "[N, H, W, Ci]")
     like = {"dtypes": (input.dtype,), "like": ("input", input)}
     check_tensor("weight", weight, (None, None, None, None), "[Co, R, S, Ci/groups]", **like)
-    g = plan.checked(input.shape, *weight.shape[:3], stride, padding, dilation, groups)
+    g = checked(input.shape, *weight.shape[:3], stride, padding, dilation, groups).g
     check_tensor("weight", weight, g.weight_shape, "[Co, R, S, Ci/groups]", **like)
     if bias is not None:
         check_tensor("bias", bias, (g.Co,), "[Co]", **like)
     g.check_output()
     planes = input.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2)
-    return OPERATOR(*planes, bias, g.stride, g.padding, g.dilation, g.groups).permute(0, 2, 3, 1).contiguous()
+    return convolve(*planes, bias, g.stride, g.padding, g.dilation, g.groups).permute(0, 2, 3, 1).contiguous()
+
+
+class Checked(NamedTuple):
+    """A checked ``Geometry``, and what most calls ask of it: ``convolution`` is (R, S, stride, padding, dilation, groups)."""
+
+    g: Geometry
+    convolution: tuple
+    output_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+
+
+def _geometry(arguments, types=None):
+    g = geometry(*arguments)
+    convolution = g.R, g.S, g.stride, g.padding, g.dilation, g.groups
+    return Checked(g, convolution, g.output_shape, g.weight_shape)
+
+
+_known_geometry = planned(_geometry)
+
+
+def checked(*arguments):
+    """The ``Checked`` of ``geometry``'s arguments; raises what that raises."""
+    if torch.compiler.is_compiling():
+        return _geometry(arguments)
+    try:
+        types = [tuple(map(type, x)) if type(x) is tuple else type(x) for x in arguments[1:]]  # 1.0 is not 1 to who checks
+        return _known_geometry(arguments, tuple(types))
+    except TypeError:  # symbols and lists have no hash
+        return _geometry(arguments)
 
 
 def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype):
+    """``(R, S, stride, padding, dilation, groups)`` of arguments that fit, written out."""
     check_tensor("input", input, (None, None, None, None), "[N, H, W, Ci]")
-    like = ("input", input)
-    check_tensor(
-        "grad_output", grad_output, (None, None, None, None), "[N, P, Q, Co]", dtypes=(input.dtype,), like=like
+    like = {"dtypes": (input.dtype,), "like": ("input", input)}
+    check_tensor("grad_output", grad_output, (None, None, None, None), "[N, P, Q, Co]", **like)
+    g, convolution, output_shape, weight_shape = checked(
+        input.shape, grad_output.shape[-1], R, S, stride, padding, dilation, groups
     )
-    g = plan.checked(input.shape, grad_output.shape[-1], R, S, stride, padding, dilation, groups)
-    check_tensor("grad_output", grad_output, g.output_shape, "[N, P, Q, Co]", dtypes=(input.dtype,), like=like)
-    check_choice("backend", backend, ("auto", *plan.WAYS))
+    check_tensor("grad_output", grad_output, output_shape, "[N, P, Q, Co]", **like)
+    if backend != "auto":
+        check_choice("backend", backend, ("auto", *BACKENDS))
     if split_k is not None and (not is_whole(split_k) or split_k < 1):
         raise ValueError(f"split_k is {shown(split_k)}, needs a whole number of at least 1, or None")
-    read = {"input": input, "grad_output": grad_output}
-    _check_out(out, g.weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, like, **read)
-    if backend != "auto" and (reason := plan.refused(backend, g, input.dtype, input.device)):
+    if out is not None or accumulate or out_dtype is not None:
+        read = {"input": input, "grad_output": grad_output}
+        _check_out(out, weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, ("input", input), **read)
+    if backend != "auto" and (reason := BACKENDS[backend].reason_not(folded(g), input.dtype, input.device)):
         raise ValueError(f"backend is {shown(backend)}, needs another here: {reason}")
-    return g
+    return convolution
 
 
 def _check_out(out, shape, legend, accumulate, out_dtype, like, **read):
@@ -202,74 +254,242 @@ def _check_out(out, shape, legend, accumulate, out_dtype, like, **read):
     check_apart("out", out, **read)
 
 
-# As torch sees them: opaque calls with known output shapes, in a compiled graph as in an eager one.
+# The choice: of the backends that can take a problem, or an equivalent one, the one that is predicted to be the fastest.
+
+_PRODUCTS = {f"16-bit{which}{size}" for which in ("", " pointwise") for size in ("", " narrow", " wide")}
+declare(
+    "conv_wgrad",
+    {
+        "product": {"tf32", "ieee", "16-bit scalar", *_PRODUCTS},
+        "depthwise": {"few taps", "many taps"},
+        "bias": {"default"},
+        "sum": {"few", "many"},
+        "short": {"default"},
+        **{kernel: {"3 chunks", "2 chunks"} for kernel in ("hopper", "hopper, short rows", "blackwell")},
+    },
+)
+
+
+class Choice(NamedTuple):
+    """A backend's name, the ``Form`` of the problem that it is given, the predicted time, and of the others why not."""
+
+    backend: str
+    form: Form
+    time: float
+    why_not: dict[str, str]
+
+
+@planned
+def choose(problem, asked="auto"):
+    """The ``Choice`` for a problem; ``asked``: ``"auto"``, or a backend by name."""
+    as_given, *others = forms(problem)
+    best = _cheapest(as_given, asked)
+    for form in others:  # without a model of cost nobody knows which is faster
+        if portable.candidates(form.problem) and (other := _cheapest(form, asked)) and other.time < best.time:
+            best = other
+    return best
+
+
+def _cheapest(form, asked):
+    """The ``Choice`` of the cheapest backend that can take a form, the first of equal ones; ``None`` where none can."""
+    why_not, costs = {}, {}
+    for name in BACKENDS if asked == "auto" else (asked,):
+        if reason := BACKENDS[name].reason_not(form.problem.g, form.problem.dtype, form.problem.device):
+            why_not[name] = reason
+        else:
+            costs[name] = BACKENDS[name].cost(form.problem)
+    if not costs:
+        return None
+    best = min(costs, key=lambda name: costs[name].time)
+    why_not |= {name: cost.because for name, cost in costs.items() if name != best and cost.because}
+    return Choice(best, form, costs[best].time, {name: why_not[name] for name in BACKENDS if name in why_not})
+
+
+def predicted(problem):
+    """Lines of text: every candidate that the model of cost weighed, of all backends that can take the problem, fastest
+    first."""
+    weighed = [
+        (candidate.time, f"  {name}{' turned' * form.problem.turned} {candidate}")
+        for form in forms(problem)
+        for name in ("hopper", "triton")
+        if BACKENDS[name].reason_not(form.problem.g, problem.dtype, problem.device) is None
+        for candidate in BACKENDS[name].candidates(form.problem)
+    ]  # fmt: skip
+    return ["predicted:", *(line for _, line in sorted(weighed))] if weighed else []
+
+
+def problem_of(input, grad_output, g, split_k=None):
+    """The ``Problem`` of tensors and their ``Geometry``."""
+    precision = _precision(input.dtype, torch.backends.cudnn.conv.fp32_precision == "tf32")
+    return Problem(g, layout(input), layout(grad_output), split_k, precision, input.device)
+
+
+def _precision(dtype, tf32):
+    return "tf32" if tf32 and dtype == torch.float32 else "ieee"
+
+
+@planned
+def plan_wgrad(input, grad_output, convolution, tf32, device, backend="auto", split_k=None, adds=False):
+    """``(Choice, Plan)`` for tensors with these layouts; ``tf32``: whether float32 may be multiplied so; ``adds``: whether
+    the sums are added to a tensor."""
+    g = geometry(input.shape, grad_output.shape[-1], *convolution)
+    problem = Problem(g, input, grad_output, split_k, _precision(input.dtype, tf32), device)
+    choice = choose(problem, backend)
+    return choice, BACKENDS[choice.backend].plan(choice.form.problem, may_join=not adds)
+
+
+# Behind the dispatcher: tensors that have been checked, and what is launched for them.
+
+
+def run(plan, input, grad_output, out, accumulate=False, bias=None, form=None):
+    """Launch a ``Plan`` and bring its sums into ``out``, in any layout; ``accumulate``: add them.
+
+    bias: where the bias gradient [Co] goes, of a plan with a ``bias_grid``. form: what the plan is for; ``None``: for the
+    problem as it is.
+    """
+    dense = out
+    if not out.is_contiguous():  # rounded once: by the kernel, or by the addition
+        dense = torch.empty(out.shape, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
+    adds, turned = accumulate and dense is out, form is not None and form.problem.turned
+    x, dy = (input, grad_output) if form is None or form.as_given else form.tensors(input, grad_output)
+    target = dense
+    if plan.slots != 1 or adds or turned:
+        target = torch.empty((plan.slots, *out.shape), dtype=torch.float32, device=out.device)
+    if plan.slots:
+        tensors = (dy, x, target, dy, bias) if plan.arguments is None else plan.arguments(x, dy, target, bias)
+        launch(plan.kernel, plan.grid if bias is None else plan.bias_grid, *tensors, *plan.sizes, **plan.meta)
+    if target is not dense:
+        sum_pieces(target, dense.view(form.f.weight_shape) if turned else dense, adds, turned)
+    if dense is not out:
+        out.add_(dense) if accumulate else out.copy_(dense)
+
+
+def wgrad_by(backend, input, grad_output, g, out, accumulate=False, split_k=None):
+    """The weight gradient of the ``Geometry`` g by a backend, whatever the GPU is, in the problem as it is."""
+    plan = BACKENDS[backend].plan(problem_of(input, grad_output, g, split_k), may_join=not accumulate)
+    run(plan, input, grad_output, out, accumulate)
+
+
+def new_wgrad(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out_dtype):
+    """The weight gradient in a new tensor."""
+    convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
+    tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
+    choice, plan = plan_wgrad(layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k)
+    out = input.new_empty(grad_output.shape[-1], R, S, input.shape[-1] // groups, dtype=out_dtype or input.dtype)
+    run(plan, input, grad_output, out, form=choice.form)
+    return out
+
+
+def wgrad_into(out, input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, accumulate):
+    """The weight gradient in, or added to, a given one."""
+    convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
+    adds, tf32 = accumulate and out.is_contiguous(), torch.backends.cudnn.conv.fp32_precision == "tf32"
+    choice, plan = plan_wgrad(layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k, adds)
+    run(plan, input, grad_output, out, accumulate, form=choice.form)
+
+
+def new_bias_grad(grad_output):
+    """The bias gradient in a new tensor."""
+    out = grad_output.new_empty(grad_output.shape[-1])
+    bias_grad_into(out, grad_output, False)
+    return out
+
+
+def bias_grad_into(out, grad_output, accumulate):
+    """The bias gradient in, or added to, a given one [Co] of any layout."""
+    plan = portable.plan_bias(layout(grad_output), grad_output.device)
+    run(plan, None, grad_output, out, accumulate)
+
+
+def convolution(input, weight, bias, stride, padding, dilation, groups):
+    """y [N, Co, P, Q] of input [N, Ci, H, W] and weight [Co, Ci/groups, R, S], by torch."""
+    y = by_torch(input, weight, bias, _planes(input, weight, stride, padding, dilation, groups))
+    return y.contiguous(memory_format=memory_format(input, weight))  # whatever torch chose, as the operator's fake says
+
+
+def by_torch(input, weight, bias, g):
+    """y [N, Co, P, Q] of the ``Geometry`` g."""
+    if 0 in g.output_shape or 0 in g.input_shape:  # torch refuses most of these; no products, so y is the bias
+        y = input.new_zeros(g.N, g.Co, g.P, g.Q)
+        return y if bias is None else y + bias[:, None, None]
+    symmetric, excess = g.padding_of_torch
+    x = F.pad(input, excess) if any(excess) else input
+    # Not by its name in torch.nn.functional, under which a program may have put ours.
+    return torch.conv2d(x, weight, bias, g.stride, symmetric, g.dilation, g.groups)
+
+
+def convolution_backward(dy, input, weight, stride, padding, dilation, groups, needs):
+    """The gradients of input, weight and bias, ``None`` where not needed."""
+    g = _planes(input, weight, stride, padding, dilation, groups)
+    dx = _input_grad(dy, input, weight, g) if needs[0] else None
+    dw = torch.empty_like(weight) if needs[1] else None
+    db = dy.new_empty(g.Co) if needs[2] else None
+    rows, beside = dy.permute(0, 2, 3, 1), None
+    if needs[1]:
+        x = input.permute(0, 2, 3, 1)
+        convolution = g.R, g.S, g.stride, g.padding, g.dilation, g.groups
+        tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
+        choice, plan = plan_wgrad(layout(x), layout(rows), convolution, tf32, x.device)
+        beside = db if plan.bias_grid else None
+        run(plan, x, rows, dw.permute(0, 2, 3, 1), False, beside, choice.form)
+    if db is not None and beside is None:
+        bias_grad_into(db, rows, False)
+    return dx, dw, db
+
+
+def _input_grad(dy, input, weight, g):
+    """dx [N, Ci, H, W]: the transposed convolution of dy [N, Co, P, Q] with weight, by torch."""
+    stored = memory_format(input)
+    if 0 in g.output_shape or 0 in g.input_shape:
+        return dy.new_zeros(g.N, g.Ci, g.H, g.W).contiguous(memory_format=stored)
+    symmetric, excess = g.padding_of_torch
+    left, right, top, bottom = excess
+    if any(excess):  # of the input its shape and format are all that is used
+        input = dy.new_empty(g.N, g.Ci, g.H + top + bottom, g.W + left + right).to(memory_format=stored)
+    options = g.stride, symmetric, g.dilation, False, (0, 0), g.groups, (True, False, False)
+    dx, _, _ = torch.ops.aten.convolution_backward.default(dy, input, weight, None, *options)
+    return dx[:, :, top : top + g.H, left : left + g.W].contiguous(memory_format=stored)
+
+
+def _planes(input, weight, stride, padding, dilation, groups):
+    """The ``Geometry`` of images and weights whose channels come before height and width."""
+    N, Ci, H, W = input.shape
+    Co, _, R, S = weight.shape
+    return checked((N, H, W, Ci), Co, R, S, tuple(stride), tuple(padding), tuple(dilation), groups).g
+
+
+def memory_format(*tensors):
+    """The format torch's convolutions give their output: channels last where one of these [N, C, H, W] is stored so."""
+    return torch.channels_last if any(map(_is_channels_last, tensors)) else torch.contiguous_format
+
+
+def _is_channels_last(x):
+    """By torch's rule: strides grow from channels to images, and tell channels from images where there is one of each."""
+    if x.stride(1) == 0:
+        return False
+    least = 0
+    for d in (1, 3, 2, 0):
+        size, step = x.shape[d], x.stride(d)
+        if size == 0 or step < least or d == 0 and least == x.stride(1):
+            return False
+        least = step * size if step > 1 else step
+    return True
+
+
+# As torch sees them: operators with known output shapes, in a compiled graph as in an eager one.
 
 
 _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _WGRAD = f"Tensor input, Tensor grad_output, SymInt R, SymInt S, {_GEOMETRY}, str backend, SymInt? split_k"
 
 
-def _run_wgrad(out, input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, accumulate):
-    g = plan.checked(input.shape, grad_output.shape[-1], R, S, tuple(stride), tuple(padding), tuple(dilation), groups)
-    plan.wgrad(input, grad_output, g, out, accumulate, backend, split_k)
-
-
-def _new_wgrad(*arguments):
-    out = _wgrad_shape(*arguments)
-    _run_wgrad(out, *arguments[:-1], False)
-    return out
-
-
 def _wgrad_shape(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out_dtype):
     return input.new_empty(grad_output.shape[-1], R, S, input.shape[-1] // groups, dtype=out_dtype or input.dtype)
 
 
-def _new_bias_grad(grad_output):
-    out = grad_output.new_empty(grad_output.shape[-1])
-    plan.bias_grad(grad_output, out)
-    return out
-
-
-_wgrad = Operator(
-    f"conv2d_wgrad({_WGRAD}, ScalarType? out_dtype) -> Tensor dw", _new_wgrad, _wgrad_shape, room="conv_wgrad"
-)
-_wgrad_into = Operator(
-    f"conv2d_wgrad_into(Tensor(a!) out, {_WGRAD}, bool accumulate) -> ()",
-    _run_wgrad, lambda *arguments: None, public="conv2d_wgrad", room="conv_wgrad",
-)  # fmt: skip
-_bias_grad = Operator(
-    "conv2d_bias_grad(Tensor grad_output) -> Tensor db",
-    _new_bias_grad, lambda dy: dy.new_empty(dy.shape[-1]), room="conv_wgrad",
-)  # fmt: skip
-_bias_grad_into = Operator(
-    "conv2d_bias_grad_into(Tensor(a!) out, Tensor grad_output, bool accumulate) -> ()",
-    lambda out, grad_output, accumulate: plan.bias_grad(grad_output, out, accumulate), lambda *arguments: None,
-    public="conv2d_bias_grad", room="conv_wgrad",
-)  # fmt: skip
-
-
-def _planes(input, weight, stride, padding, dilation, groups):
-    """``(Geometry, memory format of the output)`` of images and weights whose channels come before height and width."""
-    N, Ci, H, W = input.shape
-    Co, _, R, S = weight.shape
-    g = plan.checked((N, H, W, Ci), Co, R, S, tuple(stride), tuple(padding), tuple(dilation), groups)
-    return g, memory_format(input, weight)
-
-
-def _convolution(input, weight, bias, *rest):
-    """y [N, Co, P, Q] of input [N, Ci, H, W] and weight [Co, Ci/groups, R, S]."""
-    return convolution_of(*_planes(input, weight, *rest))(input, weight, bias)
-
-
 def _convolution_shape(input, weight, bias, *rest):
-    g, layout = _planes(input, weight, *rest)
-    return input.new_empty(g.N, g.Co, g.P, g.Q).contiguous(memory_format=layout)
-
-
-def _convolution_backward(dy, input, weight, stride, padding, dilation, groups, needs):
-    """The gradients of input, weight and bias, ``None`` where not needed."""
-    options = tuple(stride), tuple(padding), tuple(dilation), groups
-    return plan.of_backward(dy, input, weight, options).run(dy, input, weight, needs)
+    g = _planes(input, weight, *rest)
+    return input.new_empty(g.N, g.Co, g.P, g.Q).contiguous(memory_format=memory_format(input, weight))
 
 
 def _convolution_backward_shapes(dy, input, weight, *rest):
@@ -277,23 +497,8 @@ def _convolution_backward_shapes(dy, input, weight, *rest):
     return dx, torch.empty_like(weight), weight.new_empty(weight.shape[:1])
 
 
-OPERATOR = Operator(
-    f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor y",
-    _convolution,
-    _convolution_shape,
-    backward=_convolution_backward,
-    gradients=("input", "weight", "bias"),
-    saved=("input", "weight"),
-    fake_backward=_convolution_backward_shapes,
-    room="conv_wgrad",
-)
-
-
-# What torch's counter of floating-point operations is told: what it counts for a convolution of its own.
-
-
 def _flops(input, weight, *rest):
-    g, _ = _planes(input, weight, *rest[1:])
+    g = _planes(input, weight, *rest[1:])
     return 2 * g.N * g.P * g.Q * weight.numel()
 
 
@@ -305,6 +510,43 @@ def _wgrad_flops(input, grad_output, R, S, stride, padding, dilation, groups, *r
     return 2 * grad_output.numel() * R * S * (input.shape[-1] // groups)
 
 
-OPERATOR.counts(_flops, _backward_flops)
-_wgrad.counts(_wgrad_flops)
-_wgrad_into.counts(lambda out, *arguments: _wgrad_flops(*arguments))
+_wgrad = register(
+    f"conv2d_wgrad({_WGRAD}, ScalarType? out_dtype) -> Tensor dw",
+    new_wgrad,
+    _wgrad_shape,
+    operator="conv_wgrad",
+    flops=_wgrad_flops,
+)
+_wgrad_into = register(
+    f"conv2d_wgrad_into(Tensor(a!) out, {_WGRAD}, bool accumulate) -> ()",
+    wgrad_into,
+    lambda *arguments: None,
+    public="conv2d_wgrad",
+    operator="conv_wgrad",
+    flops=lambda out, *arguments: _wgrad_flops(*arguments),
+)
+_bias_grad = register(
+    "conv2d_bias_grad(Tensor grad_output) -> Tensor db",
+    new_bias_grad,
+    lambda dy: dy.new_empty(dy.shape[-1]),
+    operator="conv_wgrad",
+)
+_bias_grad_into = register(
+    "conv2d_bias_grad_into(Tensor(a!) out, Tensor grad_output, bool accumulate) -> ()",
+    bias_grad_into,
+    lambda *arguments: None,
+    public="conv2d_bias_grad",
+    operator="conv_wgrad",
+)
+convolve = register(
+    f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor y",
+    convolution,
+    _convolution_shape,
+    backward=convolution_backward,
+    gradients=("input", "weight", "bias"),
+    saved=("input", "weight"),
+    fake_backward=_convolution_backward_shapes,
+    operator="conv_wgrad",
+    flops=_flops,
+    backward_flops=_backward_flops,
+)

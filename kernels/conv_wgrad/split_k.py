@@ -4,13 +4,11 @@ import functools
 import math
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 
 from kernels.common.configs import configuration
-from kernels.common.launch import launch
-from kernels.common.plan import remembered
+from kernels.common.launch import launch, planned
 
 # What a program costs beside its pixels, in pixels: filling the pipeline and storing its tile; partial sums written and read.
 START = 256
@@ -153,15 +151,10 @@ def sum_pieces(partials, out, accumulate, turned=False):
 
     Args:
         partials: fp32 [pieces, ...], contiguous; no pieces sum to zero.
-        out: any strides; written, or with ``accumulate`` added to.
+        out: contiguous; written, or with ``accumulate`` added to.
         accumulate: bool.
         turned: ``out`` is [Co, R, S, Ci], and a partial result [Ci, R, S, Co] with taps from the last to the first.
     """
-    if not out.is_contiguous():  # rounded once: by the kernel, or by the addition
-        total = torch.empty(out.shape, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
-        sum_pieces(partials, total, False, turned)
-        out.add_(total) if accumulate else out.copy_(total)
-        return
     pieces = partials.shape[0]
     options = _sum_options(pieces <= FEW, out.device)
     meta = {"ACCUMULATE": accumulate, "AT_ONCE": FEW if pieces <= FEW else AT_ONCE, "num_warps": options["num_warps"]}
@@ -175,25 +168,6 @@ def sum_pieces(partials, out, accumulate, turned=False):
         launch(sum_kernel, grid, partials, out, out.numel(), pieces, BLOCK=options["BLOCK"], **meta)
 
 
-@remembered
+@planned
 def _sum_options(few, device):
     return configuration("conv_wgrad", "sum", "few" if few else "many", device)
-
-
-def reduce_into(out, accumulate, pieces, run, turned=None):
-    """Let ``run(target)`` write that many pieces, and bring their sum into ``out``.
-
-    ``target`` is ``out`` itself, or what is copied to it, where there is one piece to write and nothing to add, otherwise an
-    fp32 workspace [pieces, *out.shape]; without pieces nothing runs. ``turned``: the shape of pieces that are
-    ``sum_pieces``'s turned ones.
-    """
-    if pieces == 1 and not accumulate and turned is None:
-        dense = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        run(dense)
-        if dense is not out:
-            out.copy_(dense)
-        return
-    partials = torch.empty((pieces, *(turned or out.shape)), dtype=torch.float32, device=out.device)
-    if pieces:
-        run(partials)
-    sum_pieces(partials, out, accumulate, turned is not None)

@@ -35,8 +35,8 @@ def test_a_cpu_is_asked_nothing(monkeypatch):
 
 @pytest.mark.parametrize("backend", ["hopper", "blackwell"])
 def test_the_convolutions_backends_ask_here(backend, capability, monkeypatch):
-    from kernels.conv_wgrad import plan
+    from kernels.conv_wgrad import operator
 
     capability((9, 4) if backend == "hopper" else (10, 0))
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
-    assert "the GPU is not a" in plan.WAYS[backend].reason_not(plan.Refusable(None, torch.float16, CUDA))
+    assert "the GPU is not a" in operator.BACKENDS[backend].reason_not(None, torch.float16, CUDA)

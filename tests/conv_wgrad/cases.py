@@ -7,8 +7,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import configs, plan
-from kernels.common.again import with_constants
-from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
+from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, operator, split_k
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.reference import conv2d_bias_grad_reference, conv2d_wgrad_reference
 from tests.tensors import place, relative_error
@@ -82,17 +81,13 @@ def launches():
     def recording(module):
         launch = module.launch
 
-        def record(kernel, grid, *args, constants=None, **meta):
-            meta = with_constants(meta, constants)
+        def record(kernel, grid, *args, **meta):
             seen.append((kernel, grid, args, meta))
             launch(kernel, grid, *args, **meta)
 
         return mock.patch.object(module, "launch", record)
 
-    from kernels.conv_wgrad import split_k
-    from kernels.conv_wgrad.portable import way
-
-    with recording(way), recording(split_k):
+    with recording(operator), recording(split_k):
         yield seen
 
 

@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from kernels import gluon_model
 from kernels.common import configs
 from kernels.common.plan import forget
+from kernels.conv_wgrad import operator
 from kernels.conv_wgrad.gluon import hopper, tma
 from kernels.conv_wgrad.gluon.blocks import segment_of, share_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
@@ -72,7 +73,7 @@ def gradient(backend, x, dy, g, *, out=None, accumulate=False, split_k=None, **m
     """``(weight gradient in fp32, what the model found)`` of a backend's own host code."""
     out = torch.full(g.weight_shape, float("nan")) if out is None else out
     with gluon_model.executing(**model) as results:
-        backend.wgrad(x, dy, g, out, accumulate, split_k)
+        operator.wgrad_by(backend.__name__.rsplit(".", 1)[-1], x, dy, g, out, accumulate, split_k)
     (result,) = results
     return out, result
 
@@ -84,13 +85,12 @@ def launched(x, dy, g, work, out=None, processors=132, **model):
     shares = tma.Shares(options, work, 1.0)
     tiles, blocks, _ = tma.tiled(g, options)
     assert (tiles, blocks) == (getattr(work, "full", 0) + work.tiles, work.blocks), (tiles, blocks)
-    plain = tma.Shares(options, tma.Work(tiles, blocks, 1, blocks), 1.0)
     size = lambda shape: shape if isinstance(shape[0], int) else shape[0]  # noqa: E731
     empty = lambda *shape, dtype=None, device=None: torch.full(size(shape), float("nan"), dtype=dtype)  # noqa: E731
-    with mock.patch.object(tma, "multiprocessors", lambda device: processors), mock.patch.object(torch, "empty", empty):
-        plan = tma.plan_shares(hopper.launch_kernel, g, x.device, shares, lambda: plain)
-        with gluon_model.executing(**model) as results:
-            plan.run(x, dy, out, False)
+    with mock.patch.object(tma, "multiprocessors", lambda device: processors):
+        plan = hopper.plan_shares(operator.problem_of(x, dy, g), shares)
+    with mock.patch.object(torch, "empty", empty), gluon_model.executing(**model) as results:
+        operator.run(plan, x, dy, out)
     (result,) = results
     return out, result
 

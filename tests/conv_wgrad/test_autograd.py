@@ -6,11 +6,11 @@ import torch
 from kernels import runtime
 from kernels.conv_wgrad import Conv2d, conv2d, conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.operator import (
-    OPERATOR,
     _bias_grad,
     _bias_grad_into,
     _wgrad,
     _wgrad_into,
+    convolve,
 )
 from kernels.conv_wgrad.reference import conv2d_reference
 from tests.conv_wgrad import cases
@@ -64,6 +64,7 @@ def test_no_images_and_no_channels(shape):
     assert torch.equal(bias.grad, torch.full_like(bias, 9.0 * shape[0]))
 
 
+BACKWARD = torch.ops.kernels_from_math.conv2d_backward.default
 ARGUMENTS = ([2, 1], [0, 1, 1, 2], [1, 1], 1)
 
 
@@ -71,16 +72,16 @@ def test_opcheck():
     planes, weight, bias = cases.randn(2, 4, 6, 7), cases.randn(8, 4, 3, 3), cases.randn(8)
     for memory_format in (torch.contiguous_format, torch.channels_last):
         stored = planes.contiguous(memory_format=memory_format)
-        torch.library.opcheck(OPERATOR.op, (*(t.clone().requires_grad_() for t in (stored, weight, bias)), *ARGUMENTS))
-        dy = torch.randn_like(OPERATOR(stored, weight, bias, *ARGUMENTS))
-        torch.library.opcheck(OPERATOR.backward_op, (dy, stored, weight, *ARGUMENTS, [True, True, True]))
-        torch.library.opcheck(OPERATOR.backward_op, (dy, stored, weight, *ARGUMENTS, [False, True, False]))
+        torch.library.opcheck(convolve, (*(t.clone().requires_grad_() for t in (stored, weight, bias)), *ARGUMENTS))
+        dy = torch.randn_like(convolve(stored, weight, bias, *ARGUMENTS))
+        torch.library.opcheck(BACKWARD, (dy, stored, weight, *ARGUMENTS, [True, True, True]))
+        torch.library.opcheck(BACKWARD, (dy, stored, weight, *ARGUMENTS, [False, True, False]))
     x, dy = planes.permute(0, 2, 3, 1), dy.permute(0, 2, 3, 1)
-    torch.library.opcheck(_wgrad.op, (x, dy, 3, 3, *ARGUMENTS, "auto", None, torch.float16))
+    torch.library.opcheck(_wgrad, (x, dy, 3, 3, *ARGUMENTS, "auto", None, torch.float16))
     out = torch.zeros(8, 3, 3, 4, device=x.device)
-    torch.library.opcheck(_wgrad_into.op, (out, x, dy, 3, 3, *ARGUMENTS, "auto", 2, True))
-    torch.library.opcheck(_bias_grad.op, (dy,))
-    torch.library.opcheck(_bias_grad_into.op, (torch.zeros_like(bias), dy, True))
+    torch.library.opcheck(_wgrad_into, (out, x, dy, 3, 3, *ARGUMENTS, "auto", 2, True))
+    torch.library.opcheck(_bias_grad, (dy,))
+    torch.library.opcheck(_bias_grad_into, (torch.zeros_like(bias), dy, True))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, plan
+from kernels.conv_wgrad import conv2d_wgrad, operator
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.gluon import blackwell, blackwell_way, tma
 
@@ -97,7 +97,7 @@ def test_the_model_finds_planted_faults(monkeypatch, name):
 def test_W9_the_epilogue_is_split_and_nothing_spills(Ci, Co, R, dtype):
     """The published kernel brings 128 x 256 sums to registers at once: 255 registers a thread and 656 bytes of stack."""
     x, dy, g = cases.problem((2, 32, 32, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
-    options = tma.plan("blackwell", g, x.device).options
+    options = tma.share("blackwell", g, x.device).options
     tile = options["BLOCK_N"]
     compiled = compile_report(
         blackwell.wgrad_blackwell_kernel,
@@ -119,4 +119,4 @@ def test_auto_passes_over_what_has_not_run_on_a_gpu():
     x, dy, g = cases.problem((1, 5, 5, 64), 64, 3, 3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="backend is 'blackwell', needs another here: the GPU is not"):
         conv2d_wgrad(x, dy, 3, 3, backend="blackwell")
-    assert 'backend="blackwell"' in blackwell_way.cost(plan.problem_of(x, dy, g)).because
+    assert 'backend="blackwell"' in blackwell_way.cost(operator.problem_of(x, dy, g)).because

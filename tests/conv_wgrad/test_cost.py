@@ -13,7 +13,7 @@ from benchmarks.populations import candidates, fit
 from kernels.common import configs
 from kernels.common.gluon import has_clusters
 from kernels.common.plan import forget
-from kernels.conv_wgrad import conv2d_wgrad, cost, plan
+from kernels.conv_wgrad import conv2d_wgrad, cost, operator
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.gluon import hopper, tma
 from kernels.conv_wgrad.portable import choice, way
@@ -43,7 +43,12 @@ def on_an_h200(monkeypatch):
 def problem_of(case, split_k=None):
     g = benchmark.geometry_of(case)
     x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
-    return plan.problem_of(x, dy, g, split_k)._replace(device=torch.device("cpu"))
+    return operator.problem_of(x, dy, g, split_k)._replace(device=torch.device("cpu"))
+
+
+def planned(problem, asked="auto"):
+    choice = operator.choose(problem, asked)
+    return choice, operator.BACKENDS[choice.backend].plan(choice.form.problem)
 
 
 def test_a_wave_costs_as_much_as_a_full_one_and_one_program_more_another():
@@ -67,13 +72,13 @@ def test_more_of_anything_takes_longer(more):
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_the_plan_is_the_candidate_that_is_predicted_to_be_the_fastest(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name])
-    choice, chosen = plan.chosen(problem, "auto")
-    lines = plan.predicted(problem)
+    chosen, plan = planned(problem)
+    lines = operator.predicted(problem)
     times = [float(line.split(": ")[1].removesuffix(" us")) for line in lines[1:]]
-    assert lines[0] == "predicted:" and times == sorted(times) and lines[1].startswith(f"  {choice.name} ")
-    best = cost.cheapest({"hopper": hopper, "triton": way}[choice.name].candidates(chosen.form.problem))
+    assert lines[0] == "predicted:" and times == sorted(times) and lines[1].startswith(f"  {chosen.backend} ")
+    best = cost.cheapest({"hopper": hopper, "triton": way}[chosen.backend].candidates(chosen.form.problem))
     assert f"{best.time:.1f}" == f"{times[0]:.1f}"
-    assert all(f"{key} {value}" in str(chosen) for key, value in best.options.items())
+    assert all(f"{key} {value}" in str(plan) for key, value in best.options.items())
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -87,7 +92,7 @@ def test_a_split_that_is_asked_for_is_kept(on_an_h200, name):
 def test_hopper_has_a_tile_for_everything_that_tma_can_bring(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name])
     if tma.unfit(problem.g, problem.dtype) is None:
-        options = tma.plan(hopper.kernel_of(problem.g), problem.g, problem.device).options
+        options = tma.share(hopper.kernel_of(problem.g), problem.g, problem.device).options
         assert options["GROUPS"] == 2 or problem.g.Ci % 2 == 0
 
 
@@ -134,8 +139,8 @@ def test_shares_abreast_read_less_of_what_is_apart(monkeypatch):
 def test_joining_is_chosen_where_an_h200_was_faster_so(on_an_h200, monkeypatch, geometry):
     """8 % faster and 4 % slower there, than the fastest that a second launch adds."""
     monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
-    _, chosen = plan.chosen(problem_of(geometry), "auto")
-    assert ("partial sums joined" in str(chosen)) == (geometry[4] == 3)
+    _, plan = planned(problem_of(geometry))
+    assert ("partial sums joined" in str(plan)) == (geometry[4] == 3)
 
 
 @pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
@@ -146,19 +151,17 @@ def test_explain_says_what_runs_where_joined_sums_cannot_go(on_an_h200, monkeypa
     g = benchmark.geometry_of(geometry)
     x, dy, dense = (torch.empty(shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape, g.weight_shape))
     apart = torch.empty(g.Co, g.R, g.S, g.Ci + 8, dtype=torch.bfloat16)[..., : g.Ci]
-    ran = mock.Mock()
-    monkeypatch.setattr(tma, "reduce_into", lambda out, accumulate, slots, run: run(out[None].expand(slots, *out.shape)))
-    for kind in (tma.TmaPlan, tma.JoinedPlan):
-        monkeypatch.setattr(kind, "start", lambda self, *given: ran(self))
     joined = []
+    monkeypatch.setattr(operator, "sum_pieces", lambda *given: None)
     for out, accumulate in [(None, False), (dense, False), (dense, True), (apart, False), (apart, True)]:
         more = {"stride": g.stride, "padding": g.padding, "out": out, "accumulate": accumulate, "backend": "hopper"}
         said = conv2d_wgrad.explain(x, dy, g.R, g.S, **more)
-        conv2d_wgrad(x, dy, g.R, g.S, **more)
-        (plan_that_ran,) = ran.call_args.args
-        joined.append(isinstance(plan_that_ran, tma.JoinedPlan))
-        assert f"hopper: {plan_that_ran}" in said
-    assert joined[:3] == [True, True, False]
+        with mock.patch.object(operator, "launch") as launched:
+            conv2d_wgrad(x, dy, g.R, g.S, **more)
+        _, _, _, _, target, join, *_ = launched.call_args.args
+        joined.append(join is not None)
+        assert ("partial sums joined" in said) == joined[-1] and (target.ndim == 4) == joined[-1]
+    assert joined == [True, True, False, True, True]
 
 
 def test_a_tile_that_joining_was_not_measured_of_joins_nothing():
@@ -178,8 +181,8 @@ def test_channels_that_begin_anywhere_join_nothing(channels, joins):
 def test_a_gpu_without_costs_goes_by_the_table():
     problem = problem_of(GEOMETRIES["3x3"])
     with configs.instead(cases.table_of("any GPU")):
-        assert way.candidates(problem) == [] == plan.predicted(problem)
-        assert "BLOCK_M 128" in str(plan.chosen(problem, "triton")[1])
+        assert way.candidates(problem) == [] == operator.predicted(problem)
+        assert "BLOCK_M 128" in str(planned(problem, "triton")[1])
 
 
 def test_every_gpu_that_the_table_names_has_costs_and_the_file_is_as_the_fit_writes_it():
@@ -258,16 +261,16 @@ def test_the_fit_finds_what_pairs_take_beside_single_multiprocessors():
 @pytest.mark.parametrize(("channels", "pairs"), [(1512, True), (1536, False)])
 def test_pairs_are_chosen_where_they_are_surely_faster(on_an_h200, monkeypatch, channels, pairs):
     problem = problem_of((128, channels, channels, 7, 1, 1, 0, 1))
-    assert ("num_ctas 2" in str(plan.chosen(problem, "auto")[1])) == pairs
+    assert ("num_ctas 2" in str(planned(problem)[1])) == pairs
     monkeypatch.setattr(tma, "SURE", 1.5)
     forget()
-    assert "num_ctas" not in str(plan.chosen(problem, "auto")[1])
+    assert "num_ctas" not in str(planned(problem)[1])
 
 
 def test_no_pairs_where_gluon_has_none(on_an_h200, monkeypatch):
     monkeypatch.setattr(tma, "has_clusters", lambda: False)
     forget()
-    assert "num_ctas" not in str(plan.chosen(problem_of((128, 1512, 1512, 7, 1, 1, 0, 1)), "auto")[1])
+    assert "num_ctas" not in str(planned(problem_of((128, 1512, 1512, 7, 1, 1, 0, 1)))[1])
 
 
 def test_a_pair_is_two_multiprocessors():
@@ -309,7 +312,7 @@ def test_the_fit_sees_the_tuning_half_alone_and_knows_its_gpus(monkeypatch, tmp_
 def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):
     """By the number of predictions, since tests don't time: at most 16 cuts a tile, in either role."""
     with mock.patch.object(cost, "predicted", side_effect=cost.predicted) as predicted:
-        plan.chosen(problem_of((96, 256, 512, 14, 3, 1, 1, 1)), "auto")
+        planned(problem_of((96, 256, 512, 14, 3, 1, 1, 1)))
     tiles = sum(len(tiles) for kind, tiles in COSTS["tiles"].items() if "im2col" in kind)
     assert 0 < predicted.call_count <= 2 * 16 * tiles
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from kernels.conv_wgrad import conv2d_wgrad, plan
-from kernels.conv_wgrad.forms import FormPlan, folded, forms, turned
+from kernels.conv_wgrad import conv2d_wgrad, operator
+from kernels.conv_wgrad.forms import folded, forms, turned
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.gluon import hopper
 from kernels.conv_wgrad.portable import way as portable
@@ -49,9 +49,9 @@ ROLES = {
 
 def run_turned(x, dy, g, out, accumulate=False, way=portable, split_k=None):
     """The gradient with x and dy in each other's roles, whichever would be chosen."""
-    form = forms(plan.problem_of(x, dy, g, split_k))[1]
+    form = forms(operator.problem_of(x, dy, g, split_k))[1]
     assert form.problem.turned
-    FormPlan(form, way.plan(form.problem)).run(x, dy, out, accumulate)
+    operator.run(way.plan(form.problem), x, dy, out, accumulate, form=form)
 
 
 @pytest.mark.parametrize("name", PATCHES)
@@ -116,13 +116,13 @@ def test_hoppers_kernel_on_the_model(name):
     """A stride of 16 pixels, which TMA doesn't step over, and both roles."""
     shape, Co, R, S, convolution, *_ = PATCHES.get(name) or ROLES[name]
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
-    form = forms(plan.problem_of(x, dy, g))[name in ROLES]
-    assert hopper.reason_not(form.problem._replace(device=torch.device("cpu"))) == "the GPU is not a Hopper"
+    form = forms(operator.problem_of(x, dy, g))[name in ROLES]
+    assert hopper.reason_not(form.problem.g, torch.bfloat16, torch.device("cpu")) == "the GPU is not a Hopper"
     out = torch.full(g.weight_shape, float("nan"))
     with on_model.tiles(GROUPS=2):
-        chosen = FormPlan(form, hopper.plan(form.problem))
+        chosen = hopper.plan(form.problem)
         with on_model.gluon_model.executing() as results:
-            chosen.run(x, dy, out, False)
+            operator.run(chosen, x, dy, out, form=form)
     assert results[0].ok, str(results[0])
     assert relative_error(out, conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)) < 1e-6
 
@@ -130,6 +130,6 @@ def test_hoppers_kernel_on_the_model(name):
 @pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
 def test_hoppers_backend_takes_patches_of_any_size_and_no_other_stride(monkeypatch):
     monkeypatch.setattr(hopper, "is_cuda_architecture", lambda *given: True)
-    refused = lambda *sizes: plan.refused("hopper", geometry((2, 28, 28, 3), 5, *sizes), torch.bfloat16, None)  # noqa: E731
+    refused = lambda *sizes: hopper.reason_not(folded(geometry((2, 28, 28, 3), 5, *sizes)), torch.bfloat16, None)  # noqa: E731
     assert refused(14, 14, 14) is None
     assert "stride is (14, 14), TMA steps over 8 pixels at most" in refused(13, 13, 14)

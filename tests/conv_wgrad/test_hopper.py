@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import conv_wgrad as benchmark
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, plan
+from kernels.conv_wgrad import conv2d_wgrad, operator
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.gluon import hopper, tma
 from kernels.conv_wgrad.portable import way
@@ -36,15 +36,15 @@ ON_THE_MODEL = """
 import torch
 from kernels import gluon_model, runtime
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.gluon import blackwell, hopper
+from kernels.conv_wgrad.operator import wgrad_by
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 
 x, g = torch.randn(2, 5, 6, 24).half(), geometry((2, 5, 6, 24), 40, 3, 3)
 dy = torch.randn(*g.output_shape).half()
-for module in (hopper, blackwell):
+for backend in ("hopper", "blackwell"):
     dw = torch.full(g.weight_shape, float("nan"))
     with gluon_model.executing() as results:
-        module.wgrad(x, dy, g, dw, accumulate=False, split_k=1)
+        wgrad_by(backend, x, dy, g, dw, split_k=1)
     right = conv2d_wgrad_reference(x.double(), dy.double(), 3, 3)
     print(runtime.interpreted, results[0].ok, torch.allclose(dw.double(), right, atol=1e-4))
 """
@@ -166,7 +166,7 @@ def report(name, join=None):
     Ci, Co, R, dtype = COMPILED[name]
     size = 16 if name == "short rows" else 32
     x, dy, g = cases.problem((2, size, size, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
-    options = tma.plan("hopper", g, x.device).options
+    options = tma.share("hopper", g, x.device).options
     assert options["GROUPS"] == (2 if "2 groups" in name else 3)
     known, sizes = hopper.in_units((Co, Ci, R * R, g.columns))
     return options, compile_report(
@@ -256,7 +256,7 @@ def problem_of(case):
     """The problem of a benchmark's case, of tensors without memory, on the CPU."""
     g = benchmark.geometry_of(case)
     x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
-    return plan.problem_of(x, dy, g)._replace(device=torch.device("cpu"))
+    return operator.problem_of(x, dy, g)._replace(device=torch.device("cpu"))
 
 
 PREFERRED = {  # N, Ci, Co, H = W, R = S, stride, padding, groups; why not Hopper's

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
-from kernels.conv_wgrad.portable import way
+from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, operator
 from kernels.lab import trace
 from tests.conv_wgrad import cases
 from tests.tensors import told_of_more
@@ -44,5 +43,5 @@ def test_every_active_address_lies_inside_its_tensor(case):
 
 def test_the_trace_would_show_an_access_outside(monkeypatch):
     """The same test on a kernel that is told of one pixel more than there is."""
-    told_of_more(monkeypatch, way, M=1)
+    told_of_more(monkeypatch, operator, M=1)
     assert run(shape=(1, 5, 7, 4), R=1, S=1).outside()

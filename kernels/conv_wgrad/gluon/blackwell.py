@@ -12,14 +12,10 @@ This is the design of Triton's Gluon example ``02-conv-wgrad``. It has run on ``
 sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 """
 
-from kernels.common.launch import launch
-from kernels.common.plan import remembered
+from kernels.common.launch import planned
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.gluon.tma import gluon
-
-__all__ = ["planned", "wgrad"]
-
-_plan = remembered(tma.plan_wgrad)
+from kernels.conv_wgrad.problem import Plan
 
 if gluon is not None:
     from triton.experimental.gluon import language as gl
@@ -115,28 +111,16 @@ if gluon is not None:
         )
 
 
-def planned(g, device, split_k=None):
-    """What ``wgrad`` would launch, and how."""
-    return _plan("blackwell", launch_kernel, g, device, split_k)
-
-
-def wgrad(input, grad_output, g, out, accumulate, split_k=None):
-    """Bring the weight gradient of the ``Geometry`` g into ``out``, whatever the GPU is; the rest as ``conv2d_wgrad``."""
-    planned(g, input.device, split_k).run(input, grad_output, out, accumulate)
+@planned
+def plan(problem, may_join=True):
+    """The ``Plan`` of a problem, whatever the GPU is; partial sums are never joined."""
+    shares = tma.share("blackwell", problem.g, problem.device, problem.split_k)
+    numbers = tma.numbers_of(problem.g, problem.device, shares)
+    meta = {"POINTWISE": tma.is_pointwise(problem), **shares.options, "SLICE": slice_of(shares.options), "num_warps": 4}
+    arguments = tma.arguments_of(problem.g, shares, with_join=False)
+    return Plan(str(shares), wgrad_blackwell_kernel, numbers.work[1:2], numbers, meta, shares.work.slots, arguments)
 
 
 def slice_of(options):
     """Columns that the storing warps have in registers at a time."""
     return min(32, options["BLOCK_N"])
-
-
-def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options):
-    """Launch as many programs as have work and run at once."""
-    launch(
-        wgrad_blackwell_kernel,
-        (work[1],),
-        dy_desc, x_desc, out, work, walk, sizes,
-        POINTWISE=x_desc.mode == "tiled", **options,
-        SLICE=slice_of(options),
-        num_warps=4,
-    )  # fmt: skip

@@ -2,18 +2,18 @@
 program with Triton's interpreter ends."""
 
 from kernels.common.gpu import is_cuda_architecture
-from kernels.common.plan import Cost
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.gluon.tma import copies
+from kernels.conv_wgrad.problem import Cost
 
 __all__ = ["copies", "cost", "plan", "reason_not"]
 
 
-def reason_not(problem):
-    """Why this way cannot compute a problem, as text, or ``None``."""
-    if not is_cuda_architecture(problem.device, 10):
+def reason_not(g, dtype, device):
+    """Why this backend cannot compute a geometry's gradient, as text, or ``None``."""
+    if not is_cuda_architecture(device, 10):
         return "the GPU is not a data center's Blackwell"
-    return tma.unfit(problem.g, problem.dtype)
+    return tma.unfit(g, dtype)
 
 
 def cost(problem):
@@ -21,8 +21,8 @@ def cost(problem):
     return Cost(float("inf"), 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"')
 
 
-def plan(problem):
-    """What ``blackwell.wgrad`` would launch, and how."""
+def plan(problem, may_join=True):
+    """The ``Plan`` of a problem, whatever the GPU is."""
     from kernels.conv_wgrad.gluon import blackwell
 
-    return blackwell.planned(problem.g, problem.device, problem.split_k)
+    return blackwell.plan(problem)

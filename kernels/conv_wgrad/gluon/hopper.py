@@ -13,15 +13,13 @@ cross from the L2 cache once, by TMA's multicast. Its first may ask for x only w
 
 
 from kernels.common.gpu import is_cuda_architecture
-from kernels.common.launch import launch
-from kernels.common.plan import remembered
+from kernels.common.launch import planned
 from kernels.conv_wgrad.gluon import tma
 from kernels.conv_wgrad.gluon.tma import copies, gluon
 from kernels.conv_wgrad.portable.pixels import common_unit
+from kernels.conv_wgrad.problem import Plan
 
-__all__ = ["copies", "cost", "plan", "reason_not", "wgrad"]
-
-_plan = remembered(tma.plan_wgrad)
+__all__ = ["copies", "cost", "plan", "reason_not"]
 
 VECTOR = 8  # sums that are known to lie beside each other, at most
 
@@ -143,11 +141,11 @@ if gluon is not None:
             )  # fmt: skip
 
 
-def reason_not(problem):
-    """Why this way cannot compute a problem, as text, or ``None``."""
-    if not is_cuda_architecture(problem.device, 9):
+def reason_not(g, dtype, device):
+    """Why this backend cannot compute a geometry's gradient, as text, or ``None``."""
+    if not is_cuda_architecture(device, 9):
         return "the GPU is not a Hopper"
-    return tma.unfit(problem.g, problem.dtype)
+    return tma.unfit(g, dtype)
 
 
 def cost(problem):
@@ -160,9 +158,26 @@ def candidates(problem):
     return tma.candidates(kernel_of(problem.g), problem.g, problem.device, problem.split_k, problem.turned)
 
 
-def plan(problem):
-    """What ``wgrad`` would launch, and how."""
-    return _plan(kernel_of(problem.g), launch_kernel, problem.g, problem.device, problem.split_k, problem.turned)
+@planned
+def plan(problem, may_join=True):
+    """The ``Plan`` of a problem, whatever the GPU is; ``may_join``: whether the launch may join its partial sums."""
+    given = kernel_of(problem.g), problem.g, problem.device, problem.split_k, problem.turned
+    shares = tma.share(*given, may_join)
+    if shares.joined and shares.work.programs > tma.processors_of(problem.device, shares.options):
+        shares = tma.share(*given, may_join=False)  # a part of the GPU that costs were fitted for
+    return plan_shares(problem, shares)
+
+
+def plan_shares(problem, shares):
+    """The ``Plan`` of ``Shares``."""
+    options = shares.options
+    work, walk, sizes = tma.numbers_of(problem.g, problem.device, shares)
+    known, sizes = in_units(sizes)
+    known["POINTWISE"] = tma.is_pointwise(problem)
+    meta = {**known, **options, "num_warps": 4, "maxnreg": REGISTERS[options["GROUPS"]]}
+    slots = 1 if shares.joined else shares.work.slots
+    arguments = tma.arguments_of(problem.g, shares, with_join=True)
+    return Plan(str(shares), wgrad_hopper_kernel, work[1:2], (work, walk, sizes), meta, slots, arguments)
 
 
 def kernel_of(g):
@@ -171,26 +186,9 @@ def kernel_of(g):
     return "hopper, short rows" if g.Q < 32 else "hopper"
 
 
-def wgrad(input, grad_output, g, out, accumulate, split_k=None):
-    """Bring the weight gradient of the ``Geometry`` g into ``out``, whatever the GPU is; the rest as ``conv2d_wgrad``."""
-    _plan(kernel_of(g), launch_kernel, g, input.device, split_k).run(input, grad_output, out, accumulate)
-
-
 def in_units(sizes):
     """``(UNIT and ALIGNED, sizes)``: input channels and columns in units of so many, 1 where the compiler sees by itself, at
     a multiple of 16, that they are even: what it then knows of them takes fewer registers."""
     Co, Ci, taps, columns = sizes
     unit = 1 if Ci % 16 == 0 else common_unit(VECTOR, Ci)
     return {"UNIT": unit, "ALIGNED": tma.is_aligned_to_tma(Co, Ci)}, (Co, Ci // unit, taps, columns // unit)
-
-
-def launch_kernel(dy_desc, x_desc, out, work, walk, sizes, options, join=None):
-    """Launch as many programs as have work and run at once."""
-    known, sizes = in_units(sizes)
-    launch(
-        wgrad_hopper_kernel,
-        (work[1],),
-        dy_desc, x_desc, out, join, work, walk, sizes,
-        **known, POINTWISE=x_desc.mode == "tiled", **options,
-        num_warps=4, maxnreg=REGISTERS[options["GROUPS"]],
-    )  # fmt: skip

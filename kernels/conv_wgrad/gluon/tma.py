@@ -7,18 +7,19 @@ are numbered with taps fastest, so that those of a tile are mostly the same pixe
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 
 from kernels.common.configs import configuration
 from kernels.common.gluon import element, gluon, has_clusters, multiprocessors, reason_not, shared_layout
-from kernels.common.plan import Cost, remembered
+from kernels.common.launch import planned
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.gluon.work import PARTIAL, START, Joined, Work, joined, share_out
 from kernels.conv_wgrad.portable import way as portable
 from kernels.conv_wgrad.portable.pixels import is_rows, rows_of
-from kernels.conv_wgrad.split_k import reduce_into
+from kernels.conv_wgrad.problem import Cost
 
 __all__ = ["Work", "element", "gluon", "share_out"]
 
@@ -52,8 +53,8 @@ class Shares:
         return isinstance(self.work, Joined)
 
 
-@remembered
-def plan(kernel, g, device, split_k=None, turned=False, may_join=True):
+@planned
+def share(kernel, g, device, split_k=None, turned=False, may_join=True):
     """The ``Shares`` for a geometry: as the model of cost says where the table names one, else three chunks a tile, or two.
 
     Two where that wastes clearly less, and where channels are no multiples of 8: sums are then stored one by one, or tiles'
@@ -82,7 +83,7 @@ def tiled(g, options):
     return rows * columns, blocks, padded / (g.Co * g.columns * g.M)
 
 
-@remembered
+@planned
 def candidates(kernel, g, device, split_k=None, turned=False, may_join=True):
     """A ``model.Candidate`` of every tile that the table names costs for, its sums shared out as is cheapest for it; else
     none. ``may_join``: whether partial sums may be joined by the launch that makes them."""
@@ -168,7 +169,7 @@ def cost(kernel, problem):
         return Cost(time, f"predicted {time:.1f} us")
     if min(g.Ci, g.Co) < 64 or max(g.Ci, g.Co) <= 64:
         return Cost(float("inf"), f"{g.Ci} input and {g.Co} output channels make its tiles small")
-    chosen = plan(kernel, g, problem.device)
+    chosen = share(kernel, g, problem.device)
     work = chosen.work
     pixels = -(-work.items // multiprocessors(problem.device)) * work.per * chosen.options["BLOCK_K"]
     portably = portable.waste(g, problem._replace(split_k=None))
@@ -187,16 +188,18 @@ def pixel_box(g):
     return lower, [(outputs - 1) * stride + 1 - size + first for outputs, stride, size, first in sides]
 
 
-def is_aligned(x):
-    """Whether TMA can read ``x``: channels adjacent, everything else a multiple of 16 bytes apart."""
+def is_aligned(x, address=None):
+    """Whether TMA can read ``x``, which begins at ``address``: channels adjacent, everything else a multiple of 16 bytes
+    apart."""
+    address = x.data_ptr() if address is None else address
     steps = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
     adjacent = x.stride(-1) == 1 or x.shape[-1] == 1
-    return adjacent and x.data_ptr() % 16 == 0 and all(step > 0 and step % 8 == 0 for step in steps)
+    return adjacent and address % 16 == 0 and all(step > 0 and step % 8 == 0 for step in steps)
 
 
-def aligned(x):
+def aligned(x, address=None):
     """``x`` or, where TMA cannot read it, a copy with gaps: pixels a multiple of 8 channels apart."""
-    if is_aligned(x):
+    if is_aligned(x, address):
         return x
     return x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 8) * 8)[..., : x.shape[-1]].copy_(x)
 
@@ -226,7 +229,12 @@ def descriptors(x, dy, g, options):
     )  # fmt: skip
 
 
-_layout = remembered(shared_layout)  # a layout takes longer to make than a launch
+def is_pointwise(problem):
+    """Whether ``descriptors`` are plain tiles of x."""
+    return is_rows(problem.g, aligned(problem.input.meta(), problem.input.address))
+
+
+_layout = planned(shared_layout)  # a layout takes longer to make than a launch
 
 
 def described(x, tile, cga=None):
@@ -235,88 +243,48 @@ def described(x, tile, cga=None):
     return x, list(x.shape), [*strides[:-1], 1], list(tile), _layout(tile, x.dtype, cga)
 
 
-@dataclass(frozen=True)
-class TmaPlan:
-    """Shares of the work, and the tuples that the kernels take apart: ``share_of``, ``load_blocks`` and ``place_of``."""
+class Numbers(NamedTuple):
+    """The tuples that ``share_of``, ``load_blocks`` and ``place_of`` take apart; ``work[1]`` is the number of programs."""
 
-    launch: object
-    g: object
-    shares: Shares
     work: tuple[int, ...]
     walk: tuple[int, ...]
     sizes: tuple[int, ...]
 
-    def __str__(self):
-        return str(self.shares)
 
-    @property
-    def slots(self):
-        """Partial sums that ``fill`` writes."""
-        return self.shares.work.slots
-
-    def run(self, input, grad_output, out, accumulate):
-        """Bring the weight gradient into ``out`` [Co, R, S, Ci]; ``accumulate``: add it."""
-        reduce_into(out, accumulate, self.slots, lambda target: self.fill(input, grad_output, target))
-
-    def fill(self, input, grad_output, target):
-        """Write the partial sums into ``target`` [slots, Co, R, S, Ci], or the only one into any such shape."""
-        if self.slots == self.shares.work.pieces + 2:
-            target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
-        self.start(input, grad_output, target)
-
-    def start(self, input, grad_output, target, *workspace):
-        """Launch the kernel."""
-        options = self.shares.options
-        described = descriptors(input, grad_output, self.g, options)
-        self.launch(*described, target, self.work, self.walk, self.sizes, options, *workspace)
-
-
-@dataclass(frozen=True)
-class JoinedPlan(TmaPlan):
-    """The plan of a launch that joins partial sums, and the ``plain`` one of calls whose ``out`` it cannot write: sums that
-    are added to what is there, or that do not lie side by side."""
-
-    plain: TmaPlan | None
-
-    def of(self, out, accumulate):
-        """The plan of a call."""
-        return self.plain if accumulate or not out.is_contiguous() else self
-
-    def run(self, input, grad_output, out, accumulate):
-        """Bring the weight gradient into ``out`` [Co, R, S, Ci]; ``accumulate``: add it."""
-        if self.of(out, accumulate) is not self:
-            self.plain.run(input, grad_output, out, accumulate)
-            return
-        work, options = self.shares.work, self.shares.options
-        chunks = work.tiles * options["GROUPS"]
-        sums = chunks * work.others * options["BLOCK_M"] * options["BLOCK_N"]
-        counters = torch.zeros(chunks, dtype=torch.int32, device=out.device)
-        partials = torch.empty(sums, dtype=torch.float32, device=out.device)
-        self.start(input, grad_output, out, (partials, counters))
-
-
-def plan_wgrad(kernel, launch, g, device, split_k, turned=False):
-    """The ``TmaPlan`` of the table's kernel that ``launch(dy_desc, x_desc, target, work, walk, sizes, options)`` starts."""
-    given = kernel, g, device, split_k, turned
-    return plan_shares(launch, g, device, plan(*given), lambda: plan(*given, may_join=False))
-
-
-def plan_shares(launch, g, device, shares, plainly=None):
-    """The ``TmaPlan`` of ``Shares``; ``plainly()``: others, whose partial sums are not joined, for calls that need such."""
-    processors = multiprocessors(device) // model.together(shares.options)
-    if shares.joined and shares.work.programs > processors:  # a part of the GPU that costs were fitted for
-        shares = plainly()
-    work = shares.work
-    programs, taps = min(work.items, processors), g.R * g.S
+def numbers_of(g, device, shares):
+    """The ``Numbers`` of ``Shares``."""
+    work, taps = shares.work, g.R * g.S
     rows = -(-g.Co // shares.options["BLOCK_M"])
     last = last_tile(g.Co, shares.options["BLOCK_M"]), last_tile(g.Ci, shares.options["BLOCK_N"])
     walk = g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation, *last
     sizes = g.Co, g.Ci, taps, g.columns
-    if not shares.joined:
-        numbers = work.items, programs, work.whole, work.tiles, rows, work.blocks, work.per
-        return TmaPlan(launch, g, shares, numbers, walk, sizes)
-    plain = plainly and plan_shares(launch, g, device, plainly())
-    return JoinedPlan(launch, g, shares, joined_numbers(work, rows), walk, sizes, plain)
+    if shares.joined:
+        return Numbers(joined_numbers(work, rows), walk, sizes)
+    programs = min(work.items, processors_of(device, shares.options))
+    return Numbers((work.items, programs, work.whole, work.tiles, rows, work.blocks, work.per), walk, sizes)
+
+
+def processors_of(device, options):
+    """Programs that run at once."""
+    return multiprocessors(device) // model.together(options)
+
+
+def arguments_of(g, shares, with_join):
+    """``arguments`` of a ``Plan``: descriptors, the target, and, ``with_join``, partial sums and counters, or ``None``."""
+    work, options = shares.work, shares.options
+
+    def arguments(x, dy, target, bias):
+        if work.slots == work.pieces + 2 and not shares.joined:
+            target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
+        join = None
+        if shares.joined:
+            chunks = work.tiles * options["GROUPS"]
+            numel = chunks * work.others * options["BLOCK_M"] * options["BLOCK_N"]
+            counters = torch.zeros(chunks, dtype=torch.int32, device=target.device)
+            join = torch.empty(numel, dtype=torch.float32, device=target.device), counters
+        return *descriptors(x, dy, g, options), target, *(join,) * with_join
+
+    return arguments
 
 
 def joined_numbers(work, rows):

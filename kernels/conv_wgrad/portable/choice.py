@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from kernels.common.configs import configuration
-from kernels.common.plan import remembered
+from kernels.common.launch import planned
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.geometry import tile_waste
 from kernels.conv_wgrad.portable.depthwise import shares, taps_of
@@ -94,7 +94,7 @@ def sizes_and_cut(problem):
     return sizes, cut(sizes, options, groups, problem.split_k, options.get("RUN", 1))
 
 
-@remembered
+@planned
 def candidates(problem):
     """A ``model.Candidate`` of every tile that the table names costs for, each cut as is cheapest for it; else none."""
     costs = model.costs_of(options_for(problem))

@@ -10,21 +10,16 @@ taps see, once for all of them:
 import triton
 import triton.language as tl
 
-from kernels.conv_wgrad.portable.pixels import UNITS, inside, pixel_offset
+from kernels.conv_wgrad.portable.pixels import inside, pixel_offset
 
 MOST_TAPS = 8  # in a row of the filter, of a program
 
+
 # Integers that the compiler gains nothing from knowing.
-SIZES = ["strips", "runs", "P", "Q", "H", "W", "R", "S", "o_units", "blocks", "per", "sh", "pt", "pl", "dh"]
-
-
-@triton.jit(do_not_specialize=[*SIZES, *UNITS])
+@triton.jit(do_not_specialize=["strips", "runs", "o_units", "blocks", "per", "sizes", "units", "walk"])
 def depthwise_kernel(
     dy_ptr, x_ptr, out_ptr,
-    strips, runs, P, Q, H, W, R, S, multiplier,
-    o_units, blocks, per,
-    m_units, n_units, h_units, w_units,
-    sh, pt, pl, dh,
+    strips, runs, multiplier, o_units, blocks, per, sizes, units, walk,
     UNIT: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, RUN: tl.constexpr,
     STRIDE: tl.constexpr, DILATION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -32,8 +27,9 @@ def depthwise_kernel(
     """ROWS x TAPS taps of the filter, for BLOCK_M output channels, summed over one piece of the strips, BLOCK_K at a time.
 
     ``runs`` strips lie in a row of output pixels. STRIDE and DILATION are those along a row. Co and the strides of dy
-    (m_units) and x are given in units of UNIT elements: the compiler then loads whole vectors.
+    and x are given in units of UNIT elements: the compiler then loads whole vectors.
     """
+    P, Q, H, W, R, S = sizes
     Co = o_units * UNIT
     tiles = tl.cdiv(Co, BLOCK_M)
     shares = tl.cdiv(S, TAPS)
@@ -52,8 +48,8 @@ def depthwise_kernel(
     run = (begin - row * runs).to(tl.int32)
     line = (row - image * P).to(tl.int32)
     left = tl.minimum(strips - begin, per * BLOCK_K).to(tl.int32)
-    step = tl.cast(m_units, tl.int64) * UNIT
-    next_pixel = tl.cast(w_units, tl.int64) * UNIT
+    step = tl.cast(units.m, tl.int64) * UNIT
+    next_pixel = tl.cast(units.w, tl.int64) * UNIT
     accs = ()
     for _i in tl.static_range(ROWS * TAPS):
         accs = accs + (tl.zeros([BLOCK_K, BLOCK_M], tl.float32),)
@@ -71,12 +67,12 @@ def depthwise_kernel(
             mask = there & (q + i < Q)
             value = tl.load(dy_at + i * step, mask=mask[:, None] & mask_o[None, :], other=0.0)
             dys = dys + (value.to(tl.float32),)
-        h = p * sh + r0 * dh - pt
-        w = q * STRIDE + s0 * DILATION - pl
+        h = p * walk.sh + r0 * walk.dh - walk.pt
+        w = q * STRIDE + s0 * DILATION - walk.pl
         sums = ()
         for r in tl.static_range(ROWS):
-            seen = there & inside(h + r * dh, H)
-            at = (n * n_units + pixel_offset(h + r * dh, w, h_units, w_units, WIDE=True)) * UNIT
+            seen = there & inside(h + r * walk.dh, H)
+            at = (n * units.n + pixel_offset(h + r * walk.dh, w, units.h, units.w, WIDE=True)) * UNIT
             x_at = x_ptr + at[:, None] + (offs_o // multiplier)[None, :]
             xs = ()
             for j in tl.static_range((RUN - 1) * STRIDE + (TAPS - 1) * DILATION + 1):

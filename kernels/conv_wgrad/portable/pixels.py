@@ -1,37 +1,71 @@
 """From an output pixel's number to the input pixels it sees: the index map on the device, and tensors it can walk."""
 
 import math
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-# What kernels that walk along the output pixels are told of the geometry, beside its sizes: see ``walk``.
-WALK = ["sh", "sw", "pt", "pl", "dh", "dw", "step_n", "step_h", "step_w"]
-UNITS = ["m_units", "n_units", "h_units", "w_units"]  # strides of dy and of x, in units of several elements
+
+class Sizes(NamedTuple):
+    """Of the output, the input and the filter."""
+
+    P: int
+    Q: int
+    H: int
+    W: int
+    R: int
+    S: int
+
+
+class Units(NamedTuple):
+    """Strides of dy's pixels, and of x's images, rows and pixels, in units of several elements."""
+
+    m: int
+    n: int
+    h: int
+    w: int
+
+
+class Walk(NamedTuple):
+    """Along output pixels: stride, padding and dilation, and how far a block further lies in the input, in images, rows and
+    columns."""
+
+    sh: int
+    sw: int
+    pt: int
+    pl: int
+    dh: int
+    dw: int
+    step_n: int
+    step_h: int
+    step_w: int
 
 
 @triton.jit
-def first_pixels(m, stride_n, P, Q, sh, sw, pt, pl, BLOCK_K: tl.constexpr, WIDE: tl.constexpr):
+def first_pixels(m, stride_n, sizes, walk, BLOCK_K: tl.constexpr, WIDE: tl.constexpr):
     """``(image, h, w)`` of the output pixels m ... m + BLOCK_K - 1: their images' offsets, and the input pixel under tap
     (0, 0), which may lie outside the image. Offsets have 64 bits if WIDE, else 32."""
+    P, Q = sizes.P, sizes.Q
     n = m // (P * Q)  # of a scalar: the only division in 64 bits
     rest = (m - n * (P * Q)).to(tl.int32) + tl.arange(0, BLOCK_K)
     p = rest // Q
     q = rest - p * Q
     image = (n + p // P) * stride_n
-    return image if WIDE else image.to(tl.int32), p % P * sh - pt, q * sw - pl
+    return image if WIDE else image.to(tl.int32), p % P * walk.sh - walk.pt, q * walk.sw - walk.pl
 
 
 @triton.jit
-def next_pixels(image, h, w, stride_n, P, Q, sh, sw, pt, pl, step_n, step_h, step_w):
+def next_pixels(image, h, w, stride_n, sizes, walk):
     """The same a block later: an addition with carries, as in a number whose digits are n, p and q."""
-    w += step_w
-    carry = w >= Q * sw - pl
-    w = tl.where(carry, w - Q * sw, w)
-    h += tl.where(carry, step_h + sh, step_h)
-    carry = h >= P * sh - pt
-    h = tl.where(carry, h - P * sh, h)
-    step = tl.cast(step_n, image.dtype) * stride_n
+    width, height = sizes.Q * walk.sw, sizes.P * walk.sh
+    w += walk.step_w
+    carry = w >= width - walk.pl
+    w = tl.where(carry, w - width, w)
+    h += tl.where(carry, walk.step_h + walk.sh, walk.step_h)
+    carry = h >= height - walk.pt
+    h = tl.where(carry, h - height, h)
+    step = tl.cast(walk.step_n, image.dtype) * stride_n
     image += tl.where(carry, step + stride_n, step)
     return image, h, w
 
@@ -58,15 +92,10 @@ def is_wide(g, BLOCK_K, stride_n, stride_h, stride_w):
 
 
 def walk(g, BLOCK_K):
-    """The arguments of ``first_pixels`` and ``next_pixels`` that a geometry and a block decide.
-
-    Returns:
-        ``((sh, sw, pt, pl), (step_n, step_h, step_w))``: BLOCK_K output pixels further is step_n images, step_h rows and
-        step_w columns of the input further, and what carries.
-    """
+    """The ``Walk`` of a geometry by blocks of BLOCK_K output pixels: so many images, rows and columns, and what carries."""
     n, rest = divmod(BLOCK_K, g.P * g.Q)
     p, q = divmod(rest, g.Q)
-    return (*g.stride, g.padding[0], g.padding[2]), (n, p * g.stride[0], q * g.stride[1])
+    return Walk(*g.stride, g.padding[0], g.padding[2], *g.dilation, n, p * g.stride[0], q * g.stride[1])
 
 
 def is_rows(g, x):

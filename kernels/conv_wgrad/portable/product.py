@@ -13,12 +13,9 @@ import triton
 import triton.language as tl
 
 from kernels.conv_wgrad.portable.column_sums import sum_all_columns
-from kernels.conv_wgrad.portable.pixels import UNITS, WALK, first_pixels, inside, next_pixels, pixel_offset
+from kernels.conv_wgrad.portable.pixels import first_pixels, inside, next_pixels, pixel_offset
 
 FAR = tl.constexpr(1 << 30)  # a coordinate outside every image; so is twice as much, in 32 unsigned bits
-
-# Integers that the compiler gains nothing from knowing: without this it would compile anew for every geometry.
-SIZES = ["M", "P", "Q", "H", "W", "R", "S", "groups", "o_units", "c_units", "blocks", "per", *WALK]
 
 
 @triton.jit
@@ -28,23 +25,19 @@ def within(first, last):
     return tl.where(first > 0, first, 0)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *UNITS])
+# Integers that the compiler gains nothing from knowing: otherwise it would compile anew for every geometry.
+@triton.jit(do_not_specialize=["M", "groups", "o_units", "c_units", "blocks", "per", "sizes", "units", "walk"])
 def wgrad_kernel(
-    dy_ptr, x_ptr, out_ptr,
-    M, P, Q, H, W, R, S, groups,
-    o_units, c_units, blocks, per,
-    m_units, n_units, h_units, w_units,
-    sh, sw, pt, pl, dh, dw,
-    step_n, step_h, step_w,
-    rows_ptr, bias_ptr,
+    dy_ptr, x_ptr, out_ptr, rows_ptr, bias_ptr,
+    M, groups, o_units, c_units, blocks, per, sizes, units, walk,
     UNIT_O: tl.constexpr, UNIT_C: tl.constexpr, POINTWISE: tl.constexpr, TMA: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, TOGETHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One tile [BLOCK_M output channels, BLOCK_N columns] of one group, summed over one piece of the pixels.
 
-    A group's channels and the strides of dy (m_units) and x are given in units of UNIT_O and UNIT_C elements: the compiler
-    then knows that they are multiples, and loads whole vectors. POINTWISE: A is x itself, rows one step (w_units) apart.
+    A group's channels and the strides of dy and x (``units``) are given in units of UNIT_O and UNIT_C elements: the compiler
+    then knows that they are multiples, and loads whole vectors. POINTWISE: A is x itself, rows one step (units.w) apart.
     TMA: dy_ptr, and x_ptr if POINTWISE, are descriptors of such rows, of which the tensor memory accelerator copies whole
     blocks, zeros past their end; a row of dy is then as long as all groups' channels, and what a tile reads of the next
     group it does not store. WIDE: offsets in x need 64 bits. Pieces lie outermost in the grid: programs that run at the
@@ -53,14 +46,14 @@ def wgrad_kernel(
     """
     Co = o_units * UNIT_O
     Ci = c_units * UNIT_C
-    columns = R * S * Ci
+    columns = sizes.R * sizes.S * Ci
     tiles_m = tl.cdiv(Co, BLOCK_M)
     tiles = tiles_m * tl.cdiv(columns, BLOCK_N)
     pid = tl.program_id(0)
     if bias_ptr is not None:
         products = tiles * groups * tl.cdiv(blocks, per)
         if pid >= products:
-            step = tl.cast(m_units, tl.int64) * UNIT_O
+            step = tl.cast(units.m, tl.int64) * UNIT_O
             sum_all_columns(rows_ptr, bias_ptr, (pid - products) * BLOCK_M, M, groups * Co, step, BLOCK_M)
             return
     piece = pid // (tiles * groups)
@@ -82,22 +75,22 @@ def wgrad_kernel(
     m = first.to(tl.int64) * BLOCK_K
 
     if not TMA:  # dy[m, o]: rows one step apart
-        step = tl.cast(m_units, tl.int64) * UNIT_O
+        step = tl.cast(units.m, tl.int64) * UNIT_O
         dy_row = dy_ptr + group * Co + m * step
         dy_at = offs_k[:, None] * step + offs_o[None, :]
 
     if POINTWISE and not TMA:
-        x_step = tl.cast(w_units, tl.int64) * UNIT_C
+        x_step = tl.cast(units.w, tl.int64) * UNIT_C
         x_row = x_ptr + group * Ci + m * x_step
         x_at = offs_k[:, None] * x_step + offs_j[None, :]
     if not POINTWISE:
         # A[m, j], the part of j = (r, s, c); a column that does not exist lies outside every image
         tap = offs_j // Ci
-        r_h = tap // S * dh
-        s_w = tap % S * dw
-        x_column = x_ptr + group * Ci + (pixel_offset(r_h, s_w, h_units, w_units, WIDE=True) * UNIT_C + offs_j % Ci)
+        r_h = tap // sizes.S * walk.dh
+        s_w = tap % sizes.S * walk.dw
+        x_column = x_ptr + group * Ci + (pixel_offset(r_h, s_w, units.h, units.w, WIDE=True) * UNIT_C + offs_j % Ci)
         r_h = tl.where(mask_j, r_h, FAR)
-        image, h, w = first_pixels(m, n_units, P, Q, sh, sw, pt, pl, BLOCK_K, WIDE)
+        image, h, w = first_pixels(m, units.n, sizes, walk, BLOCK_K, WIDE)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=STAGES):
         left = tl.minimum(M - m, BLOCK_K).to(tl.int32)
@@ -114,11 +107,11 @@ def wgrad_kernel(
             x_row += x_step * BLOCK_K
         else:
             # the part of m: pixel (h, w) may lie outside the image while (h + r δh, w + s δw) does not
-            at = (image + pixel_offset(h, w, h_units, w_units, WIDE)).to(tl.int64) * UNIT_C
+            at = (image + pixel_offset(h, w, units.h, units.w, WIDE)).to(tl.int64) * UNIT_C
             h_or_far = tl.where(mask_k, h, FAR)
-            mask_x = inside(h_or_far[:, None] + r_h[None, :], H) & inside(w[:, None] + s_w[None, :], W)
+            mask_x = inside(h_or_far[:, None] + r_h[None, :], sizes.H) & inside(w[:, None] + s_w[None, :], sizes.W)
             x = tl.load(x_column[None, :] + at[:, None], mask=mask_x, other=0.0)
-            image, h, w = next_pixels(image, h, w, n_units, P, Q, sh, sw, pt, pl, step_n, step_h, step_w)
+            image, h, w = next_pixels(image, h, w, units.n, sizes, walk)
         acc = tl.dot(tl.trans(dy), x, acc, input_precision=PRECISION)
         m += BLOCK_K
 

@@ -1,119 +1,38 @@
 """The portable way: a product with im2col, sums without a product where it is depthwise, and the bias gradient's sums."""
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import runtime
-from kernels.common.again import Constants
 from kernels.common.configs import configuration
-from kernels.common.descriptors import Descriptors
 from kernels.common.gpu import is_cuda_architecture
-from kernels.common.launch import launch
-from kernels.common.plan import Cost, remembered
+from kernels.common.launch import planned
+from kernels.common.math import cdiv
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.portable.choice import candidates, groups_together, is_depthwise, sizes_and_cut, waste
 from kernels.conv_wgrad.portable.column_sums import bias_kernel
 from kernels.conv_wgrad.portable.depthwise import depthwise_kernel, taps_of
-from kernels.conv_wgrad.portable.pixels import channels_adjacent, common_unit, is_rows, is_wide, rows_of, walk
+from kernels.conv_wgrad.portable.pixels import (
+    Sizes,
+    Units,
+    channels_adjacent,
+    common_unit,
+    is_rows,
+    is_wide,
+    rows_of,
+    walk,
+)
 from kernels.conv_wgrad.portable.product import wgrad_kernel
-from kernels.conv_wgrad.split_k import cut, reduce_into
+from kernels.conv_wgrad.problem import Cost, Plan
+from kernels.conv_wgrad.split_k import cut
 
 SLOWER = 1.1  # a tile of the portable kernel takes so much longer than a tile that TMA brings
 
 
-@dataclass(frozen=True)
-class PortablePlan:
-    """One launch that writes ``pieces`` partial sums, and their sum.
-
-    Of tensors that are read as they lie the kernel is told where they begin: any view of their memory will do.
-    dy_tiles, x_tiles: how descriptors of the matrices of rows and of im2col are made, ``None`` where tensors are read through
-    pointers. bias_programs: how many more sum the columns of dy; 0 where one that walks all pixels would end last, ``None``
-    of a kernel that has no such programs.
-    """
-
-    text: str
-    kernel: Callable
-    grid: tuple[int]
-    numbers: tuple[int, ...]
-    constants: Constants
-    pieces: int
-    copied: tuple[bool, bool] = (False, False)
-    dy_tiles: Descriptors | None = None
-    x_tiles: Descriptors | None = None
-    bias_programs: int | None = None
-
-    def __str__(self):
-        return self.text
-
-    @property
-    def slots(self):
-        """Partial sums that ``fill`` writes."""
-        return self.pieces
-
-    @property
-    def takes_bias(self):
-        """Whether the launch can bring the bias gradient as well: its sums run over all pixels, as the product's do then."""
-        return bool(self.bias_programs) and self.pieces == 1
-
-    @property
-    def straight(self):
-        """Whether it reads its tensors as they lie and writes the gradient itself: ``fill`` is all there is to do."""
-        return self.pieces == 1 and not any(self.copied)
-
-    def run(self, input, grad_output, out, accumulate, bias=None):
-        """Bring the weight gradient into ``out`` [Co, R, S, Ci/groups]; ``accumulate``: add it. bias: as for ``fill``."""
-        reduce_into(out, accumulate, self.slots, lambda target: self.fill(input, grad_output, target, bias))
-
-    @functools.cached_property
-    def settled(self):
-        """Constants for tensors of the problem's dtypes, that begin where its own do: without a bias, and with."""
-        return self.constants.settling_all(), self.constants.settling_all()
-
-    def fill(self, input, grad_output, target, bias=None, looked_at=False):
-        """Write the partial sums into ``target`` [slots, Co, R, S, Ci/groups], or the only one into any such shape; and, if
-        there is a ``bias`` [Co], its gradient into that: where the plan ``takes_bias``. looked_at: whether ``target`` and
-        ``bias`` are new and in the dtype of the others, which are as those that the plan was made for."""
-        x = input.contiguous() if self.copied[0] else input
-        dy = rows = rows_of(grad_output) if self.copied[1] else grad_output
-        if self.dy_tiles:
-            dy = self.dy_tiles(rows)
-        if self.x_tiles:
-            x = self.x_tiles(x)
-        grid, behind = self.grid, () if self.bias_programs is None else (None, None)
-        if bias is not None:
-            grid, behind = (grid[0] + self.bias_programs,), (rows, bias)
-        launch(
-            self.kernel, grid, dy, x, target, *self.numbers, *behind,
-            constants=self.settled[bias is not None] if looked_at else self.constants,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class BiasPlan:
-    """The sums of the bias gradient."""
-
-    grid: tuple[int]
-    numbers: tuple[int, ...]
-    constants: Constants
-    pieces: int
-    copied: bool
-
-    def run(self, grad_output, out, accumulate):
-        """Bring the bias gradient, the sum of ``grad_output`` [N, P, Q, Co] over its pixels, into ``out`` [Co]."""
-        dy = rows_of(grad_output) if self.copied else grad_output
-
-        def fill(target):
-            launch(bias_kernel, self.grid, dy, target, *self.numbers, constants=self.constants)
-
-        reduce_into(out, accumulate, self.pieces, fill)
-
-
-def reason_not(problem):
-    """Why this way cannot compute a problem, as text, or ``None``: it always can."""
+def reason_not(g, dtype, device):
+    """Why this backend cannot compute a geometry's gradient, as text, or ``None``: it always can."""
     return None
 
 
@@ -127,20 +46,20 @@ def cost(problem):
     return Cost(SLOWER * waste(problem.g, problem))
 
 
-@remembered
-def plan(problem):
-    """The ``PortablePlan`` of a problem."""
+@planned
+def plan(problem, may_join=True):
+    """The ``Plan`` of a problem; partial sums are never joined."""
     return plan_cut(problem, *sizes_and_cut(problem))
 
 
 def plan_cut(problem, sizes, chosen):
-    """The ``PortablePlan`` of a ``Cut`` of a sum of these sizes."""
+    """The ``Plan`` of a ``Cut`` of a sum of these sizes."""
     g = problem.g
     if g.M <= configuration("conv_wgrad", "short", "default", problem.device)["PIXELS"] and chosen.options.get("TMA"):
         chosen = replace(chosen, options=chosen.options | {"TMA": False})  # it would be over before TMA has been told
     text = describe(problem, sizes, chosen)
     if 0 in sizes:
-        return PortablePlan(text, wgrad_kernel, (0,), (), Constants(), 0)
+        return Plan(text, wgrad_kernel, (0,), (), {}, 0)
     x, copies_x = read_through(channels_adjacent, problem.input)
     dy, copies_dy = read_through(rows_of, problem.grad_output)
     make = _plan_depthwise if is_depthwise(g) else _plan_product
@@ -150,17 +69,20 @@ def plan_cut(problem, sizes, chosen):
 def _plan_depthwise(problem, text, chosen, x, dy, copied):
     g = problem.g
     unit = common_unit(16 // x.element_size(), g.Co, dy.stride(0), *x.stride()[:3])
-    m_units, *x_units = (stride // unit for stride in (dy.stride(0), *x.stride()[:3]))
+    units = Units(*(stride // unit for stride in (dy.stride(0), *x.stride()[:3])))
     options = dict(chosen.options)
     rows, taps = taps_of(g, options.pop("SUMS"))
     runs = -(-g.Q // chosen.options["RUN"])
-    numbers = (
-        g.N * g.P * runs, runs, g.P, g.Q, g.H, g.W, g.R, g.S, g.Co_group, g.Co // unit, chosen.blocks, chosen.per,
-        m_units, *x_units, g.stride[0], g.padding[0], g.padding[2], g.dilation[0],
+    sizes = (
+        g.N * g.P * runs, runs, g.Co_group, g.Co // unit, chosen.blocks, chosen.per,
+        Sizes(g.P, g.Q, g.H, g.W, g.R, g.S), units, walk(g, 1),
     )  # fmt: skip
     meta = {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1], **options}
-    grid = (chosen.tiles * chosen.pieces,)
-    return PortablePlan(text, depthwise_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied)
+
+    def arguments(x, dy, target, bias):
+        return rows_of(dy) if copied[1] else dy, x.contiguous() if copied[0] else x, target
+
+    return Plan(text, depthwise_kernel, (chosen.tiles * chosen.pieces,), sizes, meta, chosen.pieces, arguments)
 
 
 def _plan_product(problem, text, chosen, x, dy, copied):
@@ -170,9 +92,9 @@ def _plan_product(problem, text, chosen, x, dy, copied):
     Co, Ci = g.Co_group * together, g.Ci_group * together
     unit_o = common_unit(vector, Co, dy.stride(0))
     unit_c = common_unit(vector, Ci, *x.stride()[:3])
-    x_units = [stride // unit_c for stride in x.stride()[:3]]
+    units = Units(dy.stride(0) // unit_o, *(stride // unit_c for stride in x.stride()[:3]))
     options = dict(chosen.options)
-    start, step = walk(g, options["BLOCK_K"])
+    BLOCK_M, BLOCK_N, BLOCK_K = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     pointwise = is_rows(g, x)
     described = [(dy.stride(0), g.Co, unit_o, 0 if copied[1] else problem.grad_output.address)]
     if pointwise:
@@ -180,30 +102,33 @@ def _plan_product(problem, text, chosen, x, dy, copied):
     options["TMA"] &= has_descriptors(problem) and all(
         unit == vector and address == 0 and step >= columns for step, columns, unit, address in described
     )
-    numbers = (
-        g.M, g.P, g.Q, g.H, g.W, g.R, g.S, g.groups // together, Co // unit_o, Ci // unit_c,
-        chosen.blocks, chosen.per,
-        dy.stride(0) // unit_o, *x_units, *start, *g.dilation, *step,
+    sizes = (
+        g.M, g.groups // together, Co // unit_o, Ci // unit_c, chosen.blocks, chosen.per,
+        Sizes(g.P, g.Q, g.H, g.W, g.R, g.S), units, walk(g, BLOCK_K),
     )  # fmt: skip
     meta = {
-        "UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise, "WIDE": is_wide(g, options["BLOCK_K"], *x_units),
+        "UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise, "WIDE": is_wide(g, BLOCK_K, *units[1:]),
         "PRECISION": problem.precision if x.dtype == torch.float32 else None, "TOGETHER": together, **options,
     }  # fmt: skip
-    tiles = None, None
-    if options["TMA"]:
-        x_tiles = _tiled(g.M, g.Ci, x.stride(2), options["BLOCK_K"], options["BLOCK_N"]) if pointwise else None
-        tiles = _tiled(g.M, g.Co, dy.stride(0), options["BLOCK_K"], options["BLOCK_M"]), x_tiles
-    grid = (chosen.tiles * chosen.pieces,)
+    step_dy, step_x = dy.stride(0), x.stride(2)
+
+    def arguments(x, dy, target, bias):
+        x = x.contiguous() if copied[0] else x
+        dy = rows = rows_of(dy) if copied[1] else dy
+        if options["TMA"]:  # of matrices of rows, in whatever shape their memory is given
+            dy = TensorDescriptor(rows, [g.M, g.Co], [step_dy, 1], [BLOCK_K, BLOCK_M])
+            x = TensorDescriptor(x, [g.M, g.Ci], [step_x, 1], [BLOCK_K, BLOCK_N]) if pointwise else x
+        return dy, x, target, rows, bias
+
+    grid = chosen.tiles * chosen.pieces
     few = g.M <= configuration("conv_wgrad", "short", "default", problem.device)["BIAS"]
-    bias_programs = -(-g.Co // options["BLOCK_M"]) if few else 0
-    return PortablePlan(
-        text, wgrad_kernel, grid, numbers, Constants(**meta), chosen.pieces, copied, *tiles, bias_programs
+    # a program that walked all pixels of many for the bias would end last
+    beside = few and chosen.pieces == 1 and not problem.turned
+    bias_grid = (grid + cdiv(g.Co, BLOCK_M),) if beside else None
+    as_given = not any(copied) and not options["TMA"]
+    return Plan(
+        text, wgrad_kernel, (grid,), sizes, meta, chosen.pieces, None if as_given else arguments, bias_grid
     )  # fmt: skip
-
-
-def _tiled(M, C, step, rows, columns):
-    """Of a matrix [M, C] whose rows lie ``step`` apart, in whatever shape its memory is given."""
-    return Descriptors(lambda x: TensorDescriptor(x, [M, C], [step, 1], [rows, columns]))
 
 
 def has_descriptors(problem):
@@ -250,13 +175,16 @@ def read_through(function, layout):
     return made, made.untyped_storage()._cdata != x.untyped_storage()._cdata
 
 
-@remembered
+@planned
 def plan_bias(grad_output, device):
-    """The ``BiasPlan`` of a gradient [N, P, Q, Co] that lies so."""
+    """The ``Plan`` of the sums over a gradient [N, P, Q, Co] of this ``Layout``."""
     N, P, Q, Co = grad_output.shape
     M = N * P * Q
     chosen = cut((Co, 1, M), configuration("conv_wgrad", "bias", "default", device))
     dy, copied = read_through(rows_of, grad_output)
-    numbers = (M, Co, chosen.blocks, chosen.per, dy.stride(0))
-    grid = (chosen.tiles * chosen.pieces,)
-    return BiasPlan(grid, numbers, Constants(**chosen.options), chosen.pieces, copied)
+    sizes = (M, Co, chosen.blocks, chosen.per, dy.stride(0))
+
+    def arguments(_, dy, target, bias):
+        return rows_of(dy) if copied else dy, target
+
+    return Plan("", bias_kernel, (chosen.tiles * chosen.pieces,), sizes, chosen.options, chosen.pieces, arguments)

@@ -1,6 +1,4 @@
-"""A layer's call that is alike an earlier one goes without its checks: whatever they, or others, look at makes it another."""
-
-import itertools
+"""A layer's call after one like it: whatever the checks, others, or the plan look at makes it another."""
 
 import pytest
 import torch
@@ -9,29 +7,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import runtime
-from kernels.common import plan
-from kernels.conv_wgrad import Conv2d, layer
-from kernels.conv_wgrad.portable import way
+from kernels.conv_wgrad import operator
 from tests.conv_wgrad import cases
 from tests.conv_wgrad.test_module import pair
-from tests.tensors import LAYOUTS, agree, hooked, laid_out, settled, takes_the_longer_way
+from tests.tensors import LAYOUTS, agree, hooked, laid_out
 
 
 @pytest.fixture
-def known(monkeypatch):
-    """``(torch's layer, ours, images)``: a call that is known by now."""
-    monkeypatch.setattr(layer, "_known_layers", type(layer._known_layers)())
+def known():
+    """``(torch's layer, ours, images)`` that have been called."""
     theirs, ours = pair(4, 8, 3, padding=1)
     x = cases.randn(2, 4, 5, 6)
     ours(x)
     return theirs, ours, x
-
-
-def test_a_known_call_is_not_checked_again_and_gives_the_same(known, monkeypatch):
-    theirs, ours, x = known
-    monkeypatch.setattr(layer, "_check_planes", None)  # to call it would be a TypeError
-    other = x + 1
-    torch.testing.assert_close(ours(other), theirs(other), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("change", [
@@ -68,7 +56,7 @@ def test_other_tensors(known):
     torch.testing.assert_close(ours(last), theirs(last), rtol=1e-5, atol=1e-5)
 
 
-def test_whoever_looks_on_sees_a_known_call(known):
+def test_modes_and_transforms_see_every_call(known):
     _, ours, x = known
     seen = []
 
@@ -112,28 +100,20 @@ def other(t, i):
 
 
 @pytest.mark.parametrize("first", LAYOUTS)
-def test_gradients_of_tensors_that_lie_in_other_ways(known, first):
+def test_gradients_of_tensors_with_other_layouts(known, first):
     """The output's, which a program brings as it likes, and saved ones, which hooks may give back otherwise; after each."""
     _, ours, x = known
     ours = ours.to(memory_format=torch.channels_last) if first else ours
     y, leaves, want = gradients(ours, other(x, first))
-    layer._known_layers.clear()
     y = ours(leaves[0])
     for i in (first, *LAYOUTS, first):
         agree(torch.autograd.grad(y, leaves, other(varied(y), i), retain_graph=True), want)
     for saved in (x, ours.weight):
-        layer._known_layers.clear()
         for i in (first, *LAYOUTS):
             hook = lambda t, i=i: other(t, i) if t.shape == saved.shape else t  # noqa: B023, E731
             y, _, got = gradients(ours, leaves[0], hook)
             agree(got, want)
             agree(torch.autograd.grad(y, leaves, other(varied(y), first)), want)
-
-
-def test_what_a_known_backward_pass_is_not_for(known):
-    _, ours, x = known
-    y, leaves, _ = gradients(ours, x)
-    takes_the_longer_way(y, leaves)
 
 
 def test_parameters_are_found_where_torch_finds_them(known):
@@ -147,38 +127,14 @@ def test_parameters_are_found_where_torch_finds_them(known):
     agree([ours(x)], [theirs(x)])
 
 
-def test_what_is_not_looked_at_is_always_alike(monkeypatch):
-    """Where a launch's constants settle all, all that kernels are compiled for is the same in each of their launches."""
-    seen = settled(monkeypatch, way)
-    for dtype, bias in itertools.product((torch.float32, torch.bfloat16), (True, False)):
-        ours = Conv2d(16, 8, 3, padding=1, bias=bias).to(runtime.device, dtype, memory_format=torch.channels_last)
-        for i in LAYOUTS:
-            y, leaves, _ = gradients(ours, other(cases.randn(2, 16, 5, 6).to(dtype), i))
-            for j in LAYOUTS:
-                torch.autograd.grad(y, leaves, other(varied(y), j), retain_graph=True)
-                torch.autograd.grad(y, leaves[:2], other(varied(y), j), retain_graph=True)
-    assert all(len(set(of)) == 1 for of in seen.values())
-    assert len(seen) > 3 and max(map(len, seen.values())) > 1
-
-
-def test_plans_that_are_forgotten_are_so_here(known):
-    assert layer._known_layers
-    plan.forget()
-    assert not layer._known_layers
-
-
-def test_what_is_remembered_is_bounded(known, monkeypatch):
-    _, ours, x = known
-    monkeypatch.setattr(plan, "MOST", 1)
-    ours(x[:, :, 1:])
-    assert len(layer._known_layers) == 1
-
-
 def test_how_float32_is_multiplied_is_asked(known, monkeypatch):
     _, ours, x = known
-    ((kept, *_),) = layer._known_layers.values()
-    runs = []
-    for tf32 in (False, True, False):
-        monkeypatch.setattr(layer.plan, "convolution_in_tf32", lambda tf32=tf32: tf32)
-        runs.append(kept.backward_of(ours(x).detach(), x, ours.weight))
-    assert runs[0] == runs[2] != runs[1]
+    y, precisions = ours(x), []
+    launch = operator.launch
+    monkeypatch.setattr(
+        operator, "launch", lambda *a, **meta: (precisions.append(meta.get("PRECISION")), launch(*a, **meta))
+    )
+    for how in ("ieee", "tf32", "ieee"):
+        torch.backends.cudnn.conv.fp32_precision = how
+        torch.autograd.grad(y, ours.weight, torch.ones_like(y), retain_graph=True)
+    assert precisions == ["ieee", "tf32", "ieee"]

@@ -1,0 +1,54 @@
+"""What a backend is asked, and what it answers: a problem, its predicted time, and its plan."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from kernels.common.launch import Layout
+from kernels.conv_wgrad.geometry import Geometry
+
+
+class Problem(NamedTuple):
+    """All that a backend and its plan depend on; ``turned``: x and dy have each other's roles, see ``equivalent``."""
+
+    g: Geometry
+    input: Layout
+    grad_output: Layout
+    split_k: int | None
+    precision: str
+    device: torch.device
+    turned: bool = False
+
+    @property
+    def dtype(self):
+        """The inputs'."""
+        return self.input.dtype
+
+
+class Cost(NamedTuple):
+    """A predicted time, and what makes it that long, as text."""
+
+    time: float
+    because: str = ""
+
+
+class Plan(NamedTuple):
+    """One launch that writes ``slots`` partial sums [slots, Co, R, S, Ci/groups] or, where that is one, the gradient itself.
+
+    ``arguments(x, dy, target, bias)`` gives the kernel's tensors, those it copies first and descriptors among them; ``None``:
+    they are (dy, x, target, dy, bias). ``bias_grid``: the grid of a launch that brings the bias gradient, too, ``None`` where
+    it can't.
+    """
+
+    text: str
+    kernel: object
+    grid: tuple[int]
+    sizes: tuple
+    meta: dict
+    slots: int
+    arguments: Callable | None = None
+    bias_grid: tuple[int] | None = None
+
+    def __str__(self):
+        return self.text
