@@ -327,9 +327,10 @@ def public(function: F | None = None, *, name: str | None = None, casts: tuple =
         if refuses and not torch.compiler.is_compiling():  # dynamo has its own word on transforms
             unusual = _peek_interpreter_stack() is not None or forward_ad._current_level >= 0
             for x in given:
-                unusual = unusual or isinstance(x, torch.Tensor) and _is_legacy_batched(x)
+                unusual = unusual or isinstance(x, torch.Tensor) and (type(x) not in PLAIN or _is_legacy_batched(x))
             if unusual:
                 refuse_transforms(name, given)
+                refuse_parts(name, given)
         if places and (torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled()):
             args = list(args)
             found = [(n, i, args[i] if i < len(args) else kwargs.get(n)) for n, i in places]
