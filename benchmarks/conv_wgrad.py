@@ -10,10 +10,12 @@ import triton
 from benchmarks import harness
 from benchmarks.tune import launched_with
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, split_k
+from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.portable.choice import size_class
+from kernels.conv_wgrad.operator import sum_pieces
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
+from kernels.conv_wgrad.split_k import FEW
+from kernels.conv_wgrad.tiling import size_class
 
 CASES = [  # N, Ci, Co, H = W, R = S, stride, padding, groups
     (128, 384, 384, 64, 3, 1, 1, 1),
@@ -219,11 +221,11 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     dtype = getattr(torch, dtype)
     x, dy, g = problem((N, Ci, Co, H, R, 1, R // 2, groups), dtype)
     backend = "hopper" if kernel.startswith("hopper") else "triton"
-    run = {"bias": lambda: conv2d_bias_grad(dy), "sum": lambda: split_k.sum_pieces(partials, out, False)}.get(
+    run = {"bias": lambda: conv2d_bias_grad(dy), "sum": lambda: sum_pieces(partials, out, False)}.get(
         kernel, lambda: ours(x, dy, g, backend)
     )
     out = torch.empty(g.weight_shape, dtype=dtype, device=x.device)
-    partials = torch.randn(split_k.FEW, *g.weight_shape, device=x.device) if kernel == "sum" else None
+    partials = torch.randn(FEW, *g.weight_shape, device=x.device) if kernel == "sum" else None
 
     def call(options):
         with launched_with(kernel, options):

@@ -8,7 +8,8 @@ from benchmarks import conv_wgrad as bench
 from benchmarks import harness, planted_faults
 from kernels.common import configs
 from kernels.conv_wgrad import operator
-from kernels.conv_wgrad.gluon import hopper, tma
+from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad.hopper import tma
 from tests.conv_wgrad import cases
 
 MACHINE = {"matmul_tflop_per_s": 700.0}

@@ -16,11 +16,10 @@ from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
 from benchmarks.populations import fit, population
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, cost, operator
-from kernels.conv_wgrad.forms import forms
-from kernels.conv_wgrad.gluon import hopper, tma
-from kernels.conv_wgrad.portable import choice, depthwise
-from kernels.conv_wgrad.portable import way as portable
+from kernels.conv_wgrad import conv2d_wgrad, cost, depthwise, operator, portable, tiling
+from kernels.conv_wgrad.equivalent import equivalents
+from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad.hopper import tma
 
 ROOM = "conv_wgrad"
 describe = rows.describe
@@ -74,23 +73,23 @@ def cases(half):
 
 def listed(g):
     """``[tile]`` without parameters: what is worth timing of the portable way on a geometry."""
-    if not choice.is_depthwise(g):
-        aligned = choice.tiles_for(g) in ("product rows", "product im2col")
+    if not tiling.is_depthwise(g):
+        aligned = tiling.tiles_for(g) in ("product rows", "product im2col")
         tiles = [
             {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages, "TMA": tma, "num_warps": warps, "held": held}
             for m, n, k, stages, warps, held in TILES
             for tma in (True, False)
             if aligned or m * n <= 128 * 128
         ]
-        return [tile for tile in tiles if choice.suits(g, tile)]
+        return [tile for tile in tiles if tiling.suits(g, tile)]
     found = {}
     for (E, m), sums, run, warps in itertools.product(CHANNELS, SUMS, RUNS, WARPS):
         filter_rows, taps = depthwise.taps_of(g, sums)
         tile = {"BLOCK_M": m, "BLOCK_K": 32 * warps * E // m, "RUN": run, "SUMS": filter_rows * taps, "num_warps": warps}
         here = tile | {"RUN": depthwise.shares(g.Q, run)}
-        values = choice.registers(g, here)
+        values = tiling.registers(g, here)
         loads = here["RUN"] + filter_rows * (values // E - tile["SUMS"] - here["RUN"])
-        if values <= choice.REGISTERS and loads <= LOADS and m < 2 * max(g.Co, 32):
+        if values <= tiling.REGISTERS and loads <= LOADS and m < 2 * max(g.Co, 32):
             found[str(here)] = tile | {"held": max(1, 65536 // (32 * warps * (values + 48)))}
     return list(found.values())
 
@@ -111,17 +110,17 @@ def times_of(tile):
 
 
 def variants(problem):
-    """``[(Form, way, Candidate)]`` of either role: of each way's tiles the few that are predicted to be the fastest, then the
-    next best cut of the first."""
-    found = [(form, *one) for form in forms(problem) for one in _variants(form.problem)]
+    """``[(Equivalent, backend, Candidate)]`` of either role: of each backend's tiles the few that are predicted to be the
+    fastest, then the next best cut of the first."""
+    found = [(equivalent, *one) for equivalent in equivalents(problem) for one in _variants(equivalent.problem)]
     best = min(candidate.time for *_, candidate in found)
     return [one for one in found if one[-1].time < HOPELESS * best]
 
 
 def _variants(problem):
     g, costs = problem.g, cost.costs_of({"COSTS": GPU})
-    kind = choice.tiles_for(g)
-    ways = {kind.split()[0]: choice.considered(problem, costs, known(listed(g), kind))}
+    kind = tiling.tiles_for(g)
+    ways = {kind.split()[0]: tiling.considered(problem, costs, known(listed(g), kind))}
     if tma.unfit(g, problem.dtype) is None and g.Ci >= 8:
         names = "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"
         own = {"hopper": [dict(zip(names, tile, strict=True)) for tile in HOPPER]}
@@ -138,22 +137,22 @@ def _variants(problem):
     return found
 
 
-def call_of(form, way, candidate, x, dy, out):
+def call_of(equivalent, way, candidate, x, dy, out):
     """The gradient by one candidate, a function of nothing."""
-    problem = form.problem
+    problem = equivalent.problem
     if way == "hopper":
         plan = hopper.plan_shares(problem, candidate.work)
     else:
-        plan = portable.plan_cut(problem, choice.sum_of(problem.g, candidate.options)[0], candidate.work)
+        plan = portable.plan_cut(problem, tiling.sum_of(problem.g, candidate.options)[0], candidate.work)
 
     def call():
-        operator.run(plan, x, dy, out, form=form)
+        operator.run(plan, x, dy, out, equivalent=equivalent)
         return out
 
     return call
 
 
-def recorded(form, way, candidate):
+def recorded(equivalent, way, candidate):
     """What a record says of a candidate."""
     work = candidate.work.work if way == "hopper" else candidate.work
     tile = cost.options_of(candidate.tile)
@@ -161,7 +160,7 @@ def recorded(form, way, candidate):
         tile["HELD"] = candidate.tile["held"] * fit.PROCESSORS[GPU]
     return {
         "backend": way,
-        "turned": form.problem.turned,
+        "turned": equivalent.problem.turned,
         "options": tile,
         "plan": (work.tiles, work.blocks, work.pieces, work.per),
         **({"joined": (work.programs, work.rounds)} if isinstance(work, tma.Joined) else {}),
@@ -184,10 +183,10 @@ def measure(case, machine, rounds):
         errors = bench.errors_of(x, dy, g, {name: call() for name, call in calls.items()})
         want = calls["ours"]()
         answers, reasons = {}, {}
-        for i, (form, way, candidate) in enumerate(found):
+        for i, (equivalent, way, candidate) in enumerate(found):
             out = torch.full(g.weight_shape, float("nan"), dtype=x.dtype, device=x.device)
             try:
-                call = call_of(form, way, candidate, x, dy, out)
+                call = call_of(equivalent, way, candidate, x, dy, out)
                 answers[i] = harness.relative_error(call(), want)
                 calls[i] = call
             except Exception as error:  # it does not fit this GPU; the record says so
@@ -216,9 +215,9 @@ def measure(case, machine, rounds):
                 if name in calls
             ],
             "candidates": [
-                recorded(form, way, candidate)
+                recorded(equivalent, way, candidate)
                 | ({"ms": round(ms[i], 5), "off": population.short(answers[i])} if i in calls else {"reason": reasons[i]})
-                for i, (form, way, candidate) in enumerate(found)
+                for i, (equivalent, way, candidate) in enumerate(found)
             ],
         }
     ]
@@ -228,10 +227,10 @@ def launches(layer, N, share, shares):
     """What ``measure`` launches, of a share of the candidates."""
     x, dy, g = rows.problem(layer, N)
     problem = operator.problem_of(x, dy, g)
-    for form, way, candidate in variants(problem)[share::shares]:
+    for equivalent, way, candidate in variants(problem)[share::shares]:
         out = torch.empty(g.weight_shape, dtype=x.dtype, device=x.device)
         try:
-            call_of(form, way, candidate, x, dy, out)()
+            call_of(equivalent, way, candidate, x, dy, out)()
         except Exception as error:  # it fails again where it is measured, and is recorded there
             print(type(error).__name__, str(error)[:100])
     if share == 0:

@@ -113,20 +113,21 @@ def costs_of(options):
 
 def tiles_of(costs, kind):
     """The tiles of a kind; where nothing was measured of it, those of x that is not im2col already, or is read in vectors."""
-    alike = kind.replace(" rows", " im2col"), kind.replace("scalar", "unaligned")
-    return next(tiles for name in (kind, *alike, alike[1].replace(" rows", " im2col")) if (tiles := costs["tiles"].get(name)))
+    vectors = kind.replace("scalar", "unaligned")
+    names = kind, kind.replace(" rows", " im2col"), vectors, vectors.replace(" rows", " im2col")
+    return next(tiles for name in names if (tiles := costs["tiles"].get(name)))
 
 
-def predicted(costs, way, tile, load):
-    """Microseconds of a ``Load`` in tiles with the parameters ``tile``, of the ``way`` "product", "hopper" or "depthwise"."""
+def predicted(costs, kind, tile, load):
+    """Microseconds of a ``Load`` in tiles with the parameters ``tile``; kind: "product", "hopper" or "depthwise"."""
     processors = costs["multiprocessors"] // together(tile)
     full, rest = divmod(load.items, processors * load.held)
-    start, steps = costs["start"][way] + (load.met - 1) * costs["next"], load.per * load.volume
+    start, steps = costs["start"][kind] + (load.met - 1) * costs["next"], load.per * load.volume
     compute = full * (start + steps * step(tile, load.held))
     if rest:
         compute += start + steps * step(tile, -(-rest // processors))
     if load.rounds:
-        compute += load.rounds * (costs["start"][way] + load.whole * load.volume * step(tile, 1))
+        compute += load.rounds * (costs["start"][kind] + load.whole * load.volume * step(tile, 1))
     if load.met > 1:
         compute *= costs["uneven"]
     apart = load.apart * costs["abreast" if load.hands else "apart"]

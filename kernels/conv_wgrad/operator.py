@@ -23,16 +23,16 @@ from kernels.common.checks import (
     public,
     shown,
 )
-from kernels.common.configs import declare
+from kernels.common.configs import configuration, declare
 from kernels.common.launch import launch, layout, planned
 from kernels.common.registration import register
-from kernels.conv_wgrad.forms import Form, folded, forms
+from kernels.conv_wgrad import blackwell, portable
+from kernels.conv_wgrad.equivalent import Equivalent, equivalents, patches_as_channels
 from kernels.conv_wgrad.geometry import Geometry, geometry
-from kernels.conv_wgrad.gluon import blackwell_way as blackwell
-from kernels.conv_wgrad.gluon import hopper
-from kernels.conv_wgrad.portable import way as portable
+from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad.plain import sum_kernel, turned_sum_kernel
 from kernels.conv_wgrad.problem import Problem
-from kernels.conv_wgrad.split_k import sum_pieces
+from kernels.conv_wgrad.split_k import AT_ONCE, FEW, SIDES
 
 BACKENDS = {"blackwell": blackwell, "hopper": hopper, "triton": portable}  # in the order of preference
 
@@ -89,9 +89,8 @@ def conv2d_wgrad(
 
     Source: the implicit product and split-K follow Triton's Gluon example ``02-conv-wgrad``.
     """
-    convolution = _check(
-        input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype
-    )
+    given = R, S, stride, padding, dilation, groups
+    convolution = _check(input, grad_output, given, backend, split_k, out, accumulate, out_dtype)
     split_k = split_k if split_k is None else int(split_k)
     if out is None:
         return _wgrad(input, grad_output, *convolution, backend, split_k, out_dtype)
@@ -100,21 +99,19 @@ def conv2d_wgrad(
 
 
 @explains(conv2d_wgrad)
-def explain(input, grad_output, backend, split_k, out, accumulate, **rest):
+def explain(input, grad_output, backend, split_k, out, accumulate, out_dtype, **given):
     """What ``conv2d_wgrad`` would run for these arguments, and why, as text: the backend, its tiles and split-K, the share of
     work on padding (tile waste, 1.00 for none), which tensors it copies first, and, on GPUs that costs were fitted for, the
     predicted time of every candidate."""
-    convolution = _check(
-        input, grad_output, backend=backend, split_k=split_k, out=out, accumulate=accumulate, **rest
-    )  # fmt: skip
+    convolution = _check(input, grad_output, tuple(given.values()), backend, split_k, out, accumulate, out_dtype)
     adds = accumulate and out.is_contiguous()
     tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
     choice, plan = plan_wgrad(layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k, adds)
-    form = choice.form
-    what = "; ".join(text for text in (str(plan), str(form)) if text)
+    equivalent = choice.equivalent
+    what = "; ".join(text for text in (str(plan), str(equivalent)) if text)
     lines = [f"{choice.backend}: {what}", *(f"not {name}: {reason}" for name, reason in choice.why_not.items())]
-    copies = BACKENDS[choice.backend].copies(*form.tensors(input, grad_output))
-    lines += form.copies(input, grad_output) + [form.named(line) for line in copies]
+    copies = BACKENDS[choice.backend].copies(*equivalent.tensors(input, grad_output))
+    lines += equivalent.copies(input, grad_output) + [equivalent.named(line) for line in copies]
     g = geometry(input.shape, grad_output.shape[-1], *convolution)
     return "\n".join(lines + predicted(problem_of(input, grad_output, g, split_k)))
 
@@ -143,7 +140,8 @@ def conv2d_bias_grad(
     """
     check_tensor("grad_output", grad_output, (None, None, None, None), "[N, P, Q, Co]")
     like = ("grad_output", grad_output)
-    _check_out(out, (grad_output.shape[-1],), "[Co]", accumulate, None, like, grad_output=grad_output)
+    if out is not None or accumulate:
+        _check_out(out, (grad_output.shape[-1],), "[Co]", accumulate, None, like, grad_output=grad_output)
     if out is None:
         return _bias_grad(grad_output)
     _bias_grad_into(out, grad_output.detach(), accumulate)
@@ -221,14 +219,12 @@ def checked(*arguments):
         return _geometry(arguments)
 
 
-def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out, accumulate, out_dtype):
-    """``(R, S, stride, padding, dilation, groups)`` of arguments that fit, written out."""
+def _check(input, grad_output, convolution, backend, split_k, out, accumulate, out_dtype):
+    """``(R, S, stride, padding, dilation, groups)``, which is ``convolution`` written out, of arguments that fit."""
     check_tensor("input", input, (None, None, None, None), "[N, H, W, Ci]")
     like = {"dtypes": (input.dtype,), "like": ("input", input)}
     check_tensor("grad_output", grad_output, (None, None, None, None), "[N, P, Q, Co]", **like)
-    g, convolution, output_shape, weight_shape = checked(
-        input.shape, grad_output.shape[-1], R, S, stride, padding, dilation, groups
-    )
+    g, convolution, output_shape, weight_shape = checked(input.shape, grad_output.shape[-1], *convolution)
     check_tensor("grad_output", grad_output, output_shape, "[N, P, Q, Co]", **like)
     if backend != "auto":
         check_choice("backend", backend, ("auto", *BACKENDS))
@@ -237,7 +233,7 @@ def _check(input, grad_output, R, S, stride, padding, dilation, groups, backend,
     if out is not None or accumulate or out_dtype is not None:
         read = {"input": input, "grad_output": grad_output}
         _check_out(out, weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, ("input", input), **read)
-    if backend != "auto" and (reason := BACKENDS[backend].reason_not(folded(g), input.dtype, input.device)):
+    if backend != "auto" and (reason := BACKENDS[backend].reason_not(patches_as_channels(g), input.dtype, input.device)):
         raise ValueError(f"backend is {shown(backend)}, needs another here: {reason}")
     return convolution
 
@@ -271,10 +267,10 @@ declare(
 
 
 class Choice(NamedTuple):
-    """A backend's name, the ``Form`` of the problem that it is given, the predicted time, and of the others why not."""
+    """A backend's name, the ``Equivalent`` of the problem that it is given, the predicted time, and of the others why not."""
 
     backend: str
-    form: Form
+    equivalent: Equivalent
     time: float
     why_not: dict[str, str]
 
@@ -282,39 +278,39 @@ class Choice(NamedTuple):
 @planned
 def choose(problem, asked="auto"):
     """The ``Choice`` for a problem; ``asked``: ``"auto"``, or a backend by name."""
-    as_given, *others = forms(problem)
+    as_given, *others = equivalents(problem)
     best = _cheapest(as_given, asked)
-    for form in others:  # without a model of cost nobody knows which is faster
-        if portable.candidates(form.problem) and (other := _cheapest(form, asked)) and other.time < best.time:
+    for equivalent in others:  # without a model of cost nobody knows which is faster
+        if portable.candidates(equivalent.problem) and (other := _cheapest(equivalent, asked)) and other.time < best.time:
             best = other
     return best
 
 
-def _cheapest(form, asked):
-    """The ``Choice`` of the cheapest backend that can take a form, the first of equal ones; ``None`` where none can."""
+def _cheapest(equivalent, asked):
+    """The ``Choice`` of the cheapest backend that can take it, the first of equal ones; ``None`` where none can."""
     why_not, costs = {}, {}
     for name in BACKENDS if asked == "auto" else (asked,):
-        if reason := BACKENDS[name].reason_not(form.problem.g, form.problem.dtype, form.problem.device):
+        if reason := BACKENDS[name].reason_not(equivalent.problem.g, equivalent.problem.dtype, equivalent.problem.device):
             why_not[name] = reason
         else:
-            costs[name] = BACKENDS[name].cost(form.problem)
+            costs[name] = BACKENDS[name].cost(equivalent.problem)
     if not costs:
         return None
     best = min(costs, key=lambda name: costs[name].time)
     why_not |= {name: cost.because for name, cost in costs.items() if name != best and cost.because}
-    return Choice(best, form, costs[best].time, {name: why_not[name] for name in BACKENDS if name in why_not})
+    return Choice(best, equivalent, costs[best].time, {name: why_not[name] for name in BACKENDS if name in why_not})
 
 
 def predicted(problem):
     """Lines of text: every candidate that the model of cost weighed, of all backends that can take the problem, fastest
     first."""
     weighed = [
-        (candidate.time, f"  {name}{' turned' * form.problem.turned} {candidate}")
-        for form in forms(problem)
+        (candidate.time, f"  {name}{' turned' * equivalent.problem.turned} {candidate}")
+        for equivalent in equivalents(problem)
         for name in ("hopper", "triton")
-        if BACKENDS[name].reason_not(form.problem.g, problem.dtype, problem.device) is None
-        for candidate in BACKENDS[name].candidates(form.problem)
-    ]  # fmt: skip
+        if BACKENDS[name].reason_not(equivalent.problem.g, problem.dtype, problem.device) is None
+        for candidate in BACKENDS[name].candidates(equivalent.problem)
+    ]
     return ["predicted:", *(line for _, line in sorted(weighed))] if weighed else []
 
 
@@ -335,33 +331,62 @@ def plan_wgrad(input, grad_output, convolution, tf32, device, backend="auto", sp
     g = geometry(input.shape, grad_output.shape[-1], *convolution)
     problem = Problem(g, input, grad_output, split_k, _precision(input.dtype, tf32), device)
     choice = choose(problem, backend)
-    return choice, BACKENDS[choice.backend].plan(choice.form.problem, may_join=not adds)
+    return choice, BACKENDS[choice.backend].plan(choice.equivalent.problem, may_join=not adds)
 
 
 # Behind the dispatcher: tensors that have been checked, and what is launched for them.
 
 
-def run(plan, input, grad_output, out, accumulate=False, bias=None, form=None):
+def run(plan, input, grad_output, out, accumulate=False, bias=None, equivalent=None):
     """Launch a ``Plan`` and bring its sums into ``out``, in any layout; ``accumulate``: add them.
 
-    bias: where the bias gradient [Co] goes, of a plan with a ``bias_grid``. form: what the plan is for; ``None``: for the
+    bias: where the bias gradient [Co] goes, of a plan with a ``bias_grid``. equivalent: what the plan is for; ``None``: the
     problem as it is.
     """
     dense = out
     if not out.is_contiguous():  # rounded once: by the kernel, or by the addition
         dense = torch.empty(out.shape, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
-    adds, turned = accumulate and dense is out, form is not None and form.problem.turned
-    x, dy = (input, grad_output) if form is None or form.as_given else form.tensors(input, grad_output)
+    adds, turned = accumulate and dense is out, equivalent is not None and equivalent.problem.turned
+    x, dy = (input, grad_output) if equivalent is None or equivalent.as_given else equivalent.tensors(input, grad_output)
     target = dense
     if plan.slots != 1 or adds or turned:
         target = torch.empty((plan.slots, *out.shape), dtype=torch.float32, device=out.device)
     if plan.slots:
-        tensors = (dy, x, target, dy, bias) if plan.arguments is None else plan.arguments(x, dy, target, bias)
+        x = x.contiguous() if plan.copied[0] else x
+        dy = dy.contiguous() if plan.copied[1] else dy
+        tensors = (dy, x, target, dy, bias)[plan.taken] if plan.arguments is None else plan.arguments(x, dy, target, bias)
         launch(plan.kernel, plan.grid if bias is None else plan.bias_grid, *tensors, *plan.sizes, **plan.meta)
     if target is not dense:
-        sum_pieces(target, dense.view(form.f.weight_shape) if turned else dense, adds, turned)
+        sum_pieces(target, dense.view(equivalent.f.weight_shape) if turned else dense, adds, turned)
     if dense is not out:
         out.add_(dense) if accumulate else out.copy_(dense)
+
+
+def sum_pieces(partials, out, accumulate, turned=False):
+    """Sum partial results in order, in fp32, and round once to ``out``'s dtype.
+
+    Args:
+        partials: fp32 [pieces, ...], contiguous; no pieces sum to zero.
+        out: contiguous; written, or with ``accumulate`` added to.
+        accumulate: bool.
+        turned: ``out`` is [Co, R, S, Ci], and a partial result [Ci, R, S, Co] with taps from the last to the first.
+    """
+    pieces = partials.shape[0]
+    options = _sum_options(pieces <= FEW, out.device)
+    meta = {"ACCUMULATE": accumulate, "AT_ONCE": FEW if pieces <= FEW else AT_ONCE, "num_warps": options["num_warps"]}
+    if turned:
+        Co, R, S, Ci = out.shape
+        side = SIDES[pieces <= FEW]
+        grid = (R * S * -(-Co // side) * -(-Ci // side),)
+        launch(turned_sum_kernel, grid, partials, out, pieces, Co, R * S, Ci, SIDE=side, **meta)
+    else:
+        grid = (-(-out.numel() // options["BLOCK"]),)
+        launch(sum_kernel, grid, partials, out, out.numel(), pieces, BLOCK=options["BLOCK"], **meta)
+
+
+@planned
+def _sum_options(few, device):
+    return configuration("conv_wgrad", "sum", "few" if few else "many", device)
 
 
 def wgrad_by(backend, input, grad_output, g, out, accumulate=False, split_k=None):
@@ -376,7 +401,7 @@ def new_wgrad(input, grad_output, R, S, stride, padding, dilation, groups, backe
     tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
     choice, plan = plan_wgrad(layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k)
     out = input.new_empty(grad_output.shape[-1], R, S, input.shape[-1] // groups, dtype=out_dtype or input.dtype)
-    run(plan, input, grad_output, out, form=choice.form)
+    run(plan, input, grad_output, out, equivalent=choice.equivalent)
     return out
 
 
@@ -385,7 +410,7 @@ def wgrad_into(out, input, grad_output, R, S, stride, padding, dilation, groups,
     convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
     adds, tf32 = accumulate and out.is_contiguous(), torch.backends.cudnn.conv.fp32_precision == "tf32"
     choice, plan = plan_wgrad(layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k, adds)
-    run(plan, input, grad_output, out, accumulate, form=choice.form)
+    run(plan, input, grad_output, out, accumulate, equivalent=choice.equivalent)
 
 
 def new_bias_grad(grad_output):
@@ -420,35 +445,53 @@ def by_torch(input, weight, bias, g):
 
 def convolution_backward(dy, input, weight, stride, padding, dilation, groups, needs):
     """The gradients of input, weight and bias, ``None`` where not needed."""
-    g = _planes(input, weight, stride, padding, dilation, groups)
-    dx = _input_grad(dy, input, weight, g) if needs[0] else None
+    rows, x = dy.permute(0, 2, 3, 1), input.permute(0, 2, 3, 1)
+    convolution = *weight.shape[2:], tuple(stride), tuple(padding), tuple(dilation), groups
+    tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
+    how, choice, plan = plan_gradients(layout(x), layout(rows), convolution, tf32, x.device)
+    dx = _input_grad(dy, input, weight, how) if needs[0] else None
     dw = torch.empty_like(weight) if needs[1] else None
-    db = dy.new_empty(g.Co) if needs[2] else None
-    rows, beside = dy.permute(0, 2, 3, 1), None
+    db = dy.new_empty(dy.shape[1]) if needs[2] else None
+    beside = db if needs[1] and plan.bias_grid else None
     if needs[1]:
-        x = input.permute(0, 2, 3, 1)
-        convolution = g.R, g.S, g.stride, g.padding, g.dilation, g.groups
-        tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
-        choice, plan = plan_wgrad(layout(x), layout(rows), convolution, tf32, x.device)
-        beside = db if plan.bias_grid else None
-        run(plan, x, rows, dw.permute(0, 2, 3, 1), False, beside, choice.form)
+        run(plan, x, rows, dw.permute(0, 2, 3, 1), False, beside, choice.equivalent)
     if db is not None and beside is None:
         bias_grad_into(db, rows, False)
     return dx, dw, db
 
 
-def _input_grad(dy, input, weight, g):
+class InputGrad(NamedTuple):
+    """How torch computes dx of a ``Geometry``: its padding, what is cut off from dx then, and how dx is stored."""
+
+    g: Geometry
+    nothing: bool
+    symmetric: tuple[int, int]
+    excess: tuple[int, ...]
+    stored: torch.memory_format
+
+
+@planned
+def plan_gradients(x, rows, convolution, tf32, device):
+    """``(InputGrad, Choice, Plan)`` for images [N, H, W, Ci] and gradients [N, P, Q, Co] with these layouts."""
+    g = geometry(x.shape, rows.shape[-1], *convolution)
+    nothing = 0 in g.output_shape or 0 in g.input_shape
+    how = InputGrad(g, nothing, *g.padding_of_torch, memory_format(x.meta().permute(0, 3, 1, 2)))
+    return how, *plan_wgrad(x, rows, convolution, tf32, device)
+
+
+def _input_grad(dy, input, weight, how):
     """dx [N, Ci, H, W]: the transposed convolution of dy [N, Co, P, Q] with weight, by torch."""
-    stored = memory_format(input)
-    if 0 in g.output_shape or 0 in g.input_shape:
-        return dy.new_zeros(g.N, g.Ci, g.H, g.W).contiguous(memory_format=stored)
-    symmetric, excess = g.padding_of_torch
+    g, nothing, symmetric, excess, stored = how
     left, right, top, bottom = excess
+    if nothing:
+        return dy.new_zeros(input.shape).contiguous(memory_format=stored)
     if any(excess):  # of the input its shape and format are all that is used
         input = dy.new_empty(g.N, g.Ci, g.H + top + bottom, g.W + left + right).to(memory_format=stored)
     options = g.stride, symmetric, g.dilation, False, (0, 0), g.groups, (True, False, False)
     dx, _, _ = torch.ops.aten.convolution_backward.default(dy, input, weight, None, *options)
-    return dx[:, :, top : top + g.H, left : left + g.W].contiguous(memory_format=stored)
+    if any(excess):
+        dx = dx[:, :, top : top + g.H, left : left + g.W]
+    return dx.contiguous(memory_format=stored)
 
 
 def _planes(input, weight, stride, padding, dilation, groups):

@@ -36,9 +36,9 @@ class Cost(NamedTuple):
 class Plan(NamedTuple):
     """One launch that writes ``slots`` partial sums [slots, Co, R, S, Ci/groups] or, where that is one, the gradient itself.
 
-    ``arguments(x, dy, target, bias)`` gives the kernel's tensors, those it copies first and descriptors among them; ``None``:
-    they are (dy, x, target, dy, bias). ``bias_grid``: the grid of a launch that brings the bias gradient, too, ``None`` where
-    it can't.
+    ``copied``: which of x and dy are made contiguous first. ``arguments(x, dy, target, bias)`` gives the kernel's tensors,
+    descriptors among them; ``None``: they are ``taken`` of (dy, x, target, dy, bias). ``bias_grid``: the grid of a launch
+    that brings the bias gradient, too, ``None`` where it can't.
     """
 
     text: str
@@ -47,8 +47,17 @@ class Plan(NamedTuple):
     sizes: tuple
     meta: dict
     slots: int
+    copied: tuple[bool, bool] = (False, False)
+    taken: slice = slice(5)
     arguments: Callable | None = None
     bias_grid: tuple[int] | None = None
 
     def __str__(self):
         return self.text
+
+
+def read_through(function, layout, *rest):
+    """``(function(x, *rest), whether that is a copy)``, of a meta tensor x with this ``Layout``."""
+    x = layout.meta()
+    made = function(x, *rest)
+    return made, made.untyped_storage() is not x.untyped_storage()

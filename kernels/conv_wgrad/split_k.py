@@ -1,14 +1,8 @@
-"""Split-K: how a reduction is cut into pieces that different programs sum, and the pieces' sum in a fixed order."""
+"""Split-K: how a reduction is cut into pieces that different programs sum."""
 
 import functools
 import math
 from dataclasses import dataclass
-
-import triton
-import triton.language as tl
-
-from kernels.common.configs import configuration
-from kernels.common.launch import launch, planned
 
 # What a program costs beside its pixels, in pixels: filling the pipeline and storing its tile; partial sums written and read.
 START = 256
@@ -88,86 +82,3 @@ def choose_split(tiles, blocks, block, held):
         return waves * (per * block + START) + (PARTIAL * tiles * active / held if active > 1 else 0)
 
     return min(range(1, min(max(blocks, 1), MOST) + 1), key=cost)
-
-
-@triton.jit(do_not_specialize=["count"])
-def sum_kernel(
-    partial_ptr, out_ptr, numel, count, ACCUMULATE: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """out (+)= the sum of ``count`` partial sums of ``numel`` elements each, in fp32, from the first to the last.
-
-    AT_ONCE loads are under way before the first addition waits. That takes as many registers an element: a thread has one
-    element, or a vector of them where partial sums are few.
-    """
-    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < numel
-    partial_at = partial_ptr + offs
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, count, AT_ONCE):
-        parts = ()
-        for i in tl.static_range(AT_ONCE):
-            parts = parts + (tl.load(partial_at, mask=offs < tl.where(first + i < count, numel, 0), other=0.0),)
-            partial_at += numel
-        for i in tl.static_range(AT_ONCE):
-            total += parts[i]
-    if ACCUMULATE:
-        total += tl.load(out_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + offs, total.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["count", "Co", "taps", "Ci"])
-def turned_sum_kernel(
-    partial_ptr, out_ptr, count, Co, taps, Ci, ACCUMULATE: tl.constexpr, AT_ONCE: tl.constexpr, SIDE: tl.constexpr
-):
-    """out[o, t, c] (+)= the sum of ``count`` partial sums [c, taps - 1 - t, o], as ``sum_kernel``'s: SIDE x SIDE channels of
-    a tap, which are read along o and written along c."""
-    pid = tl.program_id(0)
-    blocks = tl.cdiv(Co, SIDE)
-    t = pid % taps
-    o = pid // taps % blocks * SIDE + tl.arange(0, SIDE)
-    c = pid // taps // blocks * SIDE + tl.arange(0, SIDE)
-    mask = (c < Ci)[:, None] & (o < Co)[None, :]
-    partial_at = partial_ptr + (c.to(tl.int64)[:, None] * taps + (taps - 1 - t)) * Co + o[None, :]
-    step = tl.cast(Ci, tl.int64) * taps * Co
-    total = tl.zeros([SIDE, SIDE], tl.float32)
-    for first in range(0, count, AT_ONCE):
-        parts = ()
-        for i in tl.static_range(AT_ONCE):
-            exists = (c < tl.where(first + i < count, Ci, 0))[:, None] & (o < Co)[None, :]
-            parts = parts + (tl.load(partial_at, mask=exists, other=0.0),)
-            partial_at += step
-        for i in tl.static_range(AT_ONCE):
-            total += parts[i]
-    total = tl.trans(total)
-    mask = tl.trans(mask)
-    out_at = out_ptr + (o.to(tl.int64)[:, None] * taps + t) * Ci + c[None, :]
-    if ACCUMULATE:
-        total += tl.load(out_at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-def sum_pieces(partials, out, accumulate, turned=False):
-    """Sum partial results in order, in fp32, and round once to ``out``'s dtype.
-
-    Args:
-        partials: fp32 [pieces, ...], contiguous; no pieces sum to zero.
-        out: contiguous; written, or with ``accumulate`` added to.
-        accumulate: bool.
-        turned: ``out`` is [Co, R, S, Ci], and a partial result [Ci, R, S, Co] with taps from the last to the first.
-    """
-    pieces = partials.shape[0]
-    options = _sum_options(pieces <= FEW, out.device)
-    meta = {"ACCUMULATE": accumulate, "AT_ONCE": FEW if pieces <= FEW else AT_ONCE, "num_warps": options["num_warps"]}
-    if turned:
-        Co, R, S, Ci = out.shape
-        side = SIDES[pieces <= FEW]
-        grid = (R * S * -(-Co // side) * -(-Ci // side),)
-        launch(turned_sum_kernel, grid, partials, out, pieces, Co, R * S, Ci, SIDE=side, **meta)
-    else:
-        grid = (-(-out.numel() // options["BLOCK"]),)
-        launch(sum_kernel, grid, partials, out, out.numel(), pieces, BLOCK=options["BLOCK"], **meta)
-
-
-@planned
-def _sum_options(few, device):
-    return configuration("conv_wgrad", "sum", "few" if few else "many", device)

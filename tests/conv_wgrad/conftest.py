@@ -1,4 +1,4 @@
-"""The room's tests multiply float32 in float32, torch's own convolution too."""
+"""These tests multiply float32 in float32, torch's own convolution too."""
 
 import pytest
 import torch

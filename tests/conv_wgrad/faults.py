@@ -1,10 +1,11 @@
 """Faults for Hopper's kernel, a line of its source each: tests plant them on the model, a benchmark on the GPU."""
 
-from kernels.conv_wgrad.gluon import blocks, hopper
+from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad.hopper import loads
 
 FAULTS = {  # module, function, old text, new text; kind of finding, partition, text of the line, barrier
     "the loader waits for the wrong parity": (
-        (blocks, "load_blocks", "free.index(stage), (count // STAGES + 1) & 1)", "free.index(stage), (count // STAGES) & 1)"),
+        (loads, "load_blocks", "free.index(stage), (count // STAGES + 1) & 1)", "free.index(stage), (count // STAGES) & 1)"),
         ("deadlock", "load_blocks", "mbarrier.wait(free.index(stage), (count // STAGES) & 1)", "free[0]"),
     ),
     "the multipliers wait for the wrong parity": (
@@ -20,7 +21,7 @@ FAULTS = {  # module, function, old text, new text; kind of finding, partition, 
         ("missing wait", "multiply_blocks", "values.to(where.dtype.element_ty)", ""),
     ),
     "fewer bytes are expected than come": (
-        (blocks, "load_blocks", "+ GROUPS * x_desc.nbytes_per_cta", "+ x_desc.nbytes_per_cta"),
+        (loads, "load_blocks", "+ GROUPS * x_desc.nbytes_per_cta", "+ x_desc.nbytes_per_cta"),
         ("byte count", "load_blocks", "mbarrier.expect", "ready["),
     ),
     "a multiplier reads the next buffer": (
@@ -28,7 +29,7 @@ FAULTS = {  # module, function, old text, new text; kind of finding, partition, 
         ("early read", "multiply_blocks", "warpgroup_mma", "ready["),
     ),
     "two buffers are swapped": (
-        (blocks, "load_blocks", "dy_s.index(stage)", "dy_s.index((stage + 1) % STAGES)"),
+        (loads, "load_blocks", "dy_s.index(stage)", "dy_s.index((stage + 1) % STAGES)"),
         ("early read", "multiply_blocks", "starts the TMA load into dy_s", "ready["),
     ),
 }

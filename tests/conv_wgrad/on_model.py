@@ -13,8 +13,9 @@ from kernels import gluon_model
 from kernels.common import configs
 from kernels.common.plan import forget
 from kernels.conv_wgrad import operator
-from kernels.conv_wgrad.gluon import hopper, tma
-from kernels.conv_wgrad.gluon.blocks import segment_of, share_of
+from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad.hopper.loads import segment_of, share_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
 from tests.tensors import relative_error
@@ -73,7 +74,7 @@ def gradient(backend, x, dy, g, *, out=None, accumulate=False, split_k=None, **m
     """``(weight gradient in fp32, what the model found)`` of a backend's own host code."""
     out = torch.full(g.weight_shape, float("nan")) if out is None else out
     with gluon_model.executing(**model) as results:
-        operator.wgrad_by(backend.__name__.rsplit(".", 1)[-1], x, dy, g, out, accumulate, split_k)
+        operator.wgrad_by(backend.__name__.split(".")[2], x, dy, g, out, accumulate, split_k)
     (result,) = results
     return out, result
 

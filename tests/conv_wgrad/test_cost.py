@@ -13,10 +13,10 @@ from benchmarks.populations import candidates, fit
 from kernels.common import configs
 from kernels.common.gluon import has_clusters
 from kernels.common.plan import forget
-from kernels.conv_wgrad import conv2d_wgrad, cost, operator
+from kernels.conv_wgrad import conv2d_wgrad, cost, operator, portable, tiling
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.gluon import hopper, tma
-from kernels.conv_wgrad.portable import choice, way
+from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad.hopper import tma
 from tests.conv_wgrad import cases
 
 GPU = "NVIDIA H200"
@@ -48,7 +48,7 @@ def problem_of(case, split_k=None):
 
 def planned(problem, asked="auto"):
     choice = operator.choose(problem, asked)
-    return choice, operator.BACKENDS[choice.backend].plan(choice.form.problem)
+    return choice, operator.BACKENDS[choice.backend].plan(choice.equivalent.problem)
 
 
 def test_a_wave_costs_as_much_as_a_full_one_and_one_program_more_another():
@@ -76,7 +76,7 @@ def test_the_plan_is_the_candidate_that_is_predicted_to_be_the_fastest(on_an_h20
     lines = operator.predicted(problem)
     times = [float(line.split(": ")[1].removesuffix(" us")) for line in lines[1:]]
     assert lines[0] == "predicted:" and times == sorted(times) and lines[1].startswith(f"  {chosen.backend} ")
-    best = cost.cheapest({"hopper": hopper, "triton": way}[chosen.backend].candidates(chosen.form.problem))
+    best = cost.cheapest({"hopper": hopper, "triton": portable}[chosen.backend].candidates(chosen.equivalent.problem))
     assert f"{best.time:.1f}" == f"{times[0]:.1f}"
     assert all(f"{key} {value}" in str(plan) for key, value in best.options.items())
 
@@ -84,7 +84,7 @@ def test_the_plan_is_the_candidate_that_is_predicted_to_be_the_fastest(on_an_h20
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_a_split_that_is_asked_for_is_kept(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name], split_k=3)
-    for candidate in way.candidates(problem):
+    for candidate in portable.candidates(problem):
         assert candidate.pieces == -(-candidate.work.blocks // -(-candidate.work.blocks // min(3, candidate.work.blocks)))
 
 
@@ -181,7 +181,7 @@ def test_channels_that_begin_anywhere_join_nothing(channels, joins):
 def test_a_gpu_without_costs_goes_by_the_table():
     problem = problem_of(GEOMETRIES["3x3"])
     with configs.instead(cases.table_of("any GPU")):
-        assert way.candidates(problem) == [] == operator.predicted(problem)
+        assert portable.candidates(problem) == [] == operator.predicted(problem)
         assert "BLOCK_M 128" in str(planned(problem, "triton")[1])
 
 
@@ -318,7 +318,7 @@ def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):
 
 
 def test_geometries_of_the_test_are_of_every_kind():
-    kinds = {choice.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
+    kinds = {tiling.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
     products = {f"product {read}{how}" for read in ("", "unaligned ", "scalar ") for how in ("rows", "im2col")}
     assert kinds >= {"depthwise", *products}
     assert geometry((1, 1, 1, 8), 8, 1, 1).pointwise

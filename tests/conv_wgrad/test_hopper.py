@@ -12,10 +12,10 @@ import torch
 
 from benchmarks import conv_wgrad as benchmark
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, operator
+from kernels.conv_wgrad import conv2d_wgrad, operator, portable
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.gluon import hopper, tma
-from kernels.conv_wgrad.portable import way
+from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad.hopper import tma
 
 if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
@@ -274,12 +274,12 @@ def test_auto_passes_over_tiles_that_do_not_pay(on_a_hopper, name):
     case, reason = PREFERRED[name]
     problem = problem_of(case)
     assert tma.unfit(problem.g, torch.bfloat16) is None
-    assert hopper.cost(problem).time > way.cost(problem).time and reason in hopper.cost(problem).because
+    assert hopper.cost(problem).time > portable.cost(problem).time and reason in hopper.cost(problem).because
 
 
 @pytest.mark.parametrize("case", benchmark.CASES[:6], ids=benchmark.describe)
 def test_auto_takes_long_sums_of_full_tiles(on_a_hopper, case):
-    assert hopper.cost(problem_of(case)).time <= way.cost(problem_of(case)).time
+    assert hopper.cost(problem_of(case)).time <= portable.cost(problem_of(case)).time
 
 
 @interpreted

@@ -5,9 +5,10 @@ import torch
 
 from kernels import runtime
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.gluon import hopper, joined, tma
-from kernels.conv_wgrad.gluon.work import MOST_JOINED, Joined
-from kernels.conv_wgrad.gluon.work import joined as works_of
+from kernels.conv_wgrad.hopper import fixup, tma
+from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad.hopper.work import MOST_JOINED, Joined
+from kernels.conv_wgrad.hopper.work import joined as works_of
 
 if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
@@ -16,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.conv_wgrad.gluon.joined import joined_share_of, last_segment_of, rank_of
+from kernels.conv_wgrad.hopper.fixup import joined_share_of, last_segment_of, rank_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from kernels.lab import compile_report
 from tests.conv_wgrad import cases, on_model
@@ -93,7 +94,7 @@ FAULTS = {  # function, old text, new text; kind of finding, text
 
 def test_a_fault_that_shows_in_some_orders_of_programs_is_found_in_them(monkeypatch):
     """A program that waits for one of the others is right where all of them came first."""
-    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", joined, "add_chunks", "!= others", "< 1")
+    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", fixup, "add_chunks", "!= others", "< 1")
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     work = work_of("two pieces and what is left of them")
@@ -107,7 +108,7 @@ def test_a_fault_that_shows_in_some_orders_of_programs_is_found_in_them(monkeypa
 def test_planted_faults_are_found(monkeypatch, name):
     """Under every schedule; one that nothing orders wrongly leaves another sum."""
     function, old, new, kind = FAULTS[name]
-    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", joined, function, old, new)
+    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", fixup, function, old, new)
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     want = conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)

@@ -5,14 +5,15 @@ import torch
 
 from kernels import runtime
 from kernels.common.gluon import has_clusters
-from kernels.conv_wgrad.gluon import hopper, tma
-from kernels.conv_wgrad.gluon.work import Joined, Work
+from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad.hopper.work import Joined, Work
 
 if not has_clusters():
     pytest.skip("clusters need Triton 3.9", allow_module_level=True)
 
 from kernels import gluon_model
-from kernels.conv_wgrad.gluon import blocks, joined
+from kernels.conv_wgrad.hopper import fixup, loads
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases, on_model
 from tests.conv_wgrad.on_model import GEOMETRIES, PAIR, SWEEP, THREE, TWO
@@ -86,12 +87,12 @@ EARLY = "barrier", "load_blocks of CTA 0", "sends bytes for phase 1 of ready[", 
 FAULTS = {  # module, function, old text, new text; then what each schedule finds some of, and all together: kind,
     # partition, parts of the text
     "the first overwrites the other's x": (
-        (blocks, "load_blocks", WAIT, "pass"),
+        (loads, "load_blocks", WAIT, "pass"),
         OVERWRITTEN,
         EARLY,
     ),
     "the parity of buffers that are not free": (
-        (blocks, "load_blocks", WAIT, WAIT.replace("STAGES + 1", "STAGES")),
+        (loads, "load_blocks", WAIT, WAIT.replace("STAGES + 1", "STAGES")),
         ("deadlock", "", "wait(both", "both[0] has completed 0 phases; phase 0 lacks 4 of 4 arrivals"),
     ),
     "nobody says that x is free": (
@@ -118,11 +119,11 @@ FAULTS = {  # module, function, old text, new text; then what each schedule find
         EARLY,
     ),
     "dy's bytes alone are expected": (
-        (blocks, "load_blocks", "dy_desc.nbytes_per_cta + GROUPS * x_desc.nbytes_per_cta", "dy_desc.nbytes_per_cta"),
+        (loads, "load_blocks", "dy_desc.nbytes_per_cta + GROUPS * x_desc.nbytes_per_cta", "dy_desc.nbytes_per_cta"),
         ("byte count", "load_blocks", "mbarrier.expect", "ready["),
     ),
     "each brings x, and the second runs ahead": (
-        (blocks, "load_blocks", "[r, s], ready.index(stage), buffer, multicast=PAIR", "[r, s], ready.index(stage), buffer"),
+        (loads, "load_blocks", "[r, s], ready.index(stage), buffer, multicast=PAIR", "[r, s], ready.index(stage), buffer"),
         ("barrier", "multiply_blocks", "of CTA 1 arrives on both[", "without knowing that phase"),
     ),
 }  # fmt: skip
@@ -155,7 +156,7 @@ def is_of(finding, kind, partition, *parts):
 
 @pytest.mark.parametrize("function, old", [("leave_chunk", '"release"'), ("add_chunks", '"acquire"')])
 def test_what_the_second_left_is_released_and_acquired_by_the_first(monkeypatch, function, old):
-    on_model.plant(monkeypatch, hopper, KERNEL, joined, function, old, '"relaxed"')
+    on_model.plant(monkeypatch, hopper, KERNEL, fixup, function, old, '"relaxed"')
     x, dy, g = cases.problem((2, 9, 8, 24), 200, 3, 3, dtype=torch.bfloat16)
     tiles, blocks, _ = tma.tiled(g, on_model.SMALL | PAIR | TWO)
     _, result = on_model.launched(x, dy, g, Joined(tiles, blocks, 2, -(-blocks // 2), 66), options=PAIR | TWO)
@@ -171,7 +172,7 @@ def test_parts_of_which_products_need_the_others_end_the_run(monkeypatch, wrong,
     """Pixels of dy, or channels of x, shared out between the two; the compiler refuses them, too."""
     described = tma.described
     monkeypatch.setattr(tma, "described", lambda x, tile, cga=None: described(x, tile, wrong.get(cga, cga)))
-    with pytest.raises(gluon_model.ModelError, match=f"(?s)hopper.py.*{needs}.*needs what another CTA holds"):
+    with pytest.raises(gluon_model.ModelError, match=f"(?s)kernel.py.*{needs}.*needs what another CTA holds"):
         launch()
 
 

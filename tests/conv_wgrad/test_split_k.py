@@ -6,7 +6,8 @@ import torch
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry, tile_waste
-from kernels.conv_wgrad.split_k import choose_split, pieces, sum_pieces
+from kernels.conv_wgrad.operator import sum_pieces
+from kernels.conv_wgrad.split_k import choose_split, pieces
 from tests.conv_wgrad import cases
 
 

@@ -9,7 +9,7 @@ if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-    from kernels.conv_wgrad.gluon.joined import joined_share_of, last_segment_of
+    from kernels.conv_wgrad.hopper.fixup import joined_share_of, last_segment_of
 
     @gluon.jit
     def share_of(item, work):

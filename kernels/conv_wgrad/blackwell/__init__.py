@@ -1,9 +1,9 @@
-"""The way of Blackwell GPUs. Its kernel is imported where it is chosen: once it is imported, nanobind prints a page when a
-program with Triton's interpreter ends."""
+"""The backend for Blackwell GPUs. Its kernel is imported where it is chosen: once it is imported, nanobind prints a page when
+a program with Triton's interpreter ends."""
 
 from kernels.common.gpu import is_cuda_architecture
-from kernels.conv_wgrad.gluon import tma
-from kernels.conv_wgrad.gluon.tma import copies
+from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad.hopper.tma import copies
 from kernels.conv_wgrad.problem import Cost
 
 __all__ = ["copies", "cost", "plan", "reason_not"]
@@ -23,6 +23,6 @@ def cost(problem):
 
 def plan(problem, may_join=True):
     """The ``Plan`` of a problem, whatever the GPU is."""
-    from kernels.conv_wgrad.gluon import blackwell
+    from kernels.conv_wgrad.blackwell import kernel
 
-    return blackwell.plan(problem)
+    return kernel.plan(problem)

@@ -19,11 +19,12 @@ import torch
 
 from kernels.common.launch import Layout
 from kernels.conv_wgrad.geometry import Geometry
+from kernels.conv_wgrad.problem import Problem, read_through
 
 TMA_STEPS = 8  # pixels that TMA steps over at most
 
 
-def folded(g):
+def patches_as_channels(g):
     """The ``Geometry`` of the same sums whose patches are channels, g itself where they overlap or leave gaps."""
     if g.groups > 1 or 0 in (g.M, g.Ci):
         return g
@@ -49,7 +50,7 @@ def turned(g):
 
 
 def patches(x, g, f):
-    """``x`` of the ``Geometry`` g as its folded one f sees it: a view where its patches lie so, else a contiguous copy."""
+    """``x`` of the ``Geometry`` g as f, with patches as channels, sees it: a view where that is possible, or a copy."""
     if f is g:
         return x
     dense = (x.stride(3) == 1 or g.Ci == 1) and (x.stride(2) == g.Ci or g.W == 1)
@@ -63,25 +64,24 @@ def patches(x, g, f):
     return x.as_strided(f.input_shape, (n, h, f.Ci, 1))
 
 
-def seen(function, layout, *rest):
-    """The ``Layout`` of ``function`` of a tensor that lies so, and whether that is a copy."""
-    x = layout.meta()
-    made = function(x, *rest)
-    copied = made.untyped_storage()._cdata != x.untyped_storage()._cdata
-    return Layout(tuple(made.shape), made.stride(), layout.dtype, 0 if copied else layout.address), copied
+def layout_through(function, layout, *rest):
+    """The ``Layout`` of ``function(x, *rest)``, of a tensor x with this one."""
+    made, copied = read_through(function, layout, *rest)
+    return Layout(tuple(made.shape), made.stride(), layout.dtype, 0 if copied else layout.address)
 
 
 @dataclass(frozen=True)
-class Form:
-    """A problem in the form that kernels are given: ``problem``, and how its tensors come from those of the ``Geometry`` g.
+class Equivalent:
+    """A convolution with the same sums: its ``problem``, which kernels are given, and how its tensors come from those of the
+    ``Geometry`` g.
 
-    ``f`` is g folded; ``problem.turned`` says whether x and dy have each other's roles; ``as_given``: whether the problem's
-    tensors are the caller's.
+    ``f`` is g with ``patches_as_channels``; ``problem.turned`` says whether x and dy have each other's roles; ``as_given``:
+    whether the problem's tensors are the caller's.
     """
 
     g: Geometry
     f: Geometry
-    problem: object
+    problem: Problem
     as_given: bool = False
 
     def tensors(self, input, grad_output):
@@ -115,16 +115,16 @@ class Form:
         return "; ".join(said)
 
 
-def forms(problem):
-    """``[Form, ...]`` of a problem: folded, and turned where that is possible."""
-    g, f = problem.g, folded(problem.g)
+def equivalents(problem):
+    """``[Equivalent, ...]`` of a problem: with patches as channels, and turned where that is possible."""
+    g, f = problem.g, patches_as_channels(problem.g)
     input, grad_output = problem.input, problem.grad_output
     if f is not g:
-        input, _ = seen(patches, input, g, f)
-        grad_output, _ = seen(torch.Tensor.reshape, grad_output, f.output_shape)
+        input = layout_through(patches, input, g, f)
+        grad_output = layout_through(torch.Tensor.reshape, grad_output, f.output_shape)
     plain = problem._replace(g=f, input=input, grad_output=grad_output)
-    found = [Form(g, f, plain, f is g)]
+    found = [Equivalent(g, f, plain, f is g)]
     if t := turned(f):
         other = plain._replace(g=t, input=grad_output, grad_output=input, turned=True)
-        found.append(Form(g, f, other))
+        found.append(Equivalent(g, f, other))
     return found

@@ -5,11 +5,10 @@ import itertools
 import pytest
 import torch
 
-from kernels.conv_wgrad import conv2d_wgrad, operator
-from kernels.conv_wgrad.forms import folded, forms, turned
+from kernels.conv_wgrad import conv2d_wgrad, operator, portable
+from kernels.conv_wgrad.equivalent import equivalents, patches_as_channels, turned
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.gluon import hopper
-from kernels.conv_wgrad.portable import way as portable
+from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
 from tests.tensors import relative_error
@@ -17,7 +16,7 @@ from tests.tensors import relative_error
 if hopper.gluon is not None:
     from tests.conv_wgrad import on_model
 
-# name: image batch, output channels, filter, convolution, and the folded geometry's input, filter, stride
+# name: image batch, output channels, filter, convolution, and its geometry's with patches as channels: input, filter, stride
 PATCHES = {
     "16x16": ((2, 32, 48, 3), 5, 16, 16, dict(stride=16), (4, 16, 3, 48), (16, 1), (1, 1)),
     "14x14": ((2, 28, 28, 3), 5, 14, 14, dict(stride=14), (4, 14, 2, 42), (14, 1), (1, 1)),
@@ -47,18 +46,18 @@ ROLES = {
 }
 
 
-def run_turned(x, dy, g, out, accumulate=False, way=portable, split_k=None):
+def run_turned(x, dy, g, out, accumulate=False, backend=portable, split_k=None):
     """The gradient with x and dy in each other's roles, whichever would be chosen."""
-    form = forms(operator.problem_of(x, dy, g, split_k))[1]
-    assert form.problem.turned
-    operator.run(way.plan(form.problem), x, dy, out, accumulate, form=form)
+    equivalent = equivalents(operator.problem_of(x, dy, g, split_k))[1]
+    assert equivalent.problem.turned
+    operator.run(backend.plan(equivalent.problem), x, dy, out, accumulate, equivalent=equivalent)
 
 
 @pytest.mark.parametrize("name", PATCHES)
 def test_patches_are_channels(name):
     shape, Co, R, S, convolution, *want = PATCHES[name]
     g = geometry(shape, Co, R, S, **convolution)
-    f = folded(g)
+    f = patches_as_channels(g)
     assert [f.input_shape, (f.R, f.S), f.stride] == want
     assert (f.M, f.columns, f.flops) == (g.M, g.columns, g.flops)
     for layout, dtype in itertools.product(cases.LAYOUTS, (torch.float32, torch.bfloat16)):
@@ -69,7 +68,7 @@ def test_patches_are_channels(name):
 def test_what_is_no_patch_stays(name):
     shape, Co, R, S, convolution = UNFOLDED[name]
     g = geometry(shape, Co, R, S, **convolution)
-    assert folded(g) is g
+    assert patches_as_channels(g) is g
 
 
 def test_patches_into_any_memory():
@@ -116,13 +115,13 @@ def test_hoppers_kernel_on_the_model(name):
     """A stride of 16 pixels, which TMA doesn't step over, and both roles."""
     shape, Co, R, S, convolution, *_ = PATCHES.get(name) or ROLES[name]
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
-    form = forms(operator.problem_of(x, dy, g))[name in ROLES]
-    assert hopper.reason_not(form.problem.g, torch.bfloat16, torch.device("cpu")) == "the GPU is not a Hopper"
+    equivalent = equivalents(operator.problem_of(x, dy, g))[name in ROLES]
+    assert hopper.reason_not(equivalent.problem.g, torch.bfloat16, torch.device("cpu")) == "the GPU is not a Hopper"
     out = torch.full(g.weight_shape, float("nan"))
     with on_model.tiles(GROUPS=2):
-        chosen = hopper.plan(form.problem)
+        chosen = hopper.plan(equivalent.problem)
         with on_model.gluon_model.executing() as results:
-            operator.run(chosen, x, dy, out, form=form)
+            operator.run(chosen, x, dy, out, equivalent=equivalent)
     assert results[0].ok, str(results[0])
     assert relative_error(out, conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)) < 1e-6
 
@@ -130,6 +129,6 @@ def test_hoppers_kernel_on_the_model(name):
 @pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
 def test_hoppers_backend_takes_patches_of_any_size_and_no_other_stride(monkeypatch):
     monkeypatch.setattr(hopper, "is_cuda_architecture", lambda *given: True)
-    refused = lambda *sizes: hopper.reason_not(folded(geometry((2, 28, 28, 3), 5, *sizes)), torch.bfloat16, None)  # noqa: E731
+    refused = lambda *sizes: hopper.reason_not(patches_as_channels(geometry((2, 28, 28, 3), 5, *sizes)), torch.bfloat16, None)  # noqa: E731
     assert refused(14, 14, 14) is None
     assert "stride is (14, 14), TMA steps over 8 pixels at most" in refused(13, 13, 14)

@@ -10,16 +10,16 @@ taps see, once for all of them:
 import triton
 import triton.language as tl
 
-from kernels.conv_wgrad.portable.pixels import inside, pixel_offset
+from kernels.conv_wgrad.plain import inside, pixel_offset
 
 MOST_TAPS = 8  # in a row of the filter, of a program
 
 
 # Integers that the compiler gains nothing from knowing.
-@triton.jit(do_not_specialize=["strips", "runs", "o_units", "blocks", "per", "sizes", "units", "walk"])
+@triton.jit(do_not_specialize=["strips", "runs", "o_units", "blocks", "per", "sizes", "units", "steps"])
 def depthwise_kernel(
     dy_ptr, x_ptr, out_ptr,
-    strips, runs, multiplier, o_units, blocks, per, sizes, units, walk,
+    strips, runs, multiplier, o_units, blocks, per, sizes, units, steps,
     UNIT: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, RUN: tl.constexpr,
     STRIDE: tl.constexpr, DILATION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -67,12 +67,12 @@ def depthwise_kernel(
             mask = there & (q + i < Q)
             value = tl.load(dy_at + i * step, mask=mask[:, None] & mask_o[None, :], other=0.0)
             dys = dys + (value.to(tl.float32),)
-        h = p * walk.sh + r0 * walk.dh - walk.pt
-        w = q * STRIDE + s0 * DILATION - walk.pl
+        h = p * steps.sh + r0 * steps.dh - steps.pt
+        w = q * STRIDE + s0 * DILATION - steps.pl
         sums = ()
         for r in tl.static_range(ROWS):
-            seen = there & inside(h + r * walk.dh, H)
-            at = (n * units.n + pixel_offset(h + r * walk.dh, w, units.h, units.w, WIDE=True)) * UNIT
+            seen = there & inside(h + r * steps.dh, H)
+            at = (n * units.n + pixel_offset(h + r * steps.dh, w, units.h, units.w, WIDE=True)) * UNIT
             x_at = x_ptr + at[:, None] + (offs_o // multiplier)[None, :]
             xs = ()
             for j in tl.static_range((RUN - 1) * STRIDE + (TAPS - 1) * DILATION + 1):

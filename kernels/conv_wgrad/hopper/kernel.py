@@ -14,24 +14,24 @@ cross from the L2 cache once, by TMA's multicast. Its first may ask for x only w
 
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import planned
-from kernels.conv_wgrad.gluon import tma
-from kernels.conv_wgrad.gluon.tma import copies, gluon
-from kernels.conv_wgrad.portable.pixels import common_unit
+from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad.hopper.tma import copies, gluon
+from kernels.conv_wgrad.plain import common_unit
 from kernels.conv_wgrad.problem import Plan
 
 __all__ = ["copies", "cost", "plan", "reason_not"]
 
 VECTOR = 8  # sums that are known to lie beside each other, at most
 
-# Registers a thread that a program with 2 or 3 groups starts with: with its copying warp it takes 12 or 16 warps' room.
+# Registers a thread that a program with 2 or 3 groups starts with: with its copying warp it takes 12 or 16 warps' place.
 REGISTERS = {2: 168, 3: 128}
 
 if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-    from kernels.conv_wgrad.gluon.blocks import load_blocks, place_of, segment_of, share_of, store_chunk
-    from kernels.conv_wgrad.gluon.joined import add_chunks, joined_share_of, last_segment_of, leave_chunk, rank_of
+    from kernels.conv_wgrad.hopper.fixup import add_chunks, joined_share_of, last_segment_of, leave_chunk, rank_of
+    from kernels.conv_wgrad.hopper.loads import load_blocks, place_of, segment_of, share_of, store_chunk
 
     @gluon.jit
     def multiply_blocks(
@@ -149,7 +149,7 @@ def reason_not(g, dtype, device):
 
 
 def cost(problem):
-    """The predicted time, which the portable way shares the unit of."""
+    """The predicted time, in the unit of the portable backend's."""
     return tma.cost(kernel_of(problem.g), problem)
 
 
@@ -177,7 +177,7 @@ def plan_shares(problem, shares):
     meta = {**known, **options, "num_warps": 4, "maxnreg": REGISTERS[options["GROUPS"]]}
     slots = 1 if shares.joined else shares.work.slots
     arguments = tma.arguments_of(problem.g, shares, with_join=True)
-    return Plan(str(shares), wgrad_hopper_kernel, work[1:2], (work, walk, sizes), meta, slots, arguments)
+    return Plan(str(shares), wgrad_hopper_kernel, work[1:2], (work, walk, sizes), meta, slots, arguments=arguments)
 
 
 def kernel_of(g):

@@ -1,4 +1,4 @@
-"""The portable way: a product with im2col, sums without a product where it is depthwise, and the bias gradient's sums."""
+"""The portable backend: a product with im2col, sums without a product where it is depthwise, and the bias gradient's sums."""
 
 from dataclasses import replace
 
@@ -11,22 +11,22 @@ from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import planned
 from kernels.common.math import cdiv
 from kernels.conv_wgrad import cost as model
-from kernels.conv_wgrad.portable.choice import candidates, groups_together, is_depthwise, sizes_and_cut, waste
-from kernels.conv_wgrad.portable.column_sums import bias_kernel
-from kernels.conv_wgrad.portable.depthwise import depthwise_kernel, taps_of
-from kernels.conv_wgrad.portable.pixels import (
+from kernels.conv_wgrad.depthwise import depthwise_kernel, taps_of
+from kernels.conv_wgrad.plain import (
     Sizes,
     Units,
+    bias_kernel,
     channels_adjacent,
     common_unit,
     is_rows,
     is_wide,
     rows_of,
-    walk,
+    steps_of,
+    wgrad_kernel,
 )
-from kernels.conv_wgrad.portable.product import wgrad_kernel
-from kernels.conv_wgrad.problem import Cost, Plan
+from kernels.conv_wgrad.problem import Cost, Plan, read_through
 from kernels.conv_wgrad.split_k import cut
+from kernels.conv_wgrad.tiling import candidates, groups_together, is_depthwise, sizes_and_cut, waste
 
 SLOWER = 1.1  # a tile of the portable kernel takes so much longer than a tile that TMA brings
 
@@ -73,16 +73,11 @@ def _plan_depthwise(problem, text, chosen, x, dy, copied):
     options = dict(chosen.options)
     rows, taps = taps_of(g, options.pop("SUMS"))
     runs = -(-g.Q // chosen.options["RUN"])
-    sizes = (
-        g.N * g.P * runs, runs, g.Co_group, g.Co // unit, chosen.blocks, chosen.per,
-        Sizes(g.P, g.Q, g.H, g.W, g.R, g.S), units, walk(g, 1),
-    )  # fmt: skip
+    counts = g.N * g.P * runs, runs, g.Co_group, g.Co // unit, chosen.blocks, chosen.per
+    sizes = *counts, Sizes(g.P, g.Q, g.H, g.W, g.R, g.S), units, steps_of(g, 1)
     meta = {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1], **options}
-
-    def arguments(x, dy, target, bias):
-        return rows_of(dy) if copied[1] else dy, x.contiguous() if copied[0] else x, target
-
-    return Plan(text, depthwise_kernel, (chosen.tiles * chosen.pieces,), sizes, meta, chosen.pieces, arguments)
+    grid = (chosen.tiles * chosen.pieces,)
+    return Plan(text, depthwise_kernel, grid, sizes, meta, chosen.pieces, copied, taken=slice(3))
 
 
 def _plan_product(problem, text, chosen, x, dy, copied):
@@ -96,39 +91,31 @@ def _plan_product(problem, text, chosen, x, dy, copied):
     options = dict(chosen.options)
     BLOCK_M, BLOCK_N, BLOCK_K = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     pointwise = is_rows(g, x)
-    described = [(dy.stride(0), g.Co, unit_o, 0 if copied[1] else problem.grad_output.address)]
+    of_rows = [(dy.stride(0), g.Co, unit_o, 0 if copied[1] else problem.grad_output.address)]
     if pointwise:
-        described.append((x.stride(2), g.Ci, unit_c, 0 if copied[0] else problem.input.address))
+        of_rows.append((x.stride(2), g.Ci, unit_c, 0 if copied[0] else problem.input.address))
     options["TMA"] &= has_descriptors(problem) and all(
-        unit == vector and address == 0 and step >= columns for step, columns, unit, address in described
+        unit == vector and address == 0 and step >= columns for step, columns, unit, address in of_rows
     )
-    sizes = (
-        g.M, g.groups // together, Co // unit_o, Ci // unit_c, chosen.blocks, chosen.per,
-        Sizes(g.P, g.Q, g.H, g.W, g.R, g.S), units, walk(g, BLOCK_K),
-    )  # fmt: skip
-    meta = {
-        "UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise, "WIDE": is_wide(g, BLOCK_K, *units[1:]),
-        "PRECISION": problem.precision if x.dtype == torch.float32 else None, "TOGETHER": together, **options,
-    }  # fmt: skip
+    counts = g.M, g.groups // together, Co // unit_o, Ci // unit_c, chosen.blocks, chosen.per
+    sizes = *counts, Sizes(g.P, g.Q, g.H, g.W, g.R, g.S), units, steps_of(g, BLOCK_K)
+    meta = {"UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise, "WIDE": is_wide(g, BLOCK_K, *units[1:])}
+    meta |= {"PRECISION": problem.precision if x.dtype == torch.float32 else None, "TOGETHER": together, **options}
     step_dy, step_x = dy.stride(0), x.stride(2)
 
-    def arguments(x, dy, target, bias):
-        x = x.contiguous() if copied[0] else x
-        dy = rows = rows_of(dy) if copied[1] else dy
-        if options["TMA"]:  # of matrices of rows, in whatever shape their memory is given
-            dy = TensorDescriptor(rows, [g.M, g.Co], [step_dy, 1], [BLOCK_K, BLOCK_M])
-            x = TensorDescriptor(x, [g.M, g.Ci], [step_x, 1], [BLOCK_K, BLOCK_N]) if pointwise else x
-        return dy, x, target, rows, bias
+    def described(x, dy, target, bias):
+        """Descriptors of matrices of rows, in whatever shape their memory is given."""
+        rows = TensorDescriptor(dy, [g.M, g.Co], [step_dy, 1], [BLOCK_K, BLOCK_M])
+        x = TensorDescriptor(x, [g.M, g.Ci], [step_x, 1], [BLOCK_K, BLOCK_N]) if pointwise else x
+        return rows, x, target, dy, bias
 
-    grid = chosen.tiles * chosen.pieces
+    programs = chosen.tiles * chosen.pieces
     few = g.M <= configuration("conv_wgrad", "short", "default", problem.device)["BIAS"]
     # a program that walked all pixels of many for the bias would end last
     beside = few and chosen.pieces == 1 and not problem.turned
-    bias_grid = (grid + cdiv(g.Co, BLOCK_M),) if beside else None
-    as_given = not any(copied) and not options["TMA"]
-    return Plan(
-        text, wgrad_kernel, (grid,), sizes, meta, chosen.pieces, None if as_given else arguments, bias_grid
-    )  # fmt: skip
+    how = {"arguments": described if options["TMA"] else None}
+    how["bias_grid"] = (programs + cdiv(g.Co, BLOCK_M),) if beside else None
+    return Plan(text, wgrad_kernel, (programs,), sizes, meta, chosen.pieces, copied, **how)
 
 
 def has_descriptors(problem):
@@ -168,13 +155,6 @@ def copies(input, grad_output):
     return lines
 
 
-def read_through(function, layout):
-    """``(function(x), whether that has memory of its own)`` of a meta tensor x with this ``Layout``."""
-    x = layout.meta()
-    made = function(x)
-    return made, made.untyped_storage()._cdata != x.untyped_storage()._cdata
-
-
 @planned
 def plan_bias(grad_output, device):
     """The ``Plan`` of the sums over a gradient [N, P, Q, Co] of this ``Layout``."""
@@ -183,8 +163,6 @@ def plan_bias(grad_output, device):
     chosen = cut((Co, 1, M), configuration("conv_wgrad", "bias", "default", device))
     dy, copied = read_through(rows_of, grad_output)
     sizes = (M, Co, chosen.blocks, chosen.per, dy.stride(0))
-
-    def arguments(_, dy, target, bias):
-        return rows_of(dy) if copied else dy, target
-
-    return Plan("", bias_kernel, (chosen.tiles * chosen.pieces,), sizes, chosen.options, chosen.pieces, arguments)
+    grid = (chosen.tiles * chosen.pieces,)
+    takes = slice(0, 3, 2)  # dy and target
+    return Plan("", bias_kernel, grid, sizes, chosen.options, chosen.pieces, (False, copied), takes)

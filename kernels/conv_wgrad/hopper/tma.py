@@ -16,9 +16,9 @@ from kernels.common.configs import configuration
 from kernels.common.gluon import element, gluon, has_clusters, multiprocessors, reason_not, shared_layout
 from kernels.common.launch import planned
 from kernels.conv_wgrad import cost as model
-from kernels.conv_wgrad.gluon.work import PARTIAL, START, Joined, Work, joined, share_out
-from kernels.conv_wgrad.portable import way as portable
-from kernels.conv_wgrad.portable.pixels import is_rows, rows_of
+from kernels.conv_wgrad import portable
+from kernels.conv_wgrad.hopper.work import PARTIAL, START, Joined, Work, joined, share_out
+from kernels.conv_wgrad.plain import is_rows, rows_of
 from kernels.conv_wgrad.problem import Cost
 
 __all__ = ["Work", "element", "gluon", "share_out"]

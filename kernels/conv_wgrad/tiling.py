@@ -1,4 +1,4 @@
-"""Which tiles and pieces the portable way launches: as the model of cost predicts, or as the table says."""
+"""Which tiles and pieces the portable backend launches: as the model of cost predicts, or as the table says."""
 
 import math
 from dataclasses import replace
@@ -8,9 +8,9 @@ import torch
 from kernels.common.configs import configuration
 from kernels.common.launch import planned
 from kernels.conv_wgrad import cost as model
+from kernels.conv_wgrad.depthwise import shares, taps_of
 from kernels.conv_wgrad.geometry import tile_waste
-from kernels.conv_wgrad.portable.depthwise import shares, taps_of
-from kernels.conv_wgrad.portable.pixels import common_unit
+from kernels.conv_wgrad.plain import common_unit
 from kernels.conv_wgrad.split_k import cut
 
 VECTOR = 8  # channels in 16 bytes
@@ -118,14 +118,12 @@ def considered(problem, costs, tiles):
             volume = depthwise_volume(g, options)
         sizes, groups = sum_of(g, options)
         one = cut(sizes, options, groups, split_k=1)
-        found.append([
-            model.Candidate(tile, options, replace(one, pieces=pieces, per=per), model.predicted(
-                costs, tiles_for(g).split()[0], tile, load_of(problem, options, one.tiles, pieces, per, tile["held"], volume)
-            ))
-            for pieces, per in sorted(model.cuts(
-                one.tiles, one.blocks, costs["multiprocessors"] * tile["held"], problem.split_k
-            ))
-        ])  # fmt: skip
+        kind, programs, cuts = tiles_for(g).split()[0], costs["multiprocessors"] * tile["held"], []
+        for pieces, per in sorted(model.cuts(one.tiles, one.blocks, programs, problem.split_k)):
+            load = load_of(problem, options, one.tiles, pieces, per, tile["held"], volume)
+            work = replace(one, pieces=pieces, per=per)
+            cuts.append(model.Candidate(tile, options, work, model.predicted(costs, kind, tile, load)))
+        found.append(cuts)
     return found
 
 

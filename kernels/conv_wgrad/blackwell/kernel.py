@@ -13,8 +13,8 @@ sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 """
 
 from kernels.common.launch import planned
-from kernels.conv_wgrad.gluon import tma
-from kernels.conv_wgrad.gluon.tma import gluon
+from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad.hopper.tma import gluon
 from kernels.conv_wgrad.problem import Plan
 
 if gluon is not None:
@@ -27,7 +27,7 @@ if gluon is not None:
     )
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-    from kernels.conv_wgrad.gluon.blocks import load_blocks, place_of, segment_of, share_of, store_chunk
+    from kernels.conv_wgrad.hopper.loads import load_blocks, place_of, segment_of, share_of, store_chunk
 
     @gluon.jit
     def multiply_tiles(
@@ -118,7 +118,8 @@ def plan(problem, may_join=True):
     numbers = tma.numbers_of(problem.g, problem.device, shares)
     meta = {"POINTWISE": tma.is_pointwise(problem), **shares.options, "SLICE": slice_of(shares.options), "num_warps": 4}
     arguments = tma.arguments_of(problem.g, shares, with_join=False)
-    return Plan(str(shares), wgrad_blackwell_kernel, numbers.work[1:2], numbers, meta, shares.work.slots, arguments)
+    slots, grid = shares.work.slots, numbers.work[1:2]
+    return Plan(str(shares), wgrad_blackwell_kernel, grid, numbers, meta, slots, arguments=arguments)
 
 
 def slice_of(options):

@@ -1,1 +1,0 @@
-"""Triton kernels for any GPU, any geometry, and the interpreter."""
