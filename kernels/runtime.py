@@ -5,6 +5,7 @@ Triton turns on when it sees ``TRITON_INTERPRET=1`` at import. A value that the 
 no wish of the user, so a child process, which inherits it, decides for itself.
 """
 
+import atexit
 import os
 import platform
 import sys
@@ -59,6 +60,9 @@ if interpreted:  # with a GPU's numbers, and less bookkeeping around each operat
 
     _low_precision.install()
     _triton_interpreter.quicken()
+
+# Triton 3.9 keeps every jit function in a list of its own until Python has gone, and prints a page about what Gluon's hold.
+atexit.register(getattr(triton.runtime.jit, "_triton_jit_function_registry", {}).clear)
 
 #: Where tensors for the kernels belong: the current CUDA GPU when compiled, the CPU when interpreted.
 device: torch.device = torch.device("cuda" if torch.cuda.is_available() and not interpreted else "cpu")

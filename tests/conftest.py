@@ -31,11 +31,6 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
-def pytest_unconfigure():
-    """Triton's list of kernels keeps Gluon's until nanobind counts what was left behind, and prints a page about it."""
-    getattr(triton.runtime.jit, "_triton_jit_function_registry", {}).clear()
-
-
 def process_state() -> dict[str, object]:
     """What a test could leave behind, to the harm of one that knows nothing of it: each with its name."""
     # A launch in the interpreter replaces these and puts them back; a helper's call leaves tl.core replaced, as in Triton.

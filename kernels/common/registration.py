@@ -6,7 +6,8 @@ A public function checks its arguments and calls such an operator; everything th
 What registration doesn't give stands here: a second derivative, and a first one of what has none, are refused by name; an
 output that was not used has ``None`` for a gradient.
 
-Two of PyTorch's names here are private, guards below dispatch keys, tried with 2.11 and 2.13.
+Three of PyTorch's names here are private, two guards and a set of dispatch keys, tried with 2.11 and 2.13. They stand in
+for ``torch.library.register_autograd``, which looks at each argument of the schema anew in every call: 20 µs for eight.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from kernels.common.checks import refuse_batched_gradients
 
 NAMESPACE = "kernels_from_math"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-_BELOW_AUTOGRAD = torch._C._AutoDispatchBelowAutograd
+_BELOW_AUTOGRAD, _AFTER_AUTOGRAD = torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
 _BELOW_VIEWS = torch._C._AutoDispatchBelowADInplaceOrView
 
 
@@ -100,37 +101,66 @@ def register(
         f"For double backward use {reference}.",
     )  # fmt: skip
 
-    def setup_context(ctx, inputs, output):
-        outputs = output if len(returned) > 1 else (output,)
-        every = (*inputs, *outputs)
-        ctx.lengths = [len(every[i]) if isinstance(every[i], list | tuple) else None for i in kept]
-        ctx.save_for_backward(*(t for i, n in zip(kept, ctx.lengths) for t in ([every[i]] if n is None else every[i])))
-        ctx.numbers = [inputs[i] for i in numbers]
-        ctx.dtypes = [getattr(inputs[i], "dtype", None) for i, _ in passes]
-        ctx.set_materialize_grads(False)
-        if fixed := [out for i, out in enumerate(outputs) if i not in varying]:
-            ctx.mark_non_differentiable(*fixed)
+    tensors = [i for i, kind in enumerate(types.values()) if kind.startswith("Tensor")]
+    lists = [i for i in tensors if "[]" in list(types.values())[i]]
 
-    def differentiate(ctx, *grads):
-        refuse_batched_gradients(public, grads)
-        tensors = iter(ctx.saved_tensors)
-        saved_ones = [next(tensors) if n is None else [next(tensors) for _ in range(n)] for n in ctx.lengths]
-        answer = [None] * len(names)
-        for (i, out), dtype in zip(passes, ctx.dtypes, strict=True):
-            if ctx.needs_input_grad[i] and grads[out] is not None:
-                answer[i] = grads[out].to(dtype)
-        wanted = [ctx.needs_input_grad[i] for i in places]
-        needs = [bool(n) for need in wanted for n in (need if isinstance(need, list | tuple) else [need])]
-        used = [grads[i] for i in varying]
-        if any(needs) and any(grad is not None for grad in used):
-            made = iter(backward_op(*used, *saved_ones, *ctx.numbers, needs))
-            for i, need in zip(places, wanted, strict=True):
-                several = isinstance(need, list | tuple)
-                answer[i] = [next(made) if n else None for n in need] if several else next(made) if need else None
-        return tuple(answer)
+    class Differentiable(torch.autograd.Function):
+        """Of all arguments as they are and, for autograd to see, the tensors among them, those of lists behind the others."""
 
-    torch.library.register_autograd(f"{NAMESPACE}::{name}", differentiate, setup_context=setup_context, lib=_LIBRARY)
+        @staticmethod
+        def forward(ctx, keys, args, *flat):
+            output = _below_autograd(op, keys, args)
+            outputs = output if len(returned) > 1 else (output,)
+            every = (*args, *outputs)
+            ctx.lengths = [len(args[i]) for i in lists]
+            ctx.kept = [len(every[i]) if i in lists else None for i in kept]
+            ctx.save_for_backward(*(t for i, n in zip(kept, ctx.kept) for t in ([every[i]] if n is None else every[i])))
+            ctx.numbers = [args[i] for i in numbers]
+            ctx.dtypes = [getattr(args[i], "dtype", None) for i, _ in passes]
+            ctx.set_materialize_grads(False)
+            if constant:
+                ctx.mark_non_differentiable(*[out for i, out in enumerate(outputs) if i not in varying])
+            return output
+
+        @staticmethod
+        def backward(ctx, *grads):
+            refuse_batched_gradients(public, grads)
+            at, where = 2, {}  # which of the inputs an argument's tensors are
+            for i in (*[i for i in tensors if i not in lists], *lists):
+                n = ctx.lengths[lists.index(i)] if i in lists else 1
+                where[i], at = range(at, at + n), at + n
+            answer = [None] * at
+            for (i, out), dtype in zip(passes, ctx.dtypes, strict=True):
+                if ctx.needs_input_grad[where[i][0]] and grads[out] is not None:
+                    answer[where[i][0]] = grads[out].to(dtype)
+            inputs = [n for i in places for n in where[i]]
+            needs = [ctx.needs_input_grad[n] for n in inputs]
+            used = [grads[i] for i in varying]
+            if any(needs) and any(grad is not None for grad in used):
+                stored = iter(ctx.saved_tensors)
+                saved_ones = [next(stored) if n is None else [next(stored) for _ in range(n)] for n in ctx.kept]
+                made = iter(backward_op(*used, *saved_ones, *ctx.numbers, needs))
+                for n, need in zip(inputs, needs, strict=True):
+                    answer[n] = next(made) if need else None
+            return tuple(answer)
+
+    def autograd(keys, *args):
+        if torch.is_grad_enabled():
+            flat = [args[i] for i in tensors if i not in lists]
+            for i in lists:
+                flat += args[i]
+            for t in flat:
+                if t is not None and t.requires_grad:
+                    return Differentiable.apply(keys, args, *flat)
+        return _below_autograd(op, keys, args)
+
+    _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     return op
+
+
+def _below_autograd(op, keys, args):
+    with _BELOW_AUTOGRAD():
+        return op.redispatch(keys & _AFTER_AUTOGRAD, *args)
 
 
 def _define(schema, name, forward, fake):
@@ -153,23 +183,21 @@ def _without_gradient(op, name, written, message):
 
     class Refused(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, args, *tensors):
-            with _BELOW_AUTOGRAD():
-                return _tupled(op(*args))
+        def forward(ctx, keys, args, *tensors):
+            return _tupled(_below_autograd(op, keys, args))
 
         @staticmethod
         def backward(ctx, *grads):
             raise RuntimeError(message)
 
-    def autograd(*args):
+    def autograd(keys, *args):
         flat = [t for arg in args for t in (arg if isinstance(arg, list | tuple) else [arg])]
         if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in flat):
-            out = Refused.apply(args, *flat)
+            out = Refused.apply(keys, args, *flat)
             return list(out) if isinstance(out, tuple) else out
-        with _BELOW_AUTOGRAD():
-            return op(*args)
+        return _below_autograd(op, keys, args)
 
-    _LIBRARY.impl(name, autograd, "Autograd")
+    _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     if written:
         _LIBRARY.impl(name, in_place, "ADInplaceOrView")
 

@@ -63,6 +63,17 @@ def load_taps(k_at, mask, stride_kw, W: tl.constexpr):
 
 
 @triton.jit
+def load_step(
+    dy_row, x_row, k_row, t, mask, own, dy_strides, x_strides, k_strides, W: tl.constexpr, SILU: tl.constexpr
+):  # fmt: skip
+    """dy, x and the taps of one time step, as they are in memory."""
+    dy = tl.load(dy_row + t * dy_strides.t, mask=mask, other=0)
+    # past the run's own steps x matters only to recompute u
+    x = tl.load(x_row + t * x_strides.t, mask=mask if SILU else mask & own, other=0)
+    return dy, x, load_taps(k_row + t * k_strides.t, mask, k_strides.w, W)
+
+
+@triton.jit
 def window_before(n, first, L, offs_d, mask_d, x_row, stride_xt, state_ptr, state_strides, W: tl.constexpr):
     """X[t-W+1] ... X[t-1] of the runs that begin at t = first."""
     X = ()
@@ -147,13 +158,19 @@ def conv_backward_kernel(
         dX += (zero,)
     dbias = zero
     steps = RUN if dx_ptr is None else RUN + W - 1
+    # A step is asked for one step before it is used: memory answers while the step before is computed.
+    coming = load_step(dy_row, x_row, k_row, first, mask_d & (first < L), first < L,
+                       dy_strides, x_strides, k_strides, W, SILU)  # fmt: skip
     for step in tl.range(steps, loop_unroll_factor=2):
         t = first + step
         mask = mask_d & (t < L)
         own = t < first + RUN
-        X += (load_float(x_row + t * x_strides.t, mask),)
-        k = load_taps(k_row + t * k_strides.t, mask, k_strides.w, W)
-        du = load_float(dy_row + t * dy_strides.t, mask)
+        dy, x, k = coming
+        more = mask_d & (t + 1 < L) & (t + 1 < first + steps)
+        coming = load_step(dy_row, x_row, k_row, t + 1, more, t + 1 < first + RUN,
+                           dy_strides, x_strides, k_strides, W, SILU)  # fmt: skip
+        X += (x.to(tl.float32),)
+        du = dy.to(tl.float32)
         if SILU:
             u = load_float(bias_ptr + offs_d * stride_bias, mask_d) if bias_ptr is not None else zero
             for w in tl.static_range(W):

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.sequences import locate_run
-from kernels.dynamic_conv.plain import load_taps, silu_derivative
+from kernels.dynamic_conv.plain import load_step, load_taps, silu_derivative
 
 
 def channels_per_word(channel_tensors, weights):
@@ -199,17 +199,6 @@ def words_forward_kernel(
         X = X[G:]
 
 
-@triton.jit
-def load_step(
-    dy_row, x_row, k_row, t, mask, own, stride_dyt, stride_xt, stride_kt, stride_kw, W: tl.constexpr, SILU: tl.constexpr
-):  # fmt: skip
-    """The words of one time step: dy, x, and k's W."""
-    dy = tl.load(dy_row + t * stride_dyt, mask=mask, other=0)
-    # past the run's own steps x matters only to recompute u
-    x = tl.load(x_row + t * stride_xt, mask=mask if SILU else mask & own, other=0)
-    return dy, x, load_taps(k_row + t * stride_kt, mask, stride_kw, W)
-
-
 @triton.jit(do_not_specialize=["T", "runs", "RUN", "tiles_d"])
 def words_backward_kernel(
     dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, dx_ptr, dk_ptr, dbias_ptr,
@@ -246,7 +235,7 @@ def words_backward_kernel(
     steps = RUN + W - 1 if dx_ptr is not None else RUN
     # The words of a step are asked for one step before they are used: memory answers while the step before is computed.
     coming = load_step(dy_row, x_row, k_row, first, mask_d & (first < L), first < L,
-                       dy_strides.t, x_strides.t, k_strides.t, k_strides.w, W, SILU)  # fmt: skip
+                       dy_strides, x_strides, k_strides, W, SILU)  # fmt: skip
     for step in tl.range(steps, loop_unroll_factor=2):
         t = first + step
         mask = mask_d & (t < L)
@@ -254,7 +243,7 @@ def words_backward_kernel(
         dy, x, k = coming
         more = mask_d & (t + 1 < L) & (t + 1 < first + steps)
         coming = load_step(dy_row, x_row, k_row, t + 1, more, t + 1 < first + RUN,
-                           dy_strides.t, x_strides.t, k_strides.t, k_strides.w, W, SILU)  # fmt: skip
+                           dy_strides, x_strides, k_strides, W, SILU)  # fmt: skip
         for i in tl.static_range(G):
             X += (lane(x, i, G, x_ptr.dtype.element_ty),)
 

@@ -65,7 +65,8 @@ SWITCHES = {
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("defined", ["once", "anew"])
 @pytest.mark.parametrize("name", SWITCHES)
-def test_a_score_mod_follows(name, defined, requires_grad):
+def test_a_score_mod_follows(name, defined, requires_grad, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # benchmarks turn it on for good
     switched, is_on = SWITCHES[name]
     q = torch.ones(1, 1, 4, 16, device=DEVICE, requires_grad=requires_grad)
     v = torch.eye(4, 16, device=DEVICE)[None, None]
