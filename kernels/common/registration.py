@@ -195,7 +195,8 @@ def _without_gradient(op, name, written, message):
         if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in flat):
             out = Refused.apply(keys, args, *flat)
             return list(out) if isinstance(out, tuple) else out
-        return _below_autograd(op, keys, args)
+        with _BELOW_AUTOGRAD():
+            return op.redispatch(keys & _AFTER_AUTOGRAD, *args)
 
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     if written:
