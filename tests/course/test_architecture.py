@@ -20,7 +20,7 @@ WAYS = {
     "conv_wgrad": {"gluon", "portable"},
     "dynamic_conv": set(),
     "flex_attention": {"hopper", "mods", "portable"},
-    "recurrent_attention": {"chunk", "recurrence"},
+    "recurrent_attention": {"chunk"},
 }
 TRITONS_PRIVATE = ("_low_precision.py", "_triton_interpreter.py", "_triton_mode.py", "_triton_private.py")
 INSTRUMENTS = ("lab", "check", "gluon_model")
