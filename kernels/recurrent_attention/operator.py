@@ -20,6 +20,7 @@ from kernels.common.checks import (
     check_writable,
     explains,
     public,
+    shown,
 )
 from kernels.common.configs import configuration, declare
 from kernels.common.launch import Launch, launch, planned, strided
@@ -151,6 +152,9 @@ def recurrent_attention(
         legend, sizes = _state(q, v, v_first)
         check_tensor("initial_state", initial_state, (N, *sizes), f"[N, {legend}]", like=like)
         initial_state = initial_state.mT if v_first else initial_state
+    for name, flag in (("output_final_state", output_final_state), ("reverse", reverse), ("state_v_first", v_first)):
+        if not isinstance(flag, bool):
+            raise ValueError(f"{name} is {shown(flag)}, needs True or False")
     mode, _ = _choose(mode, q.shape[1], gates)
     given = initial_state, cu_seqlens, scale, output_final_state, reverse
     if mode == "chunk":

@@ -111,19 +111,12 @@ class Prepared(NamedTuple):
 def forward(q, k, v, g, g_gamma, gk, initial_state, cu_seqlens, scale, output_final_state, reverse):
     """``(o, final state, scores)``, empty tensors for what there is not; the scores are for the backward pass."""
     (B, T, H, K), V, gates = q.shape, v.shape[3], Gates(g, g_gamma, gk)
-    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    N, o, none = B if packed is None else packed, q.new_empty(B, T, H, V), lambda: q.new_empty(0)
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    o, none = q.new_empty(B, T, H, V), lambda: q.new_empty(0)
     if T == 0 or H == 0:
         return o, _untouched(q, initial_state, (N, H, K, V)) if output_final_state else none(), none()
-    problem = Problem(
-        strided(q), strided(k), strided(v), Gates(*[strided(gate) for gate in gates]), packed, reverse,
-        q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32", q.device,
-    )  # fmt: skip
-    plan = plan_pass(problem)
-    of, runs, chunks = plan.cut, None, None
-    if packed is not None:
-        runs, chunks = sequence_of_runs(cu_seqlens, of.runs, of.RUN), sequence_of_runs(cu_seqlens, of.chunks, of.C)
-    x = Given(q, k, v, gates, scale, cu_seqlens, runs, chunks)
+    plan, x = _begin(q, k, v, gates, scale, cu_seqlens, reverse)
+    of = plan.cut
     ready = _prepare(plan, x)
     start = None if initial_state is None else initial_state.contiguous()
     final = None
@@ -154,37 +147,28 @@ def backward(
         do = q.new_zeros(()).expand(*q.shape[:3], v.shape[3])
     dfinal = dfinal if output_final_state else None
     (B, T, H, K), V, gates = q.shape, v.shape[3], Gates(g, g_gamma, gk)
-    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if T == 0 or H == 0:
         given = q, k, v, g, g_gamma, gk
         zeros = [t.new_zeros(t.shape) if need else None for t, need in zip(given, needs[:-1], strict=True)]
         state = initial_state.shape if needs[-1] else None
         return *zeros, _untouched(q, dfinal, state).to(initial_state.dtype) if needs[-1] else None
-    problem = Problem(
-        strided(q), strided(k), strided(v), Gates(*[strided(gate) for gate in gates]), packed, reverse,
-        q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32", q.device,
-    )  # fmt: skip
-    plan = plan_pass(problem, strided(do))
-    of, runs, chunks = plan.cut, None, None
-    if packed is not None:
-        runs, chunks = sequence_of_runs(cu_seqlens, of.runs, of.RUN), sequence_of_runs(cu_seqlens, of.chunks, of.C)
-    x = Given(q, k, v, gates, scale, cu_seqlens, runs, chunks)
+    plan, x = _begin(q, k, v, gates, scale, cu_seqlens, reverse, do)
     ready = _prepare(plan, x, scores if scores.numel() else None)
     need_q, need_k, need_v, need_g, need_gamma, need_gk, need_initial = needs
     back = do, dfinal, need_initial
     states, _, costates, dinitial = _walk(plan, x, ready, initial_state, False, operand_dtype(q.dtype), back)
 
-    vector, group = gk is not None, problem.group
+    vector, in_groups = gk is not None, H > k.shape[2]
     float32 = lambda *shape: q.new_empty(shape, dtype=torch.float32)  # noqa: E731
     dq = q.new_empty(B, T, H, K)
-    dk, dv = (float32(B, T, H, size) if group > 1 else q.new_empty(B, T, H, size) for size in (K, V))
+    dk, dv = (float32(B, T, H, size) if in_groups else q.new_empty(B, T, H, size) for size in (K, V))
     dg = products = None
     if need_g or need_gamma or need_gk:
         dg = float32(B, T, H, K) if vector else float32(plan.tiles, B, T, H)
     grads = Gradients(dq, dk, dv, dg, None)
     if vector:
         through = float32(3, B, T, H, K)
-        products = float32(B, T, H, of.C)
+        products = float32(B, T, H, plan.cut.C)
         grads = Gradients(through[0], through[1], dv, None if dg is None else through[2], products)
     grid, sizes, meta = plan.gradients
     launch(
@@ -213,6 +197,18 @@ def backward(
         dgk,
         dinitial.to(initial_state.dtype) if need_initial else None,
     )
+
+
+def _begin(q, k, v, gates, scale, cu_seqlens, reverse, do=None):
+    """``(plan, Given)`` of a pass, backward with the output's gradient."""
+    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    layouts = strided(q), strided(k), strided(v), Gates(*[strided(gate) for gate in gates])
+    plan = plan_pass(Problem(*layouts, packed, reverse, tf32, q.device), strided(do))
+    of, runs, chunks = plan.cut, None, None
+    if packed is not None:
+        runs, chunks = sequence_of_runs(cu_seqlens, of.runs, of.RUN), sequence_of_runs(cu_seqlens, of.chunks, of.C)
+    return plan, Given(q, k, v, gates, scale, cu_seqlens, runs, chunks)
 
 
 def _untouched(q, state, shape):
