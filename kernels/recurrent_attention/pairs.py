@@ -44,17 +44,18 @@ class Gradients(NamedTuple):
 @triton.jit
 def load_side(side, start, D, times, mask_t, SLICE: tl.constexpr):
     """``(reads, writes, offs, mask)``: float32 [SLICE, C] tiles of the components from ``start`` on. A side is where a head's
-    reads begin and their strides along time and components, and the same of its writes."""
-    read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd = side
+    reads begin and their strides, and the same of its writes."""
+    read_at, read_strides, write_at, write_strides = side
     offs = start + tl.arange(0, SLICE).to(tl.int64)
     mask = offs < D
-    reads = load_columns(read_at + offs * stride_rd, stride_rt, times, mask_t, mask)
-    return reads, load_columns(write_at + offs * stride_wd, stride_wt, times, mask_t, mask), offs, mask
+    reads = load_columns(read_at + offs * read_strides.d, read_strides.t, times, mask_t, mask)
+    writes = load_columns(write_at + offs * write_strides.d, write_strides.t, times, mask_t, mask)
+    return reads, writes, offs, mask
 
 
 @triton.jit
 def pair_products(
-    side, g_at, stride_gt, gamma, gates_at, stride_gates_t, stride_gates_d, times, mask_t,
+    side, g_at, g_strides, gamma, gates_at, gates_strides, times, mask_t,
     D: tl.constexpr, C: tl.constexpr, DIGITS: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """read_r . write_s with the gates of components between them, as a symmetric [C, C]: r is the later of the two."""
@@ -66,8 +67,8 @@ def pair_products(
         if gates_at is None:
             products += dot(tl.trans(reads), writes, PRECISION)
         else:
-            at = gates_at + offs * stride_gates_d
-            gates = load_gates(g_at, stride_gt, gamma, at, stride_gates_t, times, mask_t, mask)
+            at = gates_at + offs * gates_strides.d
+            gates = load_gates(g_at, g_strides, gamma, at, gates_strides, times, mask_t, mask)
             products += tl.where(u == t, tl.sum(reads * writes, 0)[None, :], 0.0)
             for digit in range(DIGITS):
                 x = tl.where(right_of_middle(t, digit), reads, writes) * decay(gates, crossed_to_middle(u, t, digit))
@@ -79,7 +80,7 @@ def pair_products(
 
 @triton.jit
 def finish_side(
-    side, g_at, stride_gt, gamma, gates_at, stride_gates_t, stride_gates_d, times, mask_t,
+    side, g_at, g_strides, gamma, gates_at, gates_strides, times, mask_t,
     weights, scale, dread_through, dwrite_through, passing_ptr, dread_ptr, dwrite_ptr, dgates_ptr,
     head, place, tiles, heads, place_heads, H,
     D: tl.constexpr, C: tl.constexpr, DIGITS: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
@@ -114,8 +115,8 @@ def finish_side(
             dreads += dot(writes, tl.where(u <= t, weights, 0.0), PRECISION)
             dwrites += dot(reads, tl.where(u >= t, weights, 0.0), PRECISION)
         else:
-            at = gates_at + offs * stride_gates_d
-            gates = load_gates(g_at, stride_gt, gamma, at, stride_gates_t, times, mask_t, mask)
+            at = gates_at + offs * gates_strides.d
+            gates = load_gates(g_at, g_strides, gamma, at, gates_strides, times, mask_t, mask)
             if GATES:
                 dgates += sum_over(reads * dreads, u >= t, True, PRECISION)
                 dgates += sum_over(writes * dwrites, u < t, True, PRECISION)
@@ -169,27 +170,24 @@ def pairs_kernel(
     gk_at = None if gates.gk is None else gates.gk + row * gate_strides.gk.b + h * gate_strides.gk.h
     gv_at = None if gates.gv is None else gates.gv + row * gate_strides.gv.b + h * gate_strides.gv.h
     gamma = 0.0 if gates.g_gamma is None else tl.load(gates.g_gamma + h * gate_strides.g_gamma.h).to(tl.float32)
-    stride_gt = 0 if gates.g is None else gate_strides.g.t
-    stride_gkt, stride_gkk = (0, 0) if gates.gk is None else (gate_strides.gk.t, gate_strides.gk.d)
-    stride_gvt, stride_gvv = (0, 0) if gates.gv is None else (gate_strides.gv.t, gate_strides.gv.d)
-    rows = q_at, q_strides.t, q_strides.d, k_at, k_strides.t, k_strides.d
-    columns = do_at, do_strides.t, do_strides.d, v_at, v_strides.t, v_strides.d
+    rows = q_at, q_strides, k_at, k_strides
+    columns = do_at, do_strides, v_at, v_strides
 
     A = scale * pair_products(
-        rows, g_at, stride_gt, gamma, gk_at, stride_gkt, stride_gkk, times, mask_t, K, C, DIGITS, SLICE_K, PRECISION
+        rows, g_at, gate_strides.g, gamma, gk_at, gate_strides.gk, times, mask_t, K, C, DIGITS, SLICE_K, PRECISION
     )
     P = pair_products(
-        columns, None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t, V, C, DIGITS, SLICE_V, PRECISION
+        columns, None, None, 0.0, gv_at, gate_strides.gv, times, mask_t, V, C, DIGITS, SLICE_V, PRECISION
     )
     if gates.gk is None:
-        M = decay_matrix(load_scalar_gates(g_at, stride_gt, gamma, times, mask_t))
+        M = decay_matrix(load_scalar_gates(g_at, gate_strides.g, gamma, times, mask_t))
         M = tl.where(u >= t, M, tl.trans(M))
         A *= M
         paths = tl.where(u > t, A * P, 0.0)  # [r, s]
         P *= M
 
     dg = finish_side(
-        rows, g_at, stride_gt, gamma, gk_at, stride_gkt, stride_gkk, times, mask_t,
+        rows, g_at, gate_strides.g, gamma, gk_at, gate_strides.gk, times, mask_t,
         P, scale, through.dq, through.dk, through.passing_k, grads.dq, grads.dk, grads.dgk,
         head, place, parts.tiles, parts.tokens * H, parts.blocks * H, H, K, C, DIGITS, SLICE_K, PRECISION,
         grads.dg is not None or grads.dgk is not None,
@@ -203,7 +201,7 @@ def pairs_kernel(
             dg += tl.sum(tl.where(u > t, paths, 0.0), 1)[None, :]  # and over the s before it
         tl.store(grads.dg + head + times * H, tl.sum(dg, 0), mask=mask_t)
     finish_side(
-        columns, None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t,
+        columns, None, None, 0.0, gv_at, gate_strides.gv, times, mask_t,
         A, 1.0, through.o, through.dv, through.passing_v, None, grads.dv, grads.dgv,
         head, (pid // H).to(tl.int64) * H + h, 1, 0, 0, H, V, C, DIGITS, SLICE_V, PRECISION,
         grads.dgv is not None,

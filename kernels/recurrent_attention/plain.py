@@ -247,19 +247,19 @@ def store_columns(at, stride_t, times, mask_t, mask, tile):
 
 
 @triton.jit
-def load_scalar_gates(g_at, stride_gt, gamma, times, mask_t):
+def load_scalar_gates(g_at, g_strides, gamma, times, mask_t):
     """Log-decays [C] from one gate a token; 0 where there is no token."""
     gates = tl.where(mask_t, gamma, 0.0)
     if g_at is not None:
-        gates += tl.load(g_at + times * stride_gt, mask=mask_t, other=0.0).to(tl.float32)
+        gates += tl.load(g_at + times * g_strides.t, mask=mask_t, other=0.0).to(tl.float32)
     return tl.maximum(gates, LOWEST)
 
 
 @triton.jit
-def load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask):
+def load_gates(g_at, g_strides, gamma, gates_at, gates_strides, times, mask_t, mask):
     """Log-decays [D, C] from gates for components, and one a token for all of them; 0 where there is no token."""
-    gates = load_columns(gates_at, stride_gates_t, times, mask_t, mask)
-    return tl.maximum(gates + load_scalar_gates(g_at, stride_gt, gamma, times, mask_t)[None, :], LOWEST)
+    gates = load_columns(gates_at, gates_strides.t, times, mask_t, mask)
+    return tl.maximum(gates + load_scalar_gates(g_at, g_strides, gamma, times, mask_t)[None, :], LOWEST)
 
 
 @triton.jit
@@ -270,22 +270,22 @@ def decay(gates, crossed):
 
 @triton.jit
 def decays_to_edges(
-    g_at, stride_gt, gamma, gates_at, stride_gates_t, mask, begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr
+    g_at, g_strides, gamma, gates_at, gates_strides, mask, begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr
 ):  # fmt: skip
     """``(from_edge, to_edge, whole)``: decays from before the block to after token t, from there to its end, of all of it;
     [D, C], [D, C] and [D], or [1, C], [1, C] and [1]."""
     times, mask_t = block_columns(begin, L, first, C, REVERSE)
     if gates_at is not None:
-        gates = load_gates(g_at, stride_gt, gamma, gates_at, stride_gates_t, times, mask_t, mask)
+        gates = load_gates(g_at, g_strides, gamma, gates_at, gates_strides, times, mask_t, mask)
         u = tl.arange(0, C)[:, None]
         t = tl.arange(0, C)[None, :]
         from_edge = decay(gates, u <= t)
         to_edge = decay(gates, u > t)
         whole = tl.exp(tl.sum(gates, 1))
     else:
-        gates = load_scalar_gates(g_at, stride_gt, gamma, times, mask_t)
+        gates = load_scalar_gates(g_at, g_strides, gamma, times, mask_t)
         times, mask_t = block_columns(begin, L, first + 1, C, REVERSE)
-        behind = load_scalar_gates(g_at, stride_gt, gamma, times, mask_t & (tl.arange(0, C) < C - 1))
+        behind = load_scalar_gates(g_at, g_strides, gamma, times, mask_t & (tl.arange(0, C) < C - 1))
         from_edge = tl.exp(tl.cumsum(gates, 0))[None, :]
         to_edge = tl.exp(tl.cumsum(behind, 0, reverse=True))[None, :]
         whole = tl.exp(tl.sum(gates, 0))[None]
@@ -314,20 +314,22 @@ def sum_over(x, chosen, VECTOR: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def advance(
-    S, k_at, stride_kt, v_at, stride_vt, g_at, stride_gt, gamma, gk_at, stride_gkt, gv_at, stride_gvt, mask_k, mask_v,
+    S, k_at, k_strides, v_at, v_strides, g_at, gk_at, gv_at, gate_strides, gamma, mask_k, mask_v,
     begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state behind a block: e^{Gamma_C} . S . e^{Phi_C} + sum_s (k_s e^{Gamma_C - Gamma_s}) (v_s e^{Phi_C - Phi_s})^T."""
     times, mask_t = block_columns(begin, L, first, C, REVERSE)
-    k = load_columns(k_at, stride_kt, times, mask_t, mask_k)
-    v = load_columns(v_at, stride_vt, times, mask_t, mask_v)
+    k = load_columns(k_at, k_strides.t, times, mask_t, mask_k)
+    v = load_columns(v_at, v_strides.t, times, mask_t, mask_v)
     unused, to_edge, whole = decays_to_edges(
-        g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, first, C, REVERSE
+        g_at, gate_strides.g, gamma, gk_at, gate_strides.gk, mask_k, begin, L, first, C, REVERSE
     )
     S *= whole[:, None]
     k *= to_edge
     if gv_at is not None:
-        unused, to_edge, whole = decays_to_edges(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, first, C, REVERSE)
+        unused, to_edge, whole = decays_to_edges(
+            None, None, 0.0, gv_at, gate_strides.gv, mask_v, begin, L, first, C, REVERSE
+        )
         S *= whole[None, :]
         v *= to_edge
     return S + dot(k, tl.trans(v), PRECISION)
@@ -357,9 +359,6 @@ def states_kernel(
     gk_at = None if gates.gk is None else row_at(gates.gk, gate_strides.gk, row, 0, h, offs_k)
     gv_at = None if gates.gv is None else row_at(gates.gv, gate_strides.gv, row, 0, h, offs_v)
     gamma = 0.0 if gates.g_gamma is None else tl.load(gates.g_gamma + h * gate_strides.g_gamma.h).to(tl.float32)
-    stride_gt = 0 if gates.g is None else gate_strides.g.t
-    stride_gkt = 0 if gates.gk is None else gate_strides.gk.t
-    stride_gvt = 0 if gates.gv is None else gate_strides.gv.t
 
     S = tl.zeros([BK, BV], tl.float32)
     if initial_ptr is not None:
@@ -370,7 +369,7 @@ def states_kernel(
         store_state(states_ptr + ((place + checkpoint) * H + h) * K * V, offs_k, offs_v, K, V, S)
         for i in range(EVERY):
             S = advance(
-                S, k_at, k_strides.t, v_at, v_strides.t, g_at, stride_gt, gamma, gk_at, stride_gkt, gv_at, stride_gvt,
+                S, k_at, k_strides, v_at, v_strides, g_at, gk_at, gv_at, gate_strides, gamma,
                 mask_k, mask_v, begin, L, (checkpoint * EVERY + i) * C, C, REVERSE, PRECISION,
             )  # fmt: skip
 
@@ -406,9 +405,6 @@ def through_kernel(
     gk_at = None if gates.gk is None else row_at(gates.gk, gate_strides.gk, row, 0, h, offs_k)
     gv_at = None if gates.gv is None else row_at(gates.gv, gate_strides.gv, row, 0, h, offs_v)
     gamma = 0.0 if gates.g_gamma is None else tl.load(gates.g_gamma + h * gate_strides.g_gamma.h).to(tl.float32)
-    stride_gt = 0 if gates.g is None else gate_strides.g.t
-    stride_gkt = 0 if gates.gk is None else gate_strides.gk.t
-    stride_gvt = 0 if gates.gv is None else gate_strides.gv.t
     head = row * T * H + h  # outputs are contiguous
     partial = tile * parts.tokens * H + head
 
@@ -424,7 +420,7 @@ def through_kernel(
         S = load_state(states_ptr + ((kept + block // EVERY) * H + h) * K * V, offs_k, offs_v, K, V)
         for i in range(block // EVERY * EVERY, block):
             S = advance(
-                S, k_at, k_strides.t, v_at, v_strides.t, g_at, stride_gt, gamma, gk_at, stride_gkt, gv_at, stride_gvt,
+                S, k_at, k_strides, v_at, v_strides, g_at, gk_at, gv_at, gate_strides, gamma,
                 mask_k, mask_v, begin, L, i * C, C, REVERSE, PRECISION,
             )  # fmt: skip
 
@@ -435,13 +431,15 @@ def through_kernel(
         v = load_columns(v_at, v_strides.t, times, mask_t, mask_v)
         do = load_columns(do_at, do_strides.t, times, mask_t, mask_v)
         q_from, k_to, whole = decays_to_edges(
-            g_at, stride_gt, gamma, gk_at, stride_gkt, mask_k, begin, L, first, C, REVERSE
+            g_at, gate_strides.g, gamma, gk_at, gate_strides.gk, mask_k, begin, L, first, C, REVERSE
         )
         q *= q_from * scale
         k *= k_to
         Z_before = Z * whole[:, None]
         if gates.gv is not None:
-            o_from, v_to, whole = decays_to_edges(None, 0, 0.0, gv_at, stride_gvt, mask_v, begin, L, first, C, REVERSE)
+            o_from, v_to, whole = decays_to_edges(
+            None, None, 0.0, gv_at, gate_strides.gv, mask_v, begin, L, first, C, REVERSE
+        )
             do *= o_from
             v *= v_to
             Z_before *= whole[None, :]
