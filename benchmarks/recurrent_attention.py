@@ -13,10 +13,10 @@ from benchmarks import command, harness
 from benchmarks import flash_linear_attention as fla
 from benchmarks.tune import launched_with
 from kernels import runtime
-from kernels.recurrent_attention import plan, recurrent_attention, recurrent_attention_step
+from kernels.recurrent_attention import operator, recurrent_attention, recurrent_attention_step
 from kernels.recurrent_attention.chunk import cut
-from kernels.recurrent_attention.gates import Gates
-from kernels.recurrent_attention.recurrence import way
+from kernels.recurrent_attention.chunk import launches as chunk
+from kernels.recurrent_attention.problem import Gates
 from kernels.recurrent_attention.reference import recurrent_attention_step_reference
 
 SHAPES = [(8, 2048, 16), (1, 32768, 16), (2, 8192, 16)]  # B, T, H
@@ -239,7 +239,7 @@ def compile_jobs(selected):
 
 # What ``benchmarks.tune`` asks for: the classes to tune, the candidates, the problems, a call that uses a candidate.
 
-TABLE = json.loads((Path(plan.__file__).parent / "configs.json").read_text())["any GPU"]
+TABLE = json.loads((Path(operator.__file__).parent / "configs.json").read_text())["any GPU"]
 CLASSES = {kernel: [(size,) for size in SIZES] for kernel in TABLE}
 del CLASSES["chunk_stored_outputs"]  # not launched for these sizes, whose states fit into registers
 CHOICES = {  # values of an option worth timing; an option without any keeps the table's value
@@ -286,9 +286,10 @@ def tuned_call(kernel, shape, size):
     mode = "step" if kernel == "step" else "chunk" if kernel.startswith("chunk") else "recurrent"
     given, calls = problem(mode, gate, (*shape, size, size), peers=False)
     q, k, v = (given[name] for name in "qkv")
-    gates = Gates(*map(given.get, Gates._fields))
-    x = plan.Inputs(q, k, v, gates, initial_state=None, cu_seqlens=None, scale=size**-0.5, reverse=False)
-    needs = [*(tensor is not None for tensor in (q, k, v, *gates)), False]
+    passes = chunk if mode == "chunk" else operator
+    tensors = q, k, v, *map(given.get, Gates._fields[: 3 if mode == "chunk" else 4])
+    numbers = size**-0.5, False, False
+    needs = [*(tensor is not None for tensor in tensors), False]
     do = torch.randn_like(v)
 
     def call(options):
@@ -296,13 +297,13 @@ def tuned_call(kernel, shape, size):
             if mode == "step":
                 calls["ours"]()
                 return
-            planned = plan.planned(x, mode)
+            scores = ()
             if mode == "chunk" or kernel == "forward":
-                planned.forward(x, False)
+                _, _, *scores = passes.forward(*tensors, None, None, *numbers)
             if mode == "chunk" or kernel != "forward":
-                planned.backward(x, do, None, None, needs)
+                passes.backward(do, None, *tensors, None, None, *scores, *numbers, needs)
 
-    size_class = (cut if mode == "chunk" else way).size_class(size, q.dtype)
+    size_class = (cut if mode == "chunk" else operator).size_class(size, q.dtype)
     return size_class, torch.no_grad()(call)
 
 

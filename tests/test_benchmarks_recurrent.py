@@ -14,8 +14,8 @@ from benchmarks import flash_linear_attention as fla
 from benchmarks import recurrent_attention as bench
 from kernels import runtime
 from kernels.common import configs
-from kernels.common import launch as launching
-from kernels.recurrent_attention import recurrence, recurrent_attention
+from kernels.recurrent_attention import operator, recurrent_attention
+from kernels.recurrent_attention.chunk import launches
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 from tests.fake_fla import pretend
 
@@ -254,12 +254,12 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
 
     committed = configs.table_says
 
-    def launch(*args, constants=None, **meta):
-        launched.append(launching.with_constants(meta, constants))
-        before(*args, **launched[-1])
+    def launch(*args, **meta):
+        launched.append(meta)
+        before(*args, **meta)
 
-    before = launching.launch
-    for module in (launching, recurrence.forward):
+    before = operator.launch
+    for module in (operator, launches):
         monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(configs, "table_says", table_says)
     gate = bench.tuning_shapes(kernel)[-1][-1]

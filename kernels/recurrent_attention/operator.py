@@ -1,33 +1,67 @@
-"""The public functions: validate, choose, register. Their docstrings are the ones of record."""
+"""The public functions: what may be asked, which mode answers, and its launches. Their docstrings are the ones of record.
 
-import functools
+A call goes from its checks through PyTorch's dispatcher (``register``) to ``forward`` or ``backward``, here or of
+``chunk.launches``, which look up the plan of tensors with these strides and launch it. ``recurrent_attention.explain`` prints
+the choice and the plan.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernels import runtime
 from kernels.common.checks import (
-    autocast,
     check_choice,
     check_cu_seqlens,
-    check_cu_values,
     check_number,
     check_slots,
     check_tensor,
     check_writable,
     explains,
     public,
-    remembered_check,
+    shown,
 )
-from kernels.common.operator import Operator
-from kernels.common.precision import matmul_in_tf32
-from kernels.recurrent_attention import plan
-from kernels.recurrent_attention.chunk.cut import cuts, new_scores, size_class
-from kernels.recurrent_attention.gates import DIMENSIONS, OF_A_TOKEN, Gates
+from kernels.common.configs import configuration, declare
+from kernels.common.launch import Launch, launch, planned, strided
+from kernels.common.math import bits, block, cdiv
+from kernels.common.registration import register
+from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs
+from kernels.recurrent_attention.chunk import launches as chunk
+from kernels.recurrent_attention.chunk.cut import new_scores, tokens_in_chunk
+from kernels.recurrent_attention.pairs import Gradients, pairs_kernel
+from kernels.recurrent_attention.plain import (
+    Parts,
+    Through,
+    recurrent_forward_kernel,
+    recurrent_step_kernel,
+    states_kernel,
+    through_kernel,
+)
+from kernels.recurrent_attention.problem import (
+    DIMENSIONS,
+    Gates,
+    Problem,
+    gate_strides,
+    over_group,
+    state_strides,
+    strides,
+)
 
-MODES = ("auto", *plan.WAYS)
+MODES = ("auto", "recurrent", "chunk")
+WITHOUT = {"gv": "gates on values (gv)"}  # what chunks have no form for
+SHORT = 16  # tokens along time up to which the recurrence takes no more steps than a chunk has rows to fill
+
+_SIZES = [f"K{2**n} {bits}-bit" for n in range(4, 31) for bits in (16, 32)]
+_KERNELS = (
+    "forward", "step", "backward", "backward_states", "backward_pairs",
+    "chunk", "chunk_outputs", "chunk_stored_outputs", "chunk_states", "chunk_gradients", "chunk_inside",
+    "chunk_decay", "chunk_scores",
+)  # fmt: skip
+declare("recurrent_attention", dict.fromkeys(_KERNELS, _SIZES))
 
 
-@public
+@public(casts=("q", "k", "v"))
 def recurrent_attention(
     q: Tensor,
     k: Tensor,
@@ -107,20 +141,32 @@ def recurrent_attention(
 
     Source: gated linear attention (Yang et al., 2023, arXiv:2312.06635) and its library flash-linear-attention.
     """
-    q, k, v = autocast(q, k, v)
-    gates = g, g_gamma, gk, gv
-    numbers = scale, output_final_state, reverse, mode
-    known, *numbers = _checked(q, k, v, initial_state, cu_seqlens, *numbers, state_v_first, *gates)
-    initial_state = initial_state.mT if state_v_first and initial_state is not None else initial_state
+    gates = Gates(g, g_gamma, gk, gv)
+    scale = _check("BTHKV", q, k, v, gates, scale)
+    like, v_first = ("q", q), state_v_first
     if cu_seqlens is not None:
-        cu_seqlens = check_cu_values(cu_seqlens, q.shape[1])
-    o, final_state, _ = _attend(q, k, v, *gates, initial_state, cu_seqlens, *numbers, known=known)
+        check_cu_seqlens(cu_seqlens, q.shape[0], like, q.shape[1])
+        cu_seqlens = cu_seqlens.contiguous()
+    if initial_state is not None:
+        N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        legend, sizes = _state(q, v, v_first)
+        check_tensor("initial_state", initial_state, (N, *sizes), f"[N, {legend}]", like=like)
+        initial_state = initial_state.mT if v_first else initial_state
+    for name, flag in (("output_final_state", output_final_state), ("reverse", reverse), ("state_v_first", v_first)):
+        if not isinstance(flag, bool):
+            raise ValueError(f"{name} is {shown(flag)}, needs True or False")
+    mode, _ = _choose(mode, q.shape[1], gates)
+    given = initial_state, cu_seqlens, scale, output_final_state, reverse
+    if mode == "chunk":
+        o, final_state, _ = _attend_in_chunks(q, k, v, g, g_gamma, gk, *given)
+    else:
+        o, final_state = _attend(q, k, v, *gates, *given)
     if not output_final_state:
         return o, None
-    return o, final_state.mT if state_v_first else final_state
+    return o, final_state.mT if v_first else final_state
 
 
-@public
+@public(casts=("q", "k", "v"))
 def recurrent_attention_step(
     q: Tensor,
     k: Tensor,
@@ -162,158 +208,317 @@ def recurrent_attention_step(
             (checked when it is on the CPU or ``KERNELS_CHECK=1``).
         RuntimeError: a gradient is asked for.
     """
-    q, k, v = autocast(q, k, v)
-    gates = g, g_gamma, gk, gv
-    _check_step(q, k, v, state, slots is None, scale, state_v_first, *gates)
+    gates = Gates(g, g_gamma, gk, gv)
+    scale = _check("BHKV", q, k, v, gates, scale)
+    like, (legend, sizes) = ("q", q), _state(q, v, state_v_first)
+    shape = (q.shape[0] if slots is None else None, *sizes)
+    check_tensor("state", state, shape, f"[B or pool, {legend}]", dtypes=(torch.float32,), like=like)
     if not (state.is_contiguous() or state.mT.is_contiguous()):
         raise ValueError(
             f"state has strides {state.stride()}, needs to be contiguous, as it is or transposed: it is updated in place"
         )
     check_writable("state", state)
     if slots is not None:
-        check_slots("slots", slots, q.shape[0], state.shape[0], ("q", q))
-    state = state.mT if state_v_first else state
-    return _step(q, k, v, state, *gates, slots, _scale(scale, q))
+        check_slots("slots", slots, q.shape[0], state.shape[0], like)
+    return _step(q, k, v, state.mT if state_v_first else state, *gates, slots, scale)
 
 
 @explains(recurrent_attention)
 def explain(q, k, v, scale, initial_state, output_final_state, reverse, cu_seqlens, mode, state_v_first, **gates):
     """Which mode ``recurrent_attention`` would take for these arguments, and why, as text; then what that launches."""
-    q, k, v = autocast(q, k, v)
     gates = Gates(**gates)
-    choice = _chosen(q, k, v, initial_state, cu_seqlens, scale, mode, state_v_first, *gates)
-    check_cu_values(cu_seqlens, q.shape[1])
-    reason = "; ".join(choice.passed_over.values()) or "the caller asked for it"
-    x = plan.Inputs(q, k, v, gates, initial_state, cu_seqlens, scale, reverse)
-    return f"{choice.name}: {reason}\n{plan.planned(x, choice.name)}"
+    _check("BTHKV", q, k, v, gates, scale)
+    N = check_cu_seqlens(cu_seqlens, q.shape[0], ("q", q), q.shape[1])
+    if initial_state is not None:
+        legend, sizes = _state(q, v, state_v_first)
+        check_tensor("initial_state", initial_state, (N, *sizes), f"[N, {legend}]", like=("q", q))
+    mode, why = _choose(mode, q.shape[1], gates)
+    if mode == "chunk":
+        layouts = strided(q), strided(k), strided(v), Gates(*map(strided, gates))
+        problem = Problem(*layouts, None if cu_seqlens is None else N, reverse, False, q.device)
+        return f"chunk: {why}\n{chunk.explained(problem)}"
+    columns = _configured("forward", q.shape[-1], v.shape[-1], q.dtype, q.device)["BV"]
+    tiles = cdiv(v.shape[-1], columns)
+    programs = "1 program" if tiles == 1 else f"{tiles} programs"
+    return f"recurrent: {why}\n{programs} for each head of a sequence, {columns} columns of the state in each"
 
 
-def _scale(scale, q):
-    return float(max(q.shape[-1], 1) ** -0.5 if scale is None else scale)
+def _choose(mode, T, gates):
+    """``(mode, why)``, ``"auto"`` or a mode by name."""
+    if mode not in MODES:
+        check_choice("mode", mode, MODES)
+    lacking = [name for name in WITHOUT if getattr(gates, name) is not None]
+    only = f"only the recurrence has {' and '.join([WITHOUT[name] for name in lacking])}"
+    if mode == "chunk" and lacking:
+        raise ValueError(f"mode is 'chunk', needs to be 'recurrent' with {', '.join(lacking)}: {only}")
+    if mode != "auto":
+        return mode, "the caller asked for it"
+    if lacking:
+        return "recurrent", only
+    if torch.compiler.is_exporting():
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long to import
+
+        if not statically_known_true(T <= SHORT):
+            return "chunk", ""  # one graph is for all lengths, and chosen for the long ones
+    if T > SHORT:
+        return "chunk", "matrix products over chunks of tokens are faster than one token after the other"
+    if torch.compiler.is_compiling():  # a length in a text would be taken for a constant: a graph for each
+        return "recurrent", ""
+    return "recurrent", f"{T} tokens along time are no more than {SHORT}: too few to fill a chunk"
 
 
-def _state(H, K, V, v_first):
+def _state(q, v, v_first):
     """The last dimensions of a state, in symbols and as numbers."""
+    H, K, V = *q.shape[-2:], v.shape[-1]
     return ("H, V, K", (H, V, K)) if v_first else ("H, K, V", (H, K, V))
 
 
-@functools.partial(remembered_check, layouts=True)
-def _checked(alike, q, k, v, initial_state, cu_seqlens, scale, output_final_state, reverse, mode, v_first, *gates):
-    """``(Known of such calls, or None, scale, output_final_state, reverse, mode)`` of arguments that fit."""
-    mode = _chosen(q, k, v, initial_state, cu_seqlens, scale, mode, v_first, *gates).name
-    numbers = _scale(scale, q), output_final_state, reverse, mode
-    if not alike:
-        return None, *numbers
-    return _attend.alike(*numbers, switch=matmul_in_tf32 if q.dtype == torch.float32 else None), *numbers
-
-
-def _chosen(q, k, v, initial_state, cu_seqlens, scale, mode, state_v_first, *gates):
-    """The ``Choice`` of a mode, for arguments that fit."""
-    check_choice("mode", mode, MODES)
-    gates = Gates(*gates)
-    _check_token(q, k, v, gates, scale)
-    B, _, H, K = q.shape
-    N = check_cu_seqlens(cu_seqlens, B, ("q", q))
-    if initial_state is not None:
-        legend, sizes = _state(H, K, v.shape[-1], state_v_first)
-        check_tensor("initial_state", initial_state, (N, *sizes), f"[N, {legend}]", like=("q", q))
-    return plan.chosen(mode, q, k, v, gates)
-
-
-@remembered_check
-def _check_step(q, k, v, state, one_each, scale, state_v_first, *gates):
-    """Whether a step's arguments fit, but for the layout of its state, and slots."""
-    _check_token(q, k, v, Gates(*gates), scale, token=True)
-    B, H, K = q.shape
-    legend, sizes = _state(H, K, v.shape[-1], state_v_first)
-    shape = (B if one_each else None, *sizes)
-    check_tensor("state", state, shape, f"[B or pool, {legend}]", dtypes=(torch.float32,), like=("q", q))
-    return True
-
-
-def _check_token(q, k, v, gates, scale, token=False):
-    """Check what tokens bring, or what a single one does."""
-    names = "B" if token else "B, T"
-    like = ("q", q)
-    check_tensor("q", q, (None,) * (3 if token else 4), f"[{names}, H, K]")
+def _check(letters, q, k, v, gates, scale):
+    """The scale for what tokens bring, if it fits; ``letters`` of its sizes: ``"BTHKV"``, or of a single token ``"BHKV"``."""
+    token = "T" not in letters
+    names, like = ", ".join(letters[:-3]), ("q", q)
+    check_tensor("q", q, (None,) * (len(letters) - 1), f"[{names}, H, K]")
     *rows, H, K = q.shape
     check_tensor("k", k, (*rows, None, K), f"[{names}, Hkv, K]", like=like)
     Hkv = k.shape[-2]
     if H % Hkv if Hkv else H:
         raise ValueError(f"k has {Hkv} heads, needs a number that divides q's {H}: each serves H / Hkv heads of q")
     check_tensor("v", v, (*rows, Hkv, None), f"[{names}, Hkv, V]", like=like)
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.dtype != q.dtype:
-            raise ValueError(f"{name} has dtype {_name(tensor.dtype)}, needs {_name(q.dtype)}, the dtype of q")
-    sizes = dict(zip("BHKV" if token else "BTHKV", (*rows, H, K, v.shape[-1]), strict=True))
-    for name, gate, letters in zip(Gates._fields, gates, OF_A_TOKEN if token else DIMENSIONS, strict=True):
+    if k.dtype != q.dtype or v.dtype != q.dtype:
+        name, dtype = ("v", v.dtype) if k.dtype == q.dtype else ("k", k.dtype)
+        dtype, needs = (str(d).removeprefix("torch.") for d in (dtype, q.dtype))
+        raise ValueError(f"{name} has dtype {dtype}, needs {needs}, the dtype of q")
+    sizes = dict(zip(letters, (*rows, H, K, v.shape[-1]), strict=True))
+    for name, gate, dims in zip(Gates._fields, gates, DIMENSIONS, strict=True):
         if gate is not None:
-            check_tensor(name, gate, [sizes[d] for d in letters], f"[{', '.join(letters)}]", like=like)
+            dims = dims.replace("T", "" if token else "T")
+            check_tensor(name, gate, [sizes[d] for d in dims], f"[{', '.join(dims)}]", like=like)
+    if scale is None:
+        return float(max(K, 1) ** -0.5)
     check_number("scale", scale)
+    return float(scale)
 
 
-def _name(dtype):
-    return str(dtype).removeprefix("torch.")
+# The plans of the recurrence: grids, sizes, tiles. A program owns some columns of one head's state, all of their rows.
 
 
-# As torch sees them: one opaque call with known output shapes, in a compiled graph as in an eager one.
+def size_class(K, dtype):
+    """The key of a launch configuration: rows of the padded state, and bits per element of q, k and v."""
+    return f"K{block(K)} {bits(dtype)}"
 
 
-def _shapes(q, k, v, *rest):
-    *gates, initial_state, cu_seqlens, scale, output_final_state, reverse, mode = rest
+def _configured(kernel, K, V, dtype, device):
+    """Options of a kernel, for BV columns of the state: all, if none are set."""
+    options = configuration("recurrent_attention", kernel, size_class(K, dtype), device)
+    return options | {"K": K, "V": V, "BK": block(K), "BV": min(options.get("BV", block(V)), block(V))}
+
+
+@planned
+def plan_forward(problem, state):
+    """The ``Launch`` of a ``Problem`` that begins with a state of this layout."""
+    B, T, H, K, V, N = problem.sizes
+    meta = _configured("forward", K, V, problem.q.dtype, problem.device) | {"REVERSE": problem.reverse}
+    tiles = cdiv(V, meta["BV"])
+    sizes = T, H, problem.group, tiles, *map(strides, problem[:3]), gate_strides(problem.gates), state_strides(state)
+    return Launch((N * H * tiles,), sizes, meta)
+
+
+class BackwardPlan(NamedTuple):
+    """The loop that keeps states for the one back, this one, and the pairs of tokens inside blocks of C."""
+
+    states: Launch
+    through: Launch
+    pairs: Launch
+    C: int
+    parts: Parts
+    kept: int  # states
+
+
+@planned
+def plan_backward(problem, state, do, dfinal):
+    """The ``BackwardPlan`` of a ``Problem``, and of a state and gradients with these layouts."""
+    B, T, H, K, V, N = problem.sizes
+    dtype, device = problem.q.dtype, problem.device
+    states, through = (_configured(name, K, V, dtype, device) for name in ("backward_states", "backward"))
+    C, EVERY = through["C"], through["EVERY"]
+    # 22 or 16 of float32's 24 bits; the interpreter has all of them, and knows only the first name
+    precision = "tf32x3" if dtype == torch.float32 or runtime.interpreted else "bf16x3"
+    shared = {"REVERSE": problem.reverse, "C": C, "PRECISION": precision}
+    pairs = configuration("recurrent_attention", "backward_pairs", size_class(K, dtype), device)
+    SLICE = pairs.pop("SLICE")
+    pairs |= {"K": K, "V": V, "SLICE_K": min(SLICE, block(K)), "SLICE_V": min(SLICE, block(V)), "DIGITS": C.bit_length() - 1}
+
+    q, k, v, gates = *map(strides, problem[:3]), gate_strides(problem.gates)
+    kept, blocks = (count_runs(problem.packed, N, T, tokens) for tokens in (C * EVERY, C))
+    tiles = cdiv(V, states["BV"])
+    sizes = T, H, problem.group, tiles, k, v, gates, state_strides(state)
+    states = Launch((N * H * tiles,), sizes, {"EVERY": EVERY} | shared | states)
+    tiles = cdiv(V, through["BV"])
+    parts = Parts(tiles, B * T, blocks)
+    sizes = T, H, problem.group, parts, strides(do)
+    through = Launch((N * H * tiles,), (*sizes, state_strides(dfinal), q, k, v, gates), shared | through)
+    return BackwardPlan(states, through, Launch((blocks * H,), (*sizes, q, k, v, gates), shared | pairs), C, parts, kept)
+
+
+@planned
+def plan_step(q, k, v, gates, state, slots, device):
+    """The ``Launch`` of one token's step, for tensors with these layouts."""
+    (B, H, K), V = q.shape, v.shape[2]
+    options = _configured("step", K, V, q.dtype, device)
+    tiles = cdiv(V, options["BV"])
+    of_token = [strides(t, "BHK") for t in (q, k, v)]
+    sizes = H, H // max(k.shape[1], 1), tiles, *of_token, gate_strides(gates, token=True), state_strides(state)
+    return Launch((B * H * tiles,), (*sizes, 0 if slots is None else slots.strides[0]), options)
+
+
+# Behind the dispatcher: tensors that have been checked, and what the recurrence launches for them.
+
+
+def forward(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse):
+    """``(o, final state)``; no final state is an empty tensor."""
+    (B, T, H, K), V, gates = q.shape, v.shape[3], Gates(g, g_gamma, gk, gv)
+    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    layouts = strided(q), strided(k), strided(v), Gates(*[strided(gate) for gate in gates])
+    problem = Problem(*layouts, packed, reverse, False, q.device)
+    grid, sizes, meta = plan_forward(problem, strided(initial_state))
+    o, N = q.new_empty(B, T, H, V), B if packed is None else packed
+    final = q.new_empty(N, H, K, V, dtype=torch.float32) if output_final_state else None
+    launch(recurrent_forward_kernel, grid, q, k, v, gates, initial_state, cu_seqlens, o, final, scale, *sizes, **meta)
+    clear_outside(cu_seqlens, T, o)
+    return o, q.new_empty(0) if final is None else final
+
+
+def backward(
+    do, dfinal, q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, needs
+):  # fmt: skip
+    """The gradients of q, k, v, the gates and the initial state, ``None`` where ``needs`` says so."""
+    if do is None:  # only the final state was used
+        do = q.new_zeros(()).expand(*q.shape[:3], v.shape[3])
+    dfinal = dfinal if output_final_state else None
+    (B, T, H, K), V, gates = q.shape, v.shape[3], Gates(g, g_gamma, gk, gv)
+    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    layouts = strided(q), strided(k), strided(v), Gates(*[strided(gate) for gate in gates])
+    problem = Problem(*layouts, packed, reverse, False, q.device)
+    plan = plan_backward(problem, strided(initial_state), strided(do), strided(dfinal))
+    need_q, need_k, need_v, *need_gates, need_initial = needs
+    need = Gates(*need_gates)
+    new = lambda wanted, *shape, dtype=torch.float32: q.new_empty(shape, dtype=dtype) if wanted else None  # noqa: E731
+
+    states = new(True, plan.kept, H, K, V)
+    grid, sizes, meta = plan.states
+    launch(states_kernel, grid, k, v, gates, initial_state, cu_seqlens, states, *sizes, **meta)
+
+    tiles, _, blocks = plan.parts
+    through = Through(
+        dq=new(True, tiles, B, T, H, K),
+        dk=new(True, tiles, B, T, H, K),
+        dv=new(True, B, T, H, V),
+        o=new(need.gv, B, T, H, V),
+        passing_k=new(need.g or need.g_gamma or need.gk, tiles, blocks, H, *(() if gk is None else (K,))),
+        passing_v=new(need.gv, blocks, H, V),
+    )
+    dinitial = initial_state.new_empty(initial_state.shape) if need_initial else None
+    grid, sizes, meta = plan.through
+    launch(
+        through_kernel, grid, do, dfinal, q, k, v, gates, states, cu_seqlens, through, dinitial, scale, *sizes, **meta
+    )  # fmt: skip
+
+    in_groups = problem.group > 1
+    grads = Gradients(
+        dq=new(need_q, B, T, H, K, dtype=q.dtype),
+        dk=new(need_k, B, T, H, K, dtype=torch.float32 if in_groups else k.dtype),
+        dv=new(need_v, B, T, H, V, dtype=torch.float32 if in_groups else v.dtype),
+        dg=new(need.g or need.g_gamma, B, T, H),
+        dgk=new(need.gk, B, T, H, K, dtype=gk.dtype if need.gk else None),
+        dgv=new(need.gv, B, T, H, V, dtype=gv.dtype if need.gv else None),
+    )
+    sequences = sequence_of_runs(cu_seqlens, blocks, plan.C)
+    grid, sizes, meta = plan.pairs
+    launch(pairs_kernel, grid, do, q, k, v, gates, sequences, cu_seqlens, through, grads, scale, *sizes, **meta)
+    clear_outside(cu_seqlens, T, *grads)
+
+    dq, dk, dv, dg, dgk, dgv = grads
+    dk, dv = over_group(dk, k) if need_k else None, over_group(dv, v) if need_v else None
+    dgamma = dg.sum((0, 1)).to(g_gamma.dtype) if need.g_gamma else None
+    return dq, dk, dv, dg.to(g.dtype) if need.g else None, dgamma, dgk, dgv, dinitial
+
+
+def step(q, k, v, state, g, g_gamma, gk, gv, slots, scale):
+    """One token: the new ``o``; ``state`` is updated."""
+    gates = Gates(g, g_gamma, gk, gv)
+    layouts = strided(q), strided(k), strided(v), Gates(*[strided(gate) for gate in gates]), strided(state)
+    grid, sizes, meta = plan_step(*layouts, strided(slots), q.device)
+    o = q.new_empty(*q.shape[:2], v.shape[2])
+    launch(recurrent_step_kernel, grid, q, k, v, gates, state, slots, o, scale, *sizes, **meta)
+    return o
+
+
+# As torch sees them: operators with known output shapes, in a compiled graph as in an eager one. A token of a head decays its
+# state, adds to it and is read from; backward, it does so again, and seven more operations on the state follow. In chunks of
+# C tokens these are products.
+
+
+def _shapes(q, v, initial_state, cu_seqlens, output_final_state):
     B, T, H, K = q.shape
-    V = v.shape[-1]
-    final = scores = None
-    if mode == "chunk" and Gates(*gates).gk is not None and T > 0 and H > 0:
-        scores = new_scores(q, cuts(size_class(K, q.dtype), q.device)["C"])
-    if output_final_state:
-        N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        final = q.new_empty(N, H, K, V, dtype=torch.float32)
-    return q.new_empty(B, T, H, V), final, scores
+    V, N = v.shape[3], B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    final = q.new_empty(N, H, K, V, dtype=torch.float32) if output_final_state else q.new_empty(0)
+    return q.new_empty(B, T, H, V), final
+
+
+def _recurrent_shapes(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse):
+    return _shapes(q, v, initial_state, cu_seqlens, output_final_state)
+
+
+def _chunk_shapes(q, k, v, g, g_gamma, gk, initial_state, cu_seqlens, scale, output_final_state, reverse):
+    scores = q.new_empty(0)
+    if gk is not None and q.shape[1] > 0 and q.shape[2] > 0:
+        scores = new_scores(q, tokens_in_chunk(q))
+    return *_shapes(q, v, initial_state, cu_seqlens, output_final_state), scores
+
+
+def _per_token(operations):
+    return lambda q, v: q.shape[:-1].numel() * operations * q.shape[-1] * v.shape[-1]
+
+
+def _products(q, v, states, q_side, v_side):
+    """Those of all tokens: with their ``states`` of [K, V], and with the others of their chunk along K and along V."""
+    K, V = q.shape[-1], v.shape[-1]
+    return q.shape[:-1].numel() * 2 * (states * K * V + tokens_in_chunk(q) * (q_side * K + v_side * V))
 
 
 _GATES = ", ".join(f"Tensor? {name}" for name in Gates._fields)
-_DIFFERENTIABLE = ("q", "k", "v", *Gates._fields, "initial_state")
+_IN_CHUNKS = ", ".join(f"Tensor? {name}" for name in Gates._fields[:3])
+_NUMBERS = "float scale, bool output_final_state, bool reverse"
+_STEP = f"Tensor q, Tensor k, Tensor v, Tensor(a!) state, {_GATES}, Tensor? slots, float scale"
 
-_attend = Operator(
-    f"recurrent_attention(Tensor q, Tensor k, Tensor v, {_GATES}, Tensor? initial_state, Tensor? cu_seqlens, float scale, "
-    "bool output_final_state, bool reverse, str mode) -> (Tensor o, Tensor final_state, Tensor scores)",
-    plan.forward,
-    _shapes,
-    backward=plan.backward,
-    gradients=_DIFFERENTIABLE,
-    saved=(*_DIFFERENTIABLE, "cu_seqlens", "scores"),
+_attend = register(
+    f"recurrent_attention(Tensor q, Tensor k, Tensor v, {_GATES}, Tensor? initial_state, Tensor? cu_seqlens, {_NUMBERS}) "
+    "-> (Tensor o, Tensor final_state)",
+    forward,
+    _recurrent_shapes,
+    backward=backward,
+    gradients=("q", "k", "v", *Gates._fields, "initial_state"),
+    saved=("q", "k", "v", *Gates._fields, "initial_state", "cu_seqlens"),
+    flops=lambda q, k, v, *rest: _per_token(5)(q, v),
+    backward_flops=lambda do, dfinal, q, k, v, *rest: _per_token(12)(q, v),
+)
+_attend_in_chunks = register(
+    f"recurrent_attention_chunk(Tensor q, Tensor k, Tensor v, {_IN_CHUNKS}, Tensor? initial_state, Tensor? cu_seqlens, "
+    f"{_NUMBERS}) -> (Tensor o, Tensor final_state, Tensor scores)",
+    chunk.forward,
+    _chunk_shapes,
+    backward=chunk.backward,
+    gradients=("q", "k", "v", *Gates._fields[:3], "initial_state"),
+    saved=("q", "k", "v", *Gates._fields[:3], "initial_state", "cu_seqlens", "scores"),
     constant=("scores",),
+    public="recurrent_attention",
+    flops=lambda q, k, v, *rest: _products(q, v, 2, 1, 1),
+    backward_flops=lambda do, dfinal, q, k, v, *rest: _products(q, v, 5, 3, 2),
 )
-_step = Operator(
-    f"recurrent_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, {_GATES}, Tensor? slots, float scale) "
-    "-> Tensor o",
-    plan.step,
+_step = register(
+    f"recurrent_attention_step({_STEP}) -> Tensor o",
+    step,
     lambda q, k, v, *rest: q.new_empty(*q.shape[:2], v.shape[-1]),
-    room="recurrent_attention",
+    operator="recurrent_attention",
+    flops=lambda q, k, v, *rest: _per_token(5)(q, v),
 )
-
-
-# What torch's counter of floating-point operations is told. A token of a head decays its state, adds to it and is read from;
-# backward, it does so again, and seven more operations on the state follow. In chunks of C tokens these are products.
-
-
-def _products(q, v, mode, states, q_side, v_side):
-    """Those of all tokens: with their ``states`` of [K, V], and with the others of their chunk along K and along V."""
-    K, V = q.shape[-1], v.shape[-1]
-    if mode == "chunk":
-        C = cuts(size_class(K, q.dtype), q.device)["C"]
-        return q.shape[:-1].numel() * 2 * (states * K * V + C * (q_side * K + v_side * V))
-    return q.shape[:-1].numel() * (5 if states == 2 else 12) * K * V
-
-
-def _flops(q, k, v, *rest):
-    return _products(q, v, rest[-1], 2, 1, 1)
-
-
-def _backward_flops(do, dfinal, q, k, v, *rest):
-    return _products(q, v, rest[-2], 5, 3, 2)
-
-
-_attend.counts(_flops, _backward_flops)
-_step.counts(lambda q, k, v, *rest: 5 * q.numel() * v.shape[-1])

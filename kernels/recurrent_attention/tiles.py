@@ -1,4 +1,4 @@
-"""What the two ways share on the device: tiles of a state, and which half of its block a token lies in; heads in groups."""
+"""What both modes share on the device: tiles of a state, and which half of its block a token lies in."""
 
 import triton
 import triton.language as tl
@@ -38,16 +38,3 @@ def parted(a, b, digit):
 def crossed_to_middle(gate, token, digit):
     """Which gates lie between a token and the middle: on its side, up to its own if it is right, behind it if left."""
     return (gate >> digit == token >> digit) & (right_of_middle(token, digit) == (gate <= token))
-
-
-def heads_per_kv(q, k):
-    """How many consecutive query heads share one head of k and v, from the shapes of q and k."""
-    return q[-2] // max(k[-2], 1)
-
-
-def over_group(gradient, tensor):
-    """The sum of a gradient [B, T, H, size] over the query heads that share a head of ``tensor`` [B, T, Hkv, size]."""
-    B, T, heads, size = tensor.shape
-    if gradient.shape[2] == heads:
-        return gradient
-    return gradient.view(B, T, heads, gradient.shape[2] // heads, size).sum(3).to(tensor.dtype)

@@ -10,7 +10,7 @@ from kernels.conv_wgrad import Conv2d, conv2d, conv2d_bias_grad, conv2d_wgrad
 from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step
 from kernels.flex_attention import create_block_mask, flex_attention
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
-from kernels.recurrent_attention.chunk.cut import cuts, size_class
+from kernels.recurrent_attention.chunk.cut import tokens_in_chunk
 
 
 def new(*shape, grad=True):
@@ -49,7 +49,7 @@ def test_recurrent_attention():
         B * T * H * 5 * K * V,
         B * T * H * 12 * K * V,
     )
-    C = cuts(size_class(K, q.dtype), q.device)["C"]
+    C = tokens_in_chunk(q)
     assert counted(lambda: recurrent_attention(q, k, v, mode="chunk")) == (
         B * T * H * (4 * K * V + 2 * C * (K + V)),
         B * T * H * (10 * K * V + 2 * C * (3 * K + 2 * V)),

@@ -14,13 +14,13 @@ import pytest
 
 from tools.kernel_environment import ROOT
 
-FURNITURE = {"__init__.py", "reference.py", "operator.py", "plan.py"}
+FURNITURE = {"__init__.py", "reference.py", "operator.py"}
 # The ways that a room can go, a folder each; a room with one way has its passes beside its plan.
 WAYS = {
     "conv_wgrad": {"blackwell", "hopper"},
     "dynamic_conv": set(),
     "flex_attention": {"hopper", "mods", "portable"},
-    "recurrent_attention": {"chunk", "recurrence"},
+    "recurrent_attention": {"chunk"},
 }
 TRITONS_PRIVATE = ("_low_precision.py", "_triton_interpreter.py", "_triton_mode.py", "_triton_private.py")
 INSTRUMENTS = ("lab", "check", "gluon_model")
@@ -137,11 +137,11 @@ def test_the_arrows_are_those_of_the_architecture(importer, imported, allowed):
 def test_every_way_of_importing_is_read():
     source = "import kernels.lab\nfrom kernels import runtime\nfrom kernels.lab import compare, style\nimport torch"
     assert imports(source, "x") == {"kernels.lab", "kernels.runtime", "kernels.lab.compare", "kernels.lab.style"}
-    assert imports("def f():\n    from . import forward", "kernels.dynamic_conv.operator") == {
-        "kernels.dynamic_conv.forward"
+    assert imports("def f():\n    from . import plain", "kernels.dynamic_conv.operator") == {
+        "kernels.dynamic_conv.plain"
     }
-    assert imports("from .forward import tap", "kernels.dynamic_conv", is_package=True) == {
-        "kernels.dynamic_conv.forward"
+    assert imports("from .plain import tap", "kernels.dynamic_conv", is_package=True) == {
+        "kernels.dynamic_conv.plain"
     }
 
 

@@ -160,8 +160,7 @@ def recorded(run=True):
     seen = []
     before = common_launch.launch
 
-    def noted(kernel, grid, *args, constants=None, **meta):
-        meta = common_launch.with_constants(meta, constants)
+    def noted(kernel, grid, *args, **meta):
         seen.append((kernel, grid, args, meta))
         if run:
             before(kernel, grid, *args, **meta)

@@ -61,18 +61,21 @@ def test_opcheck(mode, packed):
         out = recurrent_attention(**leaves, **packing, output_final_state=packed, mode=mode)
         sum(o.sum() for o in out if o is not None).backward()
 
-    for args in calls(operator._attend.backward_op, work):  # its own derivative is refused
+    forward = operator._attend if mode == "recurrent" else operator._attend_in_chunks
+    name = forward.name().split("::")[1]
+    backward = getattr(torch.ops.kernels_from_math, f"{name}_backward").default
+    for args in calls(backward, work):  # its own derivative is refused
         values = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
-        torch.library.opcheck(operator._attend.backward_op, values, test_utils=checks)
-    for args in calls(operator._attend.op, work):
-        torch.library.opcheck(operator._attend.op, args, test_utils=checks)
+        torch.library.opcheck(backward, values, test_utils=checks)
+    for args in calls(forward, work):
+        torch.library.opcheck(forward, args, test_utils=checks)
 
 
 def test_opcheck_step():
     x, state = randn(2, 2, 4), randn(3, 2, 4, 4)
     slots = torch.tensor([2, 0], device=runtime.device)
     gates = {"g": randn(2, 2), "g_gamma": randn(2), "gk": x, "gv": x}
-    step = operator._step.op
+    step = operator._step
     (args,) = calls(step, lambda: recurrent_attention_step(x, x, x, state, **gates, slots=slots))
     torch.library.opcheck(step, args)
 

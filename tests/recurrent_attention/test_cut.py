@@ -7,8 +7,9 @@ import torch
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.recurrent_attention.chunk import cut, way
-from kernels.recurrent_attention.plan import Problem
+from kernels.common.launch import Layout
+from kernels.recurrent_attention.chunk import cut, launches
+from kernels.recurrent_attention.problem import Gates, Problem
 from tests.recurrent_attention import cases
 
 
@@ -20,9 +21,12 @@ def h200(monkeypatch):
         yield
 
 
-def plan(gate, B, T, H, K, V, packed=None):
-    shapes = [torch.Size((B, T, H, size)) for size in (K, K, V)]
-    return way.plan(Problem(*shapes, torch.bfloat16, (gate,), packed, False, False, runtime.device))
+def problem(gate, B, T, H, K, V, packed=None):
+    q, k, v, g, gk = (
+        Layout((B, T, H, *size), torch.empty(B, T, H, *size, device="meta").stride(), torch.bfloat16, 0)
+        for size in ((K,), (K,), (V,), (), (K,))
+    )
+    return Problem(q, k, v, Gates(**{gate: {"g": g, "gk": gk}[gate]}), packed, False, False, runtime.device)
 
 
 LAYERS = {  # forward: tokens in a chunk, whether states are stored, runs, tile of the walk, tile of the outputs
@@ -41,24 +45,25 @@ LAYERS = {  # forward: tokens in a chunk, whether states are stored, runs, tile 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_is_cut_as_measured(h200, layer):
     of, (C, stored, runs, walk, outputs) = LAYERS[layer]
-    planned = plan(*of)
-    ahead, back = planned.of_forward, planned.of_backward
+    asked = problem(*of)
+    ahead, back = cut.cut(asked), cut.cut(asked, asked.v)
     tile = lambda kernel: tuple(ahead.options(kernel)[name] for name in ("BLOCK_K", "BLOCK_V"))  # noqa: E731
     assert (ahead.C, ahead.stored, back.C) == (C, stored, 64)
     assert ahead.runs == runs  # packed, each sequence may end within a run of its own
     assert tile("chunk_states") == walk
     if outputs:
         assert tile("chunk_stored_outputs") == outputs
-    assert ("backward" in str(planned)) == (ahead is not back)
+    assert ("backward" in launches.explained(asked)) == (ahead != back)
 
 
 def test_a_line_s_other_cases(monkeypatch):
     few, wide = {"walks": 8, "BLOCK_K": 16, "BLOCK_V": 16, "w": 3}, {"BLOCK_K": 32, "BLOCK_V": 64, "w": 2}
     line = {"BLOCK_K": 32, "BLOCK_V": 32, "w": 1, "WIDER_V": wide, "C128": {"BLOCK_K": 64, "BLOCK_V": 64, "w": 4, "FEW": few}}
     with cases.configured(chunk_states=line):
-        said = lambda *of: cut.table_options("chunk_states", "K64 32-bit", runtime.device, *of)["w"]  # noqa: E731
+        options = lambda C, K, V, n: cut.table_options("chunk_states", "K64 32-bit", runtime.device, C, (K, V), n)  # noqa: E731
+        said = lambda *of: options(*of)["w"]  # noqa: E731
         assert said(64, 64, 64, 1) == 1 and said(64, 64, 65, 1) == 2
         assert said(128, 64, 64, 8) == 4 and said(128, 64, 64, 7) == 3 and said(128, 64, 65, 4) == 4
     with cases.configured(chunk_states=wide):
-        smaller = cut.table_options("chunk_states", "K64 32-bit", runtime.device, 64, 24, 100, 1)
+        smaller = cut.table_options("chunk_states", "K64 32-bit", runtime.device, 64, (24, 100), 1)
     assert (smaller["BLOCK_K"], smaller["BLOCK_V"]) == (32, 64)

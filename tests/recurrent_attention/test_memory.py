@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common import launch
 from kernels.lab import trace
-from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
+from kernels.recurrent_attention import operator, recurrent_attention, recurrent_attention_step
 from tests.recurrent_attention import cases
 from tests.tensors import told_of_more
 
@@ -59,7 +58,7 @@ def test_a_step_stays_inside_its_tensors(slots):
 
 def test_the_trace_would_show_an_access_outside(monkeypatch):
     """The same test on a kernel that is told of one token more than there is."""
-    told_of_more(monkeypatch, launch, T=1)
+    told_of_more(monkeypatch, operator, T=1)
     with trace.recording() as t:
         x = torch.randn(1, 18, 1, 4)
         recurrent_attention(x, x, x, mode="recurrent")

@@ -11,53 +11,59 @@ be: both inside the chunk, s before it, r behind it, or both outside. All four a
 a gate of -20 has a gradient with as many right digits as any other.
 """
 
-import torch
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from kernels.common.math import cdiv
-from kernels.common.sequences import clear_outside, locate_run
-from kernels.recurrent_attention.chunk.cut import Places, of_scores
-from kernels.recurrent_attention.chunk.decays import decay_matrix, prepare
+from kernels.common.sequences import locate_run
+from kernels.recurrent_attention.chunk.decays import decay_matrix
 from kernels.recurrent_attention.chunk.levels import level_of_rows, load_mask, over_its_unit
 from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
-from kernels.recurrent_attention.chunk.states import walk
-from kernels.recurrent_attention.gates import Gates
-from kernels.recurrent_attention.tiles import load_state, over_group, right_of_middle
+from kernels.recurrent_attention.tiles import load_state, right_of_middle
+
+
+class Gradients(NamedTuple):
+    """Where gradients go; the products P are for ``inside_kernel``."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dg: Any
+    products: Any
 
 
 @triton.jit
-def _gradients_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, scores_ptr, rest_ptr, chunk_decay_ptr,
-    states_ptr, costates_ptr, dq_ptr, dk_ptr, dv_ptr, dg_ptr, products_ptr, sequence_of_chunk_ptr, cu_ptr,
-    places, T, H, K, V, heads_per_k, heads_per_v, dg_per_tile, scale,
-    stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
-    stride_v_b, stride_v_t, stride_v_h, stride_v_v, stride_do_b, stride_do_t, stride_do_h, stride_do_v,
+def gradients_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, decays, states_ptr, costates_ptr, grads, sequence_of_chunk_ptr, cu_ptr,
+    scale, places, T, H, K, V, heads_per_k, heads_per_v, dg_per_tile, q_strides, k_strides, v_strides, do_strides,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GATED: tl.constexpr, COUNTED: tl.constexpr, VECTOR: tl.constexpr, GATES: tl.constexpr,
-    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
+    REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_K components of dq and dk and BLOCK_V of dv of one chunk of one head, and (with GATES) their part of dg.
+    """BLOCK_K components of dq and dk and BLOCK_V of dv of one chunk of one head, and their part of dg.
 
-    With VECTOR, q and k come decayed; what is written is P, dv, and of dq, dk and the gates only the part through the states,
-    without the decays in front of it: ``_inside_kernel`` adds the rest.
+    With gates on components q and k come decayed; what is written is P, dv, and of dq, dk and the gates only the part through
+    the states, without the decays in front of it: ``inside_kernel`` adds the rest.
     """
+    VECTOR: tl.constexpr = decays.scores is not None
+    GATED: tl.constexpr = decays.from_start is not None
+    GATES: tl.constexpr = grads.dg is not None
     pid = tl.program_id(0)
     tiles = tl.maximum(tl.cdiv(K, BLOCK_K), tl.cdiv(V, BLOCK_V))
     tile = pid % tiles
     place = (pid // tiles).to(tl.int64)  # of this chunk and head
     h = place % H
-    n, b, begin, L, first = locate_run(pid // tiles // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    n, b, begin, L, first = locate_run(pid // tiles // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, cu_ptr is not None)
     where = chunk_rows(begin, L, first, C, REVERSE)
     offs_c = tl.arange(0, C)
     own_k = tile * BLOCK_K
     own_v = tile * BLOCK_V
     offs_k = own_k + tl.arange(0, BLOCK_K)
     offs_v = own_v + tl.arange(0, BLOCK_V)
-    q_base = q_ptr + b * stride_q_b + h * stride_q_h
-    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
-    v_base = v_ptr + b * stride_v_b + h // heads_per_v * stride_v_h
-    do_base = do_ptr + b * stride_do_b + h * stride_do_h
+    q_base = q_ptr + b * q_strides.b + h * q_strides.h
+    k_base = k_ptr + b * k_strides.b + h // heads_per_k * k_strides.h
+    v_base = v_ptr + b * v_strides.b + h // heads_per_v * v_strides.h
+    do_base = do_ptr + b * do_strides.b + h * do_strides.h
     head = b * T * H + h
 
     # Along the value components: P = do v^T, and what comes to the own components of dq and dk through the states.
@@ -66,8 +72,8 @@ def _gradients_kernel(
     dk = tl.zeros([C, BLOCK_K], tl.float32)
     through = tl.zeros([BLOCK_K], tl.float32)  # sum_j S_ij Z_ij
     for start_v in range(0, V, BLOCK_V):
-        v = load_rows(v_base, stride_v_t, stride_v_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
-        do = load_rows(do_base, stride_do_t, stride_do_v, where, start_v, V, BLOCK_V, DTYPE, WIDE)
+        v = load_rows(v_base, v_strides.t, v_strides.d, where, start_v, V, BLOCK_V, DTYPE, WIDE)
+        do = load_rows(do_base, do_strides.t, do_strides.d, where, start_v, V, BLOCK_V, DTYPE, WIDE)
         S = load_state(states_ptr + place * K * V, offs_k, start_v + tl.arange(0, BLOCK_V), K, V).to(DTYPE)
         Z = load_state(costates_ptr + place * K * V, offs_k, start_v + tl.arange(0, BLOCK_V), K, V).to(DTYPE)
         P = tl.dot(do, tl.trans(v), P, input_precision=PRECISION)
@@ -80,48 +86,48 @@ def _gradients_kernel(
     A = tl.zeros([C, C], tl.float32)
     dv = tl.zeros([C, BLOCK_V], tl.float32)
     for start_k in range(0, K, BLOCK_K):
-        k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+        k = load_rows(k_base, k_strides.t, k_strides.d, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         Z = load_state(costates_ptr + place * K * V, start_k + tl.arange(0, BLOCK_K), offs_v, K, V).to(DTYPE)
         dv = tl.dot(k, Z, dv, input_precision=PRECISION)
         if not VECTOR:
-            q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+            q = load_rows(q_base, q_strides.t, q_strides.d, where, start_k, K, BLOCK_K, DTYPE, WIDE)
             A = tl.dot(q, tl.trans(k), A, input_precision=PRECISION)
     if VECTOR:
-        A = load_rows(scores_ptr + head * C, H * C, 1, where, 0, C, C, DTYPE, False)
+        A = load_rows(decays.scores + head * C, H * C, 1, where, 0, C, C, DTYPE, False)
     else:
-        M = decay_matrix(gamma_ptr, resets_ptr, place, 0, C, C, GATED, COUNTED)
+        M = decay_matrix(decays, place, 0, C, C)
         A *= M
     dq *= scale
     if GATED:
-        to_end = tl.load(to_end_ptr + place * C + offs_c)
-        dq *= tl.load(from_start_ptr + place * C + offs_c)[:, None]
+        to_end = tl.load(decays.to_end + place * C + offs_c)
+        dq *= tl.load(decays.from_start + place * C + offs_c)[:, None]
         dk *= to_end[:, None]
         dv *= to_end[:, None]
-    do = load_rows(do_base, stride_do_t, stride_do_v, where, own_v, V, BLOCK_V, DTYPE, WIDE)
+    do = load_rows(do_base, do_strides.t, do_strides.d, where, own_v, V, BLOCK_V, DTYPE, WIDE)
     # one gate a component: the scores hold the scale already, and their rounding would show in dv
     dv = tl.dot(tl.trans((A if VECTOR else A * scale).to(DTYPE)), do, dv, input_precision=PRECISION)
-    if rest_ptr is not None:
-        rest = load_rows(rest_ptr + head * C, H * C, 1, where, 0, C, C, DTYPE, False)
+    if decays.rest is not None:
+        rest = load_rows(decays.rest + head * C, H * C, 1, where, 0, C, C, DTYPE, False)
         dv = tl.dot(tl.trans(rest), do, dv, input_precision=PRECISION)
-    store_rows(dv_ptr + head * V, H * V, where, own_v, V, dv, BLOCK_V)
+    store_rows(grads.dv + head * V, H * V, where, own_v, V, dv, BLOCK_V)
 
-    q = load_rows(q_base, stride_q_t, stride_q_k, where, own_k, K, BLOCK_K, DTYPE, WIDE)
-    k = load_rows(k_base, stride_k_t, stride_k_k, where, own_k, K, BLOCK_K, DTYPE, WIDE)
+    q = load_rows(q_base, q_strides.t, q_strides.d, where, own_k, K, BLOCK_K, DTYPE, WIDE)
+    k = load_rows(k_base, k_strides.t, k_strides.d, where, own_k, K, BLOCK_K, DTYPE, WIDE)
     t = offs_c[:, None]
     s = offs_c[None, :]
     if VECTOR:
         # P_ts where s <= t and P_st elsewhere: what the pairs inside the chunk need, whichever of the two comes first
         products = tl.where(s <= t, P, 0.0) + tl.trans(tl.where(s < t, P, 0.0))
         if tile == 0:
-            store_rows(products_ptr + head * C, H * C, where, 0, C, products * scale, C)
+            store_rows(grads.products + head * C, H * C, where, 0, C, products * scale, C)
         if GATES:
-            whole = tl.load(chunk_decay_ptr + place * K + offs_k, mask=offs_k < K, other=0.0)
+            whole = tl.load(decays.chunk_decay + place * K + offs_k, mask=offs_k < K, other=0.0)
             # sums over r >= t and over s < t, as products with triangles of ones
             from_t_on = (s >= t).to(DTYPE)
             before_t = (s < t).to(DTYPE)
             dg = tl.dot(from_t_on, (q * dq).to(DTYPE), input_precision=PRECISION)
             dg = tl.dot(before_t, (k * dk).to(DTYPE), dg, input_precision=PRECISION)
-            store_rows(dg_ptr + head * K, H * K, where, own_k, K, dg + (whole * through)[None, :], BLOCK_K)
+            store_rows(grads.dg + head * K, H * K, where, own_k, K, dg + (whole * through)[None, :], BLOCK_K)
     else:
         if GATES:
             after = tl.sum(k * dk, 1)
@@ -131,23 +137,22 @@ def _gradients_kernel(
                 W = tl.where(s < t, A * P, 0.0) * scale
                 inside = tl.dot((s >= t).to(DTYPE), W.to(DTYPE), input_precision=PRECISION)  # over r >= t, for every s
                 crossing += tl.where(s < t, inside, 0.0)
-            dg = tl.sum(crossing, 1) + tl.load(chunk_decay_ptr + place) * tl.sum(through, 0)
+            dg = tl.sum(crossing, 1) + tl.load(decays.chunk_decay + place) * tl.sum(through, 0)
             row, rows, exists = where
-            tl.store(dg_ptr + tile.to(tl.int64) * dg_per_tile + head + (row + rows) * H, dg, mask=exists)
+            tl.store(grads.dg + tile.to(tl.int64) * dg_per_tile + head + (row + rows) * H, dg, mask=exists)
         PM = (P * M * scale).to(DTYPE)
         dq = tl.dot(PM, k, dq, input_precision=PRECISION)
         dk = tl.dot(tl.trans(PM), q, dk, input_precision=PRECISION)
-    store_rows(dq_ptr + head * K, H * K, where, own_k, K, dq, BLOCK_K)
-    store_rows(dk_ptr + head * K, H * K, where, own_k, K, dk, BLOCK_K)
+    store_rows(grads.dq + head * K, H * K, where, own_k, K, dq, BLOCK_K)
+    store_rows(grads.dk + head * K, H * K, where, own_k, K, dk, BLOCK_K)
 
 
 @triton.jit
-def _inside_kernel(
+def inside_kernel(
     q_ptr, k_ptr, gamma_ptr, parted_ptr, crossed_ptr, products_ptr, dq_through_ptr, dk_through_ptr, dg_through_ptr,
-    dq_ptr, dk_ptr, dg_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k, scale,
-    stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
+    dq_ptr, dk_ptr, dg_ptr, sequence_of_chunk_ptr, cu_ptr, places, T, H, K, heads_per_k, q_strides, k_strides,
     C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    GATES: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
+    REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """For gates on key components: what a chunk's own pairs of tokens add to dq, dk and the gate gradients.
 
@@ -161,16 +166,16 @@ def _inside_kernel(
     pid = tl.program_id(0)
     start_k = pid % tiles_k * BLOCK_K
     h = (pid // tiles_k % H).to(tl.int64)
-    n, b, begin, L, first = locate_run(pid // tiles_k // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    n, b, begin, L, first = locate_run(pid // tiles_k // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, cu_ptr is not None)
     where = chunk_rows(begin, L, first, C, REVERSE)
     head = b * T * H + h
-    q_base = q_ptr + b * stride_q_b + h * stride_q_h
-    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
+    q_base = q_ptr + b * q_strides.b + h * q_strides.h
+    k_base = k_ptr + b * k_strides.b + h // heads_per_k * k_strides.h
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
 
-    q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
-    k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+    q = load_rows(q_base, q_strides.t, q_strides.d, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+    k = load_rows(k_base, k_strides.t, k_strides.d, where, start_k, K, BLOCK_K, DTYPE, WIDE)
     gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
     P = load_rows(products_ptr + head * C, H * C, 1, where, 0, C, C, tl.float32, False)
     FINE: tl.constexpr = tl.float16 if DTYPE == tl.bfloat16 else DTYPE
@@ -193,7 +198,7 @@ def _inside_kernel(
         Y = tl.dot(P_l, X.to(FINE), input_precision=PRECISION)
         dq += tl.where(behind, factor * Y, 0.0)
         dk += tl.where(behind, 0.0, factor * Y)
-        if GATES:
+        if dg_ptr is not None:
             crossed = load_mask(crossed_ptr, LEVEL, C, FINE)
             dg += tl.dot(crossed, (X * Y).to(FINE), input_precision=PRECISION)
     # behind the edge X is q's and Y is k's, before it the other way round
@@ -207,100 +212,7 @@ def _inside_kernel(
     dk_through = load_rows(dk_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
     store_rows(dq_ptr + head * K, H * K, where, start_k, K, dq + tl.exp2(gamma) * dq_through, BLOCK_K)
     store_rows(dk_ptr + head * K, H * K, where, start_k, K, dk + tl.exp2(gamma_C - gamma) * dk_through, BLOCK_K)
-    if GATES:
+    if dg_ptr is not None:
         dg_through = load_rows(dg_through_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
         dg *= unit_p * unit_q * unit_k
         store_rows(dg_ptr + head * K, H * K, where, start_k, K, dg + dg_through, BLOCK_K)
-
-
-def backward(p, x, do, dfinal, scores, needs):
-    """Launch the chunked backward pass.
-
-    Args:
-        p: the pass's ``Cut``.
-        x: its ``Inputs``.
-        do: gradient of o [B, T, H, V].
-        dfinal: gradient of the final state [N, H, K, V], or ``None``.
-        scores: what the forward pass made, so as not to make it again, or ``None``.
-        needs: whether q, k, v, each gate and initial_state need a gradient.
-
-    Returns:
-        their gradients, ``None`` for those not needed, each in its tensor's dtype.
-    """
-    q, k, v, gates, initial_state, cu_seqlens, scale, *_ = x
-    need_q, need_k, need_v, *need_gates, need_initial = needs
-    need = Gates(*need_gates)
-    if p.T == 0 or p.H == 0:
-        given = (q, k, v, *gates)
-        zeros = [torch.zeros_like(t) if wanted else None for t, wanted in zip(given, needs[:-1], strict=True)]
-        return *zeros, p.untouched(dfinal).to(initial_state.dtype) if need_initial else None
-
-    p = p.reaching(q, k, v, gates.gk, do)
-    at = Places(p, cu_seqlens)
-    decays = prepare(p, at, x, scores)
-    back = decays.q, do, scale, dfinal, need_initial
-    states, _, costates, dinitial = walk(p, at, x, decays, initial_state, False, p.operands, back)
-
-    vector = gates.gk is not None
-    new = lambda *shape, dtype: torch.empty(*shape, dtype=dtype, device=q.device)  # noqa: E731
-    rows = (p.B, p.T, p.H)
-    dq = new(*rows, p.K, dtype=q.dtype)
-    dk = new(*rows, p.K, dtype=k.dtype if p.H == k.shape[2] else torch.float32)
-    dv = new(*rows, p.V, dtype=v.dtype if p.H == v.shape[2] else torch.float32)
-    wanted = need.g or need.g_gamma or need.gk
-    options = p.options("chunk_gradients")
-    tiles = max(cdiv(p.K, options["BLOCK_K"]), cdiv(p.V, options["BLOCK_V"]))
-    dg = None
-    if wanted:
-        dg = new(*([*rows, p.K] if vector else [tiles, *rows]), dtype=torch.float32)
-    products = new(*rows, p.C, dtype=torch.float32) if vector else None
-    if vector:
-        through = new(3, *rows, p.K, dtype=torch.float32)
-        dq_through, dk_through, dg_through = through
-    else:
-        dq_through, dk_through, dg_through = dq, dk, dg
-
-    def told():
-        heads = p.H // decays.k.shape[2], p.H // v.shape[2]
-        sizes = p.chunks, p.T, p.H, p.K, p.V, *heads, p.B * p.T * p.H, scale
-        meta = decays.switches() | {"GATES": wanted, **options}
-        numbers = *sizes, *decays.q.stride(), *decays.k.stride(), *v.stride(), *do.stride()
-        return (p.chunks * p.H * tiles,), numbers, meta
-
-    x.launch(
-        _gradients_kernel, told,
-        decays.q, decays.k, v, do, decays.gamma, decays.resets, decays.from_start, decays.to_end, *of_scores(decays.scores),
-        decays.chunk_decay, states, costates, dq_through, dk_through, dv, dg_through, products, at.chunks, at.cu_seqlens,
-    )  # fmt: skip
-    if vector:
-
-        def told_inside():
-            options = p.options("chunk_inside", without=("BLOCK_V",))
-            numbers = p.chunks, p.T, p.H, p.K, p.H // k.shape[2], scale, *q.stride(), *k.stride()
-            meta = options | {"GATES": wanted, "LEVELS": decays.parted.shape[0]}
-            return (p.chunks * p.H * cdiv(p.K, options["BLOCK_K"]),), numbers, meta
-
-        x.launch(
-            _inside_kernel, told_inside,
-            q, k, decays.gamma, decays.parted, decays.crossed, products, dq_through, dk_through, dg_through, dq, dk, dg,
-            at.chunks, at.cu_seqlens,
-        )  # fmt: skip
-
-    if wanted and not vector:
-        dg = dg[0] if tiles == 1 else dg.sum(0)  # over the tiles' parts
-    clear_outside(cu_seqlens, p.T, dq, dk, dv, dg)
-    dgk = dg.to(gates.gk.dtype) if need.gk else None
-    if vector and (need.g or need.g_gamma):
-        dg = dg.sum(-1)  # over the components, all of which it decays
-    dgates = Gates(
-        g=dg.to(gates.g.dtype) if need.g else None,
-        g_gamma=dg.sum((0, 1)).to(gates.g_gamma.dtype) if need.g_gamma else None,
-        gk=dgk,
-    )
-    return (
-        dq if need_q else None,
-        over_group(dk, k) if need_k else None,
-        over_group(dv, v) if need_v else None,
-        *dgates,
-        dinitial.to(initial_state.dtype) if need_initial else None,
-    )

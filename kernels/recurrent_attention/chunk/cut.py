@@ -1,95 +1,86 @@
 """How a call of the chunked form is cut: into chunks for the products, into runs of chunks that are walked side by side."""
 
-import dataclasses
-import functools
 import math
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
+import triton.language as tl
 
 from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.math import bits, block, cdiv
-from kernels.common.sequences import sequence_of_runs
+from kernels.common.sequences import count_runs
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Sizes, and what the kernels are told of them. ``C`` tokens are a chunk, ``RUN`` a run; there are so many of both."""
+class Cut(NamedTuple):
+    """Tokens in a chunk and in a run, how many there are of both, and whether states that enter chunks are stored."""
 
-    B: int
-    T: int
-    H: int
-    K: int
-    V: int
-    N: int
     C: int
     RUN: int
     runs: int
     chunks: int
-    one_run: bool
-    side_by_side: int  # heads, of all sequences unless they are packed
+    one_run: bool  # each sequence
     stored: bool
-    size_class: str
-    operands: torch.dtype  # of the matrix products
-    device: torch.device
-    switches: dict  # what the kernels are told about the packing, the strides and the numbers' format
-    scalar_gates: dict  # which of them there are
-    known: dict = field(default_factory=dict)  # ``options``, once asked for
+    problem: tuple
+    wide: bool  # whether offsets within a chunk have 64 bits
 
     def __str__(self):
         runs = "in one run" if self.one_run else f"in runs of {self.RUN} tokens that are walked side by side"
         stored = ", from stored states" if self.stored else ""
         return f"chunks of {self.C} tokens, {runs}{stored}"
 
-    def options(self, kernel, without=()):
-        """Constexpr arguments of ``kernel``: switches and what the table of configurations says, but for some."""
-        if (kernel, without) in self.known:
-            return self.known[kernel, without]
-        options = table_options(kernel, self.size_class, self.device, self.C, self.K, self.V, self.side_by_side)
-        options = self.switches | {"C": self.C} | options
-        self.known[kernel, without] = {name: value for name, value in options.items() if name not in without}
-        return self.known[kernel, without]
-
-    def reaching(self, *tensors):
-        """The same for kernels that read these [B, T, heads, size], ``None`` among them: offsets within a chunk have 64 bits
-        where strides ask for that."""
-        size = max(self.K, self.V)
-        for x in tensors:
-            if x is not None:
-                _, token, _, component = x.stride()
-                if self.C * token + size * component >= 2**31:
-                    return self.wide
-        return self
-
-    @functools.cached_property
-    def wide(self):
-        """The same with offsets of 64 bits."""
-        return dataclasses.replace(self, switches=self.switches | {"WIDE": True}, known={})
-
-    def untouched(self, state):
-        """A fp32 copy of the state that no token changed; zeros where there is none."""
-        if state is None:
-            return torch.zeros(self.N, self.H, self.K, self.V, dtype=torch.float32, device=self.device)
-        return state.to(torch.float32, copy=True).contiguous()
+    def options(self, kernel, *without):
+        """Constexpr arguments of ``kernel``: numbers' formats and what the table of configurations says, but for some."""
+        p, operands = self.problem, operand_dtype(self.problem.q.dtype)
+        B, T, H, K, V, N = p.sizes
+        heads = H if p.packed is not None else N * H
+        options = {
+            "DTYPE": tl.bfloat16 if operands == torch.bfloat16 else tl.float32,
+            # as many bits as float16 has, with float32's range for what sums up
+            "PRECISION": "tf32" if p.tf32 or p.q.dtype != torch.float32 else "tf32x3",
+            "REVERSE": p.reverse,
+            "WIDE": self.wide,
+            "C": self.C,
+        }
+        options |= table_options(kernel, size_class(K, p.q.dtype), p.device, self.C, (K, V), heads)
+        return {name: value for name, value in options.items() if name not in without}
 
 
-@dataclass
-class Places:
-    """Which sequence a call's runs and chunks belong to, ``None`` unless packed: a kernel finds it, once a call."""
+def cut(problem, do=None):
+    """The ``Cut`` of a ``Problem``; backward with the layout of the output's gradient.
 
-    cut: Cut
-    cu_seqlens: torch.Tensor | None
+    A sequence is one run when there are heads enough to fill the GPU, else several, which are chained afterwards.
+    """
+    K, V = problem.sizes[3:5]
+    table = cuts(size_class(K, problem.q.dtype), problem.device)
+    both = _cut(problem, table, do)
+    if do is not None:
+        return both
+    if "NARROW" in table and table["NARROW"]["V"] >= V:
+        narrow = _cut(problem, table["NARROW"])
+        if narrow.one_run:
+            return narrow
+    if "FORWARD_C" in table and problem.gates.gk is None:  # what gk comes to in a chunk is the backward pass's, too
+        return _cut(problem, table | {"C": table["FORWARD_C"]})
+    return both
 
-    @functools.cached_property
-    def runs(self):
-        """Of each run."""
-        return sequence_of_runs(self.cu_seqlens, self.cut.runs, self.cut.RUN)
 
-    @functools.cached_property
-    def chunks(self):
-        """Of each chunk."""
-        return sequence_of_runs(self.cu_seqlens, self.cut.chunks, self.cut.C)
+def _cut(problem, table, do=None):
+    """By a table as ``cuts`` has it."""
+    B, T, H, K, V, N = problem.sizes
+    C, packed = table["C"], problem.packed
+    side_by_side = heads = N * H if packed is None else H
+    # a state too large for one program's registers is walked in tiles, each by a program of its own, and stored
+    if stored := "walks" in table:
+        tiles = table_options("chunk_states", size_class(K, problem.q.dtype), problem.device, C, (K, V), heads)
+        side_by_side *= cdiv(K, tiles["BLOCK_K"]) * cdiv(V, tiles["BLOCK_V"])
+    wanted = cdiv(table["walks" if stored else "runs"], max(side_by_side, 1))  # runs a sequence, or a head
+    if stored and side_by_side >= table.get("one_run", table["walks"]):
+        wanted = 1
+    RUN = max(cdiv(cdiv(T, wanted), C), 1) * C
+    read = problem.q, problem.k, problem.v, problem.gates.gk, do
+    wide = any(x is not None and C * x.strides[1] + max(K, V) * x.strides[3] >= 2**31 for x in read)
+    return Cut(C, RUN, count_runs(packed, N, T, RUN), count_runs(packed, N, T, C), RUN >= T, stored, problem, wide)
 
 
 def operand_dtype(dtype):
@@ -102,15 +93,15 @@ def size_class(K, dtype):
     return f"K{max(64, block(K))} {bits(operand_dtype(dtype))}"
 
 
+def tokens_in_chunk(q):
+    """C of the pass back, and of the scores of a call on these queries."""
+    return cuts(size_class(q.shape[-1], q.dtype), q.device)["C"]
+
+
 def new_scores(q, C):
     """Where the scores of a call go, [1 or 2, B, T, H, C]: the second are what rounding to operands of 16 bits leaves."""
     stored = operand_dtype(q.dtype)
     return q.new_empty(1 if stored == torch.float32 else 2, *q.shape[:3], C, dtype=stored)
-
-
-def of_scores(scores):
-    """``(scores, rest)`` of what ``new_scores`` gave, ``None`` for what is not there."""
-    return (None, None) if scores is None else (scores[0], scores[1] if len(scores) > 1 else None)
 
 
 def cuts(key, device):
@@ -123,14 +114,14 @@ def cuts(key, device):
     return configuration("recurrent_attention", "chunk", key, device)
 
 
-def table_options(kernel, key, device, C, K, V, side_by_side):
-    """What the table says of a kernel, its tiles no larger than the state. A line may hold others: "C128" for chunks so long,
-    "WIDER_V" where V has more tiles than K, "FEW" with its "walks" where so many heads have fewer tiles than that."""
+def table_options(kernel, key, device, C, state, side_by_side):
+    """What the table says of a kernel, its tiles no larger than the ``state``, (K, V). A line may hold others: "C128" for
+    chunks so long, "WIDER_V" where V has more tiles than K, "FEW" with its "walks" where so many heads have fewer tiles."""
     options = configuration("recurrent_attention", kernel, key, device)
     options, others = _apart(options)
     if longer := others.get(f"C{C}"):
         options, others = _apart(longer)
-    sizes = {"BLOCK_K": K, "BLOCK_V": V}
+    sizes = dict(zip(("BLOCK_K", "BLOCK_V"), state, strict=True))
     tiles = {name: cdiv(size, options.get(name, block(size))) for name, size in sizes.items()}
     if "WIDER_V" in others and tiles["BLOCK_V"] > tiles["BLOCK_K"]:
         options = others["WIDER_V"]

@@ -33,7 +33,6 @@ def level_of_rows(
     return tl.where(behind[:, None], q, k).to(tl.float32) * factor, factor
 
 
-
 @triton.jit
 def over_its_unit(x, DTYPE: tl.constexpr):
     """``(x / unit, unit)``, float32, with the unit the power of two at or below x's largest magnitude; 1 unless DTYPE is
@@ -64,7 +63,6 @@ def level_masks_kernel(parted_ptr, crossed_ptr, C: tl.constexpr):
     tl.store(crossed_ptr + offsets, crossed_to_middle(t, s, LEVEL).to(crossed_ptr.dtype.element_ty))
 
 
-
 @triton.jit
 def load_mask(masks_ptr, LEVEL, C: tl.constexpr, DTYPE: tl.constexpr):
     """A level's mask."""
@@ -72,14 +70,12 @@ def load_mask(masks_ptr, LEVEL, C: tl.constexpr, DTYPE: tl.constexpr):
     return tl.load(masks_ptr + (LEVEL * C + offs_c[:, None]) * C + offs_c[None, :]).to(DTYPE)
 
 
-
 @triton.jit
 def scores_kernel(
     q_ptr, k_ptr, gamma_ptr, parted_ptr, scores_ptr, rest_ptr, sequence_of_chunk_ptr, cu_ptr,
-    places, T, H, K, heads_per_k, scale,
-    stride_q_b, stride_q_t, stride_q_h, stride_q_k, stride_k_b, stride_k_t, stride_k_h, stride_k_k,
+    scale, places, T, H, K, heads_per_k, q_strides, k_strides,
     C: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    PACKED: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
+    REVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A_ts = c sum_i q_t[i] k_s[i] e^{Gamma_t[i] - Gamma_s[i]} of one chunk, level by level.
 
@@ -89,18 +85,18 @@ def scores_kernel(
     """
     pid = tl.program_id(0)
     h = (pid % H).to(tl.int64)
-    n, b, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, PACKED)
+    n, b, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_chunk_ptr, cu_ptr, cu_ptr is not None)
     where = chunk_rows(begin, L, first, C, REVERSE)
     head = b * T * H + h
-    q_base = q_ptr + b * stride_q_b + h * stride_q_h
-    k_base = k_ptr + b * stride_k_b + h // heads_per_k * stride_k_h
+    q_base = q_ptr + b * q_strides.b + h * q_strides.h
+    k_base = k_ptr + b * k_strides.b + h // heads_per_k * k_strides.h
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     FINE: tl.constexpr = tl.float16 if DTYPE == tl.bfloat16 else DTYPE
     scores = tl.zeros([C, C], tl.float32)
     for start_k in tl.range(0, K, BLOCK_K, num_stages=1):
-        q = load_rows(q_base, stride_q_t, stride_q_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
-        k = load_rows(k_base, stride_k_t, stride_k_k, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+        q = load_rows(q_base, q_strides.t, q_strides.d, where, start_k, K, BLOCK_K, DTYPE, WIDE)
+        k = load_rows(k_base, k_strides.t, k_strides.d, where, start_k, K, BLOCK_K, DTYPE, WIDE)
         gamma = load_rows(gamma_ptr + head * K, H * K, 1, where, start_k, K, BLOCK_K, tl.float32, False)
         scores += tl.where(t == s, tl.sum(q.to(tl.float32) * k, 1)[:, None] * scale, 0.0)
         q, unit_q = over_its_unit(q, DTYPE)

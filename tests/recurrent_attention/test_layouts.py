@@ -1,4 +1,4 @@
-"""A call that is alike an earlier one: whatever its kernels depend on makes it another."""
+"""Calls that differ from earlier ones in layouts, values or options: nothing of a plan that does not hold for them stays."""
 
 import itertools
 
@@ -7,11 +7,11 @@ import torch
 from torch.autograd import forward_ad
 
 from kernels import runtime
-from kernels.common import launch
 from kernels.common import plan as plans
-from kernels.recurrent_attention import recurrent_attention
-from kernels.recurrent_attention.recurrence import forward
-from tests.tensors import LAYOUTS, agree, hooked, laid_out, settled, takes_the_longer_way
+from kernels.common.launch import launch
+from kernels.recurrent_attention import operator, recurrent_attention
+from kernels.recurrent_attention.chunk import launches
+from tests.tensors import LAYOUTS, agree, hooked, laid_out
 
 MODES = ["recurrent", "chunk"]
 
@@ -41,7 +41,7 @@ def other(t, i):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("first", LAYOUTS)
-def test_tensors_that_lie_in_other_ways(given, first, mode):
+def test_tensors_with_other_layouts(given, first, mode):
     """Those of a call, its gradients, and saved ones, which hooks may give back otherwise; after each."""
     do, dfinal = torch.randn_like(given["v"]), torch.randn_like(given["initial_state"])
     want = gradients({name: t.clone() for name, t in given.items()}, mode, do, dfinal)
@@ -86,11 +86,9 @@ def test_some_gradients_are_wanted(given, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_a_known_call_is_not_for(given, mode):
+def test_what_stands_before_every_call(given, mode):
     leaves = [t.requires_grad_() for t in given.values()]
     call = lambda *ts: recurrent_attention(**dict(zip(given, ts, strict=True)), mode=mode)[0]  # noqa: E731
-    o = call(*leaves)
-    takes_the_longer_way(o, leaves)
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivative"):
         call(forward_ad.make_dual(leaves[0], leaves[0]), *leaves[1:])
     with torch.autocast(runtime.device.type, torch.bfloat16):
@@ -107,13 +105,14 @@ def test_what_a_known_call_is_not_for(given, mode):
 def test_a_switch_between_and_within_calls_is_asked(given, mode, monkeypatch):
     asked = []
     given = {name: t.requires_grad_() for name, t in given.items()}
+    held = torch.backends.cuda.matmul.fp32_precision
 
-    def look(kernel, grid, *args, constants=None, **meta):
-        asked.append(launch.with_constants(meta, constants).get("PRECISION"))
-        before(kernel, grid, *args, constants=constants, **meta)
+    def look(kernel, grid, *args, **meta):
+        asked.append(meta.get("PRECISION"))
+        launch(kernel, grid, *args, **meta)
 
-    before, held = launch.launch, torch.backends.cuda.matmul.fp32_precision
-    monkeypatch.setattr(launch, "launch", look)
+    for module in (operator, launches):
+        monkeypatch.setattr(module, "launch", look)
     seen = []
     for on in (False, True, False, True):
         torch.backends.cuda.matmul.fp32_precision = "tf32" if on else "ieee"
@@ -125,22 +124,3 @@ def test_a_switch_between_and_within_calls_is_asked(given, mode, monkeypatch):
     torch.backends.cuda.matmul.fp32_precision = held
     assert seen[0] == seen[2] and seen[1] == seen[3]
     assert mode == "recurrent" or all(a != b for a, b in zip(*seen[:2], strict=True))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_what_is_not_looked_at_is_always_alike(given, mode, monkeypatch):
-    """Where a launch's constants settle all, all that kernels are compiled for is the same in each of their launches."""
-    seen = settled(monkeypatch, launch, forward)
-    for dtype, i, final in itertools.product((torch.float32, torch.bfloat16), LAYOUTS, (False, True)):
-        leaves = {name: other(t.to(dtype), i).requires_grad_() for name, t in given.items()}
-        for _ in range(2):
-            out = recurrent_attention(**leaves, mode=mode, output_final_state=final)
-            for j in LAYOUTS:
-                grads = [other(torch.ones_like(t), j) for t in out[: 1 + final]]
-                torch.autograd.grad(out[: 1 + final], leaves.values(), grads, retain_graph=True)
-                torch.autograd.grad(out[0], leaves["q"], grads[0], retain_graph=True)
-    for name, t in given.items():  # one at an odd address, by turns
-        recurrent_attention(**given | {name: other(t, 3)}, mode=mode)
-        recurrent_attention(**given, mode=mode)
-    assert all(len(set(of)) == 1 for of in seen.values())
-    assert len(seen) > 8 and max(map(len, seen.values())) > 1

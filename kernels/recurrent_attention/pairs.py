@@ -10,11 +10,13 @@ first differ in one binary digit: of the aligned 2, 4, 8 or 16 tokens that hold 
 and decay_rs = (from s to the middle) (from the middle to r). So all the pairs of a digit are one matrix product.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from kernels.common.sequences import locate_run
-from kernels.recurrent_attention.recurrence.blocks import (
+from kernels.recurrent_attention.plain import (
     block_columns,
     decay,
     decay_matrix,
@@ -28,20 +30,32 @@ from kernels.recurrent_attention.recurrence.blocks import (
 from kernels.recurrent_attention.tiles import crossed_to_middle, parted, right_of_middle
 
 
+class Gradients(NamedTuple):
+    """Where gradients go, ``None`` for those not wanted; dg stands for g and g_gamma."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dg: Any
+    dgk: Any
+    dgv: Any
+
+
 @triton.jit
 def load_side(side, start, D, times, mask_t, SLICE: tl.constexpr):
     """``(reads, writes, offs, mask)``: float32 [SLICE, C] tiles of the components from ``start`` on. A side is where a head's
-    reads begin and their strides along time and components, and the same of its writes."""
-    read_at, stride_rt, stride_rd, write_at, stride_wt, stride_wd = side
+    reads begin and their strides, and the same of its writes."""
+    read_at, read_strides, write_at, write_strides = side
     offs = start + tl.arange(0, SLICE).to(tl.int64)
     mask = offs < D
-    reads = load_columns(read_at + offs * stride_rd, stride_rt, times, mask_t, mask)
-    return reads, load_columns(write_at + offs * stride_wd, stride_wt, times, mask_t, mask), offs, mask
+    reads = load_columns(read_at + offs * read_strides.d, read_strides.t, times, mask_t, mask)
+    writes = load_columns(write_at + offs * write_strides.d, write_strides.t, times, mask_t, mask)
+    return reads, writes, offs, mask
 
 
 @triton.jit
 def pair_products(
-    side, g_at, stride_gt, gamma, gates_at, stride_gates_t, stride_gates_d, times, mask_t,
+    side, g_at, g_strides, gamma, gates_at, gates_strides, times, mask_t,
     D: tl.constexpr, C: tl.constexpr, DIGITS: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """read_r . write_s with the gates of components between them, as a symmetric [C, C]: r is the later of the two."""
@@ -53,8 +67,8 @@ def pair_products(
         if gates_at is None:
             products += dot(tl.trans(reads), writes, PRECISION)
         else:
-            at = gates_at + offs * stride_gates_d
-            gates = load_gates(g_at, stride_gt, gamma, at, stride_gates_t, times, mask_t, mask)
+            at = gates_at + offs * gates_strides.d
+            gates = load_gates(g_at, g_strides, gamma, at, gates_strides, times, mask_t, mask)
             products += tl.where(u == t, tl.sum(reads * writes, 0)[None, :], 0.0)
             for digit in range(DIGITS):
                 x = tl.where(right_of_middle(t, digit), reads, writes) * decay(gates, crossed_to_middle(u, t, digit))
@@ -66,7 +80,7 @@ def pair_products(
 
 @triton.jit
 def finish_side(
-    side, g_at, stride_gt, gamma, gates_at, stride_gates_t, stride_gates_d, times, mask_t,
+    side, g_at, g_strides, gamma, gates_at, gates_strides, times, mask_t,
     weights, scale, dread_through, dwrite_through, passing_ptr, dread_ptr, dwrite_ptr, dgates_ptr,
     head, place, tiles, heads, place_heads, H,
     D: tl.constexpr, C: tl.constexpr, DIGITS: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
@@ -101,8 +115,8 @@ def finish_side(
             dreads += dot(writes, tl.where(u <= t, weights, 0.0), PRECISION)
             dwrites += dot(reads, tl.where(u >= t, weights, 0.0), PRECISION)
         else:
-            at = gates_at + offs * stride_gates_d
-            gates = load_gates(g_at, stride_gt, gamma, at, stride_gates_t, times, mask_t, mask)
+            at = gates_at + offs * gates_strides.d
+            gates = load_gates(g_at, g_strides, gamma, at, gates_strides, times, mask_t, mask)
             if GATES:
                 dgates += sum_over(reads * dreads, u >= t, True, PRECISION)
                 dgates += sum_over(writes * dwrites, u < t, True, PRECISION)
@@ -132,73 +146,63 @@ def finish_side(
 
 @triton.jit
 def pairs_kernel(
-    do_ptr, q_ptr, k_ptr, v_ptr, g_ptr, gamma_ptr, gk_ptr, gv_ptr, sequence_of_block_ptr, cu_ptr,
-    dq_through_ptr, dk_through_ptr, dv_through_ptr, o_through_ptr, passing_k_ptr, passing_v_ptr,
-    dq_ptr, dk_ptr, dv_ptr, dg_ptr, dgk_ptr, dgv_ptr,
-    scale, T, H, group, tiles_v, tokens, places,
-    stride_dob, stride_dot, stride_doh, stride_dov,
-    stride_qb, stride_qt, stride_qh, stride_qk,
-    stride_kb, stride_kt, stride_kh, stride_kk,
-    stride_vb, stride_vt, stride_vh, stride_vv,
-    stride_gb, stride_gt, stride_gh,
-    stride_gamma,
-    stride_gkb, stride_gkt, stride_gkh, stride_gkk,
-    stride_gvb, stride_gvt, stride_gvh, stride_gvv,
-    K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    do_ptr, q_ptr, k_ptr, v_ptr, gates, sequence_of_block_ptr, cu_ptr, through, grads,
+    scale, T, H, group, parts, do_strides, q_strides, k_strides, v_strides, gate_strides,
+    K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr,
     C: tl.constexpr, DIGITS: tl.constexpr, PRECISION: tl.constexpr, SLICE_K: tl.constexpr, SLICE_V: tl.constexpr,
 ):  # fmt: skip
-    """One block of one head. What is None is not wanted; dg stands for g and g_gamma."""
+    """One block of one head: ``grads`` from what came ``through`` the states, and its pairs."""
     pid = tl.program_id(0)
     h = pid % H
     kv_head = (h // group).to(tl.int64)
     h = h.to(tl.int64)
-    n, row, begin, L, first = locate_run(pid // H, places, T, C, sequence_of_block_ptr, cu_ptr, PACKED)
+    n, row, begin, L, first = locate_run(pid // H, parts.blocks, T, C, sequence_of_block_ptr, cu_ptr, cu_ptr is not None)
     times, mask_t = block_columns(begin, L, first, C, REVERSE)
     u = tl.arange(0, C)[:, None]
     t = tl.arange(0, C)[None, :]
     head = row * T * H + h
     place = (pid // H).to(tl.int64) * H + h
-    q_at = q_ptr + row * stride_qb + h * stride_qh
-    k_at = k_ptr + row * stride_kb + kv_head * stride_kh
-    v_at = v_ptr + row * stride_vb + kv_head * stride_vh
-    do_at = do_ptr + row * stride_dob + h * stride_doh
-    g_at = None if g_ptr is None else g_ptr + row * stride_gb + h * stride_gh
-    gk_at = None if gk_ptr is None else gk_ptr + row * stride_gkb + h * stride_gkh
-    gv_at = None if gv_ptr is None else gv_ptr + row * stride_gvb + h * stride_gvh
-    gamma = 0.0 if gamma_ptr is None else tl.load(gamma_ptr + h * stride_gamma).to(tl.float32)
-    rows = q_at, stride_qt, stride_qk, k_at, stride_kt, stride_kk
-    columns = do_at, stride_dot, stride_dov, v_at, stride_vt, stride_vv
+    q_at = q_ptr + row * q_strides.b + h * q_strides.h
+    k_at = k_ptr + row * k_strides.b + kv_head * k_strides.h
+    v_at = v_ptr + row * v_strides.b + kv_head * v_strides.h
+    do_at = do_ptr + row * do_strides.b + h * do_strides.h
+    g_at = None if gates.g is None else gates.g + row * gate_strides.g.b + h * gate_strides.g.h
+    gk_at = None if gates.gk is None else gates.gk + row * gate_strides.gk.b + h * gate_strides.gk.h
+    gv_at = None if gates.gv is None else gates.gv + row * gate_strides.gv.b + h * gate_strides.gv.h
+    gamma = 0.0 if gates.g_gamma is None else tl.load(gates.g_gamma + h * gate_strides.g_gamma.h).to(tl.float32)
+    rows = q_at, q_strides, k_at, k_strides
+    columns = do_at, do_strides, v_at, v_strides
 
     A = scale * pair_products(
-        rows, g_at, stride_gt, gamma, gk_at, stride_gkt, stride_gkk, times, mask_t, K, C, DIGITS, SLICE_K, PRECISION
+        rows, g_at, gate_strides.g, gamma, gk_at, gate_strides.gk, times, mask_t, K, C, DIGITS, SLICE_K, PRECISION
     )
     P = pair_products(
-        columns, None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t, V, C, DIGITS, SLICE_V, PRECISION
+        columns, None, None, 0.0, gv_at, gate_strides.gv, times, mask_t, V, C, DIGITS, SLICE_V, PRECISION
     )
-    if gk_ptr is None:
-        M = decay_matrix(load_scalar_gates(g_at, stride_gt, gamma, times, mask_t))
+    if gates.gk is None:
+        M = decay_matrix(load_scalar_gates(g_at, gate_strides.g, gamma, times, mask_t))
         M = tl.where(u >= t, M, tl.trans(M))
         A *= M
         paths = tl.where(u > t, A * P, 0.0)  # [r, s]
         P *= M
 
     dg = finish_side(
-        rows, g_at, stride_gt, gamma, gk_at, stride_gkt, stride_gkk, times, mask_t,
-        P, scale, dq_through_ptr, dk_through_ptr, passing_k_ptr, dq_ptr, dk_ptr, dgk_ptr,
-        head, place, tiles_v, tokens * H, places * H, H, K, C, DIGITS, SLICE_K, PRECISION,
-        dg_ptr is not None or dgk_ptr is not None,
+        rows, g_at, gate_strides.g, gamma, gk_at, gate_strides.gk, times, mask_t,
+        P, scale, through.dq, through.dk, through.passing_k, grads.dq, grads.dk, grads.dgk,
+        head, place, parts.tiles, parts.tokens * H, parts.blocks * H, H, K, C, DIGITS, SLICE_K, PRECISION,
+        grads.dg is not None or grads.dgk is not None,
     )  # fmt: skip
-    if dg_ptr is not None:
-        if gk_ptr is None:
-            for tile in range(tiles_v):  # noqa: B007
-                dg += tl.load(passing_k_ptr + place)
-                place += places * H
+    if grads.dg is not None:
+        if gates.gk is None:
+            for tile in range(parts.tiles):  # noqa: B007
+                dg += tl.load(through.passing_k + place)
+                place += parts.blocks * H
             paths = dot((u <= t).to(tl.float32), paths, PRECISION)  # [gate, s]: over the r from the gate on
             dg += tl.sum(tl.where(u > t, paths, 0.0), 1)[None, :]  # and over the s before it
-        tl.store(dg_ptr + head + times * H, tl.sum(dg, 0), mask=mask_t)
+        tl.store(grads.dg + head + times * H, tl.sum(dg, 0), mask=mask_t)
     finish_side(
-        columns, None, 0, 0.0, gv_at, stride_gvt, stride_gvv, times, mask_t,
-        A, 1.0, o_through_ptr, dv_through_ptr, passing_v_ptr, None, dv_ptr, dgv_ptr,
+        columns, None, None, 0.0, gv_at, gate_strides.gv, times, mask_t,
+        A, 1.0, through.o, through.dv, through.passing_v, None, grads.dv, grads.dgv,
         head, (pid // H).to(tl.int64) * H + h, 1, 0, 0, H, V, C, DIGITS, SLICE_V, PRECISION,
-        dgv_ptr is not None,
+        grads.dgv is not None,
     )  # fmt: skip
