@@ -109,7 +109,8 @@ def register(
 
         @staticmethod
         def forward(ctx, keys, args, *flat):
-            output = _below_autograd(op, keys, args)
+            with _BELOW_AUTOGRAD():
+                output = op.redispatch(keys & _AFTER_AUTOGRAD, *args)
             outputs = output if len(returned) > 1 else (output,)
             every = (*args, *outputs)
             ctx.lengths = [len(args[i]) for i in lists]
@@ -152,15 +153,11 @@ def register(
             for t in flat:
                 if t is not None and t.requires_grad:
                     return Differentiable.apply(keys, args, *flat)
-        return _below_autograd(op, keys, args)
+        with _BELOW_AUTOGRAD():
+            return op.redispatch(keys & _AFTER_AUTOGRAD, *args)
 
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     return op
-
-
-def _below_autograd(op, keys, args):
-    with _BELOW_AUTOGRAD():
-        return op.redispatch(keys & _AFTER_AUTOGRAD, *args)
 
 
 def _define(schema, name, forward, fake):
@@ -184,7 +181,8 @@ def _without_gradient(op, name, written, message):
     class Refused(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, args, *tensors):
-            return _tupled(_below_autograd(op, keys, args))
+            with _BELOW_AUTOGRAD():
+                return _tupled(op.redispatch(keys & _AFTER_AUTOGRAD, *args))
 
         @staticmethod
         def backward(ctx, *grads):
