@@ -106,7 +106,9 @@ def explain(input, grad_output, backend, split_k, out, accumulate, out_dtype, **
     convolution = _check(input, grad_output, tuple(given.values()), backend, split_k, out, accumulate, out_dtype)
     adds = accumulate and out.is_contiguous()
     tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
-    choice, plan = plan_wgrad(layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k, adds)
+    choice, plan = plan_wgrad(
+        layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k, adds
+    )
     equivalent = choice.equivalent
     what = "; ".join(text for text in (str(plan), str(equivalent)) if text)
     lines = [f"{choice.backend}: {what}", *(f"not {name}: {reason}" for name, reason in choice.why_not.items())]
@@ -212,8 +214,8 @@ def checked(*arguments):
     """The ``Checked`` of ``geometry``'s arguments; raises what that raises."""
     if torch.compiler.is_compiling():
         return _geometry(arguments)
-    try:
-        types = [tuple(map(type, x)) if type(x) is tuple else type(x) for x in arguments[1:]]  # 1.0 is not 1 to who checks
+    try:  # 1.0 is not 1 to who checks
+        types = [tuple(map(type, x)) if type(x) is tuple else type(x) for x in arguments[1:]]
         return _known_geometry(arguments, tuple(types))
     except TypeError:  # symbols and lists have no hash
         return _geometry(arguments)
@@ -233,7 +235,8 @@ def _check(input, grad_output, convolution, backend, split_k, out, accumulate, o
     if out is not None or accumulate or out_dtype is not None:
         read = {"input": input, "grad_output": grad_output}
         _check_out(out, weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, ("input", input), **read)
-    if backend != "auto" and (reason := BACKENDS[backend].reason_not(patches_as_channels(g), input.dtype, input.device)):
+    refuse = BACKENDS[backend].reason_not if backend != "auto" else None
+    if refuse is not None and (reason := refuse(patches_as_channels(g), input.dtype, input.device)):
         raise ValueError(f"backend is {shown(backend)}, needs another here: {reason}")
     return convolution
 
@@ -280,20 +283,21 @@ def choose(problem, asked="auto"):
     """The ``Choice`` for a problem; ``asked``: ``"auto"``, or a backend by name."""
     as_given, *others = equivalents(problem)
     best = _cheapest(as_given, asked)
-    for equivalent in others:  # without a model of cost nobody knows which is faster
-        if portable.candidates(equivalent.problem) and (other := _cheapest(equivalent, asked)) and other.time < best.time:
+    for equivalent in others:
+        known = portable.candidates(equivalent.problem)  # without a model of cost nobody knows which is faster
+        if known and (other := _cheapest(equivalent, asked)) and other.time < best.time:
             best = other
     return best
 
 
 def _cheapest(equivalent, asked):
     """The ``Choice`` of the cheapest backend that can take it, the first of equal ones; ``None`` where none can."""
-    why_not, costs = {}, {}
+    why_not, costs, problem = {}, {}, equivalent.problem
     for name in BACKENDS if asked == "auto" else (asked,):
-        if reason := BACKENDS[name].reason_not(equivalent.problem.g, equivalent.problem.dtype, equivalent.problem.device):
+        if reason := BACKENDS[name].reason_not(problem.g, problem.dtype, problem.device):
             why_not[name] = reason
         else:
-            costs[name] = BACKENDS[name].cost(equivalent.problem)
+            costs[name] = BACKENDS[name].cost(problem)
     if not costs:
         return None
     best = min(costs, key=lambda name: costs[name].time)
@@ -347,14 +351,17 @@ def run(plan, input, grad_output, out, accumulate=False, bias=None, equivalent=N
     if not out.is_contiguous():  # rounded once: by the kernel, or by the addition
         dense = torch.empty(out.shape, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
     adds, turned = accumulate and dense is out, equivalent is not None and equivalent.problem.turned
-    x, dy = (input, grad_output) if equivalent is None or equivalent.as_given else equivalent.tensors(input, grad_output)
+    x, dy = input, grad_output
+    if equivalent is not None and not equivalent.as_given:
+        x, dy = equivalent.tensors(input, grad_output)
     target = dense
     if plan.slots != 1 or adds or turned:
         target = torch.empty((plan.slots, *out.shape), dtype=torch.float32, device=out.device)
     if plan.slots:
         x = x.contiguous() if plan.copied[0] else x
         dy = dy.contiguous() if plan.copied[1] else dy
-        tensors = (dy, x, target, dy, bias)[plan.taken] if plan.arguments is None else plan.arguments(x, dy, target, bias)
+        arguments = plan.arguments
+        tensors = (dy, x, target, dy, bias)[plan.taken] if arguments is None else arguments(x, dy, target, bias)
         launch(plan.kernel, plan.grid if bias is None else plan.bias_grid, *tensors, *plan.sizes, **plan.meta)
     if target is not dense:
         sum_pieces(target, dense.view(equivalent.f.weight_shape) if turned else dense, adds, turned)
@@ -409,7 +416,9 @@ def wgrad_into(out, input, grad_output, R, S, stride, padding, dilation, groups,
     """The weight gradient in, or added to, a given one."""
     convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
     adds, tf32 = accumulate and out.is_contiguous(), torch.backends.cudnn.conv.fp32_precision == "tf32"
-    choice, plan = plan_wgrad(layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k, adds)
+    choice, plan = plan_wgrad(
+        layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k, adds
+    )
     run(plan, input, grad_output, out, accumulate, equivalent=choice.equivalent)
 
 

@@ -109,9 +109,8 @@ def within(first, last):
 
 @triton.jit
 def column_sums(
-    dy_ptr, offs_o, m, count, M, Co, step,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    dy_ptr, offs_o, m, count, M, Co, step, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr
+):
     """Of dy [M, Co], rows ``step`` apart: columns ``offs_o`` over ``count`` blocks of BLOCK_K rows from m on."""
     offs_k = tl.arange(0, BLOCK_K)
     mask_o = offs_o < Co
@@ -126,9 +125,8 @@ def column_sums(
 
 @triton.jit(do_not_specialize=["M", "blocks", "per"])
 def bias_kernel(
-    dy_ptr, out_ptr, M, Co, blocks, per, stride_m,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    dy_ptr, out_ptr, M, Co, blocks, per, stride_m, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr
+):
     """BLOCK_M channels of db[o] = sum_m dy[m, o], summed over one piece of the pixels."""
     tiles = tl.cdiv(Co, BLOCK_M)
     pid = tl.program_id(0)
@@ -137,9 +135,8 @@ def bias_kernel(
     first = piece * per
     m = first.to(tl.int64) * BLOCK_K
     step = tl.cast(stride_m, tl.int64)
-    sums = column_sums(
-        dy_ptr, offs_o, m, tl.minimum(per, blocks - first), M, Co, step, BLOCK_M, BLOCK_K, STAGES
-    )  # fmt: skip
+    count = tl.minimum(per, blocks - first)
+    sums = column_sums(dy_ptr, offs_o, m, count, M, Co, step, BLOCK_M, BLOCK_K, STAGES)
     tl.store(out_ptr + piece.to(tl.int64) * Co + offs_o, sums.to(out_ptr.dtype.element_ty), mask=offs_o < Co)
 
 

@@ -121,7 +121,8 @@ def _plan_product(problem, text, chosen, x, dy, copied):
 def has_descriptors(problem):
     """Whether TMA can copy blocks of rows [M, C] on the problem's device."""
     if runtime.interpreted:
-        there = problem.dtype != torch.bfloat16  # the interpreter's float32 copies are made of tensors, not of descriptors
+        # the interpreter's float32 copies are made of tensors, not of descriptors
+        there = problem.dtype != torch.bfloat16
     else:
         there = is_cuda_architecture(problem.device, 9, 10, 11, 12)
     return there and problem.g.M < 2**31

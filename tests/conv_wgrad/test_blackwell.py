@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.conv_wgrad import blackwell as backend
-from kernels.conv_wgrad import conv2d_wgrad, operator
-from kernels.conv_wgrad.blackwell import kernel as blackwell
+from kernels.conv_wgrad import blackwell, conv2d_wgrad, operator
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import tma
 
@@ -121,4 +119,4 @@ def test_auto_passes_over_what_has_not_run_on_a_gpu():
     x, dy, g = cases.problem((1, 5, 5, 64), 64, 3, 3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="backend is 'blackwell', needs another here: the GPU is not"):
         conv2d_wgrad(x, dy, 3, 3, backend="blackwell")
-    assert 'backend="blackwell"' in backend.cost(operator.problem_of(x, dy, g)).because
+    assert 'backend="blackwell"' in blackwell.cost(operator.problem_of(x, dy, g)).because

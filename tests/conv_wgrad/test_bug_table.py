@@ -92,7 +92,7 @@ def test_W7_partial_sums_of_more_than_two_to_the_31_elements():
     assert relative_error(ours[:, 0, 0], want) < 1e-4
 
 
-def test_W8_nothing_is_timed_or_remembered_by_batch_size():
+def test_W8_nothing_is_timed_or_cached_by_batch_size():
     """The launch is a function of the arguments: the same options before and after other shapes have run."""
 
     def options(N):

@@ -78,7 +78,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("kernel_size", [3, (2, 4)])
 def test_what_is_set_later_counts_as_it_does_in_torchs(name, kernel_size):
-    """After a call, which is remembered."""
+    """After a call."""
     options, changes = CHANGES[name]
     theirs, ours = pair(4, 8, kernel_size, **options)
     x = cases.randn(2, 4, 9, 11)

@@ -17,7 +17,7 @@ from tools.kernel_environment import ROOT
 FURNITURE = {"__init__.py", "reference.py", "operator.py"}
 # The ways that a room can go, a folder each; a room with one way has its passes beside its plan.
 WAYS = {
-    "conv_wgrad": {"blackwell", "hopper"},
+    "conv_wgrad": {"hopper"},
     "dynamic_conv": set(),
     "flex_attention": {"hopper", "mods", "portable"},
     "recurrent_attention": {"chunk"},

@@ -12,10 +12,13 @@ This is the design of Triton's Gluon example ``02-conv-wgrad``. It has run on ``
 sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 """
 
+from kernels.common.gpu import is_cuda_architecture
 from kernels.common.launch import planned
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.tma import gluon
-from kernels.conv_wgrad.problem import Plan
+from kernels.conv_wgrad.hopper.tma import copies, gluon
+from kernels.conv_wgrad.problem import Cost, Plan
+
+__all__ = ["copies", "cost", "plan", "reason_not"]
 
 if gluon is not None:
     from triton.experimental.gluon import language as gl
@@ -109,6 +112,18 @@ if gluon is not None:
             [1, 1],
             [48, 48],
         )
+
+
+def reason_not(g, dtype, device):
+    """Why this backend cannot compute a geometry's gradient, as text, or ``None``."""
+    if not is_cuda_architecture(device, 10):
+        return "the GPU is not a data center's Blackwell"
+    return tma.unfit(g, dtype)
+
+
+def cost(problem):
+    """None that is finite, as long as no GPU has measured it."""
+    return Cost(float("inf"), 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"')
 
 
 @planned
