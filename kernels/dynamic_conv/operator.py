@@ -159,12 +159,12 @@ def dynamic_conv_step(
 def explain(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
     """How ``dynamic_conv`` would access memory for these arguments, and why, as text."""
     N = _check("[B, T, D]", x, weight, bias, residual, activation, initial_state, cu_seqlens)
-    silu, packed = ACTIVATIONS[activation] == "silu", None if cu_seqlens is None else N
+    activation, packed = ACTIVATIONS[activation], None if cu_seqlens is None else N
     of_x, of_k, of_bias, of_residual, of_state = map(layout, (x, weight, bias, residual, initial_state))
-    forward = plan_forward(of_x, of_k, of_bias, of_residual, of_state, silu, packed, x.device)
+    forward = plan_forward(of_x, of_k, of_bias, of_residual, of_state, activation, packed, x.device)
     dy = layout(torch.empty(x.shape, dtype=x.dtype, device="meta"))  # as most programs bring it
     needs = True, True, bias is not None, initial_state is not None
-    backward = plan_backward(dy, None, of_x, of_k, of_bias, of_state, silu, packed, needs, x.device)
+    backward = plan_backward(dy, None, of_x, of_k, of_bias, of_state, activation, packed, needs, x.device)
     return f"{forward}\nbackward: {backward}"
 
 
@@ -290,7 +290,7 @@ def _state_strides(state):
 
 
 @planned
-def plan_forward(x, weight, bias, residual, state, silu, packed, device):
+def plan_forward(x, weight, bias, residual, state, activation, packed, device):
     """The ``ForwardPlan`` of these layouts, ``None`` where there is none; ``packed``: how many sequences, or ``None``."""
     B, T, D = x.shape
     W, static = weight.shape[-1], len(weight.shape) == 2
@@ -298,7 +298,7 @@ def plan_forward(x, weight, bias, residual, state, silu, packed, device):
     G, reason, options, RUN, _ = _walk(name, {"x": x, "residual": residual}, weight, packed, B, T, device)
     runs = count_runs(packed, B if packed is None else packed, T, RUN)
     tiles_d = cdiv(D // G, options["BLOCK"])
-    meta = {"W": W, "SILU": silu} | options
+    meta = {"W": W, "ACT": activation} | options
     if static or G > 1:
         meta["G"] = G
     if not static:
@@ -312,7 +312,7 @@ def plan_forward(x, weight, bias, residual, state, silu, packed, device):
 
 
 @planned
-def plan_backward(dy, dfinal, x, weight, bias, state, silu, packed, needs, device):
+def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs, device):
     """The ``BackwardPlan`` of tensors with these layouts; ``needs``: of x, weight, bias, and the initial state."""
     B, T, D = x.shape
     W, static = weight.shape[-1], len(weight.shape) == 2
@@ -324,7 +324,7 @@ def plan_backward(dy, dfinal, x, weight, bias, state, silu, packed, needs, devic
         T, D // G, runs, RUN, tiles_d, _strides(dy, G), _strides(x, G), _k_strides(weight, G),
         bias.strides[0] if bias else 0, _state_strides(state),
     )  # fmt: skip
-    meta, total, parts = {"W": W, "SILU": silu} | options, None, (tiles, D)
+    meta, total, parts = {"W": W, "ACT": activation} | options, None, (tiles, D)
     if static:
         sums = {"W": W, "G": G, "NEED_DK": needs[1], "NEED_DBIAS": needs[2]}
         parts = tiles, D * (W * needs[1] + needs[2])
@@ -349,7 +349,7 @@ def forward(x, weight, bias, residual, activation, initial_state, output_final_s
     W, N = weight.shape[-1], B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     state = initial_state if W > 1 else None
     plan = plan_forward(
-        layout(x), layout(weight), layout(bias), layout(residual), layout(state), activation == "silu",
+        layout(x), layout(weight), layout(bias), layout(residual), layout(state), activation,
         None if cu_seqlens is None else N, x.device,
     )  # fmt: skip
     y = x.new_empty(x.shape)
@@ -382,7 +382,7 @@ def backward(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, activation,
     dx, dk, dbias, dstate = (t.new_empty(t.shape) if need else None for t, need in zip(given, needs))
     if any(needs[:3]):
         plan = plan_backward(
-            layout(dy), layout(dfinal), layout(x), layout(weight), layout(bias), layout(state), activation == "silu",
+            layout(dy), layout(dfinal), layout(x), layout(weight), layout(bias), layout(state), activation,
             packed, tuple(needs), x.device,
         )  # fmt: skip
         sequences = None if cu_seqlens is None else sequence_of_runs(cu_seqlens, plan.runs, plan.RUN)
@@ -412,7 +412,7 @@ def _ends(final, dy, x, weight, bias, state, dfinal, cu_seqlens, activation, out
         T, D, tiles_d, Strides(*dy.stride()), Strides(*x.stride()), _k_strides(layout(weight), 1),
         0 if bias is None else bias.stride(0), _state_strides(layout(state)), _state_strides(layout(dfinal)),
     )  # fmt: skip
-    meta = {"W": W, "TAPS": triton.next_power_of_2(W), "SILU": activation == "silu", "FINAL": final, "BLOCK": BLOCK}
+    meta = {"W": W, "TAPS": triton.next_power_of_2(W), "ACT": activation, "FINAL": final, "BLOCK": BLOCK}
     grid = (N * tiles_d if W > 1 else 0,)
     launch(ends_kernel, grid, dy, x, weight, bias, state, dfinal, cu_seqlens, out, *sizes, **meta)
 
@@ -421,13 +421,13 @@ def step(x, weight, state, bias, residual, activation, slots):
     """y, and ``state`` shifted, whose strides are any, and which may hold W inputs, too."""
     y = x.new_empty(x.shape)
     given = layout(x), layout(weight), layout(bias), layout(residual), layout(state), layout(slots)
-    kernel, grid, sizes, meta = plan_step(*given, activation == "silu", x.device)
+    kernel, grid, sizes, meta = plan_step(*given, activation, x.device)
     launch(kernel, grid, x, weight, bias, residual, state, slots, y, *sizes, **meta)
     return y
 
 
 @planned
-def plan_step(x, weight, bias, residual, state, slots, silu, device):
+def plan_step(x, weight, bias, residual, state, slots, activation, device):
     """The ``Launch`` of a step."""
     B, D = x.shape
     W, static = weight.shape[-1], len(weight.shape) == 2
@@ -439,7 +439,7 @@ def plan_step(x, weight, bias, residual, state, slots, silu, device):
         D, tiles_d, of_row(x), Strides(b, 0, d, w), bias.strides[0] if bias else 0, of_row(residual), _state_strides(state),
         slots.strides[0] if slots else 0,
     )  # fmt: skip
-    return Launch(conv_step_kernel, (B * tiles_d,), sizes, {"W": W, "KEPT": state.shape[-1], "SILU": silu} | options)
+    return Launch(conv_step_kernel, (B * tiles_d,), sizes, {"W": W, "KEPT": state.shape[-1], "ACT": activation} | options)
 
 
 # As torch sees them: operators with known output shapes, in a compiled graph as in an eager one. A product and a sum a tap;

@@ -41,10 +41,20 @@ class StateStrides(NamedTuple):
 
 
 @triton.jit
-def silu_derivative(u):
-    """s (1 + u (1 - s)) with s = sigmoid(u)."""
-    s = tl.sigmoid(u)
-    return s * (1 + u * (1 - s))
+def activate(u, ACT: tl.constexpr):
+    """act(u); ``None`` is the identity."""
+    if ACT == "silu":
+        u *= tl.sigmoid(u)
+    return u
+
+
+@triton.jit
+def slope(u, ACT: tl.constexpr):
+    """act'(u): of SiLU s (1 + u (1 - s)) with s = sigmoid(u)."""
+    if ACT == "silu":
+        s = tl.sigmoid(u)
+        u = s * (1 + u * (1 - s))
+    return u
 
 
 @triton.jit
@@ -64,12 +74,12 @@ def load_taps(k_at, mask, stride_kw, W: tl.constexpr):
 
 @triton.jit
 def load_step(
-    dy_row, x_row, k_row, t, mask, own, dy_strides, x_strides, k_strides, W: tl.constexpr, SILU: tl.constexpr
+    dy_row, x_row, k_row, t, mask, own, dy_strides, x_strides, k_strides, W: tl.constexpr, ACT: tl.constexpr
 ):  # fmt: skip
     """dy, x and the taps of one time step, as they are in memory."""
     dy = tl.load(dy_row + t * dy_strides.t, mask=mask, other=0)
     # past the run's own steps x matters only to recompute u
-    x = tl.load(x_row + t * x_strides.t, mask=mask if SILU else mask & own, other=0)
+    x = tl.load(x_row + t * x_strides.t, mask=mask if ACT is not None else mask & own, other=0)
     return dy, x, load_taps(k_row + t * k_strides.t, mask, k_strides.w, W)
 
 
@@ -104,7 +114,7 @@ def convolve(k, X, W: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 def conv_forward_kernel(
     x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, y_ptr,
     T, D, runs, tiles_d, x_strides, k_strides, stride_bias, residual_strides, state_strides,
-    W: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y of ROWS runs; y is contiguous, tensors that are absent are ``None``."""
     pid = tl.program_id(0)
@@ -124,8 +134,7 @@ def conv_forward_kernel(
         u = convolve(load_taps(k_row + t * k_strides.t, mask, k_strides.w, W), X, W, ROWS, BLOCK)
         if bias_ptr is not None:
             u += load_float(bias_ptr + offs_d * stride_bias, mask_d)
-        if SILU:
-            u *= tl.sigmoid(u)
+        u = activate(u, ACT)
         if residual_ptr is not None:
             r_row = residual_ptr + row * residual_strides.b + begin * residual_strides.t + offs_d * residual_strides.d
             u += load_float(r_row + t * residual_strides.t, mask)
@@ -137,7 +146,7 @@ def conv_forward_kernel(
 def conv_backward_kernel(
     dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, dx_ptr, dk_ptr, dbias_ptr,
     T, D, runs, RUN, tiles_d, dy_strides, x_strides, k_strides, stride_bias, state_strides,
-    W: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dx, dk and this program's share of dbias, ``dbias[program]``; those that nobody wants are ``None``."""
     pid = tl.program_id(0)
@@ -160,7 +169,7 @@ def conv_backward_kernel(
     steps = RUN if dx_ptr is None else RUN + W - 1
     # A step is asked for one step before it is used: memory answers while the step before is computed.
     coming = load_step(dy_row, x_row, k_row, first, mask_d & (first < L), first < L,
-                       dy_strides, x_strides, k_strides, W, SILU)  # fmt: skip
+                       dy_strides, x_strides, k_strides, W, ACT)  # fmt: skip
     for step in tl.range(steps, loop_unroll_factor=2):
         t = first + step
         mask = mask_d & (t < L)
@@ -168,14 +177,14 @@ def conv_backward_kernel(
         dy, x, k = coming
         more = mask_d & (t + 1 < L) & (t + 1 < first + steps)
         coming = load_step(dy_row, x_row, k_row, t + 1, more, t + 1 < first + RUN,
-                           dy_strides, x_strides, k_strides, W, SILU)  # fmt: skip
+                           dy_strides, x_strides, k_strides, W, ACT)  # fmt: skip
         X += (x.to(tl.float32),)
         du = dy.to(tl.float32)
-        if SILU:
+        if ACT is not None:
             u = load_float(bias_ptr + offs_d * stride_bias, mask_d) if bias_ptr is not None else zero
             for w in tl.static_range(W):
                 u += k[w].to(tl.float32) * X[w]
-            du *= silu_derivative(u)
+            du *= slope(u, ACT)
         dbias += tl.where(own, du, 0.0)
         if dk_ptr is not None:
             for w in tl.static_range(W):
@@ -219,7 +228,7 @@ def final_state_kernel(
 def ends_kernel(
     dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, dfinal_ptr, cu_ptr, out_ptr,
     T, D, tiles_d, dy_strides, x_strides, k_strides, stride_bias, state_strides, dfinal_strides,
-    W: tl.constexpr, TAPS: tl.constexpr, SILU: tl.constexpr, FINAL: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, TAPS: tl.constexpr, ACT: tl.constexpr, FINAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dX[j] of W - 1 neighbouring times: before the sequence, the gradient of its initial state, [N, D, W-1]; or FINAL, its
     last tokens, a part of dx. dfinal adds where j >= L-(W-1): the final state is a copy of those times' inputs."""
@@ -236,7 +245,7 @@ def ends_kernel(
         t = begin + p
         du = load_float(dy_ptr + row * dy_strides.b + t * dy_strides.t + offs_d * dy_strides.d, mask_d)
         k_row = k_ptr + row * k_strides.b + t * k_strides.t + offs_d * k_strides.d
-        if SILU:
+        if ACT is not None:
             i = p - (W - 1) + offs_w
             x_at = x_ptr + row * x_strides.b + (begin + i) * x_strides.t + offs_d * x_strides.d
             X = load_float(x_at, mask_d & (offs_w < W) & (i >= 0))
@@ -246,7 +255,7 @@ def ends_kernel(
             u = tl.sum(load_float(k_row + offs_w * k_strides.w, mask_d & (offs_w < W)) * X, 1)[:, None]
             if bias_ptr is not None:
                 u += load_float(bias_ptr + offs_d * stride_bias, mask_d)
-            du *= silu_derivative(u)
+            du *= slope(u, ACT)
         # token p saw X[j] through its tap w = j - p + W - 1
         w = j - p + W - 1
         dX += du * load_float(k_row + w * k_strides.w, mask_d & (w >= 0) & (w < W))
@@ -268,7 +277,7 @@ def ends_kernel(
 def conv_step_kernel(
     x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, slots_ptr, y_ptr,
     D, tiles_d, x_strides, k_strides, stride_bias, residual_strides, state_strides, stride_slots,
-    W: tl.constexpr, KEPT: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, KEPT: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One token: u = sum_w k[w] [s_0 ... s_{W-2}, x]_w, and the state moves up by one, in place. It holds the last KEPT
     inputs: W - 1, or W, the first of which is read no more. A row whose slot is negative is padding: its y is 0."""
@@ -289,8 +298,7 @@ def conv_step_kernel(
         u += load_float(k_ptr + b * k_strides.b + offs_d * k_strides.d + w * k_strides.w, mask) * window[w]
     if bias_ptr is not None:
         u += load_float(bias_ptr + offs_d * stride_bias, mask)
-    if SILU:
-        u *= tl.sigmoid(u)
+    u = activate(u, ACT)
     if residual_ptr is not None:
         u += load_float(residual_ptr + b * residual_strides.b + offs_d * residual_strides.d, mask)
     tl.store(y_ptr + b * D + offs_d, u.to(y_ptr.dtype.element_ty), mask=offs_d < D)

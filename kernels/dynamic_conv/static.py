@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.sequences import locate_run
-from kernels.dynamic_conv.plain import load_taps, silu_derivative
+from kernels.dynamic_conv.plain import activate, load_taps, slope
 from kernels.dynamic_conv.words import as_words, lane, load_bias, pack, words_before
 
 
@@ -41,7 +41,7 @@ def first_tokens(at, stride, mask_d, end, AHEAD: tl.constexpr):
 def static_forward_kernel(
     x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, y_ptr,
     T, C, runs, RUN, tiles_d, x_strides, k_strides, stride_bias, residual_strides, state_strides,
-    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, ACT: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Strides of x, k and residual count words of G channels; C is the number of words in a row, D / G."""
     pid = tl.program_id(0)
@@ -79,8 +79,7 @@ def static_forward_kernel(
                 u = bias[i] if bias_ptr is not None else tl.zeros([ROWS, BLOCK], tl.float32)
                 for w in tl.static_range(W):
                     u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_ptr.dtype.element_ty) * X[w * G + i]
-                if SILU:
-                    u *= tl.sigmoid(u)
+                u = activate(u, ACT)
                 if residual_ptr is not None:
                     u += lane(ahead_r[0], i, G, residual_ptr.dtype.element_ty)
                 y += (u,)
@@ -98,7 +97,7 @@ def static_forward_kernel(
 def static_backward_kernel(
     dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, dx_ptr, parts_ptr,
     T, C, runs, RUN, tiles_d, dy_strides, x_strides, k_strides, stride_bias, state_strides,
-    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr, NEED_DK: tl.constexpr, NEED_DBIAS: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, ACT: tl.constexpr, NEED_DK: tl.constexpr, NEED_DBIAS: tl.constexpr,
     AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Strides of dy, x and k count words of G channels; parts are [programs, G (W and 1), C], taps before the bias. RUN is a
@@ -118,8 +117,8 @@ def static_backward_kernel(
     x_type: tl.constexpr = x_ptr.dtype.element_ty
     dy_type: tl.constexpr = dy_ptr.dtype.element_ty
     # Step j takes in du[j+W-1] and settles j. Only the activation asks for x as early as for du.
-    EARLY: tl.constexpr = W - 1 if SILU else 0
-    x_end = left if SILU else end
+    EARLY: tl.constexpr = W - 1 if ACT is not None else 0
+    x_end = left if ACT is not None else end
     x_row = as_words(x_ptr, G) + row * x_strides.b + begin * x_strides.t + offs_d * x_strides.d
     x_at = x_row + first * x_strides.t
     dy_at = as_words(dy_ptr, G) + row * dy_strides.b + (begin + first) * dy_strides.t + offs_d * dy_strides.d
@@ -128,7 +127,7 @@ def static_backward_kernel(
     ahead_dy = first_tokens(dy_at, step_dy, mask_d, left, AHEAD + W - 1)
     ahead_x = first_tokens(x_at, step_x, mask_d, x_end, AHEAD + EARLY)
     k = load_taps(as_words(k_ptr, G) + offs_d * k_strides.d, mask_d, k_strides.w, W)
-    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if SILU and bias_ptr is not None else ()
+    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if ACT is not None and bias_ptr is not None else ()
     zero = tl.zeros([ROWS, BLOCK], tl.float32)
     dk = ()
     dbias = ()
@@ -138,16 +137,16 @@ def static_backward_kernel(
             dk += (zero,)
 
     X = ()
-    if SILU or state_ptr is not None:
+    if ACT is not None or state_ptr is not None:
         X = words_before(n, first, L, offs_d, mask_d, x_row, x_strides.t, x_type,
                           state_ptr, state_strides, W, G)  # fmt: skip
     D = ()  # du of the W - 1 times from the run's first on
     for s in tl.static_range(W - 1):
         for i in tl.static_range(G):
             du = lane(ahead_dy[s], i, G, dy_type)
-            if SILU:
+            if ACT is not None:
                 X += (lane(ahead_x[s], i, G, x_type),)
-                du *= _slope(X[s * G :], k, bias, i, zero, k_type, W, G)
+                du *= _slope(X[s * G :], k, bias, i, zero, k_type, W, G, ACT)
             D += (du,)
     if state_ptr is not None and NEED_DK:
         # inputs before the sequence: time j = s - (W-1) + w < 0 is the window's s + w
@@ -159,7 +158,7 @@ def static_backward_kernel(
                     share += D[s * G + i] * X[(s + w) * G + i]
                 of_state += (tl.where(first == 0, share, 0.0),)
         dk = of_state
-    X = X[(W - 1) * G :] if SILU else ()
+    X = X[(W - 1) * G :] if ACT is not None else ()
     ahead_dy = ahead_dy[W - 1 :]
     ahead_x = ahead_x[EARLY:]
 
@@ -174,9 +173,9 @@ def static_backward_kernel(
             dbias_new = ()
             for i in tl.static_range(G):
                 du = lane(dy, i, G, dy_type)
-                if SILU:
+                if ACT is not None:
                     X += (lane(x, i, G, x_type),)
-                    du *= _slope(X, k, bias, i, zero, k_type, W, G)
+                    du *= _slope(X, k, bias, i, zero, k_type, W, G, ACT)
                     Xj = X[i]
                 else:
                     Xj = lane(x, i, G, x_type)
@@ -196,7 +195,7 @@ def static_backward_kernel(
                 mask = mask_d & (chunk + step < end)
                 tl.store(dx_at + step * step_dx, pack(dx, G, dx_ptr.dtype.element_ty), mask=mask)
             D = D[G:]
-            X = X[G:] if SILU else ()
+            X = X[G:] if ACT is not None else ()
         dy_at += AHEAD * step_dy
         x_at += AHEAD * step_x
         if dx_ptr is not None:
@@ -214,12 +213,12 @@ def static_backward_kernel(
 
 
 @triton.jit
-def _slope(X, k, bias, i: tl.constexpr, zero, k_type: tl.constexpr, W: tl.constexpr, G: tl.constexpr):
+def _slope(X, k, bias, i: tl.constexpr, zero, k_type: tl.constexpr, W: tl.constexpr, G: tl.constexpr, ACT: tl.constexpr):
     """act'(u + b) of channel i, u recomputed from the window X that ends with its last input; no bias is an empty tuple."""
     u = zero if len(bias) == 0 else bias[i]
     for w in tl.static_range(W):
         u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type) * X[w * G + i]
-    return silu_derivative(u)
+    return slope(u, ACT)
 
 
 @triton.jit(do_not_specialize=["programs", "C"])

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.sequences import locate_run
-from kernels.dynamic_conv.plain import load_step, load_taps, silu_derivative
+from kernels.dynamic_conv.plain import activate, load_step, load_taps, slope
 
 
 def channels_per_word(channel_tensors, weights):
@@ -152,7 +152,7 @@ def words_before(
 def words_forward_kernel(
     x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, y_ptr,
     T, C, runs, tiles_d, x_strides, k_strides, stride_bias, residual_strides, state_strides,
-    W: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Strides of x, k and residual count words of G channels; C is the number of words in a row, D / G."""
     pid = tl.program_id(0)
@@ -190,8 +190,7 @@ def words_forward_kernel(
                 u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_ptr.dtype.element_ty) * X[w * G + i]
             if bias_ptr is not None:
                 u += bias[i]
-            if SILU:
-                u *= tl.sigmoid(u)
+            u = activate(u, ACT)
             if residual_ptr is not None:
                 u += lane(residual, i, G, residual_ptr.dtype.element_ty)
             y += (u,)
@@ -203,7 +202,7 @@ def words_forward_kernel(
 def words_backward_kernel(
     dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, dx_ptr, dk_ptr, dbias_ptr,
     T, C, runs, RUN, tiles_d, dy_strides, x_strides, k_strides, stride_bias, state_strides,
-    W: tl.constexpr, TAPS: tl.constexpr, G: tl.constexpr, SILU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, TAPS: tl.constexpr, G: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Strides of dy, x and k count words of G channels. This program writes its share of dbias to dbias[program]."""
     pid = tl.program_id(0)
@@ -219,7 +218,7 @@ def words_backward_kernel(
     k_row = as_words(k_ptr, G) + row * k_strides.b + begin * k_strides.t + offs_d * k_strides.d
     out_row = (row * T + begin) * C + offs_d  # dx and dk are contiguous
 
-    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if SILU and bias_ptr is not None else ()
+    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if ACT is not None and bias_ptr is not None else ()
 
     zero = tl.zeros([ROWS, BLOCK], tl.float32)
     X = words_before(n, first, L, offs_d, mask_d, x_row, x_strides.t, x_ptr.dtype.element_ty,
@@ -235,7 +234,7 @@ def words_backward_kernel(
     steps = RUN + W - 1 if dx_ptr is not None else RUN
     # The words of a step are asked for one step before they are used: memory answers while the step before is computed.
     coming = load_step(dy_row, x_row, k_row, first, mask_d & (first < L), first < L,
-                       dy_strides, x_strides, k_strides, W, SILU)  # fmt: skip
+                       dy_strides, x_strides, k_strides, W, ACT)  # fmt: skip
     for step in tl.range(steps, loop_unroll_factor=2):
         t = first + step
         mask = mask_d & (t < L)
@@ -243,7 +242,7 @@ def words_backward_kernel(
         dy, x, k = coming
         more = mask_d & (t + 1 < L) & (t + 1 < first + steps)
         coming = load_step(dy_row, x_row, k_row, t + 1, more, t + 1 < first + RUN,
-                           dy_strides, x_strides, k_strides, W, SILU)  # fmt: skip
+                           dy_strides, x_strides, k_strides, W, ACT)  # fmt: skip
         for i in tl.static_range(G):
             X += (lane(x, i, G, x_ptr.dtype.element_ty),)
 
@@ -252,12 +251,12 @@ def words_backward_kernel(
         dbias_new = ()
         for i in tl.static_range(G):
             du = lane(dy, i, G, dy_ptr.dtype.element_ty)
-            if SILU:
+            if ACT is not None:
                 # du = dy act'(u), u recomputed
                 u = bias[i] if bias_ptr is not None else zero
                 for w in tl.static_range(W):
                     u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type) * X[w * G + i]
-                du *= silu_derivative(u)
+                du *= slope(u, ACT)
             for w in tl.static_range(W):
                 dk += (du * X[w * G + i],)
                 # dX[t-W+1+w] += du[t] k[t, w]

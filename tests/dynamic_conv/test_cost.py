@@ -108,7 +108,7 @@ def check_that_they_fit(W, walk):
     numbers = ("i32", C, "i32", "i32", "i32", of_x, of_x, of_k, 0, StateStrides(0, 0, 0))
     report = compile_report(
         words_backward_kernel, x, x, x, None, None, None, None, x, x, None, *numbers,
-        W=W, TAPS=1 << (W - 1).bit_length(), G=4, SILU=False, ROWS=1, **tile,
+        W=W, TAPS=1 << (W - 1).bit_length(), G=4, ACT=None, ROWS=1, **tile,
     )  # fmt: skip
     assert walk["RESIDENT"] <= most_resident(report.registers, walk["num_warps"]) and report.spill_bytes == 0, report
 
