@@ -402,7 +402,7 @@ def backward(
     plan = plan_backward(problem, strided(initial_state), strided(do), strided(dfinal))
     need_q, need_k, need_v, *need_gates, need_initial = needs
     need = Gates(*need_gates)
-    new = lambda wanted, *shape, dtype=torch.float32: q.new_empty(shape, dtype=dtype) if wanted else None  # noqa: E731
+    new = lambda wanted, *shape, dtype=torch.float32: q.new_empty(shape, dtype=dtype) if wanted else None
 
     states = new(True, plan.kept, H, K, V)
     grid, sizes, meta = plan.states

@@ -9,7 +9,7 @@ import random
 
 import torch
 
-import kernels.recurrent_attention as room
+import kernels.recurrent_attention as package
 from kernels import runtime
 from kernels.common import configs
 from kernels.common import launch as common_launch
@@ -30,8 +30,8 @@ if runtime.interpreted:
 else:
     TOLERANCE = {torch.float32: 1e-5, torch.float16: 1.5e-3, torch.bfloat16: 6e-3}
 
-# Every module of the room by name: tables and launches are patched wherever they are used.
-MODULES = {m.name: importlib.import_module(m.name) for m in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")}
+# Every module of the operator by name: tables and launches are patched wherever they are used.
+MODULES = {m.name: importlib.import_module(m.name) for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")}
 
 
 def place(values, layout="flat"):
@@ -149,14 +149,14 @@ def check(*sizes, mode="recurrent", final=False, reverse=False, scale=None, layo
 
 @contextlib.contextmanager
 def configured(**options):
-    """Within, the room's kernels take these options, ``kernel={option: value}``, instead of those of its table."""
+    """Within, the operator's kernels take these options, ``kernel={option: value}``, instead of those of its table."""
     with configs.instead(lambda room, kernel, *rest: configs.table_says(room, kernel, *rest) | options.get(kernel, {})):
         yield
 
 
 @contextlib.contextmanager
 def recorded(run=True):
-    """Within, a list of every ``(kernel, grid, args, meta)`` that the room launches; without ``run`` nothing is computed."""
+    """Within, a list of every ``(kernel, grid, args, meta)`` launched; without ``run`` nothing is computed."""
     seen = []
     before = common_launch.launch
 

@@ -57,6 +57,7 @@ def test_gradients_flow_through_a_carried_state(mode):
     whole = recurrent_attention(**leaves, **options)
     first, state = recurrent_attention(**part(leaves, slice(0, 9)), initial_state=leaves["initial_state"], **options)
     second, last = recurrent_attention(**part(leaves, slice(9, 21)), initial_state=state, **options)
+    torch.manual_seed(0)  # dg_gamma is one number, a sum that may nearly cancel
     outs = [torch.randn_like(x) for x in whole]
     wanted = torch.autograd.grad(whole, leaves.values(), outs)
     grads = torch.autograd.grad((torch.cat([first, second], 1), last), leaves.values(), outs)

@@ -159,7 +159,7 @@ def backward(
     states, _, costates, dinitial = _walk(plan, x, ready, initial_state, False, operand_dtype(q.dtype), back)
 
     vector, in_groups = gk is not None, H > k.shape[2]
-    float32 = lambda *shape: q.new_empty(shape, dtype=torch.float32)  # noqa: E731
+    float32 = lambda *shape: q.new_empty(shape, dtype=torch.float32)
     dq = q.new_empty(B, T, H, K)
     dk, dv = (float32(B, T, H, size) if in_groups else q.new_empty(B, T, H, size) for size in (K, V))
     dg = products = None
@@ -223,7 +223,7 @@ def _prepare(plan, x, scores=None):
     if plan.decays is None:
         return Prepared(Decays(), x.q, x.k)
     (B, T, H, K), C, chunks = x.q.shape, plan.cut.C, plan.cut.chunks
-    new = lambda *shape, dtype=torch.float32: x.q.new_empty(shape, dtype=dtype)  # noqa: E731
+    new = lambda *shape, dtype=torch.float32: x.q.new_empty(shape, dtype=dtype)
     grid, sizes, meta = plan.decays
     if x.gates.gk is None:
         resets = new(chunks, H, C, dtype=torch.int32) if x.q.dtype == torch.float32 else None
