@@ -520,7 +520,8 @@ def _is_channels_last(x):
     where a tracer does not know."""
     sizes, steps, least, true = x.shape, x.stride(), 0, bool
     if any(isinstance(number, torch.SymInt) for number in (*sizes, *steps)):
-        from torch.fx.experimental.symbolic_shapes import guard_or_true as true  # half a second, where it isn't there yet
+        # to import it takes half a second, unless a tracer has
+        from torch.fx.experimental.symbolic_shapes import guard_or_true as true
     if true(steps[1] == 0):
         return False
     for d in (1, 3, 2, 0):
