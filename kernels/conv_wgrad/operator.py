@@ -325,6 +325,7 @@ def problem_of(input, grad_output, g, split_k=None):
 
 
 def _precision(dtype, tf32):
+    """How a dtype is multiplied; tf32: torch's switch for convolutions, which ``kernels.common.precision`` tells of."""
     return "tf32" if tf32 and dtype == torch.float32 else "ieee"
 
 
@@ -516,15 +517,18 @@ def memory_format(*tensors):
 
 
 def _is_channels_last(x):
-    """By torch's rule: strides grow from channels to images, and tell channels from images where there is one of each."""
-    if x.stride(1) == 0:
+    """By torch's rule: strides grow from channels to images, and tell channels from images where there is one of each; not
+    where a tracer does not know."""
+    sizes, steps, least, true = x.shape, x.stride(), 0, bool
+    if any(isinstance(number, torch.SymInt) for number in (*sizes, *steps)):
+        # to import it takes half a second, unless a tracer has
+        from torch.fx.experimental.symbolic_shapes import guard_or_true as true
+    if true(steps[1] == 0):
         return False
-    least = 0
     for d in (1, 3, 2, 0):
-        size, step = x.shape[d], x.stride(d)
-        if size == 0 or step < least or d == 0 and least == x.stride(1):
+        if true(sizes[d] == 0) or true(steps[d] < least) or d == 0 and least == steps[1]:
             return False
-        least = step * size if step > 1 else step
+        least = steps[d] * sizes[d]
     return True
 
 

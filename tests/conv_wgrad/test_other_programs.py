@@ -1,5 +1,6 @@
 """``Conv2d`` inside other people's programs: what they do to its output, call it with, and count, trace and hook."""
 
+import itertools
 import warnings
 
 import pytest
@@ -52,6 +53,14 @@ def test_the_output_is_stored_as_torchs(shape, memory_format):
     theirs, ours = pair(4, 8, 3, padding=1)
     x = cases.randn(*shape).contiguous(memory_format=memory_format)
     assert ours(x).stride() == theirs(x).stride()
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 6, 1), (3, 4, 1, 6), (1, 4, 1, 1), (2, 1, 6, 7)], ids=str)
+def test_the_output_of_any_order_in_memory_is_stored_as_torchs(shape):
+    theirs, ours = pair(shape[1], 8, 3, padding=1)
+    for order in itertools.permutations(range(4)):
+        x = cases.randn(*(shape[d] for d in order)).permute([order.index(d) for d in range(4)])
+        assert ours(x).stride() == theirs(x).stride(), order
 
 
 def test_float64_is_torchs_own():
