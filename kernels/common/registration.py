@@ -107,6 +107,9 @@ def register(
         ctx.save_for_backward(*(t for i, n in zip(kept, ctx.lengths) for t in ([every[i]] if n is None else every[i])))
         ctx.numbers = [inputs[i] for i in numbers]
         ctx.dtypes = [getattr(inputs[i], "dtype", None) for i, _ in passes]
+        # What torch wants for arguments without a gradient: a list of as many ``None``, of tensors or of nothing.
+        listed = [isinstance(x, list | tuple) and all(isinstance(t, torch.Tensor) for t in x) for x in inputs]
+        ctx.nothing = [[None] * len(x) if of_tensors else None for x, of_tensors in zip(inputs, listed)]
         ctx.set_materialize_grads(False)
         if fixed := [out for i, out in enumerate(outputs) if i not in varying]:
             ctx.mark_non_differentiable(*fixed)
@@ -115,7 +118,7 @@ def register(
         refuse_batched_gradients(public, grads)
         tensors = iter(ctx.saved_tensors)
         saved_ones = [next(tensors) if n is None else [next(tensors) for _ in range(n)] for n in ctx.lengths]
-        answer = [None] * len(names)
+        answer = list(ctx.nothing)
         for (i, out), dtype in zip(passes, ctx.dtypes, strict=True):
             if ctx.needs_input_grad[i] and grads[out] is not None:
                 answer[i] = grads[out].to(dtype)
