@@ -19,7 +19,6 @@ from benchmarks.populations import population
 from kernels import runtime
 from kernels.flex_attention import operator
 from kernels.flex_attention.hopper import cost
-from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.plan import Plan
 from kernels.flex_attention.portable import stored_ds
 
@@ -64,12 +63,11 @@ def few(layer):
 
 
 def resolved(layer, q, k, v):
-    """``(problem, inputs)`` of our call."""
+    """``(problem, inputs, o, lse)`` of our call."""
     score_mod, block_mask = rows.mods_of(layer)
-    grouped = q.shape[1] != k.shape[1]
-    spec, captured, lists, ints, floats, _ = operator._call(q, k, v, score_mod, block_mask, None, grouped, None)
-    bound = spec.bound(captured, ints, floats, q.device)
-    return spec.problem, Inputs(spec.problem, q, k, v, bound.captured, lists, bound.numbers)
+    *arguments, spec = operator._arguments(q, k, v, score_mod, block_mask, None, q.shape[1] != k.shape[1], None)
+    plan, x, _ = operator._resolved(q, k, v, *arguments, spec)
+    return plan.problem, x, *operator.forward(q, k, v, *arguments, False, spec)[:2]
 
 
 def cuts(p):
@@ -97,12 +95,12 @@ def measure(case, machine, rounds):
         q, k, v = rows.tensors_of(layer)
         do = torch.randn_like(q)
         want = rows.exact(layer, q, k, v, do)
-        p, x = resolved(layer, q, k, v)
+        p, x, o, lse = resolved(layer, q, k, v)
         usual, *others = cuts(p)
-        o, lse, _ = planned(p, usual, usual).forward(x, False)
         calls, seen, uncut = {}, {}, None
         for cut in (usual, *others):
-            backward = functools.partial(planned(p, cut, usual).backward, x, do, None, o, lse, (True,) * 3, False)
+            plan = planned(p, cut, usual)
+            backward = functools.partial(operator._gradients, plan, x, do, None, o, lse, (True,) * 3, False)
             gradients = backward()
             again = backward()
             uncut = uncut or gradients
@@ -162,13 +160,12 @@ def peer_of(layer, q, k, v, do):
 def launches(layer, which):
     """What ``measure`` compiles for the cut number ``which``."""
     q, k, v = rows.tensors_of(layer)
-    p, x = resolved(layer, q, k, v)
+    p, x, o, lse = resolved(layer, q, k, v)
     usual, *others = cuts(p)
     if which > len(others):
         return
     plan = planned(p, (usual, *others)[which], usual)
-    o, lse, _ = plan.forward(x, False)
-    plan.backward(x, torch.zeros_like(q), None, o, lse, (True,) * 3, False)
+    operator._gradients(plan, x, torch.zeros_like(q), None, o, lse, (True,) * 3, False)
 
 
 def compile_jobs(selected):

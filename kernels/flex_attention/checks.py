@@ -1,14 +1,31 @@
 """What does not fit raises a ``ValueError`` that names the argument, what it got and what it needs."""
 
+from typing import NamedTuple
+
 import torch
 from torch.nn.attention.flex_attention import AuxRequest
 
 from kernels.common.checks import check_tensor, same_device, shown
+from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention.block_mask import BlockMask
 
 #: The lists of a block mask, as attributes of torch's ``BlockMask``.
 LISTS = tuple(f"{full}{side}_{part}" for side in ("kv", "q") for full in ("", "full_") for part in ("num_blocks", "indices"))
 ALL = 2**30  #: The block of torch's mask that leaves nothing out: as many tokens as there may be.
+SLICED = "_sliced_mask_mod_error"  #: torch's name of what it puts in a sliced mask's place.
+
+
+class Lists(NamedTuple):
+    """Blocks of keys of each block of queries, or the other way round, int32; a batch or head of one serves all.
+
+    num_blocks [rows] and indices [rows, width]; rows of batch row b and head h begin at ``b stride_b + h stride_h``.
+    """
+
+    num_blocks: torch.Tensor
+    indices: torch.Tensor
+    stride_b: int
+    stride_h: int
+    width: int
 
 
 def check_returns(return_lse, return_aux):
@@ -31,10 +48,15 @@ def check_mods(score_mod, block_mask):
     for name, mod in (("score_mod", score_mod), ("block_mask.mask_mod", block_mask and block_mask.mask_mod)):
         if mod is not None and not callable(mod):
             raise ValueError(f"{name} is {shown(mod)}, needs a function or None")
+    if block_mask is not None and getattr(block_mask.mask_mod, "__name__", "") == SLICED:
+        raise ValueError(
+            "block_mask was sliced and lost its mask_mod, needs one for the part that is left: "
+            "set block_mask.mask_mod, with the positions shifted by where the part begins"
+        )
 
 
-def check_shapes(query, key, value, enable_gqa):
-    """Raise ``ValueError`` unless the three fit each other."""
+def check_tensors(query, key, value, enable_gqa, BLOCK_SIZE=None, seq_lengths=None, lists=None):
+    """Raise ``ValueError`` unless the tensors of a call fit each other; lists: a block mask's, by their names."""
     check_tensor("query", query, (None, None, None, None), "[B, Hq, M, D]")
     B, Hq, M, D = query.shape
     same = {"dtypes": (query.dtype,), "like": ("query", query)}
@@ -49,6 +71,30 @@ def check_shapes(query, key, value, enable_gqa):
         raise ValueError(f"key has {Hkv} heads, needs {Hq}, those of query; with enable_gqa=True a divisor of {Hq}")
     if (Hkv == 0) != (Hq == 0) or (Hkv and Hq % Hkv):
         raise ValueError(f"key has {Hkv} heads, needs a divisor of {Hq}, the heads of query")
+    if lists is None:
+        return
+    if tuple(seq_lengths) != (M, N) and min(BLOCK_SIZE) < ALL:
+        raise ValueError(
+            f"block_mask was made for {seq_lengths[0]} queries and {seq_lengths[1]} keys, needs "
+            f"{M} and {N}: make another for these"
+        )
+    rows = -(-M // BLOCK_SIZE[0])
+    for name, tensor in lists.items():
+        if name.startswith(("q_", "full_q_")):  # lists of queries that do not fit are made again
+            continue
+        if (
+            tensor.ndim != 3 + name.endswith("indices")
+            or tensor.shape[0] not in (1, B)
+            or tensor.shape[1] not in (1, Hq)
+        ):
+            legend = "[B or 1, Hq or 1, blocks of queries, ...]"
+            raise ValueError(
+                f"block_mask.{name} has shape {list(tensor.shape)}, needs {legend} with B = {B}, Hq = {Hq}"
+            )
+        if tensor.shape[2] < rows:
+            raise ValueError(f"block_mask.{name} has {tensor.shape[2]} blocks of queries, needs {rows} for {M} queries")
+        if tensor.device != query.device and not same_device(tensor.device, query.device):
+            raise ValueError(f"block_mask is on {tensor.device}, needs {query.device}, the device of query")
 
 
 def check_captured(name, mod, sizes):
@@ -61,55 +107,30 @@ def check_captured(name, mod, sizes):
             )
 
 
-def check_block_mask(block_mask, B, Hq, M, N, device):
-    """Raise ``ValueError`` unless it fits the call."""
-    if getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
-        raise ValueError(
-            "block_mask was sliced and lost its mask_mod, needs one for the part that is left: "
-            "set block_mask.mask_mod, with the positions shifted by where the part begins"
-        )
-    lists = {name: getattr(block_mask, name) for name in LISTS}
-    check_lists(block_mask.BLOCK_SIZE, block_mask.seq_lengths, lists, B, Hq, M, N, device)
+def listed(num_blocks, indices, name=None, rows=0, most=0, seen=False):
+    """A pair of a block mask's lists as kernels read it, ``Lists``; of ``name`` its first ``rows`` are asked for.
 
-
-def check_lists(BLOCK_SIZE, seq_lengths, lists, B, Hq, M, N, device):
-    """Raise ``ValueError`` unless a block mask's lists, by their names, fit the call."""
-    if tuple(seq_lengths) != (M, N) and min(BLOCK_SIZE) < ALL:
-        raise ValueError(
-            f"block_mask was made for {seq_lengths[0]} queries and {seq_lengths[1]} keys, needs "
-            f"{M} and {N}: make another for these"
-        )
-    rows = -(-M // BLOCK_SIZE[0])
-    for name, tensor in lists.items():
-        if tensor is None or name.removeprefix("full_").startswith("q"):  # lists of queries that do not fit are made again
-            continue
-        legend = "[B or 1, Hq or 1, blocks of queries, ...]"
-        if (
-            tensor.ndim != 3 + name.endswith("indices")
-            or tensor.shape[0] not in (1, B)
-            or tensor.shape[1] not in (1, Hq)
-        ):
-            raise ValueError(
-                f"block_mask.{name} has shape {list(tensor.shape)}, needs {legend} with B = {B}, Hq = {Hq}"
-            )
-        if tensor.shape[2] < rows:
-            raise ValueError(f"block_mask.{name} has {tensor.shape[2]} blocks of queries, needs {rows} for {M} queries")
-        if not same_device(tensor.device, device):
-            raise ValueError(f"block_mask is on {tensor.device}, needs {device}, the device of query")
-
-
-def check_blocks(name, num_blocks, indices, most):
-    """Whether one of a block mask's lists names blocks from ``most`` on, which are not there. Reads its values.
+    Such a list may name blocks from ``most`` on, behind the last one, as torch's ``_adjust`` leaves some where it cuts rows
+    of lists short. A kernel would read them: where they are ``seen``, or where rows were cut and no values may be read, it
+    gets other lists.
 
     Raises:
-        ValueError: it counts more than it lists, or fewer than none, or names a block below 0.
+        ValueError: the list is seen, and counts more than it lists, or fewer than none, or names a block below 0.
     """
-    width = indices.shape[-1]
-    for count in num_blocks[(num_blocks < 0) | (num_blocks > width)][:1].tolist():
-        raise ValueError(
-            f"block_mask.{name}_num_blocks counts {count} blocks, needs 0 to {width}, as many as {name}_indices lists"
-        )
-    listed = indices[torch.arange(width, device=indices.device) < num_blocks[..., None]]
-    for block in listed[listed < 0][:1].tolist():
-        raise ValueError(f"block_mask.{name}_indices lists block {block}, needs at least 0")
-    return bool((listed >= most).any())
+    if name is not None and (seen or indices.stride(2) != indices.shape[3]):
+        counts, blocks, width = num_blocks[..., :rows], indices[..., :rows, :], indices.shape[-1]
+        behind = not seen
+        if seen:
+            for count in counts[(counts < 0) | (counts > width)][:1].tolist():
+                raise ValueError(
+                    f"block_mask.{name}_num_blocks counts {count} blocks, needs 0 to {width}, as many as {name}_indices lists"
+                )
+            visited = blocks[torch.arange(width, device=blocks.device) < counts[..., None]]
+            for block in visited[visited < 0][:1].tolist():
+                raise ValueError(f"block_mask.{name}_indices lists block {block}, needs at least 0")
+            behind = bool((visited >= most).any())
+        if behind:
+            num_blocks, indices = masks.ordered_lists(masks.dense_blocks(counts, blocks, most))
+    num_blocks, indices = num_blocks.to(torch.int32).contiguous(), indices.to(torch.int32).contiguous()
+    B, H, rows = num_blocks.shape
+    return Lists(num_blocks, indices, H * rows if B > 1 else 0, rows if H > 1 else 0, indices.shape[-1])

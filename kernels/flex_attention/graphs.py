@@ -23,13 +23,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from kernels.flex_attention import specs
+from kernels.flex_attention.checks import check_tensors
 from kernels.flex_attention.mods.errors import ARGUMENTS
 from kernels.flex_attention.mods.store import lock
 from kernels.flex_attention.mods.trace import onwards
 from kernels.flex_attention.mods.written import written
 from kernels.flex_attention.options import checked
-from kernels.flex_attention.portable.tiles import like_strided
-from kernels.flex_attention.registered import attend_unchecked
+from kernels.flex_attention.problem import like_strided
 
 _LIBRARY = torch.library.Library("kernels_from_math", "FRAGMENT")
 _LIBRARY.define("flex_operand(Tensor x, int i) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
@@ -78,7 +78,8 @@ class _Attend(BaseHOP):
 
     def __init__(self):
         super().__init__("flex_attention_with_mods")
-        self.unrecorded = None  # makes the call where nothing was recorded; set in operator.py
+        # Both are set in operator.py: what makes the call where nothing was recorded, and the operator.
+        self.unrecorded = self.operator = None
 
     def __call__(
         self, graph, *operands, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top, names
@@ -114,8 +115,9 @@ def _attend(recipe, values, qkv, names, tensors, scale, BLOCK_SIZE, seq_lengths,
     )
     score, mask = (mod if there else None for mod, there in zip((recipe.score, recipe.mask), names, strict=True))
     spec = specs.recorded(score, mask, kinds, recipe.read, BLOCK_SIZE, lists, checked(dict(options)))
-    numbers = ints, list(map(float, floats)), scale
-    return attend_unchecked(spec, *qkv, captured, tensors, *numbers, enable_gqa, want_top, seq_lengths)
+    named = None if BLOCK_SIZE is None else dict(zip(lists, tensors, strict=True))
+    check_tensors(*qkv, enable_gqa, BLOCK_SIZE, seq_lengths, named)
+    return attend.operator(*qkv, captured, tensors, ints, list(map(float, floats)), scale, want_top, spec)
 
 
 attend = _Attend()

@@ -1,4 +1,9 @@
-"""The public function: validates, compiles the mods, and calls the operator. Its docstring is the one of record."""
+"""The public function: what may be asked, which kernels answer, and the launches of the plain ones.
+
+A call goes from its checks through PyTorch's dispatcher (``register``) to ``forward`` or ``backward``, which look up the plan
+of tensors with this layout and launch it. Mods travel as text (``specs``); ``flex_attention.explain`` prints the plan. Its
+docstring is the one of record.
+"""
 
 import math
 from collections.abc import Callable
@@ -6,25 +11,35 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
-from kernels.common.checks import autocast, check_number, explains, nothing_looks_on, public
-from kernels.common.plan import remembered
-from kernels.common.precision import matmul_in_tf32
-from kernels.flex_attention import alike, graphs, specs
+from kernels.common.checks import PLAIN, check_number, explains, public, refuse_parts, values_checked
+from kernels.common.launch import launch, layout
+from kernels.common.registration import register
+from kernels.flex_attention import graphs, specs
 from kernels.flex_attention import options as options_of
-from kernels.flex_attention import problem as problems
 from kernels.flex_attention.block_mask import BlockMask
-from kernels.flex_attention.checks import LISTS, check_block_mask, check_mods, check_returns, check_shapes
+from kernels.flex_attention.checks import LISTS, SLICED, check_mods, check_returns, check_tensors, listed
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import fused, split
+from kernels.flex_attention.hopper.rows import rows_of
+from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.mods.bind import bind, source
 from kernels.flex_attention.mods.reach import breadth_of
-from kernels.flex_attention.plan import Plan
-from kernels.flex_attention.registered import OPERATOR, problem_of
+from kernels.flex_attention.plan import plan_of
+from kernels.flex_attention.portable import dkdv, stored_ds
+from kernels.flex_attention.portable import forward as portable_forward
+from kernels.flex_attention.portable.delta import delta_kernel
+from kernels.flex_attention.portable.dq import launch_dq
+from kernels.flex_attention.portable.sinks import sums_of_sinks
+from kernels.flex_attention.portable.tiles import fits_tma, tiled
+from kernels.flex_attention.problem import like_strided
 
 LN2 = math.log(2)
 
 
-@public
+@public(casts=("query", "key", "value"))
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -93,149 +108,82 @@ def flex_attention(
     if return_lse or return_aux is not None:
         check_returns(return_lse, return_aux)
         want_top = return_aux is not None and return_aux.max_scores
-    seen = torch.compiler.is_compiling() or not nothing_looks_on((query, key, value))
-    query, key, value = autocast(query, key, value)
-    unusual = seen or score_mod is not None or block_mask is not None or kernel_options
-    made = None if unusual else alike.plain_outputs(query, key, value, scale, enable_gqa, want_top)
-    if made is None:
-        attend = _watched if seen else _attended
-        made = attend(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top, seen)
-    o, lse, top = made
+    asked = score_mod, block_mask, scale, enable_gqa, kernel_options
+    dynamo = torch.compiler.is_dynamo_compiling()
+    if dynamo or not {type(query), type(key), type(value)} <= PLAIN:
+        o, lse, top = (_recorded if dynamo else _of_subclasses)(query, key, value, *asked, want_top)
+    else:
+        if torch.jit.is_tracing():
+            raise RuntimeError("flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result")
+        *arguments, spec = _arguments(query, key, value, *asked)
+        o, lse, top = _attend(query, key, value, *arguments, want_top, spec)
     if return_aux is not None:
         return o, AuxOutput(lse * LN2 if return_aux.lse else None, top * LN2 if want_top else None)
     return (o, lse * LN2) if return_lse else o
 
 
-def _watched(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top, seen=True):
-    """``(o, lse, top)`` where somebody looks on: a tracer, a mode, or a tensor that isn't a plain one."""
-    dynamo = torch.compiler.is_dynamo_compiling()
-    if not dynamo and torch._C._get_tracing_state() is not None:
-        raise RuntimeError("flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result")
-    if not dynamo and not graphs.without_values(query, key, value):
-        query, key, value = (t.resolve_neg() if isinstance(t, Tensor) and t.is_neg() else t for t in (query, key, value))
-        return _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top)
+def _of_subclasses(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top):
+    """``(o, lse, top)`` of tensors that may have no values."""
+    asked = query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options
+    if graphs.without_values(query, key, value):
+        return _recorded(*asked, want_top)
+    refuse_parts("flex_attention", asked[:3])
+    *arguments, spec = _arguments(*asked)
+    return _attend(query, key, value, *arguments, want_top, spec)
+
+
+def _recorded(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top):
+    """``(o, lse, top)`` of tensors without values, and of mods that a tracer writes down."""
     check_mods(score_mod, block_mask)
-    tracing = graphs.traced if dynamo else graphs.recorded
+    record = graphs.traced if torch.compiler.is_dynamo_compiling() else graphs.recorded
     lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
     options = tuple((kernel_options or {}).items())
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    return tracing(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
+    return record(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
 
 
-def _attended(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options, want_top, seen=True):
-    """``(o, lse, top)`` of tensors with values; ``seen``: whether somebody looks on."""
-    asked = scale
-    spec, captured, lists, ints, floats, scale = _call(
-        query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options
-    )  # fmt: skip
-    given = query, key, value, captured, lists, ints, floats
-    made = alike.outputs(spec, *given, want_top) if not seen and (query.is_cuda or query.is_cpu) else None
-    if made is None:
-        return OPERATOR(*given, scale, want_top, spec)
-    if score_mod is None and block_mask is None and not kernel_options:
-        alike.keep(query, key, value, asked, enable_gqa, spec)
-    return made
+graphs.attend.unrecorded = torch.compiler.disable(_of_subclasses)
 
 
-graphs.attend.unrecorded = torch.compiler.disable(_watched)
-
-
-# What is asked for.
-
-
-@remembered
-def _checked_before(known_by):
-    """Where the ``Spec`` of a call is kept: empty before its check."""
-    return []
-
-
-def _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
-    """``(spec, captured, lists, ints, floats, scale)`` of a checked call."""
-    try:
-        known_by, score, mask = _known_by(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
-        kept = _checked_before(known_by)
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # the checks say what is wrong, in their order
-        kept = []
-    if kept:
-        spec = kept[0]
-    else:
-        spec, score, mask = _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
-        kept.append(spec)
-    if score is None and mask is None and block_mask is None:
-        return spec, [], [], [], [], spec.scale
-    captured = numbers = ()  # the score mod's first
-    if score is not None:
-        captured, numbers = score.captured, score.numbers
-    if mask is not None:  # a mask's gradient is zero everywhere
-        captured = *captured, *(t.detach() if t.requires_grad else t for t in mask.captured)
-        numbers = *numbers, *mask.numbers
-    for t in captured:
-        if t.is_neg():  # its strides are known to the compiled mod already
-            raise ValueError(
-                f"score_mod or mask_mod captures a tensor {list(t.shape)} that torch has yet to negate, needs t.resolve_neg()"
-            )
-    lists = [] if block_mask is None else [getattr(block_mask, name) for name in spec.lists]
-    ints = [n for n in numbers if type(n) is int]
-    return spec, list(captured), lists, ints, [n for n in numbers if type(n) is float], spec.scale
-
-
-def _bound(query, key, value, score_mod, block_mask):
-    """The mods as ``BoundMod``, ``None`` where there is none."""
-    score = mask = None
+def _arguments(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
+    """What the operator takes behind query, key and value, but for ``want_top``: checked, and the mods compiled."""
+    BLOCK_SIZE = seq_lengths = named = score = mask = None
+    fits = block_mask is None or isinstance(block_mask, BlockMask) and callable(block_mask.mask_mod)
+    fits = fits and (score_mod is None or callable(score_mod))
+    if not fits or getattr(block_mask and block_mask.mask_mod, "__name__", "") == SLICED:
+        check_mods(score_mod, block_mask)
+    if block_mask is not None:
+        BLOCK_SIZE, seq_lengths = tuple(block_mask.BLOCK_SIZE), block_mask.seq_lengths
+        named = {name: t for name in LISTS if (t := getattr(block_mask, name)) is not None}
+    check_tensors(query, key, value, enable_gqa, BLOCK_SIZE, seq_lengths, named)
+    if scale is not None:
+        check_number("scale", scale)
+    options = {"DETERMINISTIC": torch.are_deterministic_algorithms_enabled()}
+    if kernel_options is not None:
+        options = options_of.checked(kernel_options)
+    captured, numbers = [], ()
     if score_mod is not None:
         graded = torch.is_grad_enabled()
         gradient = graded and (query.requires_grad or key.requires_grad or value.requires_grad)
         score = bind(score_mod, "score_mod", query.device, gradient)
         if graded and not gradient and any(t.requires_grad for t in score.captured):
             score = bind(score_mod, "score_mod", query.device, True)
+        captured, numbers = [*score.captured], score.numbers
     if block_mask is not None:
         mask = bind(block_mask.mask_mod, "mask_mod", query.device)
-    return score, mask
-
-
-def _known_by(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
-    """``(all that a check or a plan looks at, bound score mod, bound mask)``."""
-    score, mask = _bound(query, key, value, score_mod, block_mask)
-    dtype, device = query.dtype, query.device
-    known_by = (
-        query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(), dtype, key.dtype, value.dtype,
-        device, key.device, value.device, query.data_ptr() % 16, key.data_ptr() % 16, value.data_ptr() % 16,
-        type(scale), scale, enable_gqa, dtype == torch.float32 and matmul_in_tf32(), problems.table_options,
-        tuple(kernel_options.items()) if kernel_options else None, torch.are_deterministic_algorithms_enabled(),
-        None if score is None else score.compiled, None if mask is None else mask.compiled,
-    )  # fmt: skip
-    if block_mask is None:
-        return known_by, score, mask
-    b, seen = block_mask, []
-    for t in (
-        b.kv_num_blocks, b.kv_indices, b.full_kv_num_blocks, b.full_kv_indices,
-        b.q_num_blocks, b.q_indices, b.full_q_num_blocks, b.full_q_indices,
-    ):  # fmt: skip
-        seen += (None,) if t is None else (t.shape, t.device)
-    if mask.numbers:
-        seen.append(breadth_of(mask.compiled, mask.numbers, query.shape, key.shape, value.shape))
-    return (known_by, b.BLOCK_SIZE, b.seq_lengths, *seen), score, mask
-
-
-def _checked(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options):
-    """``(spec of a problem, bound score mod, bound mask)``, or the error that says what does not fit."""
-    check_shapes(query, key, value, enable_gqa)
-    (B, Hq, M, D), N = query.shape, key.shape[2]
-    check_number("scale", scale)
-    check_mods(score_mod, block_mask)
-    options = options_of.checked(kernel_options)
-    if block_mask is not None:
-        check_block_mask(block_mask, B, Hq, M, N, query.device)
-    score, mask = _bound(query, key, value, score_mod, block_mask)
-    compiled = [None if mod is None else mod.compiled for mod in (score, mask)]
-    lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
-    spec = specs.compiled(*compiled, None if block_mask is None else tuple(block_mask.BLOCK_SIZE), lists, options)
-    scale = 1 / math.sqrt(D) if scale is None else float(scale)
-    p = None
-    if nothing_looks_on((query, key, value)):
-        numbers = () if mask is None else mask.numbers
-        p = problem_of(query, key, value, *compiled, numbers, spec, [getattr(block_mask, name) for name in lists], scale)
-    return spec.of_call(p, scale), score, mask
+        captured += [t.detach() if t.requires_grad else t for t in mask.captured]  # a mask's gradient is zero everywhere
+        numbers = *numbers, *mask.numbers
+    for t in captured:
+        if t.is_neg():  # its strides are known to the compiled mod already
+            raise ValueError(
+                f"score_mod or mask_mod captures a tensor {list(t.shape)} that torch has yet to negate, needs t.resolve_neg()"
+            )
+    spec = specs.compiled(
+        score and score.compiled, mask and mask.compiled, BLOCK_SIZE, tuple(named or ()), tuple(sorted(options.items()))
+    )
+    lists = [] if named is None else list(named.values())
+    ints, floats = ([n for n in numbers if type(n) is kind] for kind in (int, float))
+    return captured, lists, ints, floats, 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale), spec
 
 
 @explains(flex_attention)
@@ -244,9 +192,9 @@ def explain(
 ):  # fmt: skip
     """How ``flex_attention`` would run these arguments, and why, as text. Reads the mask's counts: waits for the GPU."""
     check_returns(return_lse, return_aux)
-    query, key, value = autocast(query, key, value)
-    spec, *_ = _call(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
-    return f"{spec.problem.remember(Plan)}\n{_blocks(spec.problem, block_mask)}"
+    arguments = _arguments(query, key, value, score_mod, block_mask, scale, enable_gqa, kernel_options)
+    plan, _, _ = _resolved(query, key, value, *arguments)
+    return f"{plan}\n{_blocks(plan.problem, block_mask)}"
 
 
 def _blocks(p, block_mask):
@@ -261,4 +209,214 @@ def _blocks(p, block_mask):
     )
 
 
+# Behind the dispatcher: tensors that have been checked, and what is launched for them.
+
+
+def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, learned=()):
+    """``(plan, inputs, places)`` of the operator's arguments.
+
+    learned: for which captured tensors a gradient is wanted; places: of the score mod's among the captured tensors.
+    """
+    spec = specs.find(spec)
+    score, mask, numbers = spec.score, spec.mask, ()
+    places = range(0 if score is None else len(score.learned))
+    if spec.recorded is not None:
+        score, mask, captured, numbers, places = spec.met(captured, ints, floats, query.device, learned)
+    elif ints or floats:
+        numbers = spec.numbers(ints, floats)
+    at = 0 if score is None else len(score.number_kinds)
+    of_score, of_mask = (captured[: len(places)], numbers[:at]), (captured[len(places) :], numbers[at:])
+    breadth = breadth_of(mask, of_mask[1], query.shape, key.shape, value.shape) if of_mask[1] else None
+    in_tf32 = query.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision == "tf32"
+    list_heads = lists[0].shape[1] if lists else 1
+    plan = plan_of(
+        layout(query), layout(key), layout(value), query.device, scale, score, mask, spec, list_heads, in_tf32, breadth
+    )
+    tables = []
+    for mod, (tensors, given) in ((score, of_score), (mask, of_mask)):
+        if mod is None:
+            tables.append(())
+        elif mod.direct is None:
+            tables.append(mod.tables(tensors, given))
+        else:
+            tables.append((*[given[i] if is_number else tensors[i] for is_number, i in mod.direct], *mod.sizes))
+    p, of_blocks = plan.problem, {}
+    if p.sparse:
+        named, seen = dict(zip(spec.lists, lists, strict=True)), values_checked(lists[0])
+        for name, sizes in p.list_sizes.items():
+            pair = named[f"{name}_num_blocks"], named[f"{name}_indices"]
+            of_blocks[name] = listed(*pair, name, *sizes, seen)
+    partial, full = of_blocks.get("kv"), of_blocks.get("full_kv")
+    x = Inputs(p, query, key, value, *of_score, tables[0], of_mask[1], tables[1], of_blocks, partial, full)
+    return plan, x, places
+
+
+def forward(query, key, value, captured, lists, ints, floats, scale, want_top, spec):
+    """``(o, lse, top)``, lse and top [B, Hq, M] float32 in base 2; a top that is not wanted is an empty tensor."""
+    plan, x, _ = _resolved(query, key, value, captured, lists, ints, floats, scale, spec)
+    p = plan.problem
+    shape, strides = p.outputs
+    o = torch.empty_strided(shape, strides, dtype=p.dtype, device=p.device)
+    lse = torch.empty(shape[:3], dtype=torch.float32, device=p.device)
+    top = torch.empty_like(lse) if want_top else None
+    if plan.forward is None:
+        plan.forward_way.forward(p, x, o, lse, top)
+    else:
+        programs, sizes, meta = plan.forward
+        if meta["TMA"]:
+            key, value = tiled(key, meta["BLOCK_N"]), tiled(value, meta["BLOCK_N"])
+        launch(
+            portable_forward.attention_forward_kernel,
+            programs,
+            query, key, value, o, lse, top, x.partial, x.full, x.score_tables, x.mask_tables,
+            x.reach if meta.get("TRIM") else (), *sizes,
+            **meta,
+        )  # fmt: skip
+    return o, lse, lse.new_empty(0) if top is None else top
+
+
+def backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats, scale, want_top, spec, needs):
+    """The gradients of query, key and value, each in its tensor's dtype and order of strides, and of what is captured."""
+    known = specs.find(spec)
+    if known.recorded is None and captured:  # a hook on saved tensors may give one back laid out in another way
+        strides = [s for mod in (known.score, known.mask) if mod is not None for s in mod.strides]
+        captured = [
+            t if t.stride() == s else torch.empty_strided(t.shape, s, dtype=t.dtype, device=t.device).copy_(t)
+            for t, s in zip(captured, strides, strict=True)
+        ]
+    plan, x, places = _resolved(query, key, value, captured, lists, ints, floats, scale, spec, needs[3:])
+    do = torch.zeros_like(o) if do is None else do
+    learned = () if plan.problem.score is None else plan.problem.score.learned
+    wanted = any(on and needs[3 + i] for i, on in zip(places, learned, strict=True))
+    grads = _gradients(plan, x, do, dlse, o, lse.contiguous(), needs[:3], wanted)
+    made = dict(zip(places, grads[3:], strict=False))
+    for i, t in enumerate(captured):
+        grad = made.get(i)
+        if grad is not None:
+            made[i] = _laid_out_as(t, grad)
+        elif needs[3 + i]:
+            made[i] = torch.zeros_like(t)  # nothing of it reaches the scores
+    return [*grads[:3], *(made.get(i) for i in range(len(captured)))]
+
+
+def _gradients(plan, x, do, dlse, o, lse, needs, need_captured):
+    """Launch the backward pass.
+
+    Args:
+        plan, x: the ``Plan`` and the ``Inputs``.
+        do: gradient of o [B, Hq, M, Dv]; dlse: of the lse in base 2 [B, Hq, M], or ``None``.
+        o, lse: as the forward pass gave them.
+        needs: three bools, whether the gradients of query, key and value are wanted.
+        need_captured: whether those of the captured tensors are.
+
+    Returns:
+        a list: dq, dk, dv, ``None`` where not wanted; then the gradients of what the score mod captures, if wanted.
+    """
+    p, (need_q, need_k, need_v) = plan.problem, needs
+    need_kv = need_k or need_v
+    if need_q and need_kv and not need_captured and (plan.alone or plan.counts and fits_tma(do)):
+        dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
+        if plan.alone:
+            if p.sparse:
+                dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
+            dkdv.launch_dkdv(p, x, do, lse, None, dk, dv, None, 0, p.Bkv * p.Hkv, o, dlse, dq)
+        elif plan.cut is None:
+            fused.gradients_of(p, x, do, rows_of(p, do, dlse, o, lse), dq, dk, dv)
+        else:
+            split.gradients_of(p, x, do, rows_of(p, do, dlse, o, lse), dq, dk, dv, plan.cut)
+        return [dq, dk if need_k else None, dv if need_v else None]
+    groups = p.Bkv * p.Hkv
+    stored = plan.stored if need_q and need_kv and not need_captured else 0
+    on_hopper = need_kv and plan.not_hopper_backward is None and fits_tma(do)
+    rows = rows_of(p, do, dlse, o, lse) if on_hopper else None
+    delta = None
+    if not on_hopper or need_captured or (need_q and not stored):
+        delta = torch.empty_like(lse)
+        programs, meta = plan.delta
+        strides = *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride())
+        launch(delta_kernel, programs, o, do, dlse, delta, p.M, p.Hq, *strides, HAS_DLSE=dlse is not None, **meta)
+
+    dq = like_strided(x.query, x.query.shape) if need_q or need_captured else None
+    captured = []
+    if need_captured:
+        sums = sums_of_sinks(p, x, do, lse, delta, dq)
+        captured = p.score.gradients(x.captured, x.numbers, sums)
+    elif need_q and not stored:
+        launch_dq(p, x, do, lse, delta, dq)
+
+    dk = dv = None
+    if need_kv:
+        dk, dv = like_strided(x.key, x.key.shape), like_strided(x.value, x.value.shape)
+        ds = stored_ds.workspace(p, x.query) if stored else None
+        for first in range(0, groups, stored or max(groups, 1)):
+            count = min(stored or groups, groups - first)
+            if on_hopper:
+                hopper_backward.launch_dkdv(p, x, do, rows, dk, dv, ds, first, count)
+            else:
+                dkdv.launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count)
+            if stored:
+                stored_ds.dq_from_ds(p, x, ds, dq, first, count)
+    return [dq if need_q else None, dk if need_k else None, dv if need_v else None, *captured]
+
+
+def _laid_out_as(t, grad):
+    """``grad`` in memory as ``empty_like(t)`` is, which a compiled graph has been told by ``_fake_backward``."""
+    if t.is_contiguous() and grad.is_contiguous():
+        return grad
+    like = torch.empty_like(t)
+    return grad if grad.stride() == like.stride() else like.copy_(grad)
+
+
+# As torch sees it: shapes and strides of what is returned. Its counter of floating-point operations is told two products
+# forward, five backward, of the blocks visited.
+
+
+def _fake(query, key, value, captured, lists, ints, floats, scale, want_top, spec):
+    B, Hq, M, _ = query.shape
+    lse = query.new_empty((B, Hq, M), dtype=torch.float32)
+    o = like_strided(query, (B, Hq, M, value.shape[-1]))
+    return o, lse, torch.empty_like(lse) if want_top else lse.new_empty(0)
+
+
+def _fake_backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats, scale, want_top, spec, needs):
+    made = [like_strided(t, t.shape) for t in (query, key, value)] + [torch.empty_like(t) for t in captured]
+    return [t if need else None for t, need in zip(made, needs, strict=True)]
+
+
+def _flops(query, key, value, captured, lists, ints, floats, scale, want_top, spec):
+    return _products(query, key, lists, spec) * (query.shape[-1] + value.shape[-1])
+
+
+def _backward_flops(do, dlse, query, key, value, captured, lists, o, lse, ints, floats, scale, want_top, spec, needs):
+    scores = any((*needs[:2], *needs[3:]))
+    q_side, v_side = 1 + needs[0] + needs[1], scores + needs[2]
+    return _products(query, key, lists, spec) * (q_side * query.shape[-1] + v_side * value.shape[-1])
+
+
+def _products(query, key, lists, spec):
+    """Twice the pairs of queries and keys in blocks that are visited; in all, where the lists hold no numbers."""
+    B, Hq, M, _ = query.shape
+    spec, pairs = specs.find(spec), 2 * B * Hq * M * key.shape[2]
+    named = dict(zip(spec.lists, lists, strict=True))
+    counts = [named[name] for name in ("kv_num_blocks", "full_kv_num_blocks") if name in named]
+    if not counts or any(is_fake(t) or t.is_meta for t in counts):
+        return pairs
+    blocks = counts[0].numel() * -(-key.shape[2] // spec.BLOCK_SIZE[1])
+    return round(pairs * sum(int(t.sum()) for t in counts) / max(blocks, 1))
+
+
+_attend = register(
+    "flex_attention(Tensor query, Tensor key, Tensor value, Tensor[] captured, Tensor[] lists, SymInt[] ints, "
+    "float[] floats, float scale, bool want_top, str spec) -> (Tensor o, Tensor lse, Tensor top)",
+    forward,
+    _fake,
+    backward=backward,
+    fake_backward=_fake_backward,
+    gradients=("query", "key", "value", "captured"),
+    saved=("query", "key", "value", "captured", "lists", "o", "lse"),
+    constant=("top",),
+    flops=_flops,
+    backward_flops=_backward_flops,
+)
+graphs.attend.operator = _attend
 flex_attention.source = source

@@ -40,7 +40,7 @@ def checked(kernel_options):
                 _ignored.add(name)
                 warnings.warn(
                     f"kernel_options[{name!r}] is an option of torch's flex_attention that means nothing here; it is ignored",
-                    stacklevel=7,
+                    stacklevel=5,
                 )
         else:
             raise ValueError(f"kernel_options has {shown(name)}, knows {', '.join(OURS)}, and ignores torch's others")

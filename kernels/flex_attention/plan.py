@@ -7,17 +7,17 @@ backward pass chooses the kernel of keys in the same manner, and whether that on
 
 from functools import cached_property
 
+from kernels.common.launch import planned
 from kernels.common.plan import choose
+from kernels.flex_attention.checks import check_captured
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import cost, fused, split
+from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper_forward
-from kernels.flex_attention.hopper.rows import rows_of
-from kernels.flex_attention.portable import alone, decoding, dkdv, stored_ds
+from kernels.flex_attention.mods.reach import breadth_of
+from kernels.flex_attention.portable import alone, decoding, delta, stored_ds
 from kernels.flex_attention.portable import forward as portable_forward
-from kernels.flex_attention.portable.delta import delta_of
-from kernels.flex_attention.portable.dq import launch_dq
-from kernels.flex_attention.portable.sinks import sums_of_sinks
-from kernels.flex_attention.portable.tiles import fits_tma, like_strided
+from kernels.flex_attention.portable.tiles import steps_fit_tma
+from kernels.flex_attention.problem import Problem
 
 #: Hopper's tilings of the forward pass.
 HOPPER = {"hopper_tall": hopper_forward.TALL, "hopper_small": hopper_forward.SMALL, "hopper": hopper_forward.USUAL}
@@ -36,81 +36,19 @@ class Plan:
         self.not_hopper_backward = hopper_backward.reason_not(problem, True)
         self.stored = stored_ds.heads(problem)
         self.alone = alone.fits(problem)
+        self.delta = delta.prepared(problem)
+        plain = self.forward_way is portable_forward
+        self.forward = portable_forward.prepared(problem) if plain else None  #: of the plain kernel's launch
+
+    @cached_property
+    def counts(self):
+        """Whether all gradients are added up in an order that counters, or a cut, fix."""
+        return self.cut is not None or self.not_fused is None
 
     @cached_property
     def cut(self):
         """The ``cost.Cut`` of the backward pass, or ``None``; asked late: a new shape's takes up to a fifth of a second."""
         return cost.cut(self.problem)
-
-    def forward(self, x, want_top):
-        """``(o, lse, top)``: see ``portable.forward.forward``."""
-        return self.forward_way.forward(self.problem, x, want_top)
-
-    def backward(self, x, do, dlse, o, lse, needs, need_captured):
-        """Launch the backward pass.
-
-        Args:
-            x: the ``Inputs`` of the forward pass.
-            do: gradient of o [B, Hq, M, Dv]; dlse: of the lse in base 2 [B, Hq, M], or ``None``.
-            o, lse: as the forward pass gave them.
-            needs: three bools, whether the gradients of query, key and value are wanted.
-            need_captured: whether those of the captured tensors are.
-
-        Returns:
-            a list: dq, dk, dv, each in its tensor's dtype and order of strides, ``None`` where not wanted; then the gradients
-            of what the score mod captures, if wanted.
-        """
-        p = self.problem
-        need_q, need_k, need_v = needs
-        need_kv = need_k or need_v
-        if self.alone and need_q and need_kv and not need_captured:
-            dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
-            self.launch_alone(x, do, dlse, o, lse, dq, dk, dv)
-            return [dq, dk if need_k else None, dv if need_v else None]
-        if need_q and need_kv and not need_captured and fits_tma(do) and (self.cut is not None or self.not_fused is None):
-            dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
-            rows = rows_of(p, do, dlse, o, lse)
-            if self.cut is None:
-                fused.gradients_of(p, x, do, rows, dq, dk, dv)
-            else:
-                split.gradients_of(p, x, do, rows, dq, dk, dv, self.cut)
-            return [dq, dk if need_k else None, dv if need_v else None]
-        groups = p.Bkv * p.Hkv
-        stored = self.stored if need_q and need_kv and not need_captured else 0
-        on_hopper = need_kv and self.not_hopper_backward is None and fits_tma(do)
-        rows = rows_of(p, do, dlse, o, lse) if on_hopper else None
-        delta = None
-        if not on_hopper or need_captured or (need_q and not stored):
-            delta = delta_of(p, do, dlse, o, lse)
-
-        dq = like_strided(x.query, x.query.shape) if need_q or need_captured else None
-        captured = []
-        if need_captured:
-            sums = sums_of_sinks(p, x, do, lse, delta, dq)
-            captured = p.score.gradients(x.score_captured, x.score_numbers, sums)
-        elif need_q and not stored:
-            launch_dq(p, x, do, lse, delta, dq)
-
-        dk = dv = None
-        if need_kv:
-            dk, dv = like_strided(x.key, x.key.shape), like_strided(x.value, x.value.shape)
-            ds = stored_ds.workspace(p, x.query) if stored else None
-            for first in range(0, groups, stored or max(groups, 1)):
-                count = min(stored or groups, groups - first)
-                if on_hopper:
-                    hopper_backward.launch_dkdv(p, x, do, rows, dk, dv, ds, first, count)
-                else:
-                    dkdv.launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count)
-                if stored:
-                    stored_ds.dq_from_ds(p, x, ds, dq, first, count)
-        return [dq if need_q else None, dk if need_k else None, dv if need_v else None, *captured]
-
-    def launch_alone(self, x, do, dlse, o, lse, dq, dk, dv, prepared=None):
-        """Bring all gradients into dq, dk and dv, of a problem of which one kernel makes them; as ``dkdv.launch_dkdv``."""
-        p = self.problem
-        if p.sparse:
-            dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
-        return dkdv.launch_dkdv(p, x, do, lse, None, dk, dv, None, 0, p.Bkv * p.Hkv, o, dlse, dq, prepared)
 
     def __str__(self):
         p = self.problem
@@ -168,3 +106,27 @@ class Plan:
             why = "a negative or zero scale" if p.score is None else "the score mod runs in every tile"
             lines.append(f"score: {why}")
         return "\n".join(lines)
+
+
+@planned
+def plan_of(query, key, value, device, scale, score, mask, spec, list_heads, in_tf32, breadth):
+    """The ``Plan`` of tensors with these layouts.
+
+    score, mask: the compiled mods; spec: the ``Spec`` that they come from; list_heads: for how many heads the mask has lists;
+    in_tf32: whether float32 is multiplied so; breadth: of a mask that is given numbers, else ``None``.
+    """
+    (B, Hq, M, D), (Bkv, Hkv, N, _) = query.shape, key.shape
+    for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
+        if mod is not None:
+            check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
+    if breadth is None:
+        breadth = breadth_of(mask, (), query.shape, key.shape, value.shape)
+    layouts = {
+        name: (t.strides, t.address == 0 and steps_fit_tma(t.shape, t.strides, t.dtype.itemsize))
+        for name, t in (("query", query), ("key", key), ("value", value))
+    }
+    problem = Problem(
+        B, Hq, Hkv, Bkv, M, N, D, value.shape[-1], query.dtype, device, layouts, scale, score, mask, spec.BLOCK_SIZE,
+        spec.lists, list_heads, spec.options, "tf32" if in_tf32 else "ieee", breadth,
+    )  # fmt: skip
+    return Plan(problem)

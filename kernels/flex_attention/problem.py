@@ -1,5 +1,6 @@
 """What one call asks for, checked and put in the kernels' terms: sizes, layouts, compiled mods, launch options."""
 
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,17 +79,17 @@ class Problem:
         """Those of query, key and value, one after another."""
         return sum((self.layouts[name][0] for name in names), ())
 
-    def was_made_for(self, query, key, value):
-        """Whether these tensors, of the same shapes, lie as it says: hooks on saved tensors may give back others."""
-        given = {"query": query, "key": key, "value": value}
-        return all(
-            strides == given[name].stride() and not (by_tma and given[name].data_ptr() % 16)
-            for name, (strides, by_tma) in self.layouts.items()
-        )
-
     def tma(self, *names):
         """Whether TMA can read all of them."""
         return all(self.layouts[name][1] for name in names)
+
+    @cached_property
+    def outputs(self):
+        """``(shape, strides)`` of o: its dimensions lie in memory in the order in which query's do."""
+        strides, _ = self.layouts["query"]
+        shape = self.B, self.Hq, self.M, self.Dv
+        query = torch.empty_strided((*shape[:3], self.D), strides, dtype=self.dtype, device="meta")
+        return shape, like_strided(query, shape).stride()
 
     @cached_property
     def G(self):
@@ -143,7 +144,7 @@ class Problem:
 
     # Blocks.
 
-    @property
+    @cached_property
     def sparse(self):
         """Whether blocks are visited by a mask's lists; without queries or keys there is no block, whatever they name."""
         return self.BLOCK_SIZE is not None and self.M > 0 < self.N
@@ -160,6 +161,13 @@ class Problem:
 
     def _block(self, axis, length):
         return min(self.BLOCK_SIZE[axis], block(length)) if self.sparse else 0
+
+    @cached_property
+    def list_sizes(self):
+        """``{name: (rows that are asked for, blocks that there are)}`` of the mask's pairs of lists."""
+        rows, columns = cdiv(self.M, self.BLOCK_SIZE[0]), cdiv(self.N, self.BLOCK_SIZE[1])
+        names = [name.removesuffix("_indices") for name in self.lists if name.endswith("_indices")]
+        return {name: (rows, columns) if name.endswith("kv") else (columns, rows) for name in names}
 
     @cached_property
     def HAS_FULL(self):
@@ -221,6 +229,23 @@ class Problem:
             "BLOCK_DV": columns(self.Dv),
             **options,
         }
+
+
+def like_strided(x, shape):
+    """Uninitialized memory of ``shape`` whose dimensions lie in memory in the order in which x's do."""
+    if x.is_contiguous() and x.shape == shape:
+        return torch.empty_like(x)
+    strides = x.stride()
+    if all(map(operator.ge, strides, strides[1:])):
+        return torch.empty(shape, dtype=x.dtype, device=x.device)
+    order = []
+    for i, stride in enumerate(strides):  # put where it belongs: a tracer compares strides that have no value, but sorts none
+        at = len(order)
+        while at and strides[order[at - 1]] < stride:
+            at -= 1
+        order.insert(at, i)
+    memory = torch.empty([shape[i] for i in order], dtype=x.dtype, device=x.device)
+    return memory.permute([order.index(i) for i in range(len(shape))])
 
 
 def _fit(BLOCK, length, SPARSE):

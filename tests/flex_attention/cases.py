@@ -6,14 +6,12 @@ import torch
 import torch.nn.functional as F
 
 from kernels import runtime
-from kernels.common.again import with_constants
 from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, noop_mask, operator, or_masks
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper import fused
 from kernels.flex_attention.hopper import rows as hopper_rows
-from kernels.flex_attention.inputs import Inputs
-from kernels.flex_attention.portable import decoding, delta, dkdv, dq, forward, stored_ds
+from kernels.flex_attention.portable import decoding, dkdv, dq, stored_ds
 from kernels.flex_attention.reference import flex_attention_reference
 from tests import tensors
 from tests.tensors import place
@@ -256,23 +254,18 @@ def check(
 
 def resolved(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, options=None):
     """``(problem, inputs)`` of a call."""
-    spec, captured, lists, ints, floats, _ = operator._call(
-        query, key, value, score_mod, block_mask, scale, enable_gqa, options
-    )
-    bound = spec.bound(captured, ints, floats, query.device)
-    return spec.problem, Inputs(spec.problem, query, key, value, bound.captured, lists, bound.numbers)
+    arguments = operator._arguments(query, key, value, score_mod, block_mask, scale, enable_gqa, options)
+    plan, x, _ = operator._resolved(query, key, value, *arguments)
+    return plan.problem, x
+
+
+def outputs(p):
+    """Memory for ``(o, lse, top)`` of a problem."""
+    o = torch.empty_strided(*p.outputs, dtype=p.dtype, device=p.device)
+    return o, *(torch.empty(o.shape[:3], device=p.device) for _ in range(2))
 
 
 def replace_launch(monkeypatch, make):
-    """``make(launch)`` in place of ``launch`` wherever a kernel of this room is launched."""
-    for module in (forward, decoding, delta, dq, dkdv, stored_ds, hopper_forward, hopper_backward, hopper_rows, fused):
-        monkeypatch.setattr(module, "launch", _with_constants(make(module.launch)))
-
-
-def _with_constants(launch):
-    """``launch``, given what it is given as ``Constants`` by their names."""
-
-    def call(*args, constants=None, **meta):
-        return launch(*args, **with_constants(meta, constants))
-
-    return call
+    """``make(launch)`` in place of ``launch`` wherever a kernel of this operator is launched."""
+    for module in (operator, decoding, dq, dkdv, stored_ds, hopper_forward, hopper_backward, hopper_rows, fused):
+        monkeypatch.setattr(module, "launch", make(module.launch))

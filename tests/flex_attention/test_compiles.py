@@ -10,7 +10,7 @@ import triton
 from kernels import runtime
 from kernels.common import configs
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention import create_block_mask, flex_attention, problem, registered
+from kernels.flex_attention import create_block_mask, flex_attention, plan, problem
 from kernels.flex_attention.hopper import dealing, fit, fused
 from kernels.flex_attention.mods import bind
 from kernels.flex_attention.plan import HOPPER
@@ -43,7 +43,7 @@ def launches(
         monkeypatch.setattr(fit, "unfit", lambda *_: None)
         monkeypatch.setattr(dealing, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(problem, "table_options", for_gpu)
-    monkeypatch.setattr(registered, "check_captured", lambda *_: None)  # the zoo's tables are made for small problems
+    monkeypatch.setattr(plan, "check_captured", lambda *_: None)  # the zoo's tables are made for small problems
     case, learned = cases.zoo(name)
     q, k, v = (torch.zeros(2, h, n, D, dtype=dtype, requires_grad=True) for h, n in ((2, M), (HKV, N), (HKV, N)))
     mask = None

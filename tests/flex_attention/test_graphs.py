@@ -22,9 +22,7 @@ from kernels.flex_attention import (
     graphs,
     mods,
     operator,
-    registered,
     sliding_window_block_mask,
-    specs,
 )
 
 DEVICE = runtime.device
@@ -264,28 +262,27 @@ def test_export_for_any_length(strict):
 def test_a_text_that_is_no_programs_is_refused():
     q, k, v, _ = inputs(requires_grad=False)
     with pytest.raises(ValueError, match="spec is '0123'..., needs what this version of flex_attention has written"):
-        registered.OPERATOR.op(q, k, v, [], [], [], [], 1.0, False, "0123")
+        operator._attend(q, k, v, [], [], [], [], 1.0, False, "0123")
 
 
 def test_the_registered_operator():
     q, k, v, _ = inputs()
     table = torch.rand(2, device=DEVICE, requires_grad=True)
-    call = operator._call(q, k, v, mods.learned_alibi(table), MASKS["causal"](), None, False, None)
-    spec, *arguments = call
-    result = torch.library.opcheck(registered.OPERATOR.op, (q, k, v, *arguments, True, str(spec)))
+    call = operator._arguments(q, k, v, mods.learned_alibi(table), MASKS["causal"](), None, False, None)
+    *arguments, spec = call
+    result = torch.library.opcheck(operator._attend, (q, k, v, *arguments, True, spec))
     assert set(result.values()) == {"SUCCESS"}
-    assert specs.find(str(spec)).score is spec.score
 
 
 def test_a_captured_tensors_gradient_lies_in_memory_as_the_graph_was_told():
     """T5's bias of positions is a permuted view: buckets [M, N, H] looked up, then the heads first."""
     q, k, v, _ = inputs()
     bias = torch.rand(1, q.shape[2], k.shape[2], q.shape[1], device=DEVICE).permute(0, 3, 1, 2).requires_grad_()
-    spec, *arguments = operator._call(q, k, v, lambda s, b, h, m, n: s + bias[0, h, m, n], None, None, False, None)
-    o, lse, _ = registered.OPERATOR.op(q, k, v, *arguments, False, str(spec))
+    *arguments, spec = operator._arguments(q, k, v, lambda s, b, h, m, n: s + bias[0, h, m, n], None, None, False, None)
+    o, lse, _ = operator._attend(q, k, v, *arguments, False, spec)
     (got,) = torch.autograd.grad(o.sum() + lse.sum(), bias)
     assert got.stride() == torch.empty_like(bias).stride() != got.contiguous().stride()
-    result = torch.library.opcheck(registered.OPERATOR.op, (q, k, v, *arguments, False, str(spec)))
+    result = torch.library.opcheck(operator._attend, (q, k, v, *arguments, False, spec))
     assert set(result.values()) == {"SUCCESS"}
 
 

@@ -8,7 +8,7 @@ import triton
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, mods, operator, problem, specs
+from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, mods, operator, problem
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper
@@ -100,8 +100,8 @@ def test_the_callers_own_tiles_are_the_plain_kernels(gpu):
 
 
 def test_a_table_without_stages_says_that_the_plain_kernel_is_faster(gpu, monkeypatch):
-    monkeypatch.setattr(problem, "table_options", lambda *_: {"BLOCK_N": 128, "BLOCK_M": 64, "STAGES": 0})
     p, tensors = on_gpu()
+    monkeypatch.setattr(problem, "table_options", lambda *_: {"BLOCK_N": 128, "BLOCK_M": 64, "STAGES": 0})
     assert reasons(p, *tensors) == ("for d64 16-bit plain the plain kernel is faster",) * 2
 
 
@@ -116,7 +116,7 @@ def test_an_older_triton(gpu, monkeypatch, version):
 def explained(monkeypatch, **call):
     p, tensors = on_gpu(**call)
     with monkeypatch.context() as patch:
-        patch.setattr(operator, "_call", lambda *_: (specs.Spec().of_call(p, p.scale),))
+        patch.setattr(operator, "_resolved", lambda *_: (Plan(p), None, None))
         return flex_attention.explain(*tensors).splitlines()
 
 

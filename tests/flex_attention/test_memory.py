@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.flex_attention import causal_block_mask, create_block_mask, flex_attention, mods
-from kernels.flex_attention.portable import forward
+from kernels.flex_attention import causal_block_mask, create_block_mask, flex_attention, mods, operator
 from kernels.lab import trace
 from tests.tensors import told_of_more
 
@@ -61,7 +60,7 @@ def test_every_active_address_lies_inside_its_tensor(case):
 
 def test_the_trace_would_show_an_access_outside(monkeypatch):
     """The same test on a kernel that is told of a few keys more than there are."""
-    told_of_more(monkeypatch, forward, N=3)
+    told_of_more(monkeypatch, operator, N=3)
     with trace.recording() as t:
         flex_attention(*(torch.randn(1, 1, 37, 16) for _ in range(3)), block_mask=causal_block_mask(37, BLOCK_SIZE=16))
     assert t.outside()

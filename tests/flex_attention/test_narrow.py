@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.flex_attention import create_block_mask, flex_attention, mods, problem
+from kernels.common.plan import forget
+from kernels.flex_attention import create_block_mask, flex_attention, mods, operator, problem
 from kernels.flex_attention.hopper import fit
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.mods.reach import ONE_END
@@ -23,6 +24,7 @@ def says(monkeypatch, TRIM=0, **more):
     narrow = tiles | {"TRIM": TRIM, "WIDEST": 4096, "LONGEST": 4096} | more
     changed = {"forward": tiles, "forward_narrow": narrow}
     monkeypatch.setattr(problem, "table_options", lambda kernel, *of: table(kernel, *of) | changed.get(kernel, {}))
+    forget()
 
 
 def by_head(b, h, q_idx, kv_idx):
@@ -78,15 +80,15 @@ def test_trimmed_lists_give_the_same_bits(monkeypatch, mask, heads, change, M, N
     call = lambda: flex_attention(q, k, v, None, block_mask, enable_gqa=True, return_lse=True)  # noqa: E731
     tiles, visited = {"BLOCK_M": 16, "BLOCK_N": 16}, []
     want = flex_attention(q, k, v, None, block_mask, enable_gqa=True, return_lse=True, kernel_options=tiles)
-    launch = forward.launch
+    launch = operator.launch
 
-    def with_nan(kernel, grid, *args, constants=None, **meta):
+    def with_nan(kernel, grid, *args, **meta):
         for t in args[3:5]:
             t.fill_(float("nan"))
-        visited.append(constants.meta)
-        launch(kernel, grid, *args, constants=constants, **meta)
+        visited.append(meta)
+        launch(kernel, grid, *args, **meta)
 
-    monkeypatch.setattr(forward, "launch", with_nan)
+    monkeypatch.setattr(operator, "launch", with_nan)
     for TRIM in (0, 1, 2):
         with monkeypatch.context() as patch:
             says(patch, TRIM)
@@ -132,10 +134,14 @@ def test_numbers_that_change_keep_the_plan(monkeypatch):
     q, k, v = (torch.randn(1, 1, n, 16, device=runtime.device) for n in (128, 192, 192))
     says(monkeypatch, TRIM=2)
     problems, reached = set(), set()
-    launched = forward.forward
-    monkeypatch.setattr(
-        forward, "forward", lambda p, x, *more: (problems.add(p), reached.add(x.reach), launched(p, x, *more))[-1]
-    )
+    resolved = operator._resolved
+
+    def seen(*arguments):
+        plan, x, places = resolved(*arguments)
+        problems.add(plan.problem), reached.add(x.reach)
+        return plan, x, places
+
+    monkeypatch.setattr(operator, "_resolved", seen)
     for off in (1, 2, 33, 64):
         block_mask = create_block_mask(moving(off), None, None, 128, 192, device=runtime.device, BLOCK_SIZE=64)
         o = flex_attention(q, k, v, None, block_mask)

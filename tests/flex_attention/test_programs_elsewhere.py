@@ -15,7 +15,6 @@ from kernels.flex_attention import (
     flex_attention,
     mods,
     operator,
-    registered,
     sliding_window_block_mask,
     specs,
 )
@@ -98,7 +97,6 @@ def test_exported_here_and_run_elsewhere(strict, tmp_path):
 
 def nothing_is_known():
     """As in a process that has seen no mod; where tables are bounded, as behind ever so many others."""
-    specs._read.clear()
     recorded._compiled.clear()
     forget()
 
@@ -152,10 +150,9 @@ def test_all_that_a_called_mod_is_stands_in_its_text():
     for offset in (0.5, 1.5, 2.5):  # from the second on it is an argument
         mask = sliding_window_block_mask(int(8 * offset), 40, BLOCK_SIZE=16)
         o = flex_attention(q, k, v, made(offset), mask)
-        spec, *arguments = operator._call(q, k, v, made(offset), mask, None, False, None)
+        *arguments, spec = operator._arguments(q, k, v, made(offset), mask, None, False, None)
         nothing_is_known()
-        got = registered.OPERATOR.op(q, k, v, *arguments, False, str(spec))[0]
-        assert specs.find(str(spec)).score is not spec.score
+        got = operator._attend(q, k, v, *arguments, False, spec)[0]
         results = [(x, *torch.autograd.grad(x.square().sum(), (q, k, v, table))) for x in (o, got)]
         assert all(map(torch.equal, *results)) if runtime.interpreted else torch.allclose(o, got)
 

@@ -9,9 +9,8 @@ import torch
 
 from kernels import runtime
 from kernels.common.plan import forget
-from kernels.flex_attention import causal_block_mask, flex_attention, mods, plan, problem, registered
+from kernels.flex_attention import causal_block_mask, flex_attention, mods, plan, problem
 from kernels.flex_attention.mods import bind
-from kernels.flex_attention.portable import decoding, dkdv, dq, forward, stored_ds
 from kernels.flex_attention.reference import flex_attention_reference
 
 DEVICE = runtime.device
@@ -36,11 +35,10 @@ def test_a_warm_call_rebuilds_nothing(monkeypatch):
         raise AssertionError("made again")
 
     monkeypatch.setattr(bind, "Fingerprint", again)
-    monkeypatch.setattr(registered, "Problem", again)
+    monkeypatch.setattr(plan, "Problem", again)
     monkeypatch.setattr(plan.Plan, "__init__", again)
     monkeypatch.setattr(problem, "configuration", again)
-    for module in (forward, decoding, dq, dkdv, stored_ds):
-        monkeypatch.setattr(module, "tiled", again)
+    monkeypatch.setattr(problem.Problem, "launch_options", again)
     assert all(map(torch.equal, passes(q, k, v, *arguments), cold))
     monkeypatch.undo()
     forget()

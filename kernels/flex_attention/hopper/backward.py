@@ -5,7 +5,6 @@ work of a tile of keys into several items, and that of a head into several launc
 """
 
 from kernels.common import gluon as common_gluon
-from kernels.common.again import Constants
 from kernels.common.descriptors import Descriptors
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
@@ -52,7 +51,7 @@ def _prepare(p, units, strides_of_do, STORE, lengths=None):
     programs = min(items, dealing.multiprocessors(p.device))
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared
     order = dealing.order(units, tiles_n, 1, programs) if lengths is None else dealing.order_of(lengths, units, programs)
-    constants = Constants(STORE=STORE, **order, **compile_time(p, lengths is not None), num_warps=4, maxnreg=168)
+    constants = dict(STORE=STORE, **order, **compile_time(p, lengths is not None), num_warps=4, maxnreg=168)
     row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     rows = Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout))
     kept = Descriptors(lambda ds: fit.descriptor(ds, [1, fit.ROWS, BLOCK_M]))
@@ -79,7 +78,7 @@ def _launch(p, x, do, rows, dk, dv, ds, first, prepared, lists, split):
         programs,
         queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), kept(ds), dk, dv,
         *lists, x.score_tables, x.mask_tables, split and split.given(), *sizes, first, items, *strides,
-        constants=constants,
+        **constants,
     )  # fmt: skip
 
 

@@ -6,14 +6,13 @@
             time, and one program's arithmetic covers the other's
 """
 
-from kernels.common.again import Constants
 from kernels.common.gluon import has_inline_asm
 from kernels.common.launch import launch
 from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, forward_kernel
 from kernels.flex_attention.hopper.fit import ROWS, described
-from kernels.flex_attention.portable.forward import is_narrow, is_short, is_window, outputs_of
+from kernels.flex_attention.portable.forward import is_narrow, is_short, is_window
 from kernels.flex_attention.portable.tiles import fits_tma
 from kernels.flex_attention.problem import cdiv, columns, has_edge
 
@@ -72,9 +71,8 @@ class Forward:
         items = p.B * p.Hq * cdiv(p.M, self.tile(p)[0])
         return items, 65536 // registers * dealing.multiprocessors(p.device)
 
-    def forward(self, p, x, want_top=False):
-        """Launch the forward pass; arguments and results as ``portable.forward.forward``."""
-        o, lse, top = outputs_of(p, x.query, want_top)
+    def forward(self, p, x, o, lse, top):
+        """Launch the forward pass; into o, lse and top, a tensor or ``None``."""
         programs, sizes, constants, queries, keys, values, outputs, trim = p.remember(_prepare, self)
         by_tma = outputs is not None and fits_tma(o)
         launch(
@@ -83,9 +81,8 @@ class Forward:
             queries(x.query), keys(x.key), values(x.value), outputs(o) if by_tma else None, None if by_tma else o, lse, top,
             x.partial, x.full, x.score_tables, x.mask_tables,
             *sizes, x.reach if trim else None, *o.stride(),
-            constants=constants,
+            **constants,
         )  # fmt: skip
-        return o, lse, top
 
     def kept(self, p):
         """Items' queries in shared memory: the next item's may come while this one's keys are walked through.
@@ -214,4 +211,4 @@ def _prepare(p, way):
     static = dealing.order(p.B * p.Hkv, tiles_m, p.G, programs) | way.compile_time(p)
     static |= {"num_warps": 4, "maxnreg": way.options(p)["maxnreg"]}
     given = *map(described, (ROWS, BLOCK_N, BLOCK_N)), described(ROWS, static["OUT"]) if static["OUT"] else None
-    return (programs,), sizes, Constants(**static), *given, way.LEAN and trims(p)
+    return (programs,), sizes, static, *given, way.LEAN and trims(p)

@@ -5,7 +5,6 @@ import triton
 import triton.language as tl
 
 from kernels.common import gluon as common_gluon
-from kernels.common.again import Constants
 from kernels.common.descriptors import Descriptors
 from kernels.common.launch import launch
 from kernels.flex_attention import problem
@@ -130,7 +129,7 @@ def _prepare(p):
 
 
 def _constants(p, back_and_forth):
-    return Constants(**compile_time(p), BACK_AND_FORTH=back_and_forth, num_warps=4, maxnreg=168)
+    return dict(**compile_time(p), BACK_AND_FORTH=back_and_forth, num_warps=4, maxnreg=168)
 
 
 def _gradient(p, strides):
@@ -167,7 +166,7 @@ def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
             queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
             counters, *into, walk, x.score_tables, x.mask_tables, split and split.given(),
             p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared, first, items, bundle, blocks, *strides,
-            constants=p.remember(_constants, back_and_forth),
+            **p.remember(_constants, back_and_forth),
         )  # fmt: skip
         launch(
             dq_kernel,

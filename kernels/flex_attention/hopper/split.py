@@ -10,9 +10,9 @@ The workspace holds ds of the launch that runs; ``stored_ds`` multiplies it with
 """
 
 from kernels.flex_attention import block_mask as masks
+from kernels.flex_attention.checks import listed
 from kernels.flex_attention.hopper import backward, cost, fused, parts, walks
 from kernels.flex_attention.hopper.dealing import Split
-from kernels.flex_attention.inputs import rows_of_lists
 from kernels.flex_attention.portable import stored_ds
 from kernels.flex_attention.problem import cdiv
 
@@ -53,4 +53,4 @@ def _cut(p, lists, band, stop):
         return None
     begin, end = band // p.SPARSE_M, cdiv(stop, p.SPARSE_M)
     num_blocks, indices = masks.ordered_lists(masks.dense_blocks(lists[0], lists[1], end)[..., begin:])
-    return rows_of_lists(num_blocks, indices + begin)
+    return listed(num_blocks, indices + begin)

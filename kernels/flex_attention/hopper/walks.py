@@ -40,8 +40,8 @@ def kept(p, x, name, make):
     What a CUDA graph is captured with is read again whenever that is replayed: it lives as long as the lists do, whatever
     becomes of them.
     """
-    given = x.lists
-    lists = [given.get(name) for name in LISTS]
+    given = [x.lists.get(name) for name in ("kv", "full_kv", "q", "full_q")]
+    lists = [t for one in given for t in ((None, None) if one is None else (one.indices, one.num_blocks))]
     capturing = is_capturing(lists[0])
     state = (p.M, p.N, p.SPARSE_M, p.SPARSE_N, *(None if t is None else (WeakIdRef(t), t._version) for t in lists))
     with _lock:
@@ -61,10 +61,6 @@ def kept(p, x, name, make):
 def is_capturing(t):
     """Whether what is launched for ``t`` now goes into a CUDA graph."""
     return t.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-LISTS = ("kv_indices", "kv_num_blocks", "full_kv_indices", "full_kv_num_blocks")
-LISTS += ("q_indices", "q_num_blocks", "full_q_indices", "full_q_num_blocks")
 
 
 def _walk(p, x):

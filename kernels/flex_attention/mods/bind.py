@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kernels.common.checks import same_device
+from kernels.common.checks import default_device, same_device
 from kernels.flex_attention.mods import switches
 from kernels.flex_attention.mods.compiler import CompiledMod, compile_mod
 from kernels.flex_attention.mods.errors import ModError
 from kernels.flex_attention.mods.fingerprint import Fingerprint
+from kernels.flex_attention.mods.guards import MISSING
 from kernels.flex_attention.mods.replaced import replaced
 from kernels.flex_attention.mods.store import Bounded, lock
 
@@ -66,15 +67,15 @@ def bind(mod, kind, device, differentiate=False):
     Raises:
         ModError: see ``trace``. ValueError: a captured tensor is on another device.
     """
-    asked = kind, device, differentiate, switches.in_force()
+    asked = kind, device, differentiate
     latest = _latest.get(id(mod))
-    if latest is not None and latest.mod() is mod and asked in latest.bound and latest.guards.hold():
+    if latest is not None and latest.mod() is mod and asked in latest.bound and _hold(latest.guards):
         return latest.bound[asked]
     inner = _uncompiled(mod)
     look = Fingerprint(inner)
     bound = _bind(look, inner, asked)
     if look.complete and look.guards.possible:
-        _remember(mod, look.guards, asked, bound)
+        _keep(mod, look.guards, asked, bound)
     return bound
 
 
@@ -99,11 +100,44 @@ class _Latest:
             del known[self.key]
 
 
+def _hold(guards):
+    """Whether all that ``Guards`` have seen is as it was."""
+    dtype, autocast, default = guards.in_force
+    if torch.get_default_dtype() is not dtype or default_device() != default:
+        return False
+    if autocast != (switches.autocast() if torch._C._is_any_autocast_enabled() else None):
+        return False
+    for name, value in guards.switches:
+        if switches.SWITCHES[name]() != value:
+            return False
+    for cell, value in guards.cells:
+        if cell.cell_contents is not value:
+            return False
+    for there, name, value in guards.names:
+        if there.get(name, MISSING) is not value:
+            return False
+    for t, shape, stride, dtype, requires_grad, device in guards.tensors:
+        if (
+            t.requires_grad is not requires_grad
+            or t.shape != shape
+            or t.stride() != stride
+            or t.dtype is not dtype
+            or t.device != device
+        ):
+            return False
+    for f, code, defaults, keywords in guards.functions:
+        f = f()
+        if f is None or f.__code__ is not code or f.__defaults__ is not defaults or f.__kwdefaults__ is not keywords:
+            return False
+    return all(tuple(map(id, x)) == ids for x, ids, _ in guards.lists) and all(
+        tuple((id(k), id(v)) for k, v in x.items()) == ids for x, ids, _ in guards.dicts
+    )
 
-def _remember(mod, guards, asked, bound):
+
+def _keep(mod, guards, asked, bound):
     with lock:
         latest = _latest.get(id(mod))
-        if latest is None or latest.mod() is not mod or not latest.guards.hold():
+        if latest is None or latest.mod() is not mod or not _hold(latest.guards):
             try:
                 latest = _latest[id(mod)] = _Latest(mod, guards)
             except TypeError:  # what is no function may have no weak references
@@ -112,8 +146,8 @@ def _remember(mod, guards, asked, bound):
 
 
 def _bind(look, mod, asked):
-    kind, device, differentiate, in_force = asked
-    key = (kind, device.type, differentiate, in_force, look.structure)
+    kind, device, differentiate = asked
+    key = (kind, device.type, differentiate, switches.in_force(), look.structure)
     if not look.complete:
         compiled, captured = _compile(look, mod, kind, device, differentiate)
         return BoundMod(compiled, tuple(captured))

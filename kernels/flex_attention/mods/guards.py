@@ -1,10 +1,10 @@
-"""Whether a mod is as it was when it was last looked at, told from identities: a ``Fingerprint`` describes all of it anew."""
+"""What tells by identities whether a mod is as it was; a ``Fingerprint`` describes all of it anew."""
 
 import weakref
 
 from kernels.flex_attention.mods import switches
 
-_MISSING = object()
+MISSING = object()
 
 
 class Guards:
@@ -16,7 +16,7 @@ class Guards:
     def __init__(self):
         self.possible = True
         self.functions, self.cells, self.names, self.tensors, self.lists, self.dicts = [], [], [], [], [], []
-        self.switches = ()
+        self.switches, self.in_force = (), switches.in_force()
 
     def function(self, f, names):
         """A function whose code names these globals."""
@@ -24,7 +24,7 @@ class Guards:
         self.functions.append((weakref.ref(f), f.__code__, f.__defaults__, keywords))  # one of them is the mod
         if keywords:
             self.dict(keywords)
-        self.names += [(f.__globals__, name, f.__globals__.get(name, _MISSING)) for name in names]
+        self.names += [(f.__globals__, name, f.__globals__.get(name, MISSING)) for name in names]
         for cell in f.__closure__ or ():
             try:
                 self.cells.append((cell, cell.cell_contents))
@@ -51,31 +51,3 @@ class Guards:
         """Torch's switches among these names, and how they are set."""
         self.switches = switches.named(names)
         return self.switches
-
-    def hold(self):
-        """Whether all is as it was."""
-        for name, value in self.switches:
-            if switches.SWITCHES[name]() != value:
-                return False
-        for cell, value in self.cells:
-            if cell.cell_contents is not value:
-                return False
-        for there, name, value in self.names:
-            if there.get(name, _MISSING) is not value:
-                return False
-        for t, shape, stride, dtype, requires_grad, device in self.tensors:
-            if (
-                t.requires_grad is not requires_grad
-                or t.shape != shape
-                or t.stride() != stride
-                or t.dtype is not dtype
-                or t.device != device
-            ):
-                return False
-        for f, code, defaults, keywords in self.functions:
-            f = f()
-            if f is None or f.__code__ is not code or f.__defaults__ is not defaults or f.__kwdefaults__ is not keywords:
-                return False
-        return all(tuple(map(id, x)) == ids for x, ids, _ in self.lists) and all(
-            tuple((id(k), id(v)) for k, v in x.items()) == ids for x, ids, _ in self.dicts
-        )

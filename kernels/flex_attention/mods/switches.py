@@ -7,10 +7,11 @@ from kernels.common.checks import default_device
 
 def in_force():
     """What operations depend on, whether or not a mod asks for it: hashable, in a fraction of a microsecond."""
-    return torch.get_default_dtype(), _autocast() if torch._C._is_any_autocast_enabled() else None, default_device()
+    return torch.get_default_dtype(), autocast() if torch._C._is_any_autocast_enabled() else None, default_device()
 
 
-def _autocast():
+def autocast():
+    """How autocast is set."""
     of_devices = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")]
     return *of_devices, torch.is_autocast_cache_enabled()
 
@@ -24,7 +25,7 @@ SWITCHES = {
         "is_warn_always_enabled", "get_num_threads", "get_num_interop_threads",
     )
 } | {
-    name: _autocast
+    name: autocast
     for name in (
         "is_autocast_cache_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
         "get_autocast_cpu_dtype", "get_autocast_gpu_dtype",

@@ -15,7 +15,7 @@ from kernels import runtime
 from kernels.common.launch import launch
 from kernels.common.plan import Cost
 from kernels.flex_attention import problem
-from kernels.flex_attention.portable.forward import attend_list, attend_tile, outputs_of
+from kernels.flex_attention.portable.forward import attend_list, attend_tile
 from kernels.flex_attention.portable.tiles import list_row, source_of, tiled
 
 ROWS = 64  # (head, query) pairs that fit a tile
@@ -174,8 +174,7 @@ def choose(p):
 
 
 def _prepare(p):
-    """``(splits, programs, sizes and strides, compile-time arguments, those of ``combine_kernel``, how keys and values are
-    read)``."""
+    """``(splits, programs, sizes and strides, compile-time arguments, those of ``combine_kernel``)``."""
     splits, pack, _ = p.remember(choose)
     meta = p.launch_options("decoding") | {"BLOCK_M": problem.columns(pack * p.M)}
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, pack, p.B * p.Hq * p.M, splits, p.shared
@@ -184,28 +183,26 @@ def _prepare(p):
         "DV": p.Dv, "BLOCK_DV": problem.columns(p.Dv), "BLOCK_S": min(AT_ONCE, triton.next_power_of_2(splits)),
         "BLOCK_R": 16 if runtime.interpreted else 1,  # rows are few, and a GPU's programs run at the same time
     }  # fmt: skip
-    read = [tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2)]
-    return splits, (p.B * p.Hq // pack * splits,), (*sizes, *p.strides("query", "key", "value")), static, combined, *read
+    return splits, (p.B * p.Hq // pack * splits,), (*sizes, *p.strides("query", "key", "value")), static, combined
 
 
-def forward(p, x, want_top=False):
-    """The forward pass of a few queries; arguments and results as ``portable.forward.forward``."""
-    splits, programs, sizes, static, combined, keys, values = p.remember(_prepare)
+def forward(p, x, o, lse, top):
+    """The forward pass of a few queries; into o, lse and top, a tensor or ``None``."""
+    splits, programs, sizes, static, combined = p.remember(_prepare)
+    key, value = (tiled(t, static["BLOCK_N"]) if static["TMA"] else t for t in (x.key, x.value))
     rows = p.B * p.Hq * p.M
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=x.query.device)  # noqa: E731
-    part, lse_part, top_part = new(splits, rows, p.Dv), new(splits, rows), new(splits, rows) if want_top else None
+    part, lse_part, top_part = new(splits, rows, p.Dv), new(splits, rows), new(splits, rows) if top is not None else None
     launch(
         decode_kernel,
         programs,
-        x.query, keys(x.key), values(x.value), part, lse_part, top_part, x.partial, x.full, x.score_tables, x.mask_tables,
+        x.query, key, value, part, lse_part, top_part, x.partial, x.full, x.score_tables, x.mask_tables,
         *sizes,
         **static,
     )  # fmt: skip
-    o, lse, top = outputs_of(p, x.query, want_top)
     launch(
         combine_kernel,
         (problem.cdiv(rows, combined["BLOCK_R"]),),
         part, lse_part, top_part, o, lse, top, p.M, p.Hq, rows, splits, *o.stride(),
         **combined,
     )  # fmt: skip
-    return o, lse, top

@@ -1,10 +1,8 @@
 """The rows' delta, which both backward passes need: in a file of its own because each pass keeps it in another shape."""
 
-import torch
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
 from kernels.flex_attention.portable.tiles import load_rows, source_of
 from kernels.flex_attention.problem import cdiv, columns
 
@@ -81,17 +79,10 @@ def load_lse(lse_base, m, end, EDGE: tl.constexpr):
     return tl.where(lse == float("-inf"), 0.0, lse)
 
 
-def delta_of(p, do, dlse, o, lse):
-    """Launch ``delta_kernel``."""
-    delta = torch.empty_like(lse)
+def prepared(p):
+    """``(programs, compile-time arguments)`` of ``delta_kernel``."""
     BLOCK_M = 64
-    launch(
-        delta_kernel,
-        (p.B * p.Hq * cdiv(p.M, BLOCK_M),),
-        o, do, dlse, delta, p.M, p.Hq, *strides_of_rows(o, do, dlse),
-        HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=columns(p.Dv),
-    )  # fmt: skip
-    return delta
+    return (p.B * p.Hq * cdiv(p.M, BLOCK_M),), {"DV": p.Dv, "BLOCK_M": BLOCK_M, "BLOCK_DV": columns(p.Dv)}
 
 
 def strides_of_rows(o, do, dlse):

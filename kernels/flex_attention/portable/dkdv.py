@@ -1,16 +1,12 @@
 """Gradients of keys and values: one program owns keys and walks over the queries of all heads that share them."""
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
-from kernels.common.again import Constants
-from kernels.common.descriptors import Descriptors
 from kernels.common.launch import launch
 from kernels.flex_attention.portable.alone import load_lse_and_sum_delta, rows_alone, store_dq, strides_of_alone
 from kernels.flex_attention.portable.delta import load_lse_and_delta
-from kernels.flex_attention.portable.stored_ds import at_ds, described, size, stored_ds
+from kernels.flex_attention.portable.stored_ds import at_ds, stored_ds, tiled_ds
 from kernels.flex_attention.portable.tiles import fits_tma, list_row, load_rows, logits, source_of, tiled
 
 
@@ -173,50 +169,34 @@ def attention_dkdv_kernel(
     tl.store(at, dv.to(dv_ptr.dtype.element_ty), mask=mask_n[:, None] & (offs_dv < DV)[None, :])
 
 
-class Prepared(NamedTuple):
-    """What launches have in common: tiles of keys, sizes and strides, the constants, how queries, gradients and ds are read,
-    and of a kernel that makes all gradients ``strides_of_alone``."""
-
-    tiles_n: int
-    numbers: tuple
-    constants: Constants
-    queries: Descriptors
-    gradients: Descriptors
-    kept: Descriptors
-    alone: tuple | None
-
-
-def _prepare(p, TMA, first, strides, STORE, alone):
-    """The ``Prepared``; strides: of do, dk and dv."""
+def _prepare(p, TMA, STORE, ALONE):
+    """``(tiles of keys, sizes, strides, compile-time arguments)``."""
     meta = p.launch_options("backward_dkdv") | {"TMA": TMA}
     tiles_n = p.tiles(p.N, p.SPARSE_N, meta["BLOCK_N"])
-    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared, first, *(p.remember(size) if STORE else (0, 0))
-    numbers = *sizes, *p.strides("query", "key", "value"), *strides
-    static = Constants(STORE=STORE, ALONE=alone is not None, **p.mods(), HAS_FULL=p.HAS_FULL, **p.static(meta))
-    read = *[tiled(TMA, meta["BLOCK_M"]) for _ in range(2)], described(TMA, meta["BLOCK_N"], meta["BLOCK_M"])
-    return Prepared(tiles_n, numbers, static, *read, alone)
+    static = {"STORE": STORE, "ALONE": ALONE, **p.mods(), "HAS_FULL": p.HAS_FULL, **p.static(meta)}
+    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared
+    return tiles_n, sizes, p.strides("query", "key", "value"), static
 
 
 def _wants_tma(p):
     return p.launch_options("backward_dkdv")["TMA"]
 
 
-def launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count, o=None, dlse=None, dq=None, prepared=None):
+def launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count, o=None, dlse=None, dq=None):
     """Launch ``attention_dkdv_kernel`` for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace. With o,
-    dlse and dq instead of delta: the kernel that makes all gradients. Gives what it has ``prepared``, for calls whose
-    tensors lie as these do."""
-    if prepared is None:
-        TMA = dq is None and p.remember(_wants_tma) and fits_tma(do)  # alone, it would be over before TMA has been told
-        strides, alone = (*do.stride(), *dk.stride(), *dv.stride()), strides_of_alone(o, dlse, dq)
-        prepared = p.remember(_prepare, TMA, first, strides, ds is not None, alone)
-    tiles_n, numbers, constants, queries, gradients, kept, alone = prepared
-    partial, full = x.transposed
+    dlse and dq instead of delta: the kernel that makes all gradients."""
+    # alone, it would be over before TMA has been told
+    TMA = dq is None and p.remember(_wants_tma) and fits_tma(do)
+    tiles_n, sizes, strides, meta = p.remember(_prepare, TMA, ds is not None, dq is not None)
+    query, gradient, kept = x.query, do, ds
+    if TMA:
+        query, gradient, kept = tiled(query, meta["BLOCK_M"]), tiled(do, meta["BLOCK_M"]), tiled_ds(ds, meta)
     launch(
         attention_dkdv_kernel,
         (count * tiles_n,),
-        queries(x.query), x.key, x.value, gradients(do), lse, delta, dk, dv, kept(ds), o, dlse, dq,
-        partial, full, x.score_tables, x.mask_tables,
-        *numbers, alone,
-        constants=constants,
+        query, x.key, x.value, gradient, lse, delta, dk, dv, kept, o, dlse, dq,
+        *x.transposed, x.score_tables, x.mask_tables,
+        *sizes, first, *((0, 0) if ds is None else ds.shape[1:]), *strides, *do.stride(), *dk.stride(), *dv.stride(),
+        strides_of_alone(o, dlse, dq),
+        **meta,
     )  # fmt: skip
-    return prepared

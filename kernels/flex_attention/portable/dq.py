@@ -150,21 +150,22 @@ def attention_dq_kernel(
 
 
 def _prepare(p):
-    """``(programs, sizes and strides, compile-time arguments, how keys and values are read)``."""
+    """``(programs, sizes and strides, compile-time arguments)``."""
     meta = p.launch_options("backward_dq")
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
     sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value")
     static = {**p.mods(), "HAS_FULL": p.HAS_FULL, **p.static(meta)}
-    return (p.B * p.Hq * tiles_m,), sizes, static, *(tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2))
+    return (p.B * p.Hq * tiles_m,), sizes, static
 
 
 def launch_dq(p, x, do, lse, delta, dq, sinks=(), PASS="add"):
     """Launch ``attention_dq_kernel``; sinks: where the sums for captured tensors go, if any."""
-    programs, sizes, static, keys, values = p.remember(_prepare)
+    programs, sizes, static = p.remember(_prepare)
+    key, value = (tiled(t, static["BLOCK_N"]) if static["TMA"] else t for t in (x.key, x.value))
     launch(
         attention_dq_kernel,
         programs,
-        x.query, keys(x.key), values(x.value), do, lse, delta, dq, x.partial, x.full, x.score_tables, x.mask_tables, sinks,
+        x.query, key, value, do, lse, delta, dq, x.partial, x.full, x.score_tables, x.mask_tables, sinks,
         *sizes, *do.stride(), *dq.stride(),
         SINKS=p.score.sinks if sinks else None, PASS=PASS,
         **static,

@@ -10,22 +10,17 @@ One program owns BLOCK_M queries of one head and walks over its tiles of keys. F
 and at the end o = a / l, lse = m + log2 l. Blocks come in two lists: in full blocks no mask code runs at all.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from kernels.common.again import Constants
 from kernels.common.gpu import multiprocessors
-from kernels.common.launch import launch
 from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.portable.tiles import (
-    like_strided,
     list_row,
     load_rows,
     logits,
     source_of,
-    tiled,
     tiles_within,
 )
 
@@ -212,13 +207,6 @@ def attention_forward_kernel(
     tl.store(o_at, o.to(o_ptr.dtype.element_ty), mask=mask_m[:, None] & (offs_dv < DV)[None, :])
 
 
-def outputs_of(p, query, want_top):
-    """Memory for ``(o, lse, top)``, as ``forward`` returns them."""
-    o = like_strided(query, (p.B, p.Hq, p.M, p.Dv))
-    lse = torch.empty((p.B, p.Hq, p.M), dtype=torch.float32, device=query.device)
-    return o, lse, torch.empty_like(lse) if want_top else None
-
-
 def is_short(p):
     """Whether the call is short and does not fill the GPU, where the warp-specialised kernel would be faster."""
     return p.short("forward", p.M) and p.B * p.Hq <= multiprocessors(p.device)
@@ -260,35 +248,10 @@ def launch_options(p):
     return options | {"TMA": options["TMA"] and not is_short(p)}
 
 
-def _prepare(p, o_strides):
-    """``(programs, sizes and strides, constants, how keys and values are read, whether lists are trimmed)``."""
+def prepared(p):
+    """``(programs, sizes and strides, compile-time arguments)``."""
     meta = launch_options(p)
     tiles_m = p.tiles(p.M, p.SPARSE_M, meta["BLOCK_M"])
-    numbers = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value"), *o_strides
+    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared, *p.strides("query", "key", "value"), *p.outputs[1]
     static = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "HAS_FULL": p.HAS_FULL, **p.static(meta)}
-    keys, values = (tiled(meta["TMA"], meta["BLOCK_N"]) for _ in range(2))
-    return (p.B * p.Hq * tiles_m,), numbers, Constants(**static), keys, values, meta.get("TRIM")
-
-
-def forward(p, x, want_top=False):
-    """Launch the forward pass.
-
-    Args:
-        p: what the call asks for, a ``Problem``.
-        x: its tensors, ``Inputs``.
-        want_top: whether the largest logit of each row is wanted.
-
-    Returns:
-        ``(o, lse, top)``: o [B, Hq, M, Dv] in query's dtype and order of strides; lse and top [B, Hq, M] float32 in base 2,
-        top ``None`` unless wanted.
-    """
-    o, lse, top = outputs_of(p, x.query, want_top)
-    programs, numbers, constants, keys, values, trim = p.remember(_prepare, o.stride())
-    launch(
-        attention_forward_kernel,
-        programs,
-        x.query, keys(x.key), values(x.value), o, lse, top, x.partial, x.full, x.score_tables, x.mask_tables,
-        x.reach if trim else (), *numbers,
-        constants=constants if x.settled is None else x.settled.of(constants, top is not None),
-    )  # fmt: skip
-    return o, lse, top
+    return (p.B * p.Hq * tiles_m,), sizes, static

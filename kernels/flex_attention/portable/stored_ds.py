@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.common.again import Constants
-from kernels.common.descriptors import Descriptors
 from kernels.common.gpu import multiprocessors
 from kernels.common.launch import launch
 from kernels.flex_attention.portable.tiles import list_row, load_rows, source_of, tiled
@@ -158,11 +156,11 @@ def workspace(p, like, slots=None, queries=None):
     return torch.empty((slots, *p.remember(size, queries)), dtype=like.dtype, device=like.device)
 
 
-def described(TMA, BLOCK_N, BLOCK_M):
-    """How kernels are given the workspace."""
-    if not TMA:
-        return Descriptors(None)
-    return Descriptors(lambda ds: TensorDescriptor(ds, list(ds.shape), list(ds.stride()), [1, BLOCK_N, BLOCK_M]))
+def tiled_ds(ds, meta):
+    """The workspace as TMA moves its tiles, ``None`` of ``None``."""
+    if ds is None:
+        return None
+    return TensorDescriptor(ds, list(ds.shape), list(ds.stride()), [1, meta["BLOCK_N"], meta["BLOCK_M"]])
 
 
 def options(p, heads, queries):
@@ -175,24 +173,23 @@ def options(p, heads, queries):
     return options
 
 
-def _prepare(p, heads, queries, shape):
-    """Of so many heads and queries, and ds of this shape, ``(tiles of queries, sizes, those of ds and strides of keys,
-    compile-time arguments, how ds and keys are read)``."""
+def _prepare(p, heads, queries):
+    """Of so many heads and queries, ``(tiles of queries, sizes, compile-time arguments)``."""
     meta = options(p, heads, queries)
     tiles_m = p.tiles(queries, p.SPARSE_M, meta["BLOCK_M"])
-    static = {"HAS_FULL": p.HAS_FULL, **p.static(meta)}
-    read = described(meta["TMA"], meta["BLOCK_N"], meta["BLOCK_M"]), tiled(meta["TMA"], meta["BLOCK_N"])
     sizes = p.scale, p.M, p.N, p.Hkv, p.G, tiles_m, p.shared
-    return tiles_m, sizes, (*shape[1:], *p.strides("key")), Constants(**static), *read
+    return tiles_m, sizes, {"HAS_FULL": p.HAS_FULL, **p.static(meta)}
 
 
 def dq_from_ds(p, x, ds, dq, first, count, split=None):
     """Launch the product for the queries of ``count`` key heads from ``first`` on; split: a ``Split``, or all of them."""
     heads, queries = (p.shared * p.G, p.M) if split is None else (split.heads, split.stop - split.band)
-    tiles_m, sizes, rows_and_strides, constants, read, keys = p.remember(_prepare, count * heads, queries, ds.shape)
+    tiles_m, sizes, meta = p.remember(_prepare, count * heads, queries)
+    kept, key = (tiled_ds(ds, meta), tiled(x.key, meta["BLOCK_N"])) if meta["TMA"] else (ds, x.key)
     launch(
         dq_from_ds_kernel,
         (count * heads * tiles_m,),
-        read(ds), keys(x.key), dq, x.partial, x.full, split and split.given(), *sizes, first, *rows_and_strides, *dq.stride(),
-        constants=constants,
+        kept, key, dq, x.partial, x.full, split and split.given(), *sizes, first, *ds.shape[1:], *p.strides("key"),
+        *dq.stride(),
+        **meta,
     )  # fmt: skip

@@ -1,14 +1,11 @@
 """What every kernel here does with tiles: read rows, apply the mods, find a row's list of blocks."""
 
 import functools
-import operator
 
-import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.common.descriptors import Descriptors
 from kernels.flex_attention.problem import columns
 
 
@@ -68,23 +65,6 @@ def list_row(lists, b, h, r):
     return b.to(tl.int64) * lists[2] + h * lists[3] + r
 
 
-def like_strided(x, shape):
-    """Uninitialized memory of ``shape`` whose dimensions lie in memory in the order in which x's do."""
-    if x.is_contiguous() and x.shape == shape:
-        return torch.empty_like(x)
-    strides = x.stride()
-    if all(map(operator.ge, strides, strides[1:])):
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
-    order = []
-    for i, stride in enumerate(strides):  # put where it belongs: a tracer compares strides that have no value, but sorts none
-        at = len(order)
-        while at and strides[order[at - 1]] < stride:
-            at -= 1
-        order.insert(at, i)
-    memory = torch.empty([shape[i] for i in order], dtype=x.dtype, device=x.device)
-    return memory.permute([order.index(i) for i in range(len(shape))])
-
-
 def fits_tma(t):
     """Whether TMA can read a tensor: columns side by side, all else at multiples of 16 bytes."""
     return t.data_ptr() % 16 == 0 and steps_fit_tma(t.shape, t.stride(), t.dtype.itemsize)
@@ -97,10 +77,6 @@ def steps_fit_tma(shape, strides, itemsize):
     return 0 not in shape and strides[-1] == 1 and all(step % 16 == 0 and step > 0 for step in steps)
 
 
-def tiled(TMA, BLOCK):
-    """How a kernel is given tensors [B, H, ., D] that it reads in tiles of BLOCK rows."""
-    if not TMA:
-        return Descriptors(None)
-    return Descriptors(
-        lambda t: TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, BLOCK, columns(t.shape[-1])])
-    )
+def tiled(t, BLOCK):
+    """A tensor [B, H, ., D] as TMA reads it in tiles of BLOCK rows."""
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, BLOCK, columns(t.shape[-1])])

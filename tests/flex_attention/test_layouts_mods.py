@@ -1,4 +1,4 @@
-"""A call with mods and a mask that is alike an earlier one: whatever kernels depend on makes it another."""
+"""Calls with mods and a mask in turn, with other layouts: whatever kernels depend on makes another plan."""
 
 import itertools
 
@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common import plan as plans
-from kernels.flex_attention import alike, create_block_mask, flex_attention, problem
+from kernels.common.plan import forget
+from kernels.flex_attention import create_block_mask, flex_attention, problem
 from kernels.flex_attention.checks import LISTS
-from kernels.flex_attention.portable import delta, dkdv, dq, forward
-from tests.tensors import LAYOUTS, agree, hooked, laid_out, settled, takes_the_longer_way
+from tests.tensors import LAYOUTS, agree, hooked, laid_out, takes_the_longer_way
 
 M, BLOCK = 40, 16
 MASKS = {
@@ -25,7 +24,7 @@ def given(request, monkeypatch):
     """``(query, key, value, slopes)``."""
     table = problem.table_options
     monkeypatch.setattr(problem, "table_options", lambda *a: table(*a) | {"SHORT": 140 * request.param})
-    plans.forget()
+    forget()
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, M, 16, device=runtime.device) for _ in range(3)]
     return *tensors, torch.rand(2, device=runtime.device)
@@ -53,25 +52,6 @@ def held_to(given, mask, name="causal", hook=None, do=None):
     do = torch.ones_like(out) if do is None else do
     want = expected(*leaves, given[3], name)
     agree([out, *torch.autograd.grad(out, leaves, do)], [want, *torch.autograd.grad(want, leaves, do)])
-
-
-def test_a_second_call_goes_directly_to_its_passes(given, monkeypatch):
-    mask = blocks()
-    held_to(given, mask)
-    monkeypatch.setattr(alike, "OPERATOR", Directly(alike.OPERATOR))
-    held_to(given, mask)
-    assert alike.OPERATOR.calls == 1
-
-
-class Directly:
-    """An operator that counts its direct calls."""
-
-    def __init__(self, operator):
-        self.operator, self.calls = operator, 0
-
-    def directly(self, *args):
-        self.calls += 1
-        return self.operator.directly(*args)
 
 
 def test_masks_and_captured_tensors_in_turn(given):
@@ -103,19 +83,19 @@ def test_a_mask_whose_lists_are_changed_or_given_otherwise(given):
 
 
 @pytest.mark.parametrize("first", LAYOUTS)
-def test_tensors_that_lie_in_other_ways(given, first):
+def test_other_layouts(given, first):
     mask, do = blocks(), torch.randn_like(given[0])
     *tensors, slopes = given
-    lying = *[laid_out(t, first) for t in tensors], slopes
-    held_to(lying, mask)
+    laid = *[laid_out(t, first) for t in tensors], slopes
+    held_to(laid, mask)
     for i in LAYOUTS:
-        held_to(lying, mask, do=laid_out(do, i))
+        held_to(laid, mask, do=laid_out(do, i))
         held_to((*[laid_out(t, i) for t in tensors], slopes), mask)
     places = len(LISTS) + 6  # query, key, value, o, lse; the slopes; the lists
     for place, i in itertools.product(range(places), LAYOUTS):
         seen = []
         hook = lambda t, i=i: seen.append(t) or (laid_out(t, i) if len(seen) == place + 1 else t)  # noqa: B023, E731
-        held_to(lying, mask, hook=hook)
+        held_to(laid, mask, hook=hook)
         assert len(seen) == places
 
 
@@ -141,7 +121,7 @@ def test_captured_tensors_that_want_gradients(given):
         agree(torch.autograd.grad(out, leaves, do), torch.autograd.grad(want, leaves, do))
 
 
-def test_what_a_known_call_is_not_for(given):
+def test_who_looks_on_at_a_call(given):
     leaves = [t.requires_grad_() for t in given[:3]]
     mask = blocks()
     held_to(given, mask)
@@ -158,18 +138,3 @@ def test_numbers_that_kernels_are_given(given):
     for number in (1.0, 2.0, 16.0, 2.0, 1.0, 16.0):
         out = flex_attention(*given[:3], score_mod=lambda s, b, h, q, k: s * number, block_mask=mask)  # noqa: B023
         agree([out], [expected(given[0] * number, *given[1:3], torch.zeros(2, device=given[0].device))])
-
-
-def test_what_is_not_looked_at_is_always_alike(given, monkeypatch):
-    seen = settled(monkeypatch, forward, dkdv, delta, dq)
-    masks = [blocks(), blocks(BLOCK_SIZE=16), blocks(BLOCK_SIZE=(16, 64))]
-    wide, odd = torch.rand(8, device=given[0].device), torch.rand(3, device=given[0].device)
-    for i, mask in itertools.product(LAYOUTS, masks):
-        leaves = [laid_out(t, i).requires_grad_() for t in given[:3]]
-        for slopes, j in itertools.product((given[3], wide[::4], odd[1:], given[3].half()), (None, *LAYOUTS)):
-            with hooked(None if j is None else lambda t, j=j: laid_out(t, j) if t.dtype == torch.int32 else t):
-                out = call(*leaves, slopes, mask)
-            for k in LAYOUTS:
-                torch.autograd.grad(out, leaves, laid_out(torch.ones_like(out), k), retain_graph=True)
-    assert all(len(set(of)) == 1 for of in seen.values())
-    assert len(seen) > 6 and max(map(len, seen.values())) > 1
