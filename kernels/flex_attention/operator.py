@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
-from kernels.common.checks import PLAIN, check_number, explains, public, refuse_parts, values_checked
+from kernels.common.checks import PLAIN, check_number, explains, public, refuse_parts, refuse_transforms, values_checked
 from kernels.common.launch import launch, layout
 from kernels.common.registration import register
 from kernels.flex_attention import graphs, specs
@@ -277,6 +277,7 @@ def forward(query, key, value, captured, lists, ints, floats, scale, want_top, s
 
 def backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats, scale, want_top, spec, needs):
     """The gradients of query, key and value, each in its tensor's dtype and order of strides, and of what is captured."""
+    refuse_transforms("flex_attention's backward pass", (do, dlse))
     known = specs.find(spec)
     if known.recorded is None and captured:  # a hook on saved tensors may give one back laid out in another way
         strides = [s for mod in (known.score, known.mask) if mod is not None for s in mod.strides]

@@ -11,7 +11,6 @@ from kernels import runtime
 from kernels.common.plan import forget
 from kernels.flex_attention import causal_block_mask, flex_attention, mods, plan, problem
 from kernels.flex_attention.mods import bind
-from kernels.flex_attention.portable import decoding, delta, dkdv, dq, forward, stored_ds
 from kernels.flex_attention.reference import flex_attention_reference
 
 DEVICE = runtime.device
@@ -39,10 +38,7 @@ def test_a_warm_call_rebuilds_nothing(monkeypatch):
     monkeypatch.setattr(plan, "Problem", again)
     monkeypatch.setattr(plan.Plan, "__init__", again)
     monkeypatch.setattr(problem, "configuration", again)
-    for module in (decoding, dq, dkdv, stored_ds):
-        monkeypatch.setattr(module, "_prepare", again)
-    for module in (forward, delta):
-        monkeypatch.setattr(module, "prepared", again)
+    monkeypatch.setattr(problem.Problem, "launch_options", again)
     assert all(map(torch.equal, passes(q, k, v, *arguments), cold))
     monkeypatch.undo()
     forget()

@@ -178,11 +178,15 @@ def _prepare(p, TMA, STORE, ALONE):
     return tiles_n, sizes, p.strides("query", "key", "value"), static
 
 
+def _wants_tma(p):
+    return p.launch_options("backward_dkdv")["TMA"]
+
+
 def launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count, o=None, dlse=None, dq=None):
     """Launch ``attention_dkdv_kernel`` for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace. With o,
     dlse and dq instead of delta: the kernel that makes all gradients."""
     # alone, it would be over before TMA has been told
-    TMA = dq is None and p.launch_options("backward_dkdv")["TMA"] and fits_tma(do)
+    TMA = dq is None and p.remember(_wants_tma) and fits_tma(do)
     tiles_n, sizes, strides, meta = p.remember(_prepare, TMA, ds is not None, dq is not None)
     query, gradient, kept = x.query, do, ds
     if TMA:
