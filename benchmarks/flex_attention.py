@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import flex_attention as torchs_flex_atte
 
 from benchmarks import command, harness
 from kernels import runtime
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import (
     causal_block_mask,
     document_block_mask,
@@ -240,7 +240,7 @@ def tuned_call(kernel, shape, D, kind):
 
     def call(options):
         if options not in last:  # plans were made of other tiles
-            forget()
+            clear_caches()
             last[:] = [options]
         problem.table_options = lambda name, key, device: options if name == kernel else table_says(name, key, device)
         with torch.set_grad_enabled(kernel.startswith("backward")):

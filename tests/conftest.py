@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from kernels import runtime  # before triton, whose mode it chooses
-from kernels.common import checks, plan
+from kernels.common import checks
+from kernels.common import operator as plan
 from kernels.lab.source import readable
 
 import triton  # isort: skip
@@ -76,7 +77,7 @@ def uninitialized_memory_is_nan(request):
 @pytest.fixture(autouse=True)
 def plans_are_made_anew():
     """A test may have changed what plans were made from."""
-    plan.forget()
+    plan.clear_caches()
 
 
 @pytest.fixture(scope="session")

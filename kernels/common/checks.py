@@ -13,15 +13,15 @@ import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 import torch
-from torch._C import _functorch, _get_tracing_state, _len_torch_dispatch_stack
+from torch._C import _functorch
 from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack, handle_torch_function, has_torch_function
 from torch.utils._device import DeviceContext
 
 from kernels import runtime
-from kernels.common.plan import Remembered
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -153,60 +153,17 @@ def left_to_reference(layer, tensor):
 _left = set()  # the layers that have said so
 
 
-def remembered_check(check=None, *, layouts=False):
-    """``check`` of tensors and options, its answers remembered by the tensors' shapes, dtypes and devices, and the options.
-
-    It must look at nothing else, and no error is remembered. Tensors that are not plain, and what a tracer gives, are checked
-    every time. layouts: the answers may depend on the strides, too, and on ``check``'s first argument, which is put before
-    those given: whether the answer is remembered, and all tensors begin at multiples of 16 bytes.
-    """
-    if check is None:
-        return functools.partial(remembered_check, layouts=layouts)
-    known = Remembered()
-    anew = functools.partial(check, False) if layouts else check
-
-    @functools.wraps(check)
-    def call(*given):
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-            return anew(*given)
-        key, addresses = [runtime.interpreted], 0
-        for arg in given:
-            kind = type(arg)
-            if kind in PLAIN:
-                if arg.layout is not _STRIDED:
-                    return anew(*given)
-                try:
-                    key += arg.shape, arg.dtype, arg.device
-                    if layouts:
-                        key.append(arg.stride())
-                        addresses |= arg.data_ptr()
-                except RuntimeError:  # torch's old nested tensors have no shape, what a transform has wrapped no address
-                    return anew(*given)
-            elif arg is None:
-                key.append(None)
-            elif kind in _OPTIONS:
-                key += kind, arg
-            elif kind is tuple and set(map(type, arg)) <= _INTS:
-                key.append(arg)
-            else:
-                return anew(*given)
-        key.append(addresses & 15)
-        key = tuple(key)
-        if (answer := known.get(key)) is not None:
-            return answer
-        return known.keep(key, check(not addresses & 15, *given) if layouts else check(*given))
-
-    return call
-
-
-_STRIDED = torch.strided
-_OPTIONS, _INTS = {bool, int, float, str}, {int}
-
-
 def check_choice(name, value, choices):
     """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name} is {shown(value)}, needs one of {', '.join(repr(c) for c in choices)}")
+
+
+def check_flag(name, value):
+    """``value`` as a bool, numpy's and 0 and 1 too; raise ``ValueError`` for anything else."""
+    if not isinstance(value, int | np.integer | np.bool_) or value not in (0, 1):
+        raise ValueError(f"{name} is {shown(value)}, needs True or False")
+    return bool(value)
 
 
 def is_whole(value):
@@ -256,14 +213,6 @@ def check_cu_seqlens(cu_seqlens, B, like, T=None):
             needs = f"needs to start at 0, never fall and end at no more than T = {T}"
             raise ValueError(f"cu_seqlens is {_shorten(values)}, {needs}")
     return cu_seqlens.shape[0] - 1
-
-
-def check_cu_values(cu_seqlens, T):
-    """``cu_seqlens`` as kernels read it, contiguous, or ``None``; its values are looked at as ``check_cu_seqlens`` does."""
-    if cu_seqlens is None:
-        return None
-    check_cu_seqlens(cu_seqlens, 1, None, T)
-    return cu_seqlens.contiguous()
 
 
 def _shorten(values):
@@ -423,52 +372,6 @@ def refuse_parts(name, given):
         )
 
 
-def nothing_looks_on(tensors):
-    """Whether these are plain tensors or ``None`` in plain eager execution: no dispatch mode, tracer or transform is on, and
-    none of them is what a transform has left behind, or a view that negates what lies in memory (``z.conj().imag``)."""
-    if _anything_is_on():
-        return False
-    for t in tensors:
-        if t is not None and (type(t) not in PLAIN or t.is_neg() or _is_functorch_wrapped_tensor(t)):
-            return False
-    return True
-
-
-def as_usual(tensors):
-    """Whether a backward pass of these tensors or ``None`` goes as most do: nothing is on, not even gradients that are to be
-    differentiated again, and they are plain. What a transform has wrapped is not told from others: it has no address."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or forward_ad._current_level >= 0 or _anything_is_on():
-        return False
-    for t in tensors:
-        if t is not None and (type(t) not in PLAIN or t.is_neg()):
-            return False
-    return True
-
-
-def _anything_is_on():
-    return _len_torch_dispatch_stack() or _get_tracing_state() is not None or _peek_interpreter_stack() is not None
-
-
-def nobody_asks(*tensors):
-    """Whether these are plain tensors or ``None``, nothing looks on, and all that ``public`` and ``autocast`` ask for is not
-    there: a call that is known to be right may go to its operator directly."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._is_any_autocast_enabled()
-        or forward_ad._current_level >= 0
-        or has_torch_function(tensors)
-        or _anything_is_on()
-    ):
-        return False
-    try:
-        for t in tensors:
-            if t is not None and (type(t) not in PLAIN or t.is_neg() or t.data_ptr() is None):
-                return False
-    except RuntimeError:  # what a transform has wrapped has no address: to ask for one is quicker than to ask for wrappers
-        return False
-    return True
-
-
 def autocast(*tensors):
     """``tensors`` in the dtype of ``torch.autocast`` where it is on; float64 and what is no tensor stays as it is."""
     if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():  # all that most calls ask
@@ -481,44 +384,3 @@ def autocast(*tensors):
 
 
 _CAST = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def once_differentiable(operator, grads, given, room=None):
-    """``grads`` of a backward pass, such that differentiating them again says what is missing.
-
-    Args:
-        operator, room: as ``refuse_second_derivative``.
-        grads: the gradients, ``None`` among them.
-        given: the tensors that they were made from.
-    """
-    if not torch.is_grad_enabled():
-        return grads
-    return _Once.apply(operator, room, len(grads), *grads, *given)
-
-
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, operator, room, count, *tensors):
-        ctx.refuse = refuse_second_derivative(operator, room)
-        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
-
-    @staticmethod
-    def backward(ctx, *grads):
-        ctx.refuse(ctx, *grads)
-
-
-def refuse_second_derivative(operator, room=None):
-    """The gradient of ``operator``'s backward pass: an error that names the reference to differentiate twice instead.
-
-    Args:
-        operator: the public function's name; its reference is ``<operator>_reference``.
-        room: the folder under ``kernels`` it lives in, ``None`` where that has the operator's name.
-    """
-
-    def refuse(ctx, *grads):
-        raise RuntimeError(
-            f"{operator} has no second derivative: its backward pass is a kernel without a gradient of its own. "
-            f"For double backward use kernels.{room or operator}.reference.{operator}_reference."
-        )
-
-    return refuse

@@ -6,8 +6,8 @@ import triton.language as tl
 
 from kernels.common.checks import values_checked
 from kernels.common.gpu import multiprocessors
-from kernels.common.launch import launch
 from kernels.common.math import cdiv
+from kernels.common.operator import launch
 
 MOST_OUTPUTS = 6  # of a pass, that have a row for each token
 

@@ -13,7 +13,7 @@ sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 """
 
 from kernels.common.gpu import is_cuda_architecture
-from kernels.common.launch import planned
+from kernels.common.operator import planned
 from kernels.conv_wgrad.hopper import tma
 from kernels.conv_wgrad.hopper.tma import copies, gluon
 from kernels.conv_wgrad.problem import Cost, Plan

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.common.launch import Layout
+from kernels.common.operator import Layout
 from kernels.conv_wgrad.geometry import Geometry
 from kernels.conv_wgrad.problem import Problem, read_through
 

@@ -24,8 +24,7 @@ from kernels.common.checks import (
     shown,
 )
 from kernels.common.configs import configuration, declare
-from kernels.common.launch import launch, layout, planned
-from kernels.common.registration import register
+from kernels.common.operator import launch, layout, planned, register
 from kernels.conv_wgrad import blackwell, portable
 from kernels.conv_wgrad.equivalent import Equivalent, equivalents, patches_as_channels
 from kernels.conv_wgrad.geometry import Geometry, geometry

@@ -8,8 +8,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.gpu import is_cuda_architecture
-from kernels.common.launch import planned
 from kernels.common.math import cdiv
+from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.depthwise import depthwise_kernel, taps_of
 from kernels.conv_wgrad.plain import (

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.common.launch import Layout
+from kernels.common.operator import Layout
 from kernels.conv_wgrad.geometry import Geometry
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from kernels.common.configs import configuration
-from kernels.common.launch import planned
+from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.depthwise import shares, taps_of
 from kernels.conv_wgrad.geometry import tile_waste

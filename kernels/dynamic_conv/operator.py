@@ -14,18 +14,17 @@ from torch import Tensor
 from kernels.common.checks import (
     check_choice,
     check_cu_seqlens,
+    check_flag,
     check_slots,
     check_tensor,
     check_writable,
     explains,
     public,
-    shown,
 )
 from kernels.common.configs import configuration, declare
 from kernels.common.gpu import multiprocessors
-from kernels.common.launch import launch, layout, planned
 from kernels.common.math import bits, cdiv
-from kernels.common.registration import register
+from kernels.common.operator import launch, layout, planned, register
 from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs, without_outside
 from kernels.dynamic_conv import cost
 from kernels.dynamic_conv.plain import (
@@ -100,7 +99,7 @@ def dynamic_conv(
     """
     _check("[B, T, D]", x, weight, bias, residual, activation, initial_state, cu_seqlens)
     if not isinstance(output_final_state, bool):
-        raise ValueError(f"output_final_state is {shown(output_final_state)}, needs True or False")
+        output_final_state = check_flag("output_final_state", output_final_state)
     activation = ACTIVATIONS[activation]
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.contiguous()

@@ -15,8 +15,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.checks import PLAIN, check_number, explains, public, refuse_parts, refuse_transforms, values_checked
-from kernels.common.launch import launch, layout
-from kernels.common.registration import register
+from kernels.common.operator import launch, layout, register
 from kernels.flex_attention import graphs, specs
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention.block_mask import BlockMask

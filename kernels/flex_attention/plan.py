@@ -7,8 +7,8 @@ backward pass chooses the kernel of keys in the same manner, and whether that on
 
 from functools import cached_property
 
-from kernels.common.launch import planned
-from kernels.common.plan import choose
+from kernels.common.choice import choose
+from kernels.common.operator import planned
 from kernels.flex_attention.checks import check_captured
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused

@@ -7,7 +7,7 @@ sizes and strides that may leave open, the recording.
 
 from dataclasses import dataclass
 
-from kernels.common.launch import planned
+from kernels.common.operator import planned
 from kernels.flex_attention.mods.compiler import CompiledMod, described
 from kernels.flex_attention.mods.reach import NAMES
 from kernels.flex_attention.mods.recorded import bind_graph

@@ -14,18 +14,17 @@ from kernels import runtime
 from kernels.common.checks import (
     check_choice,
     check_cu_seqlens,
+    check_flag,
     check_number,
     check_slots,
     check_tensor,
     check_writable,
     explains,
     public,
-    shown,
 )
 from kernels.common.configs import configuration, declare
-from kernels.common.launch import Launch, launch, planned, strided
 from kernels.common.math import bits, block, cdiv
-from kernels.common.registration import register
+from kernels.common.operator import Launch, launch, planned, register, strided
 from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs
 from kernels.recurrent_attention.chunk import launches as chunk
 from kernels.recurrent_attention.chunk.cut import new_scores, tokens_in_chunk
@@ -143,6 +142,9 @@ def recurrent_attention(
     """
     gates = Gates(g, g_gamma, gk, gv)
     scale = _check("BTHKV", q, k, v, gates, scale)
+    if not (type(output_final_state) is type(reverse) is type(state_v_first) is bool):
+        output_final_state = check_flag("output_final_state", output_final_state)
+        reverse, state_v_first = check_flag("reverse", reverse), check_flag("state_v_first", state_v_first)
     like, v_first = ("q", q), state_v_first
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, q.shape[0], like, q.shape[1])
@@ -152,9 +154,6 @@ def recurrent_attention(
         legend, sizes = _state(q, v, v_first)
         check_tensor("initial_state", initial_state, (N, *sizes), f"[N, {legend}]", like=like)
         initial_state = initial_state.mT if v_first else initial_state
-    for name, flag in (("output_final_state", output_final_state), ("reverse", reverse), ("state_v_first", v_first)):
-        if not isinstance(flag, bool):
-            raise ValueError(f"{name} is {shown(flag)}, needs True or False")
     mode, _ = _choose(mode, q.shape[1], gates)
     given = initial_state, cu_seqlens, scale, output_final_state, reverse
     if mode == "chunk":

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.common.launch import Layout
+from kernels.common.operator import Layout
 
 
 class Gates(NamedTuple):

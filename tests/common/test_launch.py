@@ -1,4 +1,4 @@
-"""The launcher hides the interpreter's bfloat16; runs are cut and found; tables fall back in order."""
+"""Launches, runs that are cut and found, tables that fall back in order."""
 
 import importlib
 import importlib.util
@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.common import launch as launch_module
-from kernels.common.again import Constants
+from kernels.common import operator as launch_module
 from kernels.common.checks import same_device
-from kernels.common.launch import launch
+from kernels.common.operator import launch
 from kernels.common.sequences import count_runs, sequence_of_runs
 from kernels.flex_attention.mods import recorded, store
 
@@ -60,7 +59,7 @@ def test_an_expanded_bfloat16_input():
     y = torch.empty(10, dtype=torch.bfloat16, device=runtime.device)
     launch(_square_kernel, (2,), x, y, 10, x.stride(0), 1, BLOCK=8)
     assert (y == 2.25).all()
-    launch(_square_kernel, (2,), y, y, 10, 1, 1, constants=Constants(BLOCK=8))
+    launch(_square_kernel, (2,), y, y, 10, 1, 1, BLOCK=8)
     assert (y == 5.0625).all()
 
 

@@ -70,7 +70,7 @@ def table_of(gpu):
 def planned_for(monkeypatch, says):
     """From here on every launch takes the options that ``says(room, kernel, key, device)`` gives."""
     monkeypatch.setattr(configs, "_says", says)
-    plan.forget()
+    plan.clear_caches()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
 from kernels.common import configs
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.conv_wgrad import operator
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
@@ -65,9 +65,9 @@ def shared_out(pieces, per):
         return tma.Work(tiles, blocks, pieces, per)
 
     with mock.patch.object(tma, "share_out", cut):
-        forget()
+        clear_caches()
         yield
-    forget()
+    clear_caches()
 
 
 def gradient(backend, x, dy, g, *, out=None, accumulate=False, split_k=None, **model):

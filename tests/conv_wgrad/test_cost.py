@@ -12,7 +12,7 @@ from benchmarks import conv_wgrad as benchmark
 from benchmarks.populations import candidates, fit
 from kernels.common import configs
 from kernels.common.gluon import has_clusters
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.conv_wgrad import conv2d_wgrad, cost, operator, portable, tiling
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import kernel as hopper
@@ -263,13 +263,13 @@ def test_pairs_are_chosen_where_they_are_surely_faster(on_an_h200, monkeypatch, 
     problem = problem_of((128, channels, channels, 7, 1, 1, 0, 1))
     assert ("num_ctas 2" in str(planned(problem)[1])) == pairs
     monkeypatch.setattr(tma, "SURE", 1.5)
-    forget()
+    clear_caches()
     assert "num_ctas" not in str(planned(problem)[1])
 
 
 def test_no_pairs_where_gluon_has_none(on_an_h200, monkeypatch):
     monkeypatch.setattr(tma, "has_clusters", lambda: False)
-    forget()
+    clear_caches()
     assert "num_ctas" not in str(planned(problem_of((128, 1512, 1512, 7, 1, 1, 0, 1)))[1])
 
 

@@ -105,15 +105,15 @@ def test_a_notebook_imports_the_lab_and_the_operators(path):
 @pytest.mark.parametrize(
     ("importer", "imported", "allowed"),
     [
-        ("kernels.dynamic_conv.forward", "kernels.common.launch", True),
+        ("kernels.dynamic_conv.forward", "kernels.common.operator", True),
         ("kernels.dynamic_conv.forward", "kernels.lab", False),
         ("kernels.dynamic_conv.forward", "kernels.runtime", True),
-        ("kernels.common.launch", "kernels.dynamic_conv", False),
-        ("kernels.common.launch", "kernels.lab.trace", False),
-        ("kernels.runtime", "kernels.common.launch", False),
+        ("kernels.common.operator", "kernels.dynamic_conv", False),
+        ("kernels.common.operator", "kernels.lab.trace", False),
+        ("kernels.runtime", "kernels.common.operator", False),
         ("kernels.runtime", "kernels._triton_interpreter", True),
         ("kernels.lab.trace", "kernels._triton_interpreter", False),
-        ("kernels.lab.trace", "kernels.common.launch", False),
+        ("kernels.lab.trace", "kernels.common.operator", False),
         ("kernels.lab.trace", "kernels.dynamic_conv.reference", False),
         ("kernels.check.framework", "kernels.dynamic_conv.reference", True),
         ("kernels.check.framework", "kernels.dynamic_conv", False),
@@ -127,7 +127,7 @@ def test_a_notebook_imports_the_lab_and_the_operators(path):
         ("benchmarks.dynamic_conv", "kernels.common.configs", False),
         ("notebooks", "kernels.dynamic_conv", True),
         ("notebooks", "kernels.lab._pictures", False),
-        ("notebooks", "kernels.common.launch", False),
+        ("notebooks", "kernels.common.operator", False),
     ],
 )
 def test_the_arrows_are_those_of_the_architecture(importer, imported, allowed):

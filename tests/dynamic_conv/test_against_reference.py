@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.dynamic_conv import dynamic_conv
 from kernels.dynamic_conv.reference import dynamic_conv_reference
 from tests.dynamic_conv import cases
@@ -68,7 +68,7 @@ def test_the_tile_is_no_part_of_the_answer(monkeypatch, packed):
     results = []
     for tile in TILES:
         monkeypatch.setattr(configs, "_says", lambda *_, tile=tile: dict(tile, num_warps=1))
-        forget()
+        clear_caches()
         leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
         y = dynamic_conv(*leaves, activation="silu", cu_seqlens=cu_seqlens)
         results.append((y, *torch.autograd.grad(y, leaves, dy)))

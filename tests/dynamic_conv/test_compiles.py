@@ -5,7 +5,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step, operator
 from kernels.dynamic_conv.causal_conv1d import causal_conv1d_update
 from kernels.lab import compile_report
@@ -39,7 +39,7 @@ def launches(monkeypatch, *, W=4, D=64, dtype=torch.float16, static=False, bias=
         return dict(table[kernel].get(key, table[kernel]["default"]))
 
     monkeypatch.setattr(configs, "_says", for_any_gpu)
-    forget()
+    clear_caches()
     monkeypatch.setattr(operator, "launch", record)
     B, T = (2, 32) if cu_seqlens is None else (1, cu_seqlens[-1])
     N = B if cu_seqlens is None else len(cu_seqlens) - 1

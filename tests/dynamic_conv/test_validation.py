@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common import launch as launch_module
+from kernels.common import operator as launch_module
 from kernels.dynamic_conv import DynamicShortConvolution, dynamic_conv, dynamic_conv_step, operator
 
 

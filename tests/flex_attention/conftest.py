@@ -3,7 +3,7 @@
 import pytest
 
 from kernels.common import configs
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import cost, dealing, fit
 from kernels.flex_attention.portable import forward as portable_forward
@@ -56,6 +56,6 @@ def of_an_h200(monkeypatch):
 @pytest.fixture(autouse=True)
 def nothing_remembered():
     """Each test makes its plans anew: many change what a plan depends on."""
-    forget()
+    clear_caches()
     yield
-    forget()
+    clear_caches()

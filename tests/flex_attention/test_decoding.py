@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, problem
 from kernels.flex_attention.portable import decoding
 from tests.flex_attention import cases
@@ -57,7 +57,7 @@ def both(monkeypatch, q, k, v, score_mod=None, mask=None, **options):
     arguments = {"enable_gqa": True, "return_aux": AuxRequest(True, True), "kernel_options": {"BLOCK_N": 16}}
     split = flex_attention(q, k, v, score_mod, mask, **arguments)
     monkeypatch.setattr(decoding, "choose", lambda problem: (0, 1, "not here"))
-    forget()
+    clear_caches()
     return split, flex_attention(q, k, v, score_mod, mask, **arguments)
 
 

@@ -6,7 +6,7 @@ import triton
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import backward_kernel, barriers, dealing, forward_kernel, fused, softmax
@@ -37,7 +37,7 @@ def table(hopper_table, monkeypatch):
 
 def check(name="nothing", schedule="round-robin", seed=0, launches=1, **options):
     """A case of the zoo, forward and backward, against float64; the model ran both kernels and found nothing."""
-    forget()  # a table that a test has changed since
+    clear_caches()  # a table that a test has changed since
     with gluon_model.executing(schedule=schedule, seed=seed) as results:
         o, grads = cases.check(name, **{"shape": RAGGED, "dtype": torch.bfloat16, "BLOCK_SIZE": 128} | options)
     assert [result.kernel for result in results] == KERNELS[:1] + KERNELS[1:] * launches
@@ -153,7 +153,7 @@ def test_other_tiles_and_rings(table, name):
 
 def call(shape):
     """``(problem, inputs)`` under a causal mask."""
-    forget()
+    clear_caches()
     B, Hq, Hkv, M, N, D, Dv = shape
     generator = torch.Generator().manual_seed(0)
     tensors = [

@@ -5,7 +5,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import BlockMask, causal_block_mask
 from kernels.flex_attention.hopper import cost, dealing
 from tests.flex_attention import cases
@@ -135,7 +135,7 @@ def alone(cut, schedule="round-robin", seed=0, shape=SMALL, masked=True):
     B, Hq, Hkv, M, N, D, Dv = shape
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(s, generator=generator).bfloat16() for s in ((B, Hq, M, D), (B, Hkv, N, D), (B, Hkv, N, Dv)))
-    forget()
+    clear_caches()
     p, x = cases.resolved(q, k, v, None, causal_block_mask(M, N) if masked else None, None, True)
     rows = [torch.zeros(B * Hq, -(-M // 128) * 128) for _ in range(2)]
     empty = torch.empty

@@ -9,7 +9,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import causal_block_mask, mods
 from kernels.flex_attention.hopper import dealing, forward_kernel
 from kernels.flex_attention.hopper import forward as hopper
@@ -93,7 +93,7 @@ WAYS = list(SHAPES)
 
 def alone(way, schedule="round-robin", seed=0, shape=None):
     """``(what the forward kernel leaves, as bits; what the model found)``."""
-    forget()  # a table, or a number of programs, that a test has changed since
+    clear_caches()  # a table, or a number of programs, that a test has changed since
     B, Hq, Hkv, M, N, D, Dv = shape or SHAPES[way]
     generator = torch.Generator().manual_seed(0)
     sizes = (B, Hq, M, D), (B, Hkv, N, D), (B, Hkv, N, Dv)

@@ -6,7 +6,7 @@ import triton
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import causal_block_mask
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import dealing, fused
@@ -52,7 +52,7 @@ def test_numbers(table, name, shape, dtype):
 def alone(schedule="round-robin", seed=0):
     """``(what the kernel leaves, as bits; what the model found)`` of rows whose lse and delta are zero."""
     B, Hq, Hkv, M, N, D, Dv = SMALL
-    forget()
+    clear_caches()
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(s, generator=generator).bfloat16() for s in ((B, Hq, M, D), (B, Hkv, N, D), (B, Hkv, N, Dv)))
     p, x = cases.resolved(q, k, v, None, causal_block_mask(M, N), None, True)

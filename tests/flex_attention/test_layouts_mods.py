@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import create_block_mask, flex_attention, problem
 from kernels.flex_attention.checks import LISTS
 from tests.tensors import LAYOUTS, agree, hooked, laid_out, takes_the_longer_way
@@ -24,7 +24,7 @@ def given(request, monkeypatch):
     """``(query, key, value, slopes)``."""
     table = problem.table_options
     monkeypatch.setattr(problem, "table_options", lambda *a: table(*a) | {"SHORT": 140 * request.param})
-    forget()
+    clear_caches()
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, M, 16, device=runtime.device) for _ in range(3)]
     return *tensors, torch.rand(2, device=runtime.device)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import create_block_mask, flex_attention, mods, operator, problem
 from kernels.flex_attention.hopper import fit
 from kernels.flex_attention.hopper import forward as hopper_forward
@@ -24,7 +24,7 @@ def says(monkeypatch, TRIM=0, **more):
     narrow = tiles | {"TRIM": TRIM, "WIDEST": 4096, "LONGEST": 4096} | more
     changed = {"forward": tiles, "forward_narrow": narrow}
     monkeypatch.setattr(problem, "table_options", lambda kernel, *of: table(kernel, *of) | changed.get(kernel, {}))
-    forget()
+    clear_caches()
 
 
 def by_head(b, h, q_idx, kv_idx):

@@ -8,7 +8,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kernels import runtime
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import (
     causal_block_mask,
     document_block_mask,
@@ -98,7 +98,7 @@ def test_exported_here_and_run_elsewhere(strict, tmp_path):
 def nothing_is_known():
     """As in a process that has seen no mod; where tables are bounded, as behind ever so many others."""
     recorded._compiled.clear()
-    forget()
+    clear_caches()
 
 
 @pytest.mark.parametrize("name", MODELS)

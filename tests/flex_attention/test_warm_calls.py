@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common.plan import forget
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import causal_block_mask, flex_attention, mods, plan, problem
 from kernels.flex_attention.mods import bind
 from kernels.flex_attention.reference import flex_attention_reference
@@ -41,7 +41,7 @@ def test_a_warm_call_rebuilds_nothing(monkeypatch):
     monkeypatch.setattr(problem.Problem, "launch_options", again)
     assert all(map(torch.equal, passes(q, k, v, *arguments), cold))
     monkeypatch.undo()
-    forget()
+    clear_caches()
     assert all(map(torch.equal, passes(q, k, v, *arguments), cold))
 
 

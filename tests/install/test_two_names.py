@@ -53,10 +53,10 @@ def wheel(tmp_path_factory):
 
 def test_the_alias_is_the_same_source(tmp_path):
     code = """
-import kernels_from_math.flex_attention as a, kernels.flex_attention as b, kernels_from_math.common.launch as c
+import kernels_from_math.flex_attention as a, kernels.flex_attention as b, kernels_from_math.common.operator as c
 from kernels_from_math.flex_attention import mods
 import kernels, kernels_from_math, pickle, sys
-assert kernels is kernels_from_math and a is b and c is sys.modules["kernels.common.launch"] and mods is b.mods
+assert kernels is kernels_from_math and a is b and c is sys.modules["kernels.common.operator"] and mods is b.mods
 assert b.__spec__.name == b.__name__ == "kernels.flex_attention"
 assert pickle.loads(pickle.dumps(b.flex_attention)) is a.flex_attention
 print("same")

@@ -12,7 +12,7 @@ import torch
 import kernels.recurrent_attention as package
 from kernels import runtime
 from kernels.common import configs
-from kernels.common import launch as common_launch
+from kernels.common import operator as common_launch
 from kernels.recurrent_attention import recurrent_attention
 from kernels.recurrent_attention.reference import recurrent_attention_reference
 from tests import tensors

@@ -49,7 +49,7 @@ def launches(monkeypatch, mode, gates, *, K=128, V=128, dtype=torch.bfloat16, gp
         return dict(known.get(key, known["default"]))
 
     monkeypatch.setattr(configs, "_says", for_gpu)
-    plan.forget()
+    plan.clear_caches()
     for module in cases.MODULES.values():
         if hasattr(module, "runtime"):  # the interpreter computes bfloat16 as float32
             monkeypatch.setattr(module, "runtime", types.SimpleNamespace(interpreted=False, device=runtime.device))

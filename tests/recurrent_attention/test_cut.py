@@ -7,7 +7,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import configs
-from kernels.common.launch import Layout
+from kernels.common.operator import Layout
 from kernels.recurrent_attention.chunk import cut, launches
 from kernels.recurrent_attention.problem import Gates, Problem
 from tests.recurrent_attention import cases

@@ -7,8 +7,8 @@ import torch
 from torch.autograd import forward_ad
 
 from kernels import runtime
-from kernels.common import plan as plans
-from kernels.common.launch import launch
+from kernels.common import operator as plans
+from kernels.common.operator import launch
 from kernels.recurrent_attention import operator, recurrent_attention
 from kernels.recurrent_attention.chunk import launches
 from tests.tensors import LAYOUTS, agree, hooked, laid_out
@@ -19,7 +19,7 @@ MODES = ["recurrent", "chunk"]
 @pytest.fixture
 def given():
     """``{name: tensor}`` of a call."""
-    plans.forget()
+    plans.clear_caches()
     torch.manual_seed(0)
     shapes = {"q": (1, 19, 2, 16), "k": (1, 19, 2, 16), "v": (1, 19, 2, 16), "g": (1, 19, 2), "initial_state": (1, 2, 16, 16)}
     made = {name: torch.randn(shape, device=runtime.device) for name, shape in shapes.items()}
@@ -46,7 +46,7 @@ def test_tensors_with_other_layouts(given, first, mode):
     do, dfinal = torch.randn_like(given["v"]), torch.randn_like(given["initial_state"])
     want = gradients({name: t.clone() for name, t in given.items()}, mode, do, dfinal)
     without = gradients({name: t.clone() for name, t in given.items()}, mode, do)
-    plans.forget()
+    plans.clear_caches()
     for i in (first, *LAYOUTS, first):
         lying = {name: other(t, i) for name, t in given.items()}
         agree(gradients(lying, mode, other(do, i), dfinal), want)
@@ -62,9 +62,9 @@ def test_other_values_and_options_in_turn(given, mode):
     calls = [{}, {"scale": 1}, {"scale": 1.0}, {"reverse": True}, {"scale": 0.25, "reverse": True}]
     want = []
     for more in calls:
-        plans.forget()
+        plans.clear_caches()
         want.append(gradients(given, mode, do, **more))
-    plans.forget()
+    plans.clear_caches()
     for _ in range(2):
         for more, of in zip(calls, want, strict=True):
             agree(gradients(given, mode, do, **more), of)

@@ -13,7 +13,7 @@ cross from the L2 cache once, by TMA's multicast. Its first may ask for x only w
 
 
 from kernels.common.gpu import is_cuda_architecture
-from kernels.common.launch import planned
+from kernels.common.operator import planned
 from kernels.conv_wgrad.hopper import tma
 from kernels.conv_wgrad.hopper.tma import copies, gluon
 from kernels.conv_wgrad.plain import common_unit

@@ -14,7 +14,7 @@ import triton
 
 from kernels.common.configs import configuration
 from kernels.common.gluon import element, gluon, has_clusters, multiprocessors, reason_not, shared_layout
-from kernels.common.launch import planned
+from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad import portable
 from kernels.conv_wgrad.hopper.work import PARTIAL, START, Joined, Work, joined, share_out

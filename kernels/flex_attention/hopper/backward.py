@@ -6,7 +6,7 @@ work of a tile of keys into several items, and that of a head into several launc
 
 from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import launch
+from kernels.common.operator import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import backward_kernel, dealing, fit, wide_kernel
 from kernels.flex_attention.problem import cdiv, columns, has_edge

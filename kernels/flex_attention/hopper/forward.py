@@ -6,9 +6,9 @@
             time, and one program's arithmetic covers the other's
 """
 
+from kernels.common.choice import Cost
 from kernels.common.gluon import has_inline_asm
-from kernels.common.launch import launch
-from kernels.common.plan import Cost
+from kernels.common.operator import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, forward_kernel
 from kernels.flex_attention.hopper.fit import ROWS, described

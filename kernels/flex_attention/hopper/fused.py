@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
-from kernels.common.launch import launch
+from kernels.common.operator import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, fused_kernel, parts, walks
 from kernels.flex_attention.portable import stored_ds

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.common import gluon as common_gluon
-from kernels.common.launch import launch
+from kernels.common.operator import launch
 from kernels.flex_attention.problem import cdiv
 from kernels.flex_attention.problem import columns as columns_of
 

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
+from kernels.common.operator import launch
 from kernels.flex_attention.portable.delta import delta_of_rows, strides_of_rows
 from kernels.flex_attention.problem import cdiv, columns
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from kernels.common.launch import lock_over_forks
+from kernels.common.operator import lock_over_forks
 from kernels.flex_attention.mods import errors, switches
 from kernels.flex_attention.mods.bind import stand_in
 from kernels.flex_attention.mods.compiler import compile_mod

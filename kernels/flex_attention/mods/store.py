@@ -10,7 +10,7 @@ import tempfile
 from collections import OrderedDict
 from pathlib import Path
 
-from kernels.common.launch import lock_over_forks
+from kernels.common.operator import lock_over_forks
 from kernels.flex_attention.mods import device
 
 lock = lock_over_forks()

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from kernels import runtime
-from kernels.common.launch import launch
-from kernels.common.plan import Cost
+from kernels.common.choice import Cost
+from kernels.common.operator import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.portable.forward import attend_list, attend_tile
 from kernels.flex_attention.portable.tiles import list_row, source_of, tiled

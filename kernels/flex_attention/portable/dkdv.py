@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
+from kernels.common.operator import launch
 from kernels.flex_attention.portable.alone import load_lse_and_sum_delta, rows_alone, store_dq, strides_of_alone
 from kernels.flex_attention.portable.delta import load_lse_and_delta
 from kernels.flex_attention.portable.stored_ds import at_ds, stored_ds, tiled_ds

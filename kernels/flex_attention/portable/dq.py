@@ -15,7 +15,7 @@ transposed, so that keys are the rows of every tile. Each sum has one owner and 
 import triton
 import triton.language as tl
 
-from kernels.common.launch import launch
+from kernels.common.operator import launch
 from kernels.flex_attention.portable.delta import load_lse_and_delta
 from kernels.flex_attention.portable.tiles import list_row, load_rows, logits, source_of, tiled
 

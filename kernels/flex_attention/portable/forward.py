@@ -13,8 +13,8 @@ and at the end o = a / l, lse = m + log2 l. Blocks come in two lists: in full bl
 import triton
 import triton.language as tl
 
+from kernels.common.choice import Cost
 from kernels.common.gpu import multiprocessors
-from kernels.common.plan import Cost
 from kernels.flex_attention import problem
 from kernels.flex_attention.portable.tiles import (
     list_row,

@@ -6,7 +6,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.gpu import multiprocessors
-from kernels.common.launch import launch
+from kernels.common.operator import launch
 from kernels.flex_attention.portable.tiles import list_row, load_rows, source_of, tiled
 from kernels.flex_attention.problem import cdiv
 

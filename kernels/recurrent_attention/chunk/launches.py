@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.common.launch import Launch, launch, planned, strided
 from kernels.common.math import block, cdiv
+from kernels.common.operator import Launch, launch, planned, strided
 from kernels.common.sequences import clear_outside, sequence_of_runs
 from kernels.recurrent_attention.chunk.backward import Gradients, gradients_kernel, inside_kernel
 from kernels.recurrent_attention.chunk.cut import Cut, cut, new_scores, operand_dtype
