@@ -1,13 +1,11 @@
 """Tensors for tests: values that lie in memory in some way, how far an answer is off, kernels that are told of more."""
 
-import collections
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import runtime
-from kernels.common import again
 
 
 def place(values, layout="flat"):
@@ -79,21 +77,6 @@ def takes_the_longer_way(out, leaves):
     again = torch.autograd.grad(out, leaves, torch.ones_like(out), create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         again[1].sum().backward()
-
-
-def settled(monkeypatch, *modules):
-    """``{constants: [all that a kernel is compiled for, ...]}`` of launches with constants that settle all; these modules
-    run none from now on."""
-    seen = collections.defaultdict(list)
-
-    def look(kernel, grid, *args, constants=None, **meta):
-        if constants is not None and constants.settle_all:
-            numbers = again._Known(kernel, args).numbers
-            seen[id(constants)].append((kernel, *again._key(*numbers, 0, args, meta, constants)))
-
-    for module in modules:
-        monkeypatch.setattr(module, "launch", look)
-    return seen
 
 
 def relative_error(ours, reference, least=1e-12):

@@ -6,7 +6,8 @@ from unittest import mock
 import torch
 
 from kernels import runtime
-from kernels.common import configs, plan
+from kernels.common import configs
+from kernels.common.operator import clear_caches
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, operator
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.reference import conv2d_bias_grad_reference, conv2d_wgrad_reference
@@ -70,7 +71,7 @@ def table_of(gpu):
 def planned_for(monkeypatch, says):
     """From here on every launch takes the options that ``says(room, kernel, key, device)`` gives."""
     monkeypatch.setattr(configs, "_says", says)
-    plan.clear_caches()
+    clear_caches()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels import runtime
-from kernels.common import configs, plan
+from kernels.common import configs
+from kernels.common.operator import clear_caches
 from kernels.lab import compile_report
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
 from tests.recurrent_attention import cases
@@ -49,7 +50,7 @@ def launches(monkeypatch, mode, gates, *, K=128, V=128, dtype=torch.bfloat16, gp
         return dict(known.get(key, known["default"]))
 
     monkeypatch.setattr(configs, "_says", for_gpu)
-    plan.clear_caches()
+    clear_caches()
     for module in cases.MODULES.values():
         if hasattr(module, "runtime"):  # the interpreter computes bfloat16 as float32
             monkeypatch.setattr(module, "runtime", types.SimpleNamespace(interpreted=False, device=runtime.device))
