@@ -32,7 +32,7 @@ from kernels.flex_attention.portable import forward as portable_forward
 from kernels.flex_attention.portable.delta import delta_kernel
 from kernels.flex_attention.portable.dq import launch_dq
 from kernels.flex_attention.portable.sinks import sums_of_sinks
-from kernels.flex_attention.portable.tiles import fits_tma, tiled
+from kernels.flex_attention.portable.tiles import Strides, fits_tma, tiled
 from kernels.flex_attention.problem import like_strided
 
 LN2 = math.log(2)
@@ -333,8 +333,8 @@ def _gradients(plan, x, do, dlse, o, lse, needs, need_captured):
     if not on_hopper or need_captured or (need_q and not stored):
         delta = torch.empty_like(lse)
         programs, meta = plan.delta
-        strides = *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride())
-        launch(delta_kernel, programs, o, do, dlse, delta, p.M, p.Hq, *strides, HAS_DLSE=dlse is not None, **meta)
+        strides = Strides(*o.stride()), Strides(*do.stride()), Strides(*(0, 0, 0) if dlse is None else dlse.stride())
+        launch(delta_kernel, programs, o, do, dlse, delta, p.M, p.Hq, *strides, **meta)
 
     dq = like_strided(x.query, x.query.shape) if need_q or need_captured else None
     captured = []

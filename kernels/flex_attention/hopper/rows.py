@@ -13,11 +13,8 @@ MULTIPLE = 128  # rows are whole tiles, of any size up to this
 
 @triton.jit
 def rows_kernel(
-    o_ptr, do_ptr, lse_ptr, dlse_ptr, rows_lse_ptr, rows_delta_ptr, M, MP, H,
-    stride_ob, stride_oh, stride_om, stride_od,
-    stride_db, stride_dh, stride_dm, stride_dd,
-    stride_lb, stride_lh, stride_lm,
-    HAS_DLSE: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
+    o_ptr, do_ptr, lse_ptr, dlse_ptr, rows_lse_ptr, rows_delta_ptr, M, MP, H, o_strides, do_strides, dlse_strides,
+    DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """lse such that p = 2^(x - lse) is 0 where there is no query (inf) or no key (x = -inf, lse 0), and delta, [B H, MP]."""
     tiles = MP // BLOCK_M
@@ -27,12 +24,8 @@ def rows_kernel(
     b, h = bh // H, bh % H
     offs_m = tl.arange(0, BLOCK_M)
     delta = delta_of_rows(
-        o_ptr, do_ptr, dlse_ptr, b, h, m0, M,
-        stride_ob, stride_oh, stride_om, stride_od,
-        stride_db, stride_dh, stride_dm, stride_dd,
-        stride_lb, stride_lh, stride_lm,
-        HAS_DLSE, DV, BLOCK_M, BLOCK_DV,
-    )  # fmt: skip
+        o_ptr, do_ptr, dlse_ptr, b, h, m0, M, o_strides, do_strides, dlse_strides, DV, BLOCK_M, BLOCK_DV
+    )
     mask = m0 + offs_m < M
     lse = tl.load(lse_ptr + bh * M + m0 + offs_m, mask=mask, other=float("inf"))
     tl.store(rows_lse_ptr + bh * MP + m0 + offs_m, tl.where(lse == float("-inf"), 0.0, lse))
@@ -50,6 +43,6 @@ def rows_of(p, do, dlse, o, lse):
         (p.B * p.Hq * (MP // BLOCK_M),),
         o, do, lse, dlse, *rows, p.M, MP, p.Hq,
         *strides_of_rows(o, do, dlse),
-        HAS_DLSE=dlse is not None, DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=columns(p.Dv),
+        DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=columns(p.Dv),
     )  # fmt: skip
     return rows

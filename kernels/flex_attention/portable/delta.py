@@ -3,27 +3,25 @@
 import triton
 import triton.language as tl
 
-from kernels.flex_attention.portable.tiles import load_rows, source_of
+from kernels.flex_attention.portable.tiles import Strides, load_rows, source_of
 from kernels.flex_attention.problem import cdiv, columns
 
 
 @triton.jit
 def delta_of_rows(
-    o_ptr, do_ptr, dlse_ptr, b, h, m0, M,
-    stride_ob, stride_oh, stride_om, stride_od,
-    stride_db, stride_dh, stride_dm, stride_dd,
-    stride_lb, stride_lh, stride_lm,
-    HAS_DLSE: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
+    o_ptr, do_ptr, dlse_ptr, b, h, m0, M, o_strides, do_strides, dlse_strides,
+    DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """``delta_of_tiles`` of rows m0 ... m0 + BLOCK_M - 1, zero from M on."""
-    o_source = source_of(o_ptr, b, h, stride_ob, stride_oh, stride_om, stride_od, False)
-    do_source = source_of(do_ptr, b, h, stride_db, stride_dh, stride_dm, stride_dd, False)
+    o_source = source_of(o_ptr, b, h, o_strides.b, o_strides.h, o_strides.n, o_strides.d, False)
+    do_source = source_of(do_ptr, b, h, do_strides.b, do_strides.h, do_strides.n, do_strides.d, False)
     o = load_rows(o_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
     do = load_rows(do_source, m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
     dlse = 0.0
-    if HAS_DLSE:
+    if dlse_ptr is not None:
         m = m0 + tl.arange(0, BLOCK_M)
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + m * stride_lm, mask=m < M, other=0.0)
+        at = dlse_ptr + b * dlse_strides.b + h * dlse_strides.h + m * dlse_strides.n
+        dlse = tl.load(at, mask=m < M, other=0.0)
     return delta_of_tiles(o, do, dlse)
 
 
@@ -35,11 +33,8 @@ def delta_of_tiles(o, do, dlse):
 
 @triton.jit
 def delta_kernel(
-    o_ptr, do_ptr, dlse_ptr, delta_ptr, M, H,
-    stride_ob, stride_oh, stride_om, stride_od,
-    stride_db, stride_dh, stride_dm, stride_dd,
-    stride_lb, stride_lh, stride_lm,
-    HAS_DLSE: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
+    o_ptr, do_ptr, dlse_ptr, delta_ptr, M, H, o_strides, do_strides, dlse_strides,
+    DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """delta [B, H, M], in float32."""
     tiles = tl.cdiv(M, BLOCK_M)
@@ -49,12 +44,8 @@ def delta_kernel(
     b, h = bh // H, bh % H
     offs_m = tl.arange(0, BLOCK_M)
     delta = delta_of_rows(
-        o_ptr, do_ptr, dlse_ptr, b, h, m0, M,
-        stride_ob, stride_oh, stride_om, stride_od,
-        stride_db, stride_dh, stride_dm, stride_dd,
-        stride_lb, stride_lh, stride_lm,
-        HAS_DLSE, DV, BLOCK_M, BLOCK_DV,
-    )  # fmt: skip
+        o_ptr, do_ptr, dlse_ptr, b, h, m0, M, o_strides, do_strides, dlse_strides, DV, BLOCK_M, BLOCK_DV
+    )
     mask = m0 + offs_m < M
     tl.store(delta_ptr + bh * M + m0 + offs_m, delta, mask=mask)
 
@@ -87,4 +78,4 @@ def prepared(p):
 
 def strides_of_rows(o, do, dlse):
     """What kernels that call ``delta_of_rows`` are told of its tensors."""
-    return *o.stride(), *do.stride(), *((0, 0, 0) if dlse is None else dlse.stride())
+    return Strides(*o.stride()), Strides(*do.stride()), Strides(0, 0, 0) if dlse is None else Strides(*dlse.stride())

@@ -1,12 +1,22 @@
 """What every kernel here does with tiles: read rows, apply the mods, find a row's list of blocks."""
 
 import functools
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.flex_attention.problem import columns
+
+
+class Strides(NamedTuple):
+    """Of a tensor [B, H, M or N, D]; of one number a row, [B, H, M], 0 for d."""
+
+    b: int
+    h: int
+    n: int
+    d: int = 0
 
 
 @triton.jit
