@@ -71,7 +71,7 @@ def problem_of(layer):
     sizes = ((layer["H"], "M"), (layer["Hkv"], "N"), (layer["Hkv"], "N"))
     one = torch.zeros(1, dtype=torch.bfloat16)
     q, k, v = (one.expand(layer["B"], heads, layer[length], layer["D"]) for heads, length in sizes)
-    p, _ = tune.resolved(layer, q, k, v)
+    p = tune.looked_up(layer, q, k, v)[0].problem
     return dataclasses.replace(p, layouts={name: (strides, True) for name, (strides, _) in p.layouts.items()})
 
 

@@ -62,12 +62,18 @@ def few(layer):
     return items and layer["variant"] == "causal" and "softcap" not in layer
 
 
-def resolved(layer, q, k, v):
-    """``(problem, inputs, o, lse)`` of our call."""
+def looked_up(layer, q, k, v):
+    """``(plan, inputs, the operator's arguments behind the tensors)`` of our call."""
     score_mod, block_mask = rows.mods_of(layer)
     *arguments, spec = operator._arguments(q, k, v, score_mod, block_mask, None, q.shape[1] != k.shape[1], None)
     plan, x, _ = operator._resolved(q, k, v, *arguments, spec)
-    return plan.problem, x, *operator.forward(q, k, v, *arguments, False, spec)[:2]
+    return plan, x, (*arguments, False, spec)
+
+
+def resolved(layer, q, k, v):
+    """``(problem, inputs, o, lse)`` of our call."""
+    plan, x, arguments = looked_up(layer, q, k, v)
+    return plan.problem, x, *operator.forward(q, k, v, *arguments)[:2]
 
 
 def cuts(p):
