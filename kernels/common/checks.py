@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import numpy as np
 import torch
@@ -243,7 +243,11 @@ _is_legacy_batched = _functorch.is_legacy_batchedtensor
 _peek_interpreter_stack = _functorch.peek_interpreter_stack
 
 
-def public(function: F | None = None, *, name: str | None = None, casts: tuple = (), refuses: bool = True) -> F:
+@overload
+def public(function: F, *, name: str | None = None, casts: tuple = (), refuses: bool = True) -> F: ...
+@overload
+def public(*, name: str | None = None, casts: tuple = (), refuses: bool = True) -> Callable[[F], F]: ...
+def public(function=None, *, name=None, casts=(), refuses=True):
     """A public function as other programs call it.
 
     Tensor subclasses and tracers that override torch's functions (``__torch_function__``, such as ``torch.fx``'s proxies) see

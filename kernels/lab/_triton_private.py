@@ -215,8 +215,9 @@ _ACCESSES = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "
 def leaves(name: str, arg):
     """The tensors inside one kernel argument, named: itself, a descriptor's base, or a tuple's members."""
     if isinstance(arg, tuple):
+        fields = getattr(arg, "_fields", None)
         for i, member in enumerate(arg):
-            yield from leaves(f"{name}[{i}]", member)
+            yield from leaves(f"{name}.{fields[i]}" if fields else f"{name}[{i}]", member)
     elif isinstance(arg, interpreter.TensorDescriptor):
         yield from leaves(name, arg.base)
     elif hasattr(arg, "data_ptr"):
