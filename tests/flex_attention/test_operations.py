@@ -17,6 +17,8 @@ OPERATIONS = {
     "selu": F.selu,
     "celu": lambda s: F.celu(s, alpha=0.7),
     "relu6": F.relu6,
+    "a bound past float32": lambda s: s.clamp(min=-1.5e300),
+    "a number below float32's normal ones": lambda s: s + 1e-40,
     "hardtanh": F.hardtanh,
     "hardswish": F.hardswish,
     "hardsigmoid": F.hardsigmoid,

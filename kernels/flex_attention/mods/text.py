@@ -35,9 +35,11 @@ def literal(x, kind, dtype=None):
         ends = torch.iinfo(dtype or (torch.int32 if kind == INT else torch.int64))
         return str((int(x) - ends.min) % (ends.max - ends.min + 1) + ends.min)
     x = float(x)
-    if math.isinf(x) or math.isnan(x):
-        return f'float("{x}")'
-    return repr(x)
+    float32 = torch.tensor(x, dtype=torch.float64).to(torch.float32).item()
+    if math.isinf(float32) or math.isnan(float32):
+        return f'float("{float32}")'
+    # Triton computes in float64 what meets a number outside the normal range of float32.
+    return f"tl.full((), {x!r}, tl.float32)" if 0 < abs(x) < torch.finfo(torch.float32).tiny else repr(x)
 
 
 def bare(text):
