@@ -1,4 +1,4 @@
-"""How float32 is multiplied: every switch of PyTorch that decides it, read in one place.
+"""How float32 is multiplied: which of PyTorch's switches decides it.
 
 =====================  ==================================  =========================  =======================================
 room                   PyTorch's switch                    float32 by default         float32 with TF32; float16 and bfloat16
@@ -13,7 +13,8 @@ conv_wgrad             cudnn.conv                          TF32, as torch's own 
 
 Sums are float32 everywhere. ``matmul`` is ``torch.set_float32_matmul_precision``, ``torch.backends.cuda.matmul.allow_tf32``
 or ``torch.backends.cuda.matmul.fp32_precision``; after the last of them is set PyTorch refuses to read the first two, while
-the last always tells what any of them asked for.
+the last always tells what any of them asked for. The operators read the same two attributes themselves, behind the
+dispatcher, where a function more would be one more on the way of every call.
 """
 
 import torch
