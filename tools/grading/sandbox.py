@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 USER = 60999  # whom contestants run as, where the judge is root: limits on processes do not hold for root
 #: What of the course a contestant sees: no finished operator, no solution, no test.
-COURSE = ("__init__.py", "runtime.py", "_triton_interpreter.py", "lab", "gluon_model")
+COURSE = (*sorted(path.name for path in (ROOT / "kernels").glob("*.py")), "lab", "gluon_model")
 #: What of the checks makes calls and names errors; what knows an answer, a clinic's diagnoses above all, stays out.
 CHECK = (
     "cases compiling contestant costs emitted experiments explanations flash_mods framework looking pipeline_clinic "
