@@ -47,7 +47,7 @@ def check(mode, call, variants):
         with cases.configured(**variant), cases.recorded() as seen:
             results.append(cases.check(*sizes, mode=mode, **options))
         names = ("C", "BLOCK_K", "BLOCK_V", "BV", "EVERY", "ROWS")
-        tiles = [meta["TILE"]._asdict() if "TILE" in meta else meta for *_, meta in seen]
+        tiles = [meta["TILE"]._asdict() for *_, meta in seen]
         told = [{name: tile.get(name) for name in names} | {"FORWARD_C": tile.get("C")} for tile in tiles]
         for kernel, wanted in variant.items():
             for name, value in wanted.items():

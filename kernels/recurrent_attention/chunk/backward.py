@@ -202,9 +202,8 @@ def inside_kernel(
     gamma_C = load_rows(gamma_at, last, start_k, K, BLOCK_K, tl.float32)
     dq_through = load_rows(own_at(through.dq, head, H, K), where, start_k, K, BLOCK_K, tl.float32)
     dk_through = load_rows(own_at(through.dk, head, H, K), where, start_k, K, BLOCK_K, tl.float32)
-    dq += tl.exp2(gamma) * dq_through
+    store_rows(own_at(grads.dq, head, H, K), where, start_k, K, dq + tl.exp2(gamma) * dq_through, BLOCK_K)
     dk += tl.exp2(gamma_C - gamma) * dk_through
-    store_rows(own_at(grads.dq, head, H, K), where, start_k, K, dq, BLOCK_K)
     store_rows(own_at(grads.dk, head, H, K), where, start_k, K, dk, BLOCK_K)
     if grads.dg is not None:
         dg_through = load_rows(own_at(through.dg, head, H, K), where, start_k, K, BLOCK_K, tl.float32)

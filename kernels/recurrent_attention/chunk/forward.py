@@ -92,7 +92,8 @@ def stored_outputs_kernel(
     start = pid % tiles // tiles_v * TILE.ROWS  # of the chunk's tokens
     place = (pid // tiles).to(tl.int64)  # of this chunk and head
     h = place % H
-    b, begin, L, first, (row, rows, exists) = locate_chunk(pid // tiles // H, chunks, T, packing, TILE)
+    b, begin, L, first, of_chunk = locate_chunk(pid // tiles // H, chunks, T, packing, TILE)
+    row, rows, exists = of_chunk
     before = row, rows, exists & (tl.arange(0, C) < start + TILE.ROWS)  # whom a token here may look at
     where = chunk_rows(begin, L, first + start, TILE.ROWS, TILE.REVERSE)
     offs_v = start_v + tl.arange(0, TILE.BLOCK_V)

@@ -203,7 +203,7 @@ def _prepare(qkv, gates, cu_seqlens, scale, reverse, do=None, scores=None):
     launch(vector_decay_kernel, grid, q, k, gates, decays, decayed_q, decayed_k, packing, *sizes, **meta)
     fine = torch.float16 if operands == torch.bfloat16 else operands  # as the operands that they multiply
     parted, crossed = new(2, LEVELS, C, C, dtype=fine)
-    launch(level_masks_kernel, (LEVELS,), parted, crossed, C=C)
+    launch(level_masks_kernel, (LEVELS,), parted, crossed, TILE=Tile(C))
     if scores is None:
         grid, sizes, meta = plan.scores
         launch(scores_kernel, grid, q, k, decays, parted, packing, scale, *sizes, **meta)

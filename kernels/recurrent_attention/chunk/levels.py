@@ -45,16 +45,16 @@ def over_its_unit(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def level_masks_kernel(parted_ptr, crossed_ptr, C: tl.constexpr):
+def level_masks_kernel(parted_ptr, crossed_ptr, TILE: tl.constexpr):
     """Ones and zeros for one level, [C, C] each; loading them is cheaper than comparing indices in every program.
 
     parted: the level parts tokens t and s, in either order.
     crossed: the gate in front of token t lies between token s and the edge of their half-block.
     """
     LEVEL = tl.program_id(0)
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
-    offsets = (LEVEL * C + t) * C + s
+    t = tl.arange(0, TILE.C)[:, None]
+    s = tl.arange(0, TILE.C)[None, :]
+    offsets = (LEVEL * TILE.C + t) * TILE.C + s
     tl.store(parted_ptr + offsets, parted(s, t, LEVEL).to(parted_ptr.dtype.element_ty))
     tl.store(crossed_ptr + offsets, crossed_to_middle(t, s, LEVEL).to(crossed_ptr.dtype.element_ty))
 

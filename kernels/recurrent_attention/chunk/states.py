@@ -126,8 +126,7 @@ def states_kernel(
     # half as many programs fit.
     if COSTATES:
         if pid >= half:
-            pid -= half
-            loop_over_run(pid, q_ptr, do_ptr, decays, costates, packing, scale, runs, sizes, strides, TILE, True)
+            loop_over_run(pid - half, q_ptr, do_ptr, decays, costates, packing, scale, runs, sizes, strides, TILE, True)
 
 
 @triton.jit
