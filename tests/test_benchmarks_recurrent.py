@@ -273,7 +273,7 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(kernel, mo
     call(options | {"num_warps": 16} if kernel != "chunk" else {"C": 16, "runs": 1})
     assert {key for _, key in asked} <= {name} and kernel not in {kernel for kernel, _ in asked}
     if kernel == "chunk":
-        assert {meta["C"] for meta in launched} == {16}
+        assert {meta["TILE"].C for meta in launched} == {16}
     else:
         assert 16 in [meta.get("num_warps") for meta in launched]
 

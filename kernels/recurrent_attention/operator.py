@@ -26,38 +26,20 @@ from kernels.common.configs import configuration, declare
 from kernels.common.math import bits, block, cdiv
 from kernels.common.operator import Launch, launch, planned, register, strided
 from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs
+from kernels.recurrent_attention import plain
 from kernels.recurrent_attention.chunk import launches as chunk
 from kernels.recurrent_attention.chunk.cut import new_scores, tokens_in_chunk
 from kernels.recurrent_attention.pairs import Gradients, pairs_kernel
-from kernels.recurrent_attention.plain import (
-    Parts,
-    Through,
-    recurrent_forward_kernel,
-    recurrent_step_kernel,
-    states_kernel,
-    through_kernel,
-)
-from kernels.recurrent_attention.problem import (
-    DIMENSIONS,
-    Gates,
-    Problem,
-    gate_strides,
-    over_group,
-    state_strides,
-    strides,
-)
+from kernels.recurrent_attention.problem import DIMENSIONS, Gates, Problem, input_strides, over_group
 
 MODES = ("auto", "recurrent", "chunk")
 WITHOUT = {"gv": "gates on values (gv)"}  # what chunks have no form for
 SHORT = 16  # tokens along time up to which the recurrence takes no more steps than a chunk has rows to fill
 
 _SIZES = [f"K{2**n} {bits}-bit" for n in range(4, 31) for bits in (16, 32)]
-_KERNELS = (
-    "forward", "step", "backward", "backward_states", "backward_pairs",
-    "chunk", "chunk_outputs", "chunk_stored_outputs", "chunk_states", "chunk_gradients", "chunk_inside",
-    "chunk_decay", "chunk_scores",
-)  # fmt: skip
-declare("recurrent_attention", dict.fromkeys(_KERNELS, _SIZES))
+_RECURRENT = "forward step backward backward_states backward_pairs"
+_CHUNK = "chunk chunk_outputs chunk_stored_outputs chunk_states chunk_gradients chunk_inside chunk_decay chunk_scores"
+declare("recurrent_attention", dict.fromkeys(f"{_RECURRENT} {_CHUNK}".split(), _SIZES))
 
 
 @public(casts=("q", "k", "v"))
@@ -145,24 +127,22 @@ def recurrent_attention(
     if not (type(output_final_state) is type(reverse) is type(state_v_first) is bool):
         output_final_state = check_flag("output_final_state", output_final_state)
         reverse, state_v_first = check_flag("reverse", reverse), check_flag("state_v_first", state_v_first)
-    like, v_first = ("q", q), state_v_first
     if cu_seqlens is not None:
-        check_cu_seqlens(cu_seqlens, q.shape[0], like, q.shape[1])
+        check_cu_seqlens(cu_seqlens, q.shape[0], ("q", q), q.shape[1])
         cu_seqlens = cu_seqlens.contiguous()
     if initial_state is not None:
         N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        legend, sizes = _state(q, v, v_first)
-        check_tensor("initial_state", initial_state, (N, *sizes), f"[N, {legend}]", like=like)
-        initial_state = initial_state.mT if v_first else initial_state
+        _check_state("initial_state", initial_state, q, v, state_v_first, N, "N")
+        initial_state = initial_state.mT if state_v_first else initial_state
     mode, _ = _choose(mode, q.shape[1], gates)
-    given = initial_state, cu_seqlens, scale, output_final_state, reverse
+    rest = initial_state, cu_seqlens, scale, output_final_state, reverse
     if mode == "chunk":
-        o, final_state, _ = _attend_in_chunks(q, k, v, g, g_gamma, gk, *given)
+        o, final_state, _ = _attend_in_chunks(q, k, v, g, g_gamma, gk, *rest)
     else:
-        o, final_state = _attend(q, k, v, *gates, *given)
+        o, final_state = _attend(q, k, v, *gates, *rest)
     if not output_final_state:
         return o, None
-    return o, final_state.mT if v_first else final_state
+    return o, final_state.mT if state_v_first else final_state
 
 
 @public(casts=("q", "k", "v"))
@@ -209,16 +189,15 @@ def recurrent_attention_step(
     """
     gates = Gates(g, g_gamma, gk, gv)
     scale = _check("BHKV", q, k, v, gates, scale)
-    like, (legend, sizes) = ("q", q), _state(q, v, state_v_first)
-    shape = (q.shape[0] if slots is None else None, *sizes)
-    check_tensor("state", state, shape, f"[B or pool, {legend}]", dtypes=(torch.float32,), like=like)
+    count = q.shape[0] if slots is None else None
+    _check_state("state", state, q, v, state_v_first, count, "B or pool", dtypes=(torch.float32,))
     if not (state.is_contiguous() or state.mT.is_contiguous()):
         raise ValueError(
             f"state has strides {state.stride()}, needs to be contiguous, as it is or transposed: it is updated in place"
         )
     check_writable("state", state)
     if slots is not None:
-        check_slots("slots", slots, q.shape[0], state.shape[0], like)
+        check_slots("slots", slots, q.shape[0], state.shape[0], ("q", q))
     return _step(q, k, v, state.mT if state_v_first else state, *gates, slots, scale)
 
 
@@ -229,14 +208,13 @@ def explain(q, k, v, scale, initial_state, output_final_state, reverse, cu_seqle
     _check("BTHKV", q, k, v, gates, scale)
     N = check_cu_seqlens(cu_seqlens, q.shape[0], ("q", q), q.shape[1])
     if initial_state is not None:
-        legend, sizes = _state(q, v, state_v_first)
-        check_tensor("initial_state", initial_state, (N, *sizes), f"[N, {legend}]", like=("q", q))
+        _check_state("initial_state", initial_state, q, v, state_v_first, N, "N")
     mode, why = _choose(mode, q.shape[1], gates)
     if mode == "chunk":
-        layouts = strided(q), strided(k), strided(v), Gates(*map(strided, gates))
-        problem = Problem(*layouts, None if cu_seqlens is None else N, reverse, False, q.device)
+        packed, gates = None if cu_seqlens is None else N, Gates(*map(strided, gates))
+        problem = Problem(*map(strided, (q, k, v)), gates, packed, reverse, False, q.device)
         return f"chunk: {why}\n{chunk.explained(problem)}"
-    columns = _configured("forward", q.shape[-1], v.shape[-1], q.dtype, q.device)["BV"]
+    columns = _configured("forward", q.shape[-1], v.shape[-1], q.dtype, q.device)["TILE"].BV
     tiles = cdiv(v.shape[-1], columns)
     programs = "1 program" if tiles == 1 else f"{tiles} programs"
     return f"recurrent: {why}\n{programs} for each head of a sequence, {columns} columns of the state in each"
@@ -266,10 +244,11 @@ def _choose(mode, T, gates):
     return "recurrent", f"{T} tokens along time are no more than {SHORT}: too few to fill a chunk"
 
 
-def _state(q, v, v_first):
-    """The last dimensions of a state, in symbols and as numbers."""
+def _check_state(name, state, q, v, v_first, count, legend, **more):
+    """A state, ``count`` of them: so many, or any number for ``None``."""
     H, K, V = *q.shape[-2:], v.shape[-1]
-    return ("H, V, K", (H, V, K)) if v_first else ("H, K, V", (H, K, V))
+    dims, sizes = ("H, V, K", (H, V, K)) if v_first else ("H, K, V", (H, K, V))
+    check_tensor(name, state, (count, *sizes), f"[{legend}, {dims}]", like=("q", q), **more)
 
 
 def _check(letters, q, k, v, gates, scale):
@@ -306,20 +285,21 @@ def size_class(K, dtype):
     return f"K{block(K)} {bits(dtype)}"
 
 
-def _configured(kernel, K, V, dtype, device):
-    """Options of a kernel, for BV columns of the state: all, if none are set."""
+def _configured(kernel, K, V, dtype, device, **more):
+    """Options of a kernel, and its ``Tile`` of BV columns of the state: all, if none are set."""
     options = configuration("recurrent_attention", kernel, size_class(K, dtype), device)
-    return options | {"K": K, "V": V, "BK": block(K), "BV": min(options.get("BV", block(V)), block(V))}
+    more |= {name: options.pop(name) for name in ("C", "EVERY") if name in options}
+    BV = min(options.pop("BV", block(V)), block(V))
+    return options | {"TILE": plain.Tile(K, V, block(K), BV, **more)}
 
 
 @planned
 def plan_forward(problem, state):
     """The ``Launch`` of a ``Problem`` that begins with a state of this layout."""
     B, T, H, K, V, N = problem.sizes
-    meta = _configured("forward", K, V, problem.q.dtype, problem.device) | {"REVERSE": problem.reverse}
-    tiles = cdiv(V, meta["BV"])
-    sizes = T, H, problem.group, tiles, *map(strides, problem[:3]), gate_strides(problem.gates), state_strides(state)
-    return Launch((N * H * tiles,), sizes, meta)
+    meta = _configured("forward", K, V, problem.q.dtype, problem.device, REVERSE=problem.reverse)
+    tiles = cdiv(V, meta["TILE"].BV)
+    return Launch((N * H * tiles,), (plain.Sizes(T, H, problem.group, tiles), problem.strides(state=state)), meta)
 
 
 class BackwardPlan(NamedTuple):
@@ -329,7 +309,7 @@ class BackwardPlan(NamedTuple):
     through: Launch
     pairs: Launch
     C: int
-    parts: Parts
+    sizes: plain.Sizes  # of the latter two
     kept: int  # states
 
 
@@ -337,37 +317,38 @@ class BackwardPlan(NamedTuple):
 def plan_backward(problem, state, do, dfinal):
     """The ``BackwardPlan`` of a ``Problem``, and of a state and gradients with these layouts."""
     B, T, H, K, V, N = problem.sizes
-    dtype, device = problem.q.dtype, problem.device
-    states, through = (_configured(name, K, V, dtype, device) for name in ("backward_states", "backward"))
-    C, EVERY = through["C"], through["EVERY"]
+    of = K, V, problem.q.dtype, problem.device
     # 22 or 16 of float32's 24 bits; the interpreter has all of them, and knows only the first name
-    precision = "tf32x3" if dtype == torch.float32 or runtime.interpreted else "bf16x3"
-    shared = {"REVERSE": problem.reverse, "C": C, "PRECISION": precision}
-    pairs = configuration("recurrent_attention", "backward_pairs", size_class(K, dtype), device)
+    precision = "tf32x3" if problem.q.dtype == torch.float32 or runtime.interpreted else "bf16x3"
+    shared = {"REVERSE": problem.reverse, "PRECISION": precision}
+    through = _configured("backward", *of, **shared)
+    shared |= {"C": through["TILE"].C}
+    C, EVERY = through["TILE"].C, through["TILE"].EVERY
+    states = _configured("backward_states", *of, **shared, EVERY=EVERY)
+    pairs = configuration("recurrent_attention", "backward_pairs", size_class(*of[::2]), problem.device)
     SLICE = pairs.pop("SLICE")
-    pairs |= {"K": K, "V": V, "SLICE_K": min(SLICE, block(K)), "SLICE_V": min(SLICE, block(V)), "DIGITS": C.bit_length() - 1}
+    slices = {"SLICE_K": min(SLICE, block(K)), "SLICE_V": min(SLICE, block(V)), "DIGITS": C.bit_length() - 1}
+    pairs |= {"TILE": plain.Tile(K, V, **shared, **slices)}
 
-    q, k, v, gates = *map(strides, problem[:3]), gate_strides(problem.gates)
+    tiles = cdiv(V, states["TILE"].BV)
+    sizes = plain.Sizes(T, H, problem.group, tiles)
+    states = Launch((N * H * tiles,), (sizes, problem.strides(state=state)), states)
     kept, blocks = (count_runs(problem.packed, N, T, tokens) for tokens in (C * EVERY, C))
-    tiles = cdiv(V, states["BV"])
-    sizes = T, H, problem.group, tiles, k, v, gates, state_strides(state)
-    states = Launch((N * H * tiles,), sizes, {"EVERY": EVERY} | shared | states)
-    tiles = cdiv(V, through["BV"])
-    parts = Parts(tiles, B * T, blocks)
-    sizes = T, H, problem.group, parts, strides(do)
-    through = Launch((N * H * tiles,), (*sizes, state_strides(dfinal), q, k, v, gates), shared | through)
-    return BackwardPlan(states, through, Launch((blocks * H,), (*sizes, q, k, v, gates), shared | pairs), C, parts, kept)
+    tiles = cdiv(V, through["TILE"].BV)
+    sizes = plain.Sizes(T, H, problem.group, tiles, B * T, blocks)
+    through = Launch((N * H * tiles,), (sizes, problem.strides(do, dfinal)), through)
+    return BackwardPlan(states, through, Launch((blocks * H,), (sizes, problem.strides(do)), pairs), C, sizes, kept)
 
 
 @planned
 def plan_step(q, k, v, gates, state, slots, device):
     """The ``Launch`` of one token's step, for tensors with these layouts."""
     (B, H, K), V = q.shape, v.shape[2]
-    options = _configured("step", K, V, q.dtype, device)
-    tiles = cdiv(V, options["BV"])
-    of_token = [strides(t, "BHK") for t in (q, k, v)]
-    sizes = H, H // max(k.shape[1], 1), tiles, *of_token, gate_strides(gates, token=True), state_strides(state)
-    return Launch((B * H * tiles,), (*sizes, 0 if slots is None else slots.strides[0]), options)
+    meta = _configured("step", K, V, q.dtype, device)
+    tiles = cdiv(V, meta["TILE"].BV)
+    strides = input_strides(q, k, v, gates, state=state, time="")
+    sizes = plain.Sizes(None, H, H // max(k.shape[1], 1), tiles)
+    return Launch((B * H * tiles,), (sizes, strides, 0 if slots is None else slots.strides[0]), meta)
 
 
 # Behind the dispatcher: tensors that have been checked, and what the recurrence launches for them.
@@ -377,50 +358,48 @@ def forward(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, outpu
     """``(o, final state)``; no final state is an empty tensor."""
     (B, T, H, K), V, gates = q.shape, v.shape[3], Gates(g, g_gamma, gk, gv)
     packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    layouts = strided(q), strided(k), strided(v), Gates(*[strided(gate) for gate in gates])
-    problem = Problem(*layouts, packed, reverse, False, q.device)
+    problem = Problem(*map(strided, (q, k, v)), Gates(*map(strided, gates)), packed, reverse, False, q.device)
     grid, sizes, meta = plan_forward(problem, strided(initial_state))
     o, N = q.new_empty(B, T, H, V), B if packed is None else packed
     final = q.new_empty(N, H, K, V, dtype=torch.float32) if output_final_state else None
-    launch(recurrent_forward_kernel, grid, q, k, v, gates, initial_state, cu_seqlens, o, final, scale, *sizes, **meta)
+    launch(
+        plain.recurrent_forward_kernel, grid, q, k, v, gates, initial_state, cu_seqlens, o, final, scale, *sizes, **meta
+    )
     clear_outside(cu_seqlens, T, o)
     return o, q.new_empty(0) if final is None else final
 
 
 def backward(
     do, dfinal, q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse, needs
-):  # fmt: skip
+):
     """The gradients of q, k, v, the gates and the initial state, ``None`` where ``needs`` says so."""
     if do is None:  # only the final state was used
         do = q.new_zeros(()).expand(*q.shape[:3], v.shape[3])
     dfinal = dfinal if output_final_state else None
     (B, T, H, K), V, gates = q.shape, v.shape[3], Gates(g, g_gamma, gk, gv)
     packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    layouts = strided(q), strided(k), strided(v), Gates(*[strided(gate) for gate in gates])
-    problem = Problem(*layouts, packed, reverse, False, q.device)
-    plan = plan_backward(problem, strided(initial_state), strided(do), strided(dfinal))
+    problem = Problem(*map(strided, (q, k, v)), Gates(*map(strided, gates)), packed, reverse, False, q.device)
+    plan = plan_backward(problem, *map(strided, (initial_state, do, dfinal)))
     need_q, need_k, need_v, *need_gates, need_initial = needs
     need = Gates(*need_gates)
     new = lambda wanted, *shape, dtype=torch.float32: q.new_empty(shape, dtype=dtype) if wanted else None
 
     states = new(True, plan.kept, H, K, V)
     grid, sizes, meta = plan.states
-    launch(states_kernel, grid, k, v, gates, initial_state, cu_seqlens, states, *sizes, **meta)
+    launch(plain.states_kernel, grid, k, v, gates, initial_state, cu_seqlens, states, *sizes, **meta)
 
-    tiles, _, blocks = plan.parts
-    through = Through(
+    tiles, blocks = plan.sizes.tiles, plan.sizes.blocks
+    through = plain.Through(
         dq=new(True, tiles, B, T, H, K),
         dk=new(True, tiles, B, T, H, K),
         dv=new(True, B, T, H, V),
         o=new(need.gv, B, T, H, V),
         passing_k=new(need.g or need.g_gamma or need.gk, tiles, blocks, H, *(() if gk is None else (K,))),
         passing_v=new(need.gv, blocks, H, V),
+        dinitial=initial_state.new_empty(initial_state.shape) if need_initial else None,
     )
-    dinitial = initial_state.new_empty(initial_state.shape) if need_initial else None
     grid, sizes, meta = plan.through
-    launch(
-        through_kernel, grid, do, dfinal, q, k, v, gates, states, cu_seqlens, through, dinitial, scale, *sizes, **meta
-    )  # fmt: skip
+    launch(plain.through_kernel, grid, do, dfinal, q, k, v, gates, states, cu_seqlens, through, scale, *sizes, **meta)
 
     in_groups = problem.group > 1
     grads = Gradients(
@@ -439,16 +418,16 @@ def backward(
     dq, dk, dv, dg, dgk, dgv = grads
     dk, dv = over_group(dk, k) if need_k else None, over_group(dv, v) if need_v else None
     dgamma = dg.sum((0, 1)).to(g_gamma.dtype) if need.g_gamma else None
-    return dq, dk, dv, dg.to(g.dtype) if need.g else None, dgamma, dgk, dgv, dinitial
+    return dq, dk, dv, dg.to(g.dtype) if need.g else None, dgamma, dgk, dgv, through.dinitial
 
 
 def step(q, k, v, state, g, g_gamma, gk, gv, slots, scale):
     """One token: the new ``o``; ``state`` is updated."""
     gates = Gates(g, g_gamma, gk, gv)
-    layouts = strided(q), strided(k), strided(v), Gates(*[strided(gate) for gate in gates]), strided(state)
-    grid, sizes, meta = plan_step(*layouts, strided(slots), q.device)
+    layouts = *map(strided, (q, k, v)), Gates(*map(strided, gates)), strided(state), strided(slots)
+    grid, sizes, meta = plan_step(*layouts, q.device)
     o = q.new_empty(*q.shape[:2], v.shape[2])
-    launch(recurrent_step_kernel, grid, q, k, v, gates, state, slots, o, scale, *sizes, **meta)
+    launch(plain.recurrent_step_kernel, grid, q, k, v, gates, state, slots, o, scale, *sizes, **meta)
     return o
 
 

@@ -26,33 +26,41 @@ with BV columns of the costate in registers and the state advanced from the near
 have a fixed order.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 
 from kernels.common.sequences import first_run, sequence_span
-from kernels.recurrent_attention.tiles import load_state, store_state
+from kernels.recurrent_attention.tiles import load_state, store_state, zeros
+
+#: What a kernel is compiled for: the K rows and V columns of a state, and those in a tile, BK and BV. Backward the tokens of
+#: a block, C = 2^DIGITS, one state for EVERY few blocks, and the rows and columns of a slice.
+Tile = namedtuple("Tile", "K V BK BV REVERSE C EVERY DIGITS SLICE_K SLICE_V PRECISION", defaults=(None,) * 9)
+
+#: Tokens of a row, heads, how many of q share one of k, tiles of columns; backward also all rows' tokens and blocks, for each
+#: of which there is a sum a tile.
+Sizes = namedtuple("Sizes", "T H group tiles tokens blocks", defaults=(None, None))
+
+#: What comes through the states at the blocks' edges: of dq / c, dk and dv; for gates also of o, and the paths that pass a
+#: whole block, for each row of the state (one number unless there is gk) and for each column. The initial state's gradient.
+Through = namedtuple("Through", "dq dk dv o passing_k passing_v dinitial")
+
+#: In a kernel, the gates of one side of a head's state: one a token (where they begin, the step in time), a number that all
+#: tokens have, and one a component (``columns_at``).
+SideGates = namedtuple("SideGates", "g gamma components")
 
 
-class Through(NamedTuple):
-    """What comes through the states at the blocks' edges: of dq / c, dk and dv; for gates also of o, and the paths that pass
-    a whole block, for each row of the state (one number unless there is gk) and for each column."""
-
-    dq: Any
-    dk: Any
-    dv: Any
-    o: Any
-    passing_k: Any
-    passing_v: Any
-
-
-class Parts(NamedTuple):
-    """Partial sums: one for each tile of columns, of so many tokens, and of so many blocks."""
-
-    tiles: int
-    tokens: int
-    blocks: int
+@triton.jit
+def own_tile(sizes, TILE: tl.constexpr):
+    """A program's sequence, head, head of k and v, tile of columns; its rows and columns, and which of them exist."""
+    pid = tl.program_id(0)
+    n = (pid // sizes.tiles // sizes.H).to(tl.int64)
+    h = pid // sizes.tiles % sizes.H
+    tile = (pid % sizes.tiles).to(tl.int64)
+    offs_k = tl.arange(0, TILE.BK).to(tl.int64)
+    offs_v = tile * TILE.BV + tl.arange(0, TILE.BV)
+    return n, h.to(tl.int64), (h // sizes.group).to(tl.int64), tile, offs_k, offs_v, offs_k < TILE.K, offs_v < TILE.V
 
 
 @triton.jit
@@ -65,6 +73,25 @@ def row_at(ptr, strides, b, t, h, offs):
 def state_at(ptr, strides, n, h, offs_k, offs_v):
     """Where a tile lies in states [N, H, K, V]."""
     return ptr + n * strides.n + h * strides.h + offs_k[:, None] * strides.k + offs_v[None, :] * strides.v
+
+
+@triton.jit
+def begin_state(ptr, strides, n, h, offs_k, offs_v, TILE: tl.constexpr):
+    """The tile of a state that a loop begins with; zeros where there is none."""
+    S = zeros(TILE.BK, TILE.BV)
+    if ptr is not None:
+        mask = (offs_k < TILE.K)[:, None] & (offs_v < TILE.V)[None, :]
+        S = tl.load(state_at(ptr, strides, n, h, offs_k, offs_v), mask=mask, other=0.0).to(tl.float32)
+    return S
+
+
+@triton.jit
+def load_gamma(gates, strides, h):
+    """The gate that all tokens of a head have, 0 if there is none."""
+    gamma = tl.zeros([], tl.float32)
+    if gates.g_gamma is not None:
+        gamma = tl.load(gates.g_gamma + h * strides.gates.g_gamma.h).to(tl.float32)
+    return gamma
 
 
 @triton.jit
@@ -95,120 +122,74 @@ def decayed(S, g, gamma, gk, gv, gates):
 
 @triton.jit
 def recurrent_forward_kernel(
-    q_ptr, k_ptr, v_ptr, gates, initial_ptr, cu_ptr, o_ptr, final_ptr,
-    scale, T, H, group, tiles_v, q_strides, k_strides, v_strides, gate_strides, state_strides,
-    K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
+    q_ptr, k_ptr, v_ptr, gates, initial_ptr, cu_ptr, o_ptr, final_ptr, scale, sizes, strides, TILE: tl.constexpr
+):
     """A gate, a state or an output that does not exist is None; ``group`` query heads share a head of k and v."""
-    pid = tl.program_id(0)
-    nh = pid // tiles_v
-    h = nh % H
-    kv_head = (h // group).to(tl.int64)
-    h = h.to(tl.int64)
-    row, begin, L = sequence_span((nh // H).to(tl.int64), T, cu_ptr, cu_ptr is not None)
-    n = (nh // H).to(tl.int64)
-    offs_k = tl.arange(0, BK).to(tl.int64)
-    offs_v = (pid % tiles_v).to(tl.int64) * BV + tl.arange(0, BV)
-    mask_k = offs_k < K
-    mask_v = offs_v < V
-
-    step = -1 if REVERSE else 1
-    first = begin + (L - 1 if REVERSE else 0)
-    q_at = row_at(q_ptr, q_strides, row, first, h, offs_k)
-    k_at = row_at(k_ptr, k_strides, row, first, kv_head, offs_k)
-    v_at = row_at(v_ptr, v_strides, row, first, kv_head, offs_v)
-    o_at = o_ptr + ((row * T + first) * H + h) * V + offs_v
-    g_at = None
-    gk_at = None
-    gv_at = None
-    gamma = tl.zeros([], tl.float32)
-    if gates.g is not None:
-        g_at = gates.g + row * gate_strides.g.b + first * gate_strides.g.t + h * gate_strides.g.h
-    if gates.g_gamma is not None:
-        gamma = tl.load(gates.g_gamma + h * gate_strides.g_gamma.h).to(tl.float32)
-    if gates.gk is not None:
-        gk_at = row_at(gates.gk, gate_strides.gk, row, first, h, offs_k)
-    if gates.gv is not None:
-        gv_at = row_at(gates.gv, gate_strides.gv, row, first, h, offs_v)
-
-    S = tl.zeros([BK, BV], tl.float32)
-    mask_s = mask_k[:, None] & mask_v[None, :]
-    if initial_ptr is not None:
-        s_at = state_at(initial_ptr, state_strides, n, h, offs_k, offs_v)
-        S = tl.load(s_at, mask=mask_s, other=0.0).to(tl.float32)
+    n, h, kv_head, tile, offs_k, offs_v, mask_k, mask_v = own_tile(sizes, TILE)
+    row, begin, L = sequence_span(n, sizes.T, cu_ptr, cu_ptr is not None)
+    step = -1 if TILE.REVERSE else 1
+    first = begin + (L - 1 if TILE.REVERSE else 0)
+    q_at = row_at(q_ptr, strides.q, row, first, h, offs_k)
+    k_at = row_at(k_ptr, strides.k, row, first, kv_head, offs_k)
+    v_at = row_at(v_ptr, strides.v, row, first, kv_head, offs_v)
+    o_at = o_ptr + ((row * sizes.T + first) * sizes.H + h) * TILE.V + offs_v
+    g_at = None if gates.g is None else row_at(gates.g, strides.gates.g, row, first, h, 0)
+    gk_at = None if gates.gk is None else row_at(gates.gk, strides.gates.gk, row, first, h, offs_k)
+    gv_at = None if gates.gv is None else row_at(gates.gv, strides.gates.gv, row, first, h, offs_v)
+    gamma = load_gamma(gates, strides, h)
+    S = begin_state(initial_ptr, strides.state, n, h, offs_k, offs_v, TILE)
 
     if L > 0:
         q, k, v, g, gk, gv = load_token(q_at, k_at, v_at, g_at, gk_at, gv_at, mask_k, mask_v)
         for t in range(L):
             q_t, k_t, v_t, g_t, gk_t, gv_t = q, k, v, g, gk, gv
             on = tl.where(t + 1 < L, step, 0)  # after the last token the last is loaded once more
-            q_at += on * q_strides.t
-            k_at += on * k_strides.t
-            v_at += on * v_strides.t
+            q_at += on * strides.q.t
+            k_at += on * strides.k.t
+            v_at += on * strides.v.t
             if gates.g is not None:
-                g_at += on * gate_strides.g.t
+                g_at += on * strides.gates.g.t
             if gates.gk is not None:
-                gk_at += on * gate_strides.gk.t
+                gk_at += on * strides.gates.gk.t
             if gates.gv is not None:
-                gv_at += on * gate_strides.gv.t
+                gv_at += on * strides.gates.gv.t
             q, k, v, g, gk, gv = load_token(q_at, k_at, v_at, g_at, gk_at, gv_at, mask_k, mask_v)
 
             S = decayed(S, g_t, gamma, gk_t, gv_t, gates)
             S += k_t.to(tl.float32)[:, None] * v_t.to(tl.float32)[None, :]
             o = tl.sum(q_t.to(tl.float32)[:, None] * S, 0) * scale
             tl.store(o_at, o.to(o_ptr.dtype.element_ty), mask=mask_v)
-            o_at += step * H * V
+            o_at += step * sizes.H * TILE.V
 
     if final_ptr is not None:
-        s_at = final_ptr + nh.to(tl.int64) * K * V + offs_k[:, None] * V + offs_v[None, :]
-        tl.store(s_at, S, mask=mask_s)
+        nh = (tl.program_id(0) // sizes.tiles).to(tl.int64)
+        store_state(final_ptr + nh * TILE.K * TILE.V, offs_k, offs_v, TILE.K, TILE.V, S)
 
 
 @triton.jit
 def recurrent_step_kernel(
-    q_ptr, k_ptr, v_ptr, gates, state_ptr, slots_ptr, o_ptr,
-    scale, H, group, tiles_v, q_strides, k_strides, v_strides, gate_strides, state_strides, stride_slots,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
+    q_ptr, k_ptr, v_ptr, gates, state_ptr, slots_ptr, o_ptr, scale, sizes, strides, stride_slots, TILE: tl.constexpr
+):
     """One token: the state is read, decayed, written to, read by q, and stored where it was."""
-    pid = tl.program_id(0)
-    h = pid // tiles_v % H
-    kv_head = (h // group).to(tl.int64)
-    h = h.to(tl.int64)
-    b = (pid // tiles_v // H).to(tl.int64)
-    offs_k = tl.arange(0, BK).to(tl.int64)
-    offs_v = (pid % tiles_v).to(tl.int64) * BV + tl.arange(0, BV)
-    mask_k = offs_k < K
-    mask_v = offs_v < V
-    g_at = None
-    gk_at = None
-    gv_at = None
-    gamma = tl.zeros([], tl.float32)
-    if gates.g is not None:
-        g_at = gates.g + b * gate_strides.g.b + h * gate_strides.g.h
-    if gates.g_gamma is not None:
-        gamma = tl.load(gates.g_gamma + h * gate_strides.g_gamma.h).to(tl.float32)
-    if gates.gk is not None:
-        gk_at = row_at(gates.gk, gate_strides.gk, b, 0, h, offs_k)
-    if gates.gv is not None:
-        gv_at = row_at(gates.gv, gate_strides.gv, b, 0, h, offs_v)
+    b, h, kv_head, tile, offs_k, offs_v, mask_k, mask_v = own_tile(sizes, TILE)
+    q_at = row_at(q_ptr, strides.q, b, 0, h, offs_k)
+    k_at = row_at(k_ptr, strides.k, b, 0, kv_head, offs_k)
+    v_at = row_at(v_ptr, strides.v, b, 0, kv_head, offs_v)
+    g_at = None if gates.g is None else row_at(gates.g, strides.gates.g, b, 0, h, 0)
+    gk_at = None if gates.gk is None else row_at(gates.gk, strides.gates.gk, b, 0, h, offs_k)
+    gv_at = None if gates.gv is None else row_at(gates.gv, strides.gates.gv, b, 0, h, offs_v)
 
     slot = tl.load(slots_ptr + b * stride_slots).to(tl.int64) if slots_ptr is not None else b
     there = slot >= 0  # else the row is padding
-    s_at = state_at(state_ptr, state_strides, slot, h, offs_k, offs_v)
+    s_at = state_at(state_ptr, strides.state, slot, h, offs_k, offs_v)
     mask_s = mask_k[:, None] & mask_v[None, :] & there
     S = tl.load(s_at, mask=mask_s, other=0.0)
-    q, k, v, g, gk, gv = load_token(
-        row_at(q_ptr, q_strides, b, 0, h, offs_k),
-        row_at(k_ptr, k_strides, b, 0, kv_head, offs_k),
-        row_at(v_ptr, v_strides, b, 0, kv_head, offs_v),
-        g_at, gk_at, gv_at, mask_k, mask_v,
-    )  # fmt: skip
-    S = decayed(S, g, gamma, gk, gv, gates)
+    q, k, v, g, gk, gv = load_token(q_at, k_at, v_at, g_at, gk_at, gv_at, mask_k, mask_v)
+    S = decayed(S, g, load_gamma(gates, strides, h), gk, gv, gates)
     S += k.to(tl.float32)[:, None] * v.to(tl.float32)[None, :]
     tl.store(s_at, S, mask=mask_s)
     o = tl.where(there, tl.sum(q.to(tl.float32)[:, None] * S, 0) * scale, 0.0)
-    tl.store(o_ptr + (b * H + h) * V + offs_v, o.to(o_ptr.dtype.element_ty), mask=mask_v)
+    tl.store(o_ptr + (b * sizes.H + h) * TILE.V + offs_v, o.to(o_ptr.dtype.element_ty), mask=mask_v)
 
 
 # Tiles of a block of tokens, one column a token, and the decays between its tokens. A decay is the exponential of a sum over
@@ -220,46 +201,64 @@ LOWEST = tl.constexpr(-1e4)
 
 
 @triton.jit
-def dot(a, b, PRECISION: tl.constexpr):
+def dot(a, b, TILE: tl.constexpr):
     """The matrix product of float32 tiles: in tensor cores, with as many of its operands' bits as PRECISION says."""
-    return tl.dot(a, b, input_precision=PRECISION)
+    return tl.dot(a, b, input_precision=TILE.PRECISION)
 
 
 @triton.jit
-def block_columns(begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr):
-    """``(times, mask)``: time steps of the C tokens from ``first`` on, in the walk's direction, and which of them exist."""
-    t = first + tl.arange(0, C)
-    return begin + (L - 1 - t if REVERSE else t), t < L
+def block_columns(begin, L, first, TILE: tl.constexpr):
+    """``(times, mask)``: time steps of the C tokens from ``first`` on, in the loop's direction, and which of them exist."""
+    t = first + tl.arange(0, TILE.C)
+    return begin + (L - 1 - t if TILE.REVERSE else t), t < L
 
 
 @triton.jit
-def load_columns(at, stride_t, times, mask_t, mask):
-    """float32 [D, C]; ``at`` [D] points to the components of time 0."""
-    tile = tl.load(at[:, None] + times[None, :] * stride_t, mask=mask[:, None] & mask_t[None, :], other=0.0)
-    return tile.to(tl.float32)
+def columns_at(ptr, strides, b, h, offs, mask):
+    """Where the columns of a head's tokens lie: some components at time 0, a step in time, and which components exist."""
+    return ptr + b * strides.b + h * strides.h + offs * strides.d, strides.t, mask
 
 
 @triton.jit
-def store_columns(at, stride_t, times, mask_t, mask, tile):
+def own_columns(ptr, head, H, D, offs, mask):
+    """The same of a contiguous tensor [B, T, H, D], whose head begins with row ``head``."""
+    return ptr + head * D + offs, H * D, mask
+
+
+@triton.jit
+def load_columns(at, tokens):
+    """float32 [D, C] of a block's ``tokens``, zeros where there is none."""
+    base, step, mask = at
+    times, mask_t = tokens
+    mask = mask[:, None] & mask_t[None, :]
+    return tl.load(base[:, None] + times[None, :] * step, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_columns(at, tokens, tile):
     """The reverse of ``load_columns``."""
-    at = at[:, None] + times[None, :] * stride_t
-    tl.store(at, tile.to(at.dtype.element_ty), mask=mask[:, None] & mask_t[None, :])
+    base, step, mask = at
+    times, mask_t = tokens
+    base = base[:, None] + times[None, :] * step
+    tl.store(base, tile.to(base.dtype.element_ty), mask=mask[:, None] & mask_t[None, :])
 
 
 @triton.jit
-def load_scalar_gates(g_at, g_strides, gamma, times, mask_t):
+def load_scalar_gates(gates, tokens):
     """Log-decays [C] from one gate a token; 0 where there is no token."""
-    gates = tl.where(mask_t, gamma, 0.0)
-    if g_at is not None:
-        gates += tl.load(g_at + times * g_strides.t, mask=mask_t, other=0.0).to(tl.float32)
-    return tl.maximum(gates, LOWEST)
+    times, mask_t = tokens
+    sums = tl.where(mask_t, gates.gamma, 0.0)
+    if gates.g is not None:
+        base, step = gates.g
+        sums += tl.load(base + times * step, mask=mask_t, other=0.0).to(tl.float32)
+    return tl.maximum(sums, LOWEST)
 
 
 @triton.jit
-def load_gates(g_at, g_strides, gamma, gates_at, gates_strides, times, mask_t, mask):
+def load_gates(gates, tokens):
     """Log-decays [D, C] from gates for components, and one a token for all of them; 0 where there is no token."""
-    gates = load_columns(gates_at, gates_strides.t, times, mask_t, mask)
-    return tl.maximum(gates + load_scalar_gates(g_at, g_strides, gamma, times, mask_t)[None, :], LOWEST)
+    components = load_columns(gates.components, tokens)
+    return tl.maximum(components + load_scalar_gates(gates, tokens)[None, :], LOWEST)
 
 
 @triton.jit
@@ -269,26 +268,23 @@ def decay(gates, crossed):
 
 
 @triton.jit
-def decays_to_edges(
-    g_at, g_strides, gamma, gates_at, gates_strides, mask, begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr
-):  # fmt: skip
+def decays_to_edges(gates, begin, L, first, TILE: tl.constexpr):
     """``(from_edge, to_edge, whole)``: decays from before the block to after token t, from there to its end, of all of it;
     [D, C], [D, C] and [D], or [1, C], [1, C] and [1]."""
-    times, mask_t = block_columns(begin, L, first, C, REVERSE)
-    if gates_at is not None:
-        gates = load_gates(g_at, g_strides, gamma, gates_at, gates_strides, times, mask_t, mask)
-        u = tl.arange(0, C)[:, None]
-        t = tl.arange(0, C)[None, :]
-        from_edge = decay(gates, u <= t)
-        to_edge = decay(gates, u > t)
-        whole = tl.exp(tl.sum(gates, 1))
+    tokens = block_columns(begin, L, first, TILE)
+    t = tl.arange(0, TILE.C)
+    if gates.components is not None:
+        x = load_gates(gates, tokens)
+        from_edge = decay(x, t[:, None] <= t[None, :])
+        to_edge = decay(x, t[:, None] > t[None, :])
+        whole = tl.exp(tl.sum(x, 1))
     else:
-        gates = load_scalar_gates(g_at, g_strides, gamma, times, mask_t)
-        times, mask_t = block_columns(begin, L, first + 1, C, REVERSE)
-        behind = load_scalar_gates(g_at, g_strides, gamma, times, mask_t & (tl.arange(0, C) < C - 1))
-        from_edge = tl.exp(tl.cumsum(gates, 0))[None, :]
+        x = load_scalar_gates(gates, tokens)
+        times, exists = block_columns(begin, L, first + 1, TILE)
+        behind = load_scalar_gates(gates, (times, exists & (t < TILE.C - 1)))
+        from_edge = tl.exp(tl.cumsum(x, 0))[None, :]
         to_edge = tl.exp(tl.cumsum(behind, 0, reverse=True))[None, :]
-        whole = tl.exp(tl.sum(gates, 0))[None]
+        whole = tl.exp(tl.sum(x, 0))[None]
     return from_edge, to_edge, whole
 
 
@@ -303,166 +299,118 @@ def decay_matrix(gates):
 
 
 @triton.jit
-def sum_over(x, chosen, VECTOR: tl.constexpr, PRECISION: tl.constexpr):
-    """sum_u x[:, u] over the u where chosen[u, t]: [D, C], or unless VECTOR over all components of x, too, [1, C]."""
-    if VECTOR:
-        sums = dot(x, chosen.to(tl.float32), PRECISION)
-    else:
-        sums = tl.sum(tl.where(chosen, tl.sum(x, 0)[:, None], 0.0), 0)[None, :]
-    return sums
-
-
-@triton.jit
-def advance(
-    S, k_at, k_strides, v_at, v_strides, g_at, gk_at, gv_at, gate_strides, gamma, mask_k, mask_v,
-    begin, L, first, C: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+def advance(S, k_at, v_at, rows, columns, begin, L, first, TILE: tl.constexpr):
     """The state behind a block: e^{Gamma_C} . S . e^{Phi_C} + sum_s (k_s e^{Gamma_C - Gamma_s}) (v_s e^{Phi_C - Phi_s})^T."""
-    times, mask_t = block_columns(begin, L, first, C, REVERSE)
-    k = load_columns(k_at, k_strides.t, times, mask_t, mask_k)
-    v = load_columns(v_at, v_strides.t, times, mask_t, mask_v)
-    unused, to_edge, whole = decays_to_edges(
-        g_at, gate_strides.g, gamma, gk_at, gate_strides.gk, mask_k, begin, L, first, C, REVERSE
-    )
+    tokens = block_columns(begin, L, first, TILE)
+    k = load_columns(k_at, tokens)
+    v = load_columns(v_at, tokens)
+    unused, to_edge, whole = decays_to_edges(rows, begin, L, first, TILE)
     S *= whole[:, None]
     k *= to_edge
-    if gv_at is not None:
-        unused, to_edge, whole = decays_to_edges(
-            None, None, 0.0, gv_at, gate_strides.gv, mask_v, begin, L, first, C, REVERSE
-        )
+    if columns.components is not None:
+        unused, to_edge, whole = decays_to_edges(columns, begin, L, first, TILE)
         S *= whole[None, :]
         v *= to_edge
-    return S + dot(k, tl.trans(v), PRECISION)
+    return S + dot(k, tl.trans(v), TILE)
 
 
 @triton.jit
-def states_kernel(
-    k_ptr, v_ptr, gates, initial_ptr, cu_ptr, states_ptr,
-    T, H, group, tiles_v, k_strides, v_strides, gate_strides, state_strides,
-    K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr,
-    C: tl.constexpr, EVERY: tl.constexpr, PRECISION: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
+def states_kernel(k_ptr, v_ptr, gates, initial_ptr, cu_ptr, states_ptr, sizes, strides, TILE: tl.constexpr):
     """states[place, h]: the state before every EVERY-th block of C tokens."""
-    pid = tl.program_id(0)
-    h = pid // tiles_v % H
-    kv_head = (h // group).to(tl.int64)
-    h = h.to(tl.int64)
-    n = (pid // tiles_v // H).to(tl.int64)
-    row, begin, L = sequence_span(n, T, cu_ptr, cu_ptr is not None)
-    offs_k = tl.arange(0, BK).to(tl.int64)
-    offs_v = (pid % tiles_v).to(tl.int64) * BV + tl.arange(0, BV)
-    mask_k = offs_k < K
-    mask_v = offs_v < V
-    k_at = row_at(k_ptr, k_strides, row, 0, kv_head, offs_k)
-    v_at = row_at(v_ptr, v_strides, row, 0, kv_head, offs_v)
-    g_at = None if gates.g is None else gates.g + row * gate_strides.g.b + h * gate_strides.g.h
-    gk_at = None if gates.gk is None else row_at(gates.gk, gate_strides.gk, row, 0, h, offs_k)
-    gv_at = None if gates.gv is None else row_at(gates.gv, gate_strides.gv, row, 0, h, offs_v)
-    gamma = 0.0 if gates.g_gamma is None else tl.load(gates.g_gamma + h * gate_strides.g_gamma.h).to(tl.float32)
+    n, h, kv_head, tile, offs_k, offs_v, mask_k, mask_v = own_tile(sizes, TILE)
+    row, begin, L = sequence_span(n, sizes.T, cu_ptr, cu_ptr is not None)
+    k_at = columns_at(k_ptr, strides.k, row, kv_head, offs_k, mask_k)
+    v_at = columns_at(v_ptr, strides.v, row, kv_head, offs_v, mask_v)
+    of = strides.gates
+    g_at = None if gates.g is None else (gates.g + row * of.g.b + h * of.g.h, of.g.t)
+    gk_at = None if gates.gk is None else columns_at(gates.gk, of.gk, row, h, offs_k, mask_k)
+    gv_at = None if gates.gv is None else columns_at(gates.gv, of.gv, row, h, offs_v, mask_v)
+    rows = SideGates(g_at, load_gamma(gates, strides, h), gk_at)
+    columns = SideGates(None, 0.0, gv_at)
 
-    S = tl.zeros([BK, BV], tl.float32)
-    if initial_ptr is not None:
-        at = state_at(initial_ptr, state_strides, n, h, offs_k, offs_v)
-        S = tl.load(at, mask=mask_k[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
-    place = first_run(n, begin, T, C * EVERY, cu_ptr is not None)
-    for checkpoint in range(tl.cdiv(L, C * EVERY)):
-        store_state(states_ptr + ((place + checkpoint) * H + h) * K * V, offs_k, offs_v, K, V, S)
-        for i in range(EVERY):
-            S = advance(
-                S, k_at, k_strides, v_at, v_strides, g_at, gk_at, gv_at, gate_strides, gamma,
-                mask_k, mask_v, begin, L, (checkpoint * EVERY + i) * C, C, REVERSE, PRECISION,
-            )  # fmt: skip
+    S = begin_state(initial_ptr, strides.state, n, h, offs_k, offs_v, TILE)
+    place = first_run(n, begin, sizes.T, TILE.C * TILE.EVERY, cu_ptr is not None)
+    for checkpoint in range(tl.cdiv(L, TILE.C * TILE.EVERY)):
+        base = states_ptr + ((place + checkpoint) * sizes.H + h) * TILE.K * TILE.V
+        store_state(base, offs_k, offs_v, TILE.K, TILE.V, S)
+        for i in range(TILE.EVERY):
+            S = advance(S, k_at, v_at, rows, columns, begin, L, (checkpoint * TILE.EVERY + i) * TILE.C, TILE)
 
 
 @triton.jit
 def through_kernel(
-    do_ptr, dfinal_ptr, q_ptr, k_ptr, v_ptr, gates, states_ptr, cu_ptr, through, dinitial_ptr,
-    scale, T, H, group, parts, do_strides, dfinal_strides, q_strides, k_strides, v_strides, gate_strides,
-    K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr,
-    C: tl.constexpr, EVERY: tl.constexpr, PRECISION: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
+    do_ptr, dfinal_ptr, q_ptr, k_ptr, v_ptr, gates, S_ptr, cu_ptr, through, scale, sizes, strides, TILE: tl.constexpr
+):
     """The terms of dq / c, dk and dv through the states and costates at the blocks' edges, and the initial state's gradient.
 
     For gates also o as read from S, and the paths that pass a whole block: for each row of the state (passing_k; one number
     unless there is gk), for each column (passing_v). dq, dk and passing_k have a partial sum for each tile of columns.
     """
-    pid = tl.program_id(0)
-    tile = (pid % parts.tiles).to(tl.int64)
-    h = pid // parts.tiles % H
-    kv_head = (h // group).to(tl.int64)
-    h = h.to(tl.int64)
-    n = (pid // parts.tiles // H).to(tl.int64)
+    T, H = sizes.T, sizes.H
+    K: tl.constexpr = TILE.K
+    V: tl.constexpr = TILE.V
+    n, h, kv_head, tile, offs_k, offs_v, mask_k, mask_v = own_tile(sizes, TILE)
     row, begin, L = sequence_span(n, T, cu_ptr, cu_ptr is not None)
-    offs_k = tl.arange(0, BK).to(tl.int64)
-    offs_v = tile * BV + tl.arange(0, BV)
-    mask_k = offs_k < K
-    mask_v = offs_v < V
-    q_at = row_at(q_ptr, q_strides, row, 0, h, offs_k)
-    k_at = row_at(k_ptr, k_strides, row, 0, kv_head, offs_k)
-    v_at = row_at(v_ptr, v_strides, row, 0, kv_head, offs_v)
-    do_at = row_at(do_ptr, do_strides, row, 0, h, offs_v)
-    g_at = None if gates.g is None else gates.g + row * gate_strides.g.b + h * gate_strides.g.h
-    gk_at = None if gates.gk is None else row_at(gates.gk, gate_strides.gk, row, 0, h, offs_k)
-    gv_at = None if gates.gv is None else row_at(gates.gv, gate_strides.gv, row, 0, h, offs_v)
-    gamma = 0.0 if gates.g_gamma is None else tl.load(gates.g_gamma + h * gate_strides.g_gamma.h).to(tl.float32)
-    head = row * T * H + h  # outputs are contiguous
-    partial = tile * parts.tokens * H + head
+    q_at = columns_at(q_ptr, strides.q, row, h, offs_k, mask_k)
+    k_at = columns_at(k_ptr, strides.k, row, kv_head, offs_k, mask_k)
+    v_at = columns_at(v_ptr, strides.v, row, kv_head, offs_v, mask_v)
+    do_at = columns_at(do_ptr, strides.do, row, h, offs_v, mask_v)
+    of = strides.gates
+    g_at = None if gates.g is None else (gates.g + row * of.g.b + h * of.g.h, of.g.t)
+    gk_at = None if gates.gk is None else columns_at(gates.gk, of.gk, row, h, offs_k, mask_k)
+    gv_at = None if gates.gv is None else columns_at(gates.gv, of.gv, row, h, offs_v, mask_v)
+    rows = SideGates(g_at, load_gamma(gates, strides, h), gk_at)
+    columns = SideGates(None, 0.0, gv_at)
+    head = row * T * H + h
+    partial = tile * sizes.tokens * H + head
 
-    Z = tl.zeros([BK, BV], tl.float32)
-    if dfinal_ptr is not None:
-        at = state_at(dfinal_ptr, dfinal_strides, n, h, offs_k, offs_v)
-        Z = tl.load(at, mask=mask_k[:, None] & mask_v[None, :], other=0.0).to(tl.float32)
-    kept = first_run(n, begin, T, C * EVERY, cu_ptr is not None)
-    place = first_run(n, begin, T, C, cu_ptr is not None)
-    blocks = tl.cdiv(L, C)
+    Z = begin_state(dfinal_ptr, strides.state, n, h, offs_k, offs_v, TILE)
+    kept = first_run(n, begin, T, TILE.C * TILE.EVERY, cu_ptr is not None)
+    place = first_run(n, begin, T, TILE.C, cu_ptr is not None)
+    blocks = tl.cdiv(L, TILE.C)
     for back in tl.range(blocks, disable_licm=True):  # else every address in shared memory is kept in a register
         block = blocks - 1 - back
-        S = load_state(states_ptr + ((kept + block // EVERY) * H + h) * K * V, offs_k, offs_v, K, V)
-        for i in range(block // EVERY * EVERY, block):
-            S = advance(
-                S, k_at, k_strides, v_at, v_strides, g_at, gk_at, gv_at, gate_strides, gamma,
-                mask_k, mask_v, begin, L, i * C, C, REVERSE, PRECISION,
-            )  # fmt: skip
+        S = load_state(S_ptr + ((kept + block // TILE.EVERY) * H + h) * K * V, offs_k, offs_v, K, V)
+        for i in range(block // TILE.EVERY * TILE.EVERY, block):
+            S = advance(S, k_at, v_at, rows, columns, begin, L, i * TILE.C, TILE)
 
-        first = block * C
-        times, mask_t = block_columns(begin, L, first, C, REVERSE)
-        q = load_columns(q_at, q_strides.t, times, mask_t, mask_k)
-        k = load_columns(k_at, k_strides.t, times, mask_t, mask_k)
-        v = load_columns(v_at, v_strides.t, times, mask_t, mask_v)
-        do = load_columns(do_at, do_strides.t, times, mask_t, mask_v)
-        q_from, k_to, whole = decays_to_edges(
-            g_at, gate_strides.g, gamma, gk_at, gate_strides.gk, mask_k, begin, L, first, C, REVERSE
-        )
+        first = block * TILE.C
+        tokens = block_columns(begin, L, first, TILE)
+        q = load_columns(q_at, tokens)
+        k = load_columns(k_at, tokens)
+        v = load_columns(v_at, tokens)
+        do = load_columns(do_at, tokens)
+        q_from, k_to, whole = decays_to_edges(rows, begin, L, first, TILE)
         q *= q_from * scale
         k *= k_to
         Z_before = Z * whole[:, None]
         if gates.gv is not None:
-            o_from, v_to, whole = decays_to_edges(
-            None, None, 0.0, gv_at, gate_strides.gv, mask_v, begin, L, first, C, REVERSE
-        )
+            o_from, v_to, whole = decays_to_edges(columns, begin, L, first, TILE)
             do *= o_from
             v *= v_to
             Z_before *= whole[None, :]
 
-        store_columns(through.dq + partial * K + offs_k, H * K, times, mask_t, mask_k, q_from * dot(S, do, PRECISION))
-        store_columns(through.dk + partial * K + offs_k, H * K, times, mask_t, mask_k, k_to * dot(Z, v, PRECISION))
-        dv = dot(tl.trans(Z), k, PRECISION)
+        dq = q_from * dot(S, do, TILE)
+        store_columns(own_columns(through.dq, partial, H, K, offs_k, mask_k), tokens, dq)
+        dk = k_to * dot(Z, v, TILE)
+        store_columns(own_columns(through.dk, partial, H, K, offs_k, mask_k), tokens, dk)
+        dv = dot(tl.trans(Z), k, TILE)
         if gates.gv is not None:
             dv *= v_to
-        store_columns(through.dv + head * V + offs_v, H * V, times, mask_t, mask_v, dv)
+        store_columns(own_columns(through.dv, head, H, V, offs_v, mask_v), tokens, dv)
         if through.passing_k is not None:
             passing = tl.sum(S * Z_before, 1)
-            index = (tile * parts.blocks + place + block) * H + h
+            index = (tile * sizes.blocks + place + block) * H + h
             if gates.gk is not None:
                 tl.store(through.passing_k + index * K + offs_k, passing, mask=mask_k)
             else:
                 tl.store(through.passing_k + index, tl.sum(passing, 0))
         if through.o is not None:
-            o = o_from * dot(tl.trans(S), q, PRECISION)
-            store_columns(through.o + head * V + offs_v, H * V, times, mask_t, mask_v, o)
-            passing_v_at = through.passing_v + ((place + block) * H + h) * V + offs_v
-            tl.store(passing_v_at, tl.sum(S * Z_before, 0), mask=mask_v)
-        Z = Z_before + dot(q, tl.trans(do), PRECISION)
+            o = o_from * dot(tl.trans(S), q, TILE)
+            store_columns(own_columns(through.o, head, H, V, offs_v, mask_v), tokens, o)
+            index = (place + block) * H + h
+            tl.store(through.passing_v + index * V + offs_v, tl.sum(S * Z_before, 0), mask=mask_v)
+        Z = Z_before + dot(q, tl.trans(do), TILE)
 
-    if dinitial_ptr is not None:
-        store_state(dinitial_ptr + (n * H + h) * K * V, offs_k, offs_v, K, V, Z)
+    if through.dinitial is not None:
+        store_state(through.dinitial + (n * H + h) * K * V, offs_k, offs_v, K, V, Z)

@@ -1,41 +1,27 @@
 """What a call is about: its gates as one tuple, the strides of what it is given, and all that a plan depends on."""
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import NamedTuple
 
 import torch
 
 from kernels.common.operator import Layout
 
-
-class Gates(NamedTuple):
-    """Something about each gate, such as its tensor, in the order of schemas and kernels; ``None`` about an absent one."""
-
-    g: Any = None
-    g_gamma: Any = None
-    gk: Any = None
-    gv: Any = None
-
+#: Something about each gate, such as its tensor, in the order of schemas and kernels; ``None`` about an absent one.
+Gates = namedtuple("Gates", "g g_gamma gk gv", defaults=(None,) * 4)
 
 #: The letters of their dimensions: batch rows, tokens, heads, rows and columns of the state. A single token's have no T.
 DIMENSIONS = Gates(g="BTH", g_gamma="H", gk="BTHK", gv="BTHV")
 
 
-class Strides(NamedTuple):
-    """Of [B, T, H, size]; 0 for what a tensor lacks: a gate's components, a token's time, all but the head of g_gamma."""
+#: Of [B, T, H, size]; 0 for what a tensor lacks: a gate's components, a token's time, all but the head of g_gamma.
+Strides = namedtuple("Strides", "b t h d")
 
-    b: int
-    t: int
-    h: int
-    d: int
+#: Of a state [N, H, K, V].
+StateStrides = namedtuple("StateStrides", "n h k v")
 
-
-class StateStrides(NamedTuple):
-    """Of a state [N, H, K, V]."""
-
-    n: int
-    h: int
-    k: int
-    v: int
+#: The strides of all that a kernel reads and was given, ``None`` of what is absent; state: that which a loop begins with.
+InputStrides = namedtuple("InputStrides", "q k v gates do state", defaults=(None, None))
 
 
 class Problem(NamedTuple):
@@ -60,24 +46,23 @@ class Problem(NamedTuple):
         """How many consecutive query heads share one head of k and v."""
         return self.q.shape[2] // max(self.k.shape[2], 1)
 
-
-def strides(layout, letters="BTHK"):
-    """The ``Strides`` of a tensor whose dimensions have these letters; ``None`` of ``None``."""
-    if layout is None:
-        return None
-    of = dict(zip(letters.replace("V", "K"), layout.strides, strict=True))
-    return Strides(*[of.get(letter, 0) for letter in "BTHK"])
+    def strides(self, do=None, state=None):
+        """The ``InputStrides``, with those of an output's gradient and of a state that have these layouts."""
+        return input_strides(self.q, self.k, self.v, self.gates, do, state)
 
 
-def gate_strides(gates, token=False):
-    """Those of all gates, of all tokens or of a single one."""
-    letters = [letters.replace("T", "" if token else "T") for letters in DIMENSIONS]
-    return Gates(*map(strides, gates, letters))
+def input_strides(q, k, v, gates, do=None, state=None, time="T"):
+    """The ``InputStrides`` of these layouts, of all tokens; of a single token's with ``time=""``."""
 
+    def of(layout, letters="BTHK"):
+        if layout is None:
+            return None
+        letters = letters.replace("T", time).replace("V", "K")
+        known = dict(zip(letters, layout.strides, strict=True))
+        return Strides(*[known.get(letter, 0) for letter in "BTHK"])
 
-def state_strides(layout):
-    """The ``StateStrides`` of a state, ``None`` of ``None``."""
-    return None if layout is None else StateStrides(*layout.strides)
+    of_state = None if state is None else StateStrides(*state.strides)
+    return InputStrides(of(q), of(k), of(v), Gates(*map(of, gates, DIMENSIONS)), of(do), of_state)
 
 
 def over_group(gradient, tensor):

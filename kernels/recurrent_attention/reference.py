@@ -67,18 +67,11 @@ def recurrent_attention_step_reference(
 ):
     """One token of the recurrence: ``(o, new_state)`` for q, k [B, H, K] and v [B, H, V], nothing in place."""
     chosen = torch.arange(q.shape[0], device=q.device) if slots is None else slots.long().clamp(min=0)
-    g, gk, gv = (None if gate is None else gate[:, None] for gate in (g, gk, gv))
+    q, k, v, g, gk, gv = (None if x is None else x[:, None] for x in (q, k, v, g, gk, gv))
+    gates = {"g": g, "g_gamma": g_gamma, "gk": gk, "gv": gv}
+    start = state[chosen] if state.shape[0] else None
     o, updated = recurrent_attention_reference(
-        q[:, None],
-        k[:, None],
-        v[:, None],
-        g=g,
-        g_gamma=g_gamma,
-        gk=gk,
-        gv=gv,
-        scale=scale,
-        initial_state=state[chosen] if state.shape[0] else None,
-        output_final_state=True,
+        q, k, v, **gates, scale=scale, initial_state=start, output_final_state=True
     )
     if slots is None:
         return o[:, 0], state.index_copy(0, chosen, updated.to(state.dtype))

@@ -5,6 +5,12 @@ import triton.language as tl
 
 
 @triton.jit
+def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """float32; a tile's sizes are members of a tuple, which older versions of Triton take in no list."""
+    return tl.zeros([ROWS, COLUMNS], tl.float32)
+
+
+@triton.jit
 def load_state(base, offs_k, offs_v, K, V):
     """A tile of a contiguous state [K, V]."""
     mask = (offs_k < K)[:, None] & (offs_v < V)[None, :]

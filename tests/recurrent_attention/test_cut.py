@@ -29,7 +29,7 @@ def problem(gate, B, T, H, K, V, packed=None):
     return Problem(q, k, v, Gates(**{gate: {"g": g, "gk": gk}[gate]}), packed, False, False, runtime.device)
 
 
-LAYERS = {  # forward: tokens in a chunk, whether states are stored, runs, tile of the walk, tile of the outputs
+LAYERS = {  # forward: tokens in a chunk, whether states are stored, runs, tile of the loop, tile of the outputs
     "many heads": (("g", 8, 2048, 8, 256, 512), (128, True, 8, (64, 128), (32, 256))),
     "a few": (("g", 1, 32768, 8, 256, 512), (128, True, 1, (64, 64), (32, 256))),
     "fewer": (("g", 1, 32768, 4, 256, 512), (128, True, 1, (64, 64), (32, 256))),
@@ -44,20 +44,20 @@ LAYERS = {  # forward: tokens in a chunk, whether states are stored, runs, tile 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_is_cut_as_measured(h200, layer):
-    of, (C, stored, runs, walk, outputs) = LAYERS[layer]
+    of, (C, stored, runs, loop, outputs) = LAYERS[layer]
     asked = problem(*of)
     ahead, back = cut.cut(asked), cut.cut(asked, asked.v)
-    tile = lambda kernel: tuple(ahead.options(kernel)[name] for name in ("BLOCK_K", "BLOCK_V"))  # noqa: E731
+    tile = lambda kernel: (ahead.options(kernel)["TILE"].BLOCK_K, ahead.options(kernel)["TILE"].BLOCK_V)  # noqa: E731
     assert (ahead.C, ahead.stored, back.C) == (C, stored, 64)
     assert ahead.runs == runs  # packed, each sequence may end within a run of its own
-    assert tile("chunk_states") == walk
+    assert tile("chunk_states") == loop
     if outputs:
         assert tile("chunk_stored_outputs") == outputs
     assert ("backward" in launches.explained(asked)) == (ahead != back)
 
 
 def test_a_line_s_other_cases(monkeypatch):
-    few, wide = {"walks": 8, "BLOCK_K": 16, "BLOCK_V": 16, "w": 3}, {"BLOCK_K": 32, "BLOCK_V": 64, "w": 2}
+    few, wide = {"loops": 8, "BLOCK_K": 16, "BLOCK_V": 16, "w": 3}, {"BLOCK_K": 32, "BLOCK_V": 64, "w": 2}
     line = {"BLOCK_K": 32, "BLOCK_V": 32, "w": 1, "WIDER_V": wide, "C128": {"BLOCK_K": 64, "BLOCK_V": 64, "w": 4, "FEW": few}}
     with cases.configured(chunk_states=line):
         options = lambda C, K, V, n: cut.table_options("chunk_states", "K64 32-bit", runtime.device, C, (K, V), n)  # noqa: E731

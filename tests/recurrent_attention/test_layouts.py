@@ -108,7 +108,7 @@ def test_a_switch_between_and_within_calls_is_asked(given, mode, monkeypatch):
     held = torch.backends.cuda.matmul.fp32_precision
 
     def look(kernel, grid, *args, **meta):
-        asked.append(meta.get("PRECISION"))
+        asked.append(meta["TILE"].PRECISION)
         launch(kernel, grid, *args, **meta)
 
     for module in (operator, launches):

@@ -14,8 +14,8 @@ CHUNKS = [
     {"chunk": {"C": 64, "runs": 1}},
     {"chunk": {"C": 16, "runs": 8}, **CHUNKED},
     {"chunk": {"C": 32, "runs": 8}, **CHUNKED},
-    {"chunk": {"C": 16, "walks": 9}, **STORED},
-    {"chunk": {"C": 16, "FORWARD_C": 32, "walks": 9}, **STORED, "chunk_stored_outputs": {"BLOCK_V": 16, "ROWS": 16}},
+    {"chunk": {"C": 16, "loops": 9}, **STORED},
+    {"chunk": {"C": 16, "FORWARD_C": 32, "loops": 9}, **STORED, "chunk_stored_outputs": {"BLOCK_V": 16, "ROWS": 16}},
 ]
 RECURRENCES = [
     {"backward": {"EVERY": 1}},
@@ -47,10 +47,11 @@ def check(mode, call, variants):
         with cases.configured(**variant), cases.recorded() as seen:
             results.append(cases.check(*sizes, mode=mode, **options))
         names = ("C", "BLOCK_K", "BLOCK_V", "BV", "EVERY", "ROWS")
-        told = [{name: meta.get(name) for name in names} | {"FORWARD_C": meta.get("C")} for *_, meta in seen]
+        tiles = [meta["TILE"]._asdict() for *_, meta in seen]
+        told = [{name: tile.get(name) for name in names} | {"FORWARD_C": tile.get("C")} for tile in tiles]
         for kernel, wanted in variant.items():
             for name, value in wanted.items():
-                used = name in ("runs", "walks", "SLICE") or any(meta[name] == value for meta in told)
+                used = name in ("runs", "loops", "SLICE") or any(meta[name] == value for meta in told)
                 used |= name == "FORWARD_C" and "gk" in options.get("gates", ())  # both passes have the same chunks
                 assert used, f"{kernel} {name} unused"
     for result in results[1:]:

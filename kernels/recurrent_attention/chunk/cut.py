@@ -1,4 +1,4 @@
-"""How a call of the chunked form is cut: into chunks for the products, into runs of chunks that are walked side by side."""
+"""How a call of the chunked form is cut: into chunks for the products, into runs of chunks that are computed side by side."""
 
 import math
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from kernels import runtime
 from kernels.common.configs import configuration
 from kernels.common.math import bits, block, cdiv
 from kernels.common.sequences import count_runs
+from kernels.recurrent_attention.chunk.rows import Tile
 
 
 class Cut(NamedTuple):
@@ -25,25 +26,22 @@ class Cut(NamedTuple):
     wide: bool  # whether offsets within a chunk have 64 bits
 
     def __str__(self):
-        runs = "in one run" if self.one_run else f"in runs of {self.RUN} tokens that are walked side by side"
+        runs = "in one run" if self.one_run else f"in runs of {self.RUN} tokens, computed side by side"
         stored = ", from stored states" if self.stored else ""
         return f"chunks of {self.C} tokens, {runs}{stored}"
 
-    def options(self, kernel, *without):
-        """Constexpr arguments of ``kernel``: numbers' formats and what the table of configurations says, but for some."""
+    def options(self, kernel, **more):
+        """Options of ``kernel``: a ``Tile``, of numbers' formats and what the table says; those of a launch."""
         p, operands = self.problem, operand_dtype(self.problem.q.dtype)
         B, T, H, K, V, N = p.sizes
         heads = H if p.packed is not None else N * H
-        options = {
-            "DTYPE": tl.bfloat16 if operands == torch.bfloat16 else tl.float32,
-            # as many bits as float16 has, with float32's range for what sums up
-            "PRECISION": "tf32" if p.tf32 or p.q.dtype != torch.float32 else "tf32x3",
-            "REVERSE": p.reverse,
-            "WIDE": self.wide,
-            "C": self.C,
-        }
-        options |= table_options(kernel, size_class(K, p.q.dtype), p.device, self.C, (K, V), heads)
-        return {name: value for name, value in options.items() if name not in without}
+        options = table_options(kernel, size_class(K, p.q.dtype), p.device, self.C, (K, V), heads)
+        more |= {name: options.pop(name) for name in Tile._fields if name in options}
+        DTYPE = tl.bfloat16 if operands == torch.bfloat16 else tl.float32
+        # as many bits as float16 has, with float32's range for what sums up
+        PRECISION = "tf32" if p.tf32 or p.q.dtype != torch.float32 else "tf32x3"
+        tile = Tile(self.C, DTYPE=DTYPE, PRECISION=PRECISION, REVERSE=p.reverse, WIDE=self.wide, **more)
+        return options | {"TILE": tile}
 
 
 def cut(problem, do=None):
@@ -70,12 +68,12 @@ def _cut(problem, table, do=None):
     B, T, H, K, V, N = problem.sizes
     C, packed = table["C"], problem.packed
     side_by_side = heads = N * H if packed is None else H
-    # a state too large for one program's registers is walked in tiles, each by a program of its own, and stored
-    if stored := "walks" in table:
+    # a state too large for one program's registers is cut into tiles, each a program's of its own, and stored
+    if stored := "loops" in table:
         tiles = table_options("chunk_states", size_class(K, problem.q.dtype), problem.device, C, (K, V), heads)
         side_by_side *= cdiv(K, tiles["BLOCK_K"]) * cdiv(V, tiles["BLOCK_V"])
-    wanted = cdiv(table["walks" if stored else "runs"], max(side_by_side, 1))  # runs a sequence, or a head
-    if stored and side_by_side >= table.get("one_run", table["walks"]):
+    wanted = cdiv(table["loops" if stored else "runs"], max(side_by_side, 1))  # runs a sequence, or a head
+    if stored and side_by_side >= table.get("one_run", table["loops"]):
         wanted = 1
     RUN = max(cdiv(cdiv(T, wanted), C), 1) * C
     read = problem.q, problem.k, problem.v, problem.gates.gk, do
@@ -105,8 +103,8 @@ def new_scores(q, C):
 
 
 def cuts(key, device):
-    """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``; instead of runs "walks", of tiles of the state, where it
-    does not fit into registers, and "one_run", the walks that are enough not to walk twice.
+    """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``; instead of runs "loops", over tiles of a state that
+    does not fit into registers, and "one_run", the loops that are enough to have each of them once.
 
     Where a forward pass differs: "FORWARD_C", the tokens in a chunk if it keeps nothing for the backward pass; "NARROW",
     what holds instead for states of at most "V" values if it makes one run of each sequence.
@@ -116,7 +114,7 @@ def cuts(key, device):
 
 def table_options(kernel, key, device, C, state, side_by_side):
     """What the table says of a kernel, its tiles no larger than the ``state``, (K, V). A line may hold others: "C128" for
-    chunks so long, "WIDER_V" where V has more tiles than K, "FEW" with its "walks" where so many heads have fewer tiles."""
+    chunks so long, "WIDER_V" where V has more tiles than K, "FEW" with its "loops" where so many heads have fewer tiles."""
     options = configuration("recurrent_attention", kernel, key, device)
     options, others = _apart(options)
     if longer := others.get(f"C{C}"):
@@ -125,8 +123,8 @@ def table_options(kernel, key, device, C, state, side_by_side):
     tiles = {name: cdiv(size, options.get(name, block(size))) for name, size in sizes.items()}
     if "WIDER_V" in others and tiles["BLOCK_V"] > tiles["BLOCK_K"]:
         options = others["WIDER_V"]
-    if "FEW" in others and side_by_side * math.prod(tiles.values()) < others["FEW"]["walks"]:
-        options = {name: value for name, value in others["FEW"].items() if name != "walks"}
+    if "FEW" in others and side_by_side * math.prod(tiles.values()) < others["FEW"]["loops"]:
+        options = {name: value for name, value in others["FEW"].items() if name != "loops"}
     return options | {name: min(block(size), options.get(name, block(size))) for name, size in sizes.items()}
 
 

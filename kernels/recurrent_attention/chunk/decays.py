@@ -8,34 +8,23 @@ two tokens a C x C matrix, e^{Gamma_t - Gamma_s}. A gate for every key component
 are made here, level by level, and what follows sees decayed q and k, A, and no gate but e^{Gamma_C}.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 
 from kernels.common.math import LOG2_E
-from kernels.common.sequences import locate_run
-from kernels.recurrent_attention.chunk.rows import chunk_rows, load_rows, store_rows
+from kernels.recurrent_attention.chunk.rows import head_at, load_rows, locate_chunk, own_at, store_rows
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2_E)  # log-decays are turned at once: e^x = 2^(x log2 e)
 LOWEST = tl.constexpr(-150.0)  # a power of two below float32's smallest number
 
 
-class Decays(NamedTuple):
-    """What the gates come to in every chunk; what is not there is ``None``.
-
-    One gate a token: gamma, resets, from_start, to_end [chunks, H, C] and chunk_decay [chunks, H].
-    A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores [B, T, H, C] and the rest that
-    rounding them left.
-    """
-
-    gamma: Any = None
-    resets: Any = None
-    from_start: Any = None
-    to_end: Any = None
-    chunk_decay: Any = None
-    scores: Any = None
-    rest: Any = None
+#: What the gates come to in every chunk; what is not there is ``None``.
+#: One gate a token: gamma, resets, from_start, to_end [chunks, H, C] and chunk_decay [chunks, H].
+#: A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores [B, T, H, C] and the rest that
+#: rounding them left.
+Decays = namedtuple("Decays", "gamma resets from_start to_end chunk_decay scores rest", defaults=(None,) * 7)
 
 
 @triton.jit
@@ -77,11 +66,7 @@ def decay_matrix(decays, place, start, ROWS: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def scalar_decay_kernel(
-    gates, gamma_ptr, resets_ptr, from_start_ptr, to_end_ptr, chunk_decay_ptr, sequence_of_chunk_ptr, cu_ptr,
-    places, T, H, gate_strides,
-    C: tl.constexpr, BLOCK_H: tl.constexpr, REVERSE: tl.constexpr,
-):  # fmt: skip
+def scalar_decay_kernel(gamma_ptr, decays, gates, packing, chunks, sizes, strides, TILE: tl.constexpr):
     """Of a chunk with a gate a token: Gamma_t, e^{Gamma_t}, e^{Gamma_C - Gamma_t}, e^{Gamma_C}, and the count of resets.
 
     A gate whose decay is zero, -inf or a mask's -1e9, erases the state. It adds nothing to Gamma but one to the count, and
@@ -89,63 +74,60 @@ def scalar_decay_kernel(
     number does Gamma lose the digits of the gates that follow. Where numbers have 16 bits, counting is not worth the
     registers: the Gamma that is stored takes the gate as LOWEST, whose power of two is zero all the same.
     """
+    H = sizes.H
     place = tl.program_id(0)
-    heads = tl.program_id(1).to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)
-    n, b, begin, L, first = locate_run(place, places, T, C, sequence_of_chunk_ptr, cu_ptr, cu_ptr is not None)
-    where = chunk_rows(begin, L, first, C, REVERSE)
-    sums = load_scalar_gates(gates, gate_strides, b, heads, H, where)
+    heads = tl.program_id(1).to(tl.int64) * TILE.BLOCK_H + tl.arange(0, TILE.BLOCK_H)
+    b, begin, L, first, where = locate_chunk(place, chunks, sizes.T, packing, TILE)
+    sums = load_scalar_gates(gates, strides.gates, b, heads, H, where)
     reset = sums <= LOWEST
     gamma = tl.cumsum(tl.where(reset, 0.0, sums), 0)
     resets = tl.cumsum(reset.to(tl.int32), 0)
-    offs_c = tl.arange(0, C)[:, None]
-    gamma_C = tl.sum(tl.where(offs_c == C - 1, gamma, 0.0), 0)
-    resets_C = tl.sum(tl.where(offs_c == C - 1, resets, 0), 0)
+    offs_c = tl.arange(0, TILE.C)[:, None]
+    gamma_C = tl.sum(tl.where(offs_c == TILE.C - 1, gamma, 0.0), 0)
+    resets_C = tl.sum(tl.where(offs_c == TILE.C - 1, resets, 0), 0)
     places_h = place.to(tl.int64) * H + heads
     exists = heads < H
-    offsets = places_h[None, :] * C + offs_c
-    if resets_ptr is not None:
+    offsets = places_h[None, :] * TILE.C + offs_c
+    if decays.resets is not None:
         tl.store(gamma_ptr + offsets, gamma, mask=exists[None, :])
-        tl.store(resets_ptr + offsets, resets, mask=exists[None, :])
+        tl.store(decays.resets + offsets, resets, mask=exists[None, :])
     else:
         tl.store(gamma_ptr + offsets, tl.cumsum(tl.maximum(sums, LOWEST), 0), mask=exists[None, :])
-    tl.store(from_start_ptr + offsets, decay(gamma, resets == 0), mask=exists[None, :])
+    tl.store(decays.from_start + offsets, decay(gamma, resets == 0), mask=exists[None, :])
     to_end = decay(gamma_C[None, :] - gamma, resets == resets_C[None, :])
-    tl.store(to_end_ptr + offsets, to_end, mask=exists[None, :])
-    tl.store(chunk_decay_ptr + places_h, decay(gamma_C, resets_C == 0), mask=exists)
+    tl.store(decays.to_end + offsets, to_end, mask=exists[None, :])
+    tl.store(decays.chunk_decay + places_h, decay(gamma_C, resets_C == 0), mask=exists)
 
 
 @triton.jit
 def vector_decay_kernel(
-    q_ptr, k_ptr, gates, gamma_ptr, decayed_q_ptr, decayed_k_ptr, chunk_decay_ptr, sequence_of_chunk_ptr, cu_ptr,
-    places, T, H, K, heads_per_k, q_strides, k_strides, gate_strides,
-    C: tl.constexpr, BLOCK_K: tl.constexpr, REVERSE: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    q_ptr, k_ptr, gates, decays, q_out_ptr, k_out_ptr, packing, chunks, sizes, strides, TILE: tl.constexpr
+):
     """Of a chunk with a gate for every key component: Gamma_t, q_t e^{Gamma_t}, k_t e^{Gamma_C - Gamma_t}, e^{Gamma_C}.
 
     Gates below LOWEST, whose power of two is zero, count as LOWEST: then no difference is of infinities.
     """
-    tiles_k = tl.cdiv(K, BLOCK_K)
+    T, H, K, V, heads_k, heads_v = sizes
+    tiles_k = tl.cdiv(K, TILE.BLOCK_K)
     pid = tl.program_id(0)
-    start_k = pid % tiles_k * BLOCK_K
+    start_k = pid % tiles_k * TILE.BLOCK_K
     h = (pid // tiles_k % H).to(tl.int64)
     place = pid // tiles_k // H
-    n, b, begin, L, first = locate_run(place, places, T, C, sequence_of_chunk_ptr, cu_ptr, cu_ptr is not None)
-    where = chunk_rows(begin, L, first, C, REVERSE)
-    gk_base = gates.gk + b * gate_strides.gk.b + h * gate_strides.gk.h
-    sums = load_rows(gk_base, gate_strides.gk.t, gate_strides.gk.d, where, start_k, K, BLOCK_K, tl.float32, WIDE)
-    sums *= TO_POWERS_OF_TWO
+    b, begin, L, first, where = locate_chunk(place, chunks, T, packing, TILE)
+    gk_at = head_at(gates.gk, strides.gates.gk, b, h)
+    sums = load_rows(gk_at, where, start_k, K, TILE.BLOCK_K, tl.float32, TILE.WIDE) * TO_POWERS_OF_TWO
     if gates.g is not None or gates.g_gamma is not None:
-        sums += load_scalar_gates(gates, gate_strides, b, h + tl.arange(0, 1), H, where)
+        sums += load_scalar_gates(gates, strides.gates, b, h + tl.arange(0, 1), H, where)
     sums = tl.maximum(sums, LOWEST)
     gamma = tl.cumsum(sums, 0)
     gamma_C = tl.sum(sums, 0)
-    head = (b * T * H + h) * K
-    store_rows(gamma_ptr + head, H * K, where, start_k, K, gamma, BLOCK_K)
-    q_base = q_ptr + b * q_strides.b + h * q_strides.h
-    q = load_rows(q_base, q_strides.t, q_strides.d, where, start_k, K, BLOCK_K, tl.float32, WIDE)
-    store_rows(decayed_q_ptr + head, H * K, where, start_k, K, q * tl.exp2(gamma), BLOCK_K)
-    k_base = k_ptr + b * k_strides.b + h // heads_per_k * k_strides.h
-    k = load_rows(k_base, k_strides.t, k_strides.d, where, start_k, K, BLOCK_K, tl.float32, WIDE)
-    store_rows(decayed_k_ptr + head, H * K, where, start_k, K, k * tl.exp2(gamma_C[None, :] - gamma), BLOCK_K)
-    offs_k = start_k + tl.arange(0, BLOCK_K)
-    tl.store(chunk_decay_ptr + (place.to(tl.int64) * H + h) * K + offs_k, tl.exp2(gamma_C), mask=offs_k < K)
+    head = b * T * H + h
+    store_rows(own_at(decays.gamma, head, H, K), where, start_k, K, gamma, TILE.BLOCK_K)
+    q_at = head_at(q_ptr, strides.q, b, h)
+    q = load_rows(q_at, where, start_k, K, TILE.BLOCK_K, tl.float32, TILE.WIDE) * tl.exp2(gamma)
+    store_rows(own_at(q_out_ptr, head, H, K), where, start_k, K, q, TILE.BLOCK_K)
+    k_at = head_at(k_ptr, strides.k, b, h // heads_k)
+    k = load_rows(k_at, where, start_k, K, TILE.BLOCK_K, tl.float32, TILE.WIDE) * tl.exp2(gamma_C[None, :] - gamma)
+    store_rows(own_at(k_out_ptr, head, H, K), where, start_k, K, k, TILE.BLOCK_K)
+    offs_k = start_k + tl.arange(0, TILE.BLOCK_K)
+    tl.store(decays.chunk_decay + (place.to(tl.int64) * H + h) * K + offs_k, tl.exp2(gamma_C), mask=offs_k < K)
