@@ -37,13 +37,12 @@ if gluon is not None:
         dy_s, x_s, acc_t, ready, free, done, stored, work, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """The multiplying warp: it starts products and waits for none; a commit arrives when those before it are over."""
-        items, programs, whole, tiles, tiles_m, blocks, per = work
         count = 0
         visits = 0
-        for item in range(gl.program_id(0), items, programs):
+        for item in range(gl.program_id(0), work.items, work.programs):
             position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(position, end, length, first, per)
+                tile, block, n, slot = segment_of(position, end, length, first, work.per)
                 half = visits % 2
                 mbarrier.wait(stored.index(half), (visits // 2 + 1) & 1)
                 for i in range(n):
@@ -61,31 +60,30 @@ if gluon is not None:
 
     @gluon.jit
     def store_tiles(
-        acc_t, done, stored, out, work, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr,
+        acc_t, done, stored, out, work, matrix, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr,
         SLICE: gl.constexpr,
     ):  # fmt: skip
         """The storing warps: tile after tile, slice after slice, while the next tile is multiplied."""
-        items, programs, whole, tiles, tiles_m, blocks, per = work
         visits = 0
-        for item in range(gl.program_id(0), items, programs):
+        for item in range(gl.program_id(0), work.items, work.programs):
             position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(position, end, length, first, per)
+                tile, block, n, slot = segment_of(position, end, length, first, work.per)
                 half = visits % 2
                 mbarrier.wait(done.index(half), visits // 2 & 1)
                 for group in gl.static_range(GROUPS):
-                    where, rows, columns = place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS, False)
+                    where, rows, columns = place_of(out, tile, group, slot, work.tiles_m, matrix, BLOCK_M, BLOCK_N, GROUPS, False)
                     for part in gl.static_range(BLOCK_N // SLICE):
                         sums = acc_t.index(half).slice(group * BLOCK_N + part * SLICE, SLICE).load()
                         own = columns[0] - part * SLICE, columns[1] - part * SLICE
-                        store_chunk(sums, where + part * SLICE, rows, own, sizes[3])
+                        store_chunk(sums, where + part * SLICE, rows, own, matrix.columns)
                 mbarrier.arrive(stored.index(half))
                 visits += 1
                 position += n
 
-    @gluon.jit(do_not_specialize=["work", "walk"])
+    @gluon.jit(do_not_specialize=["work", "window"])
     def wgrad_blackwell_kernel(
-        dy_desc, x_desc, out, work, walk, sizes, POINTWISE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+        dy_desc, x_desc, out, work, window, matrix, POINTWISE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
         BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SLICE: gl.constexpr,
     ):  # fmt: skip
         """Every program takes shares of the work a grid apart, until there are none left."""
@@ -105,8 +103,8 @@ if gluon is not None:
             mbarrier.init(stored.index(half), count=1)
         gl.warp_specialize(
             [
-                (store_tiles, (acc_t, done, stored, out, work, sizes, BLOCK_M, BLOCK_N, GROUPS, SLICE)),
-                (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, free, work, walk, POINTWISE, GROUPS, STAGES)),
+                (store_tiles, (acc_t, done, stored, out, work, matrix, BLOCK_M, BLOCK_N, GROUPS, SLICE)),
+                (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, free, work, window, POINTWISE, GROUPS, STAGES)),
                 (multiply_tiles, (dy_s, x_s, acc_t, ready, free, done, stored, work, BLOCK_N, GROUPS, STAGES)),
             ],
             [1, 1],
@@ -127,14 +125,14 @@ def cost(problem):
 
 
 @planned
-def plan(problem, may_join=True):
-    """The ``Plan`` of a problem, whatever the GPU is; partial sums are never joined."""
+def plan(problem, may_fix_up=True):
+    """The ``Plan`` of a problem, whatever the GPU is; partial sums always have a launch of their own."""
     shares = tma.share("blackwell", problem.g, problem.device, problem.split_k)
     numbers = tma.numbers_of(problem.g, problem.device, shares)
     meta = {"POINTWISE": tma.is_pointwise(problem), **shares.options, "SLICE": slice_of(shares.options), "num_warps": 4}
-    arguments = tma.arguments_of(problem.g, shares, with_join=False)
-    slots, grid = shares.work.slots, numbers.work[1:2]
-    return Plan(str(shares), wgrad_blackwell_kernel, grid, numbers, meta, slots, arguments=arguments)
+    arguments = tma.arguments_of(problem.g, shares, with_fix_up=False)
+    grid = (numbers[0].programs,)
+    return Plan(str(shares), wgrad_blackwell_kernel, grid, numbers, meta, shares.work.slots, arguments=arguments)
 
 
 def slice_of(options):

@@ -24,7 +24,7 @@ def depthwise_kernel(
     STRIDE: tl.constexpr, DILATION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """ROWS x TAPS taps of the filter, for BLOCK_M output channels, summed over one piece of the strips, BLOCK_K at a time.
+    """ROWS x TAPS taps of the filter, for BLOCK_M output channels, summed over one split of the strips, BLOCK_K at a time.
 
     ``runs`` strips lie in a row of output pixels. STRIDE and DILATION are those along a row. Co and the strides of dy
     and x are given in units of UNIT elements: the compiler then loads whole vectors.
@@ -35,13 +35,13 @@ def depthwise_kernel(
     shares = tl.cdiv(S, TAPS)
     pid = tl.program_id(0)
     column = pid // tiles % (tl.cdiv(R, ROWS) * shares)
-    piece = pid // tiles // (tl.cdiv(R, ROWS) * shares)
+    split = pid // tiles // (tl.cdiv(R, ROWS) * shares)
     r0 = column // shares * ROWS
     s0 = column % shares * TAPS
     offs_o = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_o = offs_o < Co
-    # where the piece begins: the only divisions in 64 bits, of scalars
-    first = piece * per
+    # where the split begins: the only divisions in 64 bits, of scalars
+    first = split * per
     begin = first.to(tl.int64) * BLOCK_K
     row = begin // runs
     image = row // P
@@ -85,7 +85,7 @@ def depthwise_kernel(
                     acc += dys[i] * xs[i * STRIDE + s * DILATION]
                 sums = sums + (acc,)
         accs = sums
-    out_at = out_ptr + (piece.to(tl.int64) * Co + offs_o) * (R * S)
+    out_at = out_ptr + (split.to(tl.int64) * Co + offs_o) * (R * S)
     for r in tl.static_range(ROWS):
         for s in tl.static_range(TAPS):
             exists = offs_o < tl.where(r0 + r < R, tl.where(s0 + s < S, Co, 0), 0)

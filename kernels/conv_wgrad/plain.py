@@ -9,7 +9,7 @@ part that depends on j: a program keeps its columns' part, and steps its rows' p
 with additions and carries. Since j runs over taps too, a tile is as full for 3 channels as for 300.
 
 The bias gradient, db[o] = sum_m dy[m, o], is summed by a kernel of its own or by programs behind the product's. Where a sum
-is cut into pieces (split-K), a second launch adds them, in order.
+is cut into splits (split-K), a second launch adds them, in order.
 """
 
 import math
@@ -127,17 +127,17 @@ def column_sums(
 def bias_kernel(
     dy_ptr, out_ptr, M, Co, blocks, per, stride_m, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr
 ):
-    """BLOCK_M channels of db[o] = sum_m dy[m, o], summed over one piece of the pixels."""
+    """BLOCK_M channels of db[o] = sum_m dy[m, o], summed over one split of the pixels."""
     tiles = tl.cdiv(Co, BLOCK_M)
     pid = tl.program_id(0)
-    piece = pid // tiles
+    split = pid // tiles
     offs_o = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    first = piece * per
+    first = split * per
     m = first.to(tl.int64) * BLOCK_K
     step = tl.cast(stride_m, tl.int64)
     count = tl.minimum(per, blocks - first)
     sums = column_sums(dy_ptr, offs_o, m, count, M, Co, step, BLOCK_M, BLOCK_K, STAGES)
-    tl.store(out_ptr + piece.to(tl.int64) * Co + offs_o, sums.to(out_ptr.dtype.element_ty), mask=offs_o < Co)
+    tl.store(out_ptr + split.to(tl.int64) * Co + offs_o, sums.to(out_ptr.dtype.element_ty), mask=offs_o < Co)
 
 
 @triton.jit
@@ -159,13 +159,13 @@ def wgrad_kernel(
     PRECISION: tl.constexpr, TOGETHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One tile [BLOCK_M output channels, BLOCK_N columns] of one group, summed over one piece of the pixels.
+    """One tile [BLOCK_M output channels, BLOCK_N columns] of one group, summed over one split of the pixels.
 
     A group's channels and the strides of dy and x (``units``) are given in units of UNIT_O and UNIT_C elements: the compiler
     then knows that they are multiples, and loads whole vectors. POINTWISE: A is x itself, rows one step (units.w) apart.
     TMA: dy_ptr, and x_ptr if POINTWISE, are descriptors of such rows, of which the tensor memory accelerator copies whole
     blocks, zeros past their end; a row of dy is then as long as all groups' channels, and what a tile reads of the next
-    group it does not store. WIDE: offsets in x need 64 bits. Pieces lie outermost in the grid: programs that run at the
+    group it does not store. WIDE: offsets in x need 64 bits. Splits lie outermost in the grid: programs that run at the
     same time read the same pixels. bias_ptr: db, or ``None``; behind the product's programs stand those that sum dy's
     columns into it, BLOCK_M channels each, from rows_ptr, which is dy whatever TMA says.
     """
@@ -181,7 +181,7 @@ def wgrad_kernel(
             step = tl.cast(units.m, tl.int64) * UNIT_O
             sum_all_columns(rows_ptr, bias_ptr, (pid - products) * BLOCK_M, M, groups * Co, step, BLOCK_M)
             return
-    piece = pid // (tiles * groups)
+    split = pid // (tiles * groups)
     group = pid // tiles % groups
     o = pid % tiles % tiles_m * BLOCK_M
     j = pid % tiles // tiles_m * BLOCK_N
@@ -196,7 +196,7 @@ def wgrad_kernel(
     offs_k = tl.arange(0, BLOCK_K)
     mask_o = offs_o < Co
     mask_j = offs_j < columns
-    first = piece * per
+    first = split * per
     m = first.to(tl.int64) * BLOCK_K
 
     if not TMA:  # dy[m, o]: rows one step apart
@@ -240,7 +240,7 @@ def wgrad_kernel(
         acc = tl.dot(tl.trans(dy), x, acc, input_precision=PRECISION)
         m += BLOCK_K
 
-    rows = (piece.to(tl.int64) * groups + group) * Co + offs_o
+    rows = (split.to(tl.int64) * groups + group) * Co + offs_o
     mask = mask_o[:, None] & mask_j[None, :]
     if TMA:
         mask = mask & (offs_o >= own_o)[:, None] & (offs_j >= own_j)[None, :]

@@ -47,8 +47,8 @@ def cost(problem):
 
 
 @planned
-def plan(problem, may_join=True):
-    """The ``Plan`` of a problem; partial sums are never joined."""
+def plan(problem, may_fix_up=True):
+    """The ``Plan`` of a problem; partial sums always have a launch of their own."""
     return plan_cut(problem, *sizes_and_cut(problem))
 
 
@@ -76,8 +76,8 @@ def _plan_depthwise(problem, text, chosen, x, dy, copied):
     counts = g.N * g.P * runs, runs, g.Co_group, g.Co // unit, chosen.blocks, chosen.per
     sizes = *counts, Sizes(g.P, g.Q, g.H, g.W, g.R, g.S), units, steps_of(g, 1)
     meta = {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1], **options}
-    grid = (chosen.tiles * chosen.pieces,)
-    return Plan(text, depthwise_kernel, grid, sizes, meta, chosen.pieces, copied, taken=slice(3))
+    grid = (chosen.tiles * chosen.splits,)
+    return Plan(text, depthwise_kernel, grid, sizes, meta, chosen.splits, copied, taken=slice(3))
 
 
 def _plan_product(problem, text, chosen, x, dy, copied):
@@ -109,13 +109,13 @@ def _plan_product(problem, text, chosen, x, dy, copied):
         x = TensorDescriptor(x, [g.M, g.Ci], [step_x, 1], [BLOCK_K, BLOCK_N]) if pointwise else x
         return rows, x, target, dy, bias
 
-    programs = chosen.tiles * chosen.pieces
+    programs = chosen.tiles * chosen.splits
     few = g.M <= configuration("conv_wgrad", "short", "default", problem.device)["BIAS"]
     # a program that walked all pixels of many for the bias would end last
-    beside = few and chosen.pieces == 1 and not problem.turned
+    beside = few and chosen.splits == 1 and not problem.turned
     how = {"arguments": described if options["TMA"] else None}
     how["bias_grid"] = (programs + cdiv(g.Co, BLOCK_M),) if beside else None
-    return Plan(text, wgrad_kernel, (programs,), sizes, meta, chosen.pieces, copied, **how)
+    return Plan(text, wgrad_kernel, (programs,), sizes, meta, chosen.splits, copied, **how)
 
 
 def has_descriptors(problem):
@@ -141,7 +141,7 @@ def describe(problem, sizes, chosen):
             what += f" in {g.groups} groups" + f", {together} of them multiplied together" * (together > 1)
     options = ", ".join(f"{name} {value}" for name, value in chosen.options.items())
     padded = "none, there is nothing to sum" if 0 in sizes else f"{waste(g, problem):.2f}"
-    return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.pieces}; tile waste {padded}"
+    return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.splits}; tile waste {padded}"
 
 
 def copies(input, grad_output):
@@ -164,6 +164,6 @@ def plan_bias(grad_output, device):
     chosen = cut((Co, 1, M), configuration("conv_wgrad", "bias", "default", device))
     dy, copied = read_through(rows_of, grad_output)
     sizes = (M, Co, chosen.blocks, chosen.per, dy.stride(0))
-    grid = (chosen.tiles * chosen.pieces,)
+    grid = (chosen.tiles * chosen.splits,)
     takes = slice(0, 3, 2)  # dy and target
-    return Plan("", bias_kernel, grid, sizes, chosen.options, chosen.pieces, (False, copied), takes)
+    return Plan("", bias_kernel, grid, sizes, chosen.options, chosen.splits, (False, copied), takes)

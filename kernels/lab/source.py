@@ -1,4 +1,4 @@
-"""The text of kernels: shown, and where it was made here, read back. Triton reads a kernel's source back by its file's name, through Python's ``linecache``."""
+"""The text of kernels: to be shown, or, where it was made here, to be read back by Triton through Python's ``linecache``."""
 
 import inspect
 import linecache

@@ -192,7 +192,7 @@ def test_random_geometries(convolution, seed, layout, dtype, split_k, tiles):
 
 @pytest.mark.parametrize("name", ["3x3", "depthwise"])
 def test_the_same_bits_every_time(name):
-    """Also where many pieces are summed."""
+    """Also where many splits are summed."""
     with cases.configuration(BLOCK_K=16):
         x, dy, g = cases.problem((4, 8, 8, 16), 16, 3, 3, padding=1, groups=16 if name == "depthwise" else 1)
         first, *others = (conv2d_wgrad(x, dy, 3, 3, 1, 1, 1, g.groups, split_k=7) for _ in range(3))

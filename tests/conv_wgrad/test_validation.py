@@ -96,8 +96,8 @@ def test_options_may_be_numpys():
     dy = torch.ones_like(ours(x)).permute(0, 2, 3, 1)
     dw = conv2d_wgrad(x.permute(0, 2, 3, 1), dy, three, three, two, (np.int64(1), 1), groups=two)
     torch.testing.assert_close(dw, conv2d_wgrad(x.permute(0, 2, 3, 1), dy, 3, 3, 2, 1, groups=2))
-    pieces = [conv2d_wgrad(x.permute(0, 2, 3, 1), dy, 3, 3, 2, 1, groups=2, split_k=two) for two in (2, np.int64(2))]
-    assert torch.equal(*pieces)
+    splits = [conv2d_wgrad(x.permute(0, 2, 3, 1), dy, 3, 3, 2, 1, groups=2, split_k=two) for two in (2, np.int64(2))]
+    assert torch.equal(*splits)
 
 
 def test_an_output_may_lie_behind_an_expanded_gradient():

@@ -1,30 +1,58 @@
 """What the kernels for Hopper and Blackwell share: which blocks are a program's, the copying warp, where sums are stored.
 
-``tma`` says what tiles, chunks and blocks are, and makes the numbers that these functions take apart.
+``tma`` says what tiles, chunks and blocks are; ``work`` how they are shared out.
 """
 
+from typing import NamedTuple
+
 from kernels.common.gluon import gluon
+
+
+class Window(NamedTuple):
+    """What the copying warp reads of a geometry; last_o, last_c: the channels that the last tiles begin at."""
+
+    P: int
+    Q: int
+    S: int
+    taps: int
+    stride_h: int
+    stride_w: int
+    top: int
+    left: int
+    dil_h: int
+    dil_w: int
+    last_o: int
+    last_c: int
+
+
+class Matrix(NamedTuple):
+    """The gradient as a matrix: output channels, and columns of ``taps`` times input channels."""
+
+    Co: int
+    Ci: int
+    taps: int
+    columns: int
+
 
 if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-    from kernels.conv_wgrad.hopper.fixup import joined_share_of, last_segment_of
+    from kernels.conv_wgrad.hopper.fixup import fix_up_share_of, last_segment_of
 
     @gluon.jit
     def share_of(item, work):
         """``(position, end, length, first)``: tiles of ``length`` blocks lie end to end, each begins with its tile's block
         ``first``; the share is what lies at ``position`` ... ``end`` - 1."""
-        items, programs, whole, tiles, tiles_m, blocks, per = work
-        first = gl.minimum(item, whole) // tiles * per
-        if item < whole:
-            length = gl.minimum(per, blocks - first)
-            position = item % tiles * length
+        first = gl.minimum(item, work.whole) // work.tiles * work.per
+        if item < work.whole:
+            length = gl.minimum(work.per, work.blocks - first)
+            position = item % work.tiles * length
             end = position + length
         else:
-            length = blocks - first
-            position = (item - whole) * per
-            end = gl.minimum(position + per, tiles * length)
+            length = work.blocks - first
+            position = (item - work.whole) * work.per
+            end = gl.minimum(position + work.per, work.tiles * length)
         return position, end, length, first
 
     @gluon.jit
@@ -37,46 +65,41 @@ if gluon is not None:
 
     @gluon.jit
     def load_blocks(
-        dy_desc, x_desc, dy_s, x_s, ready, free, both, work, walk, POINTWISE: gl.constexpr, GROUPS: gl.constexpr,
-        STAGES: gl.constexpr, JOINED: gl.constexpr = False,
+        dy_desc, x_desc, dy_s, x_s, ready, free, both, work, window, POINTWISE: gl.constexpr, GROUPS: gl.constexpr,
+        STAGES: gl.constexpr, FIX_UP: gl.constexpr = False,
     ):  # fmt: skip
         """The copying warp: every block of every share, into the ring's next buffers, as soon as they are free.
 
-        POINTWISE: x is im2col already, [pixels, channels]. JOINED: the work is a ``Joined`` one. both: in a pair
+        POINTWISE: x is im2col already, [pixels, channels]. FIX_UP: the work is a ``FixUp`` one. both: in a pair
         of multiprocessors that share x, the barriers of buffers that are free in both; elsewhere nobody asks.
         """
         PAIR: gl.constexpr = gl.num_ctas() == 2
         BLOCK_K: gl.constexpr = dy_desc.block_type.shape[0]
         BLOCK_M: gl.constexpr = dy_desc.block_type.shape[1]
         BLOCK_N: gl.constexpr = x_desc.block_type.shape[1]
-        if JOINED:
-            items, programs, full, tiles, tiles_m, blocks, per, pieces, left, rests, most = work
-        else:
-            items, programs, whole, tiles, tiles_m, blocks, per = work
-        P, Q, S, taps, stride_h, stride_w, top, left, dil_h, dil_w, last_o, last_c = walk
         count = 0
-        for item in range(gl.program_id(0), items, programs):
-            if JOINED:
-                position, end, length, first = joined_share_of(item, work)
+        for item in range(gl.program_id(0), work.items, work.programs):
+            if FIX_UP:
+                position, end, length, first = fix_up_share_of(item, work)
             else:
                 position, end, length, first = share_of(item, work)
             while position < end:
-                if JOINED:
+                if FIX_UP:
                     tile, block, n, cut = last_segment_of(item, position, end, length, first, work)
                 else:
-                    tile, block, n, slot = segment_of(position, end, length, first, per)
-                o = gl.minimum(tile % tiles_m * BLOCK_M, last_o)
+                    tile, block, n, slot = segment_of(position, end, length, first, work.per)
+                o = gl.minimum(tile % work.tiles_m * BLOCK_M, window.last_o)
                 chunks = ()
                 for group in gl.static_range(GROUPS):
-                    chunk = tile // tiles_m * GROUPS + group
-                    tap = chunk % taps
-                    r = (tap // S * dil_h).to(gl.int16)
-                    s = (tap % S * dil_w).to(gl.int16)
-                    chunks = chunks + ((r, s, gl.minimum(chunk // taps * BLOCK_N, last_c)),)
+                    chunk = tile // work.tiles_m * GROUPS + group
+                    tap = chunk % window.taps
+                    r = (tap // window.S * window.dil_h).to(gl.int16)
+                    s = (tap % window.S * window.dil_w).to(gl.int16)
+                    chunks = chunks + ((r, s, gl.minimum(chunk // window.taps * BLOCK_N, window.last_c)),)
                 for m in range(block * BLOCK_K, (block + n) * BLOCK_K, BLOCK_K):
-                    row = m // Q
-                    h = row % P * stride_h - top
-                    w = m % Q * stride_w - left
+                    row = m // window.Q
+                    h = row % window.P * window.stride_h - window.top
+                    w = m % window.Q * window.stride_w - window.left
                     stage = count % STAGES
                     mbarrier.wait(free.index(stage), (count // STAGES + 1) & 1)
                     mbarrier.expect(ready.index(stage), dy_desc.nbytes_per_cta + GROUPS * x_desc.nbytes_per_cta)
@@ -89,10 +112,10 @@ if gluon is not None:
                         if POINTWISE:
                             tma.async_load(x_desc, [m, c], ready.index(stage), buffer, multicast=PAIR)
                         else:
-                            at = [row // P, h, w, c]
+                            at = [row // window.P, h, w, c]
                             tma.async_load_im2col(x_desc, at, [r, s], ready.index(stage), buffer, multicast=PAIR)
                     count += 1
-                if JOINED:
+                if FIX_UP:
                     end -= n
                 else:
                     position += n
@@ -113,7 +136,7 @@ if gluon is not None:
         return gl.where(first > 0, first, 0)
 
     @gluon.jit
-    def place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    def place_of(out, tile, group, slot, tiles_m, matrix, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                  GROUPS: gl.constexpr, ALIGNED: gl.constexpr):  # fmt: skip
         """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile lies, and the rows and
         columns (begin, end) of it that are its own.
@@ -121,14 +144,13 @@ if gluon is not None:
         The last tile lies inside like all others but for 7 channels, on some rows and columns of the one before it: TMA
         takes half as long again for blocks of zeros as for values.
         """
-        Co, Ci, taps, step = sizes
         own_o = tile % tiles_m * BLOCK_M
         chunk = tile // tiles_m * GROUPS + group
-        own_c = chunk // taps * BLOCK_N
-        o = within(own_o, last_of(Co, BLOCK_M, ALIGNED))
-        c = within(own_c, last_of(Ci, BLOCK_N, ALIGNED))
-        where = out + (slot * Co + o).to(gl.int64) * step + (chunk % taps * Ci + c)
-        return where, (own_o - o, Co - o), (own_c - c, Ci - c)
+        own_c = chunk // matrix.taps * BLOCK_N
+        o = within(own_o, last_of(matrix.Co, BLOCK_M, ALIGNED))
+        c = within(own_c, last_of(matrix.Ci, BLOCK_N, ALIGNED))
+        where = out + (slot * matrix.Co + o).to(gl.int64) * matrix.columns + (chunk % matrix.taps * matrix.Ci + c)
+        return where, (own_o - o, matrix.Co - o), (own_c - c, matrix.Ci - c)
 
     @gluon.jit
     def store_chunk(values, where, rows, columns, step):
