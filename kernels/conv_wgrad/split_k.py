@@ -48,7 +48,9 @@ def cut(sizes, options, groups=1, split_k=None, length=1):
     options |= {name: size for name, size in zip(names, tile, strict=True) if name in options}
     rows, columns, blocks = (-(-size // width) for size, width in zip(sizes, tile, strict=True))
     tiles = rows * columns * groups
-    active, per = equal_splits(blocks, choose_split(tiles, blocks, tile[2] * length, held) if split_k is None else split_k)
+    active, per = equal_splits(
+        blocks, choose_split(tiles, blocks, tile[2] * length, held) if split_k is None else split_k
+    )
     return Cut(options, tile, tiles, blocks, active, per)
 
 

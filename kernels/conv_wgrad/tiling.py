@@ -132,7 +132,14 @@ def load_of(problem, options, tiles, splits, per, held, volume):
     g = problem.g
     moved = problem.dtype.itemsize * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
     return model.Load(
-        tiles * splits, per, held, splits, g.Co * g.columns, moved, volume, turned=problem.turned,
+        tiles * splits,
+        per,
+        held,
+        splits,
+        g.Co * g.columns,
+        moved,
+        volume,
+        turned=problem.turned,
         astray=model.astray(g, options["BLOCK_M"], options["BLOCK_N"]) if g.groups == 1 else 0,
     )
 
@@ -166,7 +173,9 @@ def registers(g, options):
     """How many values a depthwise thread holds: its sums, a strip of dy, and what a row of taps sees of x."""
     channels = max(1, options["BLOCK_M"] * options["BLOCK_K"] // (32 * options["num_warps"]))
     rows, taps = taps_of(g, options["SUMS"])
-    return channels * (rows * taps + options["RUN"] + (options["RUN"] - 1) * g.stride[1] + (taps - 1) * g.dilation[1] + 1)
+    return channels * (
+        rows * taps + options["RUN"] + (options["RUN"] - 1) * g.stride[1] + (taps - 1) * g.dilation[1] + 1
+    )
 
 
 def depthwise_volume(g, options):

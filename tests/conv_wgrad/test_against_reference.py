@@ -141,9 +141,9 @@ def test_blocks_copied_by_the_tensor_memory_accelerator(name):
         cases.check(shape, Co, **(GEOMETRIES | more)[name], dtype=torch.float16)
     for kernel, _, (dy, x, *_), meta in seen:
         if kernel.__name__ == "wgrad_kernel":
-            assert meta["TMA"] and isinstance(dy, TensorDescriptor)  # of 2 channels a group, 8 groups together
+            assert meta["T"].TMA and isinstance(dy, TensorDescriptor)  # of 2 channels a group, 8 groups together
             pointwise = name.startswith("1x1") and "stride" not in name
-            assert isinstance(x, TensorDescriptor) == meta["POINTWISE"] == pointwise
+            assert isinstance(x, TensorDescriptor) == meta["T"].POINTWISE == pointwise
 
 
 @pytest.mark.parametrize("Co, layout", [(12, "flat"), (16, "padded"), (16, "nchw"), (16, "expanded")])

@@ -69,7 +69,7 @@ FAULTS = {  # function, old text, new text; kind of finding, partition, text of 
         ("wrong phase", STORE, "mbarrier.wait(done.index(half)", "done["),
     ),
     "buffers are released before they are multiplied": (
-        (MULTIPLY, "tcgen05_commit(free.index(stage))", "mbarrier.arrive(free.index(stage))"),
+        (MULTIPLY, "tcgen05_commit(ring.free.index(stage))", "mbarrier.arrive(ring.free.index(stage))"),
         ("early overwrite", "load_blocks", "may still read it", "free[0]"),
     ),
 }
@@ -105,7 +105,7 @@ def test_W9_the_epilogue_is_split_and_nothing_spills(Ci, Co, R, dtype):
         blackwell.wgrad_blackwell_kernel,
         *tma.descriptors(x, dy, g, options), dtype,
         Schedule(*[7] * 7), Window(*[7] * 12), Matrix(Co, Ci, R * R, g.columns),
-        arch=100, POINTWISE=R == 1, **options, SLICE=blackwell.slice_of(options), num_warps=4,
+        arch=100, **tma.tile_of(options, POINTWISE=R == 1, SLICE=blackwell.slice_of(options)), num_warps=4,
     )  # fmt: skip
     assert compiled.spill_bytes == 0 and compiled.shared_bytes <= 227 * 1024, str(compiled)
     assert compiled.count("UTCHMMA") == options["GROUPS"] * options["BLOCK_K"] // 16

@@ -85,7 +85,9 @@ def test_the_plan_is_the_candidate_that_is_predicted_to_be_the_fastest(on_an_h20
 def test_a_split_that_is_asked_for_is_kept(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name], split_k=3)
     for candidate in portable.candidates(problem):
-        assert candidate.splits == -(-candidate.work.blocks // -(-candidate.work.blocks // min(3, candidate.work.blocks)))
+        assert candidate.splits == -(
+            -candidate.work.blocks // -(-candidate.work.blocks // min(3, candidate.work.blocks))
+        )
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -121,7 +123,9 @@ def test_joining_costs_what_is_handed_over_and_a_round_of_whole_tiles_before_it(
     alone = tma.load_of(benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1)), NARROW, FIX_UP)
     assert (alone.items, alone.per, alone.rounds, alone.whole, alone.slots) == (120, 49, 1, 98, 1)
     assert alone.hands == 2  # the one that is added, until it is stored and until it is loaded: all shares end at once
-    ends_apart = tma.load_of(benchmark.geometry_of((128, 512, 512, 14, 3, 1, 1, 1)), NARROW, tma.FixUp(96, 98, 1, 72, 132))
+    ends_apart = tma.load_of(
+        benchmark.geometry_of((128, 512, 512, 14, 3, 1, 1, 1)), NARROW, tma.FixUp(96, 98, 1, 72, 132)
+    )
     assert ends_apart.hands == 2 < ends_apart.met  # the rest of a tile may lie in two shares
     assert time_of_joined(FIX_UP, hands=3) == pytest.approx(time_of_joined(FIX_UP) + 2.0)
     assert time_of_joined(FIX_UP, rounds=0) < time_of_joined(FIX_UP) < time_of_joined(FIX_UP, rounds=2)
@@ -149,7 +153,9 @@ def test_explain_says_what_runs_where_joined_sums_cannot_go(on_an_h200, monkeypa
     """Of a sum to add to, or of one that does not lie side by side."""
     monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
     g = benchmark.geometry_of(geometry)
-    x, dy, dense = (torch.empty(shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape, g.weight_shape))
+    x, dy, dense = (
+        torch.empty(shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape, g.weight_shape)
+    )
     apart = torch.empty(g.Co, g.R, g.S, g.Ci + 8, dtype=torch.bfloat16)[..., : g.Ci]
     fixed_up = []
     monkeypatch.setattr(operator, "sum_splits", lambda *given: None)

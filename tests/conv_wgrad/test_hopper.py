@@ -175,7 +175,7 @@ def report(name):
         hopper.wgrad_hopper_kernel,
         *tma.descriptors(x, dy, g, options), dtype, None,
         Schedule(*[7] * 7), Window(*[7] * 12), matrix,
-        arch=90, **known, POINTWISE=R == 1, **options, num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
+        arch=90, **tma.tile_of(options, POINTWISE=R == 1, **known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 
 

@@ -160,8 +160,12 @@ def segments(work):
     return by_tile
 
 
-@pytest.mark.parametrize("tiles, blocks, programs", [(5, 13, 7), (3, 16, 8), (17, 9, 6), (12, 5, 5), (2, 30, 7), (4, 7, 9)])
-def test_a_share_waits_for_earlier_ones_of_earlier_programs_that_leave_their_sums_before_they_wait(tiles, blocks, programs):
+@pytest.mark.parametrize(
+    "tiles, blocks, programs", [(5, 13, 7), (3, 16, 8), (17, 9, 6), (12, 5, 5), (2, 30, 7), (4, 7, 9)]
+)
+def test_a_share_waits_for_earlier_ones_of_earlier_programs_that_leave_their_sums_before_they_wait(
+    tiles, blocks, programs
+):
     """Whichever programs the GPU begins first in order, the earliest of those that are not over can go on."""
     works = works_of(tiles, blocks, programs) + [w for n in (2, 3) for w in works_of(tiles, blocks, programs, n)]
     assert works
@@ -172,7 +176,9 @@ def test_a_share_waits_for_earlier_ones_of_earlier_programs_that_leave_their_sum
             covered = sorted(block + i for _, _, _, block, n, *_ in parts for i in range(n))
             assert covered == list(range(blocks)), work
             others = parts[0][-1]
-            assert all(part[-1] == others for part in parts) and sorted(part[5] for part in parts) == list(range(others + 1))
+            assert all(part[-1] == others for part in parts) and sorted(part[5] for part in parts) == list(
+                range(others + 1)
+            )
             assert others <= work.others
             last = max(parts, key=lambda part: part[5])
             assert all(part[0] < last[0] and part[1] < last[1] for part in parts if part is not last), work
@@ -215,7 +221,7 @@ def report(options, Ci, Co, R, dtype=torch.bfloat16):
         hopper.wgrad_hopper_kernel,
         *tma.descriptors(x, dy, g, options), dtype, fix_up,
         FixUpSchedule(*[7] * 11), Window(*[7] * 12), matrix,
-        arch=90, **known, POINTWISE=R == 1, **options, num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
+        arch=90, **tma.tile_of(options, POINTWISE=R == 1, **known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 
 

@@ -21,7 +21,13 @@ from tests.tensors import relative_error
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="the model is for the CPU")
 
-LAYER = (2, 9, 11, 24), 200, 3, 3, dict(padding=1)  # 18 tiles of 13 blocks in two groups; the last rows reach over 56 others
+LAYER = (
+    (2, 9, 11, 24),
+    200,
+    3,
+    3,
+    dict(padding=1),
+)  # 18 tiles of 13 blocks in two groups; the last rows reach over 56 others
 
 
 def check(name, work, options=TWO, dtype=torch.bfloat16, **how):
@@ -77,9 +83,10 @@ def test_every_schedule_gives_the_same_bits_and_no_finding(work):
 
 # Faults.
 
-WAIT = "mbarrier.wait(both.index(stage), (count // STAGES + 1) & 1)"
-ARRIVE = "mbarrier.arrive(both.index(before), pred=count > 0)"
-INIT = "mbarrier.init(both.index(stage), count=GROUPS)"
+WAIT = "mbarrier.wait(ring.both.index(stage), (count // STAGES + 1) & 1)"
+ARRIVE = "mbarrier.arrive(ring.both.index(before), pred=count > 0)"
+INIT = "mbarrier.init(both.index(stage), count=T.GROUPS)"
+IM2COL = "[r, s], ring.ready.index(stage), buffer"
 KERNEL = "wgrad_hopper_kernel"
 OVERWRITTEN = "early overwrite", "load_blocks of CTA 0", "of CTA 1 is overwritten while", "x_desc"
 # Found where the other one comes so late that it has read nothing that could be overwritten.
@@ -93,24 +100,24 @@ FAULTS = {  # module, function, old text, new text; then what each schedule find
     ),
     "the parity of buffers that are not free": (
         (loads, "load_blocks", WAIT, WAIT.replace("STAGES + 1", "STAGES")),
-        ("deadlock", "", "wait(both", "both[0] has completed 0 phases; phase 0 lacks 4 of 4 arrivals"),
+        ("deadlock", "", "wait(ring.both", "both[0] has completed 0 phases; phase 0 lacks 4 of 4 arrivals"),
     ),
     "nobody says that x is free": (
         (hopper, "multiply_blocks", ARRIVE, "pass"),
-        ("deadlock", "", "wait(both", "both[0] has completed 0 phases; phase 0 lacks 4 of 4 arrivals. Nobody"),
+        ("deadlock", "", "wait(ring.both", "both[0] has completed 0 phases; phase 0 lacks 4 of 4 arrivals. Nobody"),
     ),
     "x is free while it is multiplied": (
-        (hopper, "multiply_blocks", ARRIVE, "mbarrier.arrive(both.index(stage))"),
+        (hopper, "multiply_blocks", ARRIVE, "mbarrier.arrive(ring.both.index(stage))"),
         ("early overwrite", "load_blocks of CTA 0", "waited for parity", "of both["),
     ),
     "more are waited for than there are": (
-        (hopper, KERNEL, INIT, INIT.replace("GROUPS", "2 * GROUPS")),
-        ("deadlock", "", "wait(both", "lacks 4 of 8 arrivals"),
+        (hopper, KERNEL, INIT, INIT.replace("T.GROUPS", "2 * T.GROUPS")),
+        ("deadlock", "", "wait(ring.both", "lacks 4 of 8 arrivals"),
     ),
     "one group of each is waited for": (
-        (hopper, KERNEL, INIT, INIT.replace("GROUPS", "1")),
+        (hopper, KERNEL, INIT, INIT.replace("T.GROUPS", "1")),
         OVERWRITTEN,
-        ("barrier", "multiply_blocks", "arrive(both", "without knowing that phase"),
+        ("barrier", "multiply_blocks", "arrive(ring.both", "without knowing that phase"),
         EARLY,
     ),
     "each has a barrier of its own": (
@@ -123,7 +130,7 @@ FAULTS = {  # module, function, old text, new text; then what each schedule find
         ("byte count", "load_blocks", "mbarrier.expect", "ready["),
     ),
     "each brings x, and the second runs ahead": (
-        (loads, "load_blocks", "[r, s], ready.index(stage), buffer, multicast=PAIR", "[r, s], ready.index(stage), buffer"),
+        (loads, "load_blocks", f"{IM2COL}, multicast=PAIR", IM2COL),
         ("barrier", "multiply_blocks", "of CTA 1 arrives on both[", "without knowing that phase"),
     ),
 }  # fmt: skip
@@ -151,7 +158,9 @@ def test_planted_faults_are_found_under_every_schedule(monkeypatch, name):
 
 
 def is_of(finding, kind, partition, *parts):
-    return finding.kind == kind and finding.partition.startswith(partition) and all(part in str(finding) for part in parts)
+    return (
+        finding.kind == kind and finding.partition.startswith(partition) and all(part in str(finding) for part in parts)
+    )
 
 
 @pytest.mark.parametrize("function, old", [("leave_chunk", '"release"'), ("add_chunks", '"acquire"')])

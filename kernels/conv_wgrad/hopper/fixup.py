@@ -16,7 +16,9 @@ if gluon is not None:
     def fix_up_share_of(item, work):
         """As ``share_of`` of a ``FixUp`` work: full tiles first, then what is left of the others, then their splits."""
         cut = item - work.full
-        first = gl.where(cut < 0, 0, gl.where(cut < work.rests, work.splits, (cut - work.rests) // work.tiles) * work.per)
+        first = gl.where(
+            cut < 0, 0, gl.where(cut < work.rests, work.splits, (cut - work.rests) // work.tiles) * work.per
+        )
         if cut < 0:
             length = work.blocks
             position = item * length

@@ -3,7 +3,7 @@
 ``tma`` says what tiles, chunks and blocks are; ``work`` how they are shared out.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kernels.common.gluon import gluon
 
@@ -23,6 +23,33 @@ class Window(NamedTuple):
     dil_w: int
     last_o: int
     last_c: int
+
+
+class Tile(NamedTuple):
+    """Compile-time numbers. POINTWISE: x is im2col already, [pixels, channels]. Input channels and columns are given in units
+    of UNIT, so that the compiler knows which sums it may store at once; ALIGNED: all channels are multiples of 8. SLICE: the
+    columns that Blackwell's storing warps have in registers at a time."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    GROUPS: int
+    STAGES: int
+    POINTWISE: bool
+    UNIT: int = 1
+    ALIGNED: bool = False
+    SLICE: int = 0
+
+
+class Ring(NamedTuple):
+    """Buffers of dy and of a group's chunk of x in shared memory, and their barriers; both: in a pair of multiprocessors that
+    share x, of buffers that are free in both."""
+
+    dy: Any
+    x: Any
+    ready: Any
+    free: Any
+    both: Any
 
 
 class Matrix(NamedTuple):
@@ -64,19 +91,12 @@ if gluon is not None:
         return tile, first + skipped, n, first // per + (skipped > 0).to(gl.int32)
 
     @gluon.jit
-    def load_blocks(
-        dy_desc, x_desc, dy_s, x_s, ready, free, both, work, window, POINTWISE: gl.constexpr, GROUPS: gl.constexpr,
-        STAGES: gl.constexpr, FIX_UP: gl.constexpr = False,
-    ):  # fmt: skip
-        """The copying warp: every block of every share, into the ring's next buffers, as soon as they are free.
-
-        POINTWISE: x is im2col already, [pixels, channels]. FIX_UP: the work is a ``FixUp`` one. both: in a pair
-        of multiprocessors that share x, the barriers of buffers that are free in both; elsewhere nobody asks.
-        """
+    def load_blocks(dy_desc, x_desc, ring, work, window, T: gl.constexpr, FIX_UP: gl.constexpr = False):
+        """The copying warp: every block of every share, into the ring's next buffers, as soon as they are free."""
         PAIR: gl.constexpr = gl.num_ctas() == 2
-        BLOCK_K: gl.constexpr = dy_desc.block_type.shape[0]
-        BLOCK_M: gl.constexpr = dy_desc.block_type.shape[1]
-        BLOCK_N: gl.constexpr = x_desc.block_type.shape[1]
+        GROUPS: gl.constexpr = T.GROUPS
+        STAGES: gl.constexpr = T.STAGES
+        BLOCK_K: gl.constexpr = T.BLOCK_K
         count = 0
         for item in range(gl.program_id(0), work.items, work.programs):
             if FIX_UP:
@@ -88,32 +108,32 @@ if gluon is not None:
                     tile, block, n, cut = last_segment_of(item, position, end, length, first, work)
                 else:
                     tile, block, n, slot = segment_of(position, end, length, first, work.per)
-                o = gl.minimum(tile % work.tiles_m * BLOCK_M, window.last_o)
+                o = gl.minimum(tile % work.tiles_m * T.BLOCK_M, window.last_o)
                 chunks = ()
                 for group in gl.static_range(GROUPS):
                     chunk = tile // work.tiles_m * GROUPS + group
                     tap = chunk % window.taps
                     r = (tap // window.S * window.dil_h).to(gl.int16)
                     s = (tap % window.S * window.dil_w).to(gl.int16)
-                    chunks = chunks + ((r, s, gl.minimum(chunk // window.taps * BLOCK_N, window.last_c)),)
+                    chunks = chunks + ((r, s, gl.minimum(chunk // window.taps * T.BLOCK_N, window.last_c)),)
                 for m in range(block * BLOCK_K, (block + n) * BLOCK_K, BLOCK_K):
                     row = m // window.Q
                     h = row % window.P * window.stride_h - window.top
                     w = m % window.Q * window.stride_w - window.left
                     stage = count % STAGES
-                    mbarrier.wait(free.index(stage), (count // STAGES + 1) & 1)
-                    mbarrier.expect(ready.index(stage), dy_desc.nbytes_per_cta + GROUPS * x_desc.nbytes_per_cta)
-                    tma.async_load(dy_desc, [m, o], ready.index(stage), dy_s.index(stage))
+                    mbarrier.wait(ring.free.index(stage), (count // STAGES + 1) & 1)
+                    mbarrier.expect(ring.ready.index(stage), dy_desc.nbytes_per_cta + GROUPS * x_desc.nbytes_per_cta)
+                    tma.async_load(dy_desc, [m, o], ring.ready.index(stage), ring.dy.index(stage))
                     if PAIR:  # only the pair's first waits here, and asks for what both are given
-                        mbarrier.wait(both.index(stage), (count // STAGES + 1) & 1)
+                        mbarrier.wait(ring.both.index(stage), (count // STAGES + 1) & 1)
                     for group in gl.static_range(GROUPS):
                         r, s, c = chunks[group]
-                        buffer = x_s.index(stage * GROUPS + group)
-                        if POINTWISE:
-                            tma.async_load(x_desc, [m, c], ready.index(stage), buffer, multicast=PAIR)
+                        buffer = ring.x.index(stage * GROUPS + group)
+                        if T.POINTWISE:
+                            tma.async_load(x_desc, [m, c], ring.ready.index(stage), buffer, multicast=PAIR)
                         else:
                             at = [row // window.P, h, w, c]
-                            tma.async_load_im2col(x_desc, at, [r, s], ready.index(stage), buffer, multicast=PAIR)
+                            tma.async_load_im2col(x_desc, at, [r, s], ring.ready.index(stage), buffer, multicast=PAIR)
                     count += 1
                 if FIX_UP:
                     end -= n
@@ -136,19 +156,18 @@ if gluon is not None:
         return gl.where(first > 0, first, 0)
 
     @gluon.jit
-    def place_of(out, tile, group, slot, tiles_m, matrix, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-                 GROUPS: gl.constexpr, ALIGNED: gl.constexpr):  # fmt: skip
+    def place_of(out, tile, group, slot, tiles_m, matrix, T: gl.constexpr):
         """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile lies, and the rows and
         columns (begin, end) of it that are its own.
 
         The last tile lies inside like all others but for 7 channels, on some rows and columns of the one before it: TMA
         takes half as long again for blocks of zeros as for values.
         """
-        own_o = tile % tiles_m * BLOCK_M
-        chunk = tile // tiles_m * GROUPS + group
-        own_c = chunk // matrix.taps * BLOCK_N
-        o = within(own_o, last_of(matrix.Co, BLOCK_M, ALIGNED))
-        c = within(own_c, last_of(matrix.Ci, BLOCK_N, ALIGNED))
+        own_o = tile % tiles_m * T.BLOCK_M
+        chunk = tile // tiles_m * T.GROUPS + group
+        own_c = chunk // matrix.taps * T.BLOCK_N
+        o = within(own_o, last_of(matrix.Co, T.BLOCK_M, T.ALIGNED))
+        c = within(own_c, last_of(matrix.Ci, T.BLOCK_N, T.ALIGNED))
         where = out + (slot * matrix.Co + o).to(gl.int64) * matrix.columns + (chunk % matrix.taps * matrix.Ci + c)
         return where, (own_o - o, matrix.Co - o), (own_c - c, matrix.Ci - c)
 

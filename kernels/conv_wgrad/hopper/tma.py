@@ -16,7 +16,7 @@ from kernels.common.gluon import element, gluon, has_clusters, multiprocessors, 
 from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad import portable
-from kernels.conv_wgrad.hopper.loads import Matrix, Window
+from kernels.conv_wgrad.hopper.loads import Matrix, Tile, Window
 from kernels.conv_wgrad.hopper.work import PARTIAL, START, FixUp, Work, fix_ups, share_out
 from kernels.conv_wgrad.plain import is_rows, rows_of
 from kernels.conv_wgrad.problem import Cost
@@ -129,11 +129,9 @@ def load_of(g, options, work, turned=False):
     how = {"slots": work.slots, "zeroed": int(work.slots == work.splits + 2)}
     if isinstance(work, FixUp):
         how = {"slots": 1, "rounds": work.rounds, "whole": work.blocks, "hands": work.others + (work.met == 1)}
-    return model.Load(
-        getattr(work, "cut", work.items), work.per, 1, numel=g.Co * g.columns, bytes=moved, met=work.met, turned=turned,
-        apart=2 * work.tiles * work.rest * options["BLOCK_K"] * (rows + columns), copied=sum(copied),
-        astray=model.astray(g, rows, columns), **how,
-    )  # fmt: skip
+    how |= {"apart": 2 * work.tiles * work.rest * options["BLOCK_K"] * (rows + columns), "copied": sum(copied)}
+    how |= {"astray": model.astray(g, rows, columns), "met": work.met, "turned": turned}
+    return model.Load(getattr(work, "cut", work.items), work.per, 1, numel=g.Co * g.columns, bytes=moved, **how)
 
 
 def unfit(g, dtype):
@@ -223,10 +221,13 @@ def descriptors(x, dy, g, options):
     if is_rows(g, x):
         return dy_desc, TensorDescriptor(*described(x.as_strided((g.M, g.Ci), (x.stride(2), 1)), tile, shared))
     lower, upper = pixel_box(g)
-    return dy_desc, TensorDescriptorIm2Col(
-        *described(x, tile, shared),
-        element_strides=[1, *g.stride, 1], pixel_box_lower_corner=lower, pixel_box_upper_corner=upper,
-    )  # fmt: skip
+    box = {"pixel_box_lower_corner": lower, "pixel_box_upper_corner": upper}
+    return dy_desc, TensorDescriptorIm2Col(*described(x, tile, shared), element_strides=[1, *g.stride, 1], **box)
+
+
+def tile_of(options, **known):
+    """The kernels' ``Tile`` of options and what else is ``known``, and the launch options that are none of it."""
+    return portable.compiled_for(Tile, options | known)
 
 
 def is_pointwise(problem):
