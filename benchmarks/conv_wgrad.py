@@ -12,7 +12,7 @@ from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.operator import sum_pieces
+from kernels.conv_wgrad.operator import sum_splits
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from kernels.conv_wgrad.split_k import FEW
 from kernels.conv_wgrad.tiling import size_class
@@ -221,7 +221,7 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     dtype = getattr(torch, dtype)
     x, dy, g = problem((N, Ci, Co, H, R, 1, R // 2, groups), dtype)
     backend = "hopper" if kernel.startswith("hopper") else "triton"
-    run = {"bias": lambda: conv2d_bias_grad(dy), "sum": lambda: sum_pieces(partials, out, False)}.get(
+    run = {"bias": lambda: conv2d_bias_grad(dy), "sum": lambda: sum_splits(partials, out, False)}.get(
         kernel, lambda: ours(x, dy, g, backend)
     )
     out = torch.empty(g.weight_shape, dtype=dtype, device=x.device)

@@ -41,10 +41,10 @@ def points_of(measured):
 
 def described(g, candidate):
     """``(kind, tile, Load)`` of a candidate that ran."""
-    options, (tiles, blocks, pieces, per) = dict(candidate["options"]), candidate["plan"]
+    options, (tiles, blocks, splits, per) = dict(candidate["options"]), candidate["plan"]
     if candidate["backend"] == "hopper":
-        kind = tma.Joined if "joined" in candidate else tma.Work
-        work = kind(tiles, blocks, pieces, per, *candidate.get("joined", ()))
+        kind = tma.FixUp if "joined" in candidate else tma.Work
+        work = kind(tiles, blocks, splits, per, *candidate.get("joined", ()))
         return tma.tiles_for(g), options, tma.load_of(g, options, work, candidate["turned"])
     held = options.pop("HELD") // 132
     kind, volume = tiling.tiles_for(g), 1.0
@@ -55,4 +55,4 @@ def described(g, candidate):
         volume = tiling.depthwise_volume(g, launched)
     x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
     problem = operator.problem_of(x, dy, g)._replace(turned=candidate["turned"])
-    return kind, options | {"held": held}, tiling.load_of(problem, options, tiles, pieces, per, held, volume)
+    return kind, options | {"held": held}, tiling.load_of(problem, options, tiles, splits, per, held, volume)

@@ -83,16 +83,16 @@ def layer_of(row):
 
 
 def partial_sums(shape, explained):
-    """Elements of a weight gradient's partial sums, which are written and read: of all tiles' pieces where a second launch
+    """Elements of a weight gradient's partial sums, which are written and read: of all tiles' splits where a second launch
     adds them; where a tile's last program does, of the others of the tiles that are cut."""
-    split = re.search(r"(\d+) tiles, split-K (\d+)(, the rests end to end)?(, partial sums joined)?", explained)
+    split = re.search(r"(\d+) tiles, split-K (\d+)(, the rests end to end)?(, stream-K fix-up)?", explained)
     if not split:
         return 0
-    tiles, pieces = int(split[1]), int(split[2])
+    tiles, splits = int(split[1]), int(split[2])
     if split[4]:
         sizes = re.search(r"BLOCK_M (\d+), BLOCK_N (\d+), .*?GROUPS (\d+)", explained).groups()
-        return tiles * (pieces - 1 + bool(split[3])) * math.prod(map(int, sizes))
-    return (pieces > 1) * pieces * shape["Co"] * shape["R"] * shape["S"] * shape["Ci"] // shape["groups"]
+        return tiles * (splits - 1 + bool(split[3])) * math.prod(map(int, sizes))
+    return (splits > 1) * splits * shape["Co"] * shape["R"] * shape["S"] * shape["Ci"] // shape["groups"]
 
 
 def rates(row, machine):

@@ -162,8 +162,8 @@ def recorded(equivalent, way, candidate):
         "backend": way,
         "turned": equivalent.problem.turned,
         "options": tile,
-        "plan": (work.tiles, work.blocks, work.pieces, work.per),
-        **({"joined": (work.programs, work.rounds)} if isinstance(work, tma.Joined) else {}),
+        "plan": (work.tiles, work.blocks, work.splits, work.per),
+        **({"joined": (work.programs, work.rounds)} if isinstance(work, tma.FixUp) else {}),
         "predicted_ms": round(candidate.time / 1000, 5),
     }
 

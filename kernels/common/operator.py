@@ -89,7 +89,9 @@ def register(
 
     def like_arguments(*args):
         saved_ones = args[len(varying) :]
-        like = [t for i in given for t in (saved_ones[i] if isinstance(saved_ones[i], list | tuple) else [saved_ones[i]])]
+        like = [
+            t for i in given for t in (saved_ones[i] if isinstance(saved_ones[i], list | tuple) else [saved_ones[i]])
+        ]
         return [t.new_empty(t.shape) if need else None for t, need in zip(like, args[-1], strict=True)]
 
     def needed(function):

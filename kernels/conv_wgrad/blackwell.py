@@ -30,84 +30,74 @@ if gluon is not None:
     )
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-    from kernels.conv_wgrad.hopper.loads import load_blocks, place_of, segment_of, share_of, store_chunk
+    from kernels.conv_wgrad.hopper.loads import Ring, load_blocks, place_of, segment_of, share_of, store_chunk
 
     @gluon.jit
-    def multiply_tiles(
-        dy_s, x_s, acc_t, ready, free, done, stored, work, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-    ):  # fmt: skip
+    def multiply_tiles(ring, acc_t, done, stored, work, T: gl.constexpr):
         """The multiplying warp: it starts products and waits for none; a commit arrives when those before it are over."""
-        items, programs, whole, tiles, tiles_m, blocks, per = work
         count = 0
         visits = 0
-        for item in range(gl.program_id(0), items, programs):
+        for item in range(gl.program_id(0), work.items, work.programs):
             position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(position, end, length, first, per)
+                tile, block, n, slot = segment_of(position, end, length, first, work.per)
                 half = visits % 2
                 mbarrier.wait(stored.index(half), (visits // 2 + 1) & 1)
                 for i in range(n):
-                    stage = count % STAGES
-                    mbarrier.wait(ready.index(stage), count // STAGES & 1)
-                    dy = dy_s.index(stage).permute((1, 0))
-                    for group in gl.static_range(GROUPS):
-                        sums = acc_t.index(half).slice(group * BLOCK_N, BLOCK_N)
-                        tcgen05_mma(dy, x_s.index(stage * GROUPS + group), sums, use_acc=i > 0)
-                    tcgen05_commit(free.index(stage))
+                    stage = count % T.STAGES
+                    mbarrier.wait(ring.ready.index(stage), count // T.STAGES & 1)
+                    dy = ring.dy.index(stage).permute((1, 0))
+                    for group in gl.static_range(T.GROUPS):
+                        sums = acc_t.index(half).slice(group * T.BLOCK_N, T.BLOCK_N)
+                        tcgen05_mma(dy, ring.x.index(stage * T.GROUPS + group), sums, use_acc=i > 0)
+                    tcgen05_commit(ring.free.index(stage))
                     count += 1
                 tcgen05_commit(done.index(half))
                 visits += 1
                 position += n
 
     @gluon.jit
-    def store_tiles(
-        acc_t, done, stored, out, work, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr,
-        SLICE: gl.constexpr,
-    ):  # fmt: skip
+    def store_tiles(acc_t, done, stored, out, work, matrix, T: gl.constexpr):
         """The storing warps: tile after tile, slice after slice, while the next tile is multiplied."""
-        items, programs, whole, tiles, tiles_m, blocks, per = work
         visits = 0
-        for item in range(gl.program_id(0), items, programs):
+        for item in range(gl.program_id(0), work.items, work.programs):
             position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(position, end, length, first, per)
+                tile, block, n, slot = segment_of(position, end, length, first, work.per)
                 half = visits % 2
                 mbarrier.wait(done.index(half), visits // 2 & 1)
-                for group in gl.static_range(GROUPS):
-                    where, rows, columns = place_of(out, tile, group, slot, tiles_m, sizes, BLOCK_M, BLOCK_N, GROUPS, False)
-                    for part in gl.static_range(BLOCK_N // SLICE):
-                        sums = acc_t.index(half).slice(group * BLOCK_N + part * SLICE, SLICE).load()
-                        own = columns[0] - part * SLICE, columns[1] - part * SLICE
-                        store_chunk(sums, where + part * SLICE, rows, own, sizes[3])
+                for group in gl.static_range(T.GROUPS):
+                    where, rows, columns = place_of(out, tile, group, slot, work.tiles_m, matrix, T)
+                    for c in gl.static_range(0, T.BLOCK_N, T.SLICE):
+                        sums = acc_t.index(half).slice(group * T.BLOCK_N + c, T.SLICE).load()
+                        store_chunk(sums, where + c, rows, (columns[0] - c, columns[1] - c), matrix.columns)
                 mbarrier.arrive(stored.index(half))
                 visits += 1
                 position += n
 
-    @gluon.jit(do_not_specialize=["work", "walk"])
-    def wgrad_blackwell_kernel(
-        dy_desc, x_desc, out, work, walk, sizes, POINTWISE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-        BLOCK_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, SLICE: gl.constexpr,
-    ):  # fmt: skip
+    @gluon.jit
+    def wgrad_blackwell_kernel(dy_desc, x_desc, out, work, window, matrix, T: gl.constexpr):
         """Every program takes shares of the work a grid apart, until there are none left."""
-        dy_s = gl.allocate_shared_memory(dy_desc.dtype, [STAGES, BLOCK_K, BLOCK_M], dy_desc.layout)
-        x_s = gl.allocate_shared_memory(x_desc.dtype, [STAGES * GROUPS, BLOCK_K, BLOCK_N], x_desc.layout)
-        layout: gl.constexpr = TensorMemoryLayout([BLOCK_M, BLOCK_N], col_stride=1)
-        acc_t = allocate_tensor_memory(gl.float32, [2, BLOCK_M, GROUPS * BLOCK_N], layout)
-        ready = mbarrier.allocate_mbarrier(batch=STAGES)
-        free = mbarrier.allocate_mbarrier(batch=STAGES)
+        dy_s = gl.allocate_shared_memory(dy_desc.dtype, [T.STAGES, T.BLOCK_K, T.BLOCK_M], dy_desc.layout)
+        x_s = gl.allocate_shared_memory(x_desc.dtype, [T.STAGES * T.GROUPS, T.BLOCK_K, T.BLOCK_N], x_desc.layout)
+        layout: gl.constexpr = TensorMemoryLayout([T.BLOCK_M, T.BLOCK_N], col_stride=1)
+        acc_t = allocate_tensor_memory(gl.float32, [2, T.BLOCK_M, T.GROUPS * T.BLOCK_N], layout)
+        ready = mbarrier.allocate_mbarrier(batch=T.STAGES)
+        free = mbarrier.allocate_mbarrier(batch=T.STAGES)
         done = mbarrier.allocate_mbarrier(batch=2)
         stored = mbarrier.allocate_mbarrier(batch=2)
-        for stage in gl.static_range(STAGES):
+        for stage in gl.static_range(T.STAGES):
             mbarrier.init(ready.index(stage), count=1)
             mbarrier.init(free.index(stage), count=1)
         for half in gl.static_range(2):
             mbarrier.init(done.index(half), count=1)
             mbarrier.init(stored.index(half), count=1)
+        ring = Ring(dy_s, x_s, ready, free, free)
         gl.warp_specialize(
             [
-                (store_tiles, (acc_t, done, stored, out, work, sizes, BLOCK_M, BLOCK_N, GROUPS, SLICE)),
-                (load_blocks, (dy_desc, x_desc, dy_s, x_s, ready, free, free, work, walk, POINTWISE, GROUPS, STAGES)),
-                (multiply_tiles, (dy_s, x_s, acc_t, ready, free, done, stored, work, BLOCK_N, GROUPS, STAGES)),
+                (store_tiles, (acc_t, done, stored, out, work, matrix, T)),
+                (load_blocks, (dy_desc, x_desc, ring, work, window, T)),
+                (multiply_tiles, (ring, acc_t, done, stored, work, T)),
             ],
             [1, 1],
             [48, 48],
@@ -127,14 +117,15 @@ def cost(problem):
 
 
 @planned
-def plan(problem, may_join=True):
-    """The ``Plan`` of a problem, whatever the GPU is; partial sums are never joined."""
+def plan(problem, may_fix_up=True):
+    """The ``Plan`` of a problem, whatever the GPU is; partial sums always have a launch of their own."""
     shares = tma.share("blackwell", problem.g, problem.device, problem.split_k)
     numbers = tma.numbers_of(problem.g, problem.device, shares)
-    meta = {"POINTWISE": tma.is_pointwise(problem), **shares.options, "SLICE": slice_of(shares.options), "num_warps": 4}
-    arguments = tma.arguments_of(problem.g, shares, with_join=False)
-    slots, grid = shares.work.slots, numbers.work[1:2]
-    return Plan(str(shares), wgrad_blackwell_kernel, grid, numbers, meta, slots, arguments=arguments)
+    options = shares.options
+    meta = tma.tile_of(options, POINTWISE=tma.is_pointwise(problem), SLICE=slice_of(options)) | {"num_warps": 4}
+    arguments = tma.arguments_of(problem.g, shares, with_fix_up=False)
+    grid = (numbers[0].programs,)
+    return Plan(str(shares), wgrad_blackwell_kernel, grid, numbers, meta, shares.work.slots, arguments=arguments)
 
 
 def slice_of(options):

@@ -9,7 +9,7 @@
               read at the same time crosses from the L2 cache once, and shares of joined sums set out abreast, at the pixels
               where what is left of a tile begins; and more where rows begin within a line of that cache
               elements copied first, or transposed last, at their own rates
-    sums    = sum + turns turn + bytes / partials    where a sum is cut into pieces: a second launch adds them, a few a turn
+    sums    = sum + turns turn + bytes / partials    where a sum is cut into splits: a second launch adds them, a few a turn
               or join + hands handed       or a tile's last program adds the others' to its own, one after the other
 
 ``busy``, ``alone`` and ``handed`` belong to a tile: how long a multiprocessor needs for a step of it, how long a step takes
@@ -26,9 +26,9 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels.conv_wgrad.split_k import AT_ONCE, pieces
+from kernels.conv_wgrad.split_k import AT_ONCE, equal_splits
 
-MOST = 528  # pieces of a sum
+MOST = 528  # splits of a sum
 LINE = 128  # bytes of the L2 cache's
 INSTRUCTION = 64  # rows of a Hopper matrix instruction
 WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6)  # of programs, that a sum may be cut into
@@ -75,15 +75,15 @@ class Candidate(NamedTuple):
     time: float
 
     @property
-    def pieces(self):
-        """How many pieces each tile's sum is cut into."""
-        return getattr(self.work, "work", self.work).pieces
+    def splits(self):
+        """How many splits each tile's sum is cut into."""
+        return getattr(self.work, "work", self.work).splits
 
     def __str__(self):
         tile = "x".join(str(self.options[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if name in self.options)
         named = ("GROUPS", "RUN", "STAGES", "num_warps", "num_ctas")
         more = [f"{name} {self.options[name]}" for name in named if name in self.options]
-        return f"{tile}, {', '.join(more)}, split-K {self.pieces}: {self.time:.1f} us"
+        return f"{tile}, {', '.join(more)}, split-K {self.splits}: {self.time:.1f} us"
 
 
 @functools.cache
@@ -166,12 +166,12 @@ def together(tile):
 
 
 def cuts(tiles, blocks, programs, split_k=None):
-    """``{(active, per)}`` worth a prediction: every tile's ``blocks`` in few pieces, or in as many as fill the GPU's
+    """``{(active, per)}`` worth a prediction: every tile's ``blocks`` in few splits, or in as many as fill the GPU's
     ``programs`` in whole waves."""
     if split_k is not None:
-        return {pieces(blocks, split_k)}
+        return {equal_splits(blocks, split_k)}
     counts = {1, 2, 3, *(int(waves * programs) // tiles for waves in WAVES), -(-programs // tiles)}
-    return {pieces(blocks, count) for count in counts if 1 <= count <= MOST}
+    return {equal_splits(blocks, count) for count in counts if 1 <= count <= MOST}
 
 
 def fitting(tiles, rows, columns):

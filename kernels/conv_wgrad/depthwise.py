@@ -7,6 +7,8 @@ taps see, once for all of them:
     dw[o, r, s] = sum over strips, i of dy[o, i] x[o // multiplier, row r, i σw + s δw]
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -15,81 +17,93 @@ from kernels.conv_wgrad.plain import inside, pixel_offset
 MOST_TAPS = 8  # in a row of the filter, of a program
 
 
-# Integers that the compiler gains nothing from knowing.
-@triton.jit(do_not_specialize=["strips", "runs", "o_units", "blocks", "per", "sizes", "units", "steps"])
+class Tile(NamedTuple):
+    """What ``depthwise_kernel`` is compiled for: see there."""
+
+    BLOCK_M: int
+    BLOCK_K: int
+    RUN: int
+    UNIT: int
+    ROWS: int
+    TAPS: int
+    STRIDE: int
+    DILATION: int
+
+
+# Numbers that the compiler gains nothing from knowing; ``plain`` says why they are no named tuples.
+GEOMETRY = "strips runs o_units blocks per P Q H W R S dy_m x_n x_h x_w sh pt pl dh".split()
+
+
+@triton.jit(do_not_specialize=GEOMETRY)
 def depthwise_kernel(
-    dy_ptr, x_ptr, out_ptr,
-    strips, runs, multiplier, o_units, blocks, per, sizes, units, steps,
-    UNIT: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, RUN: tl.constexpr,
-    STRIDE: tl.constexpr, DILATION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """ROWS x TAPS taps of the filter, for BLOCK_M output channels, summed over one piece of the strips, BLOCK_K at a time.
+    dy_ptr, x_ptr, out_ptr, strips, runs, multiplier, o_units, blocks, per,
+    P, Q, H, W, R, S, dy_m, x_n, x_h, x_w, sh, pt, pl, dh, T: tl.constexpr,
+):
+    """ROWS x TAPS taps of the filter, for BLOCK_M output channels, summed over one split of the strips, BLOCK_K at a time.
 
     ``runs`` strips lie in a row of output pixels. STRIDE and DILATION are those along a row. Co and the strides of dy
     and x are given in units of UNIT elements: the compiler then loads whole vectors.
     """
-    P, Q, H, W, R, S = sizes
-    Co = o_units * UNIT
-    tiles = tl.cdiv(Co, BLOCK_M)
-    shares = tl.cdiv(S, TAPS)
+    Co = o_units * T.UNIT
+    tiles = tl.cdiv(Co, T.BLOCK_M)
+    shares = tl.cdiv(S, T.TAPS)
     pid = tl.program_id(0)
-    column = pid // tiles % (tl.cdiv(R, ROWS) * shares)
-    piece = pid // tiles // (tl.cdiv(R, ROWS) * shares)
-    r0 = column // shares * ROWS
-    s0 = column % shares * TAPS
-    offs_o = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = pid // tiles % (tl.cdiv(R, T.ROWS) * shares)
+    split = pid // tiles // (tl.cdiv(R, T.ROWS) * shares)
+    r0 = column // shares * T.ROWS
+    s0 = column % shares * T.TAPS
+    offs_o = pid % tiles * T.BLOCK_M + tl.arange(0, T.BLOCK_M)
     mask_o = offs_o < Co
-    # where the piece begins: the only divisions in 64 bits, of scalars
-    first = piece * per
-    begin = first.to(tl.int64) * BLOCK_K
+    # where the split begins: the only divisions in 64 bits, of scalars
+    first = split * per
+    begin = first.to(tl.int64) * T.BLOCK_K
     row = begin // runs
     image = row // P
     run = (begin - row * runs).to(tl.int32)
     line = (row - image * P).to(tl.int32)
-    left = tl.minimum(strips - begin, per * BLOCK_K).to(tl.int32)
-    step = tl.cast(units.m, tl.int64) * UNIT
-    next_pixel = tl.cast(units.w, tl.int64) * UNIT
+    left = tl.minimum(strips - begin, per * T.BLOCK_K).to(tl.int32)
+    step = tl.cast(dy_m, tl.int64) * T.UNIT
+    next_pixel = tl.cast(x_w, tl.int64) * T.UNIT
     accs = ()
-    for _i in tl.static_range(ROWS * TAPS):
-        accs = accs + (tl.zeros([BLOCK_K, BLOCK_M], tl.float32),)
+    for _i in tl.static_range(T.ROWS * T.TAPS):
+        accs = accs + (tl.zeros([T.BLOCK_K, T.BLOCK_M], tl.float32),)
     for block in range(0, tl.minimum(per, blocks - first)):
-        strip = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        strip = block * T.BLOCK_K + tl.arange(0, T.BLOCK_K)
         there = strip < left
-        q = (run + strip) % runs * RUN
+        q = (run + strip) % runs * T.RUN
         lines = line + (run + strip) // runs
         p = lines % P
         n = image + lines // P
         m = (n * P + p) * Q + q
         dy_at = dy_ptr + m[:, None] * step + offs_o[None, :]
         dys = ()
-        for i in tl.static_range(RUN):
+        for i in tl.static_range(T.RUN):
             mask = there & (q + i < Q)
             value = tl.load(dy_at + i * step, mask=mask[:, None] & mask_o[None, :], other=0.0)
             dys = dys + (value.to(tl.float32),)
-        h = p * steps.sh + r0 * steps.dh - steps.pt
-        w = q * STRIDE + s0 * DILATION - steps.pl
+        h = p * sh + r0 * dh - pt
+        w = q * T.STRIDE + s0 * T.DILATION - pl
         sums = ()
-        for r in tl.static_range(ROWS):
-            seen = there & inside(h + r * steps.dh, H)
-            at = (n * units.n + pixel_offset(h + r * steps.dh, w, units.h, units.w, WIDE=True)) * UNIT
+        for r in tl.static_range(T.ROWS):
+            seen = there & inside(h + r * dh, H)
+            at = (n * x_n + pixel_offset(h + r * dh, w, x_h, x_w, WIDE=True)) * T.UNIT
             x_at = x_ptr + at[:, None] + (offs_o // multiplier)[None, :]
             xs = ()
-            for j in tl.static_range((RUN - 1) * STRIDE + (TAPS - 1) * DILATION + 1):
+            for j in tl.static_range((T.RUN - 1) * T.STRIDE + (T.TAPS - 1) * T.DILATION + 1):
                 mask = seen & inside(w + j, W)
                 value = tl.load(x_at + j * next_pixel, mask=mask[:, None] & mask_o[None, :], other=0.0)
                 xs = xs + (value.to(tl.float32),)
-            for s in tl.static_range(TAPS):
-                acc = accs[r * TAPS + s]
-                for i in tl.static_range(RUN):
-                    acc += dys[i] * xs[i * STRIDE + s * DILATION]
+            for s in tl.static_range(T.TAPS):
+                acc = accs[r * T.TAPS + s]
+                for i in tl.static_range(T.RUN):
+                    acc += dys[i] * xs[i * T.STRIDE + s * T.DILATION]
                 sums = sums + (acc,)
         accs = sums
-    out_at = out_ptr + (piece.to(tl.int64) * Co + offs_o) * (R * S)
-    for r in tl.static_range(ROWS):
-        for s in tl.static_range(TAPS):
+    out_at = out_ptr + (split.to(tl.int64) * Co + offs_o) * (R * S)
+    for r in tl.static_range(T.ROWS):
+        for s in tl.static_range(T.TAPS):
             exists = offs_o < tl.where(r0 + r < R, tl.where(s0 + s < S, Co, 0), 0)
-            total = tl.sum(accs[r * TAPS + s], 0).to(out_ptr.dtype.element_ty)
+            total = tl.sum(accs[r * T.TAPS + s], 0).to(out_ptr.dtype.element_ty)
             tl.store(out_at + (r0 + r) * S + s0 + s, total, mask=exists)
 
 

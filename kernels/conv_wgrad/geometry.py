@@ -143,7 +143,9 @@ def geometry(input_shape, Co, R, S, stride=1, padding=0, dilation=1, groups=1):
     if len(padding) == 2:
         padding = (padding[0], padding[0], padding[1], padding[1])
     if len(padding) != 4:
-        raise ValueError(f'padding is {shown(given)}, needs an int, (h, w), (top, bottom, left, right), "valid" or "same"')
+        raise ValueError(
+            f'padding is {shown(given)}, needs an int, (h, w), (top, bottom, left, right), "valid" or "same"'
+        )
     padding = _integers("padding", padding, 0, given)
     for name, channels in (("input", Ci), ("the output", Co)):
         if channels % groups:
@@ -166,7 +168,9 @@ def _named_padding(name, R, S, stride, dilation):
     if name == "valid":
         return 0, 0, 0, 0
     if name != "same":
-        raise ValueError(f'padding is {shown(name)}, needs "valid" or "same", an int, (h, w) or (top, bottom, left, right)')
+        raise ValueError(
+            f'padding is {shown(name)}, needs "valid" or "same", an int, (h, w) or (top, bottom, left, right)'
+        )
     if stride != (1, 1):
         raise ValueError(f'stride is {shown(stride)}, needs 1 with padding="same"')
     h, w = dilation[0] * (R - 1), dilation[1] * (S - 1)

@@ -74,7 +74,7 @@ def conv2d_wgrad(
         dilation: :math:`\\delta`, int or (h, w).
         groups: number of groups that the channels are cut into; Ci of them: depthwise.
         backend: ``"triton"``, ``"hopper"``, ``"blackwell"`` or ``"auto"``: ``conv2d_wgrad.explain`` says which, and why.
-        split_k: how many pieces the sum over pixels is cut into, each summed by programs of its own; no more than it has
+        split_k: how many splits the sum over pixels is cut into, each summed by programs of its own; no more than it has
             blocks. ``None``: as many as fill the GPU.
         out: [Co, R, S, Ci/groups] to write, any strides; ``None`` allocates.
         accumulate: add to ``out``, in fp32, rather than overwrite it.
@@ -335,7 +335,7 @@ def plan_wgrad(input, grad_output, convolution, tf32, device, backend="auto", sp
     g = geometry(input.shape, grad_output.shape[-1], *convolution)
     problem = Problem(g, input, grad_output, split_k, _precision(input.dtype, tf32), device)
     choice = choose(problem, backend)
-    return choice, BACKENDS[choice.backend].plan(choice.equivalent.problem, may_join=not adds)
+    return choice, BACKENDS[choice.backend].plan(choice.equivalent.problem, may_fix_up=not adds)
 
 
 # Behind the dispatcher: tensors that have been checked, and what is launched for them.
@@ -364,31 +364,31 @@ def run(plan, input, grad_output, out, accumulate=False, bias=None, equivalent=N
         tensors = (dy, x, target, dy, bias)[plan.taken] if arguments is None else arguments(x, dy, target, bias)
         launch(plan.kernel, plan.grid if bias is None else plan.bias_grid, *tensors, *plan.sizes, **plan.meta)
     if target is not dense:
-        sum_pieces(target, dense.view(equivalent.f.weight_shape) if turned else dense, adds, turned)
+        sum_splits(target, dense.view(equivalent.f.weight_shape) if turned else dense, adds, turned)
     if dense is not out:
         out.add_(dense) if accumulate else out.copy_(dense)
 
 
-def sum_pieces(partials, out, accumulate, turned=False):
+def sum_splits(partials, out, accumulate, turned=False):
     """Sum partial results in order, in fp32, and round once to ``out``'s dtype.
 
     Args:
-        partials: fp32 [pieces, ...], contiguous; no pieces sum to zero.
+        partials: fp32 [splits, ...], contiguous; no splits sum to zero.
         out: contiguous; written, or with ``accumulate`` added to.
         accumulate: bool.
         turned: ``out`` is [Co, R, S, Ci], and a partial result [Ci, R, S, Co] with taps from the last to the first.
     """
-    pieces = partials.shape[0]
-    options = _sum_options(pieces <= FEW, out.device)
-    meta = {"ACCUMULATE": accumulate, "AT_ONCE": FEW if pieces <= FEW else AT_ONCE, "num_warps": options["num_warps"]}
+    splits = partials.shape[0]
+    options = _sum_options(splits <= FEW, out.device)
+    meta = {"ACCUMULATE": accumulate, "AT_ONCE": FEW if splits <= FEW else AT_ONCE, "num_warps": options["num_warps"]}
     if turned:
         Co, R, S, Ci = out.shape
-        side = SIDES[pieces <= FEW]
+        side = SIDES[splits <= FEW]
         grid = (R * S * -(-Co // side) * -(-Ci // side),)
-        launch(turned_sum_kernel, grid, partials, out, pieces, Co, R * S, Ci, SIDE=side, **meta)
+        launch(turned_sum_kernel, grid, partials, out, splits, Co, R * S, Ci, SIDE=side, **meta)
     else:
         grid = (-(-out.numel() // options["BLOCK"]),)
-        launch(sum_kernel, grid, partials, out, out.numel(), pieces, BLOCK=options["BLOCK"], **meta)
+        launch(sum_kernel, grid, partials, out, out.numel(), splits, BLOCK=options["BLOCK"], **meta)
 
 
 @planned
@@ -398,7 +398,7 @@ def _sum_options(few, device):
 
 def wgrad_by(backend, input, grad_output, g, out, accumulate=False, split_k=None):
     """The weight gradient of the ``Geometry`` g by a backend, whatever the GPU is, in the problem as it is."""
-    plan = BACKENDS[backend].plan(problem_of(input, grad_output, g, split_k), may_join=not accumulate)
+    plan = BACKENDS[backend].plan(problem_of(input, grad_output, g, split_k), may_fix_up=not accumulate)
     run(plan, input, grad_output, out, accumulate)
 
 

@@ -9,7 +9,7 @@ part that depends on j: a program keeps its columns' part, and steps its rows' p
 with additions and carries. Since j runs over taps too, a tile is as full for 3 channels as for 300.
 
 The bias gradient, db[o] = sum_m dy[m, o], is summed by a kernel of its own or by programs behind the product's. Where a sum
-is cut into pieces (split-K), a second launch adds them, in order.
+is cut into splits (split-K), a second launch adds them, in order.
 """
 
 import math
@@ -33,15 +33,6 @@ class Sizes(NamedTuple):
     S: int
 
 
-class Units(NamedTuple):
-    """Strides of dy's pixels, and of x's images, rows and pixels, in units of several elements."""
-
-    m: int
-    n: int
-    h: int
-    w: int
-
-
 class Steps(NamedTuple):
     """Along output pixels: stride, padding and dilation, and how far a block further lies in the input, in images, rows and
     columns."""
@@ -55,6 +46,22 @@ class Steps(NamedTuple):
     step_n: int
     step_h: int
     step_w: int
+
+
+class Tile(NamedTuple):
+    """What ``wgrad_kernel`` is compiled for: see there."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    STAGES: int
+    UNIT_O: int
+    UNIT_C: int
+    POINTWISE: bool
+    TMA: bool
+    WIDE: bool
+    PRECISION: str | None
+    TOGETHER: int
 
 
 @triton.jit
@@ -127,17 +134,17 @@ def column_sums(
 def bias_kernel(
     dy_ptr, out_ptr, M, Co, blocks, per, stride_m, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr
 ):
-    """BLOCK_M channels of db[o] = sum_m dy[m, o], summed over one piece of the pixels."""
+    """BLOCK_M channels of db[o] = sum_m dy[m, o], summed over one split of the pixels."""
     tiles = tl.cdiv(Co, BLOCK_M)
     pid = tl.program_id(0)
-    piece = pid // tiles
+    split = pid // tiles
     offs_o = pid % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    first = piece * per
+    first = split * per
     m = first.to(tl.int64) * BLOCK_K
     step = tl.cast(stride_m, tl.int64)
     count = tl.minimum(per, blocks - first)
     sums = column_sums(dy_ptr, offs_o, m, count, M, Co, step, BLOCK_M, BLOCK_K, STAGES)
-    tl.store(out_ptr + piece.to(tl.int64) * Co + offs_o, sums.to(out_ptr.dtype.element_ty), mask=offs_o < Co)
+    tl.store(out_ptr + split.to(tl.int64) * Co + offs_o, sums.to(out_ptr.dtype.element_ty), mask=offs_o < Co)
 
 
 @triton.jit
@@ -150,104 +157,110 @@ def sum_all_columns(dy_ptr, out_ptr, o, M, Co, step, BLOCK_M: tl.constexpr):
     tl.store(out_ptr + offs_o, sums.to(out_ptr.dtype.element_ty), mask=offs_o < Co)
 
 
-# Integers that the compiler gains nothing from knowing: otherwise it would compile anew for every geometry.
-@triton.jit(do_not_specialize=["M", "groups", "o_units", "c_units", "blocks", "per", "sizes", "units", "steps"])
+# Numbers that the compiler gains nothing from knowing: else it would compile anew for every geometry. They are no named
+# tuples, because of a tuple's members Triton knows 1 and multiples of 16 whatever is said here.
+GEOMETRY = "M groups o_units c_units per P Q H W R S dy_m x_n x_h x_w sh sw pt pl dh dw step_n step_h step_w".split()
+
+
+@triton.jit(do_not_specialize=GEOMETRY)
 def wgrad_kernel(
     dy_ptr, x_ptr, out_ptr, rows_ptr, bias_ptr,
-    M, groups, o_units, c_units, blocks, per, sizes, units, steps,
-    UNIT_O: tl.constexpr, UNIT_C: tl.constexpr, POINTWISE: tl.constexpr, TMA: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, TOGETHER: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """One tile [BLOCK_M output channels, BLOCK_N columns] of one group, summed over one piece of the pixels.
+    M, groups, o_units, c_units, per, P, Q, H, W, R, S, dy_m, x_n, x_h, x_w,
+    sh, sw, pt, pl, dh, dw, step_n, step_h, step_w, T: tl.constexpr,
+):
+    """One tile [BLOCK_M output channels, BLOCK_N columns] of one group, summed over one split of the pixels.
 
-    A group's channels and the strides of dy and x (``units``) are given in units of UNIT_O and UNIT_C elements: the compiler
-    then knows that they are multiples, and loads whole vectors. POINTWISE: A is x itself, rows one step (units.w) apart.
-    TMA: dy_ptr, and x_ptr if POINTWISE, are descriptors of such rows, of which the tensor memory accelerator copies whole
-    blocks, zeros past their end; a row of dy is then as long as all groups' channels, and what a tile reads of the next
-    group it does not store. WIDE: offsets in x need 64 bits. Pieces lie outermost in the grid: programs that run at the
-    same time read the same pixels. bias_ptr: db, or ``None``; behind the product's programs stand those that sum dy's
-    columns into it, BLOCK_M channels each, from rows_ptr, which is dy whatever TMA says.
+    A group's channels, and the strides of dy's pixels and of x's images, rows and pixels, are given in units of UNIT_O and
+    UNIT_C elements: the compiler then knows that they are multiples, and loads whole vectors. ``per``: blocks of pixels that
+    a program sums, at most. POINTWISE: A is x itself, rows one step x_w apart. TMA: dy_ptr, and x_ptr if POINTWISE, are
+    descriptors of such rows, of which the tensor memory accelerator copies whole blocks, zeros past their end; a row of dy is
+    then as long as all groups' channels, and what a tile reads of the next group it does not store. WIDE: offsets in x need
+    64 bits. Splits lie outermost in the grid: programs that run at the same time read the same pixels. bias_ptr: db, or
+    ``None``; behind the product's programs are those that sum dy's columns into it, BLOCK_M channels each, from rows_ptr,
+    which is dy whatever TMA says.
     """
-    Co = o_units * UNIT_O
-    Ci = c_units * UNIT_C
-    columns = sizes.R * sizes.S * Ci
-    tiles_m = tl.cdiv(Co, BLOCK_M)
-    tiles = tiles_m * tl.cdiv(columns, BLOCK_N)
+    sizes = Sizes(P, Q, H, W, R, S)
+    steps = Steps(sh, sw, pt, pl, dh, dw, step_n, step_h, step_w)
+    blocks = tl.cast(tl.cdiv(M, T.BLOCK_K), tl.int32)
+    Co = o_units * T.UNIT_O
+    Ci = c_units * T.UNIT_C
+    columns = R * S * Ci
+    tiles_m = tl.cdiv(Co, T.BLOCK_M)
+    tiles = tiles_m * tl.cdiv(columns, T.BLOCK_N)
     pid = tl.program_id(0)
     if bias_ptr is not None:
         products = tiles * groups * tl.cdiv(blocks, per)
         if pid >= products:
-            step = tl.cast(units.m, tl.int64) * UNIT_O
-            sum_all_columns(rows_ptr, bias_ptr, (pid - products) * BLOCK_M, M, groups * Co, step, BLOCK_M)
+            step = tl.cast(dy_m, tl.int64) * T.UNIT_O
+            sum_all_columns(rows_ptr, bias_ptr, (pid - products) * T.BLOCK_M, M, groups * Co, step, T.BLOCK_M)
             return
-    piece = pid // (tiles * groups)
+    split = pid // (tiles * groups)
     group = pid // tiles % groups
-    o = pid % tiles % tiles_m * BLOCK_M
-    j = pid % tiles // tiles_m * BLOCK_N
+    o = pid % tiles % tiles_m * T.BLOCK_M
+    j = pid % tiles // tiles_m * T.BLOCK_N
     own_o = o
     own_j = j
-    if TMA:  # the last tile lies inside like all others: blocks of zeros take half as long again as blocks of values
-        o = within(group * Co + o, groups * Co - BLOCK_M) - group * Co
-        if POINTWISE:
-            j = within(group * Ci + j, groups * Ci - BLOCK_N) - group * Ci
-    offs_o = o + tl.arange(0, BLOCK_M)
-    offs_j = j + tl.arange(0, BLOCK_N)
-    offs_k = tl.arange(0, BLOCK_K)
+    if T.TMA:  # the last tile lies inside like all others: blocks of zeros take half as long again as those of values
+        o = within(group * Co + o, groups * Co - T.BLOCK_M) - group * Co
+        if T.POINTWISE:
+            j = within(group * Ci + j, groups * Ci - T.BLOCK_N) - group * Ci
+    offs_o = o + tl.arange(0, T.BLOCK_M)
+    offs_j = j + tl.arange(0, T.BLOCK_N)
+    offs_k = tl.arange(0, T.BLOCK_K)
     mask_o = offs_o < Co
     mask_j = offs_j < columns
-    first = piece * per
-    m = first.to(tl.int64) * BLOCK_K
+    first = split * per
+    m = first.to(tl.int64) * T.BLOCK_K
 
-    if not TMA:  # dy[m, o]: rows one step apart
-        step = tl.cast(units.m, tl.int64) * UNIT_O
+    if not T.TMA:  # dy[m, o]: rows one step apart
+        step = tl.cast(dy_m, tl.int64) * T.UNIT_O
         dy_row = dy_ptr + group * Co + m * step
         dy_at = offs_k[:, None] * step + offs_o[None, :]
 
-    if POINTWISE and not TMA:
-        x_step = tl.cast(units.w, tl.int64) * UNIT_C
+    if T.POINTWISE and not T.TMA:
+        x_step = tl.cast(x_w, tl.int64) * T.UNIT_C
         x_row = x_ptr + group * Ci + m * x_step
         x_at = offs_k[:, None] * x_step + offs_j[None, :]
-    if not POINTWISE:
+    if not T.POINTWISE:
         # A[m, j], the part of j = (r, s, c); a column that does not exist lies outside every image
         tap = offs_j // Ci
-        r_h = tap // sizes.S * steps.dh
-        s_w = tap % sizes.S * steps.dw
-        x_column = x_ptr + group * Ci + (pixel_offset(r_h, s_w, units.h, units.w, WIDE=True) * UNIT_C + offs_j % Ci)
+        r_h = tap // S * dh
+        s_w = tap % S * dw
+        x_column = x_ptr + group * Ci + (pixel_offset(r_h, s_w, x_h, x_w, WIDE=True) * T.UNIT_C + offs_j % Ci)
         r_h = tl.where(mask_j, r_h, FAR)
-        image, h, w = first_pixels(m, units.n, sizes, steps, BLOCK_K, WIDE)
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=STAGES):
-        left = tl.minimum(M - m, BLOCK_K).to(tl.int32)
+        image, h, w = first_pixels(m, x_n, sizes, steps, T.BLOCK_K, T.WIDE)
+    acc = tl.zeros([T.BLOCK_M, T.BLOCK_N], tl.float32)
+    for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=T.STAGES):
+        left = tl.minimum(M - m, T.BLOCK_K).to(tl.int32)
         mask_k = offs_k < left
-        if TMA:
+        if T.TMA:
             dy = dy_ptr.load([m.to(tl.int32), group * Co + o])
         else:
             dy = tl.load(dy_row + dy_at, mask=mask_k[:, None] & mask_o[None, :], other=0.0)
-            dy_row += step * BLOCK_K
-        if POINTWISE and TMA:
+            dy_row += step * T.BLOCK_K
+        if T.POINTWISE and T.TMA:
             x = x_ptr.load([m.to(tl.int32), group * Ci + j])
-        elif POINTWISE:
+        elif T.POINTWISE:
             x = tl.load(x_row + x_at, mask=mask_k[:, None] & mask_j[None, :], other=0.0)
-            x_row += x_step * BLOCK_K
+            x_row += x_step * T.BLOCK_K
         else:
             # the part of m: pixel (h, w) may lie outside the image while (h + r δh, w + s δw) does not
-            at = (image + pixel_offset(h, w, units.h, units.w, WIDE)).to(tl.int64) * UNIT_C
+            at = (image + pixel_offset(h, w, x_h, x_w, T.WIDE)).to(tl.int64) * T.UNIT_C
             h_or_far = tl.where(mask_k, h, FAR)
-            mask_x = inside(h_or_far[:, None] + r_h[None, :], sizes.H) & inside(w[:, None] + s_w[None, :], sizes.W)
+            mask_x = inside(h_or_far[:, None] + r_h[None, :], H) & inside(w[:, None] + s_w[None, :], W)
             x = tl.load(x_column[None, :] + at[:, None], mask=mask_x, other=0.0)
-            image, h, w = next_pixels(image, h, w, units.n, sizes, steps)
-        acc = tl.dot(tl.trans(dy), x, acc, input_precision=PRECISION)
-        m += BLOCK_K
+            image, h, w = next_pixels(image, h, w, x_n, sizes, steps)
+        acc = tl.dot(tl.trans(dy), x, acc, input_precision=T.PRECISION)
+        m += T.BLOCK_K
 
-    rows = (piece.to(tl.int64) * groups + group) * Co + offs_o
+    rows = (split.to(tl.int64) * groups + group) * Co + offs_o
     mask = mask_o[:, None] & mask_j[None, :]
-    if TMA:
+    if T.TMA:
         mask = mask & (offs_o >= own_o)[:, None] & (offs_j >= own_j)[None, :]
-    if TOGETHER > 1:
-        Ci_group = Ci // TOGETHER
-        mask = mask & ((offs_o // (Co // TOGETHER))[:, None] == (offs_j % Ci // Ci_group)[None, :])
-        columns = columns // TOGETHER
+    if T.TOGETHER > 1:
+        Ci_group = Ci // T.TOGETHER
+        mask = mask & ((offs_o // (Co // T.TOGETHER))[:, None] == (offs_j % Ci // Ci_group)[None, :])
+        columns = columns // T.TOGETHER
         offs_j = offs_j // Ci * Ci_group + offs_j % Ci_group
     out_at = out_ptr + rows[:, None] * columns + offs_j[None, :]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=mask)

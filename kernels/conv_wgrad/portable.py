@@ -11,10 +11,10 @@ from kernels.common.gpu import is_cuda_architecture
 from kernels.common.math import cdiv
 from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
+from kernels.conv_wgrad import depthwise
 from kernels.conv_wgrad.depthwise import depthwise_kernel, taps_of
 from kernels.conv_wgrad.plain import (
-    Sizes,
-    Units,
+    Tile,
     bias_kernel,
     channels_adjacent,
     common_unit,
@@ -47,8 +47,8 @@ def cost(problem):
 
 
 @planned
-def plan(problem, may_join=True):
-    """The ``Plan`` of a problem; partial sums are never joined."""
+def plan(problem, may_fix_up=True):
+    """The ``Plan`` of a problem; partial sums always have a launch of their own."""
     return plan_cut(problem, *sizes_and_cut(problem))
 
 
@@ -69,15 +69,18 @@ def plan_cut(problem, sizes, chosen):
 def _plan_depthwise(problem, text, chosen, x, dy, copied):
     g = problem.g
     unit = common_unit(16 // x.element_size(), g.Co, dy.stride(0), *x.stride()[:3])
-    units = Units(*(stride // unit for stride in (dy.stride(0), *x.stride()[:3])))
+    units = [stride // unit for stride in (dy.stride(0), *x.stride()[:3])]
     options = dict(chosen.options)
     rows, taps = taps_of(g, options.pop("SUMS"))
     runs = -(-g.Q // chosen.options["RUN"])
-    counts = g.N * g.P * runs, runs, g.Co_group, g.Co // unit, chosen.blocks, chosen.per
-    sizes = *counts, Sizes(g.P, g.Q, g.H, g.W, g.R, g.S), units, steps_of(g, 1)
-    meta = {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1], **options}
-    grid = (chosen.tiles * chosen.pieces,)
-    return Plan(text, depthwise_kernel, grid, sizes, meta, chosen.pieces, copied, taken=slice(3))
+    strips = g.N * g.P * runs, runs, g.Co_group, g.Co // unit, chosen.blocks, chosen.per
+    steps = g.stride[0], g.padding[0], g.padding[2], g.dilation[0]
+    sizes = *strips, g.P, g.Q, g.H, g.W, g.R, g.S, *units, *steps
+    meta = compiled_for(
+        depthwise.Tile, options | dict(UNIT=unit, ROWS=rows, TAPS=taps, STRIDE=g.stride[1], DILATION=g.dilation[1])
+    )
+    grid = (chosen.tiles * chosen.splits,)
+    return Plan(text, depthwise_kernel, grid, sizes, meta, chosen.splits, copied, taken=slice(3))
 
 
 def _plan_product(problem, text, chosen, x, dy, copied):
@@ -87,7 +90,7 @@ def _plan_product(problem, text, chosen, x, dy, copied):
     Co, Ci = g.Co_group * together, g.Ci_group * together
     unit_o = common_unit(vector, Co, dy.stride(0))
     unit_c = common_unit(vector, Ci, *x.stride()[:3])
-    units = Units(dy.stride(0) // unit_o, *(stride // unit_c for stride in x.stride()[:3]))
+    units = dy.stride(0) // unit_o, *(stride // unit_c for stride in x.stride()[:3])
     options = dict(chosen.options)
     BLOCK_M, BLOCK_N, BLOCK_K = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     pointwise = is_rows(g, x)
@@ -97,10 +100,11 @@ def _plan_product(problem, text, chosen, x, dy, copied):
     options["TMA"] &= has_descriptors(problem) and all(
         unit == vector and address == 0 and step >= columns for step, columns, unit, address in of_rows
     )
-    counts = g.M, g.groups // together, Co // unit_o, Ci // unit_c, chosen.blocks, chosen.per
-    sizes = *counts, Sizes(g.P, g.Q, g.H, g.W, g.R, g.S), units, steps_of(g, BLOCK_K)
-    meta = {"UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise, "WIDE": is_wide(g, BLOCK_K, *units[1:])}
-    meta |= {"PRECISION": problem.precision if x.dtype == torch.float32 else None, "TOGETHER": together, **options}
+    counts = g.M, g.groups // together, Co // unit_o, Ci // unit_c, chosen.per
+    sizes = *counts, g.P, g.Q, g.H, g.W, g.R, g.S, *units, *steps_of(g, BLOCK_K)
+    options |= {"UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise, "WIDE": is_wide(g, BLOCK_K, *units[1:])}
+    options |= {"PRECISION": problem.precision if x.dtype == torch.float32 else None, "TOGETHER": together}
+    meta = compiled_for(Tile, options)
     step_dy, step_x = dy.stride(0), x.stride(2)
 
     def described(x, dy, target, bias):
@@ -109,23 +113,24 @@ def _plan_product(problem, text, chosen, x, dy, copied):
         x = TensorDescriptor(x, [g.M, g.Ci], [step_x, 1], [BLOCK_K, BLOCK_N]) if pointwise else x
         return rows, x, target, dy, bias
 
-    programs = chosen.tiles * chosen.pieces
+    programs = chosen.tiles * chosen.splits
     few = g.M <= configuration("conv_wgrad", "short", "default", problem.device)["BIAS"]
     # a program that walked all pixels of many for the bias would end last
-    beside = few and chosen.pieces == 1 and not problem.turned
+    beside = few and chosen.splits == 1 and not problem.turned
     how = {"arguments": described if options["TMA"] else None}
     how["bias_grid"] = (programs + cdiv(g.Co, BLOCK_M),) if beside else None
-    return Plan(text, wgrad_kernel, (programs,), sizes, meta, chosen.pieces, copied, **how)
+    return Plan(text, wgrad_kernel, (programs,), sizes, meta, chosen.splits, copied, **how)
+
+
+def compiled_for(kind, options):
+    """``{"T": kind(...), launch options}`` of options that hold both."""
+    tile = {name: options[name] for name in kind._fields if name in options}
+    return {"T": kind(**tile)} | {name: value for name, value in options.items() if name not in tile}
 
 
 def has_descriptors(problem):
     """Whether TMA can copy blocks of rows [M, C] on the problem's device."""
-    if runtime.interpreted:
-        # the interpreter's float32 copies are made of tensors, not of descriptors
-        there = problem.dtype != torch.bfloat16
-    else:
-        there = is_cuda_architecture(problem.device, 9, 10, 11, 12)
-    return there and problem.g.M < 2**31
+    return problem.g.M < 2**31 and (runtime.interpreted or is_cuda_architecture(problem.device, 9, 10, 11, 12))
 
 
 def describe(problem, sizes, chosen):
@@ -141,7 +146,7 @@ def describe(problem, sizes, chosen):
             what += f" in {g.groups} groups" + f", {together} of them multiplied together" * (together > 1)
     options = ", ".join(f"{name} {value}" for name, value in chosen.options.items())
     padded = "none, there is nothing to sum" if 0 in sizes else f"{waste(g, problem):.2f}"
-    return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.pieces}; tile waste {padded}"
+    return f"{what}; {options}; {chosen.tiles} tiles, split-K {chosen.splits}; tile waste {padded}"
 
 
 def copies(input, grad_output):
@@ -164,6 +169,6 @@ def plan_bias(grad_output, device):
     chosen = cut((Co, 1, M), configuration("conv_wgrad", "bias", "default", device))
     dy, copied = read_through(rows_of, grad_output)
     sizes = (M, Co, chosen.blocks, chosen.per, dy.stride(0))
-    grid = (chosen.tiles * chosen.pieces,)
+    grid = (chosen.tiles * chosen.splits,)
     takes = slice(0, 3, 2)  # dy and target
-    return Plan("", bias_kernel, grid, sizes, chosen.options, chosen.pieces, (False, copied), takes)
+    return Plan("", bias_kernel, grid, sizes, chosen.options, chosen.splits, (False, copied), takes)

@@ -1,4 +1,4 @@
-"""Split-K: how a reduction is cut into pieces that different programs sum."""
+"""Split-K: how a reduction is cut into splits that different programs sum."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ SIDES = (16, 32)  # of a turned block: a thread has one element, or four where p
 
 @dataclass(frozen=True)
 class Cut:
-    """A launch of ``tiles`` * ``pieces`` programs: each sums one tile over ``per`` of the reduction's ``blocks``.
+    """A launch of ``tiles`` * ``splits`` programs: each sums one tile over ``per`` of the reduction's ``blocks``.
 
     ``options`` are the kernel's constexpr arguments and number of warps; ``tile`` its extent along rows, columns, reduction.
     """
@@ -24,7 +24,7 @@ class Cut:
     tile: tuple[int, int, int]
     tiles: int
     blocks: int
-    pieces: int
+    splits: int
     per: int
 
 
@@ -36,7 +36,7 @@ def cut(sizes, options, groups=1, split_k=None, length=1):
         options: of the kernel, and ``HELD``: how many programs the GPU runs at once; without it ``split_k`` must be given,
             and tiles are taken as long as they are.
         groups: how many such sums there are.
-        split_k: pieces of the reduction, or ``None`` for as many as cost least.
+        split_k: splits of the reduction, or ``None`` for as many as cost least.
         length: pixels in one step of the reduction.
     """
     held = options.get("HELD")
@@ -48,36 +48,38 @@ def cut(sizes, options, groups=1, split_k=None, length=1):
     options |= {name: size for name, size in zip(names, tile, strict=True) if name in options}
     rows, columns, blocks = (-(-size // width) for size, width in zip(sizes, tile, strict=True))
     tiles = rows * columns * groups
-    active, per = pieces(blocks, choose_split(tiles, blocks, tile[2] * length, held) if split_k is None else split_k)
+    active, per = equal_splits(
+        blocks, choose_split(tiles, blocks, tile[2] * length, held) if split_k is None else split_k
+    )
     return Cut(options, tile, tiles, blocks, active, per)
 
 
-def pieces(blocks, splits):
-    """``(active, per)``: piece i of ``active`` owns ``per`` blocks from i * per on; none is empty, the last may have fewer.
+def equal_splits(blocks, asked):
+    """``(active, per)``: split i of ``active`` owns ``per`` blocks from i * per on; none is empty, the last may have fewer.
 
     Args:
         blocks: length of the reduction in blocks.
-        splits: pieces asked for; there are at most as many as blocks.
+        asked: splits asked for; there are at most as many as blocks.
     """
     if blocks == 0:
         return 0, 0
-    per = -(-blocks // min(splits, blocks))
+    per = -(-blocks // min(asked, blocks))
     return -(-blocks // per), per
 
 
 @functools.cache
 def choose_split(tiles, blocks, block, held):
-    """The number of pieces with the smallest modelled time: full waves of programs, few partial sums.
+    """The number of splits with the smallest modelled time: full waves of programs, few partial sums.
 
     Args:
-        tiles: output tiles, each a program a piece.
+        tiles: output tiles, each a program a split.
         blocks: length of the reduction in blocks.
         block: pixels in a block.
         held: programs that the GPU runs at once.
     """
 
     def cost(splits):
-        active, per = pieces(blocks, splits)
+        active, per = equal_splits(blocks, splits)
         waves = -(-tiles * active // held)
         return waves * (per * block + START) + (PARTIAL * tiles * active / held if active > 1 else 0)
 

@@ -1,4 +1,4 @@
-"""Which tiles and pieces the portable backend launches: as the model of cost predicts, or as the table says."""
+"""Which tiles and splits the portable backend launches: as the model of cost predicts, or as the table says."""
 
 import math
 from dataclasses import replace
@@ -119,20 +119,27 @@ def considered(problem, costs, tiles):
         sizes, groups = sum_of(g, options)
         one = cut(sizes, options, groups, split_k=1)
         kind, programs, cuts = tiles_for(g).split()[0], costs["multiprocessors"] * tile["held"], []
-        for pieces, per in sorted(model.cuts(one.tiles, one.blocks, programs, problem.split_k)):
-            load = load_of(problem, options, one.tiles, pieces, per, tile["held"], volume)
-            work = replace(one, pieces=pieces, per=per)
+        for splits, per in sorted(model.cuts(one.tiles, one.blocks, programs, problem.split_k)):
+            load = load_of(problem, options, one.tiles, splits, per, tile["held"], volume)
+            work = replace(one, splits=splits, per=per)
             cuts.append(model.Candidate(tile, options, work, model.predicted(costs, kind, tile, load)))
         found.append(cuts)
     return found
 
 
-def load_of(problem, options, tiles, pieces, per, held, volume):
+def load_of(problem, options, tiles, splits, per, held, volume):
     """What the launch of a ``Cut`` asks of the GPU."""
     g = problem.g
     moved = problem.dtype.itemsize * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
     return model.Load(
-        tiles * pieces, per, held, pieces, g.Co * g.columns, moved, volume, turned=problem.turned,
+        tiles * splits,
+        per,
+        held,
+        splits,
+        g.Co * g.columns,
+        moved,
+        volume,
+        turned=problem.turned,
         astray=model.astray(g, options["BLOCK_M"], options["BLOCK_N"]) if g.groups == 1 else 0,
     )
 
@@ -166,7 +173,9 @@ def registers(g, options):
     """How many values a depthwise thread holds: its sums, a strip of dy, and what a row of taps sees of x."""
     channels = max(1, options["BLOCK_M"] * options["BLOCK_K"] // (32 * options["num_warps"]))
     rows, taps = taps_of(g, options["SUMS"])
-    return channels * (rows * taps + options["RUN"] + (options["RUN"] - 1) * g.stride[1] + (taps - 1) * g.dilation[1] + 1)
+    return channels * (
+        rows * taps + options["RUN"] + (options["RUN"] - 1) * g.stride[1] + (taps - 1) * g.dilation[1] + 1
+    )
 
 
 def depthwise_volume(g, options):

@@ -3,8 +3,8 @@ may be.
 
 ``compare``, ``trace``, ``compile_report``; ``recorded`` with ``roofline`` and ``bars``, which draw records, and
 ``measure``; ``ladder`` and ``sweep``, a lesson's own kernels as a GPU ran them; ``bytes_of_calls`` of plain PyTorch;
-``drawings``, the lessons' figures. Importing this package draws nothing and compiles nothing: matplotlib is loaded by
-the first picture.
+``source``, a finished kernel's text; ``drawings``, the lessons' figures. Importing this package draws nothing and
+compiles nothing: matplotlib is loaded by the first picture.
 """
 
 # Functions share their file's name, so they are bound at once: a later `import kernels.lab.trace` cannot rebind them.
@@ -13,6 +13,7 @@ from kernels.lab.compare import compare
 from kernels.lab.compile_report import CompileError, CompileReport, compile_report
 from kernels.lab.ladder import ladder, sweep
 from kernels.lab.roofline import bars, measure, recorded, roofline
+from kernels.lab.source import source
 from kernels.lab.trace import trace
 from kernels.lab.traffic import bytes_of_calls
 
@@ -28,6 +29,7 @@ __all__ = [
     "measure",
     "recorded",
     "roofline",
+    "source",
     "sweep",
     "trace",
 ]

@@ -1,5 +1,6 @@
-"""Text that defines kernels: Triton reads a kernel's source back by its file's name, through Python's ``linecache``."""
+"""The text of kernels: to be shown, or, where it was made here, to be read back by Triton through Python's ``linecache``."""
 
+import inspect
 import linecache
 from types import CodeType
 
@@ -12,3 +13,16 @@ def readable(source: str, filename: str) -> CodeType:
     """
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     return compile(source, filename, "exec")
+
+
+def source(kernel) -> str:
+    """The text of a ``@triton.jit`` kernel or of a Python function, as it stands in its file.
+
+    Raises:
+        ValueError: ``kernel`` is no function, or was typed where no text is kept.
+    """
+    function = getattr(kernel, "fn", kernel)
+    try:
+        return inspect.getsource(function).rstrip("\n")
+    except (TypeError, OSError) as error:
+        raise ValueError(f"kernel is {kernel!r}, needs a kernel or function whose text is in a file or a cell") from error

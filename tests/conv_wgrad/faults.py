@@ -5,12 +5,17 @@ from kernels.conv_wgrad.hopper import loads
 
 FAULTS = {  # module, function, old text, new text; kind of finding, partition, text of the line, barrier
     "the loader waits for the wrong parity": (
-        (loads, "load_blocks", "free.index(stage), (count // STAGES + 1) & 1)", "free.index(stage), (count // STAGES) & 1)"),
-        ("deadlock", "load_blocks", "mbarrier.wait(free.index(stage), (count // STAGES) & 1)", "free[0]"),
+        (
+            loads,
+            "load_blocks",
+            "free.index(stage), (count // STAGES + 1) & 1)",
+            "free.index(stage), (count // STAGES) & 1)",
+        ),
+        ("deadlock", "load_blocks", "mbarrier.wait(ring.free.index(stage), (count // STAGES) & 1)", "free[0]"),
     ),
     "the multipliers wait for the wrong parity": (
         (hopper, "multiply_blocks", "count // STAGES & 1)", "(count // STAGES + 1) & 1)"),
-        ("wrong phase", "multiply_blocks", "mbarrier.wait(ready.index(stage)", "ready["),
+        ("wrong phase", "multiply_blocks", "mbarrier.wait(ring.ready.index(stage)", "ready["),
     ),
     "a buffer is released while it is multiplied": (
         (hopper, "multiply_blocks", "free.index(before), pred=count > 0", "free.index(stage)"),
@@ -25,11 +30,11 @@ FAULTS = {  # module, function, old text, new text; kind of finding, partition, 
         ("byte count", "load_blocks", "mbarrier.expect", "ready["),
     ),
     "a multiplier reads the next buffer": (
-        (hopper, "multiply_blocks", "x_s.index(stage * GROUPS", "x_s.index((stage + 1) % STAGES * GROUPS"),
+        (hopper, "multiply_blocks", "ring.x.index(stage * GROUPS", "ring.x.index((stage + 1) % STAGES * GROUPS"),
         ("early read", "multiply_blocks", "warpgroup_mma", "ready["),
     ),
     "two buffers are swapped": (
-        (loads, "load_blocks", "dy_s.index(stage)", "dy_s.index((stage + 1) % STAGES)"),
+        (loads, "load_blocks", "ring.dy.index(stage)", "ring.dy.index((stage + 1) % STAGES)"),
         ("early read", "multiply_blocks", "starts the TMA load into dy_s", "ready["),
     ),
 }

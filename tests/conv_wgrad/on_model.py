@@ -58,11 +58,11 @@ def tiles(**options):
 
 
 @contextlib.contextmanager
-def shared_out(pieces, per):
-    """Within this every tile is cut into this many pieces of ``per`` blocks, and its rest is shared end to end."""
+def shared_out(splits, per):
+    """Within this every tile is cut into this many splits of ``per`` blocks, and its rest is shared end to end."""
 
     def cut(tiles, blocks, block, programs, split_k=None):
-        return tma.Work(tiles, blocks, pieces, per)
+        return tma.Work(tiles, blocks, splits, per)
 
     with mock.patch.object(tma, "share_out", cut):
         clear_caches()
@@ -107,7 +107,7 @@ def check(backend, shape, Co, R, S, convolution, *, dtype=torch.bfloat16, layout
 
 
 def plant(monkeypatch, backend, kernel, module, function, old, new):
-    """Replace a piece of a function that a backend's kernel is made of, in ``module``, for one test."""
+    """Replace a part of a function that a backend's kernel is made of, in ``module``, for one test."""
     path = pathlib.Path(module.__file__)
     text = path.read_text()
     start = text.index(f"def {function}(")
@@ -138,12 +138,11 @@ def assert_found(backend, finding, **options):
 @gluon.jit
 def cover(blocks_seen, slots_seen, work, slots):
     """How often a program's shares meet every block of every tile, and every slot."""
-    items, programs, whole, tiles, tiles_m, blocks, per = work
-    for item in range(gl.program_id(0), items, programs):
+    for item in range(gl.program_id(0), work.items, work.programs):
         position, end, length, first = share_of(item, work)
         while position < end:
-            tile, block, n, slot = segment_of(position, end, length, first, per)
+            tile, block, n, slot = segment_of(position, end, length, first, work.per)
             for i in range(n):
-                gl.atomic_add(blocks_seen + tile * blocks + block + i, 1)
+                gl.atomic_add(blocks_seen + tile * work.blocks + block + i, 1)
             gl.atomic_add(slots_seen + tile * slots + slot, 1)
             position += n

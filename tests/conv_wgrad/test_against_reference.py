@@ -141,9 +141,9 @@ def test_blocks_copied_by_the_tensor_memory_accelerator(name):
         cases.check(shape, Co, **(GEOMETRIES | more)[name], dtype=torch.float16)
     for kernel, _, (dy, x, *_), meta in seen:
         if kernel.__name__ == "wgrad_kernel":
-            assert meta["TMA"] and isinstance(dy, TensorDescriptor)  # of 2 channels a group, 8 groups together
+            assert meta["T"].TMA and isinstance(dy, TensorDescriptor)  # of 2 channels a group, 8 groups together
             pointwise = name.startswith("1x1") and "stride" not in name
-            assert isinstance(x, TensorDescriptor) == meta["POINTWISE"] == pointwise
+            assert isinstance(x, TensorDescriptor) == meta["T"].POINTWISE == pointwise
 
 
 @pytest.mark.parametrize("Co, layout", [(12, "flat"), (16, "padded"), (16, "nchw"), (16, "expanded")])
@@ -192,7 +192,7 @@ def test_random_geometries(convolution, seed, layout, dtype, split_k, tiles):
 
 @pytest.mark.parametrize("name", ["3x3", "depthwise"])
 def test_the_same_bits_every_time(name):
-    """Also where many pieces are summed."""
+    """Also where many splits are summed."""
     with cases.configuration(BLOCK_K=16):
         x, dy, g = cases.problem((4, 8, 8, 16), 16, 3, 3, padding=1, groups=16 if name == "depthwise" else 1)
         first, *others = (conv2d_wgrad(x, dy, 3, 3, 1, 1, 1, g.groups, split_k=7) for _ in range(3))

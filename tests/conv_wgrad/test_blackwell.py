@@ -9,6 +9,8 @@ from kernels import runtime
 from kernels.conv_wgrad import blackwell, conv2d_wgrad, operator
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad.hopper.loads import Matrix, Window
+from kernels.conv_wgrad.hopper.work import Schedule
 
 if not runtime.interpreted:
     pytest.skip("the model and the compiler's report are for the CPU", allow_module_level=True)
@@ -33,10 +35,10 @@ def test_split_k_on_the_model(split_k):
         on_model.check(blackwell, *GEOMETRIES["asymmetric padding"], dtype=torch.float16, split_k=split_k)
 
 
-@pytest.mark.parametrize("pieces, per", [(0, 20), (1, 8), (2, 5)])
-def test_rests_end_to_end_on_the_model(pieces, per):
+@pytest.mark.parametrize("splits, per", [(0, 20), (1, 8), (2, 5)])
+def test_rests_end_to_end_on_the_model(splits, per):
     """Many tiles a program: both accumulators in turn, several times."""
-    with on_model.tiles(GROUPS=2), on_model.shared_out(pieces, per):
+    with on_model.tiles(GROUPS=2), on_model.shared_out(splits, per):
         on_model.check(blackwell, (2, 9, 11, 24), 72, 3, 3, dict(padding=1))
 
 
@@ -67,7 +69,7 @@ FAULTS = {  # function, old text, new text; kind of finding, partition, text of 
         ("wrong phase", STORE, "mbarrier.wait(done.index(half)", "done["),
     ),
     "buffers are released before they are multiplied": (
-        (MULTIPLY, "tcgen05_commit(free.index(stage))", "mbarrier.arrive(free.index(stage))"),
+        (MULTIPLY, "tcgen05_commit(ring.free.index(stage))", "mbarrier.arrive(ring.free.index(stage))"),
         ("early overwrite", "load_blocks", "may still read it", "free[0]"),
     ),
 }
@@ -102,8 +104,8 @@ def test_W9_the_epilogue_is_split_and_nothing_spills(Ci, Co, R, dtype):
     compiled = compile_report(
         blackwell.wgrad_blackwell_kernel,
         *tma.descriptors(x, dy, g, options), dtype,
-        (7,) * 7, (7,) * 12, (Co, Ci, R * R, g.columns),
-        arch=100, POINTWISE=R == 1, **options, SLICE=blackwell.slice_of(options), num_warps=4,
+        Schedule(*[7] * 7), Window(*[7] * 12), Matrix(Co, Ci, R * R, g.columns),
+        arch=100, **tma.tile_of(options, POINTWISE=R == 1, SLICE=blackwell.slice_of(options)), num_warps=4,
     )  # fmt: skip
     assert compiled.spill_bytes == 0 and compiled.shared_bytes <= 227 * 1024, str(compiled)
     assert compiled.count("UTCHMMA") == options["GROUPS"] * options["BLOCK_K"] // 16

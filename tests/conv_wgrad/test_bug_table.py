@@ -54,7 +54,7 @@ def test_W6_the_fp32_sum_can_be_had_and_accumulated(dtype):
 
 
 def test_W6_accumulation_is_rounded_once():
-    """2048 + 1 is no float16, but 2048 + (1 + 1) is: the sum of the pieces is added to out before it is rounded."""
+    """2048 + 1 is no float16, but 2048 + (1 + 1) is: the sum of the splits is added to out before it is rounded."""
     x = torch.ones(2, 1, 1, 1, dtype=torch.float16, device=runtime.device)
     out = torch.full((1, 1, 1, 1), 2048.0, dtype=torch.float16, device=runtime.device)
     with cases.configuration(BLOCK_K=16):
@@ -83,7 +83,7 @@ def test_W7_workspace_and_tensors_are_addressed_with_64_bits():
 
 @pytest.mark.gpu
 def test_W7_partial_sums_of_more_than_two_to_the_31_elements():
-    """600 pieces of 2048 x 2048 weights: 2.5e9 partial sums, 10 GB."""
+    """600 splits of 2048 x 2048 weights: 2.5e9 partial sums, 10 GB."""
     x, dy = (cases.randn(600, 4, 4, 2048, dtype=torch.bfloat16) for _ in range(2))
     with cases.configuration(BLOCK_K=16), cases.launches() as seen:
         ours = conv2d_wgrad(x, dy, 1, 1, backend="triton", split_k=600, out_dtype=torch.float32)

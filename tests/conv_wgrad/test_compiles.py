@@ -7,7 +7,7 @@ import torch
 
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad, cost
-from kernels.lab import compile_report
+from kernels.lab import _triton_private, compile_report
 from tests.conv_wgrad import cases
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests compile every kernel")
@@ -126,3 +126,19 @@ def test_every_case_compiles_for_ampere_hopper_and_blackwell(monkeypatch, case, 
 def test_every_tile_that_was_measured_compiles_for_the_h200(monkeypatch, kind, tile):
     """Some of them spill: their times say so."""
     report(monkeypatch, 90, WITH[kind], tile, tma=tile.get("TMA", False), spills=1 << 20)
+
+
+@pytest.mark.parametrize("groups", [1, 64])
+def test_layers_of_other_sizes_share_a_compiled_kernel(groups):
+    """Heights, strides and padding of 1, of a multiple of 16 and of neither: one signature, with the same constants and the
+    same alignments, for Triton to compile."""
+    seen = set()
+    for size, step, padding, dilation in [(16, 1, 1, 1), (17, 2, 0, 1), (19, 3, 16, 2), (33, 1, 2, 16)]:
+        x = torch.zeros(2, size, size, 64, dtype=torch.float16)
+        g = cases.operator.geometry(x.shape, 64, 3, 3, step, padding, dilation, groups)
+        with cases.launches() as launched:
+            conv2d_wgrad(x, torch.zeros(g.output_shape, dtype=x.dtype), 3, 3, step, padding, dilation, groups, split_k=1)
+        kernel, _, arguments, _ = launched[0]
+        named = dict(zip(kernel.arg_names, (*arguments, "whichever tile"), strict=True))
+        seen.add(repr([sorted(found.items()) for found in _triton_private.specialize(kernel, named)]))
+    assert len(seen) == 1

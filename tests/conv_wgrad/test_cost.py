@@ -85,7 +85,9 @@ def test_the_plan_is_the_candidate_that_is_predicted_to_be_the_fastest(on_an_h20
 def test_a_split_that_is_asked_for_is_kept(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name], split_k=3)
     for candidate in portable.candidates(problem):
-        assert candidate.pieces == -(-candidate.work.blocks // -(-candidate.work.blocks // min(3, candidate.work.blocks)))
+        assert candidate.splits == -(
+            -candidate.work.blocks // -(-candidate.work.blocks // min(3, candidate.work.blocks))
+        )
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -108,7 +110,7 @@ def test_nothing_to_sum_is_no_candidate(on_an_h200):
     assert torch.equal(conv2d_wgrad(x.bfloat16(), dy.bfloat16(), 1, 1), torch.zeros(16, 1, 1, 8).bfloat16())
 
 
-JOINED = tma.Joined(60, 98, 2, 49, 132, 1)  # a round of whole tiles, then 60 tiles in two pieces each
+FIX_UP = tma.FixUp(60, 98, 2, 49, 132, 1)  # a round of whole tiles, then 60 tiles in two splits each
 NARROW = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"), (128, 64, 64, 3, 5), strict=True))
 
 
@@ -118,13 +120,15 @@ def time_of_joined(work, **other):
 
 
 def test_joining_costs_what_is_handed_over_and_a_round_of_whole_tiles_before_it():
-    alone = tma.load_of(benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1)), NARROW, JOINED)
+    alone = tma.load_of(benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1)), NARROW, FIX_UP)
     assert (alone.items, alone.per, alone.rounds, alone.whole, alone.slots) == (120, 49, 1, 98, 1)
     assert alone.hands == 2  # the one that is added, until it is stored and until it is loaded: all shares end at once
-    ends_apart = tma.load_of(benchmark.geometry_of((128, 512, 512, 14, 3, 1, 1, 1)), NARROW, tma.Joined(96, 98, 1, 72, 132))
+    ends_apart = tma.load_of(
+        benchmark.geometry_of((128, 512, 512, 14, 3, 1, 1, 1)), NARROW, tma.FixUp(96, 98, 1, 72, 132)
+    )
     assert ends_apart.hands == 2 < ends_apart.met  # the rest of a tile may lie in two shares
-    assert time_of_joined(JOINED, hands=3) == pytest.approx(time_of_joined(JOINED) + 2.0)
-    assert time_of_joined(JOINED, rounds=0) < time_of_joined(JOINED) < time_of_joined(JOINED, rounds=2)
+    assert time_of_joined(FIX_UP, hands=3) == pytest.approx(time_of_joined(FIX_UP) + 2.0)
+    assert time_of_joined(FIX_UP, rounds=0) < time_of_joined(FIX_UP) < time_of_joined(FIX_UP, rounds=2)
 
 
 def test_shares_abreast_read_less_of_what_is_apart(monkeypatch):
@@ -140,7 +144,7 @@ def test_joining_is_chosen_where_an_h200_was_faster_so(on_an_h200, monkeypatch, 
     """8 % faster and 4 % slower there, than the fastest that a second launch adds."""
     monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
     _, plan = planned(problem_of(geometry))
-    assert ("partial sums joined" in str(plan)) == (geometry[4] == 3)
+    assert ("stream-K fix-up" in str(plan)) == (geometry[4] == 3)
 
 
 @pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
@@ -149,33 +153,35 @@ def test_explain_says_what_runs_where_joined_sums_cannot_go(on_an_h200, monkeypa
     """Of a sum to add to, or of one that does not lie side by side."""
     monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
     g = benchmark.geometry_of(geometry)
-    x, dy, dense = (torch.empty(shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape, g.weight_shape))
+    x, dy, dense = (
+        torch.empty(shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape, g.weight_shape)
+    )
     apart = torch.empty(g.Co, g.R, g.S, g.Ci + 8, dtype=torch.bfloat16)[..., : g.Ci]
-    joined = []
-    monkeypatch.setattr(operator, "sum_pieces", lambda *given: None)
+    fixed_up = []
+    monkeypatch.setattr(operator, "sum_splits", lambda *given: None)
     for out, accumulate in [(None, False), (dense, False), (dense, True), (apart, False), (apart, True)]:
         more = {"stride": g.stride, "padding": g.padding, "out": out, "accumulate": accumulate, "backend": "hopper"}
         said = conv2d_wgrad.explain(x, dy, g.R, g.S, **more)
         with mock.patch.object(operator, "launch") as launched:
             conv2d_wgrad(x, dy, g.R, g.S, **more)
-        _, _, _, _, target, join, *_ = launched.call_args.args
-        joined.append(join is not None)
-        assert ("partial sums joined" in said) == joined[-1] and (target.ndim == 4) == joined[-1]
-    assert joined == [True, True, False, True, True]
+        _, _, _, _, target, fix_up, *_ = launched.call_args.args
+        fixed_up.append(fix_up is not None)
+        assert ("stream-K fix-up" in said) == fixed_up[-1] and (target.ndim == 4) == fixed_up[-1]
+    assert fixed_up == [True, True, False, True, True]
 
 
 def test_a_tile_that_joining_was_not_measured_of_joins_nothing():
     g = benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1))
     tile = NARROW | {"busy": 0.4, "alone": 0.4}
-    joins = lambda tile: any(c.work.joined for cuts in tma.considered(g, COSTS, [tile]) for c in cuts)  # noqa: E731
-    assert joins(tile | {"handed": 2.0}) and not joins(tile)
+    fixes_up = lambda tile: any(c.work.fixed_up for cuts in tma.considered(g, COSTS, [tile]) for c in cuts)  # noqa: E731
+    assert fixes_up(tile | {"handed": 2.0}) and not fixes_up(tile)
 
 
-@pytest.mark.parametrize("channels, joins", [(512, True), (508, False)])
-def test_channels_that_begin_anywhere_join_nothing(channels, joins):
+@pytest.mark.parametrize("channels, fixed_up", [(512, True), (508, False)])
+def test_channels_that_begin_anywhere_fix_nothing_up(channels, fixed_up):
     g = benchmark.geometry_of((128, channels, 512, 14, 3, 1, 1, 1))
     found = tma.considered(g, COSTS, COSTS["tiles"][tma.tiles_for(g)])
-    assert any(c.work.joined for cuts in found for c in cuts) == joins
+    assert any(c.work.fixed_up for cuts in found for c in cuts) == fixed_up
 
 
 def test_a_gpu_without_costs_goes_by_the_table():
@@ -220,7 +226,7 @@ def test_the_fit_finds_the_costs_that_times_were_made_from():
 
 
 def test_the_fit_finds_what_joining_takes_on_a_day_when_a_gpu_was_slow():
-    """Whatever a row's other candidates took longer than predicted, what joins took longer, too."""
+    """Whatever a row's other candidates took longer than predicted, what is fixed up took longer, too."""
     key = ("hopper rows", json.dumps(NARROW))
     truth = COSTS | {"join": 3.0, "abreast": 0.2, "tiles": {key: {"busy": 0.4, "alone": 0.4, "handed": 3.0}}}
     points = []

@@ -87,7 +87,9 @@ def test_patches_into_any_memory():
 @pytest.mark.parametrize("name", ROLES)
 def test_roles_turned(name):
     shape, Co, R, S, convolution = ROLES[name]
-    for layout, dtype, split_k in zip(cases.LAYOUTS, (torch.float32, torch.bfloat16) * 3, (None, 1, 2, 3, 20), strict=False):
+    for layout, dtype, split_k in zip(
+        cases.LAYOUTS, (torch.float32, torch.bfloat16) * 3, (None, 1, 2, 3, 20), strict=False
+    ):
         x, dy, g = cases.problem(shape, Co, R, S, dtype=dtype, layout=layout, **convolution)
         want = conv2d_wgrad_reference(x.cpu().double(), dy.cpu().double(), R, S, **convolution)
         out = torch.full(g.weight_shape, float("nan"), device=x.device)
@@ -129,6 +131,8 @@ def test_hoppers_kernel_on_the_model(name):
 @pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
 def test_hoppers_backend_takes_patches_of_any_size_and_no_other_stride(monkeypatch):
     monkeypatch.setattr(hopper, "is_cuda_architecture", lambda *given: True)
-    refused = lambda *sizes: hopper.reason_not(patches_as_channels(geometry((2, 28, 28, 3), 5, *sizes)), torch.bfloat16, None)  # noqa: E731
+    refused = lambda *sizes: hopper.reason_not(
+        patches_as_channels(geometry((2, 28, 28, 3), 5, *sizes)), torch.bfloat16, None
+    )  # noqa: E731
     assert refused(14, 14, 14) is None
     assert "stride is (14, 14), TMA steps over 8 pixels at most" in refused(13, 13, 14)

@@ -16,6 +16,8 @@ from kernels.conv_wgrad import conv2d_wgrad, operator, portable
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad.hopper.loads import Matrix, Window
+from kernels.conv_wgrad.hopper.work import Schedule
 
 if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
@@ -85,10 +87,10 @@ def test_split_k_on_the_model(split_k):
 
 @pytest.mark.share(2)
 @interpreted
-@pytest.mark.parametrize("pieces, per", [(0, 13), (0, 20), (0, 100), (1, 8), (2, 5), (2, 6), (6, 2)])
-def test_rests_end_to_end_on_the_model(pieces, per):
+@pytest.mark.parametrize("splits, per", [(0, 13), (0, 20), (0, 100), (1, 8), (2, 5), (2, 6), (6, 2)])
+def test_rests_end_to_end_on_the_model(splits, per):
     """13 blocks a tile: rests in one share and in two, shares of several tiles, and a last one that is shorter."""
-    with on_model.tiles(), on_model.shared_out(pieces, per):
+    with on_model.tiles(), on_model.shared_out(splits, per):
         on_model.check(hopper, (2, 9, 11, 24), 72, 3, 3, dict(padding=1))
 
 
@@ -152,7 +154,7 @@ def test_the_assembler_mends_a_missing_wait_and_serialises_all_products(tmp_path
 
 COMPILED = {  # input and output channels, filter, dtype of what is stored
     "3 groups": (384, 384, 3, torch.float32),
-    "3 groups, one piece": (384, 384, 3, torch.bfloat16),
+    "3 groups, one split": (384, 384, 3, torch.bfloat16),
     "3 groups, 1x1": (384, 384, 1, torch.float32),
     "short rows": (512, 512, 3, torch.float32),
     "2 groups": (256, 256, 1, torch.float32),
@@ -162,18 +164,18 @@ COMPILED = {  # input and output channels, filter, dtype of what is stored
 }
 
 
-def report(name, join=None):
+def report(name):
     Ci, Co, R, dtype = COMPILED[name]
     size = 16 if name == "short rows" else 32
     x, dy, g = cases.problem((2, size, size, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
     options = tma.share("hopper", g, x.device).options
     assert options["GROUPS"] == (2 if "2 groups" in name else 3)
-    known, sizes = hopper.in_units((Co, Ci, R * R, g.columns))
+    known, matrix = hopper.in_units(Matrix(Co, Ci, R * R, g.columns))
     return options, compile_report(
         hopper.wgrad_hopper_kernel,
-        *tma.descriptors(x, dy, g, options), dtype, join,
-        (7,) * (7 if join is None else 11), (7,) * 12, sizes,
-        arch=90, **known, POINTWISE=R == 1, **options, num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
+        *tma.descriptors(x, dy, g, options), dtype, None,
+        Schedule(*[7] * 7), Window(*[7] * 12), matrix,
+        arch=90, **tma.tile_of(options, POINTWISE=R == 1, **known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 
 
@@ -287,13 +289,13 @@ def test_auto_takes_long_sums_of_full_tiles(on_a_hopper, case):
 def test_shares_cover_every_block_once_and_every_slot_at_most_once(tiles, blocks):
     """The kernels' own arithmetic, for every length of a share, dealt to three programs."""
     for per in range(1, 2 * blocks + 2):
-        for pieces in {blocks // per, -(-blocks // per)}:
-            work = tma.Work(tiles, blocks, pieces, per)
+        for splits in {blocks // per, -(-blocks // per)}:
+            work = tma.Work(tiles, blocks, splits, per)
             blocks_seen, slots_seen = (torch.zeros(tiles, n, dtype=torch.int32) for n in (blocks, work.slots))
-            numbers = work.items, 3, work.whole, tiles, 1, blocks, per
-            assert gluon_model.run(on_model.cover, 3, blocks_seen, slots_seen, numbers, work.slots).ok
+            schedule = work.schedule(1, 3)
+            assert gluon_model.run(on_model.cover, 3, blocks_seen, slots_seen, schedule, work.slots).ok
             assert torch.all(blocks_seen == 1) and torch.all(slots_seen <= 1), work
-            assert torch.all(slots_seen[:, : work.pieces] == 1)
+            assert torch.all(slots_seen[:, : work.splits] == 1)
 
 
 @pytest.mark.parametrize("tiles, blocks", [(27, 8192), (3, 8192), (12, 3136), (48, 784), (24, 1568), (3, 1024)])

@@ -7,7 +7,7 @@ from kernels import runtime
 from kernels.common.gluon import has_clusters
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.work import Joined, Work
+from kernels.conv_wgrad.hopper.work import FixUp, Work
 
 if not has_clusters():
     pytest.skip("clusters need Triton 3.9", allow_module_level=True)
@@ -21,7 +21,13 @@ from tests.tensors import relative_error
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="the model is for the CPU")
 
-LAYER = (2, 9, 11, 24), 200, 3, 3, dict(padding=1)  # 18 tiles of 13 blocks in two groups; the last rows reach over 56 others
+LAYER = (
+    (2, 9, 11, 24),
+    200,
+    3,
+    3,
+    dict(padding=1),
+)  # 18 tiles of 13 blocks in two groups; the last rows reach over 56 others
 
 
 def check(name, work, options=TWO, dtype=torch.bfloat16, **how):
@@ -49,37 +55,38 @@ def test_geometries(name, groups):
 
 
 @pytest.mark.share(2)
-@pytest.mark.parametrize("pieces, per", [(1, 8), (2, 5), (0, 20), (0, 100), (6, 2)])
-def test_shares(pieces, per):
-    """Pieces, and rests in one share and in two, of several tiles."""
-    check(None, lambda tiles, blocks: Work(tiles, blocks, pieces, per), processors=8)
+@pytest.mark.parametrize("splits, per", [(1, 8), (2, 5), (0, 20), (0, 100), (6, 2)])
+def test_shares(splits, per):
+    """Splits, and rests in one share and in two, of several tiles."""
+    check(None, lambda tiles, blocks: Work(tiles, blocks, splits, per), processors=8)
 
 
 @pytest.mark.share(2)
-@pytest.mark.parametrize("pieces, per", [(2, 7), (1, 8), (2, 5), (0, 20)])
-def test_joined(pieces, per):
+@pytest.mark.parametrize("splits, per", [(2, 7), (1, 8), (2, 5), (0, 20)])
+def test_joined(splits, per):
     """Partial sums are left and added by both, after one of them has asked how the counter stands."""
-    check(None, lambda tiles, blocks: Joined(tiles, blocks, pieces, per, 66))
+    check(None, lambda tiles, blocks: FixUp(tiles, blocks, splits, per, 66))
 
 
 @pytest.mark.parametrize("name", ["1x1", "odd channels", "stride 2"])
 def test_joined_geometries(name):
-    check(name, lambda tiles, blocks: Joined(tiles, blocks, 1, max(1, 3 * blocks // 4), 66), THREE, torch.float16)
+    check(name, lambda tiles, blocks: FixUp(tiles, blocks, 1, max(1, 3 * blocks // 4), 66), THREE, torch.float16)
 
 
-@pytest.mark.parametrize("work", [Work, Joined])
+@pytest.mark.parametrize("work", [Work, FixUp])
 def test_every_schedule_gives_the_same_bits_and_no_finding(work):
     """Shares of several tiles, pairs with several shares, rings that turn several times."""
-    more, how = ((66,), {}) if work is Joined else ((), {"processors": 6})
+    more, how = ((66,), {}) if work is FixUp else ((), {"processors": 6})
     dws = [check("dilation", lambda tiles, blocks: work(tiles, blocks, 1, 8, *more), **how, **one) for one in SWEEP]
     assert all(torch.equal(dw, dws[0]) for dw in dws)
 
 
 # Faults.
 
-WAIT = "mbarrier.wait(both.index(stage), (count // STAGES + 1) & 1)"
-ARRIVE = "mbarrier.arrive(both.index(before), pred=count > 0)"
-INIT = "mbarrier.init(both.index(stage), count=GROUPS)"
+WAIT = "mbarrier.wait(ring.both.index(stage), (count // STAGES + 1) & 1)"
+ARRIVE = "mbarrier.arrive(ring.both.index(before), pred=count > 0)"
+INIT = "mbarrier.init(both.index(stage), count=T.GROUPS)"
+IM2COL = "[r, s], ring.ready.index(stage), buffer"
 KERNEL = "wgrad_hopper_kernel"
 OVERWRITTEN = "early overwrite", "load_blocks of CTA 0", "of CTA 1 is overwritten while", "x_desc"
 # Found where the other one comes so late that it has read nothing that could be overwritten.
@@ -93,24 +100,24 @@ FAULTS = {  # module, function, old text, new text; then what each schedule find
     ),
     "the parity of buffers that are not free": (
         (loads, "load_blocks", WAIT, WAIT.replace("STAGES + 1", "STAGES")),
-        ("deadlock", "", "wait(both", "both[0] has completed 0 phases; phase 0 lacks 4 of 4 arrivals"),
+        ("deadlock", "", "wait(ring.both", "both[0] has completed 0 phases; phase 0 lacks 4 of 4 arrivals"),
     ),
     "nobody says that x is free": (
         (hopper, "multiply_blocks", ARRIVE, "pass"),
-        ("deadlock", "", "wait(both", "both[0] has completed 0 phases; phase 0 lacks 4 of 4 arrivals. Nobody"),
+        ("deadlock", "", "wait(ring.both", "both[0] has completed 0 phases; phase 0 lacks 4 of 4 arrivals. Nobody"),
     ),
     "x is free while it is multiplied": (
-        (hopper, "multiply_blocks", ARRIVE, "mbarrier.arrive(both.index(stage))"),
+        (hopper, "multiply_blocks", ARRIVE, "mbarrier.arrive(ring.both.index(stage))"),
         ("early overwrite", "load_blocks of CTA 0", "waited for parity", "of both["),
     ),
     "more are waited for than there are": (
-        (hopper, KERNEL, INIT, INIT.replace("GROUPS", "2 * GROUPS")),
-        ("deadlock", "", "wait(both", "lacks 4 of 8 arrivals"),
+        (hopper, KERNEL, INIT, INIT.replace("T.GROUPS", "2 * T.GROUPS")),
+        ("deadlock", "", "wait(ring.both", "lacks 4 of 8 arrivals"),
     ),
     "one group of each is waited for": (
-        (hopper, KERNEL, INIT, INIT.replace("GROUPS", "1")),
+        (hopper, KERNEL, INIT, INIT.replace("T.GROUPS", "1")),
         OVERWRITTEN,
-        ("barrier", "multiply_blocks", "arrive(both", "without knowing that phase"),
+        ("barrier", "multiply_blocks", "arrive(ring.both", "without knowing that phase"),
         EARLY,
     ),
     "each has a barrier of its own": (
@@ -123,7 +130,7 @@ FAULTS = {  # module, function, old text, new text; then what each schedule find
         ("byte count", "load_blocks", "mbarrier.expect", "ready["),
     ),
     "each brings x, and the second runs ahead": (
-        (loads, "load_blocks", "[r, s], ready.index(stage), buffer, multicast=PAIR", "[r, s], ready.index(stage), buffer"),
+        (loads, "load_blocks", f"{IM2COL}, multicast=PAIR", IM2COL),
         ("barrier", "multiply_blocks", "of CTA 1 arrives on both[", "without knowing that phase"),
     ),
 }  # fmt: skip
@@ -151,7 +158,9 @@ def test_planted_faults_are_found_under_every_schedule(monkeypatch, name):
 
 
 def is_of(finding, kind, partition, *parts):
-    return finding.kind == kind and finding.partition.startswith(partition) and all(part in str(finding) for part in parts)
+    return (
+        finding.kind == kind and finding.partition.startswith(partition) and all(part in str(finding) for part in parts)
+    )
 
 
 @pytest.mark.parametrize("function, old", [("leave_chunk", '"release"'), ("add_chunks", '"acquire"')])
@@ -159,7 +168,7 @@ def test_what_the_second_left_is_released_and_acquired_by_the_first(monkeypatch,
     on_model.plant(monkeypatch, hopper, KERNEL, fixup, function, old, '"relaxed"')
     x, dy, g = cases.problem((2, 9, 8, 24), 200, 3, 3, dtype=torch.bfloat16)
     tiles, blocks, _ = tma.tiled(g, on_model.SMALL | PAIR | TWO)
-    _, result = on_model.launched(x, dy, g, Joined(tiles, blocks, 2, -(-blocks // 2), 66), options=PAIR | TWO)
+    _, result = on_model.launched(x, dy, g, FixUp(tiles, blocks, 2, -(-blocks // 2), 66), options=PAIR | TWO)
     races = [finding for finding in result.findings if finding.kind == "race"]
     assert races and all(finding.partition.startswith("multiply_blocks") for finding in races), str(result)
 

@@ -110,7 +110,9 @@ OTHER_FORMS = {
     ),
     "a word, and a larger filter": lambda layer: (
         vars(layer).update(padding="same"),
-        setattr(layer, "weight", nn.Parameter(torch.linspace(-1, 1, 8 * 4 * 5 * 4, device=runtime.device).view(8, 4, 5, 4))),
+        setattr(
+            layer, "weight", nn.Parameter(torch.linspace(-1, 1, 8 * 4 * 5 * 4, device=runtime.device).view(8, 4, 5, 4))
+        ),
     ),
     "a function in the place of torch's": lambda layer: vars(layer).update(
         _conv_forward=lambda x, weight, bias: F.conv2d(F.pad(x, (1, 1, 0, 0), mode="circular"), 2 * weight, bias)

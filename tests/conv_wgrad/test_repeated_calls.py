@@ -45,7 +45,11 @@ def test_options_that_may_change_in_place_are_looked_at_every_time(known):
 
 def test_other_tensors(known):
     theirs, ours, x = known
-    for wrong, message in ((x.half(), "weight has dtype"), (x[:, :3], "input has shape"), ([x], "input must be a tensor")):
+    for wrong, message in (
+        (x.half(), "weight has dtype"),
+        (x[:, :3], "input has shape"),
+        ([x], "input must be a tensor"),
+    ):
         with pytest.raises(ValueError, match=message):
             ours(wrong)
     for wrong in (x.to_sparse(), torch.nested.nested_tensor([x, x])):

@@ -114,7 +114,7 @@ def test_tma_is_not_told_of_a_short_sum(pixels, described):
 
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_a_gradient_in_another_layout_is_rounded_once(accumulate):
-    """One piece is written in the result's dtype, and copied; a sum is made in float32."""
+    """One split is written in the result's dtype, and copied; a sum is made in float32."""
     x, dy, _ = cases.problem((2, 6, 5, 16), 32, 3, 3, dtype=torch.bfloat16)
     dense = torch.randn(32, 3, 3, 16, device=runtime.device).bfloat16()
     planes = dense.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)

@@ -1,4 +1,4 @@
-"""How a reduction is cut: the pieces cover it exactly, none is empty, and a GPU's multiprocessors stay busy."""
+"""How a reduction is cut: the splits cover it exactly, none is empty, and a GPU's multiprocessors stay busy."""
 
 import pytest
 import torch
@@ -6,18 +6,18 @@ import torch
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry, tile_waste
-from kernels.conv_wgrad.operator import sum_pieces
-from kernels.conv_wgrad.split_k import choose_split, pieces
+from kernels.conv_wgrad.operator import sum_splits
+from kernels.conv_wgrad.split_k import choose_split, equal_splits
 from tests.conv_wgrad import cases
 
 
-def test_pieces_cover_every_block_once():
+def test_splits_cover_every_block_once():
     for blocks in range(1, 260):
         for splits in range(1, 300):
-            active, per = pieces(blocks, splits)
+            active, per = equal_splits(blocks, splits)
             assert 1 <= active <= min(splits, blocks)
             assert (active - 1) * per < blocks <= active * per
-    assert pieces(0, 5) == (0, 0)
+    assert equal_splits(0, 5) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_pieces_cover_every_block_once():
 )
 def test_the_choice_fills_the_gpu(tiles, blocks, held):
     """Nine tenths of all program slots of all waves have work, if there is that much of it."""
-    active, per = pieces(blocks, choose_split(tiles, blocks, 64, held))
+    active, per = equal_splits(blocks, choose_split(tiles, blocks, 64, held))
     waves = -(-tiles * active // held)
     assert tiles * blocks / (waves * held * per) > 0.9 or active == blocks
 
@@ -38,14 +38,14 @@ def test_partial_sums_are_added_from_the_first_to_the_last():
     """Float32 addition is not associative: 1e8 + 1 - 1e8 is 0 in this order, and 1 in another."""
     partials = torch.tensor([1e8, 1.0, -1e8], device=runtime.device)[:, None].repeat(1, 5)
     out = torch.full((5,), 3.0, device=runtime.device)
-    sum_pieces(partials, out, accumulate=True)
+    sum_splits(partials, out, accumulate=True)
     assert torch.equal(out, torch.full_like(out, 3.0))
-    sum_pieces(partials.flip(0)[[0, 2, 1]], out, accumulate=False)
+    sum_splits(partials.flip(0)[[0, 2, 1]], out, accumulate=False)
     assert torch.equal(out, torch.full_like(out, 1.0))
 
 
 def test_every_piece_is_launched_and_none_twice():
-    """17 blocks of 16 pixels in 7 pieces of 3: 6 pieces are launched."""
+    """17 blocks of 16 pixels in 7 splits of 3: 6 splits are launched."""
     x, dy, _ = cases.problem((1, 16, 17, 16), 32, 1, 1)
     with cases.configuration(BLOCK_M=16, BLOCK_N=16, BLOCK_K=16), cases.launches() as seen:
         conv2d_wgrad(x, dy, 1, 1, split_k=7)

@@ -89,15 +89,17 @@ def test_an_output_may_lie_between_what_is_read_and_beside_it():
 
 def test_options_may_be_numpys():
     three, two = np.int64(3), np.int32(2)
-    theirs, ours = (kind(4, 8, three, two, np.int64(1), groups=two).to(runtime.device) for kind in (torch.nn.Conv2d, Conv2d))
+    theirs, ours = (
+        kind(4, 8, three, two, np.int64(1), groups=two).to(runtime.device) for kind in (torch.nn.Conv2d, Conv2d)
+    )
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 4, 6, 7, device=runtime.device)
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-2, atol=1e-2)
     dy = torch.ones_like(ours(x)).permute(0, 2, 3, 1)
     dw = conv2d_wgrad(x.permute(0, 2, 3, 1), dy, three, three, two, (np.int64(1), 1), groups=two)
     torch.testing.assert_close(dw, conv2d_wgrad(x.permute(0, 2, 3, 1), dy, 3, 3, 2, 1, groups=2))
-    pieces = [conv2d_wgrad(x.permute(0, 2, 3, 1), dy, 3, 3, 2, 1, groups=2, split_k=two) for two in (2, np.int64(2))]
-    assert torch.equal(*pieces)
+    splits = [conv2d_wgrad(x.permute(0, 2, 3, 1), dy, 3, 3, 2, 1, groups=2, split_k=two) for two in (2, np.int64(2))]
+    assert torch.equal(*splits)
 
 
 def test_an_output_may_lie_behind_an_expanded_gradient():

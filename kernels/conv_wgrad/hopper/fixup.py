@@ -1,4 +1,4 @@
-"""A tile's partial sums, joined by the last to come of its shares: which share leaves its sum, and which one adds.
+"""Stream-K's fix-up: the last of a tile's shares adds what the others leave. Which share leaves its sum, which one adds.
 
     a share that is not the tile's last    store the sums;   wait for each other;   add 1 to the tile's counter, release
     the tile's last share                  wait until all others have, acquire;   add their sums, always in the same order
@@ -13,45 +13,45 @@ if gluon is not None:
     from triton.experimental.gluon import language as gl
 
     @gluon.jit
-    def joined_share_of(item, work):
-        """As ``share_of`` of a ``Joined`` work: full tiles first, then what is left of the others, then their pieces."""
-        items, programs, full, tiles, tiles_m, blocks, per, pieces, left, rests, most = work
-        cut = item - full
-        first = gl.where(cut < 0, 0, gl.where(cut < rests, pieces, (cut - rests) // tiles) * per)
+    def fix_up_share_of(item, work):
+        """As ``share_of`` of a ``FixUp`` work: full tiles first, then what is left of the others, then their splits."""
+        cut = item - work.full
+        first = gl.where(
+            cut < 0, 0, gl.where(cut < work.rests, work.splits, (cut - work.rests) // work.tiles) * work.per
+        )
         if cut < 0:
-            length = blocks
+            length = work.blocks
             position = item * length
             end = position + length
         else:
-            if cut < rests:
-                length = left
-                position = cut * per
-                end = gl.minimum(position + per, tiles * length)
+            if cut < work.rests:
+                length = work.rest
+                position = cut * work.per
+                end = gl.minimum(position + work.per, work.tiles * length)
             else:
-                length = gl.minimum(per, blocks - first)
-                position = (cut - rests) % tiles * length
+                length = gl.minimum(work.per, work.blocks - first)
+                position = (cut - work.rests) % work.tiles * length
                 end = position + length
         return position, end, length, first
 
     @gluon.jit
     def last_segment_of(item, position, end, length, first, work):
         """``(tile, its first block here, how many, which of the cut tiles)`` of the last tile before ``end``."""
-        items, programs, full, tiles, tiles_m, blocks, per, pieces, left, rests, most = work
         cut = (end - 1) // length
         skipped = gl.maximum(position - cut * length, 0)
-        return cut + gl.where(item < full, 0, full), first + skipped, end - cut * length - skipped, cut
+        return cut + gl.where(item < work.full, 0, work.full), first + skipped, end - cut * length - skipped, cut
 
     @gluon.jit
     def rank_of(item, cut, block, work):
         """``(rank, others)`` of a segment that begins with ``block``: its sum is the partial sum ``rank`` of the ``others``,
         or, where that is their number, it is the one that adds them."""
-        items, programs, full, tiles, tiles_m, blocks, per, pieces, left, rests, most = work
-        slot = block // per + (block > pieces * per and block % per > 0).to(gl.int32)
-        others = pieces - 1
-        if left > 0:
-            others += 1 + (cut * left + left - 1) // per - cut * left // per
-        rank = gl.where(slot < pieces - 1, slot, gl.where(slot < pieces, others, slot - gl.minimum(pieces, 1)))
-        whole = item < full
+        per, splits = work.per, work.splits
+        slot = block // per + (block > splits * per and block % per > 0).to(gl.int32)
+        others = splits - 1
+        if work.rest > 0:
+            others += 1 + (cut * work.rest + work.rest - 1) // per - cut * work.rest // per
+        rank = gl.where(slot < splits - 1, slot, gl.where(slot < splits, others, slot - gl.minimum(splits, 1)))
+        whole = item < work.full
         return gl.where(whole, 0, rank), gl.where(whole, 0, others)
 
     @gluon.jit

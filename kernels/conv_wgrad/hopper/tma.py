@@ -7,7 +7,6 @@ are numbered with taps fastest, so that those of a tile are mostly the same pixe
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton
@@ -17,7 +16,8 @@ from kernels.common.gluon import element, gluon, has_clusters, multiprocessors, 
 from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad import portable
-from kernels.conv_wgrad.hopper.work import PARTIAL, START, Joined, Work, joined, share_out
+from kernels.conv_wgrad.hopper.loads import Matrix, Tile, Window
+from kernels.conv_wgrad.hopper.work import PARTIAL, START, FixUp, Work, fix_ups, share_out
 from kernels.conv_wgrad.plain import is_rows, rows_of
 from kernels.conv_wgrad.problem import Cost
 
@@ -43,24 +43,24 @@ class Shares:
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         work, how = self.work, ", the rests end to end" * (self.work.rest > 0)
         tiles = f"{work.tiles} tiles"
-        if self.joined:
-            tiles, how = f"{work.full} tiles whole, " * (work.rounds > 0) + tiles, how + ", partial sums joined"
-        return f"{options}; {tiles}, split-K {work.pieces}{how}; tile waste {self.waste:.2f}"
+        if self.fixed_up:
+            tiles, how = f"{work.full} tiles whole, " * (work.rounds > 0) + tiles, how + ", stream-K fix-up"
+        return f"{options}; {tiles}, split-K {work.splits}{how}; tile waste {self.waste:.2f}"
 
     @property
-    def joined(self):
+    def fixed_up(self):
         """Whether the launch adds partial sums itself."""
-        return isinstance(self.work, Joined)
+        return isinstance(self.work, FixUp)
 
 
 @planned
-def share(kernel, g, device, split_k=None, turned=False, may_join=True):
+def share(kernel, g, device, split_k=None, turned=False, may_fix_up=True):
     """The ``Shares`` for a geometry: as the model of cost says where the table names one, else three chunks a tile, or two.
 
     Two where that wastes clearly less, and where channels are no multiples of 8: sums are then stored one by one, or tiles'
     places are rounded, which takes more registers than three groups have.
     """
-    if found := candidates(kernel, g, device, split_k, turned, may_join):
+    if found := candidates(kernel, g, device, split_k, turned, may_fix_up):
         return model.cheapest(found).work
     three, two = (_plan(kernel, f"{n} chunks", g, device, split_k) for n in (3, 2))
     return two if not is_aligned_to_tma(g.Co, g.Ci) or two.waste < 0.9 * three.waste else three
@@ -84,17 +84,17 @@ def tiled(g, options):
 
 
 @planned
-def candidates(kernel, g, device, split_k=None, turned=False, may_join=True):
+def candidates(kernel, g, device, split_k=None, turned=False, may_fix_up=True):
     """A ``model.Candidate`` of every tile that the table names costs for, its sums shared out as is cheapest for it; else
-    none. ``may_join``: whether partial sums may be joined by the launch that makes them."""
+    none. ``may_fix_up``: whether the launch that makes partial sums may add them."""
     costs = model.costs_of(configuration("conv_wgrad", kernel, "3 chunks", device))
     tiles = costs["tiles"][tiles_for(g)] if costs else []
-    found = [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k, turned, may_join)]
+    found = [model.cheapest(shared) for shared in considered(g, costs, tiles, split_k, turned, may_fix_up)]
     alone = min((one.time for one in found if model.together(one.tile) == 1), default=float("inf"))
     return [one for one in found if model.together(one.tile) == 1 or SURE * one.time < alone]
 
 
-def considered(g, costs, tiles, split_k=None, turned=False, may_join=True):
+def considered(g, costs, tiles, split_k=None, turned=False, may_fix_up=True):
     """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
     prediction."""
     tiles = [tile for tile in tiles if model.together(tile) == 1 or has_clusters()]
@@ -107,9 +107,9 @@ def considered(g, costs, tiles, split_k=None, turned=False, may_join=True):
         if split_k is None:
             per = -(-n * blocks // programs)
             works.append(Work(n, blocks, blocks // per, per))
-        # joined sums of channels that are no multiple of 8 have run on the CPU's model alone, so nobody chooses them
-        if may_join and not turned and "handed" in tile and is_aligned_to_tma(g.Co, g.Ci):
-            works += joined(n, blocks, programs, split_k)
+        # a fix-up of channels that are no multiple of 8 has run on the CPU's model alone, so nothing chooses it
+        if may_fix_up and not turned and "handed" in tile and is_aligned_to_tma(g.Co, g.Ci):
+            works += fix_ups(n, blocks, programs, split_k)
         times = [model.predicted(costs, "hopper", tile, load_of(g, options, work, turned)) for work in works]
         shares = [Shares(options, work, waste) for work in works]
         found.append([model.Candidate(tile, options, *pair) for pair in zip(shares, times, strict=True)])
@@ -126,14 +126,12 @@ def load_of(g, options, work, turned=False):
     copied = [numel for numel, channels in ((g.N * g.H * g.W * g.Ci, g.Ci), (g.M * g.Co, g.Co)) if channels % 8]
     moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
     rows, columns = options["BLOCK_M"], options["GROUPS"] * options["BLOCK_N"]
-    how = {"slots": work.slots, "zeroed": int(work.slots == work.pieces + 2)}
-    if isinstance(work, Joined):
+    how = {"slots": work.slots, "zeroed": int(work.slots == work.splits + 2)}
+    if isinstance(work, FixUp):
         how = {"slots": 1, "rounds": work.rounds, "whole": work.blocks, "hands": work.others + (work.met == 1)}
-    return model.Load(
-        getattr(work, "cut", work.items), work.per, 1, numel=g.Co * g.columns, bytes=moved, met=work.met, turned=turned,
-        apart=2 * work.tiles * work.rest * options["BLOCK_K"] * (rows + columns), copied=sum(copied),
-        astray=model.astray(g, rows, columns), **how,
-    )  # fmt: skip
+    how |= {"apart": 2 * work.tiles * work.rest * options["BLOCK_K"] * (rows + columns), "copied": sum(copied)}
+    how |= {"astray": model.astray(g, rows, columns), "met": work.met, "turned": turned}
+    return model.Load(getattr(work, "cut", work.items), work.per, 1, numel=g.Co * g.columns, bytes=moved, **how)
 
 
 def unfit(g, dtype):
@@ -223,10 +221,13 @@ def descriptors(x, dy, g, options):
     if is_rows(g, x):
         return dy_desc, TensorDescriptor(*described(x.as_strided((g.M, g.Ci), (x.stride(2), 1)), tile, shared))
     lower, upper = pixel_box(g)
-    return dy_desc, TensorDescriptorIm2Col(
-        *described(x, tile, shared),
-        element_strides=[1, *g.stride, 1], pixel_box_lower_corner=lower, pixel_box_upper_corner=upper,
-    )  # fmt: skip
+    box = {"pixel_box_lower_corner": lower, "pixel_box_upper_corner": upper}
+    return dy_desc, TensorDescriptorIm2Col(*described(x, tile, shared), element_strides=[1, *g.stride, 1], **box)
+
+
+def tile_of(options, **known):
+    """The kernels' ``Tile`` of options and what else is ``known``, and the launch options that are none of it."""
+    return portable.compiled_for(Tile, options | known)
 
 
 def is_pointwise(problem):
@@ -243,25 +244,13 @@ def described(x, tile, cga=None):
     return x, list(x.shape), [*strides[:-1], 1], list(tile), _layout(tile, x.dtype, cga)
 
 
-class Numbers(NamedTuple):
-    """The tuples that ``share_of``, ``load_blocks`` and ``place_of`` take apart; ``work[1]`` is the number of programs."""
-
-    work: tuple[int, ...]
-    walk: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-
 def numbers_of(g, device, shares):
-    """The ``Numbers`` of ``Shares``."""
-    work, taps = shares.work, g.R * g.S
-    rows = -(-g.Co // shares.options["BLOCK_M"])
-    last = last_tile(g.Co, shares.options["BLOCK_M"]), last_tile(g.Ci, shares.options["BLOCK_N"])
-    walk = g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation, *last
-    sizes = g.Co, g.Ci, taps, g.columns
-    if shares.joined:
-        return Numbers(joined_numbers(work, rows), walk, sizes)
-    programs = min(work.items, processors_of(device, shares.options))
-    return Numbers((work.items, programs, work.whole, work.tiles, rows, work.blocks, work.per), walk, sizes)
+    """``(schedule, Window, Matrix)`` of ``Shares``, as the kernels read them."""
+    options, taps = shares.options, g.R * g.S
+    schedule = shares.work.schedule(-(-g.Co // options["BLOCK_M"]), processors_of(device, options))
+    last = last_tile(g.Co, options["BLOCK_M"]), last_tile(g.Ci, options["BLOCK_N"])
+    window = Window(g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation, *last)
+    return schedule, window, Matrix(g.Co, g.Ci, taps, g.columns)
 
 
 def processors_of(device, options):
@@ -269,31 +258,22 @@ def processors_of(device, options):
     return multiprocessors(device) // model.together(options)
 
 
-def arguments_of(g, shares, with_join):
-    """``arguments`` of a ``Plan``: descriptors, the target, and, ``with_join``, partial sums and counters, or ``None``."""
+def arguments_of(g, shares, with_fix_up):
+    """``arguments`` of a ``Plan``: descriptors, the target, and, ``with_fix_up``, partial sums and counters, or ``None``."""
     work, options = shares.work, shares.options
 
     def arguments(x, dy, target, bias):
-        if work.slots == work.pieces + 2 and not shares.joined:
+        if work.slots == work.splits + 2 and not shares.fixed_up:
             target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
-        join = None
-        if shares.joined:
+        fix_up = None
+        if shares.fixed_up:
             chunks = work.tiles * options["GROUPS"]
             numel = chunks * work.others * options["BLOCK_M"] * options["BLOCK_N"]
             counters = torch.zeros(chunks, dtype=torch.int32, device=target.device)
-            join = torch.empty(numel, dtype=torch.float32, device=target.device), counters
-        return *descriptors(x, dy, g, options), target, *(join,) * with_join
+            fix_up = torch.empty(numel, dtype=torch.float32, device=target.device), counters
+        return *descriptors(x, dy, g, options), target, *(fix_up,) * with_fix_up
 
     return arguments
-
-
-def joined_numbers(work, rows):
-    """A ``Joined`` work as its kernel takes it apart; rows: tiles along output channels."""
-    programs = work.programs if work.rounds else work.cut
-    rests = work.cut - work.whole
-    return (
-        work.items, programs, work.full, work.tiles, rows, work.blocks, work.per, work.pieces, work.rest, rests, work.others,
-    )  # fmt: skip
 
 
 def is_aligned_to_tma(Co, Ci):

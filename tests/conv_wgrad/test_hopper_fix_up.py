@@ -1,4 +1,4 @@
-"""Partial sums joined by the launch that makes them: on the model of the GPU, in the compiler, and who waits for whom."""
+"""Partial sums that the launch adds itself, stream-K's fix-up: on the model, compiled, and who waits for whom."""
 
 import pytest
 import torch
@@ -7,8 +7,9 @@ from kernels import runtime
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import fixup, tma
 from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper.work import MOST_JOINED, Joined
-from kernels.conv_wgrad.hopper.work import joined as works_of
+from kernels.conv_wgrad.hopper.loads import Matrix, Window
+from kernels.conv_wgrad.hopper.work import MOST_FIXED_UP, FixUp, FixUpSchedule
+from kernels.conv_wgrad.hopper.work import fix_ups as works_of
 
 if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
@@ -17,7 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.conv_wgrad.hopper.fixup import joined_share_of, last_segment_of, rank_of
+from kernels.conv_wgrad.hopper.fixup import fix_up_share_of, last_segment_of, rank_of
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from kernels.lab import compile_report
 from tests.conv_wgrad import cases, on_model
@@ -26,10 +27,10 @@ from tests.tensors import relative_error
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="the model and the compiler's report are for the CPU")
 
 LAYER = (2, 9, 11, 24), 72, 3, 3, dict(padding=1)  # 18 tiles of 13 blocks in two groups
-WORKS = {  # tiles that are cut, pieces, blocks in a share, programs, rounds before
-    "pieces": (18, 2, 7, 36, 0),
-    "a piece and what is left of it": (18, 1, 8, 132, 0),
-    "two pieces and what is left of them": (18, 2, 5, 132, 0),
+WORKS = {  # tiles that are cut, splits, blocks in a share, programs, rounds before
+    "splits": (18, 2, 7, 36, 0),
+    "a split and what is left of it": (18, 1, 8, 132, 0),
+    "two splits and what is left of them": (18, 2, 5, 132, 0),
     "end to end": (18, 0, 20, 12, 0),
     "in the last round": (2, 1, 8, 16, 1),
     "end to end, in the last round": (12, 0, 27, 6, 1),
@@ -37,8 +38,8 @@ WORKS = {  # tiles that are cut, pieces, blocks in a share, programs, rounds bef
 
 
 def work_of(name, blocks=13):
-    tiles, pieces, per, programs, rounds = WORKS[name]
-    return Joined(tiles, blocks, pieces, per, programs, rounds)
+    tiles, splits, per, programs, rounds = WORKS[name]
+    return FixUp(tiles, blocks, splits, per, programs, rounds)
 
 
 @pytest.mark.share(2)
@@ -48,7 +49,7 @@ def test_every_way_to_share_out_on_the_model(name):
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     work = work_of(name)
-    assert 1 < work.slots <= MOST_JOINED and work.cut <= work.programs
+    assert 1 < work.slots <= MOST_FIXED_UP and work.cut <= work.programs
     dw, result = on_model.launched(x, dy, g, work)
     assert result.ok, str(result)
     assert relative_error(dw, conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)) < 1e-6
@@ -61,14 +62,14 @@ def test_geometries_on_the_model(name, options):
     shape, Co, R, S, convolution = on_model.GEOMETRIES[name]
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.float16, **convolution)
     tiles, blocks, _ = tma.tiled(g, on_model.SMALL | options)
-    work = Joined(tiles, blocks, 1, max(1, 3 * blocks // 4), 10**6)
+    work = FixUp(tiles, blocks, 1, max(1, 3 * blocks // 4), 10**6)
     dw, result = on_model.launched(x, dy, g, work, options=options)
     assert work.slots > 1 and result.ok, str(result)
     assert relative_error(dw, conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)) < 1e-6
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["two pieces and what is left of them", "end to end, in the last round"])
+@pytest.mark.parametrize("name", ["two splits and what is left of them", "end to end, in the last round"])
 def test_every_schedule_gives_the_same_bits_and_no_finding(name):
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
@@ -97,7 +98,7 @@ def test_a_fault_that_shows_in_some_orders_of_programs_is_found_in_them(monkeypa
     on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", fixup, "add_chunks", "!= others", "< 1")
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
-    work = work_of("two pieces and what is left of them")
+    work = work_of("two splits and what is left of them")
     assert on_model.launched(x, dy, g, work, schedule="greedy")[1].ok
     _, result = on_model.launched(x, dy, g, work, schedule="random")
     assert any(finding.kind == "race" for finding in result.findings), str(result)
@@ -113,7 +114,7 @@ def test_planted_faults_are_found(monkeypatch, name):
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     want = conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)
     for schedule in on_model.SWEEP:
-        dw, result = on_model.launched(x, dy, g, work_of("two pieces and what is left of them"), **schedule)
+        dw, result = on_model.launched(x, dy, g, work_of("two splits and what is left of them"), **schedule)
         if kind is None:
             assert result.ok and not relative_error(dw, want) < 1e-3
         else:
@@ -126,9 +127,8 @@ def test_planted_faults_are_found(monkeypatch, name):
 @gluon.jit
 def roles(found, work):
     """(item, program, tile, first block, blocks, cut tile, rank, others) of every segment, in its program's order."""
-    items = work[0]
-    for item in range(gl.program_id(0), items, work[1]):
-        position, end, length, first = joined_share_of(item, work)
+    for item in range(gl.program_id(0), work.items, work.programs):
+        position, end, length, first = fix_up_share_of(item, work)
         order = 0
         while position < end:
             tile, block, n, cut = last_segment_of(item, position, end, length, first, work)
@@ -149,8 +149,8 @@ def roles(found, work):
 def segments(work):
     """``{tile: [(item, program, order in its share, first block, blocks, rank, others)]}`` by the kernel's own arithmetic."""
     found = torch.full((work.items, 64, 8), -1, dtype=torch.int32)
-    numbers = tma.joined_numbers(work, 1)
-    assert gluon_model.run(roles, numbers[1], found, numbers).ok
+    schedule = work.schedule(1, None)
+    assert gluon_model.run(roles, schedule.programs, found, schedule).ok
     by_tile = {}
     for share in found.tolist():
         for order, (item, program, tile, block, n, cut, rank, others) in enumerate(share):
@@ -160,8 +160,12 @@ def segments(work):
     return by_tile
 
 
-@pytest.mark.parametrize("tiles, blocks, programs", [(5, 13, 7), (3, 16, 8), (17, 9, 6), (12, 5, 5), (2, 30, 7), (4, 7, 9)])
-def test_a_share_waits_for_earlier_ones_of_earlier_programs_that_leave_their_sums_before_they_wait(tiles, blocks, programs):
+@pytest.mark.parametrize(
+    "tiles, blocks, programs", [(5, 13, 7), (3, 16, 8), (17, 9, 6), (12, 5, 5), (2, 30, 7), (4, 7, 9)]
+)
+def test_a_share_waits_for_earlier_ones_of_earlier_programs_that_leave_their_sums_before_they_wait(
+    tiles, blocks, programs
+):
     """Whichever programs the GPU begins first in order, the earliest of those that are not over can go on."""
     works = works_of(tiles, blocks, programs) + [w for n in (2, 3) for w in works_of(tiles, blocks, programs, n)]
     assert works
@@ -172,7 +176,9 @@ def test_a_share_waits_for_earlier_ones_of_earlier_programs_that_leave_their_sum
             covered = sorted(block + i for _, _, _, block, n, *_ in parts for i in range(n))
             assert covered == list(range(blocks)), work
             others = parts[0][-1]
-            assert all(part[-1] == others for part in parts) and sorted(part[5] for part in parts) == list(range(others + 1))
+            assert all(part[-1] == others for part in parts) and sorted(part[5] for part in parts) == list(
+                range(others + 1)
+            )
             assert others <= work.others
             last = max(parts, key=lambda part: part[5])
             assert all(part[0] < last[0] and part[1] < last[1] for part in parts if part is not last), work
@@ -181,7 +187,7 @@ def test_a_share_waits_for_earlier_ones_of_earlier_programs_that_leave_their_sum
 
 def test_a_share_ends_another_share_s_tile_last():
     """Where a share meets several tiles, what it leaves to others comes first, and what it waits for comes last."""
-    by_tile = segments(Joined(18, 13, 0, 20, 12))
+    by_tile = segments(FixUp(18, 13, 0, 20, 12))
     shares = {}
     for parts in by_tile.values():
         for item, _, order, _, _, rank, others in parts:
@@ -195,7 +201,7 @@ def test_a_share_ends_another_share_s_tile_last():
 @pytest.mark.parametrize("tiles, blocks", [(96, 98), (48, 98), (192, 98), (450, 256), (140, 50)])
 def test_what_is_considered_fills_the_gpu(tiles, blocks):
     works = works_of(tiles, blocks, 132)
-    assert works and all(1 < work.slots <= MOST_JOINED and work.cut <= 132 for work in works)
+    assert works and all(1 < work.slots <= MOST_FIXED_UP and work.cut <= 132 for work in works)
     longest = min(work.rounds * blocks + work.per for work in works)
     assert longest < 1.06 * tiles * blocks / 132 + 1
 
@@ -209,13 +215,13 @@ def test_tiles_that_fill_whole_rounds_are_not_cut():
 
 def report(options, Ci, Co, R, dtype=torch.bfloat16):
     x, dy, g = cases.problem((2, 32, 32, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
-    known, sizes = hopper.in_units((Co, Ci, R * R, g.columns))
-    join = torch.zeros(16), torch.zeros(16, dtype=torch.int32)
+    known, matrix = hopper.in_units(Matrix(Co, Ci, R * R, g.columns))
+    fix_up = torch.zeros(16), torch.zeros(16, dtype=torch.int32)
     return compile_report(
         hopper.wgrad_hopper_kernel,
-        *tma.descriptors(x, dy, g, options), dtype, join,
-        (7,) * len(tma.joined_numbers(work_of("pieces"), 1)), (7,) * 12, sizes,
-        arch=90, **known, POINTWISE=R == 1, **options, num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
+        *tma.descriptors(x, dy, g, options), dtype, fix_up,
+        FixUpSchedule(*[7] * 11), Window(*[7] * 12), matrix,
+        arch=90, **tma.tile_of(options, POINTWISE=R == 1, **known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 
 
