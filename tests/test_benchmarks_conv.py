@@ -69,7 +69,7 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
     assert kernel not in {asked_for for asked_for, _ in asked}
     meta = {launched.__name__: meta for launched, _, _, meta in seen}[NAMES[kernel]]
     whole = ("BLOCK", "BLOCK_K", "num_warps")  # what no size of the problem makes smaller
-    assert {name: meta.get(name) for name in whole} == {name: options.get(name) for name in whole}
+    assert {name: launched_with(meta).get(name) for name in whole} == {name: options.get(name) for name in whole}
 
     dtype, Ci, Co, groups, R = key
     x, dy, g = bench.problem((2, Ci, Co, 4, R, 1, R // 2, groups), getattr(torch, dtype))
@@ -85,10 +85,15 @@ def check_hopper(monkeypatch, kernel, key, shape, name, call, options, asked):
     monkeypatch.setattr(hopper, "reason_not", lambda *_: None)
     monkeypatch.setattr(operator, "launch", lambda kernel, grid, *args, **meta: launched.append(meta))
     call(options)
-    assert kernel not in {asked_for for asked_for, _ in asked} and options.items() <= launched[0].items()
+    assert kernel not in {asked_for for asked_for, _ in asked} and options.items() <= launched_with(launched[0]).items()
     dtype, Ci, Co, groups, R = key
     bench.ours(*bench.problem((*shape[:1], Ci, Co, shape[1], R, 1, R // 2, groups), getattr(torch, dtype)), "hopper")
-    assert (kernel, name) in asked and launched[1]["GROUPS"] == options["GROUPS"] == 3
+    assert (kernel, name) in asked and launched[1]["T"].GROUPS == options["GROUPS"] == 3
+
+
+def launched_with(meta):
+    """A launch's options, those of its tile's tuple among them."""
+    return meta | (meta["T"]._asdict() if "T" in meta else {})
 
 
 NAMES = {kernel: f"{kernel}_kernel" for kernel in bench.CLASSES} | {"product": "wgrad_kernel"}

@@ -147,14 +147,14 @@ def test_a_pair_of_multiprocessors_is_two_of_them(tiles, said):
     assert report.reason(row, MACHINE) == said
 
 
-def test_joined_partial_sums_are_those_of_the_tiles_that_are_cut():
+def test_partial_sums_of_a_fix_up_are_those_of_the_tiles_that_are_cut():
     shape = row_of(1.0, 2.0)["shape"]
     tile = "hopper: BLOCK_M 128, BLOCK_N 64, BLOCK_K 64, GROUPS 3, STAGES 5; "
     whole = shape["Co"] * shape["R"] * shape["S"] * shape["Ci"]
     sums = lambda text: report.partial_sums(shape, tile + text + "; tile waste 1.00") / (128 * 64 * 3)  # noqa: E731
-    assert sums("132 tiles whole, 60 tiles, split-K 2, partial sums joined") == 60
-    assert sums("72 tiles, split-K 1, the rests end to end, partial sums joined") == 72
-    assert sums("60 tiles, split-K 3, the rests end to end, partial sums joined") == 180
+    assert sums("132 tiles whole, 60 tiles, split-K 2, stream-K fix-up") == 60
+    assert sums("72 tiles, split-K 1, the rests end to end, stream-K fix-up") == 72
+    assert sums("60 tiles, split-K 3, the rests end to end, partial sums joined") == 180  # as older records say it
     assert sums("60 tiles, split-K 1") == 0 == report.partial_sums(shape, "triton: torch.mm")
     assert report.partial_sums(shape, "triton: product; 4 tiles, split-K 3; tile waste 1.60") == 3 * whole
 

@@ -229,7 +229,9 @@ def wgrad_kernel(
         x_column = x_ptr + group * Ci + (pixel_offset(r_h, s_w, x_h, x_w, WIDE=True) * T.UNIT_C + offs_j % Ci)
         r_h = tl.where(mask_j, r_h, FAR)
         image, h, w = first_pixels(m, x_n, sizes, steps, T.BLOCK_K, T.WIDE)
-    acc = tl.zeros([T.BLOCK_M, T.BLOCK_N], tl.float32)
+    BLOCK_M: tl.constexpr = T.BLOCK_M
+    BLOCK_N: tl.constexpr = T.BLOCK_N
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for _block in tl.range(0, tl.minimum(per, blocks - first), num_stages=T.STAGES):
         left = tl.minimum(M - m, T.BLOCK_K).to(tl.int32)
         mask_k = offs_k < left
