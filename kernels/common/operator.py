@@ -84,7 +84,8 @@ def register(
     passes = [(names.index(n), returned.index(out)) for n, out in (passed or {}).items()]
 
     def like_arguments(*args):
-        like = _flat(args[len(varying) + i] for i in given)
+        kept_ones = [args[len(varying) + i] for i in given]
+        like = [t for one in kept_ones for t in (one if isinstance(one, list | tuple) else [one])]
         return [t.new_empty(t.shape) if need else None for t, need in zip(like, args[-1], strict=True)]
 
     def needed(function):
@@ -189,7 +190,7 @@ def _without_gradient(op, name, written, message):
             raise RuntimeError(message)
 
     def autograd(keys, *args):
-        flat = _flat(args)
+        flat = [t for arg in args for t in (arg if isinstance(arg, list | tuple) else [arg])]
         if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in flat):
             out = Refused.apply(keys, args, *flat)
             return list(out) if isinstance(out, tuple) else out
@@ -199,11 +200,6 @@ def _without_gradient(op, name, written, message):
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     if written:
         _LIBRARY.impl(name, in_place, "ADInplaceOrView")
-
-
-def _flat(args):
-    """``args``, and in the place of a list its elements."""
-    return [t for arg in args for t in (arg if isinstance(arg, list | tuple) else [arg])]
 
 
 def _tupled(out):
