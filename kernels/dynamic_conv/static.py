@@ -145,8 +145,7 @@ def static_backward_kernel(
 
     for chunk in range(0, RUN, AHEAD):
         for step in tl.static_range(AHEAD):
-            dy = ahead_dy[0]
-            X += lanes(ahead_x[0], G, x_type)
+            dy, x = ahead_dy[0], ahead_x[0]
             ahead_dy = ahead_dy[1:] + (load_token(dy_at, step_dy, chunk, step + AHEAD + W - 1, run.mask_d, left),)
             ahead_x = ahead_x[1:] + (load_token(x_at, step_x, chunk, step + AHEAD + EARLY, run.mask_d, x_end),)
             dx = ()
@@ -154,6 +153,7 @@ def static_backward_kernel(
             dbias_new = ()
             for i in tl.static_range(G):
                 du = lane(dy, i, G, dy_type)
+                X += (lane(x, i, G, x_type),)
                 if TILE.ACT is not None:
                     du *= slope(convolve_channel(bias[i], k, X, i, k_type, TILE), TILE)
                 dU += (du,)
