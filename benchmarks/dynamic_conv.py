@@ -144,8 +144,8 @@ CLASSES = {
 
 
 def candidates(kernel):
-    """Launch configurations worth timing: one word a thread; forward, runs of few steps. Those of the backward walk, and of
-    both walks of a weight that all tokens share, are chosen by a model of cost (``benchmarks.dynamic_conv_walks``)."""
+    """Launch configurations worth timing: one word a thread; forward, runs of few steps. Those of the backward loop, and of
+    both loops of a weight that all tokens share, are chosen by a model of cost (``benchmarks.dynamic_conv_cost``)."""
     if kernel == "step":
         return [{"BLOCK": block, "num_warps": warps} for block in (64, 128, 256, 512) for warps in (1, 2, 4, 8)]
     if kernel == "forward":

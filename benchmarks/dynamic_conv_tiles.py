@@ -3,10 +3,10 @@
     python -m benchmarks.dynamic_conv_tiles measure      on a GPU: tiles and runs, on shapes of the tuning half
     python -m benchmarks.dynamic_conv_tiles fit          anywhere: from the record to its GPU's table
 
-``benchmarks.dynamic_conv_walks`` fits how many warps a multiprocessor holds to times. Registers say it exactly: a run that
-is planned for 20 warps, where a later version of the kernel leaves room for 16, has a second wave of four, and takes a fifth
-longer or more. Here a walk's RESIDENT is what its registers allow, with a bound (``maxnreg``) where the compiler would take
-more; of the tiles it is the one whose chosen runs are the fastest.
+``benchmarks.dynamic_conv_cost`` fits how many warps a multiprocessor holds to times. Registers say it exactly: a run that
+is planned for 20 warps, where a later version of the kernel has registers for 16, has a second wave of four, and takes a
+fifth longer or more. Here a tile's RESIDENT is what its registers allow, with a bound (``maxnreg``) where the compiler would
+take more; of the tiles it is the one whose chosen runs are the fastest.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import dynamic_conv as bench
-from benchmarks import dynamic_conv_walks as walks
+from benchmarks import dynamic_conv_cost as model
 from benchmarks import harness
 from kernels import runtime
 from kernels.common import configs
@@ -62,14 +62,14 @@ CALLS = 14
 
 def tile_of(kernel, number):
     """All that a launch with the tile says but its run."""
-    tile = {"G": walks.G, "BLOCK": 32, "ROWS": 1, **TILES[kernel][number]}
+    tile = {"G": model.G, "BLOCK": 32, "ROWS": 1, **TILES[kernel][number]}
     tile.pop("RESIDENT", None)
     return tile
 
 
-def walk_of(kernel, number, fill):
+def candidate_of(kernel, number, fill):
     """The tile as a candidate of the model."""
-    static = {"START": walks.START} if kernel == "static backward" else {}
+    static = {"START": model.START} if kernel == "static backward" else {}
     return {"BLOCK": 32} | TILES[kernel][number] | {"RATE": RATE, "FILL": fill} | static
 
 
@@ -78,9 +78,9 @@ def runs(kernel, number, shape, W, processors):
     if kernel == "static forward":
         return FORWARD_RUNS
     B, T, D = shape
-    walk = walk_of(kernel, number, 5.0)
-    some = [walk | {"RESIDENT": waves * walk["RESIDENT"]} for waves in WAVES]
-    return sorted({cost.fastest([one], T, B, 0, D // walks.G, W, processors)[1] for one in some})
+    candidate = candidate_of(kernel, number, 5.0)
+    some = [candidate | {"RESIDENT": waves * candidate["RESIDENT"]} for waves in WAVES]
+    return sorted({cost.fastest([one], T, B, 0, D // model.G, W, processors)[1] for one in some})
 
 
 def measure(processors):
@@ -112,29 +112,29 @@ def fit(record):
         for shapes in tiles.values():
             for shape, of in shapes.items():
                 best[shape] = min(min(of.values()), best.get(shape, math.inf))
-        found = (forward_line if kernel == "static forward" else walk_line)(kernel, tiles, best, record["machine"])
+        found = (forward_line if kernel == "static forward" else modelled_line)(kernel, tiles, best, record["machine"])
         table.setdefault(kernel, {})[f"W{W} 16-bit"] = found[2]
         regrets[f"{kernel} W{W}"] = round(math.exp(found[0]), 3), round(found[1], 3)
     return table, regrets
 
 
-def walk_line(kernel, tiles, best, machine):
+def modelled_line(kernel, tiles, best, machine):
     """``(mean regret, worst, options)`` of the tile, and the model of it, whose runs are the fastest."""
     found = None
     for number, shapes in tiles.items():
         behind = [math.log(min(of.values()) / best[shape]) for shape, of in shapes.items()]
         for fill in FILLS:
-            walk = walk_of(kernel, number, fill)
-            mean, worst = walks.regret(shapes, walk, machine["multiprocessors"])
+            candidate = candidate_of(kernel, number, fill)
+            mean, worst = model.regret(shapes, candidate, machine["multiprocessors"])
             mean += sum(behind) / len(behind)
             if found is None or mean < found[0] - 1e-9:
-                rows = {} if "ROWS" in walk else {"ROWS": 1}
-                found = mean, worst * math.exp(max(behind)), {"G": walks.G, **rows, "WALKS": [walk]}
+                rows = {} if "ROWS" in candidate else {"ROWS": 1}
+                found = mean, worst * math.exp(max(behind)), {"G": model.G, **rows, "TILES": [candidate]}
     return found
 
 
 def forward_line(kernel, tiles, best, machine):
-    """The same of the forward walk, which has one run for all shapes."""
+    """The same of the forward loop, which has one run for all shapes."""
     found = None
     for number, shapes in tiles.items():
         for run in set.intersection(*map(set, shapes.values())):

@@ -91,7 +91,9 @@ def told_of_more(monkeypatch, module, **more):
     def with_more(kernel, grid, *args, **meta):
         args = list(args)
         for name, extra in more.items():
-            if name in kernel.arg_names:
+            if name in meta:
+                meta[name] += extra
+            elif name in kernel.arg_names:
                 args[kernel.arg_names.index(name)] += extra
             for i, arg in enumerate(args):
                 if name in getattr(arg, "_fields", ()):

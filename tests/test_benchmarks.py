@@ -90,10 +90,12 @@ def test_the_tuner_times_the_class_it_names_with_the_options_it_gives(monkeypatc
     name, call = bench.tuned_call(kernel, (2, 32, 64), *key)
     assert asked == [(kernel, name)]
     call(options)
-    assert [launched for launched, *_ in seen] == [f"{'conv' if kernel == 'step' else 'words'}_{kernel}_kernel"]
-    (_, args, meta) = seen[0]
-    assert meta["BLOCK"] == 32 and meta["num_warps"] == 1 and meta.get("G", 2) == 2
-    assert kernel == "step" or (args[6] is not None) == ("packed" in variant)
+    *before, (launched, args, meta) = seen
+    assert [name for name, *_ in before] == ["_sequence_of_run_kernel"] * ("packed" in variant)
+    assert launched == f"{'conv' if kernel == 'step' else 'words'}_{kernel}_kernel"
+    tile = meta["TILE"]
+    assert tile.BLOCK == 32 and meta["num_warps"] == 1 and (kernel == "step" or tile.G == 2)
+    assert kernel == "step" or (args[5].cu is not None) == ("packed" in variant)
 
 
 def test_the_record_is_complete():

@@ -15,18 +15,16 @@ from typing import TypeVar, overload
 
 import numpy as np
 import torch
-from torch._C import _functorch
-from torch._subclasses.fake_tensor import is_fake
-from torch.autograd import forward_ad
-from torch.overrides import _get_current_function_mode_stack, handle_torch_function, has_torch_function
-from torch.utils._device import DeviceContext
+from torch.overrides import handle_torch_function, has_torch_function
 
 from kernels import runtime
+from kernels.common import torch_private as private
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INDEX_DTYPES = (torch.int32, torch.int64)
 LONGEST = 100  # letters of a value in a message
-PLAIN = {torch.Tensor, torch.nn.Parameter}  # types of tensors whose sizes are numbers, and that nothing else stands behind
+# types of tensors whose sizes are numbers, and that nothing else stands behind
+PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 def shown(value):
@@ -97,10 +95,10 @@ def check_updated_in_place(name, tensor):
     """Raise ``ValueError`` unless a function that isn't differentiable may write ``tensor``: each of its elements at an
     address of its own, and no gradient expected."""
     if not torch.compiler.is_compiling():  # where strides may be symbols, which can't be put in order
-        end = 0  # of what the dimensions so far span
-        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        strides, end = tensor.stride(), 0  # of what the dimensions so far span
+        for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
             if size > 1 and stride <= end:
-                raise ValueError(f"{name} has strides {tensor.stride()}, needs no element twice: it is updated in place")
+                raise ValueError(f"{name} has strides {strides}, needs no element twice: it is updated in place")
             end += (size - 1) * stride
     check_writable(name, tensor)
 
@@ -110,18 +108,19 @@ def check_writable(name, tensor):
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires a gradient, needs none: it is updated in place, which is not differentiable")
     if not torch.compiler.is_compiling() and tensor.is_neg():
-        raise ValueError(f"{name} is a view that negates its memory, needs to be updated in place: {name}.resolve_neg()")
+        raise ValueError(f"{name} is a view that negates its memory, needs {name}.resolve_neg() to be written in place")
 
 
 def check_apart(name, written, **read):
     """Raise ``ValueError`` where ``written`` lies in the memory of a tensor that is read; as torch's own operators do, of
     tensors without gaps alone: others may lie between each other."""
-    if torch.compiler.is_compiling() or is_fake(written):
+    if torch.compiler.is_compiling() or private.is_fake(written):
         return
     for other, tensor in read.items():
-        begins = written.data_ptr(), tensor.data_ptr()
-        ends = [begin + _span(t) * t.element_size() for begin, t in zip(begins, (written, tensor), strict=True)]
-        if written.device == tensor.device and max(begins) < min(ends) and _without_gaps(written) and _without_gaps(tensor):
+        both = written, tensor
+        begins = [t.data_ptr() for t in both]
+        ends = [begin + _span(t) * t.element_size() for begin, t in zip(begins, both, strict=True)]
+        if written.device == tensor.device and max(begins) < min(ends) and all(map(_without_gaps, both)):
             raise ValueError(f"{name} lies in the memory of {other}, needs memory of its own: it is written meanwhile")
 
 
@@ -182,7 +181,7 @@ def values_checked(tensor):
 
     Reading a GPU tensor's values waits for the GPU; under ``torch.compile``, and in a fake tensor, there are none.
     """
-    if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor and is_fake(tensor):
+    if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor and private.is_fake(tensor):
         return False
     return tensor.device.type == "cpu" or os.environ.get("KERNELS_CHECK") == "1"
 
@@ -238,9 +237,6 @@ def check_slots(name, slots, count, pool, like):
 
 
 F = TypeVar("F", bound=Callable)
-_is_functorch_wrapped_tensor = _functorch.is_functorch_wrapped_tensor
-_is_legacy_batched = _functorch.is_legacy_batchedtensor
-_peek_interpreter_stack = _functorch.peek_interpreter_stack
 
 
 @overload
@@ -270,7 +266,7 @@ def public(function=None, *, name=None, casts=(), refuses=True):
     def call(*args, **kwargs):
         given = (*args, *kwargs.values()) if kwargs else args
         if has_torch_function(given):
-            if torch.compiler.is_compiling() or not torch._C._len_torch_function_stack():
+            if torch.compiler.is_compiling() or not private.count_function_modes():
                 return handle_torch_function(call, given, *args, **kwargs)
             before, _default.device = _default.device, _default.device or _device_of_modes()  # each mode calls this again
             try:
@@ -278,13 +274,13 @@ def public(function=None, *, name=None, casts=(), refuses=True):
             finally:
                 _default.device = before
         if refuses and not torch.compiler.is_compiling():  # dynamo has its own word on transforms
-            unusual = _peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+            unusual = private.transforms() is not None or private.forward_ad._current_level >= 0
             for x in given:
-                unusual = unusual or isinstance(x, torch.Tensor) and (type(x) not in PLAIN or _is_legacy_batched(x))
+                unusual = unusual or isinstance(x, torch.Tensor) and (type(x) not in PLAIN or private.is_batched(x))
             if unusual:
                 refuse_transforms(name, given)
                 refuse_parts(name, given)
-        if places and (torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled()):
+        if places and (torch.compiler.is_compiling() or private.any_autocast()):
             args = list(args)
             found = [(n, i, args[i] if i < len(args) else kwargs.get(n)) for n, i in places]
             for (n, i, _), cast in zip(found, autocast(*[t for *_, t in found]), strict=True):
@@ -312,8 +308,8 @@ def default_device():
 
 def _device_of_modes():
     """Of the innermost ``torch.device`` that is on; torch's own ``get_default_device`` makes tensors, which tracers see."""
-    modes = reversed(_get_current_function_mode_stack())
-    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
+    modes = reversed(private.function_modes())
+    return next((mode.device for mode in modes if isinstance(mode, private.DeviceContext)), None)
 
 
 def explains(function):
@@ -343,15 +339,15 @@ def refuse_transforms(name, given):
     """Raise ``RuntimeError`` under ``torch.func``'s transforms, and for tensors among ``given`` that carry a tangent."""
     if torch.compiler.is_compiling():  # dynamo has its own word on transforms, and traces no interpreter's stack
         return
-    if (interpreter := _functorch.peek_interpreter_stack()) is not None:
+    if (interpreter := private.transforms()) is not None:
         transform = str(interpreter.key()).rsplit(".", 1)[-1].lower()
         raise RuntimeError(
             f"{name} cannot run under torch.func's {transform}: kernels have no rule for it. "
             "Gradients: torch.autograd.grad or backward(); batches: the batch dimension."
         )
     refuse_batched_gradients(name, given)
-    if forward_ad._current_level >= 0 and any(
-        isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in given
+    if private.forward_ad._current_level >= 0 and any(
+        isinstance(x, torch.Tensor) and private.forward_ad.unpack_dual(x).tangent is not None for x in given
     ):
         raise RuntimeError(
             f"{name} has no forward-mode derivative: its kernels compute gradients (backward mode) alone. "
@@ -362,7 +358,7 @@ def refuse_transforms(name, given):
 def refuse_batched_gradients(name, given):
     """Raise ``RuntimeError`` for tensors among ``given`` that are the gradients of ``is_grads_batched``."""
     for x in given:  # a loop of a call's every argument: a generator takes three times as long
-        if isinstance(x, torch.Tensor) and _functorch.is_legacy_batchedtensor(x):
+        if isinstance(x, torch.Tensor) and private.is_batched(x):
             raise RuntimeError(f"{name} cannot run with is_grads_batched=True: call it once for each of the gradients")
 
 
@@ -378,7 +374,7 @@ def refuse_parts(name, given):
 
 def autocast(*tensors):
     """``tensors`` in the dtype of ``torch.autocast`` where it is on; float64 and what is no tensor stays as it is."""
-    if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():  # all that most calls ask
+    if not torch.compiler.is_compiling() and not private.any_autocast():  # all that most calls ask
         return tensors
     kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):  # torch asks no other device for its own

@@ -17,7 +17,6 @@ class Descriptors:
         if self.fields is None:
             first = self.make(t)
             self.kind, self.fields = type(first), {name: part for name, part in vars(first).items() if name != "base"}
-            self.fields["alike"] = self  # what ``again`` tells them from others by
         made = object.__new__(self.kind)
         made.__dict__ = {**self.fields, "base": t}
         return made

@@ -6,13 +6,6 @@
 import torch
 import triton
 
-from kernels.common.gpu import multiprocessors
-
-__all__ = [
-    "describe", "element", "fits_tma", "gluon", "has_clusters", "has_inline_asm", "multiprocessors", "reason_not",
-    "shared_layout",
-]  # fmt: skip
-
 NEEDS = (3, 8)  # the first Triton with TMA's im2col, and with warp specialisation as the kernels use it
 CLUSTERS = (3, 9)  # the first in which clusters have run, with atomics in specialised warps
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
@@ -48,10 +41,10 @@ def has_clusters():
 
 
 def shared_layout(tile, dtype, cga=None):
-    """How a tile lies in shared memory so that TMA writes it and the tensor cores read it.
+    """The layout of a tile in shared memory that TMA writes and the tensor cores read.
 
-    cga: which part of it lies in which multiprocessor of a cluster, in Gluon's bases: by ``((0, 1),)`` the other half of the
-    columns lies in the second one, by ``((0, 0),)`` the same.
+    cga: which part of it is in which multiprocessor of a cluster, in Gluon's bases: by ``((0, 1),)`` the second one has the
+    other half of the columns, by ``((0, 0),)`` the same.
     """
     bases = cga and [list(basis) for basis in cga]
     return gl.NVMMASharedLayout.get_default_for(list(tile), element(dtype), cga_layout=bases)

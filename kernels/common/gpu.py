@@ -1,4 +1,4 @@
-"""What a GPU is, for the choice among ways: its architecture and its size."""
+"""What a GPU is, for the choice among backends: its architecture and its size."""
 
 import functools
 

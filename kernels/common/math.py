@@ -1,4 +1,4 @@
-"""Numbers that every room needs: log2 e, blocks that cover a dimension, strides of what may be absent, bits of a dtype."""
+"""Numbers that every operator needs: log2 e, blocks that cover a dimension, bits of a dtype."""
 
 import math
 
@@ -13,11 +13,6 @@ def block(size, least=16):
 def cdiv(size, tile):
     """How many tiles cover a size. (Triton's own does the same inside a kernel; on the host it takes a microsecond.)"""
     return -(-size // tile)
-
-
-def strides(tensor, ndim=4):
-    """The strides of a tensor, or zeros for one that is not there."""
-    return (0,) * ndim if tensor is None else tensor.stride()
 
 
 def bits(dtype):

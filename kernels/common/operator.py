@@ -7,9 +7,6 @@ output that was not used has ``None`` for a gradient.
 
 Behind the dispatcher an operator looks up its plan: all that is launched for tensors with these layouts, kernels, grids,
 sizes, tiles. It is made once and kept (``planned``), the one cache between a call and its launch.
-
-Three of PyTorch's names here are private, two guards and a set of dispatch keys, tried with 2.11 and 2.13. They stand in
-for ``torch.library.register_autograd``, which looks at each argument of the schema anew in every call: 20 µs for eight.
 """
 
 import functools
@@ -24,11 +21,10 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels import runtime
 from kernels.common.checks import refuse_batched_gradients
+from kernels.common.torch_private import after_autograd, below_autograd, below_views
 
 NAMESPACE = "kernels_from_math"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-_BELOW_AUTOGRAD, _AFTER_AUTOGRAD = torch._C._AutoDispatchBelowAutograd, torch._C._after_autograd_keyset
-_BELOW_VIEWS = torch._C._AutoDispatchBelowADInplaceOrView
 
 
 def register(
@@ -88,10 +84,8 @@ def register(
     passes = [(names.index(n), returned.index(out)) for n, out in (passed or {}).items()]
 
     def like_arguments(*args):
-        saved_ones = args[len(varying) :]
-        like = [
-            t for i in given for t in (saved_ones[i] if isinstance(saved_ones[i], list | tuple) else [saved_ones[i]])
-        ]
+        kept_ones = [args[len(varying) + i] for i in given]
+        like = [t for one in kept_ones for t in (one if isinstance(one, list | tuple) else [one])]
         return [t.new_empty(t.shape) if need else None for t, need in zip(like, args[-1], strict=True)]
 
     def needed(function):
@@ -105,11 +99,8 @@ def register(
     backward_schema = f"{backward_name}({', '.join(taken)}, bool[] needs) -> Tensor[]"
     backward_op = _define(backward_schema, backward_name, needed(backward), needed(fake_backward or like_arguments))
     _count(backward_op, backward_flops)
-    _without_gradient(
-        backward_op, backward_name, [],
-        f"{public} has no second derivative: its backward pass is a kernel without a gradient of its own. "
-        f"For double backward use {reference}.",
-    )  # fmt: skip
+    why = f"{public} has no second derivative: its backward pass is a kernel without a gradient of its own."
+    _without_gradient(backward_op, backward_name, [], f"{why} For double backward use {reference}.")
 
     tensors = [i for i, kind in enumerate(types.values()) if kind.startswith("Tensor")]
     lists = [i for i in tensors if "[]" in list(types.values())[i]]
@@ -119,8 +110,8 @@ def register(
 
         @staticmethod
         def forward(ctx, keys, args, *flat):
-            with _BELOW_AUTOGRAD():
-                output = op.redispatch(keys & _AFTER_AUTOGRAD, *args)
+            with below_autograd():
+                output = op.redispatch(keys & after_autograd, *args)
             outputs = output if len(returned) > 1 else (output,)
             every = (*args, *outputs)
             ctx.lengths = [len(args[i]) for i in lists]
@@ -163,8 +154,8 @@ def register(
             for t in flat:
                 if t is not None and t.requires_grad:
                     return Differentiable.apply(keys, args, *flat)
-        with _BELOW_AUTOGRAD():
-            return op.redispatch(keys & _AFTER_AUTOGRAD, *args)
+        with below_autograd():
+            return op.redispatch(keys & after_autograd, *args)
 
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     return op
@@ -185,14 +176,14 @@ def _without_gradient(op, name, written, message):
     def in_place(*args):
         for i in written:
             torch.autograd.graph.increment_version(args[i])
-        with _BELOW_VIEWS():
+        with below_views():
             return op(*args)
 
     class Refused(torch.autograd.Function):
         @staticmethod
         def forward(ctx, keys, args, *tensors):
-            with _BELOW_AUTOGRAD():
-                return _tupled(op.redispatch(keys & _AFTER_AUTOGRAD, *args))
+            with below_autograd():
+                return _tupled(op.redispatch(keys & after_autograd, *args))
 
         @staticmethod
         def backward(ctx, *grads):
@@ -203,8 +194,8 @@ def _without_gradient(op, name, written, message):
         if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in flat):
             out = Refused.apply(keys, args, *flat)
             return list(out) if isinstance(out, tuple) else out
-        with _BELOW_AUTOGRAD():
-            return op.redispatch(keys & _AFTER_AUTOGRAD, *args)
+        with below_autograd():
+            return op.redispatch(keys & after_autograd, *args)
 
     _LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
     if written:
@@ -256,7 +247,7 @@ class Layout(NamedTuple):
     address: int
 
     def meta(self):
-        """A tensor that lies so, of no memory."""
+        """A tensor with this layout, of no memory."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
@@ -268,11 +259,6 @@ def strided(tensor):
 def layout(tensor):
     """The ``Layout`` of a tensor, ``None`` of ``None``."""
     return None if tensor is None else Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() & 15)
-
-
-def strides(layout, ndim):
-    """The strides of a ``Layout``, zeros for ``None``."""
-    return (0,) * ndim if layout is None else layout.strides
 
 
 class Launch(NamedTuple):

@@ -9,37 +9,22 @@ from kernels.common.gpu import multiprocessors
 from kernels.common.math import cdiv
 from kernels.common.operator import launch
 
-MOST_OUTPUTS = 6  # of a pass, that have a row for each token
 
-
-@triton.jit
-def _clear_rows(ptr, size, before, behind, T, BLOCK: tl.constexpr):
-    """Zeros in the rows, ``size`` elements each, of tokens 0 to ``before`` - 1 and ``behind`` to T - 1, by all programs."""
-    if ptr is not None:
-        own = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        step = tl.num_programs(0).to(tl.int64) * BLOCK
-        zero = tl.zeros([BLOCK], ptr.dtype.element_ty)
-        for i in range(tl.cdiv(before * size, step)):
-            offs = i * step + own
-            tl.store(ptr + offs, zero, mask=offs < before * size)
-        for i in range(tl.cdiv((T - behind) * size, step)):
-            offs = i * step + own
-            tl.store(ptr + behind * size + offs, zero, mask=offs < (T - behind) * size)
-
-
-@triton.jit(do_not_specialize=["N", "T", "size_a", "size_b", "size_c", "size_d", "size_e", "size_f"])
-def _clear_outside_kernel(
-    cu_ptr, a_ptr, b_ptr, c_ptr, d_ptr, e_ptr, f_ptr, N, T, size_a, size_b, size_c, size_d, size_e, size_f,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+@triton.jit(do_not_specialize=["N", "T"])
+def _clear_outside_kernel(cu_ptr, outputs, sizes, N, T, BLOCK: tl.constexpr):
+    """Zeros in the rows, ``size`` elements each, of tokens before cu[0] and from cu[N] to T - 1, by all programs."""
     before = tl.load(cu_ptr).to(tl.int64)
     behind = tl.load(cu_ptr + N).to(tl.int64)
-    _clear_rows(a_ptr, size_a, before, behind, T, BLOCK)
-    _clear_rows(b_ptr, size_b, before, behind, T, BLOCK)
-    _clear_rows(c_ptr, size_c, before, behind, T, BLOCK)
-    _clear_rows(d_ptr, size_d, before, behind, T, BLOCK)
-    _clear_rows(e_ptr, size_e, before, behind, T, BLOCK)
-    _clear_rows(f_ptr, size_f, before, behind, T, BLOCK)
+    own = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    for o in tl.static_range(len(outputs)):
+        zero = tl.zeros([BLOCK], outputs[o].dtype.element_ty)
+        for i in range(tl.cdiv(before * sizes[o], step)):
+            offs = i * step + own
+            tl.store(outputs[o] + offs, zero, mask=offs < before * sizes[o])
+        for i in range(tl.cdiv((T - behind) * sizes[o], step)):
+            offs = i * step + own
+            tl.store(outputs[o] + behind * sizes[o] + offs, zero, mask=offs < (T - behind) * sizes[o])
 
 
 def clear_outside(cu_seqlens, T, *outputs):
@@ -48,17 +33,14 @@ def clear_outside(cu_seqlens, T, *outputs):
     Args:
         cu_seqlens: [N+1] on the device, or ``None``, where there are no such tokens.
         T: tokens along time.
-        outputs: contiguous tensors [1, T, ...], or ``None``; no more than MOST_OUTPUTS.
+        outputs: contiguous tensors [1, T, ...], or ``None``.
     """
-    outputs = [t for t in outputs if t is not None and t.numel()]
+    outputs = tuple(t for t in outputs if t is not None and t.numel())
     if cu_seqlens is None or not outputs or cu_seqlens.device.type == "cpu" and _cover(cu_seqlens, T):
         return
-    absent = MOST_OUTPUTS - len(outputs)
-    sizes = [t.numel() // T for t in outputs] + [0] * absent
-    launch(
-        _clear_outside_kernel, (2 * multiprocessors(cu_seqlens.device),),
-        cu_seqlens, *outputs, *[None] * absent, cu_seqlens.shape[0] - 1, T, *sizes, BLOCK=2048,
-    )  # fmt: skip
+    sizes = tuple(t.numel() // T for t in outputs)
+    grid = (2 * multiprocessors(cu_seqlens.device),)
+    launch(_clear_outside_kernel, grid, cu_seqlens, outputs, sizes, cu_seqlens.shape[0] - 1, T, BLOCK=2048)
 
 
 def without_outside(tensor, cu_seqlens):
@@ -109,17 +91,21 @@ def count_runs(packed, N, T, RUN):
     return T // RUN + N if N else 0
 
 
+def find_sequences(N, runs, RUN):
+    """``(kernel, grid, arguments)`` of the launch, with ``cu_seqlens`` and an int32 tensor [runs], that writes the sequence
+    of each of ``count_runs``' runs."""
+    BLOCK = 1024
+    sizes = {"N": N, "RUN": RUN, "places": runs, "STEPS": max(N, 1).bit_length(), "BLOCK": BLOCK}
+    return _sequence_of_run_kernel, (cdiv(runs, BLOCK),), sizes
+
+
 def sequence_of_runs(cu_seqlens, runs, RUN):
     """The sequence of each of ``count_runs``' runs of packed sequences, int32 [runs]; ``None`` where ``cu_seqlens`` is."""
     if cu_seqlens is None:
         return None
     out = torch.empty(runs, dtype=torch.int32, device=cu_seqlens.device)
-    N = cu_seqlens.shape[0] - 1
-    BLOCK = 1024
-    launch(
-        _sequence_of_run_kernel, (-(-runs // BLOCK),), cu_seqlens, out, N, RUN, runs,
-        STEPS=max(N, 1).bit_length(), BLOCK=BLOCK,
-    )  # fmt: skip
+    kernel, grid, sizes = find_sequences(cu_seqlens.shape[0] - 1, runs, RUN)
+    launch(kernel, grid, cu_seqlens, out, **sizes)
     return out
 
 

@@ -324,7 +324,7 @@ def problem_of(input, grad_output, g, split_k=None):
 
 
 def _precision(dtype, tf32):
-    """How a dtype is multiplied; tf32: torch's switch for convolutions, which ``kernels.common.precision`` tells of."""
+    """How a dtype is multiplied; tf32: torch's switch for convolutions."""
     return "tf32" if tf32 and dtype == torch.float32 else "ieee"
 
 

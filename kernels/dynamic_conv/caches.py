@@ -114,4 +114,3 @@ def remember(cache, x, cu_seqlens=None):
     if rows.shape[0]:
         new = rows[(end + place).clamp(min=0).flatten()].view(N, kept, D).mT
         cache.copy_(torch.where(inside, new.to(cache.dtype), old))
-

@@ -82,7 +82,9 @@ def causal_conv1d_fn(
     B, D, T = x.shape
     check_tensor("seq_idx", seq_idx, (B, T), "[B, T]", dtypes=INTEGERS, like=("x", x))
     if initial_states is not None or return_final_states:
-        raise ValueError("seq_idx is given with a state, needs none: sequences inside a row begin and end where they say")
+        raise ValueError(
+            "seq_idx is given with a state, needs none: sequences inside a row begin and end where they say"
+        )
     rows = x.mT.reshape(1, B * T, D)
     y = dynamic_conv(rows, weight, bias=bias, activation=activation, cu_seqlens=_ends(seq_idx)).view(B, T, D)
     return torch.where(seq_idx[..., None] < 0, 0, y).mT

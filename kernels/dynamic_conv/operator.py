@@ -4,11 +4,9 @@ A call goes from its checks through PyTorch's dispatcher (``register``) to ``for
 of tensors with this layout and launch it. ``dynamic_conv.explain`` prints the plan.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from kernels.common.checks import (
@@ -25,19 +23,9 @@ from kernels.common.configs import configuration, declare
 from kernels.common.gpu import multiprocessors
 from kernels.common.math import bits, cdiv
 from kernels.common.operator import launch, layout, planned, register
-from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs, without_outside
-from kernels.dynamic_conv import cost
-from kernels.dynamic_conv.plain import (
-    StateStrides,
-    Strides,
-    conv_backward_kernel,
-    conv_forward_kernel,
-    conv_step_kernel,
-    ends_kernel,
-    final_state_kernel,
-)
-from kernels.dynamic_conv.static import static_backward_kernel, static_forward_kernel, sum_parts_kernel
-from kernels.dynamic_conv.words import channels_per_word, word_strides, words_backward_kernel, words_forward_kernel
+from kernels.common.sequences import clear_outside, count_runs, find_sequences, without_outside
+from kernels.dynamic_conv import cost, plain, static, words
+from kernels.dynamic_conv.plain import AllStrides, Cuts, Gradients, StateStrides, Strides, Tile
 
 ACTIVATIONS = {None: None, "silu": "silu", "swish": "silu"}  # by all their names
 
@@ -163,7 +151,7 @@ def explain(x, weight, bias, residual, activation, initial_state, output_final_s
     forward = plan_forward(of_x, of_k, of_bias, of_residual, of_state, activation, packed, x.device)
     dy = layout(torch.empty(x.shape, dtype=x.dtype, device="meta"))  # as most programs bring it
     needs = True, True, bias is not None, initial_state is not None
-    backward = plan_backward(dy, None, of_x, of_k, of_bias, of_state, activation, packed, needs, x.device)
+    backward = plan_backward((dy, None, of_x, of_k, of_bias, of_state), activation, packed, needs, x.device)
     return f"{forward}\nbackward: {backward}"
 
 
@@ -204,139 +192,134 @@ def size_class(W, dtype, static=False, packed=False):
     return MANY if W > 8 else f"W{W} {bits(dtype)}" + " static" * static + " packed" * packed
 
 
+VARIANTS = {"backward": {"packed": True}, "step": {"static": True}}
 CLASSES = {
-    kernel: {
-        size_class(W, dtype, static, packed)
-        for W in range(1, 10)
-        for dtype in (torch.float16, torch.float32)
-        for static in ((False, True) if kernel == "step" else (False,))
-        for packed in ((False, True) if kernel == "backward" else (False,))
-    }
+    kernel: {size_class(W, t, **more) for W in range(1, 10) for t in (torch.half, torch.float) for more in variants}
     for kernel in ("forward", "backward", "static forward", "static backward", "step")
+    for variants in [({}, VARIANTS.get(kernel, {}))]
 }
 declare("dynamic_conv", CLASSES)
-SUM_TILE = {"ROWS": 16, "BLOCK": 32, "num_warps": 4}  # of the partial sums' columns
 
 
 class Launch(NamedTuple):
-    """A kernel, its grid, the arguments behind its tensors, and its constants."""
+    """A kernel, its grid, and by name all of its arguments that are no tensors."""
 
     kernel: object
     grid: tuple
-    sizes: tuple
     meta: dict
 
 
-@dataclasses.dataclass(frozen=True)
-class ForwardPlan:
-    """The walk along time."""
+class Loop(NamedTuple):
+    """The loop along time: in words of how many channels and why, its runs, the launch that finds each run's sequence, its
+    own, and predicted times of each candidate."""
 
     G: int
     reason: str
     RUN: int
     runs: int
-    walk: Launch
+    find: Launch
+    launch: Launch
+    times: dict
+
+
+class ForwardPlan(NamedTuple):
+    """The loop along time, and the final state."""
+
+    loop: Loop
+    final: Launch
 
     def __str__(self):
-        return f"{'whole words' if self.G > 1 else 'one element at a time'}: {self.reason}"
+        return f"{'whole words' if self.loop.G > 1 else 'one element at a time'}: {self.loop.reason}"
 
 
-@dataclasses.dataclass(frozen=True)
-class BackwardPlan:
-    """The walk along time, and of a weight that all tokens share the sum of its programs' parts of dweight and dbias."""
+class BackwardPlan(NamedTuple):
+    """The loop along time; of a weight that all tokens share the sum of its programs' parts of dweight and dbias, which
+    else are parts of dbias; and the gradients at a sequence's last tokens and of its initial state."""
 
-    RUN: int
-    runs: int
-    parts: tuple  # shape of the parts of dbias, or with one weight for all tokens of dweight and dbias
-    walk: Launch
+    loop: Loop
+    parts: tuple  # their shape
     total: Launch | None
-    times: dict  # predicted, of every candidate
+    last: Launch
+    first: Launch
 
     def __str__(self):
-        text = f"{self.runs} runs of {self.RUN} tokens"
-        if self.times:
-            least = min(self.times.values())
-            predicted = ", ".join(f"{name}: {t / least:.2f}" for name, t in self.times.items())
+        text = f"{self.loop.runs} runs of {self.loop.RUN} tokens"
+        if self.loop.times:
+            least = min(self.loop.times.values())
+            predicted = ", ".join(f"{name}: {t / least:.2f}" for name, t in self.loop.times.items())
             text += f" (predicted times, the chosen one's as 1: {predicted})"
         return text + f", the sum of the weight gradient's {self.parts[0]} parts" * (self.total is not None)
 
 
-def _walk(name, tensors, weight, packed, B, T, device):
-    """``(G, why, kernel's options, RUN, predicted times)`` of a walk over tensors with these layouts."""
-    D, W = weight.shape[-2:]
-    G, reason = channels_per_word({n: t for n, t in tensors.items() if t is not None}, {"weight": weight})
-    key = size_class(W, weight.dtype, packed=name == "backward" and packed is not None)  # it holds more in registers then
-    options = configuration("dynamic_conv", name, key, device)
+def _meta(options, **arguments):
+    """``arguments`` and a launch's options, with those among them that are compiled in as one ``Tile``."""
+    tile = Tile(**{name: options.pop(name) for name in Tile._fields if name in options})
+    return {"TILE": tile, **options, **arguments}
+
+
+def _loop(name, kernels, activation, packed, device, **tensors):
+    """The ``Loop`` of tensors with these layouts, by the kernel for one weight, for whole words, or for single channels."""
+    weight, (B, T, D) = tensors["weight"], tensors["x"].shape
+    W, shared = weight.shape[-1], len(weight.shape) == 2
+    name = "static " * shared + name
+    G, reason = words.channels_per_word({n: t for n in ("x", "residual", "dy") if (t := tensors.get(n))}, weight)
+    # the backward loop of packed sequences holds more in registers
+    key = size_class(W, weight.dtype, packed=name == "backward" and packed is not None)
+    options = configuration("dynamic_conv", name, key, device) | {"W": W, "ACT": activation}
     if options["G"] < G:
         G, reason = options["G"], f"the table of configurations says so for {W} taps, whose window lives in registers"
-    del options["G"]
     RUN, times = cost.pop_run(options, T, B, packed, D // G, W, multiprocessors(device))
-    AHEAD = options.get("AHEAD", 1)
-    return G, reason, options, cdiv(RUN, AHEAD) * AHEAD, times
+    RUN = cdiv(RUN, options.get("AHEAD", 1)) * options.get("AHEAD", 1)
+    runs = count_runs(packed, B if packed is None else packed, T, RUN)
+    tiles_d = cdiv(D // G, options["BLOCK"])
+    grid = (cdiv(runs, options["ROWS"]) * tiles_d,)
+    sizes = {"T": T, "D": D // G, "runs": runs, "tiles_d": tiles_d, "strides": _strides(G, **tensors)}
+    (options if name == "forward" else sizes)["RUN"] = RUN  # of few steps, which are unrolled
+    kernel = kernels[0 if shared else 1 if G > 1 else 2]
+    find, loop = find_sequences(packed or 0, runs, RUN), Launch(kernel, grid, _meta(options | {"G": G}, **sizes))
+    return Loop(G, reason, RUN, runs, find, loop, times)
 
 
-def _strides(x, G, kind=Strides):
-    """Those of a tensor in words of G channels; zeros where there is none."""
-    return kind(*[0] * 3) if x is None else kind(*word_strides(x, G))
-
-
-def _k_strides(weight, G):
-    return Strides(*(0, 0) * (len(weight.shape) == 2), *word_strides(weight, G, inner=2))
-
-
-def _state_strides(state):
-    return StateStrides(0, 0, 0) if state is None else StateStrides(*state.strides)
+def _strides(G, x, weight, bias, state, residual=None, dy=None, dfinal=None):
+    """Those of a kernel's inputs with these layouts, where channels are G a word."""
+    tokens = lambda t: t and Strides(*words.word_strides(t, G))
+    states = lambda t: t and StateStrides(*t.strides)
+    k = Strides(*(0, 0) * (len(weight.shape) == 2), *words.word_strides(weight, G, inner=2))
+    of_bias = bias and bias.strides[0]
+    return AllStrides(tokens(x), k, of_bias, states(state), tokens(residual), tokens(dy), states(dfinal))
 
 
 @planned
 def plan_forward(x, weight, bias, residual, state, activation, packed, device):
     """The ``ForwardPlan`` of these layouts, ``None`` where there is none; ``packed``: how many sequences, or ``None``."""
-    B, T, D = x.shape
-    W, static = weight.shape[-1], len(weight.shape) == 2
-    name = "static forward" if static else "forward"
-    G, reason, options, RUN, _ = _walk(name, {"x": x, "residual": residual}, weight, packed, B, T, device)
-    runs = count_runs(packed, B if packed is None else packed, T, RUN)
-    tiles_d = cdiv(D // G, options["BLOCK"])
-    meta = {"W": W, "ACT": activation} | options
-    if static or G > 1:
-        meta["G"] = G
-    if not static:
-        meta["RUN"] = RUN
-    sizes = (
-        T, D // G, runs, *(RUN,) * static, tiles_d, _strides(x, G), _k_strides(weight, G), bias.strides[0] if bias else 0,
-        _strides(residual, G), _state_strides(state),
-    )  # fmt: skip
-    kernel = static_forward_kernel if static else words_forward_kernel if G > 1 else conv_forward_kernel
-    return ForwardPlan(G, reason, RUN, runs, Launch(kernel, (cdiv(runs, options["ROWS"]) * tiles_d,), sizes, meta))
+    (B, T, D), W, BLOCK = x.shape, weight.shape[-1], 128
+    kernels = static.static_forward_kernel, words.words_forward_kernel, plain.conv_forward_kernel
+    tensors = {"x": x, "weight": weight, "bias": bias, "state": state}
+    loop = _loop("forward", kernels, activation, packed, device, **tensors, residual=residual)
+    tiles_d = cdiv(D, BLOCK) if W > 1 else 0
+    options = {"W": W, "ACT": None, "BLOCK": BLOCK}
+    final = _meta(options, T=T, D=D, tiles_d=tiles_d, strides=_strides(1, **tensors))
+    return ForwardPlan(loop, Launch(plain.final_state_kernel, ((B if packed is None else packed) * tiles_d,), final))
 
 
 @planned
-def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs, device):
+def plan_backward(layouts, activation, packed, needs, device):
     """The ``BackwardPlan`` of tensors with these layouts; ``needs``: of x, weight, bias, and the initial state."""
-    B, T, D = x.shape
-    W, static = weight.shape[-1], len(weight.shape) == 2
-    name = "static backward" if static else "backward"
-    G, _, options, RUN, times = _walk(name, {"x": x, "dy": dy}, weight, packed, B, T, device)
-    runs = count_runs(packed, B if packed is None else packed, T, RUN)
-    tiles, tiles_d = cdiv(runs, options["ROWS"]), cdiv(D // G, options["BLOCK"])
-    sizes = (
-        T, D // G, runs, RUN, tiles_d, _strides(dy, G), _strides(x, G), _k_strides(weight, G),
-        bias.strides[0] if bias else 0, _state_strides(state),
-    )  # fmt: skip
-    meta, total, parts = {"W": W, "ACT": activation} | options, None, (tiles, D)
-    if static:
-        sums = {"W": W, "G": G, "NEED_DK": needs[1], "NEED_DBIAS": needs[2]}
-        parts = tiles, D * (W * needs[1] + needs[2])
-        meta |= sums
-        if parts[1]:
-            total = Launch(sum_parts_kernel, (cdiv(parts[1], SUM_TILE["BLOCK"]),), (tiles, D // G), sums | SUM_TILE)
-        kernel = static_backward_kernel
-    elif G > 1:
-        meta |= {"G": G, "TAPS": triton.next_power_of_2(W)}
-        kernel = words_backward_kernel
-    else:
-        kernel = conv_backward_kernel
-    return BackwardPlan(RUN, runs, parts, Launch(kernel, (tiles * tiles_d,), sizes, meta), total, times)
+    dy, dfinal, x, weight, bias, state = layouts
+    (B, T, D), W, BLOCK = x.shape, weight.shape[-1], 64
+    kernels = static.static_backward_kernel, words.words_backward_kernel, plain.conv_backward_kernel
+    tensors = {"x": x, "weight": weight, "bias": bias, "state": state, "dy": dy}
+    loop = _loop("backward", kernels, activation, packed, device, **tensors)
+    tiles, columns, total = cdiv(loop.runs, loop.launch.meta["TILE"].ROWS), D, None
+    if len(weight.shape) == 2:
+        columns = D * (W * needs[1] + needs[2])
+        options = {"W": W, "ACT": None, "G": loop.G, "ROWS": 16, "BLOCK": 32, "num_warps": 4}
+        total = Launch(static.sum_parts_kernel, (cdiv(columns, 32),), _meta(options, programs=tiles, D=D // loop.G))
+    tiles_d = cdiv(D, BLOCK) if W > 1 else 0
+    ends = {"T": T, "D": D, "tiles_d": tiles_d, "strides": _strides(1, **tensors, dfinal=dfinal)}
+    grid, options = ((B if packed is None else packed) * tiles_d,), {"W": W, "ACT": activation, "BLOCK": BLOCK}
+    end = lambda final: Launch(plain.ends_kernel, grid, _meta(options | {"FINAL": final}, **ends))
+    return BackwardPlan(loop, (tiles, columns), total if columns else None, end(True), end(False))
 
 
 # Behind the dispatcher: tensors that have been checked, and what is launched for them.
@@ -344,27 +327,23 @@ def plan_backward(dy, dfinal, x, weight, bias, state, activation, packed, needs,
 
 def forward(x, weight, bias, residual, activation, initial_state, output_final_state, cu_seqlens):
     """``(y, final state)``; no final state is an empty tensor."""
-    B, T, D = x.shape
-    W, N = weight.shape[-1], B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    W, N = weight.shape[-1], x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     state = initial_state if W > 1 else None
-    plan = plan_forward(
-        layout(x), layout(weight), layout(bias), layout(residual), layout(state), activation,
-        None if cu_seqlens is None else N, x.device,
-    )  # fmt: skip
+    layouts = layout(x), layout(weight), layout(bias), layout(residual), layout(state)
+    plan = plan_forward(*layouts, activation, None if cu_seqlens is None else N, x.device)
     y = x.new_empty(x.shape)
-    sequences = None if cu_seqlens is None else sequence_of_runs(cu_seqlens, plan.runs, plan.RUN)
-    kernel, grid, sizes, meta = plan.walk
-    launch(kernel, grid, x, weight, bias, residual, state, sequences, cu_seqlens, y, *sizes, **meta)
+    cuts = Cuts(cu_seqlens, None if cu_seqlens is None else x.new_empty(plan.loop.runs, dtype=torch.int32))
     if cu_seqlens is not None:
-        clear_outside(cu_seqlens, T, y)
+        kernel, grid, meta = plan.loop.find
+        launch(kernel, grid, *cuts, **meta)
+    kernel, grid, meta = plan.loop.launch
+    launch(kernel, grid, x, weight, bias, residual, state, cuts, y, **meta)
+    clear_outside(cu_seqlens, x.shape[1], y)
     if not output_final_state:
         return y, x.new_empty(0)
-    final = (x if initial_state is None else initial_state).new_empty(N, D, W - 1)
-    BLOCK = 128
-    tiles_d = cdiv(D, BLOCK) if W > 1 else 0
-    meta = {"W": W, "SLOTS": triton.next_power_of_2(max(W - 1, 1)), "BLOCK": BLOCK}
-    sizes = T, D, tiles_d, Strides(*x.stride()), _state_strides(layout(state))
-    launch(final_state_kernel, (N * tiles_d,), x, state, cu_seqlens, final, *sizes, **meta)
+    final = (x if initial_state is None else initial_state).new_empty(N, x.shape[-1], W - 1)
+    kernel, grid, meta = plan.final
+    launch(kernel, grid, x, state, cu_seqlens, final, **meta)
     return y, final
 
 
@@ -372,73 +351,60 @@ def backward(dy, dfinal, x, weight, bias, initial_state, cu_seqlens, activation,
     """``(dx, dweight, dbias, dinitial_state)``, each in its tensor's dtype, ``None`` where ``needs`` says so."""
     if dy is None:  # only the final state was used
         dy = x.new_zeros(()).expand(x.shape)
-    B, T, D = x.shape
-    W, static = weight.shape[-1], weight.ndim == 2
+    W, shared = weight.shape[-1], weight.ndim == 2
     dfinal = dfinal if output_final_state and W > 1 else None
     state = initial_state if W > 1 else None
-    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
     given = x, weight, bias, initial_state
     dx, dk, dbias, dstate = (t.new_empty(t.shape) if need else None for t, need in zip(given, needs))
+    layouts = layout(dy), layout(dfinal), layout(x), layout(weight), layout(bias), layout(state)
+    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    plan = plan_backward(layouts, activation, packed, tuple(needs), x.device)
     if any(needs[:3]):
-        plan = plan_backward(
-            layout(dy), layout(dfinal), layout(x), layout(weight), layout(bias), layout(state), activation,
-            packed, tuple(needs), x.device,
-        )  # fmt: skip
-        sequences = None if cu_seqlens is None else sequence_of_runs(cu_seqlens, plan.runs, plan.RUN)
+        cuts = Cuts(cu_seqlens, None if cu_seqlens is None else x.new_empty(plan.loop.runs, dtype=torch.int32))
+        if cu_seqlens is not None:
+            kernel, grid, meta = plan.loop.find
+            launch(kernel, grid, *cuts, **meta)
         parts = x.new_empty(plan.parts, dtype=torch.float32) if needs[2] or plan.total else None
-        outputs = (dx, parts) if static else (dx, dk, parts)
-        kernel, grid, sizes, meta = plan.walk
-        launch(kernel, grid, dy, x, weight, bias, state, sequences, cu_seqlens, *outputs, *sizes, **meta)
+        grads = Gradients(dx, parts if shared and needs[1] else None if shared else dk, parts if needs[2] else None)
+        kernel, grid, meta = plan.loop.launch
+        launch(kernel, grid, dy, x, weight, bias, state, cuts, grads, **meta)
         if plan.total is not None:
-            kernel, grid, sizes, meta = plan.total
-            launch(kernel, grid, parts, dk, dbias, *sizes, **meta)
+            kernel, grid, meta = plan.total
+            launch(kernel, grid, parts, dk, dbias, **meta)
         elif needs[2]:
             dbias = parts.sum(0).to(bias.dtype)  # the same order every time: deterministic
+    ends = dy, x, weight, bias, state, dfinal, cu_seqlens
     if dfinal is not None and needs[0]:
-        _ends(True, dy, x, weight, bias, state, dfinal, cu_seqlens, activation, dx)
-    clear_outside(cu_seqlens, T, dx, None if static else dk)
+        kernel, grid, meta = plan.last
+        launch(kernel, grid, *ends, dx, **meta)
+    clear_outside(cu_seqlens, x.shape[1], dx, None if shared else dk)
     if needs[3]:
-        _ends(False, dy, x, weight, bias, state, dfinal, cu_seqlens, activation, dstate)
+        kernel, grid, meta = plan.first
+        launch(kernel, grid, *ends, dstate, **meta)
     return dx, dk, dbias, dstate
-
-
-def _ends(final, dy, x, weight, bias, state, dfinal, cu_seqlens, activation, out):
-    """The gradients where states enter, or (``final``) leave."""
-    BLOCK, (B, T, D), W = 64, x.shape, weight.shape[-1]
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    tiles_d = cdiv(D, BLOCK)
-    sizes = (
-        T, D, tiles_d, Strides(*dy.stride()), Strides(*x.stride()), _k_strides(layout(weight), 1),
-        0 if bias is None else bias.stride(0), _state_strides(layout(state)), _state_strides(layout(dfinal)),
-    )  # fmt: skip
-    meta = {"W": W, "TAPS": triton.next_power_of_2(W), "ACT": activation, "FINAL": final, "BLOCK": BLOCK}
-    grid = (N * tiles_d if W > 1 else 0,)
-    launch(ends_kernel, grid, dy, x, weight, bias, state, dfinal, cu_seqlens, out, *sizes, **meta)
 
 
 def step(x, weight, state, bias, residual, activation, slots):
     """y, and ``state`` shifted, whose strides are any, and which may hold W inputs, too."""
     y = x.new_empty(x.shape)
     given = layout(x), layout(weight), layout(bias), layout(residual), layout(state), layout(slots)
-    kernel, grid, sizes, meta = plan_step(*given, activation, x.device)
-    launch(kernel, grid, x, weight, bias, residual, state, slots, y, *sizes, **meta)
+    kernel, grid, meta = plan_step(*given, activation, x.device)
+    launch(kernel, grid, x, weight, bias, residual, state, slots, y, **meta)
     return y
 
 
 @planned
 def plan_step(x, weight, bias, residual, state, slots, activation, device):
     """The ``Launch`` of a step."""
-    B, D = x.shape
-    W, static = weight.shape[-1], len(weight.shape) == 2
-    options = configuration("dynamic_conv", "step", size_class(W, weight.dtype, static), device)
+    (B, D), W, shared = x.shape, weight.shape[-1], len(weight.shape) == 2
+    options = configuration("dynamic_conv", "step", size_class(W, weight.dtype, shared), device)
+    options |= {"W": W, "ACT": activation, "KEPT": state.shape[-1]}
     tiles_d = cdiv(D, options["BLOCK"])
-    of_row = lambda t: Strides(0, 0, 0) if t is None else Strides(t.strides[0], 0, t.strides[1])  # noqa: E731
-    b, d, w = (0,) * static + tuple(weight.strides)
-    sizes = (
-        D, tiles_d, of_row(x), Strides(b, 0, d, w), bias.strides[0] if bias else 0, of_row(residual), _state_strides(state),
-        slots.strides[0] if slots else 0,
-    )  # fmt: skip
-    return Launch(conv_step_kernel, (B * tiles_d,), sizes, {"W": W, "KEPT": state.shape[-1], "ACT": activation} | options)
+    row = lambda t: t and Strides(t.strides[0], 0, t.strides[1])
+    b, d, w = (0,) * shared + tuple(weight.strides)
+    of_state, of_slots = StateStrides(*state.strides), slots and slots.strides[0]
+    strides = AllStrides(row(x), Strides(b, 0, d, w), bias and bias.strides[0], of_state, row(residual), slots=of_slots)
+    return Launch(plain.conv_step_kernel, (B * tiles_d,), _meta(options, D=D, tiles_d=tiles_d, strides=strides))
 
 
 # As torch sees them: operators with known output shapes, in a compiled graph as in an eager one. A product and a sum a tap;

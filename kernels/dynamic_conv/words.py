@@ -4,31 +4,30 @@
 such words; the tap w of channel i is element ``i * W + w`` of them. So a thread that owns G channels reads and writes
 nothing but whole words, whatever W is: no padding to a power of two, no exchange between threads.
 
-The kernels are ``plain``'s, with G channels in each of their lanes.
+The kernels are ``plain``'s, with G channels in each of their lanes: D and the strides of x, dy, residual and the weight
+count words.
 """
 
 import triton
 import triton.language as tl
 
-from kernels.common.sequences import locate_run
-from kernels.dynamic_conv.plain import activate, load_step, load_taps, slope
+from kernels.dynamic_conv.plain import activate, load_float, load_step, load_taps, locate, slope, token_at, with_state
 
 
-def channels_per_word(channel_tensors, weights):
+def channels_per_word(tensors, weight):
     """How many channels one 64-bit word can hold for all these tensors at once, and the reason when it is 1.
 
     Args:
-        channel_tensors: dict name -> ``Layout`` of a tensor whose last dimension is the channels.
-        weights: dict name -> ``Layout`` of a tensor whose last two dimensions are channels and taps.
+        tensors: dict name -> ``Layout`` of a tensor whose last dimension is the channels.
+        weight: ``Layout`` of the weight, whose last two dimensions are channels and taps.
 
     Returns:
         ``(G, reason)``; with G > 1 every tensor is aligned, contiguous in its last dimensions and divisible into words.
     """
-    tensors = {**channel_tensors, **weights}
+    tensors = {**tensors, "weight": weight}
     G = 8 // max(t.dtype.itemsize for t in tensors.values())
     for name, t in tensors.items():
-        inner = 1 if name in channel_tensors else 2
-        W = 1 if name in channel_tensors else t.shape[-1]
+        inner, W = (2, t.shape[-1]) if name == "weight" else (1, 1)
         D = t.shape[-inner]
         if D % G:
             return 1, f"the {D} channels do not divide into words of {G}"
@@ -74,6 +73,15 @@ def lane(word, i: tl.constexpr, G: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def lanes(word, G: tl.constexpr, dtype: tl.constexpr):
+    """All G elements."""
+    elements = ()
+    for i in tl.static_range(G):
+        elements += (lane(word, i, G, dtype),)
+    return elements
+
+
+@triton.jit
 def pack(lanes, G: tl.constexpr, dtype: tl.constexpr):
     """The word that holds G float32 values, each rounded once to ``dtype``."""
     if G == 1:
@@ -116,176 +124,148 @@ def store_side_by_side(ptr, words, mask, N: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_bias(bias_ptr, offs_d, mask_d, stride_bias, G: tl.constexpr):
-    """The bias of a tile's channels in float32, one tensor for each channel of a word."""
+def load_bias(bias_ptr, run, stride, G: tl.constexpr):
+    """The bias of a tile's channels in float32, one tensor for each channel of a word; zeros where there is none."""
     bias = ()
     for i in tl.static_range(G):
-        bias += (tl.load(bias_ptr + (offs_d * G + i) * stride_bias, mask=mask_d, other=0.0).to(tl.float32),)
+        bias += (
+            load_float(bias_ptr + (run.offs_d * G + i) * stride, run.mask_d) if bias_ptr is not None else run.zero,
+        )
     return bias
 
 
 @triton.jit
-def words_before(
-    n, first, L, offs_d, mask_d, x_row, stride_xt, dtype: tl.constexpr, state_ptr, state_strides,
-    W: tl.constexpr, G: tl.constexpr,
-):  # fmt: skip
+def words_before(run, x_row, dtype: tl.constexpr, state_ptr, strides, TILE: tl.constexpr):
     """X[t-W+1] ... X[t-1] of the runs that begin at t = first, channel i of time w as element w * G + i."""
+    W: tl.constexpr = TILE.W
     X = ()
     for w in tl.static_range(W - 1):
-        j = first - (W - 1) + w
-        word = tl.load(x_row + j * stride_xt, mask=mask_d & (j >= 0) & (j < L), other=0)
-        for i in tl.static_range(G):
-            X += (lane(word, i, G, dtype),)
-    if state_ptr is not None:
-        if tl.min(first) < W - 1:  # few runs begin that near to a sequence's first token: the others skip this
-            with_state = ()
-            for w in tl.static_range(W - 1):
-                before = mask_d & (first + w < W - 1) & (first < L)
-                for i in tl.static_range(G):
-                    at = state_ptr + n * state_strides.n + (offs_d * G + i) * state_strides.d + (first + w) * state_strides.i
-                    with_state += (X[w * G + i] + tl.load(at, mask=before, other=0.0).to(tl.float32),)
-            X = with_state
-    return X
+        j = run.first - (W - 1) + w
+        word = tl.load(x_row + j * strides.x.t, mask=run.mask_d & (j >= 0) & (j < run.L), other=0)
+        X += lanes(word, TILE.G, dtype)
+    return with_state(X, run, state_ptr, strides.state, W, TILE.G)
+
+
+@triton.jit
+def tap(k, i: tl.constexpr, w: tl.constexpr, dtype: tl.constexpr, TILE: tl.constexpr):
+    """k[w] of channel i in float32, from the W words of G channels' taps."""
+    n: tl.constexpr = i * TILE.W + w
+    return lane(k[n // TILE.G], n % TILE.G, TILE.G, dtype)
+
+
+@triton.jit
+def convolve_channel(u, k, X, i: tl.constexpr, dtype: tl.constexpr, TILE: tl.constexpr):
+    """u + sum_w k[w] X[t-W+1+w] of channel i."""
+    W: tl.constexpr = TILE.W
+    for w in tl.static_range(W):
+        u += tap(k, i, w, dtype, TILE) * X[w * TILE.G + i]
+    return u
 
 
 @triton.jit
 def words_forward_kernel(
-    x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, y_ptr,
-    T, C, runs, tiles_d, x_strides, k_strides, stride_bias, residual_strides, state_strides,
-    W: tl.constexpr, G: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Strides of x, k and residual count words of G channels; C is the number of words in a row, D / G."""
-    pid = tl.program_id(0)
-    offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    mask_d = offs_d < C
-    r = pid // tiles_d * ROWS + tl.arange(0, ROWS)[:, None]
-    n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, cu_ptr is not None)
-
-    x_row = as_words(x_ptr, G) + row * x_strides.b + begin * x_strides.t + offs_d * x_strides.d
-    k_row = as_words(k_ptr, G) + row * k_strides.b + begin * k_strides.t + offs_d * k_strides.d
-    y_row = as_words(y_ptr, G) + (row * T + begin) * C + offs_d
+    x_ptr, k_ptr, bias_ptr, residual_ptr, state_ptr, cuts, y_ptr, T, D, runs, tiles_d, strides, TILE: tl.constexpr
+):
+    """y of ROWS runs."""
+    G: tl.constexpr = TILE.G
+    x_type: tl.constexpr = x_ptr.dtype.element_ty
+    run = locate(T, D, runs, TILE.RUN, tiles_d, cuts, TILE)
+    x_row = token_at(as_words(x_ptr, G), strides.x, run, run.begin)
+    k_row = token_at(as_words(k_ptr, G), strides.k, run, run.begin)
+    y_row = as_words(y_ptr, G) + (run.row * T + run.begin) * D + run.offs_d
     if residual_ptr is not None:
-        r_row = as_words(residual_ptr, G) + row * residual_strides.b
-        r_row += begin * residual_strides.t + offs_d * residual_strides.d
+        r_row = token_at(as_words(residual_ptr, G), strides.residual, run, run.begin)
+    bias = load_bias(bias_ptr, run, strides.bias, G)
 
-    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if bias_ptr is not None else ()
-
-    X = words_before(n, first, L, offs_d, mask_d, x_row, x_strides.t, x_ptr.dtype.element_ty,
-                      state_ptr, state_strides, W, G)  # fmt: skip
-    for step in range(RUN):
-        t = first + step
-        mask = mask_d & (t < L)
-        x = tl.load(x_row + t * x_strides.t, mask=mask, other=0)
-        k = load_taps(k_row + t * k_strides.t, mask, k_strides.w, W)
+    X = words_before(run, x_row, x_type, state_ptr, strides, TILE)
+    for step in range(TILE.RUN):
+        t = run.first + step
+        mask = run.mask_d & (t < run.L)
+        x = tl.load(x_row + t * strides.x.t, mask=mask, other=0)
+        k = load_taps(k_row + t * strides.k.t, mask, strides.k.w, TILE.W)
         if residual_ptr is not None:
-            residual = tl.load(r_row + t * residual_strides.t, mask=mask, other=0)
-        for i in tl.static_range(G):
-            X += (lane(x, i, G, x_ptr.dtype.element_ty),)
+            residual = tl.load(r_row + t * strides.residual.t, mask=mask, other=0)
+        X += lanes(x, G, x_type)
 
         y = ()
         for i in tl.static_range(G):
-            # u = sum_w k[t, w] X[t-W+1+w]
-            u = tl.zeros([ROWS, BLOCK], tl.float32)
-            for w in tl.static_range(W):
-                u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_ptr.dtype.element_ty) * X[w * G + i]
+            u = convolve_channel(run.zero, k, X, i, k_ptr.dtype.element_ty, TILE)
             if bias_ptr is not None:
                 u += bias[i]
-            u = activate(u, ACT)
+            u = activate(u, TILE)
             if residual_ptr is not None:
                 u += lane(residual, i, G, residual_ptr.dtype.element_ty)
             y += (u,)
-        tl.store(y_row + t * C, pack(y, G, y_ptr.dtype.element_ty), mask=mask)
+        tl.store(y_row + t * D, pack(y, G, y_ptr.dtype.element_ty), mask=mask)
         X = X[G:]
 
 
 @triton.jit(do_not_specialize=["T", "runs", "RUN", "tiles_d"])
 def words_backward_kernel(
-    dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, sequence_of_run_ptr, cu_ptr, dx_ptr, dk_ptr, dbias_ptr,
-    T, C, runs, RUN, tiles_d, dy_strides, x_strides, k_strides, stride_bias, state_strides,
-    W: tl.constexpr, TAPS: tl.constexpr, G: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Strides of dy, x and k count words of G channels. This program writes its share of dbias to dbias[program]."""
-    pid = tl.program_id(0)
-    tile = pid // tiles_d
-    offs_d = ((pid % tiles_d).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    mask_d = offs_d < C
-    r = tile * ROWS + tl.arange(0, ROWS)[:, None]
-    n, row, begin, L, first = locate_run(r, runs, T, RUN, sequence_of_run_ptr, cu_ptr, cu_ptr is not None)
-
+    dy_ptr, x_ptr, k_ptr, bias_ptr, state_ptr, cuts, grads, T, D, runs, RUN, tiles_d, strides, TILE: tl.constexpr
+):
+    """dx, dk and this program's share of dbias, ``grads.bias[program]``."""
+    W: tl.constexpr = TILE.W
+    G: tl.constexpr = TILE.G
+    x_type: tl.constexpr = x_ptr.dtype.element_ty
     k_type: tl.constexpr = k_ptr.dtype.element_ty
-    dy_row = as_words(dy_ptr, G) + row * dy_strides.b + begin * dy_strides.t + offs_d * dy_strides.d
-    x_row = as_words(x_ptr, G) + row * x_strides.b + begin * x_strides.t + offs_d * x_strides.d
-    k_row = as_words(k_ptr, G) + row * k_strides.b + begin * k_strides.t + offs_d * k_strides.d
-    out_row = (row * T + begin) * C + offs_d  # dx and dk are contiguous
+    run = locate(T, D, runs, RUN, tiles_d, cuts, TILE)
+    dy_row = token_at(as_words(dy_ptr, G), strides.dy, run, run.begin)
+    x_row = token_at(as_words(x_ptr, G), strides.x, run, run.begin)
+    k_row = token_at(as_words(k_ptr, G), strides.k, run, run.begin)
+    out_row = (run.row * T + run.begin) * D + run.offs_d  # of dx and dk
+    bias = load_bias(bias_ptr, run, strides.bias, G)
 
-    bias = load_bias(bias_ptr, offs_d, mask_d, stride_bias, G) if ACT is not None and bias_ptr is not None else ()
-
-    zero = tl.zeros([ROWS, BLOCK], tl.float32)
-    X = words_before(n, first, L, offs_d, mask_d, x_row, x_strides.t, x_ptr.dtype.element_ty,
-                      state_ptr, state_strides, W, G)  # fmt: skip
-    dX = ()  # sums so far for X[t-W+1] ... X[t-1], in the same order
-    for w in tl.static_range(W - 1):  # noqa: B007
-        for i in tl.static_range(G):  # noqa: B007
-            dX += (zero,)
-    dbias_sum = ()
-    for i in tl.static_range(G):  # noqa: B007
-        dbias_sum += (zero,)
-
-    steps = RUN + W - 1 if dx_ptr is not None else RUN
+    X = words_before(run, x_row, x_type, state_ptr, strides, TILE)
+    dX = (run.zero,) * ((W - 1) * G)  # sums so far for X[t-W+1] ... X[t-1], in the same order
+    dbias = (run.zero,) * G
+    steps = RUN + W - 1 if grads.x is not None else RUN
     # The words of a step are asked for one step before they are used: memory answers while the step before is computed.
-    coming = load_step(dy_row, x_row, k_row, first, mask_d & (first < L), first < L,
-                       dy_strides, x_strides, k_strides, W, ACT)  # fmt: skip
+    some = run.first < run.L
+    coming = load_step(dy_row, x_row, k_row, run.first, run.mask_d & some, some, strides, TILE)
     for step in tl.range(steps, loop_unroll_factor=2):
-        t = first + step
-        mask = mask_d & (t < L)
-        own = t < first + RUN
+        t = run.first + step
+        mask = run.mask_d & (t < run.L)
+        own = t < run.first + RUN
         dy, x, k = coming
-        more = mask_d & (t + 1 < L) & (t + 1 < first + steps)
-        coming = load_step(dy_row, x_row, k_row, t + 1, more, t + 1 < first + RUN,
-                           dy_strides, x_strides, k_strides, W, ACT)  # fmt: skip
-        for i in tl.static_range(G):
-            X += (lane(x, i, G, x_ptr.dtype.element_ty),)
+        more = run.mask_d & (t + 1 < run.L) & (t + 1 < run.first + steps)
+        coming = load_step(dy_row, x_row, k_row, t + 1, more, t + 1 < run.first + RUN, strides, TILE)
+        X += lanes(x, G, x_type)
 
         dk = ()
         dX_new = ()
         dbias_new = ()
         for i in tl.static_range(G):
             du = lane(dy, i, G, dy_ptr.dtype.element_ty)
-            if ACT is not None:
-                # du = dy act'(u), u recomputed
-                u = bias[i] if bias_ptr is not None else zero
-                for w in tl.static_range(W):
-                    u += lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type) * X[w * G + i]
-                du *= slope(u, ACT)
+            if TILE.ACT is not None:
+                du *= slope(convolve_channel(bias[i], k, X, i, k_type, TILE), TILE)
             for w in tl.static_range(W):
                 dk += (du * X[w * G + i],)
-                # dX[t-W+1+w] += du[t] k[t, w]
-                dX_new += (du * lane(k[(i * W + w) // G], (i * W + w) % G, G, k_type),)
-            dbias_new += (dbias_sum[i] + tl.where(own, du, 0.0),)
-        dbias_sum = dbias_new
+                dX_new += (du * tap(k, i, w, k_type, TILE),)  # dX[t-W+1+w] += du[t] k[t, w]
+            dbias_new += (dbias[i] + tl.where(own, du, 0.0),)
+        dbias = dbias_new
 
-        if dk_ptr is not None:
-            dk_at = as_words(dk_ptr, G) + (out_row + t * C) * W
+        if grads.k is not None:
+            dk_at = as_words(grads.k, G) + (out_row + t * D) * W
             dk_words = ()
             for m in tl.static_range(W):
-                dk_words += (pack(dk[m * G : (m + 1) * G], G, dk_ptr.dtype.element_ty),)
-            store_side_by_side(dk_at, dk_words, mask & own, W, TAPS)
+                dk_words += (pack(dk[m * G : (m + 1) * G], G, grads.k.dtype.element_ty),)
+            store_side_by_side(dk_at, dk_words, mask & own, W, triton.next_power_of_2(W))
 
-        if dx_ptr is not None:
+        if grads.x is not None:
             # shares are ordered channel, tap; dX is ordered time, channel, so that the oldest time leaves in one piece
             shifted = ()
             for w in tl.static_range(W):
                 for i in tl.static_range(G):
                     shifted += (dX_new[i * W + w] + (dX[w * G + i] if w < W - 1 else 0.0),)
             j = t - (W - 1)
-            complete = mask_d & (j >= first) & (j < L)
-            tl.store(
-                as_words(dx_ptr, G) + out_row + j * C, pack(shifted[:G], G, dx_ptr.dtype.element_ty), mask=complete
-            )
+            complete = run.mask_d & (j >= run.first) & (j < run.L)
+            dx_at = as_words(grads.x, G) + out_row + j * D
+            tl.store(dx_at, pack(shifted[:G], G, grads.x.dtype.element_ty), mask=complete)
             dX = shifted[G:]
         X = X[G:]
 
-    for i in tl.static_range(G):
-        offs_c = tile.to(tl.int64) * C * G + offs_d * G + i
-        if dbias_ptr is not None:
-            tl.store(dbias_ptr + offs_c, tl.sum(dbias_sum[i], 0)[None, :], mask=mask_d)
+    if grads.bias is not None:
+        for i in tl.static_range(G):
+            offs_c = run.tile.to(tl.int64) * D * G + run.offs_d * G + i
+            tl.store(grads.bias + offs_c, tl.sum(dbias[i], 0)[None, :], mask=run.mask_d)

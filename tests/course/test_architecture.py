@@ -63,7 +63,7 @@ def may(importer: str, imported: str) -> bool:
     if top == "notebooks":
         return part in (*ROOMS, *INSTRUMENTS) and not any(p.startswith("_") for p in imported.split("."))
     if top == "benchmarks":
-        writers = ("benchmarks.tune", "benchmarks.dynamic_conv_walks", "benchmarks.dynamic_conv_tiles")
+        writers = ("benchmarks.tune", "benchmarks.dynamic_conv_cost", "benchmarks.dynamic_conv_tiles")
         writers += ("benchmarks.populations.fit_flex_attention",)
         if importer in writers and imported == "kernels.common.configs":
             return True  # these write the tables that are read there, or what is chosen with them

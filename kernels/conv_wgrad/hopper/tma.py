@@ -12,7 +12,8 @@ import torch
 import triton
 
 from kernels.common.configs import configuration
-from kernels.common.gluon import element, gluon, has_clusters, multiprocessors, reason_not, shared_layout
+from kernels.common.gluon import element, gluon, has_clusters, reason_not, shared_layout
+from kernels.common.gpu import multiprocessors
 from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad import portable

@@ -1,10 +1,10 @@
-"""Times of dynamic convolution's walks over shapes, and the model of cost that is fitted to them.
+"""Times of dynamic convolution's loops over shapes, and the model of cost that is fitted to them.
 
-    python -m benchmarks.dynamic_conv_walks measure --of static      on a GPU: tiles and runs, on shapes of the tuning half
-    python -m benchmarks.dynamic_conv_walks fit --of static          anywhere: from the record to its GPU's table
+    python -m benchmarks.dynamic_conv_cost measure --of static      on a GPU: tiles and runs, on shapes of the tuning half
+    python -m benchmarks.dynamic_conv_cost fit --of static          anywhere: from the record to its GPU's table
 
-``--of token`` is the backward walk of weights per token, ``--of static`` both walks of one weight for all.
-``kernels/dynamic_conv/cost.py`` says what is fitted. A walk's numbers are those with the least squared error of the
+``--of token`` is the backward loop of weights per token, ``--of static`` both loops of one weight for all.
+``kernels/dynamic_conv/cost.py`` says what is fitted. A tile's numbers are those with the least squared error of the
 predicted times' logarithms, over the launches that take at most SLOWEST times the shape's fastest.
 """
 
@@ -35,7 +35,7 @@ G = 4
 WARPS = (1, 2, 4)
 PIECES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 SLOWEST = 2.5
-START = 16  # steps: a run of one weight's walk waits for its first tokens and leaves a part of the gradient behind
+START = 16  # steps: a run of one weight's loop waits for its first tokens and leaves a part of the gradient behind
 LAUNCH = 0.0025  # ms that a replayed graph takes of itself
 COLUMNS = {
     "token": ("B", "T", "D", "W", "num_warps", "RUN", "ms"),
@@ -120,7 +120,7 @@ def measure_token(seconds, processors):
 
 
 def measure_static(seconds, processors):
-    """The same for both walks of one weight; the commonest width first."""
+    """The same for both loops of one weight; the commonest width first."""
     begin = time.monotonic()
     compile_ahead([(kernel, W, (tile,)) for W in STATIC_WIDTHS for kernel, tiles in TILES.items() for tile in tiles])
     rows = []
@@ -136,18 +136,18 @@ def measure_static(seconds, processors):
     return rows
 
 
-def predicted(rows, walk, processors, copy_tb_per_s, words):
+def predicted(rows, tile, processors, copy_tb_per_s, words):
     """ms of rows ``(B, T, D, W, RUN)`` by the model: its unit is one warp's step, on one of the GPU's multiprocessors, at the
     copy rate; ``words`` are read and written in a step."""
     B, T, D, W, run = np.asarray(rows).T
-    columns = -(-(D // G) // walk["BLOCK"])
-    programs = -(-(B * -(-T // run)) // walk.get("ROWS", 1)) * columns
+    columns = -(-(D // G) // tile["BLOCK"])
+    programs = -(-(B * -(-T // run)) // tile.get("ROWS", 1)) * columns
     step = 2 * G * 32 * words * processors / copy_tb_per_s / 1e9
-    return LAUNCH + step * cost.time_of(walk, run, programs, columns, D // G, W, processors)
+    return LAUNCH + step * cost.time_of(tile, run, programs, columns, D // G, W, processors)
 
 
 def fitted(rows, tile, machine, words):
-    """``(walk, error)``: RESIDENT, RATE and FILL for rows ``(B, T, D, W, RUN, ms)`` of one tile; the error is that of the
+    """``(model, error)``: RESIDENT, RATE and FILL for rows ``(B, T, D, W, RUN, ms)`` of one tile; the error is that of the
     predicted times, as a standard deviation of their logarithms."""
     best = {}
     for row in rows:
@@ -159,11 +159,11 @@ def fitted(rows, tile, machine, words):
     for resident, rate, fill in itertools.product(
         (8, 12, 16, 20, 24, 28, 32), np.arange(0.80, 1.06, 0.02), np.arange(2, 12, 0.25)
     ):  # fmt: skip
-        walk = {"RESIDENT": resident, "RATE": round(float(rate), 2), "FILL": float(fill)}
-        of = predicted(shapes, tile | walk, machine["multiprocessors"], machine["copy_tb_per_s"], words)
+        model = {"RESIDENT": resident, "RATE": round(float(rate), 2), "FILL": float(fill)}
+        of = predicted(shapes, tile | model, machine["multiprocessors"], machine["copy_tb_per_s"], words)
         error = np.log(of) - measured
         if found is None or error @ error < found[0]:
-            found = error @ error, walk
+            found = error @ error, model
     return found[1], math.sqrt(found[0] / len(rows))
 
 
@@ -171,25 +171,25 @@ def fit_token(record):
     """``{kernel: {class: options}}``, and ``{class: {warps: error}}``."""
     table, errors = {}, {}
     for W in sorted({row[3] for row in record["rows"]}):
-        walks = []
+        tiles = []
         name = f"W{W} 16-bit"
         for warps in WARPS:
             rows = [(*row[:4], *row[5:]) for row in record["rows"] if row[3] == W and row[4] == warps]
             tile = {"BLOCK": 32 * warps, "num_warps": warps}
-            walk, error = fitted(rows, tile, record["machine"], 2 * W + 3)
-            walks.append(tile | walk)
+            model, error = fitted(rows, tile, record["machine"], 2 * W + 3)
+            tiles.append(tile | model)
             errors.setdefault(name, {})[warps] = round(error, 3)
-        table[name] = {"G": G, "ROWS": 1, "WALKS": walks}
+        table[name] = {"G": G, "ROWS": 1, "TILES": tiles}
     return {"backward": table}, errors
 
 
-def regret(rows, walk, processors):
-    """How much longer the launches that ``walk`` would choose take than each shape's fastest, as the mean of the logarithms
+def regret(rows, tile, processors):
+    """How much longer the launches that ``tile`` would choose take than each shape's fastest, as the mean of the logarithms
     and as the worst ratio; ``rows``: ``{(B, T, D, W): {RUN: ms}}``. For a RUN not measured stands the one with nearly
     as many runs, with a fourth of the distance added, so that nothing is chosen which is far from all that was measured."""
     ratios = []
     for (B, T, D, W), times in rows.items():
-        _, run, _ = cost.fastest([walk], T, B, 0, D // G, W, processors)
+        _, run, _ = cost.fastest([tile], T, B, 0, D // G, W, processors)
         pieces = lambda run, T=T: -(-T // run)
         far, _, ms = min(
             (abs(math.log(pieces(timed) / pieces(run))), abs(timed - run), ms) for timed, ms in times.items()
@@ -199,10 +199,10 @@ def regret(rows, walk, processors):
 
 
 def fit_static(record):
-    """Of the backward walk of one weight, a tile for each class, and a model of it that chooses well: what matters of a
+    """Of the backward loop of one weight, a tile for each class, and a model of it that chooses well: what matters of a
     prediction is which run it picks. ``{kernel: {class: options}}``, and ``{class: regret}``.
 
-    The forward walk needs no model: its times hardly depend on its runs, short ones are a little faster, and the table says
+    The forward loop needs no model: its times hardly depend on its runs, short ones are a little faster, and the table says
     so by hand (``"RUN"`` tokens at least, and where that leaves more than ``"WARPS"`` for a multiprocessor, longer ones).
     """
     table, regrets = {}, {}
@@ -217,11 +217,11 @@ def fit_static(record):
             best = {shape: min(row[7] for row in record["rows"] if (row[0], *row[1:5]) == (kernel, *shape)) for shape in rows}
             behind = sum(math.log(min(times.values()) / best[shape]) for shape, times in rows.items()) / max(1, len(rows))
             for resident, fill in itertools.product((8, 9, 10, 11, 12, 14, 16), (2.0, 3.0, 4.0, 6.0, 8.0)):
-                walk = {"BLOCK": 32, **tile, "RESIDENT": resident, "RATE": 0.96, "FILL": fill, "START": START}
-                mean, worst = regret(rows, walk, record["machine"]["multiprocessors"])
+                candidate = {"BLOCK": 32, **tile, "RESIDENT": resident, "RATE": 0.96, "FILL": fill, "START": START}
+                mean, worst = regret(rows, candidate, record["machine"]["multiprocessors"])
                 if rows and (found is None or mean + behind < found[0] - 1e-9):
-                    found = mean + behind, round(worst, 3), walk
-        table.setdefault(kernel, {})[f"W{W} 16-bit"] = {"G": G, "WALKS": [found[2]]}
+                    found = mean + behind, round(worst, 3), candidate
+        table.setdefault(kernel, {})[f"W{W} 16-bit"] = {"G": G, "TILES": [found[2]]}
         regrets[f"{kernel} W{W}"] = round(math.exp(found[0]), 3), found[1]
     return table, regrets
 
