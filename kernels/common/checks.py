@@ -268,11 +268,11 @@ def public(function=None, *, name=None, casts=(), refuses=True):
         if has_torch_function(given):
             if torch.compiler.is_compiling() or not private.count_function_modes():
                 return handle_torch_function(call, given, *args, **kwargs)
-            before, _default.device = _default.device, _default.device or _device_of_modes()  # each mode calls this again
+            before, default.device = default.device, default.device or _device_of_modes()  # each mode calls this again
             try:
                 return handle_torch_function(call, given, *args, **kwargs)
             finally:
-                _default.device = before
+                default.device = before
         if refuses and not torch.compiler.is_compiling():  # dynamo has its own word on transforms
             unusual = private.transforms() is not None or private.forward_ad._current_level >= 0
             for x in given:
@@ -294,16 +294,13 @@ def public(function=None, *, name=None, casts=(), refuses=True):
 
 
 class _Default(threading.local):
+    """device: where functions make tensors that a public function calls, ``None`` where nobody has said so: torch's default
+    device is a mode, and a mode isn't on while it is shown a call itself."""
+
     device = None
 
 
-_default = _Default()
-
-
-def default_device():
-    """Where functions make tensors that a public function calls, ``None`` where nobody has said so: torch's default device
-    is a mode, and no mode looks on at what it has been shown itself."""
-    return _default.device
+default = _Default()
 
 
 def _device_of_modes():

@@ -10,7 +10,8 @@ from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention.block_mask import BlockMask
 
 #: The lists of a block mask, as attributes of torch's ``BlockMask``.
-LISTS = tuple(f"{full}{side}_{part}" for side in ("kv", "q") for full in ("", "full_") for part in ("num_blocks", "indices"))
+_PAIRS = [f"{full}{side}" for side in ("kv", "q") for full in ("", "full_")]
+LISTS = tuple(f"{pair}_{part}" for pair in _PAIRS for part in ("num_blocks", "indices"))
 ALL = 2**30  #: The block of torch's mask that leaves nothing out: as many tokens as there may be.
 SLICED = "_sliced_mask_mod_error"  #: torch's name of what it puts in a sliced mask's place.
 
@@ -108,7 +109,7 @@ def check_captured(name, mod, sizes):
 
 
 def listed(num_blocks, indices, name=None, rows=0, most=0, seen=False):
-    """A pair of a block mask's lists as kernels read it, ``Lists``; of ``name`` its first ``rows`` are asked for.
+    """A pair of a block mask's lists as kernels read it, ``Lists``; of ``name`` its first ``rows`` are needed.
 
     Such a list may name blocks from ``most`` on, behind the last one, as torch's ``_adjust`` leaves some where it cuts rows
     of lists short. A kernel would read them: where they are ``seen``, or where rows were cut and no values may be read, it

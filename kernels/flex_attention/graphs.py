@@ -10,6 +10,7 @@ Both names of dynamo's used here are private to PyTorch; they are the same in to
 
 import inspect
 import operator
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,10 +25,9 @@ from torch.utils._pytree import tree_leaves
 
 from kernels.flex_attention import specs
 from kernels.flex_attention.checks import check_tensors
+from kernels.flex_attention.mods.emit import part_of
 from kernels.flex_attention.mods.errors import ARGUMENTS
-from kernels.flex_attention.mods.store import lock
 from kernels.flex_attention.mods.trace import onwards
-from kernels.flex_attention.mods.written import written
 from kernels.flex_attention.options import checked
 from kernels.flex_attention.problem import like_strided
 
@@ -42,13 +42,37 @@ _KINDS = {"Tensor": Tensor, "int": int | torch.SymInt}  # of what a mod captures
 QUERY, KEY, VALUE, SCORE, POSITIONS, LISTS = 0, 1, 2, 3, 4, 8  # an operand's number; the lists are the last
 
 
-def traced(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists):
-    """``(o, lse, top)``: what dynamo traces of a call. lists: the names of the mask's lists that there are."""
+class Call(NamedTuple):
+    """What a call has beside tensors and mods. lists: the names of the mask's lists that there are; has_mods: of a score mod
+    and a mask whether there is one."""
+
+    scale: float
+    enable_gqa: bool
+    options: tuple
+    want_top: bool
+    BLOCK_SIZE: tuple | None
+    seq_lengths: tuple | None
+    lists: tuple
+    has_mods: tuple
+
+
+def _call_of(score_mod, block_mask, scale, enable_gqa, options, want_top, lists):
+    masked, sizes = block_mask is not None, (None, None)
+    if masked:
+        sizes = tuple(block_mask.BLOCK_SIZE), tuple(block_mask.seq_lengths)
+    return Call(scale, enable_gqa, options, want_top, *sizes, lists, (score_mod is not None, masked))
+
+
+def traced(qkv, score_mod, block_mask, *settings):
+    """``(o, lse, top)``: what dynamo traces of a call. qkv: query, key and value; settings: scale, enable_gqa, pairs of
+    options, want_top, and the names of the mask's lists that there are."""
+    query, _, value = qkv
     B, Hq, M, _ = query.shape
     Dv = value.shape[-1]
+    call = _call_of(score_mod, block_mask, *settings)
     score = query.new_zeros((), dtype=torch.float32)
     positions = [query.new_zeros((), dtype=torch.int32) for _ in range(4)]
-    operands = [query, key, value, score, *positions, *(getattr(block_mask, name) for name in lists)]
+    operands = [*qkv, score, *positions, *(getattr(block_mask, name) for name in call.lists)]
 
     def graph(*operands):
         """The values of both mods for one query and one key; and what the call gives, in shape, dtype and dependence."""
@@ -56,68 +80,60 @@ def traced(query, key, value, score_mod, block_mask, scale, enable_gqa, options,
         query, key, value, score, *positions = operands[:LISTS]
         x = score if score_mod is None else score_mod(score, *positions)
         y = positions[0] >= 0 if block_mask is None else block_mask.mask_mod(*positions)
-        x = x.clone() if isinstance(x, Tensor) else torch.full((), x, device=query.device)
-        y = y.clone() if isinstance(y, Tensor) else torch.full((), y, device=query.device)
+        x, y = (t.clone() if isinstance(t, Tensor) else torch.full((), t, device=query.device) for t in (x, y))
         depends = (marks + query.sum() + key.sum() + value.sum() + x.sum()) * 0
         lse = torch.empty((B, Hq, M), dtype=torch.float32, device=query.device)
         o = like_strided(query, (B, Hq, M, Dv))
-        return x, y, o + depends.to(o.dtype), lse + depends, torch.empty_like(lse) if want_top else lse.new_empty(0)
+        return (
+            x,
+            y,
+            o + depends.to(o.dtype),
+            lse + depends,
+            torch.empty_like(lse) if call.want_top else lse.new_empty(0),
+        )
 
-    BLOCK_SIZE = None if block_mask is None else tuple(block_mask.BLOCK_SIZE)
-    seq_lengths = None if block_mask is None else tuple(block_mask.seq_lengths)
-    names = (score_mod is not None, block_mask is not None)
-    _, _, o, lse, top = attend(
-        graph, *operands, scale=scale, BLOCK_SIZE=BLOCK_SIZE, seq_lengths=seq_lengths, lists=lists, options=options,
-        enable_gqa=enable_gqa, want_top=want_top, names=names,
-    )  # fmt: skip
-    return o, lse, top
+    return attend(graph, *operands, call=tuple(call))[2:]
 
 
 class _Attend(BaseHOP):
-    """``attend(graph, *operands, ...)``, where ``graph`` is ``traced``'s, as dynamo has recorded it."""
+    """``attend(graph, *operands, call=...)``, where ``graph`` is ``traced``'s, as dynamo has recorded it."""
 
     def __init__(self):
         super().__init__("flex_attention_with_mods")
         # Both are set in operator.py: what makes the call where nothing was recorded, and the operator.
         self.unrecorded = self.operator = None
 
-    def __call__(
-        self, graph, *operands, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top, names
-    ):  # fmt: skip
-        """What ``graph`` says that it returns; of its first two values, the mods', nobody asks."""
+    def __call__(self, graph, *operands, call):
+        """What ``graph`` says that it returns; its first two values, the mods', are not used."""
+        call = Call(*call)
         if not isinstance(
             graph, torch.nn.Module
         ):  # dynamo gave up on this call and runs it: the mods are functions still
-            given = inspect.getclosurevars(graph).nonlocals
-            asked = given["score_mod"], given["block_mask"], scale, enable_gqa, dict(options), want_top
-            return None, None, *self.unrecorded(*operands[:SCORE], *asked)
+            mods = inspect.getclosurevars(graph).nonlocals
+            settings = call.scale, call.enable_gqa, dict(call.options), call.want_top
+            return None, None, *self.unrecorded(*operands[:SCORE], mods["score_mod"], mods["block_mask"], *settings)
         recipe = _recipe(graph)
-        given = {i: operands[at] for i, at in recipe.operands.items()}
+        by_number = {i: operands[at] for i, at in recipe.operands.items()}
+        lists = [by_number[LISTS + i] for i in range(len(call.lists))]
         values = [operands[at] for at in recipe.captured]
-        tensors = [given[LISTS + i] for i in range(len(lists))]
-        qkv = given[QUERY], given[KEY], given[VALUE]
-        sizes = BLOCK_SIZE, seq_lengths
-        return (
-            None,
-            None,
-            *_attend(recipe, values, qkv, names, tensors, scale, *sizes, lists, options, enable_gqa, want_top),
-        )
+        return None, None, *_attend(recipe, values, [by_number[i] for i in (QUERY, KEY, VALUE)], lists, call)
 
 
-def _attend(recipe, values, qkv, names, tensors, scale, BLOCK_SIZE, seq_lengths, lists, options, enable_gqa, want_top):
+def _attend(recipe, values, qkv, lists, call):
     """The operator's outputs for mods whose graphs capture ``values``."""
-    BLOCK_SIZE = BLOCK_SIZE and tuple(
-        map(int, BLOCK_SIZE)
-    )  # with dynamic=True, symbols; tiles are for one value of them
-    kinds = [next((kind for kind, those in _KINDS.items() if isinstance(x, those)), "float") for x in values]
+    # With dynamic=True these are symbols; tiles are for one value of them.
+    BLOCK_SIZE = call.BLOCK_SIZE and tuple(map(int, call.BLOCK_SIZE))
+    kinds = [next((kind for kind, types in _KINDS.items() if isinstance(x, types)), "float") for x in values]
     captured, ints, floats = (
         [x for x, k in zip(values, kinds, strict=True) if k == kind] for kind in (*_KINDS, "float")
     )
-    score, mask = (mod if there else None for mod, there in zip((recipe.score, recipe.mask), names, strict=True))
-    spec = specs.recorded(score, mask, kinds, recipe.read, BLOCK_SIZE, lists, checked(dict(options)))
-    named = None if BLOCK_SIZE is None else dict(zip(lists, tensors, strict=True))
-    check_tensors(*qkv, enable_gqa, BLOCK_SIZE, seq_lengths, named)
-    return attend.operator(*qkv, captured, tensors, ints, list(map(float, floats)), scale, want_top, spec)
+    score, mask = (
+        mod if there else None for mod, there in zip((recipe.score, recipe.mask), call.has_mods, strict=True)
+    )
+    spec = specs.recorded(score, mask, kinds, recipe.read, BLOCK_SIZE, call.lists, checked(dict(call.options)))
+    named = None if BLOCK_SIZE is None else dict(zip(call.lists, lists, strict=True))
+    check_tensors(*qkv, call.enable_gqa, BLOCK_SIZE, call.seq_lengths, named)
+    return attend.operator(*qkv, captured, lists, ints, list(map(float, floats)), call.scale, call.want_top, spec)
 
 
 attend = _Attend()
@@ -137,9 +153,7 @@ class _Indexing(TransformGetItemToIndex):
 class _AttendVariable(higher_order_ops.BaseHOPVariable):
     """``attend`` while dynamo traces it."""
 
-    supports_aliasing = (
-        True  # query, key and value may be views of one tensor: nothing is written, and what comes out is new
-    )
+    supports_aliasing = True  # query, key and value may be views of one tensor: nothing is written, and o is new
 
     def _call_function(self, tx, args, kwargs):
         with _Indexing():
@@ -149,69 +163,55 @@ class _AttendVariable(higher_order_ops.BaseHOPVariable):
 higher_order_ops._hop_name_to_variable_class[attend._name] = _AttendVariable
 
 
-class Recipe:
-    """A graph of mods taken apart. operands: place of each of ``traced``'s operands. captured: places of all others. read:
-    which of those are numbers that dynamo hands over as tensors, of which the mods read ``item()`` alone. score, mask: the
-    mods, as text."""
+class Recipe(NamedTuple):
+    """The mods of a graph. score, mask: as text. captured: places of what they capture among the graph's inputs. operands:
+    of ``traced``'s operands. read: which of those captured are numbers that dynamo hands over as tensors, of which the mods
+    read ``item()`` alone."""
 
-    def __init__(self, graph):
-        self.root = graph
-        inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        self.operands, self.mine = {}, {}
-        for node in graph.graph.nodes:
-            if node.target is _operand:
-                x, i = node.args
-                self.operands[i], self.mine[i] = inputs.index(x), x
-        (result,) = [node for node in graph.graph.nodes if node.op == "output"]
-        given = {self.mine[i] for i in range(SCORE, LISTS) if i in self.mine}
-        taken = {inputs[at] for at in self.operands.values()} - (_needed(result.args[0][:2]) - given)
-        self.free = [node for node in inputs if node not in taken]  # a mod may capture the query, too
-        self.captured = [inputs.index(node) for node in self.free]
-        self.read = frozenset(i for i, node in enumerate(self.free) if _is_number(node))
-        self.score, self.mask = (self.part(node) for node in result.args[0][:2])
-        del self.root, self.mine, self.free  # remembered with its graph, it must not hold that
+    score: str
+    mask: str
+    captured: list
+    operands: dict
+    read: frozenset
 
-    @classmethod
-    def by_hand(cls, *mods):
-        """``(Recipe, what the mods capture)`` of a score mod and a mask mod that run with proxies in place of numbers."""
-        recipe = cls.__new__(cls)
-        recipe.read = frozenset()
-        recipe.root, tracer = torch.nn.Module(), _Lifting()
-        arguments = [torch.fx.Proxy(tracer.graph.placeholder(name), tracer) for name in ARGUMENTS["score_mod"]]
-        recipe.mine = {i: proxy.node for i, proxy in enumerate(arguments, SCORE)}
-        results = []
-        with _Recording(tracer):
-            for mod, given in zip(mods, (arguments, arguments[1:]), strict=True):
-                value = arguments[0] if mod is None else mod(*given)
-                if not isinstance(value, torch.fx.Proxy):
-                    value = tracer.create_proxy("call_function", torch.as_tensor, (value,), {})
-                results.append(value.node)
-        recipe.free = list(tracer.lifted.values())
-        recipe.score, recipe.mask = map(recipe.part, results)
-        del recipe.root, recipe.mine, recipe.free
-        return recipe, tracer.values
 
-    def part(self, result):
-        """The mod whose value is this node, as text: a function of score, positions and all that is captured."""
-        graph, copied = torch.fx.Graph(), {}
-        for i, name in enumerate(ARGUMENTS["score_mod"], SCORE):
-            node = graph.placeholder(name)
-            if i in self.mine:
-                copied[self.mine[i]] = node
-        for i, node in enumerate(self.free):
-            copied[node] = graph.placeholder(f"captured_{i}")
-            if i in self.read:
-                copied |= dict.fromkeys(node.users, copied[node])
+def _mods(root, results, arguments, captured, read=()):
+    """The mods whose values are these nodes, as text: functions of score, positions and all that is captured."""
+    names = enumerate(ARGUMENTS["score_mod"], SCORE)
+    inputs = [(name, [arguments[i]] if i in arguments else []) for i, name in names]
+    inputs += [(f"captured_{i}", [node, *(node.users if i in read else ())]) for i, node in enumerate(captured)]
+    return [part_of(root, result, inputs) for result in results]
 
-        def copy(node):
-            if node not in copied:
-                for one in node.all_input_nodes:
-                    copy(one)
-                copied[node] = graph.node_copy(node, copied.__getitem__)
-            return copied[node]
 
-        graph.output(copy(result))
-        return written(graph, self.root)
+def _of_graph(graph):
+    """The ``Recipe`` of a graph that dynamo has recorded of ``traced``'s."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    operands = {node.args[1]: node.args[0] for node in graph.graph.nodes if node.target is _operand}
+    arguments = {i: node for i, node in operands.items() if SCORE <= i < LISTS}
+    *_, result = graph.graph.nodes
+    results = result.args[0][:2]
+    taken = {*operands.values()} - (_needed(results) - {*arguments.values()})  # a mod may capture the query, too
+    captured = [node for node in inputs if node not in taken]
+    read = frozenset(i for i, node in enumerate(captured) if _is_number(node))
+    places = [inputs.index(node) for node in captured]
+    operands = {i: inputs.index(node) for i, node in operands.items()}
+    return Recipe(*_mods(graph, results, arguments, captured, read), places, operands, read)
+
+
+def _by_hand(*mods):
+    """``(Recipe, what the mods capture)`` of a score mod and a mask mod that run with proxies in place of numbers."""
+    tracer, results = _Lifting(), []
+    arguments = [torch.fx.Proxy(tracer.graph.placeholder(name), tracer) for name in ARGUMENTS["score_mod"]]
+    with _Recording(tracer):
+        for mod, its in zip(mods, (arguments, arguments[1:]), strict=True):
+            value = arguments[0] if mod is None else mod(*its)
+            if not isinstance(value, torch.fx.Proxy):
+                value = tracer.create_proxy("call_function", torch.as_tensor, (value,), {})
+            results.append(value.node)
+    by_number = {i: proxy.node for i, proxy in enumerate(arguments, SCORE)}
+    captured = list(tracer.lifted.values())
+    score, mask = _mods(torch.nn.Module(), results, by_number, captured)
+    return Recipe(score, mask, [], {}, frozenset()), tracer.values
 
 
 def _needed(nodes):
@@ -228,12 +228,9 @@ def _is_number(node):
     """Whether an input is a number that dynamo has made a tensor of, so that its other values need no other graph: a float,
     or one of numpy's that the mod makes Python's of."""
     like = node.meta.get("example_value")
-    there = isinstance(like, Tensor) and like.ndim == 0 and like.device.type == "cpu"
-    return (
-        there
-        and node.users
-        and all(getattr(user.target, "__name__", user.target) in ("item", "wrapped_item") for user in node.users)
-    )
+    if not isinstance(like, Tensor) or like.ndim or like.device.type != "cpu" or not node.users:
+        return False
+    return all(getattr(user.target, "__name__", user.target) in ("item", "wrapped_item") for user in node.users)
 
 
 class _Lifting(torch.fx.proxy.GraphAppendingTracer):
@@ -271,14 +268,11 @@ class _Recording(TorchFunctionMode):
         return torch.fx.Proxy.__torch_function__(function, types, args, kwargs)
 
 
-def recorded(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists):
+def recorded(qkv, score_mod, block_mask, *settings):
     """``traced`` for every other tracer: its tensors have no values, so that no kernel can be compiled for them yet."""
-    recipe, values = Recipe.by_hand(score_mod, None if block_mask is None else block_mask.mask_mod)
-    names = score_mod is not None, block_mask is not None
-    sizes = (None, None) if block_mask is None else (tuple(block_mask.BLOCK_SIZE), block_mask.seq_lengths)
-    tensors = [getattr(block_mask, name) for name in lists]
-    qkv = query, key, value
-    return _attend(recipe, values, qkv, names, tensors, scale, *sizes, lists, options, enable_gqa, want_top)
+    recipe, values = _by_hand(score_mod, None if block_mask is None else block_mask.mask_mod)
+    call = _call_of(score_mod, block_mask, *settings)
+    return _attend(recipe, values, qkv, [getattr(block_mask, name) for name in call.lists], call)
 
 
 def without_values(*tensors):
@@ -290,7 +284,6 @@ _recipes = WeakKeyDictionary()  # graph -> Recipe
 
 
 def _recipe(graph):
-    with lock:
-        if graph not in _recipes:
-            _recipes[graph] = Recipe(graph)
-        return _recipes[graph]
+    if graph not in _recipes:
+        _recipes[graph] = _of_graph(graph)
+    return _recipes[graph]

@@ -25,7 +25,7 @@ from kernels.flex_attention.hopper import fused, split
 from kernels.flex_attention.hopper.rows import rows_of
 from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.mods.bind import bind, source
-from kernels.flex_attention.mods.reach import breadth_of
+from kernels.flex_attention.mods.extent import extent_of
 from kernels.flex_attention.plan import plan_of
 from kernels.flex_attention.portable import dkdv, stored_ds
 from kernels.flex_attention.portable import forward as portable_forward
@@ -138,7 +138,7 @@ def _recorded(query, key, value, score_mod, block_mask, scale, enable_gqa, kerne
     lists = () if block_mask is None else tuple(name for name in LISTS if getattr(block_mask, name) is not None)
     options = tuple((kernel_options or {}).items())
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    return record(query, key, value, score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
+    return record((query, key, value), score_mod, block_mask, scale, enable_gqa, options, want_top, lists)
 
 
 graphs.attend.unrecorded = torch.compiler.disable(_of_subclasses)
@@ -218,14 +218,14 @@ def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, lea
     """
     spec = specs.find(spec)
     score, mask, numbers = spec.score, spec.mask, ()
-    places = range(0 if score is None else len(score.learned))
+    places = range(0 if score is None else len(score.needs_grad))
     if spec.recorded is not None:
-        score, mask, captured, numbers, places = spec.met(captured, ints, floats, query.device, learned)
+        score, mask, captured, numbers, places = spec.compiled_for(captured, ints, floats, query.device, learned)
     elif ints or floats:
         numbers = spec.numbers(ints, floats)
     at = 0 if score is None else len(score.number_kinds)
     of_score, of_mask = (captured[: len(places)], numbers[:at]), (captured[len(places) :], numbers[at:])
-    breadth = breadth_of(mask, of_mask[1], query.shape, key.shape, value.shape) if of_mask[1] else None
+    breadth = extent_of(mask, of_mask[1], query.shape, key.shape, value.shape) if of_mask[1] else None
     in_tf32 = query.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision == "tf32"
     list_heads = lists[0].shape[1] if lists else 1
     plan = plan_of(
@@ -286,7 +286,7 @@ def backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats,
         ]
     plan, x, places = _resolved(query, key, value, captured, lists, ints, floats, scale, spec, needs[3:])
     do = torch.zeros_like(o) if do is None else do
-    learned = () if plan.problem.score is None else plan.problem.score.learned
+    learned = () if plan.problem.score is None else plan.problem.score.needs_grad
     wanted = any(on and needs[3 + i] for i, on in zip(places, learned, strict=True))
     grads = _gradients(plan, x, do, dlse, o, lse.contiguous(), needs[:3], wanted)
     made = dict(zip(places, grads[3:], strict=False))

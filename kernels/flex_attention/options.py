@@ -9,15 +9,16 @@ from kernels.common.checks import is_whole, shown
 
 #: Tiles and launch options: as they are for the forward pass (with ``fwd_``, too), with ``bwd_`` for the other.
 OPTIONS = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
-OURS = (*OPTIONS, *(f"bwd_{name}" for name in OPTIONS), *(f"fwd_{name}" for name in OPTIONS), "DETERMINISTIC", "WORKSPACE")
+_PASSES = (f"{of}{name}" for of in ("", "bwd_", "fwd_") for name in OPTIONS)
+OURS = (*_PASSES, "DETERMINISTIC", "WORKSPACE")
 
 #: torch's ``FlexKernelOptions`` of torch 2.11 to 2.15, and what its kernels read beside them, that mean nothing to these
-#: kernels: tiles of passes that are not cut this way, promises that are not needed, AMD's instructions, ways of its own.
-THEIRS = (
-    "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "PRESCALE_QK", "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS",
-    "WRITE_DQ", "FORCE_USE_FLEX_ATTENTION", "USE_TMA", "BACKEND", "SPLIT_KV", "num_consumer_groups",
-    "num_buffers_warp_spec", "kpack", "matrix_instr_nonkdim", "waves_per_eu",
-)  # fmt: skip
+#: kernels: tiles of passes that are not cut this way, promises that are not needed, AMD's instructions, backends of its own.
+THEIRS = """
+    BLOCK_M1 BLOCK_N1 BLOCK_M2 BLOCK_N2 PRESCALE_QK ROWS_GUARANTEED_SAFE BLOCKS_ARE_CONTIGUOUS WRITE_DQ
+    FORCE_USE_FLEX_ATTENTION USE_TMA BACKEND SPLIT_KV num_consumer_groups num_buffers_warp_spec kpack matrix_instr_nonkdim
+    waves_per_eu
+""".split()
 
 _ignored = set()  # what was warned of
 

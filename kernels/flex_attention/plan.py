@@ -13,7 +13,7 @@ from kernels.flex_attention.checks import check_captured
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper_forward
-from kernels.flex_attention.mods.reach import breadth_of
+from kernels.flex_attention.mods.extent import extent_of
 from kernels.flex_attention.portable import alone, decoding, delta, stored_ds
 from kernels.flex_attention.portable import forward as portable_forward
 from kernels.flex_attention.portable.tiles import steps_fit_tma
@@ -73,7 +73,7 @@ class Plan:
             says("forward", why_plain, way.tile(p), **portable_forward.launch_options(p))
             if why_plain is None and way is not hopper_forward.USUAL:
                 lines[-1] += f", because {way.cost(p).because}"
-        learned = p.score is not None and any(p.score.learned)
+        learned = p.score is not None and any(p.score.needs_grad)
         why_not = "captured tensors get gradients" if learned else self.not_fused
         if self.alone and not learned:
             says("backward_dkdv", TMA=False)
@@ -120,7 +120,7 @@ def plan_of(query, key, value, device, scale, score, mask, spec, list_heads, in_
         if mod is not None:
             check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
     if breadth is None:
-        breadth = breadth_of(mask, (), query.shape, key.shape, value.shape)
+        breadth = extent_of(mask, (), query.shape, key.shape, value.shape)
     layouts = {
         name: (t.strides, t.address == 0 and steps_fit_tma(t.shape, t.strides, t.dtype.itemsize))
         for name, t in (("query", query), ("key", key), ("value", value))

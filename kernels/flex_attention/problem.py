@@ -11,7 +11,7 @@ from kernels.common.configs import configuration, declare
 from kernels.common.math import LOG2_E, bits, block
 from kernels.flex_attention.mods import device as device_functions
 from kernels.flex_attention.mods.compiler import CompiledMod
-from kernels.flex_attention.mods.reach import Breadth
+from kernels.flex_attention.mods.extent import Extent
 from kernels.flex_attention.options import OPTIONS
 
 KERNELS = (
@@ -39,7 +39,7 @@ class Problem:
 
     layouts: of query, key and value ``(strides, whether TMA can read it)``. score, mask: the compiled mods, or
     ``None``. BLOCK_SIZE: of the block mask, ``None`` without one; lists: the names of its lists that there are; list_heads:
-    for how many heads. precision: how float32 is multiplied. breadth: see ``reach.breadth_of``.
+    for how many heads. precision: how float32 is multiplied. breadth: see ``extent.extent_of``.
     """
 
     B: int
@@ -61,7 +61,7 @@ class Problem:
     list_heads: int
     options: dict
     precision: str
-    breadth: Breadth
+    breadth: Extent
 
     def __post_init__(self):
         self._remembered = {}
@@ -131,7 +131,7 @@ class Problem:
     @property
     def documents(self):
         """Whether the mask compares numbers of documents: most queries see few blocks then."""
-        return self.mask is not None and self.mask.reach.documents
+        return self.mask is not None and self.mask.extent.documents
 
     def mods(self):
         """What kernels of the backward pass are compiled with."""

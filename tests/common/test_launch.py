@@ -23,7 +23,7 @@ from kernels.common import operator as launch_module
 from kernels.common.checks import same_device
 from kernels.common.operator import launch
 from kernels.common.sequences import count_runs, sequence_of_runs
-from kernels.flex_attention.mods import recorded, store
+from kernels.flex_attention.mods import compiler
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def test_threads_launch_at_the_same_time():
 
 @pytest.mark.skipif(not runtime.interpreted, reason="a forked process cannot use the GPU")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("held", [launch_module._one_at_a_time, store.lock, recorded._lock])
+@pytest.mark.parametrize("held", [launch_module._one_at_a_time, compiler.lock])
 def test_a_process_forked_while_a_thread_computes(held):
     """A lock that is held by a thread, which the new process doesn't have, would be held there for ever."""
     taken, x = threading.Event(), torch.arange(8.0)

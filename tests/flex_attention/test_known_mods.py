@@ -11,8 +11,9 @@ from torch import nn
 
 from kernels import runtime
 from kernels.common.checks import same_device
+from kernels.common.operator import clear_caches
 from kernels.flex_attention import causal_block_mask, flex_attention, mods
-from kernels.flex_attention.mods import bind, compiler, store
+from kernels.flex_attention.mods import bind, compiler
 from kernels.flex_attention.mods.fingerprint import Fingerprint
 from tests.flex_attention import cases
 
@@ -24,8 +25,7 @@ def traced(monkeypatch):
     """A list that grows by one with every trace; nothing is known at the beginning."""
     seen, original = [], compiler.trace
     monkeypatch.setattr(compiler, "trace", lambda *a, **k: seen.append(a[0]) or original(*a, **k))
-    for name in ("_compiled", "_families"):
-        monkeypatch.setattr(bind, name, store.Bounded(512))
+    monkeypatch.setattr(bind, "_compiled", compiler.LRU(512))
     return seen
 
 
@@ -333,14 +333,25 @@ def test_a_device_without_an_index_is_the_one_there_is():
 
 
 def test_caches_are_bounded(monkeypatch):
-    monkeypatch.setattr(bind, "_compiled", store.Bounded(3))
-    monkeypatch.setattr(bind, "_families", store.Bounded(3))
-    monkeypatch.setattr(store, "_modules", store.Bounded(4))
+    monkeypatch.setattr(bind, "_compiled", compiler.LRU(3))
+    monkeypatch.setattr(compiler, "_modules", compiler.LRU(4))
     for i in range(6):
         exec(f"def mod(score, b, h, q_idx, kv_idx):\n    return score * {i}.125", space := {})
         bind.bind(space["mod"], "score_mod", DEVICE)
-    assert len(bind._compiled) <= 3 and len(bind._families) <= 3 and len(store._modules) <= 4
-    assert all(f"kernels_generated_{name}" in sys.modules for name in store._modules)
+    assert len(bind._compiled) <= 3 and len(compiler._modules) <= 4
+    assert all(f"kernels_generated_{name}" in sys.modules for name in compiler._modules)
+
+
+def test_one_call_clears_what_is_known(monkeypatch):
+    compiled, real = [], bind.compile_mod
+    monkeypatch.setattr(bind, "compile_mod", lambda *args: (compiled.append(args), real(*args))[1])
+    mod = mods.softcap(19.0)
+    for known in (0, 1, 1):
+        assert len(compiled) == known
+        bind.bind(mod, "score_mod", DEVICE)
+    clear_caches()
+    bind.bind(mod, "score_mod", DEVICE)
+    assert len(compiled) == 2
 
 
 def test_threads_compile_a_mod_once(traced):

@@ -8,7 +8,7 @@ from kernels.common.operator import clear_caches
 from kernels.flex_attention import create_block_mask, flex_attention, mods, operator, problem
 from kernels.flex_attention.hopper import fit
 from kernels.flex_attention.hopper import forward as hopper_forward
-from kernels.flex_attention.mods.reach import ONE_END
+from kernels.flex_attention.mods.extent import ONE_END
 from kernels.flex_attention.portable import forward
 from tests.flex_attention import cases
 

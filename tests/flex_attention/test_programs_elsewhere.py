@@ -18,7 +18,7 @@ from kernels.flex_attention import (
     sliding_window_block_mask,
     specs,
 )
-from kernels.flex_attention.mods import recorded
+from kernels.flex_attention.mods import bind
 
 DEVICE = runtime.device
 IDS = torch.arange(40, device=DEVICE) // 15
@@ -97,7 +97,7 @@ def test_exported_here_and_run_elsewhere(strict, tmp_path):
 
 def nothing_is_known():
     """As in a process that has seen no mod; where tables are bounded, as behind ever so many others."""
-    recorded._compiled.clear()
+    bind._compiled.clear()
     clear_caches()
 
 

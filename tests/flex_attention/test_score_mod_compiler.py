@@ -10,7 +10,7 @@ import torch
 
 from kernels import runtime
 from kernels.flex_attention import ModError, flex_attention, mods
-from kernels.flex_attention.mods import bind, compiler, store
+from kernels.flex_attention.mods import bind, compiler
 from kernels.flex_attention.mods.fingerprint import Fingerprint
 from kernels.flex_attention.mods.trace import trace
 from tests.flex_attention import cases
@@ -49,13 +49,12 @@ def test_what_does_not_depend_on_the_key_is_loaded_once_a_query():
 def test_modules_are_kept_by_content_and_importable():
     _, k, v = qkv()
     bind._compiled.clear()  # from the second number on it would be an argument of other code
-    bind._families.clear()
     bound = bind.bind(mods.softcap(7.0), "score_mod", runtime.device)
     function = bound.compiled.value
     module = importlib.import_module(function.fn.__module__)
     again = compiler.compile_mod(mods.softcap(7.0), "score_mod", runtime.device)[0].value
     assert again is function and module.score_mod is function
-    assert module.__file__.startswith(str(store.cache_folder()))
+    assert module.__file__.startswith(str(compiler.cache_folder()))
     other = bind.bind(mods.softcap(8.0), "score_mod", runtime.device).compiled.value
     assert other is not function
 
@@ -63,11 +62,11 @@ def test_modules_are_kept_by_content_and_importable():
 def test_a_file_changed_by_someone_else_is_written_again(tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELS_CACHE_DIR", str(tmp_path))
     text = '"""Generated."""\n\nVALUE = 41\n'
-    path = store.load(text).__file__
-    store._modules.clear()
+    path = compiler.load(text).__file__
+    compiler._modules.clear()
     with open(path, "w") as file:
         file.write("VALUE = 13\n")
-    assert store.load(text).VALUE == 41
+    assert compiler.load(text).VALUE == 41
 
 
 def test_a_mod_defined_anew_is_traced_once(monkeypatch):
@@ -195,7 +194,7 @@ def test_strided_and_expanded_captured_tensors():
 def test_the_graph_and_its_derivative_can_be_looked_at():
     slopes = torch.rand(4, requires_grad=True)
     t = trace(mods.learned_alibi(slopes), "score_mod", differentiate=True)
-    assert [t.where[node] for node in t.sinks] == ["sink"] and t.captured == [slopes]
+    assert [t.where[node] for node in t.targets] == ["target"] and t.captured == [slopes]
     assert t.score_gradient.name == "grad" and "aten.index.Tensor" in str(t.graph)
 
 
@@ -281,4 +280,4 @@ def test_tracebacks_point_into_the_generated_file(monkeypatch):
         function("not a tile", 0, 0, 0, 0, ())
     except Exception as error:  # whatever Triton or Python makes of a str
         frames = traceback.extract_tb(error.__traceback__)
-    assert any(f.filename.startswith(str(store.cache_folder())) and "score * " in f.line for f in frames)
+    assert any(f.filename.startswith(str(compiler.cache_folder())) and "score * " in f.line for f in frames)

@@ -1,28 +1,28 @@
 """``bind(mod, kind, ...)`` finds a compiled mod again by what the function *is*: its code, and what it captures.
 
-So a mod that is defined anew in every forward pass is traced once.
+So a mod that is defined anew in every forward pass is traced once. ``bind_graph`` does the same for a mod that a tracer has
+recorded as a graph, which is known by its text.
 """
 
-import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kernels.common.checks import default_device, same_device
-from kernels.flex_attention.mods import switches
-from kernels.flex_attention.mods.compiler import CompiledMod, compile_mod
-from kernels.flex_attention.mods.errors import ModError
-from kernels.flex_attention.mods.fingerprint import Fingerprint
-from kernels.flex_attention.mods.guards import MISSING
-from kernels.flex_attention.mods.replaced import replaced
-from kernels.flex_attention.mods.store import Bounded, lock
+from kernels.common.checks import same_device
+from kernels.common.operator import planners
+from kernels.flex_attention.mods.compiler import LRU, CompiledMod, compile_mod, lock
+from kernels.flex_attention.mods.emit import function_of
+from kernels.flex_attention.mods.errors import ModError, name_of
+from kernels.flex_attention.mods.fingerprint import LARGEST, Fingerprint, in_force, replaced
 
-__all__ = ["BoundMod", "bind", "source"]
+__all__ = ["BoundMod", "bind", "bind_graph", "source"]
 
 
-@dataclass(frozen=True)
-class BoundMod:
+class BoundMod(NamedTuple):
     """A compiled mod, and the tensors and numbers that it captures in this call."""
 
     compiled: CompiledMod
@@ -43,9 +43,12 @@ class _Family:
     refused: bool = False  # something in the code needs the numbers themselves
 
 
-_compiled = Bounded(512)  # (structure, numbers) -> (compiled mod, places of what it captures)
-
-_families = Bounded(512)
+#: What a mod is known by without its numbers -> its family; with numbers, or with those that vary, -> ``(compiled mod, which
+#: of the tensors and which of the numbers it captures)``.
+_compiled = LRU(1024)
+_latest = WeakKeyDictionary()  # mod -> {use: (guards, what it was bound to)}
+_latest.cache_clear = _latest.clear
+planners += _compiled, _latest
 
 
 def bind(mod, kind, device, differentiate=False):
@@ -67,16 +70,33 @@ def bind(mod, kind, device, differentiate=False):
     Raises:
         ModError: see ``trace``. ValueError: a captured tensor is on another device.
     """
-    asked = kind, device, differentiate
-    latest = _latest.get(id(mod))
-    if latest is not None and latest.mod() is mod and asked in latest.bound and _hold(latest.guards):
-        return latest.bound[asked]
-    inner = _uncompiled(mod)
-    look = Fingerprint(inner)
-    bound = _bind(look, inner, asked)
-    if look.complete and look.guards.possible:
-        _keep(mod, look.guards, asked, bound)
+    use = kind, device, differentiate
+    try:
+        latest = _latest.get(mod, {})
+    except TypeError:  # what is no function may have no weak references, or no hash
+        latest = None
+    if latest and use in latest and _hold(latest[use][0]):
+        return latest[use][1]
+    function = _uncompiled(mod)
+    look = Fingerprint(function)
+    bound = _bind(look, function, *use)
+    if latest is not None and look.complete and look.guarded:
+        with lock:
+            others = {one: entry for one, entry in _latest.get(mod, {}).items() if _hold(entry[0])}
+            _latest[mod] = others | {use: ((look.same, look.equal, look.kept), bound)}
     return bound
+
+
+def _hold(guards):
+    """Whether all that a ``Fingerprint`` has read is as it was."""
+    same, equal, _ = guards
+    for function, args, value in same:
+        if function(*args) is not value:
+            return False
+    for function, args, value in equal:
+        if function(*args) != value:
+            return False
+    return True
 
 
 def _uncompiled(mod):
@@ -84,133 +104,69 @@ def _uncompiled(mod):
     return getattr(mod, "_torchdynamo_orig_callable", mod)
 
 
-_latest = {}  # id of a mod -> _Latest
-
-
-class _Latest:
-    """A mod that was bound, and what it was bound to for each device and use."""
-
-    def __init__(self, mod, guards):
-        self.mod, self.guards, self.bound = weakref.ref(mod, self.forget), guards, {}
-        self.key = id(mod)
-
-    def forget(self, _, known=_latest):
-        """The mod is gone."""
-        if known.get(self.key) is self:
-            del known[self.key]
-
-
-def _hold(guards):
-    """Whether all that ``Guards`` have seen is as it was."""
-    dtype, autocast, default = guards.in_force
-    if torch.get_default_dtype() is not dtype or default_device() != default:
-        return False
-    if autocast != (switches.autocast() if torch._C._is_any_autocast_enabled() else None):
-        return False
-    for name, value in guards.switches:
-        if switches.SWITCHES[name]() != value:
-            return False
-    for cell, value in guards.cells:
-        if cell.cell_contents is not value:
-            return False
-    for there, name, value in guards.names:
-        if there.get(name, MISSING) is not value:
-            return False
-    for t, shape, stride, dtype, requires_grad, device in guards.tensors:
-        if (
-            t.requires_grad is not requires_grad
-            or t.shape != shape
-            or t.stride() != stride
-            or t.dtype is not dtype
-            or t.device != device
-        ):
-            return False
-    for f, code, defaults, keywords in guards.functions:
-        f = f()
-        if f is None or f.__code__ is not code or f.__defaults__ is not defaults or f.__kwdefaults__ is not keywords:
-            return False
-    return all(tuple(map(id, x)) == ids for x, ids, _ in guards.lists) and all(
-        tuple((id(k), id(v)) for k, v in x.items()) == ids for x, ids, _ in guards.dicts
-    )
-
-
-def _keep(mod, guards, asked, bound):
-    with lock:
-        latest = _latest.get(id(mod))
-        if latest is None or latest.mod() is not mod or not _hold(latest.guards):
-            try:
-                latest = _latest[id(mod)] = _Latest(mod, guards)
-            except TypeError:  # what is no function may have no weak references
-                return
-        latest.bound[asked] = bound
-
-
-def _bind(look, mod, asked):
-    kind, device, differentiate = asked
-    key = (kind, device.type, differentiate, switches.in_force(), look.structure)
+def _bind(look, mod, kind, device, differentiate):
     if not look.complete:
         compiled, captured = _compile(look, mod, kind, device, differentiate)
-        return BoundMod(compiled, tuple(captured))
+        return BoundMod(compiled, captured)
+    key = kind, device.type, differentiate, in_force(), look.structure
     with lock:
-        known = _compiled.find((key, look.values)) or _of_family(look, key, mod, kind, device, differentiate)
+        known = _compiled.find((*key, look.values)) or _of_family(look, key, mod, kind, device, differentiate)
         if known is None:
             compiled, captured = _compile(look, mod, kind, device, differentiate)
-            places = [next((i for i, t in enumerate(look.tensors) if t is tensor), None) for tensor in captured]
+            places, numbers = _places(captured, look.tensors)
             if None in places:  # made while it was traced
-                return BoundMod(compiled, tuple(captured))
-            known = _compiled.keep((key, look.values), (compiled, places, ()))
+                return BoundMod(compiled, captured)
+            known = _compiled.keep((*key, look.values), (compiled, places, numbers))
     compiled, places, numbers = known
     captured = tuple(look.tensors[i] for i in places)
     _check_devices(kind, mod, captured, device)  # of the same type they may still be two
     return BoundMod(compiled, captured, tuple(look.numbers[i] for i in numbers))
 
 
-def stand_in(number):
+def _places(captured, tensors, stand_ins=()):
+    """``(which of the tensors, which of the stand-ins)`` a mod captures, ``None`` among the first for what is neither."""
+    of_tensors, of_numbers = ({id(t): i for i, t in enumerate(some)} for some in (tensors, stand_ins))
+    numbers = [of_numbers[id(t)] for t in captured if id(t) in of_numbers]
+    return [of_tensors.get(id(t)) for t in captured if id(t) not in of_numbers], numbers
+
+
+def _stand_in(number):
     """In a number's place while its mod is traced, in the dtype of a score, or of an index."""
     with _disable_current_modes():  # no part of a program that is being recorded
         return torch.empty((), dtype=torch.float32 if isinstance(number, float) else torch.int32, device="cpu")
 
 
 def _of_family(look, key, mod, kind, device, differentiate):
-    """What ``_compiled`` keeps for all mods that differ in the numbers in which this one differs, or ``None``."""
-    family = _families.find(key)
+    """What is cached for all mods that differ in the numbers in which this one differs, or ``None``."""
+    family = _compiled.find(key)
     if family is None:
-        _families.keep(key, _Family(look.values))
+        _compiled.keep(key, _Family(look.values))
         return None
     differ = {i for i, (a, b) in enumerate(zip(look.values, family.first, strict=True)) if a != b}
-    family.varying = tuple(sorted(differ.union(family.varying)))
+    family.varying = varying = tuple(sorted(differ.union(family.varying)))
     if family.refused or not look.open:
         return None
-    own_key = (key, family.varying)
-    if known := _compiled.find(own_key):
+    if known := _compiled.find((*key, varying)):
         return known
-    numbers = [look.numbers[i] for i in family.varying]
-    stand_ins = list(map(stand_in, numbers))
+    stand_ins = [_stand_in(look.numbers[i]) for i in varying]
     try:
-        other = replaced(mod, dict(zip((look.places[i] for i in family.varying), stand_ins, strict=True)))
+        other = replaced(mod, dict(zip((look.places[i] for i in varying), stand_ins, strict=True)))
         compiled, captured = compile_mod(other, kind, device, differentiate, stand_ins)
-    except (
-        Exception
-    ):  # whatever a tensor without a value cannot do; with the numbers themselves the mod may be all right
+    except Exception:  # whatever a tensor without a value cannot do; with the numbers the mod may be all right
         family.refused = True
         return None
-    varying = {id(stand_in): i for i, stand_in in zip(family.varying, stand_ins, strict=True)}
-    numbers = [
-        varying[id(tensor)] for tensor in captured if id(tensor) in varying
-    ]  # in the order in which they were met
-    captured = [tensor for tensor in captured if id(tensor) not in varying]
-    places = [next((i for i, t in enumerate(look.tensors) if t is tensor), None) for tensor in captured]
+    places, numbers = _places(captured, look.tensors, stand_ins)
     if None in places:
         family.refused = True
         return None
-    return _compiled.keep(own_key, (compiled, places, numbers))
+    return _compiled.keep((*key, varying), (compiled, places, [varying[i] for i in numbers]))
 
 
 def _compile(look, mod, kind, device, differentiate):
     try:
         compiled, captured = compile_mod(mod, kind, device, differentiate)
     except ModError:
-        _check_devices(kind, mod, look.tensors, device)  # tracing fails where devices meet; say so rather than how
+        _check_devices(kind, mod, look.tensors, device)  # tracing fails where devices differ; say so rather than how
         raise
     _check_devices(kind, mod, captured, device)
     return compiled, captured
@@ -219,16 +175,72 @@ def _compile(look, mod, kind, device, differentiate):
 def _check_devices(kind, mod, captured, device):
     for tensor in captured:
         if not same_device(tensor.device, device):
-            name = getattr(mod, "__name__", type(mod).__name__)
-            raise ValueError(
-                f"{kind} {name} captures a tensor {list(tensor.shape)} on {tensor.device}, needs {device}, query's device"
-            )
+            what = f"{kind} {name_of(mod)} captures a tensor {list(tensor.shape)} on {tensor.device}"
+            raise ValueError(f"{what}, needs {device}, query's device")
+
+
+def bind_graph(mod, kind, values, device, needs_grad):
+    """A recorded mod, compiled for the tensors and numbers that it captures now.
+
+    Args:
+        mod: the text of a function that is called with a score, positions and ``values``, see ``written``.
+        kind: ``"score_mod"`` or ``"mask_mod"``.
+        values: tensors and numbers.
+        device: torch.device of the attention's tensors.
+        needs_grad: for the tensors among ``values``, by their place among those, whether a gradient is wanted.
+
+    Returns:
+        ``(CompiledMod, places of the tensors that it captures among those, numbers)``.
+    """
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    numbers = [value for value in values if not isinstance(value, torch.Tensor)]
+    on = tuple(bool(needs_grad.get(i)) and t.is_floating_point() for i, t in enumerate(tensors))
+    layouts = [(t.shape, t.stride(), t.dtype) for t in tensors]
+    key = mod, kind, device.type, in_force(), on, *map(type, numbers), *layouts
+    exact = *key, *map(repr, numbers)
+    key = key if all(type(n) is float or abs(n) < LARGEST for n in numbers) else exact
+    with lock:
+        known = _compiled.find(key) or _compiled.find(exact)
+        if known is None:
+            # The operator runs below autograd, which the recording of a gradient needs: a new thread has it.
+            with ThreadPoolExecutor(1) as thread:
+                known = thread.submit(_compile_graph, mod, kind, device, values, on, key is exact).result()
+            is_exact, *known = known
+            _compiled.keep(exact if is_exact else key, known)
+    compiled, places, of_numbers = known
+    return compiled, places, [numbers[i] for i in of_numbers]
+
+
+def _compile_graph(text, kind, device, values, on, exact):
+    """``(exact, compiled, places, numbers)``: with numbers as arguments, or, where that cannot be, ``exact`` for these."""
+    on, stand_ins = iter(on), []
+    values = [t.detach().requires_grad_(next(on)) if isinstance(t, torch.Tensor) else t for t in values]
+    tensors = [t for t in values if isinstance(t, torch.Tensor)]
+    function = function_of(text)
+    score = () if kind == "score_mod" else (None,)  # a mask mod was recorded with a score, too
+
+    def compiled(values):
+        mod = lambda *args: function(*score, *args, *values)  # noqa: E731
+        mod.__name__ = kind
+        compiled, captured = compile_mod(mod, kind, device, kind == "score_mod", stand_ins)
+        return compiled, *_places(captured, tensors, stand_ins)
+
+    if not exact:
+        stand_ins = [_stand_in(x) for x in values if not isinstance(x, torch.Tensor)]
+        others = iter(stand_ins)
+        try:
+            return False, *compiled([x if isinstance(x, torch.Tensor) else next(others) for x in values])
+        except ModError:
+            if not stand_ins:
+                raise
+    stand_ins = []
+    return True, *compiled(values)
 
 
 def source(score_mod=None, mask_mod=None, *, device=None):
     """The Triton text generated for a score mod with its gradients, and for a mask mod: a function of the mods alone.
 
-    Their numbers stand in it as they are when the first mod of this code is compiled. A mod that differs from a known one in
+    Their numbers are literals in it when the first mod of this code is compiled. A mod that differs from a known one in
     numbers alone gets those as arguments; the text ends with a comment that names them.
 
     Args:
@@ -240,16 +252,10 @@ def source(score_mod=None, mask_mod=None, *, device=None):
     for mod, kind in ((score_mod, "score_mod"), (mask_mod, "mask_mod")):
         if mod is not None:
             mod = _uncompiled(mod)
-            there = torch.device(device or _device_of(mod))
             look = Fingerprint(mod)
+            there = torch.device(device or (look.tensors[0].device if look.tensors else "cpu"))
             text = _compile(look, mod, kind, there, kind == "score_mod")[0].text
             if look.complete and look.open and look.numbers:
                 text += f"\n\n# Arguments from their second value on: {', '.join(map(repr, look.numbers))}\n"
             texts.append(text)
     return "\n\n".join(texts)
-
-
-def _device_of(mod):
-    """Of the first tensor that ``mod`` captures."""
-    tensors = Fingerprint(mod).tensors
-    return tensors[0].device if tensors else "cpu"

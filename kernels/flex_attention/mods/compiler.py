@@ -1,38 +1,46 @@
 """A mod as functions of Triton, and as what torch computes before and after the kernel.
 
-The steps are ``trace.trace`` (Python to graph, and the graph's derivative), ``emit`` (graph to text) and ``store`` (text to
-module).
+The steps are ``trace`` (Python to graph, and the graph's derivative), ``emit`` (graph to text) and ``load`` (text to module).
 """
 
-from dataclasses import dataclass, fields
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+from collections import OrderedDict
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kernels.flex_attention.mods import emit
-from kernels.flex_attention.mods.errors import ARGUMENTS, ModError
-from kernels.flex_attention.mods.reach import Reach
-from kernels.flex_attention.mods.store import load, module_text
-from kernels.flex_attention.mods.trace import trace
-from kernels.flex_attention.mods.written import function_of, written
+from kernels.common.operator import lock_over_forks
+from kernels.flex_attention.mods import device as device_functions
+from kernels.flex_attention.mods.emit import Function, function_of, part_of
+from kernels.flex_attention.mods.errors import ARGUMENTS, ModError, name_of
+from kernels.flex_attention.mods.extent import MaskExtent, extent_of_trace
+from kernels.flex_attention.mods.intervals import INTEGERS
+from kernels.flex_attention.mods.trace import overloads, trace
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledMod:
-    """What a trace became; it holds no captured tensor.
+    """What a trace became; it holds no captured tensor, and its ``repr`` makes the same again, in any process.
 
     functions: ``(name, text)`` of the mod, ``score_gradient`` and ``sink_gradients``, in Triton; title: the mod's name and
     arguments. changes_nothing: whether a score mod returns its score, a mask mod allows everything. bounds: for ``b``, ``h``,
     ``q_idx`` and ``kv_idx`` the smallest dimension that they index by themselves. before: tables from captured tensors, the
-    text of a torch function. after: gradients of captured tensors from sinks and captured tensors. sink_shapes: of each sink.
-    inputs: for each input of the two whether it is a number, and not a captured tensor. fractions: for each number whether it
-    is a ``float``. strides: of each captured tensor, as the text was made for. numbers: for each table which number it is, or
-    ``None``. direct: for each table which captured tensor it is, or which number, ``(is_number, i)``; ``None`` where torch
-    computes. sizes: strides and sizes of tables, the last arguments. learned: for each captured tensor whether it gets a
-    gradient. reach: of a mask mod its ``Reach``.
+    text of a torch function. after: gradients of captured tensors from the scatter targets' sums and captured tensors.
+    target_shapes: of each scatter target. inputs: of the two functions, ``"int"`` or ``"float"`` for a number, ``None`` for a
+    captured tensor. strides: of each captured tensor, as the text was made for. sources: of each table, ``(is_number, i)``
+    for the i-th captured tensor or number, ``None`` for what torch computes before. sizes: strides and sizes of tables, the
+    last arguments. needs_grad: for each captured tensor whether it gets a gradient. extent: of a mask mod its ``MaskExtent``.
     """
 
     kind: str
@@ -42,20 +50,13 @@ class CompiledMod:
     bounds: dict
     before: str
     after: str
-    sink_shapes: tuple
+    target_shapes: tuple
     inputs: tuple
-    fractions: tuple
     strides: tuple
-    numbers: tuple
-    direct: tuple | None
+    sources: tuple
     sizes: tuple
-    learned: tuple
-    reach: Reach | None
-
-    @cached_property
-    def description(self):
-        """All that it is, as text: ``described`` makes it of that again, in any process."""
-        return repr(tuple(getattr(self, field.name) for field in fields(self)))
+    needs_grad: tuple
+    extent: MaskExtent | None
 
     @property
     def text(self):
@@ -63,156 +64,101 @@ class CompiledMod:
         return module_text(self.title, *(text for _, text in self.functions))
 
     def _function(self, name):
-        text = dict(self.functions).get(name)
-        return None if text is None else getattr(load(module_text(self.title, text)), name)
+        text = None if self.changes_nothing else dict(self.functions).get(name)
+        return text and getattr(load(module_text(self.title, text)), name)
 
     @cached_property
     def value(self):
         """``score_mod(score, b, h, q_idx, kv_idx, tables)`` or ``mask_mod(b, h, q_idx, kv_idx, tables)`` in Triton; ``None``
         for one that changes nothing."""
-        return None if self.changes_nothing else self._function(self.kind)
+        return self._function(self.kind)
 
     @cached_property
     def gradient(self):
         """``score_gradient(..., grad, tables)``."""
-        return None if self.changes_nothing else self._function("score_gradient")
+        return self._function("score_gradient")
 
     @cached_property
-    def sinks(self):
-        """``sink_gradients(..., grad, live, tables, sinks, PASS)``, ``None`` if no captured tensor requires a gradient."""
+    def scatter(self):
+        """``sink_gradients(..., grad, live, tables, targets, PASS)``, ``None`` if no captured tensor requires a gradient."""
         return self._function("sink_gradients")
 
     @cached_property
     def number_kinds(self):
         """``int`` or ``float``, of each number among the inputs."""
-        return tuple(float if fraction else int for fraction in self.fractions)
+        return tuple(float if kind == "float" else int for kind in self.inputs if kind)
 
-    def _inputs(self, captured, numbers):
-        """What torch's parts are called with: tensors, and numbers as tensors on the CPU, which torch lets meet any other."""
+    @cached_property
+    def direct(self):
+        """``sources`` if torch computes none of them, else ``None``."""
+        return None if None in self.sources else self.sources
+
+    def _torch(self, text, captured, numbers, *sums):
+        """What a function of torch's gives, one value after another: numbers are tensors on the CPU, which go with others on
+        any device."""
         captured, numbers = iter(captured), iter(numbers)
-        for is_number in self.inputs:
-            yield torch.tensor(next(numbers), device="cpu") if is_number else next(captured)
+        inputs = [torch.tensor(next(numbers), device="cpu") if kind else next(captured) for kind in self.inputs]
+        return iter(function_of(text)(*inputs, *sums))
 
+    @torch.no_grad()
     def tables(self, captured, numbers=()):
         """What the kernel reads: tensors, numbers, and sizes of the tensors."""
-        if (direct := self.direct) is not None:
-            return *[numbers[i] if is_number else captured[i] for is_number, i in direct], *self.sizes
-        with torch.no_grad():
-            made = iter(function_of(self.before)(*self._inputs(captured, numbers)))
-        return *(next(made) if i is None else numbers[i] for i in self.numbers), *self.sizes
+        made = self._torch(self.before, captured, numbers) if self.direct is None else None
+        read = [next(made) if source is None else (captured, numbers)[source[0]][source[1]] for source in self.sources]
+        return *read, *self.sizes
 
     @torch.no_grad()
     def gradients(self, captured, numbers, sums):
-        """The gradients of the captured tensors from the sums that the kernel made, ``None`` for those that get none."""
-        made = iter(function_of(self.after)(*self._inputs(captured, numbers), *sums))
-        return [self._gradient(t, next(made)) if on else None for t, on in zip(captured, self.learned, strict=True)]
-
-    @staticmethod
-    def _gradient(t, gradient):
-        """In its tensor's dtype and shape."""
-        return torch.zeros_like(t) if gradient is None else gradient.to(t.dtype).expand(t.shape).reshape(t.shape)
-
-
-def described(description):
-    """The ``CompiledMod`` of a ``CompiledMod.description``, evaluated."""
-    return CompiledMod(*description)
+        """The gradients of the captured tensors from the sums that the kernel made, ``None`` for those that get none; each in
+        its tensor's dtype and shape."""
+        made = self._torch(self.after, captured, numbers, *sums)
+        grads = [next(made) if on else None for on in self.needs_grad]
+        pairs = zip(captured, grads, strict=True)
+        return [None if g is None else g.to(t.dtype).expand(t.shape).reshape(t.shape) for t, g in pairs]
 
 
 def compile_mod(mod, kind, device="cpu", differentiate=False, stand_ins=()):
-    """``(CompiledMod, captured tensors)`` of a mod, traced now; ``stand_ins`` among those stand for numbers."""
+    """``(CompiledMod, captured tensors)`` of a mod, traced now; ``stand_ins`` among those replace numbers."""
     with _disable_current_modes():  # what is being recorded holds the call, not what is computed on the way to it
-        return _compiled(mod, kind, device, differentiate, stand_ins)
+        t = trace(mod, kind, device, differentiate)
+        is_number = [any(tensor is one for one in stand_ins) for tensor in t.captured]
+        t.numbers = [node for node, number in zip(t.inputs, is_number, strict=True) if number]
+        _check_numbers(t)
+        tensors = [node for node in t.inputs if node not in t.numbers]
+        places = {node: (of is t.numbers, i) for of in (t.numbers, tensors) for i, node in enumerate(of)}
+        functions = {kind: Function(t).value()}
+        if differentiate:
+            functions["score_gradient"] = Function(t).gradient()
+            if t.targets:
+                functions["sink_gradients"] = Function(t).scatter()
+        type_of = lambda node: "float" if node.meta["val"].dtype.is_floating_point else "int"  # noqa: E731
+        inputs, root = [(node.name, [node]) for node in t.inputs], t.graph.owning_module
+        gradients = [gradient for gradient in t.gradients if gradient is not None]
+        compiled = CompiledMod(
+            kind=kind,
+            title=f"{name_of(mod)}({', '.join(ARGUMENTS[kind])})",
+            functions=tuple(functions.items()),
+            changes_nothing=_changes_nothing(t, differentiate),
+            bounds=_bounds(t),
+            before=part_of(root, [node for node in t.tables if node not in places], inputs),
+            after=part_of(root, gradients, [*inputs, *((f"sink_{i}", [node]) for i, node in enumerate(t.targets))]),
+            target_shapes=tuple(tuple(node.meta["val"].shape) for node in t.targets),
+            inputs=tuple(type_of(node) if node in t.numbers else None for node in t.inputs),
+            strides=tuple(node.meta["val"].stride() for node in tensors),
+            sources=tuple(places.get(node) for node in t.tables),
+            sizes=tuple(t.sizes.values()),
+            needs_grad=tuple(g is not None for g, number in zip(t.gradients, is_number, strict=True) if not number),
+            extent=extent_of_trace(t) if kind == "mask_mod" else None,
+        )
+        return compiled, tuple(t.captured)
 
 
-def _compiled(mod, kind, device, differentiate, stand_ins):
-    t = trace(mod, kind, device, differentiate)
-    inputs = [any(tensor is one for one in stand_ins) for tensor in t.captured]
-    t.numbers = [node for node, is_number in zip(t.inputs, inputs, strict=True) if is_number]
-    _check_numbers(t)
-    functions = {kind: emit.emit_value(t)}
-    if differentiate:
-        functions["score_gradient"] = emit.emit_gradient(t)
-        if t.sinks:
-            functions["sink_gradients"] = emit.emit_sinks(t)
-    title = f"{getattr(mod, '__name__', type(mod).__name__)}({', '.join(ARGUMENTS[kind])})"
-    numbers = tuple(t.numbers.index(node) if node in t.numbers else None for node in t.tables)
-    of_tensors = [node for node in t.inputs if node not in t.numbers]
-    compiled = CompiledMod(
-        kind,
-        title,
-        tuple(functions.items()),
-        _always_true(t) if kind == "mask_mod" else _unchanged(t, differentiate),
-        _bounds(t),
-        _torch_part(t, [node for node in t.tables if node not in t.numbers]),
-        _torch_part(t, [gradient for gradient in t.gradients if gradient is not None], t.sinks),
-        tuple(tuple(node.meta["val"].shape) for node in t.sinks),
-        tuple(inputs),
-        tuple(node.meta["val"].dtype.is_floating_point for node in t.numbers),
-        tuple(node.meta["val"].stride() for node in of_tensors),
-        numbers,
-        _direct(t, of_tensors, numbers),
-        tuple(t.sizes.values()),
-        tuple(gradient is not None for gradient, is_number in zip(t.gradients, inputs, strict=True) if not is_number),
-        Reach(t) if kind == "mask_mod" else None,
-    )
-    return compiled, tuple(t.captured)
-
-
-def _direct(t, captured, numbers):
-    """``CompiledMod.direct``."""
-    if any(node not in t.inputs for node in t.tables):
-        return None
-    pairs = zip(t.tables, numbers, strict=True)
-    return tuple((False, captured.index(node)) if i is None else (True, i) for node, i in pairs)
-
-
-def _check_numbers(t):
-    """Raise ``ModError`` where arguments in the places of numbers are computed with as Python would not: its integers have no
-    end and its fractions 64 bits, ``2 ** -n`` is a fraction, and beside a narrow tensor a number takes the tensor's dtype."""
-    of_numbers = set(t.numbers)
-    for node in t.graph.nodes:
-        inputs = node.all_input_nodes
-        if node.op != "call_function" or not of_numbers.intersection(inputs):
-            continue
-        if of_numbers.issuperset(inputs):
-            of_numbers.add(node)
-            if not _as_python_does(node, given=set(t.numbers).issuperset(inputs)):
-                raise ModError(f"{node.target} of numbers alone is Python's, and so they must be known")
-        elif any(one.meta["val"].dtype in _NARROW for one in inputs):
-            raise ModError(f"{node.target} of a narrow tensor and a number, whose dtype is none, must know that")
-
-
-def _as_python_does(node, given):
-    """Whether an operation on numbers alone is right to float32's rounding; given: on numbers that the mod is given."""
-    fractions = [one.meta["val"].is_floating_point() for one in node.all_input_nodes]
-    if not any(fractions) and not node.meta["val"].is_floating_point():
-        return node.target in _OF_INTEGERS
-    if node.target in _OF_ANY or node.target is aten._to_copy.default:
-        return True
-    # One rounding more. A difference may leave nothing but that, and a product's intermediate result be out of range.
-    return given and (node.target in _PRODUCTS or node.target in _SUMS and not any(fractions))
-
-
-_OF_ANY = aten.neg.default, aten.abs.default
-_PRODUCTS = aten.mul.Tensor, aten.div.Tensor
-_SUMS = aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar
-_OF_INTEGERS = (
-    *_OF_ANY, *_SUMS, aten.floor_divide.default, aten.remainder.Tensor, aten.remainder.Scalar, aten._to_copy.default,
-    *(getattr(getattr(aten, name), of) for name in ("eq", "ne", "lt", "le", "gt", "ge") for of in ("Tensor", "Scalar")),
-    *(getattr(getattr(aten, f"bitwise_{name}"), of) for name in ("and", "or", "xor") for of in ("Tensor", "Scalar")),
-    aten.bitwise_not.default,
-)  # fmt: skip
-_NARROW = (torch.int8, torch.uint8, torch.int16, torch.float16, torch.bfloat16)
-
-
-def _unchanged(t, differentiate):
-    """Whether a score mod returns its score; what it returns may also be detached."""
-    value, gradient = (getattr(node, "name", None) for node in (t.value, t.score_gradient))
-    return value == "score" and (not differentiate or gradient == "grad")
-
-
-def _always_true(t):
-    writer = emit._Function(t)
+def _changes_nothing(t, differentiate):
+    """Whether a score mod returns its score, which may also be detached; whether a mask mod is always true."""
+    if t.kind == "score_mod":
+        value, gradient = (getattr(node, "name", None) for node in (t.value, t.score_gradient))
+        return value == "score" and (not differentiate or gradient == "grad")
+    writer = Function(t)
     return writer.is_constant(t.value) and bool(writer.constant(t.value))
 
 
@@ -220,35 +166,126 @@ def _bounds(t):
     """For each argument the smallest dimension of a captured tensor that it indexes by itself."""
     bounds = {}
     for node in t.graph.nodes:
-        if node.target is torch.ops.aten.index.Tensor:
+        if node.target is aten.index.Tensor:
             table, indices = node.args
             for index, size in zip(indices, table.meta["val"].shape, strict=False):
-                while index is not None and _is_widened(index):
+                # an integer as it was, such as ``q_idx.long()``: a bool or a narrow integer of it is another
+                while index and index.target is aten._to_copy.default and index.meta["val"].dtype in INTEGERS:
                     index = index.args[0]
                 if index is not None and index.op == "placeholder" and index.name in ARGUMENTS["mask_mod"]:
                     bounds[index.name] = min(size, bounds.get(index.name, size))
     return bounds
 
 
-def _is_widened(node):
-    """Whether a node is an integer as it was, such as ``q_idx.long()``: a bool or a narrow integer of it is another."""
-    return node.target is torch.ops.aten._to_copy.default and node.meta["val"].dtype in (torch.int32, torch.int64)
+def _check_numbers(t):
+    """Raise ``ModError`` where arguments in the places of numbers are computed with as Python would not: its integers have no
+    end and its fractions 64 bits, ``2 ** -n`` is a fraction, and beside a narrow tensor a number takes the tensor's dtype."""
+    of_numbers, captured = set(t.numbers), set(t.numbers)
+    for node in t.graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op != "call_function" or not of_numbers.intersection(inputs):
+            continue
+        if of_numbers.issuperset(inputs):
+            of_numbers.add(node)
+            if not _as_python_does(node, captured.issuperset(inputs)):
+                raise ModError(f"{node.target} of numbers alone is Python's, and so they must be known")
+        elif any(one.meta["val"].dtype in _NARROW for one in inputs):
+            raise ModError(f"{node.target} of a narrow tensor and a number, whose dtype is none, must know that")
 
 
-def _torch_part(t, wanted, sinks=()):
-    """The text of a torch function that gives these nodes of the captured tensors and the sums."""
-    graph, copied = torch.fx.Graph(), {}
-    for node in t.inputs:
-        copied[node] = graph.placeholder(node.name)
-    for i, node in enumerate(sinks):
-        copied[node] = graph.placeholder(f"sink_{i}")
-    graph.output([_copy(node, graph, copied) for node in wanted])
-    return written(graph, t.graph.owning_module)
+def _as_python_does(node, captured):
+    """Whether an operation on numbers alone is right to float32's rounding; captured: on captured ones."""
+    fractions = [one.meta["val"].is_floating_point() for one in (node, *node.all_input_nodes)]
+    if not any(fractions):
+        return node.target in _OF_INTEGERS
+    if node.target in _OF_ANY:
+        return True
+    # One rounding more. A difference may leave nothing but that, and a product's intermediate result be out of range.
+    return captured and (node.target in _PRODUCTS or node.target in _SUMS and not any(fractions[1:]))
 
 
-def _copy(node, graph, copied):
-    if node not in copied:
-        for i in node.all_input_nodes:
-            _copy(i, graph, copied)
-        copied[node] = graph.node_copy(node, copied.__getitem__)
-    return copied[node]
+_OF_ANY = overloads("neg.default abs.default _to_copy.default")
+_PRODUCTS = overloads("mul.Tensor div.Tensor")
+_SUMS = overloads("add.Tensor sub.Tensor rsub.Scalar")
+_OF_BOTH = "remainder eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor".split()  # of them one may be known
+_OF_INTEGERS = [*_OF_ANY, *_SUMS, *overloads("floor_divide.default bitwise_not.default")]
+_OF_INTEGERS += overloads(" ".join(f"{name}.Tensor {name}.Scalar" for name in _OF_BOTH))
+_NARROW = (torch.int8, torch.uint8, torch.int16, torch.float16, torch.bfloat16)
+
+
+# Text to module: written to a file named after its content, imported, and kept while it is in use.
+
+lock = lock_over_forks()
+
+
+class LRU(OrderedDict):
+    """The ``most`` entries used last; a module that goes leaves ``sys.modules``, too. Used under ``lock``."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    cache_clear = OrderedDict.clear
+
+    def find(self, key):
+        """What is cached, or ``None``."""
+        if key in self:
+            self.move_to_end(key)
+        return self.get(key)
+
+    def keep(self, key, value):
+        """``value``, cached."""
+        self[key] = value
+        if len(self) > self.most:
+            _, gone = self.popitem(last=False)
+            sys.modules.pop(getattr(gone, "__name__", None), None)
+        return value
+
+
+_modules = LRU(2048)
+
+
+def module_text(title, *functions):
+    """A module that holds these functions' texts and imports what they call."""
+    body = "\n\n".join(functions)
+    called = sorted({*vars(device_functions)}.intersection(re.findall(r"(?<![.\w])([a-z]\w*)\(", body)))
+    imports = f"\nfrom kernels.flex_attention.mods.device import {', '.join(called)}\n" if called else ""
+    return f'"""Generated from {title}."""\n\nimport triton\nimport triton.language as tl\n{imports}\n\n{body}'
+
+
+def cache_folder():
+    """Where generated modules are kept: ``$KERNELS_CACHE_DIR``, or ``~/.cache/kernels_from_math``."""
+    return Path(os.environ.get("KERNELS_CACHE_DIR") or Path.home() / ".cache" / "kernels_from_math")
+
+
+def load(text):
+    """Write ``text`` to a file named after its content, import it; the same text is the same module."""
+    name = f"flex_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    with lock:
+        if (module := _modules.find(name)) is not None:
+            return module
+        path = cache_folder() / f"{name}.py"
+        try:
+            _write(path, text)
+        except OSError:  # a home that cannot be written to
+            path = Path(_own_folder()) / path.name
+            _write(path, text)
+        spec = importlib.util.spec_from_file_location(f"kernels_generated_{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return _modules.keep(name, module)
+
+
+def _write(path, text):
+    if path.exists() and path.read_text() == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".py", delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)  # whole or not at all, for processes that import it at the same time
+
+
+@functools.cache
+def _own_folder():
+    return tempfile.mkdtemp(prefix="kernels_from_math_")

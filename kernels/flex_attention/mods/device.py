@@ -252,9 +252,7 @@ def wrap(index, size):
 
 
 @triton.jit
-def add_to_sink(
-    sink, index, value, live, OVER_Q: tl.constexpr, OVER_KV: tl.constexpr, PASS: tl.constexpr
-):  # fmt: skip
+def add_to_sink(sink, index, value, live, OVER_Q: tl.constexpr, OVER_KV: tl.constexpr, PASS: tl.constexpr):
     """Add ``value`` to ``sink[index]`` wherever ``live``, summed first along the axes that the index does not depend on.
 
     sink is ``(sums, scale, rest)``. PASS ``"add"``: sums are float32 and the order of the additions is free. Two more passes

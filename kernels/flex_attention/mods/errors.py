@@ -10,11 +10,11 @@ import traceback
 
 import torch
 
-#: What a mod is given, by kind. The names are those of the generated Triton functions.
+#: A mod's arguments, by kind. The names are those of the generated Triton functions.
 ARGUMENTS = {"score_mod": ("score", "b", "h", "q_idx", "kv_idx"), "mask_mod": ("b", "h", "q_idx", "kv_idx")}
 
 _TORCH_FOLDER, _FOLDER = torch.__path__[0], os.path.dirname(__file__) + os.sep
-WRITTEN = "<a mod, as recorded>"  # what stands for a file where ``written`` has made the code
+WRITTEN = "<a mod, as recorded>"  # the file name of code that ``written`` has made
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
 
@@ -86,5 +86,6 @@ def explained(mod, kind):
                 "of `and or not`."
             ) from error
         if isinstance(error, TypeError) and not mine:
-            raise ModError(f"{kind} must take {', '.join(ARGUMENTS[kind])}; {name_of(mod)} does not: {error}") from error
+            arguments = ", ".join(ARGUMENTS[kind])
+            raise ModError(f"{kind} must take {arguments}; {name_of(mod)} does not: {error}") from error
         raise ModError(f"{name_of(mod)} cannot be compiled:{at}{text}: {error}") from error

@@ -1,4 +1,4 @@
-"""What decides how a mod would be traced, told without tracing it: its code, what it captures, and the layouts of tensors.
+"""What decides how a mod would be traced, found without tracing it: its code, what it captures, and the layouts of tensors.
 
 Numbers are kept apart from all else: two mods that differ in numbers alone have one ``structure``. ``replaced`` makes a mod
 anew with something else in the places of some of its numbers, which is how a number becomes an argument of the kernel.
@@ -8,45 +8,74 @@ import dis
 import enum
 import functools
 import math
+import operator
 import types
 import weakref
 
 import numpy as np
 import torch
 
-from kernels.flex_attention.mods import switches
-from kernels.flex_attention.mods.guards import Guards
+from kernels.common.checks import default
 from kernels.flex_attention.mods.zoo import Mod
 
 SAFE_PACKAGES = ("torch", "math", "builtins", "operator", "functools", "enum", "kernels", "kernels_from_math")
 MOST = 2000  # things that are looked at; a mod that reaches more is traced anew, which takes no longer
-DEEPEST = 50  # objects in objects; what gives a new object whenever it is asked has no end
-LARGEST = 2**24  # of the integers that become arguments: sums of some of them are 32-bit still, and float32 has each of them
+DEEPEST = 50  # objects in objects; what gives a new object at every access has no end
+#: Of the integers that become arguments: sums of some of them are 32-bit still, and float32 has each of them.
+LARGEST = 2**24
 _named = {}  # code -> all names in it and in what it reaches, so that the next look begins with them
-_MISSING = object()
+MISSING = object()
 # What reads state by a name that is not in the code; and what tells a number from a tensor in its place.
 _READ_BY_NAME = {"getattr", "vars", "__dict__", "attrgetter"}
 _READ_VARIABLES = {"eval", "exec", "globals", "locals"}
 _ASK_FOR_TYPES = {"isinstance", "type", "hasattr", "callable", "issubclass", "is_tensor"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
+#: Torch's switches on which operations depend, whether or not a mod reads them: functions and their arguments.
+IN_FORCE = (
+    (torch.get_default_dtype, ()),
+    (getattr, (default, "device")),
+    (torch.is_autocast_cache_enabled, ()),
+    *((torch.is_autocast_enabled, (kind,)) for kind in ("cpu", "cuda")),
+    *((torch.get_autocast_dtype, (kind,)) for kind in ("cpu", "cuda")),
+)
+#: Those that mods read by name, besides.
+SWITCHES = """
+    is_grad_enabled is_inference_mode_enabled are_deterministic_algorithms_enabled get_num_threads get_num_interop_threads
+    is_deterministic_algorithms_warn_only_enabled get_deterministic_debug_mode get_float32_matmul_precision
+    is_warn_always_enabled
+""".split()
+#: Names behind which there is state that is not read here: a mod with one of them is traced at every call.
+_OTHERS = {"backends", "get_rng_state", "initial_seed", "is_anomaly_enabled", "is_anomaly_check_nan_enabled"}
+
+
+def in_force():
+    """How the switches are set that every operation may depend on: hashable."""
+    return tuple(function(*args) for function, args in IN_FORCE)
+
 
 class Fingerprint:
     """The fingerprint of a mod.
 
-    structure: hashable, all but the numbers. complete: False where something is captured whose state cannot be told; such a
+    structure: hashable, all but the numbers. complete: False where something is captured whose state cannot be read; such a
     mod is traced at every call. tensors: those captured. numbers: of Python, ``int`` and ``float``; places: where each is
-    found, for ``replaced``; open: whether anything else might stand in their places.
+    found, for ``replaced``; open: whether anything else may take their places.
+
+    same, equal: guards, what tells by identities whether all is as it was: ``(function, arguments, value)``, whose value is
+    the same object, or an equal one; kept: what they know by its ``id``. guarded: False where something was read whose
+    changes they do not show, such as an object's attributes. They hold no reference to the mod.
     """
 
     def __init__(self, mod):
         code = getattr(getattr(mod, "__func__", mod), "__code__", None)
         names = _named.get(code, frozenset())
         while True:  # an object is described by the attributes that the code names, all of which are known in the end
-            self.complete = self.open = True
+            self.complete = self.open = self.guarded = True
             self.tensors, self.numbers, self.places = [], [], []
+            self.same, self.kept = [], []
+            self.equal = [(function, args, function(*args)) for function, args in IN_FORCE]
             self.names, self.named_at_objects = names, None
-            self.inside, self.path, self.left, self.guards = set(), (), MOST, Guards()
+            self.inside, self.path, self.left = set(), (), MOST
             self.structure = self.of(mod)
             if self.named_at_objects is None or self.named_at_objects == self.names:
                 break
@@ -56,9 +85,10 @@ class Fingerprint:
                     _named.clear()
                 _named[code] = names
         self.complete &= self.named_at_objects is None or not self.names & _READ_BY_NAME
-        self.complete &= not self.names & (_READ_VARIABLES | switches.OTHERS)
-        if self.names & switches.SWITCHES.keys():
-            self.structure = self.structure, self.guards.switch(self.names)
+        self.complete &= not self.names & (_READ_VARIABLES | _OTHERS)
+        for name in sorted(self.names.intersection(SWITCHES)):
+            self.equal.append((getattr(torch, name), (), getattr(torch, name)()))
+            self.structure = self.structure, name, self.equal[-1][-1]
         self.open &= not self.names & _ASK_FOR_TYPES
 
     @property
@@ -87,7 +117,8 @@ class Fingerprint:
                     kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
                     raise ValueError(f"score_mod or mask_mod captures {kind}, needs a dense one")
                 self.tensors.append(x)
-                self.guards.tensor(x)
+                # Both can be changed in place.
+                self.equal += [(_layout, (x,), _layout(x)), (torch.Tensor.stride, (x,), x.stride())]
                 own = self.named(vars(x)) if vars(x) else ()
             return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type, *own
         kind = type(x)
@@ -98,17 +129,17 @@ class Fingerprint:
         if kind in _VALUES or isinstance(x, np.generic) and kind is not np.void:
             return kind, repr(x)
         if kind in (tuple, list, torch.Size):
-            return self.guarded(x, self.items)
+            return self.once(x, self.items)
         if kind is dict:
-            return self.guarded(x, self.entries)
+            return self.once(x, self.entries)
         if kind is functools.partial:
-            self.guards.dict(x.keywords)
+            self.guard(x.keywords)
             parts = (("func", x.func), ("args", x.args), ("keywords", x.keywords))
             return kind, *(self.within((name, None), part) for name, part in parts)
         if isinstance(x, types.FunctionType):
-            return self.guarded(x, self.function)
+            return self.once(x, self.function)
         if isinstance(x, Mod):
-            self.guards.attribute(x, "__wrapped__")
+            self.same.append((operator.getitem, (vars(x), "__wrapped__"), x.__wrapped__))
             return self.within(("wrapped", None), x.__wrapped__)
         if isinstance(x, types.MethodType):
             whole = _escapes(x.__func__.__code__, 0) if isinstance(x.__func__, types.FunctionType) else True
@@ -118,27 +149,26 @@ class Fingerprint:
             return "module", x.__name__
         if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
             of = getattr(x, "__self__", None)
-            self.names |= switches.SWITCHES.keys() & {x.__name__}  # whatever a mod calls it
+            self.names |= {x.__name__}.intersection(SWITCHES)  # whatever a mod calls it
             if isinstance(of, type):
                 return "builtin", x.__name__, weakref.ref(of)  # as the apply of an autograd.Function
             return "builtin", x.__name__, None if of is None else self.within(None, of)  # a list's __getitem__
         if isinstance(x, torch.nn.Module):
-            return self.guarded(x, self.module, whole)
+            return self.once(x, self.module, whole)
         package = (getattr(x, "__module__", None) or kind.__module__).split(".")[0]
         if isinstance(x, enum.Enum):  # the members of a class differ in nothing else
-            return x._name_, self.within(None, x._value_), self.guarded(x, self.object, whole)
+            return x._name_, self.within(None, x._value_), self.once(x, self.object, whole)
         if package not in SAFE_PACKAGES:
-            return self.guarded(x, self.object, whole)
+            return self.once(x, self.object, whole)
         if not isinstance(x, _STATELESS):
-            self.complete = False  # an iterator, a set, what operator.attrgetter makes: something that it holds may change
+            self.complete = False  # what an iterator, a set or operator.attrgetter holds may change
             return kind
         return x
 
-    def guarded(self, x, describe, *more):
+    def once(self, x, describe, *more):
         """``describe(x)``, unless x is being described already."""
         if id(x) in self.inside:
-            self.guards.possible = False
-            self.open = False  # a number in it would have to be replaced in a circle
+            self.guarded = self.open = False  # a number in it would have to be replaced in a circle
             return "itself"
         self.inside.add(id(x))
         try:
@@ -146,74 +176,81 @@ class Fingerprint:
         finally:
             self.inside.discard(id(x))
 
+    def guard(self, x):
+        """Note the items of a list or a dict."""
+        for items in (x, x.values()) if isinstance(x, dict) else (x,):
+            self.kept.append(tuple(items))
+            self.equal.append((_ids, (items,), _ids(items)))
+
     def named(self, attributes):
         """Of those attributes of a function or a tensor that the code names."""
         self.named_at_objects = self.names
         found = sorted(self.names & attributes.keys())
-        self.guards.possible &= not found
+        self.guarded &= not found
         return tuple((name, self.within(None, attributes[name])) for name in found)
 
     def items(self, x):
         """Of a list or tuple."""
         kind = type(x)
         if kind is list:
-            self.guards.list(x)
+            self.guard(x)
         return kind, *(self.within(None if kind is torch.Size else ("item", i), one) for i, one in enumerate(x))
 
     def entries(self, x):
         """Of a dict."""
-        self.guards.dict(x)
+        self.guard(x)
         return dict, *((self.within(None, k), self.within(("item", k), v)) for k, v in x.items())
 
     # Functions.
 
     def function(self, f):
         """Of a function: its code, and what it reaches."""
-        code = f.__code__
+        code, reached = f.__code__, ()
         if f.__module__ and f.__module__.split(".")[0] in SAFE_PACKAGES:  # whose globals stay as they are
-            self.names |= (_ASK_FOR_TYPES | switches.OTHERS | switches.SWITCHES.keys()) & {*code.co_names, code.co_name}
-            globals_used = names = ()
+            self.names |= (_ASK_FOR_TYPES | _OTHERS).union(SWITCHES) & {*code.co_names, code.co_name}
         else:
-            names = _names(code)
+            names, space = _names(code), f.__globals__
             self.names |= names.keys()
-            globals_used = tuple(
-                self.within(("global", name), f.__globals__[name], _escapes(code, name))
-                for name in names
-                if name in f.__globals__
+            reached = tuple(
+                self.within(("global", name), space[name], _escapes(code, name)) for name in names if name in space
             )
-        self.guards.function(f, names)
-        try:
-            held = [cell.cell_contents for cell in f.__closure__ or ()]
-        except ValueError:  # a variable that is not set yet
-            self.complete = False
-            held = []
-        named = enumerate(zip(code.co_freevars, held, strict=False))
-        cells = tuple(self.within(("cell", i), x, _escapes(code, name)) for i, (name, x) in named)
+            self.same += [(space.get, (name, MISSING), space.get(name, MISSING)) for name in names]
+        made_of, own = ("__code__", "__defaults__", "__kwdefaults__"), weakref.proxy(f)
+        self.same += [(getattr, (own, name), getattr(f, name)) for name in made_of]
+        if f.__kwdefaults__:
+            self.guard(f.__kwdefaults__)
+        cells = []
+        for i, (name, cell) in enumerate(zip(code.co_freevars, f.__closure__ or (), strict=True)):
+            try:
+                x = cell.cell_contents
+            except ValueError:  # a variable that is not set yet
+                self.complete = False
+                continue
+            self.same.append((getattr, (cell, "cell_contents"), x))
+            cells.append(self.within(("cell", i), x, _escapes(code, name)))
         if vars(f):
-            globals_used += self.named(vars(f))
+            reached += self.named(vars(f))
         defaults = tuple(self.within(("default", i), x) for i, x in enumerate(f.__defaults__ or ()))
         keywords = tuple((k, self.within(("keyword", k), x)) for k, x in (f.__kwdefaults__ or {}).items())
-        return code, code.co_filename, cells, defaults, keywords, globals_used
+        return code, code.co_filename, tuple(cells), defaults, keywords, reached
 
     # Objects: what the code can reach by the names that are in it.
 
     def module(self, x, whole):
         """Of a ``torch.nn.Module``: what torch itself computes with altogether, others by name."""
-        self.guards.possible = False
+        self.guarded = False
         if _is_safe(type(x)) or (whole and type(x).forward.__module__.split(".")[0] == "torch"):
             if any(getattr(x, hooks) for hooks in _HOOKS):
                 self.complete = False
-            values = {k: v for k, v in vars(x).items() if k[0] != "_"}
-            values = tuple((k, self.within(("attribute", k), v)) for k, v in values.items())
-            inner = ((k, v) for held in (x._parameters, x._buffers) for k, v in held.items())
-            inner = tuple((k, self.within(None, v)) for k, v in inner)
+            values = tuple((k, self.within(("attribute", k), v)) for k, v in vars(x).items() if k[0] != "_")
+            inner = tuple((k, self.within(None, v)) for held in (x._parameters, x._buffers) for k, v in held.items())
             children = tuple((k, self.within(("child", k), v)) for k, v in x._modules.items())
             return weakref.ref(type(x)), values, inner, children
         return self.object(x, whole)
 
     def object(self, x, whole):
         """Of an object, or a class: whatever of it has one of the names."""
-        self.guards.possible = False
+        self.guarded = False
         kind = x if isinstance(x, type) else type(x)
         holds_more = not isinstance(x, type) and _holds_more(kind)
         if len(self.inside) > DEEPEST or (whole and holds_more):
@@ -222,7 +259,7 @@ class Fingerprint:
         if self.named_at_objects is None:
             self.named_at_objects = self.names
         above = type(x).__mro__ if isinstance(x, type) else ()  # a metaclass's properties
-        computed = [c for c in (*kind.__mro__, *above) if c is not object and c is not torch.nn.Module and not _is_safe(c)]
+        computed = [c for c in (*kind.__mro__, *above) if not _is_safe(c)]
         by_call = any("__getattr__" in vars(c) or "__getattribute__" in vars(c) for c in computed)
         held = vars(x) if hasattr(x, "__dict__") and not isinstance(x, type) else {}
         module = isinstance(x, torch.nn.Module)
@@ -236,7 +273,7 @@ class Fingerprint:
                 found.append((name, self.within(None, getattr(x, name))))
             elif holds_more and callable(getattr(kind, name, None)):
                 self.complete = False  # a method that may look at all
-            elif (there := next((vars(c)[name] for c in computed if name in vars(c)), _MISSING)) is not _MISSING:
+            elif (there := next((vars(c)[name] for c in computed if name in vars(c)), MISSING)) is not MISSING:
                 found.append((name, self.attribute(x, name, there)))
                 if "super" in self.names:
                     found += ((name, self.within(None, vars(c)[name])) for c in computed if name in vars(c))
@@ -253,13 +290,10 @@ class Fingerprint:
 
     def attribute(self, x, name, there):
         """Something that x's class has."""
-        if isinstance(there, staticmethod | classmethod):
-            there = there.__func__
-        if isinstance(there, property):
-            there = there.fget
-        if isinstance(there, types.FunctionType):
-            return self.within(None, there)
-        return self.within(None, there) if not hasattr(type(there), "__get__") else self.read(x, name)
+        if isinstance(there, staticmethod | classmethod | property):
+            there = there.fget if isinstance(there, property) else there.__func__
+        plain = isinstance(there, types.FunctionType) or not hasattr(type(there), "__get__")
+        return self.within(None, there) if plain else self.read(x, name)
 
     def read(self, x, name):
         """What ``x.name`` gives."""
@@ -271,29 +305,25 @@ class Fingerprint:
         return self.within(None, value.__func__ if isinstance(value, types.MethodType) else value)
 
 
-_VALUES = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format}
-_STATELESS = (
-    type, range, types.EllipsisType, types.NotImplementedType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    torch._ops.OpOverload, torch._ops.OpOverloadPacket,
-)  # fmt: skip
+_VALUES = {type(None), bool, int, float, complex, str, bytes}
+_VALUES |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
+_STATELESS = type, range, types.EllipsisType, types.NotImplementedType, types.MethodDescriptorType
+_STATELESS += types.WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket
+_layout = operator.attrgetter("shape", "dtype", "requires_grad", "device")
+_ids = lambda items: (*map(id, items),)  # noqa: E731
 
 
 def _holds_more(kind):
     """Whether instances of a class hold what is neither an attribute nor in a slot: numpy's arrays, whatever C defines,
     and classes derived from a dict or a number."""
-    known = _more.get(kind)
-    if known is None:
-        places = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)  # they may also lie before the object
-        for c in kind.__mro__:
-            if "__slots__" in vars(c):
-                places += sum(isinstance(there, types.MemberDescriptorType) for there in vars(c).values())
-        known = kind.__itemsize__ > 0 or kind.__basicsize__ > object.__basicsize__ + places * _WORD
-        known = _more[kind] = known and not issubclass(kind, enum.Enum)  # whose value is an attribute
-    return known
-
-
-_more = weakref.WeakKeyDictionary()
-_WORD = tuple.__itemsize__  # bytes of a reference
+    if issubclass(kind, enum.Enum):  # whose value is an attribute
+        return False
+    places = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)  # they may also be before the object
+    for c in kind.__mro__:
+        if "__slots__" in vars(c):
+            places += sum(isinstance(there, types.MemberDescriptorType) for there in vars(c).values())
+    reference = tuple.__itemsize__  # its bytes
+    return kind.__itemsize__ > 0 or kind.__basicsize__ > object.__basicsize__ + places * reference
 
 
 def _is_safe(kind):
@@ -328,3 +358,46 @@ def _escapes(code, variable):
             if not plain or after is None or not after.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
                 return True
     return False
+
+
+def replaced(x, values):
+    """``x`` anew, with other things in some of its places.
+
+    Args:
+        x: what a ``Fingerprint`` was made of; it is left as it is.
+        values: dict of places and what takes them.
+    """
+    if () in values:
+        return values[()]
+    steps = {}
+    for (step, *rest), value in values.items():
+        steps.setdefault(step, {})[tuple(rest)] = value
+    new = lambda step, name, part: replaced(part, steps[step, name]) if (step, name) in steps else part  # noqa: E731
+    each = lambda step, items: {name: new(step, name, part) for name, part in items}  # noqa: E731
+    if type(x) in (tuple, list):
+        return type(x)(each("item", enumerate(x)).values())
+    if type(x) is dict:
+        return each("item", x.items())
+    if isinstance(x, functools.partial):
+        func, args, named = (new(name, None, getattr(x, name)) for name in ("func", "args", "keywords"))
+        return functools.partial(func, *args, **named)
+    if isinstance(x, Mod):
+        return new("wrapped", None, x.__wrapped__)
+    if isinstance(x, types.MethodType):
+        return types.MethodType(new("func", None, x.__func__), new("self", None, x.__self__))
+    if isinstance(x, types.FunctionType):
+        cells = list(x.__closure__ or ())
+        for i in [i for step, i in steps if step == "cell"]:
+            cells[i] = types.CellType(new("cell", i, cells[i].cell_contents))
+        changed = each("global", ((name, x.__globals__[name]) for step, name in steps if step == "global"))
+        names = {**x.__globals__, **changed} if changed else x.__globals__
+        made = types.FunctionType(x.__code__, names, x.__name__, None, tuple(cells) or None)
+        made.__defaults__ = x.__defaults__ and tuple(each("default", enumerate(x.__defaults__)).values())
+        made.__kwdefaults__ = x.__kwdefaults__ and each("keyword", x.__kwdefaults__.items())
+        made.__module__, made.__qualname__ = x.__module__, x.__qualname__
+        return made
+    made = object.__new__(type(x))
+    made.__dict__.update(each("attribute", vars(x).items()))
+    if any(step == "child" for step, _ in steps):
+        made.__dict__["_modules"] = each("child", x._modules.items())
+    return made

@@ -1,28 +1,201 @@
-"""How each operation of torch is written in Triton. A rule gets the writer of a function and the node, and returns text."""
+"""How each operation of torch is written in Triton: one table, ``RULES``, operation to rule.
+
+A rule is called with the writer of a function (``emit.Function``) and a node, and returns text. First come the pieces of
+text, then the rules of what rounds or converts, then the others; the table is the end.
+"""
 
 import math
+import re
 
 import torch
 
-from kernels.flex_attention.mods import rounding
 from kernels.flex_attention.mods.errors import ModError
-from kernels.flex_attention.mods.text import BOOL, FLOAT, bare, filled, kind_of, literal, operand
 
 aten, prims = torch.ops.aten, torch.ops.prims
+
+FLOAT, INT, LONG, BOOL = "float", "int", "long", "bool"
+
+TRITON_TYPE = {FLOAT: "tl.float32", INT: "tl.int32", LONG: "tl.int64", BOOL: "tl.int1"}
+
+#: Integers that overflow sooner than an int32.
+NARROW = {torch.int8: "tl.int8", torch.uint8: "tl.uint8", torch.int16: "tl.int16", torch.uint16: "tl.uint16"}
+
+
+def kind_of(dtype):
+    """How a dtype is computed in a kernel: floats as float32, small integers as int32."""
+    if dtype == torch.bool:
+        return BOOL
+    if dtype.is_floating_point:
+        return FLOAT
+    return LONG if dtype == torch.int64 else INT
+
+
+def literal(x, kind, dtype=None):
+    """A number's text, as ``kind``; an integer wraps around as in ``dtype``, if there is one."""
+    if kind == BOOL:
+        return str(bool(x))
+    if kind in (INT, LONG):
+        ends = torch.iinfo(dtype or (torch.int32 if kind == INT else torch.int64))
+        return str((int(x) - ends.min) % (ends.max - ends.min + 1) + ends.min)
+    x = float(x)
+    float32 = torch.tensor(x, dtype=torch.float64).to(torch.float32).item()
+    if math.isinf(float32) or math.isnan(float32):
+        return f'float("{float32}")'
+    # Triton computes in float64 with a number outside the normal range of float32.
+    return f"tl.full((), {x!r}, tl.float32)" if 0 < abs(x) < torch.finfo(torch.float32).tiny else repr(x)
+
+
+def bare(text):
+    """``text`` without the parentheses around all of it."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and i < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+def is_call(text):
+    """Whether ``text`` is a name or one call."""
+    match = re.match(r"[\w.]+", text)
+    rest = text[match.end() :] if match else text
+    return bool(match) and (not rest or (rest[0] == "(" and bare(rest) != rest))
+
+
+def filled(text, like):
+    """A number in every element of a float32 tile as large as ``like``: Gluon's ``full`` would need a layout."""
+    return f"tl.where({like} == {like}, {text}, {text}).to(tl.float32)"
+
+
+def operand(text):
+    """``text`` that can stand beside an operator: binary expressions bring their own parentheses."""
+    return f"({text})" if text.startswith("-") else text
+
+
+# Quotients, remainders, whole numbers, dtypes.
+
+
+def _rounded_quotient(symbol, of_fractions, down=None):
+    """The rule of a quotient's whole number or of its remainder.
+
+    Triton's ``symbol`` rounds towards zero, the same where neither integer is negative; ``down``: the function that rounds as
+    Python does, if that is what torch does.
+    """
+
+    def rule(f, node):
+        a, b = node.args[:2]
+        if f.kind(node) == FLOAT:
+            return of_fractions(*(operand(f.cast(x, FLOAT)) for x in (a, b)))
+        x, y = _whole(f, node, a), _whole(f, node, b)
+        if down and not (f.never_negative(a) and f.never_negative(b)):
+            return f"{down}({bare(x)}, {bare(y)})"
+        return f"({operand(x)} {symbol} {operand(y)})"
+
+    return rule
+
+
+def _whole(f, node, x):
+    """An operand of a quotient of integers, whose signs Triton wants alike: bytes beside others are of the result's type."""
+    kind, dtype = f.kind(node), node.meta["val"].dtype
+    text = f.cast(x, kind, dtype)
+    if f.is_constant(x) or x.meta["val"].dtype != torch.uint8 or dtype == torch.uint8:
+        return text
+    return f"{operand(text)}.to({TRITON_TYPE[kind]})"
+
+
+_floor_divide = _rounded_quotient("//", lambda a, b: f"tl.floor({a} / {b})", down="floor_divide")
+_truncated = _rounded_quotient("//", lambda a, b: f"truncate({a} / {b})")
+
+
+def _divide(f, node):
+    """a / b, rounded as the node says."""
+    if mode := node.kwargs.get("rounding_mode"):
+        return {"floor": _floor_divide, "trunc": _truncated}[mode](f, node)
+    # A product is one instruction, a quotient eight. Exact for powers of two; of a score the last bit does not matter, of
+    # an index it does, because it may be rounded to a whole number next.
+    a, b = node.args[:2]
+    of_score = f.trace.depends.get(a, set()) & {"score", "grad"}
+    divisor = f.constant(b) if f.is_constant(b) else 0
+    x, y = operand(f.cast(a, FLOAT)), operand(f.cast(b, FLOAT))
+    if divisor and (math.frexp(divisor)[0] in (0.5, -0.5) or of_score):
+        return f"({x} * {literal(1 / divisor, FLOAT)})"
+    if b in f.trace.numbers and of_score:  # one quotient a program
+        return f"({x} * (1.0 / {y}))"
+    return f"({x} / {y})"
+
+
+def _gcd(f, node):
+    """The greatest common divisor, by as many steps as Euclid's algorithm may need for the type, or for a known number."""
+    kind, dtype = f.kind(node), node.meta["val"].dtype
+    texts, smaller = [], -torch.iinfo(dtype).min or torch.iinfo(dtype).max
+    for x in node.args[:2]:
+        if f.is_constant(x):
+            texts.append(literal(f.constant(x), kind))
+            smaller = min(smaller, abs(f.constant(x)))
+        else:
+            texts.append(f"{operand(f.cast(x, kind))}.to({TRITON_TYPE[kind]})")
+    # Two Fibonacci numbers take most divisions (Lamé), and one more where the first number is the smaller.
+    steps, number, following = 1, 1, 2
+    while number <= smaller:
+        steps, number, following = steps + 1, following, number + following
+    text = f"gcd({', '.join(texts)}, {steps})"
+    return f"{text}.to({NARROW[dtype]})" if dtype in NARROW else text
+
+
+def _rounded(function):
+    """To whole numbers, which integers are."""
+
+    def rule(f, node):
+        text, decimals = f.cast(node.args[0], f.kind(node)), node.kwargs.get("decimals", 0)
+        if f.kind(node) != FLOAT:
+            if decimals < 0:
+                raise ModError("a mod rounds an integer to tens or more, which has no Triton equivalent here")
+            return text
+        if not decimals:
+            return f"{function}({bare(text)})"
+        by, (there, back) = literal(10.0 ** abs(decimals), FLOAT), "*/" if decimals > 0 else "/*"
+        return f"({function}({operand(text)} {there} {by}) {back} {by})"
+
+    return rule
+
+
+def _convert(f, node):
+    """Also between integers, of which numbers beside them do not make others."""
+    a, dtype = node.args[0], node.meta["val"].dtype
+    if f.kind(node) in (INT, LONG) and f.kind(a) == INT and not f.is_constant(a) and a.meta["val"].dtype != dtype:
+        return f"{operand(f.cast(a, INT))}.to({NARROW.get(dtype, TRITON_TYPE[f.kind(node)])})"
+    return f.cast(a, f.kind(node), dtype)
+
+
+def _bits_of(f, node):
+    """The same 32 bits as another type."""
+    a, dtype = node.args[0], node.meta["val"].dtype
+    if {dtype, a.meta["val"].dtype} - {torch.float32, torch.int32}:
+        raise ModError(f"a mod views {a.meta['val'].dtype} as {dtype}, can do so between float32 and int32")
+    return f"{operand(f.cast(a, f.kind(a)))}.to({TRITON_TYPE[f.kind(node)]}, bitcast=True)"
+
+
+# Arithmetic, comparisons, choices.
 
 
 def _unary(pattern, kind=None):
     def rule(f, node):
-        want = kind or f.kind(node)
-        text = f.cast(node.args[0], want)
+        text = f.cast(node.args[0], kind or f.kind(node))
         return pattern.format(bare(text) if "({})" in pattern else operand(text))
 
     return rule
 
 
-def _absolute(f, node):
-    text = bare(f.cast(node.args[0], f.kind(node)))
-    return f"tl.abs({text})" if f.kind(node) == FLOAT else f"whole_abs({text})"
+def _of_float(function):
+    """``function(a)`` or ``function(a, b)`` in float32."""
+    return lambda f, node: f"{function}({', '.join(bare(f.cast(a, FLOAT)) for a in node.args[:2])})"
+
+
+def _by_kind(of_float, of_others, kind=FLOAT):
+    """One rule where the result is of ``kind``, another where it is not."""
+    return lambda f, node: (of_float if f.kind(node) == kind else of_others)(f, node)
 
 
 def _binary(symbol, *, reverse=False):
@@ -39,16 +212,6 @@ def _binary(symbol, *, reverse=False):
     return rule
 
 
-def _add(f, node):
-    """a + b; of two conditions "or", as torch adds them: Triton would add single bits and lose the carry."""
-    return _logical("|")(f, node) if f.kind(node) == BOOL else _binary("+")(f, node)
-
-
-def _multiply(f, node):
-    """a * b; of two conditions "and"."""
-    return _logical("&")(f, node) if f.kind(node) == BOOL else _binary("*")(f, node)
-
-
 def _bits(symbol):
     """& | ^; of a condition with a constant, the condition or the constant itself."""
 
@@ -63,28 +226,21 @@ def _bits(symbol):
     return rule
 
 
+def _logical(symbol):
+    return lambda f, node: f" {symbol} ".join(operand(f.cast(x, BOOL)) for x in node.args[:2]).join("()")
+
+
 def _compare(symbol):
+    """In the dtype to which torch promotes both."""
+
     def rule(f, node):
-        dtype = _common(*node.args[:2])
-        a, b = (operand(f.cast(x, kind_of(dtype), dtype)) for x in node.args[:2])
+        pair = node.args[:2]
+        values = (x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in pair)
+        dtype = torch.result_type(
+            *(torch.zeros(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) else x for x in values)
+        )
+        a, b = (operand(f.cast(x, kind_of(dtype), dtype)) for x in pair)
         return f"({a} {symbol} {b})"
-
-    return rule
-
-
-def _call(function, kind=None):
-    def rule(f, node):
-        want = kind or f.kind(node)
-        arguments = (bare(f.cast(a, want)) for a in node.args[:2])
-        return f"{function}({', '.join(arguments)})"
-
-    return rule
-
-
-def _extreme(function):
-    def rule(f, node):
-        kind, dtype = f.kind(node), node.meta["val"].dtype
-        return _pick(function, f.cast(node.args[0], kind, dtype), f.cast(node.args[1], kind, dtype), kind)
 
     return rule
 
@@ -94,17 +250,22 @@ def _pick(function, a, b, kind):
     return f"tl.{function}({bare(a)}, {bare(b)}{nan})"
 
 
+def _extreme(function, *more):
+    def rule(f, node):
+        kind, dtype = f.kind(node), node.meta["val"].dtype
+        return _pick(function, *(f.cast(x, kind, dtype) for x in (*node.args, *more)), kind)
+
+    return rule
+
+
 def _clamp(f, node):
     kind = f.kind(node)
-    bounds = [*node.args[1:], None, None][:2]
-    low, high = (bounds[i] if bounds[i] is not None else node.kwargs.get(name) for i, name in enumerate(("min", "max")))
-    text = f.cast(node.args[0], kind)
-    text = text if low is None else _pick("maximum", text, f.cast(low, kind), kind)
-    return text if high is None else _pick("minimum", text, f.cast(high, kind), kind)
-
-
-def _relu(f, node):
-    return _pick("maximum", f.cast(node.args[0], f.kind(node)), literal(0, f.kind(node)), f.kind(node))
+    x, *bounds = [*node.args, None, None][:3]
+    text = f.cast(x, kind)
+    for function, name, bound in zip(("maximum", "minimum"), ("min", "max"), bounds, strict=True):
+        bound = node.kwargs.get(name) if bound is None else bound
+        text = text if bound is None else _pick(function, text, f.cast(bound, kind), kind)
+    return text
 
 
 def _shrink_backward(f, node):
@@ -114,16 +275,9 @@ def _shrink_backward(f, node):
     return f"tl.where({inside}, 0.0, {bare(f.cast(grad, FLOAT))})"
 
 
-def _where(f, node):
-    condition, a, b = node.args
+def _where(f, node, condition, a, b):
     kind, dtype = f.kind(node), node.meta["val"].dtype
     return f"tl.where({bare(f.cast(condition, BOOL))}, {bare(f.cast(a, kind, dtype))}, {bare(f.cast(b, kind, dtype))})"
-
-
-def _masked_fill(f, node):
-    a, condition, value = node.args
-    kind = f.kind(node)
-    return f"tl.where({bare(f.cast(condition, BOOL))}, {bare(f.cast(value, kind))}, {bare(f.cast(a, kind))})"
 
 
 def _power(f, node):
@@ -133,48 +287,24 @@ def _power(f, node):
     base = operand(f.cast(a, kind))
     if exponent == 1:
         return base
-    if exponent == 2 and base.isidentifier():
-        return f"({base} * {base})"
-    if exponent == 3 and base.isidentifier():
-        return f"({base} * {base} * {base})"
-    if kind == FLOAT and exponent == 0.5:
+    if exponent in (2, 3) and base.isidentifier():
+        return f"({' * '.join([base] * int(exponent))})"
+    if kind != FLOAT:
+        return f"whole_power({bare(base)}, {bare(f.cast(b, kind))})"
+    if exponent == 0.5:
         return f"tl.sqrt({bare(base)})"
-    if kind == FLOAT and exponent == -0.5:
+    if exponent == -0.5:
         return f"tl.rsqrt({bare(base)})"
-    if kind == FLOAT and exponent == -1:
+    if exponent == -1:
         return f"(1.0 / {base})"
-    if kind == FLOAT and f.is_constant(a) and f.constant(a) > 0:
+    if f.is_constant(a) and f.constant(a) > 0:
         return f"tl.exp2({operand(f.cast(b, FLOAT))} * {literal(math.log2(f.constant(a)), FLOAT)})"
-    if kind == FLOAT:
-        first, second = bare(base), bare(f.cast(b, FLOAT))
-        if f.is_constant(a) and not f.is_constant(b):
-            first = filled(first, f.cast(b, FLOAT))
-        if f.is_constant(b) and not f.is_constant(a):
-            second = filled(second, base)
-        return f"power({first}, {second})"
-    return f"whole_power({bare(base)}, {bare(f.cast(b, kind))})"
-
-
-def _invert(f, node):
-    text = operand(f.cast(node.args[0], f.kind(node)))
-    return f"({text} == 0)" if f.kind(node) == BOOL else f"(~{text})"
-
-
-def _logical(symbol):
-    def rule(f, node):
-        return f"({operand(f.cast(node.args[0], BOOL))} {symbol} {operand(f.cast(node.args[1], BOOL))})"
-
-    return rule
-
-
-def _copy(f, node):
-    return f.cast(node.args[0], f.kind(node))
-
-
-def _sign(f, node):
-    kind = f.kind(node)
-    text = f"sign({bare(f.cast(node.args[0], kind))})"
-    return f"{text}.to(tl.float32)" if kind == FLOAT else text
+    first, second = bare(base), bare(f.cast(b, FLOAT))
+    if f.is_constant(a) and not f.is_constant(b):
+        first = filled(first, f.cast(b, FLOAT))
+    if f.is_constant(b) and not f.is_constant(a):
+        second = filled(second, base)
+    return f"power({first}, {second})"
 
 
 def _sign_bit(f, node):
@@ -182,9 +312,8 @@ def _sign_bit(f, node):
     return f"sign_bit({bare(f.cast(a, FLOAT))})" if f.kind(a) == FLOAT else f"({operand(f.cast(a, f.kind(a)))} < 0)"
 
 
-def _index(f, node):
-    table, indices = node.args
-    return f.load(table, indices)
+def _same(f, node):
+    return f.cast(node.args[0], f.kind(node))
 
 
 def _select(f, node):
@@ -193,118 +322,73 @@ def _select(f, node):
     )
 
 
-def _common(a, b):
-    """The dtype in which two values are compared: torch's promotion."""
-    example = [
-        torch.zeros(x.meta["val"].shape, dtype=x.meta["val"].dtype) if isinstance(x, torch.fx.Node) else x
-        for x in (a, b)
-    ]
-    return torch.result_type(*example)
+def _all(names, rule):
+    """``{operation: rule(what stands behind its colon)}``."""
+    return {getattr(aten, name): rule(*text) for name, *text in (part.split(":") for part in names.split())}
 
+
+_opposite = _unary("({} == 0)", BOOL)
+_absolute = _by_kind(_unary("tl.abs({})"), _unary("whole_abs({})"))
+_sign = _by_kind(_unary("sign({}).to(tl.float32)"), _unary("sign({})"))
 
 RULES = {
-    aten.add: _add,
+    # of two conditions a sum is "or", as in torch: Triton would add single bits and lose the carry
+    aten.add: _by_kind(_logical("|"), _binary("+"), BOOL),
     aten.sub: _binary("-"),
     aten.rsub: _binary("-", reverse=True),
-    aten.mul: _multiply,
-    aten.div: rounding.divide,
-    aten.floor_divide: rounding.floor_divide,
-    aten.remainder: rounding.remainder,
-    aten.fmod: rounding.fmod,
-    aten.gcd: rounding.gcd,
+    aten.mul: _by_kind(_logical("&"), _binary("*"), BOOL),
+    aten.div: _divide,
+    prims.div: _by_kind(_divide, _truncated),  # of integers an integer
+    aten.floor_divide: _floor_divide,
+    aten.remainder: _rounded_quotient("%", lambda a, b: f"float_remainder({bare(a)}, {bare(b)})", down="remainder"),
+    aten.fmod: _rounded_quotient("%", lambda a, b: f"({a} - truncate({a} / {b}) * {b})"),
+    aten.gcd: _gcd,
     aten.pow: _power,
     aten.neg: _unary("(-{})"),
+    prims.neg: _unary("(-{})"),
     aten.abs: _absolute,
+    prims.abs: _absolute,
     aten.sign: _sign,
     aten.sgn: _sign,
+    aten.signbit: _sign_bit,
+    prims.signbit: _sign_bit,
     aten.reciprocal: _unary("(1.0 / {})", FLOAT),
-    aten.exp: _unary("tl.exp({})", FLOAT),
-    aten.exp2: _unary("tl.exp2({})", FLOAT),
-    aten.expm1: _unary("expm1({})", FLOAT),
-    aten.log: _unary("tl.log({})", FLOAT),
-    aten.log2: _unary("tl.log2({})", FLOAT),
     aten.log10: _unary("(tl.log2({}) * 0.30102999566398120)", FLOAT),
-    aten.log1p: _unary("log1p({})", FLOAT),
-    aten.sqrt: _unary("tl.sqrt({})", FLOAT),
-    aten.rsqrt: _unary("tl.rsqrt({})", FLOAT),
-    aten.sin: _unary("tl.sin({})", FLOAT),
-    aten.cos: _unary("tl.cos({})", FLOAT),
-    aten.tanh: _unary("tanh({})", FLOAT),
-    aten.sigmoid: _unary("tl.sigmoid({})", FLOAT),
-    aten.erf: _unary("tl.erf({})", FLOAT),
-    aten.erfc: _unary("erfc({})", FLOAT),
-    aten.tan: _unary("tan({})", FLOAT),
-    aten.asin: _unary("asin({})", FLOAT),
-    aten.acos: _unary("acos({})", FLOAT),
-    aten.atan: _unary("atan({})", FLOAT),
-    aten.atan2: _call("atan2", FLOAT),
-    aten.sinh: _unary("sinh({})", FLOAT),
-    aten.cosh: _unary("cosh({})", FLOAT),
-    aten.asinh: _unary("asinh({})", FLOAT),
-    aten.acosh: _unary("acosh({})", FLOAT),
-    aten.atanh: _unary("atanh({})", FLOAT),
-    aten.hypot: _call("hypot", FLOAT),
+    prims.fmax: _of_float("float_max"),
+    prims.fmin: _of_float("float_min"),
     aten.hardshrink_backward: _shrink_backward,
     aten.softshrink_backward: _shrink_backward,
-    aten.floor: rounding.rounded("tl.floor({})"),
-    aten.ceil: rounding.rounded("tl.ceil({})"),
-    aten.trunc: rounding.rounded("truncate({})"),
-    aten.round: rounding.rounded("round_half_even({})"),
-    aten.signbit: _sign_bit,
-    aten.relu: _relu,
-    aten.isnan: lambda f, node: "({0} != {0})".format(operand(f.cast(node.args[0], FLOAT))),
-    aten.isneginf: lambda f, node: f'({operand(f.cast(node.args[0], FLOAT))} == float("-inf"))',
-    aten.isposinf: lambda f, node: f'({operand(f.cast(node.args[0], FLOAT))} == float("inf"))',
-    prims.abs: _absolute,
-    prims.neg: _unary("(-{})"),
-    prims.div: rounding.divide_as_typed,
-    prims.convert_element_type: rounding.convert,
-    prims.where: _where,
-    prims.fmax: _call("float_max", FLOAT),
-    prims.fmin: _call("float_min", FLOAT),
-    prims.signbit: _sign_bit,
-    aten.isinf: lambda f, node: f'(tl.abs({bare(f.cast(node.args[0], FLOAT))}) == float("inf"))',
-    aten.eq: _compare("=="),
-    aten.ne: _compare("!="),
-    aten.lt: _compare("<"),
-    aten.le: _compare("<="),
-    aten.gt: _compare(">"),
-    aten.ge: _compare(">="),
-    aten.logical_and: _bits("&"),
-    aten.logical_or: _bits("|"),
-    aten.logical_xor: _logical("!="),
-    aten.logical_not: lambda f, node: f"({operand(f.cast(node.args[0], BOOL))} == 0)",
-    aten.bitwise_not: _invert,
-    aten.bitwise_and: _bits("&"),
-    aten.bitwise_or: _bits("|"),
-    aten.bitwise_xor: _bits("^"),
-    aten.bitwise_left_shift: _binary("<<"),
-    aten.bitwise_right_shift: _binary(">>"),
-    aten.__and__: _bits("&"),
-    aten.__or__: _bits("|"),
-    aten.__xor__: _bits("^"),
-    aten.__lshift__: _binary("<<"),
-    aten.__rshift__: _binary(">>"),
-    aten.where: _where,
-    aten.masked_fill: _masked_fill,
+    aten.relu: _extreme("maximum", 0),
     aten.clamp: _clamp,
-    aten.clamp_min: lambda f, node: _pick("maximum", *(f.cast(a, f.kind(node)) for a in node.args), f.kind(node)),
-    aten.clamp_max: lambda f, node: _pick("minimum", *(f.cast(a, f.kind(node)) for a in node.args), f.kind(node)),
-    aten.maximum: _extreme("maximum"),
-    aten.minimum: _extreme("minimum"),
-    aten._to_copy: rounding.convert,
-    aten.view: _copy,
-    aten._unsafe_view: _copy,
-    aten.reshape: _copy,
-    aten.expand: _copy,
-    aten.squeeze: _copy,
-    aten.unsqueeze: _copy,
-    aten.permute: _copy,
-    aten.index: _index,
+    aten.isnan: _unary("({0} != {0})", FLOAT),
+    aten.isinf: _unary('(tl.abs({}) == float("inf"))', FLOAT),
+    aten.isposinf: _unary('({} == float("inf"))', FLOAT),
+    aten.isneginf: _unary('({} == float("-inf"))', FLOAT),
+    aten.logical_xor: _logical("!="),
+    aten.logical_not: _opposite,
+    aten.bitwise_not: _by_kind(_opposite, _unary("(~{})"), BOOL),
+    aten.where: lambda f, node: _where(f, node, *node.args),
+    prims.where: lambda f, node: _where(f, node, *node.args),
+    aten.masked_fill: lambda f, node: _where(f, node, node.args[1], node.args[2], node.args[0]),
+    aten._to_copy: _convert,
+    prims.convert_element_type: _convert,
+    aten.index: lambda f, node: f.load(*node.args),
     aten.select: _select,
 }
+RULES |= _all(
+    "exp:tl.exp exp2:tl.exp2 log:tl.log log2:tl.log2 sqrt:tl.sqrt rsqrt:tl.rsqrt sin:tl.sin cos:tl.cos", _of_float
+)
+RULES |= _all("sigmoid:tl.sigmoid erf:tl.erf erfc:erfc expm1:expm1 log1p:log1p tan:tan asin:asin acos:acos", _of_float)
+RULES |= _all("atan:atan atan2:atan2 sinh:sinh cosh:cosh tanh:tanh asinh:asinh acosh:acosh atanh:atanh", _of_float)
+RULES |= _all("hypot:hypot", _of_float)
+RULES |= _all("floor:tl.floor ceil:tl.ceil trunc:truncate round:round_half_even", _rounded)
+RULES |= _all("eq:== ne:!= lt:< le:<= gt:> ge:>=", _compare)
+RULES |= _all("bitwise_left_shift:<< bitwise_right_shift:>> __lshift__:<< __rshift__:>>", _binary)
+RULES |= _all("logical_and:& bitwise_and:& __and__:& logical_or:| bitwise_or:| __or__:| bitwise_xor:^ __xor__:^", _bits)
+RULES |= _all("maximum:maximum minimum:minimum clamp_min:maximum clamp_max:minimum", _extreme)
+RULES |= _all("view _unsafe_view reshape expand squeeze unsqueeze permute", lambda: _same)
 
 RULES = {
     getattr(packet, overload): rule for packet, rule in RULES.items() for overload in packet.overloads()
 }  # a rule serves all spellings of its operation: with a tensor, with a number
-RULES[aten.view.dtype] = rounding.bits_of
+RULES[aten.view.dtype] = _bits_of

@@ -8,29 +8,32 @@ The graph's operations fall into four parts:
 
 * *position*: one number for one query and key; these become Triton (emit.py);
 * *before*: whole tensors computed from captured tensors alone, such as ``slopes.exp()``; torch computes them once a call;
-* *sinks*: where the gradient of a captured tensor is summed over all queries and keys, ``index_put(zeros, index, value)``;
-* *after*: whole tensors computed from the sinks, such as the chain through ``exp``; torch computes them once a call.
+* *targets* of the scatter: the gradient of a captured tensor, summed over all queries and keys, ``index_put(zeros, index,
+  value)``;
+* *after*: whole tensors computed from the targets, such as the chain through ``exp``; torch computes them once a call.
 """
 
 import contextlib
 import functools
+import operator
 import re
+from collections import Counter
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.fx.traceback as fx_traceback
 from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from kernels.common.checks import default_device, shown
+from kernels.common.checks import default, shown
 from kernels.flex_attention.mods import special
-from kernels.flex_attention.mods.errors import ModError, at_line, explained, name_of, user_line
-from kernels.flex_attention.mods.parts import take_apart
-from kernels.flex_attention.mods.vectors import LONGEST, LOOKS, Vector, aten_name, pointwise
+from kernels.flex_attention.mods.errors import ARGUMENTS, ModError, at_line, explained, name_of, user_line
+from kernels.flex_attention.mods.vectors import LONGEST, LOOKS, MOST_SUMS, WIDEST, Vector, aten_name, pointwise
 
 aten = torch.ops.aten
 
@@ -40,7 +43,7 @@ def trace(mod, kind, device="cpu", differentiate=False):
 
     Args:
         mod: the function; ``kind``: ``"score_mod"`` (score, b, h, q_idx, kv_idx) or ``"mask_mod"`` (b, h, q_idx, kv_idx).
-        device: where its arguments claim to lie.
+        device: the device of its arguments, which hold no values.
         differentiate: also record the gradients; those captured tensors that require a gradient get one.
 
     Returns:
@@ -57,33 +60,28 @@ def trace(mod, kind, device="cpu", differentiate=False):
 
     captures = _Captures(fake, arguments)
     graded = torch.is_grad_enabled()  # a mod may ask for it
-    makes = default_device() or contextlib.nullcontext()
+    makes = default.device or contextlib.nullcontext()
     with _undisturbed(), fake, captures, explained(mod, kind), makes:
         mod(*arguments)
     captured = list(captures.stand_ins.values())
-    learned = [differentiate and real.requires_grad and real.is_floating_point() for real, _ in captured]
+    needs_grad = [differentiate and real.requires_grad and real.is_floating_point() for real, _ in captured]
 
     def record(grad, *inputs):
-        score = None
-        inputs, stand_ins = list(inputs[: len(arguments)]), list(inputs[len(arguments) :])
+        inputs, stand_ins, leaves = list(inputs[: len(arguments)]), inputs[len(arguments) :], []
         if differentiate:
-            score = inputs[0].detach().requires_grad_()
-            inputs[0] = score.clone()  # a mod may write `score += ...`, which is not allowed on a leaf
-            stand_ins = [
-                stand_in.detach().requires_grad_() if is_learned else stand_in.detach()
-                for stand_in, is_learned in zip(stand_ins, learned)
-            ]
-        else:
-            stand_ins = [stand_in.detach() for stand_in in stand_ins]
+            leaves = [inputs[0].detach().requires_grad_()]
+            inputs[0] = leaves[0].clone()  # a mod may write `score += ...`, which is not allowed on a leaf
+        stand_ins = [t.detach().requires_grad_(on) for t, on in zip(stand_ins, needs_grad)]
+        leaves += [t for t, on in zip(stand_ins, needs_grad) if on]
         captures.stand_ins = {id(real): (real, stand_in) for (real, _), stand_in in zip(captured, stand_ins)}
         captures.begin(inputs)
         with torch.set_grad_enabled(graded or differentiate), captures, makes:
             value = mod(*inputs)
         value = value.item() if isinstance(value, np.generic) else value
-        if not isinstance(value, torch.Tensor | Vector | int | float):
-            raise ModError(f"{name_of(mod)} returns {shown(value)}, needs a number for one query and one key")
-        if not isinstance(value, torch.Tensor | Vector):
+        if isinstance(value, int | float):
             value = torch.full((), value)
+        if not isinstance(value, torch.Tensor | Vector):
+            raise ModError(f"{name_of(mod)} returns {shown(value)}, needs a number for one query and one key")
         if isinstance(value, Vector) or value.numel() != 1:
             raise ModError(
                 f"{name_of(mod)} returns shape {list(value.shape)} for one query and one key:{at_line(captures.line)}"
@@ -91,10 +89,8 @@ def trace(mod, kind, device="cpu", differentiate=False):
             )
         if value.is_complex():
             raise ModError(f"{name_of(mod)} returns {value.dtype}, needs a real number")
-        if kind == "mask_mod" and value.is_floating_point():  # 0 and minus infinity, to be added, would mean the opposite
+        if kind == "mask_mod" and value.is_floating_point():  # 0 and minus infinity, to be added: the opposite
             raise ModError(f"{name_of(mod)} returns {value.dtype}, needs torch.bool: whether the query sees the key")
-        leaves = [t for t, on in zip(stand_ins, learned) if on]
-        leaves = [score, *leaves] if differentiate else leaves
         if not value.requires_grad:
             return value, *[None] * len(leaves)
         try:
@@ -104,12 +100,12 @@ def trace(mod, kind, device="cpu", differentiate=False):
             raise ModError(f"{name_of(mod)} has no derivative:{at}{error}; or call it under torch.no_grad()") from error
         return value, *made
 
-    with _undisturbed(), fake, torch.set_grad_enabled(differentiate), fx_traceback.preserve_node_meta(), explained(mod, kind):
+    with _undisturbed(), fake, torch.set_grad_enabled(differentiate), preserve_node_meta(), explained(mod, kind):
         grad = torch.empty((), dtype=torch.float32, device=device)
         inputs = (grad, *arguments, *(stand_in for _, stand_in in captured))
         graph = make_fx(record, tracing_mode="fake", decomposition_table=_decompositions())(*inputs).graph
 
-    return take_apart(graph, kind, [real for real, _ in captured], learned, differentiate)
+    return _partitioned(graph, kind, [real for real, _ in captured], needs_grad, differentiate)
 
 
 @contextlib.contextmanager
@@ -144,7 +140,7 @@ class _Captures(TorchFunctionMode):
         if isinstance(tensor, FakeTensor):
             return tensor
         if id(tensor) not in self.stand_ins:
-            with _disable_current_modes():  # an alias: fake tensors leave weak references, torch swaps no tensor with such
+            with _disable_current_modes():  # fake tensors leave weak references, torch swaps no tensor with such
                 alias = tensor.detach().requires_grad_(tensor.requires_grad)
             self.stand_ins[id(tensor)] = tensor, self.fake.from_tensor(alias)
         return self.stand_ins[id(tensor)][1]
@@ -153,7 +149,7 @@ class _Captures(TorchFunctionMode):
         args, kwargs = tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
         self.line = self.lines[aten_name(function)] = user_line()
         placed = any(isinstance(x, Vector) or id(x) in self.placed for x in tree_leaves((args, kwargs)))
-        with fx_traceback.annotate({"line": self.line}):
+        with annotate({"line": self.line}):
             result = self.call(function, args, kwargs, placed)
         if placed:
             self.placed |= {id(x): x for x in tree_leaves(result) if isinstance(x, torch.Tensor)}
@@ -170,7 +166,8 @@ class _Captures(TorchFunctionMode):
         if placed and function in LOOKS:
             at, look = LOOKS[function]
             others = [x for i, x in enumerate(args) if i != at]
-            if len(args) > 1 and (among := self.apart(args[at].reshape(-1) if isinstance(args[at], torch.Tensor) else None)):
+            among = args[at].reshape(-1) if len(args) > 1 and isinstance(args[at], torch.Tensor) else None
+            if among := self.apart(among):
                 return look(self.error, among, *others, **kwargs)
         if placed and function is torch.stack and all(isinstance(x, torch.Tensor) and x.ndim == 0 for x in args[0]):
             return Vector(list(args[0]), self.error)
@@ -243,27 +240,19 @@ def onwards(placed, index):
     return (*view, *rest), [*after, *rest]
 
 
-def _take(input, index):
-    return input.reshape(-1), index
-
-
-def _select(input, dim, index):
-    """The dimension stays, as long as the index."""
-    return input, (*[slice(None)] * (dim % input.ndim), index.reshape(-1))
-
-
 def _one(input, dim, index):
     return input, (*[slice(None)] * (dim % input.ndim), index)
 
 
-def _gather(input, dim, index, **kwargs):
-    return (input, index) if input.ndim == 1 else None
-
-
-# Other ways to index; each gives a tensor and its index, if it can.
+# Other ways to index; each gives a tensor and its index, if it can. What ``index_select`` selects stays a dimension.
 _INDEXING = {
     getattr(of, name): index
-    for name, index in (("take", _take), ("index_select", _select), ("select", _one), ("gather", _gather))
+    for name, index in {
+        "take": lambda input, index: (input.reshape(-1), index),
+        "index_select": lambda input, dim, index: _one(input, dim, index.reshape(-1)),
+        "select": _one,
+        "gather": lambda input, dim, index, **kwargs: (input, index) if input.ndim == 1 else None,
+    }.items()
     for of in (torch, torch.Tensor)
 }
 # What torch differentiates as if it had no whole numbers below zero.
@@ -297,3 +286,225 @@ _DECOMPOSED = """
     softplus_backward softshrink softshrink_backward special_entr tanh_backward threshold threshold_backward
     xlogy
 """.split()
+
+
+# The recording, partitioned.
+
+
+@dataclass
+class Trace:
+    """A mod as a graph.
+
+    kind: ``"score_mod"`` or ``"mask_mod"``. graph: the whole recording; ``print(trace.graph)`` shows it. value: the node
+    of the mod's value. score_gradient: the node of the score's gradient, ``None`` if it is zero or not wanted.
+    captured: the tensors the mod uses from outside, in the order in which it uses them. tables: nodes whose tensors the
+    kernel reads. targets: nodes whose sums the kernel scatters. gradients: of each captured tensor the node or
+    ``None``. depends: for each node the arguments it depends on. lines: for each node the user's line, ``(file, number)``.
+    numbers: inputs that stand for numbers. sizes: strides and sizes of tables that the text names, by name.
+    """
+
+    kind: str
+    graph: torch.fx.Graph
+    value: object
+    score_gradient: torch.fx.Node | None
+    captured: list[torch.Tensor]
+    inputs: list[torch.fx.Node]
+    gradients: list[torch.fx.Node | None]
+    depends: dict[torch.fx.Node, frozenset] = field(default_factory=dict)
+    lines: dict[torch.fx.Node, tuple[str, int]] = field(default_factory=dict)
+    last: dict[tuple[str, int], torch.fx.Node] = field(default_factory=dict)
+    tables: list[torch.fx.Node] = field(default_factory=list)
+    targets: list[torch.fx.Node] = field(default_factory=list)
+    where: dict[torch.fx.Node, str] = field(default_factory=dict)
+    numbers: list[torch.fx.Node] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+def overloads(names):
+    """Operations by their names in ``aten``."""
+    return [operator.attrgetter(name)(aten) for name in names.split()]
+
+
+_OTHER_NAMES = overloads("alias.default detach.default lift_fresh_copy.default clone.default")
+_RESHAPES = overloads("view.default _unsafe_view.default expand.default")
+_FILLED = {
+    **dict.fromkeys(overloads("new_zeros.default zeros_like.default empty_like.default zero.default"), 0),
+    **dict.fromkeys(overloads("new_ones.default ones_like.default"), 1),
+    **dict.fromkeys(overloads("new_full.default full_like.default fill.Scalar")),  # by what they are called with
+}
+_UNCHANGED = """
+    select.int slice.Tensor permute.default transpose.int t.default squeeze.dims select_backward.default
+    slice_backward.default sum.default sum.dim_IntList mean.default mean.dim prod.default prod.dim_int amax.default
+    amin.default max.default min.default all.default all.dim any.default any.dim
+"""
+# Through these an argument of one element goes unchanged: the first, as a ``nn.Parameter(torch.ones(1))`` and its gradient.
+_OF_ONE_ELEMENT = dict.fromkeys(overloads(_UNCHANGED), 0) | dict.fromkeys(overloads("copy.default fill.Tensor"), 1)
+
+
+def _partitioned(graph, kind, captured, needs_grad, differentiate):
+    """The ``Trace`` of a recording whose inputs are grad, the mod's arguments, and the captured tensors."""
+    last = {_noted(node, "line"): node for node in graph.nodes if "val" in node.meta}
+    names = ("grad", *ARGUMENTS[kind])
+    for node in graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise ModError(
+                f"a mod draws random numbers ({node.target}){at_line(_noted(node, 'line'))}: "
+                "it is called in the backward pass again; draw a tensor of them before, capture it and index it"
+            )
+    _without_writing(graph, len(names))
+    _simplify(graph)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, name in zip(placeholders, (*names, *(f"captured_{i}" for i in range(len(captured))))):
+        node.name = name
+    *nodes, result = graph.nodes
+    value, *gradients = result.args[0]
+    gradients = iter(gradients)
+    score_gradient = next(gradients, None) if differentiate else None
+    gradients = [next(gradients, None) if on else None for on in needs_grad]
+    t = Trace(kind, graph, value, score_gradient, captured, placeholders[len(names) :], gradients, last=last)
+
+    for node in nodes:
+        if line := _noted(node, "line"):
+            t.lines[node] = line
+        inputs = node.all_input_nodes
+        t.depends[node] = frozenset().union(*(t.depends[i] for i in inputs))
+        if node.op == "placeholder":
+            t.depends[node] = frozenset([node.name]) & frozenset(names)
+        t.where[node] = _part(t, node, inputs)
+        fills_tile = t.depends[node] & {"score", "grad"} or {"q_idx", "kv_idx"} <= t.depends[node]
+        if fills_tile and (width := _noted(node, "width") or 0) > WIDEST:
+            raise ModError(
+                f"a mod computes with vectors of {width} numbers for each query and key together:"
+                f"{at_line(line)}at most {WIDEST} can be compiled; {_INSTEAD_OF_VECTORS}"
+            )
+    for node in nodes:
+        if t.where[node] == "position":
+            t.tables += [i for i in node.all_input_nodes if t.where[i] == "before" and i not in t.tables]
+        # A single number that is, or goes into, the gradient of a captured tensor is summed over all positions.
+        summed = t.where[node] == "position" and "grad" in t.depends[node]
+        summed = summed and (node in gradients or any(t.where.get(user) == "after" for user in node.users))
+        if summed or t.where[node] == "target":
+            t.targets.append(node)
+    if len(t.targets) > MOST_SUMS:
+        read = Counter(t.lines.get(node) for node in nodes if node.target is aten.index.Tensor)
+        raise ModError(
+            f"a mod needs {len(t.targets)} sums for the gradients of what it captures:"
+            f"{at_line(max(read, key=read.get, default=None))}"
+            f"at most {MOST_SUMS} can be compiled, one for each number of a vector that is used; {_INSTEAD_OF_VECTORS}"
+        )
+    return t
+
+
+_INSTEAD_OF_VECTORS = (
+    "a dot product of what belongs to queries and what belongs to keys is attention's own: torch.cat([query, x], -1) and "
+    "torch.cat([key, y], -1); a squared distance is x @ x + y @ y - 2 x @ y; all else may be computed before, as a [M, N]"
+)
+
+
+def _noted(node, what):
+    """What was noted of the user's function where it asked for a node: its ``"line"``, a vector's ``"width"``."""
+    return (node.meta.get("custom") or {}).get(what)
+
+
+def _without_writing(graph, arguments):
+    """Turn each operation that overwrites its first argument into one that makes a new value, used from there on. arguments:
+    how many of the inputs are grad and the mod's arguments; the others are captured.
+
+    Raises:
+        ModError: it overwrites a captured tensor, or, through a view, what is known by another name, too.
+    """
+    captured = [node for node in graph.nodes if node.op == "placeholder"][arguments:]
+    for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        written, instead, nodes = node.args[0], _instead_of(node.target), list(graph.nodes)
+        after = set(nodes[nodes.index(node) + 1 :])
+        views = filter(_is_view, written.users)
+        seen = any(view not in after and not after.isdisjoint(view.users) for view in views)
+        if not instead or written in captured or seen or _is_view(written):
+            there = "into a captured tensor" if _base(written) in captured else "what a view sees"
+            what = there if instead else "with out="
+            raise ModError(
+                f"a mod writes {what} ({node.target}):{at_line(_noted(node, 'line'))}"
+                "it runs for all queries and keys at once and leaves nothing behind; make a new value, by torch.where, say"
+            )
+        node.target = instead
+        written.replace_all_uses_with(node, delete_user_cb=lambda user, after=after: user in after)
+
+
+def _instead_of(target):
+    """The operation that makes a new value where ``target`` overwrites its first argument; ``None`` for another place."""
+    packet, overload = target._schema.name.removeprefix("aten::"), target._overloadname
+    if packet.startswith("__i"):  # x |= y
+        packet = packet.replace("__i", "__")
+    elif packet.endswith("_"):
+        packet = packet[:-1]
+    else:
+        return None
+    packet = getattr(aten, packet)
+    return next(getattr(packet, o) for o in (overload, f"Tensor_{overload}", "default") if o in packet.overloads())
+
+
+def _is_view(node):
+    return node.op == "call_function" and getattr(node.target, "is_view", False)
+
+
+def _base(node):
+    return _base(node.args[0]) if _is_view(node) else node
+
+
+def _simplify(graph):
+    """Leave out what changes nothing, and let equal operations on equal inputs be one node: the gradient recomputes parts of
+    the value."""
+    for node in list(graph.nodes):
+        if node.target in _OTHER_NAMES:
+            node.replace_all_uses_with(node.args[0])
+        elif node.target in _FILLED:  # constants, although they are made in the likeness of a tensor
+            fill, val = _FILLED[node.target], node.meta["val"]
+            node.args = list(val.shape), node.args[-1] if fill is None else fill
+            node.target, node.kwargs = aten.full.default, {"dtype": val.dtype, "device": val.device}
+        elif node.target in _RESHAPES and _shape(node) == _shape(node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+        elif node.target in _OF_ONE_ELEMENT:
+            source, val = node.args[_OF_ONE_ELEMENT[node.target]], node.meta["val"]
+            if val.numel() == source.meta["val"].numel() == 1 and val.dtype == source.meta["val"].dtype:
+                node.target, node.args, node.kwargs = aten.view.default, (source, list(val.shape)), {}
+            elif val.numel() == source.meta["val"].numel() == 1:
+                node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": val.dtype}
+    first = {}
+    for node in list(graph.nodes):
+        if node.op == "call_function":
+            same = first.setdefault((node.target, str(node.args), str(node.kwargs)), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _part(t, node, inputs):
+    """Which of the four parts a node belongs to."""
+    many = _shape(node) is not None and node.meta["val"].numel() != 1
+    if node.target is aten.index_put.default or node.target is aten._unsafe_index_put.default:
+        return "target"
+    # Gradients are linear in ``grad``: what is whole and comes from grad alone can follow the sum over positions.
+    late = any(t.where[i] in ("target", "after") for i in inputs) or (many and "grad" in t.depends[node])
+    if late and all("grad" in t.depends[i] or not t.depends[i] for i in inputs):
+        return "after"
+    if t.depends[node]:
+        if late or many:
+            raise ModError(
+                f"a mod makes a tensor of shape {list(_shape(node))} for one query and one key ({node.target})"
+                f"{at_line(t.lines.get(node))}: index every dimension, so that each step is a single number, or leave one of "
+                f"at most {LONGEST} numbers to be summed, not {list(_shape(node))}"
+            )
+        return "position"
+    if node in t.inputs or node.op == "get_attr":
+        return "before"
+    # Single numbers from single numbers are computed where they are used; what has dimensions, or is many tensors, by torch.
+    whole = any(_shape(i) or isinstance(i.meta.get("val"), tuple | list) for i in (node, *inputs))
+    return "before" if whole else "position"
+
+
+def _shape(node):
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None

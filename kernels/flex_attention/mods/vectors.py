@@ -1,6 +1,6 @@
 """Short vectors in a mod: ``(means[m] - means[n]).pow(2).sum(-1)`` as single numbers, unrolled while the mod is recorded.
 
-A captured tensor [M, d] that is indexed with a query gives d numbers for it; so does one of [d] that meets a position, as in
+A captured tensor [M, d] that is indexed with a query gives d numbers for it; so does one of [d] beside a position, as in
 ``(kv_idx == tokens).any()``, or a stack of single numbers. Up to ``LONGEST`` of them are kept apart in a ``Vector``: what
 torch does element by element is done to each, and a sum adds them. The recording holds single numbers only, so that values
 and gradients need no other rules.
@@ -10,7 +10,8 @@ import functools
 import operator
 
 import torch
-import torch.fx.traceback as fx_traceback
+from torch.fx.traceback import annotate
+from torch.utils._pytree import tree_map
 
 # Each number is code of its own. Of a query or a key alone that is little; where it belongs to both, 32 numbers were compiled
 # for 9 s for an H200, 64 for a minute; of the sums that gradients are, 32 for 10 s, 64 for minutes.
@@ -21,7 +22,7 @@ _ATEN = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "and"
 
 
 #: What is done to each element beside what torch calls pointwise.
-_CONVERSIONS = set("bfloat16 bool clone contiguous detach double float half int long requires_grad short to type_as".split())
+_CONVERSIONS = "bfloat16 bool clone contiguous detach double float half int long requires_grad short to type_as".split()
 
 
 def aten_name(function):
@@ -52,9 +53,7 @@ class Vector:
     shape = property(lambda self: torch.Size([len(self.elements)]))
     dtype = property(lambda self: self.elements[0].dtype)
 
-    def dim(self):
-        """As a tensor's."""
-        return 1
+    dim = lambda self: 1  # noqa: E731
 
     def size(self, dim=None):
         """As a tensor's."""
@@ -82,10 +81,7 @@ class Vector:
         function = getattr(torch.Tensor, name, None)
         if name.startswith("__") or not callable(function):
             raise AttributeError(f"a short vector has no {name}")
-        return functools.partial(self._do, function, self)
-
-    def _do(self, function, *args, **kwargs):
-        return Vector.__torch_function__(function, (), args, kwargs)
+        return functools.partial(_applied(function), self)
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -103,35 +99,30 @@ class Vector:
         if name in REDUCTIONS:
             return REDUCTIONS[name](error, *args, **{k: v for k, v in kwargs.items() if v is not None})
         if name not in _CONVERSIONS and not pointwise(function):
-            raise error(
-                f"of a short vector {name} is not to be had: element by element, or a sum, mean, dot, norm, amax ..."
-            )
+            instead = "element by element, or a sum, mean, dot, norm, amax ..."
+            raise error(f"of a short vector {name} is not to be had: {instead}")
 
-        def part(x, i):
-            if isinstance(x, Vector):
-                return x.elements[i]
-            return x[i] if isinstance(x, torch.Tensor) and x.shape == (d,) else x
+        def at(i):
+            """Of the i-th elements of vectors, and of tensors as long."""
+            pick = lambda x: x[i] if isinstance(x, Vector | torch.Tensor) and x.shape == (d,) else x  # noqa: E731
+            some, named = tree_map(pick, (args, kwargs))
+            return function(*some, **named)
 
         if any(isinstance(x, torch.Tensor) and x.ndim and x.shape != (d,) for x in (*args, *kwargs.values())):
             raise error(f"a vector of {d} elements meets a tensor of another shape")
-        with fx_traceback.annotate({"width": d}):
-            made = [function(*(part(x, i) for x in args), **{k: part(x, i) for k, x in kwargs.items()}) for i in range(d)]
-        return Vector(made, error)
+        with annotate({"width": d}):
+            return Vector([at(i) for i in range(d)], error)
 
 
-def _operators():
-    names = "add sub mul matmul truediv floordiv mod pow and or xor eq ne lt le gt ge neg abs invert".split()
-    for name in (*names, "radd", "rsub", "rmul", "rmatmul", "rtruediv", "rpow"):
-        function = getattr(torch.Tensor, f"__{name}__")
-        setattr(Vector, f"__{name}__", functools.partialmethod(Vector._operator, function))
+def _applied(function):
+    return lambda *args, **kwargs: Vector.__torch_function__(function, (), args, kwargs)
 
 
-def _operator(self, function, *others):
-    return self._do(function, self, *others)
-
-
-Vector._operator = _operator
-_operators()
+for _name in """
+    add sub mul matmul truediv floordiv mod pow and or xor eq ne lt le gt ge neg abs invert
+    radd rsub rmul rmatmul rtruediv rpow
+""".split():
+    setattr(Vector, f"__{_name}__", _applied(getattr(torch.Tensor, f"__{_name}__")))
 
 
 # What makes one number of a vector.
@@ -206,13 +197,13 @@ def _distance(error, x1, x2, p=2.0, eps=1e-6, **kwargs):
 
 
 REDUCTIONS = {
+    **dict.fromkeys("dot inner vdot vecdot linalg_vecdot matmul rmatmul".split(), _dot),
+    **dict.fromkeys("norm vector_norm linalg_norm linalg_vector_norm".split(), _norm),
     "squeeze": _squeeze,
     "einsum": _einsum,
     "normalize": _normalize,
     "cosine_similarity": _cosine,
     "pairwise_distance": _distance,
-    "vecdot": _dot,
-    "linalg_vecdot": _dot,
     "sum": _sum(),
     "prod": _sum(operator.mul),
     "mean": _sum(finish=lambda x, d: x / d),
@@ -220,15 +211,6 @@ REDUCTIONS = {
     "amin": _fold(torch.minimum),
     "all": _fold(operator.and_, prepare=lambda x: x != 0),
     "any": _fold(operator.or_, prepare=lambda x: x != 0),
-    "dot": _dot,
-    "inner": _dot,
-    "vdot": _dot,
-    "matmul": _dot,
-    "rmatmul": _dot,
-    "linalg_vector_norm": _norm,
-    "vector_norm": _norm,
-    "linalg_norm": _norm,
-    "norm": _norm,
 }
 
 
@@ -247,8 +229,5 @@ def _place(error, vector, number, right=False, out_int32=False, side=None, sorte
     return before.sum().to(torch.int32 if out_int32 else torch.int64)
 
 
-LOOKS = {
-    torch.isin: (1, _isin),
-    torch.searchsorted: (0, _place),
-    torch.bucketize: (1, _place),
-}  # which argument they look in
+# In which argument, and how.
+LOOKS = {torch.isin: (1, _isin), torch.searchsorted: (0, _place), torch.bucketize: (1, _place)}

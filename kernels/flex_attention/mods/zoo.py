@@ -269,9 +269,10 @@ def with_offset(inner: AnyMod, offset: int | Tensor) -> AnyMod:
     Where there are more queries than keys that is below zero, and the first queries come before every key. A tensor
     without dimensions may be another at every replay of a CUDA graph.
     """
-    given = len(inspect.signature(inner).parameters)
-    if given not in (4, 5):
-        raise ValueError(f"inner takes {given} arguments, needs (b, h, q_idx, kv_idx), before them the score in a score mod")
+    count = len(inspect.signature(inner).parameters)
+    if count not in (4, 5):
+        needs = "(b, h, q_idx, kv_idx), before them the score in a score mod"
+        raise ValueError(f"inner takes {count} arguments, needs {needs}")
 
     def mask_from_offset(b, h, q_idx, kv_idx):
         return inner(b, h, q_idx + offset, kv_idx)
@@ -279,7 +280,7 @@ def with_offset(inner: AnyMod, offset: int | Tensor) -> AnyMod:
     def score_from_offset(score, b, h, q_idx, kv_idx):
         return inner(score, b, h, q_idx + offset, kv_idx)
 
-    return mask_from_offset if given == 4 else score_from_offset
+    return mask_from_offset if count == 4 else score_from_offset
 
 
 # Score mods.

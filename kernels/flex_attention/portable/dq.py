@@ -167,6 +167,6 @@ def launch_dq(p, x, do, lse, delta, dq, sinks=(), PASS="add"):
         programs,
         x.query, key, value, do, lse, delta, dq, x.partial, x.full, x.score_tables, x.mask_tables, sinks,
         *sizes, *do.stride(), *dq.stride(),
-        SINKS=p.score.sinks if sinks else None, PASS=PASS,
+        SINKS=p.score.scatter if sinks else None, PASS=PASS,
         **static,
     )  # fmt: skip

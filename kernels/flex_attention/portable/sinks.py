@@ -12,7 +12,7 @@ def sums_of_sinks(p, x, do, lse, delta, dq):
     smallest unit whose sums cannot overflow 64 bits, and integers can be added in any order.
     """
     run = lambda sinks, PASS: launch_dq(p, x, do, lse, delta, dq, sinks, PASS)  # noqa: E731
-    shapes = p.score.sink_shapes
+    shapes = p.score.target_shapes
     new = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=p.device)  # noqa: E731
     if not shapes:
         run((), "add")

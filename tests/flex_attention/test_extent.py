@@ -1,4 +1,4 @@
-"""How far a mask looks: what is read off its recording holds for every pair that it lets through."""
+"""How far a mask looks: what interval analysis of its recording finds holds for every pair that it lets through."""
 
 import math
 import operator
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kernels import runtime
 from kernels.flex_attention import mods
-from kernels.flex_attention.mods import reach, spans
+from kernels.flex_attention.mods import extent, intervals
 from kernels.flex_attention.mods.bind import bind
 from kernels.flex_attention.mods.trace import trace
 
@@ -21,7 +21,7 @@ INF = math.inf
 
 def span_of(mask, *sizes):
     bound = bind(mask, "mask_mod", runtime.device)
-    return bound.compiled.reach(tuple(bound.numbers), *(sizes or (M, N)))
+    return bound.compiled.extent(tuple(bound.numbers), *(sizes or (M, N)))
 
 
 def seen(mask):
@@ -81,8 +81,8 @@ masks = st.recursive(st.one_of(close, comparisons), bools_of, max_leaves=5)
 
 @settings(max_examples=60, deadline=None)
 @given(masks)
-def test_every_pair_that_is_seen_is_within_reach(mask):
-    span = reach.Reach(trace(mask, "mask_mod"))((), M, N)
+def test_every_pair_that_is_seen_is_within_the_extent(mask):
+    span = extent.extent_of_trace(trace(mask, "mask_mod"))((), M, N)
     allowed, distance = seen(mask)
     within = (distance <= span.behind) & (-distance <= span.ahead)
     assert not (allowed & ~within).any()
@@ -167,14 +167,14 @@ def test_natten_is_narrow():
 def test_numbers_that_change_keep_the_mod_and_move_the_ends():
     windows = [bind(offset_window(off, 20), "mask_mod", runtime.device) for off in (3, 4, 6, 9)]
     assert len({bound.compiled for bound in windows[1:]}) == 1
-    found = [bound.compiled.reach(tuple(bound.numbers), M, N) for bound in windows]
+    found = [bound.compiled.extent(tuple(bound.numbers), M, N) for bound in windows]
     assert [span[:2] for span in found] == [(19 - off, off) for off in (3, 4, 6, 9)]
-    assert len({reach.breadth(span) for span in found}) == 1
+    assert len({extent.rounded(span) for span in found}) == 1
 
 
 def test_classes():
-    exact, some = (lambda *ends: spans.Span(*ends, True)), spans.Span
-    assert reach.breadth(exact(127, 0)) == (128, True) and reach.breadth(exact(128, 0)) == (256, True)
-    assert reach.breadth(some(4095, 0)) == (4096, False) and reach.breadth(some(4096, 0)) == (reach.ONE_END, False)
-    assert reach.breadth(exact(INF, 7)).keys == reach.ONE_END and reach.breadth(exact(INF, INF)) == reach.ENDLESS
-    assert reach.breadth(exact(-5, 2)).keys == reach.breadth(spans.NONE).keys == 128  # no pair at all
+    exact, some = (lambda *ends: intervals.Span(*ends, True)), intervals.Span
+    assert extent.rounded(exact(127, 0)) == (128, True) and extent.rounded(exact(128, 0)) == (256, True)
+    assert extent.rounded(some(4095, 0)) == (4096, False) and extent.rounded(some(4096, 0)) == (extent.ONE_END, False)
+    assert extent.rounded(exact(INF, 7)).keys == extent.ONE_END and extent.rounded(exact(INF, INF)) == extent.ENDLESS
+    assert extent.rounded(exact(-5, 2)).keys == extent.rounded(intervals.NONE).keys == 128  # no pair at all

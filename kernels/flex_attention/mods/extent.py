@@ -1,0 +1,141 @@
+"""A mask's extent: how far it lets a query look, the ends of ``q_idx - kv_idx``, by interval analysis of its recording.
+
+Of every step of the recording its intervals (intervals.py) follow from those of its inputs. A comparison x <= y puts a form
+below x under a form above y; where both indices are left with opposite factors, that is an end of the span. What is not
+understood has no forms and an endless span, so under an ``&`` it takes nothing away: the span may be too wide, and is never
+too narrow.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+
+from kernels.flex_attention.mods.intervals import OPERATIONS, SOME, UNKNOWN, Integer, Rules, Truth, known
+
+
+class _Step(int):
+    """The number of a step, among arguments."""
+
+    def __repr__(self):
+        return f"_Step({int(self)})"
+
+
+class _Number(int):
+    """The index of a number that the mask captures."""
+
+    def __repr__(self):
+        return f"_Number({int(self)})"
+
+
+class MaskExtent:
+    """The ``Span`` of a recorded mask, for the numbers of a call: ``extent(numbers, M, N)``, numbers as a tuple; cached.
+
+    documents: whether it compares what a tensor holds at the query with what it holds there at the key, as masks of documents
+    do: that has no end, but most see few keys. steps: ``(dtype, the rule's name or None, arguments, named ones)`` each;
+    value: the step that is the mask's, or a bool.
+    """
+
+    def __init__(self, documents, steps, value):
+        self.documents, self.steps, self.value = documents, steps, value
+        self._span = functools.lru_cache(64)(self._computed)
+
+    def __repr__(self):
+        return f"MaskExtent({self.documents!r}, {self.steps!r}, {self.value!r})"
+
+    def __call__(self, numbers, M, N):
+        return self._span(numbers, M, N)
+
+    def _computed(self, numbers, M, N):
+        rules, values = Rules(M, N), []
+
+        def of(x):
+            return values[x] if isinstance(x, _Step) else known(numbers[x] if isinstance(x, _Number) else x)
+
+        for dtype, name, args, kwargs in self.steps:
+            found, unknown = None, UNKNOWN.get(dtype, ...)
+            if name is None:
+                found = of(args)
+            elif dtype in UNKNOWN:
+                found = getattr(rules, name)(*map(of, args), **{key: of(x) for key, x in kwargs.items()})
+            values.append(found if type(found) is type(unknown) else unknown)
+        value = of(self.value)
+        return value.holds if isinstance(value, Truth) else SOME
+
+
+def extent_of_trace(trace):
+    """The ``MaskExtent`` of a recorded mask."""
+    documents, steps, places = any(map(_compares_documents, trace.graph.nodes)), [], {}
+    for node in trace.graph.nodes:
+        if node.op in ("placeholder", "call_function") and isinstance(node.meta.get("val"), torch.Tensor):
+            places[node] = _Step(len(steps))
+            steps.append(_step(trace, node, places))
+    value = trace.value
+    return MaskExtent(documents, steps, places.get(value) if isinstance(value, torch.fx.Node) else value)
+
+
+def _compares_documents(node):
+    """Whether a step is ``ids[..., q_idx] == ids[..., kv_idx]``, or the other way round."""
+    if node.target is not torch.ops.aten.eq.Tensor:
+        return False
+    reads = [x.args for x in node.args if isinstance(x, torch.fx.Node) and x.target is torch.ops.aten.index.Tensor]
+    if len(reads) < 2 or reads[0][0] is not reads[1][0]:
+        return False
+    apart = [{str(a), str(b)} for a, b in zip(reads[0][1], reads[1][1]) if a is not b]
+    return apart == [{"q_idx", "kv_idx"}]
+
+
+_POSITIONS = {"q_idx": Integer(((1, 0, 0),), ((1, 0, 0),)), "kv_idx": Integer(((0, 1, 0),), ((0, 1, 0),))}
+
+
+def _step(trace, node, places):
+    dtype = node.meta["val"].dtype
+    if node.op == "placeholder":
+        number = _Number(trace.numbers.index(node)) if node in trace.numbers else None
+        return dtype, None, _POSITIONS.get(node.name, number), {}
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", None)
+    if name not in OPERATIONS:
+        return dtype, None, None, {}
+    plain = lambda x: x if isinstance(x, int | str | None) else ...  # noqa: E731
+    of = lambda x: places.get(x, ...) if isinstance(x, torch.fx.Node) else plain(x)  # noqa: E731
+    kwargs = {key: of(x) for key, x in node.kwargs.items() if key not in ("dtype", "device", "layout", "pin_memory")}
+    args = tuple(map(of, node.args))
+    if name == "full" and dtype == torch.bool:
+        args = args[0], bool(node.args[1])
+    return dtype, name, args, kwargs
+
+
+#: What ``repr`` of a ``MaskExtent`` needs to be read again.
+NAMES = {"MaskExtent": MaskExtent, "Integer": Integer, "_Step": _Step, "_Number": _Number, "torch": torch}
+
+MOST_KEYS = 4096
+ONE_END = -1
+
+
+class Extent(NamedTuple):
+    """The class of a span that plans are known by. keys: how many a query may see, in 128s rounded up, if that is no more
+    than ``MOST_KEYS``; else ``ONE_END`` if there is one, and 0 if there is none. exact: as of the span."""
+
+    keys: int
+    exact: bool
+
+
+def rounded(span):
+    """The ``Extent`` of a span."""
+    width = span.behind + span.ahead + 1
+    if width <= MOST_KEYS:
+        return Extent(128 * max(1, -(-int(max(width, 0)) // 128)), span.exact)
+    return Extent(ONE_END, span.exact) if min(span.behind, span.ahead) < math.inf else ENDLESS
+
+
+ENDLESS = Extent(0, False)
+#: Head sizes, and the fewest queries, whose plans depend on how far the mask lets a query look.
+MOST_HEADS, LEAST_QUERIES = 64, 128
+
+
+def extent_of(mask, numbers, query, key, value):
+    """The ``Extent`` of a compiled mask with these numbers where plans depend on it; query, key and value are shapes."""
+    if mask is None or query[2] < LEAST_QUERIES or max(query[3], value[3]) > MOST_HEADS:
+        return ENDLESS
+    return rounded(mask.extent(tuple(numbers), query[2], key[2]))
