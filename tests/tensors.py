@@ -1,6 +1,5 @@
 """Tensors for tests: values that lie in memory in some way, how far an answer is off, kernels that are told of more."""
 
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -86,7 +85,7 @@ def relative_error(ours, reference, least=1e-12):
 
 
 def told_of_more(monkeypatch, module, **more):
-    """What ``module`` launches is told of larger sizes than there are, ``{argument: by how much}``."""
+    """What ``module`` launches is told of larger sizes than there are, ``{argument or field of one: by how much}``."""
     launch = module.launch
 
     def with_more(kernel, grid, *args, **meta):
@@ -94,6 +93,9 @@ def told_of_more(monkeypatch, module, **more):
         for name, extra in more.items():
             if name in kernel.arg_names:
                 args[kernel.arg_names.index(name)] += extra
+            for i, arg in enumerate(args):
+                if name in getattr(arg, "_fields", ()):
+                    args[i] = arg._replace(**{name: getattr(arg, name) + extra})
         launch(kernel, grid, *args, **meta)
 
     monkeypatch.setattr(module, "launch", with_more)

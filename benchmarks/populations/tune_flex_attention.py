@@ -20,7 +20,7 @@ from kernels import runtime
 from kernels.flex_attention import operator
 from kernels.flex_attention.hopper import cost
 from kernels.flex_attention.plan import Plan
-from kernels.flex_attention.portable import stored_ds
+from kernels.flex_attention import stored_ds
 
 ROOM = "flex_attention"
 describe = rows.describe

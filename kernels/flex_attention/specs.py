@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kernels.common.operator import planned
 from kernels.flex_attention.mods.compiler import CompiledMod, described
-from kernels.flex_attention.mods.reach import NAMES
+from kernels.flex_attention.mods.extent import NAMES
 from kernels.flex_attention.mods.recorded import bind_graph
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kernels import runtime
 from kernels.flex_attention import mods
-from kernels.flex_attention.mods import reach, spans
+from kernels.flex_attention.mods import extent as reach
+from kernels.flex_attention.mods import spans
 from kernels.flex_attention.mods.bind import bind
 from kernels.flex_attention.mods.trace import trace
 
@@ -21,7 +22,7 @@ INF = math.inf
 
 def span_of(mask, *sizes):
     bound = bind(mask, "mask_mod", runtime.device)
-    return bound.compiled.reach(tuple(bound.numbers), *(sizes or (M, N)))
+    return bound.compiled.extent(tuple(bound.numbers), *(sizes or (M, N)))
 
 
 def seen(mask):
@@ -167,7 +168,7 @@ def test_natten_is_narrow():
 def test_numbers_that_change_keep_the_mod_and_move_the_ends():
     windows = [bind(offset_window(off, 20), "mask_mod", runtime.device) for off in (3, 4, 6, 9)]
     assert len({bound.compiled for bound in windows[1:]}) == 1
-    found = [bound.compiled.reach(tuple(bound.numbers), M, N) for bound in windows]
+    found = [bound.compiled.extent(tuple(bound.numbers), M, N) for bound in windows]
     assert [span[:2] for span in found] == [(19 - off, off) for off in (3, 4, 6, 9)]
     assert len({reach.breadth(span) for span in found}) == 1
 

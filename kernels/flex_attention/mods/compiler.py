@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.flex_attention.mods import emit
 from kernels.flex_attention.mods.errors import ARGUMENTS, ModError
-from kernels.flex_attention.mods.reach import Reach
+from kernels.flex_attention.mods.extent import Reach
 from kernels.flex_attention.mods.store import load, module_text
 from kernels.flex_attention.mods.trace import trace
 from kernels.flex_attention.mods.written import function_of, written
@@ -27,12 +27,12 @@ class CompiledMod:
     functions: ``(name, text)`` of the mod, ``score_gradient`` and ``sink_gradients``, in Triton; title: the mod's name and
     arguments. changes_nothing: whether a score mod returns its score, a mask mod allows everything. bounds: for ``b``, ``h``,
     ``q_idx`` and ``kv_idx`` the smallest dimension that they index by themselves. before: tables from captured tensors, the
-    text of a torch function. after: gradients of captured tensors from sinks and captured tensors. sink_shapes: of each sink.
+    text of a torch function. after: gradients of captured tensors from sinks and captured tensors. target_shapes: of each.
     inputs: for each input of the two whether it is a number, and not a captured tensor. fractions: for each number whether it
     is a ``float``. strides: of each captured tensor, as the text was made for. numbers: for each table which number it is, or
     ``None``. direct: for each table which captured tensor it is, or which number, ``(is_number, i)``; ``None`` where torch
     computes. sizes: strides and sizes of tables, the last arguments. learned: for each captured tensor whether it gets a
-    gradient. reach: of a mask mod its ``Reach``.
+    gradient. extent: of a mask mod its ``Reach``.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class CompiledMod:
     bounds: dict
     before: str
     after: str
-    sink_shapes: tuple
+    target_shapes: tuple
     inputs: tuple
     fractions: tuple
     strides: tuple
@@ -50,7 +50,7 @@ class CompiledMod:
     direct: tuple | None
     sizes: tuple
     learned: tuple
-    reach: Reach | None
+    extent: Reach | None
 
     @cached_property
     def description(self):
@@ -78,7 +78,7 @@ class CompiledMod:
         return None if self.changes_nothing else self._function("score_gradient")
 
     @cached_property
-    def sinks(self):
+    def scatter(self):
         """``sink_gradients(..., grad, live, tables, sinks, PASS)``, ``None`` if no captured tensor requires a gradient."""
         return self._function("sink_gradients")
 

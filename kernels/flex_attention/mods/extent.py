@@ -141,7 +141,7 @@ MOST_KEYS = 4096
 ONE_END = -1
 
 
-class Breadth(NamedTuple):
+class Extent(NamedTuple):
     """The class of a span that plans are known by. keys: how many a query may see, in 128s rounded up, if that is no more
     than ``MOST_KEYS``; else ``ONE_END`` if there is one, and 0 if there is none. exact: as of the span."""
 
@@ -150,20 +150,20 @@ class Breadth(NamedTuple):
 
 
 def breadth(span):
-    """The ``Breadth`` of a span."""
+    """The ``Extent`` of a span."""
     width = span.behind + span.ahead + 1
     if width <= MOST_KEYS:
-        return Breadth(128 * max(1, -(-int(max(width, 0)) // 128)), span.exact)
-    return Breadth(ONE_END, span.exact) if min(span.behind, span.ahead) < math.inf else ENDLESS
+        return Extent(128 * max(1, -(-int(max(width, 0)) // 128)), span.exact)
+    return Extent(ONE_END, span.exact) if min(span.behind, span.ahead) < math.inf else ENDLESS
 
 
-ENDLESS = Breadth(0, False)
+ENDLESS = Extent(0, False)
 #: Head sizes, and the fewest queries, whose plans depend on how far the mask lets a query look.
 MOST_HEADS, LEAST_QUERIES = 64, 128
 
 
-def breadth_of(mask, numbers, query, key, value):
-    """The ``Breadth`` of a compiled mask with these numbers where plans depend on it; query, key and value are shapes."""
+def extent_of(mask, numbers, query, key, value):
+    """The ``Extent`` of a compiled mask with these numbers where plans depend on it; query, key and value are shapes."""
     if mask is None or query[2] < LEAST_QUERIES or max(query[3], value[3]) > MOST_HEADS:
         return ENDLESS
-    return breadth(mask.reach(tuple(numbers), query[2], key[2]))
+    return breadth(mask.extent(tuple(numbers), query[2], key[2]))

@@ -1,0 +1,812 @@
+"""Flex attention on any GPU: what lessons 30 to 34 end in, with strides, grouped heads and all options, forward and backward.
+
+Forward. A program owns BLOCK_M queries of one head and visits their tiles of keys. Of each, with t = f(c q k) where the mask
+allows and minus infinity elsewhere, in base 2:
+
+    m' = max(m, max_n t log2 e)            running maximum, ``top``
+    p  = 2^(t log2 e - m')
+    l  <- l 2^(m - m') + sum_n p           running denominator
+    a  <- a 2^(m - m') + p v               running numerator
+
+and at the end o = a / l, lse = m + log2 l.
+
+Backward. delta = sum_d o do - dlse / ln 2 is a row's mean of the probabilities' gradients, less the gradient of its lse.
+
+    p  = 2^(t log2 e - lse)                the forward pass's probabilities once more; zero where the mask forbids
+    dz = p (do v^T - delta)                through the softmax
+    ds = f'(s) dz                          through the score mod; zero where t is minus infinity, whatever f' is there
+    dq = c ds k,   dk = c ds^T q,   dv = p^T do
+
+One kernel owns queries and visits keys: dq, and the sums that are the gradients of captured tensors. Another owns keys and
+visits the queries of all heads that share them (and of all batch rows, where keys serve them all): dk and dv, transposed, so
+that a tile's rows are always what the program owns, its columns what it visits. Each sum has one owner and one order: the
+same bits every time.
+
+Columns are visited tile by tile: all of them side by side, or the blocks in a block mask's two lists. In those of ``full``
+every pair is allowed, and no mask code runs.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.common.choice import Cost
+from kernels.common.gpu import multiprocessors
+from kernels.common.operator import launch
+from kernels.flex_attention.problem import cdiv, columns, has_edge
+
+
+class Strides(NamedTuple):
+    """Of a tensor [B, H, M or N, D]; of one number a row, [B, H, M], 0 for d."""
+
+    b: int
+    h: int
+    n: int
+    d: int = 0
+
+
+class Layouts(NamedTuple):
+    """The ``Strides`` of a kernel's tensors, each under its name."""
+
+    q: Strides | None = None
+    k: Strides | None = None
+    v: Strides | None = None
+    o: Strides | None = None
+    do: Strides | None = None
+    dq: Strides | None = None
+    dk: Strides | None = None
+    dv: Strides | None = None
+
+
+class Sizes(NamedTuple):
+    """M queries, N keys, Hkv heads of keys, each for G heads of queries and ``shared`` batch rows; a program for each of
+    ``tiles`` tiles of such a head, heads counted from ``first`` on."""
+
+    M: int
+    N: int
+    Hkv: int
+    G: int
+    shared: int
+    tiles: int
+    first: int = 0
+
+
+class Scores(NamedTuple):
+    """What makes logits of products: s is ``scale`` q k, the logit in base 2 ``unit`` times what ``logits`` returns; the
+    tables are what the mods capture."""
+
+    scale: float
+    unit: float
+    score_tables: tuple
+    mask_tables: tuple
+
+
+class Tile(NamedTuple):
+    """Compile-time numbers of a kernel. Tiles of BLOCK_M queries and BLOCK_N keys; heads of D and DV columns, filled up with
+    zeros to BLOCK_D and BLOCK_DV. SPARSE_M, SPARSE_N: sizes of a mask's blocks, 0 without one. EDGE_M, EDGE_N: whether some
+    tile goes past the end or past its block. TMA: whether what is visited is read by TMA."""
+
+    D: int
+    DV: int
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_D: int
+    BLOCK_DV: int
+    SPARSE_M: int
+    SPARSE_N: int
+    EDGE_M: bool
+    EDGE_N: bool
+    TMA: bool
+    PRECISION: str
+
+
+class Mods(NamedTuple):
+    """The score mod, its derivative, and where its captured tensors' gradients are added up; ``None`` where there is none."""
+
+    SCORE_MOD: Any
+    SCORE_GRADIENT: Any = None
+    SCATTER: Any = None
+    PASS: Any = None
+
+
+class Axis(NamedTuple):
+    """Of what is visited: how many there are, SPARSE of them in a block, BLOCK in a tile, and EDGE as in ``Tile``."""
+
+    length: Any
+    SPARSE: Any
+    BLOCK: Any
+    EDGE: Any
+
+
+# Rows of one head, and tiles of them.
+
+
+@triton.jit
+def head_of(x, b, h, strides, TMA: tl.constexpr):
+    """What ``load_rows`` reads of x [B, H, ., D]: the matrix of batch row b and head h."""
+    if TMA:
+        return x, b, h
+    else:
+        return x + b.to(tl.int64) * strides.b + h.to(tl.int64) * strides.h, strides.n, strides.d
+
+
+@triton.jit
+def load_rows(matrix, row, end, D: tl.constexpr, EDGE: tl.constexpr, TMA: tl.constexpr, BLOCK, BLOCK_D):
+    """Rows row ... row + BLOCK - 1 of a matrix [., D], zero from ``end`` on (where EDGE) and past D.
+
+    matrix: ``(pointer, stride of rows, stride of columns)``; with TMA ``(descriptor of [B, H, ., D], b, h)``: one thread asks
+    for the whole tile, and no thread computes an address.
+    """
+    if TMA:
+        return matrix[0].load([matrix[1], matrix[2], row, 0]).reshape([BLOCK, BLOCK_D])
+    else:
+        offs_r = row.to(tl.int64) + tl.arange(0, BLOCK)
+        offs_d = tl.arange(0, BLOCK_D)
+        at = matrix[0] + offs_r[:, None] * matrix[1] + offs_d[None, :].to(tl.int64) * matrix[2]
+        if EDGE:
+            return tl.load(at, mask=(offs_r < end)[:, None] & (offs_d < D)[None, :], other=0.0)
+        elif BLOCK_D != D:
+            return tl.load(at, mask=(offs_d < D)[None, :], other=0.0)
+        else:
+            return tl.load(at)
+
+
+@triton.jit
+def store_rows(tile, x_ptr, b, h, row, end, strides, D: tl.constexpr):
+    """Write rows row ... end - 1 of x [B, H, ., D], those that the tile has."""
+    offs_r = tl.arange(0, tile.shape[0])
+    offs_d = tl.arange(0, tile.shape[1])
+    at = x_ptr + b.to(tl.int64) * strides.b + h.to(tl.int64) * strides.h
+    at += (row.to(tl.int64) + offs_r)[:, None] * strides.n + offs_d[None, :].to(tl.int64) * strides.d
+    tl.store(at, tile.to(x_ptr.dtype.element_ty), mask=(row + offs_r < end)[:, None] & (offs_d < D)[None, :])
+
+
+@triton.jit
+def row_of(b, h, sizes):
+    """The first row of a head of queries in lse, top and delta [B, Hkv G, M]."""
+    return (b.to(tl.int64) * sizes.Hkv * sizes.G + h) * sizes.M
+
+
+@triton.jit
+def load_lse(lse_at, m, end, EDGE: tl.constexpr):
+    """Of queries m, such that p = 2^(x - lse) is 0 where there is no row (lse = inf) or no key (x = -inf, lse = 0)."""
+    if EDGE:
+        lse = tl.load(lse_at + m, mask=m < end, other=float("inf"))
+    else:
+        lse = tl.load(lse_at + m)
+    return tl.where(lse == float("-inf"), 0.0, lse)
+
+
+@triton.jit
+def load_delta(delta_at, m, end, EDGE: tl.constexpr):
+    """Of queries m."""
+    if EDGE:
+        return tl.load(delta_at + m, mask=m < end, other=0.0)
+    else:
+        return tl.load(delta_at + m)
+
+
+# Which rows a program owns, which columns it visits.
+
+
+@triton.jit
+def rows_of_tile(tile, length, SPARSE: tl.constexpr, BLOCK: tl.constexpr):
+    """``(r, first, end)``: its block row in the lists, and its rows first ... end - 1, the first BLOCK of them. Tiles never
+    cross blocks."""
+    if SPARSE:
+        TILES: tl.constexpr = (SPARSE + BLOCK - 1) // BLOCK
+        r = tile // TILES
+        return r, r * SPARSE + (tile % TILES) * BLOCK, tl.minimum(length, (r + 1) * SPARSE)
+    else:
+        return 0, tile * BLOCK, length
+
+
+@triton.jit
+def queries_of_program(sizes, T):
+    """``(b, h, h_kv, r, m0, m_end)``. Heads that share keys run side by side; rows with the most keys (the last ones, under
+    a causal mask) come first."""
+    pid = tl.program_id(0)
+    g = pid % sizes.G
+    tile = sizes.tiles - 1 - (pid // sizes.G) % sizes.tiles
+    head = pid // (sizes.G * sizes.tiles)
+    b, h_kv = head // sizes.Hkv, head % sizes.Hkv
+    r, m0, m_end = rows_of_tile(tile, sizes.M, T.SPARSE_M, T.BLOCK_M)
+    return b, h_kv * sizes.G + g, h_kv, r, m0, m_end
+
+
+@triton.jit
+def list_row(lists, b, h, r):
+    """Where in a pair of ``Lists`` block row r of (b, h) is."""
+    return b.to(tl.int64) * lists.stride_b + h * lists.stride_h + r
+
+
+@triton.jit
+def tiles_within(extent, BLOCK_N: tl.constexpr):
+    """How many tiles, side by side from key 0 on, hold keys up to key ``extent``."""
+    return (tl.maximum(extent, -1) + BLOCK_N) // BLOCK_N
+
+
+@triton.jit
+def over_list(TILE: tl.constexpr, state, given, lists, row, begin, end, block, axis, MASK_MOD: tl.constexpr):
+    """``over_tiles`` begin ... end - 1 of one row's list of blocks; ``block`` is the first one's block."""
+    TILES: tl.constexpr = (axis.SPARSE + axis.BLOCK - 1) // axis.BLOCK
+    for i in range(begin, end):
+        first = block * axis.SPARSE + (i % TILES) * axis.BLOCK
+        last = tl.minimum((block + 1) * axis.SPARSE, axis.length)
+        # The next block's number is asked for one tile ahead: loads of the tile do not wait for it.
+        block = tl.load(lists.indices + row * lists.width + (i + 1) // TILES, mask=i + 1 < end, other=0)
+        state = TILE(*state, first, last, *given, axis.EDGE, MASK_MOD)
+    return state
+
+
+@triton.jit
+def over_row(TILE: tl.constexpr, state, given, lists, place, axis, MASK_MOD: tl.constexpr):
+    """``over_tiles`` of all blocks in the list of block row r of (b, h); place: ``(b, h, r)``."""
+    row = list_row(lists, *place)
+    end = tl.load(lists.num_blocks + row) * ((axis.SPARSE + axis.BLOCK - 1) // axis.BLOCK)
+    block = tl.load(lists.indices + row * lists.width, mask=end > 0, other=0)
+    return over_list(TILE, state, given, lists, row, 0, end, block, axis, MASK_MOD)
+
+
+@triton.jit
+def over_tiles(TILE: tl.constexpr, state, given, partial, full, place, axis, MASK_MOD: tl.constexpr):
+    """``state`` after every tile of columns that is visited: ``TILE(*state, first, end, *given, EDGE, MASK_MOD)`` makes the
+    next state of columns first ... end - 1, at most BLOCK."""
+    if partial is None:
+        whole = axis.length // axis.BLOCK * axis.BLOCK
+        for first in range(0, whole, axis.BLOCK):
+            state = TILE(*state, tl.cast(first, tl.int32), axis.length, *given, False, None)
+        if axis.EDGE:
+            state = TILE(*state, tl.cast(whole, tl.int32), axis.length, *given, True, None)
+    else:
+        state = over_row(TILE, state, given, partial, place, axis, MASK_MOD)
+        if full is not None:
+            state = over_row(TILE, state, given, full, place, axis, None)
+    return state
+
+
+@triton.jit
+def visited(first, end, length, BLOCK: tl.constexpr, EDGE: tl.constexpr):
+    """``(numbers, inside)`` of a tile's columns, [1, BLOCK]; inside is ``None`` where all are. A column behind the end has
+    the number of the last one: what a mod captures is read inside its bounds in every tile."""
+    offs = (first + tl.arange(0, BLOCK))[None, :]
+    if EDGE:
+        return tl.minimum(offs, length - 1), offs < end
+    else:
+        return offs, None
+
+
+@triton.jit
+def logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr):
+    """f(scale s), minus infinity where the mask or ``inside`` forbids. Without a score mod the scale is left to the caller:
+    s itself, which costs no instruction."""
+    x = s if SCORE_MOD is None else SCORE_MOD(s * scale, b, h, m, n, score_tables)
+    if MASK_MOD is not None:
+        x = tl.where(MASK_MOD(b, h, m, n, mask_tables), x, float("-inf"))
+    if inside is not None:
+        x = tl.where(inside, x, float("-inf"))
+    return x
+
+
+# Forward.
+
+
+@triton.jit
+def attend(acc, l, top, x, values, n0, n_end, unit, T, EDGE: tl.constexpr):
+    """One step of the online softmax, over a tile's logits."""
+    new_top = tl.maximum(top, tl.max(x, 1) * unit)
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen no key yet: 2^(-inf - 0) = 0
+    p = tl.exp2(x * unit - shift[:, None])
+    alpha = tl.exp2(top - shift)
+    l = l * alpha + tl.sum(p, 1)
+    v = load_rows(values, n0, n_end, T.DV, EDGE, T.TMA, T.BLOCK_N, T.BLOCK_DV)
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=T.PRECISION)
+    return acc, l, new_top
+
+
+@triton.jit
+def attend_tile(
+    acc, l, top, n0, n_end, q, keys, values, at, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
+):
+    """``attend`` to a tile of keys; at: ``(b, h, m)`` of the queries."""
+    b, h, m = at
+    k = load_rows(keys, n0, n_end, T.D, EDGE, T.TMA, T.BLOCK_N, T.BLOCK_D)
+    s = tl.dot(q, tl.trans(k), input_precision=T.PRECISION)
+    n, inside = visited(n0, n_end, sizes.N, T.BLOCK_N, EDGE)
+    tables = scores.score_tables, scores.mask_tables
+    x = logits(s, scores.scale, b, h, m, n, inside, *tables, mods.SCORE_MOD, MASK_MOD)
+    return attend(acc, l, top, x, values, n0, n_end, scores.unit, T, EDGE)
+
+
+@triton.jit
+def nothing_seen(T):
+    """``(acc, l, top)`` before the first tile of keys."""
+    BLOCK_M: tl.constexpr = T.BLOCK_M
+    BLOCK_DV: tl.constexpr = T.BLOCK_DV
+    top = tl.zeros([BLOCK_M], tl.float32) - float("inf")
+    return tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), tl.zeros([BLOCK_M], tl.float32), top
+
+
+@triton.jit
+def store_attention(acc, l, top, o_ptr, lse_ptr, top_ptr, b, h, m0, m_end, sizes, strides, T):
+    """o = acc / l and lse; of a row without any allowed key 0 and minus infinity."""
+    l = tl.where(l == 0.0, 1.0, l)
+    offs_m = m0 + tl.arange(0, T.BLOCK_M)
+    rows = row_of(b, h, sizes) + offs_m
+    tl.store(lse_ptr + rows, top + tl.log2(l), mask=offs_m < m_end)
+    if top_ptr is not None:
+        tl.store(top_ptr + rows, top, mask=offs_m < m_end)
+    store_rows(acc / l[:, None], o_ptr, b, h, m0, m_end, strides, T.DV)
+
+
+@triton.jit
+def attention_forward_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    lse_ptr,
+    top_ptr,
+    partial,
+    full,
+    scores,
+    sizes,
+    strides,
+    SCORE_MOD: tl.constexpr,
+    MASK_MOD: tl.constexpr,
+    T: tl.constexpr,
+):
+    """o, lse and, where it is wanted, top of BLOCK_M queries. partial, full: ``Lists`` of blocks of keys, or ``None``; keys
+    and values are descriptors where they are read by TMA."""
+    b, h, h_kv, r, m0, m_end = queries_of_program(sizes, T)
+    keys = head_of(k_ptr, b // sizes.shared, h_kv, strides.k, T.TMA)
+    values = head_of(v_ptr, b // sizes.shared, h_kv, strides.v, T.TMA)
+    queries = head_of(q_ptr, b, h, strides.q, False)
+    q = load_rows(queries, m0, m_end, T.D, T.EDGE_M, False, T.BLOCK_M, T.BLOCK_D)
+    m = tl.minimum(m0 + tl.arange(0, T.BLOCK_M), sizes.M - 1)[:, None]
+
+    state = over_tiles(
+        attend_tile,
+        nothing_seen(T),
+        (q, keys, values, (b, h, m), scores, sizes, Mods(SCORE_MOD), T),
+        partial,
+        full,
+        (b, h, r),
+        Axis(sizes.N, T.SPARSE_N, T.BLOCK_N, T.EDGE_N),
+        MASK_MOD,
+    )
+    store_attention(*state, o_ptr, lse_ptr, top_ptr, b, h, m0, m_end, sizes, strides.o, T)
+
+
+# Backward: delta.
+
+
+@triton.jit
+def delta_of_tiles(o, do, dlse):
+    """sum_d o do - dlse / ln 2, in float32; the kernels' lse counts in base 2."""
+    return tl.sum(o.to(tl.float32) * do.to(tl.float32), 1) - dlse * 1.4426950408889634
+
+
+@triton.jit
+def load_dlse(dlse_ptr, b, h, m, M, strides):
+    """Of queries m, zero from M on and where there is no tensor."""
+    if dlse_ptr is None:
+        return 0.0
+    else:
+        at = dlse_ptr + b.to(tl.int64) * strides.b + h.to(tl.int64) * strides.h + m.to(tl.int64) * strides.n
+        return tl.load(at, mask=m < M, other=0.0)
+
+
+@triton.jit
+def delta_of_rows(o_ptr, do_ptr, dlse_ptr, b, h, m0, M, o_strides, do_strides, dlse_strides, DV, BLOCK_M, BLOCK_DV):
+    """``delta_of_tiles`` of rows m0 ... m0 + BLOCK_M - 1, zero from M on."""
+    o = load_rows(head_of(o_ptr, b, h, o_strides, False), m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
+    do = load_rows(head_of(do_ptr, b, h, do_strides, False), m0, M, DV, True, False, BLOCK_M, BLOCK_DV)
+    dlse = load_dlse(dlse_ptr, b, h, m0 + tl.arange(0, BLOCK_M), M, dlse_strides)
+    return delta_of_tiles(o, do, dlse)
+
+
+@triton.jit
+def delta_kernel(
+    o_ptr,
+    do_ptr,
+    dlse_ptr,
+    delta_ptr,
+    M,
+    H,
+    o_strides,
+    do_strides,
+    dlse_strides,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """delta [B, H, M], in float32."""
+    tiles = tl.cdiv(M, BLOCK_M)
+    pid = tl.program_id(0)
+    m0 = (pid % tiles).to(tl.int64) * BLOCK_M
+    bh = (pid // tiles).to(tl.int64)
+    strides = o_strides, do_strides, dlse_strides
+    delta = delta_of_rows(o_ptr, do_ptr, dlse_ptr, bh // H, bh % H, m0, M, *strides, DV, BLOCK_M, BLOCK_DV)
+    offs_m = m0 + tl.arange(0, BLOCK_M)
+    tl.store(delta_ptr + bh * M + offs_m, delta, mask=offs_m < M)
+
+
+# Backward: queries.
+
+
+@triton.jit
+def through_mod(dz, s, x, b, h, m, n, counts, scores, targets, mods):
+    """ds = f'(s) dz; and of pairs that ``counts``, what they add to the gradients of captured tensors, into ``targets``."""
+    ds = dz
+    if mods.SCORE_MOD is not None:
+        live = x != float("-inf")
+        score = s * scores.scale
+        if mods.SCATTER is not None:
+            mods.SCATTER(score, b, h, m, n, dz, live & counts, scores.score_tables, targets, mods.PASS)
+        ds = tl.where(live, mods.SCORE_GRADIENT(score, b, h, m, n, dz, scores.score_tables), 0.0)
+    return ds
+
+
+@triton.jit
+def dq_tile(
+    dq, n0, n_end, rows, keys, values, at, scores, sizes, targets, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
+):
+    """What a tile of keys adds to dq; rows: ``(q, do, lse, delta, whether they exist)`` of the queries."""
+    q, do, lse, delta, exist = rows
+    b, h, m = at
+    k = load_rows(keys, n0, n_end, T.D, EDGE, T.TMA, T.BLOCK_N, T.BLOCK_D)
+    v = load_rows(values, n0, n_end, T.DV, EDGE, T.TMA, T.BLOCK_N, T.BLOCK_DV)
+    s = tl.dot(q, tl.trans(k), input_precision=T.PRECISION)
+    n, inside = visited(n0, n_end, sizes.N, T.BLOCK_N, EDGE)
+    tables = scores.score_tables, scores.mask_tables
+    x = logits(s, scores.scale, b, h, m, n, inside, *tables, mods.SCORE_MOD, MASK_MOD)
+    p = tl.exp2(x * scores.unit - lse[:, None])
+    dp = tl.dot(do, tl.trans(v), input_precision=T.PRECISION)
+    ds = through_mod(p * (dp - delta[:, None]), s, x, b, h, m, n, exist[:, None], scores, targets, mods)
+    return (tl.dot(ds.to(k.dtype), k, dq, input_precision=T.PRECISION),)
+
+
+@triton.jit
+def attention_dq_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    dq_ptr,
+    partial,
+    full,
+    scores,
+    targets,
+    sizes,
+    strides,
+    SCORE_MOD: tl.constexpr,
+    SCORE_GRADIENT: tl.constexpr,
+    SCATTER: tl.constexpr,
+    PASS: tl.constexpr,
+    MASK_MOD: tl.constexpr,
+    T: tl.constexpr,
+):
+    """dq of BLOCK_M queries, programs in the forward kernel's order. SCATTER, if any, adds to ``targets`` what PASS says."""
+    b, h, h_kv, r, m0, m_end = queries_of_program(sizes, T)
+    keys = head_of(k_ptr, b // sizes.shared, h_kv, strides.k, T.TMA)
+    values = head_of(v_ptr, b // sizes.shared, h_kv, strides.v, T.TMA)
+    queries, gradients = head_of(q_ptr, b, h, strides.q, False), head_of(do_ptr, b, h, strides.do, False)
+    q = load_rows(queries, m0, m_end, T.D, T.EDGE_M, False, T.BLOCK_M, T.BLOCK_D)
+    do = load_rows(gradients, m0, m_end, T.DV, T.EDGE_M, False, T.BLOCK_M, T.BLOCK_DV)
+    offs_m = m0 + tl.arange(0, T.BLOCK_M)
+    lse = load_lse(lse_ptr + row_of(b, h, sizes), offs_m, m_end, T.EDGE_M)
+    delta = load_delta(delta_ptr + row_of(b, h, sizes), offs_m, m_end, T.EDGE_M)
+    rows = q, do, lse, delta, offs_m < m_end
+    m = tl.minimum(offs_m, sizes.M - 1)[:, None]
+
+    BLOCK_M: tl.constexpr = T.BLOCK_M
+    BLOCK_D: tl.constexpr = T.BLOCK_D
+    (dq,) = over_tiles(
+        dq_tile,
+        (tl.zeros([BLOCK_M, BLOCK_D], tl.float32),),
+        (rows, keys, values, (b, h, m), scores, sizes, targets, Mods(SCORE_MOD, SCORE_GRADIENT, SCATTER, PASS), T),
+        partial,
+        full,
+        (b, h, r),
+        Axis(sizes.N, T.SPARSE_N, T.BLOCK_N, T.EDGE_N),
+        MASK_MOD,
+    )
+    store_rows(dq * scores.scale, dq_ptr, b, h, m0, m_end, strides.dq, T.D)
+
+
+# Backward: keys and values.
+
+
+@triton.jit
+def gradients_of_tile(
+    dk, dv, k, v, q, do, lse, delta, m0, m_end, at, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
+):
+    """``(dk, dv, ds)`` of a tile of queries; every matrix of scores is transposed, [keys, queries]. at: ``(b, h, n)``."""
+    b, h, n = at
+    s = tl.dot(k, tl.trans(q), input_precision=T.PRECISION)
+    m, inside = visited(m0, m_end, sizes.M, T.BLOCK_M, EDGE)
+    tables = scores.score_tables, scores.mask_tables
+    x = logits(s, scores.scale, b, h, m, n, inside, *tables, mods.SCORE_MOD, MASK_MOD)
+    p = tl.exp2(x * scores.unit - lse[None, :])
+    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
+    dp = tl.dot(v, tl.trans(do), input_precision=T.PRECISION)
+    ds = through_mod(p * (dp - delta[None, :]), s, x, b, h, m, n, None, scores, None, mods).to(q.dtype)
+    dk = tl.dot(ds, q, dk, input_precision=T.PRECISION)
+    return dk, dv, ds
+
+
+@triton.jit
+def dkdv_tile(
+    dk, dv, m0, m_end, own, heads, at, more, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
+):
+    """What a tile of queries adds to dk and dv. own: ``(k, v, n0)``; heads: of the head that is visited q, do, where lse and
+    delta are, and which of the launch's it is; more: nothing here, see ``stored_ds`` and ``short``."""
+    k, v, _n0 = own
+    queries, gradients, lse_at, delta_at, _slot = heads
+    q = load_rows(queries, m0, m_end, T.D, EDGE, T.TMA, T.BLOCK_M, T.BLOCK_D)
+    do = load_rows(gradients, m0, m_end, T.DV, EDGE, T.TMA, T.BLOCK_M, T.BLOCK_DV)
+    offs_m = m0 + tl.arange(0, T.BLOCK_M)
+    lse, delta = load_lse(lse_at, offs_m, m_end, EDGE), load_delta(delta_at, offs_m, m_end, EDGE)
+    dk, dv, _ = gradients_of_tile(
+        dk, dv, k, v, q, do, lse, delta, m0, m_end, at, scores, sizes, mods, T, EDGE, MASK_MOD
+    )
+    return dk, dv
+
+
+@triton.jit
+def attention_dkdv_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    dk_ptr,
+    dv_ptr,
+    partial,
+    full,
+    more,
+    scores,
+    sizes,
+    strides,
+    TILE: tl.constexpr,
+    SCORE_MOD: tl.constexpr,
+    SCORE_GRADIENT: tl.constexpr,
+    MASK_MOD: tl.constexpr,
+    T: tl.constexpr,
+):
+    """dk and dv of BLOCK_N keys, over the batch rows and heads of queries that share them. partial, full: ``Lists`` of blocks
+    of queries, or ``None``. TILE: ``dkdv_tile``, or one that does something else besides, with what is in ``more``."""
+    BLOCK_N: tl.constexpr = T.BLOCK_N
+    BLOCK_D: tl.constexpr = T.BLOCK_D
+    BLOCK_DV: tl.constexpr = T.BLOCK_DV
+    pid = tl.program_id(0)
+    head = sizes.first + pid // sizes.tiles
+    b_kv, h_kv = head // sizes.Hkv, head % sizes.Hkv
+    # The first keys, which a causal mask lets the most queries see, come first.
+    r, n0, n_end = rows_of_tile(pid % sizes.tiles, sizes.N, T.SPARSE_N, BLOCK_N)
+    keys, values = head_of(k_ptr, b_kv, h_kv, strides.k, False), head_of(v_ptr, b_kv, h_kv, strides.v, False)
+    k = load_rows(keys, n0, n_end, T.D, T.EDGE_N, False, BLOCK_N, BLOCK_D)
+    v = load_rows(values, n0, n_end, T.DV, T.EDGE_N, False, BLOCK_N, BLOCK_DV)
+    n = tl.minimum(n0 + tl.arange(0, BLOCK_N), sizes.N - 1)[:, None]
+
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    for j in range(0, sizes.shared * sizes.G):
+        b = b_kv * sizes.shared + j // sizes.G
+        h = h_kv * sizes.G + j % sizes.G
+        queries, gradients = head_of(q_ptr, b, h, strides.q, T.TMA), head_of(do_ptr, b, h, strides.do, T.TMA)
+        slot = pid // sizes.tiles * sizes.shared * sizes.G + j
+        heads = queries, gradients, lse_ptr + row_of(b, h, sizes), delta_ptr + row_of(b, h, sizes), slot
+        dk, dv = over_tiles(
+            TILE,
+            (dk, dv),
+            ((k, v, n0), heads, (b, h, n), more, scores, sizes, Mods(SCORE_MOD, SCORE_GRADIENT), T),
+            partial,
+            full,
+            (b, h, r),
+            Axis(sizes.M, T.SPARSE_M, T.BLOCK_M, T.EDGE_M),
+            MASK_MOD,
+        )
+    store_rows(dk * scores.scale, dk_ptr, b_kv, h_kv, n0, n_end, strides.dk, T.D)
+    store_rows(dv, dv_ptr, b_kv, h_kv, n0, n_end, strides.dv, T.DV)
+
+
+# Launches, for a ``Problem`` and its ``Inputs``.
+
+
+class Launch(NamedTuple):
+    """What a plan knows of a launch: ``kernel[grid]`` and, behind the tensors, ``sizes``, ``strides`` and compile-time
+    ``meta``."""
+
+    kernel: Any
+    grid: tuple[int]
+    sizes: Sizes
+    strides: Layouts
+    meta: dict
+
+
+class Rows(NamedTuple):
+    """What the backward pass has of every query's row."""
+
+    do: torch.Tensor
+    lse: torch.Tensor
+    delta: torch.Tensor | None
+
+
+def tile_of(p, options):
+    """``{"T": the Tile of these launch options, ...}`` with what Triton takes of them."""
+    options, tile = dict(options), {}
+    for name in ("BLOCK_M", "BLOCK_N", "TMA"):
+        tile[name] = options.pop(name)
+    edges = has_edge(p.M, p.SPARSE_M, tile["BLOCK_M"]), has_edge(p.N, p.SPARSE_N, tile["BLOCK_N"])
+    heads = {"D": p.D, "DV": p.Dv, "BLOCK_D": columns(p.D), "BLOCK_DV": columns(p.Dv)}
+    blocks = {"SPARSE_M": p.SPARSE_M, "SPARSE_N": p.SPARSE_N, "EDGE_M": edges[0], "EDGE_N": edges[1]}
+    return {"T": Tile(**heads, **blocks, **tile, PRECISION=p.precision), **options}
+
+
+def sizes_of(p, tiles, first=0):
+    """The ``Sizes`` of a launch of so many tiles a head."""
+    return Sizes(p.M, p.N, p.Hkv, p.G, p.shared, tiles, first)
+
+
+def layouts_of(p, **more):
+    """The ``Layouts`` of query, key and value, and of tensors by their names."""
+    named = {name[0]: Strides(*strides) for name, (strides, _) in p.layouts.items()}
+    return Layouts(**named, **{name: Strides(*t.stride()) for name, t in more.items()})
+
+
+def scores_of(p, x):
+    """The ``Scores`` of a call."""
+    return Scores(p.scale, p.unit, x.score_tables, x.mask_tables)
+
+
+def fits_tma(t):
+    """Whether TMA can read a tensor: columns side by side, all else at multiples of 16 bytes."""
+    return t.data_ptr() % 16 == 0 and steps_fit_tma(t.shape, t.stride(), t.dtype.itemsize)
+
+
+@functools.lru_cache(4096)
+def steps_fit_tma(shape, strides, itemsize):
+    """The same, of sizes and strides alone."""
+    steps = [stride * itemsize for stride in strides[:-1]]
+    return 0 not in shape and strides[-1] == 1 and all(step % 16 == 0 and step > 0 for step in steps)
+
+
+def tiled(t, BLOCK):
+    """A tensor [B, H, ., D] as TMA reads it in tiles of BLOCK rows."""
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, BLOCK, columns(t.shape[-1])])
+
+
+def keys_read(x, T):
+    """Key and value as a kernel visits them."""
+    return (tiled(x.key, T.BLOCK_N), tiled(x.value, T.BLOCK_N)) if T.TMA else (x.key, x.value)
+
+
+def is_short(p):
+    """Whether the call is short and does not fill the GPU, where the warp-specialised kernel would be faster."""
+    return p.short("forward", p.M) and p.B * p.Hq <= multiprocessors(p.device)
+
+
+def reason_not(p):
+    """It takes every call."""
+
+
+def cost(p):
+    """Twice the time of the Hopper kernel, which the table rules out where that is not so."""
+    return Cost(2, "the warp-specialised kernel is faster")
+
+
+def launch_options(p):
+    """Of the forward kernel: a short call would be over before TMA is set up."""
+    options = p.launch_options("forward")
+    return options | {"TMA": options["TMA"] and not is_short(p)}
+
+
+def prepared(p, kernel=attention_forward_kernel, options=None):
+    """The ``Launch`` of the forward pass, by this kernel or another of its kind."""
+    meta = tile_of(p, options or launch_options(p)) | {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod}
+    tiles = p.tiles(p.M, p.SPARSE_M, meta["T"].BLOCK_M)
+    strides = layouts_of(p)._replace(o=Strides(*p.outputs[1]))
+    return Launch(kernel, (p.B * p.Hq * tiles,), sizes_of(p, tiles), strides, meta)
+
+
+def strides_of_rows(o, do, dlse):
+    """What kernels that call ``delta_of_rows`` are told of its tensors."""
+    return Strides(*o.stride()), Strides(*do.stride()), Strides(0, 0, 0) if dlse is None else Strides(*dlse.stride())
+
+
+def launch_delta(p, o, do, dlse):
+    """delta [B, Hq, M] in float32; dlse: of the lse in base 2, or ``None``."""
+    delta = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device)
+    BLOCK_M = 64
+    meta = {"DV": p.Dv, "BLOCK_M": BLOCK_M, "BLOCK_DV": columns(p.Dv)}
+    grid = (p.B * p.Hq * cdiv(p.M, BLOCK_M),)
+    launch(delta_kernel, grid, o, do, dlse, delta, p.M, p.Hq, *strides_of_rows(o, do, dlse), **meta)
+    return delta
+
+
+def _of_queries(p):
+    """``(grid, sizes, compile-time arguments)`` of the queries' kernel."""
+    meta = tile_of(p, p.launch_options("backward_dq")) | p.mods()
+    tiles = p.tiles(p.M, p.SPARSE_M, meta["T"].BLOCK_M)
+    return (p.B * p.Hq * tiles,), sizes_of(p, tiles), meta
+
+
+def launch_dq(p, x, rows, dq, targets=(), PASS="add"):
+    """Launch ``attention_dq_kernel``; targets: where the sums for captured tensors go, if any."""
+    grid, sizes, meta = p.cached(_of_queries)
+    tensors = x.query, *keys_read(x, meta["T"]), *rows, dq, x.partial, x.full
+    strides, scatter = layouts_of(p, do=rows.do, dq=dq), p.score.scatter if targets else None
+    launch(
+        attention_dq_kernel,
+        grid,
+        *tensors,
+        scores_of(p, x),
+        targets,
+        sizes,
+        strides,
+        SCATTER=scatter,
+        PASS=PASS,
+        **meta,
+    )
+
+
+def gradients_of_captured(p, x, rows, dq):
+    """The gradients of the captured tensors, by the queries' kernel; dq comes with them.
+
+    Where the same bits are asked for it runs twice: the first run measures the largest addend of each target; in the second
+    every addend becomes a whole number of the smallest unit whose sums cannot overflow 64 bits, and integers can be added in
+    any order.
+    """
+    shapes = p.score.target_shapes
+    new = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=p.device)  # noqa: E731
+    if not shapes or not p.options["DETERMINISTIC"]:
+        sums = [new(shape, torch.float32) for shape in shapes]
+        launch_dq(p, x, rows, dq, tuple((s, s, s) for s in sums))
+    else:
+        largest = new(len(shapes), torch.float32)
+        launch_dq(p, x, rows, dq, tuple((largest[i],) * 3 for i in range(len(shapes))), "measure")
+        addends = max(1, p.B * p.Hq * p.M * p.N)
+        # 2^k with largest * addends * 2^k < 2^62; a power of two, so that scaling rounds nothing
+        exponent = 62 - addends.bit_length() - torch.frexp(largest).exponent
+        unit = torch.exp2(exponent.clamp(-126, 126).float())
+        counts = [new(shape, torch.int64) for shape in shapes]
+        infinite = [new(shape, torch.float32) for shape in shapes]  # the sum of addends that are not finite
+        launch_dq(p, x, rows, dq, tuple((count, unit[i], infinite[i]) for i, count in enumerate(counts)), "count")
+        sums = [(count.double() / unit[i]).float() + infinite[i] for i, count in enumerate(counts)]
+    return p.score.gradients(x.captured, x.numbers, sums)
+
+
+def _keys_options(p):
+    return p.launch_options("backward_dkdv")
+
+
+def _of_keys(p, TMA):
+    meta = tile_of(p, p.cached(_keys_options) | {"TMA": TMA}) | p.mods()
+    return p.tiles(p.N, p.SPARSE_N, meta["T"].BLOCK_N), meta
+
+
+def of_keys(p, rows):
+    """``(tiles of keys, compile-time arguments)`` of the keys' kernel; TMA reads queries where somebody else sums delta: else
+    the call is short, and would be over before TMA is set up."""
+    return p.cached(_of_keys, rows.delta is not None and p.cached(_keys_options)["TMA"] and fits_tma(rows.do))
+
+
+def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
+    """Launch ``attention_dkdv_kernel``; heads: ``(first, count)`` of the pairs of batch row and key head, or all."""
+    tiles, meta = of_keys(p, rows)
+    first, count = heads or (0, p.Bkv * p.Hkv)
+    query, do, delta, T = x.query, rows.do, rows.lse if rows.delta is None else rows.delta, meta["T"]
+    if T.TMA:
+        query, do = tiled(query, T.BLOCK_M), tiled(do, T.BLOCK_M)
+    tensors = query, x.key, x.value, do, rows.lse, delta, dk, dv, *x.transposed
+    sizes, strides = sizes_of(p, tiles, first), layouts_of(p, do=rows.do, dk=dk, dv=dv)
+    launch(attention_dkdv_kernel, (count * tiles,), *tensors, more, scores_of(p, x), sizes, strides, TILE=TILE, **meta)
