@@ -8,7 +8,16 @@ import triton
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, mods, operator, problem, short, stored_ds
+from kernels.flex_attention import (
+    BlockMask,
+    causal_block_mask,
+    flex_attention,
+    mods,
+    operator,
+    problem,
+    short,
+    stored_ds,
+)
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper
