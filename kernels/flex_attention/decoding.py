@@ -32,11 +32,39 @@ AT_ONCE = 32  # splits of a row that are loaded at once
 
 
 @triton.jit
-def over_split(state, given, lists, row, begin, end, axis, MASK_MOD: tl.constexpr):
+def over_part(state, given, lists, row, begin, end, axis, MASK_MOD: tl.constexpr):
     """``attend_tile`` to tiles begin ... end - 1 of one row's list of blocks."""
     TILES: tl.constexpr = (axis.SPARSE + axis.BLOCK - 1) // axis.BLOCK
     block = tl.load(lists.indices + row * lists.width + begin // TILES, mask=begin < end, other=0)
     return over_list(attend_tile, state, given, lists, row, begin, end, block, axis, MASK_MOD)
+
+
+@triton.jit
+def over_split(state, given, partial, full, place, split, splits, axis, MASK_MOD: tl.constexpr):
+    """``attend_tile`` to one of ``splits`` equal parts of all tiles; the two lists of blocks end to end are one list."""
+    if partial is None:
+        tiles = tl.cdiv(axis.length, axis.BLOCK)
+    else:
+        TILES: tl.constexpr = (axis.SPARSE + axis.BLOCK - 1) // axis.BLOCK
+        row = list_row(partial, *place)
+        tiles_partial = tl.load(partial.num_blocks + row) * TILES
+        tiles = tiles_partial
+        if full is not None:
+            row_full = list_row(full, *place)
+            tiles += tl.load(full.num_blocks + row_full) * TILES
+    share = tl.cdiv(tiles, splits)
+    begin = tl.minimum(split * share, tiles)
+    end = tl.minimum(begin + share, tiles)
+    if partial is None:
+        for i in range(begin, end):
+            state = attend_tile(*state, tl.cast(i * axis.BLOCK, tl.int32), axis.length, *given, axis.EDGE, None)
+    else:
+        part = tl.minimum(begin, tiles_partial), tl.minimum(end, tiles_partial)
+        state = over_part(state, given, partial, row, *part, axis, MASK_MOD)
+        if full is not None:
+            part = tl.maximum(begin - tiles_partial, 0), tl.maximum(end - tiles_partial, 0)
+            state = over_part(state, given, full, row_full, *part, axis, None)
+    return state
 
 
 @triton.jit
@@ -79,64 +107,17 @@ def decode_kernel(
     keys = head_of(k_ptr, b // sizes.shared, h_kv, strides.k, T.TMA)
     values = head_of(v_ptr, b // sizes.shared, h_kv, strides.v, T.TMA)
 
-    acc, l, top = nothing_seen(T)
-    if partial is None:
-        tiles = tl.cdiv(sizes.N, T.BLOCK_N)
-        share = tl.cdiv(tiles, splits)
-        begin = tl.minimum(split * share, tiles)
-        for i in range(begin, tl.minimum(begin + share, tiles)):
-            n0 = tl.cast(i * T.BLOCK_N, tl.int32)
-            acc, l, top = attend_tile(
-                acc,
-                l,
-                top,
-                n0,
-                sizes.N,
-                q,
-                keys,
-                values,
-                (b, h[:, None], m[:, None]),
-                scores,
-                sizes,
-                Mods(SCORE_MOD),
-                T,
-                T.EDGE_N,
-                None,
-            )
-    else:
-        # The two lists end to end are one list of tiles, cut into equal parts.
-        TILES: tl.constexpr = (T.SPARSE_N + T.BLOCK_N - 1) // T.BLOCK_N
-        row = list_row(partial, b, h0, 0)
-        tiles_partial = tl.load(partial.num_blocks + row) * TILES
-        tiles = tiles_partial
-        if full is not None:
-            row_full = list_row(full, b, h0, 0)
-            tiles += tl.load(full.num_blocks + row_full) * TILES
-        share = tl.cdiv(tiles, splits)
-        begin = tl.minimum(split * share, tiles)
-        end = tl.minimum(begin + share, tiles)
-        acc, l, top = over_split(
-            (acc, l, top),
-            (q, keys, values, (b, h[:, None], m[:, None]), scores, sizes, Mods(SCORE_MOD), T),
-            partial,
-            row,
-            tl.minimum(begin, tiles_partial),
-            tl.minimum(end, tiles_partial),
-            Axis(sizes.N, T.SPARSE_N, T.BLOCK_N, T.EDGE_N),
-            MASK_MOD,
-        )
-        if full is not None:
-            acc, l, top = over_split(
-                (acc, l, top),
-                (q, keys, values, (b, h[:, None], m[:, None]), scores, sizes, Mods(SCORE_MOD), T),
-                full,
-                row_full,
-                tl.maximum(begin - tiles_partial, 0),
-                tl.maximum(end - tiles_partial, 0),
-                Axis(sizes.N, T.SPARSE_N, T.BLOCK_N, T.EDGE_N),
-                None,
-            )
-
+    acc, l, top = over_split(
+        nothing_seen(T),
+        (q, keys, values, (b, h[:, None], m[:, None]), scores, sizes, Mods(SCORE_MOD), T),
+        partial,
+        full,
+        (b, h0, 0),
+        split,
+        splits,
+        Axis(sizes.N, T.SPARSE_N, T.BLOCK_N, T.EDGE_N),
+        MASK_MOD,
+    )
     l = tl.where(l == 0.0, 1.0, l)
     rows = split.to(tl.int64) * rows_total + row_of(b, h, sizes) + m
     tl.store(lse_ptr + rows, top + tl.log2(l), mask=mask_r)

@@ -36,13 +36,13 @@ def list_begin(lists, b, h, r):
 
 
 @triton.jit
-def trimmed(lists, row, some, first, m0, m_last, extent, T):
-    """``(begin, end)`` of the tiles of a list of ``some`` blocks without those, in its first block and in its last, none of
-    whose keys queries m0 ... m_last see."""
-    TILES: tl.constexpr = (T.SPARSE_N + T.BLOCK_N - 1) // T.BLOCK_N
+def trimmed(lists, row, some, first, first_seen, last_seen, SPARSE: tl.constexpr, BLOCK: tl.constexpr):
+    """``(begin, end)`` of the tiles of a list of ``some`` blocks without those, in its first block and in its last, that end
+    before key ``first_seen`` or begin behind ``last_seen``."""
+    TILES: tl.constexpr = (SPARSE + BLOCK - 1) // BLOCK
     last = tl.load(lists.indices + row * lists.width + some - 1, mask=some > 0, other=0)
-    before = tl.maximum(m0 - extent[0] - first * T.SPARSE_N, 0) // T.BLOCK_N
-    within = tiles_within(m_last + extent[1] - last * T.SPARSE_N, T.BLOCK_N)
+    before = tl.maximum(first_seen - first * SPARSE, 0) // BLOCK
+    within = tiles_within(last_seen - last * SPARSE, BLOCK)
     return tl.minimum(before, TILES), tl.where(some > 0, (some - 1) * TILES + tl.minimum(within, TILES), 0)
 
 
@@ -66,18 +66,33 @@ def attend_between(
     MASK_MOD: tl.constexpr,
 ):
     """``attend_tile``, without the mask in a tile whose keys are all between ``ends``, if any: every query sees these."""
-    b, h, m = at
-    k = load_rows(keys, n0, n_end, T.D, EDGE, T.TMA, T.BLOCK_N, T.BLOCK_D)
-    s = tl.dot(q, tl.trans(k), input_precision=T.PRECISION)
-    n, inside = visited(n0, n_end, sizes.N, T.BLOCK_N, EDGE)
-    tables = scores.score_tables, scores.mask_tables
-    if ends is None:
-        x = logits(s, scores.scale, b, h, m, n, inside, *tables, mods.SCORE_MOD, MASK_MOD)
+    if ends is None or MASK_MOD is None:
+        return attend_tile(acc, l, top, n0, n_end, q, keys, values, at, scores, sizes, mods, T, EDGE, MASK_MOD)
     else:
-        x = logits(s, scores.scale, b, h, m, n, inside, *tables, mods.SCORE_MOD, None)
+        b, h, m = at
+        k = load_rows(keys, n0, n_end, T.D, EDGE, T.TMA, T.BLOCK_N, T.BLOCK_D)
+        s = tl.dot(q, tl.trans(k), input_precision=T.PRECISION)
+        n, inside = visited(n0, n_end, sizes.N, T.BLOCK_N, EDGE)
+        x = logits(s, scores.scale, b, h, m, n, inside, scores.score_tables, (), mods.SCORE_MOD, None)
         if (n0 < ends[0]) | (n0 + T.BLOCK_N - 1 > ends[1]):
             x = tl.where(MASK_MOD(b, h, m, n, scores.mask_tables), x, float("-inf"))
-    return attend(acc, l, top, x, values, n0, n_end, scores.unit, T, EDGE)
+        return attend(acc, l, top, x, values, n0, n_end, scores.unit, T, EDGE)
+
+
+@triton.jit
+def over_trimmed(state, given, partial, full, begun, begun_full, seen, axis, MASK_MOD: tl.constexpr):
+    """``attend_between`` to the tiles of two lists that begin as ``begun`` and ``begun_full``; seen: the first and the last
+    key that a query sees, as ``trimmed`` takes them."""
+    TILES: tl.constexpr = (axis.SPARSE + axis.BLOCK - 1) // axis.BLOCK
+    row, some, first = begun
+    begin, end = trimmed(partial, row, some, first, *seen, axis.SPARSE, axis.BLOCK)
+    block = tl.load(partial.indices + row * partial.width + begin // TILES, mask=begin < end, other=0)
+    state = over_list(attend_between, state, given, partial, row, begin, end, block, axis, MASK_MOD)
+    if full is not None:
+        row, some, first = begun_full
+        if some > 0:
+            state = over_list(attend_between, state, given, full, row, 0, some * TILES, first, axis, None)
+    return state
 
 
 @triton.jit
@@ -103,45 +118,24 @@ def attention_narrow_kernel(
     b, h, h_kv, r, m0, m_end = queries_of_program(sizes, T)
     keys = head_of(k_ptr, b // sizes.shared, h_kv, strides.k, T.TMA)
     values = head_of(v_ptr, b // sizes.shared, h_kv, strides.v, T.TMA)
-    row, some, first = list_begin(partial, b, h, r)
-    if full is not None:
-        row_full, some_full, first_full = list_begin(full, b, h, r)
+    begun = list_begin(partial, b, h, r)
+    begun_full = list_begin(full, b, h, r) if full is not None else None
     q = load_rows(head_of(q_ptr, b, h, strides.q, False), m0, m_end, T.D, T.EDGE_M, False, T.BLOCK_M, T.BLOCK_D)
     m = tl.minimum(m0 + tl.arange(0, T.BLOCK_M), sizes.M - 1)[:, None]
-
     m_last = tl.minimum(m0 + T.BLOCK_M, m_end) - 1
-    begin, end = trimmed(partial, row, some, first, m0, m_last, extent, T)
-    TILES: tl.constexpr = (T.SPARSE_N + T.BLOCK_N - 1) // T.BLOCK_N
-    block = tl.load(partial.indices + row * partial.width + begin // TILES, mask=begin < end, other=0)
-    acc, l, top = nothing_seen(T)
     ends = (m_last - extent[0], m0 + extent[1]) if EXACT else None
-    acc, l, top = over_list(
-        attend_between,
-        (acc, l, top),
+    state = over_trimmed(
+        nothing_seen(T),
         (q, keys, values, (b, h, m), ends, scores, sizes, Mods(SCORE_MOD), T),
         partial,
-        row,
-        begin,
-        end,
-        block,
+        full,
+        begun,
+        begun_full,
+        (m0 - extent[0], m_last + extent[1]),
         Axis(sizes.N, T.SPARSE_N, T.BLOCK_N, T.EDGE_N),
         MASK_MOD,
     )
-    if full is not None:
-        if some_full > 0:
-            acc, l, top = over_list(
-                attend_tile,
-                (acc, l, top),
-                (q, keys, values, (b, h, m), scores, sizes, Mods(SCORE_MOD), T),
-                full,
-                row_full,
-                0,
-                some_full * TILES,
-                first_full,
-                Axis(sizes.N, T.SPARSE_N, T.BLOCK_N, T.EDGE_N),
-                None,
-            )
-    store_attention(acc, l, top, o_ptr, lse_ptr, top_ptr, b, h, m0, m_end, sizes, strides.o, T)
+    store_attention(*state, o_ptr, lse_ptr, top_ptr, b, h, m0, m_end, sizes, strides.o, T)
 
 
 def is_narrow(p):

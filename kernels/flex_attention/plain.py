@@ -412,25 +412,13 @@ def delta_of_rows(o_ptr, do_ptr, dlse_ptr, b, h, m0, M, o_strides, do_strides, d
 
 @triton.jit
 def delta_kernel(
-    o_ptr,
-    do_ptr,
-    dlse_ptr,
-    delta_ptr,
-    M,
-    H,
-    o_strides,
-    do_strides,
-    dlse_strides,
-    DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
+    o_ptr, do_ptr, dlse_ptr, delta_ptr, M, H, strides, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr
 ):
-    """delta [B, H, M], in float32."""
+    """delta [B, H, M], in float32; strides: those of o, do and dlse."""
     tiles = tl.cdiv(M, BLOCK_M)
     pid = tl.program_id(0)
     m0 = (pid % tiles).to(tl.int64) * BLOCK_M
     bh = (pid // tiles).to(tl.int64)
-    strides = o_strides, do_strides, dlse_strides
     delta = delta_of_rows(o_ptr, do_ptr, dlse_ptr, bh // H, bh % H, m0, M, *strides, DV, BLOCK_M, BLOCK_DV)
     offs_m = m0 + tl.arange(0, BLOCK_M)
     tl.store(delta_ptr + bh * M + offs_m, delta, mask=offs_m < M)
@@ -729,7 +717,7 @@ def launch_delta(p, o, do, dlse):
     BLOCK_M = 64
     meta = {"DV": p.Dv, "BLOCK_M": BLOCK_M, "BLOCK_DV": columns(p.Dv)}
     grid = (p.B * p.Hq * cdiv(p.M, BLOCK_M),)
-    launch(delta_kernel, grid, o, do, dlse, delta, p.M, p.Hq, *strides_of_rows(o, do, dlse), **meta)
+    launch(delta_kernel, grid, o, do, dlse, delta, p.M, p.Hq, strides_of_rows(o, do, dlse), **meta)
     return delta
 
 
@@ -785,19 +773,19 @@ def gradients_of_captured(p, x, rows, dq):
     return p.score.gradients(x.captured, x.numbers, sums)
 
 
-def _keys_options(p):
-    return p.launch_options("backward_dkdv")
-
-
 def _of_keys(p, TMA):
-    meta = tile_of(p, p.cached(_keys_options) | {"TMA": TMA}) | p.mods()
+    meta = tile_of(p, p.launch_options("backward_dkdv") | {"TMA": TMA}) | p.mods()
     return p.tiles(p.N, p.SPARSE_N, meta["T"].BLOCK_N), meta
+
+
+def _keys_by_tma(p):
+    return p.launch_options("backward_dkdv")["TMA"]
 
 
 def of_keys(p, rows):
     """``(tiles of keys, compile-time arguments)`` of the keys' kernel; TMA reads queries where somebody else sums delta: else
     the call is short, and would be over before TMA is set up."""
-    return p.cached(_of_keys, rows.delta is not None and p.cached(_keys_options)["TMA"] and fits_tma(rows.do))
+    return p.cached(_of_keys, rows.delta is not None and p.cached(_keys_by_tma) and fits_tma(rows.do))
 
 
 def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
