@@ -123,10 +123,10 @@ def attention_narrow_kernel(
     q = load_rows(head_of(q_ptr, b, h, strides.q, False), m0, m_end, T.D, T.EDGE_M, False, T.BLOCK_M, T.BLOCK_D)
     m = tl.minimum(m0 + tl.arange(0, T.BLOCK_M), sizes.M - 1)[:, None]
     m_last = tl.minimum(m0 + T.BLOCK_M, m_end) - 1
-    ends = (m_last - extent[0], m0 + extent[1]) if EXACT else None
+    ends = m_last - extent[0], m0 + extent[1]
     state = over_trimmed(
         nothing_seen(T),
-        (q, keys, values, (b, h, m), ends, scores, sizes, Mods(SCORE_MOD), T),
+        (q, keys, values, (b, h, m), ends if EXACT else None, scores, sizes, Mods(SCORE_MOD), T),
         partial,
         full,
         begun,

@@ -326,7 +326,7 @@ def _gradients(plan, x, do, dlse, o, lse, needs, need_captured):
     hopper_rows = rows_of(p, do, dlse, o, lse) if on_hopper else None
     rows = None
     if not on_hopper or need_captured or (need_q and not stored):
-        rows = plain.Rows(do, lse, plain.launch_delta(p, o, do, dlse))
+        rows = plain.Rows(do, lse, plain.launch_delta(plan.delta, o, do, dlse))
 
     dq = like(x.query) if need_q or need_captured else None
     captured = []

@@ -708,16 +708,22 @@ def prepared(p, kernel=attention_forward_kernel, options=None):
 
 def strides_of_rows(o, do, dlse):
     """What kernels that call ``delta_of_rows`` are told of its tensors."""
-    return Strides(*o.stride()), Strides(*do.stride()), Strides(0, 0, 0) if dlse is None else Strides(*dlse.stride())
+    return tuple(None if t is None else Strides(*t.stride()) for t in (o, do, dlse))
 
 
-def launch_delta(p, o, do, dlse):
-    """delta [B, Hq, M] in float32; dlse: of the lse in base 2, or ``None``."""
-    delta = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device)
+def of_delta(p):
+    """``(grid, compile-time arguments)`` of ``delta_kernel``."""
     BLOCK_M = 64
-    meta = {"DV": p.Dv, "BLOCK_M": BLOCK_M, "BLOCK_DV": columns(p.Dv)}
-    grid = (p.B * p.Hq * cdiv(p.M, BLOCK_M),)
-    launch(delta_kernel, grid, o, do, dlse, delta, p.M, p.Hq, strides_of_rows(o, do, dlse), **meta)
+    return (p.B * p.Hq * cdiv(p.M, BLOCK_M),), {"DV": p.Dv, "BLOCK_M": BLOCK_M, "BLOCK_DV": columns(p.Dv)}
+
+
+def launch_delta(prepared, o, do, dlse):
+    """delta [B, Hq, M] in float32; dlse: of the lse in base 2, or ``None``."""
+    grid, meta = prepared
+    B, H, M, _ = o.shape
+    delta = torch.empty((B, H, M), dtype=torch.float32, device=o.device)
+    strides = tuple(None if t is None else Strides(*t.stride()) for t in (o, do, dlse))
+    launch(delta_kernel, grid, o, do, dlse, delta, M, H, strides, **meta)
     return delta
 
 

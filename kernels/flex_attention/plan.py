@@ -34,6 +34,7 @@ class Plan:
         self.not_hopper_backward = hopper_backward.reason_not(problem, True)
         self.stored = stored_ds.heads(problem)
         self.short = short.fits(problem)
+        self.delta = plain.of_delta(problem)
         #: The launch of a forward pass for any GPU, ``None`` of another.
         self.narrow = narrow.is_narrow(problem)
         self.forward = (narrow if self.narrow else plain).prepared(problem) if self.forward_way is plain else None
