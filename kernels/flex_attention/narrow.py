@@ -73,23 +73,23 @@ def attend_between(
         k = load_rows(keys, n0, n_end, T.D, EDGE, T.TMA, T.BLOCK_N, T.BLOCK_D)
         s = tl.dot(q, tl.trans(k), input_precision=T.PRECISION)
         n, inside = visited(n0, n_end, sizes.N, T.BLOCK_N, EDGE)
-        x = logits(s, scores.scale, b, h, m, n, inside, scores.score_tables, (), mods.SCORE_MOD, None)
+        x = logits(s, scores.scale, b, h, m, n, inside if EDGE else None, scores.score_tables, (), mods.SCORE_MOD, None)
         if (n0 < ends[0]) | (n0 + T.BLOCK_N - 1 > ends[1]):
             x = tl.where(MASK_MOD(b, h, m, n, scores.mask_tables), x, float("-inf"))
         return attend(acc, l, top, x, values, n0, n_end, scores.unit, T, EDGE)
 
 
 @triton.jit
-def over_trimmed(state, given, partial, full, begun, begun_full, seen, axis, MASK_MOD: tl.constexpr):
-    """``attend_between`` to the tiles of two lists that begin as ``begun`` and ``begun_full``; seen: the first and the last
-    key that a query sees, as ``trimmed`` takes them."""
+def over_trimmed(state, given, partial, full, start, start_full, seen, axis, MASK_MOD: tl.constexpr):
+    """``attend_between`` to the tiles of two lists; start, start_full: their ``list_begin``; seen: the first and the last key
+    that a query sees."""
     TILES: tl.constexpr = (axis.SPARSE + axis.BLOCK - 1) // axis.BLOCK
-    row, some, first = begun
+    row, some, first = start
     begin, end = trimmed(partial, row, some, first, *seen, axis.SPARSE, axis.BLOCK)
     block = tl.load(partial.indices + row * partial.width + begin // TILES, mask=begin < end, other=0)
     state = over_list(attend_between, state, given, partial, row, begin, end, block, axis, MASK_MOD)
     if full is not None:
-        row, some, first = begun_full
+        row, some, first = start_full
         if some > 0:
             state = over_list(attend_between, state, given, full, row, 0, some * TILES, first, axis, None)
     return state
@@ -118,8 +118,8 @@ def attention_narrow_kernel(
     b, h, h_kv, r, m0, m_end = queries_of_program(sizes, T)
     keys = head_of(k_ptr, b // sizes.shared, h_kv, strides.k, T.TMA)
     values = head_of(v_ptr, b // sizes.shared, h_kv, strides.v, T.TMA)
-    begun = list_begin(partial, b, h, r)
-    begun_full = list_begin(full, b, h, r) if full is not None else None
+    start = list_begin(partial, b, h, r)
+    start_full = list_begin(full, b, h, r) if full is not None else None
     q = load_rows(head_of(q_ptr, b, h, strides.q, False), m0, m_end, T.D, T.EDGE_M, False, T.BLOCK_M, T.BLOCK_D)
     m = tl.minimum(m0 + tl.arange(0, T.BLOCK_M), sizes.M - 1)[:, None]
     m_last = tl.minimum(m0 + T.BLOCK_M, m_end) - 1
@@ -129,8 +129,8 @@ def attention_narrow_kernel(
         (q, keys, values, (b, h, m), ends if EXACT else None, scores, sizes, Mods(SCORE_MOD), T),
         partial,
         full,
-        begun,
-        begun_full,
+        start,
+        start_full,
         (m0 - extent[0], m_last + extent[1]),
         Axis(sizes.N, T.SPARSE_N, T.BLOCK_N, T.EDGE_N),
         MASK_MOD,

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.checks import PLAIN, check_number, explains, public, refuse_parts, refuse_transforms, values_checked
 from kernels.common.operator import launch, layout, register
-from kernels.flex_attention import graphs, plain, short, specs, stored_ds
+from kernels.flex_attention import graphs, plain, plain_backward, short, specs, stored_ds
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.checks import LISTS, SLICED, check_mods, check_returns, check_tensors, listed
@@ -326,14 +326,14 @@ def _gradients(plan, x, do, dlse, o, lse, needs, need_captured):
     hopper_rows = rows_of(p, do, dlse, o, lse) if on_hopper else None
     rows = None
     if not on_hopper or need_captured or (need_q and not stored):
-        rows = plain.Rows(do, lse, plain.launch_delta(plan.delta, o, do, dlse))
+        rows = plain_backward.Rows(do, lse, plain_backward.launch_delta(plan.delta, o, do, dlse))
 
     dq = like(x.query) if need_q or need_captured else None
     captured = []
     if need_captured:
-        captured = plain.gradients_of_captured(p, x, rows, dq)
+        captured = plain_backward.gradients_of_captured(p, x, rows, dq)
     elif need_q and not stored:
-        plain.launch_dq(p, x, rows, dq)
+        plain_backward.launch_dq(p, x, rows, dq)
 
     dk = dv = None
     if need_kv:
@@ -346,7 +346,7 @@ def _gradients(plan, x, do, dlse, o, lse, needs, need_captured):
             elif stored:
                 stored_ds.launch_dkdv(p, x, rows, dk, dv, ds, first, count)
             else:
-                plain.launch_dkdv(p, x, rows, dk, dv)
+                plain_backward.launch_dkdv(p, x, rows, dk, dv)
             if stored:
                 stored_ds.dq_from_ds(p, x, ds, dq, first, count)
     return [dq if need_q else None, dk if need_k else None, dv if need_v else None, *captured]

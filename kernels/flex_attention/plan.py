@@ -9,7 +9,7 @@ from functools import cached_property
 
 from kernels.common.choice import choose
 from kernels.common.operator import planned
-from kernels.flex_attention import decoding, narrow, plain, short, stored_ds
+from kernels.flex_attention import decoding, narrow, plain, plain_backward, short, stored_ds
 from kernels.flex_attention.checks import check_captured
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused
@@ -34,7 +34,7 @@ class Plan:
         self.not_hopper_backward = hopper_backward.reason_not(problem, True)
         self.stored = stored_ds.heads(problem)
         self.short = short.fits(problem)
-        self.delta = plain.of_delta(problem)
+        self.delta = plain_backward.of_delta(problem)
         #: The launch of a forward pass for any GPU, ``None`` of another.
         self.narrow = narrow.is_narrow(problem)
         self.forward = (narrow if self.narrow else plain).prepared(problem) if self.forward_way is plain else None

@@ -9,36 +9,34 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from kernels.flex_attention import plain
-from kernels.flex_attention.plain import (
+from kernels.flex_attention.plain import Strides, head_of, load_rows, store_rows
+from kernels.flex_attention.plain_backward import (
     Rows,
-    Strides,
     delta_of_tiles,
     gradients_of_tile,
-    head_of,
+    launch_dkdv,
     load_dlse,
     load_lse,
-    load_rows,
-    store_rows,
+    strides_of_rows,
 )
 
 
 class Beside(NamedTuple):
-    """What this kernel has beside the keys': o and dlse (or ``None``), of which it sums delta, and dq, which it stores."""
+    """What this kernel has beside the keys': o and dlse, if any, of which it sums delta, and dq, which it stores."""
 
     o_ptr: Any
-    dlse_ptr: Any
     dq_ptr: Any
     o: Strides
-    dlse: Strides
     dq: Strides
+    dlse_ptr: Any
+    dlse: Strides | None
 
 
 @triton.jit
 def short_tile(
     dk, dv, m0, m_end, own, heads, at, beside, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
 ):
-    """``plain.dkdv_tile`` with delta summed here, and dq = c ds k over all keys there are."""
+    """``plain_backward.dkdv_tile`` with delta summed here, and dq = c ds k over all keys there are."""
     k, v, n0 = own
     b, h, _n = at
     queries, gradients, lse_at, _delta_at, _slot = heads
@@ -71,6 +69,6 @@ def gradients_of(p, x, do, dlse, o, lse, grads):
     dq, dk, dv = grads
     if p.sparse:
         dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
-    o_strides, _, dlse_strides = plain.strides_of_rows(o, do, dlse)
-    beside = Beside(o, dlse, dq, o_strides, dlse_strides, Strides(*dq.stride()))
-    plain.launch_dkdv(p, x, Rows(do, lse, None), dk, dv, short_tile, beside)
+    o_strides, _, dlse_strides = strides_of_rows(o, do, dlse)
+    beside = Beside(o, dq, o_strides, Strides(*dq.stride()), dlse, dlse_strides)
+    launch_dkdv(p, x, Rows(do, lse, None), dk, dv, short_tile, beside)

@@ -1,6 +1,6 @@
 """ds kept by the keys' kernel for some heads at a time: dq is one product with it then, not three.
 
-dq = c ds k,   ds as ``plain.gradients_of_tile`` has it, transposed, in a workspace [heads, keys, queries]
+dq = c ds k,   ds as ``plain_backward.gradients_of_tile`` has it, transposed, in a workspace [heads, keys, queries]
 """
 
 from typing import Any, NamedTuple
@@ -12,19 +12,17 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.gpu import multiprocessors
 from kernels.common.operator import launch
-from kernels.flex_attention import plain
+from kernels.flex_attention import plain, plain_backward
 from kernels.flex_attention.plain import (
     Axis,
-    gradients_of_tile,
     head_of,
-    load_delta,
-    load_lse,
     load_rows,
     over_tiles,
     rows_of_tile,
     store_rows,
     tiled,
 )
+from kernels.flex_attention.plain_backward import gradients_of_tile, load_delta, load_lse
 from kernels.flex_attention.problem import cdiv
 
 LEAST = 64  # queries of a tile that is not cut in half
@@ -51,7 +49,7 @@ def at_ds(kept, slot, n0, m0, BLOCK_N, BLOCK_M):
 def store_tile(
     dk, dv, m0, m_end, own, heads, at, kept, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
 ):
-    """``plain.dkdv_tile``, and ds to the workspace."""
+    """``plain_backward.dkdv_tile``, and ds to the workspace."""
     k, v, n0 = own
     queries, gradients, lse_at, delta_at, slot = heads
     q = load_rows(queries, m0, m_end, T.D, EDGE, T.TMA, T.BLOCK_M, T.BLOCK_D)
@@ -82,7 +80,7 @@ def product_tile(dq, n0, n_end, kept, slot, keys, m0, T, EDGE: tl.constexpr, MAS
 
 
 @triton.jit
-def dq_from_ds_kernel(kept, k_ptr, dq_ptr, partial, full, split, scale, sizes, strides, T: tl.constexpr):
+def dq_from_ds_kernel(kept, k_ptr, dq_ptr, partial, full, split, scale, sizes, k_strides, dq_strides, T: tl.constexpr):
     """dq of BLOCK_M queries from the ds that was stored: one product instead of three.
 
     split: a ``Split``, of whose heads and queries there is ds, or ``None``: of all.
@@ -111,14 +109,14 @@ def dq_from_ds_kernel(kept, k_ptr, dq_ptr, partial, full, split, scale, sizes, s
     (dq,) = over_tiles(
         product_tile,
         (tl.zeros([BLOCK_M, BLOCK_D], tl.float32),),
-        (kept, slot, head_of(k_ptr, b_kv, h_kv, strides.k, T.TMA), m0 - column, T),
+        (kept, slot, head_of(k_ptr, b_kv, h_kv, k_strides, T.TMA), m0 - column, T),
         partial,
         full,
         (b, h, r),
         Axis(sizes.N, T.SPARSE_N, T.BLOCK_N, T.EDGE_N),
         None,
     )
-    store_rows(dq * scale, dq_ptr, b, h, m0, sizes.M, strides.dq, T.D)
+    store_rows(dq * scale, dq_ptr, b, h, m0, sizes.M, dq_strides, T.D)
 
 
 def heads(p):
@@ -159,8 +157,8 @@ def stored(ds, T):
 
 def launch_dkdv(p, x, rows, dk, dv, ds, first, count):
     """dk and dv of ``count`` pairs of batch row and key head from ``first`` on, and their ds."""
-    _, meta = plain.of_keys(p, rows)
-    plain.launch_dkdv(p, x, rows, dk, dv, store_tile, stored(ds, meta["T"]), (first, count))
+    _, meta = plain_backward.of_keys(p, rows)
+    plain_backward.launch_dkdv(p, x, rows, dk, dv, store_tile, stored(ds, meta["T"]), (first, count))
 
 
 def options(p, heads, queries):
@@ -186,5 +184,5 @@ def dq_from_ds(p, x, ds, dq, first, count, split=None):
     T = meta["T"]
     key = tiled(x.key, T.BLOCK_N) if T.TMA else x.key
     tensors = stored(ds, T), key, dq, x.partial, x.full, split and split.given(), p.scale
-    sizes, strides = plain.sizes_of(p, tiles, first), plain.layouts_of(p, dq=dq)
-    launch(dq_from_ds_kernel, (count * heads * tiles,), *tensors, sizes, strides, **meta)
+    strides = plain.Strides(*p.layouts["key"][0]), plain.Strides(*dq.stride())
+    launch(dq_from_ds_kernel, (count * heads * tiles,), *tensors, plain.sizes_of(p, tiles, first), *strides, **meta)

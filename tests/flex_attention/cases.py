@@ -15,7 +15,7 @@ from kernels.flex_attention import (
     noop_mask,
     operator,
     or_masks,
-    plain,
+    plain_backward,
     stored_ds,
 )
 from kernels.flex_attention.hopper import backward as hopper_backward
@@ -277,5 +277,5 @@ def outputs(p):
 
 def replace_launch(monkeypatch, make):
     """``make(launch)`` in place of ``launch`` wherever a kernel of this operator is launched."""
-    for module in (operator, decoding, plain, stored_ds, hopper_forward, hopper_backward, hopper_rows, fused):
+    for module in (operator, decoding, plain_backward, stored_ds, hopper_forward, hopper_backward, hopper_rows, fused):
         monkeypatch.setattr(module, "launch", make(module.launch))
