@@ -17,19 +17,27 @@ from kernels.flex_attention.plain_backward import (
     launch_dkdv,
     load_dlse,
     load_lse,
-    strides_of_rows,
 )
 
 
 class Beside(NamedTuple):
-    """What this kernel has beside the keys': o and dlse, if any, of which it sums delta, and dq, which it stores."""
+    """What this kernel has beside the keys': o and dlse, if any, of which it sums delta, and dq, which it stores. Their strides
+    are not in tuples of their own: Triton 3.6 loses a stride of 1 that is so deep inside."""
 
     o_ptr: Any
     dq_ptr: Any
-    o: Strides
-    dq: Strides
+    ob: int
+    oh: int
+    om: int
+    od: int
+    qb: int
+    qh: int
+    qm: int
+    qd: int
+    lb: int
+    lh: int
+    lm: int
     dlse_ptr: Any
-    dlse: Strides | None
 
 
 @triton.jit
@@ -42,16 +50,18 @@ def short_tile(
     queries, gradients, lse_at, _delta_at, _slot = heads
     q = load_rows(queries, m0, m_end, T.D, EDGE, False, T.BLOCK_M, T.BLOCK_D)
     do = load_rows(gradients, m0, m_end, T.DV, EDGE, False, T.BLOCK_M, T.BLOCK_DV)
-    o = load_rows(head_of(beside.o_ptr, b, h, beside.o, False), m0, m_end, T.DV, True, False, T.BLOCK_M, T.BLOCK_DV)
+    o_rows = head_of(beside.o_ptr, b, h, Strides(beside.ob, beside.oh, beside.om, beside.od), False)
+    o = load_rows(o_rows, m0, m_end, T.DV, True, False, T.BLOCK_M, T.BLOCK_DV)
     m = m0 + tl.arange(0, T.BLOCK_M)
     lse = load_lse(lse_at, m, m_end, True)
-    delta = delta_of_tiles(o, do, load_dlse(beside.dlse_ptr, b, h, m, m_end, beside.dlse))
+    dlse = load_dlse(beside.dlse_ptr, b, h, m, m_end, Strides(beside.lb, beside.lh, beside.lm))
+    delta = delta_of_tiles(o, do, dlse)
     dk, dv, ds = gradients_of_tile(
         dk, dv, k, v, q, do, lse, delta, m0, m_end, at, scores, sizes, mods, T, EDGE, MASK_MOD
     )
     ds = tl.where((n0 + tl.arange(0, T.BLOCK_N) < sizes.N)[:, None], ds, 0.0).to(k.dtype)
     dq = tl.dot(tl.trans(ds), k, input_precision=T.PRECISION) * scores.scale
-    store_rows(dq, beside.dq_ptr, b, h, m0, m_end, beside.dq, T.D)
+    store_rows(dq, beside.dq_ptr, b, h, m0, m_end, Strides(beside.qb, beside.qh, beside.qm, beside.qd), T.D)
     return dk, dv
 
 
@@ -69,6 +79,5 @@ def gradients_of(p, x, do, dlse, o, lse, grads):
     dq, dk, dv = grads
     if p.sparse:
         dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
-    o_strides, _, dlse_strides = strides_of_rows(o, do, dlse)
-    beside = Beside(o, dq, o_strides, Strides(*dq.stride()), dlse, dlse_strides)
+    beside = Beside(o, dq, *o.stride(), *dq.stride(), *((0, 0, 0) if dlse is None else dlse.stride()), dlse)
     launch_dkdv(p, x, Rows(do, lse, None), dk, dv, short_tile, beside)
