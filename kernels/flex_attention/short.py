@@ -21,8 +21,8 @@ from kernels.flex_attention.plain_backward import (
 
 
 class Beside(NamedTuple):
-    """What this kernel has beside the keys': o and dlse, if any, of which it sums delta, and dq, which it stores. Their strides
-    are not in tuples of their own: Triton 3.6 loses a stride of 1 that is so deep inside."""
+    """What this kernel has beside the keys': o and dlse, if any, of which it sums delta, and dq, which it stores. Their
+    strides are not in tuples of their own: Triton 3.6 loses a stride of 1 that is so deep inside."""
 
     o_ptr: Any
     dq_ptr: Any
