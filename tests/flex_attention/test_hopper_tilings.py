@@ -132,7 +132,7 @@ def test_a_group_multiplies_no_tile_that_it_does_not_reach(hopper_table, monkeyp
     """Of the first block under a causal mask the first group has one tile of 64 keys, the second one two."""
     products = []
     for reach in ((0, 0), (2**30, 2**30)):
-        monkeypatch.setattr(Inputs, "reach", reach)
+        monkeypatch.setattr(Inputs, "extent", reach)
         _, result = alone(hopper.SMALL, shape=(1, 1, 1, 128, 128, 64, 64))
         assert result.ok, result
         operations = [operation.what for machine in result.machines for operation in machine.operations]
