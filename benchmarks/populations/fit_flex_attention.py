@@ -21,9 +21,8 @@ from scipy.optimize import least_squares
 
 from benchmarks.populations import tune_flex_attention as tune
 from kernels.common import configs
-from kernels.flex_attention import problem
+from kernels.flex_attention import problem, stored_ds
 from kernels.flex_attention.hopper import cost, dealing
-from kernels.flex_attention.portable import stored_ds
 
 PATH = Path(cost.__file__).parent / "costs.json"
 PROCESSORS = {"NVIDIA H200": 132}

@@ -17,10 +17,9 @@ from benchmarks import harness
 from benchmarks.populations import flex_attention as rows
 from benchmarks.populations import population
 from kernels import runtime
-from kernels.flex_attention import operator
+from kernels.flex_attention import operator, stored_ds
 from kernels.flex_attention.hopper import cost
 from kernels.flex_attention.plan import Plan
-from kernels.flex_attention.portable import stored_ds
 
 ROOM = "flex_attention"
 describe = rows.describe

@@ -33,8 +33,8 @@ class Inputs:
     full: Lists | None
 
     @property
-    def reach(self):
-        """``(behind, ahead)`` as the kernel compares them with positions: the mask lets no query see a key farther off."""
+    def extent(self):
+        """``(behind, ahead)`` as kernels compare them with positions: the mask lets no query see a key farther off."""
         span = self.problem.mask.extent(tuple(self.mask_numbers), self.problem.M, self.problem.N)
         return tuple(int(max(-(2**30), min(end, 2**30))) for end in span[:2])
 

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.checks import PLAIN, check_number, explains, public, refuse_parts, refuse_transforms, values_checked
 from kernels.common.operator import launch, layout, register
-from kernels.flex_attention import graphs, specs
+from kernels.flex_attention import graphs, plain, plain_backward, short, specs, stored_ds
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.checks import LISTS, SLICED, check_mods, check_returns, check_tensors, listed
@@ -27,12 +27,6 @@ from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.mods.bind import bind, source
 from kernels.flex_attention.mods.extent import extent_of
 from kernels.flex_attention.plan import plan_of
-from kernels.flex_attention.portable import dkdv, stored_ds
-from kernels.flex_attention.portable import forward as portable_forward
-from kernels.flex_attention.portable.delta import delta_kernel
-from kernels.flex_attention.portable.dq import launch_dq
-from kernels.flex_attention.portable.sinks import sums_of_sinks
-from kernels.flex_attention.portable.tiles import Strides, fits_tma, tiled
 from kernels.flex_attention.problem import like_strided
 
 LN2 = math.log(2)
@@ -113,7 +107,9 @@ def flex_attention(
         o, lse, top = (_recorded if dynamo else _of_subclasses)(query, key, value, *asked, want_top)
     else:
         if torch.jit.is_tracing():
-            raise RuntimeError("flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result")
+            raise RuntimeError(
+                "flex_attention cannot be recorded by torch.jit.trace, which would keep this call's result"
+            )
         *arguments, spec = _arguments(query, key, value, *asked)
         o, lse, top = _attend(query, key, value, *arguments, want_top, spec)
     if return_aux is not None:
@@ -170,7 +166,9 @@ def _arguments(query, key, value, score_mod, block_mask, scale, enable_gqa, kern
         captured, numbers = [*score.captured], score.numbers
     if block_mask is not None:
         mask = bind(block_mask.mask_mod, "mask_mod", query.device)
-        captured += [t.detach() if t.requires_grad else t for t in mask.captured]  # a mask's gradient is zero everywhere
+        captured += [
+            t.detach() if t.requires_grad else t for t in mask.captured
+        ]  # a mask's gradient is zero everywhere
         numbers = *numbers, *mask.numbers
     for t in captured:
         if t.is_neg():  # its strides are known to the compiled mod already
@@ -225,11 +223,11 @@ def _resolved(query, key, value, captured, lists, ints, floats, scale, spec, lea
         numbers = spec.numbers(ints, floats)
     at = 0 if score is None else len(score.number_kinds)
     of_score, of_mask = (captured[: len(places)], numbers[:at]), (captured[len(places) :], numbers[at:])
-    breadth = extent_of(mask, of_mask[1], query.shape, key.shape, value.shape) if of_mask[1] else None
+    extent = extent_of(mask, of_mask[1], query.shape, key.shape, value.shape) if of_mask[1] else None
     in_tf32 = query.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision == "tf32"
     list_heads = lists[0].shape[1] if lists else 1
     plan = plan_of(
-        layout(query), layout(key), layout(value), query.device, scale, score, mask, spec, list_heads, in_tf32, breadth
+        layout(query), layout(key), layout(value), query.device, scale, score, mask, spec, list_heads, in_tf32, extent
     )
     tables = []
     for mod, (tensors, given) in ((score, of_score), (mask, of_mask)):
@@ -261,16 +259,14 @@ def forward(query, key, value, captured, lists, ints, floats, scale, want_top, s
     if plan.forward is None:
         plan.forward_way.forward(p, x, o, lse, top)
     else:
-        programs, sizes, meta = plan.forward
-        if meta["TMA"]:
-            key, value = tiled(key, meta["BLOCK_N"]), tiled(value, meta["BLOCK_N"])
-        launch(
-            portable_forward.attention_forward_kernel,
-            programs,
-            query, key, value, o, lse, top, x.partial, x.full, x.score_tables, x.mask_tables,
-            x.reach if meta.get("TRIM") else (), *sizes,
-            **meta,
-        )  # fmt: skip
+        kernel, grid, sizes, strides, meta = plan.forward
+        T = meta["T"]
+        if T.TMA:
+            key, value = plain.tiled(key, T.BLOCK_N), plain.tiled(value, T.BLOCK_N)
+        scores = plain.Scores(p.scale, p.unit, x.score_tables, x.mask_tables)
+        extent = (x.extent,) if plan.narrow else ()
+        tensors = query, key, value, o, lse, top, x.partial, x.full, scores
+        launch(kernel, grid, *tensors, *extent, sizes, strides, **meta)
     return o, lse, lse.new_empty(0) if top is None else top
 
 
@@ -314,12 +310,11 @@ def _gradients(plan, x, do, dlse, o, lse, needs, need_captured):
     """
     p, (need_q, need_k, need_v) = plan.problem, needs
     need_kv = need_k or need_v
-    if need_q and need_kv and not need_captured and (plan.alone or plan.counts and fits_tma(do)):
-        dq, dk, dv = (like_strided(t, t.shape) for t in (x.query, x.key, x.value))
-        if plan.alone:
-            if p.sparse:
-                dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
-            dkdv.launch_dkdv(p, x, do, lse, None, dk, dv, None, 0, p.Bkv * p.Hkv, o, dlse, dq)
+    like = lambda t: like_strided(t, t.shape)  # noqa: E731
+    if need_q and need_kv and not need_captured and (plan.short or plan.counts and plain.fits_tma(do)):
+        grads = dq, dk, dv = [like(t) for t in (x.query, x.key, x.value)]
+        if plan.short:
+            short.gradients_of(p, x, do, dlse, o, lse, grads)
         elif plan.cut is None:
             fused.gradients_of(p, x, do, rows_of(p, do, dlse, o, lse), dq, dk, dv)
         else:
@@ -327,33 +322,31 @@ def _gradients(plan, x, do, dlse, o, lse, needs, need_captured):
         return [dq, dk if need_k else None, dv if need_v else None]
     groups = p.Bkv * p.Hkv
     stored = plan.stored if need_q and need_kv and not need_captured else 0
-    on_hopper = need_kv and plan.not_hopper_backward is None and fits_tma(do)
-    rows = rows_of(p, do, dlse, o, lse) if on_hopper else None
-    delta = None
+    on_hopper = need_kv and plan.not_hopper_backward is None and plain.fits_tma(do)
+    hopper_rows = rows_of(p, do, dlse, o, lse) if on_hopper else None
+    rows = None
     if not on_hopper or need_captured or (need_q and not stored):
-        delta = torch.empty_like(lse)
-        programs, meta = plan.delta
-        strides = Strides(*o.stride()), Strides(*do.stride()), Strides(*(0, 0, 0) if dlse is None else dlse.stride())
-        launch(delta_kernel, programs, o, do, dlse, delta, p.M, p.Hq, *strides, **meta)
+        rows = plain_backward.Rows(do, lse, plain_backward.launch_delta(plan.delta, o, do, dlse))
 
-    dq = like_strided(x.query, x.query.shape) if need_q or need_captured else None
+    dq = like(x.query) if need_q or need_captured else None
     captured = []
     if need_captured:
-        sums = sums_of_sinks(p, x, do, lse, delta, dq)
-        captured = p.score.gradients(x.captured, x.numbers, sums)
+        captured = plain_backward.gradients_of_captured(p, x, rows, dq)
     elif need_q and not stored:
-        launch_dq(p, x, do, lse, delta, dq)
+        plain_backward.launch_dq(p, x, rows, dq)
 
     dk = dv = None
     if need_kv:
-        dk, dv = like_strided(x.key, x.key.shape), like_strided(x.value, x.value.shape)
+        dk, dv = like(x.key), like(x.value)
         ds = stored_ds.workspace(p, x.query) if stored else None
         for first in range(0, groups, stored or max(groups, 1)):
             count = min(stored or groups, groups - first)
             if on_hopper:
-                hopper_backward.launch_dkdv(p, x, do, rows, dk, dv, ds, first, count)
+                hopper_backward.launch_dkdv(p, x, do, hopper_rows, dk, dv, ds, first, count)
+            elif stored:
+                stored_ds.launch_dkdv(p, x, rows, dk, dv, ds, first, count)
             else:
-                dkdv.launch_dkdv(p, x, do, lse, delta, dk, dv, ds, first, count)
+                plain_backward.launch_dkdv(p, x, rows, dk, dv)
             if stored:
                 stored_ds.dq_from_ds(p, x, ds, dq, first, count)
     return [dq if need_q else None, dk if need_k else None, dv if need_v else None, *captured]

@@ -9,20 +9,18 @@ from functools import cached_property
 
 from kernels.common.choice import choose
 from kernels.common.operator import planned
+from kernels.flex_attention import decoding, narrow, plain, plain_backward, short, stored_ds
 from kernels.flex_attention.checks import check_captured
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.mods.extent import extent_of
-from kernels.flex_attention.portable import alone, decoding, delta, stored_ds
-from kernels.flex_attention.portable import forward as portable_forward
-from kernels.flex_attention.portable.tiles import steps_fit_tma
 from kernels.flex_attention.problem import Problem
 
 #: Hopper's tilings of the forward pass.
 HOPPER = {"hopper_tall": hopper_forward.TALL, "hopper_small": hopper_forward.SMALL, "hopper": hopper_forward.USUAL}
 #: For the forward pass, the faster ones first.
-WAYS = {"decoding": decoding, **HOPPER, "portable": portable_forward}
+WAYS = {"decoding": decoding, **HOPPER, "plain": plain}
 
 
 class Plan:
@@ -35,10 +33,11 @@ class Plan:
         self.not_fused = fused.reason_not(problem)
         self.not_hopper_backward = hopper_backward.reason_not(problem, True)
         self.stored = stored_ds.heads(problem)
-        self.alone = alone.fits(problem)
-        self.delta = delta.prepared(problem)
-        plain = self.forward_way is portable_forward
-        self.forward = portable_forward.prepared(problem) if plain else None  #: of the plain kernel's launch
+        self.short = short.fits(problem)
+        self.delta = plain_backward.of_delta(problem)
+        #: The launch of a forward pass for any GPU, ``None`` of another.
+        self.narrow = narrow.is_narrow(problem)
+        self.forward = (narrow if self.narrow else plain).prepared(problem) if self.forward_way is plain else None
 
     @cached_property
     def counts(self):
@@ -53,7 +52,7 @@ class Plan:
     def __str__(self):
         p = self.problem
         decoded = self.choice.name == "decoding"
-        reason = p.remember(decoding.choose)[2]
+        reason = p.cached(decoding.choose)[2]
         lines = [f"{'decoding' if decoded else 'one program a tile of queries'}: {reason}"]
 
         def says(kernel, why_plain=None, tiles=None, **options):
@@ -70,12 +69,12 @@ class Plan:
         else:
             way = HOPPER.get(self.choice.name, hopper_forward.USUAL)
             why_plain = None if self.choice.name in HOPPER else self.choice.passed_over["hopper"]
-            says("forward", why_plain, way.tile(p), **portable_forward.launch_options(p))
+            says("forward", why_plain, way.tile(p), **(narrow if self.narrow else plain).launch_options(p))
             if why_plain is None and way is not hopper_forward.USUAL:
                 lines[-1] += f", because {way.cost(p).because}"
         learned = p.score is not None and any(p.score.needs_grad)
         why_not = "captured tensors get gradients" if learned else self.not_fused
-        if self.alone and not learned:
+        if self.short and not learned:
             says("backward_dkdv", TMA=False)
             lines.append("dq: in the same kernel, because one of its tiles holds all keys")
         elif self.cut is not None and not learned:
@@ -89,11 +88,13 @@ class Plan:
             says("backward_dkdv", self.not_hopper_backward, hopper_backward.tiles(p))
             says("backward_dq_from_ds" if self.stored else "backward_dq")
             if self.stored:
-                lines.append(f"dq: ds of {self.stored} key heads at a time fits the workspace, five matrix products in all")
+                lines.append(
+                    f"dq: ds of {self.stored} key heads at a time fits the workspace, five matrix products in all"
+                )
             else:
                 lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
             lines.append(f"dq: not added up in memory beside dk and dv, because {why_not}")
-        if self.not_hopper_backward is None and not self.alone:
+        if self.not_hopper_backward is None and not self.short:
             lines.append(f"backward, predicted for an H200: {cost.told(p)}")
         if self.choice.name in HOPPER:
             for name, way in HOPPER.items():
@@ -109,24 +110,24 @@ class Plan:
 
 
 @planned
-def plan_of(query, key, value, device, scale, score, mask, spec, list_heads, in_tf32, breadth):
+def plan_of(query, key, value, device, scale, score, mask, spec, list_heads, in_tf32, extent):
     """The ``Plan`` of tensors with these layouts.
 
     score, mask: the compiled mods; spec: the ``Spec`` that they come from; list_heads: for how many heads the mask has lists;
-    in_tf32: whether float32 is multiplied so; breadth: of a mask that is given numbers, else ``None``.
+    in_tf32: whether float32 is multiplied so; extent: of a mask that is given numbers, else ``None``.
     """
     (B, Hq, M, D), (Bkv, Hkv, N, _) = query.shape, key.shape
     for name, mod in (("score_mod", score), ("block_mask.mask_mod", mask)):
         if mod is not None:
             check_captured(name, mod, {"b": B, "h": Hq, "q_idx": M, "kv_idx": N})
-    if breadth is None:
-        breadth = extent_of(mask, (), query.shape, key.shape, value.shape)
+    if extent is None:
+        extent = extent_of(mask, (), query.shape, key.shape, value.shape)
     layouts = {
-        name: (t.strides, t.address == 0 and steps_fit_tma(t.shape, t.strides, t.dtype.itemsize))
+        name: (t.strides, t.address == 0 and plain.steps_fit_tma(t.shape, t.strides, t.dtype.itemsize))
         for name, t in (("query", query), ("key", key), ("value", value))
     }
     problem = Problem(
         B, Hq, Hkv, Bkv, M, N, D, value.shape[-1], query.dtype, device, layouts, scale, score, mask, spec.BLOCK_SIZE,
-        spec.lists, list_heads, spec.options, "tf32" if in_tf32 else "ieee", breadth,
+        spec.lists, list_heads, spec.options, "tf32" if in_tf32 else "ieee", extent,
     )  # fmt: skip
     return Plan(problem)

@@ -39,7 +39,7 @@ class Problem:
 
     layouts: of query, key and value ``(strides, whether TMA can read it)``. score, mask: the compiled mods, or
     ``None``. BLOCK_SIZE: of the block mask, ``None`` without one; lists: the names of its lists that there are; list_heads:
-    for how many heads. precision: how float32 is multiplied. breadth: see ``extent.extent_of``.
+    for how many heads. precision: how float32 is multiplied. extent: see ``extent.extent_of``.
     """
 
     B: int
@@ -61,23 +61,17 @@ class Problem:
     list_heads: int
     options: dict
     precision: str
-    breadth: Extent
+    extent: Extent
 
     def __post_init__(self):
-        self._remembered = {}
+        self._cached = {}
 
-    def remember(self, make, *of):
+    def cached(self, make, *of):
         """``make(self, *of)``, made once: what is the same in every call of this problem."""
-        key = (make, *of) if of else make
-        try:
-            return self._remembered[key]
-        except KeyError:
-            made = self._remembered[key] = make(self, *of)
-            return made
-
-    def strides(self, *names):
-        """Those of query, key and value, one after another."""
-        return sum((self.layouts[name][0] for name in names), ())
+        key = make, *of
+        if key not in self._cached:
+            self._cached[key] = make(self, *of)
+        return self._cached[key]
 
     def tma(self, *names):
         """Whether TMA can read all of them."""
@@ -213,23 +207,6 @@ class Problem:
         the host has set anything up, the GPU is done, and what has the least to launch is the fastest."""
         return max(queries, self.N) <= table_options(kernel, self.key, self.device).get("SHORT", 0)
 
-    def static(self, options):
-        """Compile-time arguments that every kernel takes, for these launch options."""
-        BLOCK_M, BLOCK_N = options["BLOCK_M"], options["BLOCK_N"]
-        return {
-            "D": self.D,
-            "DV": self.Dv,
-            "SPARSE": self.sparse,
-            "SPARSE_M": self.SPARSE_M or 1,
-            "SPARSE_N": self.SPARSE_N or 1,
-            "EDGE_M": has_edge(self.M, self.SPARSE_M, BLOCK_M),
-            "EDGE_N": has_edge(self.N, self.SPARSE_N, BLOCK_N),
-            "PRECISION": self.precision,
-            "BLOCK_D": columns(self.D),
-            "BLOCK_DV": columns(self.Dv),
-            **options,
-        }
-
 
 def like_strided(x, shape):
     """Uninitialized memory of ``shape`` whose dimensions lie in memory in the order in which x's do."""
@@ -239,7 +216,9 @@ def like_strided(x, shape):
     if all(map(operator.ge, strides, strides[1:])):
         return torch.empty(shape, dtype=x.dtype, device=x.device)
     order = []
-    for i, stride in enumerate(strides):  # put where it belongs: a tracer compares strides that have no value, but sorts none
+    for i, stride in enumerate(
+        strides
+    ):  # put where it belongs: a tracer compares strides that have no value, but sorts none
         at = len(order)
         while at and strides[order[at - 1]] < stride:
             at -= 1

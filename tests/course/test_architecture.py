@@ -19,7 +19,7 @@ FURNITURE = {"__init__.py", "reference.py", "operator.py"}
 WAYS = {
     "conv_wgrad": {"hopper"},
     "dynamic_conv": set(),
-    "flex_attention": {"hopper", "mods", "portable"},
+    "flex_attention": {"hopper", "mods"},
     "recurrent_attention": {"chunk"},
 }
 TRITONS_PRIVATE = ("_low_precision.py", "_triton_interpreter.py", "_triton_mode.py", "_triton_private.py")

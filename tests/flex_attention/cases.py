@@ -6,12 +6,22 @@ import torch
 import torch.nn.functional as F
 
 from kernels import runtime
-from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, noop_mask, operator, or_masks
+from kernels.flex_attention import (
+    AuxRequest,
+    create_block_mask,
+    decoding,
+    flex_attention,
+    mods,
+    noop_mask,
+    operator,
+    or_masks,
+    plain_backward,
+    stored_ds,
+)
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.hopper import fused
 from kernels.flex_attention.hopper import rows as hopper_rows
-from kernels.flex_attention.portable import decoding, dkdv, dq, stored_ds
 from kernels.flex_attention.reference import flex_attention_reference
 from tests import tensors
 from tests.tensors import place
@@ -267,5 +277,5 @@ def outputs(p):
 
 def replace_launch(monkeypatch, make):
     """``make(launch)`` in place of ``launch`` wherever a kernel of this operator is launched."""
-    for module in (operator, decoding, dq, dkdv, stored_ds, hopper_forward, hopper_backward, hopper_rows, fused):
+    for module in (operator, decoding, plain_backward, stored_ds, hopper_forward, hopper_backward, hopper_rows, fused):
         monkeypatch.setattr(module, "launch", make(module.launch))

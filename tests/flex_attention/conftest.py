@@ -4,10 +4,8 @@ import pytest
 
 from kernels.common import configs
 from kernels.common.operator import clear_caches
-from kernels.flex_attention import problem
+from kernels.flex_attention import plain, problem, stored_ds
 from kernels.flex_attention.hopper import cost, dealing, fit
-from kernels.flex_attention.portable import forward as portable_forward
-from kernels.flex_attention.portable import stored_ds
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,12 +47,12 @@ def of_an_h200(monkeypatch):
         return dict(known.get(key, known["default"]))
 
     monkeypatch.setattr(problem, "table_options", options)
-    for module in (dealing, portable_forward, stored_ds):
+    for module in (dealing, plain, stored_ds):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered():
+def nothing_cached():
     """Each test makes its plans anew: many change what a plan depends on."""
     clear_caches()
     yield

@@ -5,8 +5,7 @@ import torch
 
 from kernels import runtime
 from kernels.common.operator import clear_caches
-from kernels.flex_attention import AuxRequest, create_block_mask, flex_attention, mods, problem
-from kernels.flex_attention.portable import decoding
+from kernels.flex_attention import AuxRequest, create_block_mask, decoding, flex_attention, mods, problem
 from tests.flex_attention import cases
 
 

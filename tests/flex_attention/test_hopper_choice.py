@@ -8,13 +8,21 @@ import triton
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention, mods, operator, problem
+from kernels.flex_attention import (
+    BlockMask,
+    causal_block_mask,
+    flex_attention,
+    mods,
+    operator,
+    problem,
+    short,
+    stored_ds,
+)
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused
 from kernels.flex_attention.hopper import forward as hopper
+from kernels.flex_attention.plain import fits_tma
 from kernels.flex_attention.plan import Plan
-from kernels.flex_attention.portable import alone, stored_ds
-from kernels.flex_attention.portable.tiles import fits_tma
 from tests.flex_attention import cases
 
 if common_gluon.gluon is None:
@@ -140,9 +148,9 @@ def test_a_short_call_has_the_least_to_launch(gpu, monkeypatch):
     assert lines[4] == "dq: in the same kernel, because one of its tiles holds all keys"
     for M, N, heads in ((136, 128, 2), (128, 136, 2), (128, 128, 133)):  # or more heads than there are multiprocessors
         p, tensors = on_gpu(shape=(1, heads, heads, M, N, 64, 64))
-        assert reasons(p, *tensors) == (None, None) and alone.fits(p) == (heads == 133)
+        assert reasons(p, *tensors) == (None, None) and short.fits(p) == (heads == 133)
     for M, heads in ((128, 2), (64, 4)):  # a program's walk is over the queries of all heads that share keys
-        assert alone.fits(on_gpu(shape=(1, heads, 2, M, 128, 64, 64))[0]) and not alone.fits(
+        assert short.fits(on_gpu(shape=(1, heads, 2, M, 128, 64, 64))[0]) and not short.fits(
             on_gpu(shape=(1, 2 * heads, 2, M, 128, 64, 64))[0]
         )
 

@@ -132,7 +132,7 @@ def test_a_group_multiplies_no_tile_that_it_does_not_reach(hopper_table, monkeyp
     """Of the first block under a causal mask the first group has one tile of 64 keys, the second one two."""
     products = []
     for reach in ((0, 0), (2**30, 2**30)):
-        monkeypatch.setattr(Inputs, "reach", reach)
+        monkeypatch.setattr(Inputs, "extent", reach)
         _, result = alone(hopper.SMALL, shape=(1, 1, 1, 128, 128, 64, 64))
         assert result.ok, result
         operations = [operation.what for machine in result.machines for operation in machine.operations]
@@ -237,8 +237,8 @@ def test_no_small_programs_under_a_mask_before_a_gpu_has_shown_that_they_are_fas
         ((16, 16, 16, 1024, 1024, 64, 64), "hopper_small"),
         ((16, 16, 16, 1152, 1152, 64, 64), "hopper"),
         ((32, 12, 12, 512, 512, 128, 128), "hopper"),
-        ((2, 12, 12, 512, 512, 64, 64), "portable"),  # 96 tiles of queries: narrow tiles
-        ((32, 12, 12, 256, 256, 64, 64), "portable"),
+        ((2, 12, 12, 512, 512, 64, 64), "plain"),  # 96 tiles of queries: narrow tiles
+        ((32, 12, 12, 256, 256, 64, 64), "plain"),
     ],
 )
 def test_small_programs_for_short_rows_under_a_causal_mask(under_masks, shape, way):

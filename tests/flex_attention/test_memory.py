@@ -54,7 +54,7 @@ def test_every_active_address_lies_inside_its_tensor(case):
     assert len(t.launches) >= 4
     assert t.outside() == []
     for i, launch in enumerate(t.launches):
-        races = {name: where for name, where in t.races(launch=i).items() if not name.startswith("sinks")}
+        races = {name: where for name, where in t.races(launch=i).items() if not name.startswith("targets")}
         assert not races, launch
 
 

@@ -5,11 +5,10 @@ import torch
 
 from kernels import runtime
 from kernels.common.operator import clear_caches
-from kernels.flex_attention import create_block_mask, flex_attention, mods, operator, problem
+from kernels.flex_attention import create_block_mask, flex_attention, mods, narrow, operator, problem
 from kernels.flex_attention.hopper import fit
 from kernels.flex_attention.hopper import forward as hopper_forward
 from kernels.flex_attention.mods.extent import ONE_END
-from kernels.flex_attention.portable import forward
 from tests.flex_attention import cases
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="the table is the interpreter's")
@@ -17,12 +16,12 @@ HEADS = torch.tensor([9, 33], device=runtime.device)
 IDS = torch.arange(400, device=runtime.device) // 90
 
 
-def says(monkeypatch, TRIM=0, **more):
+def says(monkeypatch, TRIM=1, **more):
     """From here on the tables say so: tiles of 16 x 16 in both."""
     table = problem.table_options
     tiles = {"BLOCK_M": 16, "BLOCK_N": 16}
-    narrow = tiles | {"TRIM": TRIM, "WIDEST": 4096, "LONGEST": 4096} | more
-    changed = {"forward": tiles, "forward_narrow": narrow}
+    of_narrow = tiles | {"TRIM": TRIM, "WIDEST": 4096, "LONGEST": 4096} | more
+    changed = {"forward": tiles, "forward_narrow": of_narrow}
     monkeypatch.setattr(problem, "table_options", lambda kernel, *of: table(kernel, *of) | changed.get(kernel, {}))
     clear_caches()
 
@@ -85,15 +84,16 @@ def test_trimmed_lists_give_the_same_bits(monkeypatch, mask, heads, change, M, N
     def with_nan(kernel, grid, *args, **meta):
         for t in args[3:5]:
             t.fill_(float("nan"))
-        visited.append(meta)
+        visited.append((kernel.__name__, meta))
         launch(kernel, grid, *args, **meta)
 
     monkeypatch.setattr(operator, "launch", with_nan)
-    for TRIM in (0, 1, 2):
+    for TRIM in (1, 2):
         with monkeypatch.context() as patch:
             says(patch, TRIM)
             assert all(map(torch.equal, call(), want))
-        assert visited[-1]["EARLY"] and visited[-1]["TRIM"] <= TRIM and bool(visited[-1]["TRIM"]) == bool(TRIM)
+        name, meta = visited[-1]
+        assert name == "attention_narrow_kernel" and meta["EXACT"] <= (TRIM == 2)
 
 
 def test_tiles_out_of_reach_are_not_read(monkeypatch):
@@ -138,7 +138,7 @@ def test_numbers_that_change_keep_the_plan(monkeypatch):
 
     def seen(*arguments):
         plan, x, places = resolved(*arguments)
-        problems.add(plan.problem), reached.add(x.reach)
+        problems.add(plan.problem), reached.add(x.extent)
         return plan, x, places
 
     monkeypatch.setattr(operator, "_resolved", seen)
@@ -157,15 +157,15 @@ def test_a_window_that_widens_changes_the_plan(monkeypatch):
     """The mod stays the same, with other numbers, but not the choice."""
     says(monkeypatch, WIDEST=128, LONGEST=0)
     q = torch.zeros(1, 1, 256, 16, device=runtime.device)
-    narrow = []
+    found = []
     for window in (30, 31, 32, 200, 33):
         mask = create_block_mask(mods.sliding_window(window), None, None, 256, 256, device=runtime.device)
-        narrow.append(forward.is_narrow(cases.resolved(q, q, q, block_mask=mask)[0]))
-    assert narrow == [True, True, True, False, True]
+        found.append(narrow.is_narrow(cases.resolved(q, q, q, block_mask=mask)[0]))
+    assert found == [True, True, True, False, True]
 
 
 @pytest.mark.parametrize(
-    ("mask", "D", "options", "narrow"),
+    ("mask", "D", "options", "expected"),
     [
         (mods.sliding_window(60), 64, {}, True),
         (mods.sliding_window(60), 32, {}, True),
@@ -177,7 +177,7 @@ def test_a_window_that_widens_changes_the_plan(monkeypatch):
         (None, 64, {}, False),
     ],
 )
-def test_the_choice(monkeypatch, mask, D, options, narrow):
+def test_the_choice(monkeypatch, mask, D, options, expected):
     """Where the Hopper kernel could take the call it doesn't, and says so."""
     says(monkeypatch, WIDEST=1152, LONGEST=0)
     monkeypatch.setattr(fit, "unfit", lambda *_: None)
@@ -186,8 +186,8 @@ def test_the_choice(monkeypatch, mask, D, options, narrow):
         mask = create_block_mask(mask, None, None, 4096, 4096, device=runtime.device)
     p, _ = cases.resolved(q, q, q, block_mask=mask, options=options)
     why = hopper_forward.USUAL.reason_not(p)
-    assert forward.is_narrow(p) == narrow == (why is not None and "few keys side by side" in why)
-    assert ("EARLY" in forward.launch_options(p)) == narrow
+    assert narrow.is_narrow(p) == expected == (why is not None and "few keys side by side" in why)
+    assert ("EARLY True" in flex_attention.explain(q, q, q, block_mask=mask, kernel_options=options)) == expected
 
 
 def test_short_calls_with_an_end(monkeypatch):
@@ -198,7 +198,7 @@ def test_short_calls_with_an_end(monkeypatch):
         q = torch.zeros(1, 1, length, 64, device=runtime.device)
         mask = create_block_mask(mod, None, None, length, length, device=runtime.device)
         p = cases.resolved(q, q, q, block_mask=mask)[0]
-        found.append((p.breadth.keys, forward.is_narrow(p)))
+        found.append((p.extent.keys, narrow.is_narrow(p)))
     assert found == [(ONE_END, True), (ONE_END, False), (0, False)]
 
 

@@ -8,8 +8,7 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 
 from kernels import runtime
-from kernels.flex_attention import flex_attention, mods, options
-from kernels.flex_attention.portable import stored_ds
+from kernels.flex_attention import flex_attention, mods, options, stored_ds
 
 
 def qkv():

@@ -68,7 +68,7 @@ def test_loads_by_the_copy_engine(name, shape, layout, monkeypatch):
     """Descriptors instead of pointers, where a tensor's strides allow it."""
     described = []
     cases.replace_launch(
-        monkeypatch, lambda launch: lambda *a, **m: (described.append(m.get("TMA")), launch(*a, **m))
+        monkeypatch, lambda launch: lambda *a, **m: (described.append("T" in m and m["T"].TMA), launch(*a, **m))
     )
     original = problem.table_options
     monkeypatch.setattr(problem, "table_options", lambda *a: original(*a) | {"TMA": True})

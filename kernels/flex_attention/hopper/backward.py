@@ -60,13 +60,13 @@ def _prepare(p, units, strides_of_do, STORE, lengths=None):
 
 def launch_dkdv(p, x, do, rows, dk, dv, ds, first, count):
     """Launch the kernel for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace, or ``None``."""
-    prepared = p.remember(_prepare, count, do.stride(), ds is not None)
+    prepared = p.cached(_prepare, count, do.stride(), ds is not None)
     _launch(p, x, do, rows, dk, dv, ds, first, prepared, x.transposed, None)
 
 
 def launch_split(p, x, do, rows, parts, ds, first, units, lists, split, lengths):
     """Launch it for the units of a ``dealing.Split``, which leave sums in ``parts``; lists: the band's ``transposed``."""
-    prepared = p.remember(_prepare, units, do.stride(), True, lengths)
+    prepared = p.cached(_prepare, units, do.stride(), True, lengths)
     _launch(p, x, do, rows, *parts, ds, first, prepared, lists, split)
 
 

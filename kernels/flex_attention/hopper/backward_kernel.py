@@ -6,7 +6,7 @@ Per tile of queries a group multiplies four times, every matrix of scores transp
     p = 2^(f(S) - lse)                meanwhile
     dv <- dv + p do                   in flight
     ds = f'(S) p (dP - delta)         meanwhile
-    dk <- dk + ds q                   in flight, while ds leaves for the workspace that ``portable.stored_ds`` reads
+    dk <- dk + ds q                   in flight, while ds leaves for the workspace that ``stored_ds`` reads
 
 lse and delta come with the queries, made whole tiles by ``rows_kernel``: behind a sequence's end lse is infinite, so p = 0.
 """

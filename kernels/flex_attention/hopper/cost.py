@@ -21,9 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernels.flex_attention import problem
+from kernels.flex_attention import problem, stored_ds
 from kernels.flex_attention.hopper import backward, dealing, fused, parts, walks
-from kernels.flex_attention.portable import stored_ds
 from kernels.flex_attention.problem import cdiv
 
 GAIN = 1.08  # a cut must promise this: the model is off by some 5 %
@@ -71,7 +70,7 @@ def cut(p):
         return None
     if p.N < 2:  # one key: nothing that is worth sharing out
         return None
-    if _unknown(p) and (fused.reason_not(p) is None or p.remember(stored_ds.heads)):
+    if _unknown(p) and (fused.reason_not(p) is None or p.cached(stored_ds.heads)):
         return None
     return choice(p, *candidates(p))
 
@@ -93,12 +92,12 @@ def candidates(p):
     A mask's blocks are on the GPU, and nobody waits for them here. What is neither without a mask nor causal may have few,
     for which sums in parts are dear: it is cut only where ds would be computed twice.
     """
-    return p.remember(_candidates)
+    return p.cached(_candidates)
 
 
 def _candidates(p):
     each = p.shared * p.G
-    held = p.remember(stored_ds.heads)
+    held = p.cached(stored_ds.heads)
     counted = fused.reason_not(p) is None
     whole = ("stored", held) if held else ("recomputed", p.Bkv * p.Hkv)
     usual = _counters(p, 1) if counted else _timed(p, *whole, each, p.M, 1, 1)
@@ -123,10 +122,10 @@ def _unknown(p):
 
 def _launches(p):
     """``(pairs, heads, columns)`` that the workspace holds at a time: whole pairs, whole heads, or a band of one head."""
-    if not p.remember(stored_ds.whole_tiles):
+    if not p.cached(stored_ds.whole_tiles):
         return
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
-    rows, columns = p.remember(stored_ds.size)
+    rows, columns = p.cached(stored_ds.size)
     heads = p.workspace // (rows * columns * p.dtype.itemsize)
     multiple = math.lcm(stored_ds.DS_MULTIPLE, p.SPARSE_M or 1)
     band = p.workspace // (rows * p.dtype.itemsize) // multiple * multiple
@@ -151,7 +150,7 @@ def _pieces(p, pairs, heads, columns):
 
 def _worth_counting(p, slices):
     """Whether all sums fit the workspace, and programs have few enough items."""
-    pairs = p.remember(fused.at_once, slices)
+    pairs = p.cached(fused.at_once, slices)
     return 0 < pairs * slices * cdiv(p.N, fused.BLOCK_N) <= ROUNDS * dealing.multiprocessors(p.device)
 
 
@@ -277,7 +276,7 @@ def _timed(p, *sizes):
 
 
 def _counters(p, slices):
-    return _timed(p, "counters", p.remember(fused.at_once, slices), p.shared * p.G, p.M, slices, 1)
+    return _timed(p, "counters", p.cached(fused.at_once, slices), p.shared * p.G, p.M, slices, 1)
 
 
 def told(p):

@@ -7,7 +7,7 @@ import numpy as np
 
 from kernels.common import gluon as common_gluon
 from kernels.common.gpu import multiprocessors  # noqa: F401 (both kernels ask it here)
-from kernels.flex_attention.portable.tiles import list_row, tiles_within
+from kernels.flex_attention.plain import list_row, tiles_within
 
 if common_gluon.gluon is not None:
     from triton.experimental import gluon

@@ -12,8 +12,8 @@ from kernels.common.operator import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import dealing, fit, forward_kernel
 from kernels.flex_attention.hopper.fit import ROWS, described
-from kernels.flex_attention.portable.forward import is_narrow, is_short, is_window
-from kernels.flex_attention.portable.tiles import fits_tma
+from kernels.flex_attention.narrow import is_narrow, is_window
+from kernels.flex_attention.plain import fits_tma, is_short
 from kernels.flex_attention.problem import cdiv, columns, has_edge
 
 NO_ASSEMBLY = "Triton has no inline assembly for Gluon, by which warps arrive at a barrier one by one"
@@ -73,14 +73,14 @@ class Forward:
 
     def forward(self, p, x, o, lse, top):
         """Launch the forward pass; into o, lse and top, a tensor or ``None``."""
-        programs, sizes, constants, queries, keys, values, outputs, trim = p.remember(_prepare, self)
+        programs, sizes, constants, queries, keys, values, outputs, trim = p.cached(_prepare, self)
         by_tma = outputs is not None and fits_tma(o)
         launch(
             forward_kernel.attention_forward_hopper_kernel,
             programs,
             queries(x.query), keys(x.key), values(x.value), outputs(o) if by_tma else None, None if by_tma else o, lse, top,
             x.partial, x.full, x.score_tables, x.mask_tables,
-            *sizes, x.reach if trim else None, *o.stride(),
+            *sizes, x.extent if trim else None, *o.stride(),
             **constants,
         )  # fmt: skip
 
@@ -175,7 +175,7 @@ class Small(Forward):
         """Why another is faster for so many queries or keys under the call's mask, or ``None``."""
         if is_window(p):
             return "the mask leaves a query few keys side by side"
-        if not (trims(p) and p.breadth.exact):
+        if not (trims(p) and p.extent.exact):
             return "the mask is more than ends of what a query sees, and may need more registers than a thread has here"
         table = self.options(p)
         if not table["LONGEST"]:
@@ -195,7 +195,7 @@ class Small(Forward):
 
 def trims(p):
     """Whether the mask is known not to let a query look further than so far."""
-    return p.sparse and p.mask_mod is not None and p.breadth.keys != 0
+    return p.sparse and p.mask_mod is not None and p.extent.keys != 0
 
 
 USUAL, TALL, SMALL = Forward(), Tall(), Small()

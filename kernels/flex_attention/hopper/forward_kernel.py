@@ -9,7 +9,7 @@ work meanwhile:
     a <- a alpha(j)
 
 Programs stay: while a group stores one tile of queries, the next tile's keys are on their way. The arithmetic is
-``portable.forward.attention_forward_kernel``'s, whose mods, masks and lists it takes.
+``plain.attention_forward_kernel``'s, whose mods, masks and lists it takes.
 """
 
 from kernels.common import gluon as common_gluon

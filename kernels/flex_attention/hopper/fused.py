@@ -7,9 +7,8 @@ import triton.language as tl
 from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
 from kernels.common.operator import launch
-from kernels.flex_attention import problem
+from kernels.flex_attention import problem, stored_ds
 from kernels.flex_attention.hopper import dealing, fit, fused_kernel, parts, walks
-from kernels.flex_attention.portable import stored_ds
 from kernels.flex_attention.problem import cdiv, has_edge
 
 if common_gluon.gluon is not None:
@@ -75,7 +74,7 @@ def slower(p):
         return "kernel_options allow no WORKSPACE"
     if "WORKSPACE" in p.options and bytes_of(p) > workspace(p):
         return f"dq's sums for a key head take {bytes_of(p)} bytes, more than the WORKSPACE of kernel_options"
-    heads = p.remember(stored_ds.heads)
+    heads = p.cached(stored_ds.heads)
     few = heads < p.Bkv * p.Hkv
     if 0 < options(p)["FROM"] <= p.N and (few or not p.documents):
         return None
@@ -104,7 +103,7 @@ def at_once(p, slices=1):
 def bytes_of(p):
     """Of dq's sums for one pair of batch row and key head."""
     BLOCK_M, WIDTH = options(p)["BLOCK_M"], options(p)["WIDTH"]
-    return p.shared * p.G * p.remember(_blocks) * WIDTH * columns(p.D, BLOCK_M, WIDTH) * 4
+    return p.shared * p.G * p.cached(_blocks) * WIDTH * columns(p.D, BLOCK_M, WIDTH) * 4
 
 
 def _blocks(p):
@@ -125,7 +124,7 @@ def _prepare(p):
         Descriptors(lambda s: TensorDescriptor(s, list(s.shape), list(s.stride()), [64, WIDTH], dq_layout)),
     )  # fmt: skip
     to_dq = {"D": p.D, "BLOCK_D": BLOCK_D, "WIDTH": WIDTH, "BLOCK_M": BLOCK_M}
-    return p.remember(_blocks), to_dq, given
+    return p.cached(_blocks), to_dq, given
 
 
 def _constants(p, back_and_forth):
@@ -140,8 +139,8 @@ def _gradient(p, strides):
 def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
     """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE; the
     heads of queries of a pair are shared out among ``slices`` items."""
-    blocks, to_dq, (queries, keys, values, row, summed) = p.remember(_prepare)
-    most = p.remember(at_once, slices)
+    blocks, to_dq, (queries, keys, values, row, summed) = p.cached(_prepare)
+    most = p.cached(at_once, slices)
     split, into = None, (dk, dv)
     if slices > 1:
         split = dealing.Split(0, p.shared * p.G, slices, 1, 0, p.M, 1)
@@ -152,7 +151,7 @@ def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
     sums = new(most * each * blocks * to_dq["BLOCK_D"], WIDTH, dtype=torch.float32)
     counters = new(most * each, blocks * WIDTH // to_dq["BLOCK_M"], dtype=torch.int32)
-    walk, gradients = walks.walk_of(p, x), p.remember(_gradient, do.stride())
+    walk, gradients = walks.walk_of(p, x), p.cached(_gradient, do.stride())
     for first in range(0, pairs, most):
         count = min(most, pairs - first)
         items = count * slices * tiles_n
@@ -166,7 +165,7 @@ def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
             queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
             counters, *into, walk, x.score_tables, x.mask_tables, split and split.given(),
             p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared, first, items, bundle, blocks, *strides,
-            **p.remember(_constants, back_and_forth),
+            **p.cached(_constants, back_and_forth),
         )  # fmt: skip
         launch(
             dq_kernel,

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.common.operator import launch
-from kernels.flex_attention.portable.delta import delta_of_rows, strides_of_rows
+from kernels.flex_attention.plain_backward import delta_of_rows, strides_of_rows
 from kernels.flex_attention.problem import cdiv, columns
 
 MULTIPLE = 128  # rows are whole tiles, of any size up to this

@@ -2,7 +2,7 @@
 
 from kernels.common import gluon as common_gluon
 from kernels.flex_attention.mods.device import COMPILED
-from kernels.flex_attention.portable.tiles import logits
+from kernels.flex_attention.plain import logits
 
 if common_gluon.gluon is not None:
     from triton.experimental import gluon
@@ -13,7 +13,7 @@ if common_gluon.gluon is not None:
         s, n0, all_allowed, N, scale, b, h, m, offs_n, score_tables, mask_tables,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, EDGE_N: gl.constexpr,
     ):  # fmt: skip
-        """``portable.tiles.logits`` of a tile; ``all_allowed``: whether it is full, or ``None`` if known from MASK_MOD."""
+        """``plain.logits`` of a tile; ``all_allowed``: whether it is full, or ``None`` if known from MASK_MOD."""
         n = gl.expand_dims(n0 + offs_n, 0)
         inside = None
         if EDGE_N:

@@ -10,10 +10,10 @@ The workspace holds ds of the launch that runs; ``stored_ds`` multiplies it with
 """
 
 from kernels.flex_attention import block_mask as masks
+from kernels.flex_attention import stored_ds
 from kernels.flex_attention.checks import listed
 from kernels.flex_attention.hopper import backward, cost, fused, parts, walks
 from kernels.flex_attention.hopper.dealing import Split
-from kernels.flex_attention.portable import stored_ds
 from kernels.flex_attention.problem import cdiv
 
 
@@ -34,7 +34,7 @@ def gradients_of(p, x, do, rows, dq, dk, dv, cut):
             for band in reversed(range(0, p.M, cut.columns)):  # under a causal mask the last one visits all keys
                 stop = min(band + cut.columns, p.M)
                 split = Split(begin, heads, cut.slices, cut.parts, band, stop, fresh)
-                lists, lengths = lists_of_band(p, x, band, stop), p.remember(cost.lengths, cut, band)
+                lists, lengths = lists_of_band(p, x, band, stop), p.cached(cost.lengths, cut, band)
                 backward.launch_split(p, x, do, rows, sums, ds, first, count * pieces, lists, split, lengths)
                 stored_ds.dq_from_ds(p, x, ds, dq, first, count, split)
                 fresh = 0

@@ -1,7 +1,7 @@
 """What several kernels do with a tile in registers: take a transposed one's logits, store one where TMA cannot."""
 
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention.portable.tiles import logits
+from kernels.flex_attention.plain import logits
 
 if common_gluon.gluon is not None:
     from triton.experimental import gluon
@@ -23,7 +23,7 @@ if common_gluon.gluon is not None:
         s, m0, offs_m, M, scale, b, h, n, score_tables, mask_tables,
         SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, EDGE_M: gl.constexpr,
     ):  # fmt: skip
-        """``portable.tiles.logits`` of scores [keys, queries m0 ...], and the queries: for one behind the end, the last."""
+        """``plain.logits`` of scores [keys, queries m0 ...], and the queries: for one behind the end, the last."""
         m = gl.expand_dims(m0 + offs_m, 0)
         inside = None
         if EDGE_M:

@@ -7,7 +7,7 @@ the same 64 keys: one all that stands before dv, the other all that stands befor
     first group                          second group
     S = k q^T                            dP = v do^T
     p = 2^(f(S) - lse)
-    t = f'(S) p, in shared memory   ->   ds = t (dP - delta), to the workspace that ``portable.stored_ds`` reads
+    t = f'(S) p, in shared memory   ->   ds = t (dP - delta), to the workspace that ``stored_ds`` reads
     dv <- dv + p do                      dk <- dk + ds q
 
 A derivative is a factor of what it is multiplied by, and so t needs nothing of dP. The first group is up to a tile ahead:

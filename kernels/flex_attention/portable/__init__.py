@@ -1,1 +1,0 @@
-"""Flex attention on any GPU that Triton supports, and in its interpreter."""
