@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 from benchmarks.populations import tune_flex_attention as tune
 from kernels.common import configs
 from kernels.flex_attention import problem, stored_ds
-from kernels.flex_attention.hopper import cost, dealing
+from kernels.flex_attention.hopper import cost, scheduler
 
 PATH = Path(cost.__file__).parent / "costs.json"
 PROCESSORS = {"NVIDIA H200": 132}
@@ -60,7 +60,7 @@ def on(gpu):
     says = lambda kernel, key, device: configs.of_gpu(gpu, "flex_attention", kernel, key)  # noqa: E731
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(problem, "table_options", says))
-        for module in (dealing, stored_ds):
+        for module in (scheduler, stored_ds):
             stack.enter_context(mock.patch.object(module, "multiprocessors", lambda device: PROCESSORS[gpu]))
         yield
 

@@ -342,7 +342,7 @@ def _gradients(plan, x, do, dlse, o, lse, needs, need_captured):
         for first in range(0, groups, stored or max(groups, 1)):
             count = min(stored or groups, groups - first)
             if on_hopper:
-                hopper_backward.launch_dkdv(p, x, do, hopper_rows, dk, dv, ds, first, count)
+                hopper_backward.launch_dkdv(p, x, do, hopper_rows, (dk, dv), ds, (first, count))
             elif stored:
                 stored_ds.launch_dkdv(p, x, rows, dk, dv, ds, first, count)
             else:

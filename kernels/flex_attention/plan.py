@@ -95,7 +95,7 @@ class Plan:
                 lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
             lines.append(f"dq: not added up in memory beside dk and dv, because {why_not}")
         if self.not_hopper_backward is None and not self.short:
-            lines.append(f"backward, predicted for an H200: {cost.told(p)}")
+            lines.append(f"backward, predicted for an H200: {cost.predictions(p)}")
         if self.choice.name in HOPPER:
             for name, way in HOPPER.items():
                 if name in self.choice.passed_over and way is not hopper_forward.USUAL:

@@ -253,7 +253,7 @@ def _arguments(kernel, args, constexprs: dict, substitution: Substitution) -> di
 
 
 def _argument(name: str, value):
-    return Descriptor.of(name, value) if hasattr(value, "block_shape") else wrap_argument(name, value)
+    return Descriptor.of(name, value) if hasattr(value, "block_shape") else wrap_argument(name, value, _argument)
 
 
 def check_all_schedules(kernel, grid, *args, schedules=None, **options) -> Sweep:

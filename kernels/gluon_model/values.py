@@ -345,8 +345,9 @@ def combine(a, b, operation) -> Tensor:
     return _combine(a, b, operation)
 
 
-def wrap_argument(name: str, value):
-    """A launch's runtime argument as the kernel sees it; a NumPy array shares its memory."""
+def wrap_argument(name: str, value, wrap=None):
+    """A launch's runtime argument as the kernel sees it; a NumPy array shares its memory. wrap: what does it to members."""
+    wrap = wrap or wrap_argument
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if isinstance(value, torch.Tensor):
@@ -356,8 +357,12 @@ def wrap_argument(name: str, value):
     if isinstance(value, (bool, int, float)):
         return tensor_of(value)
     if isinstance(value, tuple):
-        wrapped = [wrap_argument(f"{name}[{i}]", member) for i, member in enumerate(value)]
-        return value._make(wrapped) if hasattr(value, "_fields") else tuple(wrapped)  # a named tuple keeps its names
+        fields = getattr(value, "_fields", None)  # a named tuple keeps its names
+        names = (
+            [f"{name}[{i}]" for i in range(len(value))] if fields is None else [f"{name}.{field}" for field in fields]
+        )
+        wrapped = [wrap(*member) for member in zip(names, value, strict=True)]
+        return tuple(wrapped) if fields is None else value._make(wrapped)
     return value
 
 

@@ -5,7 +5,7 @@ import pytest
 from kernels.common import configs
 from kernels.common.operator import clear_caches
 from kernels.flex_attention import plain, problem, stored_ds
-from kernels.flex_attention.hopper import cost, dealing, fit
+from kernels.flex_attention.hopper import cost, fit, scheduler
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,7 +32,7 @@ def hopper_table(monkeypatch):
 
     monkeypatch.setattr(problem, "table_options", options)
     monkeypatch.setattr(fit, "unfit", unfit)
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 3)
+    monkeypatch.setattr(scheduler, "multiprocessors", lambda device: 3)
     monkeypatch.setattr(cost, "cut", lambda p: None)
     return changes
 
@@ -47,7 +47,7 @@ def of_an_h200(monkeypatch):
         return dict(known.get(key, known["default"]))
 
     monkeypatch.setattr(problem, "table_options", options)
-    for module in (dealing, plain, stored_ds):
+    for module in (scheduler, plain, stored_ds):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
 
 

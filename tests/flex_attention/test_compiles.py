@@ -11,7 +11,7 @@ from kernels import runtime
 from kernels.common import configs
 from kernels.common import gluon as common_gluon
 from kernels.flex_attention import create_block_mask, flex_attention, plan, problem
-from kernels.flex_attention.hopper import dealing, fit, fused
+from kernels.flex_attention.hopper import fit, fused, scheduler
 from kernels.flex_attention.mods import bind
 from kernels.flex_attention.plan import HOPPER
 from kernels.lab import compile_report
@@ -41,7 +41,7 @@ def launches(
     cases.replace_launch(monkeypatch, lambda launch: record)
     if warp_specialised:
         monkeypatch.setattr(fit, "unfit", lambda *_: None)
-        monkeypatch.setattr(dealing, "multiprocessors", lambda device: 132)
+        monkeypatch.setattr(scheduler, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(problem, "table_options", for_gpu)
     monkeypatch.setattr(plan, "check_captured", lambda *_: None)  # the zoo's tables are made for small problems
     case, learned = cases.zoo(name)
@@ -125,8 +125,8 @@ def test_warp_specialised_kernels_compile(monkeypatch, name, D, most, kernel):
             # With OVERLAP the exponentials stand before the wait for values' product; else ptxas has moved it above them.
             loops = re.findall(r"WARPGROUP.DEPBAR.LE gsb0, 0x1 ;(.*?)WARPGROUP.DEPBAR.LE gsb0, 0x0 ;", report.sass, re.S)
             between = [loop.count("MUFU.EX2") for loop in loops]
-            assert meta["OVERLAP"] == (D == 64)
-            assert between and (min(between) >= 64 if meta["OVERLAP"] else max(between) < 8), between
+            assert meta["T"].OVERLAP == (D == 64)
+            assert between and (min(between) >= 64 if meta["T"].OVERLAP else max(between) < 8), between
 
 
 def loops_of(sass):
@@ -162,18 +162,18 @@ def test_other_tilings_of_the_forward_pass_compile(monkeypatch, way, name, N, D,
     monkeypatch.setattr(forward, "slower", lambda p: None)
     seen = launches(monkeypatch, name, D=D, M=N, N=N, warp_specialised=True)
     ((kernel, args, meta),) = [launch for launch in seen if launch[0].__name__ == "attention_forward_hopper_kernel"]
-    report = compile_report(kernel, *args, arch=90, **meta)
-    assert (meta["GROUPS"], meta["BLOCK_N"]) == ((3, 128) if way == "hopper_tall" else (2, 64))
+    report, T = compile_report(kernel, *args, arch=90, **meta), meta["T"]
+    assert (T.GROUPS, T.BLOCK_N) == ((3, 128) if way == "hopper_tall" else (2, 64))
     assert report.spill_bytes <= most, report
-    programs = 65536 // (meta["maxnreg"] * 32 * 4 * (meta["GROUPS"] + 1))
+    programs = 65536 // (meta["maxnreg"] * 32 * 4 * (T.GROUPS + 1))
     assert programs == (1 if way == "hopper_tall" else 2)
     assert programs * (report.shared_bytes + 1024) <= 228 * 1024, report
-    assert re.search(rf"setmaxnreg.inc.sync.aligned.u32\s+{meta['REGISTERS']};", report.ptx)
+    assert re.search(rf"setmaxnreg.inc.sync.aligned.u32\s+{T.REGISTERS};", report.ptx)
     products = [loop for loop in loops_of(report.sass) if "HGMMA" in loop]
-    assert len(products) == meta["GROUPS"] * (1 if name == "nothing" else 2)
-    scores = meta["BLOCK_D"] // 16
+    assert len(products) == T.GROUPS * (1 if name == "nothing" else 2)
+    scores = T.BLOCK_D // 16
     for loop in products:
-        assert loop.count("HGMMA") == scores + meta["BLOCK_N"] // 16
+        assert loop.count("HGMMA") == scores + T.BLOCK_N // 16
         assert loop.count("BAR.SYNC") == 1
         assert len(re.findall(r"\b(?:LDL|STL)", loop)) <= (0 if way == "hopper_tall" else 24)
 

@@ -9,7 +9,7 @@ from kernels.common import gluon as common_gluon
 from kernels.common.operator import clear_caches
 from kernels.flex_attention import BlockMask, causal_block_mask, flex_attention
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import backward_kernel, barriers, dealing, forward_kernel, fused, softmax
+from kernels.flex_attention.hopper import backward_kernel, forward_kernel, fused, scheduler, tiles
 from kernels.flex_attention.hopper import forward as hopper
 from tests.flex_attention import cases
 
@@ -179,7 +179,7 @@ def backward_alone(schedule="round-robin", seed=0, shape=RAGGED):
     zeros, ds = torch.zeros(p.B * p.Hq, columns), torch.empty(p.B * p.Hq, rows, columns, dtype=q.dtype)
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     with gluon_model.executing(schedule=schedule, seed=seed) as results:
-        hopper_backward.launch_dkdv(p, x, q, [zeros, zeros], dk, dv, ds, 0, p.B * p.Hkv)
+        hopper_backward.launch_dkdv(p, x, q, [zeros, zeros], (dk, dv), ds, (0, p.B * p.Hkv))
     return [x.view(torch.uint8) for x in (dk, dv, ds)], results[0]
 
 
@@ -199,12 +199,14 @@ def test_every_schedule_leaves_the_same_bits(table, module):
 
 @pytest.mark.share(4)
 @pytest.mark.parametrize("module", ALONE)
-@pytest.mark.parametrize("names", dealing.ORDERS)
+@pytest.mark.parametrize("names", scheduler.ORDERS)
 def test_every_order_and_number_of_programs_leaves_the_same_bits(table, monkeypatch, module, names):
     first, _ = ALONE[module]()
-    monkeypatch.setattr(dealing, "order", lambda *_: dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), names, strict=True)))
+    monkeypatch.setattr(
+        scheduler, "tile_order", lambda *_: dict(zip(("TILES_FIRST", "SERPENTINE"), names, strict=True))
+    )
     for programs in (1, 2, 3, 5, 100):
-        monkeypatch.setattr(dealing, "multiprocessors", lambda device, n=programs: n)
+        monkeypatch.setattr(scheduler, "multiprocessors", lambda device, n=programs: n)
         again, result = ALONE[module]("random")
         assert result.grid == (min(programs, ITEMS[module]),)
         assert result.ok, result
@@ -218,7 +220,7 @@ def test_every_order_and_number_of_programs_leaves_the_same_bits(table, monkeypa
 def small_rings(table, monkeypatch):
     """One program for all items, rings of two: everything is used again."""
     table["forward_hopper"], table["backward_dkdv_hopper"] = {"STAGES": 2, "KEPT": 1}, {"STAGES": 2}
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(scheduler, "multiprocessors", lambda device: 1)
     return table["forward_hopper"]
 
 
@@ -236,10 +238,12 @@ def test_without_a_fault_nothing_is_found(small_rings, module, schedule, seed):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(small_rings, monkeypatch, fault):
     (module, *edits), wanted = FAULTS[fault]
-    copy, kernel = planted(module, *edits), KERNELS[module is backward_kernel]
-    monkeypatch.setattr(module, kernel, copy[kernel])
+    copy, name = planted(module, *edits), KERNELS[module is backward_kernel]
+    if module is tiles:
+        module, name = backward_kernel, edits[0]
+    monkeypatch.setattr(module, name, copy[name])
     small_rings["KEPT"] = 1 + ("kept queries" in fault)
     for schedule, seed in SCHEDULES[:4]:
         _, result = ALONE[module](schedule, seed, PLANTED)
-        files = copy["__file__"], barriers.__file__, softmax.__file__  # where an arrival is, and a product read
+        files = copy["__file__"], tiles.__file__  # where a product is read
         assert any(found(result, *wanted, file=file) for file in files), f"{schedule}, seed {seed}:\n{result}"

@@ -142,7 +142,10 @@ def test_explain_says_which_forward_kernel_runs(gpu, monkeypatch):
 def test_a_short_call_has_the_least_to_launch(gpu, monkeypatch):
     """One kernel a pass, through pointers; one query or one key more, and Hopper's kernels take it."""
     lines = explained(monkeypatch, shape=(1, 2, 2, 128, 128, 64, 64))
-    assert lines[1] == "forward: the kernel for any GPU, because the call is short, and the plain kernel has less to set up"
+    assert (
+        lines[1]
+        == "forward: the kernel for any GPU, because the call is short, and the plain kernel has less to set up"
+    )
     assert lines[3].startswith("backward_dkdv: BLOCK_M 64, BLOCK_N 128")
     assert lines[2].endswith("TMA False") and lines[3].endswith("TMA False")
     assert lines[4] == "dq: in the same kernel, because one of its tiles holds all keys"
@@ -191,7 +194,9 @@ def test_counters_where_a_mask_asks_a_tensor_and_the_workspace_does_not_hold_all
     """Documents' items are few and of any length; a workspace that holds all heads is one launch all the same."""
     ids, window = torch.zeros(16384, dtype=torch.int32), 1024
     mods = {"a tensor": lambda b, h, m, n: ids[m] == ids[n], "numbers": lambda b, h, m, n: m - n < window}
-    mask = BlockMask.from_kv_blocks(torch.ones(1, 1, 128, dtype=torch.int32), torch.zeros(1, 1, 128, 128, dtype=torch.int32))
+    mask = BlockMask.from_kv_blocks(
+        torch.ones(1, 1, 128, dtype=torch.int32), torch.zeros(1, 1, 128, 128, dtype=torch.int32)
+    )
     mask.mask_mod = mods[asks]
     why_not = fused.slower(large_on_gpu((1, heads, heads, 16384, 16384, 128, 128), mask=mask))
     assert (why_not is None) == counted
@@ -215,7 +220,10 @@ OTHERS = {
 
 
 def masked(mask_mod, shape, **options):
-    lists = torch.ones(1, 1, TOKENS // 128, dtype=torch.int32), torch.zeros(1, 1, *(TOKENS // 128,) * 2, dtype=torch.int32)
+    lists = (
+        torch.ones(1, 1, TOKENS // 128, dtype=torch.int32),
+        torch.zeros(1, 1, *(TOKENS // 128,) * 2, dtype=torch.int32),
+    )
     return large_on_gpu(shape, mask=BlockMask.from_kv_blocks(*lists, mask_mod=mask_mod), **options)
 
 
@@ -230,7 +238,7 @@ def test_documents_keep_ds_where_the_workspace_holds_all_heads(of_an_h200, name)
 
 @pytest.mark.parametrize(("D", "N", "items"), [(64, 8192, 2), (128, 2048, 2), (128, 4096, 1), (256, 512, 1)])
 def test_the_next_items_queries_come_early_where_memory_is_left(of_an_h200, D, N, items):
-    assert hopper.USUAL.compile_time(large_on_gpu((1, 2, 2, N, N, D, D)))["KEPT"] == items
+    assert hopper.USUAL.tiling(large_on_gpu((1, 2, 2, N, N, D, D)), {}).KEPT == items
 
 
 def test_no_workspace_no_sums(of_an_h200):
@@ -309,7 +317,7 @@ def test_a_cut_keeps_to_the_workspace(gpu, D, G, WORKSPACE):
             columns = -(-one.columns // 128) * 128
             assert one.pairs * one.heads * 20096 * columns * 2 <= WORKSPACE
             assert one.columns == p.M or one.columns % 128 == 0
-        sums = one.pairs * one.pieces * p.N * 2 * D * 4
+        sums = one.pairs * one.splits * p.N * 2 * D * 4
         beside = WORKSPACE // 8
         if one.way == "counters":
             beside += WORKSPACE - one.pairs * one.heads * 20096 * max(D, 64) * 4
@@ -335,7 +343,7 @@ def test_a_cut_keeps_to_the_workspace(gpu, D, G, WORKSPACE):
 def test_long_items_of_large_heads_leave_the_cache_room_where_their_loop_spills(of_an_h200, D, N, mask, split, kept):
     mask = mask and lists_of(N, N, (DOCUMENTS | OTHERS)[mask])
     p = large_on_gpu((4, 2, 2, N, N, D, D), mask)
-    assert hopper_backward.compile_time(p, split)["KEPT"] == kept
+    assert hopper_backward.tiling(p, True, split, {}).KEPT == kept
 
 
 def test_a_band_of_few_tiles_of_queries_is_multiplied_in_smaller_ones(gpu):
@@ -351,5 +359,7 @@ def test_explain_says_how_it_is_cut_and_what_is_predicted(gpu):
         "backward: ds of 16 heads x 8192 queries a launch, 4 items (4 of heads x 1 of queries) a tile of keys, "
         "because 128 items of a tile of keys each would keep 132 multiprocessors 48% busy"
     )
-    predicted = next(line for line in lines if line.startswith("backward, predicted for an H200: dq by counters, 1 item a"))
+    predicted = next(
+        line for line in lines if line.startswith("backward, predicted for an H200: dq by counters, 1 item a")
+    )
     assert predicted.count(" ms") == 4

@@ -10,14 +10,14 @@ from kernels import runtime
 from kernels.common import gluon as common_gluon
 from kernels.common.operator import clear_caches
 from kernels.flex_attention import BlockMask, block_mask, causal_block_mask, flex_attention
-from kernels.flex_attention.hopper import dealing
+from kernels.flex_attention.hopper import scheduler
 from tests.flex_attention import cases
 
 if common_gluon.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
 
 from kernels import gluon_model
-from kernels.flex_attention.hopper import fused, fused_dq, fused_kernel, walks
+from kernels.flex_attention.hopper import fused, fused_kernel, tiles, visits
 from tests.gluon_model.cases import found, planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
@@ -121,11 +121,11 @@ def test_a_small_workspace_is_filled_pair_by_pair(table):
     assert all(map(torch.equal, parts, whole))
 
 
-# Walks.
+# Visits.
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_a_walk_names_every_block_once_backwards_with_its_rank(heads):
+def test_every_block_is_visited_once_backwards_with_its_rank(heads):
     generator = torch.Generator().manual_seed(0)
     some = torch.rand(2, heads, 5, 7, generator=generator) < 0.6
     full = some & (torch.rand(2, heads, 5, 7, generator=generator) < 0.5)
@@ -133,7 +133,7 @@ def test_a_walk_names_every_block_once_backwards_with_its_rank(heads):
     mask = block_mask.block_mask_from_dense(some, full, lambda b, h, m, n: m >= 0, 600, 800, (128, 128))
     q, k = torch.zeros(2, heads, 600, 16), torch.zeros(2, heads, 800, 16)
     p, x = cases.resolved(q, k, k, None, mask)
-    num_blocks, entries, ranks, stride_b, stride_h, width = walks.walk_of(p, x)
+    num_blocks, entries, ranks, stride_b, stride_h, width = visits.visits_of(p, x)
     assert width == 5
     for b in range(2):
         for h in range(heads):
@@ -144,46 +144,46 @@ def test_a_walk_names_every_block_once_backwards_with_its_rank(heads):
                 assert listed.tolist() == [2 * m + bool(full[b, h, m, n]) for m in blocks]
                 before = [int(some[b, h, m, :n].sum()) for m in blocks]
                 assert ranks.view(-1, 5)[row][: len(blocks)].tolist() == before
-    assert walks.walk_of(p, x) is walks.walk_of(p, x)
+    assert visits.visits_of(p, x) is visits.visits_of(p, x)
     mask.kv_num_blocks.sub_(mask.kv_num_blocks)  # another mask now, in the same memory
     mask.q_num_blocks.zero_()
-    assert walks.walk_of(p, x)[0].sum() == full.sum()
+    assert visits.visits_of(p, x)[0].sum() == full.sum()
 
 
-def test_a_walk_that_a_cuda_graph_reads_lives_as_long_as_the_mask(monkeypatch):
-    """Called again at another length, or written to, the mask is walked anew: not in memory that a replay reads."""
+def test_lists_that_a_cuda_graph_reads_live_as_long_as_the_mask(monkeypatch):
+    """Called again at another length, or written to, the mask gets other lists: not in memory that a replay reads."""
     mask = block_mask.causal_block_mask(512, device="cpu")
 
-    def walked(capturing, length=512, mask=mask):
-        """Where the walk's entries are, as long as they are anywhere."""
+    def visited(capturing, length=512, mask=mask):
+        """Where the visits' entries are, as long as they are anywhere."""
         mask.seq_lengths = (length, 512)
         q, k = torch.zeros(1, 1, length, 16), torch.zeros(1, 1, 512, 16)
-        monkeypatch.setattr(walks, "is_capturing", lambda t: capturing)
-        return weakref.ref(walks.walk_of(*cases.resolved(q, k, k, None, mask))[1])
+        monkeypatch.setattr(visits, "is_capturing", lambda t: capturing)
+        return weakref.ref(visits.visits_of(*cases.resolved(q, k, k, None, mask))[1])
 
-    warm = walked(False)
-    assert walked(True)() is warm()  # the graph's
-    others = walked(False, 400), walked(False)
+    warm = visited(False)
+    assert visited(True)() is warm()  # the graph's
+    others = visited(False, 400), visited(False)
     mask.kv_indices.add_(0)
-    others = (*others, walked(False))
+    others = (*others, visited(False))
     gc.collect()
     assert warm() is not None and [other() is None for other in others] == [True, True, False]
     assert others[2]().data_ptr() != warm().data_ptr()
-    walked.__defaults__ = mask = None
+    visited.__defaults__ = mask = None
     gc.collect()
     assert warm() is None
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("sizes", [(64, 32), (16, 64), (4, 128), (32, 4), (1, 1), (0, 3)])
-def test_items_are_dealt_almost_evenly(sizes, masked):
+def test_items_are_shared_out_almost_evenly(sizes, masked):
     """Where there are enough of them: chains of key tiles that wait for each other cost little."""
     pairs, tiles = sizes
-    bundle, back_and_forth = walks.dealt(pairs, tiles, 132, masked)
-    assert 1 <= bundle <= max(pairs, 1) and isinstance(back_and_forth, bool)
+    bundle, serpentine = visits.bundle_order(pairs, tiles, 132, masked)
+    assert 1 <= bundle <= max(pairs, 1) and isinstance(serpentine, bool)
     if pairs * tiles > 1000:
         lengths = 2.0 * (torch.arange(tiles, 0, -1).numpy() if masked else torch.full((tiles,), tiles).numpy()) + 1
-        end = walks._end(pairs, lengths, 132, bundle, back_and_forth)
+        end = visits._end(pairs, lengths, 132, bundle, serpentine)
         assert end <= 1.06 * pairs * lengths.sum() / 132
 
 
@@ -208,7 +208,7 @@ def alone(schedule="round-robin", seed=0, shape=RAGGED):
 @pytest.mark.parametrize("programs", [1, 2, 5])
 def test_every_schedule_and_number_of_programs_leaves_the_same_bits(table, monkeypatch, programs):
     first, _ = alone()
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: programs)
+    monkeypatch.setattr(scheduler, "multiprocessors", lambda device: programs)
     for schedule, seed in SCHEDULES:
         again, result = alone(schedule, seed)
         assert result.ok and result.grid == (min(programs, 6),), result
@@ -217,12 +217,12 @@ def test_every_schedule_and_number_of_programs_leaves_the_same_bits(table, monke
 
 @pytest.mark.share(4)
 @pytest.mark.parametrize("bundle", [1, 2])
-@pytest.mark.parametrize("back_and_forth", [False, True])
-def test_every_order_of_items_leaves_the_same_bits(table, monkeypatch, bundle, back_and_forth):
+@pytest.mark.parametrize("serpentine", [False, True])
+def test_every_order_of_items_leaves_the_same_bits(table, monkeypatch, bundle, serpentine):
     first, _ = alone()
-    monkeypatch.setattr(walks, "dealt", lambda *_: (bundle, back_and_forth))
+    monkeypatch.setattr(visits, "bundle_order", lambda *_: (bundle, serpentine))
     for programs in (2, 4):
-        monkeypatch.setattr(dealing, "multiprocessors", lambda device, n=programs: n)
+        monkeypatch.setattr(scheduler, "multiprocessors", lambda device, n=programs: n)
         again, result = alone("random", programs)
         assert result.ok and all(map(torch.equal, first, again)), result
 
@@ -233,9 +233,9 @@ POLL = """                        while gl.atomic_add(counter, 0, sem="acquire")
                             pass
 """
 DONE = "dv, dk = warpgroup_mma_wait(2, deps=(dv, dk))"
-FREE = "mbarrier.arrive(free.index(stage))"
+FREE = "mbarrier.arrive(ring.q_free.index(stage))"
 SENT = "tma.store_wait(0, read_only=False)"
-LATE = "dk = warpgroup_mma_wait(0, deps=(dk,))\n        mbarrier.arrive(free.index(stage))"
+LATE = "dk = warpgroup_mma_wait(0, deps=(dk,))\n        mbarrier.arrive(ring.q_free.index(stage))"
 
 #: function that is edited, old text, new text; then what must be found: kind, partition, part of the line, words.
 FAULTS = {
@@ -266,17 +266,17 @@ FAULTS = {
     "dq's buffer free before the copy has read it": (
         (
             "send_tiles",
-            "                    tma.store_wait(0)\n                    mbarrier.arrive(dq_free.index(PARITY))",
-            "                    mbarrier.arrive(dq_free.index(PARITY))\n                    tma.store_wait(0)",
+            "                    tma.store_wait(0)\n                    mbarrier.arrive(staging.free.index(PARITY))",
+            "                    mbarrier.arrive(staging.free.index(PARITY))\n                    tma.store_wait(0)",
         ),
         ("early overwrite", "gradients", ".store(dq)", "store_wait is missing"),
     ),
     "dq's buffer never free": (
-        ("send_tiles", "mbarrier.arrive(dq_free.index(PARITY))", "pass"),
-        ("deadlock", "gradients", "mbarrier.wait(dq_free", "lacks 1 of 1 arrivals"),
+        ("send_tiles", "mbarrier.arrive(staging.free.index(PARITY))", "pass"),
+        ("deadlock", "gradients", "mbarrier.wait(staging.free", "lacks 1 of 1 arrivals"),
     ),
     "no fence before dq is sent": (
-        ("hand_over", "fence_async_shared()", "pass"),
+        ("stage_dq", "fence_async_shared()", "pass"),
         ("missing fence", "gradients", ".store(dq)", "must call fence_async_shared()"),
     ),
     "no fence before ds is multiplied": (
@@ -284,11 +284,15 @@ FAULTS = {
         ("missing fence", "gradients", ".store(ds)", "must call fence_async_shared()"),
     ),
     "the other group's ds not waited for": (
-        ("gradient_tiles", "mbarrier.wait(ds_ready.index(count % 2), count // 2 & 1)", "pass"),
+        ("gradient_tiles", "mbarrier.wait(exchange.ready.index(count % 2), count // 2 & 1)", "pass"),
         ("early overwrite", "gradients", ".store(ds)", "ds_s["),
     ),
     "ds in one buffer": (
-        ("gradient_tiles", "ds_s.index(count % 2 * GROUPS + GROUP).store(ds)", "ds_s.index(GROUP).store(ds)"),
+        (
+            "gradient_tiles",
+            "exchange.ds.index(count % 2 * T.GROUPS + GROUP).store(ds)",
+            "exchange.ds.index(GROUP).store(ds)",
+        ),
         ("race or uninitialized or early overwrite", "gradients", "", "ds_s["),
     ),
     "queries released before the products with them": (
@@ -297,7 +301,7 @@ FAULTS = {
             f"{DONE}\n            {FREE}",
             f"{FREE}\n            {DONE}",
         ),
-        ("early overwrite", "load_tiles", "tma.async_load(", "_s["),
+        ("early overwrite", "load_tiles", "tma.async_load(", "["),
     ),
     "dq read while it is multiplied": (
         ("gradient_tiles", "dq = warpgroup_mma_wait(0, deps=(dq,))", "dq = warpgroup_mma_wait(1, deps=(dq,))"),
@@ -308,35 +312,34 @@ FAULTS = {
         ("missing fence", "gradients", ".store(ds)", "must call fence_async_shared()"),
     ),
     "a tile late, the other group's ds not waited for": (
-        ("overlapped_tile", "mbarrier.wait(ds_ready.index((count - 1) % 2), (count - 1) // 2 & 1)", "pass"),
+        ("overlapped_tile", "mbarrier.wait(exchange.ready.index((count - 1) % 2), (count - 1) // 2 & 1)", "pass"),
         ("early overwrite or early read", "gradients", "", "ds_s["),
     ),
     "a tile late, ds multiplied where the next one lies": (
-        ("overlapped_tile", "dq = partial_dq(k_s, ds_s, (count - 1) % 2", "dq = partial_dq(k_s, ds_s, count % 2"),
+        ("overlapped_tile", "dq = partial_dq(call, (count - 1) % 2", "dq = partial_dq(call, count % 2"),
         ("early overwrite or early read or uninitialized", "gradients", "", "ds_s"),
     ),
     "a tile late, queries released before the products with them": (
         ("overlapped_tile", LATE, "\n        ".join(LATE.split("\n        ")[::-1])),
-        ("early overwrite", "load_tiles", "tma.async_load(", "_s["),
+        ("early overwrite", "load_tiles", "tma.async_load(", "["),
     ),
     "keys never released": (
-        ("gradients", "mbarrier.arrive(kv_free)", "pass"),
-        ("deadlock", "load_tiles", "mbarrier.wait(kv_free", "lacks 2 of 2 arrivals"),
+        ("gradients", "mbarrier.arrive(keys.free.index(0))", "pass"),
+        ("deadlock", "load_tiles", "mbarrier.wait(keys.free", "lacks 2 of 2 arrivals"),
     ),
     "the bytes of delta forgotten": (
-        ("load_tiles", "do_desc.nbytes_per_cta + delta_desc.nbytes_per_cta", "do_desc.nbytes_per_cta"),
-        ("byte count", "load_tiles", "mbarrier.expect(do_ready", "bytes"),
+        ("load_queries", "descs.do.nbytes_per_cta + descs.delta.nbytes_per_cta", "descs.do.nbytes_per_cta"),
+        ("byte count", "load_tiles", "mbarrier.expect(ring.do_ready", "bytes"),
     ),
 }
 
-OF_DQ = ("partial_dq", "hand_over", "send_tiles")  # in a module of their own
 PLANTED = (1, 1, 1, 256, 384, 64, 64)  # 3 items of up to 4 tiles
 
 
 @pytest.fixture
 def two_programs(table, monkeypatch):
     """Programs that wait for each other, rings of two: everything is used again."""
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 2)
+    monkeypatch.setattr(scheduler, "multiprocessors", lambda device: 2)
     table["backward_hopper"] = {"STAGES": 2, "OVERLAP": 0}
     return table["backward_hopper"]
 
@@ -354,14 +357,13 @@ def test_without_a_fault_nothing_is_found(two_programs, schedule, seed):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_under_every_schedule(two_programs, monkeypatch, fault):
     (function, *edits), (kind, partition, line, words) = FAULTS[fault]
-    module = fused_dq if function in OF_DQ else fused_kernel
-    copy = planted(module, function, *edits)
-    for name in (KERNEL,) if module is fused_kernel else OF_DQ:
-        monkeypatch.setattr(fused_kernel, name, copy[name])
+    shared = function == "load_queries"
+    copy, name = planted(tiles if shared else fused_kernel, function, *edits), function if shared else KERNEL
+    monkeypatch.setattr(fused_kernel, name, copy[name])
     two_programs["OVERLAP"] = int(function == "overlapped_tile")
     for schedule, seed in SCHEDULES[1:4]:
         _, result = alone(schedule, seed, PLANTED)
-        files = copy["__file__"], fused_dq.__file__  # a product that is not waited for was begun in partial_dq
+        files = copy["__file__"], tiles.__file__  # where keys and queries are loaded
         fitting = [found(result, kind, partition, line, words=words, file=file) for file in files]
         assert any(fitting), f"{schedule}, seed {seed}:\n{result}"
 

@@ -7,7 +7,7 @@ from kernels import runtime
 from kernels.common import gluon as common_gluon
 from kernels.common.operator import clear_caches
 from kernels.flex_attention import BlockMask, causal_block_mask
-from kernels.flex_attention.hopper import cost, dealing
+from kernels.flex_attention.hopper import cost, scheduler
 from tests.flex_attention import cases
 
 if common_gluon.gluon is None:
@@ -15,7 +15,7 @@ if common_gluon.gluon is None:
 
 from kernels import gluon_model
 from kernels.flex_attention.hopper import backward_kernel as dkdv
-from kernels.flex_attention.hopper import fused_dq, fused_kernel, parts, split, walks
+from kernels.flex_attention.hopper import fused_kernel, split, tiles
 from tests.gluon_model.cases import found, planted
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
@@ -26,12 +26,12 @@ STORED, COUNTERS, WIDE = (f"attention_{name}_hopper_kernel" for name in ("dkdv",
 
 
 def stored(pairs=1, heads=1, columns=10**6, shares=(1, 1)):
-    """ds of so much at a time, and a tile of keys in ``shares[0]`` slices of the heads and ``shares[1]`` parts of walks."""
+    """ds of so much at a time, and a tile of keys in ``shares[0]`` splits of its heads and ``shares[1]`` of their queries."""
     return cost.Cut("stored", pairs, heads, columns, *shares, 0.0)
 
 
-def counters(slices):
-    return cost.Cut("counters", 1, 1, 10**6, slices, 1, 0.0)
+def counters(splits):
+    return cost.Cut("counters", 1, 1, 10**6, splits, 1, 0.0)
 
 
 def cut_so(monkeypatch, cut):
@@ -55,7 +55,7 @@ def check(hopper_table, monkeypatch):
     return checked
 
 
-EVERYTHING = stored(heads=3, columns=128, shares=(2, 2))  # heads that slices do not divide, a last launch of one head
+EVERYTHING = stored(heads=3, columns=128, shares=(2, 2))  # heads that splits do not divide, a last launch of one head
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,11 @@ EVERYTHING = stored(heads=3, columns=128, shares=(2, 2))  # heads that slices do
             (stored(heads=4, shares=(4, 1)), 1, {}),
             (stored(heads=4, shares=(1, 4)), 1, {"name": "nothing"}),
             (stored(heads=1, columns=128), 8, {"name": "nothing"}),
-            (stored(columns=128, shares=(1, 2)), 4, {"name": "no mask, no score", "shape": (1, 2, 2, 130, 70, 16, 128)}),
+            (
+                stored(columns=128, shares=(1, 2)),
+                4,
+                {"name": "no mask, no score", "shape": (1, 2, 2, 130, 70, 16, 128)},
+            ),
             (stored(pairs=4, shares=(1, 2)), 1, {"name": "sliding window", "shape": (2, 2, 2, 200, 300, 64, 64)}),
             (stored(heads=2), 4, {"shape": (2, 4, 1, 130, 300, 80, 48)}),
             (stored(heads=16, shares=(8, 1)), 1, {"shape": (1, 16, 1, 130, 130, 64, 64)}),
@@ -159,7 +163,7 @@ PARTS = stored(heads=3, shares=(1, 2))
 @pytest.mark.parametrize("programs", [1, 2, 5])
 def test_every_schedule_and_number_of_programs_leaves_the_same_bits(hopper_table, monkeypatch, cut, programs):
     first, _ = alone(cut)
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: programs)
+    monkeypatch.setattr(scheduler, "multiprocessors", lambda device: programs)
     for schedule, seed in SCHEDULES:
         again, results = alone(cut, schedule, seed)
         assert all(result.ok for result in results), results
@@ -167,28 +171,32 @@ def test_every_schedule_and_number_of_programs_leaves_the_same_bits(hopper_table
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("names", dealing.ORDERS[1:])
+@pytest.mark.parametrize("names", scheduler.ORDERS[1:])
 def test_every_order_of_items_leaves_the_same_bits(hopper_table, monkeypatch, names):
     first, _ = alone(CUTS[0], shape=(1, 2, 1, 128, 256, 64, 64))
-    monkeypatch.setattr(dealing, "order_of", lambda *_: dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), names, strict=True)))
+    monkeypatch.setattr(
+        scheduler, "tile_order_of", lambda *_: dict(zip(("TILES_FIRST", "SERPENTINE"), names, strict=True))
+    )
     again, results = alone(CUTS[0], "random", shape=(1, 2, 1, 128, 256, 64, 64))
     assert all(result.ok for result in results) and all(map(torch.equal, first, again))
 
 
 # Planted faults: a wrong count shows in the numbers, and a race, a deadlock or a missing wait in what the model finds.
 
-#: function of the room that is edited, the module that calls it, old text, new text; cut.
+#: function that is edited, the module that calls it, old text, new text; cut.
 FAULTS = {
-    "slices that overlap": ("heads_of_unit", dkdv, "* (share + 1) //", "* (share + 2) //", CUTS[0]),
-    "slices that begin late": ("heads_of_unit", fused_kernel, "heads * share //", "1 + heads * share //", CUTS[1]),
-    "parts that leave out a tile": ("share_of_walk", dkdv, "(part + 1) // parts", "(part + 1) // parts - part", PARTS),
-    "masked tiles that end late": ("share_of_walk", dkdv, "gl.maximum(some, begin)", "gl.maximum(0, begin)", PARTS),
-    "ds of the second band where the first one's lies": ("column_of", dkdv, "m0 - split.band // 16", "m0", CUTS[0]),
+    "splits that overlap": ("heads_of_item", dkdv, "* (share + 1) //", "* (share + 2) //", CUTS[0]),
+    "splits that begin late": ("heads_of_item", fused_kernel, "split.heads * share", "1 + split.heads * share", CUTS[1]),
+    "splits that leave out a tile": (
+        "share_of_row", scheduler, "(number + 1) // split.query_splits", "(number + 1) // split.query_splits - number", PARTS,
+    ),
+    "masked tiles that end late": ("share_of_row", scheduler, "gl.maximum(row.some, begin)", "gl.maximum(0, begin)", PARTS),
+    "ds of the second band where the first one's lies": ("column_of", dkdv, "m0 - split.band", "m0", CUTS[0]),
     "ds of the second head where the first one's lies": ("slot_of", dkdv, "+ j - split.begin", "- split.begin", CUTS[0]),
-    "items of another pair": ("pair_of", fused_kernel, "unit // (split.slices // 16", "unit // (split.slices", CUTS[1]),
-    "sums that are never fresh": ("add_rows", dkdv, "gl.where(fresh > 0, 0, N)", "N", CUTS[0]),
-    "sums that are always fresh": ("add_rows", dkdv, "gl.where(fresh > 0, 0, N)", "0", CUTS[0]),
-    "sums of all units in one place": ("add_rows", fused_kernel, "unit.to(gl.int64) * N * D", "N * D - N * D", CUTS[1]),
+    "items of another pair": ("pair_of", scheduler, "unit // (split.head_splits", "unit // (16 * split.head_splits", CUTS[1]),
+    "sums that are never fresh": ("add_rows", tiles, "gl.where(fresh > 0, 0, N)", "N", CUTS[0]),
+    "sums that are always fresh": ("add_rows", tiles, "gl.where(fresh > 0, 0, N)", "0", CUTS[0]),
+    "sums of all units in one place": ("add_rows", tiles, "unit.to(gl.int64) * N * D", "N * D - N * D", CUTS[1]),
 }  # fmt: skip
 
 
@@ -199,8 +207,8 @@ def test_a_planted_fault_shows(hopper_table, monkeypatch, fault):
     shape = SMALL if cut is not CUTS[1] else (2, *SMALL[1:])
     right, results = alone(cut, shape=shape)
     assert all(result.ok for result in results)
-    copy = planted(parts if function == "add_rows" else dealing, function, old, new)
-    for caller in (module, dealing, walks, fused_dq):
+    copy = planted(tiles if function == "add_rows" else scheduler, function, old, new)
+    for caller in (module, scheduler):
         monkeypatch.setattr(caller, function, copy[function], raising=False)
     wrong, results = alone(cut, shape=shape)
     assert not all(result.ok for result in results) or not all(map(torch.equal, right, wrong))
@@ -209,15 +217,15 @@ def test_a_planted_fault_shows(hopper_table, monkeypatch, fault):
 #: Faults of the kernel for wide heads and of the ring, in a cut launch: what the model must find, as in the other tests.
 RACES = {
     "the next part's tile read before it has come": (
-        (dkdv, "gradient_tiles", "mbarrier.wait(do_ready.index(stage), phase)", "pass"),
+        (dkdv, "gradient_tiles", "mbarrier.wait(ring.do_ready.index(stage), phase)", "pass"),
         ("early read or uninitialized", "gradients", "warpgroup_mma(v, do"),
     ),
     "ds of the last band not waited for": (
         (dkdv, "gradients", "tma.store_wait(0)", "pass"),
-        ("unfinished", "gradients", "tma.async_store(ds_desc"),
+        ("unfinished", "gradients", "tma.async_store(call.descs.ds"),
     ),
     "the counter never moved on": (
-        (fused_dq, "send_tiles", 'gl.atomic_add(counter, 1, sem="release")', "pass"),
+        (fused_kernel, "send_tiles", 'gl.atomic_add(counter, 1, sem="release")', "pass"),
         ("deadlock", "send_tiles", "gl.atomic_add(counter, 0"),
     ),
 }
@@ -229,10 +237,8 @@ RACES = {
 def test_a_planted_race_is_found(hopper_table, monkeypatch, fault, schedule, seed):
     (module, *edits), wanted = RACES[fault]
     copy = planted(module, *edits)
-    if module is dkdv:
-        monkeypatch.setattr(dkdv, STORED, copy[STORED])
-    else:
-        monkeypatch.setattr(fused_kernel, edits[0], copy[edits[0]])
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 2)
-    _, results = alone(CUTS[module is fused_dq], schedule, seed)
+    kernel = STORED if module is dkdv else COUNTERS
+    monkeypatch.setattr(module, kernel, copy[kernel])
+    monkeypatch.setattr(scheduler, "multiprocessors", lambda device: 2)
+    _, results = alone(CUTS[module is fused_kernel], schedule, seed)
     assert any(found(result, *wanted, file=copy["__file__"]) for result in results), "\n".join(map(str, results))

@@ -11,8 +11,8 @@ from kernels import runtime
 from kernels.common import gluon as common_gluon
 from kernels.common.operator import clear_caches
 from kernels.flex_attention import causal_block_mask, mods
-from kernels.flex_attention.hopper import dealing, forward_kernel
 from kernels.flex_attention.hopper import forward as hopper
+from kernels.flex_attention.hopper import forward_kernel, scheduler
 from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.plan import HOPPER, Plan
 from tests.flex_attention import cases
@@ -56,7 +56,16 @@ def test_three_groups(only, name, M):
 @pytest.mark.share(2)
 @pytest.mark.parametrize(
     "name",
-    ["causal", "sliding window", "prefix", "heads differ", "nothing allowed", "no mask, no score", "alibi", "dead rows"],
+    [
+        "causal",
+        "sliding window",
+        "prefix",
+        "heads differ",
+        "nothing allowed",
+        "no mask, no score",
+        "alibi",
+        "dead rows",
+    ],
 )
 def test_small_programs(only, name):
     only(hopper.SMALL)
@@ -116,12 +125,14 @@ def test_every_schedule_leaves_the_same_bits(hopper_table, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("names", dealing.ORDERS)
+@pytest.mark.parametrize("names", scheduler.ORDERS)
 def test_every_order_and_number_of_programs_leaves_the_same_bits(hopper_table, monkeypatch, way, names):
     first, _ = alone(way)
-    monkeypatch.setattr(dealing, "order", lambda *_: dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), names, strict=True)))
+    monkeypatch.setattr(
+        scheduler, "tile_order", lambda *_: dict(zip(("TILES_FIRST", "SERPENTINE"), names, strict=True))
+    )
     for multiprocessors in (1, 2, 5):
-        monkeypatch.setattr(dealing, "multiprocessors", lambda device, n=multiprocessors: n)
+        monkeypatch.setattr(scheduler, "multiprocessors", lambda device, n=multiprocessors: n)
         again, result = alone(way, "random")
         assert result.grid == (min(12, multiprocessors * (2 if way is hopper.SMALL else 1)),)
         assert result.ok, result
@@ -150,7 +161,7 @@ def small_rings(hopper_table, monkeypatch):
     """One program for all items, rings of two: everything is used again."""
     for way in WAYS:
         hopper_table[way.TABLE] = {"STAGES": 2, "KEPT": 1, "maxnreg": 128}
-    monkeypatch.setattr(dealing, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(scheduler, "multiprocessors", lambda device: 1)
     return hopper_table
 
 

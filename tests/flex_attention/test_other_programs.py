@@ -9,7 +9,7 @@ import torch
 
 from kernels import runtime
 from kernels.flex_attention import causal_block_mask, create_block_mask, flex_attention, mods
-from kernels.flex_attention.hopper.dealing import order
+from kernels.flex_attention.hopper.scheduler import tile_order
 
 DEVICE = runtime.device
 
@@ -131,9 +131,9 @@ def test_explain_takes_every_argument_of_the_call():
 
 
 def test_a_default_device_does_not_hold_the_order_of_tiles():
-    order.cache_clear()
+    tile_order.cache_clear()
     with torch.device("meta"):
-        assert order(3, 8, 1, 24) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
+        assert tile_order(3, 8, 1, 24) == {"TILES_FIRST": False, "SERPENTINE": False}
 
 
 def test_a_new_length_is_no_new_code():

@@ -1,19 +1,18 @@
 """Gradients of keys and values on Hopper GPUs, warp-specialised: which calls ``backward_kernel`` takes, and its launches.
 
-Heads wider than 128 go through ``wide_kernel``, in the same order of items. ``split``, which both kernels are given, cuts the
-work of a tile of keys into several items, and that of a head into several launches.
+Heads wider than 128 go through ``wide_kernel``, in the same order of items. A ``Split`` cuts the work of a
+tile of keys into several items, and that of a head into several launches.
 """
 
-from kernels.common import gluon as common_gluon
+from collections import namedtuple
+
 from kernels.common.descriptors import Descriptors
 from kernels.common.operator import launch
 from kernels.flex_attention import problem
-from kernels.flex_attention.hopper import backward_kernel, dealing, fit, wide_kernel
+from kernels.flex_attention.hopper import backward_kernel, fit, scheduler, wide_kernel
+from kernels.flex_attention.hopper.scheduler import Items, MaskLists, Sizes, Tables
+from kernels.flex_attention.hopper.tiles import Descs, Tiling
 from kernels.flex_attention.problem import cdiv, columns, has_edge
-
-if common_gluon.gluon is not None:
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 #: Items' keys and values in shared memory: of two, the next item's come while this one's gradients are stored.
 KEPT, KEPT_TO = 2, 2048
@@ -43,63 +42,61 @@ def options(p):
     return problem.table_options("backward_dkdv_hopper", p.key, p.device)
 
 
-def _prepare(p, units, strides_of_do, STORE, lengths=None):
-    """``(programs, sizes, items, compile-time arguments, how the tensors are read)``; lengths: of the items of a unit."""
+#: A ``Split``, the ``transposed`` lists of its band, and how long its items are, in tiles of queries.
+Part = namedtuple("Part", "split lists lengths")
+
+
+def _prepare(p, units, strides_of_do, STORE, lengths):
+    """``(programs, sizes, items, compile-time arguments, descriptors' makers)``; lengths: of the items of a unit."""
     BLOCK_M, BLOCK_N = tiles(p)
     tiles_n = cdiv(p.N, BLOCK_N)
-    items = units * tiles_n
-    programs = min(items, dealing.multiprocessors(p.device))
-    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared
-    order = dealing.order(units, tiles_n, 1, programs) if lengths is None else dealing.order_of(lengths, units, programs)
-    constants = dict(STORE=STORE, **order, **compile_time(p, lengths is not None), num_warps=4, maxnreg=168)
-    row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    rows = Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout))
-    kept = Descriptors(lambda ds: fit.descriptor(ds, [1, fit.ROWS, BLOCK_M]))
-    return (programs,), sizes, items, constants, *map(fit.described, (BLOCK_M, BLOCK_M, fit.ROWS, fit.ROWS)), rows, kept
+    count = units * tiles_n
+    programs = min(count, scheduler.multiprocessors(p.device))
+    if lengths is None:
+        order = scheduler.tile_order(units, tiles_n, 1, programs)
+    else:
+        order = scheduler.tile_order_of(lengths, units, programs)
+    T = tiling(p, STORE, lengths is not None, order)
+    sizes, items = Sizes(p.M, p.N, p.G, p.shared, p.scale, p.unit), Items(p.Hkv, tiles_n, count)
+    rows, ds = fit.described_rows(BLOCK_M), Descriptors(lambda ds: fit.descriptor(ds, [1, fit.ROWS, BLOCK_M]))
+    descs = Descs(*map(fit.described, (BLOCK_M, BLOCK_M, fit.ROWS, fit.ROWS)), rows, rows, ds)
+    return (programs,), sizes, items, dict(**p.mods(), T=T, num_warps=4, maxnreg=168), descs
 
 
-def launch_dkdv(p, x, do, rows, dk, dv, ds, first, count):
-    """Launch the kernel for ``count`` (batch, key head) pairs from ``first`` on; ds: their workspace, or ``None``."""
-    prepared = p.cached(_prepare, count, do.stride(), ds is not None)
-    _launch(p, x, do, rows, dk, dv, ds, first, prepared, x.transposed, None)
+def launch_dkdv(p, x, do, rows, out, ds, pairs, part=None):
+    """Launch the kernel for ``pairs``, ``(first, count)`` of batch row and key head, into ``out``, dk and dv; ds: their
+    workspace, or ``None``. part: of a ``Split``, whose units leave sums in ``out``."""
+    first, count = pairs
+    split, lists, lengths = (None, x.transposed, None) if part is None else part
+    units = count if split is None else count * split.head_splits * split.query_splits
+    prepared = p.cached(_prepare, units, do.stride(), ds is not None, lengths)
+    programs, sizes, items, constants, described = prepared
+    kernel = wide_kernel.attention_dkdv_wide_hopper_kernel if wide(p) else backward_kernel.attention_dkdv_hopper_kernel
+    descs = fit.descs(described, (x.query, do, x.key, x.value, *rows, ds, None))
+    masks, tables = MaskLists(*lists), Tables(x.score_tables, x.mask_tables)
+    numbers = sizes, items._replace(first=first), split and split.given()
+    launch(kernel, programs, descs, *out, *fit.strides_of(out, split), masks, tables, *numbers, **constants)
 
 
-def launch_split(p, x, do, rows, parts, ds, first, units, lists, split, lengths):
-    """Launch it for the units of a ``dealing.Split``, which leave sums in ``parts``; lists: the band's ``transposed``."""
-    prepared = p.cached(_prepare, units, do.stride(), True, lengths)
-    _launch(p, x, do, rows, *parts, ds, first, prepared, lists, split)
-
-
-def _launch(p, x, do, rows, dk, dv, ds, first, prepared, lists, split):
-    programs, sizes, items, constants, queries, gradients, keys, values, row, kept = prepared
-    strides = (*dk.stride(), *dv.stride()) if split is None else (0,) * 8
-    launch(
-        wide_kernel.attention_dkdv_wide_hopper_kernel if wide(p) else backward_kernel.attention_dkdv_hopper_kernel,
-        programs,
-        queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), kept(ds), dk, dv,
-        *lists, x.score_tables, x.mask_tables, split and split.given(), *sizes, first, items, *strides,
-        **constants,
-    )  # fmt: skip
-
-
-def compile_time(p, split):
-    """The kernel's compile-time arguments but STORE and the order of items."""
+def tiling(p, STORE, split, order):
+    """The kernel's ``Tiling``, of items in this order; split: whether they are a split's."""
     BLOCK_M, BLOCK_N = tiles(p)
-    return {
-        **p.mods(),
-        "D": p.D,
-        "DV": p.Dv,
+    return Tiling(
+        D=p.D,
+        DV=p.Dv,
         **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
-        "HAS_FULL": p.HAS_FULL,
-        "SPARSE_M": p.SPARSE_M or 1,
-        "EDGE_M": has_edge(p.M, p.SPARSE_M, BLOCK_M),
-        "BLOCK_M": BLOCK_M,
-        "BLOCK_D": columns(p.D),
-        "BLOCK_DV": columns(p.Dv),
-        "ROWS": fit.ROWS,
-        "STAGES": options(p)["STAGES"],
-        **({} if wide(p) else {"GROUPS": fit.GROUPS, "KEPT": kept(p, split)}),
-    }
+        SPARSE_M=p.SPARSE_M or 1,
+        EDGE_M=has_edge(p.M, p.SPARSE_M, BLOCK_M),
+        BLOCK_M=BLOCK_M,
+        BLOCK_D=columns(p.D),
+        BLOCK_DV=columns(p.Dv),
+        ROWS=fit.ROWS,
+        GROUPS=1 if wide(p) else fit.GROUPS,
+        STAGES=options(p)["STAGES"],
+        KEPT=1 if wide(p) else kept(p, split),
+        STORE=STORE,
+        **order,
+    )
 
 
 def kept(p, split):

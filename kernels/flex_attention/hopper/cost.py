@@ -1,13 +1,13 @@
 """How long the ways of the backward pass take on a Hopper GPU, by a small model, and when to cut the work into more items.
 
-A launch is over when its busiest program is: items are dealt out in advance, so who has how much is counted, not guessed.
+A launch is over when its busiest program is: items have a fixed order, so who has how much is counted, not guessed.
 
     stored   = over launches:  share / rate  +  max(dq / rate, bytes of ds / memory)  +  2 launch;   and  sums / memory
     counters = over launches:  end / rate  +  2 launch;                                              and  sums / memory
 
 share: the most tiles of scores that a program has, two more for an item's beginning and end and one for each head that it
 visits. dq: the product with ds, which a narrow band has too few programs for. end: when the last program ends that waits for
-others (``walks``). sums: bytes of partial sums, written and read. A mask's items are taken for a causal mask's.
+others (``visits``). sums: bytes of partial sums, written and read. A mask's items are taken for a causal mask's.
 
 ``python -m benchmarks.populations.fit_flex_attention`` finds rates, memory and launch from recorded times and writes
 ``costs.json``; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernels.flex_attention import problem, stored_ds
-from kernels.flex_attention.hopper import backward, dealing, fused, parts, walks
+from kernels.flex_attention.hopper import backward, fused, parts, scheduler, visits
 from kernels.flex_attention.problem import cdiv
 
 GAIN = 1.08  # a cut must promise this: the model is off by some 5 %
@@ -37,25 +37,29 @@ class Cut(NamedTuple):
     """A way of the backward pass, and how it is cut.
 
     way: "stored" (ds in a workspace), "counters" (dq added up in memory) or "recomputed" (ds twice). pairs, heads, columns:
-    of pairs of batch row and key head, of heads of queries a pair and of queries, how many a launch has. slices, parts: as in
-    ``dealing.Split``. time: predicted, in ms.
+    of pairs of batch row and key head, of heads of queries a pair and of queries, how many a launch has. head_splits,
+    query_splits: as in ``scheduler.Split``. time: predicted, in ms.
     """
 
     way: str
     pairs: int
     heads: int
     columns: int
-    slices: int
-    parts: int
+    head_splits: int
+    query_splits: int
     time: float
 
     @property
-    def pieces(self):
+    def splits(self):
         """Items of a launch a tile of keys."""
-        return self.slices * self.parts
+        return self.head_splits * self.query_splits
 
     def __str__(self):
-        items = "1 item" if self.pieces == 1 else f"{self.pieces} items ({self.slices} of heads x {self.parts} of queries)"
+        items = (
+            "1 item"
+            if self.splits == 1
+            else f"{self.splits} items ({self.head_splits} of heads x {self.query_splits} of queries)"
+        )
         if self.way == "counters":
             return f"dq by counters, {items} a tile of keys"
         if self.way == "recomputed":
@@ -90,7 +94,7 @@ def candidates(p):
     to the end would gain nothing. Which way is faster uncut, the table says, for it was measured.
 
     A mask's blocks are on the GPU, and nobody waits for them here. What is neither without a mask nor causal may have few,
-    for which sums in parts are dear: it is cut only where ds would be computed twice.
+    for which partial sums are dear: it is cut only where ds would be computed twice.
     """
     return p.cached(_candidates)
 
@@ -105,7 +109,7 @@ def _candidates(p):
     if usual.way != "recomputed" and _unknown(p):
         return usual, others
     if _ideal(p, "stored") * GAIN < usual.time:
-        cuts = [(*launch, *pieces) for launch in _launches(p) for pieces in _pieces(p, *launch)]
+        cuts = [(*launch, *splits) for launch in _launches(p) for splits in _splits(p, *launch)]
         others += [_timed(p, "stored", *one) for one in cuts if one[1:] != (each, p.M, 1, 1)]
     counts = _rates(p, costs())["counters"] and fused.unfit(p) is None and p.options.get("WORKSPACE", 1)
     if counts and _ideal(p, "counters") * GAIN < usual.time:
@@ -138,20 +142,20 @@ def _launches(p):
         yield 1, 1, band
 
 
-def _pieces(p, pairs, heads, columns):
-    """``(slices, parts)`` of which the sums fit: heads are shared out before walks are."""
-    walk = cdiv(min(columns, p.M), backward.tiles(p)[0])
-    for slices in _shares(heads):
-        for some in (1, 2, 4, 8):
-            if some == 1 or (slices == heads and walk >= 8 * some):
-                if pairs * slices * some * parts.bytes_of(p) <= parts.most(p.workspace):
-                    yield slices, some
+def _splits(p, pairs, heads, columns):
+    """``(head splits, query splits)`` of which the sums fit: heads are shared out before queries are."""
+    tiles = cdiv(min(columns, p.M), backward.tiles(p)[0])
+    for of_heads in _shares(heads):
+        for of_queries in (1, 2, 4, 8):
+            if of_queries == 1 or (of_heads == heads and tiles >= 8 * of_queries):
+                if pairs * of_heads * of_queries * parts.bytes_of(p) <= parts.most(p.workspace):
+                    yield of_heads, of_queries
 
 
-def _worth_counting(p, slices):
+def _worth_counting(p, splits):
     """Whether all sums fit the workspace, and programs have few enough items."""
-    pairs = p.cached(fused.at_once, slices)
-    return 0 < pairs * slices * cdiv(p.N, fused.BLOCK_N) <= ROUNDS * dealing.multiprocessors(p.device)
+    pairs = p.cached(fused.at_once, splits)
+    return 0 < pairs * splits * cdiv(p.N, fused.BLOCK_N) <= ROUNDS * scheduler.multiprocessors(p.device)
 
 
 def _shares(heads):
@@ -162,16 +166,16 @@ def _shares(heads):
 def lengths(p, cut, band):
     """How long an item of each tile of keys is in a launch of these queries, in tiles of queries."""
     BLOCK_M, BLOCK_N = backward.tiles(p)
-    heads = cdiv(cut.heads, cut.slices)
-    return _lengths(p.sparse, p.N, min(band + cut.columns, p.M), band, BLOCK_M, BLOCK_N, heads, cut.parts)
+    heads = cdiv(cut.heads, cut.head_splits)
+    return _lengths(p.sparse, p.N, min(band + cut.columns, p.M), band, BLOCK_M, BLOCK_N, heads, cut.query_splits)
 
 
 @lru_cache
-def _lengths(masked, N, stop, band, BLOCK_M, BLOCK_N, heads, parts):
+def _lengths(masked, N, stop, band, BLOCK_M, BLOCK_N, heads, query_splits):
     n0 = np.arange(0, N, BLOCK_N)
     begin = np.maximum(n0 // BLOCK_M * BLOCK_M, band) if masked else np.full_like(n0, band)
     steps = -(-np.maximum(stop - begin, 0) // BLOCK_M)
-    return tuple(int(n) for n in heads * (-(-steps // parts) + VISIT) + ITEM)
+    return tuple(int(n) for n in heads * (-(-steps // query_splits) + VISIT) + ITEM)
 
 
 @lru_cache
@@ -198,7 +202,7 @@ def _columns(p):
 def _work(p, known):
     """ms of one product at a rate of 1."""
     scores = p.M * p.N - (min(p.M, p.N) ** 2 // 2 if p.sparse else 0)
-    busy = dealing.multiprocessors(p.device) / known["multiprocessors"]
+    busy = scheduler.multiprocessors(p.device) / known["multiprocessors"]
     return 2e-9 * p.B * p.Hq * scores * _columns(p) / busy
 
 
@@ -221,21 +225,21 @@ def terms(p, cut, known):
     time = product = 0.0
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
     step = _step(p, known, "dkdv", 4, *backward.tiles(p))
-    units = cut.pairs * cut.pieces
-    programs = min(units * cdiv(p.N, backward.tiles(p)[1]), dealing.multiprocessors(p.device))
+    units = cut.pairs * cut.splits
+    programs = min(units * cdiv(p.N, backward.tiles(p)[1]), scheduler.multiprocessors(p.device))
     launches = cdiv(pairs, cut.pairs) * cdiv(each, cut.heads)
     bands = range(0, p.M, cut.columns)
     for band in bands:
         items = lengths(p, cut, band)
-        order = dealing.order_of(items, units, programs)
-        time += launches * (max(dealing.shares_of(items, units, programs, *order.values())) * step + known["launch"])
+        order = scheduler.tile_order_of(items, units, programs)
+        time += launches * (max(scheduler.shares_of(items, units, programs, *order.values())) * step + known["launch"])
         if cut.way == "stored":
             dq = _dq_from_ds(p, known, cut.pairs * cut.heads, band, min(band + cut.columns, p.M))
             product += launches * (dq + known["launch"])
     if cut.way == "recomputed":
         product = _work(p, known) * 3 / _rates(p, known)["dq"] + known["launch"]
-    if cut.pieces > 1 or cut.heads < each or len(bands) > 1:
-        sums = pairs * cut.pieces * parts.bytes_of(p)
+    if cut.splits > 1 or cut.heads < each or len(bands) > 1:
+        sums = pairs * cut.splits * parts.bytes_of(p)
         visited = 0.5 + 0.5 / len(bands) if p.sparse else 1.0  # what a launch adds to: read, and written again
         again = cdiv(each, cut.heads) * len(bands) * visited
         time += sums * (2 * again) / known["memory"] + cdiv(pairs, cut.pairs) * 2 * known["launch"]
@@ -249,23 +253,25 @@ def _dq_from_ds(p, known, heads, band, stop):
     ends = np.arange(band, stop, BLOCK_M) + BLOCK_M if p.sparse else np.full(cdiv(stop - band, BLOCK_M), p.N)
     steps = -(-np.minimum(ends, p.N) // BLOCK_N)
     tiles = steps.sum() * heads
-    most = max(steps.max(), tiles / dealing.multiprocessors(p.device))
+    most = max(steps.max(), tiles / scheduler.multiprocessors(p.device))
     bytes_of_ds = tiles * BLOCK_M * BLOCK_N * p.dtype.itemsize
     return max(most * _step(p, known, "dq_from_ds", 1, BLOCK_M, BLOCK_N), bytes_of_ds / known["memory"])
 
 
 def _counted(p, cut, known):
-    """Parts of dq wait for each other (``walks.end_of``)."""
+    """Programs' parts of dq wait for each other (``visits.end_of``)."""
     BLOCK_M, tiles = fused.options(p)["BLOCK_M"], cdiv(p.N, fused.BLOCK_N)
-    heads = cdiv(cut.heads, cut.slices)
-    units = cut.pairs * cut.slices
-    programs = min(units * tiles, dealing.multiprocessors(p.device))
-    order = walks.dealt(units, tiles, programs, p.sparse, None if cut.slices == 1 else heads)  # as ``fused`` deals them
-    end = walks.end_of(units, tiles, programs, p.sparse, heads, *order)
+    heads = cdiv(cut.heads, cut.head_splits)
+    units = cut.pairs * cut.head_splits
+    programs = min(units * tiles, scheduler.multiprocessors(p.device))
+    order = visits.bundle_order(
+        units, tiles, programs, p.sparse, None if cut.head_splits == 1 else heads
+    )  # as ``fused`` deals them
+    end = visits.end_of(units, tiles, programs, p.sparse, heads, *order)
     scale = cdiv(p.M, BLOCK_M) / (2 * tiles)  # its tiles of queries are two a tile of keys
     steps = end * scale + COUNTED * cdiv(units * tiles, programs)
     time = steps * _step(p, known, "counters", 5, BLOCK_M, fused.BLOCK_N) + 2 * known["launch"]
-    if cut.slices > 1:
+    if cut.head_splits > 1:
         time += units * parts.bytes_of(p) * 2 / known["memory"] + 2 * known["launch"]
     return float(cdiv(p.Bkv * p.Hkv, cut.pairs) * time)
 
@@ -275,11 +281,11 @@ def _timed(p, *sizes):
     return cut._replace(time=predicted(p, cut, costs()))
 
 
-def _counters(p, slices):
-    return _timed(p, "counters", p.cached(fused.at_once, slices), p.shared * p.G, p.M, slices, 1)
+def _counters(p, splits):
+    return _timed(p, "counters", p.cached(fused.at_once, splits), p.shared * p.G, p.M, splits, 1)
 
 
-def told(p):
+def predictions(p):
     """The predicted times, as text: of what would run uncut, and of the best of the other cuts."""
     usual, others = candidates(p)
     best = sorted(others, key=lambda one: one.time)[:3]
@@ -291,6 +297,6 @@ def because(p):
     usual = candidates(p)[0]
     if usual.way == "recomputed":
         return f"ds of all queries of a key head does not fit the workspace of {p.workspace} bytes"
-    tiles, many = p.Bkv * p.Hkv * cdiv(p.N, backward.tiles(p)[1]), dealing.multiprocessors(p.device)
+    tiles, many = p.Bkv * p.Hkv * cdiv(p.N, backward.tiles(p)[1]), scheduler.multiprocessors(p.device)
     busy = _ideal(p, usual.way) / usual.time
     return f"{tiles} items of a tile of keys each would keep {many} multiprocessors {busy:.0%} busy"

@@ -1,10 +1,14 @@
-"""Which calls the Hopper kernels take, and how they are given tensors: as descriptors, from which TMA copies tiles."""
+"""Which calls the Hopper kernels take, and descriptors of tensors, from which TMA copies tiles."""
 
 from kernels.common import gluon
 from kernels.common.descriptors import Descriptors
 from kernels.common.gpu import is_cuda_architecture
 from kernels.flex_attention import problem
+from kernels.flex_attention.plain import Strides
 from kernels.flex_attention.problem import columns
+
+if gluon.gluon is not None:
+    from triton.experimental.gluon import language as gl
 
 GROUPS = 2
 ROWS = 64  # queries of a group of four warps: the rows of one matrix instruction
@@ -32,19 +36,31 @@ def unfit(p, kernel, prefix, most, tma, faster="the plain kernel"):
 
 
 def tiles_of_blocks(p, BLOCK_M, BLOCK_N):
-    """What a kernel is told of the block mask's lists: whether there are any, and how many of its tiles a block is long."""
-    return {
-        "SPARSE": p.sparse,
-        "TILES_M": max(1, p.SPARSE_M // BLOCK_M),
-        "TILES_N": max(1, p.SPARSE_N // BLOCK_N),
-    }
+    """How many of a kernel's tiles a block of the mask is long."""
+    return {"TILES_M": max(1, p.SPARSE_M // BLOCK_M), "TILES_N": max(1, p.SPARSE_N // BLOCK_N)}
 
 
 def described(rows, width=None):
-    """How a kernel is given tensors [B, H, ., D] that TMA moves in tiles of ``rows`` and ``width`` columns, or all."""
+    """Describes tensors [B, H, ., D] that TMA moves in tiles of ``rows`` and ``width`` columns, or all."""
     return Descriptors(lambda x: descriptor(x, [1, 1, rows, width or columns(x.shape[-1])]))
 
 
 def descriptor(x, tile):
     """x as TMA moves its tiles, swizzled for the matrix instructions."""
     return gluon.describe(x, tile)
+
+
+def described_rows(BLOCK_M):
+    """Describes lse and delta, [B Hq, .] in float32, of which TMA moves BLOCK_M numbers."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    return Descriptors(lambda x: gluon.describe(x, [1, BLOCK_M], layout))
+
+
+def descs(described, tensors):
+    """A kernel's ``Descs`` of its tensors by what describes each, ``None`` for none."""
+    return described._make(how and how(t) for how, t in zip(described, tensors, strict=True))
+
+
+def strides_of(out, split):
+    """Of dk and dv; of a split's sums there are none."""
+    return [Strides(0, 0, 0, 0) if split is not None else Strides(*t.stride()) for t in out]

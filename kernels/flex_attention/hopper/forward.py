@@ -1,19 +1,21 @@
 """The launches of ``forward_kernel``, each a way of the forward pass with a table of its own, and which calls they take.
 
-    usual   two groups of 64 queries, tiles of 128 keys: every call that the kernel fits
-    tall    three groups, where no mask leaves out keys: a tile of keys serves 192 queries
-    small   two groups, tiles of 64 keys, two programs a multiprocessor: rows so short that an item begins and ends all the
-            time, and one program's arithmetic covers the other's
+usual   two groups of 64 queries, tiles of 128 keys: every call that the kernel fits
+tall    three groups, where no mask leaves out keys: a tile of keys serves 192 queries
+small   two groups, tiles of 64 keys, two programs a multiprocessor: rows so short that an item begins and ends all the
+        time, and one program's arithmetic covers the other's
 """
 
 from kernels.common.choice import Cost
 from kernels.common.gluon import has_inline_asm
 from kernels.common.operator import launch
 from kernels.flex_attention import problem
-from kernels.flex_attention.hopper import dealing, fit, forward_kernel
+from kernels.flex_attention.hopper import fit, forward_kernel, scheduler
 from kernels.flex_attention.hopper.fit import ROWS, described
+from kernels.flex_attention.hopper.forward_kernel import Descs, Tiling
+from kernels.flex_attention.hopper.scheduler import Items, MaskLists, Sizes, Tables
 from kernels.flex_attention.narrow import is_narrow, is_window
-from kernels.flex_attention.plain import fits_tma, is_short
+from kernels.flex_attention.plain import Strides, fits_tma, is_short
 from kernels.flex_attention.problem import cdiv, columns, has_edge
 
 NO_ASSEMBLY = "Triton has no inline assembly for Gluon, by which warps arrive at a barrier one by one"
@@ -69,54 +71,49 @@ class Forward:
         """``(items, the most programs that run at once)``."""
         registers = self.options(p)["maxnreg"] * 32 * 4 * (self.GROUPS + 1)  # of 65536 that a multiprocessor has
         items = p.B * p.Hq * cdiv(p.M, self.tile(p)[0])
-        return items, 65536 // registers * dealing.multiprocessors(p.device)
+        return items, 65536 // registers * scheduler.multiprocessors(p.device)
 
     def forward(self, p, x, o, lse, top):
         """Launch the forward pass; into o, lse and top, a tensor or ``None``."""
-        programs, sizes, constants, queries, keys, values, outputs, trim = p.cached(_prepare, self)
-        by_tma = outputs is not None and fits_tma(o)
-        launch(
-            forward_kernel.attention_forward_hopper_kernel,
-            programs,
-            queries(x.query), keys(x.key), values(x.value), outputs(o) if by_tma else None, None if by_tma else o, lse, top,
-            x.partial, x.full, x.score_tables, x.mask_tables,
-            *sizes, x.extent if trim else None, *o.stride(),
-            **constants,
-        )  # fmt: skip
+        programs, sizes, items, constants, described, trim = p.cached(_prepare, self)
+        by_tma = described.o is not None and fits_tma(o)
+        descs = fit.descs(described, (x.query, x.key, x.value, o if by_tma else None))
+        outputs = None if by_tma else o, Strides(*o.stride()), lse, top
+        lists, tables = MaskLists(x.partial, x.full), Tables(x.score_tables, x.mask_tables)
+        kernel, extent = forward_kernel.attention_forward_hopper_kernel, x.extent if trim else None
+        launch(kernel, programs, descs, *outputs, lists, tables, extent, sizes, items, **constants)
 
     def kept(self, p):
-        """Items' queries in shared memory: the next item's may come while this one's keys are walked through.
+        """Items' queries in shared memory: the next item's may come while this one's keys are visited.
 
         That is the memory of a cache, which long lists of blocks want: up to KEPT_TO keys, if the table has a number.
         """
         most = self.options(p)["KEPT_TO"]
         return 1 if most and p.N > most else self.options(p)["KEPT"]
 
-    def compile_time(self, p):
-        """The kernel's compile-time arguments but the order of items."""
+    def tiling(self, p, order):
+        """The kernel's ``Tiling``, of items in this order."""
         options, (BLOCK_M, BLOCK_N) = self.options(p), self.tile(p)
-        return {
-            "SCORE_MOD": p.score_mod,
-            "MASK_MOD": p.mask_mod,
-            "DV": p.Dv,
+        return Tiling(
+            DV=p.Dv,
             **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
-            "HAS_FULL": p.HAS_FULL,
-            "SPARSE_N": p.SPARSE_N or 1,
-            "EDGE_N": has_edge(p.N, p.SPARSE_N, BLOCK_N),
-            "BLOCK_N": BLOCK_N,
-            "BLOCK_D": columns(p.D),
-            "BLOCK_DV": columns(p.Dv),
-            "ROWS": ROWS,
-            "GROUPS": self.GROUPS,
-            "STAGES": options["STAGES"],
-            "REGISTERS": options["REGISTERS"],
-            "TURNS": bool(options["TURNS"]),
-            "OVERLAP": self.overlaps(p),
-            "OUT": min(options["OUT"], columns(p.Dv)),
-            "KEPT": self.kept(p),
-            "LEAN": self.LEAN,
-            "BACKWARDS": self.LEAN and (not p.sparse or trims(p)),
-        }
+            SPARSE_N=p.SPARSE_N or 1,
+            EDGE_N=has_edge(p.N, p.SPARSE_N, BLOCK_N),
+            BLOCK_N=BLOCK_N,
+            BLOCK_D=columns(p.D),
+            BLOCK_DV=columns(p.Dv),
+            ROWS=ROWS,
+            GROUPS=self.GROUPS,
+            STAGES=options["STAGES"],
+            REGISTERS=options["REGISTERS"],
+            TURNS=bool(options["TURNS"]),
+            OVERLAP=self.overlaps(p),
+            OUT=min(options["OUT"], columns(p.Dv)),
+            KEPT=self.kept(p),
+            LEAN=self.LEAN,
+            BACKWARDS=self.LEAN and (not p.sparse or trims(p)),
+            **order,
+        )
 
     def overlaps(self, p):
         """Whether values' products are waited for behind the softmax."""
@@ -144,8 +141,10 @@ class Tall(Forward):
     def cost(self, p):
         """By how many items one after another the call takes: the last ones may leave multiprocessors idle."""
         ratio, (tall, usual) = self.options(p)["RATIO"], self.rounds(p)
-        told = f"{tall} x 192 queries one after another take {ratio * tall / usual:.2f} times as long as {usual} x 128"
-        return Cost(ratio * tall / usual, told)
+        because = (
+            f"{tall} x 192 queries one after another take {ratio * tall / usual:.2f} times as long as {usual} x 128"
+        )
+        return Cost(ratio * tall / usual, because)
 
 
 class Small(Forward):
@@ -202,13 +201,15 @@ USUAL, TALL, SMALL = Forward(), Tall(), Small()
 
 
 def _prepare(p, way):
-    """``(programs, sizes, compile-time arguments, how query, key, value and o are given, whether the mask's reach is asked
-    for)``, ``None`` for an o without TMA."""
+    """``(programs, sizes, items, compile-time arguments, how query, key, value and o are described, whether the mask's extent
+    is asked for)``; an o without TMA is ``None``."""
     BLOCK_M, BLOCK_N = way.tile(p)
     items, at_once = way.programs(p)
     programs, tiles_m = min(items, at_once), cdiv(p.M, BLOCK_M)
-    sizes = p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_m, items, p.shared
-    static = dealing.order(p.B * p.Hkv, tiles_m, p.G, programs) | way.compile_time(p)
-    static |= {"num_warps": 4, "maxnreg": way.options(p)["maxnreg"]}
-    given = *map(described, (ROWS, BLOCK_N, BLOCK_N)), described(ROWS, static["OUT"]) if static["OUT"] else None
-    return (programs,), sizes, static, *given, way.LEAN and trims(p)
+    T = way.tiling(p, scheduler.tile_order(p.B * p.Hkv, tiles_m, p.G, programs))
+    constants = {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod, "T": T, "num_warps": 4}
+    constants["maxnreg"] = way.options(p)["maxnreg"]
+    of_o = described(ROWS, T.OUT) if T.OUT else None
+    descs = Descs(described(ROWS), described(BLOCK_N), described(BLOCK_N), of_o)
+    sizes, items = Sizes(p.M, p.N, p.G, p.shared, p.scale, p.unit), Items(p.Hkv, tiles_m, items)
+    return (programs,), sizes, items, constants, descs, way.LEAN and trims(p)

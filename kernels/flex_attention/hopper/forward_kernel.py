@@ -9,10 +9,14 @@ work meanwhile:
     a <- a alpha(j)
 
 Programs stay: while a group stores one tile of queries, the next tile's keys are on their way. The arithmetic is
-``plain.attention_forward_kernel``'s, whose mods, masks and lists it takes.
+the plain kernel's, whose mods, masks and lists it takes.
 """
 
+from collections import namedtuple
+
 from kernels.common import gluon as common_gluon
+from kernels.flex_attention.mods.device import COMPILED
+from kernels.flex_attention.plain import logits
 
 if common_gluon.gluon is not None:
     from triton.experimental import gluon
@@ -25,17 +29,151 @@ if common_gluon.gluon is not None:
         warpgroup_mma_wait,
     )
 
-    from kernels.flex_attention.hopper.barriers import address, release
-    from kernels.flex_attention.hopper.dealing import (
-        item_of,
+# What the kernel is compiled for, ``T`` in it.
+#
+# DV: columns of a head of values. TILES_M, TILES_N: tiles in a block of the mask, SPARSE_N: its keys. EDGE_N: whether a tile
+# reaches past the last key. BLOCK_N: keys of a tile; BLOCK_D, BLOCK_DV: its columns; ROWS: queries of a group of warps, of
+# which there are GROUPS. STAGES: tiles of keys in shared memory, KEPT: items' queries, OUT: columns of o. REGISTERS: of a
+# thread of a group. TURNS: the groups ask for their products in turn. OVERLAP: whether values' products are waited for
+# behind the softmax. LEAN: warps arrive at barriers one by one, keys are released with their values, and the threads of a
+# row add up its denominator once, at the end. BACKWARDS: see ``first_key``. TILES_FIRST, SERPENTINE: the items' order.
+Tiling = namedtuple(
+    "Tiling",
+    "DV TILES_M TILES_N SPARSE_N EDGE_N BLOCK_N BLOCK_D BLOCK_DV ROWS GROUPS "
+    "STAGES KEPT OUT REGISTERS TURNS OVERLAP LEAN BACKWARDS TILES_FIRST SERPENTINE",
+    defaults=(False, False),
+)
+
+# Descriptors, from which TMA copies tiles, and to which: o, ``None`` where it cannot.
+Descs = namedtuple("Descs", "q k v o")
+
+# Where o goes without TMA, lse, and the rows' maxima or ``None``.
+Outputs = namedtuple("Outputs", "o o_strides lse top")
+
+# Items' queries, tiles of keys and of values, rows of o, and barriers; turns: whose products come next.
+Ring = namedtuple("Ring", "q k v o q_ready q_free k_ready k_free v_ready v_free turns")
+
+# What the groups of warps share.
+Call = namedtuple("Call", "ring descs outputs lists tables extent sizes items")
+
+# Of barriers that groups arrive at, for ``release``.
+Addresses = namedtuple("Addresses", "q_free v_free turns")
+
+# A group's queries of an item: batch row, head, numbers, and the keys' numbers in a tile; the queries in shared memory; their
+# ``Row`` of keys; how many items with keys came before; and ``Addresses``.
+Queries = namedtuple("Queries", "b h m offs_n q row visits addresses")
+
+
+if common_gluon.gluon is not None:
+    from kernels.flex_attention.hopper.scheduler import (
+        first_key,
+        item_of_turn,
         items_of_program,
-        lists_of,
-        place,
-        row_of_walk,
+        queries_of_item,
+        row_of,
         tiles_unseen,
     )
-    from kernels.flex_attention.hopper.softmax import known_here, masked_logits, row_sums, softmax_step
-    from kernels.flex_attention.hopper.tiles import store_rows
+    from kernels.flex_attention.hopper.tiles import Mods, product_layout, store_rows
+
+    # Barriers.
+
+    # One arrival of a warp: by the barrier's address, since around an operation on the barrier itself the compiler has all
+    # four warps of a group wait for each other.
+    ARRIVES = gl.constexpr(
+        """{
+        .reg .pred one;
+        elect.sync _|one, 0xffffffff;
+        @one mbarrier.arrive.shared::cta.b64 _, [$0];
+        }"""
+    )
+
+    # What ``known_here`` stores where a number is below -1.
+    KNOWN = gl.constexpr(
+        """{
+                .reg .pred below;
+                .reg .b32 nowhere;
+                mov.b32 nowhere, 0;
+                setp.lt.f32 below, $1, 0fBF800000;
+                @below st.volatile.shared.f32 [nowhere], $1;
+                mov.b32 $0, $1;
+                }"""
+    )
+
+    @gluon.jit
+    def address(bars, LEAN: gl.constexpr):
+        """The address of barriers in shared memory, 8 bytes each, for ``release``."""
+        if LEAN and COMPILED:
+            return gl.inline_asm("mov.b32 $0, $1;", "=r,r", [bars], gl.int32, is_pure=False)
+        else:
+            return 0
+
+    @gluon.jit
+    def release(bars, at, index, LEAN: gl.constexpr):
+        """A group's arrival at a barrier of ``bars``: one, or with LEAN one of each of its four warps, at the address."""
+        if LEAN and COMPILED:
+            gl.inline_asm(ARRIVES, "r", [at + 8 * index], is_pure=False)
+        elif LEAN:
+            mbarrier.arrive(bars.index(index), count=4)
+        else:
+            mbarrier.arrive(bars.index(index))
+
+    # The online softmax of a tile of scores in registers.
+
+    @gluon.jit
+    def masked_logits(s, n0, all_allowed, at, call, mods, MASKED: gl.constexpr, EDGE_N: gl.constexpr):
+        """``logits`` of a tile; ``all_allowed``: whether it is full, or ``None`` if known: not if MASKED."""
+        sizes, tables = call.sizes, call.tables
+        n = gl.expand_dims(n0 + at.offs_n, 0)
+        inside = None
+        if EDGE_N:
+            inside = n < sizes.N
+            n = gl.minimum(n, sizes.N - 1)
+        MASK_MOD: gl.constexpr = mods.mask if MASKED else None
+        if MASK_MOD is not None and all_allowed is not None:
+            x = logits(s, sizes.scale, at.b, at.h, at.m, n, inside, tables.score, tables.mask, mods.score, None)
+            return gl.where(MASK_MOD(at.b, at.h, at.m, n, tables.mask) | all_allowed, x, float("-inf"))
+        else:
+            return logits(s, sizes.scale, at.b, at.h, at.m, n, inside, tables.score, tables.mask, mods.score, MASK_MOD)
+
+    @gluon.jit
+    def known_here(x):
+        """x, none of whose elements is below -1, before what follows.
+
+        ptxas moves a wait for a product above all arithmetic that does not need it, and with it the softmax behind the
+        product that it should run beside. It does not move it above a store: this one, of a row's sum, never happens.
+        """
+        if COMPILED:
+            return gl.inline_asm_elementwise(KNOWN, "=f,f", [x], gl.float32, is_pure=False, pack=1)
+        else:
+            return x
+
+    @gluon.jit
+    def row_sums(p, LEAN: gl.constexpr):
+        """Of p's columns; with LEAN of those that one thread holds, the four threads of a row side by side: [rows, 4]."""
+        if LEAN:
+            return gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
+        else:
+            return gl.sum(p, 1)
+
+    @gluon.jit
+    def scaled_sums(l, alpha, LEAN: gl.constexpr):
+        """What ``row_sums`` gave, a factor a row."""
+        if LEAN:
+            layout: gl.constexpr = l.type.layout
+            return l * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, layout)), 1)
+        else:
+            return l * alpha
+
+    @gluon.jit
+    def softmax_step(x, l, top, unit, SAFE: gl.constexpr, LEAN: gl.constexpr):
+        """``(p, alpha, l, top)`` after a tile of logits x. SAFE: no row can be without a key so far."""
+        new_top = gl.maximum(top, gl.max(x, 1) * unit)
+        shift = new_top if SAFE else gl.where(new_top == float("-inf"), 0.0, new_top)
+        p = gl.exp2(x * unit - gl.expand_dims(shift, 1))
+        alpha = gl.exp2(top - shift)
+        return p, alpha, scaled_sums(l, alpha, LEAN) + row_sums(p, LEAN), new_top
+
+    # The copying warp.
 
     @gluon.jit
     def copy_tile(desc, b, h, row, buffers, ready, free, count, STAGES: gl.constexpr):
@@ -46,209 +184,178 @@ if common_gluon.gluon is not None:
         tma.async_load(desc, [b, h, row, 0], ready.index(stage), buffers.index(stage))
 
     @gluon.jit
-    def load_tiles(
-        q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared,
-        SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
-        SPARSE_N: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        KEPT: gl.constexpr, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, LEAN: gl.constexpr,
-        BACKWARDS: gl.constexpr,
-    ):  # fmt: skip
+    def load_tiles(call, T: gl.constexpr):
         """The copying warp: queries, then keys and values, in the order in which they are used."""
-        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
-        keys_free = k_free
-        if LEAN:
-            keys_free = v_free  # a tile's keys and values are released together
+        ring, descs, sizes, items = call.ring, call.descs, call.sizes, call.items
+        keys_free = ring.k_free
+        if T.LEAN:
+            keys_free = ring.v_free  # a tile's keys and values are released together
         count = 0
         visits = 0
-        for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            b, h_kv, h, tile = item_of(item, items, tiles_m, G, Hkv, TILES_FIRST)
-            some, end, at, at_full = lists_of(
-                b, h, tile // TILES_M, partial, full, N, SPARSE, HAS_FULL, TILES_N, BLOCK_N
-            )
-            if end > 0:
-                held = visits % KEPT
-                mbarrier.wait(q_free.index(held), (visits // KEPT + 1) & 1)
-                mbarrier.expect(q_ready.index(held), GROUPS * q_desc.nbytes_per_cta)
-                for group in gl.static_range(GROUPS):
-                    row = (tile * GROUPS + group) * ROWS
-                    tma.async_load(q_desc, [b, h, row, 0], q_ready.index(held), q_s.index(held * GROUPS + group))
+        for turn in range(0, items_of_program(items.count, T.SERPENTINE)):
+            b, h_kv, h, tile = queries_of_item(item_of_turn(turn, T.SERPENTINE), items, sizes.G, T.TILES_FIRST)
+            row = row_of(b, h, tile // T.TILES_M, call.lists, sizes.N, T.TILES_N, T.BLOCK_N)
+            if row.end > 0:
+                held = visits % T.KEPT
+                mbarrier.wait(ring.q_free.index(held), (visits // T.KEPT + 1) & 1)
+                mbarrier.expect(ring.q_ready.index(held), T.GROUPS * descs.q.nbytes_per_cta)
+                for group in gl.static_range(T.GROUPS):
+                    m0 = (tile * T.GROUPS + group) * T.ROWS
+                    buffer = ring.q.index(held * T.GROUPS + group)
+                    tma.async_load(descs.q, [b, h, m0, 0], ring.q_ready.index(held), buffer)
                 visits += 1
-                n0 = row_of_walk(0, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N, BACKWARDS)
-                for i in range(0, end):
-                    following = row_of_walk(i + 1, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N, BACKWARDS)
-                    copy_tile(k_desc, b // shared, h_kv, n0, k_s, k_ready, keys_free, count, STAGES)
-                    copy_tile(v_desc, b // shared, h_kv, n0, v_s, v_ready, v_free, count, STAGES)
+                n0 = first_key(0, row, T)
+                for i in range(0, row.end):
+                    following = first_key(i + 1, row, T)
+                    b_kv = b // sizes.batches
+                    copy_tile(descs.k, b_kv, h_kv, n0, ring.k, ring.k_ready, keys_free, count, T.STAGES)
+                    copy_tile(descs.v, b_kv, h_kv, n0, ring.v, ring.v_ready, ring.v_free, count, T.STAGES)
                     n0 = following
                     count += 1
 
+    # The groups of four warps.
+
     @gluon.jit
-    def let_go(tiles, count, ring, addresses, STAGES: gl.constexpr, LEAN: gl.constexpr):
-        """Release the walk's next tiles unused, as they come; the number of the tile behind them."""
-        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
-        gl.static_assert(LEAN, "keys have a barrier of their own")
+    def release_unused(tiles, count, ring, addresses, T: gl.constexpr):
+        """Release the row's next tiles unused, as they come; the number of the tile behind them."""
+        gl.static_assert(T.LEAN, "keys have a barrier of their own")
         for _ in range(0, tiles):
-            stage = count % STAGES
-            mbarrier.wait(k_ready.index(stage), count // STAGES & 1)
-            mbarrier.wait(v_ready.index(stage), count // STAGES & 1)
-            release(v_free, addresses[1], stage, LEAN)
+            stage = count % T.STAGES
+            mbarrier.wait(ring.k_ready.index(stage), count // T.STAGES & 1)
+            mbarrier.wait(ring.v_ready.index(stage), count // T.STAGES & 1)
+            release(ring.v_free, addresses.v_free, stage, T.LEAN)
             count += 1
         return count
 
     @gluon.jit
     def attend_tiles(
-        begin, end, stop, first, p, acc, l, top, count, q, ring, addresses, some, at, at_full,
-        N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
-        SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, EDGE_N: gl.constexpr, SAFE: gl.constexpr,
-        SPARSE: gl.constexpr, SPARSE_N: gl.constexpr, TILES_N: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-        layout_p: gl.constexpr, layout_r: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr,
-        OVERLAP: gl.constexpr, LEAN: gl.constexpr, BACKWARDS: gl.constexpr, visits,
-    ):  # fmt: skip
-        """Tiles begin ... end - 1. On entry p is that of tile begin - 1, whose values are still to be added.
-
-        TURNS: the groups ask for their products in turn, so that one multiplies while the others take their softmax.
-        """
-        layout_s: gl.constexpr = m.type.layout
-        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
+        begin, n0, p, acc, l, top, count, at, call, mods, GROUP: gl.constexpr, MASKED: gl.constexpr, T: gl.constexpr
+    ):
+        """Tiles from begin on: those that are MASKED, or the others. On entry p is that of tile begin - 1, whose values are
+        still to be added."""
+        ring, row, addresses = call.ring, at.row, at.addresses
+        end = row.some if MASKED else row.end
+        layout_s: gl.constexpr = product_layout(T.BLOCK_N)
+        layout_o: gl.constexpr = product_layout(T.BLOCK_DV)
+        SAFE: gl.constexpr = mods.score is None and mods.mask is None
+        # of tiles from the last to the first only the first can reach past the end
+        EDGE_N: gl.constexpr = T.EDGE_N and (MASKED or not (T.BACKWARDS and call.lists.partial is None))
         for i in range(begin, end):
-            following = row_of_walk(i + 1, some, stop, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N, BACKWARDS)
-            stage = count % STAGES
-            before = (count - 1) % STAGES
-            mbarrier.wait(k_ready.index(stage), count // STAGES & 1)
-            if TURNS:
-                mbarrier.wait(turns.index(GROUP), (count - visits + (1 if GROUP else 0)) & 1)
-            s = gl.zeros([p.shape[0], BLOCK_N], gl.float32, layout_s)
-            k = k_s.index(stage).reshape([BLOCK_N, q.shape[1]])
-            s = warpgroup_mma(q, k.permute((1, 0)), s, use_acc=False, is_async=True)
-            mbarrier.wait(v_ready.index(before), (count - 1) // STAGES & 1)
-            v = v_s.index(before).reshape([BLOCK_N, acc.shape[1]])
+            following = first_key(i + 1, row, T)
+            stage = count % T.STAGES
+            before = (count - 1) % T.STAGES
+            mbarrier.wait(ring.k_ready.index(stage), count // T.STAGES & 1)
+            if T.TURNS:
+                mbarrier.wait(ring.turns.index(GROUP), (count - at.visits + (1 if GROUP else 0)) & 1)
+            s = gl.zeros([T.ROWS, T.BLOCK_N], gl.float32, layout_s)
+            k = ring.k.index(stage).reshape([T.BLOCK_N, T.BLOCK_D])
+            s = warpgroup_mma(at.q, k.permute((1, 0)), s, use_acc=False, is_async=True)
+            mbarrier.wait(ring.v_ready.index(before), (count - 1) // T.STAGES & 1)
+            v = ring.v.index(before).reshape([T.BLOCK_N, T.BLOCK_DV])
             acc = warpgroup_mma(p, v, acc, is_async=True)
-            if TURNS:
-                release(turns, addresses[2], (GROUP + 1) % GROUPS, LEAN)
+            if T.TURNS:
+                release(ring.turns, addresses.turns, (GROUP + 1) % T.GROUPS, T.LEAN)
             s = warpgroup_mma_wait(1, deps=(s,))
-            if not LEAN:
-                mbarrier.arrive(k_free.index(stage))
-            x = masked_logits(
-                s, first, None, N, scale, b, h, m, offs_n, score_tables, mask_tables, SCORE_MOD, MASK_MOD, EDGE_N
-            )
-            weights, alpha, l, top = softmax_step(x, l, top, unit, SAFE, LEAN)
-            if OVERLAP:
+            if not T.LEAN:
+                mbarrier.arrive(ring.k_free.index(stage))
+            x = masked_logits(s, n0, None, at, call, mods, MASKED, EDGE_N)
+            weights, alpha, l, top = softmax_step(x, l, top, call.sizes.unit, SAFE, T.LEAN)
+            if T.OVERLAP:
                 l = known_here(l)
             acc = warpgroup_mma_wait(0, deps=(acc,))
-            release(v_free, addresses[1], before, LEAN)
-            acc = acc * gl.expand_dims(gl.convert_layout(alpha, layout_r), 1)
-            p = gl.convert_layout(weights.to(v.dtype), layout_p)
-            first = following
+            release(ring.v_free, addresses.v_free, before, T.LEAN)
+            acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, layout_o)), 1)
+            p = gl.convert_layout(weights.to(v.dtype), gl.DotOperandLayout(0, layout_o, 2))
+            n0 = following
             count += 1
-        return first, p, acc, l, top, count
+        return n0, p, acc, l, top, count
 
     @gluon.jit
-    def attend(
-        given, GROUP: gl.constexpr, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, DV: gl.constexpr,
-        SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
-        SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
-        BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, TURNS: gl.constexpr, OVERLAP: gl.constexpr,
-        OUT: gl.constexpr, KEPT: gl.constexpr, LEAN: gl.constexpr, BACKWARDS: gl.constexpr,
-    ):  # fmt: skip
+    def attend(call, mods, GROUP: gl.constexpr, T: gl.constexpr):
         """A group of four warps: 64 queries of every item."""
-        layout_s: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-        layout_o: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
-        layout_p: gl.constexpr = gl.DotOperandLayout(0, layout_o, 2)
-        layout_r: gl.constexpr = gl.SliceLayout(1, layout_o)
-        SAFE: gl.constexpr = SCORE_MOD is None and MASK_MOD is None
-        EDGE_REST: gl.constexpr = EDGE_N and (SPARSE or not BACKWARDS)  # else only the first tile can reach past the end
-        ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables = given[:10]
-        scale, unit, M, N, Hkv, G, tiles_m, items, reach, stride_ob, stride_oh, stride_om, stride_od = given[10:]
-        q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns = ring
-        offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout_s))
-        addresses = address(q_free, LEAN), address(v_free, LEAN), address(turns, LEAN)
+        ring, outputs, sizes, items = call.ring, call.outputs, call.sizes, call.items
+        layout_s: gl.constexpr = product_layout(T.BLOCK_N)
+        layout_o: gl.constexpr = product_layout(T.BLOCK_DV)
+        layout_l: gl.constexpr = gl.SliceLayout(1, layout_s)
+        SAFE: gl.constexpr = mods.score is None and mods.mask is None
+        offs_n = gl.arange(0, T.BLOCK_N, gl.SliceLayout(0, layout_s))
+        addresses = Addresses(address(ring.q_free, T.LEAN), address(ring.v_free, T.LEAN), address(ring.turns, T.LEAN))
         count = 0
         visits = 0
-        for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-            item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-            b, h_kv, h, tile = item_of(item, items, tiles_m, G, Hkv, TILES_FIRST)
-            some, end, at, at_full = lists_of(
-                b, h, tile // TILES_M, partial, full, N, SPARSE, HAS_FULL, TILES_N, BLOCK_N
-            )
-            m0 = (tile * GROUPS + GROUP) * ROWS
-            m = gl.minimum(gl.expand_dims(m0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout_s)), 1), M - 1)
-            acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, layout_o)
-            l = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, layout_s))
-            top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, layout_s))
-            if end > 0:
+        for turn in range(0, items_of_program(items.count, T.SERPENTINE)):
+            b, h_kv, h, tile = queries_of_item(item_of_turn(turn, T.SERPENTINE), items, sizes.G, T.TILES_FIRST)
+            row = row_of(b, h, tile // T.TILES_M, call.lists, sizes.N, T.TILES_N, T.BLOCK_N)
+            m0 = (tile * T.GROUPS + GROUP) * T.ROWS
+            m = gl.minimum(gl.expand_dims(m0 + gl.arange(0, T.ROWS, layout_l), 1), sizes.M - 1)
+            acc = gl.zeros([T.ROWS, T.BLOCK_DV], gl.float32, layout_o)
+            l = gl.zeros([T.ROWS], gl.float32, layout_l)
+            top = gl.full([T.ROWS], float("-inf"), gl.float32, layout_l)
+            if row.end > 0:
                 # The first tile, partial or full: only its scores, in wait for nothing.
-                held = visits % KEPT
-                q = q_s.index(held * GROUPS + GROUP).reshape([ROWS, BLOCK_D])
-                mbarrier.wait(q_ready.index(held), visits // KEPT & 1)
+                held = visits % T.KEPT
+                q = ring.q.index(held * T.GROUPS + GROUP).reshape([T.ROWS, T.BLOCK_D])
+                at = Queries(b, h, m, offs_n, q, row, visits, addresses)
+                mbarrier.wait(ring.q_ready.index(held), visits // T.KEPT & 1)
                 unseen = 0
-                if BACKWARDS and SPARSE:
-                    last_query = gl.minimum(m0 + ROWS, M) - 1
-                    unseen = tiles_unseen(some, end, at, last_query, reach, SPARSE_N, TILES_N, BLOCK_N)
-                    count = let_go(unseen, count, ring, addresses, STAGES, LEAN)
-                n0 = row_of_walk(unseen, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N, BACKWARDS)
-                first = row_of_walk(unseen + 1, some, end, at, at_full, SPARSE, SPARSE_N, TILES_N, BLOCK_N, BACKWARDS)
-                stage = count % STAGES
-                mbarrier.wait(k_ready.index(stage), count // STAGES & 1)
-                s = gl.zeros([ROWS, BLOCK_N], gl.float32, layout_s)
-                k = k_s.index(stage).reshape([BLOCK_N, BLOCK_D])
+                if T.BACKWARDS and call.lists.partial is not None:
+                    unseen = tiles_unseen(row, gl.minimum(m0 + T.ROWS, sizes.M) - 1, call.extent, T)
+                    count = release_unused(unseen, count, ring, addresses, T)
+                first = first_key(unseen, row, T)
+                n0 = first_key(unseen + 1, row, T)
+                stage = count % T.STAGES
+                mbarrier.wait(ring.k_ready.index(stage), count // T.STAGES & 1)
+                s = gl.zeros([T.ROWS, T.BLOCK_N], gl.float32, layout_s)
+                k = ring.k.index(stage).reshape([T.BLOCK_N, T.BLOCK_D])
                 s = warpgroup_mma(q, k.permute((1, 0)), s, use_acc=False, is_async=True)
                 s = warpgroup_mma_wait(0, deps=(s,))
-                if not LEAN:
-                    mbarrier.arrive(k_free.index(stage))
-                x = masked_logits(
-                    s, n0, some == unseen, N, scale, b, h, m, offs_n, score_tables, mask_tables, SCORE_MOD, MASK_MOD, EDGE_N
-                )
+                if not T.LEAN:
+                    mbarrier.arrive(ring.k_free.index(stage))
+                x = masked_logits(s, first, row.some == unseen, at, call, mods, True, T.EDGE_N)
                 sums = l
-                if LEAN:
-                    sums = row_sums(gl.zeros([ROWS, BLOCK_N], gl.float32, layout_s), LEAN)
-                weights, alpha, sums, top = softmax_step(x, sums, top, unit, SAFE, LEAN)
-                p = gl.convert_layout(weights.to(v_s.dtype), layout_p)
+                if T.LEAN:
+                    sums = row_sums(gl.zeros([T.ROWS, T.BLOCK_N], gl.float32, layout_s), T.LEAN)
+                weights, alpha, sums, top = softmax_step(x, sums, top, sizes.unit, SAFE, T.LEAN)
+                p = gl.convert_layout(weights.to(ring.v.dtype), gl.DotOperandLayout(0, layout_o, 2))
                 count += 1
                 begin = unseen + 1  # with no mask mod a partial block is as good as a full one
-                if MASK_MOD is not None:
-                    first, p, acc, sums, top, count = attend_tiles(
-                        begin, some, end, first, p, acc, sums, top, count, q, ring, addresses,
-                        some, at, at_full, N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
-                        SCORE_MOD, MASK_MOD, EDGE_N, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
-                        GROUP, GROUPS, TURNS, OVERLAP, LEAN, BACKWARDS, visits,
-                    )  # fmt: skip
-                    begin = gl.maximum(some, begin)
-                first, p, acc, sums, top, count = attend_tiles(
-                    begin, end, end, first, p, acc, sums, top, count, q, ring, addresses,
-                    some, at, at_full, N, scale, unit, b, h, m, offs_n, score_tables, mask_tables,
-                    SCORE_MOD, None, EDGE_REST, SAFE, SPARSE, SPARSE_N, TILES_N, BLOCK_N, STAGES, layout_p, layout_r,
-                    GROUP, GROUPS, TURNS, OVERLAP, LEAN, BACKWARDS, visits,
-                )  # fmt: skip
-                release(q_free, addresses[0], visits % KEPT, LEAN)
+                if mods.mask is not None:
+                    n0, p, acc, sums, top, count = attend_tiles(
+                        begin, n0, p, acc, sums, top, count, at, call, mods, GROUP, True, T
+                    )
+                    begin = gl.maximum(row.some, begin)
+                n0, p, acc, sums, top, count = attend_tiles(
+                    begin, n0, p, acc, sums, top, count, at, call, mods, GROUP, False, T
+                )
+                release(ring.q_free, addresses.q_free, visits % T.KEPT, T.LEAN)
                 visits += 1
-                before = (count - 1) % STAGES
-                mbarrier.wait(v_ready.index(before), (count - 1) // STAGES & 1)
-                acc = warpgroup_mma(p, v_s.index(before).reshape([BLOCK_N, BLOCK_DV]), acc, is_async=True)
+                before = (count - 1) % T.STAGES
+                mbarrier.wait(ring.v_ready.index(before), (count - 1) // T.STAGES & 1)
+                v = ring.v.index(before).reshape([T.BLOCK_N, T.BLOCK_DV])
+                acc = warpgroup_mma(p, v, acc, is_async=True)
                 l = sums
-                if LEAN:
-                    l = gl.convert_layout(gl.sum(sums, 1), gl.SliceLayout(1, layout_s))
+                if T.LEAN:
+                    l = gl.convert_layout(gl.sum(sums, 1), layout_l)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-                release(v_free, addresses[1], before, LEAN)
+                release(ring.v_free, addresses.v_free, before, T.LEAN)
 
             # A row without any allowed key: o = 0, lse = -inf.
             l = gl.where(l == 0.0, 1.0, l)
-            rows = m0 + gl.arange(0, ROWS, gl.SliceLayout(1, layout_s))
-            lse_rows = (b.to(gl.int64) * Hkv * G + h) * M + rows
-            gl.store(lse_ptr + lse_rows, top + gl.log2(l), mask=rows < M)
-            if top_ptr is not None:
-                gl.store(top_ptr + lse_rows, top, mask=rows < M)
-            o = acc * gl.expand_dims(gl.convert_layout(1.0 / l, layout_r), 1)
-            if o_desc is not None and BLOCK_DV > OUT:
+            rows = m0 + gl.arange(0, T.ROWS, layout_l)
+            lse_rows = (b.to(gl.int64) * items.Hkv * sizes.G + h) * sizes.M + rows
+            gl.store(outputs.lse + lse_rows, top + gl.log2(l), mask=rows < sizes.M)
+            if outputs.top is not None:
+                gl.store(outputs.top + lse_rows, top, mask=rows < sizes.M)
+            o = acc * gl.expand_dims(gl.convert_layout(1.0 / l, gl.SliceLayout(1, layout_o)), 1)
+            if call.descs.o is not None and T.BLOCK_DV > T.OUT:
                 # Half the columns at a time, through half the memory.
-                left, right = o.to(v_s.dtype).reshape([ROWS, 2, OUT]).permute((0, 2, 1)).split()
-                send_rows(left, o_s.index(GROUP), o_desc, b, h, m0, 0)
-                send_rows(right, o_s.index(GROUP), o_desc, b, h, m0, OUT)
-            elif o_desc is not None:
-                send_rows(o.to(v_s.dtype), o_s.index(GROUP), o_desc, b, h, m0, 0)
+                left, right = o.to(ring.v.dtype).reshape([T.ROWS, 2, T.OUT]).permute((0, 2, 1)).split()
+                send_rows(left, ring.o.index(GROUP), call.descs.o, b, h, m0, 0)
+                send_rows(right, ring.o.index(GROUP), call.descs.o, b, h, m0, T.OUT)
+            elif call.descs.o is not None:
+                send_rows(o.to(ring.v.dtype), ring.o.index(GROUP), call.descs.o, b, h, m0, 0)
             else:
-                store_rows(o, o_ptr, b, h, m0, M, DV, stride_ob, stride_oh, stride_om, stride_od)
-        if o_desc is not None:
+                store_rows(o, outputs.o, outputs.o_strides, b, h, m0, sizes.M, T.DV)
+        if call.descs.o is not None:
             tma.store_wait(0)
 
     @gluon.jit
@@ -261,99 +368,73 @@ if common_gluon.gluon is not None:
 
     @gluon.jit
     def attention_forward_hopper_kernel(
-        q_desc, k_desc, v_desc, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
-        scale, unit, M, N, Hkv, G, tiles_m, items, shared, reach, stride_ob, stride_oh, stride_om, stride_od,
-        SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, DV: gl.constexpr,
-        SPARSE: gl.constexpr, HAS_FULL: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
-        SPARSE_N: gl.constexpr, EDGE_N: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
-        BLOCK_DV: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-        TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr, REGISTERS: gl.constexpr, TURNS: gl.constexpr,
-        OVERLAP: gl.constexpr, OUT: gl.constexpr, KEPT: gl.constexpr, LEAN: gl.constexpr, BACKWARDS: gl.constexpr,
-    ):  # fmt: skip
+        descs,
+        o_ptr,
+        o_strides,
+        lse_ptr,
+        top_ptr,
+        lists,
+        tables,
+        extent,
+        sizes,
+        items,
+        SCORE_MOD: gl.constexpr,
+        MASK_MOD: gl.constexpr,
+        T: gl.constexpr,
+    ):
         """Every program takes items (tile of queries, head, batch row) a grid apart, until there are none left.
 
-        LEAN: warps arrive at barriers one by one, keys are released with their values, and the threads of a row add up its
-        denominator once, at the end. BACKWARDS: see ``row_of_walk``; groups leave out the tiles that are beyond ``reach``,
-        the mask's ends ``(behind, ahead)``.
+        extent: ``(behind, ahead)``, how far the mask reaches; groups leave out tiles beyond. ``None``: no tile.
         """
-        dtype: gl.constexpr = q_desc.dtype
-        q_s = gl.allocate_shared_memory(dtype, [KEPT * GROUPS, 1, 1, ROWS, BLOCK_D], q_desc.layout)
-        k_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k_desc.layout)
-        v_s = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_DV], v_desc.layout)
-        if o_desc is not None:
-            o_s = gl.allocate_shared_memory(dtype, [GROUPS, 1, 1, ROWS, OUT], o_desc.layout)
-        else:
-            o_s = ()
-        q_ready = mbarrier.allocate_mbarrier(batch=KEPT)
-        q_free = mbarrier.allocate_mbarrier(batch=KEPT)
-        k_ready = mbarrier.allocate_mbarrier(batch=STAGES)
-        k_free = mbarrier.allocate_mbarrier(batch=STAGES)
-        v_ready = mbarrier.allocate_mbarrier(batch=STAGES)
-        v_free = mbarrier.allocate_mbarrier(batch=STAGES)
-        turns = mbarrier.allocate_mbarrier(batch=GROUPS)
-        EACH: gl.constexpr = 4 if LEAN else 1
-        for group in gl.static_range(GROUPS):
-            mbarrier.init(turns.index(group), count=EACH)
-        for held in gl.static_range(KEPT):
-            mbarrier.init(q_ready.index(held), count=1)
-            mbarrier.init(q_free.index(held), count=GROUPS * EACH)
-        for stage in gl.static_range(STAGES):
-            mbarrier.init(k_ready.index(stage), count=1)
-            mbarrier.init(k_free.index(stage), count=GROUPS * EACH)
-            mbarrier.init(v_ready.index(stage), count=1)
-            mbarrier.init(v_free.index(stage), count=GROUPS * EACH)
-        ring = (q_s, k_s, v_s, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns)
-        given = (
-            ring, o_s, o_desc, o_ptr, lse_ptr, top_ptr, partial, full, score_tables, mask_tables,
-            scale, unit, M, N, Hkv, G, tiles_m, items, reach, stride_ob, stride_oh, stride_om, stride_od,
-        )  # fmt: skip
-        if GROUPS == 2:
+        dtype: gl.constexpr = descs.q.dtype
+        o_s = ()
+        if descs.o is not None:
+            o_s = gl.allocate_shared_memory(dtype, [T.GROUPS, 1, 1, T.ROWS, T.OUT], descs.o.layout)
+        ring = Ring(
+            q=gl.allocate_shared_memory(dtype, [T.KEPT * T.GROUPS, 1, 1, T.ROWS, T.BLOCK_D], descs.q.layout),
+            k=gl.allocate_shared_memory(dtype, [T.STAGES, 1, 1, T.BLOCK_N, T.BLOCK_D], descs.k.layout),
+            v=gl.allocate_shared_memory(dtype, [T.STAGES, 1, 1, T.BLOCK_N, T.BLOCK_DV], descs.v.layout),
+            o=o_s,
+            q_ready=mbarrier.allocate_mbarrier(batch=T.KEPT),
+            q_free=mbarrier.allocate_mbarrier(batch=T.KEPT),
+            k_ready=mbarrier.allocate_mbarrier(batch=T.STAGES),
+            k_free=mbarrier.allocate_mbarrier(batch=T.STAGES),
+            v_ready=mbarrier.allocate_mbarrier(batch=T.STAGES),
+            v_free=mbarrier.allocate_mbarrier(batch=T.STAGES),
+            turns=mbarrier.allocate_mbarrier(batch=T.GROUPS),
+        )
+        EACH: gl.constexpr = 4 if T.LEAN else 1
+        for group in gl.static_range(T.GROUPS):
+            mbarrier.init(ring.turns.index(group), count=EACH)
+        for held in gl.static_range(T.KEPT):
+            mbarrier.init(ring.q_ready.index(held), count=1)
+            mbarrier.init(ring.q_free.index(held), count=T.GROUPS * EACH)
+        for stage in gl.static_range(T.STAGES):
+            mbarrier.init(ring.k_ready.index(stage), count=1)
+            mbarrier.init(ring.k_free.index(stage), count=T.GROUPS * EACH)
+            mbarrier.init(ring.v_ready.index(stage), count=1)
+            mbarrier.init(ring.v_free.index(stage), count=T.GROUPS * EACH)
+        outputs = Outputs(o_ptr, o_strides, lse_ptr, top_ptr)
+        call = Call(ring, descs, outputs, lists, tables, extent, sizes, items)
+        if T.GROUPS == 2:
             gl.warp_specialize(
                 [
-                    (attend, (
-                        given, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N,
-                        BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES, TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT, KEPT, LEAN,
-                        BACKWARDS,
-                    )),
-                    (attend, (
-                        given, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N,
-                        BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES, TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT, KEPT, LEAN,
-                        BACKWARDS,
-                    )),
-                    (load_tiles, (
-                        q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared, SPARSE, HAS_FULL,
-                        TILES_M, TILES_N, SPARSE_N, BLOCK_N, ROWS, GROUPS, STAGES, KEPT, TILES_FIRST, BACK_AND_FORTH,
-                        LEAN, BACKWARDS,
-                    )),
+                    (attend, (call, Mods(SCORE_MOD, None, MASK_MOD), 0, T)),
+                    (attend, (call, Mods(SCORE_MOD, None, MASK_MOD), 1, T)),
+                    (load_tiles, (call, T)),
                 ],
                 [4, 1],
-                [REGISTERS, 24],
-            )  # fmt: skip
+                [T.REGISTERS, 24],
+            )
         else:
-            gl.static_assert(GROUPS == 3)
+            gl.static_assert(T.GROUPS == 3)
             gl.warp_specialize(
                 [
-                    (attend, (
-                        given, 0, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N,
-                        BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES, TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT, KEPT, LEAN,
-                        BACKWARDS,
-                    )),
-                    (attend, (
-                        given, 1, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N,
-                        BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES, TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT, KEPT, LEAN,
-                        BACKWARDS,
-                    )),
-                    (attend, (
-                        given, 2, SCORE_MOD, MASK_MOD, DV, SPARSE, HAS_FULL, TILES_M, TILES_N, SPARSE_N, EDGE_N, BLOCK_N,
-                        BLOCK_D, BLOCK_DV, ROWS, GROUPS, STAGES, TILES_FIRST, BACK_AND_FORTH, TURNS, OVERLAP, OUT, KEPT, LEAN,
-                        BACKWARDS,
-                    )),
-                    (load_tiles, (
-                        q_desc, k_desc, v_desc, ring, partial, full, N, Hkv, G, tiles_m, items, shared, SPARSE, HAS_FULL,
-                        TILES_M, TILES_N, SPARSE_N, BLOCK_N, ROWS, GROUPS, STAGES, KEPT, TILES_FIRST, BACK_AND_FORTH,
-                        LEAN, BACKWARDS,
-                    )),
+                    (attend, (call, Mods(SCORE_MOD, None, MASK_MOD), 0, T)),
+                    (attend, (call, Mods(SCORE_MOD, None, MASK_MOD), 1, T)),
+                    (attend, (call, Mods(SCORE_MOD, None, MASK_MOD), 2, T)),
+                    (load_tiles, (call, T)),
                 ],
                 [4, 4, 1],
-                [REGISTERS, REGISTERS, 24],
-            )  # fmt: skip
+                [T.REGISTERS, T.REGISTERS, 24],
+            )

@@ -8,12 +8,14 @@ from kernels.common import gluon as common_gluon
 from kernels.common.descriptors import Descriptors
 from kernels.common.operator import launch
 from kernels.flex_attention import problem, stored_ds
-from kernels.flex_attention.hopper import dealing, fit, fused_kernel, parts, walks
+from kernels.flex_attention.hopper import fit, fused_kernel, parts, scheduler, visits
+from kernels.flex_attention.hopper.scheduler import Items, Sizes, Tables
+from kernels.flex_attention.hopper.tiles import Descs, Tiling
+from kernels.flex_attention.plain import Strides
 from kernels.flex_attention.problem import cdiv, has_edge
 
 if common_gluon.gluon is not None:
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 BLOCK_N = fit.GROUPS * fit.ROWS
 WORKSPACE = 2**31  # bytes for the sums of dq; what has more is cut into parts
@@ -21,9 +23,20 @@ WORKSPACE = 2**31  # bytes for the sums of dq; what has more is cut into parts
 
 @triton.jit(do_not_specialize=["Hq", "first", "blocks"])
 def dq_kernel(
-    sums_ptr, counters_ptr, dq_ptr, scale, M, Hq, first, blocks, stride_b, stride_h, stride_m, stride_d,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    sums_ptr,
+    counters_ptr,
+    dq_ptr,
+    strides,
+    scale,
+    M,
+    Hq,
+    first,
+    blocks,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     """dq of WIDTH queries: their sums [blocks, BLOCK_D, WIDTH] scaled, rounded and transposed; zero where nobody came."""
     pid = tl.program_id(0)
     block = pid % blocks
@@ -36,8 +49,8 @@ def dq_kernel(
     x = tl.load(at + offs_d[:, None] * WIDTH + offs_m[None, :], mask=here, other=0.0)
     x = tl.trans(x * scale).to(dq_ptr.dtype.element_ty)
     offs_m += block * WIDTH
-    at = dq_ptr + b * stride_b + h * stride_h + offs_m.to(tl.int64)[:, None] * stride_m
-    at += offs_d.to(tl.int64)[None, :] * stride_d
+    at = dq_ptr + b * strides.b + h * strides.h + offs_m.to(tl.int64)[:, None] * strides.n
+    at += offs_d.to(tl.int64)[None, :] * strides.d
     tl.store(at, x, mask=(offs_m < M)[:, None] & (offs_d < D)[None, :])
 
 
@@ -79,7 +92,7 @@ def slower(p):
     if 0 < options(p)["FROM"] <= p.N and (few or not p.documents):
         return None
     if few:
-        if 2 * heads * cdiv(p.N, BLOCK_N) < 3 * dealing.multiprocessors(p.device):
+        if 2 * heads * cdiv(p.N, BLOCK_N) < 3 * scheduler.multiprocessors(p.device):
             return None
         if options(p)["BY_DATA"] and p.masked_by_data:
             return None
@@ -91,13 +104,13 @@ def workspace(p):
     return p.options.get("WORKSPACE", WORKSPACE)
 
 
-def at_once(p, slices=1):
-    """How many pairs of batch row and key head a launch has: of which dq's sums fit, at least one; and of several slices,
-    those of dk and dv in parts with them, maybe none."""
+def at_once(p, splits=1):
+    """How many pairs of batch row and key head a launch has: of which dq's sums fit, at least one; and of several splits,
+    those of dk and dv with them, maybe none."""
     size = bytes_of(p)
     most = min(p.Bkv * p.Hkv, max(1, workspace(p) // max(size, 1)))
     room = workspace(p) + parts.most(workspace(p))
-    return most if slices == 1 else min(most, room // max(size + slices * parts.bytes_of(p), 1))
+    return most if splits == 1 else min(most, room // max(size + splits * parts.bytes_of(p), 1))
 
 
 def bytes_of(p):
@@ -112,69 +125,57 @@ def _blocks(p):
     return cdiv(p.M, multiple) * multiple // options(p)["WIDTH"]
 
 
-def _prepare(p):
-    """``(sizes of the sums, compile-time arguments of ``dq_kernel``, how the tensors are given)``."""
-    BLOCK_M, WIDTH, ROWS = options(p)["BLOCK_M"], options(p)["WIDTH"], fit.ROWS
-    BLOCK_D = columns(p.D, BLOCK_M, WIDTH)
-    row_layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    dq_layout = gl.NVMMASharedLayout.get_default_for([64, WIDTH], gl.float32)
-    given = (
-        fit.described(BLOCK_M, BLOCK_D), fit.described(ROWS, BLOCK_D), fit.described(ROWS),
-        Descriptors(lambda r: TensorDescriptor(r, list(r.shape), list(r.stride()), [1, BLOCK_M], row_layout)),
-        Descriptors(lambda s: TensorDescriptor(s, list(s.shape), list(s.stride()), [64, WIDTH], dq_layout)),
-    )  # fmt: skip
-    to_dq = {"D": p.D, "BLOCK_D": BLOCK_D, "WIDTH": WIDTH, "BLOCK_M": BLOCK_M}
-    return p.cached(_blocks), to_dq, given
+def _prepare(p, strides_of_do, heads, count, splits):
+    """``(programs, sizes, items, compile-time arguments, descriptors' makers)`` of so many pairs, whose heads are shared
+    out among ``splits`` items, each with so many of them."""
+    tiles_n, units = cdiv(p.N, BLOCK_N), count * splits
+    programs = min(units * tiles_n, scheduler.multiprocessors(p.device))
+    bundle, serpentine = visits.bundle_order(units, tiles_n, programs, p.sparse, None if splits == 1 else heads)
+    T = tiling(p, serpentine)
+    items = Items(p.Hkv, tiles_n, units * tiles_n, bundle=bundle, blocks=p.cached(_blocks))
+    sizes, rows = Sizes(p.M, p.N, p.G, p.shared, p.scale, p.unit), fit.described_rows(T.BLOCK_M)
+    layout = gl.NVMMASharedLayout.get_default_for([64, T.WIDTH], gl.float32)
+    descs = Descs(
+        q=fit.described(T.BLOCK_M, T.BLOCK_D),
+        do=fit.described(T.BLOCK_M),
+        k=fit.described(T.ROWS, T.BLOCK_D),
+        v=fit.described(T.ROWS),
+        lse=rows,
+        delta=rows,
+        dq=Descriptors(lambda sums: common_gluon.describe(sums, [64, T.WIDTH], layout)),
+    )
+    return (programs,), sizes, items, dict(**p.mods(), T=T, num_warps=4, maxnreg=168), descs
 
 
-def _constants(p, back_and_forth):
-    return dict(**compile_time(p), BACK_AND_FORTH=back_and_forth, num_warps=4, maxnreg=168)
-
-
-def _gradient(p, strides):
-    """How the kernel is given gradients of o that lie so."""
-    return fit.described(options(p)["BLOCK_M"])
-
-
-def gradients_of(p, x, do, rows, dq, dk, dv, slices=1):
+def gradients_of(p, x, do, rows, dq, dk, dv, splits=1):
     """Launch the kernel and ``dq_kernel`` for all pairs of batch row and key head, as many at a time as fit WORKSPACE; the
-    heads of queries of a pair are shared out among ``slices`` items."""
-    blocks, to_dq, (queries, keys, values, row, summed) = p.cached(_prepare)
-    most = p.cached(at_once, slices)
-    split, into = None, (dk, dv)
-    if slices > 1:
-        split = dealing.Split(0, p.shared * p.G, slices, 1, 0, p.M, 1)
-        into = parts.sums(most * slices, p, x.query.device)
-    strides = (*dk.stride(), *dv.stride()) if split is None else (0,) * 8
-    pairs, each = p.Bkv * p.Hkv, p.shared * p.G
-    WIDTH, tiles_n = to_dq["WIDTH"], cdiv(p.N, BLOCK_N)
+    heads of queries of a pair are shared out among ``splits`` items."""
+    most, pairs, each = p.cached(at_once, splits), p.Bkv * p.Hkv, p.shared * p.G
+    blocks, T = p.cached(_blocks), p.cached(tiling, False)
+    split, out = None, (dk, dv)
+    if splits > 1:
+        split = scheduler.Split(0, each, splits, 1, 0, p.M, 1)
+        out = parts.sums(most * splits, p, x.query.device)
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=x.query.device)  # noqa: E731
-    sums = new(most * each * blocks * to_dq["BLOCK_D"], WIDTH, dtype=torch.float32)
-    counters = new(most * each, blocks * WIDTH // to_dq["BLOCK_M"], dtype=torch.int32)
-    walk, gradients = walks.walk_of(p, x), p.cached(_gradient, do.stride())
+    sums = new(most * each * blocks * T.BLOCK_D, T.WIDTH, dtype=torch.float32)
+    counters = new(most * each, blocks * T.WIDTH // T.BLOCK_M, dtype=torch.int32)
+    to_dq = {"D": p.D, "BLOCK_D": T.BLOCK_D, "WIDTH": T.WIDTH, "BLOCK_M": T.BLOCK_M}
+    tables, visited = Tables(x.score_tables, x.mask_tables), visits.visits_of(p, x)
     for first in range(0, pairs, most):
         count = min(most, pairs - first)
-        items = count * slices * tiles_n
-        programs = min(items, dealing.multiprocessors(p.device))
-        heads = None if split is None else cdiv(each, slices)
-        bundle, back_and_forth = walks.dealt(count * slices, tiles_n, programs, p.sparse, heads)
+        programs, sizes, items, constants, described = p.cached(
+            _prepare, do.stride(), cdiv(each, splits), count, splits
+        )
         counters.zero_()
-        launch(
-            fused_kernel.attention_gradients_hopper_kernel,
-            (programs,),
-            queries(x.query), gradients(do), keys(x.key), values(x.value), *map(row, rows), summed(sums),
-            counters, *into, walk, x.score_tables, x.mask_tables, split and split.given(),
-            p.scale, p.unit, p.M, p.N, p.Hkv, p.G, tiles_n, p.shared, first, items, bundle, blocks, *strides,
-            **p.cached(_constants, back_and_forth),
-        )  # fmt: skip
-        launch(
-            dq_kernel,
-            (count * each * blocks,),
-            sums, counters, dq, p.scale, p.M, p.Hq, first * each, blocks, *dq.stride(),
-            **to_dq,
-        )  # fmt: skip
+        descs = fit.descs(described, (x.query, do, x.key, x.value, *rows, None, sums))
+        into = counters, *out, *fit.strides_of(out, split)
+        numbers = *items._replace(first=first), split and split.given()
+        kernel = fused_kernel.attention_gradients_hopper_kernel
+        launch(kernel, programs, descs, *into, visited, tables, sizes, *numbers, **constants)
+        numbers = p.scale, p.M, p.Hq, first * each, blocks
+        launch(dq_kernel, (count * each * blocks,), sums, counters, dq, Strides(*dq.stride()), *numbers, **to_dq)
         if split is not None:
-            parts.add_up(p, into, slices, dk, dv, first, count)
+            parts.add_up(p, out, splits, dk, dv, first, count)
 
 
 def columns(D, BLOCK_M, WIDTH):
@@ -182,22 +183,22 @@ def columns(D, BLOCK_M, WIDTH):
     return max(problem.columns(D), 64 if WIDTH < BLOCK_M else 128)
 
 
-def compile_time(p):
-    """The kernel's compile-time arguments but the order of items."""
+def tiling(p, serpentine):
+    """The kernel's ``Tiling``."""
     BLOCK_M, WIDTH, STAGES = (options(p)[name] for name in ("BLOCK_M", "WIDTH", "STAGES"))
-    return {
-        **p.mods(),
-        "D": p.D,
-        "DV": p.Dv,
+    return Tiling(
+        D=p.D,
+        DV=p.Dv,
         **fit.tiles_of_blocks(p, BLOCK_M, BLOCK_N),
-        "SPARSE_M": p.SPARSE_M or 1,
-        "EDGE_M": has_edge(p.M, p.SPARSE_M, BLOCK_M),
-        "BLOCK_M": BLOCK_M,
-        "BLOCK_D": columns(p.D, BLOCK_M, WIDTH),
-        "BLOCK_DV": problem.columns(p.Dv),
-        "WIDTH": WIDTH,
-        "ROWS": fit.ROWS,
-        "GROUPS": fit.GROUPS,
-        "STAGES": STAGES,
-        "OVERLAP": bool(options(p)["OVERLAP"]),
-    }
+        SPARSE_M=p.SPARSE_M or 1,
+        EDGE_M=has_edge(p.M, p.SPARSE_M, BLOCK_M),
+        BLOCK_M=BLOCK_M,
+        BLOCK_D=columns(p.D, BLOCK_M, WIDTH),
+        BLOCK_DV=problem.columns(p.Dv),
+        ROWS=fit.ROWS,
+        GROUPS=fit.GROUPS,
+        STAGES=STAGES,
+        WIDTH=WIDTH,
+        OVERLAP=bool(options(p)["OVERLAP"]),
+        SERPENTINE=serpentine,
+    )

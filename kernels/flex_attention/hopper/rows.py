@@ -13,9 +13,22 @@ MULTIPLE = 128  # rows are whole tiles, of any size up to this
 
 @triton.jit
 def rows_kernel(
-    o_ptr, do_ptr, lse_ptr, dlse_ptr, rows_lse_ptr, rows_delta_ptr, M, MP, H, o_strides, do_strides, dlse_strides,
-    DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
-):  # fmt: skip
+    o_ptr,
+    do_ptr,
+    lse_ptr,
+    dlse_ptr,
+    rows_lse_ptr,
+    rows_delta_ptr,
+    M,
+    MP,
+    H,
+    o_strides,
+    do_strides,
+    dlse_strides,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
     """lse such that p = 2^(x - lse) is 0 where there is no query (inf) or no key (x = -inf, lse 0), and delta, [B H, MP]."""
     tiles = MP // BLOCK_M
     pid = tl.program_id(0)
@@ -37,12 +50,7 @@ def rows_of(p, do, dlse, o, lse):
     MP = cdiv(p.M, MULTIPLE) * MULTIPLE
     rows_lse = torch.empty((p.B * p.Hq, MP), dtype=torch.float32, device=lse.device)
     rows = rows_lse, torch.empty_like(rows_lse)
-    BLOCK_M = 64
-    launch(
-        rows_kernel,
-        (p.B * p.Hq * (MP // BLOCK_M),),
-        o, do, lse, dlse, *rows, p.M, MP, p.Hq,
-        *strides_of_rows(o, do, dlse),
-        DV=p.Dv, BLOCK_M=BLOCK_M, BLOCK_DV=columns(p.Dv),
-    )  # fmt: skip
+    tile = {"DV": p.Dv, "BLOCK_M": 64, "BLOCK_DV": columns(p.Dv)}
+    programs = (p.B * p.Hq * (MP // tile["BLOCK_M"]),)
+    launch(rows_kernel, programs, o, do, lse, dlse, *rows, p.M, MP, p.Hq, *strides_of_rows(o, do, dlse), **tile)
     return rows

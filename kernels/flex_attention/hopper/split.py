@@ -2,9 +2,9 @@
 
 Three cuts, each with an order of sums that is fixed (``parts``):
 
-    slices   the heads of queries that read one key head are shared out among items
-    parts    so is every head's walk over its tiles of queries
-    bands    a launch has some heads, or some queries of one head: as many as the workspace holds ds of
+    head splits    the heads of queries that read one key head are shared out among items
+    query splits   so are every head's tiles of queries
+    bands          a launch has some heads, or some queries of one head: as many as the workspace holds ds of
 
 The workspace holds ds of the launch that runs; ``stored_ds`` multiplies it with the keys before the next one begins.
 """
@@ -12,20 +12,19 @@ The workspace holds ds of the launch that runs; ``stored_ds`` multiplies it with
 from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention import stored_ds
 from kernels.flex_attention.checks import listed
-from kernels.flex_attention.hopper import backward, cost, fused, parts, walks
-from kernels.flex_attention.hopper.dealing import Split
+from kernels.flex_attention.hopper import backward, cost, fused, parts, visits
+from kernels.flex_attention.hopper.scheduler import Split
 from kernels.flex_attention.problem import cdiv
 
 
 def gradients_of(p, x, do, rows, dq, dk, dv, cut):
     """All three gradients by a ``cost.Cut``; rows: of ``rows.rows_of``."""
     if cut.way == "counters":
-        fused.gradients_of(p, x, do, rows, dq, dk, dv, cut.slices)
+        fused.gradients_of(p, x, do, rows, dq, dk, dv, cut.head_splits)
         return
     pairs, each = p.Bkv * p.Hkv, p.shared * p.G
-    pieces = cut.slices * cut.parts
     ds = stored_ds.workspace(p, x.query, cut.pairs * cut.heads, cut.columns)
-    sums = parts.sums(cut.pairs * pieces, p, x.query.device)
+    sums = parts.sums(cut.pairs * cut.splits, p, x.query.device)
     for first in range(0, pairs, cut.pairs):
         count = min(cut.pairs, pairs - first)
         fresh = 1
@@ -33,19 +32,19 @@ def gradients_of(p, x, do, rows, dq, dk, dv, cut):
             heads = min(cut.heads, each - begin)
             for band in reversed(range(0, p.M, cut.columns)):  # under a causal mask the last one visits all keys
                 stop = min(band + cut.columns, p.M)
-                split = Split(begin, heads, cut.slices, cut.parts, band, stop, fresh)
-                lists, lengths = lists_of_band(p, x, band, stop), p.cached(cost.lengths, cut, band)
-                backward.launch_split(p, x, do, rows, sums, ds, first, count * pieces, lists, split, lengths)
+                split = Split(begin, heads, cut.head_splits, cut.query_splits, band, stop, fresh)
+                part = backward.Part(split, lists_of_band(p, x, band, stop), p.cached(cost.lengths, cut, band))
+                backward.launch_dkdv(p, x, do, rows, sums, ds, (first, count), part)
                 stored_ds.dq_from_ds(p, x, ds, dq, first, count, split)
                 fresh = 0
-        parts.add_up(p, sums, pieces, dk, dv, first, count)
+        parts.add_up(p, sums, cut.splits, dk, dv, first, count)
 
 
 def lists_of_band(p, x, band, stop):
     """``Inputs.transposed`` with no other blocks of queries than those of band ... stop - 1."""
     if not p.sparse or (band == 0 and stop == p.M):
         return x.transposed
-    return walks.kept(p, x, (band, stop), lambda: tuple(_cut(p, lists, band, stop) for lists in x.transposed))
+    return visits.kept(p, x, (band, stop), lambda: tuple(_cut(p, lists, band, stop) for lists in x.transposed))
 
 
 def _cut(p, lists, band, stop):

@@ -1,6 +1,7 @@
-"""Which tiles of queries a tile of keys visits, in which order, and whose turn it is to add to their dq."""
+"""Which blocks of queries a block of keys visits, in which order, and whose turn it is to add to their dq."""
 
 import threading
+from collections import namedtuple
 from functools import lru_cache
 
 import numpy as np
@@ -15,23 +16,26 @@ if common_gluon.gluon is not None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
 
-    from kernels.flex_attention.hopper.dealing import pair_of, place
-
-_remembered = WeakTensorKeyDictionary()  # the first of a mask's lists -> (state, what was made of it, what graphs read)
+_cached = WeakTensorKeyDictionary()  # the first of a mask's lists -> (state, what was made of it, what graphs read)
 _NOTHING = None, {}, ()
 _lock = threading.Lock()
 
+# Of each block of keys, int32, rows as in ``checks.Lists``.
+#
+# entries: the blocks of queries that it visits, from the last to the first: twice the block's number, and one more if the
+# block is full. ranks: how many blocks of keys before it visit that block of queries.
+Visits = namedtuple("Visits", "num_blocks entries ranks stride_b stride_h width")
 
-def walk_of(p, x):
-    """``(num_blocks, entries, ranks, batch stride, head stride, width)`` of each block of keys, int32; ``None`` without mask.
+# A head of queries that an item reads: its batch row and number, how many tiles, and where its lists begin.
+Visited = namedtuple("Visited", "b h end at")
 
-    entries: the blocks of queries that it visits, from the last to the first: twice the block's number, and one more if the
-    block is full. ranks: how many blocks of keys before it visit that block of queries. Remembered as long as the mask
-    lives: layers and steps share masks, and building the lists takes a dozen small kernels.
-    """
+
+def visits_of(p, x):
+    """``Visits`` of a call, ``None`` without a mask; kept as long as the mask lives: layers and steps share masks, and to
+    build the lists takes a dozen small kernels."""
     if not p.sparse:
         return None
-    return kept(p, x, "walk", lambda: _walk(p, x))
+    return kept(p, x, "visits", lambda: _visits(p, x))
 
 
 def kept(p, x, name, make):
@@ -40,21 +44,21 @@ def kept(p, x, name, make):
     What a CUDA graph is captured with is read again whenever that is replayed: it lives as long as the lists do, whatever
     becomes of them.
     """
-    given = [x.lists.get(name) for name in ("kv", "full_kv", "q", "full_q")]
-    lists = [t for one in given for t in ((None, None) if one is None else (one.indices, one.num_blocks))]
+    pairs = [x.lists.get(name) for name in ("kv", "full_kv", "q", "full_q")]
+    lists = [t for one in pairs for t in ((None, None) if one is None else (one.indices, one.num_blocks))]
     capturing = is_capturing(lists[0])
     state = (p.M, p.N, p.SPARSE_M, p.SPARSE_N, *(None if t is None else (WeakIdRef(t), t._version) for t in lists))
     with _lock:
-        known, made, captured = _remembered.get(lists[0], _NOTHING)
+        known, made, captured = _cached.get(lists[0], _NOTHING)
         if known == state and name in made:
             if capturing and not any(one is made[name] for one in captured):
-                _remembered[lists[0]] = known, made, (*captured, made[name])
+                _cached[lists[0]] = known, made, (*captured, made[name])
             return made[name]
     new = make()
     if not capturing:  # a graph's memory is filled when it is replayed
         with _lock:
-            known, made, captured = _remembered.get(lists[0], _NOTHING)
-            _remembered[lists[0]] = state, (made if known == state else {}) | {name: new}, captured
+            known, made, captured = _cached.get(lists[0], _NOTHING)
+            _cached[lists[0]] = state, (made if known == state else {}) | {name: new}, captured
     return new
 
 
@@ -63,7 +67,7 @@ def is_capturing(t):
     return t.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _walk(p, x):
+def _visits(p, x):
     columns = cdiv(p.M, p.SPARSE_M)
     partial, full = (_dense(lists, columns) for lists in x.transposed)
     visited = partial if full is None else partial | full
@@ -74,7 +78,7 @@ def _walk(p, x):
     entries = 2 * blocks.int() + full.gather(-1, blocks).int()
     B, H, rows, width = visited.shape
     strides = H * rows if B > 1 else 0, rows if H > 1 else 0
-    return num_blocks, entries.contiguous(), ranks.gather(-1, blocks).contiguous(), *strides, width
+    return Visits(num_blocks, entries.contiguous(), ranks.gather(-1, blocks).contiguous(), *strides, width)
 
 
 def _dense(lists, columns):
@@ -87,8 +91,8 @@ LAG = 1.2  # tiles' time from one key tile's visit to the earliest visit of the 
 
 
 @lru_cache
-def dealt(pairs, tiles, programs, masked, heads=None):
-    """``(BUNDLE, BACK_AND_FORTH)``: the order of items that ends first, by a simulation of who waits for whom.
+def bundle_order(pairs, tiles, programs, masked, heads=None):
+    """``(BUNDLE, SERPENTINE)``: the order of items that ends first, by a simulation of who waits for whom.
 
     BUNDLE pairs are at work together, all their first key tiles, then all their second ones. The more there are, the fewer
     key tiles of one pair run at a time, which wait for each other; the fewer, the more tiles of queries are found in the
@@ -98,7 +102,7 @@ def dealt(pairs, tiles, programs, masked, heads=None):
     """
     if not pairs or not tiles:
         return 1, False
-    bundles = {cdiv(pairs, parts) for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if parts <= pairs}
+    bundles = {cdiv(pairs, n) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if n <= pairs}
     if heads is not None:
         bundles = {bundle for bundle in bundles if bundle >= min(pairs, 16)}
     orders = [(bundle, back) for bundle in sorted(bundles) for back in (False, True)]
@@ -107,14 +111,16 @@ def dealt(pairs, tiles, programs, masked, heads=None):
 
 
 @lru_cache
-def end_of(pairs, tiles, programs, masked, heads, bundle, back_and_forth):
+def end_of(pairs, tiles, programs, masked, heads, bundle, serpentine):
     """When the last program ends, in tiles of queries, in one order."""
-    lengths = 2.0 * (np.arange(tiles, 0, -1) if masked else np.full(tiles, tiles)) + 1  # and one for what is not its tiles
+    lengths = (
+        2.0 * (np.arange(tiles, 0, -1) if masked else np.full(tiles, tiles)) + 1
+    )  # and one for what is not its tiles
     simulated = min(heads, MOST_HEADS)  # of more, as many take the time of all: the simulation's time grows with them
-    return _end(pairs, lengths * (heads / simulated), programs, bundle, back_and_forth, simulated)
+    return _end(pairs, lengths * (heads / simulated), programs, bundle, serpentine, simulated)
 
 
-def _end(pairs, lengths, programs, bundle, back_and_forth, heads=1):
+def _end(pairs, lengths, programs, bundle, serpentine, heads=1):
     """When the last program ends: a key tile begins when its program is free, LAG after the pair's key tile before it; and so
     it does with every head of queries that it visits. Under a causal mask the key tile before it is longer with each head:
     items of several heads go at the pace of the longest that is at work."""
@@ -129,7 +135,7 @@ def _end(pairs, lengths, programs, bundle, back_and_forth, heads=1):
     for begin in range(0, len(items), programs):
         end = min(begin + programs, len(items))
         order = np.arange(programs)
-        if back_and_forth and begin // programs % 2:
+        if serpentine and begin // programs % 2:
             order = order[::-1]
         at = begin
         while at < end:  # as many at a time as do not wait for each other
@@ -148,42 +154,25 @@ def _end(pairs, lengths, programs, bundle, back_and_forth, heads=1):
     return free.max()
 
 
-# The same as the kernel reads it.
-
 if common_gluon.gluon is not None:
 
     @gluon.jit
-    def bundled(item, tiles_n, items, BUNDLE):
-        """``(tile of keys, unit)``: BUNDLE units at a time, of all one tile before the next. A unit is a pair of batch row
-        and key head, or, of a split one, a share of its heads of queries."""
-        bundle = item // (BUNDLE * tiles_n)
-        inside = item - bundle * BUNDLE * tiles_n
-        here = gl.minimum(BUNDLE, items // tiles_n - bundle * BUNDLE)
-        return inside // here, bundle * BUNDLE + inside % here
-
-    @gluon.jit
-    def keys_in_bundle(turn, tiles_n, items, first, Hkv, split, BUNDLE, BACK_AND_FORTH: gl.constexpr):
-        """``dealing.keys_of_program`` of items that are dealt in bundles."""
-        tile, unit = bundled(turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH), tiles_n, items, BUNDLE)
-        pair = pair_of(unit, split)
-        return tile, unit, pair, (first + pair) // Hkv, (first + pair) % Hkv
-
-    @gluon.jit
-    def entries_of(b, h, tile, walk, M, SPARSE: gl.constexpr, TILES_M: gl.constexpr, TILES_N: gl.constexpr,
-                   BLOCK_M: gl.constexpr):  # fmt: skip
-        """``(how many tiles of queries a tile of keys visits, where its row of the lists begins)``."""
-        if SPARSE:
-            row = b.to(gl.int64) * walk[3] + h * walk[4] + tile // TILES_N
-            return gl.load(walk[0] + row) * TILES_M, row * walk[5]
+    def visited_head(j, item, call, T: gl.constexpr):
+        """The item's j-th, of ``batches`` rows of G heads."""
+        sizes, visits = call.sizes, call.lists
+        b = item.b * sizes.batches + j // sizes.G
+        h = item.h * sizes.G + j % sizes.G
+        if visits is None:
+            return Visited(b, h, gl.cdiv(sizes.M, T.BLOCK_M), None)
         else:
-            return gl.cdiv(M, BLOCK_M), 0
+            row = b.to(gl.int64) * visits.stride_b + h * visits.stride_h + item.tile // T.TILES_N
+            return Visited(b, h, gl.load(visits.num_blocks + row) * T.TILES_M, row * visits.width)
 
     @gluon.jit
-    def visit(i, end, at, walk, SPARSE: gl.constexpr, SPARSE_M: gl.constexpr, TILES_M: gl.constexpr,
-              BLOCK_M: gl.constexpr):  # fmt: skip
+    def visit(i, head, visits, T: gl.constexpr):
         """``(first query of the i-th tile, whether its block is partial)``; anything for i behind the end."""
-        if SPARSE:
-            entry = gl.load(walk[1] + at + i // TILES_M, mask=i < end, other=0)
-            return (entry >> 1) * SPARSE_M + (TILES_M - 1 - i % TILES_M) * BLOCK_M, entry & 1 == 0
+        if visits is None:
+            return (head.end - 1 - i) * T.BLOCK_M, False
         else:
-            return (end - 1 - i) * BLOCK_M, False
+            entry = gl.load(visits.entries + head.at + i // T.TILES_M, mask=i < head.end, other=0)
+            return (entry >> 1) * T.SPARSE_M + (T.TILES_M - 1 - i % T.TILES_M) * T.BLOCK_M, entry & 1 == 0

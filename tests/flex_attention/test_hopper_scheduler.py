@@ -5,7 +5,7 @@ import torch
 
 from kernels import runtime
 from kernels.common import gluon as common_gluon
-from kernels.flex_attention.hopper import dealing
+from kernels.flex_attention.hopper import scheduler
 
 if common_gluon.gluon is None:
     pytest.skip("Gluon's copy engine, and the model of it, need Triton 3.8", allow_module_level=True)
@@ -14,18 +14,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.flex_attention.hopper.dealing import item_of, items_of_program, place
-from kernels.flex_attention.hopper.dealing import item_of_keys as backward_item_of
+from kernels.flex_attention.hopper.scheduler import Items, item_of_turn, items_of_program, keys_of_item, queries_of_item
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="on a GPU the other tests run these kernels themselves")
 
 
 @gluon.jit
-def forward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr):
+def forward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr, SERPENTINE: gl.constexpr):
     """Who gets which [b, h, tile]."""
-    for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-        item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-        b, h_kv, h, tile = item_of(item, items, tiles, G, Hkv, TILES_FIRST)
+    for turn in range(0, items_of_program(items, SERPENTINE)):
+        item = item_of_turn(turn, SERPENTINE)
+        b, h_kv, h, tile = queries_of_item(item, Items(Hkv, tiles, items), G, TILES_FIRST)
         gl.device_assert(h // G == h_kv)
         at = (b * Hkv * G + h) * tiles + tile
         gl.atomic_add(visits + at, 1)
@@ -33,11 +32,11 @@ def forward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr
 
 
 @gluon.jit
-def backward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr, BACK_AND_FORTH: gl.constexpr):
+def backward_items(visits, owner, items, tiles, G, Hkv, TILES_FIRST: gl.constexpr, SERPENTINE: gl.constexpr):
     """Who gets which [pair, tile]; the first tile is the longest, so they are counted from the end."""
-    for turn in range(0, items_of_program(items, BACK_AND_FORTH)):
-        item = turn * gl.num_programs(0) + place(turn, BACK_AND_FORTH)
-        tile, pair = backward_item_of(item, tiles, items, TILES_FIRST)
+    for turn in range(0, items_of_program(items, SERPENTINE)):
+        item = item_of_turn(turn, SERPENTINE)
+        tile, pair = keys_of_item(item, Items(Hkv, tiles, items), TILES_FIRST)
         at = pair * tiles + tiles - 1 - tile
         gl.atomic_add(visits + at, 1)
         gl.store(owner + at, gl.program_id(0))
@@ -54,10 +53,10 @@ def shares(kernel, groups, tiles, together, programs, order):
 
 
 @pytest.mark.parametrize("kernel", [forward_items, backward_items])
-@pytest.mark.parametrize("names", dealing.ORDERS)
+@pytest.mark.parametrize("names", scheduler.ORDERS)
 @pytest.mark.parametrize("programs", [1, 5, 24])
 def test_every_item_is_dealt_once(kernel, names, programs):
-    order = dict(zip(("TILES_FIRST", "BACK_AND_FORTH"), names, strict=True))
+    order = dict(zip(("TILES_FIRST", "SERPENTINE"), names, strict=True))
     shares(kernel, 4, 3, 2 if kernel is forward_items else 1, programs, order)
 
 
@@ -68,15 +67,15 @@ def test_the_shares_of_a_causal_mask_are_equal(kernel, sizes):
     groups, tiles, together, programs = sizes
     if kernel is backward_items:  # heads that share keys are one item
         together = 1
-    times = shares(kernel, groups, tiles, together, programs, dealing.order(groups, tiles, together, programs))
+    times = shares(kernel, groups, tiles, together, programs, scheduler.tile_order(groups, tiles, together, programs))
     assert times.max() <= 1.05 * times.double().mean()
 
 
 def test_the_order_kindest_to_the_cache_is_taken_where_all_are_equal():
-    assert dealing.order(132, 1, 1, 132) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
-    assert dealing.order(3, 8, 1, 24) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
+    assert scheduler.tile_order(132, 1, 1, 132) == {"TILES_FIRST": False, "SERPENTINE": False}
+    assert scheduler.tile_order(3, 8, 1, 24) == {"TILES_FIRST": False, "SERPENTINE": False}
 
 
 @pytest.mark.parametrize("sizes", [(0, 0, 1, 0), (0, 4, 1, 0), (2, 0, 1, 0), (0, 4, 2, 132)])
 def test_nothing_can_be_dealt(sizes):
-    assert dealing.order(*sizes) == {"TILES_FIRST": False, "BACK_AND_FORTH": False}
+    assert scheduler.tile_order(*sizes) == {"TILES_FIRST": False, "SERPENTINE": False}
