@@ -1,10 +1,9 @@
 """Which backend takes a problem: decided once, and said in words by ``explain``.
 
-A backend is three functions of a problem (everything that the choice depends on, hashable):
+A backend has two functions of a problem (everything that the choice depends on, hashable):
 
-    reason_not(problem)   why it cannot take the problem, as text, or None
+    reason_not(problem)   why it cannot take the problem, or is known not to be worth it, as text, or None
     cost(problem)         the predicted time, in a unit that the backends of an operator share, and why it is more
-    plan(problem)         what it launches
 """
 
 from typing import NamedTuple

@@ -38,7 +38,7 @@ class Load(NamedTuple):
     """What a launch asks of the GPU.
 
     ``items`` programs or shares of ``per`` steps each, ``held`` of them on a multiprocessor at once, each step ``volume``
-    times what the tile's parameters are for; ``met`` tiles begun by a share at most; ``slots`` partial sums of ``numel``
+    times what the tile's parameters are for; ``segments`` tiles begun by a share at most; ``slots`` partial sums of ``numel``
     elements, ``zeroed`` of them by a launch of their own; ``bytes`` of the tensors, and ``apart``, those that programs read
     which walk along other pixels than their neighbours do. ``turned``: a single sum is in another order than it is asked for
     in, so that it is a partial sum. ``copied``: elements that are copied first, into rows that TMA can read.
@@ -54,7 +54,7 @@ class Load(NamedTuple):
     numel: int
     bytes: int
     volume: float = 1.0
-    met: int = 1
+    segments: int = 1
     zeroed: int = 0
     apart: int = 0
     turned: bool = False
@@ -122,13 +122,13 @@ def predicted(costs, kind, tile, load):
     """Microseconds of a ``Load`` in tiles with the parameters ``tile``; kind: "product", "hopper" or "depthwise"."""
     processors = costs["multiprocessors"] // together(tile)
     full, rest = divmod(load.items, processors * load.held)
-    start, steps = costs["start"][kind] + (load.met - 1) * costs["next"], load.per * load.volume
+    start, steps = costs["start"][kind] + (load.segments - 1) * costs["next"], load.per * load.volume
     compute = full * (start + steps * step(tile, load.held))
     if rest:
         compute += start + steps * step(tile, -(-rest // processors))
     if load.rounds:
         compute += load.rounds * (costs["start"][kind] + load.whole * load.volume * step(tile, 1))
-    if load.met > 1:
+    if load.segments > 1:
         compute *= costs["uneven"]
     apart = load.apart * costs["abreast" if load.hands else "apart"]
     memory = (load.bytes + apart + costs["astray"] * load.astray) / costs["bandwidth"]

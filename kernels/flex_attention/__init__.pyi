@@ -1,4 +1,4 @@
-"""What type checkers see of this room: a result's type by its arguments, and what the functions carry."""
+"""What type checkers see of this package: a result's type by its arguments, and what the functions carry."""
 
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, overload

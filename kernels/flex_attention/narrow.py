@@ -73,10 +73,10 @@ def attend_between(
         k = load_rows(keys, n0, n_end, T.D, EDGE, T.TMA, T.BLOCK_N, T.BLOCK_D)
         s = tl.dot(q, tl.trans(k), input_precision=T.PRECISION)
         n, inside = visited(n0, n_end, sizes.N, T.BLOCK_N, EDGE)
-        x = logits(s, scores.scale, b, h, m, n, inside if EDGE else None, scores.score_tables, (), mods.SCORE_MOD, None)
+        z = logits(s, scores.scale, b, h, m, n, inside if EDGE else None, scores.score_tables, (), mods.SCORE_MOD, None)
         if (n0 < ends[0]) | (n0 + T.BLOCK_N - 1 > ends[1]):
-            x = tl.where(MASK_MOD(b, h, m, n, scores.mask_tables), x, float("-inf"))
-        return attend(acc, l, top, x, values, n0, n_end, scores.unit, T, EDGE)
+            z = tl.where(MASK_MOD(b, h, m, n, scores.mask_tables), z, float("-inf"))
+        return attend(acc, l, top, z, values, n0, n_end, scores.unit, T, EDGE)
 
 
 @triton.jit
@@ -159,13 +159,12 @@ def launch_options(p):
     """What the table says; TRIM 2: the mask is nothing but its ends, and they are compared in its place."""
     table = problem.table_options("forward_narrow", p.key, p.device)
     trim = {"TRIM": min(table["TRIM"], 2 if p.extent.exact else 1)}
-    return p.launch_options("forward_narrow") | {name: table[name] for name in ("maxnreg", "EARLY")} | trim
+    return p.launch_options("forward_narrow") | {"maxnreg": table["maxnreg"]} | trim
 
 
 def prepared(p):
     """The ``Launch`` of the forward pass."""
     options = launch_options(p)
     exact = options.pop("TRIM") == 2
-    del options["EARLY"]
     made = plain.prepared(p, attention_narrow_kernel, options)
     return made._replace(meta=made.meta | {"EXACT": exact})

@@ -76,13 +76,14 @@ def flex_attention(
         scale: c; 1 / sqrt(D) if ``None``.
         enable_gqa: whether Hq and Hkv may differ.
         return_lse: return ``(o, lse)``.
-        kernel_options: dict of BLOCK_M, BLOCK_N, num_warps, num_stages; the same with the prefix ``bwd_`` for the backward
-            pass, and ``fwd_`` is as none; DETERMINISTIC: gradients of captured tensors with the same bits every time, in two
-            passes; default ``torch.are_deterministic_algorithms_enabled()``, all other results have the same bits every time
-            anyway; and WORKSPACE: the most bytes that the backward pass may take for a while to keep ds, the gradients of
-            the scores, or dq's sums in float32, for some heads or queries at a time: five matrix products then, not seven;
-            up to an eighth more for sums of dk and dv in parts. 0: none, ds is computed twice. Default: up to 2 GiB on GPUs
-            where it is faster. torch's other options are ignored, each with one warning.
+        kernel_options: dict of BLOCK_M, BLOCK_N, num_warps, num_stages of the kernels for any GPU, which then run, whatever
+            others would be faster; the same with the prefix ``bwd_`` for the backward pass, and ``fwd_`` is as none;
+            DETERMINISTIC: gradients of captured tensors with the same bits every time, in two passes; default
+            ``torch.are_deterministic_algorithms_enabled()``, all other results have the same bits every time anyway; and
+            WORKSPACE: the most bytes that the backward pass may take for a while to keep ds, the gradients of the scores, or
+            dq's sums in float32, for some heads or queries at a time: five matrix products then, not seven; up to an eighth
+            more for sums of dk and dv in parts. 0: none, ds is computed twice. Default: up to 2 GiB on GPUs where it is
+            faster. torch's other options are ignored, each with one warning.
         return_aux: an ``AuxRequest``: return ``(o, AuxOutput)`` with the lse, the largest logit of each row, or both.
 
     Returns:

@@ -1,15 +1,16 @@
 """Flex attention on any GPU: what lessons 30 to 33 end in, with strides, grouped heads and every option. Of its gradients
 see ``plain_backward``.
 
-A program owns BLOCK_M queries of one head and visits their tiles of keys. Of each, with t = f(c q k) where the mask
-allows and minus infinity elsewhere, in base 2:
+A program owns BLOCK_M queries of one head and visits their tiles of keys. Of each, with the logit z = f(c q k) where the mask
+allows and minus infinity elsewhere, and in base 2, as all that kernels keep:
 
-    m' = max(m, max_n t log2 e)            running maximum, ``top``
-    p  = 2^(t log2 e - m')
-    l  <- l 2^(m - m') + sum_n p           running denominator
-    a  <- a 2^(m - m') + p v               running numerator
+    top' = max(top, max_n z log2 e)          running maximum
+    p    = 2^(z log2 e - top')
+    l   <- l 2^(top - top') + sum_n p        running denominator
+    acc <- acc 2^(top - top') + p v          running numerator
 
-and at the end o = a / l, lse = m + log2 l.
+and at the end o = acc / l, lse = top + log2 l: the natural logarithm's lse, over ln 2. Of a row that has seen no key top is
+minus infinity, and 0 is subtracted in its place.
 
 Columns are visited tile by tile: all of them side by side, or the blocks in a block mask's two lists. In those of ``full``
 every pair is allowed, and no mask code runs.
@@ -46,8 +47,8 @@ class Layouts(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """M queries, N keys, Hkv heads of keys, each for G heads of queries and ``shared`` batch rows; a program for each of
-    ``tiles`` tiles of such a head, heads counted from ``first`` on."""
+    """M queries, N keys, Hkv heads of keys, each for G heads of queries and ``shared`` batch rows. A launch has a program for
+    each of ``tiles`` tiles of a head: of queries, or, in the keys' kernel, of keys, whose heads count from ``first`` on."""
 
     M: int
     N: int
@@ -71,7 +72,8 @@ class Scores(NamedTuple):
 class Tile(NamedTuple):
     """Compile-time numbers of a kernel. Tiles of BLOCK_M queries and BLOCK_N keys; heads of D and DV columns, filled up with
     zeros to BLOCK_D and BLOCK_DV. SPARSE_M, SPARSE_N: sizes of a mask's blocks, 0 without one. EDGE_M, EDGE_N: whether some
-    tile goes past the end or past its block. TMA: whether what is visited is read by TMA."""
+    tile goes past the end or past its block. TMA: whether what is visited is read by Hopper's copy engine (the tensor memory
+    accelerator). PRECISION: how float32 is multiplied."""
 
     D: int
     DV: int
@@ -88,7 +90,8 @@ class Tile(NamedTuple):
 
 
 class Mods(NamedTuple):
-    """The score mod, its derivative, and where its captured tensors' gradients are added up; ``None`` where there is none."""
+    """Functions: the score mod, its derivative, and what adds to the gradients of its captured tensors, each ``None`` where
+    there is none; and what the latter does in this run, ``"add"``, ``"measure"`` or ``"count"``."""
 
     SCORE_MOD: Any
     SCORE_GRADIENT: Any = None
@@ -119,7 +122,8 @@ def head_of(x, b, h, strides, TMA: tl.constexpr):
 
 @triton.jit
 def load_rows(matrix, row, end, D: tl.constexpr, EDGE: tl.constexpr, TMA: tl.constexpr, BLOCK, BLOCK_D):
-    """Rows row ... row + BLOCK - 1 of a matrix [., D], zero from ``end`` on (where EDGE) and past D.
+    """Rows row ... row + BLOCK - 1 of a matrix [., D], zero from ``end`` on (where EDGE; by TMA, past the tensor's end) and
+    past D.
 
     matrix: ``(pointer, stride of rows, stride of columns)``; with TMA ``(descriptor of [B, H, ., D], b, h)``: one thread asks
     for the whole tile, and no thread computes an address.
@@ -184,7 +188,7 @@ def queries_of_program(sizes, T):
 
 @triton.jit
 def list_row(lists, b, h, r):
-    """Where in a pair of ``Lists`` block row r of (b, h) is."""
+    """Where in ``Lists`` (``checks``: num_blocks, indices and their strides) block row r of (b, h) is."""
     return b.to(tl.int64) * lists.stride_b + h * lists.stride_h + r
 
 
@@ -200,7 +204,7 @@ def over_list(TILE: tl.constexpr, state, given, lists, row, begin, end, block, a
     TILES: tl.constexpr = (axis.SPARSE + axis.BLOCK - 1) // axis.BLOCK
     for i in range(begin, end):
         first = block * axis.SPARSE + (i % TILES) * axis.BLOCK
-        last = tl.minimum((block + 1) * axis.SPARSE, axis.length)
+        last = tl.minimum((block + 1) * axis.SPARSE, axis.length)  # of a full block, too: a tile may go past its block
         # The next block's number is asked for one tile ahead: loads of the tile do not wait for it.
         block = tl.load(lists.indices + row * lists.width + (i + 1) // TILES, mask=i + 1 < end, other=0)
         state = TILE(*state, first, last, *given, axis.EDGE, MASK_MOD)
@@ -218,8 +222,9 @@ def over_row(TILE: tl.constexpr, state, given, lists, place, axis, MASK_MOD: tl.
 
 @triton.jit
 def over_tiles(TILE: tl.constexpr, state, given, partial, full, place, axis, MASK_MOD: tl.constexpr):
-    """``state`` after every tile of columns that is visited: ``TILE(*state, first, end, *given, EDGE, MASK_MOD)`` makes the
-    next state of columns first ... end - 1, at most BLOCK."""
+    """``state``, what the loop carries, after every tile of columns that is visited: ``TILE(*state, first, end, *given, EDGE,
+    MASK_MOD)`` is the next state, of ``given``, what stays, and the tile that begins at column ``first``; columns from
+    ``end`` on don't count."""
     if partial is None:
         whole = axis.length // axis.BLOCK * axis.BLOCK
         for first in range(0, whole, axis.BLOCK):
@@ -235,7 +240,7 @@ def over_tiles(TILE: tl.constexpr, state, given, partial, full, place, axis, MAS
 
 @triton.jit
 def visited(first, end, length, BLOCK: tl.constexpr, EDGE: tl.constexpr):
-    """``(numbers, inside)`` of a tile's columns, [1, BLOCK]. One behind the end has the number of the last one: what a mod
+    """``(numbers, inside)`` of a tile's columns, [1, BLOCK]. One past the length has the number of the last one: what a mod
     captures is read inside its bounds in every tile."""
     offs = (first + tl.arange(0, BLOCK))[None, :]
     return tl.minimum(offs, length - 1) if EDGE else offs, offs < end
@@ -245,23 +250,23 @@ def visited(first, end, length, BLOCK: tl.constexpr, EDGE: tl.constexpr):
 def logits(s, scale, b, h, m, n, inside, score_tables, mask_tables, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr):
     """f(scale s), minus infinity where the mask or ``inside`` forbids. Without a score mod the scale is left to the caller:
     s itself, which costs no instruction."""
-    x = s if SCORE_MOD is None else SCORE_MOD(s * scale, b, h, m, n, score_tables)
+    z = s if SCORE_MOD is None else SCORE_MOD(s * scale, b, h, m, n, score_tables)
     if MASK_MOD is not None:
-        x = tl.where(MASK_MOD(b, h, m, n, mask_tables), x, float("-inf"))
+        z = tl.where(MASK_MOD(b, h, m, n, mask_tables), z, float("-inf"))
     if inside is not None:
-        x = tl.where(inside, x, float("-inf"))
-    return x
+        z = tl.where(inside, z, float("-inf"))
+    return z
 
 
 # Forward.
 
 
 @triton.jit
-def attend(acc, l, top, x, values, n0, n_end, unit, T, EDGE: tl.constexpr):
+def attend(acc, l, top, z, values, n0, n_end, unit, T, EDGE: tl.constexpr):
     """One step of the online softmax, over a tile's logits."""
-    new_top = tl.maximum(top, tl.max(x, 1) * unit)
+    new_top = tl.maximum(top, tl.max(z, 1) * unit)  # ``unit`` is above 0: ``Problem.score_mod`` sees to it
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen no key yet: 2^(-inf - 0) = 0
-    p = tl.exp2(x * unit - shift[:, None])
+    p = tl.exp2(z * unit - shift[:, None])
     alpha = tl.exp2(top - shift)
     l = l * alpha + tl.sum(p, 1)
     v = load_rows(values, n0, n_end, T.DV, EDGE, T.TMA, T.BLOCK_N, T.BLOCK_DV)
@@ -279,8 +284,8 @@ def attend_tile(
     s = tl.dot(q, tl.trans(k), input_precision=T.PRECISION)
     n, inside = visited(n0, n_end, sizes.N, T.BLOCK_N, EDGE)
     tables = scores.score_tables, scores.mask_tables
-    x = logits(s, scores.scale, b, h, m, n, inside if EDGE else None, *tables, mods.SCORE_MOD, MASK_MOD)
-    return attend(acc, l, top, x, values, n0, n_end, scores.unit, T, EDGE)
+    z = logits(s, scores.scale, b, h, m, n, inside if EDGE else None, *tables, mods.SCORE_MOD, MASK_MOD)
+    return attend(acc, l, top, z, values, n0, n_end, scores.unit, T, EDGE)
 
 
 @triton.jit
@@ -321,8 +326,8 @@ def attention_forward_kernel(
     MASK_MOD: tl.constexpr,
     T: tl.constexpr,
 ):
-    """o, lse and, where it is wanted, top of BLOCK_M queries. partial, full: ``Lists`` of blocks of keys, or ``None``; keys
-    and values are descriptors where they are read by TMA."""
+    """o, lse and, where it is asked for, top (the largest logit) of BLOCK_M queries. partial, full: ``Lists`` of blocks of
+    keys, or ``None``; keys and values are descriptors where they are read by TMA."""
     b, h, h_kv, r, m0, m_end = queries_of_program(sizes, T)
     keys = head_of(k_ptr, b // sizes.shared, h_kv, strides.k, T.TMA)
     values = head_of(v_ptr, b // sizes.shared, h_kv, strides.v, T.TMA)
@@ -406,7 +411,7 @@ def keys_read(x, T):
 
 
 def is_short(p):
-    """Whether the call is short and does not fill the GPU, where the warp-specialised kernel would be faster."""
+    """Whether the call is short and leaves the GPU idle: then this kernel has less to set up than Hopper's."""
     return p.short("forward", p.M) and p.B * p.Hq <= multiprocessors(p.device)
 
 
@@ -415,7 +420,7 @@ def reason_not(p):
 
 
 def cost(p):
-    """Twice the time of the Hopper kernel, which the table rules out where that is not so."""
+    """Twice what Hopper's kernel takes, where that takes the call: its table leaves out classes where it is slower."""
     return Cost(2, "the warp-specialised kernel is faster")
 
 

@@ -1,16 +1,18 @@
 """The gradients of ``plain``'s attention, on any GPU: what lesson 34 ends in, with strides, grouped heads and every option.
 
-delta = sum_d o do - dlse / ln 2 is a row's mean of the probabilities' gradients, less the gradient of its lse. In base 2:
+delta = sum_d o do - dlse / ln 2 is a row's mean of the probabilities' gradients, less the gradient of its lse, which, as the
+lse, counts in base 2:
 
-    p  = 2^(t log2 e - lse)                the forward pass's probabilities once more; zero where the mask forbids
+    p  = 2^(z log2 e - lse)                the forward pass's probabilities once more; zero where the mask forbids
     dz = p (do v^T - delta)                through the softmax
-    ds = f'(s) dz                          through the score mod; zero where t is minus infinity, whatever f' is there
+    ds = f'(s) dz                          through the score mod; zero where z is minus infinity, whatever f' is there
     dq = c ds k,   dk = c ds^T q,   dv = p^T do
 
 One kernel owns queries and visits keys: dq, and the sums that are the gradients of captured tensors. Another owns keys and
 visits the queries of all heads that share them (and of all batch rows, where keys serve them all): dk and dv, transposed, so
-that a tile's rows are always what the program owns, its columns what it visits. Each sum has one owner and one order: the
-same bits every time.
+that a tile's rows are always what the program owns, its columns what it visits. dq, dk and dv each have one owner and one
+order: the same bits every time. What is added to a captured tensor's gradient comes from many programs, by atomics; asked for
+the same bits, they add integers (``gradients_of_captured``).
 """
 
 from typing import NamedTuple
@@ -70,7 +72,7 @@ class DkdvLayouts(NamedTuple):
 
 @triton.jit
 def load_lse(lse_at, m, end, EDGE: tl.constexpr):
-    """Of queries m, such that p = 2^(x - lse) is 0 where there is no row (lse = inf) or no key (x = -inf, lse = 0)."""
+    """Of queries m, such that p = 2^(z log2 e - lse) is 0 where there is no row (lse = inf) or no key (z = -inf, lse = 0)."""
     if EDGE:
         lse = tl.load(lse_at + m, mask=m < end, other=float("inf"))
     else:
@@ -130,11 +132,11 @@ def delta_kernel(
 
 
 @triton.jit
-def through_mod(dz, s, x, b, h, m, n, counts, scores, targets, mods):
-    """ds = f'(s) dz; and of pairs that ``counts``, what they add to the gradients of captured tensors, into ``targets``."""
+def through_mod(dz, s, z, b, h, m, n, counts, scores, targets, mods):
+    """ds = f'(s) dz; and into ``targets`` what pairs add to the gradients of captured tensors, those where ``counts``."""
     ds = dz
     if mods.SCORE_MOD is not None:
-        live = x != float("-inf")
+        live = z != float("-inf")
         score = s * scores.scale
         if mods.SCATTER is not None:
             mods.SCATTER(score, b, h, m, n, dz, live & counts, scores.score_tables, targets, mods.PASS)
@@ -154,10 +156,10 @@ def dq_tile(
     s = tl.dot(q, tl.trans(k), input_precision=T.PRECISION)
     n, inside = visited(n0, n_end, sizes.N, T.BLOCK_N, EDGE)
     tables = scores.score_tables, scores.mask_tables
-    x = logits(s, scores.scale, b, h, m, n, inside if EDGE else None, *tables, mods.SCORE_MOD, MASK_MOD)
-    p = tl.exp2(x * scores.unit - lse[:, None])
+    z = logits(s, scores.scale, b, h, m, n, inside if EDGE else None, *tables, mods.SCORE_MOD, MASK_MOD)
+    p = tl.exp2(z * scores.unit - lse[:, None])
     dp = tl.dot(do, tl.trans(v), input_precision=T.PRECISION)
-    ds = through_mod(p * (dp - delta[:, None]), s, x, b, h, m, n, exist[:, None], scores, targets, mods)
+    ds = through_mod(p * (dp - delta[:, None]), s, z, b, h, m, n, exist[:, None], scores, targets, mods)
     return (tl.dot(ds.to(k.dtype), k, dq, input_precision=T.PRECISION),)
 
 
@@ -223,11 +225,11 @@ def gradients_of_tile(
     s = tl.dot(k, tl.trans(q), input_precision=T.PRECISION)
     m, inside = visited(m0, m_end, sizes.M, T.BLOCK_M, EDGE)
     tables = scores.score_tables, scores.mask_tables
-    x = logits(s, scores.scale, b, h, m, n, inside if EDGE else None, *tables, mods.SCORE_MOD, MASK_MOD)
-    p = tl.exp2(x * scores.unit - lse[None, :])
+    z = logits(s, scores.scale, b, h, m, n, inside if EDGE else None, *tables, mods.SCORE_MOD, MASK_MOD)
+    p = tl.exp2(z * scores.unit - lse[None, :])
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=T.PRECISION)
     dp = tl.dot(v, tl.trans(do), input_precision=T.PRECISION)
-    ds = through_mod(p * (dp - delta[None, :]), s, x, b, h, m, n, None, scores, None, mods).to(q.dtype)
+    ds = through_mod(p * (dp - delta[None, :]), s, z, b, h, m, n, None, scores, None, mods).to(q.dtype)
     dk = tl.dot(ds, q, dk, input_precision=T.PRECISION)
     return dk, dv, ds
 
@@ -236,8 +238,9 @@ def gradients_of_tile(
 def dkdv_tile(
     dk, dv, m0, m_end, own, heads, at, more, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
 ):
-    """What a tile of queries adds to dk and dv. own: ``(k, v, n0)``; heads: of the head that is visited q, do, where lse and
-    delta are, and which of the launch's it is; more: nothing here, see ``stored_ds`` and ``short``."""
+    """What a tile of queries adds to dk and dv. own: ``(k, v, n0)``; heads: of the head that is visited q, do, where its lse
+    and its delta are, and its number in the launch. That number, ``n0`` and ``more`` are for the tiles of ``stored_ds`` and
+    ``short``, which take this one's place."""
     k, v, _n0 = own
     queries, gradients, lse_at, delta_at, _slot = heads
     q = load_rows(queries, m0, m_end, T.D, EDGE, T.TMA, T.BLOCK_M, T.BLOCK_D)
@@ -321,7 +324,7 @@ class Rows(NamedTuple):
 
 
 def strides_of_rows(o, do, dlse):
-    """What kernels that call ``delta_of_rows`` are told of its tensors."""
+    """The ``Strides`` of what ``delta_of_rows`` reads."""
     return tuple(None if t is None else Strides(*t.stride()) for t in (o, do, dlse))
 
 
@@ -336,8 +339,7 @@ def launch_delta(prepared, o, do, dlse):
     grid, meta = prepared
     B, H, M, _ = o.shape
     delta = torch.empty((B, H, M), dtype=torch.float32, device=o.device)
-    strides = tuple(None if t is None else Strides(*t.stride()) for t in (o, do, dlse))
-    launch(delta_kernel, grid, o, do, dlse, delta, M, H, strides, **meta)
+    launch(delta_kernel, grid, o, do, dlse, delta, M, H, strides_of_rows(o, do, dlse), **meta)
     return delta
 
 
@@ -360,9 +362,9 @@ def launch_dq(p, x, rows, dq, targets=(), PASS="add"):
 def gradients_of_captured(p, x, rows, dq):
     """The gradients of the captured tensors, by the queries' kernel; dq comes with them.
 
-    Where the same bits are asked for it runs twice: the first run measures the largest addend of each target; in the second
-    every addend becomes a whole number of the smallest unit whose sums cannot overflow 64 bits, and integers can be added in
-    any order.
+    A target is three tensors: the sums, a scale, and the sum of what is not finite. Where the same bits are asked for the
+    kernel runs twice: the first run measures the largest addend of each target; in the second every addend becomes a whole
+    number of 2^-k, the smallest step whose sums cannot overflow 64 bits, and integers can be added in any order.
     """
     shapes = p.score.target_shapes
     new = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=p.device)  # noqa: E731
@@ -393,8 +395,8 @@ def _keys_by_tma(p):
 
 
 def of_keys(p, rows):
-    """``(tiles of keys, compile-time arguments)`` of the keys' kernel; TMA reads queries where somebody else sums delta: else
-    the call is short, and would be over before TMA is set up."""
+    """``(tiles of keys, compile-time arguments)`` of the keys' kernel. Without a delta (``short``) the call would be over
+    before TMA is set up."""
     return p.cached(_of_keys, rows.delta is not None and p.cached(_keys_by_tma) and fits_tma(rows.do))
 
 
@@ -402,7 +404,8 @@ def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
     """Launch ``attention_dkdv_kernel``; heads: ``(first, count)`` of the pairs of batch row and key head, or all."""
     tiles, meta = of_keys(p, rows)
     first, count = heads or (0, p.Bkv * p.Hkv)
-    query, do, delta, T = x.query, rows.do, rows.lse if rows.delta is None else rows.delta, meta["T"]
+    query, do, T = x.query, rows.do, meta["T"]
+    delta = rows.lse if rows.delta is None else rows.delta  # of a tile that sums delta itself nothing is read there
     if T.TMA:
         query, do = tiled(query, T.BLOCK_M), tiled(do, T.BLOCK_M)
     tensors = query, x.key, x.value, do, rows.lse, delta, dk, dv, *x.transposed

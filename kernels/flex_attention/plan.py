@@ -1,7 +1,8 @@
-"""The ways flex attention can go, and the choice among them: the only place that decides.
+"""The backends of flex attention, and the choice among them.
 
-A way says why it does not take a problem (``reason_not``), and runs it. The forward pass takes the first that does: decoding
-for few queries, the warp-specialised kernel of Hopper GPUs in the tiles that suit the call, the kernel for any GPU. The
+A backend says why it cannot take a problem, or is known to be slower there (``reason_not``), and what it costs. The forward
+pass takes the cheapest of those that are left: decoding for few queries, the warp-specialised kernel of Hopper GPUs in one of
+its tilings, or the kernel for any GPU, which has a narrow form for masks that let a query see few keys (``narrow``). The
 backward pass chooses the kernel of keys in the same manner, and whether that one keeps ds for the queries' gradient.
 """
 
@@ -60,7 +61,8 @@ class Plan:
                 lines.append(f"{kernel}: warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
                 return
             if tiles:
-                lines.append(f"{kernel}: the kernel for any GPU, because {why_plain}")
+                name = " (attention_narrow_kernel)" if kernel == "forward" and self.narrow else ""
+                lines.append(f"{kernel}: the kernel for any GPU{name}, because {why_plain}")
             options = p.launch_options(kernel) | options
             lines.append(f"{kernel}: {', '.join(f'{k} {v}' for k, v in options.items())}")
 

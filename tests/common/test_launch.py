@@ -146,7 +146,7 @@ def test_configurations_fall_back_from_gpu_and_class(monkeypatch):
         "sm_2": "sm_3",
         "sm_3": {"b": {"default": {"X": 10}}},
     }
-    monkeypatch.setattr(configs, "_table", lambda room: table)
+    monkeypatch.setattr(configs, "_table", lambda package: table)
     gpus = [("GPU Z", "sm_1"), ("GPU Y", "sm_2"), ("GPU X", "sm_1")]
     monkeypatch.setattr(configs, "_gpu", gpus.__getitem__)
 
@@ -155,15 +155,15 @@ def test_configurations_fall_back_from_gpu_and_class(monkeypatch):
 
     monkeypatch.setattr(configs, "runtime", Compiled)
     here, there, kin = (torch.device("cuda", i) for i in range(3))
-    pick = lambda kernel, key, device: configs.configuration("room", kernel, key, device)["X"]  # noqa: E731
+    pick = lambda kernel, key, device: configs.configuration("package", kernel, key, device)["X"]  # noqa: E731
     assert [pick("a", "W4", here), pick("a", "W9", here), pick("b", "W9", here)] == [4, 1, 3]
     assert [pick("a", "W4", there), pick("a", "W9", there)] == [2, 1]
     # a GPU's own default says more than another's class, and its architecture's more than any GPU's
     assert [pick("c", "W4", gpu) for gpu in (here, there, kin)] == [7, 6, 9]
     assert [pick("b", "W4", gpu) for gpu in (here, there, kin)] == [8, 10, 8]
-    monkeypatch.setitem(configs._classes, "room", {"a": {"W4"}})
+    monkeypatch.setitem(configs._classes, "package", {"a": {"W4"}})
     assert pick("a", "W4", here) == 4
-    with pytest.raises(ValueError, match="'W9' is no shape class that kernels.room declares for 'a'"):
+    with pytest.raises(ValueError, match="'W9' is no shape class that kernels.package declares for 'a'"):
         pick("a", "W9", here)
 
 
@@ -202,14 +202,14 @@ def test_a_launch_on_cpu_tensors_is_left_to_whoever_executes_it_where_kernels_ar
     assert here == configs.of_gpu("interpreter", "dynamic_conv", "forward", "W4 16-bit")
 
 
-ROOMS = sorted(path.parent.name for path in configs.Path(configs.__file__).parent.parent.glob("*/configs.json"))
+PACKAGES = sorted(path.parent.name for path in configs.Path(configs.__file__).parent.parent.glob("*/configs.json"))
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_key_of_a_table_is_a_shape_class_that_its_room_declares(room):
-    importlib.import_module(f"kernels.{room}")
-    classes, table = configs.declared(room), configs._table(room)
-    assert classes, f"kernels.{room} declares no shape classes"
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_key_of_a_table_is_a_shape_class_that_its_room_declares(package):
+    importlib.import_module(f"kernels.{package}")
+    classes, table = configs.declared(package), configs._table(package)
+    assert classes, f"kernels.{package} declares no shape classes"
     for gpu, kernels in table.items():
         if isinstance(kernels, str):
             assert isinstance(table[kernels], dict), f"{gpu} stands for {kernels}, which has no table"

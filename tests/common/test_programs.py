@@ -193,7 +193,7 @@ def test_results_are_copied(name):
 
 
 class Network(nn.Module):
-    """A layer of each room that has one, and attention between them."""
+    """A layer of each package that has one, and attention between them."""
 
     def __init__(self):
         super().__init__()
@@ -262,7 +262,7 @@ OPERATORS = [
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_is_there_for_every_device_and_for_autograd(name):
-    """What ``opcheck`` finds in it is tested in its room's test_autograd.py."""
+    """What ``opcheck`` finds in it is tested in its package's test_autograd.py."""
     op = getattr(getattr(torch.ops, operator.NAMESPACE), name).default
     for key in ("CPU", "CUDA", "Meta", "AutogradCPU", "AutogradCUDA"):
         assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key), key

@@ -11,12 +11,12 @@ from kernels import conv_wgrad, dynamic_conv, flex_attention, recurrent_attentio
 from kernels.dynamic_conv import causal_conv1d, jet_nemotron
 from kernels.flex_attention import mods
 
-ROOMS = (dynamic_conv, recurrent_attention, flex_attention, conv_wgrad)
+PACKAGES = (dynamic_conv, recurrent_attention, flex_attention, conv_wgrad)
 PUBLIC = [
-    getattr(room, name)
-    for room in ROOMS
-    for name in room.__all__
-    if getattr(getattr(room, name), "__module__", "").startswith(room.__name__) and name not in ("ModError",)
+    getattr(package, name)
+    for package in PACKAGES
+    for name in package.__all__
+    if getattr(getattr(package, name), "__module__", "").startswith(package.__name__) and name not in ("ModError",)
 ]
 FUNCTIONS = [f for f in PUBLIC if inspect.isfunction(f)]
 FUNCTIONS += [f.explain for f in FUNCTIONS if hasattr(f, "explain")]
@@ -47,10 +47,10 @@ def signature(arguments):
     return [(a.arg, ast.unparse(a.annotation), d is not None, keyword) for a, d, keyword in parts]
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.__name__.split(".")[-1])
-def test_stubs_say_what_the_functions_take(room):
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__.split(".")[-1])
+def test_stubs_say_what_the_functions_take(package):
     """The last form of each is the function's own signature; the others narrow what it gives."""
-    folder = Path(room.__file__).parent
+    folder = Path(package.__file__).parent
     stub = ast.parse((folder / "__init__.pyi").read_text())
     functions = [node for node in ast.parse((folder / "operator.py").read_text()).body if isinstance(node, ast.FunctionDef)]
     source = {node.name: node for node in functions}
@@ -66,6 +66,6 @@ def test_stubs_say_what_the_functions_take(room):
         (explain,) = [node for node in kind.body if node.name == "explain"]
         assert signature(explain.args) == signature(own.args) and ast.unparse(explain.returns) == "str"
         carried = {node.name for node in kind.body} - {"__call__"}
-        assert all(callable(getattr(getattr(room, name), attribute)) for attribute in carried)
+        assert all(callable(getattr(getattr(package, name), attribute)) for attribute in carried)
     imported = {alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert imported - {None} | set(named) == set(room.__all__)
+    assert imported - {None} | set(named) == set(package.__all__)

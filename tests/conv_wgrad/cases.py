@@ -56,8 +56,8 @@ def check(
 def configuration(**options):
     """Within this, every launch takes these options in place of the table's, where its kernel has them."""
 
-    def changed(room, kernel, key, device):
-        own = configs.table_says(room, kernel, key, device)
+    def changed(package, kernel, key, device):
+        own = configs.table_says(package, kernel, key, device)
         return own | {name: value for name, value in options.items() if name in own}
 
     return configs.instead(changed)
@@ -65,11 +65,11 @@ def configuration(**options):
 
 def table_of(gpu):
     """What ``configs.configuration`` says on a GPU of this name."""
-    return lambda room, kernel, key, device: configs.of_gpu(gpu, room, kernel, key)
+    return lambda package, kernel, key, device: configs.of_gpu(gpu, package, kernel, key)
 
 
 def planned_for(monkeypatch, says):
-    """From here on every launch takes the options that ``says(room, kernel, key, device)`` gives."""
+    """From here on every launch takes the options that ``says(package, kernel, key, device)`` gives."""
     monkeypatch.setattr(configs, "_says", says)
     clear_caches()
 

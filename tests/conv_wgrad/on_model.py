@@ -48,9 +48,9 @@ GEOMETRIES = {
 def tiles(**options):
     """Within this the table says these options, small tiles otherwise."""
 
-    def says(room, kernel, key, device):
+    def says(package, kernel, key, device):
         if kernel == "sum":
-            return configs.table_says(room, kernel, key, device)
+            return configs.table_says(package, kernel, key, device)
         return SMALL | {"GROUPS": int(key[0])} | options
 
     with configs.instead(says):

@@ -46,8 +46,8 @@ def report(monkeypatch, arch, case, tile=None, kernel=None, tma=False, spills=0)
     with the options ``tile``."""
     options = {"groups": 1, "dtype": torch.float16, "precision": "ieee", "R": 3} | CASES[case]
 
-    def says(room, name, *rest):
-        found = cases.table_of("any GPU")(room, name, *rest)
+    def says(package, name, *rest):
+        found = cases.table_of("any GPU")(package, name, *rest)
         if tile and name in ("product", "depthwise"):
             found = tile | {"HELD": 132}
         return found | {name: value for name, value in {"TMA": tma, "PIXELS": 0}.items() if name in found}

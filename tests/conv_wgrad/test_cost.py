@@ -63,7 +63,7 @@ def test_programs_share_a_multiprocessor_until_it_is_busy():
     assert time(8 * 132) == pytest.approx(2 * time(4 * 132) - COSTS["launch"], rel=0.2)
 
 
-@pytest.mark.parametrize("more", [{"per": 200}, {"slots": 2}, {"bytes": 10**9}, {"volume": 2.0}, {"met": 2}])
+@pytest.mark.parametrize("more", [{"per": 200}, {"slots": 2}, {"bytes": 10**9}, {"volume": 2.0}, {"segments": 2}])
 def test_more_of_anything_takes_longer(more):
     longer = LOAD._replace(**more)
     assert cost.predicted(COSTS, "hopper", TILE, longer) > cost.predicted(COSTS, "hopper", TILE, LOAD)
@@ -126,7 +126,7 @@ def test_joining_costs_what_is_handed_over_and_a_round_of_whole_tiles_before_it(
     ends_apart = tma.load_of(
         benchmark.geometry_of((128, 512, 512, 14, 3, 1, 1, 1)), NARROW, tma.FixUp(96, 98, 1, 72, 132)
     )
-    assert ends_apart.hands == 2 < ends_apart.met  # the rest of a tile may lie in two shares
+    assert ends_apart.hands == 2 < ends_apart.segments  # the rest of a tile may lie in two shares
     assert time_of_joined(FIX_UP, hands=3) == pytest.approx(time_of_joined(FIX_UP) + 2.0)
     assert time_of_joined(FIX_UP, rounds=0) < time_of_joined(FIX_UP) < time_of_joined(FIX_UP, rounds=2)
 

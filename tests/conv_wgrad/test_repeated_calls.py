@@ -136,7 +136,7 @@ def test_how_float32_is_multiplied_is_asked(known, monkeypatch):
     y, precisions = ours(x), []
     launch = operator.launch
     monkeypatch.setattr(
-        operator, "launch", lambda *a, **meta: (precisions.append(meta.get("PRECISION")), launch(*a, **meta))
+        operator, "launch", lambda *a, **meta: (precisions.append(meta["T"].PRECISION), launch(*a, **meta))
     )
     for how in ("ieee", "tf32", "ieee"):
         torch.backends.cudnn.conv.fp32_precision = how

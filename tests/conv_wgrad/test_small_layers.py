@@ -41,7 +41,7 @@ def short(pixels, bias=2**30):
     """Within this, sums over so many pixels are short; and those that a program may sum a bias over alone."""
     says = configs._says
     return configs.instead(
-        lambda room, kernel, *rest: {"PIXELS": pixels, "BIAS": bias} if kernel == "short" else says(room, kernel, *rest)
+        lambda package, kernel, *rest: {"PIXELS": pixels, "BIAS": bias} if kernel == "short" else says(package, kernel, *rest)
     )
 
 

@@ -85,7 +85,7 @@ def test_runs_balanced_for_a_gpu_serve_every_size(monkeypatch, B, T):
     """A GPU's table gives tiles, from which the tile and the run's length follow, where the interpreter's gives these."""
     tile = {"BLOCK": 16, "num_warps": 1, "RESIDENT": 8, "RATE": 1.0, "FILL": 4.0}
     options = {"G": 4, "ROWS": 1, "TILES": [tile, {**tile, "BLOCK": 32, "num_warps": 2}]}
-    says = lambda room, kernel, *rest: (options if kernel == "backward" else configs.table_says(room, kernel, *rest))  # noqa: E731
+    says = lambda package, kernel, *rest: (options if kernel == "backward" else configs.table_says(package, kernel, *rest))  # noqa: E731
     monkeypatch.setattr(configs, "_says", says)
     x, weight = (torch.randn(s, device=runtime.device, requires_grad=True) for s in ((B, T, 12), (B, T, 12, 4)))
     dy = torch.randn(B, T, 12, device=runtime.device)

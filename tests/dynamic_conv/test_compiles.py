@@ -35,7 +35,7 @@ def launches(monkeypatch, *, W=4, D=64, dtype=torch.float16, static=False, bias=
     record = lambda kernel, grid, *args, **meta: seen.append((kernel, args, meta))  # noqa: E731
     table = configs._table("dynamic_conv")["any GPU"]
 
-    def for_any_gpu(room, kernel, key, device):
+    def for_any_gpu(package, kernel, key, device):
         return dict(table[kernel].get(key, table[kernel]["default"]))
 
     monkeypatch.setattr(configs, "_says", for_any_gpu)

@@ -75,8 +75,8 @@ def test_the_fit_finds_the_tile_that_made_the_times():
 
 
 def test_explain_prints_each_candidates_time(monkeypatch):
-    monkeypatch.setattr(configs, "_says", lambda room, kernel, key, device: dict(
-        TABLE["W4 16-bit"] if kernel == "backward" else configs.table_says(room, kernel, key, device)
+    monkeypatch.setattr(configs, "_says", lambda package, kernel, key, device: dict(
+        TABLE["W4 16-bit"] if kernel == "backward" else configs.table_says(package, kernel, key, device)
     ))  # fmt: skip
     text = dynamic_conv.explain(torch.zeros(2, 64, 512, dtype=torch.float16), torch.zeros(2, 64, 512, 4, dtype=torch.float16))
     assert "1 warps, runs of" in text and "4 warps, runs of" in text and ": 1.00" in text
@@ -101,7 +101,7 @@ def test_bounded_tiles_fit_whatever_else_is_compiled_in():
 
 
 def check_that_they_fit(W, tile):
-    """As many warps as the model counts on have room beside each other, and no register is spilled."""
+    """As many warps as the model counts on have space beside each other, and no register is spilled."""
     options = {name: value for name, value in tile.items() if name not in cost.MODEL}
     x, D, T = torch.zeros(16, dtype=torch.bfloat16), 512, 8192
     of_x, of_k = Strides(T * D, D, 1), Strides(T * D * W, D * W, W, 1)

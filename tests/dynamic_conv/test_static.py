@@ -17,8 +17,8 @@ TILES = [
 
 
 def launched_with(tile):
-    says = lambda room, kernel, *rest: (  # noqa: E731
-        dict(tile, num_warps=1) if "static" in kernel else configs.table_says(room, kernel, *rest)
+    says = lambda package, kernel, *rest: (  # noqa: E731
+        dict(tile, num_warps=1) if "static" in kernel else configs.table_says(package, kernel, *rest)
     )
     return configs.instead(says)
 

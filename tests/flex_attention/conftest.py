@@ -1,4 +1,4 @@
-"""The room's tests keep their generated modules to themselves."""
+"""The package's tests keep their generated modules to themselves."""
 
 import pytest
 

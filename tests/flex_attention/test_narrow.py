@@ -187,7 +187,7 @@ def test_the_choice(monkeypatch, mask, D, options, expected):
     p, _ = cases.resolved(q, q, q, block_mask=mask, options=options)
     why = hopper_forward.USUAL.reason_not(p)
     assert narrow.is_narrow(p) == expected == (why is not None and "few keys side by side" in why)
-    assert ("EARLY True" in flex_attention.explain(q, q, q, block_mask=mask, kernel_options=options)) == expected
+    assert ("TRIM" in flex_attention.explain(q, q, q, block_mask=mask, kernel_options=options)) == expected
 
 
 def test_short_calls_with_an_end(monkeypatch):

@@ -150,7 +150,7 @@ def check(*sizes, mode="recurrent", final=False, reverse=False, scale=None, layo
 @contextlib.contextmanager
 def configured(**options):
     """Within, the operator's kernels take these options, ``kernel={option: value}``, instead of those of its table."""
-    with configs.instead(lambda room, kernel, *rest: configs.table_says(room, kernel, *rest) | options.get(kernel, {})):
+    with configs.instead(lambda package, kernel, *rest: configs.table_says(package, kernel, *rest) | options.get(kernel, {})):
         yield
 
 

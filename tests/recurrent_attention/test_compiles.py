@@ -44,8 +44,8 @@ def launches(monkeypatch, mode, gates, *, K=128, V=128, dtype=torch.bfloat16, gp
     With ``options`` the sequences are packed, walked in reverse, begin and end with a state, and share heads of k and v.
     """
 
-    def for_gpu(room, kernel, key, device):
-        table = configs._table(room)
+    def for_gpu(package, kernel, key, device):
+        table = configs._table(package)
         known = table["any GPU"][kernel] | table.get(gpu, {}).get(kernel, {})
         return dict(known.get(key, known["default"]))
 

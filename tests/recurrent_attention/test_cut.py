@@ -17,7 +17,7 @@ from tests.recurrent_attention import cases
 def h200(monkeypatch):
     """Within, plans are those of an H200."""
     monkeypatch.setattr(cut, "runtime", types.SimpleNamespace(interpreted=False))  # bfloat16 is computed as such
-    with configs.instead(lambda room, kernel, key, device: configs.of_gpu(("NVIDIA H200",), room, kernel, key)):
+    with configs.instead(lambda package, kernel, key, device: configs.of_gpu(("NVIDIA H200",), package, kernel, key)):
         yield
 
 

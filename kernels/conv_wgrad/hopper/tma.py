@@ -129,9 +129,9 @@ def load_of(g, options, work, turned=False):
     rows, columns = options["BLOCK_M"], options["GROUPS"] * options["BLOCK_N"]
     how = {"slots": work.slots, "zeroed": int(work.slots == work.splits + 2)}
     if isinstance(work, FixUp):
-        how = {"slots": 1, "rounds": work.rounds, "whole": work.blocks, "hands": work.others + (work.met == 1)}
+        how = {"slots": 1, "rounds": work.rounds, "whole": work.blocks, "hands": work.others + (work.segments == 1)}
     how |= {"apart": 2 * work.tiles * work.rest * options["BLOCK_K"] * (rows + columns), "copied": sum(copied)}
-    how |= {"astray": model.astray(g, rows, columns), "met": work.met, "turned": turned}
+    how |= {"astray": model.astray(g, rows, columns), "segments": work.segments, "turned": turned}
     return model.Load(getattr(work, "cut", work.items), work.per, 1, numel=g.Co * g.columns, bytes=moved, **how)
 
 

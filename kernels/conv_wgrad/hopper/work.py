@@ -62,7 +62,7 @@ class Work:
         return max(0, self.blocks - self.splits * self.per)
 
     @property
-    def met(self):
+    def segments(self):
         """Tiles that a share sums some blocks of, at most: rests are short where many lie end to end in a share."""
         return min(self.tiles, 1 + -(-self.per // self.rest)) if self.rest else 1
 
@@ -164,7 +164,7 @@ def share_out(tiles, blocks, block, programs, split_k=None):
     def cost(work):
         waves = -(-work.items // programs)
         written = PARTIAL * tiles * work.slots / programs if work.slots > 1 else 0
-        return waves * (work.per * block + START + (work.met - 1) * NEXT) + written
+        return waves * (work.per * block + START + (work.segments - 1) * NEXT) + written
 
     if split_k is not None:
         return cut(split_k)

@@ -109,8 +109,8 @@ def at_once(p, splits=1):
     those of dk and dv with them, maybe none."""
     size = bytes_of(p)
     most = min(p.Bkv * p.Hkv, max(1, workspace(p) // max(size, 1)))
-    room = workspace(p) + parts.most(workspace(p))
-    return most if splits == 1 else min(most, room // max(size + splits * parts.bytes_of(p), 1))
+    available = workspace(p) + parts.most(workspace(p))
+    return most if splits == 1 else min(most, available // max(size + splits * parts.bytes_of(p), 1))
 
 
 def bytes_of(p):
