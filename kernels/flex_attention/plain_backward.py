@@ -339,7 +339,8 @@ def launch_delta(prepared, o, do, dlse):
     grid, meta = prepared
     B, H, M, _ = o.shape
     delta = torch.empty((B, H, M), dtype=torch.float32, device=o.device)
-    launch(delta_kernel, grid, o, do, dlse, delta, M, H, strides_of_rows(o, do, dlse), **meta)
+    strides = tuple(None if t is None else Strides(*t.stride()) for t in (o, do, dlse))
+    launch(delta_kernel, grid, o, do, dlse, delta, M, H, strides, **meta)
     return delta
 
 
