@@ -163,11 +163,6 @@ class Problem:
         names = [name.removesuffix("_indices") for name in self.lists if name.endswith("_indices")]
         return {name: (rows, columns) if name.endswith("kv") else (columns, rows) for name in names}
 
-    @cached_property
-    def HAS_FULL(self):
-        """Whether full blocks are listed apart."""
-        return self.sparse and "full_kv_num_blocks" in self.lists
-
     @staticmethod
     def tiles(length, SPARSE, BLOCK):
         """Tiles of BLOCK that cover ``length``; tiles never cross blocks of SPARSE."""
