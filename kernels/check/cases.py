@@ -1,7 +1,7 @@
 """One call of a learner's function: its tensors, the answers it must give, and what it left behind."""
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy
@@ -10,7 +10,8 @@ import torch
 # Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
 from numpy import array, errstate, float64, isnan, mean, sqrt, where
 
-from kernels.check.contestant import Contestant, Outcome
+from kernels.check.replay import each
+from kernels.check.submission import Outcome, Submission
 from kernels.check.tensors import SIDES, Fenced
 from kernels.lab.accesses import Launch
 
@@ -127,6 +128,10 @@ class Failed(Exception):
     """The learner's code raised: what and where, and what it usually means."""
 
 
+class OnHost(Failed):
+    """The learner's launcher computed what a kernel has to: what, and what to do."""
+
+
 @dataclass
 class Case:
     """One call of the learner's function, and the answers it must give.
@@ -140,6 +145,37 @@ class Case:
     launch: dict = field(default_factory=dict)  # keyword arguments: block sizes, and what else is no fenced tensor
     neutral: float = 0.0
     poison: tuple[tuple[str, str], ...] | None = None
+    draws: "tuple[Case, Case] | None" = None  # the same call with other values, on which launches are recorded
+    recordings: dict = field(default_factory=dict, init=False, repr=False)  # kept by ``Submission``
+
+    @property
+    def given(self) -> list[torch.Tensor]:
+        """All tensors of the call, also those inside its keyword arguments."""
+        found = [tensor.view for tensor in self.tensors]
+        each(tuple(self.launch.values()), lambda tensor: found.append(tensor) or tensor)
+        return found
+
+    @property
+    def stored(self) -> dict[int, str]:
+        """Which of ``given`` are outputs, and their names."""
+        return {len(self.inputs) + i: out.name for i, out in enumerate(self.outs)}
+
+    @property
+    def far(self) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+        """Tensors that say in a trace that their strides are others, and these strides."""
+        return [(tensor.view, tensor.far) for tensor in self.tensors if tensor.far]
+
+    def filled(self) -> "Case":
+        """The same call, with poison around its inputs and nothing in its outputs."""
+        for tensor in self.inputs:
+            tensor.fill(None)
+        for out in self.outs:
+            out.tensor.erase()
+        return self
+
+    def relaunched(self, launch: dict) -> "Case":
+        """The same call with other keyword arguments."""
+        return replace(self, launch=launch, draws=self.draws and tuple(draw.relaunched(launch) for draw in self.draws))
 
     @property
     def tensors(self) -> list[Fenced]:
@@ -171,21 +207,21 @@ class Case:
             for tensor, far in zip(self.tensors, kept):
                 tensor.far = far
 
-    def run(self, contestant: Contestant, only: dict[str, list[tuple[str, str]]] | None = None) -> Run:
+    def run(self, submission: Submission, only: dict[str, list[tuple[str, str]]] | None = None) -> Run:
         """Make the call. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says.
 
         Raises ``Failed`` where the learner's code raises.
         """
-        return self._run(contestant, only)[0]
+        return self._run(submission, only)[0]
 
-    def traced(self, contestant: Contestant, poison: float | None = None) -> "Traced":
+    def traced(self, submission: Submission, poison: float | None = None) -> "Traced":
         """The same, with accesses outside their tensors left out and listed; ``poison``: what undefined lanes hold."""
-        run, outcome = self._run(contestant, traced=True, poison=poison)
+        run, outcome = self._run(submission, traced=True, poison=poison)
         outside = [(launch, access) for launch in outcome.launches for access in launch.outside()]
         strays = [stray for launch, access in outside for stray in self._strays(launch.operands, access)]
         return Traced(run, outcome.launches, strays, outcome.undefined)
 
-    def _run(self, contestant, only=None, **how) -> tuple[Run, Outcome]:
+    def _run(self, submission, only=None, **how) -> tuple[Run, Outcome]:
         for tensor in self.inputs:
             if only is None and self.poison is None:
                 tensor.fill(None)
@@ -194,9 +230,11 @@ class Case:
                 tensor.fill(self.neutral, [end for end in ends if end in tensor.ends()])
         for out in self.outs:
             out.tensor.erase()
-        outcome = contestant.call(self.tensors, self.launch, **how)
+        outcome = submission.replay(self, **how)
         if outcome.error:
             raise Failed(*outcome.error)
+        if outcome.on_host:
+            raise OnHost(*outcome.on_host)
         seen = {out.name: Seen(out.array(out.tensor.view.cpu().double()), *out.tensor.touched()) for out in self.outs}
         return Run(seen, [tensor.name for tensor in self.inputs if not tensor.intact()]), outcome
 

@@ -7,13 +7,13 @@ type, float32 operands that are rounded to TF32 unawares. Each kernel is compile
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kernels import runtime
 from kernels.check.cases import Case, Failed
-from kernels.check.contestant import Contestant
 from kernels.check.experiments import Finding, amount_wrong, where_wrong
+from kernels.check.submission import Submission
 from kernels.check.tensors import Draw
 from kernels.lab.compile_report import CompileError, CompileReport, Prepared, compile_prepared
 
@@ -44,7 +44,7 @@ class Compiles:
         yield from self.calls(draw)
         if self.own_blocks:
             case = self.own_blocks(draw)
-            yield replace(case, launch={name: value for name, value in case.launch.items() if name not in _blocks(case)})
+            yield case.relaunched({name: value for name, value in case.launch.items() if name not in _blocks(case)})
 
 
 class _Refused(NamedTuple):
@@ -54,9 +54,9 @@ class _Refused(NamedTuple):
     reason: str
 
 
-def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Finding | None:
+def judge_compiled(spec: Compiles, submission: Submission, case: Case) -> Finding | None:
     """Compile what one call launches, and look at what came out."""
-    found = contestant.kernels(case.tensors, case.launch)
+    found = submission.kernels(case)
     own = spec.own_blocks is not None and not _blocks(case)
     amount = f"with {case.sizes}" + " and your own blocks" * own
     arches = spec.arches[-1:] if own else spec.arches  # a thread has as many registers on one as on the other
@@ -72,41 +72,41 @@ def judge_compiled(spec: Compiles, contestant: Contestant, case: Case) -> Findin
         if isinstance(made, str):
             return refusal(prepared.kernel, made, amount)
         reports.append((prepared, made))
-        contestant.compiled.update(*(report.visited for report in made.values()))
+        submission.compiled.update(*(report.visited for report in made.values()))
     half = any(tensor.flat.element_size() == 2 for tensor in case.inputs) and not own  # no lesson promises for these
     looks = (_look(spec, amount, reports, arch, half) for arch in arches)
     try:
         finding = next(filter(None, looks), None)
     except CompileError as error:  # the disassembler had too much to read
         return refusal(reports[0][0].kernel, str(error), amount)
-    return finding or _answers(contestant, case, amount, own)
+    return finding or _answers(submission, case, amount, own)
 
 
-def never_compiled(spec: Compiles, contestant: Contestant) -> Finding | None:
+def never_compiled(spec: Compiles, submission: Submission) -> Finding | None:
     """What gave an answer in the interpreter and is no part of the compiled kernels, nor of those of the call that ran it."""
-    if not contestant.compiled:
+    if not submission.compiled:
         return None
-    for arm, (tensors, launch) in list(contestant.ran.items()):
-        if arm in contestant.compiled:
+    for arm, case in list(submission.ran.items()):
+        if arm in submission.compiled:
             continue
         function, line = arm.split(":")[:2]
-        amount = f"in a call with {', '.join(f'{t.name} {list(t.shape)}' for t in tensors)}"
-        for prepared in contestant.kernels(tensors, launch).prepared:
+        amount = f"in a call with {', '.join(f'{t.name} {list(t.shape)}' for t in case.tensors)}"
+        for prepared in submission.kernels(case).prepared:
             made = compiled(prepared, spec.arches[-1:])
             if isinstance(made, str):
                 return refusal(prepared.kernel, made, amount)
-            contestant.compiled.update(*(report.visited for report in made.values()))
-        if arm not in contestant.compiled:
+            submission.compiled.update(*(report.visited for report in made.values()))
+        if arm not in submission.compiled:
             what = f"passes over the `if` in line {line}" if arm.endswith(":0:0") else f"sees line {line}"
             where = f"the compiler never {what} of {function}, and it is run where kernels are interpreted"
             return Finding(where, amount, "what is compiled must be what gives the answers: ask nothing that differs there")
     return None
 
 
-def _answers(contestant: Contestant, case: Case, amount: str, own: bool) -> Finding | None:
+def _answers(submission: Submission, case: Case, amount: str, own: bool) -> Finding | None:
     """Perform the call, too: it may launch another kernel than calls of other sizes do, one that only compiles."""
     try:
-        run = case.traced(contestant).run if runtime.interpreted else case.run(contestant)
+        run = case.traced(submission).run if runtime.interpreted else case.run(submission)
     except Failed as failed:
         return Finding(f"the call that was compiled ends in an error, {failed.args[0]}", amount, failed.args[1])
     for out in case.outs:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kernels.check.cases import Case, Failed
-from kernels.check.contestant import Contestant
 from kernels.check.experiments import Finding, amount_wrong, where_wrong
+from kernels.check.submission import Submission
 from kernels.check.tensors import Draw
 from kernels.lab.accesses import SECTOR_BYTES, Launch
 
@@ -72,11 +72,11 @@ def cost(spec: Cheap, case: Case, launches: list[Launch]) -> Cost:
     )
 
 
-def judge_cost(spec: Cheap, contestant: Contestant, case: Case) -> tuple[int, Finding | None]:
+def judge_cost(spec: Cheap, submission: Submission, case: Case) -> tuple[int, Finding | None]:
     """Trace one call: the points it earns, and what is dear where they are not all."""
     amount = f"with {case.sizes}"
     try:
-        seen = case.traced(contestant)
+        seen = case.traced(submission)
     except Failed as failed:
         return 0, Finding("its cost is not known", *failed.args)
     for out in case.outs:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from numpy import argwhere, array_equal, isfinite
 
 from kernels import runtime
+from kernels.check.replay import NO_KERNEL
 from kernels.check.tensors import NAN, UNTOUCHED
 from kernels.lab.trace import Undefined
 
 NOTHING = "nothing is stored"
-NO_KERNEL = "no Triton kernel stores anything"
 TOO_NARROW = "an index times its stride passes 2**31 there, and wraps around in 32 bits: tl.cast(index, tl.int64) * stride"
 NOT_CLEARED = "nobody has cleared the output, and garbage plus a number is garbage"
 
@@ -24,11 +24,11 @@ class Finding(NamedTuple):
     cause: str
 
 
-def judge(exercise, item, contestant, case) -> Finding | None:
+def judge(exercise, item, submission, case) -> Finding | None:
     """Compare one call with its answers, and look for the cause of a difference."""
     strays, bare = [], []
     if runtime.interpreted:
-        seen = case.traced(contestant, poison=0.0)
+        seen = case.traced(submission, poison=0.0)
         run, strays = seen.run, seen.strays
         bare = [] if strays else seen.undefined
         if run.stored and not seen.stored:
@@ -40,9 +40,9 @@ def judge(exercise, item, contestant, case) -> Finding | None:
                 if not any(tensor.far for tensor in case.tensors):
                     return narrow._replace(cause=item.otherwise)
                 with case.near():  # a mask may be missing, too
-                    return judge(exercise, item, contestant, case) or touches(exercise, item, contestant, case) or narrow
+                    return judge(exercise, item, submission, case) or touches(exercise, item, submission, case) or narrow
     if strays or not runtime.interpreted:
-        run = case.run(contestant)
+        run = case.run(submission)
     if run.changed:
         names = " and ".join(run.changed)
         return Finding(f"{names} changed", f"with {case.sizes}", f"the kernel stores into {names}, which is an input")
@@ -60,14 +60,14 @@ def judge(exercise, item, contestant, case) -> Finding | None:
             return Finding(where, f"`{loaded}` (with {case.sizes})", NOT_CLEARED)
     if any(out.answer.size for out in judged) and not run.stored and not any(s.spilled for s in run.seen.values()):
         return Finding(NOTHING, f"with {case.sizes}", _idle(seen.launches) if runtime.interpreted else _UNREACHED)
-    findings = (_judge_output(exercise, item, contestant, case, out, run.seen[out.name], strays) for out in judged)
+    findings = (_judge_output(exercise, item, submission, case, out, run.seen[out.name], strays) for out in judged)
     found = next(filter(None, findings), None)
-    if found and bare and _enter(contestant, case, judged, run):
+    if found and bare and _enter(submission, case, judged, run):
         guess = found.cause == item.otherwise
         return found._replace(cause=without_other(bare) + (f". And {found.cause}" if not guess else ""))
     return (
         found
-        or (_undefined(contestant, case, judged, bare) if bare else None)
+        or (_undefined(submission, case, judged, bare) if bare else None)
         or (_exponents(item, case, seen.launches) if item.exponents and runtime.interpreted else None)
     )
 
@@ -112,10 +112,10 @@ def _exponents(item, case, launches) -> Finding | None:
     return Finding(where, f"with {case.sizes}", f"{item.not_finite}; {hidden}")
 
 
-def _undefined(contestant, case, judged, bare) -> Finding | None:
+def _undefined(submission, case, judged, bare) -> Finding | None:
     """Look for outputs that are right only as long as the masked lanes of the ``bare`` loads hold the interpreter's 0."""
     for poison in Undefined.POISONS:
-        seen = case.traced(contestant, poison).run.seen
+        seen = case.traced(submission, poison).run.seen
         for out in judged:
             bad = out.wrong(seen[out.name].got)
             if bad.any():
@@ -124,10 +124,10 @@ def _undefined(contestant, case, judged, bare) -> Finding | None:
     return None
 
 
-def _enter(contestant, case, judged, run) -> bool:
+def _enter(submission, case, judged, run) -> bool:
     """Whether what undefined lanes hold enters an answer, which held 0 in ``run``."""
     for poison in Undefined.POISONS:
-        seen = case.traced(contestant, poison).run.seen
+        seen = case.traced(submission, poison).run.seen
         if any(not array_equal(seen[out.name].got, run.seen[out.name].got, equal_nan=True) for out in judged):
             return True
     return False
@@ -139,7 +139,7 @@ def without_other(lines: list[str]) -> str:
     return f"{name}: `other` is missing. What a masked lane holds is undefined on a GPU, and poison here"
 
 
-def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Finding | None:
+def _judge_output(exercise, item, submission, case, out, seen, strays) -> Finding | None:
     """Compare one output with its answer, and look for the cause of a difference."""
     bad = out.wrong(seen.got)
     if not bad.any() and not out.unstored(seen).any() and not seen.spilled:
@@ -148,7 +148,7 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
         return Finding(f"nothing is stored in {out.name}", f"with {case.sizes}", f"no tl.store reaches {out.name}")
 
     where, amount = where_wrong(out, bad), amount_wrong(case, out, seen, bad)
-    clean = case.run(contestant, only={}).seen[out.name]
+    clean = case.run(submission, only={}).seen[out.name]
     if not out.wrong(clean.got).any():
         reached = {(stray.tensor, stray.axis, stray.side) for stray in strays}
         causes = [
@@ -158,7 +158,7 @@ def _judge_output(exercise, item, contestant, case, out, seen, strays) -> Findin
             if bad.any() and (case.poison is None or (axis, side) in case.poison)
             if not reached or (tensor.name, axis, side) in reached
             if exercise.mask(tensor.name, axis, side)
-            if out.wrong(case.run(contestant, only={tensor.name: [(axis, side)]}).seen[out.name].got).any()
+            if out.wrong(case.run(submission, only={tensor.name: [(axis, side)]}).seen[out.name].got).any()
         ]
         if bad.any() and not causes:
             causes = ["a load reads outside its tensor, and what it finds there enters the answer"]
@@ -198,9 +198,9 @@ def _fractions_cut(case, out, got, bad) -> bool:
     return bool((abs(answer[bad]) - abs(got[bad]) == 1).all() and (got[bad] * answer[bad] >= 0).all())
 
 
-def touches(exercise, item, contestant, case) -> Finding | None:
+def touches(exercise, item, submission, case) -> Finding | None:
     """Look at the addresses that one call touches: all must lie inside their tensors."""
-    seen = case.traced(contestant)
+    seen = case.traced(submission)
     run, strays = seen.run, seen.strays
     if not run.stored and _awaited(case):
         return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
@@ -215,13 +215,13 @@ def touches(exercise, item, contestant, case) -> Finding | None:
     return Finding(where, f"`{first.source}` (with {case.sizes})", cause)
 
 
-def conflicts(exercise, item, contestant, case) -> Finding | None:
+def conflicts(exercise, item, submission, case) -> Finding | None:
     """Look for elements that one program of a launch stores and another reads: the answer hangs on their order.
 
     Not judged: what several only store, which is all the same or a wrong answer; and launches with atomics on another
     tensor, by which programs may agree on an order (a lock, the last one to arrive) that no trace shows.
     """
-    traced = case.traced(contestant)
+    traced = case.traced(submission)
     if not traced.run.stored and _awaited(case):
         return Finding(NOTHING, f"with {case.sizes}", _UNREACHED)
     for launch in traced.launches:
@@ -238,9 +238,9 @@ def conflicts(exercise, item, contestant, case) -> Finding | None:
     return None
 
 
-def shares(exercise, item, contestant, case) -> Finding | None:
+def shares(exercise, item, submission, case) -> Finding | None:
     """Look for elements of an output that several programs of one launch update, atomically or by load and store."""
-    traced = case.traced(contestant)
+    traced = case.traced(submission)
     if not traced.run.stored:
         return Finding(NOTHING, f"with {case.sizes}", "no tl.store reaches the output")
     written = set()

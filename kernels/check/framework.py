@@ -13,8 +13,8 @@ not guesses, lead from a wrong answer to its cause:
   themselves say which ends to try;
 * failing that, the answer is compared with what known mistakes would give (:attr:`Exercise.suspects`).
 
-The learner's code runs behind one line, ``contestant.Contestant``: a call goes over it, and comes back as the tensors that it
-wrote, its trace and its error. On this side stand the cases, the answers, the comparison and the points.
+The learner's code runs behind ``submission.Submission``: its launches are recorded on two other draws of a case's values, and
+replayed on the case's own. On this side are the cases, the answers, the comparison and the points.
 """
 
 import os
@@ -26,15 +26,15 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels import runtime
-from kernels.check.cases import Case, Failed, Output, Run, Seen, Stray
+from kernels.check.cases import Case, Failed, OnHost, Output, Run, Seen, Stray
 from kernels.check.compiling import Compiles, judge_compiled, never_compiled
-from kernels.check.contestant import Contestant
 from kernels.check.costs import Cheap, Tier, judge_cost
 from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, conflicts, judge, shares, touches
 from kernels.check.explanations import CHECKS_OWN, SLOW, explain
 from kernels.check.looking import Failing, remember
 from kernels.check.stale import broken_since
-from kernels.check.tensors import NAN, UNTOUCHED, Draw, Fenced
+from kernels.check.submission import Submission
+from kernels.check.tensors import NAN, UNTOUCHED, Draw, Fenced, one_thread
 from kernels.check.watch import CALL_SECONDS, Progress
 from kernels.check.wording import (
     exchanged_axes,
@@ -201,16 +201,16 @@ def check(
         most = sum(points for name, points in exercise.worth.items() if name in verdicts)
         print(f"{exercise.name}: 0 of {most} {exercise.unit}")
         return 0
-    if not isinstance(fn, Contestant) and not callable(fn):
+    if not isinstance(fn, Submission) and not callable(fn):
         print(f"{exercise.name}: nothing to check, the function is {fn!r}. Run the cell that defines it first.")
         return 0
-    if not isinstance(fn, Contestant) and (broken := broken_since(fn)):
+    if not isinstance(fn, Submission) and (broken := broken_since(fn)):
         print(f"{exercise.name}: not checked, {broken}. What would be graded is the function that stood there before.")
         return 0
-    contestant = fn if isinstance(fn, Contestant) else Contestant(fn, exercise.given)
-    with warnings.catch_warnings():
+    submission = fn if isinstance(fn, Submission) else Submission(fn, exercise.given)
+    with warnings.catch_warnings(), one_thread():
         warnings.simplefilter("ignore")  # poison makes numpy warn, and nbgrader counts anything on stderr as a failure
-        report = _Report(exercise, contestant, seed, grading)
+        report = _Report(exercise, submission, seed, grading)
         for verdict in VERDICTS:
             if verdict in verdicts and verdict in exercise.worth and not report.over:
                 getattr(report, verdict)()
@@ -230,8 +230,8 @@ def check(
 class _Report:
     """One run of a check: what is printed, and the points of each verdict."""
 
-    def __init__(self, exercise: Exercise, contestant: Contestant, seed, grading: bool):
-        self.exercise, self.contestant, self.seed, self.grading = exercise, contestant, seed, grading
+    def __init__(self, exercise: Exercise, submission: Submission, seed, grading: bool):
+        self.exercise, self.submission, self.seed, self.grading = exercise, submission, seed, grading
         self.earned: dict[str, int] = {}
         self.failed: list[str] = []
         self.printed: dict[str, str] = {}  # cause -> where it was said first
@@ -241,9 +241,12 @@ class _Report:
         self.progress = Progress()
         self._texts: list[str] | None = None  # of the kernels
 
-    def draw(self, name: str) -> Draw:
-        """The numbers of one property."""
-        return Draw(f"{self.seed}, {self.exercise.name}, {name}", self.grading)
+    def cases(self, name: str, make: Callable[[Draw], Iterable[Case]]) -> Iterable[Case]:
+        """The cases of one property, each with the two other draws of its values that launches are recorded on."""
+        draws = (Draw(f"{self.seed}, {self.exercise.name}, {name}", self.grading, turn) for turn in range(3))
+        for case, *others in zip(*map(make, draws), strict=True):
+            case.draws = tuple(others)
+            yield case
 
     def right(self) -> None:
         """Every property's line."""
@@ -255,10 +258,12 @@ class _Report:
                 self.say(f"not verified on this machine: {item.name} (needs {item.needs})")
                 continue
             finding = None
-            for case in item.cases(self.draw(item.name)):
+            for case in self.cases(item.name, item.cases):
                 self.progress.at(item.name)
                 try:
-                    finding = experiment(self.exercise, item, self.contestant, case)
+                    finding = experiment(self.exercise, item, self.submission, case)
+                except OnHost as found:
+                    finding = Finding(found.args[0], f"with {case.sizes}", found.args[1])
                 except Failed as raised:
                     finding = Finding(f"an error with {case.sizes}", *raised.args)
                 if finding:
@@ -275,7 +280,7 @@ class _Report:
                 continue
             guesses = item.otherwise, item.not_finite
             self.fail(item.name, self.reworded(finding, case, guesses), item.lesson, guesses)
-            self.failing[item.name] = Failing(case, self.contestant)
+            self.failing[item.name] = Failing(case, self.submission)
             if finding.cause is SLOW:
                 self.say(f"not run: whatever comes after it, until a call ends within {CALL_SECONDS} s.")
                 self.over = True
@@ -288,13 +293,13 @@ class _Report:
         if "right" in self.earned and not self.answered:
             self.say("not judged: compiles (no answer is right yet)")
             return
-        for case in spec.cases(self.draw("compiles")):
+        for case in self.cases("compiles", spec.cases):
             self.progress.at("compiles")
-            finding = judge_compiled(spec, self.contestant, case)
+            finding = judge_compiled(spec, self.submission, case)
             if finding:
                 self.fail("compiles", finding, spec.lesson)
                 return
-        if finding := never_compiled(spec, self.contestant):
+        if finding := never_compiled(spec, self.submission):
             self.fail("compiles", finding, spec.lesson)
             return
         self.earned["compiles"] = spec.points
@@ -304,16 +309,16 @@ class _Report:
         """The line of the verdict "cheap"."""
         spec = self.exercise.cheap
         self.earned["cheap"] = spec.points
-        for case in spec.calls(self.draw("cheap")):
+        for case in self.cases("cheap", spec.calls):
             self.progress.at("cheap")
-            points, finding = judge_cost(spec, self.contestant, case)
+            points, finding = judge_cost(spec, self.submission, case)
             self.earned["cheap"] = min(self.earned["cheap"], points)
             if finding:
                 some = f"{points} of {spec.points} points: " if points else ""
                 self.fail("cheap", finding._replace(where=some + finding.where), spec.lesson)
                 return
         compiles = self.exercise.compiles if self.earned.get("compiles") else None
-        if compiles and (finding := never_compiled(compiles, self.contestant)):
+        if compiles and (finding := never_compiled(compiles, self.submission)):
             self.earned["cheap"] = 0
             self.fail("cheap", finding, spec.lesson)
             return
@@ -354,12 +359,12 @@ class _Report:
         found = [*misread(texts), *foreign_strides(texts)]
         found += [*exchanged_indices(texts, case.tensors), *exchanged_axes(texts, case.tensors)]
         if not found:  # strides of one call may be alike by chance
-            found += exchanged_strides(texts, self.contestant.kernels(case.tensors, case.launch).numbers, case.tensors)
+            found += exchanged_strides(texts, self.submission.kernels(case).numbers, case.tensors)
         found += odd_lanes(texts) if finding.cause in guesses else ()
         return finding._replace(cause="`{}`: {}".format(*found[0])) if found else finding
 
     def texts(self, case: Case) -> list[str]:
         """The kernels' own texts, asked for once."""
         if self._texts is None:
-            self._texts = self.contestant.kernels(case.tensors, case.launch).texts
+            self._texts = self.submission.kernels(case).texts
         return self._texts

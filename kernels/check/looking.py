@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.check.cases import Case, Failed
-from kernels.check.contestant import Contestant
+from kernels.check.submission import Submission
 
 _last: dict[str, "Failing"] = {}
 
@@ -15,7 +15,7 @@ class Failing:
     """A case that failed, and who failed it."""
 
     case: Case
-    contestant: Contestant
+    submission: Submission
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,9 +71,9 @@ def case(name: str | None = None) -> Looked:
     failing = _last[next(iter(_last)) if name is None else name]
     case, error, seen = failing.case, "", {}
     try:
-        traced = case.traced(failing.contestant)
+        traced = case.traced(failing.submission)
         far = any(stray.far for stray in traced.strays)
-        seen = (traced.run if far else case.run(failing.contestant)).seen
+        seen = (traced.run if far else case.run(failing.submission)).seen
     except Failed as raised:
         error = raised.args[0]
     judged = [out for out in case.outs if out.expected is not None]

@@ -1,5 +1,6 @@
 """What a case is made of: numbers drawn by a seed, and tensors inside larger buffers, with poison around them."""
 
+import contextlib
 import random
 from collections.abc import Iterable
 
@@ -32,13 +33,27 @@ _POISON = {  # for what cannot be NaN
 }
 
 
-class Draw:
-    """Where a property's numbers come from: fixed shapes while learning, fresh ones when grading."""
+@contextlib.contextmanager
+def one_thread():
+    """Meanwhile torch works in one thread: its others take longer to wake than a case's tensors to copy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
-    def __init__(self, seed, grading: bool):
+
+class Draw:
+    """Where a property's numbers come from: fixed shapes while learning, fresh ones when grading.
+
+    Of one seed all ``turn``s have the same shapes, and values of their own.
+    """
+
+    def __init__(self, seed, grading: bool, turn: int = 0):
         self.grading = grading
         self._random = random.Random(str(seed))
-        self._generator = torch.Generator().manual_seed(self._random.getrandbits(62))
+        self._generator = torch.Generator().manual_seed(self._random.getrandbits(62) + turn)
 
     def size(self, shown: int, low: int, high: int, *, multiple_of: int = 1, but_not_of: int = 0) -> int:
         """``shown`` while learning; when grading, one of low..high that divides as asked."""

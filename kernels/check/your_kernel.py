@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 import torch
 
 from kernels import runtime
-from kernels.check.contestant import Contestant
 from kernels.check.costs import cost
 from kernels.check.framework import (
     VERDICTS,
@@ -21,6 +20,7 @@ from kernels.check.framework import (
     Tier,
 )
 from kernels.check.framework import check as _check
+from kernels.check.submission import Submission
 from kernels.lab import _triton_private
 
 PAGE = "See docs/your_own_kernel.md"
@@ -92,7 +92,7 @@ def your_kernel(
         raise ValueError(f"dtypes is {dtypes}, needs some of {', '.join(map(str, DTYPES))}; others come from values={{...}}")
     axes = _axes(fn, inputs, outputs, sizes, values, blocks)
     whole_sizes = WHOLE if len(axes) < 3 else FEW
-    first = {name: choices[0] for name, choices in blocks.items()}
+    first, made = {name: choices[0] for name, choices in blocks.items()}, {}
 
     def case(
         draw: Draw, shape: dict, *, block=first, dtype=dtypes[0], packed=False, turned=False, shared="", **more
@@ -102,7 +102,10 @@ def your_kernel(
         fenced = []
         for name, own in inputs.items():
             wanted = [shape[axis] for axis in own]
-            x = (values[name] if name in values else draw.normal)(*wanted)
+            if name in values:  # drawn once: integers may say where others are
+                x = made[name, *wanted] = made[name, *wanted] if (name, *wanted) in made else values[name](*wanted)
+            else:
+                x = draw.normal(*wanted)
             if not isinstance(x, torch.Tensor) or list(x.shape) != wanted:
                 raise ValueError(f"values[{name!r}] gives {_what(x)} for {name} [{', '.join(own)}], needs {wanted}")
             x = x.to(dtype) if x.is_floating_point() else x
@@ -202,7 +205,7 @@ def your_kernel(
     good = _check(exercise, fn, seed=seed, grading=False, verdicts=verdicts) == worth
     if good and not cheap and "cheap" in verdicts:
         (call,) = costed(Draw(f"{seed}, cost", False))
-        found = cost(limits, call, call.traced(Contestant(fn)).launches)
+        found = cost(limits, call, call.traced(Submission(fn)).launches)
         said = f"loads ask for {found.read:.3g} times the inputs' bytes, stores write {found.written:.3g} times the outputs'"
         print(f"not judged: cheap ({said}; cheap=({found.read:.3g}, {found.written:.3g}) holds it to that)")
     return good

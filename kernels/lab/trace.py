@@ -189,7 +189,7 @@ def _trim(grid) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _telling(recorder: _Recorder, far):
+def telling(far, recorder: _Recorder | None = None):
     """Let tensors say, outside of launches, that their strides are others: ``far`` holds pairs of a tensor and strides."""
     from kernels.lab import _triton_private
 
@@ -200,12 +200,14 @@ def _telling(recorder: _Recorder, far):
 
     def stride(self, *dim, **named):
         with torch._C.DisableTorchFunctionSubclass():  # which would be told that this function is called, not torch's
-            told = None if recorder.running else recorder.told.get(place(self))
+            told = None if recorder and recorder.running else known.get(place(self))
             if told is None:
                 return original(self, *dim, **named)
         return told[[*dim, *named.values()][0]] if dim or named else told
 
-    recorder.told = {place(tensor): tuple(strides) for tensor, strides in far}
+    known = {place(tensor): tuple(strides) for tensor, strides in far}
+    if recorder:
+        recorder.told = known
     try:
         torch.Tensor.stride = stride
         with _triton_private.typed_loops():
@@ -236,7 +238,7 @@ def recording(*, guard: bool = True, helpers: tuple[str, ...] = (), far=()):
 
     if runtime.interpreted:
         recorder = _Recorder(guard, helpers=helpers)
-        with _triton_private.observed(recorder), _telling(recorder, far) if far else contextlib.nullcontext():
+        with _triton_private.observed(recorder), telling(far, recorder) if far else contextlib.nullcontext():
             yield Trace(recorder.launches)
         return
     recorded = Trace()

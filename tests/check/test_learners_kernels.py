@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 
 from kernels import check, runtime
-from kernels.check.contestant import Contestant
+from kernels.check.cases import Case, Output
+from kernels.check.submission import Submission
+from kernels.check.tensors import Fenced
 from kernels.lab.compile_report import prepare
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="the text is the same, the interpreter shows more of it")
@@ -189,7 +191,8 @@ def test_an_autotuned_kernel(cell):
     assert held(one, lambda x: x, *LINE)
     assert held(two, lambda x: x, *LINE)  # the first of them, where there is no GPU to time both on
     x = torch.zeros(8)
-    (launched,) = Contestant(lambda: one(x, x)).kernels([], {}).prepared  # what is compiled: the launch has its options, too
+    case = Case([Fenced("x", "N", x)], [Output(Fenced("out", "N", torch.empty(8)), x)])
+    (launched,) = Submission(one).kernels(case).prepared  # what is compiled: the launch has its options, too
     assert launched.kernel == "kernel"
     with pytest.raises(ValueError, match="num_ctas is 3: a cluster has 1, 2, 4"):
         prepare(_square, x, x, 8, 1, 1, True, 32, num_ctas=3)

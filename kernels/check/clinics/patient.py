@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kernels.check.cases import Case, Failed
-from kernels.check.contestant import Contestant
+from kernels.check.submission import Submission
 from kernels.check.tensors import Draw
 from kernels.lab.source import readable
 
@@ -95,11 +95,11 @@ class Patient:
 
         A wrong or missing number, a load or store outside a tensor, an error; amid NaN, and with outputs full of it.
         """
-        contestant = Contestant(kernel)
+        submission = Submission(kernel)
         for number in range(_DRAWS):
             case = self.case(Draw(f"{number}, {self.key}", False), **sizes)
             try:
-                traced = case.traced(contestant)
+                traced = case.traced(submission)
             except Failed:
                 return True
             seen = traced.run.seen

@@ -1,0 +1,132 @@
+"""The learner's side of a check: it is recorded and replayed, and knows no answer.
+
+A case's launches are recorded once, on two other draws of its values (``replay``), and made on the case's own values as
+often as an experiment needs them. Cases, expected values, seeds, comparison and points are in ``cases``, ``experiments`` and
+``framework``. Whoever runs the learner's code in other processes derives a class with ``recording``, ``replay`` and
+``kernels``, and hands an instance to a check in place of the function.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kernels.check import replay, watch
+from kernels.check.explanations import explain, explain_slow, is_theirs
+from kernels.lab import _triton_private
+from kernels.lab.accesses import Launch
+from kernels.lab.compile_report import Prepared, prepare
+from kernels.lab.trace import Undefined, telling, trace
+
+
+class Outcome(NamedTuple):
+    """What one call leaves, besides what stands in the buffers of its tensors."""
+
+    error: tuple[str, str] | None = None  # as ``explain`` says it: what and where, and what it usually means
+    on_host: tuple[str, str] | None = None  # what the launcher computed itself, and what to do
+    launches: list[Launch] = []  # as traced, with those of a call that ended in an error
+    undefined: list[str] = []  # lines that load without ``other`` and leave lanes undefined
+
+
+class Kernels(NamedTuple):
+    """The kernels that one call would launch, as text."""
+
+    prepared: list[Prepared] = []  # what the compiler needs of each launch
+    texts: list[str] = []  # the source of each function of the learner's that takes part
+    error: tuple[str, str] | None = None
+    numbers: list[tuple[str, dict[str, int]]] = []  # of each launch: its kernel, and whole numbers by parameter
+
+
+class Recorded(NamedTuple):
+    """The launches of one call; or the error that ended it, or what it computed where no kernel does."""
+
+    recording: replay.Recording | None = None
+    error: tuple[str, str] | None = None
+    on_host: tuple[str, str] | None = None
+
+
+class Submission:
+    """A learner's function in this process; ``given`` names the helpers that the exercise gives, which are not to blame."""
+
+    def __init__(self, fn: Callable, given: tuple[str, ...] = ()):
+        self.fn, self.given = fn, given
+        self.ran: dict[str, object] = {}  # arm of a kernel -> a case that ran it, where a judge has that noted
+        self.compiled: set[str] = set()  # places of kernels' texts that the compiler has looked at
+
+    def recording(self, case, far: bool = False) -> Recorded:
+        """What the function launches for a case, whose values it never sees. far: tensors say what ``Fenced.far`` says."""
+        if (self, far) not in case.recordings:
+            case.recordings[self, far] = self._record(case, far)
+        return case.recordings[self, far]
+
+    def _record(self, case, far):
+        draws = [draw.filled() for draw in case.draws or (case, case)]
+
+        def call(number):
+            with watch.limited(), telling(draws[number].far) if far else contextlib.nullcontext():
+                self.fn(*(tensor.view for tensor in draws[number].tensors), **draws[number].launch)
+
+        try:
+            return Recorded(replay.record(call, *(draw.given for draw in draws), case.stored))
+        except replay.OnHost as found:
+            return Recorded(on_host=found.args)
+        except watch.TooSlow as raised:
+            return Recorded(error=explain_slow(raised, [], watch.CALL_SECONDS, self.given))
+        except Exception as raised:
+            return Recorded(error=explain(raised, self.given))
+
+    def replay(self, case, *, traced: bool = False, poison: float | None = None) -> Outcome:
+        """Make a case's launches on its own tensors.
+
+        traced: record them, and leave out accesses outside their tensors. poison: what undefined lanes hold then.
+        """
+        found = self.recording(case, traced and bool(case.far))
+        if found.recording is None:
+            return Outcome(found.error, found.on_host)
+        launches, undefined, error = [], [], None
+        with contextlib.ExitStack() as stack:
+            if poison is not None:
+                undefined = stack.enter_context(Undefined(poison)).lines
+            if traced:
+                launches = stack.enter_context(trace.recording(helpers=self.given, far=case.far)).launches
+            try:
+                with watch.limited():
+                    replay.replay(found.recording, case.given)
+            except watch.TooSlow as raised:
+                error = explain_slow(raised, launches, watch.CALL_SECONDS, self.given)
+            except Exception as raised:
+                error = explain(raised, self.given)
+        return Outcome(error, None, launches, undefined)
+
+    def kernels(self, case) -> Kernels:
+        """What the function launches for a case, as text; no kernel runs."""
+        found = self.recording(case)
+        if found.recording is None:
+            return Kernels(error=found.error or found.on_host)
+        texts, numbers = {}, []
+        try:
+            launches = replay.launches_on(found.recording, case.given)
+            prepared = [prepare(launch.kernel, **given, **launch.options) for launch, given in launches]
+        except Exception as raised:
+            return Kernels(error=explain(raised, self.given))
+        for launch in found.recording.launches:
+            texts.update((text, None) for text in _sources(launch.kernel))
+            whole = {name: value for name, value in launch.arguments.items() if type(value) is int}
+            numbers.append((_triton_private.python_function(launch.kernel).__name__, whole))
+        return Kernels(prepared, list(texts), numbers=numbers)
+
+
+def _sources(kernel, known: set | None = None):
+    """The source text of a kernel and of the helpers that it names, where they are the learner's."""
+    known = set() if known is None else known
+    function = _triton_private.python_function(kernel)
+    if function is None or function in known or not is_theirs(function.__code__.co_filename):
+        return
+    known.add(function)
+    try:
+        yield inspect.getsource(function)
+    except (OSError, TypeError):
+        return
+    for name in function.__code__.co_names:
+        if _triton_private.is_kernel(used := function.__globals__.get(name)):
+            yield from _sources(used, known)
