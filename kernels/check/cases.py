@@ -10,8 +10,7 @@ import torch
 # Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
 from numpy import array, errstate, float64, isnan, mean, sqrt, where
 
-from kernels.check.replay import each
-from kernels.check.submission import Outcome, Submission
+from kernels.check.submission import Call, Outcome, Submission
 from kernels.check.tensors import SIDES, Fenced
 from kernels.lab.accesses import Launch
 
@@ -148,22 +147,15 @@ class Case:
     draws: "tuple[Case, Case] | None" = None  # the same call with other values, on which launches are recorded
     recordings: dict = field(default_factory=dict, init=False, repr=False)  # kept by ``Submission``
 
-    @property
-    def given(self) -> list[torch.Tensor]:
-        """All tensors of the call, also those inside its keyword arguments."""
-        found = [tensor.view for tensor in self.tensors]
-        each(tuple(self.launch.values()), lambda tensor: found.append(tensor) or tensor)
-        return found
+    def call(self, far: bool = False) -> Call:
+        """What the learner's function is called with; ``far``: its tensors may say that their strides are others."""
+        told = [(tensor.view, tensor.far) for tensor in self.tensors if tensor.far]
+        return Call([tensor.view for tensor in self.tensors], self.launch, told if far else [])
 
     @property
     def stored(self) -> dict[int, str]:
-        """Which of ``given`` are outputs, and their names."""
+        """Which of a call's tensors are outputs, and their names."""
         return {len(self.inputs) + i: out.name for i, out in enumerate(self.outs)}
-
-    @property
-    def far(self) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
-        """Tensors that say in a trace that their strides are others, and these strides."""
-        return [(tensor.view, tensor.far) for tensor in self.tensors if tensor.far]
 
     def filled(self) -> "Case":
         """The same call, with poison around its inputs and nothing in its outputs."""

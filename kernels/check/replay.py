@@ -107,7 +107,8 @@ def record(call: Callable, first: list, second: list, outputs: dict[int, str]) -
     for watch in watches:
         with _Unfilled(), _triton_private.before_launches(watch.launch):
             call(watch.number)
-        written = [name for place, name in outputs.items() if not torch.equal(_bytes(watch.storages[place]), watch.left[place])]
+        now = {name: (_bytes(watch.storages[place]), watch.left[place]) for place, name in outputs.items()}
+        written = [name for name, (content, left) in now.items() if not torch.equal(content, left)]
         watch.restore()
         if written and not watch.launches:
             raise OnHost(NO_KERNEL, ON_HOST)

@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+
 from kernels.check import replay, watch
 from kernels.check.explanations import explain, explain_slow, is_theirs
 from kernels.lab import _triton_private
@@ -37,12 +39,63 @@ class Kernels(NamedTuple):
     numbers: list[tuple[str, dict[str, int]]] = []  # of each launch: its kernel, and whole numbers by parameter
 
 
+class Call(NamedTuple):
+    """What a function is called with; ``far``: tensors that say that their strides are others, and these strides."""
+
+    args: list[torch.Tensor]
+    launch: dict
+    far: list[tuple[torch.Tensor, tuple[int, ...]]] = []
+
+    @property
+    def given(self) -> list[torch.Tensor]:
+        """All its tensors, also those inside keyword arguments."""
+        found = list(self.args)
+        replay.each(tuple(self.launch.values()), lambda tensor: found.append(tensor) or tensor)
+        return found
+
+
 class Recorded(NamedTuple):
     """The launches of one call; or the error that ended it, or what it computed where no kernel does."""
 
     recording: replay.Recording | None = None
     error: tuple[str, str] | None = None
     on_host: tuple[str, str] | None = None
+
+
+def recorded(fn: Callable, calls: list[Call], outputs: dict[int, str], given: tuple[str, ...] = ()) -> Recorded:
+    """What ``fn`` launches in two calls; see ``replay.record``. given: helpers that the exercise gives."""
+
+    def call(number):
+        one = calls[number]
+        with watch.limited(), telling(one.far) if one.far else contextlib.nullcontext():
+            fn(*one.args, **one.launch)
+
+    try:
+        return Recorded(replay.record(call, *(one.given for one in calls), outputs))
+    except replay.OnHost as found:
+        return Recorded(on_host=found.args)
+    except watch.TooSlow as raised:
+        return Recorded(error=explain_slow(raised, [], watch.CALL_SECONDS, given))
+    except Exception as raised:
+        return Recorded(error=explain(raised, given))
+
+
+def replayed(recording, call: Call, given: tuple[str, ...] = (), *, traced: bool, poison: float | None) -> Outcome:
+    """What the launches of a recording leave, made on a call's tensors."""
+    launches, undefined, error = [], [], None
+    with contextlib.ExitStack() as stack:
+        if poison is not None:
+            undefined = stack.enter_context(Undefined(poison)).lines
+        if traced:
+            launches = stack.enter_context(trace.recording(helpers=given, far=call.far)).launches
+        try:
+            with watch.limited():
+                replay.replay(recording, call.given)
+        except watch.TooSlow as raised:
+            error = explain_slow(raised, launches, watch.CALL_SECONDS, given)
+        except Exception as raised:
+            error = explain(raised, given)
+    return Outcome(error, None, launches, undefined)
 
 
 class Submission:
@@ -56,47 +109,24 @@ class Submission:
     def recording(self, case, far: bool = False) -> Recorded:
         """What the function launches for a case, whose values it never sees. far: tensors say what ``Fenced.far`` says."""
         if (self, far) not in case.recordings:
-            case.recordings[self, far] = self._record(case, far)
+            calls = [draw.filled().call(far) for draw in case.draws or (case, case)]
+            case.recordings[self, far] = self.record(calls, case.stored)
         return case.recordings[self, far]
 
-    def _record(self, case, far):
-        draws = [draw.filled() for draw in case.draws or (case, case)]
-
-        def call(number):
-            with watch.limited(), telling(draws[number].far) if far else contextlib.nullcontext():
-                self.fn(*(tensor.view for tensor in draws[number].tensors), **draws[number].launch)
-
-        try:
-            return Recorded(replay.record(call, *(draw.given for draw in draws), case.stored))
-        except replay.OnHost as found:
-            return Recorded(on_host=found.args)
-        except watch.TooSlow as raised:
-            return Recorded(error=explain_slow(raised, [], watch.CALL_SECONDS, self.given))
-        except Exception as raised:
-            return Recorded(error=explain(raised, self.given))
+    def record(self, calls: list[Call], outputs: dict[int, str]) -> Recorded:
+        """What two calls launch."""
+        return recorded(self.fn, calls, outputs, self.given)
 
     def replay(self, case, *, traced: bool = False, poison: float | None = None) -> Outcome:
         """Make a case's launches on its own tensors.
 
         traced: record them, and leave out accesses outside their tensors. poison: what undefined lanes hold then.
         """
-        found = self.recording(case, traced and bool(case.far))
+        call = case.call(traced)
+        found = self.recording(case, bool(call.far))
         if found.recording is None:
             return Outcome(found.error, found.on_host)
-        launches, undefined, error = [], [], None
-        with contextlib.ExitStack() as stack:
-            if poison is not None:
-                undefined = stack.enter_context(Undefined(poison)).lines
-            if traced:
-                launches = stack.enter_context(trace.recording(helpers=self.given, far=case.far)).launches
-            try:
-                with watch.limited():
-                    replay.replay(found.recording, case.given)
-            except watch.TooSlow as raised:
-                error = explain_slow(raised, launches, watch.CALL_SECONDS, self.given)
-            except Exception as raised:
-                error = explain(raised, self.given)
-        return Outcome(error, None, launches, undefined)
+        return replayed(found.recording, call, self.given, traced=traced, poison=poison)
 
     def kernels(self, case) -> Kernels:
         """What the function launches for a case, as text; no kernel runs."""
@@ -105,7 +135,7 @@ class Submission:
             return Kernels(error=found.error or found.on_host)
         texts, numbers = {}, []
         try:
-            launches = replay.launches_on(found.recording, case.given)
+            launches = replay.launches_on(found.recording, case.call().given)
             prepared = [prepare(launch.kernel, **given, **launch.options) for launch, given in launches]
         except Exception as raised:
             return Kernels(error=explain(raised, self.given))
