@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from tools.grading.contestant.importing import importing
+from tools.grading.sandboxed.importing import importing
 from tools.grading.sandbox import ROOT, UNSAFE, why_not
 
 

@@ -28,7 +28,7 @@ from kernels.lab import _triton_private
 
 NO_KERNEL = "no Triton kernel stores anything"
 ON_HOST = "a launcher sees shapes and strides, and numbers come from kernels: load it in a kernel, and compute there"
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _stride = torch._C.TensorBase.stride  # what a tensor really has: a check may let one say that it has others
 
 
@@ -140,7 +140,7 @@ def launches_on(recording: Recording, tensors: list):
     for launch in recording.launches:
         for storage, fill in launch.fills.items():
             whole = _elements(storages[storage], fill.dtype)
-            whole.view(_BITS[fill.dtype.itemsize])[fill.to.to(device)] = fill.constants.to(device)
+            whole.view(BITS[fill.dtype.itemsize])[fill.to.to(device)] = fill.constants.to(device)
             for copies in fill.copies:
                 source = _elements(storages[copies.source], copies.dtype)
                 whole[copies.to.to(device)] = source[copies.places.to(device)].to(fill.dtype)
@@ -150,7 +150,7 @@ def launches_on(recording: Recording, tensors: list):
 
 def tensors_of(launch: Launch) -> list[tuple[str, View]]:
     """The tensors of a launch, each by its parameter's name."""
-    return [(name, view) for name, value in launch.arguments.items() for view in _views(value)]
+    return [(name, view) for name, value in launch.arguments.items() for view in views(value)]
 
 
 def _at_line(launch: Launch, given: dict) -> None:
@@ -277,7 +277,7 @@ def each(value, function):
     return value
 
 
-def _views(value) -> list[View]:
+def views(value) -> list[View]:
     found = []
     each(value, lambda view: found.append(view) or view)
     return found
@@ -385,9 +385,9 @@ def _typed(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _as_bits(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return _typed(content, _BITS[dtype.itemsize]) if content.dtype == torch.uint8 else content.view(_BITS[dtype.itemsize])
+    return _typed(content, BITS[dtype.itemsize]) if content.dtype == torch.uint8 else content.view(BITS[dtype.itemsize])
 
 
 def _equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    bits = _BITS[a.dtype.itemsize]
+    bits = BITS[a.dtype.itemsize]
     return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))

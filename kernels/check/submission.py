@@ -140,13 +140,13 @@ class Submission:
         except Exception as raised:
             return Kernels(error=explain(raised, self.given))
         for launch in found.recording.launches:
-            texts.update((text, None) for text in _sources(launch.kernel))
+            texts.update((text, None) for text in sources_of(launch.kernel))
             whole = {name: value for name, value in launch.arguments.items() if type(value) is int}
             numbers.append((_triton_private.python_function(launch.kernel).__name__, whole))
         return Kernels(prepared, list(texts), numbers=numbers)
 
 
-def _sources(kernel, known: set | None = None):
+def sources_of(kernel, known: set | None = None):
     """The source text of a kernel and of the helpers that it names, where they are the learner's."""
     known = set() if known is None else known
     function = _triton_private.python_function(kernel)
@@ -159,4 +159,4 @@ def _sources(kernel, known: set | None = None):
         return
     for name in function.__code__.co_names:
         if _triton_private.is_kernel(used := function.__globals__.get(name)):
-            yield from _sources(used, known)
+            yield from sources_of(used, known)

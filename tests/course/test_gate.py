@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from kernels.check.contestant import Contestant
+from kernels.check.submission import Submission
 from kernels.check.framework import Draw
 from kernels.lab.compile_report import CompileError, compile_prepared
 from tests.course.mutants import ROOT, cells, patched, submission, targets
 from tools.grading import gate, texts
 from tools.grading.assignment import read_all
-from tools.grading.contestant import sealed
+from tools.grading.sandboxed import sealed
 from tools.grading.judge import exercise_of
 
 TEXT = "import triton as _triton, triton.language as _tl\n"
@@ -351,7 +351,7 @@ def test_texts_of_the_solutions_are_for_the_compiler():
     for name in ("row_softmax", "flash_backward", "wgrad_split"):
         exercise = exercise_of(name)
         case = next(iter(exercise.properties[0].cases(Draw(0, False))))
-        for one in Contestant(submission(known[name])).kernels(case.tensors, case.launch).prepared:
+        for one in Submission(submission(known[name])).kernels(case.tensors, case.launch).prepared:
             literals = map(repr, (one.lines, one.signature, one.attributes, one.options))
             fields = ASSIGNMENTS[known[name].assignment].given.fields
             assert texts.prepared([one.kernel, one.text, *literals], fields).key == one.key

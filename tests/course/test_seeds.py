@@ -7,7 +7,7 @@ import pytest
 
 from kernels import check, runtime
 from kernels.check import flash_attention
-from kernels.check.contestant import Contestant
+from kernels.check.submission import Submission
 from kernels.check.flash_mistakes import gradients
 from kernels.check.flash_problem import Problem
 from kernels.check.flash_variations import Scored
@@ -30,7 +30,7 @@ def shares(target, fn, seed, wanted=lambda item: True):
     with mock.patch.object(check, "_check", held):
         target.check(fn)
     exercise, fn = held.call_args.args
-    contestant = fn if isinstance(fn, Contestant) else Contestant(fn, exercise.given)
+    contestant = fn if isinstance(fn, Submission) else Submission(fn, exercise.given)
     for item in exercise.properties:
         if item.addresses or item.shared_updates or item.conflicts or item.needs or not wanted(item):
             continue

@@ -19,7 +19,7 @@ import nbformat
 from tqdm import tqdm
 
 from tools.grading import files, foreign, submission
-from tools.grading.contestant.importing import importing
+from tools.grading.sandboxed.importing import importing
 from tools.grading.course import ABOUT, Course
 from tools.grading.judges import Judges
 from tools.grading.marks import graded_copy, marks, table

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from tools.grading.contestant import wire
+from tools.grading.sandboxed import wire
 from tools.grading.sandbox import Connection, Limits, Template
 from tools.grading.timer import patience
 

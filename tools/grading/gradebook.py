@@ -16,7 +16,7 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from tools.grading import import_nbgrader
 from tools.grading.assignment import Assignment, is_answer, of
-from tools.grading.contestant.importing import importing
+from tools.grading.sandboxed.importing import importing
 from tools.grading.course import GradebookBusy
 from tools.grading.results import Result
 

@@ -17,12 +17,12 @@ from kernels import check as checks
 from kernels.check import clinics
 from kernels.check.framework import check as hold
 from kernels.lab import _nursery
-from tools.grading import gate
+from tools.grading import gate, reading
 from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.bench import Bench
 from tools.grading.given import Given
 from tools.grading.lines import Refused
-from tools.grading.remote import Remote, RemoteEmitter, RemotePipeline, RemoteTester, diagnosis
+from tools.grading.remote import Remote, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import REPORTED, Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template, compiler
 from tools.grading.submission import Submission, Unusable
@@ -116,14 +116,16 @@ class Judge:
             error = ""
             if name in assignment.answers:
                 released, source = source, submission.answers[name]
-                how = assignment.given, assignment.program, earlier, assignment.clinic
-                verdict = gate.check(name, source, released, *how)
-                if verdict.refusals:
-                    raise Unusable("refused", str(verdict.refusals[0]))
-                error = verdict.unreadable
-                if verdict.source is not None:
-                    source = verdict.source
-                    notes.append(verdict.note)
+                if assignment.clinic:
+                    verdict = gate.check(name, source, released, assignment.given, False, earlier, True)
+                    if verdict.refusals:
+                        raise Unusable("refused", str(verdict.refusals[0]))
+                    error = verdict.unreadable
+                    if verdict.source is not None:
+                        source = verdict.source
+                        notes.append(verdict.note)
+                else:
+                    source, error = reading.python(source)
                 with contextlib.suppress(SyntaxError):
                     earlier.add(source)
             cells.append([name, source, sorted(assignment.defines[name]), error])
@@ -152,14 +154,6 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
                 exercise, RemoteTester(one.function, bench, cells), seed=seed, grading=True
             )
         return exercise, clinics.check_diagnosis(exercise, diagnosis(one.function, bench, cells))
-    if one.name in EMITTERS:
-        alone = [
-            [name, source if name == "setup" else gate.jit_functions_alone(source), [], ""]
-            for name, source, _, e in cells
-            if not e
-        ]
-        remote = RemoteEmitter(one.function, EMITTERS[one.name], bench, cells, alone, assignment.given)
-        return exercise, hold(exercise, remote, seed=seed, grading=True)
     if one.name in PIPELINES:
         try:
             import kernels.gluon_model  # noqa: F401
@@ -173,7 +167,7 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
             seed=seed,
             grading=True,
         )
-    remote = Remote(one.function, bench, cells, exercise.given, assignment.given.fields)
+    remote = Remote(one.function, bench, cells, exercise.given, assignment.given.fields, EMITTERS.get(one.name, ""))
     return exercise, hold(exercise, remote, seed=seed, grading=True)
 
 

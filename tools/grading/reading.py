@@ -11,6 +11,8 @@ import re
 import textwrap
 import tokenize
 
+from IPython.core.inputtransformer2 import TransformerManager
+
 #: Commands of IPython that measure, or set a notebook up; one that runs a program is none of these.
 COMMANDS = re.compile(r"%%?(time|timeit|matplotlib|load_ext|autoreload|config)\b|[%!]\s*(pip|conda|nvidia-smi)\b")
 MOST_COMMANDS = 20
@@ -37,6 +39,19 @@ def without_commands(source: str) -> tuple[str, list[tuple[int, str]]]:
         except (ValueError, RecursionError, MemoryError):
             break
     return source, []
+
+
+def python(source: str) -> tuple[str, str]:
+    """A cell as IPython hands it to Python, where its commands are calls; and why Python cannot read it, or nothing."""
+    try:
+        source = TransformerManager().transform_cell(source)
+        ast.parse(source)
+        return source, ""
+    except SyntaxError as error:
+        line = (error.text or "").strip()[:80]
+        return source, f"SyntaxError: {error.msg} in line {error.lineno} of your cell, `{line}`"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return source, f"{type(error).__name__}: Python cannot look through the cell"
 
 
 def text_of(node: ast.AST) -> str:

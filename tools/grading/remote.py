@@ -1,25 +1,22 @@
 """The judge's side of a submission: what the checks call, while the submission's own lines run in the sandbox.
 
-``Remote`` stands for a launcher, ``RemoteEmitter`` for a compiler of mods, ``RemotePipeline`` for a kernel on the model of
+``Remote`` is a launcher or a compiler of mods, ``RemotePipeline`` for a kernel on the model of
 Gluon, ``RemoteTester`` for a clinic's test.
 
 What comes back is bytes, numbers and short texts, each held to its form; the tensors that it is written to belong
 to the judge.
 """
 
-import ast
 import re
 from types import SimpleNamespace
 
 import numpy
 
 from kernels.check.clinics import Tester
-from kernels.check.contestant import Contestant, Kernels, Outcome
-from tools.grading import foreign, gate, texts
+from kernels.check.submission import Call, Kernels, Outcome, Recorded, Submission
+from tools.grading import foreign, texts
 from tools.grading.bench import Bench, Told
-from tools.grading.contestant import traces, values
-from tools.grading.given import Given, is_kernel
-from tools.grading.lines import Refused
+from tools.grading.sandboxed import traces, values
 from tools.grading.results import REPORTED
 
 MOST_TEXT = 2000
@@ -69,23 +66,55 @@ def _take(bench: Bench, packed: values.Packed, answer: dict, arrays: list) -> li
     return arrays[len(changed) :]
 
 
-class Remote(Contestant):
-    """A launcher of the submission. ``given``: Triton functions that the exercise gives, ``fields``: names of the
-    released named tuples' members."""
+class Remote(Submission):
+    """A launcher of the submission: one process of the sandbox records it, another replays the kernels that were recorded.
 
-    def __init__(self, function: str, bench: Bench, cells: list, given: tuple = (), fields: set[str] = frozenset()):
+    ``given``: Triton functions that the exercise gives, ``fields``: names of the released named tuples' members, ``emits``:
+    "value" or "gradient" of a function that writes Triton for a score mod.
+    """
+
+    def __init__(self, function: str, bench: Bench, cells: list, given=(), fields=frozenset(), emits: str = ""):
         super().__init__(None, given)
-        self.function, self.bench, self.cells, self.fields = function, bench, cells, fields
+        self.function, self.bench, self.cells, self.fields, self.emits = function, bench, cells, fields, emits
+        self.sources: list[str] = []
 
-    def call(self, tensors: list, launch: dict, *, traced: bool = False, poison: float | None = None) -> Outcome:
-        """As ``Contestant.call``, in the sandbox."""
-        # A traced call leaves strays out; one that performs them may write anywhere in its process, which is not asked again.
+    def record(self, calls: list[Call], outputs: dict[int, str]) -> Recorded:
+        """As ``Submission.record``; a recording is a description and its arrays, and its kernels are nothing but Triton."""
+        packed, mod = values.Packed(), calls[0].launch.get("mod")
+        request = {"op": "record", "function": self.function, "given": list(self.given), "outputs": outputs}
+        request["calls"] = [_call(packed, call) for call in calls]
+        if self.emits:
+            request |= {"emits": self.emits, "mod": mod.text, "tables": mod.names}
+        try:
+            answer, arrays = self.bench.ask("record", self.cells, request, packed.arrays)
+        except Told as told:
+            return Recorded(error=told.explained)
+        for name in ("error", "on_host"):
+            if answer.get(name):
+                return Recorded(**{name: _phrases(answer[name])})
+        launches = answer.get("launches")
+        if not isinstance(launches, list) or not all(isinstance(one, dict) for one in launches):
+            self.bench.spoilt("the launches")
+        for launch in launches:
+            try:
+                texts.hold(str(launch.get("text")), self.fields)
+            except texts.Unfinished as error:
+                return Recorded(error=(_plain(str(error)), "nothing defines the name"))
+            except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+                return Recorded(on_host=(_plain(f"{launch.get('name')} is not Triton alone: {error}"), TRITON_ALONE))
+        self.sources = [source for source in answer.get("sources", []) if isinstance(source, str)]
+        return Recorded((answer, arrays))
+
+    def replay(self, case, *, traced: bool = False, poison: float | None = None) -> Outcome:
+        """As ``Submission.replay``, in the sandbox."""
+        call = case.call(traced)
+        found = self.recording(case, bool(call.far))
+        if found.recording is None:
+            return Outcome(found.error, found.on_host)
+        # A traced call leaves out what is out of bounds; one that performs it may write anywhere in its process.
         room = "traced" if traced else "bare"
         try:
-            more, rest = self._about(tensors, launch)
-            packed, request = self._request("call", tensors, rest, more)
-            request |= {"traced": traced, "poison": poison}
-            answer, arrays = self._ask(room, request, packed)
+            packed, answer, arrays = self._replayed("replay", room, call, found, traced=traced, poison=poison)
             remaining = _take(self.bench, packed, answer, arrays)
             try:
                 launches = traces.unpack(answer.get("launches"), remaining)
@@ -93,94 +122,44 @@ class Remote(Contestant):
                 self.bench.spoilt(str(error))
         except Told as told:
             return Outcome(told.explained)
-        except _Nothing:
-            return Outcome()
         if not answer.get("error"):
-            arms = answer.get("arms")
-            self.ran |= {arm: (tensors, launch) for arm in _arms(arms) if arm not in self.ran}
+            self.ran |= {arm: case for arm in _arms(answer.get("arms")) if arm not in self.ran}
         undefined = answer.get("undefined")
         lines = [_plain(line) for line in undefined[:100]] if isinstance(undefined, list) else []
-        return Outcome(_phrases(answer["error"]) if answer.get("error") else None, launches, lines)
+        return Outcome(_phrases(answer["error"]) if answer.get("error") else None, None, launches, lines)
 
-    def kernels(self, tensors: list, launch: dict) -> Kernels:
-        """As ``Contestant.kernels``, in the sandbox; a text that is not of kernels alone goes to no compiler."""
+    def kernels(self, case) -> Kernels:
+        """As ``Submission.kernels``, in the sandbox."""
+        found = self.recording(case)
+        if found.recording is None:
+            return Kernels(error=found.error or found.on_host)
         try:
-            more, rest = self._about(tensors, launch)
-            packed, request = self._request("kernels", tensors, rest, more)
-            answer, _ = self._ask("traced", request, packed)
-            listed, sources = answer.get("prepared"), answer.get("texts")
-            if not isinstance(listed, list) or not isinstance(sources, list) or len(listed) > 100 or len(sources) > 100:
-                self.bench.spoilt("the kernels as text")
+            _, answer, _ = self._replayed("kernels", "traced", case.call(), found)
             try:
-                prepared = [texts.prepared(one, self.fields) for one in listed]
-            except texts.Unfinished as error:
-                return Kernels(error=(str(error), "the kernel leaves before that line, or nothing defines the name"))
+                prepared = [texts.prepared(one, self.fields) for one in answer["prepared"]]
             except texts.NotKernels as error:
                 self.bench.spoilt(f"a kernel's text: {error}")
         except Told as told:
             return Kernels(error=told.explained)
-        except _Nothing:
-            return Kernels()
-        error = _phrases(answer["error"]) if answer.get("error") else None
-        texts_alone = [source for source in sources if isinstance(source, str)]
-        return Kernels(prepared, texts_alone, error, _numbers(answer.get("numbers")))
+        described, _ = found.recording
+        numbers = _numbers([[one.get("name"), one.get("whole")] for one in described["launches"]])
+        return Kernels(prepared, self.sources, _phrases(answer["error"]) if answer.get("error") else None, numbers)
 
-    def _about(self, tensors, launch) -> tuple[dict, dict]:
-        """What else a request says, and the keyword arguments that go with it."""
-        return {"function": self.function}, launch
-
-    def _request(self, op, tensors, launch, more):
-        packed = values.Packed()
-        request = {"op": op, "given": list(self.given), "args": [packed.value(tensor.view) for tensor in tensors]}
-        request["far"] = [tensor.far for tensor in tensors]
-        return packed, request | {"kwargs": {name: packed.value(value) for name, value in launch.items()}} | more
-
-    def _ask(self, room, request, packed):
-        return self.bench.ask(room, self.cells, request, packed.arrays)
+    def _replayed(self, op, room, call, found, **more):
+        packed, (described, arrays) = values.Packed(), found.recording
+        request = {"op": op, "call": _call(packed, call), "given": list(self.given), "recording": described} | more
+        request["storages"] = len(packed.arrays)
+        return packed, *self.bench.ask(room, [], request, [*packed.arrays, *arrays])
 
 
-class _Nothing(Exception):
-    """There is nothing to call."""
+TRITON_ALONE = "a kernel is made of Triton's functions, numbers and other kernels"
 
 
-class RemoteEmitter(Remote):
-    """A compiler of mods: its text is asked for in one contestant, and run in another that has seen none of its lines."""
-
-    def __init__(self, function: str, kind: str, bench: Bench, cells: list, kernels: list, released: Given):
-        super().__init__(function, bench, cells)
-        self.kind, self.kernels_alone, self.released = kind, kernels, released
-
-    def _about(self, tensors, launch):
-        """Have the text emitted, and hold it to the list of kernels."""
-        mod = launch["mod"]
-        packed = values.Packed()
-        views = [tensor.view for tensor in tensors]
-        tables = {name: packed.value(view) for name, view in zip(mod.names, views[1:])}
-        request = {"op": "emit", "function": self.function, "mod": mod.text, "tables": tables}
-        answer, _ = self.bench.ask("emit", self.cells, request, packed.arrays)
-        if answer.get("error"):
-            raise Told(*_phrases(answer["error"]))
-        text = answer.get("text")
-        if text is None:
-            raise _Nothing
-        if not isinstance(text, str):
-            raise Told("what was emitted is no text", "the function returns text")
-        known = {name for _, source, *_ in self.kernels_alone for name in _kernels_in(source)}
-        verdict = gate.emitted(text, self.released, known)
-        if verdict.refusals:
-            raise Refused(verdict.refusals[0])
-        if verdict.unreadable:
-            said = verdict.unreadable.replace("your cell", "your text")
-            raise Told(said, "the text must be a function that Python can read")
-        rest = {name: value for name, value in launch.items() if name != "mod"}
-        return {"kind": self.kind, "text": text, "tables": len(mod.names)}, rest
-
-    def _ask(self, room, request, packed):
-        return self.bench.ask(f"text, {room}", self.kernels_alone, request, packed.arrays)
-
-
-def _kernels_in(source: str) -> set[str]:
-    return {statement.name for statement in ast.parse(source).body if is_kernel(statement)}
+def _call(packed: values.Packed, call: Call) -> dict:
+    """A call as data."""
+    far = {id(tensor): strides for tensor, strides in call.far}
+    launch = {name: packed.value(value) for name, value in call.launch.items() if name != "mod"}
+    return {"args": list(map(packed.value, call.args)), "far": [far.get(id(tensor)) for tensor in call.args], "kwargs": launch}
 
 
 class RemotePipeline:

@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tools.grading.contestant import syscalls
+from tools.grading.sandboxed import syscalls
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -22,8 +22,8 @@ USER = 60999  # whom contestants run as, where the judge is root: limits on proc
 COURSE = (*sorted(path.name for path in (ROOT / "kernels").glob("*.py")), "lab", "gluon_model")
 #: What of the checks makes calls and names errors; what knows an answer, a clinic's diagnoses above all, stays out.
 CHECK = (
-    "cases compiling contestant costs emitted experiments explanations flash_mods framework looking pipeline_clinic "
-    "pipelines stale tensors watch wording clinics/disguise clinics/patient clinics/sheets"
+    "cases compiling costs emitted experiments explanations flash_mods framework looking pipeline_clinic "
+    "pipelines replay stale submission tensors watch wording clinics/disguise clinics/patient clinics/sheets"
 ).split()
 START_SECONDS = 180
 LEAVE_SECONDS = 2
@@ -169,12 +169,12 @@ class Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         self._errors = tempfile.TemporaryFile()
-        python, environment = [sys.executable, "-s", "-m", "contestant.server"], _environment()
+        python, environment = [sys.executable, "-s", "-m", "sandboxed.server"], _environment()
         if unsafe:
             environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *_packages(), str(HERE)])}
             command = [*python, "--control", str(theirs.fileno())]
         else:
-            command = [*_wrapped(), *_course(), "--ro-bind", str(HERE / "contestant"), "/course/contestant"]
+            command = [*_wrapped(), *_course(), "--ro-bind", str(HERE / "sandboxed"), "/course/sandboxed"]
             command += [*_sealed(environment), *python]
             command += ["--control", str(theirs.fileno()), "--user", str(0 if os.getuid() else USER)]
         self._process = subprocess.Popen(
@@ -252,7 +252,7 @@ class Connection:
 
     def ask(self, header: dict, arrays=(), seconds: float = 30.0) -> tuple[dict, list]:
         """Send a request, wait for the answer; after an error of any kind the contestant is no longer of use."""
-        from tools.grading.contestant import wire  # here: who starts a template does not wait for numpy
+        from tools.grading.sandboxed import wire  # here: who starts a template does not wait for numpy
 
         until = time.monotonic() + seconds
         wire.send(self._connection, header, arrays, until)

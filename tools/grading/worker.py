@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.grading import submission
 from tools.grading.assignment import parse
-from tools.grading.contestant.importing import importing
+from tools.grading.sandboxed.importing import importing
 from tools.grading.results import Result
 from tools.grading.timer import TooLong, within
 

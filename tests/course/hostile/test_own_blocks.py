@@ -7,7 +7,7 @@ import pytest
 from kernels import runtime
 from kernels.check import conv_wgrad, dynamic_conv, flash_attention
 from kernels.check.compiling import judge_compiled
-from kernels.check.contestant import Contestant
+from kernels.check.submission import Submission
 from kernels.check.tensors import Draw
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="it is performed in the interpreter")
@@ -41,5 +41,5 @@ def test_what_the_own_blocks_compute_is_looked_at(name):
     namespace, file = {"INPUTS": inputs}, f"<forged {name}>"
     linecache.cache[file] = (len(FORGED), None, FORGED.splitlines(keepends=True), file)
     exec(compile(FORGED, file, "exec"), namespace)
-    found = judge_compiled(exercise.compiles, Contestant(namespace["forged"]), case)
+    found = judge_compiled(exercise.compiles, Submission(namespace["forged"]), case)
     assert "wrong with your own blocks" in found.where, found

@@ -1,5 +1,10 @@
-"""Where a submission's cells live: they are executed here, and called here, as the judge asks."""
+"""Where a submission's cells run, and where its launches do: two processes, each of which is asked by the judge.
 
+In the first, cells may be any Python. What it says is data: a recording of launches (``recordings``), a text, an answer. The
+second has seen no line of a cell, only kernels' texts that the judge has read.
+"""
+
+import ast
 import functools
 import linecache
 import os
@@ -7,17 +12,19 @@ import re
 import sys
 import types
 
+import numpy
 import torch
 
 from kernels.check import explanations
 from kernels.check.clinics.sheets import Tester
-from kernels.check.contestant import Contestant
 from kernels.check.emitted import run_gradient, run_value
+from kernels.check.replay import launches_on
+from kernels.check.submission import Call, recorded, replayed, sources_of
 from kernels.lab.compile_report import prepare
 
-from . import arms, sealed, tables, traces, values
+from . import arms, recordings, traces, values
 
-# What stands in this package is no line of a learner's.
+# What is in this package is no line of a learner's.
 explanations._OURS = (*explanations._OURS, os.path.dirname(os.path.abspath(__file__)) + os.sep)
 
 
@@ -26,7 +33,7 @@ class NotDefined(Exception):
 
 
 class _Missing:
-    """Stands for what a cell would have defined, had it run: whoever uses it meets the cell's own error."""
+    """Stands for what a cell would have defined, had it run: whoever uses it gets the cell's own error."""
 
     def __init__(self, number: int):
         self._number = number
@@ -37,82 +44,96 @@ class _Missing:
     __getitem__ = __call__
 
 
+class _IPython:
+    """What a cell's commands are given: a magic around a cell runs it, all others do nothing."""
+
+    def __init__(self, run):
+        self.run_cell_magic = lambda name, line, body: run(body)
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+
+
 class Room:
-    """One submission's namespace."""
+    """One submission's namespace, or one for its kernels."""
 
     def __init__(self):
-        self._tables, self._defaults = {}, []
         sys.modules["__main__"] = types.ModuleType("__main__")
 
     def load(self, cells) -> dict:
-        """Execute cells ``[id, source, names, error]``. One that cannot run, or comes with an error, leaves it under the
-        names that it should define."""
+        """Execute cells ``[id, source, names, error]``, statement by statement: one that fails leaves its error under those
+        names of its cell that are not defined, and the next one runs."""
         broken, self._cells, self._errors = {}, cells, []
         self.namespace = {"__name__": "__main__"}
         for name, source, defines, error in cells:
-            filename = f"<cell {name}>"  # Triton reads a kernel's source back by this name
-            linecache.cache[filename] = (len(source), None, [line + "\n" for line in source.split("\n")], filename)
-            try:
-                if not error:
-                    exec(compile(source, filename, "exec"), self.namespace)
-                    continue
-                told = error, "Python cannot run this cell"
-            except Exception as raised:
-                told = explanations.explain(raised)
-            broken[name] = told
-            self._errors.append(told)
-            self.namespace.update({each: _Missing(len(self._errors) - 1) for each in defines})
-        self._tables = tables.copied(tables.tables_of(self.namespace))
-        functions = [value for value in self.namespace.values() if isinstance(value, types.FunctionType)]
-        self._defaults = [(each, *map(tables.copied, (each.__defaults__, each.__kwdefaults__))) for each in functions]
+            failed = (error, "Python cannot run this cell") if error else self._execute(f"<cell {name}>", source)
+            missing = [each for each in defines if self.namespace.get(each) is None]
+            if failed and missing:
+                broken[name] = failed
+                self._errors.append(failed)
+                self.namespace.update({each: _Missing(len(self._errors) - 1) for each in missing})
         return {"broken": broken}
 
-    def _as_loaded(self):
-        """Nothing is kept from call to call: a launcher that counted them would know which one is compiled and not run."""
-        self.namespace.update(tables.copied(self._tables))
-        for function, defaults, named in self._defaults:
-            function.__defaults__, function.__kwdefaults__ = tables.copied(defaults), tables.copied(named)
+    def _execute(self, filename: str, source: str, first: int = 0):
+        """The first error of a cell's statements, explained, or ``None``."""
+        lines = ["\n"] * first + [line + "\n" for line in source.split("\n")]
+        linecache.cache[filename] = (len(source), None, lines, filename)  # Triton reads a kernel's source back by this name
+        failed = []
+        body = functools.partial(self._execute, filename, first=1)
+        self.namespace["get_ipython"] = lambda: _IPython(lambda text: failed.append(body(text)))
+        for statement in ast.parse(source).body:
+            ast.increment_lineno(statement, first)
+            try:
+                exec(compile(ast.Module([statement], []), filename, "exec"), self.namespace)
+            except Exception as raised:
+                failed.append(explanations.explain(raised))
+        return next(filter(None, failed), None)
 
-    def call(self, request: dict, arrays) -> tuple[dict, list]:
-        """One call of a launcher; answers with the storages that changed and the trace, or with the error in words."""
-        return self._called(*self._launcher(request, arrays), request)
+    def record(self, request: dict, arrays) -> tuple[dict, list]:
+        """What two calls of a launcher launch; or the error that ended one, or what it computed itself, in words."""
+        unpacked = values.Unpacked(arrays)
+        calls = [_call(one, unpacked) for one in request["calls"]]
+        function, outputs = self._launcher(request), {int(place): name for place, name in request["outputs"].items()}
+        found = recorded(function, calls, outputs, tuple(request["given"]))
+        if found.recording is None:
+            return {"error": self._told(found.error), "on_host": found.on_host}, []
+        try:
+            described, parts = recordings.pack(found.recording, sources_of)
+        except ValueError as error:
+            return {"error": ["ValueError: " + str(error), "a kernel uses constants, other kernels and Triton"]}, []
+        return described, parts
 
-    def _launcher(self, request, arrays):
-        """The function that is called: the submission's own, or, around an emitted text, the check's; and its values."""
-        if "text" not in request:
-            self._as_loaded()
-            return self.namespace.get(request["function"]), values.Unpacked(arrays, sealed.sealed)
-        exec(compile("def write(mod):\n    return EMITTED", "<generated by a check>", "exec"), self.namespace)
-        self.namespace["EMITTED"] = request["text"]
-        around = (run_value if request["kind"] == "value" else run_gradient)(self.namespace["write"])
-        mod = types.SimpleNamespace(names=list(map(str, range(request["tables"]))), function=lambda tables: None)
-        return functools.partial(around, mod=mod), values.Unpacked(arrays)
+    def _launcher(self, request):
+        """The function that is called: the submission's own, or, around what it emits, the check's."""
+        function = self.namespace.get(request["function"])
+        if "emits" not in request or isinstance(function, _Missing):
+            return function
+        mod = types.SimpleNamespace(names=request["tables"], function=functools.partial(_mod, request["mod"]))
+        around = (run_value if request["emits"] == "value" else run_gradient)(function)
+        return functools.partial(around, mod=mod)
 
-    def _called(self, function, unpacked, request):
-        args = zip(request["args"], request["far"])
-        tensors = [types.SimpleNamespace(view=unpacked.value(each), far=far) for each, far in args]
-        launch = {name: unpacked.value(each) for name, each in request["kwargs"].items()}
+    def replay(self, request: dict, arrays) -> tuple[dict, list]:
+        """The launches of a recording on other values; answers with the storages that changed and the trace."""
+        recording, call, unpacked = _recording(request, arrays)
         before = [values.bytes_of(storage).copy() for storage in unpacked.storages]
         arms.taken()
-        outcome = Contestant(function, tuple(request["given"])).call(
-            tensors, launch, traced=request["traced"], poison=request["poison"]
-        )
+        given, traced, poison = tuple(request["given"]), request["traced"], request["poison"]
+        outcome = replayed(recording, call, given, traced=traced, poison=poison)
         after = [values.bytes_of(storage) for storage in unpacked.storages]
-        changed = [i for i, (old, new) in enumerate(zip(before, after)) if not (old == new).all()]
+        changed = [i for i, (old, new) in enumerate(zip(before, after)) if not numpy.array_equal(old, new)]
         described, parts = traces.pack(outcome.launches)
-        header = {"error": self._told(outcome.error), "changed": changed, "launches": described}
+        header = {"error": outcome.error, "changed": changed, "launches": described}
         header |= {"undefined": list(outcome.undefined), "arms": arms.taken()}
         return header, [*(after[i] for i in changed), *parts]
 
     def kernels(self, request: dict, arrays) -> tuple[dict, list]:
-        """What one call of a launcher would launch, as text; nothing is launched."""
-        function, unpacked = self._launcher(request, arrays)
-        tensors = [types.SimpleNamespace(view=unpacked.value(each)) for each in request["args"]]
-        launch = {name: unpacked.value(each) for name, each in request["kwargs"].items()}
-        found = Contestant(function, tuple(request["given"])).kernels(tensors, launch)
-        prepared = list(map(_six_texts, found.prepared))
-        made = {"prepared": prepared, "texts": list(found.texts), "numbers": found.numbers}
-        return made | {"error": self._told(found.error)}, []
+        """What the compiler needs of each launch of a recording; nothing is launched."""
+        recording, call, _ = _recording(request, arrays)
+        try:
+            launches = launches_on(recording, call.given)
+            return {"prepared": [_six_texts(prepare(one.kernel, **given, **one.options)) for one, given in launches]}, []
+        except Exception as raised:
+            return {"prepared": [], "error": explanations.explain(raised)}, []
 
     def prepare(self, request: dict, arrays) -> tuple[dict, list]:
         """What the compiler needs of a kernel that runs on the model of Gluon."""
@@ -130,21 +151,6 @@ class Room:
     def _told(self, error):
         number = re.search(r"NotDefined: #(\d+)#", error[0]) if error else None
         return self._errors[int(number[1])] if number else error
-
-    def emit(self, request: dict, arrays) -> tuple[dict, list]:
-        """The text that a compiler of mods emits for one mod."""
-        self.load(self._cells)  # a program may keep what no table is: one that counted would emit another text to compile
-        unpacked = values.Unpacked(arrays)
-        tables = {name: unpacked.value(each) for name, each in request["tables"].items()}
-        mod = eval(f"lambda score, b, h, q_idx, kv_idx: {request['mod']}", {"torch": torch} | tables)
-        try:
-            text = self.namespace[request["function"]](mod)
-        except Exception as raised:
-            return {"error": self._told(explanations.explain(raised))}, []
-        if text is not None and not isinstance(text, str):
-            text = TypeError(f"{request['function']} gave {str(text)[:80]!r}, it must give the text of a function")
-            return {"error": explanations.explain(text)}, []
-        return {"text": text}, []
 
     def find(self, request: dict, arrays) -> tuple[dict, list]:
         """What a clinic's test says of one kernel, which comes as text."""
@@ -181,6 +187,27 @@ class Room:
             return {"events": events, "everybody": [str(partition.name) for partition in machine.everybody]}, []
         except Exception as raised:
             return {"error": self._told(explanations.explain(raised))}, []
+
+
+def _call(given: dict, unpacked) -> Call:
+    """A call as the judge describes it."""
+    args = [unpacked.value(each) for each in given["args"]]
+    launch = {name: unpacked.value(each) for name, each in given["kwargs"].items()}
+    return Call(args, launch, [(tensor, far) for tensor, far in zip(args, given["far"]) if far])
+
+
+def _recording(request: dict, arrays):
+    """``(recording, call, values)`` of a request, whose first arrays are the call's storages."""
+    count = request["storages"]
+    unpacked = values.Unpacked(arrays[:count])
+    call = _call(request["call"], unpacked)
+    sizes = [tensor.untyped_storage().nbytes() for tensor in call.given]
+    return recordings.unpack(request["recording"], arrays[count:], sizes), call, unpacked
+
+
+def _mod(text: str, tables: dict):
+    """A score mod, of the check's own text, with these tables."""
+    return eval(f"lambda score, b, h, q_idx, kv_idx: {text}", {"torch": torch} | tables)
 
 
 def _plain(value, depth: int = 2):

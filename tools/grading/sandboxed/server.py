@@ -96,10 +96,9 @@ def prepare() -> None:
     watch.limited = (
         contextlib.nullcontext
     )  # it starts a thread, which a contestant may not; the judge has a timer of its own
-    from . import arms, room, sealed, syscalls, wire  # noqa: F401  here, because a contestant's /tmp hides what lies in ours
+    from . import arms, room, syscalls, wire  # noqa: F401  here, because a contestant's /tmp hides what lies in ours
 
     arms.note()
-    sealed.open_in_kernels()
 
 
 def prepare_pipelines() -> None:

@@ -6,7 +6,7 @@ import inspect
 import numpy
 import torch
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )}  # fmt: skip
@@ -81,7 +81,7 @@ class Unpacked:
         return pipeline_clinic.described(self._tensor(given["descriptor"]), *given["block"])
 
     def _tensor(self, given):
-        empty = torch.empty(0, dtype=_DTYPES[given["dtype"]])
+        empty = torch.empty(0, dtype=DTYPES[given["dtype"]])
         return empty.set_(self.storages[given["storage"]], given["offset"], given["shape"], given["strides"])
 
 

@@ -1,0 +1,151 @@
+"""A recording as data: what the process says that recorded a submission's launches, and what the one is given that replays.
+
+A launch is a module's text, with its kernel and what no tensor is, as ``_child.export`` writes it; its tensors, each as a view
+of a storage; and what the launcher wrote itself, as arrays. Who replays trusts no number: one that is out of place is a
+``ValueError``. What a text may say is the judge's business (``texts.hold``).
+"""
+
+import ast
+import collections
+import linecache
+
+import numpy
+import torch
+
+from kernels.check import replay
+from kernels.lab import _child
+from kernels.lab._triton_private import python_function
+
+from .values import DTYPES
+
+MOST_LAUNCHES = 1000
+MOST_MADE = 1 << 28  # bytes of the tensors that a launcher makes
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def pack(recording: replay.Recording, sources) -> tuple[dict, list[numpy.ndarray]]:
+    """A recording's description and its arrays. ``sources(kernel)``: the texts of the functions that are the submission's.
+
+    Raises ``ValueError`` where a kernel uses what is none of Triton's.
+    """
+    launches, arrays, texts = [], [], {}
+    for launch in recording.launches:
+        tensors = {name: _described(value) for name, value in launch.arguments.items() if replay.views(value)}
+        values = {name: value for name, value in launch.arguments.items() if name not in tensors}
+        text, lines = _child.export(launch.kernel, values)
+        texts.update((source, None) for source in sources(launch.kernel))
+        fills = []
+        for storage, fill in launch.fills.items():
+            fills.append([storage, _NAMES[fill.dtype], [[c.source, _NAMES[c.dtype]] for c in fill.copies]])
+            arrays += [fill.to.numpy(), fill.constants.view(torch.uint8).numpy()]
+            arrays += [each.numpy() for copies in fill.copies for each in (copies.to, copies.places)]
+        filename, line = launch.line
+        launches.append(
+            {
+                "name": python_function(launch.kernel).__name__,
+                "text": text,
+                "lines": lines,
+                "order": list(launch.arguments),
+                "tensors": tensors,
+                "whole": {name: value for name, value in values.items() if type(value) is int},
+                "grid": list(launch.grid),
+                "options": launch.options,
+                "line": [line, linecache.getline(filename, line)],
+                "fills": fills,
+            }
+        )
+    return {"launches": launches, "made": recording.made, "sources": list(texts)}, arrays
+
+
+def _described(value):
+    if isinstance(value, replay.View):
+        return {"view": [value.storage, _NAMES[value.dtype], value.offset, value.shape, value.strides]}
+    if isinstance(value, tuple):
+        return {"tuple": list(map(_described, value)), "fields": list(getattr(value, "_fields", ()))}
+    if hasattr(value, "block_shape"):
+        return {"descriptor": _described(value.base), "block": list(value.block_shape)}
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    raise ValueError(f"a {type(value).__name__} beside a tensor in one argument cannot be carried into another process")
+
+
+def unpack(described: dict, arrays: list[numpy.ndarray], sizes: list[int]) -> replay.Recording:
+    """The recording again; ``sizes``: bytes of the call's own storages. Raises ``ValueError``."""
+    made, arrays = described["made"], iter(arrays)
+    _hold(len(described["launches"]) <= MOST_LAUNCHES and all(0 <= size for size in made) and sum(made) <= MOST_MADE)
+    sizes, launches = [*sizes, *made], []
+    for number, item in enumerate(described["launches"]):
+        kernel, values = _defined(item["text"], item["lines"], number)
+        tensors = {name: _undescribed(value, sizes) for name, value in item["tensors"].items()}
+        arguments = {name: (tensors if name in tensors else values)[name] for name in item["order"]}
+        grid = tuple(item["grid"])
+        _hold(0 < len(grid) <= 3 and all(type(n) is int and 0 <= n < 2**31 for n in grid))
+        line, text = item["line"]
+        linecache.cache[f"<launch {number}>"] = (0, None, ["\n"] * (line - 1) + [str(text)], f"<launch {number}>")
+        launch = replay.Launch(kernel, grid, arguments, dict(item["options"]), (f"<launch {number}>", line))
+        for storage, dtype, copies in item["fills"]:
+            launch.fills[storage] = _fill(DTYPES[dtype], copies, sizes[storage], sizes, arrays)
+        launches.append(launch)
+    return replay.Recording(launches, made)
+
+
+def _fill(dtype, copies, size, sizes, arrays) -> replay.Fill:
+    def places(length):
+        found = torch.from_numpy(next(arrays).copy())
+        _hold(found.dtype == torch.int64 and found.ndim == 1)
+        _hold(not len(found) or 0 <= int(found.min()) and int(found.max()) < length)
+        return found
+
+    to = places(size // dtype.itemsize)
+    constants = torch.from_numpy(next(arrays).copy()).view(replay.BITS[dtype.itemsize])
+    _hold(len(constants) == len(to))
+    made = []
+    for source, name in copies:
+        pair = places(size // dtype.itemsize), places(sizes[source] // DTYPES[name].itemsize)
+        _hold(len(pair[0]) == len(pair[1]))
+        made.append(replay.Copies(pair[0], source, DTYPES[name], pair[1]))
+    return replay.Fill(dtype, to, constants, made)
+
+
+def _undescribed(value, sizes):
+    if not isinstance(value, dict):
+        return value
+    if "tuple" in value:
+        members = [_undescribed(member, sizes) for member in value["tuple"]]
+        fields = value["fields"]
+        return collections.namedtuple("Tuple", fields)(*members) if fields else tuple(members)
+    if "descriptor" in value:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        base = _undescribed(value["descriptor"], sizes)
+        return TensorDescriptor(base, list(base.shape), list(base.strides), value["block"])
+    storage, dtype, offset, shape, strides = value["view"]
+    _hold(all(type(n) is int and n >= 0 for n in (storage, offset, *shape, *strides)) and storage < len(sizes))
+    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if 0 not in shape else -1
+    _hold(last < sizes[storage] // DTYPES[dtype].itemsize)
+    return replay.View(storage, DTYPES[dtype], offset, tuple(shape), tuple(strides))
+
+
+_KNOWN: dict[str, tuple] = {}
+
+
+def _defined(text: str, lines: list, number: int) -> tuple:
+    """``(KERNEL, VALUES)`` of a text, whose functions say the lines that they have in their cell."""
+    if text not in _KNOWN:
+        namespace, origins = {}, dict(map(tuple, lines))
+        rows = text.split("\n")
+        for statement in ast.parse(text).body:
+            filename = f"<kernel {len(_KNOWN)} {statement.lineno}>"
+            begins = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))])
+            shift = origins.get(statement.lineno, statement.lineno) - statement.lineno
+            own = ["\n"] * (begins - 1 + shift) + [row + "\n" for row in rows[begins - 1 : statement.end_lineno]]
+            linecache.cache[filename] = (sum(map(len, own)), None, own, filename)
+            ast.increment_lineno(statement, shift)
+            exec(compile(ast.Module([statement], []), filename, "exec"), namespace)
+        _KNOWN[text] = namespace["KERNEL"], namespace["VALUES"]
+    return _KNOWN[text]
+
+
+def _hold(right: bool) -> None:
+    if not right:
+        raise ValueError("the recording is none")
