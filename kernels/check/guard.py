@@ -9,7 +9,7 @@ from triton.runtime.errors import InterpreterError
 
 from kernels.check import watch
 from kernels.check.experiments import without_other
-from kernels.check.explanations import explain, explain_slow
+from kernels.check.explanations import RACE, explain, explain_race, explain_slow
 from kernels.lab.accesses import Trace
 from kernels.lab.trace import trace
 
@@ -32,7 +32,7 @@ def guarded(*, given: tuple[str, ...] = ()):
             _say(explain_slow(raised, recorded.launches, watch.CALL_SECONDS, given))
         except Exception as raised:
             _say(explain(raised, given))
-    for sentence in strays(recorded):
+    for sentence in (*strays(recorded), *races(recorded)):
         print(sentence)
     lines = [line for launch in recorded.launches if launch.spoilt for line in launch.undefined]
     if lines:
@@ -69,6 +69,12 @@ def strays(recorded: Trace) -> list[str]:
             lanes[key] += access.outside.size
             first.setdefault(key, (access, launch.operands.get(access.tensor)))
     return [_sentence(count, *first[key]) for key, count in lanes.items()]
+
+
+def races(recorded: Trace) -> list[str]:
+    """A sentence for each pair of lines between which lanes of one program race."""
+    found = [explain_race(race, one.operands[race.tensor]) for one in recorded.launches for race in one.races_inside]
+    return list(dict.fromkeys(f"{where}, {lines}: {RACE}." for where, lines in found))
 
 
 def _sentence(count: int, access, operand) -> str:
