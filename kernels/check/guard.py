@@ -20,7 +20,8 @@ def guarded(*, given: tuple[str, ...] = ()):
 
     What lies outside a tensor is neither read nor written, and is said in a sentence after the block; a call that takes
     longer than 10 s is ended; an error is said with the line that it comes from and what it usually means, and the notebook
-    goes on. Where NaN is stored and a load has no ``other``, that load is named.
+    goes on. Where lanes of one program race, both lines are said. Where NaN is stored and a load has no ``other``, that
+    load is named.
 
     given: Triton functions that are not to blame: what goes wrong in them is the doing of the line that calls them.
     """

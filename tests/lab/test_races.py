@@ -135,7 +135,7 @@ def in_step(x, total, N: tl.constexpr):
     for _ in range(3):
         tl.store(x + i, tl.load(x + i) + 1.0, mask=i < N - 3)
         tl.store(total, tl.load(total) + 1.0)
-        tl.store(total + tl.zeros([1], tl.int32), 1.0)
+        tl.store(total + tl.zeros([1, 1], tl.int32), 1.0)
         tl.atomic_add(total + 1 + i * 0, 1.0)
         tl.atomic_max(total + 1, 7.0)
         tl.load(total + 2 + i * 0)

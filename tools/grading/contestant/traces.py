@@ -32,7 +32,14 @@ def pack(launches: list[Launch]) -> tuple[list[dict], list[numpy.ndarray]]:
                 "executed": [[line, count] for line, count in launch.executed.items()],
                 "largest_exponent": launch.largest_exponent,
                 "races_inside": [
-                    [*race.program, names.index(race.tensor), race.element, *race.kinds, *race.lines, *race.sources]
+                    [
+                        *race.program,
+                        names.index(race.tensor),
+                        race.element,
+                        *map(KINDS.index, race.kinds),
+                        *race.lines,
+                        *map(sources.get, race.sources),
+                    ]
                     for race in launch.races_inside
                 ],
                 "operands": [
@@ -84,7 +91,7 @@ def _launch(item, rows, offsets, outside) -> Launch:
             elements *= max(size, 1)
         _hold(elements <= MOST_ELEMENTS, "an operand's size")
         launch.operands[name[:100]] = Operand(name[:100], tuple(shape), tuple(strides), itemsize, dtype[:20])
-    launch.races_inside += [_race(race, launch.operands) for race in item["races_inside"]]
+    launch.races_inside += [_race(race, launch.operands, item["sources"]) for race in item["races_inside"]]
     _hold(rows.ndim == 2 and rows.shape[1] == _COLUMNS + 2 and rows.dtype == numpy.int64, "a table of accesses")
     _hold(offsets.ndim == outside.ndim == 1, "lists of elements")
     names, first, last = list(launch.operands), 0, 0
@@ -116,14 +123,15 @@ def _launch(item, rows, offsets, outside) -> Launch:
     return launch
 
 
-def _race(race, operands: dict[str, Operand]) -> RaceInside:
-    _hold(isinstance(race, list) and len(race) == 11 and _integers(race[:5] + race[7:9]), "a race's numbers")
-    *program, tensor, element, first, second, line, other, source, text = race
-    _hold(0 <= tensor < len(operands), "a race's tensor")
+def _race(race, operands: dict[str, Operand], sources: list[str]) -> RaceInside:
+    _hold(_integers(race) and len(race) == 11, "a race's numbers")
+    *program, tensor, element, one, other, line, later, source, text = race
+    _hold(0 <= tensor < len(operands) and 0 <= one < 3 and 0 <= other < 3, "a race's tensor and kinds")
     name = list(operands)[tensor]
     _hold(0 <= element < numpy.prod(operands[name].shape), "an element of a race's tensor")
-    _hold(first in KINDS and second in KINDS and isinstance(source, str) and isinstance(text, str), "a race's lines")
-    return RaceInside(tuple(program), name, element, (first, second), (line, other), (source[:300], text[:300]))
+    _hold(0 <= source < len(sources) and 0 <= text < len(sources), "a race's lines")
+    both = sources[source][:300], sources[text][:300]
+    return RaceInside(tuple(program), name, element, (KINDS[one], KINDS[other]), (line, later), both)
 
 
 def _integers(value) -> bool:
