@@ -87,7 +87,7 @@ class BarrierInterval:
         cells, lanes = np.concatenate(cells), np.concatenate(lanes)
         low = cells.min()
         cells = (cells - low).astype(np.int64)
-        one_lane = np.empty(cells.max() + 1, dtype=np.int64)
+        one_lane = np.empty(cells.max() + 1, dtype=np.int64)  # of each cell; nothing is sorted unless it has several
         one_lane[cells] = lanes
         several = cells[one_lane[cells] != lanes]
         if not several.size:
