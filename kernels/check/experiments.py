@@ -7,6 +7,7 @@ from typing import NamedTuple
 from numpy import argwhere, array_equal, isfinite
 
 from kernels import runtime
+from kernels.check.explanations import RACE, explain_race
 from kernels.check.replay import NO_KERNEL
 from kernels.check.tensors import NAN, UNTOUCHED
 from kernels.lab.trace import Undefined
@@ -69,6 +70,7 @@ def judge(exercise, item, submission, case) -> Finding | None:
         found
         or (_undefined(submission, case, judged, bare) if bare else None)
         or (_exponents(item, case, seen.launches) if item.exponents and runtime.interpreted else None)
+        or (_races_inside(case, seen.launches) if runtime.interpreted else None)
     )
 
 
@@ -110,6 +112,17 @@ def _exponents(item, case, launches) -> Finding | None:
     where = f"the exponential of {largest:.3g} is taken"
     hidden = "a tl.where around an exponential comes too late, since inf · 0 is NaN in every gradient: cut the exponent"
     return Finding(where, f"with {case.sizes}", f"{item.not_finite}; {hidden}")
+
+
+def _races_inside(case, launches) -> Finding | None:
+    """Look for races between lanes of one program: the interpreter runs all lanes at once, so no answer shows them."""
+    for launch in launches:
+        for race in launch.races_inside:
+            operand = launch.operands[race.tensor]
+            tensor = case.tensor_of(operand)
+            where, lines = explain_race(race, operand, tensor.name if tensor else "")
+            return Finding(where, f"{lines} (with {case.sizes})", RACE)
+    return None
 
 
 def _undefined(submission, case, judged, bare) -> Finding | None:

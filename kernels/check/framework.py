@@ -30,7 +30,7 @@ from kernels.check.cases import Case, Failed, OnHost, Output, Run, Seen, Stray
 from kernels.check.compiling import Compiles, judge_compiled, never_compiled
 from kernels.check.costs import Cheap, Tier, judge_cost
 from kernels.check.experiments import NO_KERNEL, NOTHING, Finding, conflicts, judge, shares, touches
-from kernels.check.explanations import CHECKS_OWN, SLOW, explain
+from kernels.check.explanations import CHECKS_OWN, RACE, SLOW, explain
 from kernels.check.looking import Failing, remember
 from kernels.check.stale import broken_since
 from kernels.check.submission import Submission
@@ -353,7 +353,7 @@ class _Report:
 
         What is merely odd there takes the place of a guess alone.
         """
-        if finding.cause is SLOW:
+        if finding.cause in (SLOW, RACE):
             return finding
         texts = self.texts(case)
         found = [*misread(texts), *foreign_strides(texts)]

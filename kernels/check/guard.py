@@ -9,7 +9,7 @@ from triton.runtime.errors import InterpreterError
 
 from kernels.check import watch
 from kernels.check.experiments import without_other
-from kernels.check.explanations import explain, explain_slow
+from kernels.check.explanations import RACE, explain, explain_race, explain_slow
 from kernels.lab.accesses import Trace
 from kernels.lab.trace import trace
 
@@ -20,7 +20,8 @@ def guarded(*, given: tuple[str, ...] = ()):
 
     What lies outside a tensor is neither read nor written, and is said in a sentence after the block; a call that takes
     longer than 10 s is ended; an error is said with the line that it comes from and what it usually means, and the notebook
-    goes on. Where NaN is stored and a load has no ``other``, that load is named.
+    goes on. Where lanes of one program race, both lines are said. Where NaN is stored and a load has no ``other``, that
+    load is named.
 
     given: Triton functions that are not to blame: what goes wrong in them is the doing of the line that calls them.
     """
@@ -32,7 +33,7 @@ def guarded(*, given: tuple[str, ...] = ()):
             _say(explain_slow(raised, recorded.launches, watch.CALL_SECONDS, given))
         except Exception as raised:
             _say(explain(raised, given))
-    for sentence in strays(recorded):
+    for sentence in (*strays(recorded), *races(recorded)):
         print(sentence)
     lines = [line for launch in recorded.launches if launch.spoilt for line in launch.undefined]
     if lines:
@@ -69,6 +70,12 @@ def strays(recorded: Trace) -> list[str]:
             lanes[key] += access.outside.size
             first.setdefault(key, (access, launch.operands.get(access.tensor)))
     return [_sentence(count, *first[key]) for key, count in lanes.items()]
+
+
+def races(recorded: Trace) -> list[str]:
+    """A sentence for each pair of lines between which lanes of one program race."""
+    found = [explain_race(race, one.operands[race.tensor]) for one in recorded.launches for race in one.races_inside]
+    return list(dict.fromkeys(f"{where}, {lines}: {RACE}." for where, lines in found))
 
 
 def _sentence(count: int, access, operand) -> str:

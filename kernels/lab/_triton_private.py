@@ -52,12 +52,13 @@ def observed(observer):
     on a GPU nobody knows what such a lane holds. Here it holds the float ``poison``: NaN, something large of either
     sign, or the interpreter's 0. Lanes that may not be touched hold 0, for an address made from them would be one more stray.
     ``stored(values, allowed)`` is called before a store, with the values and the lanes that store them.
+    ``barrier()`` is called at a ``tl.debug_barrier``.
     ``exponent(largest)`` is called before an exponential, of e or of 2, with the largest number that it takes; NaN counts as
     −inf.
     """
     original_call, original_convert = GridExecutor.__call__, interpreter._implicit_cvt
     original_load, has_other = TritonSemantic.load, False
-    original = {name: getattr(InterpreterBuilder, name) for name in _ACCESSES + _EXPONENTIALS}
+    original = {name: getattr(InterpreterBuilder, name) for name in _WATCHED}
     tensors = iter(())  # of the launch that begins: (name, tensor) in the order in which Triton converts them
 
     def call(self, *args, **kwargs):
@@ -134,6 +135,10 @@ def observed(observer):
         ptrs = dataclasses.replace(ptrs, data=np.where(allowed.data, ptrs.data, np.uint64(nowhere.ctypes.data)))
         return original["create_atomic_cas"](self, ptrs, *rest, **named)
 
+    def barrier(self):
+        observer.barrier()
+        return original["create_barrier"](self)
+
     def exponential(name):
         def of(self, x):
             numbers = _numbers(x)
@@ -142,8 +147,8 @@ def observed(observer):
 
         return of
 
-    replaced = (load, store, rmw, cas, *map(exponential, _EXPONENTIALS))
-    replacements = dict(zip(_ACCESSES + _EXPONENTIALS, replaced, strict=True))
+    replaced = (load, store, rmw, cas, barrier, *map(exponential, _EXPONENTIALS))
+    replacements = dict(zip(_WATCHED, replaced, strict=True))
     try:
         GridExecutor.__call__, interpreter._implicit_cvt, TritonSemantic.load = call, convert, asked_for
         for name, function in replacements.items():
@@ -210,6 +215,7 @@ def _numbers(x: TensorHandle) -> np.ndarray:
 
 _EXPONENTIALS = ("create_exp", "create_exp2")
 _ACCESSES = ("create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas")
+_WATCHED = (*_ACCESSES, "create_barrier", *_EXPONENTIALS)
 
 
 def leaves(name: str, arg):

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -92,6 +93,20 @@ class Access:
         return f"<{text}; {where}>"
 
 
+class RaceInside(NamedTuple):
+    """Two lanes of one program touch one element, at least one of them writes, and no barrier is between.
+
+    ``kinds``, ``lines`` and ``sources`` are those of the earlier access and of the later one.
+    """
+
+    program: tuple[int, int, int]
+    tensor: str  # the parameter's name, of the earlier access if there are two
+    element: int  # row-major flat index
+    kinds: tuple[str, str]  # "load", "store" or "atomic"
+    lines: tuple[int, int]
+    sources: tuple[str, str]
+
+
 @dataclass(eq=False, repr=False)
 class Launch:
     """One recorded launch: ``kernel`` (its name), ``grid``, ``operands`` by parameter name, ``accesses`` in order.
@@ -99,7 +114,7 @@ class Launch:
     ``undefined`` lists the lines that load without ``other`` and leave masked lanes undefined. ``executed`` counts how often
     each line loads, stores or updates, in all programs, also where all its lanes are masked out and no access is made.
     ``largest_exponent`` is the largest number whose exponential is taken, or −inf. ``spoilt``: NaN was stored after such a
-    load.
+    load. ``races_inside`` holds the first race inside a program of each pair of lines (see ``lab.races``).
     """
 
     kernel: str
@@ -110,6 +125,7 @@ class Launch:
     executed: Counter[str] = field(default_factory=Counter)
     largest_exponent: float = -math.inf
     spoilt: bool = False
+    races_inside: list[RaceInside] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<{self.kernel}, grid {' × '.join(map(str, self.grid))}: {len(self.accesses)} accesses>"
@@ -304,6 +320,10 @@ class Trace:
     def races(self, *, launch: int = 0) -> dict[str, dict[int, list[tuple[int, int, int]]]]:
         """See ``Launch.races``."""
         return self._launch(launch).races()
+
+    def races_inside(self) -> list[RaceInside]:
+        """``Launch.races_inside``, over all launches."""
+        return [race for launch in self.launches for race in launch.races_inside]
 
     def table(self, *, launch: int | None = None) -> None:
         """``Launch.table`` of each launch, and what they come to together; or of one of them."""

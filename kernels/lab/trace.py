@@ -27,6 +27,7 @@ import torch
 
 from kernels import runtime
 from kernels.lab.accesses import SECTOR_BYTES, Access, Launch, Operand, Trace, distinct
+from kernels.lab.races import BarrierInterval, Touched
 
 _WINDOW_BITS = 44
 
@@ -92,8 +93,10 @@ class _Recorder:
         self.running = True
         self.windows: dict[int, tuple[Operand, Operand, int, int]] = {}  # number -> operand, as told, shown base, real base
         self.order: dict[tuple[int, int, int], int] = {}
+        self.interval = BarrierInterval(launch.races_inside)
 
         def finish(grid):
+            self.interval.end()
             launch.grid, self.running = _trim(grid), False
 
         return finish
@@ -107,7 +110,11 @@ class _Recorder:
         # Half a window of room on either side, and the real address's place in its page: alignment stays what it was.
         shown = (window << _WINDOW_BITS) + (1 << (_WINDOW_BITS - 1)) + address % 4096
         self.windows[window] = operand, seen, shown, address
+        self.interval.operands[window] = operand, address
         return shown
+
+    def barrier(self) -> None:
+        self.interval.end()
 
     def access(self, kind: str, program, addresses: np.ndarray, active: np.ndarray, nbytes: int, frame):
         from kernels.lab import _triton_private
@@ -134,8 +141,12 @@ class _Recorder:
                 if seen is not operand:
                     distance = np.where(hit, operand.offsets(elements[:, 0]) * operand.itemsize, distance)
                 real[lanes] = distance.view(np.uint64) + np.uint64(base)
-                start = real[lanes[hit]] // np.uint64(SECTOR_BYTES)
-                end = (real[lanes[hit]] + np.uint64(nbytes - 1)) // np.uint64(SECTOR_BYTES)
+                touched, inside = real[lanes[hit]], lanes[hit].astype(np.int32)
+                self.interval.add(
+                    program, Touched(kind, line, source, window, addresses.shape, nbytes, touched, inside)
+                )
+                start = touched // np.uint64(SECTOR_BYTES)
+                end = (touched + np.uint64(nbytes - 1)) // np.uint64(SECTOR_BYTES)
                 sectors = len(distinct(start if nbytes == 1 or (start == end).all() else np.concatenate((start, end))))
                 offsets, outside, tensor = elements[hit].ravel(), distance[~hit] // operand.itemsize, operand.name
             else:

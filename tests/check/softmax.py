@@ -33,3 +33,11 @@ SUM = "    total = tl.sum(p, axis=0)\n"
 
 
 RUNAWAY = "    step = 0\n    while step < N:\n        step += 0\n    total = tl.sum(p, axis=0)\n"
+
+
+# The entropy is a sum: with q read back from a neighbour's place it is the same, in the interpreter.
+QUOTIENT = "    q = p / tl.where(total == 0.0, 1.0, total)\n"
+READ_BACK = """\
+    q_ptrs = out_ptr + row * stride_om + (offs_n + 1) % N * stride_on
+    q = tl.load(q_ptrs, mask=mask_n, other=0.0).to(tl.float32)
+"""

@@ -11,7 +11,7 @@ from kernels.check.explanations import explain
 from kernels.check.framework import check as run_check
 from kernels.check.row_softmax import EXERCISE
 from kernels.lab.compile_report import compile_prepared
-from tests.check.softmax import SUM, right
+from tests.check.softmax import QUOTIENT, READ_BACK, SUM, right
 from tests.course.mutants import failures
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
@@ -35,6 +35,18 @@ def test_what_is_not_verified_is_said_and_is_not_passed(softmax, capsys):
 def test_poison_makes_no_noise(softmax, capsys):
     assert right(softmax(', mask=mask_n, other=-float("inf")')) < 10
     assert capsys.readouterr().err == ""
+
+
+def test_a_race_inside_a_program_is_told_with_both_lines_and_its_cure(softmax, capsys):
+    two = replace(EXERCISE, properties=EXERCISE.properties[:2])
+    odd = "    even = offs_n >= 0 & mask_n\n"  # is not what it looks like, and no cause of this
+    assert run_check(two, softmax(QUOTIENT, odd + READ_BACK), verdicts="right") == 0
+    first, again = failures(capsys.readouterr().out).values()
+    assert first.startswith("out[0, 0] is stored by one lane of a program and then loaded by another, line 11 `tl.store(")
+    assert "` and line 14 `q = tl.load(q_ptrs" in first and "(with M = 4, N = 16)" in first
+    for line in (first, again):
+        assert "put tl.debug_barrier() between the two, or keep the value in registers" in line
+    assert run_check(two, softmax(QUOTIENT, "    tl.debug_barrier()\n" + READ_BACK), verdicts="right") == 2
 
 
 def test_a_function_that_is_not_written_is_missing(capsys):

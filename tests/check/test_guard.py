@@ -11,7 +11,7 @@ from kernels import check, runtime
 from kernels.check import watch
 from kernels.check.explanations import explain, explain_slow
 from kernels.check.guard import line_first
-from tests.check.softmax import KERNEL, RUNAWAY, SUM, right
+from tests.check.softmax import KERNEL, QUOTIENT, READ_BACK, RUNAWAY, SUM, right
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="checks read addresses in Triton's interpreter")
 
@@ -113,6 +113,15 @@ class TestGuarded:
         assert load.startswith(line) and "3 lanes read outside x, the first at element 15 of x, which has 15" in load
         assert "3 lanes write outside out" in store and len(seen.launches) == 2
         assert (out[3] == 7).all()
+
+    def test_says_each_race_inside_a_program_once(self, softmax, capsys):
+        for cure, lines in (("", 1), ("    tl.debug_barrier()\n", 0)):
+            with check.guarded():
+                for _ in range(2):
+                    softmax(QUOTIENT, cure + READ_BACK)(torch.ones(3, 5), torch.ones(3, 5), torch.ones(3))
+            said = capsys.readouterr().out.splitlines()
+            assert len(said) == lines
+        assert not said
 
     def test_says_an_error_with_its_line_and_goes_on(self, softmax, capsys):
         with check.guarded():

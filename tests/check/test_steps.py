@@ -239,6 +239,14 @@ class TestLaunch:
         with pytest.raises(helpers.Diagnosis, match="this is 3"):
             call(3)
 
+    def test_a_race_inside_a_program_is_a_sentence(self, cell):
+        added = "\n    tl.store(x_ptr + offs, tl.load(out_ptr), mask=mask)\n\n\ndef"
+        made, x, out = cell(COPY.format("N").replace("\n\n\ndef", added)), values(8), empty(8)
+        with pytest.raises(helpers.Diagnosis, match=r"^out\[0\] is stored by one lane of a program and then loaded by"):
+            launch(made["copy"], (1,), x, out, 8, 1, BLOCK=8)
+        with pytest.raises(helpers.Diagnosis, match=r"^out\[0\] is stored by one lane of a program and then loaded by"):
+            call(made["launcher"], x, out, 8)
+
     def test_what_is_no_kernel_is_told(self):
         with pytest.raises(helpers.Diagnosis, match="the function <lambda>: is it decorated"):
             launch(lambda x: x, (1,), values(3))

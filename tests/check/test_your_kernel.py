@@ -70,6 +70,29 @@ def test_a_load_beyond_its_tensor_is_seen_by_its_address(capsys):
     assert line.startswith("FAILED  stays inside its tensors: ") and "the load of x is not masked along N" in line
 
 
+@pytest.mark.skipif(not runtime.interpreted, reason="addresses are seen in the interpreter")
+def test_a_race_inside_a_program_fails_what_is_right_but_for_it(cell, capsys):
+    source = """
+    @triton.jit
+    def reverse(x_ptr, out_ptr, N, stride_x, stride_o, BLOCK: tl.constexpr):
+        i = tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + i * stride_x, mask=i < N, other=0.0)
+        tl.store(out_ptr + (N - 1 - i) * stride_o, x, mask=i < N)
+        {}
+        back = tl.load(out_ptr + i * stride_o, mask=i < N, other=0.0)
+        tl.store(out_ptr + i * stride_o, back + x, mask=i < N)
+
+
+    def palindrome(x, out):
+        reverse[(1,)](x, out, len(x), x.stride(0), out.stride(0), BLOCK=triton.next_power_of_2(len(x)))
+    """
+    asked = dict(inputs={"x": "N"}, outputs={"out": "N"}, dtypes=torch.float32, verdicts="right")
+    for barrier in ("pass", "tl.debug_barrier()"):
+        good = check.your_kernel(cell(source.format(barrier))["palindrome"], lambda x: x + x.flip(0), **asked)
+        said = capsys.readouterr().out
+        assert good == ("debug" in barrier) == ("is stored by one lane of a program and then loaded" not in said), said
+
+
 def test_integers_and_pinned_sizes():
     @triton.jit
     def gather(x_ptr, ids_ptr, out_ptr, stride_x, stride_i, stride_o):

@@ -10,12 +10,14 @@ import shutil
 import pytest
 from nbconvert.filters.markdown_mistune import markdown2html_mistune
 
-from kernels.lab import _nursery
+from kernels.lab import _nursery, trace
 from tests.course.hostile import NAME, cell, notebook
 from tests.course.mutants import ROOT
+from tests.lab.test_races import RACING, N, arguments
 from tools.grading import foreign, gate, pages, submission
 from tools.grading.assignment import check_call, read_all
 from tools.grading.batch import Batch, How
+from tools.grading.contestant import traces
 from tools.grading.course import Course, NotACourse
 from tools.grading.gradebook import Book
 from tools.grading.marks import COLUMNS, shown, table
@@ -305,3 +307,22 @@ def test_a_gradebook_that_somebody_holds_is_a_sentence(tmp_path, monkeypatch):
     for name in ("gradebook.db", "damaged.db"):
         with pytest.raises(NotACourse, match="What is judged is kept"):
             Book(f"sqlite:///{tmp_path / name}")
+
+
+@pytest.mark.parametrize("kernel", RACING, ids=lambda kernel: kernel.fn.__name__)
+def test_races_inside_a_program_come_out_of_the_sandbox(kernel):
+    launches = trace(kernel, (1,), *arguments(kernel), BARRIER=False, N=N).launches
+    described, arrays = traces.pack(launches)
+    (again,) = traces.unpack(json.loads(json.dumps(described)), arrays)
+    assert again.races_inside == launches[0].races_inside and len(again.races_inside) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "value"), [(3, 7), (4, -1), (4, N * N), (5, 3), (6, -1), (7, "3"), (9, 99), (10, -1), (slice(1), [])]
+)
+def test_a_forged_race_is_no_trace(place, value):
+    kernel = next(iter(RACING))
+    described, arrays = traces.pack(trace(kernel, (1,), *arguments(kernel), BARRIER=False, N=N).launches)
+    described[0]["races_inside"][0][place] = value
+    with pytest.raises(ValueError, match="a race's|of a race"):
+        traces.unpack(described, arrays)

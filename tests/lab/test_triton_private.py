@@ -14,7 +14,7 @@ class Watcher:
     """An observer that changes nothing and keeps what it is shown."""
 
     def __init__(self):
-        self.launches, self.operands, self.accesses = [], [], []
+        self.launches, self.operands, self.accesses, self.barriers = [], [], [], []
 
     def launch(self, kernel):
         return lambda grid: self.launches.append((kernel, tuple(grid)))
@@ -31,6 +31,9 @@ class Watcher:
     def stored(self, values, allowed):
         assert values.shape == allowed.shape
 
+    def barrier(self):
+        self.barriers.append(len(self.accesses))
+
     def exponent(self, largest):
         raise AssertionError("no exponential is taken")
 
@@ -40,10 +43,11 @@ class Watcher:
 
 @triton.jit
 def every_access(src, dst, counter, flag, pair, N: tl.constexpr):
-    """One of each: masked and plain load and store, read-modify-write, compare-and-swap, a tuple, a helper."""
+    """One of each: masked and plain load and store, read-modify-write, compare-and-swap, a barrier, a tuple, a helper."""
     i = tl.arange(0, N)
     x = tl.load(src + i, mask=i < N - 1, other=0.0)
     tl.store(dst + i, helper(x, pair, i))
+    tl.debug_barrier()
     tl.atomic_add(counter + i, x, mask=i > 0)
     tl.atomic_cas(flag, 0, 7)
 
@@ -77,6 +81,7 @@ def test_observing_changes_nothing_and_shows_every_access():
     assert [a[3] for a in watcher.accesses] == active
     assert {(a[1], a[4]) for a in watcher.accesses} == {((0, 0, 0), 4)}
     assert [a[5] for a in watcher.accesses] == frames
+    assert watcher.barriers == [3]
 
 
 def test_a_compile_time_tensor_is_no_operand():
@@ -193,7 +198,7 @@ def test_everything_is_put_back_also_after_an_exception():
     from triton.runtime import interpreter
 
     def snapshot():
-        methods = [getattr(interpreter.InterpreterBuilder, name) for name in _triton_private._ACCESSES]
+        methods = [getattr(interpreter.InterpreterBuilder, name) for name in _triton_private._WATCHED]
         return [interpreter.GridExecutor.__call__, interpreter._implicit_cvt, _triton_private.TritonSemantic.load, *methods]
 
     before = snapshot()

@@ -147,7 +147,8 @@ def _touched(statement: ast.stmt) -> tuple[set[str], set[str], int]:
     if isinstance(statement, ast.AugAssign):
         read |= assigned
     called = [ast.unparse(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)]
-    stores = [name for name in called if "." not in name or name.startswith(("tl.store", "tl.atomic"))]  # or who knows
+    ordered = "tl.store", "tl.atomic", "tl.debug_barrier"
+    stores = [name for name in called if "." not in name or name.startswith(ordered)]  # or who knows
     return read, assigned, 2 if stores else int("tl.load" in called)
 
 

@@ -67,6 +67,12 @@ def gate_sums(g, c, BLOCK_T=16):
     prefix_kernel[(B,)](g, c, T, *g.stride(), *c.stride(), BLOCK_T=BLOCK_T)
 """
 CARRY = "carried = carried + tl.sum(g, axis=0)"
+STORED = "tl.store(c_ptr + b * stride_cb + offs_t * stride_ct, c, mask=mask_t)"
+LAST = "last = start + BLOCK_T - 1"
+READ_BACK = "carried = tl.load(c_ptr + b * stride_cb + last * stride_ct, mask=last < T, other=0.0)"
+BY_MEMORY = f"{LAST}\n        {READ_BACK}"
+BLOCK = "offs_t = start + tl.arange(0, BLOCK_T)"
+FIRST = "carried = tl.load(c_ptr + b * stride_cb + (start - 1) * stride_ct, mask=start > 0, other=0.0)"
 
 
 def prefix_case(draw: Draw, B: int, T: int, BLOCK_T: int) -> Case:
@@ -160,25 +166,28 @@ PATIENTS = (
         key="2b",
         function="gate_sums",
         right=PREFIX,
-        fault=(CARRY, "carried = tl.sum(g, axis=0)"),
-        lines=("carried = tl.sum(g, axis=0)",),
-        cause="carry",
+        fault=(CARRY, BY_MEMORY),
+        lines=(STORED, READ_BACK),
+        cause="race",
         sizes={"B": FEW, "T": SMALL, "BLOCK_T": BLOCKS},
         case=prefix_case,
         broken=(
-            Relative("one with the same mistake, from the second block on", (CARRY, "carried = 0.0")),
             Relative(
-                "one with the same mistake, several blocks later",
-                (CARRY, "carried = tl.where(start < 3 * BLOCK_T, carried, 0.0) + tl.sum(g, axis=0)"),
+                "one with the same mistake at a block's start", (BLOCK, f"{FIRST}\n        {BLOCK}", f"        {CARRY}\n", "")
             ),
             Relative(
-                "one that carries the last sum alone",
-                (CARRY, "carried = tl.sum(tl.where(offs_t == start + BLOCK_T - 1, g, 0.0), axis=0)"),
+                "one with the same mistake, several blocks later",
+                (CARRY, f"{CARRY}\n        if start >= 2 * BLOCK_T:\n            {LAST}\n            {READ_BACK}"),
+            ),
+            Relative(
+                "one with a barrier where it does not help",
+                (STORED, f"tl.debug_barrier()\n        {STORED}", CARRY, BY_MEMORY),
             ),
         ),
         sound=(
             Relative("a right kernel with longer blocks", ("BLOCK_T=BLOCK_T)", "BLOCK_T=4 * BLOCK_T)")),
             Relative("a right kernel with blocks of one", ("BLOCK_T=BLOCK_T)", "BLOCK_T=1)")),
+            Relative("a right kernel with a barrier", (CARRY, f"tl.debug_barrier()\n        {BY_MEMORY}")),
             Relative(
                 "a right kernel that is written otherwise",
                 (CARRY, "carried = tl.sum(tl.where(offs_t == start + BLOCK_T - 1, c, 0.0), axis=0)"),

@@ -21,7 +21,7 @@ CAUSES = {
     "bound": "a loop or a grid ends before the last block, which is not whole",
     "stride": "a stride is taken for granted that a tensor need not have",
     "boundary": "what belongs to one sequence, batch entry or image is read by its neighbour",
-    "race": "several programs update one element, in no fixed order",
+    "race": "several programs, or several lanes of one, touch one element, in no fixed order",
     "precision": "a sum is kept, or a product is rounded, in 16 bits",
     "rescale": "what was summed against an old maximum is not rescaled to the new one",
     "empty": "where nothing is left to sum, an undefined expression is formed: −∞ − (−∞), or 0 / 0",
@@ -93,7 +93,8 @@ class Patient:
     def fails(self, kernel: Callable, sizes: dict) -> bool:
         """Whether an input of these sizes shows that ``kernel`` is broken.
 
-        A wrong or missing number, a load or store outside a tensor, an error; amid NaN, and with outputs full of it.
+        A wrong or missing number, a load or store outside a tensor, a race inside a program, an error; amid NaN, and with
+        outputs full of it.
         """
         submission = Submission(kernel)
         for number in range(_DRAWS):
@@ -103,7 +104,7 @@ class Patient:
             except Failed:
                 return True
             seen = traced.run.seen
-            if traced.strays or self.races and any(launch.races() for launch in traced.launches):
+            if traced.strays or any(launch.races_inside or self.races and launch.races() for launch in traced.launches):
                 return True
             for out in case.outs:
                 found = seen[out.name]

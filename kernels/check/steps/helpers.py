@@ -29,6 +29,7 @@ import triton.language as tl
 
 from kernels import runtime
 from kernels.check.explanations import CHECKS_OWN
+from kernels.check.guard import races
 from kernels.check.steps import Diagnosis, described, note_launch
 from kernels.lab.accesses import Trace
 from kernels.lab.source import readable
@@ -132,8 +133,7 @@ def launch(kernel, grid, *arguments, stray: bool = False, **constants) -> Trace:
     _require_kernel(kernel)
     recorded = trace(kernel, grid, *arguments, **constants)
     note_launch(kernel, *arguments, **constants)
-    if not stray and (said := outside(recorded)):
-        raise Diagnosis(said)
+    _hold(recorded, stray)
     return recorded
 
 
@@ -143,9 +143,14 @@ def call(function, *arguments, stray: bool = False, **keywords):
         raise Diagnosis(f"A function is asked for here, and this is {described(function)}.")
     with trace.recording() as recorded:
         returned = function(*arguments, **keywords)
-    if not stray and (said := outside(recorded)):
-        raise Diagnosis(said)
+    _hold(recorded, stray)
     return returned, recorded
+
+
+def _hold(recorded: Trace, stray: bool) -> None:
+    """Raise the ``Diagnosis`` of an access outside its tensor, unless ``stray``, or of a race inside a program."""
+    if said := ("" if stray else outside(recorded)) or next(iter(races(recorded)), ""):
+        raise Diagnosis(said)
 
 
 def outside(recorded: Trace) -> str:

@@ -101,6 +101,19 @@ FORWARD = Target(
             "the scale is left out: o_t = scale * S_t^T q_t",
         ),
         Mutant(
+            "lanes race",
+            "the state is read back by other lanes, transposed",
+            (
+                "o = scale * tl.sum(q * S, axis=0)[None, :]",
+                "ST_ptrs = ST_ptr + at(stride_ST, n, h, offs_k) + offs_v * stride_ST[3]\n"
+                "        tl.store(ST_ptrs, S, mask=mask_k & mask_v)\n"
+                "        S_rows = tl.load(tl.trans(ST_ptrs), mask=tl.trans(mask_k & mask_v), other=0.0)\n"
+                "        o = scale * tl.sum(tl.trans(q) * S_rows, axis=1)[None, :]",
+            ),
+            "whole blocks",
+            "nothing orders the lanes of a program: put tl.debug_barrier() between the two",
+        ),
+        Mutant(
             "initial state left out",
             "every sequence starts from zeros",
             (

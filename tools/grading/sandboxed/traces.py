@@ -2,7 +2,7 @@
 
 import numpy
 
-from kernels.lab.accesses import Access, Launch, Operand
+from kernels.lab.accesses import Access, Launch, Operand, RaceInside
 
 KINDS = ("load", "store", "atomic")
 _COLUMNS = 10  # program (3), order, kind, tensor, bytes, sectors, line, source
@@ -31,6 +31,17 @@ def pack(launches: list[Launch]) -> tuple[list[dict], list[numpy.ndarray]]:
                 "sources": list(sources),
                 "executed": [[line, count] for line, count in launch.executed.items()],
                 "largest_exponent": launch.largest_exponent,
+                "races_inside": [
+                    [
+                        *race.program,
+                        names.index(race.tensor),
+                        race.element,
+                        *map(KINDS.index, race.kinds),
+                        *race.lines,
+                        *map(sources.get, race.sources),
+                    ]
+                    for race in launch.races_inside
+                ],
                 "operands": [
                     [operand.name, list(operand.shape), list(operand.strides), operand.itemsize, operand.dtype]
                     for operand in launch.operands.values()
@@ -59,7 +70,7 @@ def _launch(item, rows, offsets, outside) -> Launch:
     _hold(isinstance(item, dict) and isinstance(item.get("kernel"), str), "a launch's name")
     grid, operands = item.get("grid"), item.get("operands")
     _hold(_integers(grid) and len(grid) <= 3, "a launch's grid")
-    _hold(all(isinstance(item.get(key), list) for key in ("operands", "sources", "undefined")), "lists")
+    _hold(all(isinstance(item.get(key), list) for key in ("operands", "sources", "undefined", "races_inside")), "lists")
     _hold(all(isinstance(text, str) for text in item["sources"] + item["undefined"]), "lines of text")
     launch = Launch(item["kernel"][:100], tuple(grid), undefined=[text[:300] for text in item["undefined"][:100]])
     executed, largest = item.get("executed"), item.get("largest_exponent")
@@ -80,6 +91,7 @@ def _launch(item, rows, offsets, outside) -> Launch:
             elements *= max(size, 1)
         _hold(elements <= MOST_ELEMENTS, "an operand's size")
         launch.operands[name[:100]] = Operand(name[:100], tuple(shape), tuple(strides), itemsize, dtype[:20])
+    launch.races_inside += [_race(race, launch.operands, item["sources"]) for race in item["races_inside"]]
     _hold(rows.ndim == 2 and rows.shape[1] == _COLUMNS + 2 and rows.dtype == numpy.int64, "a table of accesses")
     _hold(offsets.ndim == outside.ndim == 1, "lists of elements")
     names, first, last = list(launch.operands), 0, 0
@@ -109,6 +121,17 @@ def _launch(item, rows, offsets, outside) -> Launch:
             )  # fmt: skip
         )
     return launch
+
+
+def _race(race, operands: dict[str, Operand], sources: list[str]) -> RaceInside:
+    _hold(_integers(race) and len(race) == 11, "a race's numbers")
+    *program, tensor, element, one, other, line, later, source, text = race
+    _hold(0 <= tensor < len(operands) and 0 <= one < 3 and 0 <= other < 3, "a race's tensor and kinds")
+    name = list(operands)[tensor]
+    _hold(0 <= element < numpy.prod(operands[name].shape), "an element of a race's tensor")
+    _hold(0 <= source < len(sources) and 0 <= text < len(sources), "a race's lines")
+    both = sources[source][:300], sources[text][:300]
+    return RaceInside(tuple(program), name, element, (KINDS[one], KINDS[other]), (line, later), both)
 
 
 def _integers(value) -> bool:
