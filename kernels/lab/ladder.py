@@ -78,8 +78,8 @@ def ladder(lesson: str, *, upto: str | None = None, predicted: dict[str, Predict
     where = "which lies beyond the axis" if far else "which a dashed line marks at 1"
     figure.alt = f"Horizontal bars, a rung each: {reached} of the speed of {ceiling}, {where}."
     if predicted:
-        told = [f"{row['rung']} {_beside(row['ms'], predicted[row['rung']])}" for row in rungs if row["rung"] in predicted]
-        figure.alt += f" Upright marks are predictions: {'; '.join(told)}."
+        words = [f"{row['rung']} {_beside(row['ms'], predicted[row['rung']])}" for row in rungs if row["rung"] in predicted]
+        figure.alt += f" Upright marks are predictions: {'; '.join(words)}."
     print(f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}")
     width = max(len(row["rung"]) for row in rungs)
     for row in rungs:
