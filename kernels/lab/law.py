@@ -46,23 +46,29 @@ def predict(
     machine="machine", *, bytes=0, sectors=0, turns=0, instructions=0, special_functions=0, products=0,
     chain=(), programs=0, launches=0,
 ) -> Prediction:  # fmt: skip
-    """Print how long each resource takes for what a kernel wants of it, and return the prediction: the longest of these.
+    """Print how long each resource takes for what a kernel wants of it; the longest of these times is the prediction.
 
-    t = max over resources of (amount / rate), and of steps × latency.
+    t = max over resources of (amount / rate), and of steps × latency. What is left out is not waited for.
 
     machine: name of a record of ``benchmarks.machine`` in ``benchmarks/results``, or a path to one.
-    bytes: distinct bytes that are read and written. sectors: 32-byte sectors asked for (``trace`` counts them). turns: turns
-        of shared memory, conflicts counted. instructions: of warps, as often as they run. special_functions: numbers that go
-        through 2^x and the like. products: operations of tensor cores, two a multiply-add.
+    bytes: distinct bytes that are read and written. sectors: 32-byte sectors that L2 is asked for: those that
+        ``trace`` counts, less what L1 still holds. turns: turns of shared memory, conflicts counted. instructions: of warps,
+        as often as they run. special_functions: numbers that go through 2^x and the like. products: operations of tensor
+        cores, two a multiply-add.
     chain: ``(steps, ns)`` for steps of which each waits ns for the one before; of several kinds, a list of such pairs.
     programs, launches: how many are started; launches, as in a CUDA graph.
 
-    Raises ``ValueError`` where no amount is given, one is negative, or the machine's record has no rate for it.
+    Returns a ``Prediction``: ``seconds``, ``by`` which resource, ``times`` of each; ``ladder`` takes it. Raises
+    ``ValueError`` where no amount is given, one is negative, or the machine's record has no rate for it.
     """
     amounts = {"bytes": bytes, "sectors": sectors, "turns": turns, "instructions": instructions}
-    amounts |= {"special_functions": special_functions, "products": products}
-    amounts |= {"programs": programs, "launches": launches}
-    record = recorded(machine)
+    amounts |= {
+        "special_functions": special_functions,
+        "products": products,
+        "programs": programs,
+        "launches": launches,
+    }
+    record = _of_its_machine(recorded(machine))
     known, steps = rates(record), _steps(chain)
     found = law(known, steps, **amounts)
     print(f"{record['machine']['gpu']}, {record['machine']['date']}")
@@ -97,8 +103,7 @@ def rates(record: dict) -> dict[str, Rate]:
     A machine has one set of rates, whichever benchmark asks: those of ``benchmarks.machine``. On a GPU where that has not run
     there are two: the copy and the large product that every benchmark times in its own run.
     """
-    if "device" not in record and record["machine"]["gpu"] == (known := recorded("machine"))["machine"]["gpu"]:
-        record = known
+    record = _of_its_machine(record)
     if "device" not in record:
         copy, product = record["machine"]["copy_tb_per_s"], record["machine"]["matmul_tflop_per_s"]
         return {
@@ -132,6 +137,13 @@ def rates(record: dict) -> dict[str, Rate]:
         "launches": ("launches", 1e6 / known["launch_us"], f"{known['launch_us']} µs each, in a graph"),
     }
     return {name: Rate(*rate) for name, rate in found.items()}
+
+
+def _of_its_machine(record: dict) -> dict:
+    """What ``benchmarks.machine`` recorded on a record's GPU, or the record itself where it has not run there."""
+    known = recorded("machine")
+    alike = "device" not in record and record["machine"]["gpu"] == known["machine"]["gpu"]
+    return known if alike else record
 
 
 def _steps(chain) -> list[tuple[float, float]]:
