@@ -1,5 +1,6 @@
 """The ladders run the lessons' own tagged cells, and what was recorded of them is complete."""
 
+import itertools
 import json
 import math
 import sys
@@ -12,6 +13,7 @@ from benchmarks import harness
 from benchmarks import ladder as bench
 from kernels import runtime
 from kernels.lab import ladder, sweep
+from kernels.lab.law import Prediction
 from tools.kernel_environment import ROOT, too_old_for
 
 LESSONS = sorted(path.stem.removeprefix("lesson_") for path in ROOT.glob("benchmarks/ladders/lesson_*.py"))
@@ -194,6 +196,56 @@ def test_where_all_are_far_from_the_limit_the_axis_ends_at_the_best(record):
     ax = figure.axes[0]
     assert [text.get_text() for text in ax.get_yticklabels()] == ["naive", "tiles", "torch"]
     assert ax.get_xlim()[1] < 0.07 and "lies 15 times as far" in ax.get_xlabel() and "beyond the axis" in figure.alt
+
+
+PREDICTED = {  # ms 45, 3.7 and 1.2 beside the recorded 50, 5 and 1.5: within a third, and just outside and inside of it
+    "naive": Prediction({"banks": 0.045, "chain": 0.02}),
+    "tiles": Prediction({"products": 0.0037}),
+    "torch": Prediction({"products": 0.0012}),
+}
+
+
+def test_predictions_stand_beside_what_was_recorded_and_misses_are_marked(record, capsys):
+    figure = ladder("99", predicted=PREDICTED)
+    ax = figure.axes[0]
+    marks = [line for line in ax.lines if line.get_linestyle() == "-"]
+    assert [mark.get_xdata()[0] for mark in marks] == pytest.approx([1 / 45, 1 / 3.7, 1 / 1.2])
+    assert [mark.get_color() == "black" for mark in marks] == [True, False, True]
+    assert [sum(mark.get_ydata()) / 2 for mark in marks] == [0, 1, 2]
+    said = ["predicted 45 ms", "predicted 3.7 ms, off 1.4×", "predicted 1.2 ms"]
+    assert [text.get_text() for text in ax.texts if "predicted" in text.get_text()] == said
+    assert figure.alt.endswith("naive predicted 45 ms; tiles predicted 3.7 ms, off 1.4×; torch predicted 1.2 ms.")
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.partition("the limit  ")[2] for line in lines] == [
+        "predicted 45 ms: banks", "predicted 3.7 ms, off 1.4×: products", "predicted 1.2 ms: products"
+    ]  # fmt: skip
+
+
+def test_a_prediction_that_is_too_long_is_a_miss_too_and_one_beyond_the_limit_is_on_the_axis(record):
+    made = {"naive": Prediction({"chain": 0.08}), "torch": Prediction({"chain": 0.0005})}
+    ax = ladder("99", predicted=made).axes[0]
+    texts = [text.get_text() for text in ax.texts if "predicted" in text.get_text()]
+    assert texts == ["predicted 80 ms, off 1.6×", "predicted 0.5 ms, off 3.0×"]
+    assert ax.get_xlim()[1] > 2
+
+
+def test_predictions_leave_room_for_the_columns(record):
+    figure = ladder("99", predicted=PREDICTED)
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text()]
+    assert len(boxes) == 3 + 3 + 2 + 2 + 3
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
+    assert max(box.x1 for box in boxes) <= figure.bbox.x1
+    label = figure.axes[0].xaxis.label.get_window_extent()
+    assert figure.bbox.x0 <= label.x0 and label.x1 <= figure.bbox.x1
+
+
+def test_only_rungs_are_predicted(record):
+    with pytest.raises(ValueError, match="predicted names 'fast': the rungs are naive, torch, tiles"):
+        ladder("99", predicted={"fast": Prediction({"products": 1})})
+    first = ladder("99", upto="naive", predicted=PREDICTED)
+    assert "tiles" not in first.alt and "naive predicted" in first.alt
 
 
 def test_a_sweep_is_drawn_over_its_prediction(record):

@@ -24,7 +24,7 @@ import types
 import torch
 import triton.language as tl
 
-from kernels.lab import _nursery, _triton_private
+from kernels.lab import _fork_server, _triton_private
 
 
 def run(job: str, interpreted: bool, kernel, values: dict, **details) -> dict:
@@ -40,9 +40,9 @@ def run(job: str, interpreted: bool, kernel, values: dict, **details) -> dict:
 
 def run_text(job: str, interpreted: bool, source: str, **details) -> dict:
     """The same for a kernel that was exported before."""
-    answer = _nursery.Nursery.raise_child(interpreted, job, source, details)
+    answer = _fork_server.ForkServer.run(interpreted, job, source, details)
     if answer is None:
-        return {"error": f"no answer within {_nursery.TIMEOUT_SECONDS} s"}
+        return {"error": f"no answer within {_fork_server.TIMEOUT_SECONDS} s"}
     if not answer.content:
         return {"error": f"the process ended with status {answer.status}:\n{answer.words}"}
     if job == "trace":

@@ -44,8 +44,8 @@ def main(job: str, folder: Path, details: dict) -> None:
         answer = {"compile": compile_all, "disassemble": disassemble, "trace": trace}[job](module, details, folder)
     except Exception as error:  # whatever goes wrong is the answer: the parent raises it
         answer = {"error": f"{type(error).__name__}: {error}".strip()}
-    said = pickle.dumps(answer) if job == "trace" else json.dumps(answer, default=encoded).encode()
-    (folder / "answer").write_bytes(said)
+    content = pickle.dumps(answer) if job == "trace" else json.dumps(answer, default=encoded).encode()
+    (folder / "answer").write_bytes(content)
 
 
 def encoded(binary: bytes) -> dict:
@@ -70,7 +70,7 @@ def serve(place: str, alone: bool) -> None:
     from triton.runtime import cache
 
     if "TRITON_CACHE_DIR" in os.environ:
-        cache.triton_key()  # reads all of Triton, for the key of its cache, and remembers it
+        cache.triton_key()  # reads all of Triton, for the key of its cache, and keeps it
     else:  # a job's own cache, in its own folder, is never asked by another Triton: half a second is saved
         cache.triton_key = lambda: "one job's"
     needs_torch = False
@@ -88,14 +88,14 @@ def serve(place: str, alone: bool) -> None:
             gc.freeze()
             child = os.fork()
             if child == 0:
-                raise_child(job, folder, working, details)
+                run_child(job, folder, working, details)
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             if alone:
                 with contextlib.suppress(ProcessLookupError):  # there is none
                     os.kill(-1, signal.SIGKILL)
             needs_torch = needs_torch or (folder / "torch").exists()
-            said, answer = (left(folder / name) for name in ("stderr", "answer"))
-            words = "\n".join(said.decode(errors="replace").strip().splitlines()[-12:])
+            printed, answer = (content_of(folder / name) for name in ("stderr", "answer"))
+            words = "\n".join(printed.decode(errors="replace").strip().splitlines()[-12:])
             answers.write(json.dumps([status, words, len(answer)]).encode() + b"\n" + answer)
             answers.flush()
 
@@ -106,7 +106,7 @@ def keep_out() -> None:
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def left(path: Path) -> bytes:
+def content_of(path: Path) -> bytes:
     """What a child left in a file; nothing if it is none."""
     with contextlib.suppress(OSError):
         place = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -134,7 +134,7 @@ def read(size: int) -> bytes:
     return bytes(found)
 
 
-def raise_child(job: str, folder: Path, working: str, details: bytes) -> NoReturn:
+def run_child(job: str, folder: Path, working: str, details: bytes) -> NoReturn:
     """In the child: do the job, and end."""
 
     def work():
@@ -236,14 +236,14 @@ def compile_for(arch: int, module, details: dict, folder: Path) -> dict:
             triton.knobs.compilation.always_compile = True
             compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=details["options"])
     except Exception as error:
-        return {"error": f"for sm_{arch}: {said(error)}"}
+        return {"error": f"for sm_{arch}: {message_of(error)}"}
     usage = triton.knobs.nvidia.cuobjdump.path, "-res-usage"
     return {
-        "visited": kept(known.name, lambda: "\n".join(sorted(places))).split("\n"),
+        "visited": cached(known.name, lambda: "\n".join(sorted(places))).split("\n"),
         "asm": {name: text for name, text in compiled.asm.items() if isinstance(text, str)},
         "cubin": compiled.asm["cubin"],
         "shared_bytes": compiled.metadata.shared,
-        "usage": said_of(compiled.asm["cubin"], folder, f"{compiled.hash}.usage", *usage),
+        "usage": output_of(compiled.asm["cubin"], folder, f"{compiled.hash}.usage", *usage),
     }
 
 
@@ -282,7 +282,7 @@ def visited_by(generator) -> set[str]:
     return places
 
 
-def said(error: BaseException | None) -> str:
+def message_of(error: BaseException | None) -> str:
     """An exception and what caused it: the call of a helper says where, the helper's own line what."""
     parts = []
     while error is not None:
@@ -307,22 +307,21 @@ def disassemble(module, details: dict, folder: Path) -> dict:
     import triton
 
     name = hashlib.sha256(details["cubin"]).hexdigest()
-    return {"sass": said_of(details["cubin"], folder, f"{name}.sass", triton.knobs.nvidia.nvdisasm.path, "-c")}
+    return {"sass": output_of(details["cubin"], folder, f"{name}.sass", triton.knobs.nvidia.nvdisasm.path, "-c")}
 
 
-def said_of(cubin: bytes, folder: Path, name: str, *command: str) -> str:
+def output_of(cubin: bytes, folder: Path, name: str, *command: str) -> str:
     """What one of the binary tools in Triton's wheel says of a binary: once, where Triton's cache holds it by this name."""
-
 
     def ask():
         binary = folder / f"{name}.cubin"
         binary.write_bytes(cubin)
         return subprocess.run([*map(str, command), str(binary)], capture_output=True, text=True, check=True).stdout
 
-    return kept(name, ask)
+    return cached(name, ask)
 
 
-def kept(name: str, make: Callable[[], str]) -> str:
+def cached(name: str, make: Callable[[], str]) -> str:
     """A text that Triton's cache holds by this name, made where it does not."""
     known = Path(os.environ["TRITON_CACHE_DIR"]) / name
     if known.exists():

@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from kernels.lab.loops import PTX, SASS, Code
+
 
 class CompileError(RuntimeError):
     """The compiler refused the kernel, or died on it; the message is its own."""
@@ -55,7 +57,25 @@ class CompileReport:
 
     def count(self, prefix: str) -> int:
         """How many instructions in ``sass`` begin with ``prefix``: ``report.count("HGMMA")``."""
-        return sum(opcode.startswith(prefix) for opcode, _ in _opcodes(self.sass))
+        return sum(x.opcode.startswith(prefix) for x in Code(self.sass, SASS).instructions)
+
+    def before(self, first: str, second: str) -> bool:
+        """Whether in a loop no way leads from its head to a ``second`` instruction without passing a ``first`` one.
+
+        first, second: how the instructions begin, those of ``sass`` in capitals (``"WARPGROUP.DEPBAR"``, ``"MUFU.EX2"``,
+        ``"WARPGROUP.DEPBAR.LE gsb0, 0x0"``), those of ``ptx`` in small letters (``"wgmma.wait_group"``, ``"ex2"``), which the
+        compiler's last stage still puts in another order. The loop is the innermost that holds both. Where there are
+        several, as of a kernel with two loops, it has to be so in each.
+
+        Raises ``ValueError`` if no loop holds both.
+        """
+        small = first[:1].islower()
+        if small != second[:1].islower():
+            raise ValueError(f"first is {first!r}, second {second!r}: both must be of sass, in capitals, or both of ptx")
+        found = Code(self.ptx, PTX).before(first, second) if small else Code(self.sass, SASS).before(first, second)
+        if found is None:
+            raise ValueError(f"first is {first!r}, second {second!r}: no loop of {self.kernel} holds both")
+        return found
 
     def __str__(self) -> str:
         return _table([self])
@@ -224,17 +244,9 @@ _GROUPS = (
 )
 
 
-def _opcodes(sass: str):
-    """(opcode, operands) of every instruction in a disassembly, predicates left out."""
-    for line in sass.splitlines():
-        match = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);", line)
-        if match:
-            yield match.groups()
-
-
 def _instructions(sass: str) -> dict[str, dict[str, int]]:
     counts = {group: Counter() for group, _, _ in _GROUPS}
-    for opcode, operands in _opcodes(sass):
+    for _, opcode, operands in Code(sass, SASS).instructions:
         base, *modifiers = opcode.split(".")
         if base.startswith("HFMA2") and "-RZ, RZ" in operands:
             continue  # 0 · 0 + c: how the compiler moves a constant, no arithmetic

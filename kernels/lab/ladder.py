@@ -3,6 +3,7 @@ and the limit; and its sweeps over what the lesson predicted."""
 
 from collections.abc import Callable
 
+from kernels.lab.law import Prediction
 from kernels.lab.roofline import recorded
 
 AT_THE_LIMIT = 0.005  # a rung whose share is this near to 1 is the limit: its row says what the limit's would
@@ -10,15 +11,18 @@ FAR = 0.25  # where no rung comes nearer than this, the axis ends at the best of
 LOG_FROM = 5  # a sweep whose times span more than this factor is drawn on a logarithmic axis
 
 
-def ladder(lesson: str, *, upto: str | None = None):
+def ladder(lesson: str, *, upto: str | None = None, predicted: dict[str, Prediction] | None = None):
     """Draw and print the ladder of a lesson, as ``benchmarks/results/ladder_NN.json`` has it.
 
     lesson: its number, "03".
     upto: the label of the last of the lesson's own rungs to show, for a first look on the way; all unless told.
+    predicted: what ``predict`` returned for a rung, by the rung's label. It is drawn over the bar and written beside the
+        recorded time, and a miss is marked: a rung whose time is more than a third of the prediction away from it.
 
     A bar is how much of the limit's speed a rung reaches; to the right of it stand the time, how many times faster than
     the first rung it is, and the idea that bought it. The limit has a row of its own unless a rung reaches it, or all are
-    far from it. Returns the figure. ``FileNotFoundError`` for a ladder that was not recorded.
+    far from it. Returns the figure. ``FileNotFoundError`` for a ladder that was not recorded, ``ValueError`` for a rung that
+    it does not have.
     """
     from kernels.lab import style
 
@@ -27,21 +31,29 @@ def ladder(lesson: str, *, upto: str | None = None):
     first = next(row["ms"] for row in rungs if row["kind"] == "lesson")
     ceiling = {"copy": "the fastest copy", "matmul": "the fastest matrix product"}[record["limit"]]
     lines = [(row["rung"], row["ms"], row["fraction_of_limit"], row["idea"], row["kind"]) for row in rungs]
-    best = max(row["fraction_of_limit"] for row in rungs)
+    predicted = _of_the_rungs(predicted or {}, record["rungs"], rungs)
+    marks = {rung: record["limit_ms"] / 1e3 / made.seconds for rung, made in predicted.items()}
+    best = max([*marks.values(), *(row["fraction_of_limit"] for row in rungs)])
     far = best < FAR and upto is None
     if not far and not any(abs(row["fraction_of_limit"] - 1) < AT_THE_LIMIT for row in rungs):
         lines.append(("the limit", record["limit_ms"], 1.0, "", "limit"))
-    figure, axes = style.picture(8.0, 0.9 + 0.36 * len(lines))
+    figure, axes = style.picture(9.8 if predicted else 8.0, 0.9 + 0.36 * len(lines))
     ax = axes[0, 0]
     series = {"lesson": 0, "finished": 4, "peer": 7}
-    for y, (_, ms, share, idea, kind) in enumerate(lines):
+    for y, (rung, ms, share, idea, kind) in enumerate(lines):
         if kind == "limit":
             ax.barh(y, 1, height=0.62, facecolor="white", edgecolor="black", linewidth=0.8, linestyle="--")
         else:
             ax.barh(y, share, height=0.62, **{**style.bar(0), **_look(style, series[kind])})
         column = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points", "va": "center"}
-        for x, text, ha in ((52, _ms(ms), "right"), (88, _times(first / ms), "right"), (96, idea, "left")):
+        texts = [(52, _ms(ms), "right"), (88, _times(first / ms), "right"), (96, idea, "left")]
+        if predicted:
+            texts[2:] = [(96, _beside(ms, predicted.get(rung)), "left"), (224, idea, "left")]
+        for x, text, ha in texts:
             ax.annotate(text, (1, y), (x, 0), ha=ha, fontsize=style.NOTE_SIZE, **column)
+        if rung in marks:
+            ink = style.INKS[1] if _missed(ms, predicted[rung]) else "black"
+            ax.plot([marks[rung]] * 2, [y - 0.42, y + 0.42], color=ink, linewidth=2)
     names = [name for name, *_ in lines]
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
@@ -53,6 +65,9 @@ def ladder(lesson: str, *, upto: str | None = None):
         ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
         ax.axvline(1, color="black", linewidth=0.8, linestyle="--")
         ax.set_xlabel(f"share of the limit's speed; the limit: {ceiling} of the run")
+    if predicted:
+        label = ax.get_xlabel().replace("; ", "\n").replace(", which", ",\nwhich")
+        ax.set_xlabel(f"{label}\nmarks: predicted (orange: off by more than a third)")
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     shape = ", ".join(f"{name} {size}" for name, size in record["shape"].items())
@@ -62,12 +77,17 @@ def ladder(lesson: str, *, upto: str | None = None):
     reached = ", ".join(f"{row['rung']} {row['fraction_of_limit']:.2g}" for row in rungs)
     where = "which lies beyond the axis" if far else "which a dashed line marks at 1"
     figure.alt = f"Horizontal bars, a rung each: {reached} of the speed of {ceiling}, {where}."
+    if predicted:
+        words = [f"{row['rung']} {_beside(row['ms'], predicted[row['rung']])}" for row in rungs if row["rung"] in predicted]
+        figure.alt += f" Upright marks are predictions: {'; '.join(words)}."
     print(f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}, {machine['date']}")
     width = max(len(row["rung"]) for row in rungs)
     for row in rungs:
         share = row["fraction_of_limit"]
         share = f"{share:.2f}" if share >= 0.0095 else f"{share:.1g}"
-        print(f"{row['rung']:<{width}}  {_ms(row['ms']):>9}  {_times(first / row['ms']):>6}  {share:>6} of the limit")
+        line = f"{row['rung']:<{width}}  {_ms(row['ms']):>9}  {_times(first / row['ms']):>6}  {share:>6} of the limit"
+        made = predicted.get(row["rung"])
+        print(f"{line}  {_beside(row['ms'], made)}: {made.by}" if made else line)
     return figure
 
 
@@ -147,6 +167,26 @@ def _shown(rungs: list[dict], upto: str | None) -> list[dict]:
     finished = [row for row in rungs if row["kind"] == "finished"]
     peers = sorted((row for row in rungs if row["kind"] == "peer"), key=lambda row: -row["ms"])
     return [*own, *finished, *peers]
+
+
+def _of_the_rungs(predicted: dict[str, Prediction], known: list[dict], shown: list[dict]) -> dict[str, Prediction]:
+    """The predictions for the rungs that are shown; each has to be for one that was recorded."""
+    labels = [row["rung"] for row in known]
+    if strange := [rung for rung in predicted if rung not in labels]:
+        raise ValueError(f"predicted names {strange[0]!r}: the rungs are {', '.join(labels)}")
+    return {row["rung"]: predicted[row["rung"]] for row in shown if row["rung"] in predicted}
+
+
+def _missed(ms: float, made: Prediction) -> bool:
+    return abs(ms / 1e3 - made.seconds) > made.seconds / 3
+
+
+def _beside(ms: float, made: Prediction | None) -> str:
+    """A prediction, and by how much its rung missed it."""
+    if made is None:
+        return ""
+    factor = ms / 1e3 / made.seconds
+    return f"predicted {_ms(1e3 * made.seconds)}" + f", off {_times(max(factor, 1 / factor))}" * _missed(ms, made)
 
 
 def _look(style, series: int) -> dict:

@@ -3,6 +3,7 @@
 from kernels.lab.roofline import recorded
 
 KB, MB, GB = 2**10, 2**20, 2**30
+SECTOR = 32  # bytes
 
 
 def rows(measurement: str, results="machine", **wanted) -> list[dict]:
@@ -20,8 +21,13 @@ def numbers(results="machine") -> dict:
     """The machine in a few numbers.
 
     ``multiprocessors``; ``dram_ns``, ``l2_ns`` and ``l1_ns``, the latencies of a walk among 1 GB, 8 MB and 64 kB;
-    ``dram_tb_per_s``, the rate of a large copy; ``l2_tb_per_s``; ``tensor_tflop_per_s``, in bfloat16 on tiles that stay;
-    ``matmul_tflop_per_s``, of a product of 8192³ from DRAM; ``ghz``, the clock.
+    ``dram_tb_per_s``, the rate of a large copy; ``l2_tb_per_s``; ``ordinary_tflop_per_s``, multiply-adds in float32 without
+    tensor cores, and ``instructions_per_s``, the same as instructions of warps; ``ghz``, the clock of a multiprocessor that
+    waits; ``program_ns``, what one more program costs its multiprocessor, and ``launch_us`` a launch in a graph.
+
+    ``tensor_tflop_per_s`` is the machine's one peak of products: the best of the bfloat16 tiles that stay in place. (Hopper's
+    data sheet has 989 TFLOP/s, which is 4,096 operations a clock on each of 132 multiprocessors at 1.83 GHz; under such load
+    the clock sinks, and 900 are as many at 1.66 GHz. What a product from DRAM reaches is no peak: that is a kernel, too.)
     """
     return numbers_of(recorded(results))
 
@@ -31,16 +37,22 @@ def numbers_of(record):
     latency = {row["bytes"]: row["ns"] for row in rows_of(record, "latency")}
     l2 = [row["tb_per_s"] for row in l2_sets(record) if row["bytes"] < 20 * MB]
     cores = rows_of(record, "tensor_cores", dtype="bfloat16")
+    ordinary = max(row["tflop_per_s"] for row in rows_of(record, "occupancy"))
+    launch, many = (rows_of(record, "launches", what=f"empty kernel{more}")[0] for more in ("", ", 100000 programs"))
+    count = record["device"]["multiprocessors"]
     return {
-        "multiprocessors": record["device"]["multiprocessors"],
+        "multiprocessors": count,
         "dram_ns": round(latency[GB]),
         "l2_ns": round(latency[8 * MB]),
         "l1_ns": round(latency[64 * KB]),
         "dram_tb_per_s": round(record["machine"]["copy_tb_per_s"], 2),
         "l2_tb_per_s": round(max(l2), 1),
         "tensor_tflop_per_s": 10 * round(max(row["tflop_per_s"] for row in cores) / 10),
-        "matmul_tflop_per_s": round(record["machine"]["matmul_tflop_per_s"]),
+        "ordinary_tflop_per_s": ordinary,
+        "instructions_per_s": ordinary * 1e12 / (32 * 2),  # 32 lanes, each a product and a sum
         "ghz": round(rows_of(record, "clock")[0]["mhz"] / 1000, 2),
+        "program_ns": round((many["graph_us"] - launch["graph_us"]) * 1e3 * count / 100_000),
+        "launch_us": round(launch["graph_us"], 1),
     }
 
 

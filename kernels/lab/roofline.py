@@ -2,9 +2,7 @@
 there is one.
 
 A kernel that does f operations on b bytes cannot run faster than the slower of moving b bytes and doing f
-operations. The
-two ceilings were measured in the same run as the results: the rate of a device-to-device copy and of a large matrix
-product.
+operations, at the two rates that ``kernels.lab.law`` has for the machine.
 """
 
 import json
@@ -18,6 +16,7 @@ from kernels import runtime
 
 #: What a row's speed is recorded as a fraction of: the ceiling of what moves data, or of what multiplies matrices.
 CEILINGS = {"fraction_of_copy": "the copy rate", "fraction_of_matmul": "a matrix product's rate"}
+_BOUNDS = {"distinct bytes": "copy rate", "products": "products' peak"}
 RESULTS = Path(runtime.__file__).parent.parent / "benchmarks" / "results"
 
 
@@ -31,7 +30,7 @@ def roofline(
     alt: str | None = None,
     ordinary: float | None = None,
 ):
-    """Draw recorded results under the roofline min(copy rate · f/b, matrix rate), both axes logarithmic, and print
+    """Draw recorded results under the roofline min(copy rate · f/b, products' rate), both axes logarithmic, and print
     them.
 
     results: name of a file in ``benchmarks/results``, or a path to such a file; None for an operator of your own, which
@@ -49,16 +48,17 @@ def roofline(
     ``FileNotFoundError`` for results that were not recorded, ``ValueError`` for a ``select`` that fits no row.
     """
     from kernels.lab import style
+    from kernels.lab.law import rates
 
     record, rows = _read("dynamic_conv" if results is None else results, select)
     rows = rows if results is not None else []
-    machine = record["machine"]
-    copy, matmul = machine["copy_tb_per_s"], machine["matmul_tflop_per_s"]
+    machine, known = record["machine"], rates(record)
+    copy, peak = (known[name].per_second / 1e12 for name in ("bytes", "products"))
     if results is None and point is None:
         raise ValueError("results is None: then point must be (label, seconds, flops, bytes)")
     measured = _learner(learner) if point is None else _learner(point, "point")
-    at_best = _at_best(point, copy, matmul) if point is not None and measured is None else ""
-    point = measured or (at_best and (f"{point[0]}, at best", at_best, *point[2:]))
+    at_best = _at_best(point, known) if point is not None and measured is None else None
+    point = measured or (at_best and (f"{point[0]}, at best", at_best.seconds, *point[2:]))
     figure, ax = _axes(ax, style, 6.4, 4.2)
 
     series: dict[str, list[tuple[float, float]]] = {}
@@ -70,13 +70,13 @@ def roofline(
         label, seconds, flops, nbytes = point
         series[label] = [(flops / nbytes, flops / seconds / 1e12)]
 
-    ridge = matmul / copy
+    ridge = peak / copy
     intensities = [x for points in series.values() for x, _ in points]
     x = np.geomspace(min(intensities + [ridge]) / 4, max(intensities + [ridge]) * 4, 200)
-    ax.plot(x, np.minimum(copy * x, matmul), color="black", linewidth=1.2, zorder=1)
+    ax.plot(x, np.minimum(copy * x, peak), color="black", linewidth=1.2, zorder=1)
     note = {"textcoords": "offset points", "fontsize": style.NOTE_SIZE, "ha": "right"}
-    ax.annotate(f"copy {copy:.2f} TB/s", (ridge / 4, matmul / 4), (-6, 2), **note)
-    ax.annotate(f"matrix product {matmul:.0f} TFLOP/s", (x[-1], matmul), (0, 4), **note)
+    ax.annotate(f"copy {copy:.2f} TB/s", (ridge / 4, peak / 4), (-6, 2), **note)
+    ax.annotate(f"products {peak:.0f} TFLOP/s", (x[-1], peak), (0, 4), **note)
     if ordinary:
         flat = x[copy * x >= ordinary]
         ax.plot(flat, np.full(len(flat), ordinary), color="black", linewidth=1.2, linestyle="--", zorder=1)
@@ -85,19 +85,19 @@ def roofline(
         style.points(ax, *zip(*points, strict=True), i, name, solid=i == 0 or bool(point) and i == len(series) - 1)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.set_ylim(top=3 * matmul)
+    ax.set_ylim(top=3 * peak)
     ax.set_xlabel("FLOP/byte")
     ax.set_ylabel("TFLOP/s")
     title = _title(record) if rows else _machine(machine)
     ax.set_title(title.replace(", ", "\n", 1), fontsize=style.TEXT_SIZE)
     ax.legend(fontsize=style.NOTE_SIZE, loc="lower right")
-    _describe_figure(figure, alt or _roofline_words(copy, matmul, series, ordinary))
+    _describe_figure(figure, alt or _roofline_words(copy, peak, series, ordinary))
     if rows:
         _print(record, rows)
     if at_best:
         label, _, flops, nbytes = point
-        bound = "copy rate" if flops / nbytes < ridge else "matrix product's rate"
-        print(f"{label}: {flops / nbytes:.3g} FLOP/byte, {at_best * 1e6:.3g} µs at the {bound} of {machine['gpu']}")
+        where = f"{at_best.seconds * 1e6:.3g} µs at the {_BOUNDS[at_best.by]} of {machine['gpu']}"
+        print(f"{label}: {flops / nbytes:.3g} FLOP/byte, {where}")
     return figure
 
 
@@ -219,13 +219,15 @@ def _learner(learner, name="learner"):
     return f"{label}, on {where}" if where else label, seconds, flops, nbytes
 
 
-def _at_best(point, copy: float, matmul: float) -> float:
-    """The seconds that the roof allows for ``(label, None, flops, bytes)``."""
+def _at_best(point, known):
+    """What the law of time predicts for ``(label, None, flops, bytes)``."""
+    from kernels.lab.law import law
+
     if len(point) != 4 or not (point[2] > 0 and point[3] > 0):
         raise ValueError(
             f"point is {point!r}: it must be (label, seconds or None, flops, bytes), flops and bytes positive"
         )
-    return max(point[3] / copy, point[2] / matmul) / 1e12
+    return law(known, bytes=point[3], products=point[2])
 
 
 def _machine(machine: dict) -> str:
@@ -272,10 +274,10 @@ def _print(record: dict, rows: list[dict], ceiling: str | None = None) -> None:
         print(f"{_describe(row):<{width}}  {_short(row[field])} of {CEILINGS[field]}{peers}")
 
 
-def _roofline_words(copy: float, matmul: float, series: dict, ordinary: float | None = None) -> str:
+def _roofline_words(copy: float, peak: float, series: dict, ordinary: float | None = None) -> str:
     text = (
         f"A roofline, both axes logarithmic: TFLOP/s rise with FLOP/byte at a copy's {copy:.2f} TB/s up to "
-        f"{matmul / copy:.0f} FLOP/byte, and are level from there at a matrix product's {matmul:.0f} TFLOP/s."
+        f"{peak / copy:.0f} FLOP/byte, and are level from there at the products' {peak:.0f} TFLOP/s."
     )
     if ordinary:
         text += f" A dashed line at {ordinary:.0f} TFLOP/s is the roof of ordinary arithmetic."

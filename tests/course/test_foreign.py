@@ -10,7 +10,7 @@ import shutil
 import pytest
 from nbconvert.filters.markdown_mistune import markdown2html_mistune
 
-from kernels.lab import _nursery, trace
+from kernels.lab import _fork_server, trace
 from tests.course.hostile import NAME, cell, notebook
 from tests.course.mutants import ROOT
 from tests.lab.test_races import RACING, N, arguments
@@ -277,13 +277,13 @@ def test_a_job_that_a_timer_breaks_off_ends_its_process(monkeypatch):
     def select(*_):
         raise Timer
 
-    nursery = _nursery.Nursery.__new__(_nursery.Nursery)
+    server = _fork_server.ForkServer.__new__(_fork_server.ForkServer)
     ended = []
-    nursery.place, nursery.process = _nursery.Place([], {}, "/tmp"), type("Process", (), {"stdin": None, "stdout": None})
-    monkeypatch.setattr(nursery, "end", lambda: ended.append(True), raising=False)
-    monkeypatch.setattr(_nursery.select, "select", select)
+    server.place, server.process = _fork_server.Place([], {}, "/tmp"), type("Process", (), {"stdin": None, "stdout": None})
+    monkeypatch.setattr(server, "end", lambda: ended.append(True), raising=False)
+    monkeypatch.setattr(_fork_server.select, "select", select)
     with pytest.raises(Timer):
-        nursery.send("compile", "", {})
+        server.send("compile", "", {})
     assert ended == [True]
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 import triton.language.core as an_alias_of_core
 
 from kernels.check import flash_mods
-from kernels.lab import CompileError, _child, _nursery, compile_report, trace
+from kernels.lab import CompileError, _child, _fork_server, compile_report, trace
 from kernels.lab.accesses import Trace
 from kernels.lab.trace import _record_in_child
 
@@ -296,7 +296,7 @@ def test_a_file_that_stands_in_a_modules_place_is_what_the_error_names(busy, mon
 def test_a_child_that_takes_too_long_is_given_up_with_all_it_hangs_on(busy, monkeypatch, tmp_path):
     wait = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(100)"
     compile_report(busy("pass"), "*fp32")  # from here on a child comes at once
-    monkeypatch.setattr(_nursery, "TIMEOUT_SECONDS", 5)
+    monkeypatch.setattr(_fork_server, "TIMEOUT_SECONDS", 5)
     with pytest.raises(CompileError, match="no answer within 5 s"):
         compile_report(busy(wait), "*fp32")
     with pytest.raises(ProcessLookupError):
@@ -305,13 +305,13 @@ def test_a_child_that_takes_too_long_is_given_up_with_all_it_hangs_on(busy, monk
             time.sleep(0.1)
 
 
-def test_the_next_child_comes_though_the_process_that_raises_them_has_left(busy):
+def test_the_next_child_comes_though_the_process_that_forks_them_has_left(busy):
     compile_report(busy("pass"), "*fp32")
-    nursery = _nursery.Nursery._started[os.getpid(), False, False]  # that of a grader, which another test made, is confined
-    nursery.process.stdin.close()  # as when it has had nothing to do for a while
-    nursery.process.wait(timeout=60)
+    server = _fork_server.ForkServer._started[os.getpid(), False, False]  # a grader's, of another test, is confined
+    server.process.stdin.close()  # as when it has had nothing to do for a while
+    server.process.wait(timeout=60)
     assert compile_report(busy("1"), "*fp32").registers > 0
-    assert nursery.process.returncode == 0
+    assert server.process.returncode == 0
 
 
 def test_a_report_is_kept_by_the_content_of_its_kernel(busy, tmp_path, monkeypatch):

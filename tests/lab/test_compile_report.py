@@ -13,6 +13,7 @@ from triton.language import exp as renamed_exp
 
 from kernels.lab import CompileError, _child, compile_report
 from kernels.lab.compile_report import CompileReport, _instructions
+from kernels.lab.loops import PTX, SASS, Code
 
 SCALE = tl.constexpr(1.5)
 
@@ -132,7 +133,7 @@ def test_arguments_are_specialised_as_in_a_launch(widths):
     assert widths["halves"] == ({"LDG 16 bits": 8}, {"STG 16 bits": 8})
 
 
-SASS = """
+DISASSEMBLY = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
         /*0010*/                   HFMA2 R5, -RZ, RZ, 0, 0 ;
         /*0020*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;
@@ -150,7 +151,7 @@ SASS = """
 
 
 def test_instructions_are_read_by_group_width_and_function():
-    counts = {group: names for group, names in _instructions(SASS).items() if names}
+    counts = {group: names for group, names in _instructions(DISASSEMBLY).items() if names}
     assert counts == {
         "matrix products": {"HGMMA": 1},
         "async copies and TMA": {"UTMALDG": 1},
@@ -159,6 +160,128 @@ def test_instructions_are_read_by_group_width_and_function():
         "multiply-adds": {"HFMA2": 1},  # the first HFMA2 only moves a constant
         "special functions": {"MUFU.EX2": 1},
     }
+
+
+@triton.jit
+def attention(q, k, v, o, N, M: tl.constexpr, LATE: tl.constexpr):
+    """Products, exponentials, products; with LATE, the exponentials of what the last step multiplied."""
+    i, d = tl.arange(0, M)[:, None], tl.arange(0, 64)[None, :]
+    rows, acc, z = tl.load(q + i * 64 + d), tl.zeros((M, 64), tl.float32), tl.zeros((M, 64), tl.float32)
+    for first in range(0, N, 64):
+        keys, values = tl.load(k + (first + d) * 64 + d.T), tl.load(v + (first + d.T) * 64 + d)
+        if not LATE:
+            z = tl.dot(rows, keys)
+        acc = tl.dot(tl.exp2(z).to(tl.bfloat16), values, acc)
+        if LATE:
+            z = tl.dot(rows, keys)
+    tl.store(o + i * 64 + d, acc)
+
+
+@triton.jit
+def two_loops(x, o, N, SECOND: tl.constexpr):
+    i, total = tl.arange(0, 128), tl.zeros((128,), tl.float32)
+    for first in range(0, N, 128):
+        total += tl.exp2(tl.load(x + first + i))
+    for first in range(0, N, 128):
+        if SECOND:
+            tl.store(o + first + i, tl.exp2(total))
+            total = tl.load(x + first + i)
+        else:
+            total *= tl.exp2(tl.load(x + first + i))
+    tl.store(o + i, total)
+
+
+def test_what_comes_first_in_the_loop_of_a_kernel():
+    bf16 = torch.bfloat16
+    now, late = (
+        compile_report(attention, bf16, bf16, bf16, "*fp32", "i32", M=64, LATE=late) for late in (False, True)
+    )
+    for wait, exponential, product in (("WARPGROUP.DEPBAR", "MUFU.EX2", "HGMMA"), ("wgmma.wait", "ex2", "wgmma.mma")):
+        assert now.before(wait, exponential) and now.before(product, exponential)
+        assert not now.before(exponential, wait) and not now.before(exponential, product)
+        assert late.before(exponential, product) and not late.before(product, exponential)
+    assert now.before("WARPGROUP.DEPBAR.LE gsb0, 0x0", "MUFU.EX2")
+
+
+def test_of_two_loops_each_has_to_agree():
+    alike, unlike = (compile_report(two_loops, "*fp32", "*fp32", "i32", SECOND=second) for second in (False, True))
+    assert alike.before("LDG", "MUFU.EX2") and alike.before("ld.global", "ex2")
+    assert not unlike.before("LDG", "MUFU.EX2") and not unlike.before("MUFU.EX2", "LDG")
+
+
+def test_what_no_loop_holds_is_said(matmuls):
+    with pytest.raises(ValueError, match="first is 'HGMMA', second 'MUFU.EX2': no loop of matmul holds both"):
+        matmuls[90].before("HGMMA", "MUFU.EX2")  # the helper's exponential comes after the loop
+    with pytest.raises(ValueError, match="first is 'wgmma', second 'MUFU.EX2': both must be of sass"):
+        matmuls[90].before("wgmma", "MUFU.EX2")
+
+
+OUTLINED = """
+        /*0000*/                   MOV R1, R2 ;
+.L_x_1:
+        /*0010*/                   SYNCS.PHASECHK P0, [UR4], R2 ;
+        /*0020*/              @!P0 BRA `(.L_x_9) ;
+.L_x_2:
+        /*0030*/               @P1 BRA `(.L_x_3) ;
+        /*0040*/                   HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;
+.L_x_3:
+        /*0050*/                   MUFU.EX2 R24, R24 ;
+        /*0060*/               @P2 BRA `(.L_x_1) ;
+        /*0070*/                   HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;
+        /*0080*/                   EXIT ;
+.L_x_9:
+        /*0090*/                   SYNCS.PHASECHK P0, [UR4], R2 ;
+        /*00a0*/              @!P0 BRA `(.L_x_9) ;
+        /*00b0*/                   BRA `(.L_x_2) ;
+"""
+
+
+def test_what_may_be_skipped_is_not_first_and_a_block_behind_the_code_belongs_to_its_loop():
+    assert Code(OUTLINED, SASS).loops() == {1: {*range(1, 7), 9, 10, 11}, 9: {9, 10}}
+    assert Code(OUTLINED, SASS).before("SYNCS", "HGMMA") and Code(OUTLINED, SASS).before("SYNCS", "MUFU")
+    assert not Code(OUTLINED, SASS).before("HGMMA", "MUFU")  # that may be skipped
+    assert Code(OUTLINED.replace("@P1 BRA", "@P1 NOP"), SASS).before("HGMMA", "MUFU")
+
+
+NESTED = """
+.L_x_1:
+        /*0000*/                   MUFU.EX2 R24, R24 ;
+.L_x_2:
+        /*0010*/               @P0 BRA `(.L_x_3) ;
+        /*0020*/                   HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;
+        /*0030*/                   MUFU.EX2 R24, R24 ;
+        /*0040*/                   BRA `(.L_x_2) ;
+.L_x_3:
+        /*0050*/                   MUFU.EX2 R24, R24 ;
+        /*0060*/               @P1 BRA `(.L_x_1) ;
+        /*0070*/                   EXIT ;
+"""
+
+
+def test_the_innermost_loop_counts_and_nothing_behind_it():
+    assert Code(NESTED, SASS).loops() == {0: {*range(7)}, 1: {*range(1, 5)}}
+    assert Code(NESTED, SASS).before("HGMMA", "MUFU") and not Code(NESTED, SASS).before("MUFU", "HGMMA")
+
+
+TABLE = """
+JTI0_0:
+	.branchtargets
+		$L__BB0_1,
+		$L__BB0_2;
+	mov.b32 	%r1, 0;
+$L__BB0_1:                              // %loop
+	ex2.approx.ftz.f32 	%r2, %r2;
+	brx.idx 	%r1, JTI0_0;
+	trap;
+$L__BB0_2:
+	@%p1 bra 	$L__BB0_1;
+	ret;
+"""
+
+
+def test_a_jump_by_number_has_the_targets_of_its_table():
+    assert Code(TABLE, PTX).next == [{1}, {2}, {1, 4}, set(), {1, 5}, set()]
+    assert Code(TABLE, PTX).loops() == {1: {1, 2, 4}}
 
 
 def test_spills_are_seen():

@@ -16,7 +16,7 @@ import torch
 from kernels import check as checks
 from kernels.check import clinics
 from kernels.check.framework import check as hold
-from kernels.lab import _nursery
+from kernels.lab import _fork_server
 from tools.grading import gate, reading
 from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.bench import Bench
@@ -42,12 +42,12 @@ class Judge:
         os.environ["KERNELS_PROGRESS"] = "0"  # what a check prints is kept
         self.unsafe, self.seconds, self.total, self.limits = unsafe, seconds, total, limits or Limits()
         self._template: Template | None = None
-        self._compiler = None if unsafe else _nursery.Place(*compiler())
+        self._compiler = None if unsafe else _fork_server.Place(*compiler())
 
     def make_ready(self) -> None:
         """Start the process that compiles, without waiting: it imports Triton meanwhile."""
-        with _nursery.confined(self._compiler):
-            _nursery.make_ready()
+        with _fork_server.confined(self._compiler):
+            _fork_server.make_ready()
 
     def template(self) -> Template:
         """A template that may start one more contestant."""
@@ -77,9 +77,9 @@ class Judge:
         result = Result(student, assignment.name, "graded", most=assignment.points, notes=list(submission.notes))
         result.answers = {name: source[: gate.MOST_CHARACTERS] for name, source in submission.answers.items()}
         result.texts = dict(submission.texts)
-        _nursery.TIMEOUT_SECONDS = round(COMPILER_SECONDS * patience())
+        _fork_server.TIMEOUT_SECONDS = round(COMPILER_SECONDS * patience())
         try:
-            with within(2 * self.total * MOST_PATIENCE + 60), _nursery.confined(self._compiler):
+            with within(2 * self.total * MOST_PATIENCE + 60), _fork_server.confined(self._compiler):
                 self._hold(assignment, submission, result)
         except Unusable as unusable:
             result.status, result.reason, result.points, result.checks = unusable.status, unusable.reason, None, []

@@ -5,11 +5,11 @@ import numpy as np
 
 from kernels.lab import measured, style
 from kernels.lab.drawings.language import NOTE
+from kernels.lab.machine_record import SECTOR
 from kernels.lab.roofline import recorded
 
 #: The tile of each rung that has one; "naive" computes one element, and its columns of b cost a sector a number.
 TILES = {name: (64, 64) for name in ("tiles", "tensor cores", "order", "pipelining")} | {"larger tile": (128, 256)}
-SECTOR = 32  # bytes
 LEVELS = 0.1, 2500.0  # TFLOP/s, the ends of the roofline's axis
 
 
@@ -86,8 +86,7 @@ def matmul_roofline(lesson: str = "03"):
     points = {name: (record["flops"] / asked[name], record["flops"] / ms / 1e9) for name, ms in rungs.items()}
 
     known = measured.numbers()
-    ordinary = max(row["tflop_per_s"] for row in measured.rows("occupancy"))
-    beta, top = known["l2_tb_per_s"], known["tensor_tflop_per_s"]
+    beta, top, ordinary = known["l2_tb_per_s"], known["tensor_tflop_per_s"], known["ordinary_tflop_per_s"]
     figure, axes = style.picture(7.2, 4.4)
     ax = axes[0, 0]
     low, high = 0.03, 600.0

@@ -6,6 +6,7 @@ from kernels.lab import style
 from kernels.lab.drawings.language import Board
 from kernels.lab.drawings.machine import draw_load
 from kernels.lab.drawings.waiting import PIPE, draw_pipe
+from kernels.lab.law import law, rates
 from kernels.lab.machine_record import GB, KB, MB, l2_sets, numbers_of, rows, rows_of
 from kernels.lab.roofline import recorded
 
@@ -167,10 +168,8 @@ def puzzle(yours=None, results="machine"):
     ax = axes[0, 0]
     names = []
     for i, row in enumerate(found):
-        read = (
-            2 / 3 * row["bytes"] / row["bytes_in_flight"] * known["dram_ns"] / 1e6
-        )  # ms; what is loaded is waited for
-        predicted = max(read, row["bytes"] / known["dram_tb_per_s"] / 1e9)
+        turns = 2 / 3 * row["bytes"] / row["bytes_in_flight"]  # what is loaded is waited for
+        predicted = 1e3 * law(rates(record), [(turns, known["dram_ns"])], bytes=row["bytes"]).seconds
         style.points(ax, [row["ms"]], [i], 0, "recorded", solid=True)
         ax.plot([predicted, predicted], [i - 0.42, i + 0.42], color="black", linewidth=2)
         own = (yours or {}).get((row["programs"], row["block"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from kernels.lab import _child, _nursery
+from kernels.lab import _child, _fork_server
 from tools.grading import sandbox
 from tools.grading.bench import Bench, Told
 from tools.grading.sandboxed import values, wire
@@ -67,7 +67,7 @@ def compiler():
     """What the compiler says of a module's text that no gate has seen, in the sandbox that a judge gives it."""
     os.environ["NBGRADER_DATABASE_URL"] = "postgresql://grader:secret@host/course"
     try:
-        place = _nursery.Place(*sandbox.compiler())
+        place = _fork_server.Place(*sandbox.compiler())
     finally:
         del os.environ["NBGRADER_DATABASE_URL"]
     kernel = "\nimport triton\n@triton.jit\ndef KERNEL(x):\n    pass\nVALUES = {}\n"
@@ -75,12 +75,12 @@ def compiler():
     details["options"] = {"num_warps": 4, "num_stages": 3, "maxnreg": None, "num_ctas": 1}
 
     def says(source):
-        with _nursery.confined(place):
+        with _fork_server.confined(place):
             answer = _child.run_text("compile", False, source + kernel, **details)
         return answer.get("error", "compiled")
 
     yield says
-    _nursery.Nursery._started.pop((os.getpid(), False, True)).end()
+    _fork_server.ForkServer._started.pop((os.getpid(), False, True)).end()
 
 
 def test_the_compiler_sees_no_more_than_a_contestant(compiler, tmp_path):

@@ -50,7 +50,7 @@ class Answer(NamedTuple):
     content: bytes
 
 
-class Nursery:
+class ForkServer:
     """The process that forks the children: it has imported Triton, and torch once a child needed it, so they need not.
 
     It leaves when it has had no work for a while, and with this process.
@@ -60,18 +60,18 @@ class Nursery:
     _lock = threading.Lock()
 
     @classmethod
-    def raise_child(cls, interpreted: bool, job: str, source: str, details: dict) -> Answer | None:
+    def run(cls, interpreted: bool, job: str, source: str, details: dict) -> Answer | None:
         """Have a child do the job on a module's text; what it left, or None if it took too long."""
         with cls._lock:
             for _ in range(2):  # again if it left just now
-                nursery = cls.running(interpreted)
+                server = cls.running(interpreted)
                 with contextlib.suppress(EOFError):
-                    return nursery.send(job, source, details)
-        ended = f"{sys.executable} ended with {nursery.process.returncode}"
-        raise RuntimeError(f"no process can be started: {ended}{_why(nursery.place)}")
+                    return server.send(job, source, details)
+        ended = f"{sys.executable} ended with {server.process.returncode}"
+        raise RuntimeError(f"no process can be started: {ended}{_why(server.place)}")
 
     @classmethod
-    def running(cls, interpreted: bool) -> "Nursery":
+    def running(cls, interpreted: bool) -> "ForkServer":
         """The process of this mode, started if there is none with the environment of now."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {
             "TRITON_INTERPRET": str(int(interpreted)),
@@ -82,12 +82,12 @@ class Nursery:
         command = [sys.executable, "-P", str(Path(__file__).with_name("_child_main.py"))]
         place = Place(command, environment, "") if interpreted or _confined is None else _confined
         key = os.getpid(), interpreted, place is _confined
-        nursery = cls._started.get(key)
-        if nursery is None or nursery.place != place or nursery.process.poll() is not None:
-            if nursery is not None:
-                nursery.end()
-            nursery = cls._started[key] = cls(place)
-        return nursery
+        server = cls._started.get(key)
+        if server is None or server.place != place or server.process.poll() is not None:
+            if server is not None:
+                server.end()
+            server = cls._started[key] = cls(place)
+        return server
 
     def __init__(self, place: Place):
         self.place, self.owner = place, os.getpid()
@@ -112,10 +112,10 @@ class Nursery:
         try:
             for part in (head, *parts):
                 self._write(part, until)
-            said = bytearray()
-            while b"\n" not in said:
-                said += self._read(until)
-            head, _, content = said.partition(b"\n")
+            received = bytearray()
+            while b"\n" not in received:
+                received += self._read(until)
+            head, _, content = received.partition(b"\n")
             status, words, size = json.loads(head)
             while len(content) < size:
                 content += self._read(until)
@@ -174,5 +174,5 @@ def _why(place: Place) -> str:
 
 def make_ready() -> None:
     """Start the process that compiles, without waiting: it imports Triton meanwhile."""
-    with Nursery._lock:
-        Nursery.running(interpreted=False)
+    with ForkServer._lock:
+        ForkServer.running(interpreted=False)
