@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-from tools.grading.sandboxed.importing import importing
 from tools.grading.sandbox import ROOT, UNSAFE, why_not
+from tools.grading.sandboxed.importing import importing
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 from nbconvert.filters.markdown_mistune import markdown2html_mistune
+from tools.grading.contestant import traces
 
 from kernels.lab import _fork_server, trace
 from tests.course.hostile import NAME, cell, notebook
@@ -17,7 +18,6 @@ from tests.lab.test_races import RACING, N, arguments
 from tools.grading import foreign, gate, pages, submission
 from tools.grading.assignment import check_call, read_all
 from tools.grading.batch import Batch, How
-from tools.grading.contestant import traces
 from tools.grading.course import Course, NotACourse
 from tools.grading.gradebook import Book
 from tools.grading.marks import COLUMNS, shown, table

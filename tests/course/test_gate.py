@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from kernels.check.submission import Submission
 from kernels.check.framework import Draw
+from kernels.check.submission import Submission
 from kernels.lab.compile_report import CompileError, compile_prepared
 from tests.course.mutants import ROOT, cells, patched, submission, targets
 from tools.grading import gate, texts
 from tools.grading.assignment import read_all
-from tools.grading.sandboxed import sealed
 from tools.grading.judge import exercise_of
+from tools.grading.sandboxed import sealed
 
 TEXT = "import triton as _triton, triton.language as _tl\n"
 ASSIGNMENTS = read_all(ROOT / "exercises")

@@ -12,8 +12,8 @@ from tests.course.hostile import cell, notebook
 from tests.course.hostile.plant import NAME, write
 from tests.course.test_foreign import ASSIGNMENTS, answers
 from tools.grading import bench, exchange, gate, remote, sandbox, submission, timer
-from tools.grading.sandboxed import syscalls, wire
 from tools.grading.results import REPORTED
+from tools.grading.sandboxed import syscalls, wire
 
 
 def reason(call, *given):

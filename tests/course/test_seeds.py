@@ -7,11 +7,11 @@ import pytest
 
 from kernels import check, runtime
 from kernels.check import flash_attention
-from kernels.check.submission import Submission
 from kernels.check.flash_mistakes import gradients
 from kernels.check.flash_problem import Problem
 from kernels.check.flash_variations import Scored
 from kernels.check.framework import Draw
+from kernels.check.submission import Submission
 from tests.course.mutants import ROOT, submission, targets
 from tools.kernel_environment import too_old_for
 

@@ -19,12 +19,12 @@ import nbformat
 from tqdm import tqdm
 
 from tools.grading import files, foreign, submission
-from tools.grading.sandboxed.importing import importing
 from tools.grading.course import ABOUT, Course
 from tools.grading.judges import Judges
 from tools.grading.marks import graded_copy, marks, table
 from tools.grading.results import STATUSES, Result
 from tools.grading.sandbox import ROOT
+from tools.grading.sandboxed.importing import importing
 from tools.grading.worker import Task
 
 

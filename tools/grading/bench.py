@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-from tools.grading.sandboxed import wire
 from tools.grading.sandbox import Connection, Limits, Template
+from tools.grading.sandboxed import wire
 from tools.grading.timer import patience
 
 LIVES = 2  # contestants that a submission may lose

@@ -16,9 +16,9 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from tools.grading import import_nbgrader
 from tools.grading.assignment import Assignment, is_answer, of
-from tools.grading.sandboxed.importing import importing
 from tools.grading.course import GradebookBusy
 from tools.grading.results import Result
+from tools.grading.sandboxed.importing import importing
 
 import_nbgrader()
 from nbgrader.api import Comment, Grade, Gradebook, InvalidEntry, MissingEntry, app_log  # noqa: E402

@@ -21,12 +21,12 @@ from tools.grading import gate, reading
 from tools.grading.assignment import CLINICS, EMITTERS, PIPELINES, Assignment, Check
 from tools.grading.bench import Bench
 from tools.grading.given import Given
-from tools.grading.lines import Refused
 from tools.grading.remote import Remote, RemotePipeline, RemoteTester, diagnosis
 from tools.grading.results import REPORTED, Line, Outcome, Result
 from tools.grading.sandbox import Limits, NoSandbox, Template, compiler
 from tools.grading.submission import Submission, Unusable
 from tools.grading.timer import MOST_PATIENCE, TooLong, patience, within
+from tools.grading.vocabulary import MOST_CHARACTERS
 
 COMPILER_SECONDS = 30  # for one kernel, of which honest ones take a tenth: what takes longer is an unrolled loop
 THREADS = 48  # the model of Gluon runs partitions as threads
@@ -75,7 +75,7 @@ class Judge:
     def _judge(self, student, assignment, submission) -> Result:
         start = time.monotonic()
         result = Result(student, assignment.name, "graded", most=assignment.points, notes=list(submission.notes))
-        result.answers = {name: source[: gate.MOST_CHARACTERS] for name, source in submission.answers.items()}
+        result.answers = {name: source[:MOST_CHARACTERS] for name, source in submission.answers.items()}
         result.texts = dict(submission.texts)
         _fork_server.TIMEOUT_SECONDS = round(COMPILER_SECONDS * patience())
         try:
@@ -117,13 +117,8 @@ class Judge:
             if name in assignment.answers:
                 released, source = source, submission.answers[name]
                 if assignment.clinic:
-                    verdict = gate.check(name, source, released, assignment.given, False, earlier, True)
-                    if verdict.refusals:
-                        raise Unusable("refused", str(verdict.refusals[0]))
-                    error = verdict.unreadable
-                    if verdict.source is not None:
-                        source = verdict.source
-                        notes.append(verdict.note)
+                    source, said, error = gate.of_clinic(name, source, released, assignment.given, earlier)
+                    notes += said
                 else:
                     source, error = reading.python(source)
                 with contextlib.suppress(SyntaxError):
@@ -133,11 +128,8 @@ class Judge:
 
     def _check(self, one: Check, assignment: Assignment, cells: list, bench: Bench) -> Outcome:
         seed, printed = secrets.randbits(32), io.StringIO()
-        try:
-            with contextlib.redirect_stdout(printed):
-                exercise, points = _run(one, assignment, cells, bench, seed)
-        except Refused as refused:
-            raise Unusable("refused", str(refused.args[0])) from None
+        with contextlib.redirect_stdout(printed):
+            exercise, points = _run(one, assignment, cells, bench, seed)
         text = printed.getvalue()
         scale = one.points / exercise.points if exercise.points else 0.0
         return Outcome(

@@ -16,8 +16,8 @@ from kernels.check.clinics import Tester
 from kernels.check.submission import Call, Kernels, Outcome, Recorded, Submission
 from tools.grading import foreign, texts
 from tools.grading.bench import Bench, Told
-from tools.grading.sandboxed import traces, values
 from tools.grading.results import REPORTED
+from tools.grading.sandboxed import traces, values
 
 MOST_TEXT = 2000
 MOST_ARMS = 5000
@@ -159,7 +159,8 @@ def _call(packed: values.Packed, call: Call) -> dict:
     """A call as data."""
     far = {id(tensor): strides for tensor, strides in call.far}
     launch = {name: packed.value(value) for name, value in call.launch.items() if name != "mod"}
-    return {"args": list(map(packed.value, call.args)), "far": [far.get(id(tensor)) for tensor in call.args], "kwargs": launch}
+    told = [far.get(id(tensor)) for tensor in call.args]
+    return {"args": list(map(packed.value, call.args)), "far": told, "kwargs": launch}
 
 
 class RemotePipeline:

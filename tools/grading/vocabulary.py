@@ -30,9 +30,8 @@ MATH = frozenset(
 NUMBERS = frozenset("e inf nan pi tau".split())
 #: Names of types, for annotations.
 TYPING = frozenset("Any Callable Dict Iterable List Optional Sequence Tuple Union".split())
-#: What a notebook imports to try things out; unneeded, it is left out.
-FOR_TRIALS = frozenset("__future__ matplotlib numpy pandas random time torch tqdm triton typing".split())
-#: What a launcher may ask of torch and of triton.language.
+#: Names of types, for annotations.
+TYPING = frozenset("Any Callable Dict Iterable List Optional Sequence Tuple Union".split())
 DTYPES = frozenset(
     "bool uint8 int8 int1 int16 int32 int64 int long short half float double float16 bfloat16 float32 float64".split()
 )
@@ -60,21 +59,6 @@ IN_KERNELS = frozenset(
         "is_ptr is_bool is_fp64 is_fp8 is_int8 is_int16 is_int32 is_int64 primitive_bitwidth ALL NONE append"
     ).split()
 )
-#: What a launcher may ask of a tensor: what the sealed ones answer. What they refuse, at run time, follows: it is a mistake
-#: with a diagnosis, not an offence.
-IN_LAUNCHERS = frozenset(
-    (
-        "shape stride size dtype ndim dim numel nelement element_size itemsize is_contiguous storage_offset data_ptr "
-        "device is_cuda append extend items keys values get type bit_length join"
-    ).split()
-) | frozenset(
-    (
-        "zero_ fill_ copy_ add_ mul_ sub_ div_ sum mean max min contiguous clone to float half double int long t T mT "
-        "transpose permute view reshape flatten expand unsqueeze squeeze matmul mm bmm tolist item cpu cuda detach "
-        "new_empty new_zeros"
-    ).split()
-)
-
 #: The last four are no compiler's: its verdict says so. Not ``list``, which Triton's compiler would perform itself.
 IN_KERNELS_BUILTINS = frozenset("range min max abs int float bool len print enumerate zip reversed sum".split())
 EXCEPTIONS = frozenset(
@@ -84,12 +68,9 @@ EXCEPTIONS = frozenset(
 OWN_IN_KERNELS = frozenset("id input filter hash slice map next all any pow round divmod bin hex oct format chr ord".split())
 #: Modules that stand in the texts that are compiled, and in notebooks.
 MODULES = frozenset("torch triton kernels collections math np numpy os sys subprocess ctypes gc inspect".split())
-IN_LAUNCHERS_BUILTINS = EXCEPTIONS | frozenset(
+IN_PROGRAMS_BUILTINS = EXCEPTIONS | frozenset(
     "range min max abs int float bool len tuple list dict set map filter zip enumerate reversed sorted sum divmod round "
-    "print str isinstance all any".split()
-)
-IN_PROGRAMS_BUILTINS = IN_LAUNCHERS_BUILTINS | frozenset(
-    "frozenset repr next iter slice complex bytes ord chr format".split()
+    "print str isinstance all any frozenset repr next iter slice complex bytes ord chr".split()
 )
 TORCH = frozenset(
     (
@@ -107,9 +88,12 @@ TORCH_IN_TESTS = frozenset(
         "nan_to_num where masked_fill transpose permute reshape unsqueeze squeeze flatten movedim conv1d conv2d no_grad"
     ).split()
 )
+#: What a test may import besides ``math``, and what of numpy it may use.
+IN_TESTS_IMPORTS = frozenset(
+    ("import numpy", "import numpy as np", "import torch.nn.functional as F", "from torch.nn import functional as F")
+)
+NUMPY = TORCH_IN_TESTS | frozenset("array asarray float32 float64 int32 int64 pi inf nan testing".split())
 #: Attributes through which Python's own machinery is reached from values that an answer holds.
 MACHINERY = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 #: Modules that Triton's interpreter, or a habit, may put under these names: asked for, they are refused.
 LEAKED = MODULES - {"collections"} | frozenset("time tl gl check runtime".split())
-#: Types by which a function of the host may be annotated: what stands there is evaluated.
-ANNOTATIONS = frozenset("int float bool str tuple list dict torch.Tensor torch.dtype".split()) | TYPING

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tools.grading import submission
 from tools.grading.assignment import parse
-from tools.grading.sandboxed.importing import importing
 from tools.grading.results import Result
+from tools.grading.sandboxed.importing import importing
 from tools.grading.timer import TooLong, within
 
 

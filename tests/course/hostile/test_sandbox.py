@@ -12,9 +12,9 @@ import pytest
 from kernels.lab import _child, _fork_server
 from tools.grading import sandbox
 from tools.grading.bench import Bench, Told
+from tools.grading.sandbox import ROOT, USER, Limits, Template, why_not
 from tools.grading.sandboxed import values, wire
 from tools.grading.sandboxed.importing import importing
-from tools.grading.sandbox import ROOT, USER, Limits, Template, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a sandbox")
 

@@ -1,7 +1,7 @@
 """A recording as data: what the process says that recorded a submission's launches, and what the one is given that replays.
 
-A launch is a module's text, with its kernel and what no tensor is, as ``_child.export`` writes it; its tensors, each as a view
-of a storage; and what the launcher wrote itself, as arrays. Who replays trusts no number: one that is out of place is a
+A launch is a module's text, with its kernel and what no tensor is, as ``_child.export`` writes it; its tensors, each as a
+view of a storage; and what the launcher wrote itself, as arrays. Who replays trusts no number: one that is out of place is a
 ``ValueError``. What a text may say is the judge's business (``texts.hold``).
 """
 
@@ -135,7 +135,7 @@ def _defined(text: str, lines: list, number: int) -> tuple:
         namespace, origins = {}, dict(map(tuple, lines))
         rows = text.split("\n")
         for statement in ast.parse(text).body:
-            filename = f"<kernel {len(_KNOWN)} {statement.lineno}>"
+            filename = f"<launched {len(_KNOWN)} {statement.lineno}>"
             begins = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))])
             shift = origins.get(statement.lineno, statement.lineno) - statement.lineno
             own = ["\n"] * (begins - 1 + shift) + [row + "\n" for row in rows[begins - 1 : statement.end_lineno]]
