@@ -89,26 +89,22 @@ Inputs = namedtuple("Inputs", "plan q k v decays packing scale parted crossed sc
 
 def forward(q, k, v, g, g_gamma, gk, initial_state, cu_seqlens, scale, output_final_state, reverse):
     """``(o, final state, scores)``, empty tensors for what there is not; the scores are for the backward pass."""
-    (B, T, H, K), V = q.shape, v.shape[3]
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    o, none = q.new_empty(B, T, H, V), lambda: q.new_empty(0)
-    if T == 0 or H == 0:
-        return o, _untouched(q, initial_state, (N, H, K, V)) if output_final_state else none(), none()
     x = _prepare((q, k, v), Gates(g, g_gamma, gk), cu_seqlens, scale, reverse)
     start, final, of = None if initial_state is None else initial_state.contiguous(), None, x.plan.cut
+    B, T, H, K, V, N = of.problem.sizes
     if of.stored or not of.one_run:
         each = operand_dtype(q.dtype) if of.stored else None
-        states, final, *_ = _loop(x, each, (start, output_final_state))
+        states, final, *_ = _loop(x, each, (start, output_final_state), None)
     elif output_final_state:
         final = q.new_empty(N, H, K, V, dtype=torch.float32)
-    grid, sizes, meta = x.plan.last
+    o, (grid, sizes, meta) = q.new_empty(B, T, H, V), x.plan.last
     if of.stored:
         launch(stored_outputs_kernel, grid, x.q, x.k, v, x.decays, states, o, x.packing, scale, *sizes, **meta)
     else:
         start, end = (start, final) if of.one_run else (states, None)
         launch(outputs_kernel, grid, x.q, x.k, v, x.decays, start, o, end, x.packing, scale, *sizes, **meta)
     clear_outside(cu_seqlens, T, o)
-    return o, none() if final is None else final, none() if x.scores is None else x.scores
+    return o, *(q.new_empty(0) if made is None else made for made in (final, x.scores))
 
 
 def backward(
@@ -120,11 +116,6 @@ def backward(
     dfinal = dfinal if output_final_state else None
     (B, T, H, K), V = q.shape, v.shape[3]
     need_q, need_k, need_v, need_g, need_gamma, need_gk, need_initial = needs
-    if T == 0 or H == 0:
-        tensors = q, k, v, g, g_gamma, gk
-        zeros = [t.new_zeros(t.shape) if need else None for t, need in zip(tensors, needs[:-1], strict=True)]
-        state = initial_state.shape if need_initial else None
-        return *zeros, _untouched(q, dfinal, state).to(initial_state.dtype) if need_initial else None
     made = scores if scores.numel() else None
     x = _prepare((q, k, v), Gates(g, g_gamma, gk), cu_seqlens, scale, reverse, do, made)
     sides = (initial_state, False), (dfinal, need_initial)
@@ -163,13 +154,6 @@ def backward(
         dgk,
         dinitial.to(initial_state.dtype) if need_initial else None,
     )
-
-
-def _untouched(q, state, shape):
-    """A float32 copy of the state that no token changed; zeros where there is none."""
-    if state is None:
-        return q.new_zeros(shape, dtype=torch.float32)
-    return state.to(torch.float32, copy=True).contiguous()
 
 
 def _prepare(qkv, gates, cu_seqlens, scale, reverse, do=None, scores=None):
@@ -216,40 +200,40 @@ def _loop(x, each, *sides, do=None):
     Args:
         x: the pass's ``Inputs``; the state grows by the outer products of its k and v.
         each: dtype of the states that enter the chunks, or ``None`` where they are not wanted.
-        sides: of the states, and with ``do`` of the costates, ``(start, end)``: the state [N, H, K, V] at the loop's start
-            or ``None``, and whether the one at its end is wanted.
+        sides: of the states and of the costates, which are ``None`` without ``do``, ``(start, end)``: the state [N, H, K, V]
+            at the loop's start or ``None``, and whether the one at its end is wanted.
         do: the output's gradient, by whose products with q the costates grow.
 
     Returns:
         ``(states, final, costates, cofinal)``: [chunks, H, K, V] and [N, H, K, V] float32, ``None`` where not wanted. Without
         ``each``, where a sequence is several runs, states [runs, H, K, V] are those that enter the runs.
     """
-    of, (B, _, H, K), V, cu_seqlens = x.plan.cut, x.q.shape, x.v.shape[3], x.packing.cu
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    of = x.plan.cut
+    B, T, H, K, V, N = of.problem.sizes
 
     def new(count, wanted=True, dtype=torch.float32):
         return x.q.new_empty(count, H, K, V, dtype=dtype) if wanted else None
 
-    def run(states, costates=States()):  # noqa: B008
+    def both(of_side):
+        return [States() if side is None else of_side(*side) for side in sides]
+
+    def run(states, costates):
         grid, sizes, meta = x.plan.loop
         read = x.k, x.v, None if do is None else x.q, do, x.decays
         launch(states_kernel, grid, *read, states, costates, x.packing, x.scale, *sizes, **meta)
 
-    loops = [
-        States(None if start is None else start.contiguous(), new(of.chunks, each is not None, each), new(N, end))
-        for start, end in sides
-    ]
+    begin = lambda start: None if start is None else start.contiguous()
+    loops = both(lambda start, end: States(begin(start), new(of.chunks, each is not None, each), new(N, end)))
     if of.one_run:
         run(*loops)
     else:
-        runs = [States(end=new(of.runs), run_decay=x.q.new_empty(of.runs, H, K, dtype=torch.float32)) for _ in sides]
+        runs = both(lambda *_: States(end=new(of.runs), run_decay=x.q.new_empty(of.runs, H, K, dtype=torch.float32)))
         run(*runs)
         chained = [loop._replace(each=None, run_decay=one.run_decay) for loop, one in zip(loops, runs, strict=True)]
-        (added, coadded), both = [*runs, States()][:2], [*chained, States()][:2]
         grid, sizes, meta = x.plan.chain
-        launch(chain_kernel, grid, added.end, coadded.end, *both, cu_seqlens, *sizes, **meta)
+        launch(chain_kernel, grid, *[one.end for one in runs], *chained, x.packing.cu, *sizes, **meta)
         if each is None:
-            return added.end, both[0].end, None, None
+            return runs[0].end, chained[0].end, None, None
         run(*[States(one.end, loop.each) for loop, one in zip(loops, runs, strict=True)])
-    states, costates = [*loops, States()][:2]
-    return states.each, states.end, costates.each, costates.end
+    (_, states, final, _), (_, costates, cofinal, _) = loops
+    return states, final, costates, cofinal
