@@ -28,8 +28,7 @@ from kernels.common.operator import Launch, launch, planned, register, strided
 from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs
 from kernels.recurrent_attention import plain
 from kernels.recurrent_attention.chunk import launches as chunk
-from kernels.recurrent_attention.chunk.cut import new_scores, tokens_in_chunk
-from kernels.recurrent_attention.pairs import Gradients, pairs_kernel
+from kernels.recurrent_attention.plain_backward import Gradients, Through, pairs_kernel, states_kernel, through_kernel
 from kernels.recurrent_attention.problem import DIMENSIONS, Gates, input_strides, over_group, problem_of
 
 MODES = ("auto", "recurrent", "chunk")
@@ -383,10 +382,10 @@ def backward(
 
     states = new(True, plan.kept, H, K, V)
     grid, sizes, meta = plan.states
-    launch(plain.states_kernel, grid, k, v, gates, initial_state, cu_seqlens, states, *sizes, **meta)
+    launch(states_kernel, grid, k, v, gates, initial_state, cu_seqlens, states, *sizes, **meta)
 
     tiles, blocks = plan.sizes.tiles, plan.sizes.blocks
-    through = plain.Through(
+    through = Through(
         dq=new(True, tiles, B, T, H, K),
         dk=new(True, tiles, B, T, H, K),
         dv=new(True, B, T, H, V),
@@ -396,7 +395,7 @@ def backward(
         dinitial=initial_state.new_empty(initial_state.shape) if need_initial else None,
     )
     grid, sizes, meta = plan.through
-    launch(plain.through_kernel, grid, do, dfinal, q, k, v, gates, states, cu_seqlens, through, scale, *sizes, **meta)
+    launch(through_kernel, grid, do, dfinal, q, k, v, gates, states, cu_seqlens, through, scale, *sizes, **meta)
 
     in_groups = problem.group > 1
     grads = Gradients(
@@ -441,7 +440,7 @@ def _shapes(q, v, initial_state, cu_seqlens, scale, output_final_state, reverse)
 
 
 def _chunk_shapes(q, k, v, g, g_gamma, gk, *rest):
-    return *_shapes(q, v, *rest), q.new_empty(0) if gk is None else new_scores(q, tokens_in_chunk(q))
+    return *_shapes(q, v, *rest), q.new_empty(0) if gk is None else chunk.new_scores(q, chunk.tokens_in_chunk(q))
 
 
 def _per_token(operations):
@@ -451,7 +450,7 @@ def _per_token(operations):
 def _products(q, v, states, q_side, v_side):
     """Those of all tokens: with their ``states`` of [K, V], and with the others of their chunk along K and along V."""
     K, V = q.shape[-1], v.shape[-1]
-    return q.shape[:-1].numel() * 2 * (states * K * V + tokens_in_chunk(q) * (q_side * K + v_side * V))
+    return q.shape[:-1].numel() * 2 * (states * K * V + chunk.tokens_in_chunk(q) * (q_side * K + v_side * V))
 
 
 _GATES = ", ".join(f"Tensor? {name}" for name in Gates._fields)
