@@ -26,16 +26,12 @@ class Choice(NamedTuple):
         return "\n".join(f"not {name}: {reason}" for name, reason in self.passed_over.items())
 
 
-def choose(backends, problem, asked="auto"):
+def choose(backends, problem):
     """The ``Choice`` among ``{name: backend}``: the cheapest that can take the problem, the first of equal ones.
 
     Raises:
-        ValueError: ``asked`` names a backend that cannot take it, or none can.
+        ValueError: none can take it.
     """
-    if asked != "auto":
-        if reason := backends[asked].reason_not(problem):
-            raise ValueError(reason)
-        return Choice(asked, {})
     passed_over, costs = {}, {}
     for name, backend in backends.items():
         if reason := backend.reason_not(problem):
