@@ -132,7 +132,7 @@ def recurrent_attention(
         N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         _check_state("initial_state", initial_state, q, v, state_v_first, N, "N")
         initial_state = initial_state.mT if state_v_first else initial_state
-    mode, _ = _choose(mode, q, gates)
+    mode, _ = _choose(mode, q.shape[1], gates)
     rest = initial_state, cu_seqlens, scale, output_final_state, reverse
     if mode == "chunk":
         o, final_state, _ = _attend_in_chunks(q, k, v, g, g_gamma, gk, *rest)
@@ -207,7 +207,7 @@ def explain(q, k, v, scale, initial_state, output_final_state, reverse, cu_seqle
     N = check_cu_seqlens(cu_seqlens, q.shape[0], ("q", q), q.shape[1])
     if initial_state is not None:
         _check_state("initial_state", initial_state, q, v, state_v_first, N, "N")
-    mode, why = _choose(mode, q, gates)
+    mode, why = _choose(mode, q.shape[1], gates)
     if mode == "chunk":
         return f"chunk: {why}\n{chunk.explained(problem_of(q, k, v, gates, cu_seqlens, reverse))}"
     columns = _configured("forward", q.shape[-1], v.shape[-1], q.dtype, q.device)["TILE"].BV
@@ -216,15 +216,13 @@ def explain(q, k, v, scale, initial_state, output_final_state, reverse, cu_seqle
     return f"recurrent: {why}\n{programs} for each head of a sequence, {columns} columns of the state in each"
 
 
-def _choose(mode, q, gates):
+def _choose(mode, T, gates):
     """``(mode, why)``, ``"auto"`` or a mode by name."""
     if mode not in MODES:
         check_choice("mode", mode, MODES)
-    only, T = "only the recurrence has gates on values (gv)", q.shape[1]
+    only = "only the recurrence has gates on values (gv)"
     if mode == "chunk" and gates.gv is not None:
         raise ValueError(f"mode is 'chunk', needs to be 'recurrent' with gv: {only}")
-    if mode != "recurrent" and (T == 0 or q.shape[2] == 0):
-        return "recurrent", "there is no token to put into a chunk"
     if mode != "auto":
         return mode, "the caller asked for it"
     if gates.gv is not None:

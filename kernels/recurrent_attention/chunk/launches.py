@@ -219,15 +219,21 @@ Inputs = namedtuple("Inputs", "plan q k v decays packing scale parted crossed sc
 
 def forward(q, k, v, g, g_gamma, gk, initial_state, cu_seqlens, scale, output_final_state, reverse):
     """``(o, final state, scores)``, empty tensors for what there is not; the scores are for the backward pass."""
+    (B, T, H, K), V = q.shape, v.shape[3]
+    N, o = B if cu_seqlens is None else cu_seqlens.shape[0] - 1, q.new_empty(B, T, H, V)
+    if T == 0 or H == 0:  # no token changes the state
+        final = q.new_zeros(N, H, K, V, dtype=torch.float32) if output_final_state else q.new_empty(0)
+        if output_final_state and initial_state is not None:
+            final.copy_(initial_state)
+        return o, final, q.new_empty(0) if gk is None else new_scores(q, tokens_in_chunk(q))
     x = _prepare((q, k, v), Gates(g, g_gamma, gk), cu_seqlens, scale, reverse)
     start, final, of = None if initial_state is None else initial_state.contiguous(), None, x.plan.cut
-    B, T, H, K, V, N = of.problem.sizes
     if of.stored or not of.one_run:
         each = operand_dtype(q.dtype) if of.stored else None
         states, final, *_ = _loop(x, each, (start, output_final_state), None)
     elif output_final_state:
         final = q.new_empty(N, H, K, V, dtype=torch.float32)
-    o, (grid, sizes, meta) = q.new_empty(B, T, H, V), x.plan.last
+    grid, sizes, meta = x.plan.last
     if of.stored:
         launch(stored_outputs_kernel, grid, x.q, x.k, v, x.decays, states, o, x.packing, scale, *sizes, **meta)
     else:
@@ -246,6 +252,12 @@ def backward(
     dfinal = dfinal if output_final_state else None
     (B, T, H, K), V = q.shape, v.shape[3]
     need_q, need_k, need_v, need_g, need_gamma, need_gk, need_initial = needs
+    if T == 0 or H == 0:
+        tensors = q, k, v, g, g_gamma, gk, initial_state
+        grads = [t.new_zeros(t.shape) if need else None for t, need in zip(tensors, needs, strict=True)]
+        if need_initial and dfinal is not None:
+            grads[-1].copy_(dfinal)
+        return grads
     made = scores if scores.numel() else None
     x = _prepare((q, k, v), Gates(g, g_gamma, gk), cu_seqlens, scale, reverse, do, made)
     sides = (initial_state, False), (dfinal, need_initial)
