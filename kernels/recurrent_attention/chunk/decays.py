@@ -8,8 +8,6 @@ two tokens a C x C matrix, e^{Gamma_t - Gamma_s}. A gate for every key component
 are made here, level by level, and what follows sees decayed q and k, A, and no gate but e^{Gamma_C}.
 """
 
-from collections import namedtuple
-
 import triton
 import triton.language as tl
 
@@ -20,13 +18,6 @@ from kernels.recurrent_attention.plain_backward import crossed_to_middle, parted
 
 TO_POWERS_OF_TWO = tl.constexpr(LOG2_E)  # log-decays are turned at once: e^x = 2^(x log2 e)
 LOWEST = tl.constexpr(-150.0)  # a power of two below float32's smallest number
-
-
-#: What the gates come to in every chunk; what is not there is ``None``.
-#: One gate a token: gamma, resets, from_start, to_end [chunks, H, C] and chunk_decay [chunks, H].
-#: A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores [B, T, H, C] and the rest that
-#: rounding them left.
-Decays = namedtuple("Decays", "gamma resets from_start to_end chunk_decay scores rest", defaults=(None,) * 7)
 
 
 @triton.jit

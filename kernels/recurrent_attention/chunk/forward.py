@@ -12,8 +12,6 @@ tiles of a state. A sequence of several runs has two loops: for what each run ad
 this gives.
 """
 
-from collections import namedtuple
-
 import triton
 import triton.language as tl
 
@@ -21,9 +19,6 @@ from kernels.common.sequences import first_run, locate_run, sequence_span
 from kernels.recurrent_attention.chunk.decays import decay_matrix
 from kernels.recurrent_attention.chunk.rows import chunk_rows, head_at, load_rows, locate_chunk, own_at, store_rows
 from kernels.recurrent_attention.plain import load_state, store_state, zeros
-
-#: The states that a loop begins with, those before each chunk, those at its end; how a run decays them.
-States = namedtuple("States", "start each end run_decay", defaults=(None,) * 4)
 
 
 @triton.jit

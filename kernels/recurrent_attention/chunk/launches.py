@@ -17,20 +17,13 @@ from kernels.common.operator import Launch, launch, planned, strided
 from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs
 from kernels.recurrent_attention.chunk.backward import Gradients, gradients_kernel, inside_kernel
 from kernels.recurrent_attention.chunk.decays import (
-    Decays,
     level_masks_kernel,
     scalar_decay_kernel,
     scores_kernel,
     vector_decay_kernel,
 )
-from kernels.recurrent_attention.chunk.forward import (
-    States,
-    chain_kernel,
-    outputs_kernel,
-    states_kernel,
-    stored_outputs_kernel,
-)
-from kernels.recurrent_attention.chunk.rows import Packing, Runs, Sizes, Tile
+from kernels.recurrent_attention.chunk.forward import chain_kernel, outputs_kernel, states_kernel, stored_outputs_kernel
+from kernels.recurrent_attention.chunk.rows import Decays, Packing, Runs, Sizes, States, Tile
 from kernels.recurrent_attention.problem import Gates, Problem, Strides, over_group
 
 
