@@ -116,9 +116,8 @@ def test_a_scale_that_changes_costs_a_graph_each_as_torchs_own_attention_does():
 
 
 @pytest.mark.parametrize("gate", ["g", "gk"])
-def test_a_length_that_only_the_data_say_is_compiled_and_may_be_0(gate, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
-
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_length_that_only_the_data_say_is_compiled_and_may_be_0(gate):
     def of_chosen(x, chosen):
         q = x[torch.nonzero(chosen).flatten()][None]
         gates = {gate: -q.abs() if gate == "gk" else -q.abs().sum(-1)}
