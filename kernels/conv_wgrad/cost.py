@@ -17,7 +17,8 @@ at least, and how long one of its partial sums takes from a program to another: 
 fewer loads are under way at once. Everything else is the GPU's.
 
 ``python -m benchmarks.populations.fit`` finds them from recorded times and writes ``costs.json``, by the names of
-GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
+GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU. On a GPU that has none, ``choose_split``
+weighs full waves of programs against partial sums.
 """
 
 import functools
@@ -26,8 +27,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels.conv_wgrad.split_k import AT_ONCE, equal_splits
-
+AT_ONCE = 16  # partial sums that are loaded before the first addition waits
 MOST = 528  # splits of a sum
 LINE = 128  # bytes of the L2 cache's
 INSTRUCTION = 64  # rows of a Hopper matrix instruction
@@ -112,10 +112,8 @@ def costs_of(options):
 
 
 def tiles_of(costs, kind):
-    """The tiles of a kind; where nothing was measured of it, those of x that is not im2col already, or is read in vectors."""
-    vectors = kind.replace("scalar", "unaligned")
-    names = kind, kind.replace(" rows", " im2col"), vectors, vectors.replace(" rows", " im2col")
-    return next(tiles for name in names if (tiles := costs["tiles"].get(name)))
+    """The tiles of a kind; where nothing was measured of x that is im2col already, those of x that is not."""
+    return costs["tiles"].get(kind) or costs["tiles"][kind.replace(" rows", " im2col")]
 
 
 def predicted(costs, kind, tile, load):
@@ -188,3 +186,40 @@ def options_of(tile):
 def cheapest(candidates):
     """The candidate with the least predicted time, the first of equal ones."""
     return min(candidates, key=lambda candidate: candidate.time)
+
+
+def equal_splits(blocks, asked):
+    """``(active, per)``: split i of ``active`` owns ``per`` blocks from i * per on; none is empty, the last may have fewer.
+
+    Args:
+        blocks: length of the reduction in blocks.
+        asked: splits asked for; there are at most as many as blocks.
+    """
+    if blocks == 0:
+        return 0, 0
+    per = -(-blocks // min(asked, blocks))
+    return -(-blocks // per), per
+
+
+@functools.cache
+def choose_split(tiles, blocks, block, held):
+    """The number of splits with the smallest modelled time: full waves of programs, few partial sums.
+
+    Args:
+        tiles: output tiles, each a program a split.
+        blocks: length of the reduction in blocks.
+        block: pixels in a block.
+        held: programs that the GPU runs at once.
+    """
+
+    START, PARTIAL = (
+        256,
+        800,
+    )  # pixels' time: to fill the pipeline and store a tile, and of a partial sum written and read
+
+    def cost(splits):
+        active, per = equal_splits(blocks, splits)
+        waves = -(-tiles * active // held)
+        return waves * (per * block + START) + (PARTIAL * tiles * active / held if active > 1 else 0)
+
+    return min(range(1, min(max(blocks, 1), 256) + 1), key=cost)

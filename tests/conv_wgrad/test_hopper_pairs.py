@@ -7,13 +7,13 @@ from kernels import runtime
 from kernels.common.gluon import has_clusters
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.work import FixUp, Work
+from kernels.conv_wgrad.hopper.tma import FixUp, Work
 
 if not has_clusters():
     pytest.skip("clusters need Triton 3.9", allow_module_level=True)
 
 from kernels import gluon_model
-from kernels.conv_wgrad.hopper import fixup, loads
+from kernels.conv_wgrad.hopper import loads
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases, on_model
 from tests.conv_wgrad.on_model import GEOMETRIES, PAIR, SWEEP, THREE, TWO
@@ -165,7 +165,7 @@ def is_of(finding, kind, partition, *parts):
 
 @pytest.mark.parametrize("function, old", [("leave_chunk", '"release"'), ("add_chunks", '"acquire"')])
 def test_what_the_second_left_is_released_and_acquired_by_the_first(monkeypatch, function, old):
-    on_model.plant(monkeypatch, hopper, KERNEL, fixup, function, old, '"relaxed"')
+    on_model.plant(monkeypatch, hopper, KERNEL, loads, function, old, '"relaxed"')
     x, dy, g = cases.problem((2, 9, 8, 24), 200, 3, 3, dtype=torch.bfloat16)
     tiles, blocks, _ = tma.tiled(g, on_model.SMALL | PAIR | TWO)
     _, result = on_model.launched(x, dy, g, FixUp(tiles, blocks, 2, -(-blocks // 2), 66), options=PAIR | TWO)

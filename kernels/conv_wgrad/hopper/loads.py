@@ -1,11 +1,37 @@
 """What the kernels for Hopper and Blackwell share: which blocks are a program's, the copying warp, where sums are stored.
 
-``tma`` says what tiles, chunks and blocks are; ``work`` how they are shared out.
+``tma`` says what tiles, chunks and blocks are, and ``Work`` there how they are shared out.
+
+Stream-K's fix-up: the last of a tile's shares adds what the others leave. Which share leaves its sum, which one adds:
+
+    a share that is not the tile's last    store the sums;   wait for each other;   add 1 to the tile's counter, release
+    the tile's last share                  wait until all others have, acquire;   add their sums, always in the same order
+
+A partial sum is never seen by anybody else, so it lies in memory as it lies in registers: blocks of 8 x 8 sums, of which each
+thread of a warp has two beside each other. The counters are zero before a launch, and are left zero.
 """
 
 from typing import Any, NamedTuple
 
 from kernels.common.gluon import gluon
+
+
+class Schedule(NamedTuple):
+    """A ``Work`` as the kernels read it; whole: shares before those that may meet several tiles; tiles_m: tiles along output
+    channels. Of a ``FixUp`` work also its ``splits`` and ``rest``, rests: shares of what the splits leave, most: partial sums
+    of a tile."""
+
+    items: int
+    programs: int
+    whole: int
+    tiles: int
+    tiles_m: int
+    blocks: int
+    per: int
+    splits: int | None = None
+    rest: int | None = None
+    rests: int | None = None
+    most: int | None = None
 
 
 class Window(NamedTuple):
@@ -65,33 +91,67 @@ if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-    from kernels.conv_wgrad.hopper.fixup import fix_up_share_of, last_segment_of
-
     @gluon.jit
     def share_of(item, work):
         """``(position, end, length, first)``: tiles of ``length`` blocks lie end to end, each begins with its tile's block
-        ``first``; the share is what lies at ``position`` ... ``end`` - 1."""
-        first = gl.minimum(item, work.whole) // work.tiles * work.per
-        if item < work.whole:
-            length = gl.minimum(work.per, work.blocks - first)
-            position = item % work.tiles * length
-            end = position + length
+        ``first``; the share is what lies at ``position`` ... ``end`` - 1. With a fix-up full tiles come first, then what is
+        left of the others, then their splits."""
+        if work.most is None:
+            first = gl.minimum(item, work.whole) // work.tiles * work.per
+            if item < work.whole:
+                length = gl.minimum(work.per, work.blocks - first)
+                position = item % work.tiles * length
+                end = position + length
+            else:
+                length = work.blocks - first
+                position = (item - work.whole) * work.per
+                end = gl.minimum(position + work.per, work.tiles * length)
         else:
-            length = work.blocks - first
-            position = (item - work.whole) * work.per
-            end = gl.minimum(position + work.per, work.tiles * length)
+            cut = item - work.whole
+            first = gl.where(
+                cut < 0, 0, gl.where(cut < work.rests, work.splits, (cut - work.rests) // work.tiles) * work.per
+            )
+            if cut < 0:
+                length = work.blocks
+                position = item * length
+                end = position + length
+            else:
+                if cut < work.rests:
+                    length = work.rest
+                    position = cut * work.per
+                    end = gl.minimum(position + work.per, work.tiles * length)
+                else:
+                    length = gl.minimum(work.per, work.blocks - first)
+                    position = (cut - work.rests) % work.tiles * length
+                    end = position + length
         return position, end, length, first
 
     @gluon.jit
-    def segment_of(position, end, length, first, per):
-        """``(tile, its first block here, how many, the slot of their sum)`` of the tile at ``position``."""
-        tile = position // length
-        skipped = position - tile * length
-        n = gl.minimum(end - position, length - skipped)
-        return tile, first + skipped, n, first // per + (skipped > 0).to(gl.int32)
+    def segment_of(item, position, end, length, first, work):
+        """``(tile, its first block here, how many, slot)`` of the tile at ``position``; slot: of the sum. With a fix-up the
+        last tile before ``end``; slot: which of the cut tiles."""
+        if work.most is None:
+            tile = position // length
+            skipped = position - tile * length
+            n = gl.minimum(end - position, length - skipped)
+            slot = first // work.per + (skipped > 0).to(gl.int32)
+        else:
+            slot = (end - 1) // length
+            skipped = gl.maximum(position - slot * length, 0)
+            tile = slot + gl.where(item < work.whole, 0, work.whole)
+            n = end - slot * length - skipped
+        return tile, first + skipped, n, slot
 
     @gluon.jit
-    def load_blocks(dy_desc, x_desc, ring, work, window, T: gl.constexpr, FIX_UP: gl.constexpr = False):
+    def remaining(position, end, n, work):
+        """``(position, end)`` of what is left of a share behind a segment of ``n`` blocks, with a fix-up before it."""
+        if work.most is None:
+            return position + n, end
+        else:
+            return position, end - n
+
+    @gluon.jit
+    def load_blocks(dy_desc, x_desc, ring, work, window, T: gl.constexpr):
         """The copying warp: every block of every share, into the ring's next buffers, as soon as they are free."""
         PAIR: gl.constexpr = gl.num_ctas() == 2
         GROUPS: gl.constexpr = T.GROUPS
@@ -99,15 +159,9 @@ if gluon is not None:
         BLOCK_K: gl.constexpr = T.BLOCK_K
         count = 0
         for item in range(gl.program_id(0), work.items, work.programs):
-            if FIX_UP:
-                position, end, length, first = fix_up_share_of(item, work)
-            else:
-                position, end, length, first = share_of(item, work)
+            position, end, length, first = share_of(item, work)
             while position < end:
-                if FIX_UP:
-                    tile, block, n, cut = last_segment_of(item, position, end, length, first, work)
-                else:
-                    tile, block, n, slot = segment_of(position, end, length, first, work.per)
+                tile, block, n, slot = segment_of(item, position, end, length, first, work)
                 o = gl.minimum(tile % work.tiles_m * T.BLOCK_M, window.last_o)
                 chunks = ()
                 for group in gl.static_range(GROUPS):
@@ -135,10 +189,7 @@ if gluon is not None:
                             at = [row // window.P, h, w, c]
                             tma.async_load_im2col(x_desc, at, [r, s], ring.ready.index(stage), buffer, multicast=PAIR)
                     count += 1
-                if FIX_UP:
-                    end -= n
-                else:
-                    position += n
+                position, end = remaining(position, end, n, work)
 
     @gluon.jit
     def last_of(channels, BLOCK: gl.constexpr, ALIGNED: gl.constexpr):
@@ -180,3 +231,44 @@ if gluon is not None:
         at = where + m.to(gl.int64) * step + n.to(gl.int64)
         own = (m >= rows[0]) & (m < rows[1]) & (n >= columns[0]) & (n < columns[1])
         gl.store(at, values.to(where.dtype.element_ty), mask=own)
+
+    @gluon.jit
+    def rank_of(item, cut, block, work):
+        """``(rank, others)`` of a segment that begins with ``block``: its sum is the partial sum ``rank`` of the ``others``,
+        or, where that is their number, it is the one that adds them."""
+        per, splits = work.per, work.splits
+        slot = block // per + (block > splits * per and block % per > 0).to(gl.int32)
+        others = splits - 1
+        if work.rest > 0:
+            others += 1 + (cut * work.rest + work.rest - 1) // per - cut * work.rest // per
+        rank = gl.where(slot < splits - 1, slot, gl.where(slot < splits, others, slot - gl.minimum(splits, 1)))
+        whole = item < work.whole
+        return gl.where(whole, 0, rank), gl.where(whole, 0, others)
+
+    @gluon.jit
+    def within_chunk(values):
+        """Where in memory each of a chunk's sums lies."""
+        layout: gl.constexpr = values.type.layout
+        m = gl.expand_dims(gl.arange(0, values.shape[0], gl.SliceLayout(1, layout)), 1)
+        n = gl.expand_dims(gl.arange(0, values.shape[1], gl.SliceLayout(0, layout)), 0)
+        return m // 8 * 64 + m % 8 * 8 + n // 8 * (8 * values.shape[0]) + n % 8
+
+    @gluon.jit
+    def leave_chunk(values, partials, counter, number):
+        """Store a group's partial sum as the workspace's chunk ``number``, and say so."""
+        at = partials + number.to(gl.int64) * (values.shape[0] * values.shape[1])
+        gl.store(at + within_chunk(values), values)
+        gl.barrier()
+        gl.atomic_add(counter, 1, sem="release")
+
+    @gluon.jit
+    def add_chunks(values, partials, counter, number, step, others):
+        """``values`` and a group's ``others`` partial sums, the workspace's chunks ``number``, ``number`` + ``step``, ..."""
+        if others > 0:
+            while gl.atomic_add(counter, 0, sem="acquire") != others:
+                pass
+            gl.store(counter, 0)
+            for other in range(others):
+                at = partials + (number + other * step).to(gl.int64) * (values.shape[0] * values.shape[1])
+                values += gl.load(at + within_chunk(values), cache_modifier=".cg")
+        return values
