@@ -29,7 +29,7 @@ if gluon is not None:
     )
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-    from kernels.conv_wgrad.hopper.loads import Ring, load_blocks, place_of, segment_of, share_of, store_chunk
+    from kernels.conv_wgrad.hopper.kernel import Ring, load_blocks, place_of, segment_of, share_of, store_chunk
 
     @gluon.jit
     def multiply_tiles(ring, acc_t, done, stored, work, T: gl.constexpr):

@@ -88,22 +88,7 @@ class Candidate(NamedTuple):
 
 @functools.cache
 def _costs():
-    return unpacked((Path(__file__).parent / "costs.json").read_text())
-
-
-def unpacked(text):
-    """``{GPU: parameters}`` of the text of ``costs.json``, where a kind's tiles are rows of values, and names stand in a row
-    above those that have them."""
-    table = json.loads(text)
-    for costs in table.values():
-        for kind, rows in costs["tiles"].items():
-            costs["tiles"][kind] = tiles = []
-            for row in rows:
-                if isinstance(row[0], str):
-                    names = row
-                else:
-                    tiles.append(dict(zip(names, row, strict=True)))
-    return table
+    return json.loads((Path(__file__).parent / "costs.json").read_text())
 
 
 def costs_of(options):

@@ -16,7 +16,8 @@ from kernels.common.operator import clear_caches
 from kernels.conv_wgrad import operator
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.loads import Matrix, segment_of, share_of
+from kernels.conv_wgrad.hopper.kernel import segment_of, share_of
+from kernels.conv_wgrad.hopper.tma import Matrix
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
 from tests.tensors import relative_error

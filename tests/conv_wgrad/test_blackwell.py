@@ -9,7 +9,7 @@ from kernels import runtime
 from kernels.conv_wgrad import blackwell, conv2d_wgrad, operator
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.loads import Matrix, Schedule, Tile, Window
+from kernels.conv_wgrad.hopper.tma import Matrix, Schedule, Tile, Window
 from kernels.conv_wgrad.portable import compiled_for
 
 if not runtime.interpreted:

@@ -16,7 +16,7 @@ from kernels.conv_wgrad import conv2d_wgrad, operator
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.loads import Schedule, Tile, Window
+from kernels.conv_wgrad.hopper.tma import Schedule, Tile, Window
 from kernels.conv_wgrad.portable import compiled_for
 
 if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):

@@ -6,9 +6,8 @@ import torch
 from kernels import runtime
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import loads, tma
-from kernels.conv_wgrad.hopper.loads import Schedule, Window
-from kernels.conv_wgrad.hopper.tma import MOST_FIXED_UP, FixUp
+from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad.hopper.tma import MOST_FIXED_UP, FixUp, Schedule, Tile, Window
 from kernels.conv_wgrad.hopper.tma import fix_ups as works_of
 
 if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
@@ -18,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.conv_wgrad.hopper.loads import rank_of, remaining, segment_of, share_of
+from kernels.conv_wgrad.hopper.kernel import rank_of, remaining, segment_of, share_of
 from kernels.conv_wgrad.portable import compiled_for
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from kernels.lab import compile_report
@@ -96,7 +95,7 @@ FAULTS = {  # function, old text, new text; kind of finding, text
 
 def test_a_fault_that_shows_in_some_orders_of_programs_is_found_in_them(monkeypatch):
     """A program that waits for one of the others is right where all of them came first."""
-    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", loads, "add_chunks", "!= others", "< 1")
+    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", hopper, "add_chunks", "!= others", "< 1")
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     work = work_of("two splits and what is left of them")
@@ -110,7 +109,7 @@ def test_a_fault_that_shows_in_some_orders_of_programs_is_found_in_them(monkeypa
 def test_planted_faults_are_found(monkeypatch, name):
     """Under every schedule; one that nothing orders wrongly leaves another sum."""
     function, old, new, kind = FAULTS[name]
-    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", loads, function, old, new)
+    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", hopper, function, old, new)
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     want = conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)
@@ -222,7 +221,7 @@ def report(options, Ci, Co, R, dtype=torch.bfloat16):
         hopper.wgrad_hopper_kernel,
         *tma.descriptors(x, dy, g, options), dtype, fix_up,
         Schedule(*[7] * 11), Window(*[7] * 12), matrix,
-        arch=90, **compiled_for(loads.Tile, options | known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
+        arch=90, **compiled_for(Tile, options | known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ are numbered with taps fastest, so that those of a tile are mostly the same pixe
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,7 +18,6 @@ from kernels.common.gpu import multiprocessors
 from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
 from kernels.conv_wgrad.cost import equal_splits
-from kernels.conv_wgrad.hopper.loads import Matrix, Schedule, Tile, Window
 from kernels.conv_wgrad.plain import is_rows, rows_of
 from kernels.conv_wgrad.portable import compiled_for
 from kernels.conv_wgrad.problem import Plan, read_through
@@ -31,6 +31,66 @@ UNALIGNED = "not adjacent channels and pixels a multiple of 16 bytes apart"
 
 if gluon is not None:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor, TensorDescriptorIm2Col
+
+
+class Schedule(NamedTuple):
+    """A ``Work`` as the kernels read it; whole: shares before those that may meet several tiles; tiles_m: tiles along output
+    channels. Of a ``FixUp`` work also its ``splits`` and ``rest``, rests: shares of what the splits leave, most: partial sums
+    of a tile."""
+
+    items: int
+    programs: int
+    whole: int
+    tiles: int
+    tiles_m: int
+    blocks: int
+    per: int
+    splits: int | None = None
+    rest: int | None = None
+    rests: int | None = None
+    most: int | None = None
+
+
+class Window(NamedTuple):
+    """What the copying warp reads of a geometry; last_o, last_c: the channels that the last tiles begin at."""
+
+    P: int
+    Q: int
+    S: int
+    taps: int
+    stride_h: int
+    stride_w: int
+    top: int
+    left: int
+    dil_h: int
+    dil_w: int
+    last_o: int
+    last_c: int
+
+
+class Tile(NamedTuple):
+    """Compile-time numbers. POINTWISE: x is im2col already, [pixels, channels]. Input channels and columns are given in units
+    of UNIT, so that the compiler knows which sums it may store at once; ALIGNED: all channels are multiples of 8. SLICE: the
+    columns that Blackwell's storing warps have in registers at a time."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    GROUPS: int
+    STAGES: int
+    POINTWISE: bool
+    UNIT: int = 1
+    ALIGNED: bool = False
+    SLICE: int = 0
+
+
+class Matrix(NamedTuple):
+    """The gradient as a matrix: output channels, and columns of ``taps`` times input channels."""
+
+    Co: int
+    Ci: int
+    taps: int
+    columns: int
 
 
 @dataclass(frozen=True)
