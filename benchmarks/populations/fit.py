@@ -25,7 +25,7 @@ PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
 GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
-    "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
+    "launch": 4.0, "bandwidth": 4.2e6, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
     "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip

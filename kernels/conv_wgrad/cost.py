@@ -1,6 +1,6 @@
 """How long a launch would take, by a model of a few terms whose parameters were fitted to measured layers.
 
-    time    = launch + (compute^p + memory^p)^(1/p) + sums                  all in microseconds
+    time    = launch + (compute^2 + memory^2)^(1/2) + sums                  all in microseconds
     compute = over waves of programs:  start + per step(r)                  r programs share a multiprocessor in that wave
               and next for every other tile that a share meets, all uneven times as long
               and before them, once a round of tiles that are not cut, start + steps step(1)
@@ -115,7 +115,7 @@ def predicted(costs, kind, tile, load):
         compute *= costs["uneven"]
     apart = load.apart * costs["abreast" if load.hands else "apart"]
     memory = (load.bytes + apart + costs["astray"] * load.astray) / costs["bandwidth"]
-    time = costs["launch"] + (compute ** costs["overlap"] + memory ** costs["overlap"]) ** (1 / costs["overlap"])
+    time = costs["launch"] + math.hypot(compute, memory)
     if load.slots > 1 or load.turned:
         turns = -(-load.slots // AT_ONCE)
         time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]

@@ -15,21 +15,10 @@ from kernels.common.gpu import is_cuda_architecture
 from kernels.common.math import cdiv
 from kernels.common.operator import planned
 from kernels.conv_wgrad import cost as model
-from kernels.conv_wgrad import depthwise
+from kernels.conv_wgrad import depthwise, plain
 from kernels.conv_wgrad.cost import choose_split, equal_splits
 from kernels.conv_wgrad.depthwise import depthwise_kernel, shares, taps_of
 from kernels.conv_wgrad.geometry import tile_waste
-from kernels.conv_wgrad.plain import (
-    Tile,
-    bias_kernel,
-    channels_adjacent,
-    common_unit,
-    is_rows,
-    is_wide,
-    rows_of,
-    steps_of,
-    wgrad_kernel,
-)
 from kernels.conv_wgrad.problem import Plan, read_through
 
 VECTOR = 8  # channels in 16 bytes
@@ -159,7 +148,7 @@ def tiles_for(g):
     at least: of single channels there are none."""
     if is_depthwise(g):
         return "depthwise"
-    unit = common_unit(VECTOR, g.Co, g.Ci, g.Ci_group * groups_together(g))
+    unit = plain.common_unit(VECTOR, g.Co, g.Ci, g.Ci_group * groups_together(g))
     vectors = "" if unit == VECTOR else "unaligned " if unit > 1 else "scalar "
     return f"product {vectors}{'rows' if g.pointwise else 'im2col'}"
 
@@ -194,7 +183,7 @@ def depthwise_volume(g, options):
     BLOCK_M, BLOCK_K, RUN = (options[name] for name in ("BLOCK_M", "BLOCK_K", "RUN"))
     rows, taps = taps_of(g, options["SUMS"])
     seen = (RUN - 1) * g.stride[1] + (taps - 1) * g.dilation[1] + 1
-    vector = common_unit(8, g.Co, max(1, BLOCK_M * BLOCK_K // (32 * options["num_warps"])))
+    vector = plain.common_unit(8, g.Co, max(1, BLOCK_M * BLOCK_K // (32 * options["num_warps"])))
     return BLOCK_M * BLOCK_K * (RUN * rows * taps + (CONVERT + LOAD / vector) * (RUN + rows * seen)) / 1000
 
 
@@ -250,7 +239,7 @@ def cut(sizes, groups, options, split_k=None, length=1):
 def plan(problem, may_fix_up=True):
     """The ``Plan`` of a problem; partial sums always have a launch of their own."""
     if nothing_to_sum(problem.g):
-        return Plan("there is nothing to sum", wgrad_kernel, (0,), (), {}, 0)
+        return Plan("there is nothing to sum", plain.wgrad_kernel, (0,), (), {}, 0)
     return plan_cut(problem, cut_of(problem))
 
 
@@ -259,13 +248,13 @@ def plan_cut(problem, chosen):
     g, short = problem.g, configuration("conv_wgrad", "short", "default", problem.device)
     if g.M <= short["PIXELS"] and chosen.options.get("TMA"):
         chosen = replace(chosen, options=chosen.options | {"TMA": False})  # it would be over before TMA has been told
-    x, copies_x = read_through(channels_adjacent, problem.input)
-    dy, copies_dy = read_through(rows_of, problem.grad_output)
+    x, copies_x = read_through(plain.channels_adjacent, problem.input)
+    dy, copies_dy = read_through(plain.rows_of, problem.grad_output)
     why = "its channels are not adjacent" * copies_x, "not rows of adjacent channels one step apart" * copies_dy
     launched = _depthwise(problem, chosen, x, dy) if is_depthwise(g) else _product(problem, chosen, x, dy)
     kernel, sizes, meta, arguments = launched
     # a program that walked all pixels of many for the bias would end last
-    beside = kernel is wgrad_kernel and g.M <= short["BIAS"] and chosen.splits == 1 and not problem.turned
+    beside = kernel is plain.wgrad_kernel and g.M <= short["BIAS"] and chosen.splits == 1 and not problem.turned
     bias_grid = (chosen.programs + cdiv(g.Co, chosen.options["BLOCK_M"]),) if beside else None
     text = describe(problem, chosen)
     return Plan(text, kernel, (chosen.programs,), sizes, meta, chosen.splits, arguments, why, bias_grid=bias_grid)
@@ -275,7 +264,7 @@ def _depthwise(problem, chosen, x, dy):
     """``(kernel, sizes, meta, arguments)`` for tensors with the layouts x and dy."""
     g = problem.g
     steps = dy.strides[0], *x.strides[:3]
-    unit = common_unit(16 // x.dtype.itemsize, g.Co, *steps)
+    unit = plain.common_unit(16 // x.dtype.itemsize, g.Co, *steps)
     options = dict(chosen.options)
     rows, taps = taps_of(g, options.pop("SUMS"))
     options |= {"UNIT": unit, "ROWS": rows, "TAPS": taps, "STRIDE": g.stride[1], "DILATION": g.dilation[1]}
@@ -290,12 +279,12 @@ def _product(problem, chosen, x, dy):
     """The same."""
     g, vector, together = problem.g, 16 // x.dtype.itemsize, groups_together(problem.g)
     Co, Ci = g.Co_group * together, g.Ci_group * together
-    unit_o = common_unit(vector, Co, dy.strides[0])
-    unit_c = common_unit(vector, Ci, *x.strides[:3])
+    unit_o = plain.common_unit(vector, Co, dy.strides[0])
+    unit_c = plain.common_unit(vector, Ci, *x.strides[:3])
     units = dy.strides[0] // unit_o, *(stride // unit_c for stride in x.strides[:3])
     options = dict(chosen.options)
     BLOCK_M, BLOCK_N, BLOCK_K = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
-    pointwise = is_rows(g, x.strides)
+    pointwise = plain.is_rows(g, x.strides)
     matrices = [(dy.strides[0], g.Co, unit_o, dy.address)] + [(x.strides[2], g.Ci, unit_c, x.address)] * pointwise
     has_descriptors = runtime.interpreted or is_cuda_architecture(problem.device, 9, 10, 11, 12)
     options["TMA"] &= (
@@ -304,8 +293,13 @@ def _product(problem, chosen, x, dy):
         and all(unit == vector and address == 0 and step >= columns for step, columns, unit, address in matrices)
     )
     counts = g.M, g.groups // together, Co // unit_o, Ci // unit_c, chosen.per
-    sizes = *counts, g.P, g.Q, g.H, g.W, g.R, g.S, *units, *steps_of(g, BLOCK_K)
-    options |= {"UNIT_O": unit_o, "UNIT_C": unit_c, "POINTWISE": pointwise, "WIDE": is_wide(g, BLOCK_K, *units[1:])}
+    sizes = *counts, g.P, g.Q, g.H, g.W, g.R, g.S, *units, *plain.steps_of(g, BLOCK_K)
+    options |= {
+        "UNIT_O": unit_o,
+        "UNIT_C": unit_c,
+        "POINTWISE": pointwise,
+        "WIDE": plain.is_wide(g, BLOCK_K, *units[1:]),
+    }
     options |= {"PRECISION": problem.input_precision, "TOGETHER": together}
     step_dy, step_x = dy.strides[0], x.strides[2]
 
@@ -316,7 +310,7 @@ def _product(problem, chosen, x, dy):
         return rows, x, target, dy, bias
 
     arguments = described if options["TMA"] else lambda x, dy, target, bias: (dy, x, target, dy, bias)
-    return wgrad_kernel, sizes, compiled_for(Tile, options), arguments
+    return plain.wgrad_kernel, sizes, compiled_for(plain.Tile, options), arguments
 
 
 def compiled_for(kind, options):
@@ -351,10 +345,10 @@ def describe(problem, chosen):
 @planned
 def plan_bias(grad_output, device):
     """The ``Plan`` of the sums over a gradient [N, P, Q, Co] of this ``Layout``."""
-    dy, copied = read_through(rows_of, grad_output)
+    dy, copied = read_through(plain.rows_of, grad_output)
     M, Co = dy.shape
     chosen = cut((Co, 1, M), 1, configuration("conv_wgrad", "bias", "default", device))
     sizes = M, Co, chosen.blocks, chosen.per, dy.strides[0]
     take = lambda x, dy, target, bias: (dy, target)  # noqa: E731
     copied = "", "not rows of adjacent channels one step apart" * copied
-    return Plan("", bias_kernel, (chosen.programs,), sizes, chosen.options, chosen.splits, take, copied)
+    return Plan("", plain.bias_kernel, (chosen.programs,), sizes, chosen.options, chosen.splits, take, copied)
