@@ -10,7 +10,6 @@ same way, tiles of two multiprocessors are fitted beside others of one.
 """
 
 import argparse
-import itertools
 import json
 import math
 from pathlib import Path
@@ -26,7 +25,7 @@ PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
 GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
-    "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
+    "launch": 4.0, "bandwidth": 4.2e6, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
     "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
@@ -202,18 +201,14 @@ def as_table(costs):
 
 
 def dump(table):
-    """The table as the text that ``cost.unpacked`` reads: one line a tile, its names where they are others than above."""
-    head = json.dumps({gpu: {k: v for k, v in own.items() if k != "tiles"} for gpu, own in table.items()})
-    if len(table) != 1:
-        raise ValueError(f"costs of {len(table)} GPUs, needs one")
-    kinds = []
-    for kind, tiles in next(iter(table.values()))["tiles"].items():
-        rows = []
-        for names, alike in itertools.groupby(tiles, key=list):
-            rows += [names, *(list(tile.values()) for tile in alike)]
-        lines = ",\n".join(" " + json.dumps(row, separators=(",", ":")) for row in rows)
-        kinds.append(f" {json.dumps(kind)}: [\n{lines}\n ]")
-    return head[:-2] + ', "tiles": {\n' + ",\n".join(kinds) + "\n }}}\n"
+    """The table as ``costs.json`` holds it: a line for what is of the GPU, and one for each tile."""
+    gpus = []
+    for gpu, own in table.items():
+        line = lambda tile: "  " + json.dumps(tile)  # noqa: E731
+        kinds = [f" {json.dumps(kind)}: [\n" + ",\n".join(map(line, tiles)) + "]" for kind, tiles in own["tiles"].items()]
+        general = json.dumps({name: value for name, value in own.items() if name != "tiles"})
+        gpus.append(f'{json.dumps(gpu)}: {general[:-1]}, "tiles": {{\n' + ",\n".join(kinds) + "}}")
+    return "{" + ",\n".join(gpus) + "}\n"
 
 
 def main():

@@ -1,6 +1,6 @@
 """How long a launch would take, by a model of a few terms whose parameters were fitted to measured layers.
 
-    time    = launch + (compute^p + memory^p)^(1/p) + sums                  all in microseconds
+    time    = launch + (compute^2 + memory^2)^(1/2) + sums                  all in microseconds
     compute = over waves of programs:  start + per step(r)                  r programs share a multiprocessor in that wave
               and next for every other tile that a share meets, all uneven times as long
               and before them, once a round of tiles that are not cut, start + steps step(1)
@@ -17,7 +17,8 @@ at least, and how long one of its partial sums takes from a program to another: 
 fewer loads are under way at once. Everything else is the GPU's.
 
 ``python -m benchmarks.populations.fit`` finds them from recorded times and writes ``costs.json``, by the names of
-GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
+GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU. On a GPU that has none, ``choose_split``
+weighs full waves of programs against partial sums.
 """
 
 import functools
@@ -26,8 +27,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels.conv_wgrad.split_k import AT_ONCE, equal_splits
-
+AT_ONCE = 16  # partial sums that are loaded before the first addition waits
 MOST = 528  # splits of a sum
 LINE = 128  # bytes of the L2 cache's
 INSTRUCTION = 64  # rows of a Hopper matrix instruction
@@ -88,22 +88,7 @@ class Candidate(NamedTuple):
 
 @functools.cache
 def _costs():
-    return unpacked((Path(__file__).parent / "costs.json").read_text())
-
-
-def unpacked(text):
-    """``{GPU: parameters}`` of the text of ``costs.json``, where a kind's tiles are rows of values, and names stand in a row
-    above those that have them."""
-    table = json.loads(text)
-    for costs in table.values():
-        for kind, rows in costs["tiles"].items():
-            costs["tiles"][kind] = tiles = []
-            for row in rows:
-                if isinstance(row[0], str):
-                    names = row
-                else:
-                    tiles.append(dict(zip(names, row, strict=True)))
-    return table
+    return json.loads((Path(__file__).parent / "costs.json").read_text())
 
 
 def costs_of(options):
@@ -112,10 +97,8 @@ def costs_of(options):
 
 
 def tiles_of(costs, kind):
-    """The tiles of a kind; where nothing was measured of it, those of x that is not im2col already, or is read in vectors."""
-    vectors = kind.replace("scalar", "unaligned")
-    names = kind, kind.replace(" rows", " im2col"), vectors, vectors.replace(" rows", " im2col")
-    return next(tiles for name in names if (tiles := costs["tiles"].get(name)))
+    """The tiles of a kind; where nothing was measured of x that is im2col already, those of x that is not."""
+    return costs["tiles"].get(kind) or costs["tiles"][kind.replace(" rows", " im2col")]
 
 
 def predicted(costs, kind, tile, load):
@@ -132,7 +115,7 @@ def predicted(costs, kind, tile, load):
         compute *= costs["uneven"]
     apart = load.apart * costs["abreast" if load.hands else "apart"]
     memory = (load.bytes + apart + costs["astray"] * load.astray) / costs["bandwidth"]
-    time = costs["launch"] + (compute ** costs["overlap"] + memory ** costs["overlap"]) ** (1 / costs["overlap"])
+    time = costs["launch"] + math.hypot(compute, memory)
     if load.slots > 1 or load.turned:
         turns = -(-load.slots // AT_ONCE)
         time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
@@ -188,3 +171,40 @@ def options_of(tile):
 def cheapest(candidates):
     """The candidate with the least predicted time, the first of equal ones."""
     return min(candidates, key=lambda candidate: candidate.time)
+
+
+def equal_splits(blocks, asked):
+    """``(active, per)``: split i of ``active`` owns ``per`` blocks from i * per on; none is empty, the last may have fewer.
+
+    Args:
+        blocks: length of the reduction in blocks.
+        asked: splits asked for; there are at most as many as blocks.
+    """
+    if blocks == 0:
+        return 0, 0
+    per = -(-blocks // min(asked, blocks))
+    return -(-blocks // per), per
+
+
+@functools.cache
+def choose_split(tiles, blocks, block, held):
+    """The number of splits with the smallest modelled time: full waves of programs, few partial sums.
+
+    Args:
+        tiles: output tiles, each a program a split.
+        blocks: length of the reduction in blocks.
+        block: pixels in a block.
+        held: programs that the GPU runs at once.
+    """
+
+    START, PARTIAL = (
+        256,
+        800,
+    )  # pixels' time: to fill the pipeline and store a tile, and of a partial sum written and read
+
+    def cost(splits):
+        active, per = equal_splits(blocks, splits)
+        waves = -(-tiles * active // held)
+        return waves * (per * block + START) + (PARTIAL * tiles * active / held if active > 1 else 0)
+
+    return min(range(1, min(max(blocks, 1), 256) + 1), key=cost)

@@ -5,11 +5,10 @@ import torch
 
 from kernels import runtime
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.hopper import fixup, tma
 from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper.loads import Matrix, Window
-from kernels.conv_wgrad.hopper.work import MOST_FIXED_UP, FixUp, FixUpSchedule
-from kernels.conv_wgrad.hopper.work import fix_ups as works_of
+from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad.hopper.tma import MOST_FIXED_UP, FixUp, Schedule, Tile, Window
+from kernels.conv_wgrad.hopper.tma import fix_ups as works_of
 
 if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
@@ -18,7 +17,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import gluon_model
-from kernels.conv_wgrad.hopper.fixup import fix_up_share_of, last_segment_of, rank_of
+from kernels.conv_wgrad.hopper.kernel import rank_of, remaining, segment_of, share_of
+from kernels.conv_wgrad.portable import compiled_for
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from kernels.lab import compile_report
 from tests.conv_wgrad import cases, on_model
@@ -95,7 +95,7 @@ FAULTS = {  # function, old text, new text; kind of finding, text
 
 def test_a_fault_that_shows_in_some_orders_of_programs_is_found_in_them(monkeypatch):
     """A program that waits for one of the others is right where all of them came first."""
-    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", fixup, "add_chunks", "!= others", "< 1")
+    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", hopper, "add_chunks", "!= others", "< 1")
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     work = work_of("two splits and what is left of them")
@@ -109,7 +109,7 @@ def test_a_fault_that_shows_in_some_orders_of_programs_is_found_in_them(monkeypa
 def test_planted_faults_are_found(monkeypatch, name):
     """Under every schedule; one that nothing orders wrongly leaves another sum."""
     function, old, new, kind = FAULTS[name]
-    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", fixup, function, old, new)
+    on_model.plant(monkeypatch, hopper, "wgrad_hopper_kernel", hopper, function, old, new)
     shape, Co, R, S, convolution = LAYER
     x, dy, g = cases.problem(shape, Co, R, S, dtype=torch.bfloat16, **convolution)
     want = conv2d_wgrad_reference(x.double(), dy.double(), R, S, **convolution)
@@ -128,10 +128,10 @@ def test_planted_faults_are_found(monkeypatch, name):
 def roles(found, work):
     """(item, program, tile, first block, blocks, cut tile, rank, others) of every segment, in its program's order."""
     for item in range(gl.program_id(0), work.items, work.programs):
-        position, end, length, first = fix_up_share_of(item, work)
+        position, end, length, first = share_of(item, work)
         order = 0
         while position < end:
-            tile, block, n, cut = last_segment_of(item, position, end, length, first, work)
+            tile, block, n, cut = segment_of(item, position, end, length, first, work)
             rank, others = rank_of(item, cut, block, work)
             at = found + (item * 64 + order) * 8
             gl.store(at, item)
@@ -143,7 +143,7 @@ def roles(found, work):
             gl.store(at + 6, rank)
             gl.store(at + 7, others)
             order += 1
-            end -= n
+            position, end = remaining(position, end, n, work)
 
 
 def segments(work):
@@ -215,13 +215,13 @@ def test_tiles_that_fill_whole_rounds_are_not_cut():
 
 def report(options, Ci, Co, R, dtype=torch.bfloat16):
     x, dy, g = cases.problem((2, 32, 32, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
-    known, matrix = hopper.in_units(Matrix(Co, Ci, R * R, g.columns))
+    known, matrix = on_model.in_units(g)
     fix_up = torch.zeros(16), torch.zeros(16, dtype=torch.int32)
     return compile_report(
         hopper.wgrad_hopper_kernel,
         *tma.descriptors(x, dy, g, options), dtype, fix_up,
-        FixUpSchedule(*[7] * 11), Window(*[7] * 12), matrix,
-        arch=90, **tma.tile_of(options, POINTWISE=R == 1, **known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
+        Schedule(*[7] * 11), Window(*[7] * 12), matrix,
+        arch=90, **compiled_for(Tile, options | known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 
 
