@@ -22,8 +22,7 @@ from kernels.common.operator import lock_over_forks
 from kernels.flex_attention.mods import device as device_functions
 from kernels.flex_attention.mods.emit import Function, function_of, part_of
 from kernels.flex_attention.mods.errors import ARGUMENTS, ModError, name_of
-from kernels.flex_attention.mods.extent import MaskExtent, extent_of_trace
-from kernels.flex_attention.mods.intervals import INTEGERS
+from kernels.flex_attention.mods.extent import INTEGERS, MaskExtent, extent_of_trace
 from kernels.flex_attention.mods.trace import overloads, trace
 
 aten = torch.ops.aten

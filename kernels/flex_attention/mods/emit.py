@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.flex_attention.mods import device
 from kernels.flex_attention.mods.errors import ARGUMENTS, WRITTEN, ModError, at_line, line_of_stack, source_line
-from kernels.flex_attention.mods.intervals import bounds
+from kernels.flex_attention.mods.extent import bounds
 from kernels.flex_attention.mods.rules import (
     BOOL,
     FLOAT,
