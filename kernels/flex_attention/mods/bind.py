@@ -4,6 +4,7 @@ So a mod that is defined anew in every forward pass is traced once. ``bind_graph
 recorded as a graph, which is known by its text.
 """
 
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.common.checks import same_device
 from kernels.common.operator import planners
-from kernels.flex_attention.mods.compiler import LRU, CompiledMod, compile_mod, lock
+from kernels.flex_attention.mods.compiler import CompiledMod, compile_mod, lock
 from kernels.flex_attention.mods.emit import function_of
 from kernels.flex_attention.mods.errors import ModError, name_of
 from kernels.flex_attention.mods.fingerprint import LARGEST, Fingerprint, in_force, replaced
@@ -32,6 +33,29 @@ class BoundMod(NamedTuple):
     def tables(self):
         """What its functions read: tensors, numbers, and sizes of the tensors."""
         return self.compiled.tables(self.captured, self.numbers)
+
+
+class LRU(OrderedDict):
+    """The ``most`` entries used last. Used under ``lock``."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    cache_clear = OrderedDict.clear
+
+    def find(self, key):
+        """What is cached, or ``None``."""
+        if key in self:
+            self.move_to_end(key)
+        return self.get(key)
+
+    def keep(self, key, value):
+        """``value``, cached."""
+        self[key] = value
+        if len(self) > self.most:
+            self.popitem(last=False)
+        return value
 
 
 @dataclass
@@ -83,18 +107,14 @@ def bind(mod, kind, device, differentiate=False):
     if latest is not None and look.complete and look.guarded:
         with lock:
             others = {one: entry for one, entry in _latest.get(mod, {}).items() if _hold(entry[0])}
-            _latest[mod] = others | {use: ((look.same, look.equal, look.kept), bound)}
+            _latest[mod] = others | {use: (look.guards, bound)}
     return bound
 
 
 def _hold(guards):
     """Whether all that a ``Fingerprint`` has read is as it was."""
-    same, equal, _ = guards
-    for function, args, value in same:
-        if function(*args) is not value:
-            return False
-    for function, args, value in equal:
-        if function(*args) != value:
+    for compare, function, args, value in guards:
+        if not compare(function(*args), value):
             return False
     return True
 

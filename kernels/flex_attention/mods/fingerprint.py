@@ -61,9 +61,8 @@ class Fingerprint:
     mod is traced at every call. tensors: those captured. numbers: of Python, ``int`` and ``float``; places: where each is
     found, for ``replaced``; open: whether anything else may take their places.
 
-    same, equal: guards, what tells by identities whether all is as it was: ``(function, arguments, value)``, whose value is
-    the same object, or an equal one; kept: what they know by its ``id``. guarded: False where something was read whose
-    changes they do not show, such as an object's attributes. They hold no reference to the mod.
+    guards: what tells by identities whether all is as it was: ``(compare, function, arguments, value)``. guarded: False where
+    something was read whose changes they do not show, such as an object's attributes. They hold no reference to the mod.
     """
 
     def __init__(self, mod):
@@ -72,8 +71,7 @@ class Fingerprint:
         while True:  # an object is described by the attributes that the code names, all of which are known in the end
             self.complete = self.open = self.guarded = True
             self.tensors, self.numbers, self.places = [], [], []
-            self.same, self.kept = [], []
-            self.equal = [(function, args, function(*args)) for function, args in IN_FORCE]
+            self.guards = [(operator.eq, function, args, function(*args)) for function, args in IN_FORCE]
             self.names, self.named_at_objects = names, None
             self.inside, self.path, self.left = set(), (), MOST
             self.structure = self.of(mod)
@@ -87,8 +85,8 @@ class Fingerprint:
         self.complete &= self.named_at_objects is None or not self.names & _READ_BY_NAME
         self.complete &= not self.names & (_READ_VARIABLES | _OTHERS)
         for name in sorted(self.names.intersection(SWITCHES)):
-            self.equal.append((getattr(torch, name), (), getattr(torch, name)()))
-            self.structure = self.structure, name, self.equal[-1][-1]
+            self.guards.append((operator.eq, getattr(torch, name), (), value := getattr(torch, name)()))
+            self.structure = self.structure, name, value
         self.open &= not self.names & _ASK_FOR_TYPES
 
     @property
@@ -118,7 +116,7 @@ class Fingerprint:
                     raise ValueError(f"score_mod or mask_mod captures {kind}, needs a dense one")
                 self.tensors.append(x)
                 # Both can be changed in place.
-                self.equal += [(_layout, (x,), _layout(x)), (torch.Tensor.stride, (x,), x.stride())]
+                self.guards += [(operator.eq, look, (x,), look(x)) for look in (_layout, torch.Tensor.stride)]
                 own = self.named(vars(x)) if vars(x) else ()
             return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type, *own
         kind = type(x)
@@ -139,7 +137,7 @@ class Fingerprint:
         if isinstance(x, types.FunctionType):
             return self.once(x, self.function)
         if isinstance(x, Mod):
-            self.same.append((operator.getitem, (vars(x), "__wrapped__"), x.__wrapped__))
+            self.guards.append((operator.is_, operator.getitem, (vars(x), "__wrapped__"), x.__wrapped__))
             return self.within(("wrapped", None), x.__wrapped__)
         if isinstance(x, types.MethodType):
             whole = _escapes(x.__func__.__code__, 0) if isinstance(x.__func__, types.FunctionType) else True
@@ -179,8 +177,7 @@ class Fingerprint:
     def guard(self, x):
         """Note the items of a list or a dict."""
         for items in (x, x.values()) if isinstance(x, dict) else (x,):
-            self.kept.append(tuple(items))
-            self.equal.append((_ids, (items,), _ids(items)))
+            self.guards.append((_identical, tuple, (items,), tuple(items)))
 
     def named(self, attributes):
         """Of those attributes of a function or a tensor that the code names."""
@@ -214,9 +211,9 @@ class Fingerprint:
             reached = tuple(
                 self.within(("global", name), space[name], _escapes(code, name)) for name in names if name in space
             )
-            self.same += [(space.get, (name, MISSING), space.get(name, MISSING)) for name in names]
+            self.guards += [(operator.is_, space.get, (name, MISSING), space.get(name, MISSING)) for name in names]
         made_of, own = ("__code__", "__defaults__", "__kwdefaults__"), weakref.proxy(f)
-        self.same += [(getattr, (own, name), getattr(f, name)) for name in made_of]
+        self.guards += [(operator.is_, getattr, (own, name), getattr(f, name)) for name in made_of]
         if f.__kwdefaults__:
             self.guard(f.__kwdefaults__)
         cells = []
@@ -226,7 +223,7 @@ class Fingerprint:
             except ValueError:  # a variable that is not set yet
                 self.complete = False
                 continue
-            self.same.append((getattr, (cell, "cell_contents"), x))
+            self.guards.append((operator.is_, getattr, (cell, "cell_contents"), x))
             cells.append(self.within(("cell", i), x, _escapes(code, name)))
         if vars(f):
             reached += self.named(vars(f))
@@ -310,7 +307,7 @@ _VALUES |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 _STATELESS = type, range, types.EllipsisType, types.NotImplementedType, types.MethodDescriptorType
 _STATELESS += types.WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket
 _layout = operator.attrgetter("shape", "dtype", "requires_grad", "device")
-_ids = lambda items: (*map(id, items),)  # noqa: E731
+_identical = lambda some, others: len(some) == len(others) and all(map(operator.is_, some, others))  # noqa: E731
 
 
 def _holds_more(kind):
