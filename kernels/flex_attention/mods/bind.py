@@ -168,18 +168,29 @@ def _of_family(look, key, mod, kind, device, differentiate):
         return None
     if known := _compiled.find((*key, varying)):
         return known
-    stand_ins = [_stand_in(look.numbers[i]) for i in varying]
-    try:
+
+    def make(stand_ins):
         other = replaced(mod, dict(zip((look.places[i] for i in varying), stand_ins, strict=True)))
-        compiled, captured = compile_mod(other, kind, device, differentiate, stand_ins)
-    except Exception:  # whatever a tensor without a value cannot do; with the numbers the mod may be all right
-        family.refused = True
+        return compile_mod(other, kind, device, differentiate, stand_ins)
+
+    known = _with_arguments(make, look.tensors, [look.numbers[i] for i in varying])
+    family.refused = known is None
+    if family.refused:
         return None
-    places, numbers = _places(captured, look.tensors, stand_ins)
-    if None in places:
-        family.refused = True
-        return None
+    compiled, places, numbers = known
     return _compiled.keep((*key, varying), (compiled, places, [varying[i] for i in numbers]))
+
+
+def _with_arguments(make, tensors, numbers):
+    """``(compiled, which of the tensors and which of the numbers it captures)`` of what ``make`` compiles with stand-ins for
+    the numbers; ``None`` where it needs the numbers, or captures what was made while it was traced."""
+    stand_ins = [_stand_in(x) for x in numbers]
+    try:
+        compiled, captured = make(stand_ins)
+    except Exception:  # whatever a tensor without a value cannot do; with the numbers the mod may be all right
+        return None
+    places, of_numbers = _places(captured, tensors, stand_ins)
+    return None if None in places else (compiled, places, of_numbers)
 
 
 def _compile(look, mod, kind, device, differentiate):
@@ -203,7 +214,7 @@ def bind_graph(mod, kind, values, device, needs_grad):
     """A recorded mod, compiled for the tensors and numbers that it captures now.
 
     Args:
-        mod: the text of a function that is called with a score, positions and ``values``, see ``written``.
+        mod: the text of a function that is called with a score, positions and ``values``, see ``part_of``.
         kind: ``"score_mod"`` or ``"mask_mod"``.
         values: tensors and numbers.
         device: torch.device of the attention's tensors.
@@ -224,37 +235,32 @@ def bind_graph(mod, kind, values, device, needs_grad):
         if known is None:
             # The operator runs below autograd, which the recording of a gradient needs: a new thread has it.
             with ThreadPoolExecutor(1) as thread:
-                known = thread.submit(_compile_graph, mod, kind, device, values, on, key is exact).result()
-            is_exact, *known = known
-            _compiled.keep(exact if is_exact else key, known)
+                known = thread.submit(_compile_graph, mod, kind, device, values, on, key is not exact).result()
+            known, as_arguments = known
+            _compiled.keep(key if as_arguments else exact, known)
     compiled, places, of_numbers = known
     return compiled, places, [numbers[i] for i in of_numbers]
 
 
-def _compile_graph(text, kind, device, values, on, exact):
-    """``(exact, compiled, places, numbers)``: with numbers as arguments, or, where that cannot be, ``exact`` for these."""
-    on, stand_ins = iter(on), []
+def _compile_graph(text, kind, device, values, on, vary):
+    """``(what _with_arguments gives, as_arguments)``: with numbers as arguments, if they ``vary`` and where that can be."""
+    on = iter(on)
     values = [t.detach().requires_grad_(next(on)) if isinstance(t, torch.Tensor) else t for t in values]
-    tensors = [t for t in values if isinstance(t, torch.Tensor)]
+    tensors, numbers = ([x for x in values if isinstance(x, torch.Tensor) == are] for are in (True, False))
     function = function_of(text)
     score = () if kind == "score_mod" else (None,)  # a mask mod was recorded with a score, too
 
-    def compiled(values):
-        mod = lambda *args: function(*score, *args, *values)  # noqa: E731
+    def make(numbers, stand_ins=()):
+        others = iter(numbers)
+        all_values = [x if isinstance(x, torch.Tensor) else next(others) for x in values]
+        mod = lambda *args: function(*score, *args, *all_values)  # noqa: E731
         mod.__name__ = kind
-        compiled, captured = compile_mod(mod, kind, device, kind == "score_mod", stand_ins)
-        return compiled, *_places(captured, tensors, stand_ins)
+        return compile_mod(mod, kind, device, kind == "score_mod", stand_ins)
 
-    if not exact:
-        stand_ins = [_stand_in(x) for x in values if not isinstance(x, torch.Tensor)]
-        others = iter(stand_ins)
-        try:
-            return False, *compiled([x if isinstance(x, torch.Tensor) else next(others) for x in values])
-        except ModError:
-            if not stand_ins:
-                raise
-    stand_ins = []
-    return True, *compiled(values)
+    if vary and numbers and (known := _with_arguments(lambda them: make(them, them), tensors, numbers)):
+        return known, True
+    compiled, captured = make(numbers)
+    return (compiled, *_places(captured, tensors)), False
 
 
 def source(score_mod=None, mask_mod=None, *, device=None):
