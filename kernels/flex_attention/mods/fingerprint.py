@@ -152,7 +152,7 @@ class Fingerprint:
                 return "builtin", x.__name__, weakref.ref(of)  # as the apply of an autograd.Function
             return "builtin", x.__name__, None if of is None else self.within(None, of)  # a list's __getitem__
         if isinstance(x, torch.nn.Module):
-            return self.once(x, self.module, whole)
+            return self.once(x, self.object, whole)
         package = (getattr(x, "__module__", None) or kind.__module__).split(".")[0]
         if isinstance(x, enum.Enum):  # the members of a class differ in nothing else
             return x._name_, self.within(None, x._value_), self.once(x, self.object, whole)
@@ -233,40 +233,32 @@ class Fingerprint:
 
     # Objects: what the code can reach by the names that are in it.
 
-    def module(self, x, whole):
-        """Of a ``torch.nn.Module``: what torch itself computes with altogether, others by name."""
-        self.guarded = False
-        if _is_safe(type(x)) or (whole and type(x).forward.__module__.split(".")[0] == "torch"):
-            if any(getattr(x, hooks) for hooks in _HOOKS):
-                self.complete = False
-            values = tuple((k, self.within(("attribute", k), v)) for k, v in vars(x).items() if k[0] != "_")
-            inner = tuple((k, self.within(None, v)) for held in (x._parameters, x._buffers) for k, v in held.items())
-            children = tuple((k, self.within(("child", k), v)) for k, v in x._modules.items())
-            return weakref.ref(type(x)), values, inner, children
-        return self.object(x, whole)
-
     def object(self, x, whole):
-        """Of an object, or a class: whatever of it has one of the names."""
+        """Of an object, or a class: whatever of it has one of the names; of a module that torch itself computes with, all."""
         self.guarded = False
-        kind = x if isinstance(x, type) else type(x)
-        holds_more = not isinstance(x, type) and _holds_more(kind)
+        is_class, is_module = isinstance(x, type), isinstance(x, torch.nn.Module)
+        kind = x if is_class else type(x)
+        holds_more = not is_class and _holds_more(kind)
         if len(self.inside) > DEEPEST or (whole and holds_more):
             self.complete = False
             return None
-        if self.named_at_objects is None:
-            self.named_at_objects = self.names
-        above = type(x).__mro__ if isinstance(x, type) else ()  # a metaclass's properties
+        held = vars(x) if hasattr(x, "__dict__") and not is_class else {}
+        of_torch = is_module and (_is_safe(kind) or (whole and kind.forward.__module__.split(".")[0] == "torch"))
+        if of_torch:
+            names = [*(k for k in held if k[0] != "_"), *x._parameters, *x._buffers, *x._modules]
+        else:
+            names = sorted(self.names)
+            self.named_at_objects = self.names if self.named_at_objects is None else self.named_at_objects
+        above = type(x).__mro__ if is_class else ()  # a metaclass's properties
         computed = [c for c in (*kind.__mro__, *above) if not _is_safe(c)]
         by_call = any("__getattr__" in vars(c) or "__getattribute__" in vars(c) for c in computed)
-        held = vars(x) if hasattr(x, "__dict__") and not isinstance(x, type) else {}
-        module = isinstance(x, torch.nn.Module)
         found = []
-        for name in sorted(self.names):
+        for name in names:
             if name in held:
                 found.append((name, self.within(("attribute", name), held[name])))
-            elif module and name in x._modules:
+            elif is_module and name in x._modules:
                 found.append((name, self.within(("child", name), x._modules[name])))
-            elif module and (name in x._parameters or name in x._buffers):
+            elif is_module and (name in x._parameters or name in x._buffers):
                 found.append((name, self.within(None, getattr(x, name))))
             elif holds_more and callable(getattr(kind, name, None)):
                 self.complete = False  # a method that may look at all
@@ -276,9 +268,10 @@ class Fingerprint:
                     found += ((name, self.within(None, vars(c)[name])) for c in computed if name in vars(c))
             elif by_call:
                 found.append((name, self.read(x, name)))
-        if whole and not isinstance(x, type):
-            if module:
-                self.complete &= not any(getattr(x, hooks) for hooks in _HOOKS)
+        if is_module and (whole or of_torch):
+            self.complete &= not any(getattr(x, hooks) for hooks in _HOOKS)
+        if whole and not is_class and not of_torch:
+            if is_module:
                 found.append(("forward", self.within(None, held.get("forward", kind.forward))))
             for c in computed:
                 special = ((k, v) for k, v in vars(c).items() if k[:2] == "__" and isinstance(v, types.FunctionType))
