@@ -150,12 +150,6 @@ def _places(captured, tensors, stand_ins=()):
     return [of_tensors.get(id(t)) for t in captured if id(t) not in of_numbers], numbers
 
 
-def _stand_in(number):
-    """In a number's place while its mod is traced, in the dtype of a score, or of an index."""
-    with _disable_current_modes():  # no part of a program that is being recorded
-        return torch.empty((), dtype=torch.float32 if isinstance(number, float) else torch.int32, device="cpu")
-
-
 def _of_family(look, key, mod, kind, device, differentiate):
     """What is cached for all mods that differ in the numbers in which this one differs, or ``None``."""
     family = _compiled.find(key)
@@ -184,7 +178,9 @@ def _of_family(look, key, mod, kind, device, differentiate):
 def _with_arguments(make, tensors, numbers):
     """``(compiled, which of the tensors and which of the numbers it captures)`` of what ``make`` compiles with stand-ins for
     the numbers; ``None`` where it needs the numbers, or captures what was made while it was traced."""
-    stand_ins = [_stand_in(x) for x in numbers]
+    with _disable_current_modes():  # no part of a program that is being recorded
+        dtypes = [torch.float32 if isinstance(x, float) else torch.int32 for x in numbers]  # of a score, of an index
+        stand_ins = [torch.empty((), dtype=dtype, device="cpu") for dtype in dtypes]
     try:
         compiled, captured = make(stand_ins)
     except Exception:  # whatever a tensor without a value cannot do; with the numbers the mod may be all right
