@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from kernels import runtime
-from kernels.common.choice import Cost
 from kernels.common.operator import launch
 from kernels.flex_attention import plain, problem
 from kernels.flex_attention.plain import (
@@ -186,11 +185,6 @@ def reason_not(p):
     """Why the call is not decoded, as text, or ``None``."""
     splits, _, reason = p.cached(choose)
     return None if splits else reason
-
-
-def cost(p):
-    """Keys are read once for all heads that share them: where a call can be decoded, nothing is faster."""
-    return Cost(0)
 
 
 def choose(p):

@@ -23,7 +23,6 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.common.choice import Cost
 from kernels.common.gpu import multiprocessors
 from kernels.flex_attention.problem import columns, has_edge
 
@@ -417,11 +416,6 @@ def is_short(p):
 
 def reason_not(p):
     """It takes every call."""
-
-
-def cost(p):
-    """Twice what Hopper's kernel takes, where that takes the call: its table leaves out classes where it is slower."""
-    return Cost(2, "the warp-specialised kernel is faster")
 
 
 def launch_options(p):

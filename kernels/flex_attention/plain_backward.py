@@ -43,7 +43,7 @@ from kernels.flex_attention.plain import (
     tiled,
     visited,
 )
-from kernels.flex_attention.problem import cdiv, columns
+from kernels.flex_attention.problem import like_strided
 
 
 class DqLayouts(NamedTuple):
@@ -315,6 +315,15 @@ def attention_dkdv_kernel(
 # Launches.
 
 
+class Outputs(NamedTuple):
+    """Of the forward pass o and the lse, and their gradients; dlse: of the lse in base 2, or ``None``."""
+
+    do: torch.Tensor
+    dlse: torch.Tensor | None
+    o: torch.Tensor
+    lse: torch.Tensor
+
+
 class Rows(NamedTuple):
     """What the backward pass has of every query's row."""
 
@@ -328,20 +337,18 @@ def strides_of_rows(o, do, dlse):
     return tuple(None if t is None else Strides(*t.stride()) for t in (o, do, dlse))
 
 
-def of_delta(p):
-    """``(grid, compile-time arguments)`` of ``delta_kernel``."""
-    BLOCK_M = 64
-    return (p.B * p.Hq * cdiv(p.M, BLOCK_M),), {"DV": p.Dv, "BLOCK_M": BLOCK_M, "BLOCK_DV": columns(p.Dv)}
+def new_gradients(x):
+    """Memory for dq, dk and dv."""
+    return [like_strided(t, t.shape) for t in (x.query, x.key, x.value)]
 
 
-def launch_delta(prepared, o, do, dlse):
-    """delta [B, Hq, M] in float32; dlse: of the lse in base 2, or ``None``."""
-    grid, meta = prepared
-    B, H, M, _ = o.shape
-    delta = torch.empty((B, H, M), dtype=torch.float32, device=o.device)
-    strides = tuple(None if t is None else Strides(*t.stride()) for t in (o, do, dlse))
-    launch(delta_kernel, grid, o, do, dlse, delta, M, H, strides, **meta)
-    return delta
+def rows_of(p, do, dlse, o, lse):
+    """The ``Rows`` of a call: ``delta_kernel``'s delta is [B, Hq, M] in float32."""
+    delta, BLOCK_M = torch.empty_like(lse), 64
+    programs, tile = -(-p.M // BLOCK_M) * p.B * p.Hq, {"DV": p.Dv, "BLOCK_M": BLOCK_M, "BLOCK_DV": p.BLOCK_DV}
+    strides = tuple([None if t is None else Strides(*t.stride()) for t in (o, do, dlse)])
+    launch(delta_kernel, (programs,), o, do, dlse, delta, p.M, p.Hq, strides, **tile)
+    return Rows(do, lse, delta)
 
 
 def _of_queries(p):
@@ -413,3 +420,33 @@ def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
     strides = DkdvLayouts(*strides_of(p), *(Strides(*t.stride()) for t in (rows.do, dk, dv)))
     sizes = sizes_of(p, tiles, first)
     launch(attention_dkdv_kernel, (count * tiles,), *tensors, more, scores_of(p, x), sizes, strides, TILE=TILE, **meta)
+
+
+def reason_not(p, tma):
+    """It takes every call."""
+
+
+def gradients(p, x, outputs, hopper=None, needs=(True, True, True, False)):
+    """``[dq, dk, dv, those of captured tensors ...]`` as far as they are needed, ds computed by both kernels.
+
+    hopper: what launches Hopper's kernel of keys (``hopper.backward``), or ``None``: this file's runs. needs: whether those of
+    query, key, value and captured tensors are wanted.
+    """
+    need_q, need_k, need_v, need_captured = needs
+    dq = dk = dv = None
+    captured = []
+    if need_q or need_captured or hopper is None:
+        rows = rows_of(p, *outputs)
+    if need_q or need_captured:
+        dq = like_strided(x.query, x.query.shape)
+    if need_captured:
+        captured = gradients_of_captured(p, x, rows, dq)
+    elif need_q:
+        launch_dq(p, x, rows, dq)
+    if need_k or need_v:
+        dk, dv = (like_strided(t, t.shape) for t in (x.key, x.value))
+        if hopper is None:
+            launch_dkdv(p, x, rows, dk, dv)
+        else:
+            hopper.launch_dkdv(p, x, outputs.do, hopper.rows_of(p, *outputs), (dk, dv), None, (0, p.Bkv * p.Hkv))
+    return [dq, dk, dv, *captured]

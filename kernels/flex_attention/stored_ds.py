@@ -177,6 +177,27 @@ def _prepare(p, heads, queries):
     return p.tiles(queries, p.SPARSE_M, meta["T"].BLOCK_M), meta
 
 
+def reason_not(p, tma):
+    """Why ds is not kept, as text, or ``None``."""
+    return None if p.cached(heads) else "ds does not fit the workspace"
+
+
+def gradients(p, x, outputs, hopper):
+    """dq, dk and dv, of as many key heads at a time as ds is kept of; hopper: as of ``plain_backward.gradients``."""
+    most, pairs = p.cached(heads), p.Bkv * p.Hkv
+    rows = (hopper or plain_backward).rows_of(p, *outputs)
+    dq, dk, dv = grads = plain_backward.new_gradients(x)
+    ds = workspace(p, x.query)
+    for first in range(0, pairs, most):
+        count = min(most, pairs - first)
+        if hopper is None:
+            launch_dkdv(p, x, rows, dk, dv, ds, first, count)
+        else:
+            hopper.launch_dkdv(p, x, outputs.do, rows, (dk, dv), ds, (first, count))
+        dq_from_ds(p, x, ds, dq, first, count)
+    return grads
+
+
 def dq_from_ds(p, x, ds, dq, first, count, split=None):
     """Launch the product for the queries of ``count`` key heads from ``first`` on; split: a ``Split``, or all of them."""
     heads, queries = (p.shared * p.G, p.M) if split is None else (split.heads, split.stop - split.band)
