@@ -221,16 +221,7 @@ def forward(p, x, o, lse, top):
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=x.query.device)  # noqa: E731
     parts = new(splits, rows, p.Dv), new(splits, rows), new(splits, rows) if top is not None else None
     tensors = x.query, *plain.keys_read(x, meta["T"]), *parts, x.partial, x.full, plain.scores_of(p, x)
-    launch(
-        decode_kernel,
-        programs,
-        *tensors,
-        pack,
-        rows,
-        splits,
-        plain.sizes_of(p, 1),
-        plain.Layouts(*plain.strides_of(p)),
-        **meta,
-    )
+    numbers = pack, rows, splits, plain.sizes_of(p, 1), plain.strides_of(p)
+    launch(decode_kernel, programs, *tensors, *numbers, **meta)
     sizes = p.M, p.Hq, rows, splits, Strides(*o.stride())
     launch(combine_kernel, (problem.cdiv(rows, combined["BLOCK_R"]),), *parts, o, lse, top, *sizes, **combined)

@@ -45,28 +45,6 @@ from kernels.flex_attention.plain import (
 )
 from kernels.flex_attention.problem import like_strided
 
-
-class DqLayouts(NamedTuple):
-    """The ``Strides`` of the tensors of ``attention_dq_kernel``."""
-
-    q: Strides
-    k: Strides
-    v: Strides
-    do: Strides
-    dq: Strides
-
-
-class DkdvLayouts(NamedTuple):
-    """The ``Strides`` of the tensors of ``attention_dkdv_kernel``."""
-
-    q: Strides
-    k: Strides
-    v: Strides
-    do: Strides
-    dk: Strides
-    dv: Strides
-
-
 # Of every query: its lse and its delta.
 
 
@@ -362,7 +340,7 @@ def launch_dq(p, x, rows, dq, targets=(), PASS="add"):
     """Launch ``attention_dq_kernel``; targets: where the sums for captured tensors go, if any."""
     grid, sizes, meta = p.cached(_of_queries)
     tensors = x.query, *keys_read(x, meta["T"]), *rows, dq, x.partial, x.full, scores_of(p, x), targets
-    strides = DqLayouts(*strides_of(p), *(Strides(*t.stride()) for t in (rows.do, dq)))
+    strides = strides_of(p, do=rows.do, dq=dq)
     scatter = p.score.scatter if targets else None
     launch(attention_dq_kernel, grid, *tensors, sizes, strides, SCATTER=scatter, PASS=PASS, **meta)
 
@@ -393,19 +371,16 @@ def gradients_of_captured(p, x, rows, dq):
     return p.score.gradients(x.captured, x.numbers, sums)
 
 
-def _of_keys(p, TMA):
-    meta = tile_of(p, p.launch_options("backward_dkdv") | {"TMA": TMA}) | p.mods()
+def _of_keys(p, by_tma):
+    options = p.launch_options("backward_dkdv")
+    meta = tile_of(p, options | {"TMA": options["TMA"] and by_tma}) | p.mods()
     return p.tiles(p.N, p.SPARSE_N, meta["T"].BLOCK_N), meta
-
-
-def _keys_by_tma(p):
-    return p.launch_options("backward_dkdv")["TMA"]
 
 
 def of_keys(p, rows):
     """``(tiles of keys, compile-time arguments)`` of the keys' kernel. Without a delta (``short``) the call would be over
     before TMA is set up."""
-    return p.cached(_of_keys, rows.delta is not None and p.cached(_keys_by_tma) and fits_tma(rows.do))
+    return p.cached(_of_keys, rows.delta is not None and fits_tma(rows.do))
 
 
 def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
@@ -417,7 +392,7 @@ def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
     if T.TMA:
         query, do = tiled(query, T.BLOCK_M), tiled(do, T.BLOCK_M)
     tensors = query, x.key, x.value, do, rows.lse, delta, dk, dv, *x.transposed
-    strides = DkdvLayouts(*strides_of(p), *(Strides(*t.stride()) for t in (rows.do, dk, dv)))
+    strides = strides_of(p, do=rows.do, dk=dk, dv=dv)
     sizes = sizes_of(p, tiles, first)
     launch(attention_dkdv_kernel, (count * tiles,), *tensors, more, scores_of(p, x), sizes, strides, TILE=TILE, **meta)
 
@@ -429,8 +404,8 @@ def reason_not(p, tma):
 def gradients(p, x, outputs, hopper=None, needs=(True, True, True, False)):
     """``[dq, dk, dv, those of captured tensors ...]`` as far as they are needed, ds computed by both kernels.
 
-    hopper: what launches Hopper's kernel of keys (``hopper.backward``), or ``None``: this file's runs. needs: whether those of
-    query, key, value and captured tensors are wanted.
+    hopper: what launches Hopper's kernel of keys (``hopper.backward``), or ``None``: this file's runs. needs: of which
+    they are wanted: query, key, value and captured tensors.
     """
     need_q, need_k, need_v, need_captured = needs
     dq = dk = dv = None

@@ -155,12 +155,6 @@ def stored(ds, T):
     return Stored(TensorDescriptor(ds, list(ds.shape), list(ds.stride()), tile) if T.TMA else ds, *ds.shape[1:])
 
 
-def launch_dkdv(p, x, rows, dk, dv, ds, first, count):
-    """dk and dv of ``count`` pairs of batch row and key head from ``first`` on, and their ds."""
-    _, meta = plain_backward.of_keys(p, rows)
-    plain_backward.launch_dkdv(p, x, rows, dk, dv, store_tile, stored(ds, meta["T"]), (first, count))
-
-
 def options(p, heads, queries):
     """Launch options of the product for so many heads and queries of each: tiles of half as many queries as the table has
     where there would be fewer programs than multiprocessors, and the caller asks for none."""
@@ -191,7 +185,8 @@ def gradients(p, x, outputs, hopper):
     for first in range(0, pairs, most):
         count = min(most, pairs - first)
         if hopper is None:
-            launch_dkdv(p, x, rows, dk, dv, ds, first, count)
+            kept = stored(ds, plain_backward.of_keys(p, rows)[1]["T"])
+            plain_backward.launch_dkdv(p, x, rows, dk, dv, store_tile, kept, (first, count))
         else:
             hopper.launch_dkdv(p, x, outputs.do, rows, (dk, dv), ds, (first, count))
         dq_from_ds(p, x, ds, dq, first, count)
