@@ -163,6 +163,11 @@ class Problem:
         names = [name.removesuffix("_indices") for name in self.lists if name.endswith("_indices")]
         return {name: (rows, columns) if name.endswith("kv") else (columns, rows) for name in names}
 
+    @cached_property
+    def BLOCK_DV(self):
+        """Columns of a tile of values."""
+        return columns(self.Dv)
+
     @staticmethod
     def tiles(length, SPARSE, BLOCK):
         """Tiles of BLOCK that cover ``length``; tiles never cross blocks of SPARSE."""

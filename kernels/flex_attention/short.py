@@ -17,6 +17,7 @@ from kernels.flex_attention.plain_backward import (
     launch_dkdv,
     load_dlse,
     load_lse,
+    new_gradients,
 )
 
 
@@ -65,19 +66,20 @@ def short_tile(
     return dk, dv
 
 
-def fits(p):
-    """Whether the call is short, and all its keys are one tile."""
-    queries = p.shared * p.G * p.M
-    return (
-        p.short("backward_dkdv", queries)
-        and p.tiles(p.N, p.SPARSE_N, p.launch_options("backward_dkdv")["BLOCK_N"]) == 1
-    )
+def reason_not(p, tma):
+    """Why this kernel is not for the call, as text, or ``None``."""
+    if not p.short("backward_dkdv", p.shared * p.G * p.M):
+        return "the call is not short"
+    tiles = p.tiles(p.N, p.SPARSE_N, p.launch_options("backward_dkdv")["BLOCK_N"])
+    return None if tiles == 1 else f"its keys are {tiles} tiles"
 
 
-def gradients_of(p, x, do, dlse, o, lse, grads):
-    """All three gradients, into ``grads``: dq, dk, dv."""
-    dq, dk, dv = grads
+def gradients(p, x, outputs, hopper):
+    """dq, dk and dv."""
+    do, dlse, o, lse = outputs
+    dq, dk, dv = grads = new_gradients(x)
     if p.sparse:
         dq.zero_()  # the kernel never comes to queries that are in none of the mask's blocks
     beside = Beside(o, dq, *o.stride(), *dq.stride(), *((0, 0, 0) if dlse is None else dlse.stride()), dlse)
     launch_dkdv(p, x, Rows(do, lse, None), dk, dv, short_tile, beside)
+    return grads

@@ -151,11 +151,10 @@ def test_a_short_call_has_the_least_to_launch(gpu, monkeypatch):
     assert lines[4] == "dq: in the same kernel, because one of its tiles holds all keys"
     for M, N, heads in ((136, 128, 2), (128, 136, 2), (128, 128, 133)):  # or more heads than there are multiprocessors
         p, tensors = on_gpu(shape=(1, heads, heads, M, N, 64, 64))
-        assert reasons(p, *tensors) == (None, None) and short.fits(p) == (heads == 133)
+        assert reasons(p, *tensors) == (None, None) and (short.reason_not(p, True) is None) == (heads == 133)
     for M, heads in ((128, 2), (64, 4)):  # a program's walk is over the queries of all heads that share keys
-        assert short.fits(on_gpu(shape=(1, heads, 2, M, 128, 64, 64))[0]) and not short.fits(
-            on_gpu(shape=(1, 2 * heads, 2, M, 128, 64, 64))[0]
-        )
+        assert short.reason_not(on_gpu(shape=(1, heads, 2, M, 128, 64, 64))[0], True) is None
+        assert short.reason_not(on_gpu(shape=(1, 2 * heads, 2, M, 128, 64, 64))[0], True) == "the call is not short"
 
 
 # The kernel of all three gradients.

@@ -10,11 +10,10 @@ from kernels.flex_attention import (
     create_block_mask,
     flex_attention,
     mods,
-    narrow,
     plain,
+    plain_backward,
     plan,
     problem,
-    short,
 )
 from tests.flex_attention import cases
 
@@ -54,11 +53,8 @@ def plain_only(monkeypatch):
     """From the call on nothing is faster."""
 
     def only():
-        table = problem.table_options
-        monkeypatch.setattr(plan, "WAYS", {"plain": plain})
-        monkeypatch.setattr(narrow, "is_narrow", lambda p: False)
-        monkeypatch.setattr(short, "fits", lambda p: False)
-        monkeypatch.setattr(problem, "table_options", lambda *of: table(*of) | {"WORKSPACE": 0})
+        monkeypatch.setattr(plan, "FORWARD", {"plain": plain})
+        monkeypatch.setattr(plan, "BACKWARD", {"recomputed": plain_backward})
         clear_caches()
 
     return only
