@@ -24,6 +24,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.common.gpu import multiprocessors
+from kernels.flex_attention import problem
 from kernels.flex_attention.problem import columns, has_edge
 
 
@@ -416,7 +417,8 @@ def keys_read(x, T):
 
 def is_short(p):
     """Whether the call is short and leaves the GPU idle: then this kernel has less to set up than Hopper's."""
-    return p.short("forward", p.M) and p.B * p.Hq <= multiprocessors(p.device)
+    few = problem.table_options("forward", p.key, p.device).get("SHORT", 0)
+    return max(p.M, p.N) <= few and p.B * p.Hq <= multiprocessors(p.device)
 
 
 def reason_not(p):

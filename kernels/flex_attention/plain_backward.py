@@ -217,8 +217,8 @@ def dkdv_tile(
     dk, dv, m0, m_end, own, heads, at, more, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
 ):
     """What a tile of queries adds to dk and dv. own: ``(k, v, n0)``; heads: of the head that is visited q, do, where its lse
-    and its delta are, and its number in the launch. That number, ``n0`` and ``more`` are for the tiles of ``stored_ds`` and
-    ``short``, which take this one's place."""
+    and its delta are, and its number in the launch. That number, ``n0`` and ``more`` are for the tile of ``stored_ds``, which
+    takes this one's place."""
     k, v, _n0 = own
     queries, gradients, lse_at, delta_at, _slot = heads
     q = load_rows(queries, m0, m_end, T.D, EDGE, T.TMA, T.BLOCK_M, T.BLOCK_D)
@@ -378,9 +378,8 @@ def _of_keys(p, by_tma):
 
 
 def of_keys(p, rows):
-    """``(tiles of keys, compile-time arguments)`` of the keys' kernel. Without a delta (``short``) the call would be over
-    before TMA is set up."""
-    return p.cached(_of_keys, rows.delta is not None and fits_tma(rows.do))
+    """``(tiles of keys, compile-time arguments)`` of the keys' kernel."""
+    return p.cached(_of_keys, fits_tma(rows.do))
 
 
 def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
@@ -388,10 +387,9 @@ def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
     tiles, meta = of_keys(p, rows)
     first, count = heads or (0, p.Bkv * p.Hkv)
     query, do, T = x.query, rows.do, meta["T"]
-    delta = rows.lse if rows.delta is None else rows.delta  # of a tile that sums delta itself nothing is read there
     if T.TMA:
         query, do = tiled(query, T.BLOCK_M), tiled(do, T.BLOCK_M)
-    tensors = query, x.key, x.value, do, rows.lse, delta, dk, dv, *x.transposed
+    tensors = query, x.key, x.value, do, rows.lse, rows.delta, dk, dv, *x.transposed
     strides = strides_of(p, do=rows.do, dk=dk, dv=dv)
     sizes = sizes_of(p, tiles, first)
     launch(attention_dkdv_kernel, (count * tiles,), *tensors, more, scores_of(p, x), sizes, strides, TILE=TILE, **meta)

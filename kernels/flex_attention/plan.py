@@ -8,7 +8,7 @@ launches its kernels (``forward``, ``gradients``; forward kernels for any GPU le
 from functools import cached_property
 
 from kernels.common.operator import planned
-from kernels.flex_attention import decoding, narrow, plain, plain_backward, short, stored_ds
+from kernels.flex_attention import decoding, narrow, plain, plain_backward, stored_ds
 from kernels.flex_attention.checks import check_captured
 from kernels.flex_attention.hopper import backward as hopper_backward
 from kernels.flex_attention.hopper import cost, fused, split
@@ -25,7 +25,6 @@ FORWARD = {
     "plain": plain,  # any call on any GPU
 }
 BACKWARD = {
-    "short": short,  # one tile holds all keys: a single kernel
     "hopper": split,  # dq added up in memory beside dk and dv, or work cut into more items, where these are faster
     "stored_ds": stored_ds,  # ds fits a workspace: dq is one product with it
     "recomputed": plain_backward,  # ds is computed twice
@@ -80,10 +79,7 @@ class Plan:
     def _of_backward(self, p):
         learned = p.score is not None and any(p.score.needs_grad)
         name, cut, heads = "recomputed" if learned else self.backward[True], p.cached(cost.cut), stored_ds.heads(p)
-        if name == "short":
-            yield _options("backward_dkdv", p.launch_options("backward_dkdv") | {"TMA": False})
-            yield "dq: in the same kernel, because one of its tiles holds all keys"
-        elif name == "hopper" and cut is not None:
+        if name == "hopper" and cut is not None:
             yield f"backward: {cut}, because {cost.because(p)}"
             yield "dk, dv: sums in float32 for each item, added up in a fixed order"
         elif name == "hopper":
@@ -104,7 +100,7 @@ class Plan:
                 yield "dq: ds does not fit the workspace and is computed again, seven matrix products in all"
             why_not = "captured tensors get gradients" if learned else fused.reason_not(p)
             yield f"dq: not added up in memory beside dk and dv, because {why_not}"
-        if self.not_hopper_keys is None and name != "short":
+        if self.not_hopper_keys is None:
             yield f"backward, predicted for an H200: {cost.predictions(p)}"
 
     def _of_scores(self, p):

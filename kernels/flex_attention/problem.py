@@ -202,11 +202,6 @@ class Problem:
         options["BLOCK_N"] = _fit(options["BLOCK_N"], self.N, self.SPARSE_N)
         return options
 
-    def short(self, kernel, queries):
-        """Whether the keys, and the queries that one program meets, are no more than the table's SHORT for ``kernel``: before
-        the host has set anything up, the GPU is done, and what has the least to launch is the fastest."""
-        return max(queries, self.N) <= table_options(kernel, self.key, self.device).get("SHORT", 0)
-
 
 def like_strided(x, shape):
     """Uninitialized memory of ``shape`` whose dimensions lie in memory in the order in which x's do."""

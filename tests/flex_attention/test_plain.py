@@ -29,7 +29,6 @@ FASTER = {
         {"attention_forward_kernel"},
         {"M": 130, "N": 130},
     ),
-    "short": ({"backward_dkdv": {"SHORT": 140}}, set(), {"delta_kernel", "attention_dq_kernel"}, {"M": 50, "N": 41}),
     "stored_ds": (
         {"backward_dq_from_ds": {"WORKSPACE": 2**20}},
         {"dq_from_ds_kernel"},
