@@ -25,13 +25,14 @@ class Point(NamedTuple):
 
 
 def points_of(measured):
-    """Every candidate that was timed and right, of rows as ``tune_conv_wgrad`` records them."""
+    """Every candidate that was timed and right, of rows as ``tune_conv_wgrad`` records them; of older records
+    none whose launch added its partial sums itself, which no kernel does any more."""
     found = []
     for i, row in enumerate(measured):
         layer = {name: value for name, value in row["shape"].items() if name != "N"}
         g = rows.geometry_of(layer, row["shape"]["N"])
         for candidate in row["candidates"]:
-            if "ms" in candidate and candidate["off"] < 0.02:
+            if "ms" in candidate and candidate["off"] < 0.02 and "joined" not in candidate:
                 own = problem.patches_as_channels(g)  # whose roles a turned candidate exchanges
                 kind, tile, load = described(problem.turned(own) if candidate["turned"] else own, candidate)
                 weight = NAMED if row["models"] == ["named"] else 1.0
@@ -43,8 +44,7 @@ def described(g, candidate):
     """``(kind, tile, Load)`` of a candidate that ran."""
     options, (tiles, blocks, splits, per) = dict(candidate["options"]), candidate["plan"]
     if candidate["backend"] == "hopper":
-        kind = tma.FixUp if "joined" in candidate else tma.Work
-        work = kind(tiles, blocks, splits, per, *candidate.get("joined", ()))
+        work = tma.Work(tiles, blocks, splits, per)
         return tma.tiles_for(g), options, tma.load_of(g, options, work, candidate["turned"])
     held = options.pop("HELD") // 132
     kind, volume = portable.tiles_for(g), 1.0

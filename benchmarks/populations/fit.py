@@ -4,9 +4,8 @@ Reads what ``measure tune_conv_wgrad`` recorded of the tuning half, and writes `
 measured here, so it runs anywhere. What is minimised are the squares of log(predicted / measured), those of slow candidates
 weighing less: which of the fast ones is the fastest is what the choice depends on.
 
-What joining takes is found after that, from candidates that join beside others of the same row: were all fitted at once, a
-day on which a GPU was slower at long rows would change what is chosen of layers that nothing is joined of. Last, and in the
-same way, tiles of two multiprocessors are fitted beside others of one.
+Tiles of two multiprocessors are fitted after that, beside others of one in the same row: were all fitted at once, a day on
+which a GPU was slower at long rows would change what is chosen of layers that have no pairs.
 """
 
 import argparse
@@ -30,7 +29,6 @@ GUESS = {  # where the search for a GPU's parameters begins; microseconds, and b
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
 MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
-JOIN, HANDED = 2.5, 5e4  # microseconds, and bytes of a partial sum that go to another program in one: guesses
 VALUES = 45e3  # that a multiprocessor reads in a microsecond: a guess
 SUMS = 0.005  # microseconds of a multiprocessor for a thousand multiplications that are none: a guess
 FIRM, LOOSE = 0.3, 0.05  # how much a parameter that is e times its guess adds, squared: of the GPU, of a tile
@@ -44,11 +42,6 @@ def guess_of(kind, tile):
     multiplications = rows * tile["BLOCK_N"] * tile["BLOCK_K"] * tile.get("GROUPS", 1)
     values = tile["BLOCK_K"] * (rows + tile["BLOCK_N"] * tile.get("GROUPS", 1))
     return max(1.2 * multiplications / MULTIPLICATIONS, values / VALUES), multiplications / MULTIPLICATIONS
-
-
-def handed_of(tile):
-    """``handed`` of a tile to begin with."""
-    return 4 * tile["BLOCK_M"] // cost.together(tile) * tile["BLOCK_N"] * tile["GROUPS"] / HANDED
 
 
 class Parameters:
@@ -119,27 +112,6 @@ def beside(costs, points, new):
     return slower, {row: min(p.us for p in points if p.row == row) for row in known}
 
 
-def fit_joined(costs, points):
-    """The ``costs`` with ``join``, ``abreast`` and tiles' ``handed`` nearest to the points that join partial sums."""
-    slower, best = beside(costs, points, lambda p: p.load.hands)
-    joined = [p for p in points if p.load.hands]
-    tiles = sorted({(p.kind, p.tile) for p in joined})
-    begin = np.log([JOIN, costs["apart"], *(handed_of(json.loads(tile)) for _, tile in tiles)])
-    pull = np.array([FIRM] * 2 + [LOOSE] * len(tiles))
-
-    def with_these(vector):
-        join, abreast, *handed = np.exp(vector).tolist()
-        own = {key: costs["tiles"][key] | {"handed": time} for key, time in zip(tiles, handed, strict=True)}
-        return costs | {"join": join, "abreast": abreast, "tiles": costs["tiles"] | own}
-
-    def residuals(vector):
-        costs = with_these(vector)
-        off = [best[p.row] / p.us * math.log(slower[p.row] * time_of(costs, p) / p.us) for p in joined]
-        return np.concatenate([off, pull * (vector - begin)])
-
-    return with_these(least_squares(residuals, begin, max_nfev=40).x)
-
-
 def fit_pairs(costs, points):
     """The ``costs`` with the tiles of two multiprocessors, their times nearest to the points that have them; a search begins
     with those of one multiprocessor's half of the tile."""
@@ -149,8 +121,8 @@ def fit_pairs(costs, points):
     begin = np.log([value for kind, tile in tiles for value in of_half(costs, kind, json.loads(tile)).values()])
 
     def with_these(vector):
-        own = np.exp(vector).reshape(-1, 3).tolist()
-        times = [dict(zip(("busy", "alone", "handed"), three, strict=True)) for three in own]
+        own = np.exp(vector).reshape(-1, 2).tolist()
+        times = [dict(zip(("busy", "alone"), pair, strict=True)) for pair in own]
         return costs | {"tiles": costs["tiles"] | dict(zip(tiles, times, strict=True))}
 
     def residuals(vector):
@@ -167,9 +139,9 @@ def is_pair(tile):
 
 
 def of_half(costs, kind, tile):
-    """``busy``, ``alone`` and ``handed`` of the half of a pair's tile that one multiprocessor computes, or guesses."""
+    """``busy`` and ``alone`` of the half of a pair's tile that one multiprocessor computes, or guesses."""
     half = {name: value for name, value in tile.items() if name != "num_ctas"} | {"BLOCK_M": tile["BLOCK_M"] // 2}
-    guess = dict(zip(("busy", "alone"), guess_of(kind, tile), strict=True)) | {"handed": handed_of(tile)}
+    guess = dict(zip(("busy", "alone"), guess_of(kind, tile), strict=True))
     return guess | costs["tiles"].get((kind, json.dumps(half)), {})
 
 
@@ -221,8 +193,7 @@ def main():
     measured = [row for record in records for row in record["rows"] if row["half"] == "tuning"]
     points = points_of(measured)
     single = [p for p in points if not is_pair(p.tile)]
-    costs = fit([p for p in single if not p.load.hands], PROCESSORS[gpu])
-    costs = fit_joined(costs, single)
+    costs = fit(single, PROCESSORS[gpu])
     if len(single) < len(points):
         costs = fit_pairs(costs, points)
     off = [math.log(time_of(costs, p) / p.us) for p in points]

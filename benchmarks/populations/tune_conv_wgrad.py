@@ -99,14 +99,12 @@ def known(tiles, kind):
     text = lambda tile: json.dumps(cost.options_of(tile) | {"TMA": None}, sort_keys=True)  # noqa: E731
     fitted = {text(tile): tile for tile in cost.tiles_of(cost.costs_of({"COSTS": GPU}), kind)}
     guessed = [tile | dict(zip(("busy", "alone"), fit.guess_of(kind, tile), strict=True)) for tile in tiles]
-    if kind.startswith("hopper"):
-        guessed = [tile | {"handed": fit.handed_of(tile)} for tile in guessed]
     return [guess | times_of(fitted.get(text(guess), {})) for guess in guessed]
 
 
 def times_of(tile):
     """The fitted times of a tile, if it has any."""
-    return {name: tile[name] for name in ("busy", "alone", "handed") if name in tile}
+    return {name: tile[name] for name in ("busy", "alone") if name in tile}
 
 
 def variants(problem):
@@ -163,7 +161,6 @@ def recorded(equivalent, way, candidate):
         "turned": equivalent.problem.turned,
         "options": tile,
         "plan": (work.tiles, work.blocks, work.splits, work.per),
-        **({"joined": (work.programs, work.rounds)} if isinstance(work, tma.FixUp) else {}),
         "predicted_ms": round(candidate.time / 1000, 5),
     }
 

@@ -39,7 +39,7 @@ if gluon is not None:
         for item in range(gl.program_id(0), work.items, work.programs):
             position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(item, position, end, length, first, work)
+                tile, block, n, slot = segment_of(position, end, length, first, work)
                 half = visits % 2
                 mbarrier.wait(stored.index(half), (visits // 2 + 1) & 1)
                 for i in range(n):
@@ -62,7 +62,7 @@ if gluon is not None:
         for item in range(gl.program_id(0), work.items, work.programs):
             position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(item, position, end, length, first, work)
+                tile, block, n, slot = segment_of(position, end, length, first, work)
                 half = visits % 2
                 mbarrier.wait(done.index(half), visits // 2 & 1)
                 for group in gl.static_range(T.GROUPS):
@@ -114,8 +114,8 @@ def candidates(problem):
 
 
 @planned
-def plan(problem, may_fix_up=True):
-    """The ``Plan`` of a problem, whatever the GPU is; partial sums always have a launch of their own."""
+def plan(problem):
+    """The ``Plan`` of a problem, whatever the GPU is."""
     shares = tma.share("blackwell", problem)
     SLICE = min(32, shares.options["BLOCK_N"])
-    return tma.plan_of(wgrad_blackwell_kernel, problem, shares, with_fix_up=False, SLICE=SLICE)
+    return tma.plan_of(wgrad_blackwell_kernel, problem, shares, SLICE=SLICE)

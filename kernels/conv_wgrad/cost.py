@@ -3,18 +3,14 @@
     time    = launch + (compute^2 + memory^2)^(1/2) + sums                  all in microseconds
     compute = over waves of programs:  start + per step(r)                  r programs share a multiprocessor in that wave
               and next for every other tile that a share meets, all uneven times as long
-              and before them, once a round of tiles that are not cut, start + steps step(1)
     step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
     memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth: what neighbours
-              read at the same time crosses from the L2 cache once, and shares of joined sums set out abreast, at the pixels
-              where what is left of a tile begins; and more where rows begin within a line of that cache
+              read at the same time crosses from the L2 cache once; and more where rows begin within a line of that cache
               elements copied first, or transposed last, at their own rates
     sums    = sum + turns turn + bytes / partials    where a sum is cut into splits: a second launch adds them, a few a turn
-              or join + hands handed       or a tile's last program adds the others' to its own, one after the other
 
-``busy``, ``alone`` and ``handed`` belong to a tile: how long a multiprocessor needs for a step of it, how long a step takes
-at least, and how long one of its partial sums takes from a program to another: the fewer registers the sums leave free, the
-fewer loads are under way at once. Everything else is the GPU's.
+``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least.
+Everything else is the GPU's.
 
 ``python -m benchmarks.populations.fit`` finds them from recorded times and writes ``costs.json``, by the names of
 GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU. On a GPU that has none, ``choose_split``
@@ -42,9 +38,7 @@ class Load(NamedTuple):
     elements, ``zeroed`` of them by a launch of their own; ``bytes`` of the tensors, and ``apart``, those that programs read
     which walk along other pixels than their neighbours do. ``turned``: a single sum is in another order than it is asked for
     in, so that it is a partial sum. ``copied``: elements that are copied first, into rows that TMA can read.
-    ``astray``: bytes that programs read in rows which begin within a line of the L2 cache. ``rounds`` of ``whole`` steps that
-    every program takes before its share. ``hands``: partial sums that a tile's last program waits for: those that it adds
-    to its own, at most, and one more where all of a tile's shares end at once, until that is stored; 0 where none are joined.
+    ``astray``: bytes that programs read in rows which begin within a line of the L2 cache.
     """
 
     items: int
@@ -60,9 +54,6 @@ class Load(NamedTuple):
     turned: bool = False
     copied: int = 0
     astray: int = 0
-    rounds: int = 0
-    whole: int = 0
-    hands: int = 0
 
 
 class Candidate(NamedTuple):
@@ -109,18 +100,14 @@ def predicted(costs, kind, tile, load):
     compute = full * (start + steps * step(tile, load.held))
     if rest:
         compute += start + steps * step(tile, -(-rest // processors))
-    if load.rounds:
-        compute += load.rounds * (costs["start"][kind] + load.whole * load.volume * step(tile, 1))
     if load.segments > 1:
         compute *= costs["uneven"]
-    apart = load.apart * costs["abreast" if load.hands else "apart"]
-    memory = (load.bytes + apart + costs["astray"] * load.astray) / costs["bandwidth"]
+    apart, astray = costs["apart"] * load.apart, costs["astray"] * load.astray
+    memory = (load.bytes + apart + astray) / costs["bandwidth"]
     time = costs["launch"] + math.hypot(compute, memory)
     if load.slots > 1 or load.turned:
         turns = -(-load.slots // AT_ONCE)
         time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
-    if load.hands:
-        time += costs["join"] + load.hands * tile["handed"]
     if load.turned:
         time += load.numel / costs["transposed"]
     if load.copied:
@@ -165,7 +152,7 @@ def fitting(tiles, rows, columns):
 
 def options_of(tile):
     """What a kernel is launched with, of a tile's line."""
-    return {name: value for name, value in tile.items() if name not in ("alone", "busy", "handed", "held")}
+    return {name: value for name, value in tile.items() if name not in ("alone", "busy", "held")}
 
 
 def cheapest(candidates):

@@ -102,10 +102,9 @@ def explain(input, grad_output, backend, split_k, out, accumulate, out_dtype, **
     work on padding (tile waste, 1.00 for none), which tensors it copies first, and, on GPUs that costs were fitted for, the
     predicted time of every candidate."""
     convolution = _check(input, grad_output, tuple(given.values()), backend, split_k, out, accumulate, out_dtype)
-    adds = accumulate and out.is_contiguous()
     g = geometry(input.shape, grad_output.shape[-1], *convolution)
     asked = problem_of(input, grad_output, g, split_k)
-    choice, plan = plan_wgrad(*asked[1:3], convolution, asked.precision, asked.device, backend, split_k, adds)
+    choice, plan = plan_wgrad(*asked[1:3], convolution, asked.precision, asked.device, backend, split_k)
     equivalent, problem = choice.equivalent, choice.equivalent.problem
     what = "; ".join(text for text in (plan.text, str(equivalent)) if text)
     lines = [f"{choice.backend}: {what}", *(f"not {name}: {reason}" for name, reason in choice.why_not.items())]
@@ -268,11 +267,11 @@ def problem_of(input, grad_output, g, split_k=None):
 
 
 @planned
-def plan_wgrad(input, grad_output, convolution, precision, device, backend="auto", split_k=None, adds=False):
-    """``(Choice, Plan)`` for tensors with these layouts; ``adds``: whether the sums are added to a tensor."""
+def plan_wgrad(input, grad_output, convolution, precision, device, backend="auto", split_k=None):
+    """``(Choice, Plan)`` for tensors with these layouts."""
     g = geometry(input.shape, grad_output.shape[-1], *convolution)
     choice = choose(Problem(g, input, grad_output, split_k, precision, device), backend)
-    return choice, BACKENDS[choice.backend].plan(choice.equivalent.problem, may_fix_up=not adds)
+    return choice, BACKENDS[choice.backend].plan(choice.equivalent.problem)
 
 
 # Behind the dispatcher: tensors that have been checked, and what is launched for them.
@@ -334,7 +333,7 @@ def _sum_options(few, device):
 
 def wgrad_by(backend, input, grad_output, g, out, accumulate=False, split_k=None):
     """The weight gradient of the ``Geometry`` g by a backend, whatever the GPU is, in the problem as it is."""
-    plan = BACKENDS[backend].plan(problem_of(input, grad_output, g, split_k), may_fix_up=not accumulate)
+    plan = BACKENDS[backend].plan(problem_of(input, grad_output, g, split_k))
     run(plan, input, grad_output, out, accumulate)
 
 
@@ -351,9 +350,8 @@ def new_wgrad(input, grad_output, R, S, stride, padding, dilation, groups, backe
 def wgrad_into(out, input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, accumulate):
     """The weight gradient in, or added to, a given one."""
     convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
-    adds = accumulate and out.is_contiguous()
     x, dy, precision = layout(input), layout(grad_output), torch.backends.cudnn.conv.fp32_precision
-    choice, plan = plan_wgrad(x, dy, convolution, precision, input.device, backend, split_k, adds)
+    choice, plan = plan_wgrad(x, dy, convolution, precision, input.device, backend, split_k)
     run(plan, input, grad_output, out, accumulate, equivalent=choice.equivalent)
 
 

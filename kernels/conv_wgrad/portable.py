@@ -236,8 +236,8 @@ def cut(sizes, groups, options, split_k=None, length=1):
 
 
 @planned
-def plan(problem, may_fix_up=True):
-    """The ``Plan`` of a problem; partial sums always have a launch of their own."""
+def plan(problem):
+    """The ``Plan`` of a problem."""
     if nothing_to_sum(problem.g):
         return Plan("there is nothing to sum", plain.wgrad_kernel, (0,), (), {}, 0)
     return plan_cut(problem, cut_of(problem))

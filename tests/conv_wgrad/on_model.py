@@ -65,8 +65,8 @@ def shared_out(splits, per):
 
     share = tma.share
 
-    def cut(*given, **may):
-        found = share(*given, **may)
+    def cut(*given):
+        found = share(*given)
         return dataclasses.replace(found, work=tma.Work(found.work.tiles, found.work.blocks, splits, per))
 
     with mock.patch.object(tma, "share", cut):
@@ -90,7 +90,7 @@ def launched(x, dy, g, work, out=None, processors=132, **model):
     options = SMALL | {"GROUPS": 2, **model.pop("options", {})}
     shares = tma.Shares(options, work, 1.0)
     tiles, blocks, _ = tma.tiled(g, options)
-    assert (tiles, blocks) == (getattr(work, "full", 0) + work.tiles, work.blocks), (tiles, blocks)
+    assert (tiles, blocks) == (work.tiles, work.blocks), (tiles, blocks)
     size = lambda shape: shape if isinstance(shape[0], int) else shape[0]  # noqa: E731
     empty = lambda *shape, dtype=None, device=None: torch.full(size(shape), float("nan"), dtype=dtype)  # noqa: E731
     with mock.patch.object(tma, "multiprocessors", lambda device: processors):
@@ -153,7 +153,7 @@ def cover(blocks_seen, slots_seen, work, slots):
     for item in range(gl.program_id(0), work.items, work.programs):
         position, end, length, first = share_of(item, work)
         while position < end:
-            tile, block, n, slot = segment_of(item, position, end, length, first, work)
+            tile, block, n, slot = segment_of(position, end, length, first, work)
             for i in range(n):
                 gl.atomic_add(blocks_seen + tile * work.blocks + block + i, 1)
             gl.atomic_add(slots_seen + tile * slots + slot, 1)

@@ -22,6 +22,8 @@ from tests.conv_wgrad import cases
 GPU = "NVIDIA H200"
 COSTS = cost.costs_of({"COSTS": GPU})
 TILE = {"busy": 0.5, "alone": 0.5}
+NARROW = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"), (128, 64, 64, 3, 5), strict=True))
+WIDE = NARROW | {"BLOCK_M": 256, "num_ctas": 2}
 LOAD = cost.Load(items=132, per=100, held=1, slots=1, numel=10_000, bytes=1_000_000)
 GEOMETRIES = {  # N, Ci, Co, H = W, R = S, stride, padding, groups
     "3x3": (64, 256, 256, 14, 3, 1, 1, 1), "1x1": (64, 512, 2048, 7, 1, 1, 0, 1), "stride": (64, 96, 80, 28, 3, 2, 1, 1),
@@ -110,46 +112,9 @@ def test_nothing_to_sum_is_no_candidate(on_an_h200):
     assert torch.equal(conv2d_wgrad(x.bfloat16(), dy.bfloat16(), 1, 1), torch.zeros(16, 1, 1, 8).bfloat16())
 
 
-FIX_UP = tma.FixUp(60, 98, 2, 49, 132, 1)  # a round of whole tiles, then 60 tiles in two splits each
-NARROW = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"), (128, 64, 64, 3, 5), strict=True))
-
-
-def time_of_joined(work, **other):
-    load = tma.load_of(benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1)), NARROW, work)
-    return cost.predicted(COSTS, "hopper", TILE | {"handed": 2.0}, load._replace(**other))
-
-
-def test_joining_costs_what_is_handed_over_and_a_round_of_whole_tiles_before_it():
-    alone = tma.load_of(benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1)), NARROW, FIX_UP)
-    assert (alone.items, alone.per, alone.rounds, alone.whole, alone.slots) == (120, 49, 1, 98, 1)
-    assert alone.hands == 2  # the one that is added, until it is stored and until it is loaded: all shares end at once
-    ends_apart = tma.load_of(
-        benchmark.geometry_of((128, 512, 512, 14, 3, 1, 1, 1)), NARROW, tma.FixUp(96, 98, 1, 72, 132)
-    )
-    assert ends_apart.hands == 2 < ends_apart.segments  # the rest of a tile may lie in two shares
-    assert time_of_joined(FIX_UP, hands=3) == pytest.approx(time_of_joined(FIX_UP) + 2.0)
-    assert time_of_joined(FIX_UP, rounds=0) < time_of_joined(FIX_UP) < time_of_joined(FIX_UP, rounds=2)
-
-
-def test_shares_abreast_read_less_of_what_is_apart(monkeypatch):
-    monkeypatch.setitem(COSTS, "abreast", COSTS["apart"] / 2)
-    load = LOAD._replace(apart=10**8)
-    more = lambda **how: cost.predicted(COSTS, "hopper", TILE | {"handed": 0.0}, load._replace(**how))  # noqa: E731
-    assert more(hands=1) - COSTS["join"] < more()
-
-
-@pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
-@pytest.mark.parametrize("geometry", [(128, 512, 1024, 14, 3, 2, 1, 1), (256, 512, 2048, 7, 1, 1, 0, 1)])
-def test_joining_is_chosen_where_an_h200_was_faster_so(on_an_h200, monkeypatch, geometry):
-    """8 % faster and 4 % slower there, than the fastest that a second launch adds."""
-    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
-    _, plan = planned(problem_of(geometry))
-    assert ("stream-K fix-up" in plan.text) == (geometry[4] == 3)
-
-
 @pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
 @pytest.mark.parametrize("geometry", [(128, 512, 1024, 14, 3, 2, 1, 1), (32, 384, 512, 28, 2, 2, 0, 1)], ids=str)
-def test_explain_says_what_runs_where_joined_sums_cannot_go(on_an_h200, monkeypatch, geometry):
+def test_explain_says_what_runs_whatever_the_sum_goes_to(on_an_h200, monkeypatch, geometry):
     """Of a sum to add to, or of one that does not lie side by side."""
     monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
     g = benchmark.geometry_of(geometry)
@@ -157,31 +122,17 @@ def test_explain_says_what_runs_where_joined_sums_cannot_go(on_an_h200, monkeypa
         torch.empty(shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape, g.weight_shape)
     )
     apart = torch.empty(g.Co, g.R, g.S, g.Ci + 8, dtype=torch.bfloat16)[..., : g.Ci]
-    fixed_up = []
     monkeypatch.setattr(operator, "sum_splits", lambda *given: None)
     for out, accumulate in [(None, False), (dense, False), (dense, True), (apart, False), (apart, True)]:
         more = {"stride": g.stride, "padding": g.padding, "out": out, "accumulate": accumulate, "backend": "hopper"}
         said = conv2d_wgrad.explain(x, dy, g.R, g.S, **more)
         with mock.patch.object(operator, "launch") as launched:
             conv2d_wgrad(x, dy, g.R, g.S, **more)
-        _, _, _, _, target, fix_up, *_ = launched.call_args.args
-        fixed_up.append(fix_up is not None)
-        assert ("stream-K fix-up" in said) == fixed_up[-1] and (target.ndim == 4) == fixed_up[-1]
-    assert fixed_up == [True, True, False, True, True]
-
-
-def test_a_tile_that_joining_was_not_measured_of_joins_nothing():
-    problem = problem_of((128, 512, 1024, 14, 3, 2, 1, 1))
-    tile = NARROW | {"busy": 0.4, "alone": 0.4}
-    fixes_up = lambda tile: any(c.work.fixed_up for cuts in tma.considered(problem, COSTS, [tile]) for c in cuts)  # noqa: E731
-    assert fixes_up(tile | {"handed": 2.0}) and not fixes_up(tile)
-
-
-@pytest.mark.parametrize("channels, fixed_up", [(512, True), (508, False)])
-def test_channels_that_begin_anywhere_fix_nothing_up(channels, fixed_up):
-    problem = problem_of((128, channels, 512, 14, 3, 1, 1, 1))
-    found = tma.considered(problem, COSTS, COSTS["tiles"][tma.tiles_for(problem.g)])
-    assert any(c.work.fixed_up for cuts in found for c in cuts) == fixed_up
+        _, _, _, _, target, schedule, *_ = launched.call_args.args
+        splits = schedule.whole // schedule.tiles
+        end_to_end = schedule.blocks > splits * schedule.per
+        assert f"; {schedule.tiles} tiles, split-K {splits}{', the rests end to end' * end_to_end}; " in said
+        assert target.shape[:-4] in {torch.Size([splits + n]) for n in ((1, 2) if end_to_end else (0,))}
 
 
 def test_a_gpu_without_costs_goes_by_the_table():
@@ -225,34 +176,15 @@ def test_the_fit_finds_the_costs_that_times_were_made_from():
     assert fit.geometric_mean([ratio for _, ratio in fit.quality(found, points)]) > 0.99
 
 
-def test_the_fit_finds_what_joining_takes_on_a_day_when_a_gpu_was_slow():
-    """Whatever a row's other candidates took longer than predicted, what is fixed up took longer, too."""
-    key = ("hopper rows", json.dumps(NARROW))
-    truth = COSTS | {"join": 3.0, "abreast": 0.2, "tiles": {key: {"busy": 0.4, "alone": 0.4, "handed": 3.0}}}
-    points = []
-    for row, (apart, slower) in enumerate(itertools.product((0, 3 * 10**8, 10**9), (1.0, 1.1))):
-        for hands in range(9):
-            load = LOAD._replace(apart=apart, hands=hands)
-            time = slower * cost.predicted(truth, "hopper", truth["tiles"][key], load)
-            points.append(candidates.Point(row, *key, load, time))
-    known = {name: value for name, value in truth.items() if name not in ("join", "abreast")}
-    found = fit.fit_joined(known | {"tiles": {key: {"busy": 0.4, "alone": 0.4}}}, points)
-    assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points if p.row % 2 == 0) < 0.04
-    assert 2.5 < found["tiles"][key]["handed"] < 3.5 and found["tiles"][key]["busy"] == 0.4
-    assert {name: found[name] for name in known if name != "tiles"} | {"tiles": 0} == known | {"tiles": 0}
-
-
 def test_the_fit_finds_what_pairs_take_beside_single_multiprocessors():
     """From rows on days when a GPU was slow, and nothing else is changed."""
-    kind, half = "hopper rows", NARROW
-    pair = NARROW | {"BLOCK_M": 2 * NARROW["BLOCK_M"], "num_ctas": 2}
-    own = {(kind, json.dumps(half)): {"busy": 0.4, "alone": 0.4, "handed": 3.0}}
-    known = COSTS | {"join": 3.0, "abreast": 0.2, "tiles": own}
-    times = {"busy": 0.5, "alone": 0.45, "handed": 2.0}
+    kind, half, pair = "hopper rows", NARROW, WIDE
+    known = COSTS | {"tiles": {(kind, json.dumps(half)): {"busy": 0.4, "alone": 0.4}}}
+    times = {"busy": 0.5, "alone": 0.45}
     points = []
     for row, (per, slower) in enumerate(itertools.product((20, 90, 300), (1.0, 1.2))):
-        for hands, items in itertools.product((0, 2, 5), (60, 66, 120)):
-            load = LOAD._replace(per=per, hands=hands, items=items)
+        for items in (60, 66, 120):
+            load = LOAD._replace(per=per, items=items)
             for tile, own in ((half, known["tiles"][kind, json.dumps(half)]), (pair, times)):
                 time = slower * cost.predicted(known, "hopper", tile | own, load)
                 points.append(candidates.Point(row, kind, json.dumps(tile), load, time))
@@ -287,19 +219,28 @@ def test_a_pair_is_two_multiprocessors():
 
 
 @pytest.mark.parametrize(
-    ("hands", "tiles", "message"),
+    ("measured", "tiles", "message"),
     [
-        ((3, 5), [NARROW], "points of row 0 are all new"),
-        ((0, 3), [], "points holds tile .*needs those of costs"),
+        ([WIDE, WIDE], [NARROW], "points of row 0 are all new"),
+        ([NARROW, WIDE], [], "points holds tile .*needs those of costs"),
     ],
 )
-def test_the_fit_of_what_joins_says_what_it_lacks(hands, tiles, message):
+def test_the_fit_of_pairs_says_what_it_lacks(measured, tiles, message):
     keys = [("hopper rows", json.dumps(tile)) for tile in tiles]
-    points = [candidates.Point(0, "hopper rows", json.dumps(NARROW), LOAD._replace(hands=n), 9.0) for n in hands]
+    points = [candidates.Point(0, "hopper rows", json.dumps(tile), LOAD, 9.0) for tile in measured]
     with pytest.raises(ValueError, match=message):
-        fit.fit_joined(COSTS | {"tiles": {key: {"busy": 0.4, "alone": 0.4} for key in keys}}, points)
+        fit.fit_pairs(COSTS | {"tiles": {key: {"busy": 0.4, "alone": 0.4} for key in keys}}, points)
     with pytest.raises(ValueError, match=r"values are \[\], needs positive numbers"):
         fit.geometric_mean([])
+
+
+def test_what_no_kernel_does_any_more_is_no_point_of_the_fit():
+    """Older records have candidates whose launch added its partial sums itself."""
+    layer = {"Ci": 64, "Co": 64, "H": 14, "W": 14, "R": 1, "S": 1, "groups": 1}
+    shape = {"N": 8} | layer | {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
+    timed = {"backend": "hopper", "turned": False, "options": NARROW, "plan": [1, 25, 5, 5], "off": 0.0, "ms": 0.01}
+    row = {"shape": shape, "models": ["named"], "candidates": [timed, timed | {"joined": [132, 0], "ms": 0.005}]}
+    assert [(p.us, p.load.slots) for p in candidates.points_of([row])] == [(10.0, 5)]
 
 
 def test_the_fit_sees_the_tuning_half_alone_and_knows_its_gpus(monkeypatch, tmp_path, capsys):

@@ -173,7 +173,7 @@ def report(name):
     known, matrix = on_model.in_units(g)
     return options, compile_report(
         hopper.wgrad_hopper_kernel,
-        *tma.descriptors(tma.aligned(x), tma.aligned(dy), g, options), dtype, None,
+        *tma.descriptors(tma.aligned(x), tma.aligned(dy), g, options), dtype,
         Schedule(*[7] * 7), Window(*[7] * 12), matrix,
         arch=90, **compiled_for(Tile, options | known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip

@@ -10,14 +10,6 @@ they are shared out.
 
 A program may be a pair of multiprocessors, a cluster: each has half of dy's tile, and both have the same chunks of x, which
 cross from the L2 cache once, by TMA's multicast. Its first may ask for x only when both have read what lies there.
-
-Stream-K's fix-up: the last of a tile's shares adds what the others leave. Which share leaves its sum, which one adds:
-
-    a share that is not the tile's last    store the sums;   wait for each other;   add 1 to the tile's counter, release
-    the tile's last share                  wait until all others have, acquire;   add their sums, always in the same order
-
-A partial sum is never seen by anybody else, so it lies in memory as it lies in registers: blocks of 8 x 8 sums, of which each
-thread of a warp has two beside each other. The counters are zero before a launch, and are left zero.
 """
 
 from typing import Any, NamedTuple
@@ -55,61 +47,25 @@ if gluon is not None:
     @gluon.jit
     def share_of(item, work):
         """``(position, end, length, first)``: tiles of ``length`` blocks lie end to end, each begins with its tile's block
-        ``first``; the share is what lies at ``position`` ... ``end`` - 1. With a fix-up full tiles come first, then what is
-        left of the others, then their splits."""
-        if work.most is None:
-            first = gl.minimum(item, work.whole) // work.tiles * work.per
-            if item < work.whole:
-                length = gl.minimum(work.per, work.blocks - first)
-                position = item % work.tiles * length
-                end = position + length
-            else:
-                length = work.blocks - first
-                position = (item - work.whole) * work.per
-                end = gl.minimum(position + work.per, work.tiles * length)
+        ``first``; the share is what lies at ``position`` ... ``end`` - 1."""
+        first = gl.minimum(item, work.whole) // work.tiles * work.per
+        if item < work.whole:
+            length = gl.minimum(work.per, work.blocks - first)
+            position = item % work.tiles * length
+            end = position + length
         else:
-            cut = item - work.whole
-            first = gl.where(
-                cut < 0, 0, gl.where(cut < work.rests, work.splits, (cut - work.rests) // work.tiles) * work.per
-            )
-            if cut < 0:
-                length = work.blocks
-                position = item * length
-                end = position + length
-            else:
-                if cut < work.rests:
-                    length = work.rest
-                    position = cut * work.per
-                    end = gl.minimum(position + work.per, work.tiles * length)
-                else:
-                    length = gl.minimum(work.per, work.blocks - first)
-                    position = (cut - work.rests) % work.tiles * length
-                    end = position + length
+            length = work.blocks - first
+            position = (item - work.whole) * work.per
+            end = gl.minimum(position + work.per, work.tiles * length)
         return position, end, length, first
 
     @gluon.jit
-    def segment_of(item, position, end, length, first, work):
-        """``(tile, its first block here, how many, slot)`` of the tile at ``position``; slot: of the sum. With a fix-up the
-        last tile before ``end``; slot: which of the cut tiles."""
-        if work.most is None:
-            tile = position // length
-            skipped = position - tile * length
-            n = gl.minimum(end - position, length - skipped)
-            slot = first // work.per + (skipped > 0).to(gl.int32)
-        else:
-            slot = (end - 1) // length
-            skipped = gl.maximum(position - slot * length, 0)
-            tile = slot + gl.where(item < work.whole, 0, work.whole)
-            n = end - slot * length - skipped
-        return tile, first + skipped, n, slot
-
-    @gluon.jit
-    def remaining(position, end, n, work):
-        """``(position, end)`` of what is left of a share behind a segment of ``n`` blocks, with a fix-up before it."""
-        if work.most is None:
-            return position + n, end
-        else:
-            return position, end - n
+    def segment_of(position, end, length, first, work):
+        """``(tile, its first block here, how many, slot)`` of the tile at ``position``; slot: of the sum."""
+        tile = position // length
+        skipped = position - tile * length
+        n = gl.minimum(end - position, length - skipped)
+        return tile, first + skipped, n, first // work.per + (skipped > 0).to(gl.int32)
 
     @gluon.jit
     def load_blocks(dy_desc, x_desc, ring, work, window, T: gl.constexpr):
@@ -122,7 +78,7 @@ if gluon is not None:
         for item in range(gl.program_id(0), work.items, work.programs):
             position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(item, position, end, length, first, work)
+                tile, block, n, slot = segment_of(position, end, length, first, work)
                 o = gl.minimum(tile % work.tiles_m * T.BLOCK_M, window.last_o)
                 chunks = ()
                 for group in gl.static_range(GROUPS):
@@ -150,7 +106,7 @@ if gluon is not None:
                             at = [row // window.P, h, w, c]
                             copy.async_load_im2col(x_desc, at, [r, s], ring.ready.index(stage), buffer, multicast=PAIR)
                     count += 1
-                position, end = remaining(position, end, n, work)
+                position += n
 
     @gluon.jit
     def last_of(channels, BLOCK: gl.constexpr, ALIGNED: gl.constexpr):
@@ -194,52 +150,8 @@ if gluon is not None:
         gl.store(at, values.to(where.dtype.element_ty), mask=own)
 
     @gluon.jit
-    def rank_of(item, cut, block, work):
-        """``(rank, others)`` of a segment that begins with ``block``: its sum is the partial sum ``rank`` of the ``others``,
-        or, where that is their number, it is the one that adds them."""
-        per, splits = work.per, work.splits
-        slot = block // per + (block > splits * per and block % per > 0).to(gl.int32)
-        others = splits - 1
-        if work.rest > 0:
-            others += 1 + (cut * work.rest + work.rest - 1) // per - cut * work.rest // per
-        rank = gl.where(slot < splits - 1, slot, gl.where(slot < splits, others, slot - gl.minimum(splits, 1)))
-        whole = item < work.whole
-        return gl.where(whole, 0, rank), gl.where(whole, 0, others)
-
-    @gluon.jit
-    def within_chunk(values):
-        """Where in memory each of a chunk's sums lies."""
-        layout: gl.constexpr = values.type.layout
-        m = gl.expand_dims(gl.arange(0, values.shape[0], gl.SliceLayout(1, layout)), 1)
-        n = gl.expand_dims(gl.arange(0, values.shape[1], gl.SliceLayout(0, layout)), 0)
-        return m // 8 * 64 + m % 8 * 8 + n // 8 * (8 * values.shape[0]) + n % 8
-
-    @gluon.jit
-    def leave_chunk(values, partials, counter, number):
-        """Store a group's partial sum as the workspace's chunk ``number``, and say so."""
-        at = partials + number.to(gl.int64) * (values.shape[0] * values.shape[1])
-        gl.store(at + within_chunk(values), values)
-        gl.barrier()
-        gl.atomic_add(counter, 1, sem="release")
-
-    @gluon.jit
-    def add_chunks(values, partials, counter, number, step, others):
-        """``values`` and a group's ``others`` partial sums, the workspace's chunks ``number``, ``number`` + ``step``, ..."""
-        if others > 0:
-            while gl.atomic_add(counter, 0, sem="acquire") != others:
-                pass
-            gl.store(counter, 0)
-            for other in range(others):
-                at = partials + (number + other * step).to(gl.int64) * (values.shape[0] * values.shape[1])
-                values += gl.load(at + within_chunk(values), cache_modifier=".cg")
-        return values
-
-    @gluon.jit
-    def multiply_blocks(ring, out, fix_up, work, matrix, GROUP: gl.constexpr, T: gl.constexpr):
-        """A group of four warps: its chunk of every tile that this program has a share in.
-
-        fix_up: ``None``, or (partial sums, counters), both by tiles and groups: ``out`` is the sum, and no workspace.
-        """
+    def multiply_blocks(ring, out, work, matrix, GROUP: gl.constexpr, T: gl.constexpr):
+        """A group of four warps: its chunk of every tile that this program has a share in."""
         GROUPS: gl.constexpr = T.GROUPS
         STAGES: gl.constexpr = T.STAGES
         PAIR: gl.constexpr = gl.num_ctas() == 2
@@ -249,9 +161,8 @@ if gluon is not None:
         for item in range(gl.program_id(0), work.items, work.programs):
             position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(item, position, end, length, first, work)
-                if fix_up is None:
-                    where, rows, columns = place_of(out, tile, GROUP, slot, work.tiles_m, matrix, T)
+                tile, block, n, slot = segment_of(position, end, length, first, work)
+                where, rows, columns = place_of(out, tile, GROUP, slot, work.tiles_m, matrix, T)
                 acc = gl.zeros([T.BLOCK_M, T.BLOCK_N], gl.float32, layout)
                 for _block in range(n):
                     stage = count % STAGES
@@ -265,21 +176,11 @@ if gluon is not None:
                         mbarrier.arrive(ring.both.index(before), pred=count > 0)
                     count += 1
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-                if fix_up is None:
-                    store_chunk(acc, where, rows, columns, matrix.columns)
-                else:
-                    rank, others = rank_of(item, slot, block, work)
-                    chunk, counter = slot * work.most * GROUPS + GROUP, fix_up[1] + slot * GROUPS + GROUP
-                    if rank < others:
-                        leave_chunk(acc, fix_up[0], counter, chunk + rank * GROUPS)
-                    else:
-                        acc = add_chunks(acc, fix_up[0], counter, chunk, GROUPS, others)
-                        where, rows, columns = place_of(out, tile, GROUP, 0, work.tiles_m, matrix, T)
-                        store_chunk(acc, where, rows, columns, matrix.columns)
-                position, end = remaining(position, end, n, work)
+                store_chunk(acc, where, rows, columns, matrix.columns)
+                position += n
 
     @gluon.jit
-    def wgrad_hopper_kernel(dy_desc, x_desc, out, fix_up, work, window, matrix, T: gl.constexpr):
+    def wgrad_hopper_kernel(dy_desc, x_desc, out, work, window, matrix, T: gl.constexpr):
         """Every program takes shares of the work a grid apart, until there are none left."""
         PAIR: gl.constexpr = gl.num_ctas() == 2
         matrix = Matrix(matrix.Co, matrix.Ci * T.UNIT, matrix.taps, matrix.columns * T.UNIT)
@@ -300,9 +201,9 @@ if gluon is not None:
         if T.GROUPS == 3:
             gl.warp_specialize(
                 [
-                    (multiply_blocks, (ring, out, fix_up, work, matrix, 0, T)),
-                    (multiply_blocks, (ring, out, fix_up, work, matrix, 1, T)),
-                    (multiply_blocks, (ring, out, fix_up, work, matrix, 2, T)),
+                    (multiply_blocks, (ring, out, work, matrix, 0, T)),
+                    (multiply_blocks, (ring, out, work, matrix, 1, T)),
+                    (multiply_blocks, (ring, out, work, matrix, 2, T)),
                     (load_blocks, (dy_desc, x_desc, ring, work, window, T)),
                 ],
                 [4, 4, 1],
@@ -311,8 +212,8 @@ if gluon is not None:
         else:
             gl.warp_specialize(
                 [
-                    (multiply_blocks, (ring, out, fix_up, work, matrix, 0, T)),
-                    (multiply_blocks, (ring, out, fix_up, work, matrix, 1, T)),
+                    (multiply_blocks, (ring, out, work, matrix, 0, T)),
+                    (multiply_blocks, (ring, out, work, matrix, 1, T)),
                     (load_blocks, (dy_desc, x_desc, ring, work, window, T)),
                 ],
                 [4, 1],
@@ -326,19 +227,16 @@ def reason_not(g, dtype, device):
 
 
 @planned
-def plan(problem, may_fix_up=True):
-    """The ``Plan`` of a problem, whatever the GPU is; ``may_fix_up``: whether the launch may add its partial sums itself."""
-    shares = tma.share("hopper", problem, may_fix_up)
-    if shares.fixed_up and shares.work.programs > tma.processors_of(problem.device, shares.options):
-        shares = tma.share("hopper", problem, may_fix_up=False)  # a part of the GPU that costs were fitted for
-    return plan_shares(problem, shares)
+def plan(problem):
+    """The ``Plan`` of a problem, whatever the GPU is."""
+    return plan_shares(problem, tma.share("hopper", problem))
 
 
 def plan_shares(problem, shares):
     """The ``Plan`` of ``Shares``."""
     known = {"UNIT": unit_of(problem.g.Ci), "ALIGNED": tma.is_aligned_to_tma(problem.g)}
     registers = REGISTERS[shares.options["GROUPS"]]
-    return tma.plan_of(wgrad_hopper_kernel, problem, shares, with_fix_up=True, maxnreg=registers, **known)
+    return tma.plan_of(wgrad_hopper_kernel, problem, shares, maxnreg=registers, **known)
 
 
 def unit_of(Ci):

@@ -9,7 +9,6 @@ are numbered with taps fastest, so that those of a tile are mostly the same pixe
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 import triton
 
 from kernels.common.configs import configuration
@@ -25,7 +24,6 @@ from kernels.conv_wgrad.problem import Plan, read_through
 PAIR = ((0, 1),), ((0, 0),)  # of two multiprocessors, the second has the other half of dy's channels, and the same x
 SURE = 1.05  # times faster than by single multiprocessors a pair has to be predicted: the model is no surer of them
 MOST_PIXELS = 1024  # of a block: a kernel counts to the end of the last one
-MOST_FIXED_UP = 4  # partial sums of a tile that a launch adds itself, at most: a single program adds them
 LEAST = 8  # blocks of a share, where no model of cost says how many
 UNALIGNED = "not adjacent channels and pixels a multiple of 16 bytes apart"
 
@@ -35,8 +33,7 @@ if gluon is not None:
 
 class Schedule(NamedTuple):
     """A ``Work`` as the kernels read it; whole: shares before those that may meet several tiles; tiles_m: tiles along output
-    channels. Of a ``FixUp`` work also its ``splits`` and ``rest``, rests: shares of what the splits leave, most: partial sums
-    of a tile."""
+    channels."""
 
     items: int
     programs: int
@@ -45,10 +42,6 @@ class Schedule(NamedTuple):
     tiles_m: int
     blocks: int
     per: int
-    splits: int | None = None
-    rest: int | None = None
-    rests: int | None = None
-    most: int | None = None
 
 
 class Window(NamedTuple):
@@ -140,62 +133,6 @@ class Work:
 
 
 @dataclass(frozen=True)
-class FixUp(Work):
-    """The same, but a tile's partial sums are added where its last one is made: the last to come of its shares waits for the
-    others' and adds them to its own. ``rounds`` of ``programs`` more tiles come first, a share each.
-
-    A share waits for earlier ones alone: what is left of the tiles comes before their splits, and a share goes through the
-    tiles that it meets from the last to the first, so that it leaves the beginning of a tile at once and ends another last.
-    All shares of tiles that are cut are in the last round, so that who is waited for runs as soon as who waits does.
-    """
-
-    programs: int
-    rounds: int = 0
-
-    @property
-    def full(self):
-        """Tiles that are not cut, beside ``tiles``, which are."""
-        return self.rounds * self.programs
-
-    @property
-    def cut(self):
-        """Shares of tiles that are cut; no more than programs."""
-        return super().items
-
-    @property
-    def items(self):
-        """Shares."""
-        return self.full + self.cut
-
-    @property
-    def others(self):
-        """Partial sums that the last of a tile's shares adds to its own, at most."""
-        return self.slots - 1
-
-    def schedule(self, tiles_m, processors):
-        """As its kernel reads it; who is waited for runs at once, so there are as many programs as it was made for."""
-        programs, rests = self.programs if self.rounds else self.cut, self.cut - self.whole
-        of_tiles = self.tiles, tiles_m, self.blocks, self.per, self.splits, self.rest
-        return Schedule(self.items, programs, self.full, *of_tiles, rests, self.others)
-
-
-def fix_ups(tiles, blocks, programs, split_k=None):
-    """Every ``FixUp`` work of so many tiles and programs that is worth a prediction: whole rounds of tiles that are not cut,
-    and the others cut into one equal share for each program, or into a few splits each."""
-    if split_k is not None:
-        found = [FixUp(tiles, blocks, *equal_splits(blocks, split_k), programs)]
-    else:
-        found, most = [], tiles // programs
-        for rounds in {most, max(0, most - 1)} - {tiles / programs}:
-            cut = tiles - rounds * programs
-            per = -(-cut * blocks // programs)
-            few = range(2, 1 + min(MOST_FIXED_UP, programs // cut, blocks))
-            cuts = {(blocks // per, per), *(equal_splits(blocks, n) for n in few)}
-            found += [FixUp(cut, blocks, *pair, programs, rounds) for pair in sorted(cuts)]
-    return [work for work in found if 1 < work.slots <= MOST_FIXED_UP and work.cut <= programs]
-
-
-@dataclass(frozen=True)
 class Shares:
     """The kernel's ``options``, how the ``work`` is shared out, and ``waste``: 1.0 where no tile is padded."""
 
@@ -206,24 +143,16 @@ class Shares:
     def __str__(self):
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         work, how = self.work, ", the rests end to end" * (self.work.rest > 0)
-        tiles = f"{work.tiles} tiles"
-        if self.fixed_up:
-            tiles, how = f"{work.full} tiles whole, " * (work.rounds > 0) + tiles, how + ", stream-K fix-up"
-        return f"{options}; {tiles}, split-K {work.splits}{how}; tile waste {self.waste:.2f}"
-
-    @property
-    def fixed_up(self):
-        """Whether the launch adds partial sums itself."""
-        return isinstance(self.work, FixUp)
+        return f"{options}; {work.tiles} tiles, split-K {work.splits}{how}; tile waste {self.waste:.2f}"
 
 
 @planned
-def share(kernel, problem, may_fix_up=True):
+def share(kernel, problem):
     """The ``Shares`` for a problem: as the model of cost says where the table names one, else an equal share of the table's
-    tiles for each program. ``may_fix_up``: whether the launch that makes partial sums may add them."""
+    tiles for each program."""
     g, options = problem.g, configuration("conv_wgrad", kernel, "default", problem.device)
     if "COSTS" in options:
-        return model.cheapest(candidates(problem, may_fix_up)).work
+        return model.cheapest(candidates(problem)).work
     options["BLOCK_M"] = min(options["BLOCK_M"], max(64, triton.next_power_of_2(g.Co)))
     options["BLOCK_N"] = min(options["BLOCK_N"], max(16, triton.next_power_of_2(g.Ci)))
     tiles, blocks, waste = tiled(g, options)
@@ -242,17 +171,17 @@ def tiled(g, options):
 
 
 @planned
-def candidates(problem, may_fix_up=True):
+def candidates(problem):
     """A ``model.Candidate`` of every tile that the table names costs for, its sums shared out as is cheapest for it; else
     none."""
     costs = model.costs_of(configuration("conv_wgrad", "hopper", "default", problem.device))
     tiles = costs["tiles"][tiles_for(problem.g)] if costs else []
-    found = [model.cheapest(shared) for shared in considered(problem, costs, tiles, may_fix_up)]
+    found = [model.cheapest(shared) for shared in considered(problem, costs, tiles)]
     alone = min((one.time for one in found if model.together(one.tile) == 1), default=float("inf"))
     return [one for one in found if model.together(one.tile) == 1 or SURE * one.time < alone]
 
 
-def considered(problem, costs, tiles, may_fix_up=True):
+def considered(problem, costs, tiles):
     """``[[model.Candidate, ...], ...]``: for each of ``tiles`` that fits, every way to share out its sums that is worth a
     prediction. Where channels are no multiples of 8 that is two chunks a tile: sums are then stored one by one, or tiles'
     places are rounded, which takes more registers than three groups have."""
@@ -267,9 +196,6 @@ def considered(problem, costs, tiles, may_fix_up=True):
         if split_k is None:
             per = -(-n * blocks // programs)
             works.append(Work(n, blocks, blocks // per, per))
-        # a fix-up of channels that are no multiple of 8 has run on the CPU's model alone, so nothing chooses it
-        if may_fix_up and not problem.turned and "handed" in tile and is_aligned_to_tma(g):
-            works += fix_ups(n, blocks, programs, split_k)
         times = [model.predicted(costs, "hopper", tile, load_of(g, options, work, problem.turned)) for work in works]
         shares = [Shares(options, work, waste) for work in works]
         found.append([model.Candidate(tile, options, *pair) for pair in zip(shares, times, strict=True)])
@@ -287,11 +213,9 @@ def load_of(g, options, work, turned=False):
     moved = 2 * (g.N * g.H * g.W * g.Ci + g.M * g.Co + g.Co * g.columns)
     rows, columns = options["BLOCK_M"], options["GROUPS"] * options["BLOCK_N"]
     how = {"slots": work.slots, "zeroed": int(work.slots == work.splits + 2)}
-    if isinstance(work, FixUp):
-        how = {"slots": 1, "rounds": work.rounds, "whole": work.blocks, "hands": work.others + (work.segments == 1)}
     how |= {"apart": 2 * work.tiles * work.rest * options["BLOCK_K"] * (rows + columns), "copied": sum(copied)}
     how |= {"astray": model.astray(g, rows, columns), "segments": work.segments, "turned": turned}
-    return model.Load(getattr(work, "cut", work.items), work.per, 1, numel=g.Co * g.columns, bytes=moved, **how)
+    return model.Load(work.items, work.per, 1, numel=g.Co * g.columns, bytes=moved, **how)
 
 
 def unfit(g, dtype):
@@ -338,7 +262,7 @@ def aligned(x):
     return x.new_empty(*x.shape[:-1], -(-x.shape[-1] // 8) * 8)[..., : x.shape[-1]].copy_(x)
 
 
-def plan_of(kernel, problem, shares, with_fix_up, **known):
+def plan_of(kernel, problem, shares, **known):
     """The ``Plan`` of ``Shares`` for a kernel; known: what else its ``Tile`` and its launch are told."""
     g, work, options = problem.g, shares.work, shares.options
     rows, copies = read_through(rows_of, problem.grad_output)
@@ -347,21 +271,14 @@ def plan_of(kernel, problem, shares, with_fix_up, **known):
     meta = compiled_for(Tile, options | {"POINTWISE": pointwise, "num_warps": 4} | known)
 
     def arguments(x, dy, target, bias):
-        """Descriptors, the target, and, ``with_fix_up``, partial sums and counters, or ``None``."""
-        if work.slots == work.splits + 2 and not shares.fixed_up:
+        """Descriptors and the target."""
+        if work.slots == work.splits + 2:
             target[-1].zero_()  # only tiles whose rest lies in two shares have a last partial sum
-        fix_up = None
-        if shares.fixed_up:
-            chunks = work.tiles * options["GROUPS"]
-            numel = chunks * work.others * options["BLOCK_M"] * options["BLOCK_N"]
-            counters = torch.zeros(chunks, dtype=torch.int32, device=target.device)
-            fix_up = torch.empty(numel, dtype=torch.float32, device=target.device), counters
-        return *descriptors(x, dy, g, options), target, *(fix_up,) * with_fix_up
+        return *descriptors(x, dy, g, options), target
 
     numbers = numbers_of(g, problem.device, shares, meta["T"].UNIT)
-    slots = 1 if shares.fixed_up else work.slots
     reasons = tuple(UNALIGNED * one for one in copied)
-    return Plan(str(shares), kernel, (numbers[0].programs,), numbers, meta, slots, arguments, reasons, aligned)
+    return Plan(str(shares), kernel, (numbers[0].programs,), numbers, meta, work.slots, arguments, reasons, aligned)
 
 
 def descriptors(x, dy, g, options):
@@ -388,16 +305,11 @@ def described(x, tile, cga=None):
 def numbers_of(g, device, shares, unit=1):
     """``(schedule, Window, Matrix)`` of ``Shares``, as the kernels read them; input channels in units of so many."""
     options, taps = shares.options, g.R * g.S
-    schedule = shares.work.schedule(-(-g.Co // options["BLOCK_M"]), processors_of(device, options))
+    schedule = shares.work.schedule(-(-g.Co // options["BLOCK_M"]), multiprocessors(device) // model.together(options))
     # the channels that the last tiles begin at, by the rule of ``last_of``
     last = [max(0, -(-(size - options[name]) // 8) * 8) for size, name in ((g.Co, "BLOCK_M"), (g.Ci, "BLOCK_N"))]
     window = Window(g.P, g.Q, g.S, taps, *g.stride, g.padding[0], g.padding[2], *g.dilation, *last)
     return schedule, window, Matrix(g.Co, g.Ci // unit, taps, g.columns // unit)
-
-
-def processors_of(device, options):
-    """Programs that run at once."""
-    return multiprocessors(device) // model.together(options)
 
 
 def is_aligned_to_tma(g):
