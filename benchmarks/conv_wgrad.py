@@ -12,10 +12,9 @@ from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_bias_grad, conv2d_wgrad
 from kernels.conv_wgrad.geometry import geometry
-from kernels.conv_wgrad.operator import sum_splits
+from kernels.conv_wgrad.operator import FEW, sum_splits
+from kernels.conv_wgrad.portable import size_class
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
-from kernels.conv_wgrad.split_k import FEW
-from kernels.conv_wgrad.tiling import size_class
 
 CASES = [  # N, Ci, Co, H = W, R = S, stride, padding, groups
     (128, 384, 384, 64, 3, 1, 1, 1),
@@ -154,16 +153,12 @@ def measure(case, machine, rounds):
 CLASSES = {  # dtype, input and output channels, groups, height and width of the filter
     "product": [
         ("bfloat16", 384, 384, 1, 3),
-        ("bfloat16", 256, 512, 1, 3),
         ("bfloat16", 64, 64, 1, 3),
-        ("bfloat16", 384, 384, 1, 1),
-        ("bfloat16", 256, 512, 1, 1),
         ("bfloat16", 256, 64, 1, 1),
         ("bfloat16", 3, 64, 1, 7),
         ("float32", 128, 384, 1, 3),
     ],
     "hopper": [("bfloat16", 384, 384, 1, 3)],
-    "hopper, short rows": [("bfloat16", 384, 384, 1, 3)],
     "depthwise": [("bfloat16", 384, 384, 384, 3)],
     "bias": [("bfloat16", 384, 384, 1, 3)],
     "sum": [("bfloat16", 384, 384, 1, 3)],
@@ -192,7 +187,7 @@ def candidates(kernel):
             for m, k, run, warps in itertools.product((32, 64, 128), (4, 8, 16, 32), (4, 7, 14), (4, 8))
             if 1 <= m * k // (32 * warps) <= 8  # taps multiply a thread's sums
         ]
-    if kernel.startswith("hopper"):
+    if kernel == "hopper":
         return [
             {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": k, "GROUPS": 3, "STAGES": stages}
             for k, stages in ((32, 6), (32, 5), (32, 4), (64, 3), (64, 2))
@@ -210,8 +205,6 @@ def candidates(kernel):
 
 def tuning_shapes(kernel):
     """``(N, H)`` of the problems that candidates are timed on."""
-    if kernel.startswith("hopper"):
-        return [(64, 28), (256, 14)] if "short rows" in kernel else [(128, 64), (64, 56)]
     return [(128, 64), (64, 56), (64, 28)]
 
 
@@ -220,7 +213,7 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
     N, H = shape
     dtype = getattr(torch, dtype)
     x, dy, g = problem((N, Ci, Co, H, R, 1, R // 2, groups), dtype)
-    backend = "hopper" if kernel.startswith("hopper") else "triton"
+    backend = "hopper" if kernel == "hopper" else "triton"
     run = {"bias": lambda: conv2d_bias_grad(dy), "sum": lambda: sum_splits(partials, out, False)}.get(
         kernel, lambda: ours(x, dy, g, backend)
     )
@@ -231,8 +224,6 @@ def tuned_call(kernel, shape, dtype, Ci, Co, groups, R):
         with launched_with(kernel, options):
             run()
 
-    if backend == "hopper":
-        return "3 chunks", call
     precision = "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
     names = {"product": size_class(g, dtype, precision), "depthwise": size_class(g, dtype, precision), "sum": "few"}
     return names.get(kernel, "default"), call

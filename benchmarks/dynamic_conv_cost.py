@@ -249,7 +249,7 @@ def main():
     for kernel, lines in table.items():
         of_gpu = whole[record["machine"]["gpu"]]
         of_gpu[kernel] = of_gpu.get(kernel, {}) | lines
-    path.write_text(configs.dump(whole))
+    path.write_text(harness.table_text(whole))
     for name, of in errors.items():
         print(name, of)
 

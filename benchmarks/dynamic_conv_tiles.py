@@ -163,7 +163,7 @@ def main():
     whole = json.loads(path.read_text())
     for kernel, lines in table.items():
         whole[record["machine"]["gpu"]][kernel] |= lines
-    path.write_text(configs.dump(whole))
+    path.write_text(harness.table_text(whole))
     for name, of in regrets.items():
         print(name, of)
 

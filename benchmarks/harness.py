@@ -273,3 +273,18 @@ def text_of(record):
         return "[\n" + ",\n".join(f"  {json.dumps(row, separators=(',', ':'))}" for row in value) + "\n ]"
 
     return "{\n" + ",\n".join(f" {json.dumps(name)}: {entry(value)}" for name, value in record.items()) + "\n}\n"
+
+
+def table_text(table):
+    """A table of launch configurations as text, one line a configuration."""
+
+    def block(items, depth):
+        pad = " " * (depth + 1)
+        whole = lambda value: depth == 2 or isinstance(value, str)
+        lines = [
+            f"{pad}{json.dumps(name)}: {json.dumps(value) if whole(value) else block(value, depth + 1)}"
+            for name, value in items.items()
+        ]
+        return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
+
+    return block(table, 0) + "\n"

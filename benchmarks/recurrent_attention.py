@@ -14,7 +14,6 @@ from benchmarks import flash_linear_attention as fla
 from benchmarks.tune import launched_with
 from kernels import runtime
 from kernels.recurrent_attention import operator, recurrent_attention, recurrent_attention_step
-from kernels.recurrent_attention.chunk import cut
 from kernels.recurrent_attention.chunk import launches as chunk
 from kernels.recurrent_attention.problem import Gates
 from kernels.recurrent_attention.reference import recurrent_attention_step_reference
@@ -303,7 +302,7 @@ def tuned_call(kernel, shape, size):
             if mode == "chunk" or kernel != "forward":
                 passes.backward(do, None, *tensors, None, None, *scores, *numbers, needs)
 
-    size_class = (cut if mode == "chunk" else operator).size_class(size, q.dtype)
+    size_class = (chunk if mode == "chunk" else operator).size_class(size, q.dtype)
     return size_class, torch.no_grad()(call)
 
 

@@ -126,7 +126,7 @@ def main():
         lines = mine.setdefault(kernel, {})
         if timed and "COSTS" not in lines.get(name, lines.get("default", {})):  # a model of cost chooses there
             lines[name] = timed[0][1]
-            path.write_text(configs.dump(table))
+            path.write_text(harness.table_text(table))
         if given.report:
             Path(given.report).write_text(json.dumps(report))
     print(runtime.describe())

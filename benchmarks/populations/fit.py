@@ -4,13 +4,11 @@ Reads what ``measure tune_conv_wgrad`` recorded of the tuning half, and writes `
 measured here, so it runs anywhere. What is minimised are the squares of log(predicted / measured), those of slow candidates
 weighing less: which of the fast ones is the fastest is what the choice depends on.
 
-What joining takes is found after that, from candidates that join beside others of the same row: were all fitted at once, a
-day on which a GPU was slower at long rows would change what is chosen of layers that nothing is joined of. Last, and in the
-same way, tiles of two multiprocessors are fitted beside others of one.
+Tiles of two multiprocessors are fitted after that, beside others of one in the same row: were all fitted at once, a day on
+which a GPU was slower at long rows would change what is chosen of layers that have no pairs.
 """
 
 import argparse
-import itertools
 import json
 import math
 from pathlib import Path
@@ -26,12 +24,11 @@ PATH = Path(cost.__file__).parent / "costs.json"
 
 PROCESSORS = {"NVIDIA H200": 132}
 GUESS = {  # where the search for a GPU's parameters begins; microseconds, and bytes of one
-    "launch": 4.0, "bandwidth": 4.2e6, "overlap": 1.5, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
+    "launch": 4.0, "bandwidth": 4.2e6, "sum": 2.0, "turn": 0.5, "partials": 5e6, "apart": 0.3, "uneven": 1.1,
     "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
     "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
 }  # fmt: skip
 MULTIPLICATIONS = 5e6 / 2  # of a multiprocessor in a microsecond, in matrix units: a guess
-JOIN, HANDED = 2.5, 5e4  # microseconds, and bytes of a partial sum that go to another program in one: guesses
 VALUES = 45e3  # that a multiprocessor reads in a microsecond: a guess
 SUMS = 0.005  # microseconds of a multiprocessor for a thousand multiplications that are none: a guess
 FIRM, LOOSE = 0.3, 0.05  # how much a parameter that is e times its guess adds, squared: of the GPU, of a tile
@@ -45,11 +42,6 @@ def guess_of(kind, tile):
     multiplications = rows * tile["BLOCK_N"] * tile["BLOCK_K"] * tile.get("GROUPS", 1)
     values = tile["BLOCK_K"] * (rows + tile["BLOCK_N"] * tile.get("GROUPS", 1))
     return max(1.2 * multiplications / MULTIPLICATIONS, values / VALUES), multiplications / MULTIPLICATIONS
-
-
-def handed_of(tile):
-    """``handed`` of a tile to begin with."""
-    return 4 * tile["BLOCK_M"] // cost.together(tile) * tile["BLOCK_N"] * tile["GROUPS"] / HANDED
 
 
 class Parameters:
@@ -120,27 +112,6 @@ def beside(costs, points, new):
     return slower, {row: min(p.us for p in points if p.row == row) for row in known}
 
 
-def fit_joined(costs, points):
-    """The ``costs`` with ``join``, ``abreast`` and tiles' ``handed`` nearest to the points that join partial sums."""
-    slower, best = beside(costs, points, lambda p: p.load.hands)
-    joined = [p for p in points if p.load.hands]
-    tiles = sorted({(p.kind, p.tile) for p in joined})
-    begin = np.log([JOIN, costs["apart"], *(handed_of(json.loads(tile)) for _, tile in tiles)])
-    pull = np.array([FIRM] * 2 + [LOOSE] * len(tiles))
-
-    def with_these(vector):
-        join, abreast, *handed = np.exp(vector).tolist()
-        own = {key: costs["tiles"][key] | {"handed": time} for key, time in zip(tiles, handed, strict=True)}
-        return costs | {"join": join, "abreast": abreast, "tiles": costs["tiles"] | own}
-
-    def residuals(vector):
-        costs = with_these(vector)
-        off = [best[p.row] / p.us * math.log(slower[p.row] * time_of(costs, p) / p.us) for p in joined]
-        return np.concatenate([off, pull * (vector - begin)])
-
-    return with_these(least_squares(residuals, begin, max_nfev=40).x)
-
-
 def fit_pairs(costs, points):
     """The ``costs`` with the tiles of two multiprocessors, their times nearest to the points that have them; a search begins
     with those of one multiprocessor's half of the tile."""
@@ -150,8 +121,8 @@ def fit_pairs(costs, points):
     begin = np.log([value for kind, tile in tiles for value in of_half(costs, kind, json.loads(tile)).values()])
 
     def with_these(vector):
-        own = np.exp(vector).reshape(-1, 3).tolist()
-        times = [dict(zip(("busy", "alone", "handed"), three, strict=True)) for three in own]
+        own = np.exp(vector).reshape(-1, 2).tolist()
+        times = [dict(zip(("busy", "alone"), pair, strict=True)) for pair in own]
         return costs | {"tiles": costs["tiles"] | dict(zip(tiles, times, strict=True))}
 
     def residuals(vector):
@@ -168,9 +139,9 @@ def is_pair(tile):
 
 
 def of_half(costs, kind, tile):
-    """``busy``, ``alone`` and ``handed`` of the half of a pair's tile that one multiprocessor computes, or guesses."""
+    """``busy`` and ``alone`` of the half of a pair's tile that one multiprocessor computes, or guesses."""
     half = {name: value for name, value in tile.items() if name != "num_ctas"} | {"BLOCK_M": tile["BLOCK_M"] // 2}
-    guess = dict(zip(("busy", "alone"), guess_of(kind, tile), strict=True)) | {"handed": handed_of(tile)}
+    guess = dict(zip(("busy", "alone"), guess_of(kind, tile), strict=True))
     return guess | costs["tiles"].get((kind, json.dumps(half)), {})
 
 
@@ -202,18 +173,14 @@ def as_table(costs):
 
 
 def dump(table):
-    """The table as the text that ``cost.unpacked`` reads: one line a tile, its names where they are others than above."""
-    head = json.dumps({gpu: {k: v for k, v in own.items() if k != "tiles"} for gpu, own in table.items()})
-    if len(table) != 1:
-        raise ValueError(f"costs of {len(table)} GPUs, needs one")
-    kinds = []
-    for kind, tiles in next(iter(table.values()))["tiles"].items():
-        rows = []
-        for names, alike in itertools.groupby(tiles, key=list):
-            rows += [names, *(list(tile.values()) for tile in alike)]
-        lines = ",\n".join(" " + json.dumps(row, separators=(",", ":")) for row in rows)
-        kinds.append(f" {json.dumps(kind)}: [\n{lines}\n ]")
-    return head[:-2] + ', "tiles": {\n' + ",\n".join(kinds) + "\n }}}\n"
+    """The table as ``costs.json`` holds it: a line for what is of the GPU, and one for each tile."""
+    gpus = []
+    for gpu, own in table.items():
+        line = lambda tile: "  " + json.dumps(tile)  # noqa: E731
+        kinds = [f" {json.dumps(kind)}: [\n" + ",\n".join(map(line, tiles)) + "]" for kind, tiles in own["tiles"].items()]
+        general = json.dumps({name: value for name, value in own.items() if name != "tiles"})
+        gpus.append(f'{json.dumps(gpu)}: {general[:-1]}, "tiles": {{\n' + ",\n".join(kinds) + "}}")
+    return "{" + ",\n".join(gpus) + "}\n"
 
 
 def main():
@@ -226,8 +193,7 @@ def main():
     measured = [row for record in records for row in record["rows"] if row["half"] == "tuning"]
     points = points_of(measured)
     single = [p for p in points if not is_pair(p.tile)]
-    costs = fit([p for p in single if not p.load.hands], PROCESSORS[gpu])
-    costs = fit_joined(costs, single)
+    costs = fit(single, PROCESSORS[gpu])
     if len(single) < len(points):
         costs = fit_pairs(costs, points)
     off = [math.log(time_of(costs, p) / p.us) for p in points]

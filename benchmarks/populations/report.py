@@ -84,8 +84,8 @@ def layer_of(row):
 
 def partial_sums(shape, explained):
     """Elements of a weight gradient's partial sums, which are written and read: of all tiles' splits where a second launch
-    adds them; where a tile's last program does, of the others of the tiles that are cut."""
-    fix_up = "(, stream-K fix-up|, partial sums joined)?"  # as older records say it
+    adds them; where a tile's last program did, of the others of the tiles that were cut."""
+    fix_up = "(, stream-K fix-up|, partial sums joined)?"  # as older records say of launches that added them themselves
     split = re.search(r"(\d+) tiles, split-K (\d+)(, the rests end to end)?" + fix_up, explained)
     if not split:
         return 0

@@ -16,10 +16,10 @@ from benchmarks import harness
 from benchmarks.populations import conv_wgrad as rows
 from benchmarks.populations import fit, population
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, cost, depthwise, operator, portable, tiling
-from kernels.conv_wgrad.equivalent import equivalents
+from kernels.conv_wgrad import conv2d_wgrad, cost, depthwise, operator, portable
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
+from kernels.conv_wgrad.problem import equivalents
 
 ROOM = "conv_wgrad"
 describe = rows.describe
@@ -73,23 +73,23 @@ def cases(half):
 
 def listed(g):
     """``[tile]`` without parameters: what is worth timing of the portable way on a geometry."""
-    if not tiling.is_depthwise(g):
-        aligned = tiling.tiles_for(g) in ("product rows", "product im2col")
+    if not portable.is_depthwise(g):
+        aligned = portable.tiles_for(g) in ("product rows", "product im2col")
         tiles = [
             {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages, "TMA": tma, "num_warps": warps, "held": held}
             for m, n, k, stages, warps, held in TILES
             for tma in (True, False)
             if aligned or m * n <= 128 * 128
         ]
-        return [tile for tile in tiles if tiling.suits(g, tile)]
+        return [tile for tile in tiles if portable.suits(g, tile)]
     found = {}
     for (E, m), sums, run, warps in itertools.product(CHANNELS, SUMS, RUNS, WARPS):
         filter_rows, taps = depthwise.taps_of(g, sums)
         tile = {"BLOCK_M": m, "BLOCK_K": 32 * warps * E // m, "RUN": run, "SUMS": filter_rows * taps, "num_warps": warps}
         here = tile | {"RUN": depthwise.shares(g.Q, run)}
-        values = tiling.registers(g, here)
+        values = portable.registers(g, here)
         loads = here["RUN"] + filter_rows * (values // E - tile["SUMS"] - here["RUN"])
-        if values <= tiling.REGISTERS and loads <= LOADS and m < 2 * max(g.Co, 32):
+        if values <= portable.REGISTERS and loads <= LOADS and m < 2 * max(g.Co, 32):
             found[str(here)] = tile | {"held": max(1, 65536 // (32 * warps * (values + 48)))}
     return list(found.values())
 
@@ -99,14 +99,12 @@ def known(tiles, kind):
     text = lambda tile: json.dumps(cost.options_of(tile) | {"TMA": None}, sort_keys=True)  # noqa: E731
     fitted = {text(tile): tile for tile in cost.tiles_of(cost.costs_of({"COSTS": GPU}), kind)}
     guessed = [tile | dict(zip(("busy", "alone"), fit.guess_of(kind, tile), strict=True)) for tile in tiles]
-    if kind.startswith("hopper"):
-        guessed = [tile | {"handed": fit.handed_of(tile)} for tile in guessed]
     return [guess | times_of(fitted.get(text(guess), {})) for guess in guessed]
 
 
 def times_of(tile):
     """The fitted times of a tile, if it has any."""
-    return {name: tile[name] for name in ("busy", "alone", "handed") if name in tile}
+    return {name: tile[name] for name in ("busy", "alone") if name in tile}
 
 
 def variants(problem):
@@ -119,15 +117,15 @@ def variants(problem):
 
 def _variants(problem):
     g, costs = problem.g, cost.costs_of({"COSTS": GPU})
-    kind = tiling.tiles_for(g)
-    ways = {kind.split()[0]: tiling.considered(problem, costs, known(listed(g), kind))}
+    kind = portable.tiles_for(g)
+    ways = {kind.split()[0]: portable.considered(problem, costs, known(listed(g), kind))}
     if tma.unfit(g, problem.dtype) is None and g.Ci >= 8:
         names = "BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"
         own = {"hopper": [dict(zip(names, tile, strict=True)) for tile in HOPPER]}
         if g.pointwise:
             own["pairs"] = [dict(zip(names, tile, strict=True)) | {"num_ctas": 2} for tile in PAIRS]
         for way, tiles in own.items():
-            ways[way] = tma.considered(g, costs, known(tiles, tma.tiles_for(g)), turned=problem.turned)
+            ways[way] = tma.considered(problem, costs, known(tiles, tma.tiles_for(g)))
     found = []
     for way, tiles in ways.items():
         ordered = sorted((sorted(cuts, key=lambda c: c.time) for cuts in tiles), key=lambda cuts: cuts[0].time)
@@ -143,7 +141,7 @@ def call_of(equivalent, way, candidate, x, dy, out):
     if way == "hopper":
         plan = hopper.plan_shares(problem, candidate.work)
     else:
-        plan = portable.plan_cut(problem, tiling.sum_of(problem.g, candidate.options)[0], candidate.work)
+        plan = portable.plan_cut(problem, candidate.work)
 
     def call():
         operator.run(plan, x, dy, out, equivalent=equivalent)
@@ -163,7 +161,6 @@ def recorded(equivalent, way, candidate):
         "turned": equivalent.problem.turned,
         "options": tile,
         "plan": (work.tiles, work.blocks, work.splits, work.per),
-        **({"joined": (work.programs, work.rounds)} if isinstance(work, tma.FixUp) else {}),
         "predicted_ms": round(candidate.time / 1000, 5),
     }
 

@@ -17,9 +17,9 @@ from benchmarks import harness
 from benchmarks.populations import flex_attention as rows
 from benchmarks.populations import population
 from kernels import runtime
-from kernels.flex_attention import operator, stored_ds
-from kernels.flex_attention.hopper import cost
-from kernels.flex_attention.plan import Plan
+from kernels.flex_attention import operator, plain_backward, stored_ds
+from kernels.flex_attention.hopper import backward as hopper_backward
+from kernels.flex_attention.hopper import cost, split
 
 ROOM = "flex_attention"
 describe = rows.describe
@@ -85,11 +85,14 @@ def cuts(p):
     return [usual, *chosen]
 
 
-def planned(p, cut, usual):
-    """A ``Plan`` that runs this cut."""
-    plan = Plan(p)
-    plan.cut = None if cut is usual else cut
-    return plan
+def gradients_of(p, x, outputs, cut, usual):
+    """dq, dk and dv by this cut."""
+    if cut is usual and cut.way != "counters":
+        backend = {"stored": stored_ds, "recomputed": plain_backward}[cut.way]
+        return backend.gradients(p, x, outputs, hopper_backward if hopper_backward.reason_not(p, True) is None else None)
+    grads = plain_backward.new_gradients(x)
+    split.gradients_of(p, x, outputs.do, hopper_backward.rows_of(p, *outputs), *grads, cut)
+    return grads
 
 
 def measure(case, machine, rounds):
@@ -104,8 +107,7 @@ def measure(case, machine, rounds):
         usual, *others = cuts(p)
         calls, seen, uncut = {}, {}, None
         for cut in (usual, *others):
-            plan = planned(p, cut, usual)
-            backward = functools.partial(operator._gradients, plan, x, do, None, o, lse, (True,) * 3, False)
+            backward = functools.partial(gradients_of, p, x, plain_backward.Outputs(do, None, o, lse), cut, usual)
             gradients = backward()
             again = backward()
             uncut = uncut or gradients
@@ -169,8 +171,7 @@ def launches(layer, which):
     usual, *others = cuts(p)
     if which > len(others):
         return
-    plan = planned(p, (usual, *others)[which], usual)
-    operator._gradients(plan, x, torch.zeros_like(q), None, o, lse, (True,) * 3, False)
+    gradients_of(p, x, plain_backward.Outputs(torch.zeros_like(q), None, o, lse), (usual, *others)[which], usual)
 
 
 def compile_jobs(selected):

@@ -221,7 +221,7 @@ def _shorten(values):
 def check_slots(name, slots, count, pool, like):
     """Raise ``ValueError`` unless ``slots`` holds ``count`` different int32 or int64 indices into a pool of ``pool`` states,
     negative ones for rows that are padding."""
-    check_tensor(name, slots, (count,), "[B]", dtypes=(torch.int32, torch.int64), like=like)
+    check_tensor(name, slots, (count,), "[B]", dtypes=INDEX_DTYPES, like=like)
     if not values_checked(slots):
         return
     slots = slots[slots >= 0]

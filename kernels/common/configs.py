@@ -5,6 +5,7 @@ gpu is a name, such as ``"NVIDIA H200"``, an architecture, such as ``"sm_90"``, 
 own it may name another one's. Nothing is timed here, so the same call always gives the same bits.
 """
 
+import contextlib
 import functools
 import json
 from pathlib import Path
@@ -72,25 +73,17 @@ def table_says(operator, kernel, key, device):
 _says = table_says
 
 
-class instead:
-    """Within, or until ``end``, ``configuration`` gives what ``says(operator, kernel, key, device)`` gives."""
-
-    def __init__(self, says):
-        global _says
-        self._before, _says = _says, says
+@contextlib.contextmanager
+def instead(says):
+    """Within, ``configuration`` gives what ``says(operator, kernel, key, device)`` gives."""
+    global _says
+    before, _says = _says, says
+    clear_caches()
+    try:
+        yield
+    finally:
+        _says = before
         clear_caches()
-
-    def end(self):
-        """The tables are asked again."""
-        global _says
-        _says = self._before
-        clear_caches()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.end()
 
 
 def of_gpu(gpus, operator, kernel, key):
@@ -102,18 +95,3 @@ def of_gpu(gpus, operator, kernel, key):
         if found := own.get(key) or own.get("default"):
             return dict(found)
     raise ValueError(f"the table of kernels.{operator} has nothing for {kernel!r} on any GPU")
-
-
-def dump(table):
-    """A table as text, one line a configuration."""
-
-    def block(items, depth):
-        pad = " " * (depth + 1)
-        whole = lambda value: depth == 2 or isinstance(value, str)
-        lines = [
-            f"{pad}{json.dumps(name)}: {json.dumps(value) if whole(value) else block(value, depth + 1)}"
-            for name, value in items.items()
-        ]
-        return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
-
-    return block(table, 0) + "\n"

@@ -81,12 +81,12 @@ def count_runs(packed, N, T, RUN):
     """How many runs of RUN consecutive tokens N sequences are cut into; a sequence's last run may be shorter.
 
     Args:
-        packed: whether they lie end to end along T tokens, or (``None`` or ``False``) have T tokens each.
+        packed: ``None`` where they have T tokens each; else they lie end to end along T tokens.
         N: number of sequences.
         T: tokens along time.
         RUN: tokens in a run.
     """
-    if packed is None or packed is False:
+    if packed is None:
         return N * cdiv(T, RUN)
     return T // RUN + N if N else 0
 

@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .module import Conv2d as Conv2d
-from .operator import conv2d as conv2d
+from .convolution import Conv2d as Conv2d
+from .convolution import conv2d as conv2d
 from .operator import conv2d_bias_grad as conv2d_bias_grad
 
 class _Conv2dWgrad(Protocol):

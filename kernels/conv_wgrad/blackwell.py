@@ -15,10 +15,9 @@ sm_100; on a Blackwell GPU it has not run yet, so ``"auto"`` passes over it.
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.operator import planned
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.tma import copies, gluon
-from kernels.conv_wgrad.problem import Cost, Plan
+from kernels.conv_wgrad.hopper.tma import gluon
 
-__all__ = ["copies", "cost", "plan", "reason_not"]
+UNPROVEN = 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"'
 
 if gluon is not None:
     from triton.experimental.gluon import language as gl
@@ -30,7 +29,7 @@ if gluon is not None:
     )
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-    from kernels.conv_wgrad.hopper.loads import Ring, load_blocks, place_of, segment_of, share_of, store_chunk
+    from kernels.conv_wgrad.hopper.kernel import Ring, load_blocks, place_of, segment_of, share_of, store_chunk
 
     @gluon.jit
     def multiply_tiles(ring, acc_t, done, stored, work, T: gl.constexpr):
@@ -40,7 +39,7 @@ if gluon is not None:
         for item in range(gl.program_id(0), work.items, work.programs):
             position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(position, end, length, first, work.per)
+                tile, block, n, slot = segment_of(position, end, length, first, work)
                 half = visits % 2
                 mbarrier.wait(stored.index(half), (visits // 2 + 1) & 1)
                 for i in range(n):
@@ -63,7 +62,7 @@ if gluon is not None:
         for item in range(gl.program_id(0), work.items, work.programs):
             position, end, length, first = share_of(item, work)
             while position < end:
-                tile, block, n, slot = segment_of(position, end, length, first, work.per)
+                tile, block, n, slot = segment_of(position, end, length, first, work)
                 half = visits % 2
                 mbarrier.wait(done.index(half), visits // 2 & 1)
                 for group in gl.static_range(T.GROUPS):
@@ -106,28 +105,17 @@ if gluon is not None:
 
 def reason_not(g, dtype, device):
     """Why this backend cannot compute a geometry's gradient, as text, or ``None``."""
-    if not is_cuda_architecture(device, 10):
-        return "the GPU is not a data center's Blackwell"
-    return tma.unfit(g, dtype)
+    return tma.unfit(g, dtype) if is_cuda_architecture(device, 10) else "the GPU is not a data center's Blackwell"
 
 
-def cost(problem):
-    """None that is finite, as long as no GPU has measured it."""
-    return Cost(float("inf"), 'it has run on the CPU\'s model only, so it has to be asked for: backend="blackwell"')
+def candidates(problem):
+    """None: no GPU has measured it."""
+    return []
 
 
 @planned
-def plan(problem, may_fix_up=True):
-    """The ``Plan`` of a problem, whatever the GPU is; partial sums always have a launch of their own."""
-    shares = tma.share("blackwell", problem.g, problem.device, problem.split_k)
-    numbers = tma.numbers_of(problem.g, problem.device, shares)
-    options = shares.options
-    meta = tma.tile_of(options, POINTWISE=tma.is_pointwise(problem), SLICE=slice_of(options)) | {"num_warps": 4}
-    arguments = tma.arguments_of(problem.g, shares, with_fix_up=False)
-    grid = (numbers[0].programs,)
-    return Plan(str(shares), wgrad_blackwell_kernel, grid, numbers, meta, shares.work.slots, arguments=arguments)
-
-
-def slice_of(options):
-    """Columns that the storing warps have in registers at a time."""
-    return min(32, options["BLOCK_N"])
+def plan(problem):
+    """The ``Plan`` of a problem, whatever the GPU is."""
+    shares = tma.share("blackwell", problem)
+    SLICE = min(32, shares.options["BLOCK_N"])
+    return tma.plan_of(wgrad_blackwell_kernel, problem, shares, SLICE=SLICE)

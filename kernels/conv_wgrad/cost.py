@@ -1,23 +1,20 @@
 """How long a launch would take, by a model of a few terms whose parameters were fitted to measured layers.
 
-    time    = launch + (compute^p + memory^p)^(1/p) + sums                  all in microseconds
+    time    = launch + (compute^2 + memory^2)^(1/2) + sums                  all in microseconds
     compute = over waves of programs:  start + per step(r)                  r programs share a multiprocessor in that wave
               and next for every other tile that a share meets, all uneven times as long
-              and before them, once a round of tiles that are not cut, start + steps step(1)
     step(r) = (alone^4 + (r busy)^4)^(1/4)  nearly the larger one: a lone program waits for memory, many for each other
     memory  = both tensors once, and more where programs at a time read other pixels, at the GPU's bandwidth: what neighbours
-              read at the same time crosses from the L2 cache once, and shares of joined sums set out abreast, at the pixels
-              where what is left of a tile begins; and more where rows begin within a line of that cache
+              read at the same time crosses from the L2 cache once; and more where rows begin within a line of that cache
               elements copied first, or transposed last, at their own rates
     sums    = sum + turns turn + bytes / partials    where a sum is cut into splits: a second launch adds them, a few a turn
-              or join + hands handed       or a tile's last program adds the others' to its own, one after the other
 
-``busy``, ``alone`` and ``handed`` belong to a tile: how long a multiprocessor needs for a step of it, how long a step takes
-at least, and how long one of its partial sums takes from a program to another: the fewer registers the sums leave free, the
-fewer loads are under way at once. Everything else is the GPU's.
+``busy`` and ``alone`` belong to a tile: how long a multiprocessor needs for a step of it, and how long a step takes at least.
+Everything else is the GPU's.
 
 ``python -m benchmarks.populations.fit`` finds them from recorded times and writes ``costs.json``, by the names of
-GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU.
+GPUs; nothing is timed here, so a plan stays a pure function of shape, dtype and GPU. On a GPU that has none, ``choose_split``
+weighs full waves of programs against partial sums.
 """
 
 import functools
@@ -26,8 +23,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels.conv_wgrad.split_k import AT_ONCE, equal_splits
-
+AT_ONCE = 16  # partial sums that are loaded before the first addition waits
 MOST = 528  # splits of a sum
 LINE = 128  # bytes of the L2 cache's
 INSTRUCTION = 64  # rows of a Hopper matrix instruction
@@ -42,9 +38,7 @@ class Load(NamedTuple):
     elements, ``zeroed`` of them by a launch of their own; ``bytes`` of the tensors, and ``apart``, those that programs read
     which walk along other pixels than their neighbours do. ``turned``: a single sum is in another order than it is asked for
     in, so that it is a partial sum. ``copied``: elements that are copied first, into rows that TMA can read.
-    ``astray``: bytes that programs read in rows which begin within a line of the L2 cache. ``rounds`` of ``whole`` steps that
-    every program takes before its share. ``hands``: partial sums that a tile's last program waits for: those that it adds
-    to its own, at most, and one more where all of a tile's shares end at once, until that is stored; 0 where none are joined.
+    ``astray``: bytes that programs read in rows which begin within a line of the L2 cache.
     """
 
     items: int
@@ -60,9 +54,6 @@ class Load(NamedTuple):
     turned: bool = False
     copied: int = 0
     astray: int = 0
-    rounds: int = 0
-    whole: int = 0
-    hands: int = 0
 
 
 class Candidate(NamedTuple):
@@ -88,22 +79,7 @@ class Candidate(NamedTuple):
 
 @functools.cache
 def _costs():
-    return unpacked((Path(__file__).parent / "costs.json").read_text())
-
-
-def unpacked(text):
-    """``{GPU: parameters}`` of the text of ``costs.json``, where a kind's tiles are rows of values, and names stand in a row
-    above those that have them."""
-    table = json.loads(text)
-    for costs in table.values():
-        for kind, rows in costs["tiles"].items():
-            costs["tiles"][kind] = tiles = []
-            for row in rows:
-                if isinstance(row[0], str):
-                    names = row
-                else:
-                    tiles.append(dict(zip(names, row, strict=True)))
-    return table
+    return json.loads((Path(__file__).parent / "costs.json").read_text())
 
 
 def costs_of(options):
@@ -112,10 +88,8 @@ def costs_of(options):
 
 
 def tiles_of(costs, kind):
-    """The tiles of a kind; where nothing was measured of it, those of x that is not im2col already, or is read in vectors."""
-    vectors = kind.replace("scalar", "unaligned")
-    names = kind, kind.replace(" rows", " im2col"), vectors, vectors.replace(" rows", " im2col")
-    return next(tiles for name in names if (tiles := costs["tiles"].get(name)))
+    """The tiles of a kind; where nothing was measured of x that is im2col already, those of x that is not."""
+    return costs["tiles"].get(kind) or costs["tiles"][kind.replace(" rows", " im2col")]
 
 
 def predicted(costs, kind, tile, load):
@@ -126,18 +100,14 @@ def predicted(costs, kind, tile, load):
     compute = full * (start + steps * step(tile, load.held))
     if rest:
         compute += start + steps * step(tile, -(-rest // processors))
-    if load.rounds:
-        compute += load.rounds * (costs["start"][kind] + load.whole * load.volume * step(tile, 1))
     if load.segments > 1:
         compute *= costs["uneven"]
-    apart = load.apart * costs["abreast" if load.hands else "apart"]
-    memory = (load.bytes + apart + costs["astray"] * load.astray) / costs["bandwidth"]
-    time = costs["launch"] + (compute ** costs["overlap"] + memory ** costs["overlap"]) ** (1 / costs["overlap"])
+    apart, astray = costs["apart"] * load.apart, costs["astray"] * load.astray
+    memory = (load.bytes + apart + astray) / costs["bandwidth"]
+    time = costs["launch"] + math.hypot(compute, memory)
     if load.slots > 1 or load.turned:
         turns = -(-load.slots // AT_ONCE)
         time += costs["sum"] + turns * costs["turn"] + 8 * load.slots * load.numel / costs["partials"]
-    if load.hands:
-        time += costs["join"] + load.hands * tile["handed"]
     if load.turned:
         time += load.numel / costs["transposed"]
     if load.copied:
@@ -182,9 +152,46 @@ def fitting(tiles, rows, columns):
 
 def options_of(tile):
     """What a kernel is launched with, of a tile's line."""
-    return {name: value for name, value in tile.items() if name not in ("alone", "busy", "handed", "held")}
+    return {name: value for name, value in tile.items() if name not in ("alone", "busy", "held")}
 
 
 def cheapest(candidates):
     """The candidate with the least predicted time, the first of equal ones."""
     return min(candidates, key=lambda candidate: candidate.time)
+
+
+def equal_splits(blocks, asked):
+    """``(active, per)``: split i of ``active`` owns ``per`` blocks from i * per on; none is empty, the last may have fewer.
+
+    Args:
+        blocks: length of the reduction in blocks.
+        asked: splits asked for; there are at most as many as blocks.
+    """
+    if blocks == 0:
+        return 0, 0
+    per = -(-blocks // min(asked, blocks))
+    return -(-blocks // per), per
+
+
+@functools.cache
+def choose_split(tiles, blocks, block, held):
+    """The number of splits with the smallest modelled time: full waves of programs, few partial sums.
+
+    Args:
+        tiles: output tiles, each a program a split.
+        blocks: length of the reduction in blocks.
+        block: pixels in a block.
+        held: programs that the GPU runs at once.
+    """
+
+    START, PARTIAL = (
+        256,
+        800,
+    )  # pixels' time: to fill the pipeline and store a tile, and of a partial sum written and read
+
+    def cost(splits):
+        active, per = equal_splits(blocks, splits)
+        waves = -(-tiles * active // held)
+        return waves * (per * block + START) + (PARTIAL * tiles * active / held if active > 1 else 0)
+
+    return min(range(1, min(max(blocks, 1), 256) + 1), key=cost)

@@ -1,15 +1,13 @@
-"""The public functions: what may be asked, which backend answers, and its launch. Their docstrings are the ones of record.
+"""The weight and the bias gradient: what may be asked, which backend answers, and its launch. Docstrings here are of record.
 
-A call goes from its checks through PyTorch's dispatcher (``register``) to ``new_wgrad``, ``wgrad_into`` or
-``convolution_backward``, which look up the plan of tensors with these layouts and ``run`` it. ``conv2d_wgrad.explain`` prints
-the choice, ``choose``, and the plan.
+A call goes from its checks through PyTorch's dispatcher (``register``) to ``new_wgrad`` or ``wgrad_into``, which look up the
+plan of tensors with these layouts and ``run`` it. ``conv2d_wgrad.explain`` prints the choice, ``choose``, and the plan.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.common.checks import (
@@ -26,14 +24,15 @@ from kernels.common.checks import (
 from kernels.common.configs import configuration, declare
 from kernels.common.operator import launch, layout, planned, register
 from kernels.conv_wgrad import blackwell, portable
-from kernels.conv_wgrad.equivalent import Equivalent, equivalents, patches_as_channels
-from kernels.conv_wgrad.geometry import Geometry, geometry
+from kernels.conv_wgrad.cost import AT_ONCE, cheapest
+from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.plain import sum_kernel, turned_sum_kernel
-from kernels.conv_wgrad.problem import Problem
-from kernels.conv_wgrad.split_k import AT_ONCE, FEW, SIDES
+from kernels.conv_wgrad.problem import Equivalent, Problem, equivalents, patches_as_channels
 
 BACKENDS = {"blackwell": blackwell, "hopper": hopper, "triton": portable}  # in the order of preference
+FEW = 4  # partial sums
+SIDES = (16, 32)  # of a turned block: a thread has one element, or four where partial sums are few
 
 
 @public
@@ -103,18 +102,17 @@ def explain(input, grad_output, backend, split_k, out, accumulate, out_dtype, **
     work on padding (tile waste, 1.00 for none), which tensors it copies first, and, on GPUs that costs were fitted for, the
     predicted time of every candidate."""
     convolution = _check(input, grad_output, tuple(given.values()), backend, split_k, out, accumulate, out_dtype)
-    adds = accumulate and out.is_contiguous()
-    tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
-    choice, plan = plan_wgrad(
-        layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k, adds
-    )
-    equivalent = choice.equivalent
-    what = "; ".join(text for text in (str(plan), str(equivalent)) if text)
-    lines = [f"{choice.backend}: {what}", *(f"not {name}: {reason}" for name, reason in choice.why_not.items())]
-    copies = BACKENDS[choice.backend].copies(*equivalent.tensors(input, grad_output))
-    lines += equivalent.copies(input, grad_output) + [equivalent.named(line) for line in copies]
     g = geometry(input.shape, grad_output.shape[-1], *convolution)
-    return "\n".join(lines + predicted(problem_of(input, grad_output, g, split_k)))
+    asked = problem_of(input, grad_output, g, split_k)
+    choice, plan = plan_wgrad(*asked[1:3], convolution, asked.precision, asked.device, backend, split_k)
+    equivalent, problem = choice.equivalent, choice.equivalent.problem
+    what = "; ".join(text for text in (plan.text, str(equivalent)) if text)
+    lines = [f"{choice.backend}: {what}", *(f"not {name}: {reason}" for name, reason in choice.why_not.items())]
+    names = ("grad_output", "input") if problem.turned else ("input", "grad_output")
+    copies = [("input", input.stride(), equivalent.copied)]
+    copies += zip(names, (problem.input.strides, problem.grad_output.strides), plan.copied, strict=True)
+    lines += [f"copies {name}: strides {tuple(strides)}, {why}" for name, strides, why in copies if why]
+    return "\n".join(lines + predicted(asked))
 
 
 @public
@@ -149,68 +147,17 @@ def conv2d_bias_grad(
     return out
 
 
-@public(casts=("input", "weight", "bias"))
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> Tensor:
-    """A 2-D convolution of images with channels last, whose weight and bias gradients are this package's kernels.
-
-    .. math:: y_{n,p,q,o} = b_o + \\sum_{r,s,c} w_{o,r,s,c}\\;x_{n,h,w,c}
-        \\qquad h = p\\,\\sigma_h + r\\,\\delta_h - p_t, \\quad w = q\\,\\sigma_w + s\\,\\delta_w - p_l
-
-    The forward pass and the input gradient are torch's. Differentiable once in every tensor; follows autocast.
-
-    Args:
-        input: x [N, H, W, Ci], float32, float16 or bfloat16.
-        weight: [Co, R, S, Ci/groups], in input's dtype.
-        bias: [Co], in input's dtype, or ``None``.
-        stride, padding, dilation, groups: as in ``conv2d_wgrad``.
-
-    Returns:
-        y [N, P, Q, Co], contiguous, in input's dtype.
-
-    Raises:
-        ValueError: an argument's type, shape, dtype or device does not fit; the filter is larger than the padded input.
-        RuntimeError: a second derivative, forward mode or a transform of ``torch.func`` is asked for.
-    """
-    check_tensor("input", input, (None, None, None, None), "[N, H, W, Ci]")
-    like = {"dtypes": (input.dtype,), "like": ("input", input)}
-    check_tensor("weight", weight, (None, None, None, None), "[Co, R, S, Ci/groups]", **like)
-    g = checked(input.shape, *weight.shape[:3], stride, padding, dilation, groups).g
-    check_tensor("weight", weight, g.weight_shape, "[Co, R, S, Ci/groups]", **like)
-    if bias is not None:
-        check_tensor("bias", bias, (g.Co,), "[Co]", **like)
-    g.check_output()
-    planes = input.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2)
-    return convolve(*planes, bias, g.stride, g.padding, g.dilation, g.groups).permute(0, 2, 3, 1).contiguous()
-
-
-class Checked(NamedTuple):
-    """A checked ``Geometry``, and what most calls ask of it: ``convolution`` is (R, S, stride, padding, dilation, groups)."""
-
-    g: Geometry
-    convolution: tuple
-    output_shape: tuple[int, ...]
-    weight_shape: tuple[int, ...]
-
-
 def _geometry(arguments, types=None):
     g = geometry(*arguments)
-    convolution = g.R, g.S, g.stride, g.padding, g.dilation, g.groups
-    return Checked(g, convolution, g.output_shape, g.weight_shape)
+    return g, (g.R, g.S, g.stride, g.padding, g.dilation, g.groups), g.output_shape, g.weight_shape
 
 
 _known_geometry = planned(_geometry)
 
 
 def checked(*arguments):
-    """The ``Checked`` of ``geometry``'s arguments; raises what that raises."""
+    """``(Geometry, (R, S, stride, padding, dilation, groups), output_shape, weight_shape)`` of ``geometry``'s arguments;
+    raises what that raises."""
     if torch.compiler.is_compiling():
         return _geometry(arguments)
     try:  # 1.0 is not 1 to who checks
@@ -227,16 +174,15 @@ def _check(input, grad_output, convolution, backend, split_k, out, accumulate, o
     check_tensor("grad_output", grad_output, (None, None, None, None), "[N, P, Q, Co]", **like)
     g, convolution, output_shape, weight_shape = checked(input.shape, grad_output.shape[-1], *convolution)
     check_tensor("grad_output", grad_output, output_shape, "[N, P, Q, Co]", **like)
-    if backend != "auto":
-        check_choice("backend", backend, ("auto", *BACKENDS))
     if split_k is not None and (not is_whole(split_k) or split_k < 1):
         raise ValueError(f"split_k is {shown(split_k)}, needs a whole number of at least 1, or None")
     if out is not None or accumulate or out_dtype is not None:
         read = {"input": input, "grad_output": grad_output}
         _check_out(out, weight_shape, "[Co, R, S, Ci/groups]", accumulate, out_dtype, ("input", input), **read)
-    refuse = BACKENDS[backend].reason_not if backend != "auto" else None
-    if refuse is not None and (reason := refuse(patches_as_channels(g), input.dtype, input.device)):
-        raise ValueError(f"backend is {shown(backend)}, needs another here: {reason}")
+    if backend != "auto":
+        check_choice("backend", backend, ("auto", *BACKENDS))
+        if reason := BACKENDS[backend].reason_not(patches_as_channels(g), input.dtype, input.device):
+            raise ValueError(f"backend is {shown(backend)}, needs another here: {reason}")
     return convolution
 
 
@@ -254,54 +200,51 @@ def _check_out(out, shape, legend, accumulate, out_dtype, like, **read):
 
 # The choice: of the backends that can take a problem, or an equivalent one, the one that is predicted to be the fastest.
 
-_PRODUCTS = {f"16-bit{which}{size}" for which in ("", " pointwise") for size in ("", " narrow", " wide")}
 declare(
     "conv_wgrad",
     {
-        "product": {"tf32", "ieee", "16-bit scalar", *_PRODUCTS},
+        "product": {"tf32", "ieee", "16-bit", "16-bit narrow", "16-bit pointwise narrow", "16-bit scalar"},
         "depthwise": {"few taps", "many taps"},
         "bias": {"default"},
         "sum": {"few", "many"},
         "short": {"default"},
-        **{kernel: {"3 chunks", "2 chunks"} for kernel in ("hopper", "hopper, short rows", "blackwell")},
+        "hopper": {"default"},
+        "blackwell": {"default"},
     },
 )
 
 
 class Choice(NamedTuple):
-    """A backend's name, the ``Equivalent`` of the problem that it is given, the predicted time, and of the others why not."""
+    """A backend's name, the ``Equivalent`` of the problem that it is given, and of the others why not."""
 
     backend: str
     equivalent: Equivalent
-    time: float
     why_not: dict[str, str]
 
 
 @planned
 def choose(problem, asked="auto"):
-    """The ``Choice`` for a problem; ``asked``: ``"auto"``, or a backend by name."""
-    as_given, *others = equivalents(problem)
-    best = _cheapest(as_given, asked)
-    for equivalent in others:
-        known = portable.candidates(equivalent.problem)  # without a model of cost nobody knows which is faster
-        if known and (other := _cheapest(equivalent, asked)) and other.time < best.time:
-            best = other
-    return best
-
-
-def _cheapest(equivalent, asked):
-    """The ``Choice`` of the cheapest backend that can take it, the first of equal ones; ``None`` where none can."""
-    why_not, costs, problem = {}, {}, equivalent.problem
-    for name in BACKENDS if asked == "auto" else (asked,):
-        if reason := BACKENDS[name].reason_not(problem.g, problem.dtype, problem.device):
-            why_not[name] = reason
-        else:
-            costs[name] = BACKENDS[name].cost(problem)
-    if not costs:
-        return None
-    best = min(costs, key=lambda name: costs[name].time)
-    why_not |= {name: cost.because for name, cost in costs.items() if name != best and cost.because}
-    return Choice(best, equivalent, costs[best].time, {name: why_not[name] for name in BACKENDS if name in why_not})
+    """The ``Choice`` for a problem: what is predicted to be the fastest, or, without a model of cost, the first backend that
+    can take it as it is; ``asked``: ``"auto"``, or a backend by name."""
+    choice, least = None, float("inf")
+    for equivalent in equivalents(problem):
+        why_not, times, own = {}, {}, equivalent.problem
+        for name in BACKENDS if asked == "auto" else (asked,):
+            reason = BACKENDS[name].reason_not(own.g, own.dtype, own.device)
+            if reason is None and name == "blackwell" and asked == "auto":
+                reason = blackwell.UNPROVEN
+            if reason is not None:
+                why_not[name] = reason
+            elif found := BACKENDS[name].candidates(own):
+                times[name] = cheapest(found).time
+                why_not[name] = f"predicted {times[name]:.1f} us"
+            else:
+                times[name] = float("inf")
+        if times and (choice is None or min(times.values()) < least):
+            best = min(times, key=times.get)
+            least = times[best]
+            choice = Choice(best, equivalent, {name: why for name, why in why_not.items() if name != best})
+    return choice
 
 
 def predicted(problem):
@@ -310,32 +253,25 @@ def predicted(problem):
     weighed = [
         (candidate.time, f"  {name}{' turned' * equivalent.problem.turned} {candidate}")
         for equivalent in equivalents(problem)
-        for name in ("hopper", "triton")
-        if BACKENDS[name].reason_not(equivalent.problem.g, problem.dtype, problem.device) is None
-        for candidate in BACKENDS[name].candidates(equivalent.problem)
+        for name, backend in BACKENDS.items()
+        if backend.reason_not(equivalent.problem.g, problem.dtype, problem.device) is None
+        for candidate in backend.candidates(equivalent.problem)
     ]
     return ["predicted:", *(line for _, line in sorted(weighed))] if weighed else []
 
 
 def problem_of(input, grad_output, g, split_k=None):
     """The ``Problem`` of tensors and their ``Geometry``."""
-    precision = _precision(input.dtype, torch.backends.cudnn.conv.fp32_precision == "tf32")
+    precision = torch.backends.cudnn.conv.fp32_precision
     return Problem(g, layout(input), layout(grad_output), split_k, precision, input.device)
 
 
-def _precision(dtype, tf32):
-    """How a dtype is multiplied; tf32: torch's switch for convolutions."""
-    return "tf32" if tf32 and dtype == torch.float32 else "ieee"
-
-
 @planned
-def plan_wgrad(input, grad_output, convolution, tf32, device, backend="auto", split_k=None, adds=False):
-    """``(Choice, Plan)`` for tensors with these layouts; ``tf32``: whether float32 may be multiplied so; ``adds``: whether
-    the sums are added to a tensor."""
+def plan_wgrad(input, grad_output, convolution, precision, device, backend="auto", split_k=None):
+    """``(Choice, Plan)`` for tensors with these layouts."""
     g = geometry(input.shape, grad_output.shape[-1], *convolution)
-    problem = Problem(g, input, grad_output, split_k, _precision(input.dtype, tf32), device)
-    choice = choose(problem, backend)
-    return choice, BACKENDS[choice.backend].plan(choice.equivalent.problem, may_fix_up=not adds)
+    choice = choose(Problem(g, input, grad_output, split_k, precision, device), backend)
+    return choice, BACKENDS[choice.backend].plan(choice.equivalent.problem)
 
 
 # Behind the dispatcher: tensors that have been checked, and what is launched for them.
@@ -351,18 +287,17 @@ def run(plan, input, grad_output, out, accumulate=False, bias=None, equivalent=N
     if not out.is_contiguous():  # rounded once: by the kernel, or by the addition
         dense = torch.empty(out.shape, dtype=torch.float32 if accumulate else out.dtype, device=out.device)
     adds, turned = accumulate and dense is out, equivalent is not None and equivalent.problem.turned
-    x, dy = input, grad_output
-    if equivalent is not None and not equivalent.as_given:
-        x, dy = equivalent.tensors(input, grad_output)
     target = dense
     if plan.slots != 1 or adds or turned:
         target = torch.empty((plan.slots, *out.shape), dtype=torch.float32, device=out.device)
     if plan.slots:
-        x = x.contiguous() if plan.copied[0] else x
-        dy = dy.contiguous() if plan.copied[1] else dy
-        arguments = plan.arguments
-        tensors = (dy, x, target, dy, bias)[plan.taken] if arguments is None else arguments(x, dy, target, bias)
-        launch(plan.kernel, plan.grid if bias is None else plan.bias_grid, *tensors, *plan.sizes, **plan.meta)
+        x, dy = input, grad_output
+        if turned or equivalent is not None and equivalent.f is not equivalent.g:
+            x, dy = equivalent.tensors(input, grad_output)
+        x = plan.copy(x) if plan.copied[0] else x
+        dy = plan.copy(dy) if plan.copied[1] else dy
+        grid = plan.grid if bias is None else plan.bias_grid
+        launch(plan.kernel, grid, *plan.arguments(x, dy, target, bias), *plan.sizes, **plan.meta)
     if target is not dense:
         sum_splits(target, dense.view(equivalent.f.weight_shape) if turned else dense, adds, turned)
     if dense is not out:
@@ -398,15 +333,15 @@ def _sum_options(few, device):
 
 def wgrad_by(backend, input, grad_output, g, out, accumulate=False, split_k=None):
     """The weight gradient of the ``Geometry`` g by a backend, whatever the GPU is, in the problem as it is."""
-    plan = BACKENDS[backend].plan(problem_of(input, grad_output, g, split_k), may_fix_up=not accumulate)
+    plan = BACKENDS[backend].plan(problem_of(input, grad_output, g, split_k))
     run(plan, input, grad_output, out, accumulate)
 
 
 def new_wgrad(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out_dtype):
     """The weight gradient in a new tensor."""
     convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
-    tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
-    choice, plan = plan_wgrad(layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k)
+    x, dy, precision = layout(input), layout(grad_output), torch.backends.cudnn.conv.fp32_precision
+    choice, plan = plan_wgrad(x, dy, convolution, precision, input.device, backend, split_k)
     out = input.new_empty(grad_output.shape[-1], R, S, input.shape[-1] // groups, dtype=out_dtype or input.dtype)
     run(plan, input, grad_output, out, equivalent=choice.equivalent)
     return out
@@ -415,10 +350,8 @@ def new_wgrad(input, grad_output, R, S, stride, padding, dilation, groups, backe
 def wgrad_into(out, input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, accumulate):
     """The weight gradient in, or added to, a given one."""
     convolution = R, S, tuple(stride), tuple(padding), tuple(dilation), groups
-    adds, tf32 = accumulate and out.is_contiguous(), torch.backends.cudnn.conv.fp32_precision == "tf32"
-    choice, plan = plan_wgrad(
-        layout(input), layout(grad_output), convolution, tf32, input.device, backend, split_k, adds
-    )
+    x, dy, precision = layout(input), layout(grad_output), torch.backends.cudnn.conv.fp32_precision
+    choice, plan = plan_wgrad(x, dy, convolution, precision, input.device, backend, split_k)
     run(plan, input, grad_output, out, accumulate, equivalent=choice.equivalent)
 
 
@@ -435,133 +368,18 @@ def bias_grad_into(out, grad_output, accumulate):
     run(plan, None, grad_output, out, accumulate)
 
 
-def convolution(input, weight, bias, stride, padding, dilation, groups):
-    """y [N, Co, P, Q] of input [N, Ci, H, W] and weight [Co, Ci/groups, R, S], by torch."""
-    y = by_torch(input, weight, bias, _planes(input, weight, stride, padding, dilation, groups))
-    return y.contiguous(memory_format=memory_format(input, weight))  # whatever torch chose, as the operator's fake says
-
-
-def by_torch(input, weight, bias, g):
-    """y [N, Co, P, Q] of the ``Geometry`` g."""
-    if 0 in g.output_shape or 0 in g.input_shape:  # torch refuses most of these; no products, so y is the bias
-        y = input.new_zeros(g.N, g.Co, g.P, g.Q)
-        return y if bias is None else y + bias[:, None, None]
-    symmetric, excess = g.padding_of_torch
-    x = F.pad(input, excess) if any(excess) else input
-    # Not by its name in torch.nn.functional, under which a program may have put ours.
-    return torch.conv2d(x, weight, bias, g.stride, symmetric, g.dilation, g.groups)
-
-
-def convolution_backward(dy, input, weight, stride, padding, dilation, groups, needs):
-    """The gradients of input, weight and bias, ``None`` where not needed."""
-    rows, x = dy.permute(0, 2, 3, 1), input.permute(0, 2, 3, 1)
-    convolution = *weight.shape[2:], tuple(stride), tuple(padding), tuple(dilation), groups
-    tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
-    how, choice, plan = plan_gradients(layout(x), layout(rows), convolution, tf32, x.device)
-    dx = _input_grad(dy, input, weight, how) if needs[0] else None
-    dw = torch.empty_like(weight) if needs[1] else None
-    db = dy.new_empty(dy.shape[1]) if needs[2] else None
-    beside = db if needs[1] and plan.bias_grid else None
-    if needs[1]:
-        run(plan, x, rows, dw.permute(0, 2, 3, 1), False, beside, choice.equivalent)
-    if db is not None and beside is None:
-        bias_grad_into(db, rows, False)
-    return dx, dw, db
-
-
-class InputGrad(NamedTuple):
-    """How torch computes dx of a ``Geometry``: its padding, what is cut off from dx then, and how dx is stored."""
-
-    g: Geometry
-    nothing: bool
-    symmetric: tuple[int, int]
-    excess: tuple[int, ...]
-    stored: torch.memory_format
-
-
-@planned
-def plan_gradients(x, rows, convolution, tf32, device):
-    """``(InputGrad, Choice, Plan)`` for images [N, H, W, Ci] and gradients [N, P, Q, Co] with these layouts."""
-    g = geometry(x.shape, rows.shape[-1], *convolution)
-    nothing = 0 in g.output_shape or 0 in g.input_shape
-    how = InputGrad(g, nothing, *g.padding_of_torch, memory_format(x.meta().permute(0, 3, 1, 2)))
-    return how, *plan_wgrad(x, rows, convolution, tf32, device)
-
-
-def _input_grad(dy, input, weight, how):
-    """dx [N, Ci, H, W]: the transposed convolution of dy [N, Co, P, Q] with weight, by torch."""
-    g, nothing, symmetric, excess, stored = how
-    left, right, top, bottom = excess
-    if nothing:
-        return dy.new_zeros(input.shape).contiguous(memory_format=stored)
-    if any(excess):  # of the input its shape and format are all that is used
-        input = dy.new_empty(g.N, g.Ci, g.H + top + bottom, g.W + left + right).to(memory_format=stored)
-    options = g.stride, symmetric, g.dilation, False, (0, 0), g.groups, (True, False, False)
-    dx, _, _ = torch.ops.aten.convolution_backward.default(dy, input, weight, None, *options)
-    if any(excess):
-        dx = dx[:, :, top : top + g.H, left : left + g.W]
-    return dx.contiguous(memory_format=stored)
-
-
-def _planes(input, weight, stride, padding, dilation, groups):
-    """The ``Geometry`` of images and weights whose channels come before height and width."""
-    N, Ci, H, W = input.shape
-    Co, _, R, S = weight.shape
-    return checked((N, H, W, Ci), Co, R, S, tuple(stride), tuple(padding), tuple(dilation), groups).g
-
-
-def memory_format(*tensors):
-    """The format torch's convolutions give their output: channels last where one of these [N, C, H, W] is stored so."""
-    return torch.channels_last if any(map(_is_channels_last, tensors)) else torch.contiguous_format
-
-
-def _is_channels_last(x):
-    """By torch's rule: strides grow from channels to images, and tell channels from images where there is one of each; not
-    where a tracer does not know."""
-    sizes, steps, least, true = x.shape, x.stride(), 0, bool
-    if any(isinstance(number, torch.SymInt) for number in (*sizes, *steps)):
-        # to import it takes half a second, unless a tracer has
-        from torch.fx.experimental.symbolic_shapes import guard_or_true as true
-    if true(steps[1] == 0):
-        return False
-    for d in (1, 3, 2, 0):
-        if true(sizes[d] == 0) or true(steps[d] < least) or d == 0 and least == steps[1]:
-            return False
-        least = steps[d] * sizes[d]
-    return True
-
-
 # As torch sees them: operators with known output shapes, in a compiled graph as in an eager one.
 
 
-_GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
-_WGRAD = f"Tensor input, Tensor grad_output, SymInt R, SymInt S, {_GEOMETRY}, str backend, SymInt? split_k"
+GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+_WGRAD = f"Tensor input, Tensor grad_output, SymInt R, SymInt S, {GEOMETRY}, str backend, SymInt? split_k"
 
 
 def _wgrad_shape(input, grad_output, R, S, stride, padding, dilation, groups, backend, split_k, out_dtype):
     return input.new_empty(grad_output.shape[-1], R, S, input.shape[-1] // groups, dtype=out_dtype or input.dtype)
 
 
-def _convolution_shape(input, weight, bias, *rest):
-    g = _planes(input, weight, *rest)
-    return input.new_empty(g.N, g.Co, g.P, g.Q).contiguous(memory_format=memory_format(input, weight))
-
-
-def _convolution_backward_shapes(dy, input, weight, *rest):
-    dx = input.new_empty(input.shape).contiguous(memory_format=memory_format(input))
-    return dx, torch.empty_like(weight), weight.new_empty(weight.shape[:1])
-
-
-def _flops(input, weight, *rest):
-    g = _planes(input, weight, *rest[1:])
-    return 2 * g.N * g.P * g.Q * weight.numel()
-
-
-def _backward_flops(dy, input, weight, *rest):
-    return 2 * sum(rest[-1][:2]) * dy.shape[0] * dy.shape[2:].numel() * weight.numel()
-
-
-def _wgrad_flops(input, grad_output, R, S, stride, padding, dilation, groups, *rest):
+def _flops(input, grad_output, R, S, stride, padding, dilation, groups, *rest):
     return 2 * grad_output.numel() * R * S * (input.shape[-1] // groups)
 
 
@@ -570,7 +388,7 @@ _wgrad = register(
     new_wgrad,
     _wgrad_shape,
     operator="conv_wgrad",
-    flops=_wgrad_flops,
+    flops=_flops,
 )
 _wgrad_into = register(
     f"conv2d_wgrad_into(Tensor(a!) out, {_WGRAD}, bool accumulate) -> ()",
@@ -578,7 +396,7 @@ _wgrad_into = register(
     lambda *arguments: None,
     public="conv2d_wgrad",
     operator="conv_wgrad",
-    flops=lambda out, *arguments: _wgrad_flops(*arguments),
+    flops=lambda out, *arguments: _flops(*arguments),
 )
 _bias_grad = register(
     "conv2d_bias_grad(Tensor grad_output) -> Tensor db",
@@ -592,16 +410,4 @@ _bias_grad_into = register(
     lambda *arguments: None,
     public="conv2d_bias_grad",
     operator="conv_wgrad",
-)
-convolve = register(
-    f"conv2d(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor y",
-    convolution,
-    _convolution_shape,
-    backward=convolution_backward,
-    gradients=("input", "weight", "bias"),
-    saved=("input", "weight"),
-    fake_backward=_convolution_backward_shapes,
-    operator="conv_wgrad",
-    flops=_flops,
-    backward_flops=_backward_flops,
 )

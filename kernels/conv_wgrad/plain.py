@@ -340,9 +340,10 @@ def steps_of(g, BLOCK_K):
     return Steps(*g.stride, g.padding[0], g.padding[2], *g.dilation, n, p * g.stride[0], q * g.stride[1])
 
 
-def is_rows(g, x):
-    """Whether output pixel m is input pixel m, and those are one step apart in memory: x is then a matrix [M, Ci]."""
-    return g.pointwise and x.stride(1) == g.W * x.stride(2) and (g.N == 1 or x.stride(0) == g.H * x.stride(1))
+def is_rows(g, strides):
+    """Whether output pixel m is input pixel m, and those of x are one step apart in memory: x is then a matrix [M, Ci]."""
+    n, h, w, _ = strides
+    return g.pointwise and h == g.W * w and (g.N == 1 or n == g.H * h)
 
 
 def channels_adjacent(x):

@@ -53,18 +53,15 @@ class DynamicShortConvolution(nn.Module):
         generator_reduction = 1 if generator_reduction is None else generator_reduction
         sizes = {"hidden_size": hidden_size, "kernel_size": kernel_size, "generator_input_size": generator_input_size}
         for name, size in sizes.items():
-            if not is_whole(size):
+            if not is_whole(size) or size < 1:
                 raise ValueError(f"{name} is {shown(size)}, needs a whole number, at least 1")
-            if size < 1:
-                raise ValueError(f"{name} is {size}, needs at least 1")
         if not is_whole(generator_reduction) or not 1 <= generator_reduction <= hidden_size:
             got = shown(generator_reduction)
             raise ValueError(f"generator_reduction is {got}, needs 1 to {hidden_size}, the hidden size")
-        activation = activation_named(activation)
         self.hidden_size = hidden_size
         self.kernel_size = kernel_size
         self.generator_input_size = generator_input_size
-        self.activation = activation
+        self.activation = activation_named(activation)
         self.w1 = nn.Linear(generator_input_size, hidden_size // generator_reduction, bias=False)
         self.w2 = nn.Linear(self.w1.out_features, hidden_size * kernel_size)
         if static_conv_init is not None:

@@ -6,14 +6,14 @@ from typing import Any, Literal, Protocol, overload
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput as AuxOutput
 from torch.nn.attention.flex_attention import AuxRequest as AuxRequest
+from torch.nn.attention.flex_attention import BlockMask as BlockMask
+from torch.nn.attention.flex_attention import create_block_mask as create_block_mask
+from torch.nn.attention.flex_attention import create_mask as create_mask
+from torch.nn.attention.flex_attention import noop_mask as noop_mask
 
 from . import mods as mods
-from .block_mask import BlockMask as BlockMask
 from .block_mask import causal_block_mask as causal_block_mask
-from .block_mask import create_block_mask as create_block_mask
-from .block_mask import create_mask as create_mask
 from .block_mask import document_block_mask as document_block_mask
-from .block_mask import noop_mask as noop_mask
 from .block_mask import sliding_window_block_mask as sliding_window_block_mask
 from .mods import and_masks as and_masks
 from .mods import or_masks as or_masks

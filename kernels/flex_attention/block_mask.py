@@ -7,25 +7,11 @@ A ``BlockMask`` lists for every block of queries its partial and its full blocks
 import numbers
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask, noop_mask
+from torch.nn.attention.flex_attention import BlockMask
 
 from kernels import runtime
 from kernels.common.checks import check_tensor, is_whole, shown
 from kernels.flex_attention import mods
-from kernels.flex_attention.mods import and_masks, or_masks
-
-__all__ = [
-    "BlockMask",
-    "and_masks",
-    "block_mask_from_dense",
-    "causal_block_mask",
-    "create_block_mask",
-    "create_mask",
-    "document_block_mask",
-    "noop_mask",
-    "or_masks",
-    "sliding_window_block_mask",
-]
 
 
 def ordered_lists(blocks):

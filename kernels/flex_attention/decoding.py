@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from kernels import runtime
-from kernels.common.choice import Cost
 from kernels.common.operator import launch
 from kernels.flex_attention import plain, problem
 from kernels.flex_attention.plain import (
@@ -188,11 +187,6 @@ def reason_not(p):
     return None if splits else reason
 
 
-def cost(p):
-    """Keys are read once for all heads that share them: where a call can be decoded, nothing is faster."""
-    return Cost(0)
-
-
 def choose(p):
     """``(splits, heads packed in a tile, reason)``: 0 splits where the plain pass is the better one."""
     # Heads whose lists of blocks differ cannot share a tile.
@@ -227,16 +221,7 @@ def forward(p, x, o, lse, top):
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=x.query.device)  # noqa: E731
     parts = new(splits, rows, p.Dv), new(splits, rows), new(splits, rows) if top is not None else None
     tensors = x.query, *plain.keys_read(x, meta["T"]), *parts, x.partial, x.full, plain.scores_of(p, x)
-    launch(
-        decode_kernel,
-        programs,
-        *tensors,
-        pack,
-        rows,
-        splits,
-        plain.sizes_of(p, 1),
-        plain.Layouts(*plain.strides_of(p)),
-        **meta,
-    )
+    numbers = pack, rows, splits, plain.sizes_of(p, 1), plain.strides_of(p)
+    launch(decode_kernel, programs, *tensors, *numbers, **meta)
     sizes = p.M, p.Hq, rows, splits, Strides(*o.stride())
     launch(combine_kernel, (problem.cdiv(rows, combined["BLOCK_R"]),), *parts, o, lse, top, *sizes, **combined)

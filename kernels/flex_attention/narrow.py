@@ -138,16 +138,21 @@ def attention_narrow_kernel(
     store_attention(*state, o_ptr, lse_ptr, top_ptr, b, h, m0, m_end, sizes, strides.o, T)
 
 
-def is_narrow(p):
-    """Whether the mask lets a query see so few keys side by side, or so few at all, that smaller tiles are faster."""
-    return p.cached(_is_narrow)
+BECAUSE = "the mask leaves a query few keys side by side, and the plain kernel with smaller tiles reads fewer others"
 
 
-def _is_narrow(p):
-    if not p.sparse or not p.extent.keys or plain.is_short(p) or p.options.keys() & set(problem.OPTIONS):
-        return False  # the caller's tiles need stages and registers of their own
-    table = problem.table_options("forward_narrow", p.key, p.device)
-    return is_window(p) or max(p.M, p.N) <= table["LONGEST"]
+def reason_not(p):
+    """Why this kernel is not for the call, as text, or ``None``."""
+    if not p.sparse or not p.extent.keys:
+        return "no mask is known to leave a query few keys side by side"
+    if plain.is_short(p):
+        return "the call is short"
+    if p.options.keys() & set(problem.OPTIONS):
+        return "kernel_options ask for tiles, which need stages and registers of their own"
+    most = max(p.M, p.N)
+    if not is_window(p) and most > problem.table_options("forward_narrow", p.key, p.device)["LONGEST"]:
+        return f"the mask leaves a query too many of {most} keys"
+    return None
 
 
 def is_window(p):

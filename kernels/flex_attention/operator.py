@@ -16,17 +16,15 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest
 
 from kernels.common.checks import PLAIN, check_number, explains, public, refuse_parts, refuse_transforms, values_checked
 from kernels.common.operator import launch, layout, register
-from kernels.flex_attention import graphs, plain, plain_backward, short, specs, stored_ds
+from kernels.flex_attention import graphs, narrow, plain, plain_backward, specs
 from kernels.flex_attention import options as options_of
 from kernels.flex_attention.block_mask import BlockMask
 from kernels.flex_attention.checks import LISTS, SLICED, check_mods, check_returns, check_tensors, listed
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import fused, split
-from kernels.flex_attention.hopper.rows import rows_of
 from kernels.flex_attention.inputs import Inputs
 from kernels.flex_attention.mods.bind import bind, source
 from kernels.flex_attention.mods.extent import extent_of
-from kernels.flex_attention.plan import plan_of
+from kernels.flex_attention.plan import BACKWARD, plan_of
 from kernels.flex_attention.problem import like_strided
 
 LN2 = math.log(2)
@@ -257,15 +255,15 @@ def forward(query, key, value, captured, lists, ints, floats, scale, want_top, s
     o = torch.empty_strided(shape, strides, dtype=p.dtype, device=p.device)
     lse = torch.empty(shape[:3], dtype=torch.float32, device=p.device)
     top = torch.empty_like(lse) if want_top else None
-    if plan.forward is None:
-        plan.forward_way.forward(p, x, o, lse, top)
+    if plan.launch is None:
+        plan.backend.forward(p, x, o, lse, top)
     else:
-        kernel, grid, sizes, strides, meta = plan.forward
+        kernel, grid, sizes, strides, meta = plan.launch
         T = meta["T"]
         if T.TMA:
             key, value = plain.tiled(key, T.BLOCK_N), plain.tiled(value, T.BLOCK_N)
         scores = plain.Scores(p.scale, p.unit, x.score_tables, x.mask_tables)
-        extent = (x.extent,) if plan.narrow else ()
+        extent = (x.extent,) if plan.backend is narrow else ()
         tensors = query, key, value, o, lse, top, x.partial, x.full, scores
         launch(kernel, grid, *tensors, *extent, sizes, strides, **meta)
     return o, lse, lse.new_empty(0) if top is None else top
@@ -282,10 +280,16 @@ def backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats,
             for t, s in zip(captured, strides, strict=True)
         ]
     plan, x, places = _resolved(query, key, value, captured, lists, ints, floats, scale, spec, needs[3:])
-    do = torch.zeros_like(o) if do is None else do
     learned = () if plan.problem.score is None else plan.problem.score.needs_grad
-    wanted = any(on and needs[3 + i] for i, on in zip(places, learned, strict=True))
-    grads = _gradients(plan, x, do, dlse, o, lse.contiguous(), needs[:3], wanted)
+    need_captured = any(on and needs[3 + i] for i, on in zip(places, learned, strict=True))
+    need_q, need_kv = needs[0], needs[1] or needs[2]
+    outputs = plain_backward.Outputs(torch.zeros_like(o) if do is None else do, dlse, o, lse.contiguous())
+    by_tma = need_kv and plan.not_hopper_keys is None and plain.fits_tma(outputs.do)
+    hopper = hopper_backward if by_tma else None
+    if need_q and need_kv and not need_captured:
+        grads = BACKWARD[plan.backward[by_tma]].gradients(plan.problem, x, outputs, hopper)
+    else:
+        grads = plain_backward.gradients(plan.problem, x, outputs, hopper, (*needs[:3], need_captured))
     made = dict(zip(places, grads[3:], strict=False))
     for i, t in enumerate(captured):
         grad = made.get(i)
@@ -293,64 +297,8 @@ def backward(do, dlse, query, key, value, captured, lists, o, lse, ints, floats,
             made[i] = _laid_out_as(t, grad)
         elif needs[3 + i]:
             made[i] = torch.zeros_like(t)  # nothing of it reaches the scores
-    return [*grads[:3], *(made.get(i) for i in range(len(captured)))]
-
-
-def _gradients(plan, x, do, dlse, o, lse, needs, need_captured):
-    """Launch the backward pass.
-
-    Args:
-        plan, x: the ``Plan`` and the ``Inputs``.
-        do: gradient of o [B, Hq, M, Dv]; dlse: of the lse in base 2 [B, Hq, M], or ``None``.
-        o, lse: as the forward pass gave them.
-        needs: three bools, whether the gradients of query, key and value are wanted.
-        need_captured: whether those of the captured tensors are.
-
-    Returns:
-        a list: dq, dk, dv, ``None`` where not wanted; then the gradients of what the score mod captures, if wanted.
-    """
-    p, (need_q, need_k, need_v) = plan.problem, needs
-    need_kv = need_k or need_v
-    like = lambda t: like_strided(t, t.shape)  # noqa: E731
-    if need_q and need_kv and not need_captured and (plan.short or plan.counts and plain.fits_tma(do)):
-        grads = dq, dk, dv = [like(t) for t in (x.query, x.key, x.value)]
-        if plan.short:
-            short.gradients_of(p, x, do, dlse, o, lse, grads)
-        elif plan.cut is None:
-            fused.gradients_of(p, x, do, rows_of(p, do, dlse, o, lse), dq, dk, dv)
-        else:
-            split.gradients_of(p, x, do, rows_of(p, do, dlse, o, lse), dq, dk, dv, plan.cut)
-        return [dq, dk if need_k else None, dv if need_v else None]
-    groups = p.Bkv * p.Hkv
-    stored = plan.stored if need_q and need_kv and not need_captured else 0
-    on_hopper = need_kv and plan.not_hopper_backward is None and plain.fits_tma(do)
-    hopper_rows = rows_of(p, do, dlse, o, lse) if on_hopper else None
-    rows = None
-    if not on_hopper or need_captured or (need_q and not stored):
-        rows = plain_backward.Rows(do, lse, plain_backward.launch_delta(plan.delta, o, do, dlse))
-
-    dq = like(x.query) if need_q or need_captured else None
-    captured = []
-    if need_captured:
-        captured = plain_backward.gradients_of_captured(p, x, rows, dq)
-    elif need_q and not stored:
-        plain_backward.launch_dq(p, x, rows, dq)
-
-    dk = dv = None
-    if need_kv:
-        dk, dv = like(x.key), like(x.value)
-        ds = stored_ds.workspace(p, x.query) if stored else None
-        for first in range(0, groups, stored or max(groups, 1)):
-            count = min(stored or groups, groups - first)
-            if on_hopper:
-                hopper_backward.launch_dkdv(p, x, do, hopper_rows, (dk, dv), ds, (first, count))
-            elif stored:
-                stored_ds.launch_dkdv(p, x, rows, dk, dv, ds, first, count)
-            else:
-                plain_backward.launch_dkdv(p, x, rows, dk, dv)
-            if stored:
-                stored_ds.dq_from_ds(p, x, ds, dq, first, count)
-    return [dq if need_q else None, dk if need_k else None, dv if need_v else None, *captured]
+    grads = [grad if need else None for grad, need in zip(grads[:3], needs[:3], strict=True)]
+    return [*grads, *(made.get(i) for i in range(len(captured)))]
 
 
 def _laid_out_as(t, grad):

@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.common.choice import Cost
 from kernels.common.gpu import multiprocessors
+from kernels.flex_attention import problem
 from kernels.flex_attention.problem import columns, has_edge
 
 
@@ -38,12 +38,16 @@ class Strides(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """The ``Strides`` of query, key, value and o."""
+    """The ``Strides`` of query, key, value, and of what else a kernel reads or writes."""
 
     q: Strides
     k: Strides
     v: Strides
     o: Strides | None = None
+    do: Strides | None = None
+    dq: Strides | None = None
+    dk: Strides | None = None
+    dv: Strides | None = None
 
 
 class Sizes(NamedTuple):
@@ -378,9 +382,10 @@ def sizes_of(p, tiles, first=0):
     return Sizes(p.M, p.N, p.Hkv, p.G, p.shared, tiles, first)
 
 
-def strides_of(p):
-    """The ``Strides`` of query, key and value."""
-    return [Strides(*strides) for strides, _ in p.layouts.values()]
+def strides_of(p, **more):
+    """The ``Layouts`` of query, key, value and more tensors."""
+    of_more = {name: Strides(*t.stride()) for name, t in more.items()}
+    return Layouts(*[Strides(*strides) for strides, _ in p.layouts.values()], **of_more)
 
 
 def scores_of(p, x):
@@ -412,16 +417,12 @@ def keys_read(x, T):
 
 def is_short(p):
     """Whether the call is short and leaves the GPU idle: then this kernel has less to set up than Hopper's."""
-    return p.short("forward", p.M) and p.B * p.Hq <= multiprocessors(p.device)
+    few = problem.table_options("forward", p.key, p.device).get("SHORT", 0)
+    return max(p.M, p.N) <= few and p.B * p.Hq <= multiprocessors(p.device)
 
 
 def reason_not(p):
     """It takes every call."""
-
-
-def cost(p):
-    """Twice what Hopper's kernel takes, where that takes the call: its table leaves out classes where it is slower."""
-    return Cost(2, "the warp-specialised kernel is faster")
 
 
 def launch_options(p):
@@ -434,5 +435,5 @@ def prepared(p, kernel=attention_forward_kernel, options=None):
     """The ``Launch`` of the forward pass, by this kernel or another of its kind."""
     meta = tile_of(p, options or launch_options(p)) | {"SCORE_MOD": p.score_mod, "MASK_MOD": p.mask_mod}
     tiles = p.tiles(p.M, p.SPARSE_M, meta["T"].BLOCK_M)
-    strides = Layouts(*strides_of(p), Strides(*p.outputs[1]))
+    strides = strides_of(p)._replace(o=Strides(*p.outputs[1]))
     return Launch(kernel, (p.B * p.Hq * tiles,), sizes_of(p, tiles), strides, meta)

@@ -43,29 +43,7 @@ from kernels.flex_attention.plain import (
     tiled,
     visited,
 )
-from kernels.flex_attention.problem import cdiv, columns
-
-
-class DqLayouts(NamedTuple):
-    """The ``Strides`` of the tensors of ``attention_dq_kernel``."""
-
-    q: Strides
-    k: Strides
-    v: Strides
-    do: Strides
-    dq: Strides
-
-
-class DkdvLayouts(NamedTuple):
-    """The ``Strides`` of the tensors of ``attention_dkdv_kernel``."""
-
-    q: Strides
-    k: Strides
-    v: Strides
-    do: Strides
-    dk: Strides
-    dv: Strides
-
+from kernels.flex_attention.problem import like_strided
 
 # Of every query: its lse and its delta.
 
@@ -239,8 +217,8 @@ def dkdv_tile(
     dk, dv, m0, m_end, own, heads, at, more, scores, sizes, mods, T, EDGE: tl.constexpr, MASK_MOD: tl.constexpr
 ):
     """What a tile of queries adds to dk and dv. own: ``(k, v, n0)``; heads: of the head that is visited q, do, where its lse
-    and its delta are, and its number in the launch. That number, ``n0`` and ``more`` are for the tiles of ``stored_ds`` and
-    ``short``, which take this one's place."""
+    and its delta are, and its number in the launch. That number, ``n0`` and ``more`` are for the tile of ``stored_ds``, which
+    takes this one's place."""
     k, v, _n0 = own
     queries, gradients, lse_at, delta_at, _slot = heads
     q = load_rows(queries, m0, m_end, T.D, EDGE, T.TMA, T.BLOCK_M, T.BLOCK_D)
@@ -315,6 +293,15 @@ def attention_dkdv_kernel(
 # Launches.
 
 
+class Outputs(NamedTuple):
+    """Of the forward pass o and the lse, and their gradients; dlse: of the lse in base 2, or ``None``."""
+
+    do: torch.Tensor
+    dlse: torch.Tensor | None
+    o: torch.Tensor
+    lse: torch.Tensor
+
+
 class Rows(NamedTuple):
     """What the backward pass has of every query's row."""
 
@@ -328,20 +315,18 @@ def strides_of_rows(o, do, dlse):
     return tuple(None if t is None else Strides(*t.stride()) for t in (o, do, dlse))
 
 
-def of_delta(p):
-    """``(grid, compile-time arguments)`` of ``delta_kernel``."""
-    BLOCK_M = 64
-    return (p.B * p.Hq * cdiv(p.M, BLOCK_M),), {"DV": p.Dv, "BLOCK_M": BLOCK_M, "BLOCK_DV": columns(p.Dv)}
+def new_gradients(x):
+    """Memory for dq, dk and dv."""
+    return [like_strided(t, t.shape) for t in (x.query, x.key, x.value)]
 
 
-def launch_delta(prepared, o, do, dlse):
-    """delta [B, Hq, M] in float32; dlse: of the lse in base 2, or ``None``."""
-    grid, meta = prepared
-    B, H, M, _ = o.shape
-    delta = torch.empty((B, H, M), dtype=torch.float32, device=o.device)
-    strides = tuple(None if t is None else Strides(*t.stride()) for t in (o, do, dlse))
-    launch(delta_kernel, grid, o, do, dlse, delta, M, H, strides, **meta)
-    return delta
+def rows_of(p, do, dlse, o, lse):
+    """The ``Rows`` of a call: ``delta_kernel``'s delta is [B, Hq, M] in float32."""
+    delta, BLOCK_M = torch.empty_like(lse), 64
+    programs, tile = -(-p.M // BLOCK_M) * p.B * p.Hq, {"DV": p.Dv, "BLOCK_M": BLOCK_M, "BLOCK_DV": p.BLOCK_DV}
+    strides = tuple([None if t is None else Strides(*t.stride()) for t in (o, do, dlse)])
+    launch(delta_kernel, (programs,), o, do, dlse, delta, p.M, p.Hq, strides, **tile)
+    return Rows(do, lse, delta)
 
 
 def _of_queries(p):
@@ -355,7 +340,7 @@ def launch_dq(p, x, rows, dq, targets=(), PASS="add"):
     """Launch ``attention_dq_kernel``; targets: where the sums for captured tensors go, if any."""
     grid, sizes, meta = p.cached(_of_queries)
     tensors = x.query, *keys_read(x, meta["T"]), *rows, dq, x.partial, x.full, scores_of(p, x), targets
-    strides = DqLayouts(*strides_of(p), *(Strides(*t.stride()) for t in (rows.do, dq)))
+    strides = strides_of(p, do=rows.do, dq=dq)
     scatter = p.score.scatter if targets else None
     launch(attention_dq_kernel, grid, *tensors, sizes, strides, SCATTER=scatter, PASS=PASS, **meta)
 
@@ -386,19 +371,15 @@ def gradients_of_captured(p, x, rows, dq):
     return p.score.gradients(x.captured, x.numbers, sums)
 
 
-def _of_keys(p, TMA):
-    meta = tile_of(p, p.launch_options("backward_dkdv") | {"TMA": TMA}) | p.mods()
+def _of_keys(p, by_tma):
+    options = p.launch_options("backward_dkdv")
+    meta = tile_of(p, options | {"TMA": options["TMA"] and by_tma}) | p.mods()
     return p.tiles(p.N, p.SPARSE_N, meta["T"].BLOCK_N), meta
 
 
-def _keys_by_tma(p):
-    return p.launch_options("backward_dkdv")["TMA"]
-
-
 def of_keys(p, rows):
-    """``(tiles of keys, compile-time arguments)`` of the keys' kernel. Without a delta (``short``) the call would be over
-    before TMA is set up."""
-    return p.cached(_of_keys, rows.delta is not None and p.cached(_keys_by_tma) and fits_tma(rows.do))
+    """``(tiles of keys, compile-time arguments)`` of the keys' kernel."""
+    return p.cached(_of_keys, fits_tma(rows.do))
 
 
 def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
@@ -406,10 +387,39 @@ def launch_dkdv(p, x, rows, dk, dv, TILE=dkdv_tile, more=(), heads=None):
     tiles, meta = of_keys(p, rows)
     first, count = heads or (0, p.Bkv * p.Hkv)
     query, do, T = x.query, rows.do, meta["T"]
-    delta = rows.lse if rows.delta is None else rows.delta  # of a tile that sums delta itself nothing is read there
     if T.TMA:
         query, do = tiled(query, T.BLOCK_M), tiled(do, T.BLOCK_M)
-    tensors = query, x.key, x.value, do, rows.lse, delta, dk, dv, *x.transposed
-    strides = DkdvLayouts(*strides_of(p), *(Strides(*t.stride()) for t in (rows.do, dk, dv)))
+    tensors = query, x.key, x.value, do, rows.lse, rows.delta, dk, dv, *x.transposed
+    strides = strides_of(p, do=rows.do, dk=dk, dv=dv)
     sizes = sizes_of(p, tiles, first)
     launch(attention_dkdv_kernel, (count * tiles,), *tensors, more, scores_of(p, x), sizes, strides, TILE=TILE, **meta)
+
+
+def reason_not(p, tma):
+    """It takes every call."""
+
+
+def gradients(p, x, outputs, hopper=None, needs=(True, True, True, False)):
+    """``[dq, dk, dv, those of captured tensors ...]`` as far as they are needed, ds computed by both kernels.
+
+    hopper: what launches Hopper's kernel of keys (``hopper.backward``), or ``None``: this file's runs. needs: of which
+    they are wanted: query, key, value and captured tensors.
+    """
+    need_q, need_k, need_v, need_captured = needs
+    dq = dk = dv = None
+    captured = []
+    if need_q or need_captured or hopper is None:
+        rows = rows_of(p, *outputs)
+    if need_q or need_captured:
+        dq = like_strided(x.query, x.query.shape)
+    if need_captured:
+        captured = gradients_of_captured(p, x, rows, dq)
+    elif need_q:
+        launch_dq(p, x, rows, dq)
+    if need_k or need_v:
+        dk, dv = (like_strided(t, t.shape) for t in (x.key, x.value))
+        if hopper is None:
+            launch_dkdv(p, x, rows, dk, dv)
+        else:
+            hopper.launch_dkdv(p, x, outputs.do, hopper.rows_of(p, *outputs), (dk, dv), None, (0, p.Bkv * p.Hkv))
+    return [dq, dk, dv, *captured]

@@ -1,27 +1,45 @@
-"""The backends of flex attention, and the choice among them.
+"""Which backend runs a call, with which tiles, and why.
 
-A backend says why it cannot take a problem, or is known to be slower there (``reason_not``), and what it costs. The forward
-pass takes the cheapest of those that are left: decoding for few queries, the warp-specialised kernel of Hopper GPUs in one of
-its tilings, or the kernel for any GPU, which has a narrow form for masks that let a query see few keys (``narrow``). The
-backward pass chooses the kernel of keys in the same manner, and whether that one keeps ds for the queries' gradient.
+The choice is ``choose``: the first of a list of backends, the faster ones first, that has no reason not to. A backend is a
+module or one of Hopper's three tilings. It says why it cannot take a ``Problem`` or is slower there (``reason_not``), and
+launches its kernels (``forward``, ``gradients``; forward kernels for any GPU leave that to the operator, ``prepared``).
 """
 
 from functools import cached_property
 
-from kernels.common.choice import choose
 from kernels.common.operator import planned
-from kernels.flex_attention import decoding, narrow, plain, plain_backward, short, stored_ds
+from kernels.flex_attention import decoding, narrow, plain, plain_backward, stored_ds
 from kernels.flex_attention.checks import check_captured
 from kernels.flex_attention.hopper import backward as hopper_backward
-from kernels.flex_attention.hopper import cost, fused
-from kernels.flex_attention.hopper import forward as hopper_forward
+from kernels.flex_attention.hopper import cost, fused, split
+from kernels.flex_attention.hopper.forward import SMALL, TALL, USUAL
 from kernels.flex_attention.mods.extent import extent_of
 from kernels.flex_attention.problem import Problem
 
-#: Hopper's tilings of the forward pass.
-HOPPER = {"hopper_tall": hopper_forward.TALL, "hopper_small": hopper_forward.SMALL, "hopper": hopper_forward.USUAL}
-#: For the forward pass, the faster ones first.
-WAYS = {"decoding": decoding, **HOPPER, "plain": plain}
+FORWARD = {
+    "decoding": decoding,  # few queries: heads that share keys in one tile, the keys split among programs
+    "hopper_tall": TALL,  # 16 bits on a Hopper GPU: long rows without a mask
+    "hopper_small": SMALL,  # short rows, so many that two programs share a multiprocessor
+    "narrow": narrow,  # a window, or another mask that lets a query see few keys
+    "hopper": USUAL,  # all else that is not short and that TMA can read
+    "plain": plain,  # any call on any GPU
+}
+BACKWARD = {
+    "hopper": split,  # dq added up in memory beside dk and dv, or work cut into more items, where these are faster
+    "stored_ds": stored_ds,  # ds fits a workspace: dq is one product with it
+    "recomputed": plain_backward,  # ds is computed twice
+}
+HOPPER = {name: FORWARD[name] for name in ("hopper_tall", "hopper_small", "hopper")}
+
+
+def choose(backends, p, *more):
+    """``(name of the first that takes the problem, {name: why not} of those before it)``."""
+    passed_over = {}
+    for name, backend in backends.items():
+        why = backend.reason_not(p, *more)
+        if why is None:
+            return name, passed_over
+        passed_over[name] = why
 
 
 class Plan:
@@ -29,86 +47,79 @@ class Plan:
 
     def __init__(self, problem):
         self.problem = problem
-        self.choice = choose(WAYS, problem)
-        self.forward_way = WAYS[self.choice.name]
-        self.not_fused = fused.reason_not(problem)
-        self.not_hopper_backward = hopper_backward.reason_not(problem, True)
-        self.stored = stored_ds.heads(problem)
-        self.short = short.fits(problem)
-        self.delta = plain_backward.of_delta(problem)
-        #: The launch of a forward pass for any GPU, ``None`` of another.
-        self.narrow = narrow.is_narrow(problem)
-        self.forward = (narrow if self.narrow else plain).prepared(problem) if self.forward_way is plain else None
+        self.forward, self.passed_over = choose(FORWARD, problem)
+        self.backend = FORWARD[self.forward]
+        #: The ``Launch`` of a forward kernel for any GPU, ``None`` of another.
+        self.launch = self.backend.prepared(problem) if self.backend in (plain, narrow) else None
+        self.not_hopper_keys = hopper_backward.reason_not(problem, True)
 
     @cached_property
-    def counts(self):
-        """Whether all gradients are added up in an order that counters, or a cut, fix."""
-        return self.cut is not None or self.not_fused is None
-
-    @cached_property
-    def cut(self):
-        """The ``cost.Cut`` of the backward pass, or ``None``; asked late: a new shape's takes up to a fifth of a second."""
-        return cost.cut(self.problem)
+    def backward(self):
+        """Names of the backends of all three gradients: ``(where TMA cannot read the gradient of o, where it can)``. Asked
+        late: whether to cut a new shape's work takes up to a fifth of a second."""
+        return tuple(choose(BACKWARD, self.problem, tma)[0] for tma in (False, True))
 
     def __str__(self):
         p = self.problem
-        decoded = self.choice.name == "decoding"
-        reason = p.cached(decoding.choose)[2]
-        lines = [f"{'decoding' if decoded else 'one program a tile of queries'}: {reason}"]
+        return "\n".join([*self._of_forward(p), *self._of_backward(p), *self._of_scores(p)])
 
-        def says(kernel, why_plain=None, tiles=None, **options):
-            if tiles and why_plain is None:
-                lines.append(f"{kernel}: warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
-                return
-            if tiles:
-                name = " (attention_narrow_kernel)" if kernel == "forward" and self.narrow else ""
-                lines.append(f"{kernel}: the kernel for any GPU{name}, because {why_plain}")
-            options = p.launch_options(kernel) | options
-            lines.append(f"{kernel}: {', '.join(f'{k} {v}' for k, v in options.items())}")
-
-        if decoded:
-            says("decoding")
+    def _of_forward(self, p):
+        yield f"{'decoding' if self.backend is decoding else 'one program a tile of queries'}: {p.cached(decoding.choose)[2]}"
+        if self.backend is decoding:
+            yield _options("decoding", p.launch_options("decoding"))
+        elif self.forward in HOPPER:
+            because = "" if self.backend is USUAL else f", because {self.backend.because(p)}"
+            yield _on_hopper("forward", self.backend.tile(p)) + because
         else:
-            way = HOPPER.get(self.choice.name, hopper_forward.USUAL)
-            why_plain = None if self.choice.name in HOPPER else self.choice.passed_over["hopper"]
-            says("forward", why_plain, way.tile(p), **(narrow if self.narrow else plain).launch_options(p))
-            if why_plain is None and way is not hopper_forward.USUAL:
-                lines[-1] += f", because {way.cost(p).because}"
+            name = " (attention_narrow_kernel)" if self.backend is narrow else ""
+            why = narrow.BECAUSE if self.backend is narrow else self.passed_over["hopper"]
+            yield f"forward: the kernel for any GPU{name}, because {why}"
+            yield _options("forward", p.launch_options("forward") | self.backend.launch_options(p))
+
+    def _of_backward(self, p):
         learned = p.score is not None and any(p.score.needs_grad)
-        why_not = "captured tensors get gradients" if learned else self.not_fused
-        if self.short and not learned:
-            says("backward_dkdv", TMA=False)
-            lines.append("dq: in the same kernel, because one of its tiles holds all keys")
-        elif self.cut is not None and not learned:
-            lines.append(f"backward: {self.cut}, because {cost.because(p)}")
-            lines.append("dk, dv: sums in float32 for each item, added up in a fixed order")
-        elif why_not is None:
-            tiles = fused.options(p)["BLOCK_M"], fused.BLOCK_N
-            lines.append(f"backward: one kernel, warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}")
-            lines.append("dq: added up in memory in an order that counters fix, five matrix products in all")
+        name, cut, heads = "recomputed" if learned else self.backward[True], p.cached(cost.cut), stored_ds.heads(p)
+        if name == "hopper" and cut is not None:
+            yield f"backward: {cut}, because {cost.because(p)}"
+            yield "dk, dv: sums in float32 for each item, added up in a fixed order"
+        elif name == "hopper":
+            rows, keys = fused.options(p)["BLOCK_M"], fused.BLOCK_N
+            yield f"backward: one kernel, warp-specialised for Hopper, tiles of {rows} x {keys}"
+            yield "dq: added up in memory in an order that counters fix, five matrix products in all"
         else:
-            says("backward_dkdv", self.not_hopper_backward, hopper_backward.tiles(p))
-            says("backward_dq_from_ds" if self.stored else "backward_dq")
-            if self.stored:
-                lines.append(
-                    f"dq: ds of {self.stored} key heads at a time fits the workspace, five matrix products in all"
-                )
+            if self.not_hopper_keys is None:
+                yield _on_hopper("backward_dkdv", hopper_backward.tiles(p))
             else:
-                lines.append("dq: ds does not fit the workspace and is computed again, seven matrix products in all")
-            lines.append(f"dq: not added up in memory beside dk and dv, because {why_not}")
-        if self.not_hopper_backward is None and not self.short:
-            lines.append(f"backward, predicted for an H200: {cost.predictions(p)}")
-        if self.choice.name in HOPPER:
-            for name, way in HOPPER.items():
-                if name in self.choice.passed_over and way is not hopper_forward.USUAL:
-                    rows, keys = way.tile(p)
-                    lines.append(f"forward, not in tiles of {rows} x {keys}: {self.choice.passed_over[name]}")
+                yield f"backward_dkdv: the kernel for any GPU, because {self.not_hopper_keys}"
+                yield _options("backward_dkdv", p.launch_options("backward_dkdv"))
+            kernel = "backward_dq_from_ds" if heads else "backward_dq"
+            yield _options(kernel, p.launch_options(kernel))
+            if heads:
+                yield f"dq: ds of {heads} key heads at a time fits the workspace, five matrix products in all"
+            else:
+                yield "dq: ds does not fit the workspace and is computed again, seven matrix products in all"
+            why_not = "captured tensors get gradients" if learned else fused.reason_not(p)
+            yield f"dq: not added up in memory beside dk and dv, because {why_not}"
+        if self.not_hopper_keys is None:
+            yield f"backward, predicted for an H200: {cost.predictions(p)}"
+
+    def _of_scores(self, p):
+        for name in HOPPER if self.forward in HOPPER else ():
+            if name not in (self.forward, "hopper"):
+                rows, keys = HOPPER[name].tile(p)
+                yield f"forward, not in tiles of {rows} x {keys}: {HOPPER[name].reason_not(p)}"
         if p.score_mod is None:
-            lines.append("score: no code runs, the scale is folded into the exponent")
+            yield "score: no code runs, the scale is folded into the exponent"
         else:
-            why = "a negative or zero scale" if p.score is None else "the score mod runs in every tile"
-            lines.append(f"score: {why}")
-        return "\n".join(lines)
+            yield f"score: {'a negative or zero scale' if p.score is None else 'the score mod runs in every tile'}"
+
+
+def _on_hopper(kernel, tiles):
+    return f"{kernel}: warp-specialised for Hopper, tiles of {tiles[0]} x {tiles[1]}"
+
+
+def _options(kernel, options):
+    return f"{kernel}: {', '.join(f'{k} {v}' for k, v in options.items())}"
 
 
 @planned

@@ -163,6 +163,11 @@ class Problem:
         names = [name.removesuffix("_indices") for name in self.lists if name.endswith("_indices")]
         return {name: (rows, columns) if name.endswith("kv") else (columns, rows) for name in names}
 
+    @cached_property
+    def BLOCK_DV(self):
+        """Columns of a tile of values."""
+        return columns(self.Dv)
+
     @staticmethod
     def tiles(length, SPARSE, BLOCK):
         """Tiles of BLOCK that cover ``length``; tiles never cross blocks of SPARSE."""
@@ -196,11 +201,6 @@ class Problem:
             options["BLOCK_M"] = _fit(options["BLOCK_M"], self.M, self.SPARSE_M)
         options["BLOCK_N"] = _fit(options["BLOCK_N"], self.N, self.SPARSE_N)
         return options
-
-    def short(self, kernel, queries):
-        """Whether the keys, and the queries that one program meets, are no more than the table's SHORT for ``kernel``: before
-        the host has set anything up, the GPU is done, and what has the least to launch is the fastest."""
-        return max(queries, self.N) <= table_options(kernel, self.key, self.device).get("SHORT", 0)
 
 
 def like_strided(x, shape):

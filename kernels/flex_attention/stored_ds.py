@@ -155,12 +155,6 @@ def stored(ds, T):
     return Stored(TensorDescriptor(ds, list(ds.shape), list(ds.stride()), tile) if T.TMA else ds, *ds.shape[1:])
 
 
-def launch_dkdv(p, x, rows, dk, dv, ds, first, count):
-    """dk and dv of ``count`` pairs of batch row and key head from ``first`` on, and their ds."""
-    _, meta = plain_backward.of_keys(p, rows)
-    plain_backward.launch_dkdv(p, x, rows, dk, dv, store_tile, stored(ds, meta["T"]), (first, count))
-
-
 def options(p, heads, queries):
     """Launch options of the product for so many heads and queries of each: tiles of half as many queries as the table has
     where there would be fewer programs than multiprocessors, and the caller asks for none."""
@@ -175,6 +169,28 @@ def _prepare(p, heads, queries):
     """Of so many heads and queries, ``(tiles of queries, compile-time arguments)``."""
     meta = plain.tile_of(p, options(p, heads, queries))
     return p.tiles(queries, p.SPARSE_M, meta["T"].BLOCK_M), meta
+
+
+def reason_not(p, tma):
+    """Why ds is not kept, as text, or ``None``."""
+    return None if p.cached(heads) else "ds does not fit the workspace"
+
+
+def gradients(p, x, outputs, hopper):
+    """dq, dk and dv, of as many key heads at a time as ds is kept of; hopper: as of ``plain_backward.gradients``."""
+    most, pairs = p.cached(heads), p.Bkv * p.Hkv
+    rows = (hopper or plain_backward).rows_of(p, *outputs)
+    dq, dk, dv = grads = plain_backward.new_gradients(x)
+    ds = workspace(p, x.query)
+    for first in range(0, pairs, most):
+        count = min(most, pairs - first)
+        if hopper is None:
+            kept = stored(ds, plain_backward.of_keys(p, rows)[1]["T"])
+            plain_backward.launch_dkdv(p, x, rows, dk, dv, store_tile, kept, (first, count))
+        else:
+            hopper.launch_dkdv(p, x, outputs.do, rows, (dk, dv), ds, (first, count))
+        dq_from_ds(p, x, ds, dq, first, count)
+    return grads
 
 
 def dq_from_ds(p, x, ds, dq, first, count, split=None):

@@ -28,12 +28,10 @@ from kernels.common.operator import Launch, launch, planned, register, strided
 from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs
 from kernels.recurrent_attention import plain
 from kernels.recurrent_attention.chunk import launches as chunk
-from kernels.recurrent_attention.chunk.cut import new_scores, tokens_in_chunk
-from kernels.recurrent_attention.pairs import Gradients, pairs_kernel
-from kernels.recurrent_attention.problem import DIMENSIONS, Gates, Problem, input_strides, over_group
+from kernels.recurrent_attention.plain_backward import Gradients, Through, pairs_kernel, states_kernel, through_kernel
+from kernels.recurrent_attention.problem import DIMENSIONS, Gates, input_strides, over_group, problem_of
 
 MODES = ("auto", "recurrent", "chunk")
-WITHOUT = {"gv": "gates on values (gv)"}  # what chunks have no form for
 SHORT = 16  # tokens along time up to which the recurrence takes no more steps than a chunk has rows to fill
 
 _SIZES = [f"K{2**n} {bits}-bit" for n in range(4, 31) for bits in (16, 32)]
@@ -211,9 +209,7 @@ def explain(q, k, v, scale, initial_state, output_final_state, reverse, cu_seqle
         _check_state("initial_state", initial_state, q, v, state_v_first, N, "N")
     mode, why = _choose(mode, q.shape[1], gates)
     if mode == "chunk":
-        packed, gates = None if cu_seqlens is None else N, Gates(*map(strided, gates))
-        problem = Problem(*map(strided, (q, k, v)), gates, packed, reverse, False, q.device)
-        return f"chunk: {why}\n{chunk.explained(problem)}"
+        return f"chunk: {why}\n{chunk.explained(problem_of(q, k, v, gates, cu_seqlens, reverse))}"
     columns = _configured("forward", q.shape[-1], v.shape[-1], q.dtype, q.device)["TILE"].BV
     tiles = cdiv(v.shape[-1], columns)
     programs = "1 program" if tiles == 1 else f"{tiles} programs"
@@ -224,13 +220,12 @@ def _choose(mode, T, gates):
     """``(mode, why)``, ``"auto"`` or a mode by name."""
     if mode not in MODES:
         check_choice("mode", mode, MODES)
-    lacking = [name for name in WITHOUT if getattr(gates, name) is not None]
-    only = f"only the recurrence has {' and '.join([WITHOUT[name] for name in lacking])}"
-    if mode == "chunk" and lacking:
-        raise ValueError(f"mode is 'chunk', needs to be 'recurrent' with {', '.join(lacking)}: {only}")
+    only = "only the recurrence has gates on values (gv)"
+    if mode == "chunk" and gates.gv is not None:
+        raise ValueError(f"mode is 'chunk', needs to be 'recurrent' with gv: {only}")
     if mode != "auto":
         return mode, "the caller asked for it"
-    if lacking:
+    if gates.gv is not None:
         return "recurrent", only
     if torch.compiler.is_exporting():
         from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long to import
@@ -356,11 +351,11 @@ def plan_step(q, k, v, gates, state, slots, device):
 
 def forward(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse):
     """``(o, final state)``; no final state is an empty tensor."""
-    (B, T, H, K), V, gates = q.shape, v.shape[3], Gates(g, g_gamma, gk, gv)
-    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    problem = Problem(*map(strided, (q, k, v)), Gates(*map(strided, gates)), packed, reverse, False, q.device)
+    gates = Gates(g, g_gamma, gk, gv)
+    problem = problem_of(q, k, v, gates, cu_seqlens, reverse)
     grid, sizes, meta = plan_forward(problem, strided(initial_state))
-    o, N = q.new_empty(B, T, H, V), B if packed is None else packed
+    (B, T, H, K), V, N = q.shape, v.shape[3], q.shape[0] if cu_seqlens is None else problem.packed
+    o = q.new_empty(B, T, H, V)
     final = q.new_empty(N, H, K, V, dtype=torch.float32) if output_final_state else None
     launch(
         plain.recurrent_forward_kernel, grid, q, k, v, gates, initial_state, cu_seqlens, o, final, scale, *sizes, **meta
@@ -377,8 +372,7 @@ def backward(
         do = q.new_zeros(()).expand(*q.shape[:3], v.shape[3])
     dfinal = dfinal if output_final_state else None
     (B, T, H, K), V, gates = q.shape, v.shape[3], Gates(g, g_gamma, gk, gv)
-    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    problem = Problem(*map(strided, (q, k, v)), Gates(*map(strided, gates)), packed, reverse, False, q.device)
+    problem = problem_of(q, k, v, gates, cu_seqlens, reverse)
     plan = plan_backward(problem, *map(strided, (initial_state, do, dfinal)))
     need_q, need_k, need_v, *need_gates, need_initial = needs
     need = Gates(*need_gates)
@@ -386,10 +380,10 @@ def backward(
 
     states = new(True, plan.kept, H, K, V)
     grid, sizes, meta = plan.states
-    launch(plain.states_kernel, grid, k, v, gates, initial_state, cu_seqlens, states, *sizes, **meta)
+    launch(states_kernel, grid, k, v, gates, initial_state, cu_seqlens, states, *sizes, **meta)
 
     tiles, blocks = plan.sizes.tiles, plan.sizes.blocks
-    through = plain.Through(
+    through = Through(
         dq=new(True, tiles, B, T, H, K),
         dk=new(True, tiles, B, T, H, K),
         dv=new(True, B, T, H, V),
@@ -399,7 +393,7 @@ def backward(
         dinitial=initial_state.new_empty(initial_state.shape) if need_initial else None,
     )
     grid, sizes, meta = plan.through
-    launch(plain.through_kernel, grid, do, dfinal, q, k, v, gates, states, cu_seqlens, through, scale, *sizes, **meta)
+    launch(through_kernel, grid, do, dfinal, q, k, v, gates, states, cu_seqlens, through, scale, *sizes, **meta)
 
     in_groups = problem.group > 1
     grads = Gradients(
@@ -436,22 +430,15 @@ def step(q, k, v, state, g, g_gamma, gk, gv, slots, scale):
 # C tokens these are products.
 
 
-def _shapes(q, v, initial_state, cu_seqlens, output_final_state):
+def _shapes(q, v, initial_state, cu_seqlens, scale, output_final_state, reverse):
     B, T, H, K = q.shape
     V, N = v.shape[3], B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     final = q.new_empty(N, H, K, V, dtype=torch.float32) if output_final_state else q.new_empty(0)
     return q.new_empty(B, T, H, V), final
 
 
-def _recurrent_shapes(q, k, v, g, g_gamma, gk, gv, initial_state, cu_seqlens, scale, output_final_state, reverse):
-    return _shapes(q, v, initial_state, cu_seqlens, output_final_state)
-
-
-def _chunk_shapes(q, k, v, g, g_gamma, gk, initial_state, cu_seqlens, scale, output_final_state, reverse):
-    scores = q.new_empty(0)
-    if gk is not None and q.shape[1] > 0 and q.shape[2] > 0:
-        scores = new_scores(q, tokens_in_chunk(q))
-    return *_shapes(q, v, initial_state, cu_seqlens, output_final_state), scores
+def _chunk_shapes(q, k, v, g, g_gamma, gk, *rest):
+    return *_shapes(q, v, *rest), q.new_empty(0) if gk is None else chunk.new_scores(q, chunk.tokens_in_chunk(q))
 
 
 def _per_token(operations):
@@ -461,19 +448,18 @@ def _per_token(operations):
 def _products(q, v, states, q_side, v_side):
     """Those of all tokens: with their ``states`` of [K, V], and with the others of their chunk along K and along V."""
     K, V = q.shape[-1], v.shape[-1]
-    return q.shape[:-1].numel() * 2 * (states * K * V + tokens_in_chunk(q) * (q_side * K + v_side * V))
+    return q.shape[:-1].numel() * 2 * (states * K * V + chunk.tokens_in_chunk(q) * (q_side * K + v_side * V))
 
 
 _GATES = ", ".join(f"Tensor? {name}" for name in Gates._fields)
 _IN_CHUNKS = ", ".join(f"Tensor? {name}" for name in Gates._fields[:3])
 _NUMBERS = "float scale, bool output_final_state, bool reverse"
-_STEP = f"Tensor q, Tensor k, Tensor v, Tensor(a!) state, {_GATES}, Tensor? slots, float scale"
 
 _attend = register(
     f"recurrent_attention(Tensor q, Tensor k, Tensor v, {_GATES}, Tensor? initial_state, Tensor? cu_seqlens, {_NUMBERS}) "
     "-> (Tensor o, Tensor final_state)",
     forward,
-    _recurrent_shapes,
+    lambda q, k, v, g, g_gamma, gk, gv, *rest: _shapes(q, v, *rest),
     backward=backward,
     gradients=("q", "k", "v", *Gates._fields, "initial_state"),
     saved=("q", "k", "v", *Gates._fields, "initial_state", "cu_seqlens"),
@@ -494,7 +480,8 @@ _attend_in_chunks = register(
     backward_flops=lambda do, dfinal, q, k, v, *rest: _products(q, v, 5, 3, 2),
 )
 _step = register(
-    f"recurrent_attention_step({_STEP}) -> Tensor o",
+    f"recurrent_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, {_GATES}, Tensor? slots, float scale) "
+    "-> Tensor o",
     step,
     lambda q, k, v, *rest: q.new_empty(*q.shape[:2], v.shape[-1]),
     operator="recurrent_attention",

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.common.operator import Layout
+from kernels.common.operator import Layout, strided
 
 #: Something about each gate, such as its tensor, in the order of schemas and kernels; ``None`` about an absent one.
 Gates = namedtuple("Gates", "g g_gamma gk gv", defaults=(None,) * 4)
@@ -49,6 +49,12 @@ class Problem(NamedTuple):
     def strides(self, do=None, state=None):
         """The ``InputStrides``, with those of an output's gradient and of a state that have these layouts."""
         return input_strides(self.q, self.k, self.v, self.gates, do, state)
+
+
+def problem_of(q, k, v, gates, cu_seqlens, reverse):
+    """The ``Problem`` of these tensors, without TF32."""
+    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return Problem(*map(strided, (q, k, v)), Gates(*map(strided, gates)), packed, reverse, False, q.device)
 
 
 def input_strides(q, k, v, gates, do=None, state=None, time="T"):

@@ -10,7 +10,7 @@ from kernels.conv_wgrad import Conv2d, conv2d, conv2d_bias_grad, conv2d_wgrad
 from kernels.dynamic_conv import dynamic_conv, dynamic_conv_step
 from kernels.flex_attention import create_block_mask, flex_attention
 from kernels.recurrent_attention import recurrent_attention, recurrent_attention_step
-from kernels.recurrent_attention.chunk.cut import tokens_in_chunk
+from kernels.recurrent_attention.chunk.launches import tokens_in_chunk
 
 
 def new(*shape, grad=True):

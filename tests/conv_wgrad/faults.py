@@ -1,12 +1,11 @@
 """Faults for Hopper's kernel, a line of its source each: tests plant them on the model, a benchmark on the GPU."""
 
 from kernels.conv_wgrad.hopper import kernel as hopper
-from kernels.conv_wgrad.hopper import loads
 
 FAULTS = {  # module, function, old text, new text; kind of finding, partition, text of the line, barrier
     "the loader waits for the wrong parity": (
         (
-            loads,
+            hopper,
             "load_blocks",
             "free.index(stage), (count // STAGES + 1) & 1)",
             "free.index(stage), (count // STAGES) & 1)",
@@ -26,7 +25,7 @@ FAULTS = {  # module, function, old text, new text; kind of finding, partition, 
         ("missing wait", "multiply_blocks", "values.to(where.dtype.element_ty)", ""),
     ),
     "fewer bytes are expected than come": (
-        (loads, "load_blocks", "+ GROUPS * x_desc.nbytes_per_cta", "+ x_desc.nbytes_per_cta"),
+        (hopper, "load_blocks", "+ GROUPS * x_desc.nbytes_per_cta", "+ x_desc.nbytes_per_cta"),
         ("byte count", "load_blocks", "mbarrier.expect", "ready["),
     ),
     "a multiplier reads the next buffer": (
@@ -34,7 +33,7 @@ FAULTS = {  # module, function, old text, new text; kind of finding, partition, 
         ("early read", "multiply_blocks", "warpgroup_mma", "ready["),
     ),
     "two buffers are swapped": (
-        (loads, "load_blocks", "ring.dy.index(stage)", "ring.dy.index((stage + 1) % STAGES)"),
+        (hopper, "load_blocks", "ring.dy.index(stage)", "ring.dy.index((stage + 1) % STAGES)"),
         ("early read", "multiply_blocks", "starts the TMA load into dy_s", "ready["),
     ),
 }

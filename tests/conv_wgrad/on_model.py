@@ -1,6 +1,7 @@
 """The kernels for Hopper and Blackwell on the CPU: launched by their own host code, executed by the model of the GPU."""
 
 import contextlib
+import dataclasses
 import linecache
 import pathlib
 from unittest import mock
@@ -15,7 +16,8 @@ from kernels.common.operator import clear_caches
 from kernels.conv_wgrad import operator
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.loads import segment_of, share_of
+from kernels.conv_wgrad.hopper.kernel import segment_of, share_of
+from kernels.conv_wgrad.hopper.tma import Matrix
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
 from tests.tensors import relative_error
@@ -51,7 +53,7 @@ def tiles(**options):
     def says(package, kernel, key, device):
         if kernel == "sum":
             return configs.table_says(package, kernel, key, device)
-        return SMALL | {"GROUPS": int(key[0])} | options
+        return SMALL | THREE | options
 
     with configs.instead(says):
         yield
@@ -61,10 +63,13 @@ def tiles(**options):
 def shared_out(splits, per):
     """Within this every tile is cut into this many splits of ``per`` blocks, and its rest is shared end to end."""
 
-    def cut(tiles, blocks, block, programs, split_k=None):
-        return tma.Work(tiles, blocks, splits, per)
+    share = tma.share
 
-    with mock.patch.object(tma, "share_out", cut):
+    def cut(*given):
+        found = share(*given)
+        return dataclasses.replace(found, work=tma.Work(found.work.tiles, found.work.blocks, splits, per))
+
+    with mock.patch.object(tma, "share", cut):
         clear_caches()
         yield
     clear_caches()
@@ -85,7 +90,7 @@ def launched(x, dy, g, work, out=None, processors=132, **model):
     options = SMALL | {"GROUPS": 2, **model.pop("options", {})}
     shares = tma.Shares(options, work, 1.0)
     tiles, blocks, _ = tma.tiled(g, options)
-    assert (tiles, blocks) == (getattr(work, "full", 0) + work.tiles, work.blocks), (tiles, blocks)
+    assert (tiles, blocks) == (work.tiles, work.blocks), (tiles, blocks)
     size = lambda shape: shape if isinstance(shape[0], int) else shape[0]  # noqa: E731
     empty = lambda *shape, dtype=None, device=None: torch.full(size(shape), float("nan"), dtype=dtype)  # noqa: E731
     with mock.patch.object(tma, "multiprocessors", lambda device: processors):
@@ -135,13 +140,20 @@ def assert_found(backend, finding, **options):
         assert any(text in one and barrier in one for one in found), f"{schedule}: {result}"
 
 
+def in_units(g):
+    """``(options, Matrix)`` of a geometry: the options that Hopper's kernel is compiled with beside its tile's."""
+    unit = hopper.unit_of(g.Ci)
+    known = {"POINTWISE": g.pointwise, "UNIT": unit, "ALIGNED": tma.is_aligned_to_tma(g)}
+    return known, Matrix(g.Co, g.Ci // unit, g.R * g.S, g.columns // unit)
+
+
 @gluon.jit
 def cover(blocks_seen, slots_seen, work, slots):
     """How often a program's shares meet every block of every tile, and every slot."""
     for item in range(gl.program_id(0), work.items, work.programs):
         position, end, length, first = share_of(item, work)
         while position < end:
-            tile, block, n, slot = segment_of(position, end, length, first, work.per)
+            tile, block, n, slot = segment_of(position, end, length, first, work)
             for i in range(n):
                 gl.atomic_add(blocks_seen + tile * work.blocks + block + i, 1)
             gl.atomic_add(slots_seen + tile * slots + slot, 1)

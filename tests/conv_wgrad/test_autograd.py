@@ -5,13 +5,8 @@ import torch
 
 from kernels import runtime
 from kernels.conv_wgrad import Conv2d, conv2d, conv2d_bias_grad, conv2d_wgrad
-from kernels.conv_wgrad.operator import (
-    _bias_grad,
-    _bias_grad_into,
-    _wgrad,
-    _wgrad_into,
-    convolve,
-)
+from kernels.conv_wgrad.convolution import convolve
+from kernels.conv_wgrad.operator import _bias_grad, _bias_grad_into, _wgrad, _wgrad_into
 from kernels.conv_wgrad.reference import conv2d_reference
 from tests.conv_wgrad import cases
 from tests.conv_wgrad.test_against_reference import GEOMETRIES

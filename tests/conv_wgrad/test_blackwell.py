@@ -9,8 +9,8 @@ from kernels import runtime
 from kernels.conv_wgrad import blackwell, conv2d_wgrad, operator
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.loads import Matrix, Window
-from kernels.conv_wgrad.hopper.work import Schedule
+from kernels.conv_wgrad.hopper.tma import Matrix, Schedule, Tile, Window
+from kernels.conv_wgrad.portable import compiled_for
 
 if not runtime.interpreted:
     pytest.skip("the model and the compiler's report are for the CPU", allow_module_level=True)
@@ -99,13 +99,13 @@ def test_the_model_finds_planted_faults(monkeypatch, name):
 def test_W9_the_epilogue_is_split_and_nothing_spills(Ci, Co, R, dtype):
     """The published kernel brings 128 x 256 sums to registers at once: 255 registers a thread and 656 bytes of stack."""
     x, dy, g = cases.problem((2, 32, 32, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
-    options = tma.share("blackwell", g, x.device).options
+    options = tma.share("blackwell", operator.problem_of(x, dy, g)).options
     tile = options["BLOCK_N"]
     compiled = compile_report(
         blackwell.wgrad_blackwell_kernel,
-        *tma.descriptors(x, dy, g, options), dtype,
+        *tma.descriptors(tma.aligned(x), tma.aligned(dy), g, options), dtype,
         Schedule(*[7] * 7), Window(*[7] * 12), Matrix(Co, Ci, R * R, g.columns),
-        arch=100, **tma.tile_of(options, POINTWISE=R == 1, SLICE=blackwell.slice_of(options)), num_warps=4,
+        arch=100, **compiled_for(Tile, options | {"POINTWISE": R == 1, "SLICE": min(32, tile)}), num_warps=4,
     )  # fmt: skip
     assert compiled.spill_bytes == 0 and compiled.shared_bytes <= 227 * 1024, str(compiled)
     assert compiled.count("UTCHMMA") == options["GROUPS"] * options["BLOCK_K"] // 16
@@ -117,8 +117,11 @@ def test_W9_the_epilogue_is_split_and_nothing_spills(Ci, Co, R, dtype):
     assert re.search(r"setmaxnreg.dec.sync.aligned.u32 \t48;", compiled.ptx)
 
 
-def test_auto_passes_over_what_has_not_run_on_a_gpu():
+def test_auto_passes_over_what_has_not_run_on_a_gpu(monkeypatch):
     x, dy, g = cases.problem((1, 5, 5, 64), 64, 3, 3, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="backend is 'blackwell', needs another here: the GPU is not"):
         conv2d_wgrad(x, dy, 3, 3, backend="blackwell")
-    assert 'backend="blackwell"' in blackwell.cost(operator.problem_of(x, dy, g)).because
+    monkeypatch.setattr(blackwell, "is_cuda_architecture", lambda *given: True)
+    said = conv2d_wgrad.explain(x, dy, 3, 3)
+    assert said.startswith("triton: ") and 'to be asked for: backend="blackwell"' in said
+    assert conv2d_wgrad.explain(x, dy, 3, 3, backend="blackwell").startswith("blackwell: ")

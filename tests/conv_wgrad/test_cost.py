@@ -13,7 +13,7 @@ from benchmarks.populations import candidates, fit
 from kernels.common import configs
 from kernels.common.gluon import has_clusters
 from kernels.common.operator import clear_caches
-from kernels.conv_wgrad import conv2d_wgrad, cost, operator, portable, tiling
+from kernels.conv_wgrad import conv2d_wgrad, cost, operator, portable
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
@@ -22,6 +22,8 @@ from tests.conv_wgrad import cases
 GPU = "NVIDIA H200"
 COSTS = cost.costs_of({"COSTS": GPU})
 TILE = {"busy": 0.5, "alone": 0.5}
+NARROW = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"), (128, 64, 64, 3, 5), strict=True))
+WIDE = NARROW | {"BLOCK_M": 256, "num_ctas": 2}
 LOAD = cost.Load(items=132, per=100, held=1, slots=1, numel=10_000, bytes=1_000_000)
 GEOMETRIES = {  # N, Ci, Co, H = W, R = S, stride, padding, groups
     "3x3": (64, 256, 256, 14, 3, 1, 1, 1), "1x1": (64, 512, 2048, 7, 1, 1, 0, 1), "stride": (64, 96, 80, 28, 3, 2, 1, 1),
@@ -78,7 +80,7 @@ def test_the_plan_is_the_candidate_that_is_predicted_to_be_the_fastest(on_an_h20
     assert lines[0] == "predicted:" and times == sorted(times) and lines[1].startswith(f"  {chosen.backend} ")
     best = cost.cheapest({"hopper": hopper, "triton": portable}[chosen.backend].candidates(chosen.equivalent.problem))
     assert f"{best.time:.1f}" == f"{times[0]:.1f}"
-    assert all(f"{key} {value}" in str(plan) for key, value in best.options.items())
+    assert all(f"{key} {value}" in plan.text for key, value in best.options.items())
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -94,7 +96,7 @@ def test_a_split_that_is_asked_for_is_kept(on_an_h200, name):
 def test_hopper_has_a_tile_for_everything_that_tma_can_bring(on_an_h200, name):
     problem = problem_of(GEOMETRIES[name])
     if tma.unfit(problem.g, problem.dtype) is None:
-        options = tma.share(hopper.kernel_of(problem.g), problem.g, problem.device).options
+        options = tma.share("hopper", problem).options
         assert options["GROUPS"] == 2 or problem.g.Ci % 2 == 0
 
 
@@ -110,46 +112,9 @@ def test_nothing_to_sum_is_no_candidate(on_an_h200):
     assert torch.equal(conv2d_wgrad(x.bfloat16(), dy.bfloat16(), 1, 1), torch.zeros(16, 1, 1, 8).bfloat16())
 
 
-FIX_UP = tma.FixUp(60, 98, 2, 49, 132, 1)  # a round of whole tiles, then 60 tiles in two splits each
-NARROW = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"), (128, 64, 64, 3, 5), strict=True))
-
-
-def time_of_joined(work, **other):
-    load = tma.load_of(benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1)), NARROW, work)
-    return cost.predicted(COSTS, "hopper", TILE | {"handed": 2.0}, load._replace(**other))
-
-
-def test_joining_costs_what_is_handed_over_and_a_round_of_whole_tiles_before_it():
-    alone = tma.load_of(benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1)), NARROW, FIX_UP)
-    assert (alone.items, alone.per, alone.rounds, alone.whole, alone.slots) == (120, 49, 1, 98, 1)
-    assert alone.hands == 2  # the one that is added, until it is stored and until it is loaded: all shares end at once
-    ends_apart = tma.load_of(
-        benchmark.geometry_of((128, 512, 512, 14, 3, 1, 1, 1)), NARROW, tma.FixUp(96, 98, 1, 72, 132)
-    )
-    assert ends_apart.hands == 2 < ends_apart.segments  # the rest of a tile may lie in two shares
-    assert time_of_joined(FIX_UP, hands=3) == pytest.approx(time_of_joined(FIX_UP) + 2.0)
-    assert time_of_joined(FIX_UP, rounds=0) < time_of_joined(FIX_UP) < time_of_joined(FIX_UP, rounds=2)
-
-
-def test_shares_abreast_read_less_of_what_is_apart(monkeypatch):
-    monkeypatch.setitem(COSTS, "abreast", COSTS["apart"] / 2)
-    load = LOAD._replace(apart=10**8)
-    more = lambda **how: cost.predicted(COSTS, "hopper", TILE | {"handed": 0.0}, load._replace(**how))  # noqa: E731
-    assert more(hands=1) - COSTS["join"] < more()
-
-
-@pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
-@pytest.mark.parametrize("geometry", [(128, 512, 1024, 14, 3, 2, 1, 1), (256, 512, 2048, 7, 1, 1, 0, 1)])
-def test_joining_is_chosen_where_an_h200_was_faster_so(on_an_h200, monkeypatch, geometry):
-    """8 % faster and 4 % slower there, than the fastest that a second launch adds."""
-    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
-    _, plan = planned(problem_of(geometry))
-    assert ("stream-K fix-up" in str(plan)) == (geometry[4] == 3)
-
-
 @pytest.mark.skipif(hopper.gluon is None, reason="Gluon came with Triton 3.8")
 @pytest.mark.parametrize("geometry", [(128, 512, 1024, 14, 3, 2, 1, 1), (32, 384, 512, 28, 2, 2, 0, 1)], ids=str)
-def test_explain_says_what_runs_where_joined_sums_cannot_go(on_an_h200, monkeypatch, geometry):
+def test_explain_says_what_runs_whatever_the_sum_goes_to(on_an_h200, monkeypatch, geometry):
     """Of a sum to add to, or of one that does not lie side by side."""
     monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
     g = benchmark.geometry_of(geometry)
@@ -157,38 +122,24 @@ def test_explain_says_what_runs_where_joined_sums_cannot_go(on_an_h200, monkeypa
         torch.empty(shape, dtype=torch.bfloat16) for shape in (g.input_shape, g.output_shape, g.weight_shape)
     )
     apart = torch.empty(g.Co, g.R, g.S, g.Ci + 8, dtype=torch.bfloat16)[..., : g.Ci]
-    fixed_up = []
     monkeypatch.setattr(operator, "sum_splits", lambda *given: None)
     for out, accumulate in [(None, False), (dense, False), (dense, True), (apart, False), (apart, True)]:
         more = {"stride": g.stride, "padding": g.padding, "out": out, "accumulate": accumulate, "backend": "hopper"}
         said = conv2d_wgrad.explain(x, dy, g.R, g.S, **more)
         with mock.patch.object(operator, "launch") as launched:
             conv2d_wgrad(x, dy, g.R, g.S, **more)
-        _, _, _, _, target, fix_up, *_ = launched.call_args.args
-        fixed_up.append(fix_up is not None)
-        assert ("stream-K fix-up" in said) == fixed_up[-1] and (target.ndim == 4) == fixed_up[-1]
-    assert fixed_up == [True, True, False, True, True]
-
-
-def test_a_tile_that_joining_was_not_measured_of_joins_nothing():
-    g = benchmark.geometry_of((128, 512, 1024, 14, 3, 2, 1, 1))
-    tile = NARROW | {"busy": 0.4, "alone": 0.4}
-    fixes_up = lambda tile: any(c.work.fixed_up for cuts in tma.considered(g, COSTS, [tile]) for c in cuts)  # noqa: E731
-    assert fixes_up(tile | {"handed": 2.0}) and not fixes_up(tile)
-
-
-@pytest.mark.parametrize("channels, fixed_up", [(512, True), (508, False)])
-def test_channels_that_begin_anywhere_fix_nothing_up(channels, fixed_up):
-    g = benchmark.geometry_of((128, channels, 512, 14, 3, 1, 1, 1))
-    found = tma.considered(g, COSTS, COSTS["tiles"][tma.tiles_for(g)])
-    assert any(c.work.fixed_up for cuts in found for c in cuts) == fixed_up
+        _, _, _, _, target, schedule, *_ = launched.call_args.args
+        splits = schedule.whole // schedule.tiles
+        end_to_end = schedule.blocks > splits * schedule.per
+        assert f"; {schedule.tiles} tiles, split-K {splits}{', the rests end to end' * end_to_end}; " in said
+        assert target.shape[:-4] in {torch.Size([splits + n]) for n in ((1, 2) if end_to_end else (0,))}
 
 
 def test_a_gpu_without_costs_goes_by_the_table():
     problem = problem_of(GEOMETRIES["3x3"])
     with configs.instead(cases.table_of("any GPU")):
         assert portable.candidates(problem) == [] == operator.predicted(problem)
-        assert "BLOCK_M 128" in str(planned(problem, "triton")[1])
+        assert "BLOCK_M 128" in planned(problem, "triton")[1].text
 
 
 def test_every_gpu_that_the_table_names_has_costs_and_the_file_is_as_the_fit_writes_it():
@@ -199,13 +150,13 @@ def test_every_gpu_that_the_table_names_has_costs_and_the_file_is_as_the_fit_wri
         for kernel in own.values() for line in kernel.values() if "COSTS" in line
     }  # fmt: skip
     text = fit.PATH.read_text()
-    assert named == cost.unpacked(text).keys() and fit.dump(cost.unpacked(text)) == text
+    assert named == json.loads(text).keys() and fit.dump(json.loads(text)) == text
 
 
 def test_the_fit_finds_the_costs_that_times_were_made_from():
     """Times of a machine that is exactly as the model says."""
     truth = {
-        "launch": 4.0, "bandwidth": 4e6, "overlap": 2.0, "apart": 0.3, "uneven": 1.1,
+        "launch": 4.0, "bandwidth": 4e6, "apart": 0.3, "uneven": 1.1,
         "next": 1.3, "copies": 4e5, "transposed": 2.5e5, "astray": 0.2,
         "sum": 2.0, "turn": 0.5, "partials": 5e6, "multiprocessors": 132,
         "start": {"product": 1.5, "hopper": 3.0, "depthwise": 2.0},
@@ -225,34 +176,15 @@ def test_the_fit_finds_the_costs_that_times_were_made_from():
     assert fit.geometric_mean([ratio for _, ratio in fit.quality(found, points)]) > 0.99
 
 
-def test_the_fit_finds_what_joining_takes_on_a_day_when_a_gpu_was_slow():
-    """Whatever a row's other candidates took longer than predicted, what is fixed up took longer, too."""
-    key = ("hopper rows", json.dumps(NARROW))
-    truth = COSTS | {"join": 3.0, "abreast": 0.2, "tiles": {key: {"busy": 0.4, "alone": 0.4, "handed": 3.0}}}
-    points = []
-    for row, (apart, slower) in enumerate(itertools.product((0, 3 * 10**8, 10**9), (1.0, 1.1))):
-        for hands in range(9):
-            load = LOAD._replace(apart=apart, hands=hands)
-            time = slower * cost.predicted(truth, "hopper", truth["tiles"][key], load)
-            points.append(candidates.Point(row, *key, load, time))
-    known = {name: value for name, value in truth.items() if name not in ("join", "abreast")}
-    found = fit.fit_joined(known | {"tiles": {key: {"busy": 0.4, "alone": 0.4}}}, points)
-    assert max(abs(math.log(fit.time_of(found, p) / p.us)) for p in points if p.row % 2 == 0) < 0.04
-    assert 2.5 < found["tiles"][key]["handed"] < 3.5 and found["tiles"][key]["busy"] == 0.4
-    assert {name: found[name] for name in known if name != "tiles"} | {"tiles": 0} == known | {"tiles": 0}
-
-
 def test_the_fit_finds_what_pairs_take_beside_single_multiprocessors():
     """From rows on days when a GPU was slow, and nothing else is changed."""
-    kind, half = "hopper rows", NARROW
-    pair = NARROW | {"BLOCK_M": 2 * NARROW["BLOCK_M"], "num_ctas": 2}
-    own = {(kind, json.dumps(half)): {"busy": 0.4, "alone": 0.4, "handed": 3.0}}
-    known = COSTS | {"join": 3.0, "abreast": 0.2, "tiles": own}
-    times = {"busy": 0.5, "alone": 0.45, "handed": 2.0}
+    kind, half, pair = "hopper rows", NARROW, WIDE
+    known = COSTS | {"tiles": {(kind, json.dumps(half)): {"busy": 0.4, "alone": 0.4}}}
+    times = {"busy": 0.5, "alone": 0.45}
     points = []
     for row, (per, slower) in enumerate(itertools.product((20, 90, 300), (1.0, 1.2))):
-        for hands, items in itertools.product((0, 2, 5), (60, 66, 120)):
-            load = LOAD._replace(per=per, hands=hands, items=items)
+        for items in (60, 66, 120):
+            load = LOAD._replace(per=per, items=items)
             for tile, own in ((half, known["tiles"][kind, json.dumps(half)]), (pair, times)):
                 time = slower * cost.predicted(known, "hopper", tile | own, load)
                 points.append(candidates.Point(row, kind, json.dumps(tile), load, time))
@@ -267,16 +199,16 @@ def test_the_fit_finds_what_pairs_take_beside_single_multiprocessors():
 @pytest.mark.parametrize(("channels", "pairs"), [(1512, True), (1536, False)])
 def test_pairs_are_chosen_where_they_are_surely_faster(on_an_h200, monkeypatch, channels, pairs):
     problem = problem_of((128, channels, channels, 7, 1, 1, 0, 1))
-    assert ("num_ctas 2" in str(planned(problem)[1])) == pairs
+    assert ("num_ctas 2" in planned(problem)[1].text) == pairs
     monkeypatch.setattr(tma, "SURE", 1.5)
     clear_caches()
-    assert "num_ctas" not in str(planned(problem)[1])
+    assert "num_ctas" not in planned(problem)[1].text
 
 
 def test_no_pairs_where_gluon_has_none(on_an_h200, monkeypatch):
     monkeypatch.setattr(tma, "has_clusters", lambda: False)
     clear_caches()
-    assert "num_ctas" not in str(planned(problem_of((128, 1512, 1512, 7, 1, 1, 0, 1)))[1])
+    assert "num_ctas" not in planned(problem_of((128, 1512, 1512, 7, 1, 1, 0, 1)))[1].text
 
 
 def test_a_pair_is_two_multiprocessors():
@@ -287,19 +219,28 @@ def test_a_pair_is_two_multiprocessors():
 
 
 @pytest.mark.parametrize(
-    ("hands", "tiles", "message"),
+    ("measured", "tiles", "message"),
     [
-        ((3, 5), [NARROW], "points of row 0 are all new"),
-        ((0, 3), [], "points holds tile .*needs those of costs"),
+        ([WIDE, WIDE], [NARROW], "points of row 0 are all new"),
+        ([NARROW, WIDE], [], "points holds tile .*needs those of costs"),
     ],
 )
-def test_the_fit_of_what_joins_says_what_it_lacks(hands, tiles, message):
+def test_the_fit_of_pairs_says_what_it_lacks(measured, tiles, message):
     keys = [("hopper rows", json.dumps(tile)) for tile in tiles]
-    points = [candidates.Point(0, "hopper rows", json.dumps(NARROW), LOAD._replace(hands=n), 9.0) for n in hands]
+    points = [candidates.Point(0, "hopper rows", json.dumps(tile), LOAD, 9.0) for tile in measured]
     with pytest.raises(ValueError, match=message):
-        fit.fit_joined(COSTS | {"tiles": {key: {"busy": 0.4, "alone": 0.4} for key in keys}}, points)
+        fit.fit_pairs(COSTS | {"tiles": {key: {"busy": 0.4, "alone": 0.4} for key in keys}}, points)
     with pytest.raises(ValueError, match=r"values are \[\], needs positive numbers"):
         fit.geometric_mean([])
+
+
+def test_what_no_kernel_does_any_more_is_no_point_of_the_fit():
+    """Older records have candidates whose launch added its partial sums itself."""
+    layer = {"Ci": 64, "Co": 64, "H": 14, "W": 14, "R": 1, "S": 1, "groups": 1}
+    shape = {"N": 8} | layer | {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
+    timed = {"backend": "hopper", "turned": False, "options": NARROW, "plan": [1, 25, 5, 5], "off": 0.0, "ms": 0.01}
+    row = {"shape": shape, "models": ["named"], "candidates": [timed, timed | {"joined": [132, 0], "ms": 0.005}]}
+    assert [(p.us, p.load.slots) for p in candidates.points_of([row])] == [(10.0, 5)]
 
 
 def test_the_fit_sees_the_tuning_half_alone_and_knows_its_gpus(monkeypatch, tmp_path, capsys):
@@ -324,7 +265,7 @@ def test_the_choice_takes_no_longer_than_a_few_launches(on_an_h200):
 
 
 def test_geometries_of_the_test_are_of_every_kind():
-    kinds = {tiling.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
+    kinds = {portable.tiles_for(benchmark.geometry_of(case)) for case in GEOMETRIES.values()}
     products = {f"product {read}{how}" for read in ("", "unaligned ", "scalar ") for how in ("rows", "im2col")}
     assert kinds >= {"depthwise", *products}
     assert geometry((1, 1, 1, 8), 8, 1, 1).pointwise

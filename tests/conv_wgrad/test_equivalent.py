@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kernels.conv_wgrad import conv2d_wgrad, operator, portable
-from kernels.conv_wgrad.equivalent import equivalents, patches_as_channels, turned
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import kernel as hopper
+from kernels.conv_wgrad.problem import equivalents, patches_as_channels, turned
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases
 from tests.tensors import relative_error

@@ -12,12 +12,12 @@ import torch
 
 from benchmarks import conv_wgrad as benchmark
 from kernels import runtime
-from kernels.conv_wgrad import conv2d_wgrad, operator, portable
+from kernels.conv_wgrad import conv2d_wgrad, operator
 from kernels.conv_wgrad.geometry import geometry
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.loads import Matrix, Window
-from kernels.conv_wgrad.hopper.work import Schedule
+from kernels.conv_wgrad.hopper.tma import Schedule, Tile, Window
+from kernels.conv_wgrad.portable import compiled_for
 
 if tma.unfit(geometry((1, 1, 1, 8), 8, 1, 1), torch.bfloat16):
     pytest.skip("Gluon's im2col copies need Triton 3.8", allow_module_level=True)
@@ -152,30 +152,30 @@ def test_the_assembler_mends_a_missing_wait_and_serialises_all_products(tmp_path
 
 # What the compiler makes of it.
 
-COMPILED = {  # input and output channels, filter, dtype of what is stored
-    "3 groups": (384, 384, 3, torch.float32),
-    "3 groups, one split": (384, 384, 3, torch.bfloat16),
-    "3 groups, 1x1": (384, 384, 1, torch.float32),
-    "short rows": (512, 512, 3, torch.float32),
-    "2 groups": (256, 256, 1, torch.float32),
-    "2 groups, odd channels": (101, 130, 3, torch.float32),
-    "2 groups, channels in fours": (100, 132, 3, torch.float32),
-    "narrow": (64, 64, 3, torch.float32),
+LONG, SHORT, PAIR = (128, 128, 32, 3, 6), (128, 128, 64, 3, 3), (128, 128, 64, 2, 4)
+COMPILED = {  # input and output channels, filter, dtype of what is stored; BLOCK_M, BLOCK_N, BLOCK_K, GROUPS, STAGES
+    "3 groups": (384, 384, 3, torch.float32, LONG),
+    "3 groups, one split": (384, 384, 3, torch.bfloat16, LONG),
+    "3 groups, 1x1": (384, 384, 1, torch.float32, LONG),
+    "short rows": (512, 512, 3, torch.float32, SHORT),
+    "2 groups": (256, 256, 1, torch.float32, PAIR),
+    "2 groups, odd channels": (101, 130, 3, torch.float32, PAIR),
+    "2 groups, channels in fours": (100, 132, 3, torch.float32, PAIR),
+    "narrow": (64, 64, 3, torch.float32, (64, 64, 32, 3, 6)),
 }
 
 
 def report(name):
-    Ci, Co, R, dtype = COMPILED[name]
+    Ci, Co, R, dtype, tile = COMPILED[name]
     size = 16 if name == "short rows" else 32
     x, dy, g = cases.problem((2, size, size, Ci), Co, R, R, padding=R // 2, dtype=torch.bfloat16)
-    options = tma.share("hopper", g, x.device).options
-    assert options["GROUPS"] == (2 if "2 groups" in name else 3)
-    known, matrix = hopper.in_units(Matrix(Co, Ci, R * R, g.columns))
+    options = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUPS", "STAGES"), tile, strict=True))
+    known, matrix = on_model.in_units(g)
     return options, compile_report(
         hopper.wgrad_hopper_kernel,
-        *tma.descriptors(x, dy, g, options), dtype, None,
+        *tma.descriptors(tma.aligned(x), tma.aligned(dy), g, options), dtype,
         Schedule(*[7] * 7), Window(*[7] * 12), matrix,
-        arch=90, **tma.tile_of(options, POINTWISE=R == 1, **known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
+        arch=90, **compiled_for(Tile, options | known), num_warps=4, maxnreg=hopper.REGISTERS[options["GROUPS"]],
     )  # fmt: skip
 
 
@@ -237,51 +237,18 @@ def test_a_cpu_is_no_hopper_and_auto_says_so():
     assert "not hopper: the GPU is not a Hopper" in conv2d_wgrad.explain(x, dy, 3, 3).splitlines()
 
 
-def test_copies_are_announced():
+def test_copies_are_announced(monkeypatch):
     """5 channels of 2 bytes are no 16; 8 are. A window of an image is read where it is."""
+    monkeypatch.setattr(hopper, "is_cuda_architecture", lambda *given: True)
+    said = lambda x, dy: [  # noqa: E731
+        line for line in conv2d_wgrad.explain(x, dy, 3, 3, backend="hopper").splitlines() if "copies" in line
+    ]
+    why = "not adjacent channels and pixels a multiple of 16 bytes apart"
     x, dy, _ = cases.problem((2, 6, 6, 5), 8, 3, 3, dtype=torch.bfloat16)
-    (line,) = hopper.copies(x, dy)
-    assert line.startswith("copies input, 720 bytes: strides (180, 30, 5, 1)")
+    assert said(x, dy) == [f"copies input: strides (180, 30, 5, 1), {why}"]
     x, dy, _ = cases.problem((2, 6, 6, 8), 12, 3, 3, dtype=torch.bfloat16)
-    assert hopper.copies(x[:, 1:5], dy[:, :2])[0].startswith("copies grad_output, 384 bytes")
-    assert hopper.copies(x[:, 1:5], dy[..., :8].contiguous()) == []
-
-
-@pytest.fixture
-def on_a_hopper(monkeypatch):
-    """Backends plan by the table of a GPU that no costs were fitted for, with an H200's multiprocessors."""
-    cases.planned_for(monkeypatch, cases.table_of("any GPU"))
-    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
-
-
-def problem_of(case):
-    """The problem of a benchmark's case, of tensors without memory, on the CPU."""
-    g = benchmark.geometry_of(case)
-    x, dy = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (g.input_shape, g.output_shape))
-    return operator.problem_of(x, dy, g)._replace(device=torch.device("cpu"))
-
-
-PREFERRED = {  # N, Ci, Co, H = W, R = S, stride, padding, groups; why not Hopper's
-    "few channels": ((1, 3, 64, 9, 3, 1, 0, 1), "3 input and 64 output channels make its tiles small"),
-    "few channels on both sides": ((64, 64, 64, 56, 3, 1, 1, 1), "64 input and 64 output channels"),
-    "chunks that are not full": ((16, 96, 128, 64, 3, 1, 1, 1), "1.33 times the product, the portable kernel's 1.04"),
-    "a chunk for two groups": ((64, 64, 256, 56, 1, 1, 0, 1), "2.00 times the product, the portable kernel's 1.00"),
-    "short sums": ((64, 128, 128, 28, 3, 1, 1, 1), "sum 1152 pixels each"),
-}
-
-
-@pytest.mark.parametrize("name", PREFERRED)
-def test_auto_passes_over_tiles_that_do_not_pay(on_a_hopper, name):
-    """In each of these the portable kernel was faster, or as fast, on an H200."""
-    case, reason = PREFERRED[name]
-    problem = problem_of(case)
-    assert tma.unfit(problem.g, torch.bfloat16) is None
-    assert hopper.cost(problem).time > portable.cost(problem).time and reason in hopper.cost(problem).because
-
-
-@pytest.mark.parametrize("case", benchmark.CASES[:6], ids=benchmark.describe)
-def test_auto_takes_long_sums_of_full_tiles(on_a_hopper, case):
-    assert hopper.cost(problem_of(case)).time <= portable.cost(problem_of(case)).time
+    assert said(x[:, 1:5], dy[:, :2]) == [f"copies grad_output: strides (192, 48, 12, 1), {why}"]
+    assert said(x[:, 1:5], dy[:, :2, :, :8].contiguous()) == []
 
 
 @interpreted
@@ -299,9 +266,14 @@ def test_shares_cover_every_block_once_and_every_slot_at_most_once(tiles, blocks
 
 
 @pytest.mark.parametrize("tiles, blocks", [(27, 8192), (3, 8192), (12, 3136), (48, 784), (24, 1568), (3, 1024)])
-def test_no_program_has_much_more_than_its_share(tiles, blocks):
-    """Of 132 programs, with hardly more partial sums than programs."""
-    work = tma.share_out(tiles, blocks, 64, 132)
+def test_no_program_has_much_more_than_its_share(monkeypatch, tiles, blocks):
+    """Of 132 programs by a table without costs, with hardly more partial sums than programs."""
+    monkeypatch.setattr(tma, "multiprocessors", lambda device: 132)
+    x, dy = (torch.empty(1, 1, blocks * 16, C, dtype=torch.bfloat16, device="meta") for C in (32, 64 * tiles))
+    problem = operator.problem_of(x, dy, geometry(x.shape, 64 * tiles, 1, 1))._replace(device=torch.device("cpu"))
+    with on_model.tiles(GROUPS=2):
+        work = tma.share("hopper", problem).work
+    assert (work.tiles, work.blocks) == (tiles, blocks)
     waves = -(-work.items // 132)
     assert tiles * blocks / (132 * waves * work.per) > 0.9
     assert work.slots * tiles <= 132 + 2 * tiles

@@ -7,13 +7,12 @@ from kernels import runtime
 from kernels.common.gluon import has_clusters
 from kernels.conv_wgrad.hopper import kernel as hopper
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.work import FixUp, Work
+from kernels.conv_wgrad.hopper.tma import Work
 
 if not has_clusters():
     pytest.skip("clusters need Triton 3.9", allow_module_level=True)
 
 from kernels import gluon_model
-from kernels.conv_wgrad.hopper import fixup, loads
 from kernels.conv_wgrad.reference import conv2d_wgrad_reference
 from tests.conv_wgrad import cases, on_model
 from tests.conv_wgrad.on_model import GEOMETRIES, PAIR, SWEEP, THREE, TWO
@@ -61,23 +60,9 @@ def test_shares(splits, per):
     check(None, lambda tiles, blocks: Work(tiles, blocks, splits, per), processors=8)
 
 
-@pytest.mark.share(2)
-@pytest.mark.parametrize("splits, per", [(2, 7), (1, 8), (2, 5), (0, 20)])
-def test_joined(splits, per):
-    """Partial sums are left and added by both, after one of them has asked how the counter stands."""
-    check(None, lambda tiles, blocks: FixUp(tiles, blocks, splits, per, 66))
-
-
-@pytest.mark.parametrize("name", ["1x1", "odd channels", "stride 2"])
-def test_joined_geometries(name):
-    check(name, lambda tiles, blocks: FixUp(tiles, blocks, 1, max(1, 3 * blocks // 4), 66), THREE, torch.float16)
-
-
-@pytest.mark.parametrize("work", [Work, FixUp])
-def test_every_schedule_gives_the_same_bits_and_no_finding(work):
+def test_every_schedule_gives_the_same_bits_and_no_finding():
     """Shares of several tiles, pairs with several shares, rings that turn several times."""
-    more, how = ((66,), {}) if work is FixUp else ((), {"processors": 6})
-    dws = [check("dilation", lambda tiles, blocks: work(tiles, blocks, 1, 8, *more), **how, **one) for one in SWEEP]
+    dws = [check("dilation", lambda tiles, blocks: Work(tiles, blocks, 1, 8), processors=6, **one) for one in SWEEP]
     assert all(torch.equal(dw, dws[0]) for dw in dws)
 
 
@@ -94,12 +79,12 @@ EARLY = "barrier", "load_blocks of CTA 0", "sends bytes for phase 1 of ready[", 
 FAULTS = {  # module, function, old text, new text; then what each schedule finds some of, and all together: kind,
     # partition, parts of the text
     "the first overwrites the other's x": (
-        (loads, "load_blocks", WAIT, "pass"),
+        (hopper, "load_blocks", WAIT, "pass"),
         OVERWRITTEN,
         EARLY,
     ),
     "the parity of buffers that are not free": (
-        (loads, "load_blocks", WAIT, WAIT.replace("STAGES + 1", "STAGES")),
+        (hopper, "load_blocks", WAIT, WAIT.replace("STAGES + 1", "STAGES")),
         ("deadlock", "", "wait(ring.both", "both[0] has completed 0 phases; phase 0 lacks 4 of 4 arrivals"),
     ),
     "nobody says that x is free": (
@@ -126,11 +111,11 @@ FAULTS = {  # module, function, old text, new text; then what each schedule find
         EARLY,
     ),
     "dy's bytes alone are expected": (
-        (loads, "load_blocks", "dy_desc.nbytes_per_cta + GROUPS * x_desc.nbytes_per_cta", "dy_desc.nbytes_per_cta"),
+        (hopper, "load_blocks", "dy_desc.nbytes_per_cta + GROUPS * x_desc.nbytes_per_cta", "dy_desc.nbytes_per_cta"),
         ("byte count", "load_blocks", "mbarrier.expect", "ready["),
     ),
     "each brings x, and the second runs ahead": (
-        (loads, "load_blocks", f"{IM2COL}, multicast=PAIR", IM2COL),
+        (hopper, "load_blocks", f"{IM2COL}, multicast=PAIR", IM2COL),
         ("barrier", "multiply_blocks", "of CTA 1 arrives on both[", "without knowing that phase"),
     ),
 }  # fmt: skip
@@ -161,16 +146,6 @@ def is_of(finding, kind, partition, *parts):
     return (
         finding.kind == kind and finding.partition.startswith(partition) and all(part in str(finding) for part in parts)
     )
-
-
-@pytest.mark.parametrize("function, old", [("leave_chunk", '"release"'), ("add_chunks", '"acquire"')])
-def test_what_the_second_left_is_released_and_acquired_by_the_first(monkeypatch, function, old):
-    on_model.plant(monkeypatch, hopper, KERNEL, fixup, function, old, '"relaxed"')
-    x, dy, g = cases.problem((2, 9, 8, 24), 200, 3, 3, dtype=torch.bfloat16)
-    tiles, blocks, _ = tma.tiled(g, on_model.SMALL | PAIR | TWO)
-    _, result = on_model.launched(x, dy, g, FixUp(tiles, blocks, 2, -(-blocks // 2), 66), options=PAIR | TWO)
-    races = [finding for finding in result.findings if finding.kind == "race"]
-    assert races and all(finding.partition.startswith("multiply_blocks") for finding in races), str(result)
 
 
 @pytest.mark.parametrize("wrong, needs", [

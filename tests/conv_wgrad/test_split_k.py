@@ -5,9 +5,9 @@ import torch
 
 from kernels import runtime
 from kernels.conv_wgrad import conv2d_wgrad
+from kernels.conv_wgrad.cost import choose_split, equal_splits
 from kernels.conv_wgrad.geometry import geometry, tile_waste
 from kernels.conv_wgrad.operator import sum_splits
-from kernels.conv_wgrad.split_k import choose_split, equal_splits
 from tests.conv_wgrad import cases
 
 

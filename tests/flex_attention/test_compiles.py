@@ -158,7 +158,7 @@ def test_other_tilings_of_the_forward_pass_compile(monkeypatch, way, name, N, D,
     """Three groups spill nothing where all tiles are whole, and else nothing in the loop; small programs have few registers,
     and read some of an item's numbers again in each tile. One BAR.SYNC is left in a loop."""
     forward = HOPPER[way]
-    monkeypatch.setattr("kernels.flex_attention.plan.WAYS", {way: forward})
+    monkeypatch.setattr("kernels.flex_attention.plan.FORWARD", {way: forward})
     monkeypatch.setattr(forward, "slower", lambda p: None)
     seen = launches(monkeypatch, name, D=D, M=N, N=N, warp_specialised=True)
     ((kernel, args, meta),) = [launch for launch in seen if launch[0].__name__ == "attention_forward_hopper_kernel"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kernels import runtime
 from kernels.flex_attention import mods
-from kernels.flex_attention.mods import extent, intervals
+from kernels.flex_attention.mods import extent
 from kernels.flex_attention.mods.bind import bind
 from kernels.flex_attention.mods.trace import trace
 
@@ -173,8 +173,8 @@ def test_numbers_that_change_keep_the_mod_and_move_the_ends():
 
 
 def test_classes():
-    exact, some = (lambda *ends: intervals.Span(*ends, True)), intervals.Span
+    exact, some = (lambda *ends: extent.Span(*ends, True)), extent.Span
     assert extent.rounded(exact(127, 0)) == (128, True) and extent.rounded(exact(128, 0)) == (256, True)
     assert extent.rounded(some(4095, 0)) == (4096, False) and extent.rounded(some(4096, 0)) == (extent.ONE_END, False)
     assert extent.rounded(exact(INF, 7)).keys == extent.ONE_END and extent.rounded(exact(INF, INF)) == extent.ENDLESS
-    assert extent.rounded(exact(-5, 2)).keys == extent.rounded(intervals.NONE).keys == 128  # no pair at all
+    assert extent.rounded(exact(-5, 2)).keys == extent.rounded(extent.NONE).keys == 128  # no pair at all

@@ -7,8 +7,9 @@ from kernels import runtime
 from kernels.common.operator import clear_caches
 from kernels.flex_attention import create_block_mask, flex_attention, mods, narrow, operator, problem
 from kernels.flex_attention.hopper import fit
-from kernels.flex_attention.hopper import forward as hopper_forward
+from kernels.flex_attention.hopper.forward import USUAL
 from kernels.flex_attention.mods.extent import ONE_END
+from kernels.flex_attention.plan import FORWARD, choose
 from tests.flex_attention import cases
 
 pytestmark = pytest.mark.skipif(not runtime.interpreted, reason="the table is the interpreter's")
@@ -160,7 +161,7 @@ def test_a_window_that_widens_changes_the_plan(monkeypatch):
     found = []
     for window in (30, 31, 32, 200, 33):
         mask = create_block_mask(mods.sliding_window(window), None, None, 256, 256, device=runtime.device)
-        found.append(narrow.is_narrow(cases.resolved(q, q, q, block_mask=mask)[0]))
+        found.append(narrow.reason_not(cases.resolved(q, q, q, block_mask=mask)[0]) is None)
     assert found == [True, True, True, False, True]
 
 
@@ -178,16 +179,17 @@ def test_a_window_that_widens_changes_the_plan(monkeypatch):
     ],
 )
 def test_the_choice(monkeypatch, mask, D, options, expected):
-    """Where the Hopper kernel could take the call it doesn't, and says so."""
+    """Where the Hopper kernel could take the call, too."""
     says(monkeypatch, WIDEST=1152, LONGEST=0)
     monkeypatch.setattr(fit, "unfit", lambda *_: None)
     q = torch.zeros(1, 1, 4096, D, device=runtime.device)
     if mask is not None:
         mask = create_block_mask(mask, None, None, 4096, 4096, device=runtime.device)
     p, _ = cases.resolved(q, q, q, block_mask=mask, options=options)
-    why = hopper_forward.USUAL.reason_not(p)
-    assert narrow.is_narrow(p) == expected == (why is not None and "few keys side by side" in why)
-    assert ("TRIM" in flex_attention.explain(q, q, q, block_mask=mask, kernel_options=options)) == expected
+    assert USUAL.reason_not(p) is None
+    assert (choose(FORWARD, p)[0] == "narrow") == expected
+    said = flex_attention.explain(q, q, q, block_mask=mask, kernel_options=options)
+    assert ("TRIM" in said) == ("attention_narrow_kernel), because the mask leaves a query few keys" in said) == expected
 
 
 def test_short_calls_with_an_end(monkeypatch):
@@ -198,7 +200,7 @@ def test_short_calls_with_an_end(monkeypatch):
         q = torch.zeros(1, 1, length, 64, device=runtime.device)
         mask = create_block_mask(mod, None, None, length, length, device=runtime.device)
         p = cases.resolved(q, q, q, block_mask=mask)[0]
-        found.append((p.extent.keys, narrow.is_narrow(p)))
+        found.append((p.extent.keys, narrow.reason_not(p) is None))
     assert found == [(ONE_END, True), (ONE_END, False), (0, False)]
 
 

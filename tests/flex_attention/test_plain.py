@@ -10,11 +10,10 @@ from kernels.flex_attention import (
     create_block_mask,
     flex_attention,
     mods,
-    narrow,
     plain,
+    plain_backward,
     plan,
     problem,
-    short,
 )
 from tests.flex_attention import cases
 
@@ -30,7 +29,6 @@ FASTER = {
         {"attention_forward_kernel"},
         {"M": 130, "N": 130},
     ),
-    "short": ({"backward_dkdv": {"SHORT": 140}}, set(), {"delta_kernel", "attention_dq_kernel"}, {"M": 50, "N": 41}),
     "stored_ds": (
         {"backward_dq_from_ds": {"WORKSPACE": 2**20}},
         {"dq_from_ds_kernel"},
@@ -54,11 +52,8 @@ def plain_only(monkeypatch):
     """From the call on nothing is faster."""
 
     def only():
-        table = problem.table_options
-        monkeypatch.setattr(plan, "WAYS", {"plain": plain})
-        monkeypatch.setattr(narrow, "is_narrow", lambda p: False)
-        monkeypatch.setattr(short, "fits", lambda p: False)
-        monkeypatch.setattr(problem, "table_options", lambda *of: table(*of) | {"WORKSPACE": 0})
+        monkeypatch.setattr(plan, "FORWARD", {"plain": plain})
+        monkeypatch.setattr(plan, "BACKWARD", {"recomputed": plain_backward})
         clear_caches()
 
     return only

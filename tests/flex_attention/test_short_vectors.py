@@ -99,7 +99,7 @@ def test_what_cannot_be_done_shows_the_line(mod, line, why):
     q = torch.randn(1, 1, M, 16, device=DEVICE)
     with pytest.raises(ModError, match=f"(?s){why}") as error:
         flex_attention(q, q, q, mod)
-    assert line in str(error.value) and "mods/vectors.py" not in str(error.value)
+    assert line in str(error.value) and "mods/scalars.py" not in str(error.value)
 
 
 LEARNED = LONGEST[:, :17].clone().requires_grad_()

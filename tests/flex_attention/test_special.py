@@ -5,24 +5,24 @@ import math
 import pytest
 import torch
 
-from kernels.flex_attention.mods import special
+from kernels.flex_attention.mods import scalars
 
 EDGES = torch.tensor([0.0, -0.0, 1.0, 2.0, 3.0, -1.0, -2.0, 88.0, -88.0, 1e4, 1e20, math.inf, -math.inf, math.nan])
 WIDE = torch.cat([torch.linspace(-9, 9, 4001), torch.logspace(-6, 4, 300), -torch.logspace(-6, 4, 300), EDGES])
 GAMMA = torch.cat([torch.linspace(-5.37, 12, 4001), torch.logspace(-6, 20, 300), EDGES])
 INSIDE = torch.cat([torch.linspace(-1, 1, 4001), 1 - torch.logspace(-6, -1, 100), torch.tensor([0.0, -0.0, 2.0, math.nan])])
 FUNCTIONS = {
-    "lgamma": (special.lgamma, torch.lgamma, GAMMA),
-    "digamma": (special.digamma, torch.digamma, GAMMA),
-    "trigamma": (lambda x: special.polygamma(1, x), lambda x: torch.polygamma(1, x), GAMMA[GAMMA > 0]),
-    "erfinv": (special.erfinv, torch.erfinv, INSIDE),
-    "erfcx": (special.erfcx, torch.special.erfcx, WIDE),
-    "log_ndtr": (special.log_ndtr, torch.special.log_ndtr, WIDE),
-    "i0": (special._bessel(0, scaled=False), torch.i0, WIDE),
-    "i0e": (special._bessel(0, scaled=True), torch.special.i0e, WIDE),
-    "i1": (special._bessel(1, scaled=False), torch.special.i1, WIDE),
-    "i1e": (special._bessel(1, scaled=True), torch.special.i1e, WIDE),
-    "angle": (special.angle, torch.angle, WIDE),
+    "lgamma": (scalars.lgamma, torch.lgamma, GAMMA),
+    "digamma": (scalars.digamma, torch.digamma, GAMMA),
+    "trigamma": (lambda x: scalars.polygamma(1, x), lambda x: torch.polygamma(1, x), GAMMA[GAMMA > 0]),
+    "erfinv": (scalars.erfinv, torch.erfinv, INSIDE),
+    "erfcx": (scalars.erfcx, torch.special.erfcx, WIDE),
+    "log_ndtr": (scalars.log_ndtr, torch.special.log_ndtr, WIDE),
+    "i0": (scalars._bessel(0, scaled=False), torch.i0, WIDE),
+    "i0e": (scalars._bessel(0, scaled=True), torch.special.i0e, WIDE),
+    "i1": (scalars._bessel(1, scaled=False), torch.special.i1, WIDE),
+    "i1e": (scalars._bessel(1, scaled=True), torch.special.i1e, WIDE),
+    "angle": (scalars.angle, torch.angle, WIDE),
 }
 
 
@@ -35,5 +35,5 @@ def test_values(name):
 
 
 def test_of_a_whole_tensor_torch_computes_them():
-    for decomposition in special.DECOMPOSITIONS.values():
+    for decomposition in scalars.DECOMPOSITIONS.values():
         assert decomposition(torch.zeros(3)) is NotImplemented

@@ -8,7 +8,7 @@ import torch
 from kernels import runtime
 from kernels.common import configs
 from kernels.common.operator import Layout
-from kernels.recurrent_attention.chunk import cut, launches
+from kernels.recurrent_attention.chunk import launches
 from kernels.recurrent_attention.problem import Gates, Problem
 from tests.recurrent_attention import cases
 
@@ -16,7 +16,7 @@ from tests.recurrent_attention import cases
 @pytest.fixture
 def h200(monkeypatch):
     """Within, plans are those of an H200."""
-    monkeypatch.setattr(cut, "runtime", types.SimpleNamespace(interpreted=False))  # bfloat16 is computed as such
+    monkeypatch.setattr(launches, "runtime", types.SimpleNamespace(interpreted=False))  # bfloat16 is computed as such
     with configs.instead(lambda package, kernel, key, device: configs.of_gpu(("NVIDIA H200",), package, kernel, key)):
         yield
 
@@ -46,7 +46,7 @@ LAYERS = {  # forward: tokens in a chunk, whether states are stored, runs, tile 
 def test_a_layer_is_cut_as_measured(h200, layer):
     of, (C, stored, runs, loop, outputs) = LAYERS[layer]
     asked = problem(*of)
-    ahead, back = cut.cut(asked), cut.cut(asked, asked.v)
+    ahead, back = launches.cut(asked), launches.cut(asked, asked.v)
     tile = lambda kernel: (ahead.options(kernel)["TILE"].BLOCK_K, ahead.options(kernel)["TILE"].BLOCK_V)  # noqa: E731
     assert (ahead.C, ahead.stored, back.C) == (C, stored, 64)
     assert ahead.runs == runs  # packed, each sequence may end within a run of its own
@@ -58,12 +58,18 @@ def test_a_layer_is_cut_as_measured(h200, layer):
 
 def test_a_line_s_other_cases(monkeypatch):
     few, wide = {"loops": 8, "BLOCK_K": 16, "BLOCK_V": 16, "w": 3}, {"BLOCK_K": 32, "BLOCK_V": 64, "w": 2}
-    line = {"BLOCK_K": 32, "BLOCK_V": 32, "w": 1, "WIDER_V": wide, "C128": {"BLOCK_K": 64, "BLOCK_V": 64, "w": 4, "FEW": few}}
+    line = {
+        "BLOCK_K": 32,
+        "BLOCK_V": 32,
+        "w": 1,
+        "WIDER_V": wide,
+        "C128": {"BLOCK_K": 64, "BLOCK_V": 64, "w": 4, "FEW": few},
+    }
     with cases.configured(chunk_states=line):
-        options = lambda C, K, V, n: cut.table_options("chunk_states", "K64 32-bit", runtime.device, C, (K, V), n)  # noqa: E731
+        options = lambda C, K, V, n: launches.table_options("chunk_states", "K64 32-bit", runtime.device, C, (K, V), n)  # noqa: E731
         said = lambda *of: options(*of)["w"]  # noqa: E731
         assert said(64, 64, 64, 1) == 1 and said(64, 64, 65, 1) == 2
         assert said(128, 64, 64, 8) == 4 and said(128, 64, 64, 7) == 3 and said(128, 64, 65, 4) == 4
     with cases.configured(chunk_states=wide):
-        smaller = cut.table_options("chunk_states", "K64 32-bit", runtime.device, 64, (24, 100), 1)
+        smaller = launches.table_options("chunk_states", "K64 32-bit", runtime.device, 64, (24, 100), 1)
     assert (smaller["BLOCK_K"], smaller["BLOCK_V"]) == (32, 64)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels import runtime
-from kernels.recurrent_attention.chunk.levels import over_its_unit
+from kernels.recurrent_attention.chunk.decays import over_its_unit
 from tests.recurrent_attention import cases
 
 

@@ -113,3 +113,19 @@ def test_a_scale_that_changes_costs_a_graph_each_as_torchs_own_attention_does():
         lambda scale: sdpa(q, k, v, scale=scale)
     )
     assert graphs(lambda scale: recurrent_attention(q * scale, k, v, scale=1)[0]) == 2
+
+
+@pytest.mark.parametrize("gate", ["g", "gk"])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_length_that_only_the_data_say_is_compiled_and_may_be_0(gate):
+    def of_chosen(x, chosen):
+        q = x[torch.nonzero(chosen).flatten()][None]
+        gates = {gate: -q.abs() if gate == "gk" else -q.abs().sum(-1)}
+        return recurrent_attention(q, q, q, **gates, mode="chunk", output_final_state=True)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(of_chosen, fullgraph=True, backend="aot_eager")
+    x, even = torch.randn(40, 2, 16, device=runtime.device), torch.arange(40, device=runtime.device) % 2 == 0
+    for chosen in (even, even & ~even):
+        for got, want in zip(compiled(x, chosen), of_chosen(x, chosen), strict=True):
+            assert torch.equal(got, want)

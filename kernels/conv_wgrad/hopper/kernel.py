@@ -5,57 +5,164 @@
 
 All groups share a tile of dy; each has a chunk of its own, whose BLOCK_M x BLOCK_N sums fill its registers. dy lies in shared
 memory as it does in global memory, pixel by pixel, and the tensor cores read it transposed. Programs stay: while the groups
-store a tile, the next tile's blocks are on their way. ``blocks`` says which tiles and blocks are a program's.
+store a tile, the next tile's blocks are on their way. ``tma`` says what tiles, chunks and blocks are, and its ``Work`` how
+they are shared out.
 
 A program may be a pair of multiprocessors, a cluster: each has half of dy's tile, and both have the same chunks of x, which
 cross from the L2 cache once, by TMA's multicast. Its first may ask for x only when both have read what lies there.
 """
 
+from typing import Any, NamedTuple
+
 from kernels.common.gpu import is_cuda_architecture
 from kernels.common.operator import planned
 from kernels.conv_wgrad.hopper import tma
-from kernels.conv_wgrad.hopper.tma import copies, gluon
+from kernels.conv_wgrad.hopper.tma import Matrix, candidates, gluon
 from kernels.conv_wgrad.plain import common_unit
-from kernels.conv_wgrad.problem import Plan
 
-__all__ = ["copies", "cost", "plan", "reason_not"]
+__all__ = ["candidates", "plan", "reason_not"]
 
 VECTOR = 8  # sums that are known to lie beside each other, at most
 
 # Registers a thread that a program with 2 or 3 groups starts with: with its copying warp it takes 12 or 16 warps' place.
 REGISTERS = {2: 168, 3: 128}
 
+
+class Ring(NamedTuple):
+    """Buffers of dy and of a group's chunk of x in shared memory, and their barriers; both: in a pair of multiprocessors that
+    share x, of buffers that are free in both."""
+
+    dy: Any
+    x: Any
+    ready: Any
+    free: Any
+    both: Any
+
+
 if gluon is not None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
-
-    from kernels.conv_wgrad.hopper.fixup import add_chunks, fix_up_share_of, last_segment_of, leave_chunk, rank_of
-    from kernels.conv_wgrad.hopper.loads import Matrix, Ring, load_blocks, place_of, segment_of, share_of, store_chunk
+    from triton.experimental.gluon.language.nvidia.hopper import tma as copy
 
     @gluon.jit
-    def multiply_blocks(ring, out, fix_up, work, matrix, GROUP: gl.constexpr, T: gl.constexpr):
-        """A group of four warps: its chunk of every tile that this program has a share in.
+    def share_of(item, work):
+        """``(position, end, length, first)``: tiles of ``length`` blocks lie end to end, each begins with its tile's block
+        ``first``; the share is what lies at ``position`` ... ``end`` - 1."""
+        first = gl.minimum(item, work.whole) // work.tiles * work.per
+        if item < work.whole:
+            length = gl.minimum(work.per, work.blocks - first)
+            position = item % work.tiles * length
+            end = position + length
+        else:
+            length = work.blocks - first
+            position = (item - work.whole) * work.per
+            end = gl.minimum(position + work.per, work.tiles * length)
+        return position, end, length, first
 
-        fix_up: ``None``, or (partial sums, counters), both by tiles and groups: ``out`` is the sum, and no workspace.
+    @gluon.jit
+    def segment_of(position, end, length, first, work):
+        """``(tile, its first block here, how many, slot)`` of the tile at ``position``; slot: of the sum."""
+        tile = position // length
+        skipped = position - tile * length
+        n = gl.minimum(end - position, length - skipped)
+        return tile, first + skipped, n, first // work.per + (skipped > 0).to(gl.int32)
+
+    @gluon.jit
+    def load_blocks(dy_desc, x_desc, ring, work, window, T: gl.constexpr):
+        """The copying warp: every block of every share, into the ring's next buffers, as soon as they are free."""
+        PAIR: gl.constexpr = gl.num_ctas() == 2
+        GROUPS: gl.constexpr = T.GROUPS
+        STAGES: gl.constexpr = T.STAGES
+        BLOCK_K: gl.constexpr = T.BLOCK_K
+        count = 0
+        for item in range(gl.program_id(0), work.items, work.programs):
+            position, end, length, first = share_of(item, work)
+            while position < end:
+                tile, block, n, slot = segment_of(position, end, length, first, work)
+                o = gl.minimum(tile % work.tiles_m * T.BLOCK_M, window.last_o)
+                chunks = ()
+                for group in gl.static_range(GROUPS):
+                    chunk = tile // work.tiles_m * GROUPS + group
+                    tap = chunk % window.taps
+                    r = (tap // window.S * window.dil_h).to(gl.int16)
+                    s = (tap % window.S * window.dil_w).to(gl.int16)
+                    chunks = chunks + ((r, s, gl.minimum(chunk // window.taps * T.BLOCK_N, window.last_c)),)
+                for m in range(block * BLOCK_K, (block + n) * BLOCK_K, BLOCK_K):
+                    row = m // window.Q
+                    h = row % window.P * window.stride_h - window.top
+                    w = m % window.Q * window.stride_w - window.left
+                    stage = count % STAGES
+                    mbarrier.wait(ring.free.index(stage), (count // STAGES + 1) & 1)
+                    mbarrier.expect(ring.ready.index(stage), dy_desc.nbytes_per_cta + GROUPS * x_desc.nbytes_per_cta)
+                    copy.async_load(dy_desc, [m, o], ring.ready.index(stage), ring.dy.index(stage))
+                    if PAIR:  # only the pair's first waits here, and asks for what both are given
+                        mbarrier.wait(ring.both.index(stage), (count // STAGES + 1) & 1)
+                    for group in gl.static_range(GROUPS):
+                        r, s, c = chunks[group]
+                        buffer = ring.x.index(stage * GROUPS + group)
+                        if T.POINTWISE:
+                            copy.async_load(x_desc, [m, c], ring.ready.index(stage), buffer, multicast=PAIR)
+                        else:
+                            at = [row // window.P, h, w, c]
+                            copy.async_load_im2col(x_desc, at, [r, s], ring.ready.index(stage), buffer, multicast=PAIR)
+                    count += 1
+                position += n
+
+    @gluon.jit
+    def last_of(channels, BLOCK: gl.constexpr, ALIGNED: gl.constexpr):
+        """The channel that the last tile begins at: the first multiple of 8 from which it reaches the end. TMA stops the GPU
+        (an illegal instruction) where a copy does not begin at a multiple of 16 bytes. ALIGNED: channels are one, too."""
+        if ALIGNED:
+            return channels - BLOCK
+        else:
+            return (channels - BLOCK + 7) // 8 * 8
+
+    @gluon.jit
+    def within(first, last):
+        """The nearest to ``first`` of 0 ... ``last``, or 0: unlike a minimum, known to be a multiple of what both are."""
+        first = gl.where(first < last, first, last)
+        return gl.where(first > 0, first, 0)
+
+    @gluon.jit
+    def place_of(out, tile, group, slot, tiles_m, matrix, T: gl.constexpr):
+        """``(where, rows, columns)``: where in ``out`` [slots * Co, RSC] a group's chunk of a tile lies, and the rows and
+        columns (begin, end) of it that are its own.
+
+        The last tile lies inside like all others but for 7 channels, on some rows and columns of the one before it: TMA
+        takes half as long again for blocks of zeros as for values.
         """
+        own_o = tile % tiles_m * T.BLOCK_M
+        chunk = tile // tiles_m * T.GROUPS + group
+        own_c = chunk // matrix.taps * T.BLOCK_N
+        o = within(own_o, last_of(matrix.Co, T.BLOCK_M, T.ALIGNED))
+        c = within(own_c, last_of(matrix.Ci, T.BLOCK_N, T.ALIGNED))
+        where = out + (slot * matrix.Co + o).to(gl.int64) * matrix.columns + (chunk % matrix.taps * matrix.Ci + c)
+        return where, (own_o - o, matrix.Co - o), (own_c - c, matrix.Ci - c)
+
+    @gluon.jit
+    def store_chunk(values, where, rows, columns, step):
+        """Store sums from ``where`` on, in rows ``step`` elements apart, those of ``rows`` and ``columns`` (begin, end)."""
+        layout: gl.constexpr = values.type.layout
+        m = gl.expand_dims(gl.arange(0, values.shape[0], gl.SliceLayout(1, layout)), 1)
+        n = gl.expand_dims(gl.arange(0, values.shape[1], gl.SliceLayout(0, layout)), 0)
+        at = where + m.to(gl.int64) * step + n.to(gl.int64)
+        own = (m >= rows[0]) & (m < rows[1]) & (n >= columns[0]) & (n < columns[1])
+        gl.store(at, values.to(where.dtype.element_ty), mask=own)
+
+    @gluon.jit
+    def multiply_blocks(ring, out, work, matrix, GROUP: gl.constexpr, T: gl.constexpr):
+        """A group of four warps: its chunk of every tile that this program has a share in."""
         GROUPS: gl.constexpr = T.GROUPS
         STAGES: gl.constexpr = T.STAGES
         PAIR: gl.constexpr = gl.num_ctas() == 2
         cga: gl.constexpr = [[1, 0]] if PAIR else []
         layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, T.BLOCK_N, 16], cga)
-        FIX_UP: gl.constexpr = fix_up is not None
         count = 0
         for item in range(gl.program_id(0), work.items, work.programs):
-            if FIX_UP:
-                position, end, length, first = fix_up_share_of(item, work)
-            else:
-                position, end, length, first = share_of(item, work)
+            position, end, length, first = share_of(item, work)
             while position < end:
-                if FIX_UP:
-                    tile, block, n, cut = last_segment_of(item, position, end, length, first, work)
-                else:
-                    tile, block, n, slot = segment_of(position, end, length, first, work.per)
-                    where, rows, columns = place_of(out, tile, GROUP, slot, work.tiles_m, matrix, T)
+                tile, block, n, slot = segment_of(position, end, length, first, work)
+                where, rows, columns = place_of(out, tile, GROUP, slot, work.tiles_m, matrix, T)
                 acc = gl.zeros([T.BLOCK_M, T.BLOCK_N], gl.float32, layout)
                 for _block in range(n):
                     stage = count % STAGES
@@ -69,24 +176,12 @@ if gluon is not None:
                         mbarrier.arrive(ring.both.index(before), pred=count > 0)
                     count += 1
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-                if FIX_UP:
-                    rank, others = rank_of(item, cut, block, work)
-                    chunk, counter = cut * work.most * GROUPS + GROUP, fix_up[1] + cut * GROUPS + GROUP
-                    if rank < others:
-                        leave_chunk(acc, fix_up[0], counter, chunk + rank * GROUPS)
-                    else:
-                        acc = add_chunks(acc, fix_up[0], counter, chunk, GROUPS, others)
-                        place = place_of(out, tile, GROUP, 0, work.tiles_m, matrix, T)
-                        store_chunk(acc, place[0], place[1], place[2], matrix.columns)
-                    end -= n
-                else:
-                    store_chunk(acc, where, rows, columns, matrix.columns)
-                    position += n
+                store_chunk(acc, where, rows, columns, matrix.columns)
+                position += n
 
     @gluon.jit
-    def wgrad_hopper_kernel(dy_desc, x_desc, out, fix_up, work, window, matrix, T: gl.constexpr):
+    def wgrad_hopper_kernel(dy_desc, x_desc, out, work, window, matrix, T: gl.constexpr):
         """Every program takes shares of the work a grid apart, until there are none left."""
-        FIX_UP: gl.constexpr = fix_up is not None
         PAIR: gl.constexpr = gl.num_ctas() == 2
         matrix = Matrix(matrix.Co, matrix.Ci * T.UNIT, matrix.taps, matrix.columns * T.UNIT)
         dy_s = gl.allocate_shared_memory(dy_desc.dtype, [T.STAGES, T.BLOCK_K, T.BLOCK_M], dy_desc.layout)
@@ -106,10 +201,10 @@ if gluon is not None:
         if T.GROUPS == 3:
             gl.warp_specialize(
                 [
-                    (multiply_blocks, (ring, out, fix_up, work, matrix, 0, T)),
-                    (multiply_blocks, (ring, out, fix_up, work, matrix, 1, T)),
-                    (multiply_blocks, (ring, out, fix_up, work, matrix, 2, T)),
-                    (load_blocks, (dy_desc, x_desc, ring, work, window, T, FIX_UP)),
+                    (multiply_blocks, (ring, out, work, matrix, 0, T)),
+                    (multiply_blocks, (ring, out, work, matrix, 1, T)),
+                    (multiply_blocks, (ring, out, work, matrix, 2, T)),
+                    (load_blocks, (dy_desc, x_desc, ring, work, window, T)),
                 ],
                 [4, 4, 1],
                 [160, 160, 32],
@@ -117,9 +212,9 @@ if gluon is not None:
         else:
             gl.warp_specialize(
                 [
-                    (multiply_blocks, (ring, out, fix_up, work, matrix, 0, T)),
-                    (multiply_blocks, (ring, out, fix_up, work, matrix, 1, T)),
-                    (load_blocks, (dy_desc, x_desc, ring, work, window, T, FIX_UP)),
+                    (multiply_blocks, (ring, out, work, matrix, 0, T)),
+                    (multiply_blocks, (ring, out, work, matrix, 1, T)),
+                    (load_blocks, (dy_desc, x_desc, ring, work, window, T)),
                 ],
                 [4, 1],
                 [240, 32],
@@ -128,55 +223,23 @@ if gluon is not None:
 
 def reason_not(g, dtype, device):
     """Why this backend cannot compute a geometry's gradient, as text, or ``None``."""
-    if not is_cuda_architecture(device, 9):
-        return "the GPU is not a Hopper"
-    return tma.unfit(g, dtype)
-
-
-def cost(problem):
-    """The predicted time, in the unit of the portable backend's."""
-    return tma.cost(kernel_of(problem.g), problem)
-
-
-def candidates(problem):
-    """What the model of cost predicts, a ``Candidate`` for each tile; none where the GPU's table names no costs."""
-    return tma.candidates(kernel_of(problem.g), problem.g, problem.device, problem.split_k, problem.turned)
+    return tma.unfit(g, dtype) if is_cuda_architecture(device, 9) else "the GPU is not a Hopper"
 
 
 @planned
-def plan(problem, may_fix_up=True):
-    """The ``Plan`` of a problem, whatever the GPU is; ``may_fix_up``: whether the launch may add its partial sums itself."""
-    given = kernel_of(problem.g), problem.g, problem.device, problem.split_k, problem.turned
-    shares = tma.share(*given, may_fix_up)
-    if shares.fixed_up and shares.work.programs > tma.processors_of(problem.device, shares.options):
-        shares = tma.share(*given, may_fix_up=False)  # a part of the GPU that costs were fitted for
-    return plan_shares(problem, shares)
+def plan(problem):
+    """The ``Plan`` of a problem, whatever the GPU is."""
+    return plan_shares(problem, tma.share("hopper", problem))
 
 
 def plan_shares(problem, shares):
     """The ``Plan`` of ``Shares``."""
-    options = shares.options
-    work, window, matrix = tma.numbers_of(problem.g, problem.device, shares)
-    known, matrix = in_units(matrix)
-    meta = tma.tile_of(options, POINTWISE=tma.is_pointwise(problem), **known)
-    meta |= {"num_warps": 4, "maxnreg": REGISTERS[options["GROUPS"]]}
-    slots = 1 if shares.fixed_up else shares.work.slots
-    arguments = tma.arguments_of(problem.g, shares, with_fix_up=True)
-    numbers = work, window, matrix
-    return Plan(str(shares), wgrad_hopper_kernel, (work.programs,), numbers, meta, slots, arguments=arguments)
+    known = {"UNIT": unit_of(problem.g.Ci), "ALIGNED": tma.is_aligned_to_tma(problem.g)}
+    registers = REGISTERS[shares.options["GROUPS"]]
+    return tma.plan_of(wgrad_hopper_kernel, problem, shares, maxnreg=registers, **known)
 
 
-def kernel_of(g):
-    """The kernel's name in the table: on an H200 longer blocks were faster where rows have fewer than 32 pixels, shorter ones
-    elsewhere."""
-    return "hopper, short rows" if g.Q < 32 else "hopper"
-
-
-def in_units(matrix):
-    """``(UNIT and ALIGNED, matrix)``: input channels and columns in units of so many, 1 where the compiler sees by itself, at
-    a multiple of 16, that they are even: what it then knows of them takes fewer registers."""
-    Co, Ci, taps, columns = matrix
-    unit = 1 if Ci % 16 == 0 else common_unit(VECTOR, Ci)
-    return {"UNIT": unit, "ALIGNED": tma.is_aligned_to_tma(Co, Ci)}, matrix._replace(
-        Ci=Ci // unit, columns=columns // unit
-    )
+def unit_of(Ci):
+    """Input channels and columns are given in units of so many, 1 where the compiler sees by itself, at a multiple of 16,
+    that they are even: what it then knows of them takes fewer registers."""
+    return 1 if Ci % 16 == 0 else common_unit(VECTOR, Ci)

@@ -10,6 +10,7 @@ from kernels.common.descriptors import Descriptors
 from kernels.common.operator import launch
 from kernels.flex_attention import problem
 from kernels.flex_attention.hopper import backward_kernel, fit, scheduler, wide_kernel
+from kernels.flex_attention.hopper.rows import rows_of  # noqa: F401  what ``launch_dkdv`` takes
 from kernels.flex_attention.hopper.scheduler import Items, MaskLists, Sizes, Tables
 from kernels.flex_attention.hopper.tiles import Descs, Tiling
 from kernels.flex_attention.problem import cdiv, columns, has_edge

@@ -6,7 +6,6 @@ small   two groups, tiles of 64 keys, two programs a multiprocessor: rows so sho
         time, and one program's arithmetic covers the other's
 """
 
-from kernels.common.choice import Cost
 from kernels.common.gluon import has_inline_asm
 from kernels.common.operator import launch
 from kernels.flex_attention import problem
@@ -14,7 +13,7 @@ from kernels.flex_attention.hopper import fit, forward_kernel, scheduler
 from kernels.flex_attention.hopper.fit import ROWS, described
 from kernels.flex_attention.hopper.forward_kernel import Descs, Tiling
 from kernels.flex_attention.hopper.scheduler import Items, MaskLists, Sizes, Tables
-from kernels.flex_attention.narrow import is_narrow, is_window
+from kernels.flex_attention.narrow import is_window
 from kernels.flex_attention.plain import Strides, fits_tma, is_short
 from kernels.flex_attention.problem import cdiv, columns, has_edge
 
@@ -58,14 +57,6 @@ class Forward:
 
     def slower(self, p):
         """Why another kernel is known to be faster, as text, or ``None``."""
-        if is_narrow(p):
-            few = "the mask leaves a query few keys side by side"
-            return f"{few}, and the plain kernel with smaller tiles reads fewer others"
-        return None
-
-    def cost(self, p):
-        """In products of the usual tiles, which keep the tensor cores busy while the softmax is taken."""
-        return Cost(1, "another tiling is faster")
 
     def programs(self, p):
         """``(items, the most programs that run at once)``."""
@@ -127,24 +118,26 @@ class Tall(Forward):
     LISTS = False
 
     def slower(self, p):
-        """As of the usual tiles; what is passed over for its time, ``cost`` says."""
+        """As of the usual tiles: the last items may leave multiprocessors idle."""
         if p.score_mod is not None:
             return MOD
         if p.N < self.options(p)["FROM"]:
             return f"{p.N} keys are fewer than {self.options(p)['FROM']}, too few for so many queries"
-        return None
+        return self.because(p) if self.time(p) > 1 else None
 
     def rounds(self, p):
         """Items that the busiest program gets, of these tiles and of the usual ones."""
         return [max(1, cdiv(*way.programs(p))) for way in (self, USUAL)]
 
-    def cost(self, p):
-        """By how many items one after another the call takes: the last ones may leave multiprocessors idle."""
-        ratio, (tall, usual) = self.options(p)["RATIO"], self.rounds(p)
-        because = (
-            f"{tall} x 192 queries one after another take {ratio * tall / usual:.2f} times as long as {usual} x 128"
-        )
-        return Cost(ratio * tall / usual, because)
+    def time(self, p):
+        """Beside that of the usual tiles."""
+        tall, usual = self.rounds(p)
+        return self.options(p)["RATIO"] * tall / usual
+
+    def because(self, p):
+        """Why the call takes these tiles, or the usual ones, as text."""
+        tall, usual = self.rounds(p)
+        return f"{tall} x 192 queries one after another take {self.time(p):.2f} times as long as {usual} x 128"
 
 
 class Small(Forward):
@@ -183,9 +176,9 @@ class Small(Forward):
             return f"there are {most} queries or keys; it is for {table['FROM']} to {table['LONGEST']}"
         return None
 
-    def cost(self, p):
-        """Less than the usual tiles', where it is asked."""
-        return Cost(0.9, "rows are short, and two programs share a multiprocessor")
+    def because(self, p):
+        """Why the call takes these tiles, as text."""
+        return "rows are short, and two programs share a multiprocessor"
 
     def overlaps(self, p):
         """Under a mask, too."""

@@ -13,8 +13,25 @@ from kernels.flex_attention import block_mask as masks
 from kernels.flex_attention import stored_ds
 from kernels.flex_attention.checks import listed
 from kernels.flex_attention.hopper import backward, cost, fused, parts, visits
+from kernels.flex_attention.hopper.rows import rows_of
 from kernels.flex_attention.hopper.scheduler import Split
+from kernels.flex_attention.plain_backward import new_gradients
 from kernels.flex_attention.problem import cdiv
+
+
+def reason_not(p, tma):
+    """Why neither a cut nor the kernel of all gradients is for the call, as text, or ``None``."""
+    return None if tma and p.cached(cost.cut) is not None else fused.reason_not(p, tma)
+
+
+def gradients(p, x, outputs, hopper):
+    """dq, dk and dv."""
+    rows, grads, cut = rows_of(p, *outputs), new_gradients(x), p.cached(cost.cut)
+    if cut is None:
+        fused.gradients_of(p, x, outputs.do, rows, *grads)
+    else:
+        gradients_of(p, x, outputs.do, rows, *grads, cut)
+    return grads
 
 
 def gradients_of(p, x, do, rows, dq, dk, dv, cut):

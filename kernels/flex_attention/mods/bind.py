@@ -4,6 +4,7 @@ So a mod that is defined anew in every forward pass is traced once. ``bind_graph
 recorded as a graph, which is known by its text.
 """
 
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.common.checks import same_device
 from kernels.common.operator import planners
-from kernels.flex_attention.mods.compiler import LRU, CompiledMod, compile_mod, lock
+from kernels.flex_attention.mods.compiler import CompiledMod, compile_mod, lock
 from kernels.flex_attention.mods.emit import function_of
 from kernels.flex_attention.mods.errors import ModError, name_of
 from kernels.flex_attention.mods.fingerprint import LARGEST, Fingerprint, in_force, replaced
@@ -32,6 +33,29 @@ class BoundMod(NamedTuple):
     def tables(self):
         """What its functions read: tensors, numbers, and sizes of the tensors."""
         return self.compiled.tables(self.captured, self.numbers)
+
+
+class LRU(OrderedDict):
+    """The ``most`` entries used last. Used under ``lock``."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    cache_clear = OrderedDict.clear
+
+    def find(self, key):
+        """What is cached, or ``None``."""
+        if key in self:
+            self.move_to_end(key)
+        return self.get(key)
+
+    def keep(self, key, value):
+        """``value``, cached."""
+        self[key] = value
+        if len(self) > self.most:
+            self.popitem(last=False)
+        return value
 
 
 @dataclass
@@ -83,18 +107,14 @@ def bind(mod, kind, device, differentiate=False):
     if latest is not None and look.complete and look.guarded:
         with lock:
             others = {one: entry for one, entry in _latest.get(mod, {}).items() if _hold(entry[0])}
-            _latest[mod] = others | {use: ((look.same, look.equal, look.kept), bound)}
+            _latest[mod] = others | {use: (look.guards, bound)}
     return bound
 
 
 def _hold(guards):
     """Whether all that a ``Fingerprint`` has read is as it was."""
-    same, equal, _ = guards
-    for function, args, value in same:
-        if function(*args) is not value:
-            return False
-    for function, args, value in equal:
-        if function(*args) != value:
+    for compare, function, args, value in guards:
+        if not compare(function(*args), value):
             return False
     return True
 
@@ -130,12 +150,6 @@ def _places(captured, tensors, stand_ins=()):
     return [of_tensors.get(id(t)) for t in captured if id(t) not in of_numbers], numbers
 
 
-def _stand_in(number):
-    """In a number's place while its mod is traced, in the dtype of a score, or of an index."""
-    with _disable_current_modes():  # no part of a program that is being recorded
-        return torch.empty((), dtype=torch.float32 if isinstance(number, float) else torch.int32, device="cpu")
-
-
 def _of_family(look, key, mod, kind, device, differentiate):
     """What is cached for all mods that differ in the numbers in which this one differs, or ``None``."""
     family = _compiled.find(key)
@@ -148,18 +162,31 @@ def _of_family(look, key, mod, kind, device, differentiate):
         return None
     if known := _compiled.find((*key, varying)):
         return known
-    stand_ins = [_stand_in(look.numbers[i]) for i in varying]
-    try:
+
+    def make(stand_ins):
         other = replaced(mod, dict(zip((look.places[i] for i in varying), stand_ins, strict=True)))
-        compiled, captured = compile_mod(other, kind, device, differentiate, stand_ins)
-    except Exception:  # whatever a tensor without a value cannot do; with the numbers the mod may be all right
-        family.refused = True
+        return compile_mod(other, kind, device, differentiate, stand_ins)
+
+    known = _with_arguments(make, look.tensors, [look.numbers[i] for i in varying])
+    family.refused = known is None
+    if family.refused:
         return None
-    places, numbers = _places(captured, look.tensors, stand_ins)
-    if None in places:
-        family.refused = True
-        return None
+    compiled, places, numbers = known
     return _compiled.keep((*key, varying), (compiled, places, [varying[i] for i in numbers]))
+
+
+def _with_arguments(make, tensors, numbers):
+    """``(compiled, which of the tensors and which of the numbers it captures)`` of what ``make`` compiles with stand-ins for
+    the numbers; ``None`` where it needs the numbers, or captures what was made while it was traced."""
+    with _disable_current_modes():  # no part of a program that is being recorded
+        dtypes = [torch.float32 if isinstance(x, float) else torch.int32 for x in numbers]  # of a score, of an index
+        stand_ins = [torch.empty((), dtype=dtype, device="cpu") for dtype in dtypes]
+    try:
+        compiled, captured = make(stand_ins)
+    except Exception:  # whatever a tensor without a value cannot do; with the numbers the mod may be all right
+        return None
+    places, of_numbers = _places(captured, tensors, stand_ins)
+    return None if None in places else (compiled, places, of_numbers)
 
 
 def _compile(look, mod, kind, device, differentiate):
@@ -183,7 +210,7 @@ def bind_graph(mod, kind, values, device, needs_grad):
     """A recorded mod, compiled for the tensors and numbers that it captures now.
 
     Args:
-        mod: the text of a function that is called with a score, positions and ``values``, see ``written``.
+        mod: the text of a function that is called with a score, positions and ``values``, see ``part_of``.
         kind: ``"score_mod"`` or ``"mask_mod"``.
         values: tensors and numbers.
         device: torch.device of the attention's tensors.
@@ -204,37 +231,32 @@ def bind_graph(mod, kind, values, device, needs_grad):
         if known is None:
             # The operator runs below autograd, which the recording of a gradient needs: a new thread has it.
             with ThreadPoolExecutor(1) as thread:
-                known = thread.submit(_compile_graph, mod, kind, device, values, on, key is exact).result()
-            is_exact, *known = known
-            _compiled.keep(exact if is_exact else key, known)
+                known = thread.submit(_compile_graph, mod, kind, device, values, on, key is not exact).result()
+            known, as_arguments = known
+            _compiled.keep(key if as_arguments else exact, known)
     compiled, places, of_numbers = known
     return compiled, places, [numbers[i] for i in of_numbers]
 
 
-def _compile_graph(text, kind, device, values, on, exact):
-    """``(exact, compiled, places, numbers)``: with numbers as arguments, or, where that cannot be, ``exact`` for these."""
-    on, stand_ins = iter(on), []
+def _compile_graph(text, kind, device, values, on, vary):
+    """``(what _with_arguments gives, as_arguments)``: with numbers as arguments, if they ``vary`` and where that can be."""
+    on = iter(on)
     values = [t.detach().requires_grad_(next(on)) if isinstance(t, torch.Tensor) else t for t in values]
-    tensors = [t for t in values if isinstance(t, torch.Tensor)]
+    tensors, numbers = ([x for x in values if isinstance(x, torch.Tensor) == are] for are in (True, False))
     function = function_of(text)
     score = () if kind == "score_mod" else (None,)  # a mask mod was recorded with a score, too
 
-    def compiled(values):
-        mod = lambda *args: function(*score, *args, *values)  # noqa: E731
+    def make(numbers, stand_ins=()):
+        others = iter(numbers)
+        all_values = [x if isinstance(x, torch.Tensor) else next(others) for x in values]
+        mod = lambda *args: function(*score, *args, *all_values)  # noqa: E731
         mod.__name__ = kind
-        compiled, captured = compile_mod(mod, kind, device, kind == "score_mod", stand_ins)
-        return compiled, *_places(captured, tensors, stand_ins)
+        return compile_mod(mod, kind, device, kind == "score_mod", stand_ins)
 
-    if not exact:
-        stand_ins = [_stand_in(x) for x in values if not isinstance(x, torch.Tensor)]
-        others = iter(stand_ins)
-        try:
-            return False, *compiled([x if isinstance(x, torch.Tensor) else next(others) for x in values])
-        except ModError:
-            if not stand_ins:
-                raise
-    stand_ins = []
-    return True, *compiled(values)
+    if vary and numbers and (known := _with_arguments(lambda them: make(them, them), tensors, numbers)):
+        return known, True
+    compiled, captured = make(numbers)
+    return (compiled, *_places(captured, tensors)), False
 
 
 def source(score_mod=None, mask_mod=None, *, device=None):

@@ -8,9 +8,7 @@ import hashlib
 import importlib.util
 import os
 import re
-import sys
 import tempfile
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +20,7 @@ from kernels.common.operator import lock_over_forks
 from kernels.flex_attention.mods import device as device_functions
 from kernels.flex_attention.mods.emit import Function, function_of, part_of
 from kernels.flex_attention.mods.errors import ARGUMENTS, ModError, name_of
-from kernels.flex_attention.mods.extent import MaskExtent, extent_of_trace
-from kernels.flex_attention.mods.intervals import INTEGERS
+from kernels.flex_attention.mods.extent import INTEGERS, MaskExtent, extent_of_trace
 from kernels.flex_attention.mods.trace import overloads, trace
 
 aten = torch.ops.aten
@@ -218,33 +215,6 @@ _NARROW = (torch.int8, torch.uint8, torch.int16, torch.float16, torch.bfloat16)
 lock = lock_over_forks()
 
 
-class LRU(OrderedDict):
-    """The ``most`` entries used last; a module that goes leaves ``sys.modules``, too. Used under ``lock``."""
-
-    def __init__(self, most):
-        super().__init__()
-        self.most = most
-
-    cache_clear = OrderedDict.clear
-
-    def find(self, key):
-        """What is cached, or ``None``."""
-        if key in self:
-            self.move_to_end(key)
-        return self.get(key)
-
-    def keep(self, key, value):
-        """``value``, cached."""
-        self[key] = value
-        if len(self) > self.most:
-            _, gone = self.popitem(last=False)
-            sys.modules.pop(getattr(gone, "__name__", None), None)
-        return value
-
-
-_modules = LRU(2048)
-
-
 def module_text(title, *functions):
     """A module that holds these functions' texts and imports what they call."""
     body = "\n\n".join(functions)
@@ -260,21 +230,23 @@ def cache_folder():
 
 def load(text):
     """Write ``text`` to a file named after its content, import it; the same text is the same module."""
-    name = f"flex_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     with lock:
-        if (module := _modules.find(name)) is not None:
-            return module
-        path = cache_folder() / f"{name}.py"
-        try:
-            _write(path, text)
-        except OSError:  # a home that cannot be written to
-            path = Path(_own_folder()) / path.name
-            _write(path, text)
-        spec = importlib.util.spec_from_file_location(f"kernels_generated_{name}", path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return _modules.keep(name, module)
+        return _loaded(text)
+
+
+@functools.lru_cache(2048)
+def _loaded(text):
+    name = f"flex_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    path = cache_folder() / f"{name}.py"
+    try:
+        _write(path, text)
+    except OSError:  # a home that cannot be written to
+        path = Path(_own_folder()) / path.name
+        _write(path, text)
+    spec = importlib.util.spec_from_file_location(f"kernels_generated_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _write(path, text):

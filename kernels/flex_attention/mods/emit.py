@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.flex_attention.mods import device
 from kernels.flex_attention.mods.errors import ARGUMENTS, WRITTEN, ModError, at_line, line_of_stack, source_line
-from kernels.flex_attention.mods.intervals import bounds
+from kernels.flex_attention.mods.extent import bounds
 from kernels.flex_attention.mods.rules import (
     BOOL,
     FLOAT,
@@ -284,7 +284,7 @@ _PLAIN = (bool, int, str, complex, type(None), type(...), torch.dtype, torch.lay
 
 @functools.lru_cache(4096)
 def function_of(text):
-    """The function that a text of ``written`` is."""
+    """The function that a text of ``part_of`` is."""
     line = re.compile(r"  # (.+), line (\d+)$")
     names = {"lines": {i: (m[1], int(m[2])) for i, each in enumerate(text.split("\n"), 1) if (m := line.search(each))}}
     with _disable_current_modes(), torch.inference_mode(False):  # its constants are for all later calls
@@ -292,21 +292,17 @@ def function_of(text):
     return names["mod"]
 
 
-def written(graph, root=None):
-    """The text of an fx graph as a module of Python; root: the module that holds its constants.
+def part_of(root, wanted, inputs):
+    """The text of a part of an fx graph as a module of Python with a function ``mod``.
+
+    Args:
+        root: the module that holds the graph's constants.
+        wanted: the function's value, a node or a list of nodes.
+        inputs: of each of its arguments the name, and the nodes for which it stands.
 
     Raises:
-        ModError: it holds what no other process could find, such as a function inside a function.
+        ModError: the part holds what no other process could find, such as a function inside a function.
     """
-    writer = _Module()
-    writer.function("mod", graph, root)
-    imports = [f"import {name}" for name in sorted(writer.imported)]
-    return "\n".join([*imports, *writer.constants, *writer.functions]) + "\n"
-
-
-def part_of(root, wanted, inputs):
-    """The text of a function of a part of root's graph. Its value is ``wanted``, a node or a list of nodes; of each of its
-    ``inputs`` there is a name, and the nodes for which it stands."""
     part, copied = torch.fx.Graph(), {}
     for name, nodes in inputs:
         copied |= dict.fromkeys(nodes, part.placeholder(name))
@@ -319,7 +315,10 @@ def part_of(root, wanted, inputs):
         return copied[node]
 
     part.output(torch.fx.map_arg(wanted, copy))
-    return written(part, root)
+    writer = _Module()
+    writer.function("mod", part, root)
+    imports = [f"import {name}" for name in sorted(writer.imported)]
+    return "\n".join([*imports, *writer.constants, *writer.functions]) + "\n"
 
 
 class _Module:

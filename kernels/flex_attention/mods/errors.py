@@ -14,7 +14,7 @@ import torch
 ARGUMENTS = {"score_mod": ("score", "b", "h", "q_idx", "kv_idx"), "mask_mod": ("b", "h", "q_idx", "kv_idx")}
 
 _TORCH_FOLDER, _FOLDER = torch.__path__[0], os.path.dirname(__file__) + os.sep
-WRITTEN = "<a mod, as recorded>"  # the file name of code that ``written`` has made
+WRITTEN = "<a mod, as recorded>"  # the file name of code that ``part_of`` has made
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
 

@@ -61,9 +61,8 @@ class Fingerprint:
     mod is traced at every call. tensors: those captured. numbers: of Python, ``int`` and ``float``; places: where each is
     found, for ``replaced``; open: whether anything else may take their places.
 
-    same, equal: guards, what tells by identities whether all is as it was: ``(function, arguments, value)``, whose value is
-    the same object, or an equal one; kept: what they know by its ``id``. guarded: False where something was read whose
-    changes they do not show, such as an object's attributes. They hold no reference to the mod.
+    guards: what tells by identities whether all is as it was: ``(compare, function, arguments, value)``. guarded: False where
+    something was read whose changes they do not show, such as an object's attributes. They hold no reference to the mod.
     """
 
     def __init__(self, mod):
@@ -72,8 +71,7 @@ class Fingerprint:
         while True:  # an object is described by the attributes that the code names, all of which are known in the end
             self.complete = self.open = self.guarded = True
             self.tensors, self.numbers, self.places = [], [], []
-            self.same, self.kept = [], []
-            self.equal = [(function, args, function(*args)) for function, args in IN_FORCE]
+            self.guards = [(operator.eq, function, args, function(*args)) for function, args in IN_FORCE]
             self.names, self.named_at_objects = names, None
             self.inside, self.path, self.left = set(), (), MOST
             self.structure = self.of(mod)
@@ -87,8 +85,8 @@ class Fingerprint:
         self.complete &= self.named_at_objects is None or not self.names & _READ_BY_NAME
         self.complete &= not self.names & (_READ_VARIABLES | _OTHERS)
         for name in sorted(self.names.intersection(SWITCHES)):
-            self.equal.append((getattr(torch, name), (), getattr(torch, name)()))
-            self.structure = self.structure, name, self.equal[-1][-1]
+            self.guards.append((operator.eq, getattr(torch, name), (), value := getattr(torch, name)()))
+            self.structure = self.structure, name, value
         self.open &= not self.names & _ASK_FOR_TYPES
 
     @property
@@ -118,7 +116,7 @@ class Fingerprint:
                     raise ValueError(f"score_mod or mask_mod captures {kind}, needs a dense one")
                 self.tensors.append(x)
                 # Both can be changed in place.
-                self.equal += [(_layout, (x,), _layout(x)), (torch.Tensor.stride, (x,), x.stride())]
+                self.guards += [(operator.eq, look, (x,), look(x)) for look in (_layout, torch.Tensor.stride)]
                 own = self.named(vars(x)) if vars(x) else ()
             return "tensor", i, tuple(x.shape), x.stride(), x.dtype, x.requires_grad, x.device.type, *own
         kind = type(x)
@@ -139,7 +137,7 @@ class Fingerprint:
         if isinstance(x, types.FunctionType):
             return self.once(x, self.function)
         if isinstance(x, Mod):
-            self.same.append((operator.getitem, (vars(x), "__wrapped__"), x.__wrapped__))
+            self.guards.append((operator.is_, operator.getitem, (vars(x), "__wrapped__"), x.__wrapped__))
             return self.within(("wrapped", None), x.__wrapped__)
         if isinstance(x, types.MethodType):
             whole = _escapes(x.__func__.__code__, 0) if isinstance(x.__func__, types.FunctionType) else True
@@ -154,7 +152,7 @@ class Fingerprint:
                 return "builtin", x.__name__, weakref.ref(of)  # as the apply of an autograd.Function
             return "builtin", x.__name__, None if of is None else self.within(None, of)  # a list's __getitem__
         if isinstance(x, torch.nn.Module):
-            return self.once(x, self.module, whole)
+            return self.once(x, self.object, whole)
         package = (getattr(x, "__module__", None) or kind.__module__).split(".")[0]
         if isinstance(x, enum.Enum):  # the members of a class differ in nothing else
             return x._name_, self.within(None, x._value_), self.once(x, self.object, whole)
@@ -179,8 +177,7 @@ class Fingerprint:
     def guard(self, x):
         """Note the items of a list or a dict."""
         for items in (x, x.values()) if isinstance(x, dict) else (x,):
-            self.kept.append(tuple(items))
-            self.equal.append((_ids, (items,), _ids(items)))
+            self.guards.append((_identical, tuple, (items,), tuple(items)))
 
     def named(self, attributes):
         """Of those attributes of a function or a tensor that the code names."""
@@ -214,9 +211,9 @@ class Fingerprint:
             reached = tuple(
                 self.within(("global", name), space[name], _escapes(code, name)) for name in names if name in space
             )
-            self.same += [(space.get, (name, MISSING), space.get(name, MISSING)) for name in names]
+            self.guards += [(operator.is_, space.get, (name, MISSING), space.get(name, MISSING)) for name in names]
         made_of, own = ("__code__", "__defaults__", "__kwdefaults__"), weakref.proxy(f)
-        self.same += [(getattr, (own, name), getattr(f, name)) for name in made_of]
+        self.guards += [(operator.is_, getattr, (own, name), getattr(f, name)) for name in made_of]
         if f.__kwdefaults__:
             self.guard(f.__kwdefaults__)
         cells = []
@@ -226,7 +223,7 @@ class Fingerprint:
             except ValueError:  # a variable that is not set yet
                 self.complete = False
                 continue
-            self.same.append((getattr, (cell, "cell_contents"), x))
+            self.guards.append((operator.is_, getattr, (cell, "cell_contents"), x))
             cells.append(self.within(("cell", i), x, _escapes(code, name)))
         if vars(f):
             reached += self.named(vars(f))
@@ -236,40 +233,32 @@ class Fingerprint:
 
     # Objects: what the code can reach by the names that are in it.
 
-    def module(self, x, whole):
-        """Of a ``torch.nn.Module``: what torch itself computes with altogether, others by name."""
-        self.guarded = False
-        if _is_safe(type(x)) or (whole and type(x).forward.__module__.split(".")[0] == "torch"):
-            if any(getattr(x, hooks) for hooks in _HOOKS):
-                self.complete = False
-            values = tuple((k, self.within(("attribute", k), v)) for k, v in vars(x).items() if k[0] != "_")
-            inner = tuple((k, self.within(None, v)) for held in (x._parameters, x._buffers) for k, v in held.items())
-            children = tuple((k, self.within(("child", k), v)) for k, v in x._modules.items())
-            return weakref.ref(type(x)), values, inner, children
-        return self.object(x, whole)
-
     def object(self, x, whole):
-        """Of an object, or a class: whatever of it has one of the names."""
+        """Of an object, or a class: whatever of it has one of the names; of a module that torch itself computes with, all."""
         self.guarded = False
-        kind = x if isinstance(x, type) else type(x)
-        holds_more = not isinstance(x, type) and _holds_more(kind)
+        is_class, is_module = isinstance(x, type), isinstance(x, torch.nn.Module)
+        kind = x if is_class else type(x)
+        holds_more = not is_class and _holds_more(kind)
         if len(self.inside) > DEEPEST or (whole and holds_more):
             self.complete = False
             return None
-        if self.named_at_objects is None:
-            self.named_at_objects = self.names
-        above = type(x).__mro__ if isinstance(x, type) else ()  # a metaclass's properties
+        held = vars(x) if hasattr(x, "__dict__") and not is_class else {}
+        of_torch = is_module and (_is_safe(kind) or (whole and kind.forward.__module__.split(".")[0] == "torch"))
+        if of_torch:
+            names = [*(k for k in held if k[0] != "_"), *x._parameters, *x._buffers, *x._modules]
+        else:
+            names = sorted(self.names)
+            self.named_at_objects = self.names if self.named_at_objects is None else self.named_at_objects
+        above = type(x).__mro__ if is_class else ()  # a metaclass's properties
         computed = [c for c in (*kind.__mro__, *above) if not _is_safe(c)]
         by_call = any("__getattr__" in vars(c) or "__getattribute__" in vars(c) for c in computed)
-        held = vars(x) if hasattr(x, "__dict__") and not isinstance(x, type) else {}
-        module = isinstance(x, torch.nn.Module)
         found = []
-        for name in sorted(self.names):
+        for name in names:
             if name in held:
                 found.append((name, self.within(("attribute", name), held[name])))
-            elif module and name in x._modules:
+            elif is_module and name in x._modules:
                 found.append((name, self.within(("child", name), x._modules[name])))
-            elif module and (name in x._parameters or name in x._buffers):
+            elif is_module and (name in x._parameters or name in x._buffers):
                 found.append((name, self.within(None, getattr(x, name))))
             elif holds_more and callable(getattr(kind, name, None)):
                 self.complete = False  # a method that may look at all
@@ -279,9 +268,10 @@ class Fingerprint:
                     found += ((name, self.within(None, vars(c)[name])) for c in computed if name in vars(c))
             elif by_call:
                 found.append((name, self.read(x, name)))
-        if whole and not isinstance(x, type):
-            if module:
-                self.complete &= not any(getattr(x, hooks) for hooks in _HOOKS)
+        if is_module and (whole or of_torch):
+            self.complete &= not any(getattr(x, hooks) for hooks in _HOOKS)
+        if whole and not is_class and not of_torch:
+            if is_module:
                 found.append(("forward", self.within(None, held.get("forward", kind.forward))))
             for c in computed:
                 special = ((k, v) for k, v in vars(c).items() if k[:2] == "__" and isinstance(v, types.FunctionType))
@@ -310,7 +300,7 @@ _VALUES |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 _STATELESS = type, range, types.EllipsisType, types.NotImplementedType, types.MethodDescriptorType
 _STATELESS += types.WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket
 _layout = operator.attrgetter("shape", "dtype", "requires_grad", "device")
-_ids = lambda items: (*map(id, items),)  # noqa: E731
+_identical = lambda some, others: len(some) == len(others) and all(map(operator.is_, some, others))  # noqa: E731
 
 
 def _holds_more(kind):

@@ -31,9 +31,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kernels.common.checks import default, shown
-from kernels.flex_attention.mods import special
+from kernels.flex_attention.mods import scalars
 from kernels.flex_attention.mods.errors import ARGUMENTS, ModError, at_line, explained, name_of, user_line
-from kernels.flex_attention.mods.vectors import LONGEST, LOOKS, MOST_SUMS, WIDEST, Vector, aten_name, pointwise
+from kernels.flex_attention.mods.scalars import LONGEST, LOOKS, MOST_SUMS, WIDEST, Vector, aten_name, pointwise
 
 aten = torch.ops.aten
 
@@ -256,7 +256,7 @@ _INDEXING = {
     for of in (torch, torch.Tensor)
 }
 # What torch differentiates as if it had no whole numbers below zero.
-_INSTEAD = dict.fromkeys((torch.ldexp, torch.Tensor.ldexp), lambda x, by: x * torch.exp2(by)) | special.INSTEAD
+_INSTEAD = dict.fromkeys((torch.ldexp, torch.Tensor.ldexp), lambda x, by: x * torch.exp2(by)) | scalars.INSTEAD
 
 
 @functools.cache
@@ -269,7 +269,7 @@ def _decompositions():
         over = getattr(getattr(aten, f"{packet}_", None), overload, None)
         if over is not None:
             made[over] = functools.partial(_overwritten, decomposition)
-    return made | special.DECOMPOSITIONS
+    return made | scalars.DECOMPOSITIONS
 
 
 def _overwritten(decomposition, x, *args, **kwargs):

@@ -16,10 +16,10 @@ from collections import namedtuple
 import triton
 import triton.language as tl
 
-from kernels.recurrent_attention.chunk.decays import decay_matrix
-from kernels.recurrent_attention.chunk.levels import level_of_rows, load_mask, over_its_unit
+from kernels.recurrent_attention.chunk.decays import decay_matrix, level_of_rows, load_mask, over_its_unit
 from kernels.recurrent_attention.chunk.rows import head_at, load_rows, locate_chunk, own_at, store_rows
-from kernels.recurrent_attention.tiles import load_state, right_of_middle, zeros
+from kernels.recurrent_attention.plain import load_state, zeros
+from kernels.recurrent_attention.plain_backward import right_of_middle
 
 #: Where gradients go, or where those through the states went, ``None`` for those not wanted. For a scalar gate dg has a part
 #: of so many numbers for each tile. The products P are for ``inside_kernel``.

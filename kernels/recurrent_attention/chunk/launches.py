@@ -1,21 +1,144 @@
-"""What the mode ``"chunk"`` launches: its plans, and both passes of tensors that have been checked."""
+"""What the mode ``"chunk"`` launches: how a call is cut, its plans, and both passes of tensors that have been checked.
 
+It is cut into chunks for the products, and into runs of chunks that are computed side by side.
+"""
+
+import math
 from collections import namedtuple
 from typing import NamedTuple
 
 import torch
+import triton.language as tl
 
-from kernels.common.math import block, cdiv
+from kernels import runtime
+from kernels.common.configs import configuration
+from kernels.common.math import bits, block, cdiv
 from kernels.common.operator import Launch, launch, planned, strided
-from kernels.common.sequences import clear_outside, sequence_of_runs
+from kernels.common.sequences import clear_outside, count_runs, sequence_of_runs
 from kernels.recurrent_attention.chunk.backward import Gradients, gradients_kernel, inside_kernel
-from kernels.recurrent_attention.chunk.cut import Cut, cut, new_scores, operand_dtype
-from kernels.recurrent_attention.chunk.decays import Decays, scalar_decay_kernel, vector_decay_kernel
-from kernels.recurrent_attention.chunk.forward import outputs_kernel, stored_outputs_kernel
-from kernels.recurrent_attention.chunk.levels import level_masks_kernel, scores_kernel
-from kernels.recurrent_attention.chunk.rows import Packing, Runs, Sizes, Tile
-from kernels.recurrent_attention.chunk.states import States, chain_kernel, states_kernel
+from kernels.recurrent_attention.chunk.decays import (
+    level_masks_kernel,
+    scalar_decay_kernel,
+    scores_kernel,
+    vector_decay_kernel,
+)
+from kernels.recurrent_attention.chunk.forward import chain_kernel, outputs_kernel, states_kernel, stored_outputs_kernel
+from kernels.recurrent_attention.chunk.rows import Decays, Packing, Runs, Sizes, States, Tile
 from kernels.recurrent_attention.problem import Gates, Problem, Strides, over_group
+
+
+class Cut(NamedTuple):
+    """Tokens in a chunk and in a run, how many there are of both, and whether states that enter chunks are stored."""
+
+    C: int
+    RUN: int
+    runs: int
+    chunks: int
+    one_run: bool  # each sequence
+    stored: bool
+    problem: tuple
+    wide: bool  # whether offsets within a chunk have 64 bits
+
+    def __str__(self):
+        runs = "in one run" if self.one_run else f"in runs of {self.RUN} tokens, computed side by side"
+        stored = ", from stored states" if self.stored else ""
+        return f"chunks of {self.C} tokens, {runs}{stored}"
+
+    def options(self, kernel, **more):
+        """Options of ``kernel``: a ``Tile``, of numbers' formats and what the table says; those of a launch."""
+        p, operands = self.problem, operand_dtype(self.problem.q.dtype)
+        B, T, H, K, V, N = p.sizes
+        heads = H if p.packed is not None else N * H
+        options = table_options(kernel, size_class(K, p.q.dtype), p.device, self.C, (K, V), heads)
+        more |= {name: options.pop(name) for name in Tile._fields if name in options}
+        DTYPE = tl.bfloat16 if operands == torch.bfloat16 else tl.float32
+        # as many bits as float16 has, with float32's range for what sums up
+        PRECISION = "tf32" if p.tf32 or p.q.dtype != torch.float32 else "tf32x3"
+        tile = Tile(self.C, DTYPE=DTYPE, PRECISION=PRECISION, REVERSE=p.reverse, WIDE=self.wide, **more)
+        return options | {"TILE": tile}
+
+
+def cut(problem, do=None):
+    """The ``Cut`` of a ``Problem``; backward with the layout of the output's gradient.
+
+    A sequence is one run when there are heads enough to fill the GPU, else several, which are chained afterwards.
+    """
+    K, V = problem.sizes[3:5]
+    table = cuts(size_class(K, problem.q.dtype), problem.device)
+    both = _cut(problem, table, do)
+    if do is not None:
+        return both
+    if "NARROW" in table and table["NARROW"]["V"] >= V:
+        narrow = _cut(problem, table["NARROW"])
+        if narrow.one_run:
+            return narrow
+    if "FORWARD_C" in table and problem.gates.gk is None:  # what gk comes to in a chunk is the backward pass's, too
+        return _cut(problem, table | {"C": table["FORWARD_C"]})
+    return both
+
+
+def _cut(problem, table, do=None):
+    """By a table as ``cuts`` has it."""
+    B, T, H, K, V, N = problem.sizes
+    C, packed = table["C"], problem.packed
+    side_by_side = heads = N * H if packed is None else H
+    # a state too large for one program's registers is cut into tiles, each a program's of its own, and stored
+    if stored := "loops" in table:
+        tiles = table_options("chunk_states", size_class(K, problem.q.dtype), problem.device, C, (K, V), heads)
+        side_by_side *= cdiv(K, tiles["BLOCK_K"]) * cdiv(V, tiles["BLOCK_V"])
+    wanted = cdiv(table["loops" if stored else "runs"], max(side_by_side, 1))  # runs a sequence, or a head
+    if stored and side_by_side >= table.get("one_run", table["loops"]):
+        wanted = 1
+    RUN = max(cdiv(cdiv(T, wanted), C), 1) * C
+    read = problem.q, problem.k, problem.v, problem.gates.gk, do
+    wide = any(x is not None and C * x.strides[1] + max(K, V) * x.strides[3] >= 2**31 for x in read)
+    return Cut(C, RUN, count_runs(packed, N, T, RUN), count_runs(packed, N, T, C), RUN >= T, stored, problem, wide)
+
+
+def operand_dtype(dtype):
+    """The dtype of the matrix products' operands: float16 becomes float32, whose range what sums up along time may need."""
+    return torch.bfloat16 if dtype == torch.bfloat16 and not runtime.interpreted else torch.float32
+
+
+def size_class(K, dtype):
+    """The key of the chunk kernels' tables of configurations."""
+    return f"K{max(64, block(K))} {bits(operand_dtype(dtype))}"
+
+
+def tokens_in_chunk(q):
+    """C of the pass back, and of the scores of a call on these queries."""
+    return cuts(size_class(q.shape[-1], q.dtype), q.device)["C"]
+
+
+def new_scores(q, C):
+    """Where the scores of a call go, [1 or 2, B, T, H, C]: the second are what rounding to operands of 16 bits leaves."""
+    stored = operand_dtype(q.dtype)
+    return q.new_empty(1 if stored == torch.float32 else 2, *q.shape[:3], C, dtype=stored)
+
+
+def cuts(key, device):
+    """``{"C": tokens in a chunk, "runs": runs that fill the GPU}``; instead of runs "loops", over tiles of a state that
+    does not fit into registers, and "one_run", the loops that are enough to have each of them once.
+
+    Where a forward pass differs: "FORWARD_C", the tokens in a chunk if it keeps nothing for the backward pass; "NARROW",
+    what holds instead for states of at most "V" values if it makes one run of each sequence.
+    """
+    return configuration("recurrent_attention", "chunk", key, device)
+
+
+def table_options(kernel, key, device, C, state, side_by_side):
+    """What the table says of a kernel, its tiles no larger than the ``state``, (K, V). A line may hold others: "C128" for
+    chunks so long, "WIDER_V" where V has more tiles than K, "FEW" with its "loops" where so many heads have fewer tiles."""
+    line = configuration("recurrent_attention", kernel, key, device)
+    options = line = line.get(f"C{C}", line)
+    sizes = dict(zip(("BLOCK_K", "BLOCK_V"), state, strict=True))
+    tiles = {name: cdiv(size, line.get(name, block(size))) for name, size in sizes.items()}
+    if "WIDER_V" in line and tiles["BLOCK_V"] > tiles["BLOCK_K"]:
+        options = line["WIDER_V"]
+    if "FEW" in line and side_by_side * math.prod(tiles.values()) < line["FEW"]["loops"]:
+        options = line["FEW"]
+    options = {name: value for name, value in options.items() if name != "loops" and not isinstance(value, dict)}
+    return options | {name: min(block(size), options.get(name, block(size))) for name, size in sizes.items()}
 
 
 class Plan(NamedTuple):
@@ -90,15 +213,17 @@ Inputs = namedtuple("Inputs", "plan q k v decays packing scale parted crossed sc
 def forward(q, k, v, g, g_gamma, gk, initial_state, cu_seqlens, scale, output_final_state, reverse):
     """``(o, final state, scores)``, empty tensors for what there is not; the scores are for the backward pass."""
     (B, T, H, K), V = q.shape, v.shape[3]
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    o, none = q.new_empty(B, T, H, V), lambda: q.new_empty(0)
-    if T == 0 or H == 0:
-        return o, _untouched(q, initial_state, (N, H, K, V)) if output_final_state else none(), none()
+    N, o = B if cu_seqlens is None else cu_seqlens.shape[0] - 1, q.new_empty(B, T, H, V)
+    if T == 0 or H == 0:  # no token changes the state
+        final = q.new_zeros(N, H, K, V, dtype=torch.float32) if output_final_state else q.new_empty(0)
+        if output_final_state and initial_state is not None:
+            final.copy_(initial_state)
+        return o, final, q.new_empty(0) if gk is None else new_scores(q, tokens_in_chunk(q))
     x = _prepare((q, k, v), Gates(g, g_gamma, gk), cu_seqlens, scale, reverse)
     start, final, of = None if initial_state is None else initial_state.contiguous(), None, x.plan.cut
     if of.stored or not of.one_run:
         each = operand_dtype(q.dtype) if of.stored else None
-        states, final, *_ = _loop(x, each, (start, output_final_state))
+        states, final, *_ = _loop(x, each, (start, output_final_state), None)
     elif output_final_state:
         final = q.new_empty(N, H, K, V, dtype=torch.float32)
     grid, sizes, meta = x.plan.last
@@ -108,7 +233,7 @@ def forward(q, k, v, g, g_gamma, gk, initial_state, cu_seqlens, scale, output_fi
         start, end = (start, final) if of.one_run else (states, None)
         launch(outputs_kernel, grid, x.q, x.k, v, x.decays, start, o, end, x.packing, scale, *sizes, **meta)
     clear_outside(cu_seqlens, T, o)
-    return o, none() if final is None else final, none() if x.scores is None else x.scores
+    return o, *(q.new_empty(0) if made is None else made for made in (final, x.scores))
 
 
 def backward(
@@ -121,10 +246,11 @@ def backward(
     (B, T, H, K), V = q.shape, v.shape[3]
     need_q, need_k, need_v, need_g, need_gamma, need_gk, need_initial = needs
     if T == 0 or H == 0:
-        tensors = q, k, v, g, g_gamma, gk
-        zeros = [t.new_zeros(t.shape) if need else None for t, need in zip(tensors, needs[:-1], strict=True)]
-        state = initial_state.shape if need_initial else None
-        return *zeros, _untouched(q, dfinal, state).to(initial_state.dtype) if need_initial else None
+        tensors = q, k, v, g, g_gamma, gk, initial_state
+        grads = [t.new_zeros(t.shape) if need else None for t, need in zip(tensors, needs, strict=True)]
+        if need_initial and dfinal is not None:
+            grads[-1].copy_(dfinal)
+        return grads
     made = scores if scores.numel() else None
     x = _prepare((q, k, v), Gates(g, g_gamma, gk), cu_seqlens, scale, reverse, do, made)
     sides = (initial_state, False), (dfinal, need_initial)
@@ -163,13 +289,6 @@ def backward(
         dgk,
         dinitial.to(initial_state.dtype) if need_initial else None,
     )
-
-
-def _untouched(q, state, shape):
-    """A float32 copy of the state that no token changed; zeros where there is none."""
-    if state is None:
-        return q.new_zeros(shape, dtype=torch.float32)
-    return state.to(torch.float32, copy=True).contiguous()
 
 
 def _prepare(qkv, gates, cu_seqlens, scale, reverse, do=None, scores=None):
@@ -216,40 +335,40 @@ def _loop(x, each, *sides, do=None):
     Args:
         x: the pass's ``Inputs``; the state grows by the outer products of its k and v.
         each: dtype of the states that enter the chunks, or ``None`` where they are not wanted.
-        sides: of the states, and with ``do`` of the costates, ``(start, end)``: the state [N, H, K, V] at the loop's start
-            or ``None``, and whether the one at its end is wanted.
+        sides: of the states and of the costates, which are ``None`` without ``do``, ``(start, end)``: the state [N, H, K, V]
+            at the loop's start or ``None``, and whether the one at its end is wanted.
         do: the output's gradient, by whose products with q the costates grow.
 
     Returns:
         ``(states, final, costates, cofinal)``: [chunks, H, K, V] and [N, H, K, V] float32, ``None`` where not wanted. Without
         ``each``, where a sequence is several runs, states [runs, H, K, V] are those that enter the runs.
     """
-    of, (B, _, H, K), V, cu_seqlens = x.plan.cut, x.q.shape, x.v.shape[3], x.packing.cu
-    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    of = x.plan.cut
+    B, T, H, K, V, N = of.problem.sizes
 
     def new(count, wanted=True, dtype=torch.float32):
         return x.q.new_empty(count, H, K, V, dtype=dtype) if wanted else None
 
-    def run(states, costates=States()):  # noqa: B008
+    def both(of_side):
+        return [States() if side is None else of_side(*side) for side in sides]
+
+    def run(states, costates):
         grid, sizes, meta = x.plan.loop
         read = x.k, x.v, None if do is None else x.q, do, x.decays
         launch(states_kernel, grid, *read, states, costates, x.packing, x.scale, *sizes, **meta)
 
-    loops = [
-        States(None if start is None else start.contiguous(), new(of.chunks, each is not None, each), new(N, end))
-        for start, end in sides
-    ]
+    begin = lambda start: None if start is None else start.contiguous()
+    loops = both(lambda start, end: States(begin(start), new(of.chunks, each is not None, each), new(N, end)))
     if of.one_run:
         run(*loops)
     else:
-        runs = [States(end=new(of.runs), run_decay=x.q.new_empty(of.runs, H, K, dtype=torch.float32)) for _ in sides]
+        runs = both(lambda *_: States(end=new(of.runs), run_decay=x.q.new_empty(of.runs, H, K, dtype=torch.float32)))
         run(*runs)
         chained = [loop._replace(each=None, run_decay=one.run_decay) for loop, one in zip(loops, runs, strict=True)]
-        (added, coadded), both = [*runs, States()][:2], [*chained, States()][:2]
         grid, sizes, meta = x.plan.chain
-        launch(chain_kernel, grid, added.end, coadded.end, *both, cu_seqlens, *sizes, **meta)
+        launch(chain_kernel, grid, *[one.end for one in runs], *chained, x.packing.cu, *sizes, **meta)
         if each is None:
-            return added.end, both[0].end, None, None
+            return runs[0].end, chained[0].end, None, None
         run(*[States(one.end, loop.each) for loop, one in zip(loops, runs, strict=True)])
-    states, costates = [*loops, States()][:2]
-    return states.each, states.end, costates.each, costates.end
+    (_, states, final, _), (_, costates, cofinal, _) = loops
+    return states, final, costates, cofinal

@@ -22,6 +22,15 @@ Runs = namedtuple("Runs", "count size")
 #: Of packed sequences: ``cu_seqlens``, and the sequence of each run and of each chunk.
 Packing = namedtuple("Packing", "cu runs chunks", defaults=(None,) * 3)
 
+#: What the gates come to in every chunk; what is not there is ``None``.
+#: One gate a token: gamma, resets, from_start, to_end [chunks, H, C] and chunk_decay [chunks, H].
+#: A gate for every key component: gamma [B, T, H, K] and chunk_decay [chunks, H, K], scores [B, T, H, C] and the rest that
+#: rounding them left.
+Decays = namedtuple("Decays", "gamma resets from_start to_end chunk_decay scores rest", defaults=(None,) * 7)
+
+#: The states that a loop begins with, those before each chunk, those at its end; how a run decays them.
+States = namedtuple("States", "start each end run_decay", defaults=(None,) * 4)
+
 # Where a tile lies: the chunk's first row is a 64-bit offset, the rows and components counted from there are 32-bit unless a
 # stride is so large that WIDE says otherwise. Addresses are what these kernels spend most registers on.
 
