@@ -11,7 +11,7 @@ import torch
 from numpy import array, errstate, float64, isnan, mean, sqrt, where
 
 from kernels.check.submission import Call, Outcome, Submission
-from kernels.check.tensors import SIDES, Fenced
+from kernels.check.tensors import Fenced
 from kernels.lab.accesses import Launch
 
 _TOLERANCE = {torch.int32: 0.0, torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -199,12 +199,13 @@ class Case:
             for tensor, far in zip(self.tensors, kept):
                 tensor.far = far
 
-    def run(self, submission: Submission, only: dict[str, list[tuple[str, str]]] | None = None) -> Run:
-        """Make the call. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says.
+    def run(self, submission: Submission, only: dict[str, list[tuple[str, str]]] | None = None, **how) -> Run:
+        """Make the call. ``only`` maps an input's name to the ends that are poisoned, instead of what the case says; ``how``
+        is ``Submission.replay``'s.
 
         Raises ``Failed`` where the learner's code raises.
         """
-        return self._run(submission, only)[0]
+        return self._run(submission, only, **how)[0]
 
     def traced(self, submission: Submission, poison: float | None = None) -> "Traced":
         """The same, with accesses outside their tensors left out and listed; ``poison``: what undefined lanes hold."""
@@ -241,12 +242,7 @@ class Case:
         if tensor is None:
             name = (access.tensor or "an unknown tensor").removesuffix("_ptr")
             return [Stray(access.kind, name, "", "", access.source, far=True)]
-        ends, far = {}, not tensor.view.numel()  # the address of an empty tensor is 0
-        for distance in access.outside.tolist():
-            index = tensor.locate(distance)
-            far = far or index is None
-            beyond = [(axis, SIDES[i >= 0]) for axis, i in (index or {}).items() if not 0 <= i < tensor.size(axis)]
-            ends.setdefault(beyond[0] if len(beyond) == 1 else ("", ""), None)
+        ends, far = tensor.beyond(access.outside)
         named = [end for end in ends if end[0]] or [("", "")]
         return [Stray(access.kind, tensor.name, *end, access.source, far) for end in named]
 

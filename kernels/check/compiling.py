@@ -79,7 +79,8 @@ def judge_compiled(spec: Compiles, submission: Submission, case: Case) -> Findin
         finding = next(filter(None, looks), None)
     except CompileError as error:  # the disassembler had too much to read
         return refusal(reports[0][0].kernel, str(error), amount)
-    return finding or _answers(submission, case, amount, own)
+    products = any(spec.products.get(arch) for arch in arches) and half
+    return finding or _answers(submission, case, amount, own, products)
 
 
 def never_compiled(spec: Compiles, submission: Submission) -> Finding | None:
@@ -103,8 +104,9 @@ def never_compiled(spec: Compiles, submission: Submission) -> Finding | None:
     return None
 
 
-def _answers(submission: Submission, case: Case, amount: str, own: bool) -> Finding | None:
-    """Perform the call, too: it may launch another kernel than calls of other sizes do, one that only compiles."""
+def _answers(submission: Submission, case: Case, amount: str, own: bool, products: bool) -> Finding | None:
+    """Perform the call, too: it may launch another kernel than calls of other sizes do, one that only compiles. Where its
+    products were asked for, they must enter the answer: with each of them doubled it is another one."""
     try:
         run = case.traced(submission).run if runtime.interpreted else case.run(submission)
     except Failed as failed:
@@ -115,6 +117,11 @@ def _answers(submission: Submission, case: Case, amount: str, own: bool) -> Find
             words = amount_wrong(case, out, run.seen[out.name], bad)
             where = where_wrong(out, bad) + " with your own blocks" * own
             return Finding(where, words, "only a right answer is worth compiling: mend it first")
+    if products and runtime.interpreted:
+        doubled, judged = case.run(submission, products=2.0), (out for out in case.outs if out.expected is not None)
+        if not any(out.wrong(doubled.seen[out.name].got).mean() > 0.5 for out in judged):
+            where = "no product of tl.dot makes the answer"
+            return Finding(where, amount, "with each product doubled it is the same: what is stored is to come from them")
     return None
 
 

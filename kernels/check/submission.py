@@ -80,10 +80,12 @@ def recorded(fn: Callable, calls: list[Call], outputs: dict[int, str], given: tu
         return Recorded(error=explain(raised, given))
 
 
-def replayed(recording, call: Call, given: tuple[str, ...] = (), *, traced: bool, poison: float | None) -> Outcome:
-    """What the launches of a recording leave, made on a call's tensors."""
+def replayed(recording, call: Call, given=(), *, traced=False, poison=None, products=1.0) -> Outcome:
+    """What the launches of a recording leave, made on a call's tensors; see ``Submission.replay``."""
     launches, undefined, error = [], [], None
     with contextlib.ExitStack() as stack:
+        if products != 1.0:
+            stack.enter_context(_triton_private.scaled_products(products))
         if poison is not None:
             undefined = stack.enter_context(Undefined(poison)).lines
         if traced:
@@ -117,16 +119,17 @@ class Submission:
         """What two calls launch."""
         return recorded(self.fn, calls, outputs, self.given)
 
-    def replay(self, case, *, traced: bool = False, poison: float | None = None) -> Outcome:
+    def replay(self, case, *, traced: bool = False, **how) -> Outcome:
         """Make a case's launches on its own tensors.
 
-        traced: record them, and leave out accesses outside their tensors. poison: what undefined lanes hold then.
+        traced: record them, and leave out accesses outside their tensors. ``how``: ``poison``, what undefined lanes hold
+        then; ``products``, by which the interpreter multiplies each product of blocks.
         """
         call = case.call(traced)
         found = self.recording(case, bool(call.far))
         if found.recording is None:
             return Outcome(found.error, found.on_host)
-        return replayed(found.recording, call, self.given, traced=traced, poison=poison)
+        return replayed(found.recording, call, self.given, traced=traced, **how)
 
     def kernels(self, case) -> Kernels:
         """What the function launches for a case, as text; no kernel runs."""

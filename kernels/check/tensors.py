@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 # Functions, not modules: what a later cell of the notebook assigns to `numpy.isnan` or `torch.equal` changes no check.
-from numpy import prod
+from numpy import prod, unique, where
 
 from kernels import runtime
 
@@ -146,14 +146,19 @@ class Fenced:
             spilled = [("", "")]  # outside, but beyond no single end: in a corner, or far away
         return core.numpy(), spilled
 
-    def locate(self, distance: int) -> dict[str, int] | None:
-        """The index, by axis, of what lies ``distance`` elements from the first one; None outside the buffer."""
-        place = self._core.storage_offset() + distance
-        if not 0 <= place < self.flat.numel():
-            return None
-        place, index = place - MARGIN, {}
+    def beyond(self, distances) -> tuple[list[tuple[str, str]], bool]:
+        """Beyond which ends of axes elements are that lie so far from the first one, in the order of their first; ``("", "")``
+        stands for no single end. And whether any of them is outside the buffer.
+        """
+        places = distances + self._core.storage_offset()
+        inside = (places >= 0) & (places < self.flat.numel()) & bool(self.view.numel())  # an empty tensor's address is 0
+        rest, found = places - MARGIN, where(inside, 0, -1)  # the number of ends that it is beyond, and the last one's place
+        end, ends = found * 0, [(axis, side) for axis in self.axes for side in SIDES]
         moving = [i for i, axis in enumerate(self.axes) if axis not in self._shared]
         for i in sorted(moving, key=lambda i: (-self._buffer.stride(i), -self._buffer.shape[i])):
-            index[self.axes[i]], place = divmod(place, self._buffer.stride(i))
-            index[self.axes[i]] -= self._pads[i]
-        return index
+            index, rest = divmod(rest, self._buffer.stride(i))
+            for after, out in enumerate((index < self._pads[i], index >= self._pads[i] + self.shape[i])):
+                found, end = found + out, where(out, 2 * i + after, end)
+        single = where(inside & (found == 1), end, len(ends))
+        numbers, first = unique(single, return_index=True)
+        return [[*ends, ("", "")][n] for n in numbers[first.argsort()].tolist()], not inside.all()

@@ -191,6 +191,21 @@ def typed_loops():
             names.pop("range", None)
 
 
+@contextlib.contextmanager
+def scaled_products(factor: float):
+    """Meanwhile the interpreter multiplies what ``tl.dot`` adds to its accumulator by ``factor``."""
+    original = InterpreterBuilder.create_dot
+
+    def dot(self, a, b, d, *rest, **named):
+        return original(self, dataclasses.replace(a, data=(_numbers(a) * factor).astype(a.data.dtype)), b, d, *rest, **named)
+
+    InterpreterBuilder.create_dot = dot
+    try:
+        yield
+    finally:
+        InterpreterBuilder.create_dot = original
+
+
 def _poison(element: tl.dtype, value: float) -> np.ndarray:
     """``value`` in the interpreter's own bits; where it isn't 0, integers hold a large odd number of its sign."""
     kind, negative = interpreter._get_np_dtype(element), value < 0

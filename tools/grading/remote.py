@@ -105,7 +105,7 @@ class Remote(Submission):
         self.sources = [source for source in answer.get("sources", []) if isinstance(source, str)]
         return Recorded((answer, arrays))
 
-    def replay(self, case, *, traced: bool = False, poison: float | None = None) -> Outcome:
+    def replay(self, case, *, traced: bool = False, poison: float | None = None, products: float = 1.0) -> Outcome:
         """As ``Submission.replay``, in the sandbox."""
         call = case.call(traced)
         found = self.recording(case, bool(call.far))
@@ -114,7 +114,7 @@ class Remote(Submission):
         # A traced call leaves out what is out of bounds; one that performs it may write anywhere in its process.
         room = "traced" if traced else "bare"
         try:
-            packed, answer, arrays = self._replayed("replay", room, call, found, traced=traced, poison=poison)
+            packed, answer, arrays = self._replayed("replay", room, call, found, traced=traced, poison=poison, products=products)
             remaining = _take(self.bench, packed, answer, arrays)
             try:
                 launches = traces.unpack(answer.get("launches"), remaining)

@@ -117,8 +117,8 @@ class Room:
         recording, call, unpacked = _recording(request, arrays)
         before = [values.bytes_of(storage).copy() for storage in unpacked.storages]
         arms.taken()
-        given, traced, poison = tuple(request["given"]), request["traced"], request["poison"]
-        outcome = replayed(recording, call, given, traced=traced, poison=poison)
+        how = {name: request[name] for name in ("traced", "poison", "products")}
+        outcome = replayed(recording, call, tuple(request["given"]), **how)
         after = [values.bytes_of(storage) for storage in unpacked.storages]
         changed = [i for i, (old, new) in enumerate(zip(before, after)) if not numpy.array_equal(old, new)]
         described, parts = traces.pack(outcome.launches)
