@@ -1,14 +1,14 @@
 """Answers that lie in more than one cell: one that was split, and helpers that were written beside it.
 
-What is taken along are definitions, read and never run; the gate holds them to its list with the answer that needs them.
+What is taken along are definitions, which are read here and never run.
 """
 
 import ast
 import builtins
 
 from tools.grading import reading
-from tools.grading.given import Given, is_constant, names_of
-from tools.grading.vocabulary import LEAKED, MOST_CHARACTERS
+from tools.grading.given import Given, imports_of, names_of
+from tools.grading.vocabulary import MOST_CHARACTERS
 
 MOST_PARTS, MOST_JOINED = 50, 10
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -47,18 +47,16 @@ def names(source: str) -> set[str]:
     return _bound(tree) if tree else set()
 
 
-def helpers(
-    source: str, others: list[str], known: set[str], lacking: set[str], tables: bool = False
-) -> tuple[str, list[str]]:
+def helpers(source: str, others: list[str], known: set[str], lacking: set[str]) -> tuple[str, list[str]]:
     """``source`` with what it needs of other cells, and the names of that.
 
     others: sources of the added cells, in order. known: names that the release or another answer gives. lacking: names
-    that the answer itself should define. tables: it may need more than functions and constants.
+    that the answer itself should define.
     """
     offered = {}
     for other in others:
         for statement in getattr(parsed(other), "body", ()):
-            for name in _defined(statement, tables):
+            for name in _defined(statement):
                 offered[name] = other, statement
     taken: list[str] = []
     texts, seen = [source], set()
@@ -77,30 +75,28 @@ def helpers(
     return "\n".join(texts), taken
 
 
-def _defined(statement, tables: bool) -> list[str]:
-    if isinstance(statement, ast.FunctionDef):
+def _defined(statement) -> list[str]:
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
         return [statement.name]
-    try:
-        plain = isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value and is_constant(statement.value)
-    except RecursionError:
-        plain = False
-    if plain or tables and isinstance(statement, (ast.Assign, ast.AnnAssign)):
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return list(imports_of(statement))
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return [name.id for target in targets for name in names_of(target) or ()]
     return []
 
 
 def needed(tree: ast.Module) -> set[str]:
-    """Names that the functions of a cell read, and do not bind themselves."""
+    """Names that the functions, classes and assignments of a cell read, and do not bind themselves."""
     found = set()
-    for function in (one for one in tree.body if isinstance(one, ast.FunctionDef)):
+    for statement in tree.body:
         read, bound = set(), set()
-        for node in ast.walk(function):
+        for node in ast.walk(statement) if _defined(statement) else ():
             if isinstance(node, ast.Name):
                 (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
             elif isinstance(node, ast.arg):
                 bound.add(node.arg)
-            elif isinstance(node, ast.FunctionDef) and node is not function:
+            elif isinstance(node, ast.FunctionDef) and node is not statement:
                 bound.add(node.name)
         found |= read - bound
-    return {name for name in found - LEAKED if not hasattr(builtins, name)}
+    return {name for name in found if not hasattr(builtins, name)}

@@ -114,7 +114,8 @@ class Remote(Submission):
         # A traced call leaves out what is out of bounds; one that performs it may write anywhere in its process.
         room = "traced" if traced else "bare"
         try:
-            packed, answer, arrays = self._replayed("replay", room, call, found, traced=traced, poison=poison, products=products)
+            how = {"traced": traced, "poison": poison, "products": products}
+            packed, answer, arrays = self._replayed("replay", room, call, found, **how)
             remaining = _take(self.bench, packed, answer, arrays)
             try:
                 launches = traces.unpack(answer.get("launches"), remaining)

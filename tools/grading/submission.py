@@ -231,8 +231,7 @@ class _Reader:
         for name, source in answers.items():
             lacking = self.assignment.defines.get(name, set()) - bound[name]
             known = (given - lacking).union(*(names for other, names in bound.items() if other != name))
-            tables = self.assignment.program or self.assignment.clinic
-            text, taken = gathered.helpers(source, [cell.source for cell in added], known, lacking, tables)
+            text, taken = gathered.helpers(source, [cell.source for cell in added], known, lacking)
             if taken:
                 self.found.answers[name] = text
                 self.found.notes.append(f"answer cell {name} uses {', '.join(taken)} of an added cell: taken along")

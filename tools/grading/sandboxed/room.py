@@ -78,16 +78,24 @@ class Room:
         """The first error of a cell's statements, explained, or ``None``."""
         lines = ["\n"] * first + [line + "\n" for line in source.split("\n")]
         linecache.cache[filename] = (len(source), None, lines, filename)  # Triton reads a kernel's source back by this name
-        failed = []
         body = functools.partial(self._execute, filename, first=1)
-        self.namespace["get_ipython"] = lambda: _IPython(lambda text: failed.append(body(text)))
-        for statement in ast.parse(source).body:
-            ast.increment_lineno(statement, first)
-            try:
-                exec(compile(ast.Module([statement], []), filename, "exec"), self.namespace)
-            except Exception as raised:
-                failed.append(explanations.explain(raised))
-        return next(filter(None, failed), None)
+        self.namespace["get_ipython"] = lambda: _IPython(body)
+        left = ast.parse(source).body
+        for _ in range(2):  # what needs a helper that is defined below it runs at the second try
+            failed, statements = [], left
+            left = [statement for statement in statements if not self._run(statement, filename, first, failed)]
+            first = 0
+        return next(iter(failed), None)
+
+    def _run(self, statement, filename: str, shift: int, failed: list) -> bool:
+        """Whether a statement runs; if not, its error, explained, is added to ``failed``."""
+        ast.increment_lineno(statement, shift)
+        try:
+            exec(compile(ast.Module([statement], []), filename, "exec"), self.namespace)
+            return True
+        except Exception as raised:
+            failed.append(explanations.explain(raised))
+            return False
 
     def record(self, request: dict, arrays) -> tuple[dict, list]:
         """What two calls of a launcher launch; or the error that ended one, or what it computed itself, in words."""
