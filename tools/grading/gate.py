@@ -83,7 +83,7 @@ def _statement(statement, cell, known, kernels, names, constants, given, asked):
         local = bound_in(statement)
         for inner in [*statement.args.defaults, *filter(None, statement.args.kw_defaults), *statement.body]:
             lines.hold(inner, local)
-    elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.ClassDef)):
         lines.hold(statement, set())
     elif isinstance(statement, (ast.For, ast.If, ast.Expr, ast.Assert, ast.Pass)):
         lines.hold(statement, bound_at_top(statement, given))

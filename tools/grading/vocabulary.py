@@ -92,7 +92,7 @@ TORCH_IN_TESTS = frozenset(
 IN_TESTS_IMPORTS = frozenset(
     ("import numpy", "import numpy as np", "import torch.nn.functional as F", "from torch.nn import functional as F")
 )
-NUMPY = TORCH_IN_TESTS | frozenset("array asarray float32 float64 int32 int64 pi inf nan testing".split())
+NUMPY = TORCH_IN_TESTS | frozenset("zeros ones empty array asarray float32 float64 int32 int64 pi inf nan testing".split())
 #: Attributes through which Python's own machinery is reached from values that an answer holds.
 MACHINERY = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
 #: Modules that Triton's interpreter, or a habit, may put under these names: asked for, they are refused.
