@@ -147,8 +147,8 @@ class Fenced:
         return core.numpy(), spilled
 
     def beyond(self, distances) -> tuple[list[tuple[str, str]], bool]:
-        """Beyond which ends of axes elements are that are so far from the first one, in the order of their first; ``("", "")``
-        is for no single end. And whether any of them is outside the buffer.
+        """Beyond which ends of axes elements so far from the first one are, in the order of their first; ``("", "")`` is for
+        no single end. And whether any of them is outside the buffer.
         """
         places = distances + self._core.storage_offset()
         inside = (places >= 0) & (places < self.flat.numel()) & bool(self.view.numel())  # an empty tensor's address is 0

@@ -11,6 +11,7 @@ import linecache
 
 import numpy
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.check import replay
 from kernels.lab import _child
@@ -60,10 +61,10 @@ def pack(recording: replay.Recording, sources) -> tuple[dict, list[numpy.ndarray
 def _described(value):
     if isinstance(value, replay.View):
         return {"view": [value.storage, _NAMES[value.dtype], value.offset, value.shape, value.strides]}
+    if isinstance(value, replay.Described):
+        return {"descriptor": _described(value.base), "block": list(value.fields["block_shape"])}
     if isinstance(value, tuple):
         return {"tuple": list(map(_described, value)), "fields": list(getattr(value, "_fields", ()))}
-    if hasattr(value, "block_shape"):
-        return {"descriptor": _described(value.base), "block": list(value.block_shape)}
     if value is None or isinstance(value, (bool, int, float)):
         return value
     raise ValueError(f"a {type(value).__name__} beside a tensor in one argument cannot be carried into another process")
@@ -115,10 +116,9 @@ def _undescribed(value, sizes):
         fields = value["fields"]
         return collections.namedtuple("Tuple", fields)(*members) if fields else tuple(members)
     if "descriptor" in value:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
         base = _undescribed(value["descriptor"], sizes)
-        return TensorDescriptor(base, list(base.shape), list(base.strides), value["block"])
+        fields = {"shape": list(base.shape), "strides": list(base.strides), "block_shape": value["block"]}
+        return replay.Described(TensorDescriptor, base, fields)
     storage, dtype, offset, shape, strides = value["view"]
     _hold(all(type(n) is int and n >= 0 for n in (storage, offset, *shape, *strides)) and storage < len(sizes))
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if 0 not in shape else -1
