@@ -1,5 +1,6 @@
 """The tensors of a case: what lies around them, what was stored in them, which elements are wrong, what sizes are drawn."""
 
+import numpy
 import pytest
 import torch
 
@@ -53,12 +54,21 @@ class TestFenced:
         assert not x.intact()
 
     @pytest.mark.parametrize("order", ["MN", "NM"])
-    @pytest.mark.parametrize("index", [(0, 0), (1, 2), (1, 3), (-1, 0), (2, 6), (0, -4)])
-    def test_finds_the_index_of_an_address(self, order, index):
+    @pytest.mark.parametrize(
+        ("index", "end"),
+        [
+            ((1, 3), ("N", "after")),
+            ((-1, 0), ("M", "before")),
+            ((2, 6), ("", "")),
+            ((0, -4), ("N", "before")),
+            ((2, 0), ("M", "after")),
+        ],
+    )
+    def test_finds_the_end_that_an_address_is_beyond(self, order, index, end):
         x = self.tensor(order=order)
         distance = sum(i * stride for i, stride in zip(index, x.view.stride()))
-        assert x.locate(distance) == dict(zip("MN", index))
-        assert x.locate(1 << 40) is None
+        assert x.beyond(numpy.array([distance])) == ([end], False)
+        assert x.beyond(numpy.array([distance, 1 << 40, distance]))[1]
 
     def test_repeats_one_element_along_a_shared_axis(self):
         x = Fenced("x", "MN", torch.ones(1, 3).expand(2, 3), fence={"N": 1}, shared="M")

@@ -7,6 +7,7 @@ What comes back is bytes, numbers and short texts, each held to its form; the te
 to the judge.
 """
 
+import functools
 import re
 from types import SimpleNamespace
 
@@ -153,6 +154,7 @@ class Remote(Submission):
         return packed, *self.bench.ask(room, [], request, [*packed.arrays, *arrays])
 
 
+GLUON_ALONE = "a kernel is made of Gluon's functions, numbers and other kernels"
 TRITON_ALONE = "a kernel is made of Triton's functions, numbers and other kernels"
 
 
@@ -170,10 +172,21 @@ class RemotePipeline:
     def __init__(self, function: str, pipeline: str, bench: Bench, cells: list):
         self.function, self.pipeline, self.bench, self.cells = function, pipeline, bench, cells
 
+    @functools.cached_property
+    def text(self) -> dict:
+        """The kernel as a module's text, which is Gluon and nothing else; all that is run of the submission."""
+        answer, _ = self.bench.ask("record", self.cells, {"op": "export", "function": self.function})
+        if answer.get("error"):
+            raise Told(*_phrases(answer["error"]))
+        try:
+            texts.hold(str(answer.get("text")))
+        except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+            raise Told(_plain(f"the kernel is not Gluon alone: {error}"), GLUON_ALONE) from None
+        return {"text": answer["text"], "lines": answer["lines"]}
+
     def prepare(self):
         """What the compiler needs of the kernel."""
-        request = {"op": "prepare", "function": self.function, "pipeline": self.pipeline}
-        answer, _ = self.bench.ask("host", self.cells, request)
+        answer, _ = self.bench.ask("model", [], {"op": "prepare", "pipeline": self.pipeline} | self.text)
         if answer.get("error"):
             raise Told(*_phrases(answer["error"]))
         try:
@@ -188,9 +201,9 @@ class RemotePipeline:
 
     def _ask(self, grid, args, **more):
         packed = values.Packed()
-        request = {"op": "model", "function": self.function, "grid": grid} | more
+        request = {"op": "model", "grid": grid} | self.text | more
         request["args"] = [packed.value(arg) for arg in args]
-        answer, arrays = self.bench.ask("host", self.cells, request, packed.arrays)
+        answer, arrays = self.bench.ask("model", [], request, packed.arrays)
         if answer.get("error"):
             raise Told(*_phrases(answer["error"]))
         return packed, answer, arrays

@@ -76,7 +76,7 @@ def unpack(described: dict, arrays: list[numpy.ndarray], sizes: list[int]) -> re
     _hold(len(described["launches"]) <= MOST_LAUNCHES and all(0 <= size for size in made) and sum(made) <= MOST_MADE)
     sizes, launches = [*sizes, *made], []
     for number, item in enumerate(described["launches"]):
-        kernel, values = _defined(item["text"], item["lines"], number)
+        kernel, values = defined(item["text"], item["lines"])
         tensors = {name: _undescribed(value, sizes) for name, value in item["tensors"].items()}
         arguments = {name: (tensors if name in tensors else values)[name] for name in item["order"]}
         grid = tuple(item["grid"])
@@ -129,7 +129,7 @@ def _undescribed(value, sizes):
 _KNOWN: dict[str, tuple] = {}
 
 
-def _defined(text: str, lines: list, number: int) -> tuple:
+def defined(text: str, lines: list) -> tuple:
     """``(KERNEL, VALUES)`` of a text, whose functions say the lines that they have in their cell."""
     if text not in _KNOWN:
         namespace, origins = {}, dict(map(tuple, lines))

@@ -20,6 +20,7 @@ from kernels.check.clinics.sheets import Tester
 from kernels.check.emitted import run_gradient, run_value
 from kernels.check.replay import launches_on
 from kernels.check.submission import Call, recorded, replayed, sources_of
+from kernels.lab import _child
 from kernels.lab.compile_report import prepare
 
 from . import arms, recordings, traces, values
@@ -143,18 +144,27 @@ class Room:
         except Exception as raised:
             return {"prepared": [], "error": explanations.explain(raised)}, []
 
+    def export(self, request: dict, arrays) -> tuple[dict, list]:
+        """A kernel as a module's text."""
+        try:
+            kernel = self.namespace.get(request["function"])
+            if isinstance(kernel, _Missing):
+                kernel()
+            text, lines = _child.export(kernel, {})
+            return {"text": text, "lines": lines}, []
+        except Exception as raised:
+            return {"error": self._told(explanations.explain(raised))}, []
+
     def prepare(self, request: dict, arrays) -> tuple[dict, list]:
         """What the compiler needs of a kernel that runs on the model of Gluon."""
         from kernels.check import pipeline_clinic
 
         try:
+            kernel, _ = recordings.defined(request["text"], request["lines"])
             spec = getattr(pipeline_clinic, request["pipeline"]).compiles
-            kernel = self.namespace.get(request["function"])
-            if isinstance(kernel, _Missing):
-                kernel()
             return {"prepared": _six_texts(prepare(kernel, *spec.args()))}, []
         except Exception as raised:
-            return {"error": self._told(explanations.explain(raised))}, []
+            return {"error": explanations.explain(raised)}, []
 
     def _told(self, error):
         number = re.search(r"NotDefined: #(\d+)#", error[0]) if error else None
@@ -177,10 +187,8 @@ class Room:
 
         unpacked = values.Unpacked(arrays)
         args = [unpacked.value(each) for each in request["args"]]
-        kernel = self.namespace.get(request["function"])
         try:
-            if isinstance(kernel, _Missing):
-                kernel()
+            kernel, _ = recordings.defined(request["text"], request["lines"])
             if request["sweep"]:
                 most = request["most_steps"]
                 found = gluon_model.check_all_schedules(kernel, request["grid"], *args, most_steps=most)
@@ -194,7 +202,7 @@ class Room:
             events = [[str(event.who), str(event.kind)] for event in machine.events]
             return {"events": events, "everybody": [str(partition.name) for partition in machine.everybody]}, []
         except Exception as raised:
-            return {"error": self._told(explanations.explain(raised))}, []
+            return {"error": explanations.explain(raised)}, []
 
 
 def _call(given: dict, unpacked) -> Call:
