@@ -8,15 +8,13 @@ import torch
 from torch.autograd import forward_ad
 
 from kernels import runtime
-from kernels.flex_attention import flex_attention, problem
+from kernels.flex_attention import flex_attention
 from tests.tensors import LAYOUTS, agree, hooked, laid_out, takes_the_longer_way
 
 
-@pytest.fixture(params=[True, False], ids=["one kernel for all gradients", "several"])
-def called(request, monkeypatch):
+@pytest.fixture
+def called():
     """``(query, key, value)`` of a call that has been made before."""
-    table = problem.table_options
-    monkeypatch.setattr(problem, "table_options", lambda *a: table(*a) | {"SHORT": 140 * request.param})
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, 20, 16, device=runtime.device) for _ in range(3)]
     flex_attention(*tensors)

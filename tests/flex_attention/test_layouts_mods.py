@@ -7,7 +7,7 @@ import torch
 
 from kernels import runtime
 from kernels.common.operator import clear_caches
-from kernels.flex_attention import create_block_mask, flex_attention, problem
+from kernels.flex_attention import create_block_mask, flex_attention
 from kernels.flex_attention.checks import LISTS
 from tests.tensors import LAYOUTS, agree, hooked, laid_out, takes_the_longer_way
 
@@ -19,11 +19,9 @@ MASKS = {
 }
 
 
-@pytest.fixture(params=[True, False], ids=["one kernel for all gradients", "several"])
-def given(request, monkeypatch):
+@pytest.fixture
+def given():
     """``(query, key, value, slopes)``."""
-    table = problem.table_options
-    monkeypatch.setattr(problem, "table_options", lambda *a: table(*a) | {"SHORT": 140 * request.param})
     clear_caches()
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, M, 16, device=runtime.device) for _ in range(3)]
