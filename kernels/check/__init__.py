@@ -17,9 +17,7 @@ Some exercises can be asked in other ways (``check.variations``): ``varied={"sid
 import importlib
 from collections.abc import Mapping
 
-from kernels.check import row_softmax as _row_softmax
-from kernels.check import tiled_matmul as _tiled_matmul
-from kernels.check import vector_add as _vector_add
+from kernels.check import row_softmax, tiled_matmul, vector_add  # now: the checks below take these modules' names
 from kernels.check.clinics import CHECKS as _CLINICS
 from kernels.check.derivations import derivation as _derivation
 from kernels.check.framework import VERDICTS
@@ -64,31 +62,113 @@ __all__ = [
 globals().update(_CLINICS)
 
 
-class _Later:
-    """A module of checks that is imported at its first use, and with it the reference that it asks."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __getattr__(self, attribute: str):
-        if attribute.startswith("__"):  # a tool looks at this object, and asks nothing of the module
-            raise AttributeError(attribute)
-        return getattr(importlib.import_module(f"kernels.check.{self._name}"), attribute)
-
-
-# Not the three above: they have the names of functions below, which an import would replace.
-_chunked_attention = _Later("chunked_attention")
-_conv_wgrad = _Later("conv_wgrad")
-_dynamic_conv = _Later("dynamic_conv")
-_emitted = _Later("emitted")
-_flash_attention = _Later("flash_attention")
-_flash_lists = _Later("flash_lists")
-_pipeline_clinic = _Later("pipeline_clinic")
-_pipelines = _Later("pipelines")
-_recurrent_attention = _Later("recurrent_attention")
-_score_mod_compiler = _Later("score_mod_compiler")
-
-
+#: Check -> the module and the name of its exercise there, and what the check asks for. Modules are imported at their first
+#: use, and with them the references that they ask.
+_EXERCISES = {
+    "vector_add": (
+        "vector_add",
+        "EXERCISE",
+        "``fn(x, y, out, BLOCK=8)``: out = x + y for x, y, out [N]. Lesson 00 shows it",
+    ),
+    "row_softmax": (
+        "row_softmax",
+        "EXERCISE",
+        "``fn(x, out, entropy, BLOCK_N=None)``: the softmax of each row of x [M, N], and its entropy",
+    ),
+    "tiled_matmul": (
+        "tiled_matmul",
+        "EXERCISE",
+        "``fn(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ B, a [M, K]; b [⌈K/2⌉, N], two numbers a byte, and "
+        "scale [N] stand for B [K, N]",
+    ),
+    "dynamic_conv_forward": (
+        "dynamic_conv",
+        "FORWARD",
+        "``fn(x, weight, y, dilation, BLOCK_T, BLOCK_D)``: y of x [B, T, D], weight [B, T, D, W]",
+    ),
+    "dynamic_conv_dx": (
+        "dynamic_conv",
+        "DX",
+        "``fn(dy, weight, dx, dilation, BLOCK_T, BLOCK_D)``: the gradient of x [B, T, D]",
+    ),
+    "dynamic_conv_dweight": (
+        "dynamic_conv",
+        "DWEIGHT",
+        "``fn(dy, x, dweight, dilation, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W]",
+    ),
+    "recurrent_forward": (
+        "recurrent_attention",
+        "FORWARD",
+        "``fn(q, k, v, g, gk, S0, o, ST, cu_seqlens, scale, BLOCK_V)``",
+    ),
+    "recurrent_backward": (
+        "recurrent_attention",
+        "BACKWARD",
+        "``fn(q, k, v, g, gk, S0, do, dST, dq, dk, dv, dS0, cu_seqlens, scale)``",
+    ),
+    "recurrent_gate_gradient": (
+        "recurrent_attention",
+        "GATE",
+        "``fn(q, k, v, g, S0, do, dST, dg, cu_seqlens, scale, BLOCK_T)``",
+    ),
+    "chunk_states": (
+        "chunked_attention",
+        "STATES",
+        "``fn(k, v, g, S0, states, C, BLOCK_V)``: the states [B, H, N, K, V] between chunks",
+    ),
+    "chunk_outputs": (
+        "chunked_attention",
+        "OUTPUTS",
+        "``fn(q, k, v, g, states, o, scale, C, BLOCK_V)``: o [B, T, H, V] inside the chunks",
+    ),
+    "block_lists": (
+        "flash_lists",
+        "LISTS",
+        "``fn(mask, num, idx, num_t, idx_t, BLOCK_M, BLOCK_N)``: a mask [M, N] as lists",
+    ),
+    "flash_forward": (
+        "flash_attention",
+        "FORWARD",
+        "``fn(q, k, v, num, idx, o, lse, scale, score_mod, mask_mod, BLOCK_M, BLOCK_N)``",
+    ),
+    "flash_backward": (
+        "flash_attention",
+        "BACKWARD",
+        "``fn(q, k, v, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv, scale, score_mod, ...)``",
+    ),
+    "emit_value": ("score_mod_compiler", "VALUE", "``fn(mod)``, the text of a Triton function ``score_mod``"),
+    "emit_gradient": (
+        "score_mod_compiler",
+        "GRADIENT",
+        "``fn(mod)``, the text of a Triton function ``score_gradient``",
+    ),
+    "im2col": (
+        "conv_wgrad",
+        "IM2COL",
+        "``fn(x, A, R, S, stride, padding, dilation, BLOCK_N, BLOCK_K)``: A [M, J] of x [N, H, W, C]",
+    ),
+    "wgrad": (
+        "conv_wgrad",
+        "WGRAD",
+        "``fn(x, dy, dweight, R, S, stride, padding, dilation, BLOCK_M, BLOCK_N, BLOCK_K)``: dweight [O, J]",
+    ),
+    "wgrad_split": (
+        "conv_wgrad",
+        "SPLIT",
+        "``fn(x, dy, partials, dweight, R, S, ...)``: partials [Z, O, J], and their sum dweight [O, J]",
+    ),
+    "mended_relay": ("pipeline_clinic", "RELAY", "a Gluon kernel of three partitions, y = x², on the model of Gluon"),
+    "mended_tiles": (
+        "pipeline_clinic",
+        "TILES",
+        "a persistent product in Gluon, c = a · b in tiles, on the model of Gluon",
+    ),
+    "mended_halves": (
+        "pipeline_clinic",
+        "HALVES",
+        "a product in Gluon with two multipliers that share a ring, on its model",
+    ),
+}
 _line_first()
 
 
@@ -102,12 +182,7 @@ def step(name: str, *answer) -> None:
     print(_verdict(name, *answer))
 
 
-_DERIVED = {
-    "dynamic_conv_dx": (_dynamic_conv, "DX"),
-    "dynamic_conv_dweight": (_dynamic_conv, "DWEIGHT"),
-    "flash_dtau": (_flash_attention, "TEMPERATURE"),
-    "wgrad": (_conv_wgrad, "WGRAD"),
-}
+_DERIVED = {"dynamic_conv_dx": "DX", "dynamic_conv_dweight": "DWEIGHT", "flash_dtau": "TEMPERATURE", "wgrad": "WGRAD"}
 
 
 def derivation(name: str, fn, *, seed: int | None = 0, varied: Mapping | None = None) -> bool:
@@ -119,184 +194,39 @@ def derivation(name: str, fn, *, seed: int | None = 0, varied: Mapping | None = 
     """
     if name not in _DERIVED:
         raise ValueError(f"name is {name!r}: there are derivations for {', '.join(_DERIVED)}")
-    return _derivation(getattr(*_DERIVED[name]).varied(varied), fn, seed)
+    module = "flash_attention" if name == "flash_dtau" else _EXERCISES[name][0]
+    exercise = getattr(importlib.import_module(f"kernels.check.{module}"), _DERIVED[name])
+    return _derivation(exercise.varied(varied), fn, seed)
 
 
-# The functions take over names that the imports above gave to submodules.
-def vector_add(fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
-    """Check ``fn(x, y, out, BLOCK=8)``: out = x + y for x, y, out [N]. Returns points, of 3. Lesson 00 shows it."""
-    return _check(_vector_add.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts)
+def exercise_of(name: str):
+    """The exercise of a check: what it asks, its properties, its points. ``ValueError`` where there is no such check."""
+    if name not in _EXERCISES:
+        raise ValueError(f"name is {name!r}: there are the checks {', '.join(_EXERCISES)}")
+    module, attribute, _ = _EXERCISES[name]
+    return getattr(importlib.import_module(f"kernels.check.{module}"), attribute)
 
 
-def row_softmax(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(x, out, entropy, BLOCK_N=None)``: softmax(x[m]) and its entropy, x, out [M, N]. Returns points, of 15."""
-    return _check(_row_softmax.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
+def _checking(name: str):
+    """The check of an exercise."""
+
+    def checked(
+        fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
+    ) -> int:
+        exercise = exercise_of(name)
+        if name.startswith("mended_"):
+            from kernels.check import pipelines
+
+            return pipelines.check(exercise, fn, seed=seed, grading=grading, verdicts=verdicts)
+        if name.startswith("emit_"):
+            from kernels.check import emitted
+
+            fn = (emitted.run_value if name == "emit_value" else emitted.run_gradient)(fn)
+        return _check(exercise, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
+
+    checked.__name__ = checked.__qualname__ = name
+    checked.__doc__ = f"Check {_EXERCISES[name][2]}. Prints a line a property and returns the points earned."
+    return checked
 
 
-def tiled_matmul(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ B for a [M, K].
-
-    B [K, N] is what b [⌈K/2⌉, N], two numbers a byte, and scale [N] stand for. Returns points, of 15.
-    """
-    return _check(_tiled_matmul.EXERCISE, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def dynamic_conv_forward(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(x, weight, y, dilation, BLOCK_T, BLOCK_D)``: y of x [B, T, D], weight [B, T, D, W].
-
-    Returns points, of 10.
-    """
-    return _check(_dynamic_conv.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def dynamic_conv_dx(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(dy, weight, dx, dilation, BLOCK_T, BLOCK_D)``: the gradient of x [B, T, D]. Returns points, of 10."""
-    return _check(_dynamic_conv.DX, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def dynamic_conv_dweight(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(dy, x, dweight, dilation, BLOCK_T, BLOCK_D)``: the gradient of weight [B, T, D, W].
-
-    Returns points, of 10.
-    """
-    return _check(_dynamic_conv.DWEIGHT, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def recurrent_forward(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(q, k, v, g, gk, S0, o, ST, cu_seqlens, scale, BLOCK_V)``. Returns points, of 10."""
-    return _check(_recurrent_attention.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def recurrent_backward(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(q, k, v, g, gk, S0, do, dST, dq, dk, dv, dS0, cu_seqlens, scale)``.
-
-    Returns points, of 10.
-    """
-    return _check(_recurrent_attention.BACKWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def recurrent_gate_gradient(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(q, k, v, g, S0, do, dST, dg, cu_seqlens, scale, BLOCK_T)``. Returns points, of 10."""
-    return _check(_recurrent_attention.GATE, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def chunk_states(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(k, v, g, S0, states, C, BLOCK_V)``: the states [B, H, N, K, V] between chunks. Returns points, of 10."""
-    return _check(_chunked_attention.STATES, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def chunk_outputs(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(q, k, v, g, states, o, scale, C, BLOCK_V)``: o [B, T, H, V] inside the chunks. Returns points, of 10."""
-    return _check(_chunked_attention.OUTPUTS, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def block_lists(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(mask, num, idx, num_t, idx_t, BLOCK_M, BLOCK_N)``: a mask [M, N] as lists. Returns points, of 10."""
-    return _check(_flash_lists.LISTS, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def flash_forward(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(q, k, v, num, idx, o, lse, scale, score_mod, mask_mod, BLOCK_M, BLOCK_N)``. Returns points, of 10."""
-    return _check(_flash_attention.FORWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def flash_backward(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(q, k, v, o, lse, do, num, idx, num_t, idx_t, delta, dq, dk, dv, scale, score_mod, ...)``.
-
-    Returns points, of 10.
-    """
-    return _check(_flash_attention.BACKWARD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def emit_value(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(mod)``, the text of a Triton function ``score_mod``. Returns points, of 10."""
-    return _check(
-        _score_mod_compiler.VALUE, _emitted.run_value(fn), seed=seed, grading=grading, verdicts=verdicts, varied=varied
-    )
-
-
-def emit_gradient(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(mod)``, the text of a Triton function ``score_gradient``. Returns points, of 10."""
-    return _check(
-        _score_mod_compiler.GRADIENT,
-        _emitted.run_gradient(fn),
-        seed=seed,
-        grading=grading,
-        verdicts=verdicts,
-        varied=varied,
-    )
-
-
-def im2col(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(x, A, R, S, stride, padding, dilation, BLOCK_N, BLOCK_K)``: A [M, J] of x [N, H, W, C].
-
-    Returns points, of 10.
-    """
-    return _check(_conv_wgrad.IM2COL, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def wgrad(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(x, dy, dweight, R, S, stride, padding, dilation, BLOCK_M, BLOCK_N, BLOCK_K)``: dweight [O, J].
-
-    Returns points, of 10.
-    """
-    return _check(_conv_wgrad.WGRAD, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def wgrad_split(
-    fn, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS, varied: Mapping | None = None
-) -> int:
-    """Check ``fn(x, dy, partials, dweight, R, S, ...)``: partials [Z, O, J], and their sum dweight [O, J].
-
-    Returns points, of 10.
-    """
-    return _check(_conv_wgrad.SPLIT, fn, seed=seed, grading=grading, verdicts=verdicts, varied=varied)
-
-
-def mended_relay(kernel, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
-    """Check a Gluon kernel of three partitions, y = x², on the model of Gluon. Returns points, of 10."""
-    return _pipelines.check(_pipeline_clinic.RELAY, kernel, seed=seed, grading=grading, verdicts=verdicts)
-
-
-def mended_tiles(kernel, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
-    """Check a persistent product in Gluon, c = a · b in tiles, on the model of Gluon. Returns points, of 10."""
-    return _pipelines.check(_pipeline_clinic.TILES, kernel, seed=seed, grading=grading, verdicts=verdicts)
-
-
-def mended_halves(kernel, *, seed: int | None = 0, grading: bool | None = None, verdicts=VERDICTS) -> int:
-    """Check a product in Gluon with two multipliers that share a ring, on its model. Returns points, of 10."""
-    return _pipelines.check(_pipeline_clinic.HALVES, kernel, seed=seed, grading=grading, verdicts=verdicts)
+globals().update({name: _checking(name) for name in _EXERCISES})

@@ -165,16 +165,11 @@ def _run(one: Check, assignment: Assignment, cells, bench, seed):
 
 def exercise_of(name: str, varied: dict | None = None):
     """The exercise behind ``check.name``, or the variation of it that the assignment asks for."""
-    function = getattr(checks, name, None)
-    if name in clinics.CHECKS:
-        return clinics.SHEETS[name] if not varied else _variation(name, clinics.SHEETS[name], varied)
-    for word in getattr(function, "__code__", None).co_names if callable(function) else ():
-        module = getattr(checks, word, None)
-        for attribute in function.__code__.co_names:
-            found = getattr(module, attribute, None)
-            if hasattr(found, "properties"):
-                return found if not varied else _variation(name, found, varied)
-    raise Unusable("refused", f"the assignment names check.{name}, which the course does not have")
+    try:
+        found = clinics.SHEETS[name] if name in clinics.CHECKS else checks.exercise_of(name)
+    except ValueError:
+        raise Unusable("refused", f"the assignment names check.{name}, which the course does not have") from None
+    return found if not varied else _variation(name, found, varied)
 
 
 def _variation(name, exercise, varied):
