@@ -78,7 +78,7 @@ _EXERCISES = {
     "tiled_matmul": (
         "tiled_matmul",
         "EXERCISE",
-        "``fn(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ B, a [M, K]; b [⌈K/2⌉, N], two numbers a byte, and "
+        "``fn(a, b, scale, out, BLOCK_M, BLOCK_N, BLOCK_K)``: out = tril(a) @ B, a [M, K]; b [⌈K/2⌉, N], two a byte, and "
         "scale [N] stand for B [K, N]",
     ),
     "dynamic_conv_forward": (
