@@ -9,7 +9,6 @@ import functools
 import linecache
 import os
 import re
-import sys
 import types
 
 import numpy
@@ -57,9 +56,6 @@ class _IPython:
 
 class Room:
     """One submission's namespace, or one for its kernels."""
-
-    def __init__(self):
-        sys.modules["__main__"] = types.ModuleType("__main__")
 
     def load(self, cells) -> dict:
         """Execute cells ``[id, source, names, error]``, statement by statement: one that fails leaves its error under those
