@@ -17,7 +17,7 @@ _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 def parsed(source: str) -> ast.Module | None:
     """A cell's syntax tree; None where Python cannot read it, or it is longer than any answer."""
     try:
-        return ast.parse(reading.without_commands(source)[0]) if len(source) <= MOST_CHARACTERS else None
+        return ast.parse(reading.python(source)[0]) if len(source) <= MOST_CHARACTERS else None
     except _UNREADABLE:
         return None
 

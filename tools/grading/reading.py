@@ -13,38 +13,19 @@ import tokenize
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-#: Commands of IPython that measure, or set a notebook up; one that runs a program is none of these.
-COMMANDS = re.compile(r"%%?(time|timeit|matplotlib|load_ext|autoreload|config)\b|[%!]\s*(pip|conda|nvidia-smi)\b")
-MOST_COMMANDS = 20
+#: A magic around Python.
+AROUND = re.compile(r"\A(\s*\n)*%%(capture|time|timeit|prun)\b.*")
 #: What str.splitlines takes for the end of a line and Python does not: behind one, a comment could hide a line of code.
 LINE_ENDS = frozenset("\r\x00\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
 
 
-def without_commands(source: str) -> tuple[str, list[tuple[int, str]]]:
-    """``source`` with the lines empty that are harmless commands of IPython, and these with their numbers.
-
-    A line is one if it begins like one and Python cannot read the cell because of it; where that does not help, none is.
-    """
-    lines, found = source.split("\n"), []
-    while len(found) < MOST_COMMANDS:
-        try:
-            ast.parse("\n".join(lines))
-            return "\n".join(lines), found
-        except SyntaxError as error:
-            number = error.lineno or 0
-            if not 0 < number <= len(lines) or not COMMANDS.match(lines[number - 1].lstrip()):
-                break
-            found.append((number, lines[number - 1].strip()))
-            lines[number - 1] = ""
-        except (ValueError, RecursionError, MemoryError):
-            break
-    return source, []
-
-
 def python(source: str) -> tuple[str, str]:
-    """A cell as IPython hands it to Python, where its commands are calls; and why Python cannot read it, or nothing."""
+    """A cell as IPython hands it to Python, where its commands are calls; and why Python cannot read it, or nothing.
+
+    What a magic measures or captures is the rest of its cell.
+    """
     try:
-        source = TransformerManager().transform_cell(source)
+        source = TransformerManager().transform_cell(AROUND.sub("", source))
         ast.parse(source)
         return source, ""
     except SyntaxError as error:

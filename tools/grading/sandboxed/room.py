@@ -45,10 +45,7 @@ class _Missing:
 
 
 class _IPython:
-    """What a cell's commands are given: a magic around a cell runs it, all others do nothing."""
-
-    def __init__(self, run):
-        self.run_cell_magic = lambda name, line, body: run(body)
+    """What a cell's commands are given: they do nothing."""
 
     def __getattr__(self, name):
         return lambda *args, **kwargs: None
@@ -71,22 +68,19 @@ class Room:
                 self.namespace.update({each: _Missing(len(self._errors) - 1) for each in missing})
         return {"broken": broken}
 
-    def _execute(self, filename: str, source: str, first: int = 0):
+    def _execute(self, filename: str, source: str):
         """The first error of a cell's statements, explained, or ``None``."""
-        lines = ["\n"] * first + [line + "\n" for line in source.split("\n")]
+        lines = [line + "\n" for line in source.split("\n")]
         linecache.cache[filename] = (len(source), None, lines, filename)  # Triton reads a kernel's source back by this name
-        body = functools.partial(self._execute, filename, first=1)
-        self.namespace["get_ipython"] = lambda: _IPython(body)
+        self.namespace["get_ipython"] = _IPython
         left = ast.parse(source).body
         for _ in range(2):  # what needs a helper that is defined below it runs at the second try
             failed, statements = [], left
-            left = [statement for statement in statements if not self._run(statement, filename, first, failed)]
-            first = 0
+            left = [statement for statement in statements if not self._run(statement, filename, failed)]
         return next(iter(failed), None)
 
-    def _run(self, statement, filename: str, shift: int, failed: list) -> bool:
+    def _run(self, statement, filename: str, failed: list) -> bool:
         """Whether a statement runs; if not, its error, explained, is added to ``failed``."""
-        ast.increment_lineno(statement, shift)
         try:
             exec(compile(ast.Module([statement], []), filename, "exec"), self.namespace)
             return True
