@@ -307,7 +307,7 @@ class Rows(NamedTuple):
 
     do: torch.Tensor
     lse: torch.Tensor
-    delta: torch.Tensor | None
+    delta: torch.Tensor
 
 
 def strides_of_rows(o, do, dlse):

@@ -78,7 +78,7 @@ class Plan:
 
     def _of_backward(self, p):
         learned = p.score is not None and any(p.score.needs_grad)
-        name, cut, heads = "recomputed" if learned else self.backward[True], p.cached(cost.cut), stored_ds.heads(p)
+        name, cut, heads = "recomputed" if learned else self.backward[True], p.cached(cost.cut), p.cached(stored_ds.heads)
         if name == "hopper" and cut is not None:
             yield f"backward: {cut}, because {cost.because(p)}"
             yield "dk, dv: sums in float32 for each item, added up in a fixed order"
