@@ -41,6 +41,8 @@ def programs(N: int, BLOCK: int, *, memory: int | None = None, masked: bool = Fa
         board.brace(0.05, N - 0.05, 3.6, f"{tensor}: {N} elements", depth=-0.2)
         if memory > N:
             board.brace(N + 0.05, memory - 0.05, 3.6, "somebody else's", depth=-0.2)
+        if beyond and not masked:
+            board.text((N + P * BLOCK) / 2, 4.75, "hatched: overwritten", size=NOTE, colour=ink("wrong"))
 
     said = f"{P} boxes, program 0 to {P - 1}, of {BLOCK} lanes each, over a line of {memory} elements, {N} of them {tensor}."
     if beyond:
