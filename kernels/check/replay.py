@@ -113,7 +113,7 @@ def record(call: Callable, first: list, second: list, outputs: dict[int, str]) -
     made: dict[int, torch.Tensor] = {}  # storages that a call kept for the next one: as they were before
     watches = [_Watch(tensors, outputs, number, made) for number, tensors in enumerate((first, second))]
     for watch in watches:
-        with _Unfilled(), _triton_private.before_launches(watch.launch):
+        with Unfilled(), _triton_private.before_launches(watch.launch):
             call(watch.number)
         now = {name: (_bytes(watch.storages[place]), watch.left[place]) for place, name in outputs.items()}
         written = [name for name, (content, left) in now.items() if not torch.equal(content, left)]
@@ -242,7 +242,7 @@ class _Watch:
         whole.copy_((noise if dtype.is_floating_point else 1000 * noise).to(dtype))
 
 
-class _Unfilled(TorchFunctionMode):
+class Unfilled(TorchFunctionMode):
     """Meanwhile ``torch.empty`` and its like hold NaN, and the largest number where there is none."""
 
     MAKE = {torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted}
