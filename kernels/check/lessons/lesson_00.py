@@ -12,12 +12,25 @@ def _vectors(draw, N=16, BLOCK=8):
 KERNELS = {
     "00-add": LessonKernel(
         arguments=_vectors,
-        cases={"whole blocks": {}, "a ragged end": {"N": 13}, "shorter than a block": {"N": 3}, "other blocks": {"N": 13, "BLOCK": 4}},
+        cases={
+            "whole blocks": {},
+            "a ragged end": {"N": 13},
+            "shorter than a block": {"N": 3},
+            "other blocks": {"N": 13, "BLOCK": 4},
+        },
         slips=(
-            ("pid * BLOCK + tl.arange(0, BLOCK)", "tl.arange(0, BLOCK)", "every program does block 0: lanes alone don't know their program"),
+            (
+                "pid * BLOCK + tl.arange(0, BLOCK)",
+                "tl.arange(0, BLOCK)",
+                "every program does block 0: lanes alone don't know their program",
+            ),
             ("pid * BLOCK + tl.arange(0, BLOCK)", "pid + tl.arange(0, BLOCK)", ""),
             ("offs < N", "offs <= N", ""),
-            ("offs < N", "offs < N - 1", "the last element is missing: it has the index N - 1, so the mask is offs < N"),
+            (
+                "offs < N",
+                "offs < N - 1",
+                "the last element is missing: it has the index N - 1, so the mask is offs < N",
+            ),
             ("tl.load(x_ptr + offs, mask=mask, other=0.0)", "tl.load(x_ptr + offs)", ""),
             ("tl.load(y_ptr + offs, mask=mask, other=0.0)", "tl.load(y_ptr + offs)", ""),
             ("x + y, mask=mask", "x + y", ""),
@@ -25,4 +38,4 @@ KERNELS = {
             ("x + y", "x", "only x is stored"),
         ),
     ),
-}  # fmt: skip
+}

@@ -177,7 +177,7 @@ def tile_sectors(shapes: Sequence[tuple[int, int]], *, n: int = 32, lanes: int =
 
     def draw(board, i):
         board.name("input", "read and used")
-        board.name("memory", "fetched, not used")
+        board.name("memory", "fetched, not used", hatch="/////")
         board.name("output", "written")
         M, N = shapes[i]
         matrices = (0, "x, stored by columns", "input", True), (n + 9, "out, stored by rows", "output", False)
@@ -217,7 +217,7 @@ def padding(values: Sequence[float], BLOCK: int):
 
     def draw(board, i):
         board.name("input", "the row")
-        board.name("memory", "padding")
+        board.name("memory", "padding", hatch="////")
         board.cells(
             0, 0, 1, BLOCK, "input", size=(1.4, 1), label=[[_number(value) for value in frames[i]]], text_size=11,
             role_of=lambda r, c: "input" if c < N else "memory", hatch=lambda r, c: "" if c < N else "////",
