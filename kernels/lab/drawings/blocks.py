@@ -41,6 +41,8 @@ def programs(N: int, BLOCK: int, *, memory: int | None = None, masked: bool = Fa
         board.brace(0.05, N - 0.05, 3.6, f"{tensor}: {N} elements", depth=-0.2)
         if memory > N:
             board.brace(N + 0.05, memory - 0.05, 3.6, "somebody else's", depth=-0.2)
+        if beyond and not masked:
+            board.text((N + P * BLOCK) / 2, 4.75, "hatched: overwritten", size=NOTE, colour=ink("wrong"))
 
     said = f"{P} boxes, program 0 to {P - 1}, of {BLOCK} lanes each, over a line of {memory} elements, {N} of them {tensor}."
     if beyond:
@@ -175,7 +177,7 @@ def tile_sectors(shapes: Sequence[tuple[int, int]], *, n: int = 32, lanes: int =
 
     def draw(board, i):
         board.name("input", "read and used")
-        board.name("memory", "fetched, not used")
+        board.name("memory", "fetched, not used", hatch="/////")
         board.name("output", "written")
         M, N = shapes[i]
         matrices = (0, "x, stored by columns", "input", True), (n + 9, "out, stored by rows", "output", False)
@@ -215,7 +217,7 @@ def padding(values: Sequence[float], BLOCK: int):
 
     def draw(board, i):
         board.name("input", "the row")
-        board.name("memory", "padding")
+        board.name("memory", "padding", hatch="////")
         board.cells(
             0, 0, 1, BLOCK, "input", size=(1.4, 1), label=[[_number(value) for value in frames[i]]], text_size=11,
             role_of=lambda r, c: "input" if c < N else "memory", hatch=lambda r, c: "" if c < N else "////",
