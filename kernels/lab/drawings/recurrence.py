@@ -91,3 +91,47 @@ def handed_on(sizes: Sequence[int] = (3, 1, 2), reverse: bool = False):
             "left stands before t0."
         )
     return drawing(8, 1.75 if reverse else 1.1, draw, alt=alt)
+
+
+def step_chain(waits: dict[str, float], steps: int = 2):
+    """What a program waits for in a step, in ns, one after the other; below, with the next step's rows asked for ahead.
+
+    waits: ``rows``, until a token's rows are there, and behind it what is done with them.
+    """
+    names = list(waits)
+    looks = dict(zip(names, (("memory", "rows on their way"), ("time", "instructions"), ("weight", "trips"))))
+    total = sum(waits.values())
+    work = total - waits[names[0]]
+    ahead = max(work, waits[names[0]])
+    scale = 16 / (steps * total)
+
+    def draw(board):
+        for role, word in looks.values():
+            board.name(role, word)
+        for row, label in enumerate(("asked for when\nneeded", "asked for one\ntoken ahead")):
+            board.text(-0.3, 2.2 * row + 0.6, label, size=NOTE, ha="right")
+        for step in range(steps):
+            x = step * total * scale
+            for name in names:
+                wide = waits[name] * scale
+                board.box(x, 0, wide, 1, looks[name][0], f"{waits[name]:.0f}" if wide > 0.7 else "", size=NOTE)
+                x += wide
+            board.brace(step * total * scale + 0.05, x - 0.05, -0.2, f"token {step + 1}: {total:.0f} ns")
+        x = waits[names[0]] * scale
+        board.box(0, 2.2, x, 0.7, "memory", "rows of token 1", size=NOTE)
+        for step in range(steps):
+            start = x
+            board.box(start, 2.2, waits[names[0]] * scale, 0.7, "memory", f"rows of token {step + 2}", size=NOTE)
+            for name in names[1:]:
+                board.box(x, 2.9, waits[name] * scale, 0.5, looks[name][0])
+                x += waits[name] * scale
+            x = start + ahead * scale
+            board.brace(start + 0.05, x - 0.05, 3.6, f"token {step + 1}: {ahead:.0f} ns", depth=-0.25)
+
+    alt = (
+        f"Two lines of time. Above, each token takes {total:.0f} ns, one part after the other: "
+        + ", ".join(f"{looks[name][1]} {waits[name]:.0f}" for name in names)
+        + ". Below, the rows of the next token are on their way while one token's work is done, "
+        f"and a token takes {ahead:.0f} ns."
+    )
+    return drawing(8, 2.4, draw, alt=alt)
