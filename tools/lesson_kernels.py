@@ -105,7 +105,11 @@ def _need(name: str, text: str, known: dict[str, str], wanted: dict[str, str]) -
     if text.startswith(("import ", "from ")):
         wanted[name] = _import_of(name, text)
         return
-    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    nodes = list(ast.walk(ast.parse(text)))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    if text.startswith(("@", "def ")):  # what a function binds is its own, whatever the notebook calls by the name
+        used -= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        used -= {node.arg for node in nodes if isinstance(node, ast.arg)}
     for other in sorted(used - {name}):
         if other in known and known[other] != text:
             _need(other, known[other], known, wanted)
