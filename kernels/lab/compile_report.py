@@ -60,7 +60,7 @@ class CompileReport:
         return sum(x.opcode.startswith(prefix) for x in Code(self.sass, SASS).instructions)
 
     def in_loops(self) -> int:
-        """How many instructions of ``sass`` stand in a loop: as many as a pass through it issues where no branch skips any."""
+        """How many instructions of ``sass`` stand in a loop: a pass issues as many, where no branch skips any."""
         return len(set().union(*Code(self.sass, SASS).loops().values()))
 
     def before(self, first: str, second: str) -> bool:

@@ -13,8 +13,10 @@ def _arguments(draw, B=1, T=16, H=1, K=16, V=16, strong=0.0, dtype=torch.float32
     return {"q": q, "k": k, "v": draw.normal(B, T, H, V, dtype=dtype), "g": g, "S": draw.normal(B, H, K, V)}
 
 
-MASK = "tl.where(t[:, None] >= t[None, :], Gamma[:, None] - Gamma[None, :], float(\"-inf\"))"
-READ = "tl.exp(Gamma)[:, None] * tl.dot(q, S.to(q.dtype), input_precision=\"ieee\")"
+MASK = 'tl.where(t[:, None] >= t[None, :], Gamma[:, None] - Gamma[None, :], float("-inf"))'
+READ = 'tl.exp(Gamma)[:, None] * tl.dot(q, S.to(q.dtype), input_precision="ieee")'
+TO_END = "(v * tl.exp(Gamma_C - Gamma)[:, None])"
+LEAVING = "tl.exp(Gamma_C) * S + tl.dot"
 KERNELS = {
     "24-chunk": LessonKernel(
         arguments=_arguments,
@@ -35,10 +37,10 @@ KERNELS = {
             ("(decay * tl.dot", "(tl.dot", "the scores don't decay: row t, column s has e^(Gamma_t - Gamma_s)"),
             (READ, READ.partition(" * ")[2], "what the entering state says decays up to token t: e^Gamma_t, a factor a row"),
             ("o += tl.dot(A", "o = tl.dot(A", "the part through the state is overwritten: o is the sum of both"),
-            ("(v * tl.exp(Gamma_C - Gamma)[:, None])", "v", "what is written decays until the chunk's end: e^(Gamma_C - Gamma_s)"),
-            ("Gamma_C - Gamma)", "Gamma)", "what s wrote passes the gates behind s, Gamma_C - Gamma_s, and not those before"),
-            ("tl.exp(Gamma_C) * S + tl.dot", "S + tl.dot", "the state that entered decays through the whole chunk: e^Gamma_C"),
-            ("tl.exp(Gamma_C) * S + tl.dot", "tl.dot", "the state that entered is lost: it leaves, too, with e^Gamma_C"),
+            (TO_END, "v", "what s wrote decays until the chunk's end: e^(Gamma_C - Gamma_s)"),
+            (TO_END, TO_END.replace("Gamma_C - ", ""), "what s wrote passes the gates behind s, not those before"),
+            (LEAVING, "S + tl.dot", "the state that entered decays, too, through the whole chunk: e^Gamma_C"),
+            (LEAVING, "tl.dot", "the state that entered is lost: it leaves, too, with e^Gamma_C"),
             ("range(tl.cdiv(T, C))", "range(1)", "the loop ends after its first chunk"),
             ("range(tl.cdiv(T, C))", "range(T // C)", "the last chunk, which is not full, is left out"),
             ("tl.maximum(g, LOWEST)", "g", "beside a gate of -1e9 the running sum has no digits left for the others"),
