@@ -18,26 +18,35 @@ def ladder(B=1, T=32768, H=16, K=128, R=8, C=64, BLOCK_V=64, runs=RUNS, chunks=C
         zeros = {"zeros": torch.zeros(states, device=device)}
         return made | zeros | {"left": torch.empty(states, device=device), "o": torch.empty_like(made["v"])}
 
-    def launch(ns, inputs, o, entering, left, C, BLOCK_V):
+    def launch(ns, inputs, o, entering, left, C):
         q = inputs[0]
         grid = q.shape[0] * H, K // BLOCK_V
         sizes = q.shape[1], H, K, K, K**-0.5
         how = {"num_warps": 8 if C > 64 else 4, "num_stages": 2}  # what the registers and the shared memory hold
         ns["chunk_kernel"][grid](*inputs, entering, o, left, *sizes, C=C, BLOCK_K=K, BLOCK_V=BLOCK_V, **how)
 
-    def in_runs(ns, t, R, C=C, BLOCK_V=BLOCK_V):
+    def states_alone(ns, inputs, left, C):
+        _, k, v, g = inputs
+        grid = k.shape[0] * H, K // BLOCK_V
+        how = {"num_warps": 8 if C > 64 else 4, "num_stages": 2}
+        ns["states_kernel"][grid](k, v, g, left, k.shape[1], H, K, K, C=C, BLOCK_K=K, BLOCK_V=BLOCK_V, **how)
+
+    def in_runs(ns, t, R, C=C, alone=False):
         rows = B * R
         q, k, v, g, o = (t[name].view(rows, T // R, *t[name].shape[2:]) for name in "qkvgo")
         zeros, left = t["zeros"][:rows], t["left"][:rows]
         if R == 1:
-            launch(ns, (q, k, v, g), o, zeros, left, C, BLOCK_V)
+            launch(ns, (q, k, v, g), o, zeros, left, C)
         else:  # as the lesson does: what each run leaves; what enters each; once more, from that
-            launch(ns, (q, k, v, g), o, zeros, left, C, BLOCK_V)
+            if alone:
+                states_alone(ns, (q, k, v, g), left, C)
+            else:
+                launch(ns, (q, k, v, g), o, zeros, left, C)
             total, own = g.sum(1)[..., None, None].exp().view(B, R, H, 1, 1), left.view(B, R, H, K, K)
             entering = [zeros[:B]]
             for r in range(R - 1):
                 entering.append(total[:, r] * entering[r] + own[:, r])
-            launch(ns, (q, k, v, g), o, torch.stack(entering, 1).view(rows, H, K, K), torch.empty_like(left), C, BLOCK_V)
+            launch(ns, (q, k, v, g), o, torch.stack(entering, 1).view(rows, H, K, K), torch.empty_like(left), C)
         return {"o": t["o"][LAST]}
 
     def token_by_token(ns, t):
@@ -61,9 +70,9 @@ def ladder(B=1, T=32768, H=16, K=128, R=8, C=64, BLOCK_V=64, runs=RUNS, chunks=C
         rungs=[
             Rung("token by token", "lesson 20's walk", token_by_token, O),
             Rung("chunks", f"{C} tokens a step, tensor cores", lambda ns, t: in_runs(ns, t, 1), O),
-            Rung("narrow bands", "four times the programs", lambda ns, t: in_runs(ns, t, 1, BLOCK_V=BLOCK_V // 4), O),
             Rung("runs", f"{R} stretches of time at once", lambda ns, t: in_runs(ns, t, R), O),
-            Rung("finished operator", "first pass: states alone", finished, O, finished=True),
+            Rung("states first", "first pass: states alone", lambda ns, t: in_runs(ns, t, R, alone=True), O),
+            Rung("finished operator", "runs, kernels tuned for them", finished, O, finished=True),
         ],
         sweeps=[
             Sweep("C", f"tokens in a chunk, {R} runs", chunks, lambda ns, t, value: in_runs(ns, t, R, value), O),

@@ -59,6 +59,10 @@ class CompileReport:
         """How many instructions in ``sass`` begin with ``prefix``: ``report.count("HGMMA")``."""
         return sum(x.opcode.startswith(prefix) for x in Code(self.sass, SASS).instructions)
 
+    def in_loops(self) -> int:
+        """How many instructions of ``sass`` stand in a loop: a pass issues as many, where no branch skips any."""
+        return len(set().union(*Code(self.sass, SASS).loops().values()))
+
     def before(self, first: str, second: str) -> bool:
         """Whether in a loop no way leads from its head to a ``second`` instruction without passing a ``first`` one.
 
