@@ -27,7 +27,7 @@ def sink(answer):
     p, p_sink, dp, o = p.detach(), p_sink.detach(), do @ v.T, o.detach()
     got = answer(*(x.clone() for x in (p, p_sink, dp, o, do, dlse)))
     if not isinstance(got, tuple) or len(got) != 2:
-        return f"It must return dz and db, and returns {described(got)}"
+        return f"It must return dz and dz_sink, and returns {described(got)}"
     dz, db = (torch.as_tensor(one, dtype=torch.float64) for one in got)
     plain = (o * do).sum(1)
 
@@ -48,20 +48,20 @@ def sink(answer):
             or f"Your {difference('dz', dz, right_dz)}"
         )
     if db.shape == (3,):
-        return "Your db has a number for each row. All rows read one b, so its gradient is their sum"
+        return "Your dz_sink has a number for each row. All rows read one sink, so its gradient is their sum"
     delta = plain - dlse
     known = {
-        "Your db has the wrong sign: the sink's value is 0, so its merit over the average is 0 − Δ": (
+        "Your dz_sink has the wrong sign: the sink's value is 0, so its merit over the average is 0 − Δ": (
             p_sink * delta
         ).sum(),
-        "Your db lacks what arrives at the lse: it is part of Δ": -(p_sink * plain).sum(),
-        "Your db lacks the factor p_sink: dz = p (dp − Δ) holds for the sink, too": -delta.sum(),
-        "Raising b is not without effect: it takes probability from every key": torch.zeros_like(right_db),
+        "Your dz_sink lacks what arrives at the lse: it is part of Δ": -(p_sink * plain).sum(),
+        "Your dz_sink lacks the factor p_sink: dz = p (dp − Δ) holds for the sink, too": -delta.sum(),
+        "Raising the sink's logit is not without effect: it takes probability from every key": torch.zeros_like(right_db),
     }
     if near(db, right_db):
         return ""
     return (
-        next((said for said, wrong in known.items() if near(db, wrong)), "") or f"Your {difference('db', db, right_db)}"
+        next((said for said, wrong in known.items() if near(db, wrong)), "") or f"Your {difference('dz_sink', db, right_db)}"
     )
 
 
