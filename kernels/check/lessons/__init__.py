@@ -25,7 +25,7 @@ from kernels.check import watch
 from kernels.check.compiling import compiled, refusal
 from kernels.check.experiments import without_other
 from kernels.check.explanations import explain, explain_slow
-from kernels.check.guard import races, strays
+from kernels.check.guard import out_of_bounds, races
 from kernels.check.replay import Unfilled
 from kernels.check.tensors import MARGIN, Draw, one_thread
 from kernels.lab import _triton_private
@@ -206,7 +206,7 @@ class _Held:
         wrong = unlike(theirs, right)
         for poison in Undefined.POISONS[1:] if theirs.undefined and not wrong else ():
             wrong = wrong or unlike(self.call(self.answer, sizes, poison), right)
-        if told := [*strays(theirs.trace), *races(theirs.trace)]:
+        if told := [*out_of_bounds(theirs.trace), *races(theirs.trace)]:
             why = cause() if wrong else ""
             return Finding(told[0] + f" The answer is as if {why}." * bool(why))
         if not wrong:

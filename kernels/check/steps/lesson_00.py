@@ -7,11 +7,11 @@ from kernels.check.steps.helpers import difference, empty, launch, values
 
 
 def explained(hint: str, kernel, grid, *arguments, **constants):
-    """``launch``; a stray access is named, and ``hint`` says what to think about."""
+    """``launch``; an access out of bounds is named, and ``hint`` says what to think about."""
     try:
         return launch(kernel, grid, *arguments, **constants)
-    except Diagnosis as stray:
-        raise Diagnosis(f"{stray} {hint}") from None
+    except Diagnosis as beyond:
+        raise Diagnosis(f"{beyond} {hint}") from None
 
 
 @step("00-reverse", "a copy that runs backwards")

@@ -103,7 +103,7 @@ def _loop_inputs(K: int, apart: int, behind: float):
 
 def _run_loop(scaled_loop, a, b, memory, K: int):
     out = torch.empty(16, 16, device=runtime.device)
-    launch(_loop_kernel, (1,), scaled_loop, a, b, memory, out, K, a.stride(0), b.stride(0), 16, 16, 16, stray=True)
+    launch(_loop_kernel, (1,), scaled_loop, a, b, memory, out, K, a.stride(0), b.stride(0), 16, 16, 16, out_of_bounds=True)
     return out
 
 

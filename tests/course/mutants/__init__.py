@@ -20,7 +20,7 @@ import torch
 
 from kernels import check
 from kernels.check import framework, pipelines
-from kernels.check.clinics.patient import patched
+from kernels.check.clinics.faulty_kernel import patched
 from kernels.lab.source import readable
 
 ROOT = Path(__file__).resolve().parents[3]
