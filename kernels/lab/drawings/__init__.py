@@ -9,7 +9,7 @@ shows a process is a filmstrip: its ``slider()`` steps through the same frames w
 
 from kernels.lab.drawings.attention_backward import attention_backward
 from kernels.lab.drawings.block_masks import block_lists, block_walks
-from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, tile_sectors, views, walk
+from kernels.lab.drawings.blocks import address_tile, memory_line, padding, programs, stripes, tile_sectors, views, walk
 from kernels.lab.drawings.conv1d import (
     conv_band,
     conv_banks,
@@ -78,6 +78,7 @@ __all__ = [
     "score_mod_tile",
     "split_k",
     "state_step",
+    "stripes",
     "tile_order",
     "tile_sectors",
     "two_walks",
