@@ -162,7 +162,7 @@ FAULTY = (
                 (TOTAL, "total += tl.exp2((values - row_max) * 1.4426950408889634)"),
             ),
         ),
-        lesson="Lesson 01, step 6",
+        lesson="Lesson 02, step 2",
     ),
     FaultyKernel(
         key="0b",

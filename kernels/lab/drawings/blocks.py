@@ -268,3 +268,40 @@ def walk(row: Sequence[float], BLOCK: int):
     steps = "; ".join(f"after start {start} the lanes hold {lanes}" for start, lanes in frames)
     alt = f"A row of {len(row)} numbers over an accumulator of {BLOCK} lanes: {steps}; their sum is {_number(sum(lanes))}."
     return filmstrip(8, 2.1, draw, titles, alt=alt)
+
+
+def stripes(M: int, N: int, ROWS: int, BLOCK: int):
+    """Columns that are summed in stripes of rows: a program and a row of sums for each stripe, and then their sum.
+
+    M, N: rows and columns of what is summed. ROWS: of a stripe; the last may have fewer. BLOCK: columns of a program.
+    """
+    count, blocks = -(-M // ROWS), -(-N // BLOCK)
+    gap = 3.2
+
+    def draw(board):
+        rows = board.cells(0, 0, M, N, "input")
+        partial = board.cells(N + gap, (M - count) / 2, count, N, "accumulator")
+        board.cells(2 * (N + gap), (M - 1) / 2, 1, N, "output")
+        for s in range(count):
+            for b in range(blocks):
+                low, high = s * ROWS, min((s + 1) * ROWS, M)
+                columns = range(b * BLOCK, min((b + 1) * BLOCK, N))
+                board.frame(rows.span(range(low, high), columns), "program", width=2.0)
+                board.frame(partial.span(range(s, s + 1), columns), "program", width=2.0)
+                middle = rows.span(range(low, high), columns).middle
+                board.text(*middle, f"{s}, {b}", size=NOTE)
+            start = (N + 0.15, (s * ROWS + min((s + 1) * ROWS, M)) / 2)
+            board.arrow(start, (N + gap - 0.15, (M - count) / 2 + s + 0.5), "accumulator")
+        board.arrow((2 * N + gap + 0.15, M / 2), (2 * (N + gap) - 0.15, M / 2), "output")
+        board.text(N / 2, -0.6, f"{M} rows, in {count} stripes", size=NOTE)
+        board.text(N + gap + N / 2, -0.6, "a row of sums for each stripe", size=NOTE)
+        board.text(2 * (N + gap) + N / 2, -0.6, "their sum: a second pass", size=NOTE)
+        board.name("input", "products")
+        board.name("program", "one program's part, by stripe and block of columns")
+
+    alt = (
+        f"At the left {M} rows of {N} columns, framed in {count} stripes of {ROWS} rows times {blocks} blocks of {BLOCK} "
+        f"columns, one program each. Arrows lead from each stripe to its row of a {count} by {N} matrix of partial sums, and "
+        "from there to one row."
+    )
+    return drawing(8, 2.6, draw, alt=alt)
