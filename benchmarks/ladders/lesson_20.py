@@ -40,8 +40,13 @@ def ladder(B=8, T=2048, H=16, K=128, sequences=SEQUENCES, dtype=torch.bfloat16):
         walk({name: t[f"many {name}"] for name in "qkvgo"}, 16, 1, value)
 
     def nearby(ns, t, value):
-        same = {name: x[-value:] for name, x in one_row(t).items()}
-        return {"same": recurrent_attention(*(same[x] for x in "qkv"), g=same["g"], mode="recurrent")[0][LAST]}
+        q, k, v, g = (x[-value:] for x in one_row(t).values())
+        return {"same": recurrent_attention(q, k, v, g=g, mode="recurrent")[0][LAST]}
+
+    def nearby_rows(ns, t, value):  # a gate for each row, all of them alike
+        q, k, v, g = (x[-value:] for x in one_row(t).values())
+        gk = g[..., None].expand_as(q)
+        return {"same": recurrent_attention(q, k, v, gk=gk, mode="recurrent")[0][LAST]}
 
     return Ladder(
         lesson="20",
@@ -64,6 +69,7 @@ def ladder(B=8, T=2048, H=16, K=128, sequences=SEQUENCES, dtype=torch.bfloat16):
         sweeps=[
             Sweep("sequences", "texts of one length, 16 columns, one warp", sequences, texts, ("first",)),
             Sweep("one row", "texts whose tokens are one row, finished operator", (1, B), nearby, ("same",)),
+            Sweep("one row, gk", "the same with a gate for each row of the state", (1, B), nearby_rows, ("same",)),
         ],
         tiny=lambda: ladder(B=2, T=9, H=2, K=32, sequences=(1, 2), dtype=torch.float32),
     )

@@ -29,7 +29,7 @@ from kernels.lab.drawings.matmul import matmul_tile, pipelined, tile_order
 from kernels.lab.drawings.matmul_measured import matmul_roofline, matmul_sizes, matmul_sweeps
 from kernels.lab.drawings.online_softmax import online_softmax
 from kernels.lab.drawings.pipelines import happens_before, ping_pong, registers, ring, ring_depths
-from kernels.lab.drawings.recurrence import handed_on, state_step, step_chain
+from kernels.lab.drawings.recurrence import handed_on, packed_wall, state_step, step_chain
 from kernels.lab.drawings.recurrence_backward import chunk_gradients, gate_errors, gradient_step, two_walks
 from kernels.lab.drawings.score_mods import score_mod_lines, score_mod_tile
 
@@ -61,6 +61,7 @@ __all__ = [
     "matmul_tile",
     "memory_line",
     "online_softmax",
+    "packed_wall",
     "padding",
     "ping_pong",
     "pipelined",
