@@ -119,8 +119,8 @@ def _misfit(raised: Exception) -> str:
         return "m is a column already, and n a row: with another [:, None] the addresses have three axes"
     if both and both == addresses[:1] * 2:
         return (
-            "The sum over the keys leaves one number for each query, a row of them: stand them up with [:, None], because the "
-            "addresses are a column"
+            "The sum over the keys leaves one number for each query, a row of them: stand them up with [:, None], because "
+            "the addresses are a column"
         )
     if both[-1:] == (32,) or "16 and 32" in said:
         return "The values have an entry for each key, the addresses one for each query: sum over the keys, which are axis 1"
